@@ -1,0 +1,282 @@
+"""The chain of layers that is trained: what each costs in time and memory."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+from schedopt.errors import InputError
+from schedopt.validation import LARGEST_TOTAL, STRICT, as_tuple, check_whole
+
+CHAIN_FORMAT: Final = "schedopt.chain/1"
+LARGEST_CHAIN_NS: Final = 2**39
+"""The total time of a chain stays below this (about 550 s), so that solvers fit 64 bits."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """One layer of the chain. Times are whole nanoseconds, sizes whole bytes.
+
+    The first four numbers are the model of Beaumont et al. 2021, section 3.1; everything else is
+    optional and None where it was not measured.
+
+    Parameters
+    ----------
+    forward_ns, backward_ns : int
+        Duration of the forward and of the whole backward of one micro-batch.
+    weight_bytes : int
+        What lies on the GPU whatever the schedule: parameters, gradients, optimizer state.
+    activation_bytes : int
+        The output, which a link carries to the next layer. Its gradient has the same size.
+    saved_bytes : int, optional
+        Kept from the start of the forward to the end of the backward, without what an earlier
+        layer saved already, so that the layers of a stage add up. Default: `activation_bytes`.
+    saved_input_bytes : int, optional
+        What comes on top where the layer before lies in another stage. Default: 0.
+    parameter_bytes, gradient_bytes, optimizer_bytes : int, optional
+        Parts of `weight_bytes`. What needs an absent one is refused, never taken as 0.
+    backward_input_ns, backward_weight_ns : int, optional
+        The two halves of the backward (I and W); both or neither. They need not add up to it.
+    saved_weight_bytes : int, optional
+        Held from the start of I to the end of W, while what was saved goes at the end of I.
+        Absent: what was saved stays to the end of W.
+    workspace_bytes : int, optional
+        Taken for the length of each operation and given back. Default: 0.
+    update_ns : int, optional
+        Duration of the optimizer's step. Default: 0.
+    name : str
+        What a person calls it.
+    """
+
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    forward_ns: int
+    backward_ns: int
+    weight_bytes: int
+    activation_bytes: int
+    name: str = ""
+    saved_bytes: int | None = None
+    saved_input_bytes: int | None = None
+    parameter_bytes: int | None = None
+    gradient_bytes: int | None = None
+    optimizer_bytes: int | None = None
+    backward_input_ns: int | None = None
+    backward_weight_ns: int | None = None
+    saved_weight_bytes: int | None = None
+    workspace_bytes: int | None = None
+    update_ns: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in _LAYER_NUMBERS:
+            check_whole(self, name, optional=name not in _LAYER_REQUIRED)
+        if not isinstance(self.name, str):
+            raise InputError(f"{self.name!r:.60} is not text", field="name")
+        parts = (self.parameter_bytes, self.gradient_bytes, self.optimizer_bytes)
+        if sum(part or 0 for part in parts) > self.weight_bytes:
+            raise InputError(
+                f"{self.weight_bytes} is less than parameters, gradients and optimizer state "
+                f"together ({sum(part or 0 for part in parts)})",
+                field="weight_bytes",
+                way_out="It holds everything that lies on the GPU whatever the schedule",
+            )
+        if (self.backward_input_ns is None) != (self.backward_weight_ns is None):
+            raise InputError(
+                "one half of the backward is given without the other",
+                field="backward_input_ns",
+                way_out="Give backward_input_ns and backward_weight_ns, or neither",
+            )
+        if self.saved_weight_bytes is not None and self.backward_input_ns is None:
+            raise InputError(
+                "given without the halves of the backward",
+                field="saved_weight_bytes",
+                way_out="Give backward_input_ns and backward_weight_ns too",
+            )
+
+    @property
+    def saved(self) -> int:
+        """Bytes kept from F to B (`saved_bytes`, by default the output)."""
+        return self.activation_bytes if self.saved_bytes is None else self.saved_bytes
+
+    @property
+    def longest_ns(self) -> int:
+        """Forward and backward together, the longer way of the two to run the backward."""
+        halves = (self.backward_input_ns or 0) + (self.backward_weight_ns or 0)
+        return self.forward_ns + max(self.backward_ns, halves)
+
+
+_LAYER_REQUIRED: Final = ("forward_ns", "backward_ns", "weight_bytes", "activation_bytes")
+_LAYER_NUMBERS: Final = tuple(f.name for f in fields(Layer) if f.name != "name")
+_LAYER_BYTES: Final = tuple(name for name in _LAYER_NUMBERS if name.endswith("_bytes"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How to cut the same model in the same places again.
+
+    A recipe is compared with the model that a user names; it is never obeyed: nothing is imported
+    or run because a file says so.
+
+    Parameters
+    ----------
+    factory : str
+        ``package.module:function`` that builds the model.
+    arguments : mapping
+        What it was called with.
+    torch : str
+        The version of torch.
+    cuts : sequence of str
+        The name of the module at which each layer starts.
+    """
+
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    factory: str
+    arguments: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    torch: str = ""
+    cuts: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        as_tuple(self, "cuts")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chain:
+    """A chain of layers, in the order of the forward.
+
+    Parameters
+    ----------
+    layers : sequence of Layer
+        At least one. Their total time stays below 2**39 ns.
+    name : str
+        What a person calls it.
+    input_bytes : int
+        Size of a_0, the input of the first layer for one micro-batch.
+    same_gpu : sequence of sequences of int
+        Groups of layers (0-based) that must share a GPU, for example because weights are tied.
+    recipe : Recipe, optional
+        How to cut the model again.
+    provenance : mapping
+        Where the figures come from: device, driver, dtype, micro-batch, repeats, spread, date.
+
+    Raises
+    ------
+    InputError
+        With the field, the rule and the way out.
+    """
+
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    layers: tuple[Layer, ...]
+    name: str = ""
+    input_bytes: int = 0
+    same_gpu: tuple[tuple[int, ...], ...] = ()
+    recipe: Recipe | None = None
+    provenance: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        as_tuple(self, "layers")
+        if not self.layers:
+            raise InputError(
+                "a chain has at least one layer", field="layers", way_out="Add a layer"
+            )
+        for position, layer in enumerate(self.layers):
+            if not isinstance(layer, Layer):
+                raise InputError(f"{layer!r:.60} is no Layer", field=f"layers[{position}]")
+        check_whole(self, "input_bytes")
+        self._check_totals()
+        self._check_same_gpu()
+
+    def _check_totals(self) -> None:
+        total = sum(layer.longest_ns for layer in self.layers)
+        if total >= LARGEST_CHAIN_NS:
+            raise InputError(
+                f"the layers take {total} ns in all",
+                field="layers",
+                way_out=f"Stay below {LARGEST_CHAIN_NS} ns (550 s); check the unit of the times",
+            )
+        for name in _LAYER_BYTES:
+            amount = sum(getattr(layer, name) or 0 for layer in self.layers)
+            if amount >= LARGEST_TOTAL:
+                raise InputError(
+                    f"{name} adds up to {amount} bytes",
+                    field="layers",
+                    way_out=f"Stay below {LARGEST_TOTAL}; check the unit of the sizes",
+                )
+
+    def _check_same_gpu(self) -> None:
+        as_tuple(self, "same_gpu")
+        object.__setattr__(self, "same_gpu", tuple(tuple(group) for group in self.same_gpu))
+        seen: set[int] = set()
+        for position, group in enumerate(self.same_gpu):
+            where = f"same_gpu[{position}]"
+            if len(group) < 2 or list(group) != sorted(set(group)):
+                raise InputError(
+                    f"{list(group)} is not a group of layers",
+                    field=where,
+                    way_out="List two or more different layers in ascending order",
+                )
+            for layer in group:
+                if isinstance(layer, bool) or not 0 <= layer < len(self.layers):
+                    raise InputError(
+                        f"layer {layer} does not exist",
+                        field=where,
+                        way_out=f"Layers are counted from 0 to {len(self.layers) - 1}",
+                    )
+            if seen & set(group):
+                raise InputError(
+                    f"layer {min(seen & set(group))} is in two groups",
+                    field=where,
+                    way_out="Merge the groups",
+                )
+            seen |= set(group)
+
+    @cached_property
+    def sha256(self) -> str:
+        """The identity of the chain: what it costs, without names, recipe and provenance."""
+        layers = [
+            {name: value for name in _LAYER_NUMBERS if (value := getattr(layer, name)) is not None}
+            for layer in self.layers
+        ]
+        document: dict[str, Any] = {
+            "format": CHAIN_FORMAT,
+            "input_bytes": self.input_bytes,
+            "layers": layers,
+        }
+        if self.same_gpu:
+            document["same_gpu"] = self.same_gpu
+        canonical = json.dumps(document, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()
+
+    @classmethod
+    def load(cls, path: str | Path) -> Chain:
+        """Read a chain from a ``schedopt.chain/1`` file.
+
+        Raises
+        ------
+        InputError
+            Naming the file, the field, the rule and the way out.
+        """
+        from schedopt.formats import load_chain
+
+        return load_chain(path)
+
+    def save(self, path: str | Path) -> None:
+        """Write the chain to a ``schedopt.chain/1`` file, whole or not at all."""
+        from schedopt.formats import save_chain
+
+        save_chain(self, path)
+
+    def require(self, name: str, layers: Iterable[int], *, needed_by: str) -> None:
+        """Refuse to go on where an optional field is absent, rather than take it as 0."""
+        for layer in layers:
+            if getattr(self.layers[layer], name) is None:
+                raise InputError(
+                    f"absent, and {needed_by} needs it",
+                    field=f"layers[{layer}].{name}",
+                    way_out="Measure it, or choose something that does not need it",
+                )

@@ -1,0 +1,243 @@
+"""What is answered: stages on GPUs, and a periodic pattern of operations and transfers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Final, Literal
+
+from schedopt.errors import InputError
+from schedopt.problem import Problem
+from schedopt.validation import LARGEST, STRICT, as_tuple, check_choice, check_whole
+
+PLAN_FORMAT: Final = "schedopt.plan/1"
+
+Kind = Literal["F", "B", "I", "W", "R", "U"]
+KINDS: Final[tuple[Kind, ...]] = ("F", "B", "I", "W", "R", "U")
+Tensor = Literal["activation", "gradient", "weight_gradient", "weights"]
+TENSORS: Final[tuple[Tensor, ...]] = ("activation", "gradient", "weight_gradient", "weights")
+Mode = Literal["copy", "reduce"]
+
+_MOST: Final = 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation:
+    """One operation of the pattern.
+
+    In period q it starts at q T + `start_ns` and runs micro-batch q k + `shift`, on the GPU of
+    that micro-batch's replica.
+
+    Parameters
+    ----------
+    kind : {"F", "B", "I", "W", "R", "U"}
+        Forward, backward, its input half, its weight half, recompute, weight update.
+    stage : int
+    shift : int
+        Index shift h (Beaumont et al. 2021, section 3.1).
+    start_ns : int
+        In [0, T).
+    covers : int
+        The operation runs this many micro-batches in a row, the first being q k + `shift`. It
+        lasts the sum, and frees what they held at its end. Not for U, which always applies the
+        whole mini-batch of its micro-batch.
+    """
+
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    kind: Kind
+    stage: int
+    shift: int
+    start_ns: int
+    covers: int = 1
+
+    def __post_init__(self) -> None:
+        check_choice(self, "kind", KINDS)
+        check_whole(self, "stage", high=_MOST)
+        check_whole(self, "shift", low=-LARGEST)
+        check_whole(self, "start_ns")
+        check_whole(self, "covers", low=1, high=_MOST)
+
+    def __str__(self) -> str:
+        return f"{self.kind} of stage {self.stage}, shift {self.shift}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transfer:
+    """One transfer of the pattern, from one GPU to another. Its bytes and its links are derived.
+
+    In period q it starts at q T + `start_ns`, for micro-batch i = q k + `shift`. A collective is
+    the list of its transfers.
+
+    Parameters
+    ----------
+    tensor : {"activation", "gradient", "weight_gradient", "weights"}
+        The output of the stage, sent to the next one; the gradient of that output, sent back; the
+        gradient of the stage's weights for the mini-batch of i; or the weights after its update.
+    stage : int
+        The stage whose output or weights they are.
+    shift : int
+    start_ns : int
+        In [0, T).
+    source, target : int, optional
+        For the tensors of weights: which replicas, counted from that of micro-batch i, so that
+        the GPUs are ``gpus[(i + source) % R]`` and ``gpus[(i + target) % R]``. Absent for
+        activations and their gradients, whose ends follow from the stages.
+    chunk, chunks : int
+        Which of how many equal parts of the stage's weights.
+    mode : {"copy", "reduce"}
+        Whether the target's buffer is replaced or added to.
+    covers : int
+        An activation or its gradient for this many micro-batches in a row.
+    """
+
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    tensor: Tensor
+    stage: int
+    shift: int
+    start_ns: int
+    source: int | None = None
+    target: int | None = None
+    chunk: int = 0
+    chunks: int = 1
+    mode: Mode = "copy"
+    covers: int = 1
+
+    def __post_init__(self) -> None:
+        check_choice(self, "tensor", TENSORS)
+        check_choice(self, "mode", ("copy", "reduce"))
+        check_whole(self, "stage", high=_MOST)
+        check_whole(self, "shift", low=-LARGEST)
+        check_whole(self, "start_ns")
+        check_whole(self, "chunks", low=1, high=_MOST)
+        check_whole(self, "chunk", high=self.chunks - 1)
+        check_whole(self, "covers", low=1, high=_MOST)
+        for name in ("source", "target"):
+            check_whole(self, name, low=-_MOST, high=_MOST, optional=True)
+            if (getattr(self, name) is None) != self.is_boundary:
+                raise InputError(
+                    f"{'missing' if not self.is_boundary else 'given'} for {self.tensor}",
+                    field=name,
+                    way_out="Tensors of weights name two replicas; activations and their "
+                    "gradients follow the stages",
+                )
+        if self.is_boundary and (self.chunks != 1 or self.mode != "copy"):
+            raise InputError(
+                f"{self.tensor} is copied whole", field="mode", way_out="Leave mode and chunks out"
+            )
+        if not self.is_boundary and self.covers != 1:
+            raise InputError(
+                f"{self.tensor} belongs to a mini-batch", field="covers", way_out="Leave it out"
+            )
+        if self.tensor == "weights" and self.mode == "reduce":
+            raise InputError("weights are copied, never added", field="mode", way_out="Use copy")
+
+    @property
+    def is_boundary(self) -> bool:
+        """Whether it carries an activation or its gradient between neighbouring stages."""
+        return self.tensor in ("activation", "gradient")
+
+    def __str__(self) -> str:
+        part = f", chunk {self.chunk} of {self.chunks}" if self.chunks > 1 else ""
+        ends = f", replica {self.source:+} to {self.target:+}" if not self.is_boundary else ""
+        name = self.tensor.replace("_", " ")
+        return f"{name} of stage {self.stage}, shift {self.shift}{part}{ends}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pattern:
+    """A k-periodic pattern (Beaumont et al. 2021, section 3.1).
+
+    Parameters
+    ----------
+    k : int
+        Micro-batches of one period.
+    period_total_ns : int
+        T, at least 1. The normalized period is T / k.
+    operations : sequence of Operation
+    transfers : sequence of Transfer
+    """
+
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    k: int
+    period_total_ns: int
+    operations: tuple[Operation, ...]
+    transfers: tuple[Transfer, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        check_whole(self, "k", low=1, high=_MOST)
+        check_whole(self, "period_total_ns", low=1)
+        for name in ("operations", "transfers"):
+            as_tuple(self, name)
+            for position, item in enumerate(getattr(self, name)):
+                if item.start_ns >= self.period_total_ns:
+                    raise InputError(
+                        f"{item.start_ns} lies outside the period of {self.period_total_ns} ns",
+                        field=f"{name}[{position}].start_ns",
+                        way_out="Give a start in [0, T) and move whole periods into the shift",
+                    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan(Problem):
+    """A problem with its answer: stages on GPUs and a pattern.
+
+    Whether it is valid is for `schedopt.check` to say; what it costs, for `schedopt.account`.
+
+    Parameters
+    ----------
+    chain, platform, rule, scope
+        What was asked.
+    stages : sequence of Stage
+        In the order of the chain.
+    pattern : Pattern
+    """
+
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    pattern: Pattern
+
+    def _check_stages(self) -> None:
+        if not self.stages:
+            raise InputError("a plan has at least one stage", field="stages", way_out="Add one")
+
+    @property
+    def problem(self) -> Problem:
+        """What was asked."""
+        return Problem(
+            chain=self.chain,
+            platform=self.platform,
+            rule=self.rule,
+            scope=self.scope,
+            stages=self.stages if self.scope.allocation == "fixed" else (),
+        )
+
+
+def place_in_period(start_ns: int, micro_batch: int, k: int, period_ns: int) -> tuple[int, int]:
+    """Return the start in [0, T) and the index shift of something that starts at `start_ns`.
+
+    Micro-batch j < k starting at x has t = x mod T and h = j - k floor(x / T).
+    """
+    return start_ns % period_ns, micro_batch - k * (start_ns // period_ns)
+
+
+def count_from_first_backward(
+    operations: Sequence[Operation], transfers: Sequence[Transfer], k: int, period_ns: int
+) -> Pattern:
+    """Make a pattern whose first backward of stage 0 has shift 0.
+
+    Beaumont et al. 2021, section 3.1, normalise so. It renames micro-batches, and is only for
+    patterns without replicas, updates and tables.
+    """
+    from dataclasses import replace
+
+    backwards = [o for o in operations if o.stage == 0 and o.kind in ("B", "I")]
+    offset = min(backwards, key=lambda o: o.start_ns).shift
+    return Pattern(
+        k=k,
+        period_total_ns=period_ns,
+        operations=tuple(replace(o, shift=o.shift - offset) for o in operations),
+        transfers=tuple(replace(t, shift=t.shift - offset) for t in transfers),
+    )

@@ -1,0 +1,234 @@
+"""The machine: GPUs with their memory and speed, and the links between them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, ClassVar, Final, Literal, TypeVar
+
+from schedopt.errors import InputError
+from schedopt.units import parse_bandwidth, parse_bytes, parse_duration, parse_speed
+from schedopt.validation import STRICT, as_tuple, check_choice, check_whole
+
+MOST_GPUS: Final = 4096
+Duplex = Literal["half", "full"]
+Resource = tuple[str, int, int]
+"""A link as something that one transfer occupies at a time: its kind and its two GPUs."""
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """One GPU.
+
+    Parameters
+    ----------
+    memory_bytes : int
+        All of its memory.
+    reserved_bytes : int
+        What is not ours: the driver's context, fragmentation.
+    speed : Decimal
+        Factor by which durations are divided; 1 is the GPU that the chain was measured on.
+    """
+
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    memory_bytes: int
+    reserved_bytes: int = 0
+    speed: Decimal = Decimal(1)
+
+    def __post_init__(self) -> None:
+        check_whole(self, "memory_bytes")
+        check_whole(self, "reserved_bytes")
+        if self.reserved_bytes > self.memory_bytes:
+            raise InputError(
+                f"{self.reserved_bytes} is more than the memory ({self.memory_bytes})",
+                field="reserved_bytes",
+                way_out="Reserve less",
+            )
+        object.__setattr__(self, "speed", parse_speed(self.speed, field="speed"))
+        if not Decimal("0.001") <= self.speed <= 1000:
+            raise InputError(
+                f"{self.speed} is out of range", field="speed", way_out="Give 0.001 to 1000"
+            )
+
+    @property
+    def usable_bytes(self) -> int:
+        """What a plan may use."""
+        return self.memory_bytes - self.reserved_bytes
+
+    def duration_ns(self, nanoseconds: int) -> int:
+        """How long something measured at speed 1 takes here, rounded up."""
+        if self.speed == 1:
+            return nanoseconds
+        numerator, denominator = self.speed.as_integer_ratio()
+        return -(-nanoseconds * denominator // numerator)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """A link between two GPUs.
+
+    Parameters
+    ----------
+    bandwidth_bytes_per_s : int
+        Rate of one transfer.
+    latency_ns : int
+        Added to every transfer.
+    duplex : {"half", "full"}
+        Whether the two directions share the link (Beaumont et al. 2021, section 3.1) or not.
+    """
+
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    bandwidth_bytes_per_s: int
+    latency_ns: int = 0
+    duplex: Duplex = "half"
+
+    def __post_init__(self) -> None:
+        check_whole(self, "bandwidth_bytes_per_s", low=1)
+        check_whole(self, "latency_ns")
+        check_choice(self, "duplex", ("half", "full"))
+
+    def transfer_ns(self, count: int) -> int:
+        """How long one transfer of so many bytes takes, rounded up."""
+        return self.latency_ns - (-count * 10**9 // self.bandwidth_bytes_per_s)
+
+
+@dataclass(frozen=True, init=False)
+class Platform:
+    """GPUs, and one link between each pair of them.
+
+    Parameters
+    ----------
+    gpus : int or sequence of Gpu
+        How many, or each of them.
+    memory : str, int, or a sequence of them
+        Memory of each GPU: ``"16G"``, bytes, or one entry a GPU.
+    reserved : str or int
+        What is not ours on each GPU.
+    speed : str, int, Decimal, or a sequence of them
+        Speed factor of each GPU, exact: ``"0.5"``, not a float.
+    bandwidth : str or int, optional
+        ``"12GB/s"`` or bytes per second. Absent: transfers are free.
+    latency : str or int
+        ``"5us"`` or nanoseconds, added to each transfer.
+    duplex : {"half", "full"}
+        Whether the two directions of a link share it.
+
+    Attributes
+    ----------
+    gpus : tuple of Gpu
+    link : Link or None
+        None: transfers take no time.
+
+    Examples
+    --------
+    >>> platform = Platform(gpus=2, memory="16G", bandwidth="12GB/s")
+    >>> platform.transfer_ns(12_000, 0, 1)
+    1000
+    """
+
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    gpus: tuple[Gpu, ...]
+    link: Link | None = None
+
+    def __init__(
+        self,
+        gpus: int | Sequence[Gpu],
+        memory: str | int | Sequence[str | int] | None = None,
+        *,
+        reserved: str | int = 0,
+        speed: str | int | Decimal | Sequence[str | int | Decimal] = 1,
+        bandwidth: str | int | None = None,
+        latency: str | int = 0,
+        duplex: Duplex = "half",
+    ) -> None:
+        if isinstance(gpus, int):
+            _check_count(gpus)
+            if memory is None:
+                raise InputError(
+                    "not given", field="memory", way_out='Give the memory of a GPU, such as "16G"'
+                )
+            sizes = _one_each(memory, gpus, "memory")
+            speeds = _one_each(speed, gpus, "speed")
+            kept = parse_bytes(reserved, field="reserved")
+            made = tuple(
+                Gpu(
+                    memory_bytes=parse_bytes(size, field="memory"),
+                    reserved_bytes=kept,
+                    speed=parse_speed(factor, field="speed"),
+                )
+                for size, factor in zip(sizes, speeds, strict=True)
+            )
+        elif memory is not None:
+            raise InputError(
+                "given beside a list of GPUs, which have their own",
+                field="memory",
+                way_out="Leave it out",
+            )
+        else:
+            made = tuple(gpus)
+        link = None
+        if bandwidth is not None:
+            link = Link(
+                bandwidth_bytes_per_s=parse_bandwidth(bandwidth, field="bandwidth"),
+                latency_ns=parse_duration(latency, field="latency"),
+                duplex=duplex,
+            )
+        elif parse_duration(latency, field="latency"):
+            raise InputError(
+                "given without a bandwidth",
+                field="latency",
+                way_out="Give the bandwidth too; without one transfers are free",
+            )
+        object.__setattr__(self, "gpus", made)
+        object.__setattr__(self, "link", link)
+        self.__post_init__()
+
+    def __post_init__(self) -> None:
+        as_tuple(self, "gpus")
+        _check_count(len(self.gpus))
+
+    @property
+    def uniform(self) -> bool:
+        """Whether all GPUs are alike, so that their order does not matter."""
+        return len(set(self.gpus)) == 1
+
+    def transfer_ns(self, count: int, source: int, target: int) -> int:
+        """How long so many bytes take from one GPU to another; 0 within a GPU or without links."""
+        if source == target or self.link is None:
+            return 0
+        return self.link.transfer_ns(count)
+
+    def route(self, source: int, target: int) -> tuple[Resource, ...]:
+        """Return the links that a transfer occupies, each for its whole length."""
+        if source == target or self.link is None:
+            return ()
+        if self.link.duplex == "half":
+            return (("link", min(source, target), max(source, target)),)
+        return (("link", source, target),)
+
+
+def _check_count(count: int) -> None:
+    if isinstance(count, bool) or not 1 <= count <= MOST_GPUS:
+        raise InputError(
+            f"{count} GPUs are out of range", field="gpus", way_out=f"Give 1 to {MOST_GPUS}"
+        )
+
+
+def _one_each(value: _T | Sequence[_T], count: int, field: str) -> Sequence[_T]:
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        return [value] * count  # type: ignore[list-item]
+    if len(value) == 1:
+        return list(value) * count
+    if len(value) != count:
+        raise InputError(
+            f"{len(value)} entries for {count} GPUs",
+            field=field,
+            way_out="Give one entry for all GPUs, or one for each",
+        )
+    return value

@@ -1,0 +1,177 @@
+"""What is asked: a chain, a platform, a rule, and the plans that are allowed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Final, Literal
+
+from schedopt.chain import Chain
+from schedopt.errors import InputError
+from schedopt.platform import Platform
+from schedopt.rule import Rule
+from schedopt.stage import Stage
+from schedopt.validation import STRICT, as_tuple, check_choice, check_whole
+
+Allocation = Literal["contiguous", "general", "fixed"]
+Grain = Literal["stage", "layer"]
+MemoryReading = Literal["sum", "peak"]
+GpuOrder = Literal["given", "any"]
+
+LARGEST_HORIZON_NS: Final = 2**47
+"""What all layers and transfers may take in all, on the slowest GPU (about 39 hours)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scope:
+    """The plans that are allowed: what a bound and the word *optimal* speak of.
+
+    Parameters
+    ----------
+    allocation : {"contiguous", "general", "fixed"}
+        One stage for each GPU; layers anywhere; or the stages that are given.
+    max_k : int or None
+        The longest pattern, in micro-batches. None: any.
+    grain : {"stage", "layer"}
+        Whether the layers of a stage run as one.
+    memory : {"sum", "peak"}
+        The reading that decides whether a plan fits: each kind of memory at its own maximum,
+        added up (Beaumont et al. 2021, section 3.2), or the true maximum over time.
+    split_backward : bool
+        Whether the weight half of a backward may run later.
+    recompute : bool
+        Whether layers may be computed again instead of kept.
+    microbatches : int, optional
+        None: the steady state, T / k, is minimised. m: the makespan of m micro-batches, with a
+        flush at the end, divided by m.
+    gpu_order : {"given", "any"}
+        For contiguous allocations: whether stages lie on the GPUs in the order in which the
+        platform lists them. The same where all GPUs are alike.
+    period_ns : int, optional
+        A decision: only plans with T / k at most this are looked for.
+    """
+
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    allocation: Allocation = "contiguous"
+    max_k: int | None = 1
+    grain: Grain = "stage"
+    memory: MemoryReading = "sum"
+    split_backward: bool = False
+    recompute: bool = False
+    microbatches: int | None = None
+    gpu_order: GpuOrder = "given"
+    period_ns: int | None = None
+
+    def __post_init__(self) -> None:
+        check_choice(self, "allocation", ("contiguous", "general", "fixed"))
+        check_choice(self, "grain", ("stage", "layer"))
+        check_choice(self, "memory", ("sum", "peak"))
+        check_choice(self, "gpu_order", ("given", "any"))
+        check_whole(self, "max_k", low=1, high=2**20, optional=True)
+        check_whole(self, "microbatches", low=1, high=2**20, optional=True)
+        check_whole(self, "period_ns", low=1, optional=True)
+        for name in ("split_backward", "recompute"):
+            if not isinstance(getattr(self, name), bool):
+                raise InputError("neither True nor False", field=name)
+
+    def covers(self, other: Scope) -> bool:
+        """Whether every plan of `other` is one of this scope, so that its bounds hold there."""
+        return (
+            (self.allocation == "general" or self.allocation == other.allocation)
+            and self._covers_length(other)
+            and (self.grain == "layer" or other.grain == "stage")
+            and (self.memory == "peak" or other.memory == "sum")
+            and (self.split_backward or not other.split_backward)
+            and (self.recompute or not other.recompute)
+            and (self.gpu_order == "any" or other.gpu_order == "given")
+            and (self.period_ns is None or self.period_ns == other.period_ns)
+        )
+
+    def _covers_length(self, other: Scope) -> bool:
+        if self.microbatches is not None:
+            return self.microbatches == other.microbatches
+        longest = other.max_k if other.microbatches is None else other.microbatches
+        return self.max_k is None or (longest is not None and longest <= self.max_k)
+
+    def __str__(self) -> str:
+        words = [
+            {
+                "contiguous": "contiguous allocation",
+                "general": "any allocation",
+                "fixed": "the given allocation",
+            }[self.allocation],
+            {None: "any k", 1: "k = 1"}.get(self.max_k, f"k up to {self.max_k}"),
+            f"whole {self.grain}s",
+            "backward may be split" if self.split_backward else "whole backward",
+            "recompute allowed" if self.recompute else "no recompute",
+            f"memory as {self.memory}",
+        ]
+        if self.allocation == "contiguous" and self.gpu_order == "given":
+            words.append("GPUs in the given order")
+        if self.microbatches is not None:
+            words.append(f"a step of {self.microbatches} micro-batches with a flush")
+        if self.period_ns is not None:
+            words.append(f"period at most {self.period_ns} ns")
+        return ", ".join(words)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """What is asked.
+
+    Parameters
+    ----------
+    chain : Chain
+    platform : Platform
+    rule : Rule
+    scope : Scope
+    stages : sequence of Stage
+        The allocation that is given, for the scope *fixed*; else empty.
+    """
+
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    chain: Chain
+    platform: Platform
+    rule: Rule = field(default_factory=Rule)
+    scope: Scope = field(default_factory=Scope)
+    stages: tuple[Stage, ...] = ()
+
+    def __post_init__(self) -> None:
+        as_tuple(self, "stages")
+        self._check_stages()
+        self._check_horizon()
+        every = range(len(self.chain.layers))
+        if not self.rule.is_given:
+            for name in ("parameter_bytes", "gradient_bytes"):
+                self.chain.require(name, every, needed_by="a rule with updates")
+        if self.rule.partition != "none":
+            self.chain.require("optimizer_bytes", every, needed_by="a partition")
+        if self.scope.split_backward:
+            for name in ("backward_input_ns", "backward_weight_ns"):
+                self.chain.require(name, every, needed_by="a split backward")
+
+    def _check_stages(self) -> None:
+        if (self.scope.allocation == "fixed") != bool(self.stages):
+            raise InputError(
+                "stages go with the scope fixed, and only with it",
+                field="stages",
+                way_out="Give both or neither",
+            )
+
+    def _check_horizon(self) -> None:
+        gpus = set(self.platform.gpus)
+        total = sum(
+            max(gpu.duration_ns(layer.longest_ns) for gpu in gpus) for layer in self.chain.layers
+        )
+        link = self.platform.link
+        if link is not None:
+            sent = (layer.activation_bytes for layer in self.chain.layers)
+            trips = sorted(2 * link.transfer_ns(count) for count in sent)
+            total += sum(trips[-len(self.platform.gpus) :])
+        if total >= LARGEST_HORIZON_NS:
+            raise InputError(
+                f"layers and transfers take {total} ns on the slowest GPU",
+                field="platform",
+                way_out=f"Stay below {LARGEST_HORIZON_NS} ns; check bandwidth, latency and speed",
+            )

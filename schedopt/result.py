@@ -1,0 +1,184 @@
+"""A plan with what is known about it: its bound, its scope, and how it was found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from schedopt.plan import Plan
+from schedopt.problem import Problem, Scope
+from schedopt.validation import STRICT
+
+Status = Literal["optimal", "feasible", "infeasible", "unknown"]
+Ratio = tuple[int, int]
+"""An exact number of nanoseconds: numerator and denominator."""
+
+
+def as_ratio(value: Fraction | int) -> Ratio:
+    """Return numerator and denominator."""
+    return Fraction(value).as_integer_ratio()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bound:
+    """A normalized period that no plan of a scope can beat.
+
+    Parameters
+    ----------
+    exact : (int, int)
+        Numerator and denominator, ns.
+    scope : Scope
+        The plans that it speaks of.
+    proof : str
+        Why it holds, in a few words.
+    """
+
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    exact: Ratio
+    scope: Scope
+    proof: str
+
+    @property
+    def period(self) -> Fraction:
+        """The bound in ns."""
+        return Fraction(*self.exact)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Infeasibility:
+    """A proof that no plan of a scope exists.
+
+    Parameters
+    ----------
+    scope : Scope
+        The plans that cannot exist.
+    proof : str
+        Why, in a few words.
+    least_memory_bytes : int, optional
+        The least memory (with what is reserved) with which a plan of the scope exists, on every
+        GPU; for unequal GPUs, on the GPU that binds, all others growing by as much. None where
+        more memory does not help.
+    gpu : int, optional
+        The GPU that binds.
+    wider : str
+        The scope to try next.
+    """
+
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    scope: Scope
+    proof: str
+    least_memory_bytes: int | None = None
+    gpu: int | None = None
+    wider: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rung:
+    """One step of the ladder: what one solver added.
+
+    Parameters
+    ----------
+    solver : str
+    period_exact : (int, int), optional
+        The best normalized period that it found, ns.
+    bound_exact : (int, int), optional
+        The best bound that it proved for the scope asked, ns.
+    seconds : float
+        What it took.
+    note : str
+        What it proved, or why it found nothing.
+    """
+
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    solver: str
+    period_exact: Ratio | None = None
+    bound_exact: Ratio | None = None
+    seconds: float = 0.0
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """The answer to a problem.
+
+    Parameters
+    ----------
+    problem : Problem
+        What was asked.
+    status : {"optimal", "feasible", "infeasible", "unknown"}
+        *optimal* only if the period equals a bound of the scope; *infeasible* only with a proof.
+    plan : Plan, optional
+        The best plan found.
+    bounds : tuple of Bound
+        What was proven.
+    infeasibility : Infeasibility, optional
+    ladder : tuple of Rung
+        What each solver added, in order.
+    solver : str
+        The one that found the plan.
+    seconds : float
+    seed : int
+    version : str
+        Of schedopt.
+    """
+
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    problem: Problem
+    status: Status
+    plan: Plan | None = None
+    bounds: tuple[Bound, ...] = ()
+    infeasibility: Infeasibility | None = None
+    ladder: tuple[Rung, ...] = ()
+    solver: str = ""
+    seconds: float = 0.0
+    seed: int = 0
+    version: str = ""
+
+    @property
+    def period(self) -> Fraction | None:
+        """The normalized period T / k in ns, exact; None without a plan."""
+        if self.plan is None:
+            return None
+        return Fraction(self.plan.pattern.period_total_ns, self.plan.pattern.k)
+
+    @property
+    def lower_bound(self) -> Fraction | None:
+        """The best bound that holds in the scope asked, in ns, exact."""
+        return best_bound(self.bounds, self.problem.scope)
+
+    @property
+    def gap(self) -> Fraction | None:
+        """(period - bound) / bound; None where either is missing or the bound is 0."""
+        period, bound = self.period, self.lower_bound
+        return (period - bound) / bound if period is not None and bound else None
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan and what is known about it to a ``schedopt.plan/1`` file.
+
+        Raises
+        ------
+        ValueError
+            If there is no plan.
+        """
+        from schedopt.formats import save_result
+
+        save_result(self, path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Result:
+        """Read a ``schedopt.plan/1`` file. It is not checked: see `schedopt.check`."""
+        from schedopt.formats import load_result
+
+        return load_result(path)
+
+
+def best_bound(bounds: Iterable[Bound], scope: Scope) -> Fraction | None:
+    """Return the largest bound that holds in a scope."""
+    return max((bound.period for bound in bounds if bound.scope.covers(scope)), default=None)

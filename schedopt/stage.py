@@ -1,0 +1,58 @@
+"""A stage: consecutive layers that run as one, and the GPUs that run them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from schedopt.errors import InputError
+from schedopt.validation import STRICT, as_tuple
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """Consecutive layers that run as one.
+
+    Parameters
+    ----------
+    layers : (int, int)
+        First and last layer, 0-based, inclusive.
+    gpus : sequence of int
+        One GPU for each replica: micro-batch i runs on ``gpus[i % len(gpus)]``.
+    recompute : sequence of (int, int)
+        Runs of layers, first and last, that are computed again before the backward. Each keeps
+        only its input for a micro-batch in flight.
+    """
+
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    layers: tuple[int, int]
+    gpus: tuple[int, ...]
+    recompute: tuple[tuple[int, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "gpus", "recompute"):
+            as_tuple(self, name)
+        if len(self.layers) != 2:
+            raise InputError(
+                f"{self.layers!r:.60} is not a pair",
+                field="layers",
+                way_out="Give the first and the last layer",
+            )
+        if not self.gpus:
+            raise InputError("a stage runs on at least one GPU", field="gpus", way_out="Name a GPU")
+        object.__setattr__(self, "recompute", tuple((run[0], run[1]) for run in self.recompute))
+
+    @property
+    def first(self) -> int:
+        """The first layer."""
+        return self.layers[0]
+
+    @property
+    def last(self) -> int:
+        """The last layer."""
+        return self.layers[1]
+
+    def gpu(self, micro_batch: int) -> int:
+        """Return the GPU that runs a micro-batch."""
+        return self.gpus[micro_batch % len(self.gpus)]
