@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, ClassVar, Final, Literal, TypeVar
+from typing import Any, ClassVar, Final, Literal
 
 from schedopt.errors import InputError
 from schedopt.units import parse_bandwidth, parse_bytes, parse_duration, parse_speed
@@ -15,8 +15,6 @@ MOST_GPUS: Final = 4096
 Duplex = Literal["half", "full"]
 Resource = tuple[str, int, int]
 """A link as something that one transfer occupies at a time: its kind and its two GPUs."""
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,8 +151,8 @@ class Platform:
                 raise InputError(
                     "not given", field="memory", way_out='Give the memory of a GPU, such as "16G"'
                 )
-            sizes = _one_each(memory, gpus, "memory")
-            speeds = _one_each(speed, gpus, "speed")
+            sizes: Sequence[str | int] = _one_each(memory, gpus, "memory")
+            speeds: Sequence[str | int | Decimal] = _one_each(speed, gpus, "speed")
             kept = parse_bytes(reserved, field="reserved")
             made = tuple(
                 Gpu(
@@ -220,9 +218,9 @@ def _check_count(count: int) -> None:
         )
 
 
-def _one_each(value: _T | Sequence[_T], count: int, field: str) -> Sequence[_T]:
+def _one_each(value: Any, count: int, field: str) -> Sequence[Any]:
     if isinstance(value, str) or not isinstance(value, Sequence):
-        return [value] * count  # type: ignore[list-item]
+        return [value] * count
     if len(value) == 1:
         return list(value) * count
     if len(value) != count:

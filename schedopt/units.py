@@ -103,8 +103,8 @@ def format_bytes(count: int) -> str:
     >>> format_bytes(16_000_000_000), format_bytes(999)
     ('16.00 GB', '999 B')
     """
-    for letter, factor in (("T", 10**12), ("G", 10**9), ("M", 10**6), ("K", 10**3)):
-        if abs(count) >= factor:
+    for letter, factor in reversed(_DECIMAL.items()):
+        if letter and abs(count) >= factor:
             return f"{count / factor:.2f} {letter}B"
     return f"{count} B"
 
@@ -118,7 +118,7 @@ def format_duration(nanoseconds: int | Fraction) -> str:
     ('1.235 ms', '12 ns')
     """
     for unit, factor in (("s", 10**9), ("ms", 10**6), ("us", 10**3)):
-        if abs(nanoseconds) >= factor:
+        if abs(Fraction(nanoseconds)) >= factor:
             return f"{float(nanoseconds) / factor:.3f} {unit}"
     return f"{float(nanoseconds):g} ns"
 

@@ -1,0 +1,26 @@
+"""What a plan costs: memory, concurrent activations, versions, staleness, load and traffic.
+
+Everything here is derived from a valid plan by closed forms over one hyperperiod, and shares no
+code with `schedopt.checking`, which replays the events.
+"""
+
+from __future__ import annotations
+
+from schedopt.account.load import GpuLoad, busy_time, load, traffic
+from schedopt.account.memory import GpuMemory, concurrent_activations, memory
+from schedopt.account.residencies import Residency, residencies
+from schedopt.account.versions import Versions, versions
+
+__all__ = [
+    "GpuLoad",
+    "GpuMemory",
+    "Residency",
+    "Versions",
+    "busy_time",
+    "concurrent_activations",
+    "load",
+    "memory",
+    "residencies",
+    "traffic",
+    "versions",
+]

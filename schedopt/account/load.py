@@ -1,0 +1,59 @@
+"""How busy GPUs and links are, and what travels over them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from fractions import Fraction
+
+from schedopt.account.timeline import Timeline
+from schedopt.plan import Plan
+from schedopt.platform import Resource
+
+
+@dataclass(frozen=True)
+class GpuLoad:
+    """How much of a period a GPU works.
+
+    Parameters
+    ----------
+    busy_ns : Fraction
+        Work for each micro-batch of the pattern, T / k at most.
+    share : Fraction
+        Of the period, 0 to 1. One minus it is the bubble.
+    """
+
+    busy_ns: Fraction
+    share: Fraction
+
+
+def load(plan: Plan) -> tuple[GpuLoad, ...]:
+    """Return the load of each GPU of the platform."""
+    timeline = Timeline(plan)
+    busy = [0] * len(plan.platform.gpus)
+    for _, _, interval in timeline.operations():
+        busy[interval.gpu] += interval.end_ns - interval.start_ns
+    return tuple(
+        GpuLoad(Fraction(time, timeline.length), Fraction(time, timeline.length_ns))
+        for time in busy
+    )
+
+
+def busy_time(plan: Plan) -> dict[Resource, Fraction]:
+    """Return how long each link works for a micro-batch, ns."""
+    timeline = Timeline(plan)
+    busy: dict[Resource, int] = defaultdict(int)
+    for _, _, source, _, interval in timeline.transfers():
+        for resource in plan.platform.route(source, interval.gpu):
+            busy[resource] += interval.end_ns - interval.start_ns
+    return {resource: Fraction(time, timeline.length) for resource, time in busy.items()}
+
+
+def traffic(plan: Plan) -> dict[tuple[int, int], Fraction]:
+    """Return the bytes sent from one GPU to another for each micro-batch."""
+    timeline = Timeline(plan)
+    sent: dict[tuple[int, int], int] = defaultdict(int)
+    for _, _, source, count, interval in timeline.transfers():
+        if source != interval.gpu:
+            sent[source, interval.gpu] += count
+    return {ends: Fraction(count, timeline.length) for ends, count in sent.items()}

@@ -1,0 +1,103 @@
+"""How much memory a plan needs on each GPU, in both readings, and for what."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from schedopt.account.residencies import Residency, residencies
+from schedopt.account.timeline import Timeline
+from schedopt.plan import Plan
+
+
+@dataclass(frozen=True)
+class GpuMemory:
+    """What one GPU needs, bytes.
+
+    Parameters
+    ----------
+    sum_bytes : int
+        Each kind and stage at its own maximum, added up: the sum of NCA times saved of Beaumont
+        et al. 2021, section 3.2.
+    peak_bytes : int
+        The maximum over time.
+    by_kind : dict of str to int
+        The parts of `sum_bytes`.
+    """
+
+    sum_bytes: int
+    peak_bytes: int
+    by_kind: dict[str, int]
+
+    def reading(self, name: str) -> int:
+        """Return the memory in the reading *sum* or *peak*."""
+        return self.sum_bytes if name == "sum" else self.peak_bytes
+
+
+def memory(plan: Plan) -> tuple[GpuMemory, ...]:
+    """Return what each GPU of the platform needs."""
+    period = Timeline(plan).length_ns
+    of_gpu: dict[int, list[Residency]] = defaultdict(list)
+    for residency in residencies(plan):
+        of_gpu[residency.gpu].append(residency)
+    return tuple(_gpu_memory(of_gpu[gpu], period) for gpu in range(len(plan.platform.gpus)))
+
+
+def _gpu_memory(found: list[Residency], period: int) -> GpuMemory:
+    groups: dict[tuple[str, int, str], list[Residency]] = defaultdict(list)
+    for residency in found:
+        # One operation runs at a time, so the workspaces of a GPU are one group.
+        stage = -1 if residency.kind == "workspace" else residency.stage
+        groups[residency.kind, stage, residency.until].append(residency)
+    by_kind: dict[str, int] = defaultdict(int)
+    for (kind, _, _), members in groups.items():
+        by_kind[kind] += highest(members, period)
+    return GpuMemory(sum(by_kind.values()), highest(found, period), dict(by_kind))
+
+
+def concurrent_activations(plan: Plan) -> dict[tuple[int, int], int]:
+    """Return the NCA of each (stage, GPU): micro-batches between F and B at once.
+
+    Beaumont et al. 2021, section 3.2. With a split backward they count to the end of I.
+    """
+    timeline = Timeline(plan)
+    held: dict[tuple[int, int], list[Residency]] = defaultdict(list)
+    for stage in range(len(plan.stages)):
+        for micro_batch in range(timeline.length):
+            forward = timeline.at("F", stage, micro_batch)
+            backward = timeline.at(
+                "I" if timeline.has("I", stage) else "B", stage, micro_batch
+            )
+            held[stage, forward.gpu].append(
+                Residency(forward.gpu, "activation", stage, 1, forward.start_ns, backward.end_ns)
+            )
+    return {key: highest(members, timeline.length_ns) for key, members in held.items()}
+
+
+def highest(found: Iterable[Residency], period: int) -> int:
+    """Return the most bytes at once of residencies that repeat with a period.
+
+    At one instant releases come before acquisitions, and an empty residency counts once.
+    """
+    always = 0
+    changes: dict[int, list[int]] = defaultdict(lambda: [0, 0, 0])
+    for residency in found:
+        if residency.start_ns is None or residency.end_ns is None:
+            always += residency.count
+            continue
+        whole, rest = divmod(residency.end_ns - residency.start_ns, period)
+        always += whole * residency.count
+        start, end = residency.start_ns % period, residency.end_ns % period
+        if rest:
+            changes[end][0] += residency.count
+            changes[start][1] += residency.count
+            always += residency.count if end < start else 0
+        elif not whole:
+            changes[start][2] += residency.count
+    level = most = always
+    for instant in sorted(changes):
+        released, acquired, empty = changes[instant]
+        level += acquired - released
+        most = max(most, level + empty)
+    return most

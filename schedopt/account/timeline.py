@@ -1,0 +1,154 @@
+"""When each operation and transfer of a plan runs, and where."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import lcm
+
+from schedopt.chain import Layer
+from schedopt.plan import Kind, Operation, Plan, Transfer
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An operation or a transfer of one micro-batch: absolute start and end, ns, and its GPU."""
+
+    start_ns: int
+    end_ns: int
+    gpu: int
+
+
+class Timeline:
+    """A plan seen micro-batch by micro-batch.
+
+    Attributes
+    ----------
+    plan : Plan
+    length : int
+        Micro-batches after which GPUs, rule and pattern repeat together.
+    length_ns : int
+        The time that takes.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        pattern = plan.pattern
+        every = [pattern.k, *(len(stage.gpus) for stage in plan.stages)]
+        if plan.rule.update_every is not None:
+            every += [plan.rule.update_every, max(1, len(plan.rule.table))]
+        self.length = lcm(*every)
+        self.length_ns = pattern.period_total_ns * (self.length // pattern.k)
+        self._operations: dict[tuple[Kind, int], dict[int, tuple[Operation, int]]] = {}
+        for operation in pattern.operations:
+            classes = self._operations.setdefault((operation.kind, operation.stage), {})
+            for offset in range(operation.covers):
+                classes[(operation.shift + offset) % pattern.k] = (operation, offset)
+        self._stage_ns: dict[tuple[Kind, int, int], int] = {}
+
+    def has(self, kind: Kind, stage: int) -> bool:
+        """Whether a stage has operations of a kind."""
+        return (kind, stage) in self._operations
+
+    def at(self, kind: Kind, stage: int, micro_batch: int) -> Interval:
+        """Return when an operation runs for a micro-batch."""
+        classes = self._operations[kind, stage]
+        operation, offset = classes[micro_batch % self.plan.pattern.k]
+        return self._run(operation, micro_batch - offset)
+
+    def operations(self) -> Iterator[tuple[Operation, int, Interval]]:
+        """Yield each operation with its first micro-batch, over one hyperperiod."""
+        for operation in self.plan.pattern.operations:
+            for micro_batch in self._micro_batches(operation.shift):
+                yield operation, micro_batch, self._run(operation, micro_batch)
+
+    def transfers(self) -> Iterator[tuple[Transfer, int, int, int, Interval]]:
+        """Yield each transfer with micro-batch, source GPU, bytes and interval at its target."""
+        for transfer in self.plan.pattern.transfers:
+            for micro_batch in self._micro_batches(transfer.shift):
+                yield self._send(transfer, micro_batch)
+
+    def _micro_batches(self, shift: int) -> range:
+        k = self.plan.pattern.k
+        return range(shift % k, self.length, k)
+
+    def _start(self, item: Operation | Transfer, micro_batch: int) -> int:
+        pattern = self.plan.pattern
+        periods = (micro_batch - item.shift) // pattern.k
+        return periods * pattern.period_total_ns + item.start_ns
+
+    def _run(self, operation: Operation, micro_batch: int) -> Interval:
+        gpu = self.plan.stages[operation.stage].gpu(micro_batch)
+        start = self._start(operation, micro_batch)
+        length = self.stage_ns(operation.kind, operation.stage, gpu) * operation.covers
+        return Interval(start, start + length, gpu)
+
+    def _send(self, transfer: Transfer, micro_batch: int) -> tuple[Transfer, int, int, int, Interval]:
+        plan = self.plan
+        stage = plan.stages[transfer.stage]
+        count = transfer_bytes(plan, transfer)
+        if transfer.is_boundary:
+            ends = [stage.gpu(micro_batch), plan.stages[transfer.stage + 1].gpu(micro_batch)]
+            source, target = ends if transfer.tensor == "activation" else reversed(ends)
+        else:
+            source = stage.gpu(micro_batch + (transfer.source or 0))
+            target = stage.gpu(micro_batch + (transfer.target or 0))
+        start = self._start(transfer, micro_batch)
+        length = plan.platform.transfer_ns(count, source, target)
+        return transfer, micro_batch, source, count, Interval(start, start + length, target)
+
+    def stage_ns(self, kind: Kind, stage: int, gpu: int) -> int:
+        """Return the duration of an operation of one micro-batch, each layer rounded up."""
+        key = (kind, stage, gpu)
+        if key not in self._stage_ns:
+            device = self.plan.platform.gpus[gpu]
+            layers = recomputed(self.plan, stage) if kind == "R" else kept_and_recomputed(
+                self.plan, stage
+            )
+            self._stage_ns[key] = sum(
+                device.duration_ns(layer_ns(self.plan.chain.layers[layer], kind))
+                for layer in layers
+            )
+        return self._stage_ns[key]
+
+
+def layer_ns(layer: Layer, kind: Kind) -> int:
+    """Return the duration of one layer's part of an operation at speed 1, ns."""
+    match kind:
+        case "F" | "R":
+            return layer.forward_ns
+        case "B":
+            return layer.backward_ns
+        case "I":
+            return layer.backward_input_ns or 0
+        case "W":
+            return layer.backward_weight_ns or 0
+        case "U":
+            return layer.update_ns or 0
+
+
+def kept_and_recomputed(plan: Plan, stage: int) -> range:
+    """Return the layers of a stage."""
+    first, last = plan.stages[stage].layers
+    return range(first, last + 1)
+
+
+def recomputed(plan: Plan, stage: int) -> list[int]:
+    """Return the layers of a stage that are computed again."""
+    return [
+        layer
+        for first, last in plan.stages[stage].recompute
+        for layer in range(first, last + 1)
+    ]
+
+
+def transfer_bytes(plan: Plan, transfer: Transfer) -> int:
+    """Return what a transfer carries, bytes."""
+    layers = plan.chain.layers
+    stage = plan.stages[transfer.stage]
+    if transfer.is_boundary:
+        return layers[stage.last].activation_bytes * transfer.covers
+    name = "gradient_bytes" if transfer.tensor == "weight_gradient" else "parameter_bytes"
+    total = sum(getattr(layers[layer], name) or 0 for layer in range(stage.first, stage.last + 1))
+    begin, end = (total * part // transfer.chunks for part in (transfer.chunk, transfer.chunk + 1))
+    return end - begin

@@ -1,0 +1,190 @@
+"""Which versions of the weights a plan reads and holds, and how stale its gradients are.
+
+For rules with updates only; nothing here is typed in: it follows from the pattern.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+from schedopt.account.timeline import Interval, Timeline
+from schedopt.plan import Kind, Plan
+
+
+@dataclass(frozen=True)
+class HeldVersion:
+    """One version of a stage's weights on a GPU, from when it is made to its last use, ns."""
+
+    stage: int
+    gpu: int
+    made_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True)
+class Versions:
+    """What a plan does to the weights.
+
+    Parameters
+    ----------
+    held : dict of (stage, GPU) to int
+        The most versions at once.
+    forward_staleness, backward_staleness : dict of (micro-batch, stage) to int
+        Updates between the version that F or B reads and the one that the gradient is applied
+        to, for the micro-batches of one hyperperiod.
+    """
+
+    held: dict[tuple[int, int], int]
+    forward_staleness: dict[tuple[int, int], int]
+    backward_staleness: dict[tuple[int, int], int]
+
+
+def versions(plan: Plan) -> Versions:
+    """Return versions and staleness of a plan whose rule has updates."""
+    from schedopt.account.memory import highest
+    from schedopt.account.residencies import Residency
+
+    timeline = Timeline(plan)
+    reader = _Reader(timeline)
+    every = plan.rule.update_every or 1
+    lying: dict[tuple[int, int], list[Residency]] = defaultdict(list)
+    for version in held_versions(timeline):
+        lying[version.stage, version.gpu].append(
+            Residency(version.gpu, "weights", version.stage, 1, version.made_ns, version.end_ns)
+        )
+    forward, backward = {}, {}
+    for stage in range(len(plan.stages)):
+        for micro_batch in range(timeline.length):
+            reads = reader.reads(stage, micro_batch)
+            mini_batch = micro_batch // every
+            forward[micro_batch, stage] = mini_batch - reads["F"]
+            backward[micro_batch, stage] = mini_batch - reads[reader.backward(stage)]
+    held = {key: highest(found, timeline.length_ns) for key, found in lying.items()}
+    return Versions(held, forward, backward)
+
+
+def held_versions(timeline: Timeline) -> list[HeldVersion]:
+    """Return the versions that are made in one hyperperiod, each until its last use."""
+    plan = timeline.plan
+    every = plan.rule.update_every or 1
+    updates = timeline.length // every
+    reader = _Reader(timeline)
+    last_use: dict[tuple[int, int, int], int] = {}
+    for stage in range(len(plan.stages)):
+        for micro_batch in range(timeline.length):
+            for kind, version in reader.reads(stage, micro_batch).items():
+                run = timeline.at(kind, stage, micro_batch)
+                # The same read one hyperperiod on or back, moved to a version made in this one.
+                cycles = (version - 1) // updates
+                key = (stage, run.gpu, version - cycles * updates)
+                end = run.end_ns - cycles * timeline.length_ns
+                last_use[key] = max(last_use.get(key, end), end)
+    return [
+        HeldVersion(
+            stage,
+            gpu,
+            reader.made(stage, gpu, version),
+            max(
+                reader.made(stage, gpu, version + 1),
+                last_use.get((stage, gpu, version), reader.made(stage, gpu, version)),
+            ),
+        )
+        for stage in range(len(plan.stages))
+        for gpu in plan.stages[stage].gpus
+        for version in range(1, updates + 1)
+    ]
+
+
+class _Reader:
+    """Which version each operation reads."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self.timeline = timeline
+        self.plan = timeline.plan
+        self.every = timeline.plan.rule.update_every or 1
+        self.updates = timeline.length // self.every
+        self._made = self._find_made()
+
+    def backward(self, stage: int) -> Kind:
+        """Return the operation that reads the weights first in the backward of a stage."""
+        return "I" if self.timeline.has("I", stage) else "B"
+
+    def made(self, stage: int, gpu: int, version: int) -> int:
+        """Return when a version is there, ns: one hyperperiod later for each cycle of updates."""
+        cycles, position = divmod(version - 1, self.updates)
+        return self._made[stage, gpu, position] + cycles * self.timeline.length_ns
+
+    def newest(self, stage: int, gpu: int, instant: int) -> int:
+        """Return the newest version at an instant."""
+        version = 1
+        cycles = (instant - self.made(stage, gpu, 1)) // self.timeline.length_ns
+        version += cycles * self.updates
+        while self.made(stage, gpu, version) > instant:
+            version -= 1
+        while self.made(stage, gpu, version + 1) <= instant:
+            version += 1
+        return version
+
+    def reads(self, stage: int, micro_batch: int) -> dict[Kind, int]:
+        """Return the version that each operation of a micro-batch reads in a stage."""
+        rule = self.plan.rule
+        forward = self._forward(stage, micro_batch)
+        found: dict[Kind, int] = {"F": forward}
+        behind = forward
+        if self.timeline.has("R", stage):
+            if rule.backward_reads != "forward":
+                behind = self._newest_at(self.timeline.at("R", stage, micro_batch), stage)
+            found["R"] = behind
+        half = self.backward(stage)
+        if rule.backward_reads == "live":
+            behind = self._newest_at(self.timeline.at(half, stage, micro_batch), stage)
+        found[half] = behind
+        if half == "I":
+            found["W"] = behind
+        return found
+
+    def _forward(self, stage: int, micro_batch: int) -> int:
+        rule = self.plan.rule
+        delay = rule.forward_delay(micro_batch, stage)
+        if delay is not None:
+            return micro_batch // self.every - delay
+        first = 0 if rule.forward_reads == "entry" else stage
+        return self._newest_at(self.timeline.at("F", first, micro_batch), first)
+
+    def _newest_at(self, run: Interval, stage: int) -> int:
+        return self.newest(stage, run.gpu, run.start_ns)
+
+    def _find_made(self) -> dict[tuple[int, int, int], int]:
+        """When version 1, 2, ... of a hyperperiod is there: the last contribution's arrival."""
+        plan, timeline = self.plan, self.timeline
+        made: dict[tuple[int, int, int], int] = {}
+        sent: dict[tuple[int, int, int], int] = {}
+        added: dict[tuple[int, int, int], int] = {}
+
+        def keep_latest(table: dict[tuple[int, int, int], int], stage: int, run: Interval, i: int) -> None:
+            key = (stage, run.gpu, i // self.every)
+            table[key] = max(table.get(key, run.end_ns), run.end_ns)
+
+        for operation, i, run in timeline.operations():
+            if operation.kind == "U":
+                keep_latest(made, operation.stage, run, i)
+        for transfer, i, _, _, run in timeline.transfers():
+            if transfer.tensor == "weights":
+                keep_latest(sent, transfer.stage, run, i)
+            elif transfer.tensor == "weight_gradient":
+                keep_latest(added, transfer.stage, run, i)
+        for stage in range(len(plan.stages)):
+            last: Kind = "W" if timeline.has("W", stage) else "B"
+            for i in range(timeline.length):
+                keep_latest(added, stage, timeline.at(last, stage, i), i)
+        return sent | added | made if False else _first_of(sent, made, added)
+
+
+def _first_of(
+    sent: dict[tuple[int, int, int], int],
+    made: dict[tuple[int, int, int], int],
+    added: dict[tuple[int, int, int], int],
+) -> dict[tuple[int, int, int], int]:
+    """A copy that is sent counts before an update, an update before the last gradient."""
+    return added | made | sent
