@@ -191,6 +191,12 @@ class Platform:
         as_tuple(self, "gpus")
         _check_count(len(self.gpus))
 
+    def with_gpus(self, gpus: Sequence[Gpu]) -> Platform:
+        """Return the same links between other GPUs."""
+        other = Platform(gpus)
+        object.__setattr__(other, "link", self.link)
+        return other
+
     @property
     def uniform(self) -> bool:
         """Whether all GPUs are alike, so that their order does not matter."""

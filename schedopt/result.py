@@ -59,9 +59,11 @@ class Infeasibility:
     proof : str
         Why, in a few words.
     least_memory_bytes : int, optional
-        The least memory (with what is reserved) with which a plan of the scope exists, on every
-        GPU; for unequal GPUs, on the GPU that binds, all others growing by as much. None where
-        more memory does not help.
+        The least memory, with what is reserved, with which a plan of the scope was found: on
+        every GPU, or for unequal GPUs on the one that binds, all others growing by as much. None
+        where more memory does not help, or none was looked for.
+    proven_memory_bytes : int, optional
+        With less than this, in the same sense, no plan of the scope exists.
     gpu : int, optional
         The GPU that binds.
     wider : str
@@ -73,6 +75,7 @@ class Infeasibility:
     scope: Scope
     proof: str
     least_memory_bytes: int | None = None
+    proven_memory_bytes: int | None = None
     gpu: int | None = None
     wider: str = ""
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass
 
+from schedopt.account.levels import Span, highest
 from schedopt.account.residencies import Residency, residencies
 from schedopt.account.timeline import Timeline
-from schedopt.plan import Plan
+from schedopt.plan import Kind, Plan
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,12 @@ def _gpu_memory(found: list[Residency], period: int) -> GpuMemory:
         groups[residency.kind, stage, residency.until].append(residency)
     by_kind: dict[str, int] = defaultdict(int)
     for (kind, _, _), members in groups.items():
-        by_kind[kind] += highest(members, period)
-    return GpuMemory(sum(by_kind.values()), highest(found, period), dict(by_kind))
+        by_kind[kind] += highest(map(_span, members), period)
+    return GpuMemory(sum(by_kind.values()), highest(map(_span, found), period), dict(by_kind))
+
+
+def _span(residency: Residency) -> Span:
+    return residency.count, residency.start_ns, residency.end_ns
 
 
 def concurrent_activations(plan: Plan) -> dict[tuple[int, int], int]:
@@ -62,42 +66,11 @@ def concurrent_activations(plan: Plan) -> dict[tuple[int, int], int]:
     Beaumont et al. 2021, section 3.2. With a split backward they count to the end of I.
     """
     timeline = Timeline(plan)
-    held: dict[tuple[int, int], list[Residency]] = defaultdict(list)
+    held: dict[tuple[int, int], list[Span]] = defaultdict(list)
     for stage in range(len(plan.stages)):
+        half: Kind = "I" if timeline.has("I", stage) else "B"
         for micro_batch in range(timeline.length):
             forward = timeline.at("F", stage, micro_batch)
-            backward = timeline.at(
-                "I" if timeline.has("I", stage) else "B", stage, micro_batch
-            )
-            held[stage, forward.gpu].append(
-                Residency(forward.gpu, "activation", stage, 1, forward.start_ns, backward.end_ns)
-            )
-    return {key: highest(members, timeline.length_ns) for key, members in held.items()}
-
-
-def highest(found: Iterable[Residency], period: int) -> int:
-    """Return the most bytes at once of residencies that repeat with a period.
-
-    At one instant releases come before acquisitions, and an empty residency counts once.
-    """
-    always = 0
-    changes: dict[int, list[int]] = defaultdict(lambda: [0, 0, 0])
-    for residency in found:
-        if residency.start_ns is None or residency.end_ns is None:
-            always += residency.count
-            continue
-        whole, rest = divmod(residency.end_ns - residency.start_ns, period)
-        always += whole * residency.count
-        start, end = residency.start_ns % period, residency.end_ns % period
-        if rest:
-            changes[end][0] += residency.count
-            changes[start][1] += residency.count
-            always += residency.count if end < start else 0
-        elif not whole:
-            changes[start][2] += residency.count
-    level = most = always
-    for instant in sorted(changes):
-        released, acquired, empty = changes[instant]
-        level += acquired - released
-        most = max(most, level + empty)
-    return most
+            backward = timeline.at(half, stage, micro_batch)
+            held[stage, forward.gpu].append((1, forward.start_ns, backward.end_ns))
+    return {key: highest(spans, timeline.length_ns) for key, spans in held.items()}

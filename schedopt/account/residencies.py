@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from schedopt.account.timeline import Timeline, kept_and_recomputed, recomputed
+from schedopt.account.timeline import Timeline, recomputed, stage_layers
 from schedopt.account.versions import held_versions
 from schedopt.errors import InputError
 from schedopt.plan import Plan
@@ -70,19 +70,18 @@ def residencies(plan: Plan) -> list[Residency]:
 def _weights(plan: Plan, timeline: Timeline) -> Iterator[Residency]:
     layers = plan.chain.layers
     for index, stage in enumerate(plan.stages):
-        total = sum(layers[layer].weight_bytes for layer in kept_and_recomputed(plan, index))
+        total = sum(layers[layer].weight_bytes for layer in stage_layers(plan, index))
         versioned = 0
         if not plan.rule.is_given:
             versioned = sum(
-                layers[layer].parameter_bytes or 0 for layer in kept_and_recomputed(plan, index)
+                layers[layer].parameter_bytes or 0 for layer in stage_layers(plan, index)
             )
         for gpu in stage.gpus:
             yield Residency(gpu, "weights", index, total - versioned)
     if not plan.rule.is_given:
         for version in held_versions(timeline):
             count = sum(
-                layers[layer].parameter_bytes or 0
-                for layer in kept_and_recomputed(plan, version.stage)
+                layers[layer].parameter_bytes or 0 for layer in stage_layers(plan, version.stage)
             )
             yield Residency(
                 version.gpu, "weights", version.stage, count, version.made_ns, version.end_ns
@@ -112,7 +111,7 @@ def _of_micro_batch(timeline: Timeline, stage: int, micro_batch: int) -> Iterato
         key = (kind, freed_by(layer))
         amounts[key] = amounts.get(key, 0) + count
 
-    for layer in kept_and_recomputed(plan, stage):
+    for layer in stage_layers(plan, stage):
         if layer in again:
             add("recomputed", layer, layers[layer].saved)
             continue
@@ -120,7 +119,8 @@ def _of_micro_batch(timeline: Timeline, stage: int, micro_batch: int) -> Iterato
         if layer == plan.stages[stage].first or layer - 1 in again:
             add("activation", layer, layers[layer].saved_input_bytes or 0)
     for first, _ in plan.stages[stage].recompute:
-        add("checkpoint", first, layers[first - 1].activation_bytes if first else plan.chain.input_bytes)
+        received = layers[first - 1].activation_bytes if first else plan.chain.input_bytes
+        add("checkpoint", first, received)
     if again:
         redone = timeline.at("R", stage, micro_batch)
     for (kind, half), count in amounts.items():
@@ -128,9 +128,7 @@ def _of_micro_batch(timeline: Timeline, stage: int, micro_batch: int) -> Iterato
         until = half if split else ""
         yield Residency(forward.gpu, kind, stage, count, start, ends[half], until)
     if split:
-        count = sum(
-            layers[layer].saved_weight_bytes or 0 for layer in kept_and_recomputed(plan, stage)
-        )
+        count = sum(layers[layer].saved_weight_bytes or 0 for layer in stage_layers(plan, stage))
         begin = timeline.at("I", stage, micro_batch).start_ns
         yield Residency(forward.gpu, "weight_half", stage, count, begin, ends["W"], "W")
 
@@ -140,11 +138,7 @@ def _workspaces(timeline: Timeline) -> Iterator[Residency]:
     for operation, _, interval in timeline.operations():
         if operation.kind == "U":
             continue
-        used = (
-            recomputed(plan, operation.stage)
-            if operation.kind == "R"
-            else kept_and_recomputed(plan, operation.stage)
-        )
+        used = (recomputed if operation.kind == "R" else stage_layers)(plan, operation.stage)
         count = max(plan.chain.layers[layer].workspace_bytes or 0 for layer in used)
         if count:
             yield Residency(

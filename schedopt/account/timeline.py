@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import lcm
 
@@ -83,13 +83,15 @@ class Timeline:
         length = self.stage_ns(operation.kind, operation.stage, gpu) * operation.covers
         return Interval(start, start + length, gpu)
 
-    def _send(self, transfer: Transfer, micro_batch: int) -> tuple[Transfer, int, int, int, Interval]:
+    def _send(
+        self, transfer: Transfer, micro_batch: int
+    ) -> tuple[Transfer, int, int, int, Interval]:
         plan = self.plan
         stage = plan.stages[transfer.stage]
         count = transfer_bytes(plan, transfer)
         if transfer.is_boundary:
             ends = [stage.gpu(micro_batch), plan.stages[transfer.stage + 1].gpu(micro_batch)]
-            source, target = ends if transfer.tensor == "activation" else reversed(ends)
+            source, target = ends if transfer.tensor == "activation" else ends[::-1]
         else:
             source = stage.gpu(micro_batch + (transfer.source or 0))
             target = stage.gpu(micro_batch + (transfer.target or 0))
@@ -102,9 +104,7 @@ class Timeline:
         key = (kind, stage, gpu)
         if key not in self._stage_ns:
             device = self.plan.platform.gpus[gpu]
-            layers = recomputed(self.plan, stage) if kind == "R" else kept_and_recomputed(
-                self.plan, stage
-            )
+            layers = (recomputed if kind == "R" else stage_layers)(self.plan, stage)
             self._stage_ns[key] = sum(
                 device.duration_ns(layer_ns(self.plan.chain.layers[layer], kind))
                 for layer in layers
@@ -127,18 +127,16 @@ def layer_ns(layer: Layer, kind: Kind) -> int:
             return layer.update_ns or 0
 
 
-def kept_and_recomputed(plan: Plan, stage: int) -> range:
+def stage_layers(plan: Plan, stage: int) -> Sequence[int]:
     """Return the layers of a stage."""
     first, last = plan.stages[stage].layers
     return range(first, last + 1)
 
 
-def recomputed(plan: Plan, stage: int) -> list[int]:
+def recomputed(plan: Plan, stage: int) -> Sequence[int]:
     """Return the layers of a stage that are computed again."""
     return [
-        layer
-        for first, last in plan.stages[stage].recompute
-        for layer in range(first, last + 1)
+        layer for first, last in plan.stages[stage].recompute for layer in range(first, last + 1)
     ]
 
 

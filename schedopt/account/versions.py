@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
+from schedopt.account.levels import Span, highest
 from schedopt.account.timeline import Interval, Timeline
 from schedopt.plan import Kind, Plan
 
@@ -42,17 +43,12 @@ class Versions:
 
 def versions(plan: Plan) -> Versions:
     """Return versions and staleness of a plan whose rule has updates."""
-    from schedopt.account.memory import highest
-    from schedopt.account.residencies import Residency
-
     timeline = Timeline(plan)
     reader = _Reader(timeline)
     every = plan.rule.update_every or 1
-    lying: dict[tuple[int, int], list[Residency]] = defaultdict(list)
+    lying: dict[tuple[int, int], list[Span]] = defaultdict(list)
     for version in held_versions(timeline):
-        lying[version.stage, version.gpu].append(
-            Residency(version.gpu, "weights", version.stage, 1, version.made_ns, version.end_ns)
-        )
+        lying[version.stage, version.gpu].append((1, version.made_ns, version.end_ns))
     forward, backward = {}, {}
     for stage in range(len(plan.stages)):
         for micro_batch in range(timeline.length):
@@ -70,7 +66,7 @@ def held_versions(timeline: Timeline) -> list[HeldVersion]:
     every = plan.rule.update_every or 1
     updates = timeline.length // every
     reader = _Reader(timeline)
-    last_use: dict[tuple[int, int, int], int] = {}
+    last_use: _Times = {}
     for stage in range(len(plan.stages)):
         for micro_batch in range(timeline.length):
             for kind, version in reader.reads(stage, micro_batch).items():
@@ -94,6 +90,9 @@ def held_versions(timeline: Timeline) -> list[HeldVersion]:
         for gpu in plan.stages[stage].gpus
         for version in range(1, updates + 1)
     ]
+
+
+_Times = dict[tuple[int, int, int], int]
 
 
 class _Reader:
@@ -155,14 +154,14 @@ class _Reader:
     def _newest_at(self, run: Interval, stage: int) -> int:
         return self.newest(stage, run.gpu, run.start_ns)
 
-    def _find_made(self) -> dict[tuple[int, int, int], int]:
-        """When version 1, 2, ... of a hyperperiod is there: the last contribution's arrival."""
+    def _find_made(self) -> _Times:
+        """Find when each version of one hyperperiod is there, by stage, GPU and mini-batch."""
         plan, timeline = self.plan, self.timeline
-        made: dict[tuple[int, int, int], int] = {}
-        sent: dict[tuple[int, int, int], int] = {}
-        added: dict[tuple[int, int, int], int] = {}
+        made: _Times = {}
+        sent: _Times = {}
+        added: _Times = {}
 
-        def keep_latest(table: dict[tuple[int, int, int], int], stage: int, run: Interval, i: int) -> None:
+        def keep_latest(table: _Times, stage: int, run: Interval, i: int) -> None:
             key = (stage, run.gpu, i // self.every)
             table[key] = max(table.get(key, run.end_ns), run.end_ns)
 
@@ -178,13 +177,5 @@ class _Reader:
             last: Kind = "W" if timeline.has("W", stage) else "B"
             for i in range(timeline.length):
                 keep_latest(added, stage, timeline.at(last, stage, i), i)
-        return sent | added | made if False else _first_of(sent, made, added)
-
-
-def _first_of(
-    sent: dict[tuple[int, int, int], int],
-    made: dict[tuple[int, int, int], int],
-    added: dict[tuple[int, int, int], int],
-) -> dict[tuple[int, int, int], int]:
-    """A copy that is sent counts before an update, an update before the last gradient."""
-    return added | made | sent
+        # A copy that arrives counts before an own update, that before the last gradient.
+        return added | made | sent

@@ -1,0 +1,9 @@
+"""Solving: the registry of solvers, the run that they share, and `solve`."""
+
+from __future__ import annotations
+
+from schedopt.solving.ladder import solve
+from schedopt.solving.registry import load_solver, solver_names
+from schedopt.solving.run import Progress, Run
+
+__all__ = ["Progress", "Run", "load_solver", "solve", "solver_names"]

@@ -1,0 +1,197 @@
+"""`solve`: the solvers of a scope, one after the other, with what each of them added."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from types import FrameType
+
+from schedopt.bounds import load_bound, memory_proof
+from schedopt.chain import Chain
+from schedopt.errors import InputError
+from schedopt.plan import Plan
+from schedopt.platform import Platform
+from schedopt.problem import Problem, Scope
+from schedopt.result import Result, Rung, Status, as_ratio
+from schedopt.rule import Rule
+from schedopt.solving.registry import DEFAULT, load_solver
+from schedopt.solving.run import Progress, Run
+from schedopt.stage import Stage
+from schedopt.version import __version__
+
+
+def solve(
+    chain: Chain,
+    platform: Platform,
+    *,
+    rule: Rule | None = None,
+    scope: Scope | None = None,
+    stages: Sequence[Stage] = (),
+    solver: str | None = None,
+    time_limit: float | None = None,
+    seed: int = 0,
+    workers: int = 1,
+    initial: Plan | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Result:
+    """Find the allocation and the periodic schedule with the least period.
+
+    Prints nothing. Infeasible is a status; only bad input raises. The first Ctrl-C ends the
+    search and returns the best so far with its bound, like the time limit.
+
+    Parameters
+    ----------
+    chain : Chain
+    platform : Platform
+    rule : Rule, optional
+        How training uses the weights. Default: `weight_bytes` is everything.
+    scope : Scope, optional
+        The plans that are allowed. Default: contiguous, 1-periodic.
+    stages : sequence of Stage
+        The allocation, for the scope *fixed*.
+    solver : str, optional
+        One solver by name, instead of those that the scope calls for.
+    time_limit : float, optional
+        Seconds.
+    seed, workers : int
+        For solvers that draw random numbers or run in parallel. The solvers so far do neither.
+    initial : Plan, optional
+        A plan to start from, for the same problem.
+    on_progress : callable, optional
+        Called with a `schedopt.solving.Progress` after each report of a solver.
+
+    Returns
+    -------
+    Result
+
+    Raises
+    ------
+    InputError
+        For bad input, or something that the named solver cannot do.
+
+    Examples
+    --------
+    >>> from schedopt import Chain, Layer, Platform, solve
+    >>> layer = Layer(forward_ns=1, backward_ns=2, weight_bytes=4, activation_bytes=1)
+    >>> result = solve(Chain(layers=[layer] * 4), Platform(gpus=2, memory=20))
+    >>> result.status, result.period
+    ('optimal', Fraction(6, 1))
+    """
+    if time_limit is not None and not time_limit > 0:
+        raise InputError(
+            f"{time_limit} is no time to solve in", field="time_limit", way_out="Give seconds > 0"
+        )
+    problem = Problem(
+        chain=chain,
+        platform=platform,
+        rule=rule or Rule(),
+        scope=scope or Scope(allocation="fixed" if stages else "contiguous"),
+        stages=tuple(stages),
+    )
+    run = Run(problem, time_limit=time_limit, seed=seed, workers=workers, on_progress=on_progress)
+    with _interruptible(run):
+        ladder = _climb(run, initial, (solver,) if solver else None)
+    return _result(run, ladder)
+
+
+def _climb(run: Run, initial: Plan | None, named: tuple[str, ...] | None) -> list[Rung]:
+    problem = run.problem
+    names = named or DEFAULT[problem.scope.allocation]
+    solvers = [(name, load_solver(name)) for name in names]
+    run.solver = "closed form"
+    run.add_bound(load_bound(problem))
+    if initial is not None:
+        run.solver = "initial"
+        run.report(_same_problem(initial, problem))
+    if problem.scope.allocation == "general" and (impossible := memory_proof(problem)):
+        run.report_infeasible(impossible)
+    ladder: list[Rung] = []
+    for name, solver in solvers:
+        if run.stopped():
+            break
+        run.solver = name
+        begin = run.seconds()
+        try:
+            solver(problem, run)
+        except InputError as error:
+            if len(solvers) == 1:
+                raise
+            ladder.append(Rung(solver=name, note=f"left out: {error.rule}"))
+            continue
+        period, bound = run.period(), run.bound()
+        ladder.append(
+            Rung(
+                solver=name,
+                period_exact=None if period is None else as_ratio(period),
+                bound_exact=None if bound is None else as_ratio(bound),
+                seconds=round(run.seconds() - begin, 6),
+                note=_note(run),
+            )
+        )
+    return ladder
+
+
+def _note(run: Run) -> str:
+    if run.infeasibility() is not None:
+        return "proven infeasible"
+    if run.period() is None:
+        return f"no plan: {run.proofs[-1].proof}" if run.proofs else "no plan"
+    return "proven optimal" if run.period() == run.bound() else "not proven optimal"
+
+
+def _same_problem(initial: Plan, problem: Problem) -> Plan:
+    if initial.chain.sha256 != problem.chain.sha256:
+        raise InputError(
+            "the plan to start from is for another chain",
+            field="initial",
+            way_out="Solve the chain that the plan was made for",
+        )
+    return replace(
+        initial,
+        chain=problem.chain,
+        platform=problem.platform,
+        rule=problem.rule,
+        scope=problem.scope,
+    )
+
+
+def _result(run: Run, ladder: list[Rung]) -> Result:
+    plan = run.best()
+    status: Status = "unknown"
+    if plan is not None:
+        status = "optimal" if run.period() == run.bound() else "feasible"
+    elif run.infeasibility() is not None:
+        status = "infeasible"
+    return Result(
+        problem=run.problem,
+        status=status,
+        plan=plan,
+        bounds=tuple(run.bounds),
+        infeasibility=run.infeasibility(),
+        ladder=tuple(ladder),
+        solver=run.solver_of_best or run.solver,
+        seconds=round(run.seconds(), 6),
+        seed=run.seed,
+        version=__version__,
+    )
+
+
+@contextmanager
+def _interruptible(run: Run) -> Iterator[None]:
+    """Let the first Ctrl-C stop the run and the second interrupt the program."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        run.stop()
+        signal.signal(signal.SIGINT, before)
+
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

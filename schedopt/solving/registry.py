@@ -1,0 +1,51 @@
+"""The one table of solvers. Solvers of third parties come from the entry points."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Final, cast
+
+from schedopt.errors import InputError
+from schedopt.problem import Problem
+from schedopt.solving.run import Run
+
+Solver = Callable[[Problem, Run], None]
+"""Reports plans, bounds and proofs to the run; raises `InputError` for what it cannot do."""
+
+GROUP: Final = "schedopt.solvers"
+SOLVERS: Final = {
+    "contiguous": "schedopt.solvers.contiguous:solve",
+    "next_fit": "schedopt.solvers.next_fit:solve",
+    "one_f_one_b_star": "schedopt.solvers.one_f_one_b_star:solve",
+}
+DEFAULT: Final = {
+    "contiguous": ("contiguous",),
+    "general": ("next_fit", "contiguous"),
+    "fixed": ("one_f_one_b_star",),
+}
+"""The solvers that answer each kind of allocation, in the order in which they run."""
+
+
+def solver_names() -> list[str]:
+    """Return the names of all solvers that are installed."""
+    return sorted({*SOLVERS, *(point.name for point in entry_points(group=GROUP))})
+
+
+def load_solver(name: str) -> Solver:
+    """Return a solver by name.
+
+    Raises
+    ------
+    InputError
+        With the list of those that are installed.
+    """
+    if name in SOLVERS:
+        module, _, function = SOLVERS[name].partition(":")
+        return cast(Solver, getattr(import_module(module), function))
+    for point in entry_points(group=GROUP, name=name):
+        return cast(Solver, point.load())
+    raise InputError(
+        f"{name!r} is not known", field="solver", way_out=f"Choose {', '.join(solver_names())}"
+    )

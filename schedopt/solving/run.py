@@ -1,0 +1,160 @@
+"""One run of a solver: its clock, the best plan so far, the bound, and when to stop."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from schedopt.checking import check
+from schedopt.errors import InvalidPlanError
+from schedopt.plan import Plan
+from schedopt.problem import Problem, Scope
+from schedopt.result import Bound, Infeasibility, as_ratio, best_bound
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a run knows at one moment.
+
+    Parameters
+    ----------
+    solver : str
+    seconds : float
+        Since the start.
+    period, bound : Fraction or None
+        The best so far, ns.
+    """
+
+    solver: str
+    seconds: float
+    period: Fraction | None
+    bound: Fraction | None
+
+
+class Run:
+    """What a solver is given beside the problem, and where it reports.
+
+    Parameters
+    ----------
+    problem : Problem
+    time_limit : float, optional
+        Seconds.
+    seed, workers : int
+        For solvers that draw random numbers or run in parallel.
+    on_progress : callable, optional
+        Called with a `Progress` after each report.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        *,
+        time_limit: float | None = None,
+        seed: int = 0,
+        workers: int = 1,
+        on_progress: Callable[[Progress], None] | None = None,
+    ) -> None:
+        self.problem = problem
+        self.seed = seed
+        self.workers = workers
+        self.solver = ""
+        self.solver_of_best = ""
+        self.bounds: list[Bound] = []
+        self.proofs: list[Infeasibility] = []
+        self._started = time.monotonic()
+        self._deadline = None if time_limit is None else self._started + time_limit
+        self._stop = threading.Event()
+        self._on_progress = on_progress
+        self._best: Plan | None = None
+
+    def best(self) -> Plan | None:
+        """Return the best plan so far."""
+        return self._best
+
+    def seconds(self) -> float:
+        """Return the seconds since the start."""
+        return time.monotonic() - self._started
+
+    def stop(self) -> None:
+        """Ask the solver to stop soon and report the best that it has."""
+        self._stop.set()
+
+    def stopped(self) -> bool:
+        """Whether the solver should stop: time is up, or somebody asked."""
+        return self._stop.is_set() or (
+            self._deadline is not None and time.monotonic() >= self._deadline
+        )
+
+    def period(self) -> Fraction | None:
+        """Return the best normalized period so far, ns."""
+        return None if self._best is None else _period(self._best)
+
+    def bound(self) -> Fraction | None:
+        """Return the best bound that holds in the scope asked, ns."""
+        return best_bound(self.bounds, self.problem.scope)
+
+    def report(self, plan: Plan) -> None:
+        """Report a plan. It is checked, and kept if it is better than the best so far.
+
+        Raises
+        ------
+        InvalidPlanError
+            If the check refuses it, or a proven bound lies above its period.
+        """
+        violations = check(plan)
+        if violations:
+            raise InvalidPlanError(f"{self.solver}: {violations[0]} ({len(violations)} in all)")
+        if self._best is None or _period(plan) < _period(self._best):
+            self._best = plan
+            self.solver_of_best = self.solver
+        self._compare()
+        self._tell()
+
+    def report_bound(self, value: Fraction | int, scope: Scope, proof: str) -> None:
+        """Report a normalized period, ns, that no plan of a scope can beat."""
+        self.add_bound(Bound(exact=as_ratio(value), scope=scope, proof=proof))
+
+    def add_bound(self, bound: Bound) -> None:
+        """Keep a bound, in place of a weaker one that speaks of the same scope."""
+        same = [old for old in self.bounds if old.scope == bound.scope]
+        if all(old.period < bound.period for old in same):
+            self.bounds = [old for old in self.bounds if old.scope != bound.scope] + [bound]
+        self._compare()
+        self._tell()
+
+    def report_infeasible(self, proof: Infeasibility) -> None:
+        """Report that a scope holds no plan."""
+        self.proofs.append(proof)
+        self._compare()
+
+    def infeasibility(self) -> Infeasibility | None:
+        """Return the proof that the scope asked holds no plan, with the least memory known."""
+        valid = [proof for proof in self.proofs if proof.scope.covers(self.problem.scope)]
+        if not valid:
+            return None
+        found = [
+            proof.least_memory_bytes
+            for proof in self.proofs
+            if proof.least_memory_bytes is not None
+        ]
+        return replace(valid[0], least_memory_bytes=min(found, default=None))
+
+    def _compare(self) -> None:
+        period, bound = self.period(), self.bound()
+        if period is None:
+            return
+        if bound is not None and bound > period:
+            raise InvalidPlanError(f"{self.solver}: bound {bound} ns above the period {period} ns")
+        if self.infeasibility() is not None:
+            raise InvalidPlanError(f"{self.solver}: a plan where none is said to exist")
+
+    def _tell(self) -> None:
+        if self._on_progress is not None:
+            self._on_progress(Progress(self.solver, self.seconds(), self.period(), self.bound()))
+
+
+def _period(plan: Plan) -> Fraction:
+    return Fraction(plan.pattern.period_total_ns, plan.pattern.k)

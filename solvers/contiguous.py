@@ -1,0 +1,319 @@
+"""The best contiguous 1-periodic plan, exactly, in polynomial time.
+
+At a fixed period T the chain is read from its end. A suffix of layers on the last GPUs is
+described by its span alone, written as (g, load): g full groups behind it and the load of the
+open one, as in 1F1B* (Beaumont et al. 2021, Algorithm 1). Adding an item is monotone in the span
+and memory is monotone in g, so the least (g, load) for each (first layer, GPUs used) decides
+whether T is possible. T itself is bisected; a possible T drops to the largest load of a group.
+
+The pair is one 64-bit key, g << 48 | load, so that keys compare like pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from schedopt.chain import Layer
+from schedopt.errors import InputError
+from schedopt.platform import Gpu
+from schedopt.problem import Problem, Scope
+from schedopt.result import Infeasibility
+from schedopt.solvers.one_f_one_b_star import (
+    chain_items,
+    make_plan,
+    needs,
+    proven_scope,
+    refuse_unsupported,
+    tighten,
+)
+from schedopt.solving.run import Run
+from schedopt.stage import Stage
+from schedopt.validation import LARGEST
+
+Array = npt.NDArray[np.int64]
+
+SHIFT: Final = 48
+GROUP: Final = np.int64(1 << SHIFT)
+LOAD: Final = np.int64((1 << SHIFT) - 1)
+NEVER: Final = np.int64(1 << 62)
+PROOF: Final = "exact dynamic programme over cuts and 1F1B* spans"
+
+
+def solve(problem: Problem, run: Run) -> None:
+    """Find the contiguous plan of least period, or one up to the period asked, or prove none.
+
+    Raises
+    ------
+    InputError
+        If the problem asks for more than whole operations, or fixes the allocation.
+    """
+    refuse_unsupported(problem, "contiguous")
+    if problem.scope.allocation == "fixed":
+        raise InputError(
+            "contiguous chooses the allocation itself",
+            field="solver",
+            way_out="Leave the fixed stages out, or use one_f_one_b_star",
+        )
+    search = _Search(problem)
+    scope = proven_scope(problem)
+    limit = problem.scope.period_ns
+    low, high = search.least_period(), search.longest_period()
+    if limit is not None:
+        high = limit
+    stages = search.stages_at(high, run) if high >= low else None
+    if stages is None:
+        if not run.stopped():
+            run.report_infeasible(_explain(problem, high, replace(scope, period_ns=limit), run))
+        return
+    high = tighten(chain_items(problem, stages), high)
+    while limit is None and low < high and not run.stopped():
+        middle = (low + high) // 2
+        found = search.stages_at(middle, run)
+        if found is not None:
+            stages, high = found, tighten(chain_items(problem, found), middle)
+        elif not run.stopped():
+            low = middle + 1
+            run.report_bound(low, scope, PROOF)
+    run.report(make_plan(problem, stages, high))
+    if limit is None:
+        run.report_bound(low, scope, PROOF)
+
+
+class _Search:
+    """The dynamic programme for one problem. Row q of a table is the q-th GPU from the end."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        layers, gpus = problem.chain.layers, problem.platform.gpus[::-1]
+        self.count, self.gpus = len(layers), len(gpus)
+        kinds = list(dict.fromkeys(gpus))
+        self.kind = np.array([kinds.index(gpu) for gpu in gpus])
+        self.uniform = len(kinds) == 1
+        self.load = np.array([_prefix([_work(gpu, layer) for layer in layers]) for gpu in kinds])
+        self.room = np.array([gpu.usable_bytes for gpu in kinds])
+        self.fixed = _prefix([layer.weight_bytes for layer in layers])
+        self.saved = _prefix([layer.saved for layer in layers])
+        self.saved_input = np.array([layer.saved_input_bytes or 0 for layer in layers])
+        self.workspace = np.array([layer.workspace_bytes or 0 for layer in layers])
+        self.half_duplex = problem.platform.link is None or problem.platform.link.duplex == "half"
+        self.trip = self._trips()
+        self.may_cut = np.ones(self.count + 1, dtype=bool)
+        for group in problem.chain.same_gpu:
+            self.may_cut[group[0] + 1 : group[-1] + 1] = False
+        self.caps = [self._caps(first) for first in range(self.count)]
+
+    def _trips(self) -> Array:
+        """Time of the transfers at each cut, both directions, ns."""
+        link = self.problem.platform.link
+        trip = np.zeros(self.count + 1, dtype=np.int64)
+        if link is not None:
+            for cut, layer in enumerate(self.problem.chain.layers[:-1], start=1):
+                trip[cut] = 2 * link.transfer_ns(layer.activation_bytes)
+        return trip
+
+    def _caps(self, first: int) -> Array:
+        """For stages from `first`, by kind of GPU and end: the least key that does not fit."""
+        ends = slice(first + 1, self.count + 1)
+        fixed = self.fixed[ends] - self.fixed[first]
+        fixed = fixed + np.maximum.accumulate(self.workspace[first:])
+        each = self.saved[ends] - self.saved[first] + self.saved_input[first]
+        spare = self.room[:, None] - fixed
+        groups = np.where(each > 0, spare // np.maximum(each, 1), NEVER >> SHIFT)
+        caps = np.where(spare < 0, 0, np.minimum(groups, NEVER >> SHIFT) << SHIFT)
+        fitting = int((caps > 0).any(axis=0).sum())
+        return caps[:, :fitting].astype(np.int64)
+
+    def least_period(self) -> int:
+        """Return a bound: the average load and the longest layer, on the fastest GPUs, ns."""
+        fastest = self.load.min(axis=0)
+        if self.uniform:
+            average = -(-int(fastest[-1]) // self.gpus)
+        else:
+            speeds = sum(gpu.speed for gpu in self.problem.platform.gpus)
+            work = sum(a.forward_ns + a.backward_ns for a in self.problem.chain.layers)
+            average = int(work // speeds)
+        return max(1, average, int(np.diff(self.load, axis=1).min(axis=0).max()))
+
+    def longest_period(self) -> int:
+        """Return a period at which every plan is one group, ns."""
+        slowest = np.diff(self.load, axis=1).max(axis=0).sum()
+        return max(1, int(slowest + np.sort(self.trip)[-self.gpus :].sum()))
+
+    def stages_at(self, period: int, run: Run) -> list[Stage] | None:
+        """Return stages with which 1F1B* reaches a period, or None (also when stopped)."""
+        least = self._least_gpus(period)
+        if least is None:
+            return None
+        before = self._fill(period, *least, run)
+        return None if before is None else self._read_stages(before, period)
+
+    def _least_gpus(self, period: int) -> tuple[list[int], list[int]] | None:
+        """For each layer: how many GPUs the layers from it on need, and those before it.
+
+        Layer l is followed by R_l of work, itself included, on any contiguous plan, so at least
+        ceil(R_l / T) of its activations are kept.
+        """
+        rest = self.load[:, -1:] - self.load[:, :-1]
+        counts = np.maximum(1, -(-rest.min(axis=0) // period))
+        most = int(self.room.max())
+        each = np.diff(self.saved)
+        if ((each > 0) & (counts > most // np.maximum(each, 1))).any():
+            return None
+        need = np.diff(self.fixed) + each * counts
+        if (need > most).any():
+            return None
+        rooms = np.concatenate([[0], np.cumsum(self.room[self.kind])])
+        from_end = np.concatenate([[0], np.cumsum(need[::-1])])[::-1]
+        from_start = from_end[0] - from_end
+        total = int(rooms[-1])
+        work = self.load.min(axis=0)
+        behind = np.maximum(np.searchsorted(rooms, from_end), -(-(work[-1] - work) // period))
+        ahead = np.maximum(
+            self.gpus + 1 - np.searchsorted(rooms, total - from_start, side="right"),
+            -(-work // period),
+        )
+        if from_end[0] > total or behind[0] > self.gpus:
+            return None
+        return behind.tolist(), ahead.tolist()
+
+    def _fill(self, period: int, behind: list[int], ahead: list[int], run: Run) -> Array | None:
+        """Return the least key behind each cut: entry [q, l] for at most q GPUs and layers l on.
+
+        The transfers at the cut are included. None if stopped.
+        """
+        keys = np.full((self.gpus + 1, self.count + 1), NEVER)
+        keys[:, self.count] = 0
+        for first in range(self.count - 1, -1, -1):
+            low, high = max(1, behind[first]), self.gpus - ahead[first]
+            if low > high or not self.may_cut[first]:
+                continue
+            if first % 64 == 0 and run.stopped():
+                return None
+            best = self._stage_keys(keys, first, low, high, period).min(axis=1, initial=NEVER)
+            if not self.uniform:
+                best = np.minimum.accumulate(best)
+            keys[low : high + 1, first] = self._transfer(best, int(self.trip[first]), period)
+        return keys
+
+    def _stage_keys(self, keys: Array, first: int, low: int, high: int, period: int) -> Array:
+        """Return the keys of stages from `first`, by GPUs used (low..high) and end."""
+        caps = self.caps[first]
+        begins = self.load[:, first]
+        within = max(
+            int(np.searchsorted(row, begin + period, side="right")) - 1
+            for row, begin in zip(self.load, begins, strict=True)
+        )
+        last = min(first + caps.shape[1], within)
+        ends = slice(first + 1, last + 1)
+        length = self.load[:, ends] - begins[:, None]
+        caps = caps[:, : last - first]
+        if not self.uniform:
+            rows = self.kind[low - 1 : high]
+            length, caps = length[rows], caps[rows]
+        behind = keys[low - 1 : high, ends]
+        added = behind + length
+        over = (behind & LOAD) + length > period
+        np.copyto(added, (behind & ~LOAD) + (GROUP + length), where=over)
+        added[(added >= caps) | (length > period)] = NEVER
+        return added
+
+    def _transfer(self, keys: Array, trip: int, period: int) -> Array:
+        """Add the transfers at a cut to the keys behind it."""
+        if trip == 0:
+            return keys
+        if self.half_duplex:
+            if trip > period:
+                return np.full_like(keys, NEVER)
+            over = (keys & LOAD) + trip > period
+            added = np.where(over, (keys & ~LOAD) + GROUP + trip, keys + trip)
+        else:
+            if trip > 2 * period:
+                return np.full_like(keys, NEVER)
+            load = (keys & LOAD) + trip
+            wraps = np.maximum(0, (load - 1) // period)
+            added = (keys & ~LOAD) + wraps * GROUP + (load - wraps * period)
+        added[keys >= NEVER] = NEVER
+        return added
+
+    def _read_stages(self, keys: Array, period: int) -> list[Stage] | None:
+        """Walk the table from the first layer and return its stages; None if there are none."""
+        if keys[self.gpus, 0] >= NEVER:
+            return None
+        stages: list[Stage] = []
+        for first, last, row in self._walk(keys, period):
+            gpu = len(stages) if self.uniform else self.gpus - row
+            stages.append(Stage(layers=(first, last), gpus=(gpu,)))
+        return stages
+
+    def _walk(self, keys: Array, period: int) -> Iterator[tuple[int, int, int]]:
+        first, row = 0, self.gpus
+        while first < self.count:
+            while row > 1 and keys[row - 1, first] == keys[row, first]:
+                row -= 1
+            options = self._stage_keys(keys, first, row, row, period)[0]
+            with_trip = self._transfer(options, int(self.trip[first]), period)
+            end = first + 1 + int(np.flatnonzero(with_trip == keys[row, first])[0])
+            yield first, end - 1, row
+            first, row = end, row - 1
+
+
+def _explain(problem: Problem, period: int, scope: Scope, run: Run) -> Infeasibility:
+    """Say why a period is not possible, and find the least memory with which it would be."""
+    wider = "--allocation general, a smaller micro-batch, or more GPUs"
+    ample = sum(
+        layer.weight_bytes
+        + (layer.workspace_bytes or 0)
+        + (layer.saved + (layer.saved_input_bytes or 0)) * 2 * len(problem.platform.gpus)
+        for layer in problem.chain.layers
+    )
+
+    def stages_with(extra: int) -> list[Stage] | None:
+        search = _Search(_with_memory(problem, extra))
+        return search.stages_at(period, run) if period >= search.least_period() else None
+
+    low, high = 1, min(ample, LARGEST - max(gpu.memory_bytes for gpu in problem.platform.gpus))
+    stages = stages_with(high)
+    if stages is None:
+        return Infeasibility(scope=scope, proof=PROOF + "; more memory does not help", wider=wider)
+    while low < high and not run.stopped():
+        middle = (low + high) // 2
+        found = stages_with(middle)
+        if found is not None:
+            stages, high = found, middle
+        else:
+            low = middle + 1
+    grown = _with_memory(problem, high)
+    demands = needs(grown, stages, period)
+    slack = [
+        grown.platform.gpus[stage.gpus[0]].usable_bytes - need
+        for stage, need in zip(stages, demands, strict=True)
+    ]
+    binding = min(range(len(stages)), key=slack.__getitem__)
+    gpu = stages[binding].gpus[0]
+    first, last = stages[binding].layers
+    return Infeasibility(
+        scope=scope,
+        proof=f"{PROOF}; GPU {gpu} with layers {first} to {last} needs {demands[binding]} bytes",
+        least_memory_bytes=grown.platform.gpus[gpu].memory_bytes,
+        proven_memory_bytes=problem.platform.gpus[gpu].memory_bytes + low,
+        gpu=gpu,
+        wider=wider,
+    )
+
+
+def _with_memory(problem: Problem, extra: int) -> Problem:
+    gpus = [replace(gpu, memory_bytes=gpu.memory_bytes + extra) for gpu in problem.platform.gpus]
+    return replace(problem, platform=problem.platform.with_gpus(gpus))
+
+
+def _work(gpu: Gpu, layer: Layer) -> int:
+    return gpu.duration_ns(layer.forward_ns) + gpu.duration_ns(layer.backward_ns)
+
+
+def _prefix(values: list[int]) -> Array:
+    return np.concatenate([[0], np.cumsum(np.array(values, dtype=np.int64))])
