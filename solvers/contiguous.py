@@ -230,7 +230,7 @@ class _Search:
             if trip > period:
                 return np.full_like(keys, NEVER)
             over = (keys & LOAD) + trip > period
-            added = np.where(over, (keys & ~LOAD) + GROUP + trip, keys + trip)
+            added: Array = np.where(over, (keys & ~LOAD) + GROUP + trip, keys + trip)
         else:
             if trip > 2 * period:
                 return np.full_like(keys, NEVER)

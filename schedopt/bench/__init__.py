@@ -1,0 +1,1 @@
+"""Benchmarks: what the solvers take, measured side by side in one run."""

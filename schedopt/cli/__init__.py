@@ -1,0 +1,24 @@
+"""The command line.
+
+Exit codes: 0 a plan (or valid), 1 a fault of ours, 2 bad usage or bad input, 3 proven infeasible,
+4 no plan found and none proven impossible, 5 a check failed.
+"""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Run the command line; every bad input becomes one message and exit code 2."""
+    from schedopt.cli.app import app
+    from schedopt.errors import InputError
+
+    try:
+        app()
+    except InputError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(0)

@@ -1,0 +1,48 @@
+"""The commands in one place."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from schedopt.cli.check import check_plan
+from schedopt.cli.profile import profile_model
+from schedopt.cli.solve import solve_chain
+from schedopt.version import __version__
+
+EXIT_CODES = (
+    "Exit codes: 0 a plan (or valid) · 1 a fault of ours · 2 bad usage or bad input · "
+    "3 proven infeasible · 4 no plan found in time, none proven impossible · 5 a check failed"
+)
+
+app = typer.Typer(
+    name="schedopt",
+    help="Optimal allocations and periodic schedules for training that does not fit one GPU.",
+    epilog=EXIT_CODES,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"schedopt {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    pass
+
+
+app.command("profile", epilog=EXIT_CODES)(profile_model)
+app.command("solve", epilog=EXIT_CODES)(solve_chain)
+app.command("check", epilog=EXIT_CODES)(check_plan)

@@ -1,0 +1,240 @@
+"""``schedopt solve``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from schedopt.errors import InputError
+
+if TYPE_CHECKING:
+    from schedopt.platform import Platform
+    from schedopt.result import Result
+    from schedopt.solving import Progress
+
+EXITS = {"optimal": 0, "feasible": 0, "infeasible": 3, "unknown": 4}
+OPTIONS = {"memory": "mem"}
+"""Fields of the platform whose option has another name."""
+
+
+def solve_chain(
+    chain: Annotated[
+        Path | None,
+        typer.Option(
+            help="A schedopt.chain/1 file. With --fix it may be left out.", metavar="FILE"
+        ),
+    ] = None,
+    gpus: Annotated[int | None, typer.Option(help="How many GPUs.", metavar="P")] = None,
+    mem: Annotated[
+        str | None,
+        typer.Option(
+            help="Memory of a GPU: 16G (powers of 1000), 16GiB, or bytes; or one for each GPU, "
+            "16G,16G,8G.",
+            metavar="SIZE",
+        ),
+    ] = None,
+    reserved: Annotated[
+        str, typer.Option(help="Memory of each GPU that is not ours.", metavar="SIZE")
+    ] = "0",
+    speed: Annotated[
+        str,
+        typer.Option(
+            help="Speed of the GPUs against the one that was measured: 1, or 1,1,0.5.",
+            metavar="FACTORS",
+        ),
+    ] = "1",
+    bandwidth: Annotated[
+        str | None,
+        typer.Option(help="Of each link: 12GB/s. Absent: transfers are free.", metavar="RATE"),
+    ] = None,
+    latency: Annotated[
+        str, typer.Option(help="Added to each transfer: 5us.", metavar="TIME")
+    ] = "0",
+    duplex: Annotated[
+        Literal["half", "full"],
+        typer.Option(help="Whether the two directions of a link share it (half) or not (full)."),
+    ] = "half",
+    allocation: Annotated[
+        Literal["contiguous", "general"] | None,
+        typer.Option(
+            help="One stage for each GPU (the default), or layers anywhere.", show_default=False
+        ),
+    ] = None,
+    fix: Annotated[
+        Path | None,
+        typer.Option(
+            help="Keep the stages and GPUs of this plan and find the best pattern for them. "
+            "Chain and platform come from the plan unless given.",
+            metavar="PLAN",
+        ),
+    ] = None,
+    period: Annotated[
+        str | None,
+        typer.Option(
+            help="A decision: is there a plan with a period of at most 12ms? Plain numbers are ns.",
+            metavar="TIME",
+        ),
+    ] = None,
+    solver: Annotated[
+        str | None,
+        typer.Option(
+            help="contiguous, next_fit, one_f_one_b_star, or one that is installed.",
+            metavar="NAME",
+        ),
+    ] = None,
+    time_limit: Annotated[
+        float | None,
+        typer.Option(help="Stop after so many seconds with the best plan so far.", metavar="S"),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Where to write the plan.", metavar="FILE")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON document and nothing else.")
+    ] = False,
+) -> None:
+    """Find the allocation and the periodic schedule with the least period, with a proof.
+
+    Examples:
+
+    schedopt solve --chain instances/gpt2-small.json --gpus 4 --mem 4G
+
+    schedopt solve --chain chain.json --gpus 8 --mem 16G --bandwidth 12GB/s -o plan.json
+
+    schedopt solve --fix plan.json --bandwidth 6GB/s --gpus 8 --mem 16G
+    """
+    from schedopt.chain import Chain
+    from schedopt.formats import check_writable, save_result
+    from schedopt.problem import Scope
+    from schedopt.result import Result
+    from schedopt.solving import solve
+    from schedopt.units import parse_duration
+
+    if fix is not None and allocation is not None:
+        raise InputError(
+            "given beside --fix, which keeps the allocation",
+            field="--allocation",
+            way_out="Leave one of them out",
+        )
+    if time_limit is not None and not time_limit > 0:
+        raise InputError(
+            f"{time_limit:g} is no time to solve in",
+            field="--time-limit",
+            way_out="Give more than 0 seconds",
+        )
+    if output is not None:
+        check_writable(output)
+    fixed = Result.load(fix).plan if fix is not None else None
+    machine = _platform(
+        gpus, mem, reserved, speed, bandwidth, latency, duplex, fixed.platform if fixed else None
+    )
+    if chain is not None:
+        layers = Chain.load(chain)
+        if fixed is not None and fixed.chain.sha256 != layers.sha256:
+            raise InputError(
+                f"the plan was made for another chain than {chain}",
+                field="chain_sha256",
+                way_out="Leave --chain out, or fix a plan of this chain",
+                source=str(fix),
+            )
+    elif fixed is not None:
+        layers = fixed.chain
+    else:
+        raise InputError("not given", field="--chain", way_out="Name a schedopt.chain/1 file")
+    scope = Scope(
+        allocation="fixed" if fixed is not None else allocation or "contiguous",
+        period_ns=None if period is None else parse_duration(period, field="--period"),
+    )
+    with _progress() as show:
+        result = solve(
+            layers,
+            machine,
+            scope=scope,
+            stages=fixed.stages if fixed is not None else (),
+            solver=solver,
+            time_limit=time_limit,
+            on_progress=show,
+        )
+    if output is not None and result.plan is not None:
+        save_result(result, output)
+    _print(result, output, as_json)
+    raise typer.Exit(EXITS[result.status])
+
+
+def _print(result: Result, output: Path | None, as_json: bool) -> None:
+    if as_json:
+        from schedopt.cli.summary import summarise
+
+        typer.echo(json.dumps(summarise(result), indent=2))
+        return
+    from schedopt.cli.tables import print_result
+
+    print_result(result)
+    if output is not None and result.plan is not None:
+        typer.echo(f"Plan written to {output}")
+
+
+def _platform(
+    gpus: int | None,
+    mem: str | None,
+    reserved: str,
+    speed: str,
+    bandwidth: str | None,
+    latency: str,
+    duplex: Literal["half", "full"],
+    default: Platform | None,
+) -> Platform:
+    from schedopt.platform import Platform
+
+    if default is not None and gpus is None and mem is None:
+        if (reserved, speed, bandwidth, latency, duplex) != ("0", "1", None, "0", "half"):
+            raise InputError(
+                "not given, though other parts of the platform are",
+                field="--gpus",
+                way_out="Give --gpus and --mem too, or take the whole platform of the plan",
+            )
+        return default
+    if gpus is None:
+        raise InputError("not given", field="--gpus", way_out="Say how many GPUs: --gpus 8")
+    if mem is None:
+        raise InputError("not given", field="--mem", way_out="Say how much each has: --mem 16G")
+    try:
+        return Platform(
+            gpus,
+            mem.split(","),
+            reserved=reserved,
+            speed=speed.split(","),
+            bandwidth=bandwidth,
+            latency=latency,
+            duplex=duplex,
+        )
+    except InputError as error:
+        name = OPTIONS.get(error.field, error.field)
+        raise InputError(error.rule, field=f"--{name}", way_out=error.way_out) from None
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[Progress], None] | None]:
+    """Show the best period and the bound on a terminal while the search runs."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+
+    from schedopt.units import format_duration
+
+    with Console(stderr=True).status("solving") as status:
+
+        def show(progress: Progress) -> None:
+            parts = [progress.solver]
+            for name, value in (("best", progress.period), ("bound", progress.bound)):
+                parts.append(f"{name} {'none' if value is None else format_duration(value)}")
+            status.update(", ".join(parts))
+
+        yield show

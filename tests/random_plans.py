@@ -1,0 +1,257 @@
+"""Random valid plans: any allocation, replicas, k, links, split backward, recompute, updates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import lcm
+
+from hypothesis import strategies as st
+
+from schedopt import (
+    Chain,
+    Gpu,
+    Layer,
+    Link,
+    Operation,
+    Pattern,
+    Plan,
+    Platform,
+    Rule,
+    Scope,
+    Stage,
+    Transfer,
+)
+from schedopt.plan import Kind, place_in_period
+from schedopt.platform import Resource
+
+small = st.integers(0, 4)
+AMPLE = 10**9
+
+
+@dataclass
+class Timetable:
+    """Places operations one by one at free times, in every period of the hyperperiod."""
+
+    platform: Platform
+    k: int
+    period: int
+    length: int
+    taken: dict[object, list[tuple[int, int]]] = field(default_factory=dict)
+
+    def copies(self, first: int, micro_batch: int) -> Iterator[tuple[int, int]]:
+        for cycle in range(self.length // self.k):
+            yield first + cycle * self.period, micro_batch + cycle * self.k
+
+    def place(self, ready: int, runs: list[tuple[tuple[object, ...], int]]) -> int | None:
+        """Return the first start from `ready` on; runs: resources and length, a cycle each."""
+        whole = self.period * (self.length // self.k)
+        for start in range(ready, ready + whole + 1):
+            wanted = [
+                (resource, (start + cycle * self.period) % whole, length)
+                for cycle, (resources, length) in enumerate(runs)
+                for resource in resources
+            ]
+            if all(self._free(r, b, n, whole) for r, b, n in wanted) and self._apart(wanted, whole):
+                for resource, begin, length in wanted:
+                    self.taken.setdefault(resource, []).append((begin, length))
+                return start
+        return None
+
+    def _free(self, resource: object, begin: int, length: int, whole: int) -> bool:
+        if length > whole:
+            return False
+        return all(
+            _apart(begin, length, other, other_length, whole)
+            for other, other_length in self.taken.get(resource, [])
+        )
+
+    @staticmethod
+    def _apart(wanted: list[tuple[object, int, int]], whole: int) -> bool:
+        return all(
+            _apart(b, n, c, m, whole)
+            for i, (r, b, n) in enumerate(wanted)
+            for s, c, m in wanted[:i]
+            if r == s
+        )
+
+
+def _apart(first: int, first_ns: int, second: int, second_ns: int, whole: int) -> bool:
+    gap = (second - first) % whole
+    if gap == 0:
+        return first_ns == 0 or second_ns == 0
+    return gap >= first_ns and gap + second_ns <= whole
+
+
+@st.composite
+def layers(draw: st.DrawFn) -> Layer:
+    parameters, gradients = draw(small), draw(small)
+    return Layer(
+        forward_ns=draw(small),
+        backward_ns=draw(small),
+        weight_bytes=parameters + gradients + draw(small),
+        activation_bytes=draw(small),
+        saved_bytes=draw(st.none() | small),
+        saved_input_bytes=draw(st.none() | small),
+        parameter_bytes=parameters,
+        gradient_bytes=gradients,
+        backward_input_ns=draw(small),
+        backward_weight_ns=draw(small),
+        saved_weight_bytes=draw(st.none() | small),
+        workspace_bytes=draw(st.none() | small),
+    )
+
+
+@st.composite
+def stages(draw: st.DrawFn, count: int, gpus: int, replicas: bool) -> tuple[Stage, ...]:
+    cuts = sorted(draw(st.sets(st.integers(1, count - 1), max_size=3))) if count > 1 else []
+    bounds = [0, *cuts, count]
+    found = []
+    for first, end in zip(bounds, bounds[1:], strict=False):
+        many = draw(st.integers(1, min(2, gpus))) if replicas else 1
+        chosen = draw(
+            st.lists(st.integers(0, gpus - 1), min_size=many, max_size=many, unique=True)
+        )
+        runs = []
+        if draw(st.booleans()):
+            begin = draw(st.integers(first, end - 1))
+            runs.append((begin, draw(st.integers(begin, end - 1))))
+        found.append(Stage(layers=(first, end - 1), gpus=tuple(chosen), recompute=tuple(runs)))
+    return tuple(found)
+
+
+@st.composite
+def valid_plans(draw: st.DrawFn, *, updates: bool = False) -> Plan:
+    """Draw a plan that every rule of a plan allows, on GPUs with ample memory."""
+    chain = Chain(
+        layers=draw(st.lists(layers(), min_size=1, max_size=5)), input_bytes=draw(small)
+    )
+    platform = Platform(
+        [Gpu(memory_bytes=AMPLE, speed=draw(st.sampled_from(["1", "1", "2"])))  # type: ignore[arg-type]
+         for _ in range(draw(st.integers(1, 3)))]
+    )
+    if draw(st.booleans()):
+        link = Link(
+            bandwidth_bytes_per_s=10**9,
+            latency_ns=draw(st.integers(0, 1)),
+            duplex=draw(st.sampled_from(["half", "full"])),
+        )
+        object.__setattr__(platform, "link", link)
+    found = draw(stages(len(chain.layers), len(platform.gpus), not updates))
+    rule = Rule()
+    if updates:
+        rule = Rule(
+            update_every=draw(st.integers(1, 3)),
+            forward_reads=draw(st.sampled_from(["live", "entry"])),
+            backward_reads=draw(st.sampled_from(["forward", "live"])),
+        )
+    k = draw(st.integers(1, 3))
+    split = [draw(st.booleans()) for _ in found]
+    length = lcm(k, *(len(stage.gpus) for stage in found))
+    work = 2 + sum(
+        a.forward_ns * 2 + a.backward_ns + (a.backward_input_ns or 0) + (a.backward_weight_ns or 0)
+        + 2 * (a.activation_bytes + 1)
+        for a in chain.layers
+    )
+    period = draw(st.integers(work * k // 2 + 1, 2 * work * k))
+    pattern = _fill(draw, chain, platform, found, split, k, period, length)
+    if pattern is None:
+        pattern = _fill(draw, chain, platform, found, split, k, 6 * work * k, length)
+        assert pattern is not None
+    return Plan(
+        chain=chain,
+        platform=platform,
+        rule=rule,
+        scope=Scope(
+            allocation="general",
+            max_k=None,
+            memory=draw(st.sampled_from(["sum", "peak"])),
+            split_backward=True,
+            recompute=True,
+        ),
+        stages=found,
+        pattern=pattern,
+    )
+
+
+def _fill(
+    draw: st.DrawFn,
+    chain: Chain,
+    platform: Platform,
+    found: tuple[Stage, ...],
+    split: list[bool],
+    k: int,
+    period: int,
+    length: int,
+) -> Pattern | None:
+    table = Timetable(platform, k, period, length)
+    operations: list[Operation] = []
+    transfers: list[Transfer] = []
+    last = len(found) - 1
+
+    def run(kind: Kind, stage: int, j: int, ready: int) -> int | None:
+        runs = []
+        for _, i in table.copies(0, j):
+            gpu = found[stage].gpu(i)
+            runs.append(((("gpu", gpu),), _duration(chain, platform, found[stage], kind, gpu)))
+        start = table.place(ready + draw(st.integers(0, 3)), runs)
+        if start is None:
+            return None
+        begin, shift = place_in_period(start, j, k, period)
+        operations.append(Operation(kind=kind, stage=stage, shift=shift, start_ns=begin))
+        return start + max(n for _, n in runs)
+
+    def send(forwards: bool, stage: int, j: int, ready: int) -> int | None:
+        if platform.link is None:
+            return ready
+        runs: list[tuple[tuple[Resource, ...], int]] = []
+        for _, i in table.copies(0, j):
+            ends = found[stage].gpu(i), found[stage + 1].gpu(i)
+            source, target = ends if forwards else ends[::-1]
+            count = chain.layers[found[stage].last].activation_bytes
+            runs.append((platform.route(source, target), platform.transfer_ns(count, source, target)))
+        if not any(resources for resources, _ in runs):
+            return ready
+        start = table.place(ready + draw(st.integers(0, 2)), list(runs))
+        if start is None:
+            return None
+        begin, shift = place_in_period(start, j, k, period)
+        tensor = "activation" if forwards else "gradient"
+        transfers.append(Transfer(tensor=tensor, stage=stage, shift=shift, start_ns=begin))  # type: ignore[arg-type]
+        return start + max(n for _, n in runs)
+
+    for j in range(k):
+        clock: int | None = draw(st.integers(0, 5))
+        forward_ends: list[int] = []
+        for stage in range(last + 1):
+            clock = run("F", stage, j, clock) if clock is not None else None
+            if clock is None:
+                return None
+            forward_ends.append(clock)
+            if stage < last:
+                clock = send(True, stage, j, clock)
+        for stage in reversed(range(last + 1)):
+            if clock is not None and stage < last:
+                clock = send(False, stage, j, clock)
+            if clock is not None and found[stage].recompute:
+                redone = run("R", stage, j, forward_ends[stage])
+                clock = None if redone is None else max(clock, redone)
+            if clock is None:
+                return None
+            clock = run("I" if split[stage] else "B", stage, j, clock)
+            if clock is not None and split[stage] and run("W", stage, j, clock) is None:
+                return None
+    return Pattern(
+        k=k, period_total_ns=period, operations=tuple(operations), transfers=tuple(transfers)
+    )
+
+
+def _duration(chain: Chain, platform: Platform, stage: Stage, kind: Kind, gpu: int) -> int:
+    field_of = {"F": "forward_ns", "R": "forward_ns", "B": "backward_ns"}
+    field_of |= {"I": "backward_input_ns", "W": "backward_weight_ns"}
+    again = [layer for first, end in stage.recompute for layer in range(first, end + 1)]
+    chosen = again if kind == "R" else range(stage.first, stage.last + 1)
+    return sum(
+        platform.gpus[gpu].duration_ns(getattr(chain.layers[layer], field_of[kind]))
+        for layer in chosen
+    )

@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+from fractions import Fraction
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schedopt import Chain, Gpu, Layer, Platform, Result, Scope, check, solve
+from schedopt.account import memory
+from tests.solvers.brute_force import least_period
+from tests.strategies import chains, platforms
+
+
+def assert_sound(result: Result) -> None:
+    """What must hold of every answer: the check, and the period against its own bound."""
+    assert check(result) == ()
+    if result.plan is not None:
+        assert result.period is not None
+        assert result.lower_bound is not None
+        assert result.period >= result.lower_bound
+
+
+@settings(max_examples=2000)
+@given(chains(tied=True), platforms())
+def test_equals_brute_force_with_memory_limits_and_links(chain: Chain, platform: Platform) -> None:
+    result = solve(chain, platform)
+    assert_sound(result)
+    assert result.period == least_period(chain, platform)
+    assert result.status == ("infeasible" if result.period is None else "optimal")
+
+
+@settings(max_examples=1000)
+@given(chains(), platforms(unequal=True, most=3))
+def test_equals_brute_force_on_unequal_gpus_in_the_given_order(
+    chain: Chain, platform: Platform
+) -> None:
+    result = solve(chain, platform)
+    assert_sound(result)
+    assert result.period == least_period(chain, platform)
+
+
+@settings(max_examples=500)
+@given(chains(longest=8), platforms(roomy=True))
+def test_equals_brute_force_without_memory_limits(chain: Chain, platform: Platform) -> None:
+    result = solve(chain, platform)
+    assert_sound(result)
+    assert result.status == "optimal"
+    assert result.period == least_period(chain, platform)
+
+
+@settings(max_examples=300)
+@given(chains(), platforms(), st.integers(1, 80))
+def test_a_decision_is_yes_exactly_from_the_least_period_on(
+    chain: Chain, platform: Platform, period: int
+) -> None:
+    least = least_period(chain, platform)
+    result = solve(chain, platform, scope=Scope(period_ns=period))
+    assert_sound(result)
+    assert (result.period is not None) == (least is not None and least <= period)
+    assert (result.status == "infeasible") == (result.period is None)
+    if result.period is not None:
+        assert result.period <= period
+
+
+@settings(max_examples=300)
+@given(chains(), platforms(most=3))
+def test_the_least_memory_would_do_and_one_byte_less_would_not(
+    chain: Chain, platform: Platform
+) -> None:
+    result = solve(chain, platform)
+    if result.infeasibility is None:
+        return
+    found = result.infeasibility.least_memory_bytes
+    assert found is not None
+    assert found == result.infeasibility.proven_memory_bytes
+    for amount, possible in ((found, True), (found - 1, False)):
+        other = platform.with_gpus([Gpu(memory_bytes=amount)] * len(platform.gpus))
+        assert (least_period(chain, other) is not None) is possible
+
+
+@settings(max_examples=300)
+@given(chains(), platforms(unequal=True))
+def test_memory_of_the_plan_is_within_the_limit_in_both_readings(
+    chain: Chain, platform: Platform
+) -> None:
+    plan = solve(chain, platform).plan
+    if plan is None:
+        return
+    for need, gpu in zip(memory(plan), platform.gpus, strict=True):
+        assert need.peak_bytes == need.sum_bytes <= gpu.usable_bytes
+
+
+def test_the_chain_of_section_6_1_has_period_3_on_two_gpus() -> None:
+    layers = [
+        Layer(forward_ns=u, backward_ns=0, weight_bytes=0, activation_bytes=0) for u in (1, 2, 1)
+    ]
+    result = solve(Chain(layers=layers), Platform(2, 0))
+    assert (result.status, result.period) == ("optimal", 3)
+
+
+def test_lemma_2_needs_three_units_of_memory() -> None:
+    layers = [
+        Layer(forward_ns=1, backward_ns=1, weight_bytes=w, activation_bytes=0) for w in (1, 2, 1)
+    ]
+    result = solve(Chain(layers=layers), Platform(2, 2))
+    assert result.status == "infeasible"
+    assert result.infeasibility is not None
+    assert result.infeasibility.least_memory_bytes == 3
+
+
+def test_zero_length_backwards_keep_their_place() -> None:
+    layers = [
+        Layer(forward_ns=2, backward_ns=b, weight_bytes=0, activation_bytes=a)
+        for b, a in ((2, 1), (0, 0), (0, 0), (0, 0))
+    ]
+    one_layer_a_stage = [Gpu(memory_bytes=2), *[Gpu(memory_bytes=0)] * 3]
+    result = solve(Chain(layers=layers), Platform(one_layer_a_stage))
+    fixed = solve(
+        Chain(layers=layers),
+        Platform(one_layer_a_stage),
+        stages=[_stage(i) for i in range(4)],
+    )
+    assert fixed.period == 6
+    assert result.period is not None
+    assert result.period <= 6
+
+
+def _stage(index: int):  # type: ignore[no-untyped-def]
+    from schedopt import Stage
+
+    return Stage(layers=(index, index), gpus=(index,))
+
+
+def test_theorem_6_contiguous_period() -> None:
+    k, limit = 3, 4
+    layers = [
+        *[Layer(forward_ns=1, backward_ns=0, weight_bytes=limit - 1, activation_bytes=0)] * k,
+        Layer(forward_ns=k, backward_ns=0, weight_bytes=limit, activation_bytes=0),
+        *[Layer(forward_ns=k - 1, backward_ns=0, weight_bytes=1, activation_bytes=0)] * k,
+    ]
+    result = solve(Chain(layers=layers), Platform(k + 2, limit))
+    assert result.period == Fraction(k * (k - 1))

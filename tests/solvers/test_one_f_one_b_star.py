@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schedopt import Chain, InputError, Layer, Platform, Scope, Stage, check, solve
+from schedopt.account import concurrent_activations
+from schedopt.problem import Problem
+from schedopt.solvers.one_f_one_b_star import make_plan
+from tests.strategies import chains, platforms
+
+
+def one_layer_a_gpu(count: int) -> list[Stage]:
+    return [Stage(layers=(index, index), gpus=(index,)) for index in range(count)]
+
+
+def least_activations(times: list[tuple[int, int]], period: int) -> list[int] | None:
+    """Try every 1-periodic pattern on starts modulo the period; the least NCA of each stage."""
+    best: list[int] | None = None
+    for starts in product(range(period), repeat=2 * len(times)):
+        forwards, backwards = starts[: len(times)], starts[len(times) :]
+        if not all(
+            _disjoint(f, times[s][0], b, times[s][1], period)
+            for s, (f, b) in enumerate(zip(forwards, backwards, strict=True))
+        ):
+            continue
+        clock, begun, done = 0, [], [0] * len(times)
+        for stage, residue in enumerate(forwards):
+            clock += (residue - clock) % period
+            begun.append(clock)
+            clock += times[stage][0]
+        for stage in reversed(range(len(times))):
+            clock += (backwards[stage] - clock) % period
+            clock += times[stage][1]
+            done[stage] = clock
+        counts = [max(1, -(-(e - b) // period)) for b, e in zip(begun, done, strict=True)]
+        best = counts if best is None else [min(pair) for pair in zip(best, counts, strict=True)]
+    return best
+
+
+def _disjoint(first: int, first_ns: int, second: int, second_ns: int, period: int) -> bool:
+    gap = (second - first) % period
+    if gap == 0:
+        return first_ns == 0 or second_ns == 0
+    return gap >= first_ns and gap + second_ns <= period
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=1, max_size=3),
+    st.integers(2, 5),
+)
+def test_no_1_periodic_pattern_keeps_fewer_activations(
+    times: list[tuple[int, int]], period: int
+) -> None:
+    least = least_activations(times, period)
+    if max(f + b for f, b in times) > period:
+        assert least is None
+        return
+    layers = [
+        Layer(forward_ns=f, backward_ns=b, weight_bytes=0, activation_bytes=1) for f, b in times
+    ]
+    stages = one_layer_a_gpu(len(times))
+    problem = Problem(
+        chain=Chain(layers=layers),
+        platform=Platform(len(times), 100),
+        scope=Scope(allocation="fixed"),
+        stages=tuple(stages),
+    )
+    plan = make_plan(problem, stages, period)
+    assert check(plan) == ()
+    found = concurrent_activations(plan)
+    assert [found[index, index] for index in range(len(times))] == least
+
+
+def test_groups_of_four_equal_stages() -> None:
+    layer = Layer(forward_ns=1, backward_ns=2, weight_bytes=0, activation_bytes=1)
+    result = solve(Chain(layers=[layer] * 4), Platform(4, 4), stages=one_layer_a_gpu(4))
+    assert (result.status, result.period) == ("optimal", 3)
+    assert result.plan is not None
+    assert concurrent_activations(result.plan) == {(0, 0): 4, (1, 1): 3, (2, 2): 2, (3, 3): 1}
+
+
+def test_less_memory_makes_larger_groups() -> None:
+    layer = Layer(forward_ns=1, backward_ns=2, weight_bytes=0, activation_bytes=1)
+    result = solve(Chain(layers=[layer] * 4), Platform(4, 2), stages=one_layer_a_gpu(4))
+    assert (result.status, result.period) == ("optimal", 6)
+
+
+def test_infeasible_names_the_gpu_and_the_least_memory() -> None:
+    layers = [
+        Layer(forward_ns=1, backward_ns=1, weight_bytes=w, activation_bytes=2) for w in (1, 9)
+    ]
+    result = solve(Chain(layers=layers), Platform(2, 10), stages=one_layer_a_gpu(2))
+    assert result.status == "infeasible"
+    assert result.infeasibility is not None
+    assert (result.infeasibility.gpu, result.infeasibility.least_memory_bytes) == (1, 11)
+
+
+def test_refuses_two_stages_on_one_gpu() -> None:
+    layer = Layer(forward_ns=1, backward_ns=1, weight_bytes=0, activation_bytes=0)
+    stages = [Stage(layers=(0, 0), gpus=(0,)), Stage(layers=(1, 1), gpus=(0,))]
+    with pytest.raises(InputError, match="contiguous allocation"):
+        solve(Chain(layers=[layer] * 2), Platform(2, 4), stages=stages)
+
+
+@settings(max_examples=200)
+@given(chains(longest=4), platforms(most=4, roomy=True))
+def test_the_allocation_of_the_best_plan_has_the_same_period_when_fixed(
+    chain: Chain, platform: Platform
+) -> None:
+    best = solve(chain, platform)
+    assert best.plan is not None
+    fixed = solve(chain, platform, stages=best.plan.stages)
+    assert fixed.status == "optimal"
+    assert fixed.period == best.period
