@@ -46,7 +46,8 @@ class Layer:
         Held from the start of I to the end of W, while what was saved goes at the end of I.
         Absent: what was saved stays to the end of W.
     workspace_bytes : int, optional
-        Taken for the length of each operation and given back. Default: 0.
+        Taken for the length of each operation and given back; an operation of length 0 takes
+        none. Default: 0.
     update_ns : int, optional
         Duration of the optimizer's step. Default: 0.
     name : str

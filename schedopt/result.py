@@ -8,6 +8,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from schedopt.errors import InputError
 from schedopt.plan import Plan
 from schedopt.problem import Problem, Scope
 from schedopt.validation import STRICT
@@ -20,6 +21,17 @@ Ratio = tuple[int, int]
 def as_ratio(value: Fraction | int) -> Ratio:
     """Return numerator and denominator."""
     return Fraction(value).as_integer_ratio()
+
+
+def check_ratio(owner: object, name: str) -> None:
+    """Require that a field is absent or a fraction of at least 0."""
+    ratio = getattr(owner, name)
+    if ratio is not None and (ratio[0] < 0 or ratio[1] < 1):
+        raise InputError(
+            f"{list(ratio)} is not a fraction",
+            field=name,
+            way_out="Give numerator >= 0 and denominator >= 1",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +53,9 @@ class Bound:
     exact: Ratio
     scope: Scope
     proof: str
+
+    def __post_init__(self) -> None:
+        check_ratio(self, "exact")
 
     @property
     def period(self) -> Fraction:
@@ -104,6 +119,10 @@ class Rung:
     bound_exact: Ratio | None = None
     seconds: float = 0.0
     note: str = ""
+
+    def __post_init__(self) -> None:
+        check_ratio(self, "period_exact")
+        check_ratio(self, "bound_exact")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -119,8 +119,9 @@ class _Search:
     def _caps(self, first: int) -> Array:
         """For stages from `first`, by kind of GPU and end: the least key that does not fit."""
         ends = slice(first + 1, self.count + 1)
-        fixed = self.fixed[ends] - self.fixed[first]
-        fixed = fixed + np.maximum.accumulate(self.workspace[first:])
+        works = self.load[0, ends] > self.load[0, first]
+        workspace = np.where(works, np.maximum.accumulate(self.workspace[first:]), 0)
+        fixed = self.fixed[ends] - self.fixed[first] + workspace
         each = self.saved[ends] - self.saved[first] + self.saved_input[first]
         spare = self.room[:, None] - fixed
         groups = np.where(each > 0, spare // np.maximum(each, 1), NEVER >> SHIFT)
@@ -216,7 +217,7 @@ class _Search:
             rows = self.kind[low - 1 : high]
             length, caps = length[rows], caps[rows]
         behind = keys[low - 1 : high, ends]
-        added = behind + length
+        added: Array = behind + length
         over = (behind & LOAD) + length > period
         np.copyto(added, (behind & ~LOAD) + (GROUP + length), where=over)
         added[(added >= caps) | (length > period)] = NEVER

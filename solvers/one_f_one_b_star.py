@@ -118,11 +118,13 @@ def stage_cost(problem: Problem, stage: Stage) -> StageCost:
     """Return what a stage costs on its first GPU."""
     gpu = problem.platform.gpus[stage.gpus[0]]
     layers = problem.chain.layers[stage.first : stage.last + 1]
+    forward = sum(gpu.duration_ns(layer.forward_ns) for layer in layers)
+    backward = sum(gpu.duration_ns(layer.backward_ns) for layer in layers)
+    workspace = max(layer.workspace_bytes or 0 for layer in layers) if forward + backward else 0
     return StageCost(
-        sum(gpu.duration_ns(layer.forward_ns) for layer in layers),
-        sum(gpu.duration_ns(layer.backward_ns) for layer in layers),
-        sum(layer.weight_bytes for layer in layers)
-        + max(layer.workspace_bytes or 0 for layer in layers),
+        forward,
+        backward,
+        sum(layer.weight_bytes for layer in layers) + workspace,
         sum(layer.saved for layer in layers) + (layers[0].saved_input_bytes or 0),
     )
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
+from itertools import pairwise
 from math import lcm
 
 from hypothesis import strategies as st
@@ -43,7 +45,7 @@ class Timetable:
         for cycle in range(self.length // self.k):
             yield first + cycle * self.period, micro_batch + cycle * self.k
 
-    def place(self, ready: int, runs: list[tuple[tuple[object, ...], int]]) -> int | None:
+    def place(self, ready: int, runs: Sequence[tuple[tuple[object, ...], int]]) -> int | None:
         """Return the first start from `ready` on; runs: resources and length, a cycle each."""
         whole = self.period * (self.length // self.k)
         for start in range(ready, ready + whole + 1):
@@ -107,11 +109,9 @@ def stages(draw: st.DrawFn, count: int, gpus: int, replicas: bool) -> tuple[Stag
     cuts = sorted(draw(st.sets(st.integers(1, count - 1), max_size=3))) if count > 1 else []
     bounds = [0, *cuts, count]
     found = []
-    for first, end in zip(bounds, bounds[1:], strict=False):
+    for first, end in pairwise(bounds):
         many = draw(st.integers(1, min(2, gpus))) if replicas else 1
-        chosen = draw(
-            st.lists(st.integers(0, gpus - 1), min_size=many, max_size=many, unique=True)
-        )
+        chosen = draw(st.lists(st.integers(0, gpus - 1), min_size=many, max_size=many, unique=True))
         runs = []
         if draw(st.booleans()):
             begin = draw(st.integers(first, end - 1))
@@ -124,11 +124,13 @@ def stages(draw: st.DrawFn, count: int, gpus: int, replicas: bool) -> tuple[Stag
 def valid_plans(draw: st.DrawFn, *, updates: bool = False) -> Plan:
     """Draw a plan that every rule of a plan allows, on GPUs with ample memory."""
     chain = Chain(
-        layers=draw(st.lists(layers(), min_size=1, max_size=5)), input_bytes=draw(small)
+        layers=tuple(draw(st.lists(layers(), min_size=1, max_size=5))), input_bytes=draw(small)
     )
     platform = Platform(
-        [Gpu(memory_bytes=AMPLE, speed=draw(st.sampled_from(["1", "1", "2"])))  # type: ignore[arg-type]
-         for _ in range(draw(st.integers(1, 3)))]
+        [
+            Gpu(memory_bytes=AMPLE, speed=Decimal(draw(st.sampled_from(["1", "1", "2"]))))
+            for _ in range(draw(st.integers(1, 3)))
+        ]
     )
     if draw(st.booleans()):
         link = Link(
@@ -149,7 +151,10 @@ def valid_plans(draw: st.DrawFn, *, updates: bool = False) -> Plan:
     split = [draw(st.booleans()) for _ in found]
     length = lcm(k, *(len(stage.gpus) for stage in found))
     work = 2 + sum(
-        a.forward_ns * 2 + a.backward_ns + (a.backward_input_ns or 0) + (a.backward_weight_ns or 0)
+        a.forward_ns * 2
+        + a.backward_ns
+        + (a.backward_input_ns or 0)
+        + (a.backward_weight_ns or 0)
         + 2 * (a.activation_bytes + 1)
         for a in chain.layers
     )
@@ -209,7 +214,9 @@ def _fill(
             ends = found[stage].gpu(i), found[stage + 1].gpu(i)
             source, target = ends if forwards else ends[::-1]
             count = chain.layers[found[stage].last].activation_bytes
-            runs.append((platform.route(source, target), platform.transfer_ns(count, source, target)))
+            runs.append(
+                (platform.route(source, target), platform.transfer_ns(count, source, target))
+            )
         if not any(resources for resources, _ in runs):
             return ready
         start = table.place(ready + draw(st.integers(0, 2)), list(runs))
@@ -239,7 +246,7 @@ def _fill(
             if clock is None:
                 return None
             clock = run("I" if split[stage] else "B", stage, j, clock)
-            if clock is not None and split[stage] and run("W", stage, j, clock) is None:
+            if clock is None or (split[stage] and run("W", stage, j, clock) is None):
                 return None
     return Pattern(
         k=k, period_total_ns=period, operations=tuple(operations), transfers=tuple(transfers)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
+
 from hypothesis import strategies as st
 
 from schedopt import Chain, Gpu, Layer, Link, Platform
@@ -28,7 +30,7 @@ def chains(draw: st.DrawFn, *, longest: int = 6, tied: bool = False) -> Chain:
     if tied and count > 1 and draw(st.booleans()):
         pair = draw(st.lists(st.integers(0, count - 1), min_size=2, max_size=2, unique=True))
         groups = (tuple(sorted(pair)),)
-    return Chain(layers=layers, same_gpu=groups)
+    return Chain(layers=tuple(layers), same_gpu=groups)
 
 
 @st.composite
@@ -39,9 +41,7 @@ def platforms(
     room = st.just(10**6) if roomy else st.integers(0, 60)
     speed = st.sampled_from(["0.5", "1", "1.5", "2"])
     if unequal:
-        gpus = [
-            Gpu(memory_bytes=draw(room), speed=draw(speed)) for _ in range(count)  # type: ignore[arg-type]
-        ]
+        gpus = [Gpu(memory_bytes=draw(room), speed=Decimal(draw(speed))) for _ in range(count)]
     else:
         gpus = [Gpu(memory_bytes=draw(room))] * count
     platform = Platform(gpus)

@@ -140,7 +140,7 @@ def _workspaces(timeline: Timeline) -> Iterator[Residency]:
             continue
         used = (recomputed if operation.kind == "R" else stage_layers)(plan, operation.stage)
         count = max(plan.chain.layers[layer].workspace_bytes or 0 for layer in used)
-        if count:
+        if count and interval.end_ns > interval.start_ns:
             yield Residency(
                 interval.gpu,
                 "workspace",

@@ -44,7 +44,7 @@ def random_chain(count: int, seed: int) -> Chain:
         )
         for _ in range(count)
     ]
-    return Chain(layers=layers, name=f"random-{count}-{seed}")
+    return Chain(layers=tuple(layers), name=f"random-{count}-{seed}")
 
 
 def measure_solver(count: int, gpus: int, seed: int) -> list[dict[str, Any]]:
@@ -96,9 +96,9 @@ def _timed(action: Callable[[], None]) -> float:
 
 def main(
     output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the figures.")],
-    chain: Annotated[
-        Path, typer.Option(help="The chain for the command line.")
-    ] = Path("instances/gpt2-small.json"),
+    chain: Annotated[Path, typer.Option(help="The chain for the command line.")] = Path(
+        "instances/gpt2-small.json"
+    ),
 ) -> None:
     """Measure and write the figures with machine, versions and date."""
     from schedopt.formats import check_writable, write_whole

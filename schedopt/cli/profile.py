@@ -16,17 +16,15 @@ def profile_model(
     model: Annotated[
         str,
         typer.Argument(
-            help="package.module:factory, a function without arguments that returns (nn.Sequential, "
-            "input), and optionally a loss and an optimizer.",
+            help="package.module:factory, a function without arguments that returns "
+            "(nn.Sequential, input), and optionally a loss and an optimizer.",
             metavar="MODEL",
         ),
     ],
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Where to write the chain.", metavar="FILE")
     ],
-    device: Annotated[
-        str, typer.Option(help="cpu, cuda, or cuda:1.", metavar="DEVICE")
-    ] = "cpu",
+    device: Annotated[str, typer.Option(help="cpu, cuda, or cuda:1.", metavar="DEVICE")] = "cpu",
     optimizer: Annotated[
         Literal["adamw", "adam", "sgd"],
         typer.Option(help="Whose state is counted, unless the factory brings its own."),
@@ -63,9 +61,7 @@ def profile_model(
                 on_progress=lambda done, total: bar.update(task, completed=done, total=total),
             )
     else:
-        chain = profile(
-            loaded, device=device, optimizer=optimizer, warmup=warmup, repeats=repeats
-        )
+        chain = profile(loaded, device=device, optimizer=optimizer, warmup=warmup, repeats=repeats)
     save_chain(chain, output)
     _print(chain, output)
 

@@ -101,8 +101,8 @@ def solve_chain(
 ) -> None:
     """Find the allocation and the periodic schedule with the least period, with a proof.
 
-    Examples:
-
+    Examples
+    --------
     schedopt solve --chain instances/gpt2-small.json --gpus 4 --mem 4G
 
     schedopt solve --chain chain.json --gpus 8 --mem 16G --bandwidth 12GB/s -o plan.json

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from fractions import Fraction
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -49,7 +51,9 @@ def print_plan(result: Result) -> None:
     assert period is not None
     pattern = plan.pattern
     per_step = "" if pattern.k == 1 else f" for each of {pattern.k} micro-batches"
-    console.print(f"[bold]Period    {format_duration(period)}[/]{per_step}, {STATUS[result.status]}")
+    console.print(
+        f"[bold]Period    {format_duration(period)}[/]{per_step}, {STATUS[result.status]}"
+    )
     if bound is not None:
         gap = "" if not result.gap else f", gap {float(result.gap):.2%}"
         console.print(f"Bound     {format_duration(bound)}{gap}: {_best_proof(result)}")
@@ -59,7 +63,14 @@ def print_plan(result: Result) -> None:
 
 
 def _console() -> Console:
-    return Console(highlight=False, soft_wrap=True)
+    width = None if sys.stdout.isatty() else 100
+    return Console(highlight=False, soft_wrap=True, width=width)
+
+
+def _table(title: str) -> Table:
+    return Table(
+        title=title, title_justify="left", box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False
+    )
 
 
 def _print_problem(console: Console, problem: Problem) -> None:
@@ -87,10 +98,11 @@ def _print_problem(console: Console, problem: Problem) -> None:
 
 
 def _stage_table(plan: Plan) -> Table:
-    table = Table(title="Stages", title_justify="left")
-    for name in ("Stage", "GPU", "Layers", "Names"):
-        table.add_column(name, overflow="fold")
-    for name in ("Forward", "Backward", "Busy", "Activations"):
+    table = _table("Stages")
+    for name in ("Stage", "GPU", "Layers"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("Names", overflow="fold")
+    for name in ("Forward", "Backward", "Busy", "In flight"):
         table.add_column(name, justify="right", no_wrap=True)
     timeline, counts, loads = Timeline(plan), concurrent_activations(plan), load(plan)
     for index, stage in enumerate(plan.stages):
@@ -111,9 +123,11 @@ def _stage_table(plan: Plan) -> Table:
 
 
 def _memory_table(plan: Plan) -> Table:
-    table = Table(title="Memory", title_justify="left")
+    table = _table("Memory")
     needs = memory(plan)
-    kinds = list(dict.fromkeys(kind for need in needs for kind, count in need.by_kind.items() if count))
+    kinds = list(
+        dict.fromkeys(kind for need in needs for kind, count in need.by_kind.items() if count)
+    )
     reading = plan.scope.memory
     for name in ("GPU", *kinds, f"Total ({reading})", "Limit", "Used"):
         table.add_column(name.replace("_", " ").capitalize().replace("Gpu", "GPU"), justify="right")
@@ -140,30 +154,23 @@ def _binding(plan: Plan) -> str:
     """Say what keeps the period from being shorter, as far as the plan shows it."""
     loads, links = load(plan), busy_time(plan)
     busiest = max(range(len(loads)), key=lambda gpu: loads[gpu].share)
-    if loads[busiest].share == 1:
-        return f"GPU {busiest} works the whole period"
-    period = plan.pattern.period_total_ns
+    period = Fraction(plan.pattern.period_total_ns, plan.pattern.k)
+    words = [f"GPU {busiest} works {float(loads[busiest].share):.1%} of the period"]
     for (_, source, target), time in links.items():
-        if time * plan.pattern.k == period:
-            return f"the link of GPUs {source} and {target} is busy the whole period"
+        if time == period:
+            words.append(f"the link of GPUs {source} and {target} is busy all the time")
+    needs = [need.reading(plan.scope.memory) for need in memory(plan)]
     lacking = []
-    counts = concurrent_activations(plan)
-    needs = memory(plan)
-    for (stage, gpu), count in counts.items():
+    for (stage, gpu), count in concurrent_activations(plan).items():
         layers = plan.chain.layers[plan.stages[stage].first : plan.stages[stage].last + 1]
         more = sum(layer.saved for layer in layers) + (layers[0].saved_input_bytes or 0)
-        need = needs[gpu].reading(plan.scope.memory) + more
-        limit = plan.platform.gpus[gpu].usable_bytes
-        if need > limit:
-            lacking.append((need - limit, gpu, count + 1, need, limit))
-    busy = f"GPU {busiest} is the busiest ({float(loads[busiest].share):.1%})"
-    if not lacking:
-        return busy
-    _, gpu, count, need, limit = max(lacking)
-    return (
-        f"memory of GPU {gpu}: {count} activations would need {format_bytes(need)} of "
-        f"{format_bytes(limit)}; {busy}"
-    )
+        short = needs[gpu] + more - plan.platform.gpus[gpu].usable_bytes
+        if short > 0:
+            lacking.append((short, gpu, count + 1))
+    if lacking:
+        short, gpu, count = max(lacking)
+        words.append(f"GPU {gpu} lacks {format_bytes(short)} for {count} micro-batches in flight")
+    return "; ".join(words)
 
 
 def _print_infeasibility(console: Console, why: Infeasibility) -> None:
@@ -185,7 +192,7 @@ def _print_infeasibility(console: Console, why: Infeasibility) -> None:
 
 
 def _print_ladder(console: Console, result: Result) -> None:
-    table = Table(title="Ladder: what each solver added", title_justify="left")
+    table = _table("Ladder: what each solver added")
     table.add_column("Solver")
     table.add_column("Best period", justify="right")
     table.add_column("Bound", justify="right")

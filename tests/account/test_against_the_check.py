@@ -14,8 +14,7 @@ from tests.random_plans import valid_plans
 
 def with_memory(plan: Plan, sizes: list[int]) -> Plan:
     gpus = [
-        replace(gpu, memory_bytes=size)
-        for gpu, size in zip(plan.platform.gpus, sizes, strict=True)
+        replace(gpu, memory_bytes=size) for gpu, size in zip(plan.platform.gpus, sizes, strict=True)
     ]
     return replace(plan, platform=plan.platform.with_gpus(gpus))
 

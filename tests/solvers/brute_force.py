@@ -17,15 +17,11 @@ def all_allocations(chain: Chain, platform: Platform) -> Iterator[Cuts]:
     for count in range(1, min(layers, gpus) + 1):
         for cuts in combinations(range(1, layers), count - 1):
             bounds = [0, *cuts, layers]
-            tied = any(
-                group[0] < cut <= group[-1] for group in chain.same_gpu for cut in cuts
-            )
+            tied = any(group[0] < cut <= group[-1] for group in chain.same_gpu for cut in cuts)
             if tied:
                 continue
             for chosen in combinations(range(gpus), count):
-                yield tuple(
-                    (bounds[i], bounds[i + 1] - 1, chosen[i]) for i in range(count)
-                )
+                yield tuple((bounds[i], bounds[i + 1] - 1, chosen[i]) for i in range(count))
 
 
 def group_numbers(chain: Chain, platform: Platform, cuts: Cuts, period: int) -> list[int] | None:
@@ -73,7 +69,8 @@ def memory_fits(chain: Chain, platform: Platform, cuts: Cuts, groups: list[int])
         saved = sum(a.activation_bytes if a.saved_bytes is None else a.saved_bytes for a in layers)
         saved += layers[0].saved_input_bytes or 0
         need = sum(a.weight_bytes for a in layers) + group * saved
-        need += max(a.workspace_bytes or 0 for a in layers)
+        if any(a.forward_ns + a.backward_ns for a in layers):
+            need += max(a.workspace_bytes or 0 for a in layers)
         if need > platform.gpus[gpu].memory_bytes - platform.gpus[gpu].reserved_bytes:
             return False
     return True

@@ -5,7 +5,7 @@ from fractions import Fraction
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schedopt import Chain, Gpu, Layer, Platform, Result, Scope, check, solve
+from schedopt import Chain, Gpu, Layer, Platform, Result, Scope, Stage, check, solve
 from schedopt.account import memory
 from tests.solvers.brute_force import least_period
 from tests.strategies import chains, platforms
@@ -94,15 +94,15 @@ def test_the_chain_of_section_6_1_has_period_3_on_two_gpus() -> None:
     layers = [
         Layer(forward_ns=u, backward_ns=0, weight_bytes=0, activation_bytes=0) for u in (1, 2, 1)
     ]
-    result = solve(Chain(layers=layers), Platform(2, 0))
-    assert (result.status, result.period) == ("optimal", 3)
+    result = solve(Chain(layers=tuple(layers)), Platform(2, 0))
+    assert (result.status, result.period) == ("optimal", Fraction(3))
 
 
 def test_lemma_2_needs_three_units_of_memory() -> None:
     layers = [
         Layer(forward_ns=1, backward_ns=1, weight_bytes=w, activation_bytes=0) for w in (1, 2, 1)
     ]
-    result = solve(Chain(layers=layers), Platform(2, 2))
+    result = solve(Chain(layers=tuple(layers)), Platform(2, 2))
     assert result.status == "infeasible"
     assert result.infeasibility is not None
     assert result.infeasibility.least_memory_bytes == 3
@@ -114,21 +114,15 @@ def test_zero_length_backwards_keep_their_place() -> None:
         for b, a in ((2, 1), (0, 0), (0, 0), (0, 0))
     ]
     one_layer_a_stage = [Gpu(memory_bytes=2), *[Gpu(memory_bytes=0)] * 3]
-    result = solve(Chain(layers=layers), Platform(one_layer_a_stage))
+    result = solve(Chain(layers=tuple(layers)), Platform(one_layer_a_stage))
     fixed = solve(
-        Chain(layers=layers),
+        Chain(layers=tuple(layers)),
         Platform(one_layer_a_stage),
-        stages=[_stage(i) for i in range(4)],
+        stages=[Stage(layers=(i, i), gpus=(i,)) for i in range(4)],
     )
     assert fixed.period == 6
     assert result.period is not None
     assert result.period <= 6
-
-
-def _stage(index: int):  # type: ignore[no-untyped-def]
-    from schedopt import Stage
-
-    return Stage(layers=(index, index), gpus=(index,))
 
 
 def test_theorem_6_contiguous_period() -> None:
@@ -138,5 +132,5 @@ def test_theorem_6_contiguous_period() -> None:
         Layer(forward_ns=k, backward_ns=0, weight_bytes=limit, activation_bytes=0),
         *[Layer(forward_ns=k - 1, backward_ns=0, weight_bytes=1, activation_bytes=0)] * k,
     ]
-    result = solve(Chain(layers=layers), Platform(k + 2, limit))
+    result = solve(Chain(layers=tuple(layers)), Platform(k + 2, limit))
     assert result.period == Fraction(k * (k - 1))

@@ -35,11 +35,13 @@ def test_never_returns_a_plan_that_does_not_fit(chain: Chain, platform: Platform
 
 def test_fills_to_twice_the_bound() -> None:
     layers = [
-        Layer(forward_ns=u, backward_ns=0, weight_bytes=0, activation_bytes=0)
-        for u in (2, 2, 2, 2)
+        Layer(forward_ns=u, backward_ns=0, weight_bytes=0, activation_bytes=0) for u in (2, 2, 2, 2)
     ]
     result = solve(
-        Chain(layers=layers), Platform(4, 1), scope=Scope(allocation="general"), solver="next_fit"
+        Chain(layers=tuple(layers)),
+        Platform(4, 1),
+        scope=Scope(allocation="general"),
+        solver="next_fit",
     )
     assert result.plan is not None
     assert [stage.layers for stage in result.plan.stages] == [(0, 1), (2, 3)]

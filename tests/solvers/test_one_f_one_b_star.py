@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from fractions import Fraction
 from itertools import product
 
 import pytest
@@ -65,7 +66,7 @@ def test_no_1_periodic_pattern_keeps_fewer_activations(
     ]
     stages = one_layer_a_gpu(len(times))
     problem = Problem(
-        chain=Chain(layers=layers),
+        chain=Chain(layers=tuple(layers)),
         platform=Platform(len(times), 100),
         scope=Scope(allocation="fixed"),
         stages=tuple(stages),
@@ -78,23 +79,23 @@ def test_no_1_periodic_pattern_keeps_fewer_activations(
 
 def test_groups_of_four_equal_stages() -> None:
     layer = Layer(forward_ns=1, backward_ns=2, weight_bytes=0, activation_bytes=1)
-    result = solve(Chain(layers=[layer] * 4), Platform(4, 4), stages=one_layer_a_gpu(4))
-    assert (result.status, result.period) == ("optimal", 3)
+    result = solve(Chain(layers=(layer,) * 4), Platform(4, 4), stages=one_layer_a_gpu(4))
+    assert (result.status, result.period) == ("optimal", Fraction(3))
     assert result.plan is not None
     assert concurrent_activations(result.plan) == {(0, 0): 4, (1, 1): 3, (2, 2): 2, (3, 3): 1}
 
 
 def test_less_memory_makes_larger_groups() -> None:
     layer = Layer(forward_ns=1, backward_ns=2, weight_bytes=0, activation_bytes=1)
-    result = solve(Chain(layers=[layer] * 4), Platform(4, 2), stages=one_layer_a_gpu(4))
-    assert (result.status, result.period) == ("optimal", 6)
+    result = solve(Chain(layers=(layer,) * 4), Platform(4, 2), stages=one_layer_a_gpu(4))
+    assert (result.status, result.period) == ("optimal", Fraction(6))
 
 
 def test_infeasible_names_the_gpu_and_the_least_memory() -> None:
     layers = [
         Layer(forward_ns=1, backward_ns=1, weight_bytes=w, activation_bytes=2) for w in (1, 9)
     ]
-    result = solve(Chain(layers=layers), Platform(2, 10), stages=one_layer_a_gpu(2))
+    result = solve(Chain(layers=tuple(layers)), Platform(2, 10), stages=one_layer_a_gpu(2))
     assert result.status == "infeasible"
     assert result.infeasibility is not None
     assert (result.infeasibility.gpu, result.infeasibility.least_memory_bytes) == (1, 11)
@@ -104,7 +105,7 @@ def test_refuses_two_stages_on_one_gpu() -> None:
     layer = Layer(forward_ns=1, backward_ns=1, weight_bytes=0, activation_bytes=0)
     stages = [Stage(layers=(0, 0), gpus=(0,)), Stage(layers=(1, 1), gpus=(0,))]
     with pytest.raises(InputError, match="contiguous allocation"):
-        solve(Chain(layers=[layer] * 2), Platform(2, 4), stages=stages)
+        solve(Chain(layers=(layer,) * 2), Platform(2, 4), stages=stages)
 
 
 @settings(max_examples=200)

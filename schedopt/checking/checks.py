@@ -1,0 +1,99 @@
+"""All checks of a plan or result, in order."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from schedopt.checking.claims import find_false_claims
+from schedopt.checking.completeness import (
+    find_wrong_operations,
+    find_wrong_placements,
+    find_wrong_transfers,
+)
+from schedopt.checking.deadlock import find_deadlock
+from schedopt.checking.order import find_order_violations
+from schedopt.checking.replay import find_memory_violations
+from schedopt.checking.resources import find_overlaps
+from schedopt.checking.scope import find_crossings, find_out_of_scope
+from schedopt.checking.structure import (
+    find_endless,
+    find_missing_references,
+    find_parted_layers,
+    find_unfit_rules,
+    find_wrong_layers,
+)
+from schedopt.checking.timeline import Timeline, lay_out
+from schedopt.checking.violations import Violation, limit
+from schedopt.checking.weights import Followed, follow_weights
+from schedopt.plan import Plan
+from schedopt.result import Result
+
+_STRUCTURAL: Final = frozenset({"layers", "operations", "transfer", "placement"})
+
+
+def check(subject: Plan | Result) -> tuple[Violation, ...]:
+    """Return everything that is wrong with a plan, or with a result and its plan.
+
+    Times, memory and weights are looked at only if the structure is sound: layers, operations,
+    transfers and their places. Of one kind, at most 20 violations are listed and the others
+    counted.
+
+    Parameters
+    ----------
+    subject : Plan or Result
+        Of a result the claims are checked too: its status and its bounds.
+
+    Returns
+    -------
+    tuple of Violation
+        Empty if all is well; else in a fixed order.
+    """
+    if isinstance(subject, Plan):
+        return limit(_check_plan(subject))
+    found = _check_plan(subject.plan) if subject.plan is not None else []
+    return limit([*found, *find_false_claims(subject)])
+
+
+def _check_plan(plan: Plan) -> list[Violation]:
+    missing = list(find_missing_references(plan))
+    if missing:
+        return missing
+    endless = list(find_endless(plan))
+    if endless:
+        return endless
+    if plan.rule.partition != "none":
+        text = f"a partition of {plan.rule.partition} is not accounted for yet"
+        return [Violation("rule", "rule.partition", text)]
+    found = _check_structure(plan)
+    if any(violation.kind in _STRUCTURAL for violation in found):
+        return found
+    timeline = lay_out(plan)
+    found.extend(_check_times(timeline))
+    followed = Followed((), (), frozenset(range(len(plan.stages))))
+    if not plan.rule.is_given and all(violation.kind != "rule" for violation in found):
+        followed = follow_weights(timeline)
+    found.extend(followed.violations)
+    found.extend(find_memory_violations(timeline, followed.residencies, followed.unknown))
+    return found
+
+
+def _check_structure(plan: Plan) -> list[Violation]:
+    found = list(find_wrong_layers(plan))
+    if not found:
+        found.extend(find_parted_layers(plan))
+    found.extend(find_wrong_operations(plan))
+    found.extend(find_wrong_transfers(plan))
+    found.extend(find_wrong_placements(plan))
+    found.extend(find_unfit_rules(plan))
+    found.extend(find_out_of_scope(plan))
+    return found
+
+
+def _check_times(timeline: Timeline) -> list[Violation]:
+    found = list(find_crossings(timeline))
+    broken = list(find_order_violations(timeline))
+    found.extend(broken)
+    found.extend(find_overlaps(timeline))
+    if broken:
+        found.extend(find_deadlock(timeline))
+    return found

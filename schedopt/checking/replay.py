@@ -1,0 +1,106 @@
+"""Whether each GPU has the memory that a plan needs, by replaying what comes and goes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from math import lcm
+from typing import Final
+
+from schedopt.checking.residencies import Group, Residency, list_residencies
+from schedopt.checking.timeline import Timeline
+from schedopt.checking.violations import Violation
+from schedopt.units import format_bytes
+
+LONGEST_ROUNDS: Final = 256
+"""Of what stays for longer, whole rounds are counted at once instead of replayed."""
+
+_RELEASE, _ACQUIRE, _RELEASE_AT_ONCE = range(3)
+
+
+def find_memory_violations(
+    timeline: Timeline, versions: Iterable[Residency], unknown: Iterable[int]
+) -> Iterator[Violation]:
+    """Yield the GPUs that need more memory than they have, in the reading of the scope.
+
+    Parameters
+    ----------
+    timeline : Timeline
+    versions : iterable of Residency
+        The versions of weights, where the rule is not given.
+    unknown : iterable of int
+        Stages whose versions could not be followed; one version is counted for them.
+    """
+    plan = timeline.plan
+    constants = _count_constants(timeline, frozenset(unknown))
+    coming: dict[int, list[Residency]] = {gpu: [] for gpu in range(len(plan.platform.gpus))}
+    for residency in (*list_residencies(timeline), *versions):
+        coming[residency.group[0]].append(residency)
+    for gpu, residencies in coming.items():
+        lying = {group: size for group, size in constants.items() if group[0] == gpu}
+        in_sum, peak = replay(residencies, lying)
+        need = peak if plan.scope.memory == "peak" else in_sum
+        usable = plan.platform.gpus[gpu].usable_bytes
+        if need > usable:
+            yield Violation(
+                "memory",
+                f"GPU {gpu}",
+                f"needs {format_bytes(need)} of {format_bytes(usable)} in the reading "
+                f"{plan.scope.memory}: {need} bytes, {need - usable} too many",
+            )
+
+
+def _count_constants(timeline: Timeline, unknown: frozenset[int]) -> dict[Group, int]:
+    plan = timeline.plan
+    constants: dict[Group, int] = {}
+    for position, stage in enumerate(plan.stages):
+        layers = plan.chain.layers[stage.first : stage.last + 1]
+        size = sum(layer.weight_bytes for layer in layers)
+        if not plan.rule.is_given and position not in unknown:
+            size -= sum(layer.parameter_bytes or 0 for layer in layers)
+        for gpu in stage.gpus:
+            constants[gpu, "weights", position, ""] = size
+    return constants
+
+
+def replay(residencies: Iterable[Residency], constants: Mapping[Group, int]) -> tuple[int, int]:
+    """Return what one GPU needs: each group at its own maximum, added up; and the true maximum.
+
+    From a cold start at time 0, until all that can lie there at once has come, and for a whole
+    round more. At one instant releases come before acquisitions; what has no length counts after
+    the releases, together with all acquisitions.
+    """
+    held = dict(constants)
+    repeated: list[tuple[Group, int, int, int, int]] = []
+    for residency in residencies:
+        every = residency.every_ns
+        length = residency.until - residency.since
+        rounds = max(0, length // every - LONGEST_ROUNDS)
+        held[residency.group] = held.get(residency.group, 0) + rounds * residency.size
+        repeated.append(
+            (
+                residency.group,
+                residency.size,
+                residency.since % every,
+                length - rounds * every,
+                every,
+            )
+        )
+    longest = max((length for _, _, _, length, _ in repeated), default=0)
+    last = longest + lcm(*(every for *_, every in repeated))
+    events: list[tuple[int, int, Group, int]] = []
+    for group, size, since, length, every in repeated:
+        release = _RELEASE if length else _RELEASE_AT_ONCE
+        for start in range(since, last + 1, every):
+            events.append((start, _ACQUIRE, group, size))
+            events.append((start + length, release, group, -size))
+    events.sort()
+    most = dict(held)
+    now = peak = sum(held.values())
+    for _, _, group, size in events:
+        now += size
+        here = held[group] = held[group] + size
+        if size > 0:
+            peak = max(peak, now)
+            if here > most[group]:
+                most[group] = here
+    return sum(most.values()), peak

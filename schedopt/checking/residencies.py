@@ -1,0 +1,144 @@
+"""What lies on each GPU, from when to when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from schedopt.chain import Layer
+from schedopt.checking.timeline import Timeline
+from schedopt.plan import Operation
+from schedopt.stage import Stage
+
+Group = tuple[int, str, int, str]
+"""GPU, kind, stage and end: what the reading *sum* takes at its own maximum."""
+
+
+@dataclass(frozen=True)
+class Residency:
+    """Bytes that lie on a GPU over [since, until), again and again.
+
+    Parameters
+    ----------
+    group : Group
+    size : int
+        In bytes.
+    since, until : int
+        In ns. Equal for what counts only for an instant.
+    every_ns : int
+        After which time it comes again.
+    """
+
+    group: Group
+    size: int
+    since: int
+    until: int
+    every_ns: int
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one micro-batch keeps of a stage, from the start of one operation to an end of another.
+
+    Parameters
+    ----------
+    kind : str
+    size : int
+        In bytes.
+    since, until : str
+        Kinds of operations.
+    """
+
+    kind: str
+    size: int
+    since: str
+    until: str
+
+
+def list_residencies(timeline: Timeline) -> Iterator[Residency]:
+    """Yield what micro-batches keep, and the workspace of each operation, on every GPU.
+
+    Activations lie over [start of F, end of B) (Beaumont et al. 2021, section 3.2).
+    """
+    for position, stage in enumerate(timeline.plan.stages):
+        parts = list_parts(timeline, position)
+        every = timeline.repeat(position)
+        every_ns = timeline.duration_of(every)
+        for i in range(every):
+            gpu = stage.gpu(i)
+            for part in parts:
+                since, _ = timeline.span((part.since, position), i)
+                _, until = timeline.span((part.until, position), i)
+                end = part.until if timeline.is_split(position) else ""
+                yield Residency(
+                    (gpu, part.kind, position, end),
+                    part.size,
+                    since,
+                    max(since, until),
+                    every_ns,
+                )
+        yield from _list_workspaces(timeline, position)
+
+
+def list_parts(timeline: Timeline, position: int) -> list[Part]:
+    """Return what each micro-batch keeps of a stage, equal kinds and ends taken together."""
+    chain, stage = timeline.plan.chain, timeline.plan.stages[position]
+    split = timeline.is_split(position)
+    sizes: dict[tuple[str, str, str], int] = {}
+
+    def add(kind: str, size: int, since: str, until: str) -> None:
+        sizes[kind, since, until] = sizes.get((kind, since, until), 0) + size
+
+    def end_of(layer: Layer) -> str:
+        if not split:
+            return "B"
+        return "W" if layer.saved_weight_bytes is None else "I"
+
+    run_of = _find_runs(stage)
+    for number in range(stage.first, stage.last + 1):
+        layer = chain.layers[number]
+        run = run_of.get(number)
+        if run is None:
+            add("activation", layer.saved, "F", end_of(layer))
+            if number == stage.first or number - 1 in run_of:
+                add("activation", layer.saved_input_bytes or 0, "F", end_of(layer))
+        else:
+            add("recomputed", layer.saved, "R", end_of(layer))
+            if number == run:
+                size = chain.layers[number - 1].activation_bytes if number else chain.input_bytes
+                add("checkpoint", size, "F", end_of(layer))
+        if split and layer.saved_weight_bytes is not None:
+            add("weight_half", layer.saved_weight_bytes, "I", "W")
+    return [Part(kind, size, *ends) for (kind, *ends), size in sizes.items() if size]
+
+
+def _find_runs(stage: Stage) -> dict[int, int]:
+    return {layer: run[0] for run in stage.recompute for layer in range(run[0], run[1] + 1)}
+
+
+def _list_workspaces(timeline: Timeline, position: int) -> Iterator[Residency]:
+    plan = timeline.plan
+    stage = plan.stages[position]
+    every = timeline.repeat(position)
+    all_layers = range(stage.first, stage.last + 1)
+    for _, operation in timeline.items:
+        if not isinstance(operation, Operation) or operation.stage != position:
+            continue
+        if operation.kind == "U":
+            continue
+        layers = _find_runs(stage) if operation.kind == "R" else all_layers
+        size = max(plan.chain.layers[layer].workspace_bytes or 0 for layer in layers)
+        if not size:
+            continue
+        for first in range(operation.shift, operation.shift + every, plan.pattern.k):
+            start = timeline.start(operation, first)
+            length = timeline.length(operation, first)
+            if length == 0:
+                continue
+            yield Residency(
+                (stage.gpu(first), "workspace", -1, ""),
+                size,
+                start,
+                start + length,
+                timeline.duration_of(every),
+            )

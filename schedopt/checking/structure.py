@@ -1,0 +1,143 @@
+"""Whether stages and items exist and fit the chain, before any time is looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import lcm
+from typing import Final
+
+from schedopt.checking.violations import Violation
+from schedopt.plan import Plan
+from schedopt.stage import Stage
+
+MOST_MICRO_BATCHES: Final = 2**20
+"""Patterns that repeat only after more micro-batches are not looked at."""
+
+
+def find_missing_references(plan: Plan) -> Iterator[Violation]:
+    """Yield what names a layer, GPU or stage that does not exist."""
+    layers, gpus = len(plan.chain.layers), len(plan.platform.gpus)
+    for position, stage in enumerate(plan.stages):
+        for first, last in (stage.layers, *stage.recompute):
+            for layer in dict.fromkeys((first, last)):
+                if not 0 <= layer < layers:
+                    yield Violation(
+                        "reference",
+                        f"stage {position}",
+                        f"layer {layer} does not exist; layers go from 0 to {layers - 1}",
+                    )
+        for gpu in dict.fromkeys(stage.gpus):
+            if not 0 <= gpu < gpus:
+                yield Violation(
+                    "reference",
+                    f"stage {position}",
+                    f"GPU {gpu} does not exist; GPUs go from 0 to {gpus - 1}",
+                )
+    for name in ("operations", "transfers"):
+        for position, item in enumerate(getattr(plan.pattern, name)):
+            if item.stage >= len(plan.stages):
+                yield Violation(
+                    "reference",
+                    f"{name}[{position}]",
+                    f"stage {item.stage} does not exist; stages go from 0 to "
+                    f"{len(plan.stages) - 1}",
+                )
+
+
+def find_endless(plan: Plan) -> Iterator[Violation]:
+    """Yield replicas that come together again only after more micro-batches than can be looked at.
+
+    Neighbouring stages meet at their boundary, and all stages of a GPU on that GPU.
+    """
+    meeting: dict[str, set[int]] = {}
+    for position, stage in enumerate(plan.stages):
+        following = plan.stages[position + 1 : position + 2]
+        meeting[f"stage {position}"] = {len(near.gpus) for near in (stage, *following)}
+        for gpu in stage.gpus:
+            meeting.setdefault(f"GPU {gpu}", set()).add(len(stage.gpus))
+    for place, replicas in meeting.items():
+        every = lcm(plan.pattern.k, *replicas)
+        if every > MOST_MICRO_BATCHES:
+            yield Violation(
+                "rule",
+                place,
+                f"its pattern comes again only after {every} micro-batches, more than the "
+                f"{MOST_MICRO_BATCHES} that are looked at",
+            )
+
+
+def find_wrong_layers(plan: Plan) -> Iterator[Violation]:
+    """Yield where stages do not cut the chain into consecutive pieces."""
+    following = 0
+    for position, stage in enumerate(plan.stages):
+        place = f"stage {position}"
+        if stage.last < stage.first:
+            yield Violation(
+                "layers", place, f"its last layer {stage.last} lies before its first {stage.first}"
+            )
+        elif stage.first != following:
+            yield Violation(
+                "layers", place, f"it starts at layer {stage.first}, but layer {following} is next"
+            )
+        following = stage.last + 1
+        yield from _find_wrong_runs(stage, place)
+    if following != len(plan.chain.layers):
+        yield Violation(
+            "layers",
+            f"stage {len(plan.stages) - 1}",
+            f"it ends at layer {following - 1}, but the chain goes on to layer "
+            f"{len(plan.chain.layers) - 1}",
+        )
+
+
+def _find_wrong_runs(stage: Stage, place: str) -> Iterator[Violation]:
+    free_from = stage.first
+    for first, last in stage.recompute:
+        if last < first or first < free_from or last > stage.last:
+            yield Violation(
+                "layers",
+                place,
+                f"the recomputed run of layers {first} to {last} is not one of its own, in "
+                f"ascending order and apart from the others",
+            )
+        free_from = max(free_from, last + 1)
+
+
+def find_parted_layers(plan: Plan) -> Iterator[Violation]:
+    """Yield groups of layers that must share a GPU and do not, for some micro-batch."""
+    home = {
+        layer: position
+        for position, stage in enumerate(plan.stages)
+        for layer in range(stage.first, stage.last + 1)
+    }
+    for position, group in enumerate(plan.chain.same_gpu):
+        for layer in group[1:]:
+            one, other = plan.stages[home[group[0]]], plan.stages[home[layer]]
+            for i in range(lcm(len(one.gpus), len(other.gpus))):
+                if one.gpu(i) != other.gpu(i):
+                    yield Violation(
+                        "same_gpu",
+                        f"same_gpu[{position}]",
+                        f"layers {group[0]} and {layer} lie on GPU {one.gpu(i)} and GPU "
+                        f"{other.gpu(i)} for micro-batch {i}",
+                    )
+                    break
+
+
+def find_unfit_rules(plan: Plan) -> Iterator[Violation]:
+    """Yield where the rule does not fit the stages."""
+    rule = plan.rule
+    if rule.forward_reads == "table" and len(rule.table[0]) != len(plan.stages):
+        yield Violation(
+            "rule",
+            "rule.table",
+            f"its rows have {len(rule.table[0])} entries for {len(plan.stages)} stages",
+        )
+    if rule.backward_reads == "recomputed":
+        for position, stage in enumerate(plan.stages):
+            if not stage.recompute:
+                yield Violation(
+                    "rule",
+                    f"stage {position}",
+                    "nothing of it is recomputed, but its backward reads the version of that",
+                )

@@ -1,0 +1,187 @@
+"""When each operation and transfer of each micro-batch runs, and where."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import lcm
+
+from schedopt.plan import Operation, Plan, Transfer
+from schedopt.platform import Gpu
+
+Item = Operation | Transfer
+Name = tuple[str, int]
+"""What runs once for each micro-batch: ``("B", 2)``, ``("activation", 0)``."""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """The item that runs one class of micro-batches, modulo k.
+
+    Parameters
+    ----------
+    item : Operation or Transfer
+    behind : int
+        How far the class lies behind the first that the item covers.
+    """
+
+    item: Item
+    behind: int
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The occurrences of a plan whose structure is sound.
+
+    In period q an item runs micro-batch q k + h from q T + t (Beaumont et al. 2021, section 3.1).
+
+    Parameters
+    ----------
+    plan : Plan
+    items : tuple of (str, Operation or Transfer)
+        All of the pattern, each behind its place.
+    slots : mapping
+        For each name the k slots of its classes; None where no transfer is listed.
+    """
+
+    plan: Plan
+    items: tuple[tuple[str, Item], ...]
+    slots: Mapping[Name, tuple[Slot | None, ...]]
+    _lengths: dict[tuple[str, int, Gpu], int] = field(default_factory=dict, repr=False)
+
+    def is_split(self, stage: int) -> bool:
+        """Whether the backward of a stage runs in halves."""
+        return ("I", stage) in self.slots
+
+    def backward(self, stage: int) -> Name:
+        """Name what sends the gradient on: B, or I of a split stage."""
+        return ("I" if self.is_split(stage) else "B", stage)
+
+    def slot(self, name: Name, micro_batch: int) -> Slot | None:
+        """Return what runs a micro-batch, or None where nothing is listed."""
+        classes = self.slots.get(name)
+        return None if classes is None else classes[micro_batch % self.plan.pattern.k]
+
+    def start(self, item: Item, first: int) -> int:
+        """When an item starts whose first covered micro-batch is `first`, in ns."""
+        pattern = self.plan.pattern
+        return (first - item.shift) // pattern.k * pattern.period_total_ns + item.start_ns
+
+    def span(self, name: Name, micro_batch: int) -> tuple[int, int]:
+        """When the item that runs a micro-batch starts and ends, in ns."""
+        slot = self.slots[name][micro_batch % self.plan.pattern.k]
+        assert slot is not None
+        first = micro_batch - slot.behind
+        start = self.start(slot.item, first)
+        return start, start + self.length(slot.item, first)
+
+    def length(self, item: Item, first: int) -> int:
+        """How long an item lasts whose first covered micro-batch is `first`, in ns."""
+        if isinstance(item, Operation):
+            gpu = self.plan.stages[item.stage].gpu(first)
+            return self._operation_length(item, gpu)
+        source, target = self.ends(item, first)
+        return self.plan.platform.transfer_ns(self.carried(item), source, target)
+
+    def _operation_length(self, operation: Operation, gpu: int) -> int:
+        machine = self.plan.platform.gpus[gpu]
+        key = (operation.kind, operation.stage, machine)
+        once = self._lengths.get(key)
+        if once is None:
+            once = self._lengths[key] = self._measure(*key)
+        return once if operation.kind == "U" else once * operation.covers
+
+    def _measure(self, kind: str, stage: int, machine: Gpu) -> int:
+        fields = {
+            "F": "forward_ns",
+            "B": "backward_ns",
+            "I": "backward_input_ns",
+            "W": "backward_weight_ns",
+            "R": "forward_ns",
+            "U": "update_ns",
+        }
+        runs = (
+            self.plan.stages[stage].recompute if kind == "R" else [self.plan.stages[stage].layers]
+        )
+        return sum(
+            machine.duration_ns(getattr(self.plan.chain.layers[layer], fields[kind]) or 0)
+            for first, last in runs
+            for layer in range(first, last + 1)
+        )
+
+    def ends(self, transfer: Transfer, micro_batch: int) -> tuple[int, int]:
+        """From which GPU to which GPU a transfer goes."""
+        stage = self.plan.stages[transfer.stage]
+        if transfer.source is not None and transfer.target is not None:
+            return stage.gpu(micro_batch + transfer.source), stage.gpu(
+                micro_batch + transfer.target
+            )
+        here = stage.gpu(micro_batch)
+        there = self.plan.stages[transfer.stage + 1].gpu(micro_batch)
+        return (here, there) if transfer.tensor == "activation" else (there, here)
+
+    def carried(self, transfer: Transfer) -> int:
+        """How many bytes a transfer carries."""
+        first, last = self.plan.stages[transfer.stage].layers
+        layers = self.plan.chain.layers[first : last + 1]
+        if transfer.is_boundary:
+            return layers[-1].activation_bytes * transfer.covers
+        part = "parameter_bytes" if transfer.tensor == "weights" else "gradient_bytes"
+        total = sum(getattr(layer, part) for layer in layers)
+        chunk, chunks = transfer.chunk, transfer.chunks
+        return int((chunk + 1) * total // chunks - chunk * total // chunks)
+
+    def stages_of(self, item: Item) -> tuple[int, ...]:
+        """Return the stages on which the GPUs of an item depend."""
+        if isinstance(item, Transfer) and item.is_boundary:
+            return (item.stage, item.stage + 1)
+        return (item.stage,)
+
+    def repeat(self, *stages: int) -> int:
+        """Return after how many micro-batches stages run on the same GPUs at the same phase."""
+        return lcm(self.plan.pattern.k, *(len(self.plan.stages[s].gpus) for s in stages))
+
+    def duration_of(self, micro_batches: int) -> int:
+        """How long so many micro-batches take, a multiple of k, in ns."""
+        pattern = self.plan.pattern
+        return micro_batches // pattern.k * pattern.period_total_ns
+
+
+def lay_out(plan: Plan) -> Timeline:
+    """Return the timeline of a plan whose operations and transfers are complete."""
+    k = plan.pattern.k
+    slots: dict[Name, list[Slot | None]] = {}
+    items: list[tuple[str, Item]] = []
+    for number, operation in enumerate(plan.pattern.operations):
+        items.append((f"operations[{number}]", operation))
+        if operation.kind != "U":
+            _enter(slots, (operation.kind, operation.stage), operation, k)
+    for number, transfer in enumerate(plan.pattern.transfers):
+        items.append((f"transfers[{number}]", transfer))
+        if transfer.is_boundary:
+            _enter(slots, (transfer.tensor, transfer.stage), transfer, k)
+    return Timeline(plan, tuple(items), {name: tuple(row) for name, row in slots.items()})
+
+
+def _enter(slots: dict[Name, list[Slot | None]], name: Name, item: Item, k: int) -> None:
+    row = slots.setdefault(name, [None] * k)
+    for behind in range(item.covers):
+        row[(item.shift + behind) % k] = Slot(item, behind)
+
+
+def name_place(name: Name, micro_batch: int) -> str:
+    """Write where something runs: ``stage 2, micro-batch 5, B``."""
+    kind, stage = name
+    if kind in ("activation", "gradient"):
+        return f"{kind} of stage {stage}, micro-batch {micro_batch}"
+    return f"stage {stage}, micro-batch {micro_batch}, {kind}"
+
+
+def name_item(item: Item, first: int) -> str:
+    """Write what runs: ``B of stage 2, micro-batch 5``."""
+    kind = item.kind if isinstance(item, Operation) else item.tensor.replace("_", " ")
+    text = f"{kind} of stage {item.stage}, micro-batch"
+    text += f" {first}" if item.covers == 1 else f"es {first} to {first + item.covers - 1}"
+    if isinstance(item, Transfer) and not item.is_boundary:
+        text += f", chunk {item.chunk}, replica {item.source:+} to {item.target:+}"
+    return text

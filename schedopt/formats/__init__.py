@@ -1,0 +1,18 @@
+"""Files: chains and plans as JSON, read strictly and written whole or not at all."""
+
+from __future__ import annotations
+
+from schedopt.formats.chains import chain_to_json, load_chain, save_chain
+from schedopt.formats.results import load_result, result_to_json, save_result
+from schedopt.formats.writing import check_writable, write_whole
+
+__all__ = [
+    "chain_to_json",
+    "check_writable",
+    "load_chain",
+    "load_result",
+    "result_to_json",
+    "save_chain",
+    "save_result",
+    "write_whole",
+]

@@ -1,0 +1,112 @@
+"""``schedopt.plan/1`` files: a plan, complete in itself, with what is known about it."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from schedopt.chain import Chain
+from schedopt.errors import InputError
+from schedopt.formats.chains import chain_document
+from schedopt.formats.explaining import adapter, build
+from schedopt.formats.reading import read_document
+from schedopt.formats.writing import dump, write_whole
+from schedopt.plan import PLAN_FORMAT, Plan
+from schedopt.result import Result
+
+_PLAN_FIELDS = tuple(field.name for field in fields(Plan))
+_RESULT_FIELDS = tuple(
+    field.name for field in fields(Result) if field.name not in ("plan", "problem")
+)
+
+
+def result_to_json(result: Result) -> str:
+    """Return the text of a ``schedopt.plan/1`` file.
+
+    Raises
+    ------
+    InputError
+        If the result has no plan.
+    """
+    if result.plan is None:
+        raise InputError(
+            f"a result without a plan ({result.status}) makes no plan file",
+            way_out="Look at result.infeasibility and result.ladder",
+        )
+    plan = adapter(Plan).dump_python(result.plan, mode="json", exclude_none=True)
+    known = adapter(Result).dump_python(
+        result, mode="json", exclude_none=True, exclude={"plan", "problem"}
+    )
+    document: dict[str, Any] = {
+        "format": PLAN_FORMAT,
+        "status": known.pop("status"),
+        "chain": chain_document(result.plan.chain),
+        "chain_sha256": result.plan.chain.sha256,
+        **{name: plan[name] for name in _PLAN_FIELDS if name != "chain"},
+        **known,
+    }
+    for transfer in document["pattern"]["transfers"]:
+        if "source" not in transfer:
+            for name in ("chunk", "chunks", "mode"):
+                del transfer[name]
+    # None is a value of its own here: any k.
+    document["scope"].setdefault("max_k", None)
+    for bound in document["bounds"]:
+        bound["scope"].setdefault("max_k", None)
+    return dump(document) + "\n"
+
+
+def save_result(result: Result, path: str | Path) -> None:
+    """Write a plan, whole or not at all.
+
+    Raises
+    ------
+    InputError
+        If there is no plan, or the path cannot be written.
+    """
+    write_whole(path, result_to_json(result))
+
+
+def load_result(path: str | Path) -> Result:
+    """Read a plan with what is known about it. It is not checked.
+
+    Raises
+    ------
+    InputError
+        Naming the file, the field, the rule and the way out.
+    """
+    document = read_document(path, PLAN_FORMAT)
+    try:
+        return _result(document)
+    except InputError as error:
+        raise error.in_file(str(path)) from None
+
+
+def _result(document: dict[str, Any]) -> Result:
+    sha256 = document.pop("chain_sha256", None)
+    if sha256 is None:
+        raise InputError("is missing", field="chain_sha256", way_out="Write the plan again")
+    known = {name: document.pop(name) for name in _RESULT_FIELDS if name in document}
+    plan = build(Plan, document)
+    _check_same_chain(plan.chain, sha256)
+    problem = {name: document[name] for name in document if name not in ("pattern", "stages")}
+    if plan.scope.allocation == "fixed":
+        problem["stages"] = document["stages"]
+    try:
+        return build(Result, {**known, "problem": problem, "plan": document})
+    except InputError as error:
+        if error.field in ("plan", "problem") or error.field.startswith(("plan.", "problem.")):
+            raise InputError(
+                error.rule, field=error.field.partition(".")[2], way_out=error.way_out
+            ) from None
+        raise
+
+
+def _check_same_chain(chain: Chain, sha256: object) -> None:
+    if chain.sha256 != sha256:
+        raise InputError(
+            f"{sha256!r:.80} does not belong to the chain in the file ({chain.sha256})",
+            field="chain_sha256",
+            way_out="The plan is for another chain, or one of them was edited: solve again",
+        )

@@ -1,0 +1,247 @@
+"""The model that a user names: a factory that returns it with an input, a loss, an optimizer."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from schedopt.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+
+    Loss: TypeAlias = Callable[[Tensor], Tensor]
+    OptimizerFactory: TypeAlias = Callable[[Iterable[nn.Parameter]], Optimizer]
+
+_FIELD: Final = "model"
+_RETURNS: Final = (
+    "Return (module, input), (module, input, loss) or (module, input, loss, optimizer)"
+)
+_EXTRAS: Final = {"torch": "torch", "transformers": "hf"}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Model:
+    """What is profiled: the layers in order, one micro-batch, and how it is trained.
+
+    Parameters
+    ----------
+    module : torch.nn.Sequential
+        At least one layer; each takes one tensor and returns one.
+    micro_batch : Tensor
+        The input of the first layer. It needs no gradient.
+    loss : callable, optional
+        From the output of the last layer to a scalar, run as part of the last layer. A
+        ``torch.nn.Module`` is moved to the device and its buffers count as weights; a function
+        must itself keep to the device of what it gets. Default: the sum of the output.
+    optimizer : callable, optional
+        From parameters to a ``torch.optim.Optimizer``, in place of the one named when profiling.
+    factory : str
+        ``package.module:function``, where the model came from one.
+
+    Raises
+    ------
+    InputError
+        With the rule and the way out.
+    """
+
+    module: nn.Sequential
+    micro_batch: Tensor
+    loss: Loss | None = None
+    optimizer: OptimizerFactory | None = None
+    factory: str = ""
+
+    def __post_init__(self) -> None:
+        torch = require_torch()
+        if not isinstance(self.module, torch.nn.Sequential):
+            raise InputError(
+                f"the module is {_kind(self.module)}, not a torch.nn.Sequential",
+                field=_FIELD,
+                way_out="List its parts in an nn.Sequential, each taking and returning one tensor",
+            )
+        if len(self.module) == 0:
+            raise InputError(
+                "the nn.Sequential has no layer", field=_FIELD, way_out="Put a layer into it"
+            )
+        if not isinstance(self.micro_batch, torch.Tensor):
+            raise InputError(
+                f"the input is {_kind(self.micro_batch)}, not a tensor",
+                field=_FIELD,
+                way_out="Return one tensor that holds one micro-batch",
+            )
+        for what in ("loss", "optimizer"):
+            value = getattr(self, what)
+            if value is not None and not callable(value):
+                raise InputError(
+                    f"the {what} is {_kind(value)}, which cannot be called",
+                    field=_FIELD,
+                    way_out=_RETURNS,
+                )
+
+
+def load_model(spec: str) -> Model:
+    """Build the model that ``package.module:function`` names.
+
+    Raises
+    ------
+    InputError
+        If there is no such factory, or it fails, or what it returns breaks a rule.
+    """
+    factory = load_factory(spec)
+    try:
+        returned = factory()
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(
+            f"{spec} raised {_told(error)}",
+            field=_FIELD,
+            way_out="Give a function that needs no arguments and returns the model",
+        ) from error
+    return as_model(returned, factory=spec)
+
+
+def as_model(returned: object, *, factory: str = "") -> Model:
+    """Check what a factory returned and give it names.
+
+    Parameters
+    ----------
+    returned : tuple
+        (module, input), (module, input, loss) or (module, input, loss, optimizer); the last two
+        may be None.
+    factory : str
+        Where it came from.
+
+    Raises
+    ------
+    InputError
+        With the rule and the way out.
+    """
+    if not isinstance(returned, tuple) or not 2 <= len(returned) <= 4:
+        size = f" of {len(returned)}" if isinstance(returned, tuple) else ""
+        raise InputError(
+            f"the factory returned {_kind(returned)}{size}", field=_FIELD, way_out=_RETURNS
+        )
+    names = ("module", "micro_batch", "loss", "optimizer")
+    return Model(**dict(zip(names, returned, strict=False)), factory=factory)
+
+
+def load_factory(spec: str) -> Callable[[], Any]:
+    """Import the function that ``package.module:function`` names.
+
+    The current directory is searched first, as with ``python -m``.
+
+    Raises
+    ------
+    InputError
+        Without a colon, if the module is not found or fails, or if it has no such function.
+    """
+    module_name, colon, function = spec.partition(":")
+    if not (module_name and colon and function):
+        raise InputError(
+            f"{spec!r:.200} is not package.module:function",
+            field=_FIELD,
+            way_out="Write the module, a colon and the function, such as models:build",
+        )
+    if module_name.endswith(".py") or "/" in module_name:
+        dotted = module_name.removesuffix(".py").strip("./").replace("/", ".")
+        raise InputError(
+            f"{module_name!r:.200} is a file, not a module",
+            field=_FIELD,
+            way_out=f"Write {dotted}:{function}, from the directory in which it can be imported",
+        )
+    module = _import(module_name)
+    found = getattr(module, function, None)
+    if found is None:
+        close = get_close_matches(function, list(vars(module)), n=1)
+        hint = f"Did you mean {close[0]}?" if close else f"Define {function} in {module.__file__}"
+        raise InputError(f"{module_name} has no {function}", field=_FIELD, way_out=hint)
+    if not callable(found):
+        raise InputError(
+            f"{spec} is {_kind(found)}, which cannot be called",
+            field=_FIELD,
+            way_out="Name a function that returns the model",
+        )
+    factory: Callable[[], Any] = found
+    return factory
+
+
+def require_torch() -> ModuleType:
+    """Import torch.
+
+    Raises
+    ------
+    InputError
+        If it is not installed, with the command that installs it.
+    """
+    return require_package("torch")
+
+
+def require_package(name: str) -> ModuleType:
+    """Import a package of one of the extras, ``torch`` or ``transformers``.
+
+    Raises
+    ------
+    InputError
+        If it is not installed, with the command that installs it.
+    """
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise _not_installed(name) from error
+
+
+def _import(name: str) -> ModuleType:
+    here = os.getcwd()
+    if here not in sys.path and "" not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(name)
+    except InputError:
+        raise
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if missing in _EXTRAS:
+            raise _not_installed(missing) from error
+        if not f"{name}.".startswith(f"{missing}."):
+            raise _import_failed(name, error) from error
+        raise InputError(
+            f"there is no module {missing!r}",
+            field=_FIELD,
+            way_out="Run in the directory that holds it, or install it into this environment",
+        ) from error
+    except (Exception, SystemExit) as error:
+        raise _import_failed(name, error) from error
+
+
+def _import_failed(name: str, error: BaseException) -> InputError:
+    return InputError(
+        f"importing {name} raised {_told(error)}",
+        field=_FIELD,
+        way_out=f"Make python -c 'import {name}' work first",
+    )
+
+
+def _not_installed(package: str) -> InputError:
+    return InputError(
+        f"{package} is not installed",
+        field=_FIELD,
+        way_out=f"Run pip install 'schedopt[{_EXTRAS[package]}]'",
+    )
+
+
+def _kind(value: object) -> str:
+    name = type(value).__name__
+    article = "an" if name[0] in "AEIOUaeiou" else "a"
+    return "None" if value is None else f"{article} {name}"
+
+
+def _told(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"[:300]

@@ -1,0 +1,147 @@
+"""What lies on the GPU whatever the schedule: parameters, gradients, optimizer state, buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import torch
+from torch import Tensor, nn
+
+from schedopt.errors import InputError
+from schedopt.profiling.saving import storage_bytes, storage_key
+
+if TYPE_CHECKING:
+    from schedopt.profiling.factory import OptimizerFactory
+
+OPTIMIZERS: Final[Mapping[str, OptimizerFactory]] = {
+    "adamw": torch.optim.AdamW,
+    "adam": torch.optim.Adam,
+    "sgd": torch.optim.SGD,
+}
+"""The optimizers that have a name, with torch's defaults (``sgd`` has no momentum)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class States:
+    """What one layer keeps on the GPU, bytes."""
+
+    parameter_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int
+    buffer_bytes: int
+
+    @property
+    def weight_bytes(self) -> int:
+        """All of it."""
+        return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes + self.buffer_bytes
+
+
+def choose_optimizer(name: str) -> OptimizerFactory:
+    """Return the optimizer of that name.
+
+    Raises
+    ------
+    InputError
+        With the names that there are.
+    """
+    if name not in OPTIMIZERS:
+        raise InputError(
+            f"{name!r:.60} is not known",
+            field="optimizer",
+            way_out=f"Choose {' or '.join(OPTIMIZERS)}, or let the factory return one",
+        )
+    return OPTIMIZERS[name]
+
+
+def own_parameters(modules: Sequence[nn.Module]) -> list[list[nn.Parameter]]:
+    """Return the parameters of each layer that no earlier layer has."""
+    seen: set[int] = set()
+    owned = []
+    for module in modules:
+        new = [parameter for parameter in module.parameters() if id(parameter) not in seen]
+        seen.update(id(parameter) for parameter in new)
+        owned.append(new)
+    return owned
+
+
+def tied_layers(modules: Sequence[nn.Module]) -> tuple[tuple[int, ...], ...]:
+    """Return the groups of layers that share parameters, directly or through other layers.
+
+    Two parameters that lie in the same memory are shared, too.
+    """
+    groups: list[tuple[set[int], set[int]]] = []
+    for position, module in enumerate(modules):
+        layers = {position}
+        keys = {parameter.data_ptr() or id(parameter) for parameter in module.parameters()}
+        apart = []
+        for group in groups:
+            if keys & group[1]:
+                layers |= group[0]
+                keys |= group[1]
+            else:
+                apart.append(group)
+        groups = [*apart, (layers, keys)]
+    return tuple(sorted(tuple(sorted(layers)) for layers, _ in groups if len(layers) > 1))
+
+
+def measure_states(
+    module: nn.Module, parameters: Sequence[nn.Parameter], optimizer: OptimizerFactory
+) -> States:
+    """Measure one layer after a backward, by a real step of the optimizer.
+
+    The step changes the parameters.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        The layer: its buffers are counted.
+    parameters : sequence of Parameter
+        Those of its parameters that are counted.
+    optimizer : callable
+        From parameters to an optimizer.
+    """
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    return States(
+        parameter_bytes=sum(tensor_bytes(parameter) for parameter in parameters),
+        gradient_bytes=sum(tensor_bytes(gradient) for gradient in gradients),
+        optimizer_bytes=_optimizer_bytes(parameters, optimizer),
+        buffer_bytes=_distinct_bytes(module.buffers()),
+    )
+
+
+def tensor_bytes(tensor: Tensor) -> int:
+    """Return the bytes of a tensor's elements."""
+    return tensor.numel() * tensor.element_size()
+
+
+def _optimizer_bytes(parameters: Sequence[nn.Parameter], optimizer: OptimizerFactory) -> int:
+    trained = [parameter for parameter in parameters if parameter.grad is not None]
+    if not trained:
+        return 0
+    made = optimizer(trained)
+    if not isinstance(made, torch.optim.Optimizer):
+        raise InputError(
+            f"the optimizer's factory returned a {type(made).__name__}",
+            way_out="Return a torch.optim.Optimizer",
+        )
+    made.step()
+    devices = {parameter.device for parameter in trained}
+    found = _tensors(list(made.state.values()))
+    return _distinct_bytes(tensor for tensor in found if tensor.device in devices)
+
+
+def _tensors(value: object) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)
+
+
+def _distinct_bytes(tensors: Iterable[Tensor]) -> int:
+    return sum({storage_key(tensor): storage_bytes(tensor) for tensor in tensors}.values())

@@ -1,0 +1,582 @@
+"""Small plans worked out by hand, and ways to break them.
+
+Links carry 1 byte a ns. The memory of each GPU is exactly what the plan needs there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from schedopt.chain import Chain, Layer
+from schedopt.plan import Operation, Pattern, Plan, Transfer
+from schedopt.platform import Gpu, Platform
+from schedopt.problem import Scope
+from schedopt.rule import Rule
+from schedopt.stage import Stage
+
+BYTE_A_NS: Final = 10**9
+
+
+def op(kind: Any, stage: int, shift: int, start: int, covers: int = 1) -> Operation:
+    return Operation(kind=kind, stage=stage, shift=shift, start_ns=start, covers=covers)
+
+
+def send(tensor: Any, stage: int, shift: int, start: int, **more: Any) -> Transfer:
+    return Transfer(tensor=tensor, stage=stage, shift=shift, start_ns=start, **more)
+
+
+def layer(forward: int, backward: int, weight: int, activation: int = 1, **more: Any) -> Layer:
+    return Layer(
+        forward_ns=forward,
+        backward_ns=backward,
+        weight_bytes=weight,
+        activation_bytes=activation,
+        **more,
+    )
+
+
+def weighty(forward: int, backward: int, saved: int, **more: Any) -> Layer:
+    """Return a layer of which each version takes 20 bytes, and all else 30."""
+    given = {"parameter_bytes": 20, "gradient_bytes": 20} | more
+    return layer(forward, backward, 50, saved_bytes=saved, **given)
+
+
+def stages(*rows: tuple[int, int, Sequence[int]]) -> tuple[Stage, ...]:
+    return tuple(Stage(layers=(first, last), gpus=tuple(gpus)) for first, last, gpus in rows)
+
+
+def contiguous() -> Plan:
+    """1F1B on 3 GPUs with half-duplex links: F and B last 2, transfers 1, T = 4.
+
+    Micro-batch 0: F0 0-2, link 2-3, F1 3-5, link 5-6, F2 6-8, B2 8-10, link 10-11, B1 13-15,
+    link 15-16, B0 18-20. So NCA = 20/4, 12/4 and ceil(4/4): 5, 3 and 1.
+    """
+    return Plan(
+        chain=Chain(
+            layers=(
+                layer(2, 2, 10, saved_bytes=100),
+                layer(2, 2, 20, saved_bytes=200, saved_input_bytes=7),
+                layer(2, 2, 30, saved_bytes=300),
+            )
+        ),
+        # 10 + 5 * 100, 20 + 3 * (200 + 7), 30 + 300
+        platform=Platform(gpus=3, memory=[510, 641, 330], bandwidth=BYTE_A_NS),
+        stages=stages((0, 0, [0]), (1, 1, [1]), (2, 2, [2])),
+        pattern=Pattern(
+            k=1,
+            period_total_ns=4,
+            operations=(
+                op("F", 0, 0, 0),
+                op("F", 1, 0, 3),
+                op("F", 2, -1, 2),
+                op("B", 2, -2, 0),
+                op("B", 1, -3, 1),
+                op("B", 0, -4, 2),
+            ),
+            transfers=(
+                send("activation", 0, 0, 2),
+                send("activation", 1, -1, 1),
+                send("gradient", 1, -2, 2),
+                send("gradient", 0, -3, 3),
+            ),
+        ),
+    )
+
+
+def two_periodic() -> Plan:
+    """Beaumont et al. 2021, figure 3b: 3 layers, F and B last 1, k = 2, T = 6.
+
+    Of 1F1B without idle time every third micro-batch is left out. Micro-batch 0 runs its six
+    operations from 0 on without a pause, micro-batch 1 from 2 on. NCA = 2, 2, 1.
+    """
+    return Plan(
+        chain=Chain(layers=tuple(layer(1, 1, 0) for _ in range(3))),
+        platform=Platform(gpus=3, memory=[2, 2, 1]),
+        scope=Scope(max_k=2),
+        stages=stages((0, 0, [0]), (1, 1, [1]), (2, 2, [2])),
+        pattern=Pattern(
+            k=2,
+            period_total_ns=6,
+            operations=(
+                op("F", 0, 0, 0),
+                op("F", 1, 0, 1),
+                op("F", 2, 0, 2),
+                op("B", 2, 0, 3),
+                op("B", 1, 0, 4),
+                op("B", 0, 0, 5),
+                op("F", 0, 1, 2),
+                op("F", 1, 1, 3),
+                op("F", 2, 1, 4),
+                op("B", 2, 1, 5),
+                op("B", 1, -1, 0),
+                op("B", 0, -1, 1),
+            ),
+        ),
+    )
+
+
+def split_backward() -> Plan:
+    """Two GPUs, a full-duplex link, F, I and W last 1, T = 3.
+
+    Micro-batch 0: F0 0-1, link 1-2, F1 2-3, I1 3-4, W1 4-5, link 4-5, I0 5-6, W0 7-8.
+    Stage 0 keeps saved over [0, 6): 2 at once, and its weight half over [5, 8): 1 at once.
+    Layer 2 takes no time and keeps all to the end of W: [2, 5), 1 at once.
+    """
+    halves = {"backward_input_ns": 1, "backward_weight_ns": 1}
+    none = {"backward_input_ns": 0, "backward_weight_ns": 0}
+    return Plan(
+        chain=Chain(
+            layers=(
+                layer(1, 2, 5, saved_bytes=100, saved_weight_bytes=10, workspace_bytes=3, **halves),
+                layer(1, 2, 4, saved_bytes=200, saved_weight_bytes=20, **halves),
+                layer(0, 0, 2, saved_bytes=300, **none),
+            )
+        ),
+        # 5 + 2 * 100 + 10 + 3, 6 + 200 + 20 + 300
+        platform=Platform(gpus=2, memory=[218, 526], bandwidth=BYTE_A_NS, duplex="full"),
+        scope=Scope(split_backward=True),
+        stages=stages((0, 0, [0]), (1, 2, [1])),
+        pattern=Pattern(
+            k=1,
+            period_total_ns=3,
+            operations=(
+                op("F", 0, 0, 0),
+                op("F", 1, 0, 2),
+                op("I", 1, -1, 0),
+                op("W", 1, -1, 1),
+                op("I", 0, -1, 2),
+                op("W", 0, -2, 1),
+            ),
+            transfers=(send("activation", 0, 0, 1), send("gradient", 0, -1, 1)),
+        ),
+    )
+
+
+def recomputed() -> Plan:
+    """Two GPUs; of stage 0 layers 0 and 1 are computed again and layer 2 is kept; T = 8.
+
+    Micro-batch 0: F0 0-3, F1 3-7, B1 7-11, R0 11-13, B0 13-16. Stage 0 keeps its input and layer
+    2 over [0, 16): 2 at once; layers 0 and 1 over [11, 16): 1 at once.
+    """
+    return Plan(
+        chain=Chain(
+            layers=(
+                layer(1, 1, 1, saved_bytes=100),
+                layer(1, 1, 2, saved_bytes=200),
+                layer(1, 1, 3, saved_bytes=50, saved_input_bytes=9),
+                layer(4, 4, 4, saved_bytes=60),
+            ),
+            input_bytes=7,
+        ),
+        # 6 + 2 * 7 + 2 * (50 + 9) + 300, 4 + 60
+        platform=Platform(gpus=2, memory=[438, 64]),
+        scope=Scope(recompute=True),
+        stages=(
+            Stage(layers=(0, 2), gpus=(0,), recompute=((0, 1),)),
+            Stage(layers=(3, 3), gpus=(1,)),
+        ),
+        pattern=Pattern(
+            k=1,
+            period_total_ns=8,
+            operations=(
+                op("F", 0, 0, 0),
+                op("F", 1, 0, 3),
+                op("B", 1, 0, 7),
+                op("R", 0, -1, 3),
+                op("B", 0, -1, 5),
+            ),
+        ),
+    )
+
+
+def double_buffered() -> Plan:
+    """PipeDream-2BW on 3 GPUs: F and B last 1, T = 2, an update every 2 micro-batches.
+
+    Micro-batch i: F_s 2i + s, B2 2i + 3, B1 2i + 4, B0 2i + 5. NCA = 3, 2, 1. Version v of stage
+    0 is made at 4v + 4, just when F of its first reader starts, and read to 4v + 12: 8 ns of a
+    mini-batch of 4 ns, so 2 at once; so too on the other stages.
+    """
+    return Plan(
+        chain=Chain(layers=tuple(weighty(1, 1, 100) for _ in range(3))),
+        # 30 + 2 * 20 + NCA * 100
+        platform=Platform(gpus=3, memory=[370, 270, 170]),
+        rule=Rule(update_every=2, forward_reads="delay", delay=1),
+        stages=stages((0, 0, [0]), (1, 1, [1]), (2, 2, [2])),
+        pattern=Pattern(
+            k=1,
+            period_total_ns=2,
+            operations=(
+                op("F", 0, 0, 0),
+                op("F", 1, 0, 1),
+                op("F", 2, -1, 0),
+                op("B", 2, -1, 1),
+                op("B", 1, -2, 0),
+                op("B", 0, -2, 1),
+            ),
+        ),
+    )
+
+
+def covering() -> Plan:
+    """Forwards one by one, one B for 2 micro-batches (TiMePReSt), k = 2, T = 4.
+
+    Micro-batches 0 and 1: F0 0-1 and 1-2, link 1-2 and 2-3, F1 2-3 and 3-4, B1 4-6, link 7-9,
+    B0 10-12. Stage 0 holds [0, 12) and [1, 12): 6 at once; stage 1 [2, 6) and [3, 6): 2 at once.
+    All read the newest version: 1 at once.
+    """
+    return Plan(
+        chain=Chain(layers=(weighty(1, 1, 100), weighty(1, 1, 100))),
+        # 30 + 20 + NCA * 100
+        platform=Platform(gpus=2, memory=[650, 250], bandwidth=BYTE_A_NS),
+        rule=Rule(update_every=2, backward_reads="live"),
+        scope=Scope(max_k=2),
+        stages=stages((0, 0, [0]), (1, 1, [1])),
+        pattern=Pattern(
+            k=2,
+            period_total_ns=4,
+            operations=(
+                op("F", 0, 0, 0),
+                op("F", 0, 1, 1),
+                op("F", 1, 0, 2),
+                op("F", 1, 1, 3),
+                op("B", 1, -2, 0, covers=2),
+                op("B", 0, -4, 2, covers=2),
+            ),
+            transfers=(
+                send("activation", 0, 0, 1),
+                send("activation", 0, 1, 2),
+                send("gradient", 0, -2, 3, covers=2),
+            ),
+        ),
+    )
+
+
+def data_parallel() -> Plan:
+    """Two replicas of both stages, an all-reduce in 2 chunks beside the backward, T = 16.
+
+    Both GPUs: F0 0-2, F1 2-4, B1 4-8, B0 8-12. The gradient of stage 1 goes round over 8-12,
+    while B0 runs, that of stage 0 over 12-16. Each version lives for exactly one period.
+    """
+
+    def all_reduce(stage: int, start: int) -> tuple[Transfer, ...]:
+        back = {"source": 1, "target": 0, "chunks": 2}
+        forth = {"source": 0, "target": 1, "chunks": 2}
+        return (
+            send("weight_gradient", stage, 0, start, chunk=0, mode="reduce", **back),
+            send("weight_gradient", stage, 0, start, chunk=1, mode="reduce", **forth),
+            send("weight_gradient", stage, 0, start + 2, chunk=0, **forth),
+            send("weight_gradient", stage, 0, start + 2, chunk=1, **back),
+        )
+
+    sizes = {"parameter_bytes": 4, "gradient_bytes": 4}
+    return Plan(
+        chain=Chain(
+            layers=(
+                layer(2, 4, 10, saved_bytes=100, **sizes),
+                layer(2, 4, 10, saved_bytes=50, **sizes),
+            )
+        ),
+        # 2 * 10 + 100 + 50
+        platform=Platform(gpus=2, memory=170, bandwidth=BYTE_A_NS, duplex="full"),
+        rule=Rule(update_every=2, forward_reads="delay", delay=0),
+        scope=Scope(allocation="general", max_k=2),
+        stages=stages((0, 0, [0, 1]), (1, 1, [0, 1])),
+        pattern=Pattern(
+            k=2,
+            period_total_ns=16,
+            operations=tuple(
+                op(kind, stage, shift, start)
+                for shift in (0, 1)
+                for kind, stage, start in (("F", 0, 0), ("F", 1, 2), ("B", 1, 4), ("B", 0, 8))
+            ),
+            transfers=(*all_reduce(1, 8), *all_reduce(0, 12)),
+        ),
+    )
+
+
+def cyclic() -> Plan:
+    """Cyclic data parallelism, CDP-v2, with 3 stages on 3, 2 and 1 GPUs (Fournier and Oyallon).
+
+    Micro-batch i: F_s 20i + 10s, B_s 20i + 10(5 - s), each for 8 ns, boundary transfers for 1 ns
+    behind them; m = k = 3, T = 60. Gradients are copied (6 ns) from replica to replica right
+    behind each B, weights (5 ns) right behind the update: at 98 of stage 0, 88 of 1 and 78 of 2.
+
+    NCA is 1 everywhere. Stage 0 holds version v from 60v + 43 to 60v + 118 on its first replica
+    and to 60v + 138 on its second: 2 at once; on its third from 60v + 38 to 60v + 98: 1. Stage 1:
+    2 at once where the next version comes at 60v + 93 and the old one is read to 60v + 108.
+    Stage 2: 1, from 60v + 18 to 60v + 78.
+    """
+    sizes = {"saved_bytes": 100, "parameter_bytes": 5, "gradient_bytes": 6}
+    onward = {"source": 0, "target": 1}
+    return Plan(
+        chain=Chain(layers=tuple(layer(8, 8, 20, **sizes) for _ in range(3))),
+        # 15 + 100 + 5 or 10
+        platform=Platform(gpus=6, memory=[125, 125, 120, 125, 125, 120], bandwidth=BYTE_A_NS),
+        rule=Rule(update_every=3, forward_reads="table", table=((1, 1, 0), (1, 0, 0), (0, 0, 0))),
+        scope=Scope(max_k=3),
+        stages=stages((0, 0, [0, 1, 2]), (1, 1, [3, 4]), (2, 2, [5])),
+        pattern=Pattern(
+            k=3,
+            period_total_ns=60,
+            operations=(
+                op("F", 0, 0, 0),
+                op("F", 0, 1, 20),
+                op("F", 0, 2, 40),
+                op("F", 1, 0, 10),
+                op("F", 1, 1, 30),
+                op("F", 1, 2, 50),
+                op("F", 2, 0, 20),
+                op("F", 2, 1, 40),
+                op("F", 2, -1, 0),
+                op("B", 2, 0, 30),
+                op("B", 2, 1, 50),
+                op("B", 2, -1, 10),
+                op("B", 1, 0, 40),
+                op("B", 1, -2, 0),
+                op("B", 1, -1, 20),
+                op("B", 0, 0, 50),
+                op("B", 0, -2, 10),
+                op("B", 0, -1, 30),
+            ),
+            transfers=(
+                send("activation", 0, 0, 8),
+                send("activation", 0, 1, 28),
+                send("activation", 0, 2, 48),
+                send("activation", 1, 0, 18),
+                send("activation", 1, 1, 38),
+                send("activation", 1, 2, 58),
+                send("gradient", 1, 0, 38),
+                send("gradient", 1, 1, 58),
+                send("gradient", 1, -1, 18),
+                send("gradient", 0, 0, 48),
+                send("gradient", 0, -2, 8),
+                send("gradient", 0, -1, 28),
+                send("weight_gradient", 0, 0, 58, **onward),
+                send("weight_gradient", 0, -2, 18, **onward),
+                send("weights", 0, -1, 38, source=0, target=1),
+                send("weights", 0, -1, 38, source=0, target=2),
+                send("weight_gradient", 1, 0, 48, **onward),
+                send("weight_gradient", 1, -2, 8, **onward),
+                send("weights", 1, -1, 28, **onward),
+            ),
+        ),
+    )
+
+
+def flushed() -> Plan:
+    """A step of 2 micro-batches with a flush and updates that take 2 ns, T = 10.
+
+    F0 0-1 and 1-2, link 1-2 and 2-3, F1 2-3, B1 3-4, F1 4-5, B1 5-6, U1 6-8, link 4-5 and 6-7,
+    B0 5-6 and 7-8, U0 8-10. NCA = 2, 1; 1 version.
+    """
+    return Plan(
+        chain=Chain(
+            layers=(weighty(1, 1, 100, update_ns=2), weighty(1, 1, 100, update_ns=2)),
+        ),
+        # 30 + 20 + NCA * 100
+        platform=Platform(gpus=2, memory=[250, 150], bandwidth=BYTE_A_NS),
+        rule=Rule(update_every=2, forward_reads="delay", delay=0),
+        scope=Scope(microbatches=2),
+        stages=stages((0, 0, [0]), (1, 1, [1])),
+        pattern=Pattern(
+            k=2,
+            period_total_ns=10,
+            operations=(
+                op("F", 0, 0, 0),
+                op("F", 0, 1, 1),
+                op("F", 1, 0, 2),
+                op("B", 1, 0, 3),
+                op("F", 1, 1, 4),
+                op("B", 1, 1, 5),
+                op("B", 0, 0, 5),
+                op("B", 0, 1, 7),
+                op("U", 1, 1, 6),
+                op("U", 0, 1, 8),
+            ),
+            transfers=(
+                send("activation", 0, 0, 1),
+                send("activation", 0, 1, 2),
+                send("gradient", 0, 0, 4),
+                send("gradient", 0, 1, 6),
+            ),
+        ),
+    )
+
+
+def general() -> Plan:
+    """Layers 0 and 2 on GPU 0 (F and B last 1), layer 1 on GPU 1 (2 each), T = 6.
+
+    Micro-batch 0: F0 0-1, F1 1-3, F2 3-4, B2 4-5, B1 5-7, B0 7-8. Stage 0 holds [0, 8): 2 over
+    the first 2 ns of the period, else 1; stage 2 holds [3, 5): 1 there, else none. So GPU 0 needs
+    4 + 2 * 100 + 70 = 274 in the reading sum, and 4 + 200 = 204 at its peak.
+    """
+    return Plan(
+        chain=Chain(
+            layers=(
+                layer(1, 1, 1, saved_bytes=100),
+                layer(2, 2, 2, saved_bytes=80),
+                layer(1, 1, 3, saved_bytes=70),
+            )
+        ),
+        platform=Platform(gpus=2, memory=[274, 82]),
+        scope=Scope(allocation="general"),
+        stages=stages((0, 0, [0]), (1, 1, [1]), (2, 2, [0])),
+        pattern=Pattern(
+            k=1,
+            period_total_ns=6,
+            operations=(
+                op("F", 0, 0, 0),
+                op("F", 1, 0, 1),
+                op("F", 2, 0, 3),
+                op("B", 2, 0, 4),
+                op("B", 1, 0, 5),
+                op("B", 0, -1, 1),
+            ),
+        ),
+    )
+
+
+def unequal() -> Plan:
+    """GPU 1 is 1.5 times as fast: its two layers take ceil(2/1.5) = 2 and 3/1.5 = 2 each; T = 8.
+
+    Micro-batch 0: F0 0-4, F1 4-8, B1 8-12, B0 12-16. NCA = 2, 1.
+    """
+    return Plan(
+        chain=Chain(
+            layers=(
+                layer(4, 4, 1, saved_bytes=100),
+                layer(2, 3, 1, saved_bytes=100),
+                layer(2, 3, 1, saved_bytes=100),
+            )
+        ),
+        platform=Platform(gpus=2, memory=[201, 202], speed=["1", "1.5"]),
+        stages=stages((0, 0, [0]), (1, 2, [1])),
+        pattern=Pattern(
+            k=1,
+            period_total_ns=8,
+            operations=(
+                op("F", 0, 0, 0),
+                op("F", 1, 0, 4),
+                op("B", 1, -1, 0),
+                op("B", 0, -1, 4),
+            ),
+        ),
+    )
+
+
+def zero_length(period_ns: int) -> Plan:
+    """F, B = (2,2), (2,0), (2,0), (2,0) on 4 GPUs; the first has room for 2 activations.
+
+    Micro-batch 0: F0 0-2, F1 2-4, F2 4-6, F3 6-8, B3, B2 and B1 at 8, B0 8-10.
+    """
+    first = layer(2, 2, 0)
+    others = tuple(layer(2, 0, 0, activation=0) for _ in range(3))
+    starts = (("F", 0, 0), ("F", 1, 2), ("F", 2, 4), ("F", 3, 6))
+    backs = (("B", 3, 8), ("B", 2, 8), ("B", 1, 8), ("B", 0, 8))
+    return Plan(
+        chain=Chain(layers=(first, *others)),
+        platform=Platform(gpus=4, memory=2),
+        stages=stages((0, 0, [0]), (1, 1, [1]), (2, 2, [2]), (3, 3, [3])),
+        pattern=Pattern(
+            k=1,
+            period_total_ns=period_ns,
+            operations=tuple(
+                op(kind, stage, -(start // period_ns), start % period_ns)
+                for kind, stage, start in (*starts, *backs)
+            ),
+        ),
+    )
+
+
+EXAMPLES: Final[Mapping[str, Callable[[], Plan]]] = {
+    plan.__name__: plan
+    for plan in (
+        contiguous,
+        two_periodic,
+        split_backward,
+        recomputed,
+        double_buffered,
+        covering,
+        data_parallel,
+        cyclic,
+        flushed,
+        general,
+        unequal,
+    )
+}
+
+
+def with_pattern(plan: Plan, **changes: Any) -> Plan:
+    return replace(plan, pattern=replace(plan.pattern, **changes))
+
+
+def change_operation(plan: Plan, number: int, **changes: Any) -> Plan:
+    operations = list(plan.pattern.operations)
+    operations[number] = replace(operations[number], **changes)
+    return with_pattern(plan, operations=tuple(operations))
+
+
+def change_transfer(plan: Plan, number: int, **changes: Any) -> Plan:
+    transfers = list(plan.pattern.transfers)
+    transfers[number] = replace(transfers[number], **changes)
+    return with_pattern(plan, transfers=tuple(transfers))
+
+
+def drop_operation(plan: Plan, number: int) -> Plan:
+    operations = plan.pattern.operations
+    return with_pattern(plan, operations=operations[:number] + operations[number + 1 :])
+
+
+def drop_transfer(plan: Plan, number: int) -> Plan:
+    transfers = plan.pattern.transfers
+    return with_pattern(plan, transfers=transfers[:number] + transfers[number + 1 :])
+
+
+def add_operation(plan: Plan, operation: Operation) -> Plan:
+    return with_pattern(plan, operations=(*plan.pattern.operations, operation))
+
+
+def add_transfer(plan: Plan, transfer: Transfer) -> Plan:
+    return with_pattern(plan, transfers=(*plan.pattern.transfers, transfer))
+
+
+def change_stage(plan: Plan, number: int, **changes: Any) -> Plan:
+    changed = list(plan.stages)
+    changed[number] = replace(changed[number], **changes)
+    return replace(plan, stages=tuple(changed))
+
+
+def change_layer(plan: Plan, number: int, **changes: Any) -> Plan:
+    layers = list(plan.chain.layers)
+    layers[number] = replace(layers[number], **changes)
+    return replace(plan, chain=replace(plan.chain, layers=tuple(layers)))
+
+
+def change_scope(plan: Plan, **changes: Any) -> Plan:
+    return replace(plan, scope=replace(plan.scope, **changes))
+
+
+def change_rule(plan: Plan, **changes: Any) -> Plan:
+    return replace(plan, rule=replace(plan.rule, **changes))
+
+
+def with_platform(
+    plan: Plan, gpus: Sequence[Gpu] | None = None, *, duplex: Any = None, links: bool = True
+) -> Plan:
+    link = plan.platform.link if links else None
+    more: dict[str, Any] = {}
+    if link is not None:
+        more = {
+            "bandwidth": link.bandwidth_bytes_per_s,
+            "latency": link.latency_ns,
+            "duplex": duplex or link.duplex,
+        }
+    return replace(plan, platform=Platform(gpus or plan.platform.gpus, **more))
+
+
+def change_gpu(plan: Plan, number: int, **changes: Any) -> Plan:
+    gpus = list(plan.platform.gpus)
+    gpus[number] = replace(gpus[number], **changes)
+    return with_platform(plan, gpus)

@@ -1,0 +1,206 @@
+"""Whatever is wrong with a file: one error with the file, the field, the rule, the way out."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schedopt import Chain, InputError, Layer, Platform, Result, solve
+from schedopt.formats import check_writable, write_whole
+
+LAYER: dict[str, Any] = {
+    "forward_ns": 1,
+    "backward_ns": 2,
+    "weight_bytes": 3,
+    "activation_bytes": 4,
+}
+
+
+def chain_text(**changes: Any) -> str:
+    return json.dumps({"format": "schedopt.chain/1", "layers": [LAYER], **changes})
+
+
+def layer_text(**changes: Any) -> str:
+    return chain_text(layers=[LAYER, LAYER | changes])
+
+
+BAD: dict[str, tuple[str | bytes, str, str, str]] = {
+    "empty": ("", "", "empty", "Write it again"),
+    "blank": (" \n ", "", "empty", "Write it again"),
+    "truncated": (chain_text()[:-20], "", "not JSON", "ends too early"),
+    "not JSON": ("layers: 3", "", "not JSON: Expecting value in line 1, column 1", "Mend it"),
+    "not an object": ("[1, 2]", "", "no object", "starts with {"),
+    "not UTF-8": (b'{"name": "\xff"}', "", "not UTF-8", "Save it as UTF-8"),
+    "no format": (json.dumps({"layers": []}), "format", "is missing", "schedopt.chain/1"),
+    "wrong version": (
+        chain_text(format="schedopt.chain/2"), "format", "not supported", "schedopt.chain/1",
+    ),
+    "a plan": (chain_text(format="schedopt.plan/1"), "format", "this is a plan", "chain/1"),
+    "missing": (
+        chain_text(layers=[{k: v for k, v in LAYER.items() if k != "forward_ns"}]),
+        "layers[0].forward_ns", "is missing", "Add it",
+    ),
+    "no layers field": (json.dumps({"format": "schedopt.chain/1"}), "layers", "missing", "Add"),
+    "unknown": (layer_text(foward_ns=1), "layers[1].foward_ns", "not known", "forward_ns?"),
+    "unknown at the top": (chain_text(colour=1), "colour", "not known", ""),
+    "duplicate": ('{"layers": [], "layers": []}', "layers", "given twice", "Keep one"),
+    "negative": (layer_text(forward_ns=-5), "layers[1].forward_ns", "-5 is out", "0 to"),
+    "fractional": (layer_text(backward_ns=1.5), "layers[1].backward_ns", "1.5 is not a whole", ""),
+    "whole float": (layer_text(backward_ns=2.0), "layers[1].backward_ns", "not a whole", ""),
+    "quoted": (layer_text(forward_ns="1"), "layers[1].forward_ns", '"1" is not a whole', "quotes"),
+    "boolean": (layer_text(forward_ns=True), "layers[1].forward_ns", "true is not a whole", ""),
+    "null": (layer_text(forward_ns=None), "layers[1].forward_ns", "null is not a whole", ""),
+    "NaN": (chain_text().replace("[{", "[NaN, {"), "", "NaN is not a number", ""),
+    "infinite": (layer_text(forward_ns=float("inf")), "", "Infinity is not a number", ""),
+    "overflowing float": (
+        chain_text().replace('"forward_ns": 1', '"forward_ns": 1e999'),
+        "layers[0].forward_ns", "not a whole number", "",
+    ),
+    "too large": (layer_text(weight_bytes=2**50 + 1), "layers[1].weight_bytes", "range", "0 to"),
+    "thousands of digits": (
+        chain_text().replace('"forward_ns": 1', '"forward_ns": ' + "9" * 6000),
+        "", "thousands of digits", "2^50",
+    ),
+    "hundreds of digits": (
+        layer_text(forward_ns=10**900), "layers[1].forward_ns", "901 digits", "0 to",
+    ),
+    "too long in all": (
+        layer_text(forward_ns=2**39), "layers", "ns in all", "check the unit",
+    ),
+    "deep nesting": ('{"a":' * 100_000, "", "nested too deeply", ""),
+    "deep lists": (chain_text()[:-1] + ', "name": ' + "[" * 3000 + "]" * 3000 + "}", "", "", ""),
+    "a layer that is no object": (chain_text(layers=[3]), "layers[0]", "not an object", "{ }"),
+    "layers that are no list": (chain_text(layers={}), "layers", "not a list", "[ ]"),
+    "no layers": (chain_text(layers=[]), "layers", "at least one layer", "Add a layer"),
+    "tied to nothing": (chain_text(same_gpu=[[0, 7]]), "same_gpu[0]", "layer 7 does not", "0 to 0"),
+    "parts above the whole": (
+        layer_text(parameter_bytes=9), "layers[1].weight_bytes", "3 is less than", "everything",
+    ),
+    "one half": (
+        layer_text(backward_input_ns=1), "layers[1].backward_input_ns", "half", "or neither",
+    ),
+    "lone surrogate": (chain_text()[:-1] + ', "name": "\\ud800"}', "", "", ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_chain_gives_one_clear_error(tmp_path: Path, case: str) -> None:
+    content, field, rule, way_out = BAD[case]
+    path = tmp_path / "chain.json"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(InputError) as caught:
+        Chain.load(path)
+    error = caught.value
+    assert error.source == str(path)
+    assert str(error).startswith(f"{path}: ")
+    assert "\n" not in str(error)
+    assert rule in error.rule
+    assert way_out in error.way_out
+    if field:
+        assert error.field == field
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"none\.json: no such file"):
+        Chain.load(tmp_path / "none.json")
+
+
+def test_a_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is a folder"):
+        Chain.load(tmp_path)
+
+
+def test_several_errors_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "chain.json"
+    path.write_text(layer_text(forward_ns=-1, weight_bytes="x", backward_ns=1.5))
+    with pytest.raises(InputError, match="1 more after this one"):
+        Chain.load(path)
+
+
+@pytest.fixture
+def plan_document(tmp_path: Path) -> dict[str, Any]:
+    chain = Chain(layers=(Layer(**LAYER),) * 3)
+    solve(chain, Platform(2, "1G", bandwidth="1GB/s")).save(tmp_path / "good.json")
+    document: dict[str, Any] = json.loads((tmp_path / "good.json").read_text())
+    return document
+
+
+def set_at(*path: str | int, value: Any) -> Callable[[dict[str, Any]], None]:
+    def change(document: Any) -> None:
+        for part in path[:-1]:
+            document = document[part]
+        document[path[-1]] = value
+
+    return change
+
+
+BAD_PLANS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
+    "other chain": (set_at("chain", "layers", 0, "forward_ns", value=2), "chain_sha256"),
+    "no hash": (lambda document: document.pop("chain_sha256"), "chain_sha256"),
+    "no pattern": (lambda document: document.pop("pattern"), "pattern"),
+    "no status": (lambda document: document.pop("status"), "status"),
+    "unknown status": (set_at("status", value="best"), "status"),
+    "unknown kind": (set_at("pattern", "operations", 0, "kind", value="X"),
+                     "pattern.operations[0].kind"),
+    "start outside": (set_at("pattern", "operations", 1, "start_ns", value=10**9),
+                      "pattern.operations[1].start_ns"),
+    "no period": (set_at("pattern", "period_total_ns", value=0), "pattern.period_total_ns"),
+    "fractional shift": (set_at("pattern", "operations", 0, "shift", value=0.5),
+                         "pattern.operations[0].shift"),
+    "no stages": (set_at("stages", value=[]), "stages"),
+    "three numbers": (set_at("stages", 0, "layers", value=[0, 1, 2]), "stages[0].layers"),
+    "no gpus": (set_at("platform", "gpus", value=[]), "platform.gpus"),
+    "zero speed": (set_at("platform", "gpus", 0, "speed", value="0"), "platform.gpus[0].speed"),
+    "negative memory": (set_at("platform", "gpus", 0, "memory_bytes", value=-1),
+                        "platform.gpus[0].memory_bytes"),
+    "unknown field": (set_at("colour", value=1), "colour"),
+    "odd scope": (set_at("scope", "allocation", value="best"), "scope.allocation"),
+    "bad bound": (set_at("bounds", 0, "exact", value=[1, 0]), "bounds[0].exact"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD_PLANS)
+def test_a_bad_plan_gives_one_clear_error(
+    tmp_path: Path, plan_document: dict[str, Any], case: str
+) -> None:
+    change, field = BAD_PLANS[case]
+    change(plan_document)
+    path = tmp_path / "bad.json"
+    path.write_text(json.dumps(plan_document))
+    with pytest.raises(InputError) as caught:
+        Result.load(path)
+    assert caught.value.source == str(path)
+    assert caught.value.field == field
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "chain.json"
+    path.write_text("old")
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(InputError, match=r"chain\.json: cannot be written: No space left"):
+        write_whole(path, "new")
+    assert path.read_text() == "old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["chain.json"]
+
+
+def test_an_unwritable_output_is_refused_before_the_work(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "none" / "x.json", tmp_path / "file" / "x.json", tmp_path):
+        with pytest.raises(InputError):
+            check_writable(path)
+
+
+def test_checking_a_path_leaves_nothing_behind(tmp_path: Path) -> None:
+    check_writable(tmp_path / "x.json")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,71 @@
+"""Small models, and a count of saved bytes that shares no code with the profiler."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from schedopt import Chain
+from schedopt.profiling import Model, profile
+
+BATCH = 8
+
+
+def profiled(*layers: nn.Module, value: Tensor | None = None, **options: Any) -> Chain:
+    """Profile layers on a micro-batch of 8 x 4, with as few repeats as there may be."""
+    loss = options.pop("loss", None)
+    own = options.pop("own_optimizer", None)
+    given = torch.randn(BATCH, 4) if value is None else value
+    model = Model(module=nn.Sequential(*layers), micro_batch=given, loss=loss, optimizer=own)
+    return profile(model, **{"warmup": 0, "repeats": 2, **options})
+
+
+def mixed() -> nn.Sequential:
+    """Return layers that save inputs, outputs, masks, and nothing; one writes over its input."""
+    return nn.Sequential(
+        nn.Linear(4, 6),
+        nn.BatchNorm1d(6),
+        nn.ReLU(inplace=True),
+        nn.Linear(6, 5),
+        nn.Tanh(),
+        nn.Dropout(0.5),
+        nn.Linear(5, 7),
+        nn.GELU(),
+        nn.LayerNorm(7),
+        nn.ReLU(),
+        nn.Linear(7, 3),
+        nn.Softmax(dim=1),
+    )
+
+
+def held_bytes(module: nn.Module, value: Tensor) -> int:
+    """Count the bytes that autograd holds after a forward of the whole module."""
+    tensors: list[Tensor] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        tensors.append(tensor.detach())
+        return tensor.detach()
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        module(value)
+    permanent = {tensor.data_ptr() for tensor in (*module.parameters(), *module.buffers())}
+    storages = {tensor.untyped_storage().data_ptr(): tensor for tensor in tensors}
+    return sum(
+        tensor.untyped_storage().nbytes()
+        for address, tensor in storages.items()
+        if address not in permanent
+    )
+
+
+def run_to(module: Sequence[nn.Module] | nn.Sequential, layer: int) -> Tensor:
+    """Return a fresh copy of the input of a layer, as a stage that starts there receives it."""
+    value = torch.randn(BATCH, 4)
+    for part in list(module)[:layer]:
+        value = part(value)
+    if layer == 0:
+        return value
+    # Not a leaf, so that the first layer may write over it.
+    return value.detach().clone().requires_grad_() + 0

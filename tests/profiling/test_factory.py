@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from schedopt import InputError
+from schedopt.profiling import as_model, load_factory, load_model
+
+GOOD = """
+import torch
+
+def build():
+    return torch.nn.Sequential(torch.nn.Linear(4, 3)), torch.zeros(8, 4)
+
+def fail():
+    raise OSError("no such disk")
+
+def needs(size):
+    return None
+
+number = 3
+"""
+
+Write = Callable[[str, str], None]
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
+    """Write modules into the current directory, which is on no path yet."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    before = set(sys.modules)
+
+    def write_module(name: str, text: str) -> None:
+        (tmp_path / f"{name}.py").write_text(text)
+
+    yield write_module
+    for name in set(sys.modules) - before:
+        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
+
+
+def test_importing_the_package_loads_no_torch() -> None:
+    code = "import schedopt.profiling, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_factory_in_the_current_directory_is_found(write: Write) -> None:
+    write("good_models", GOOD)
+    assert isinstance(load_model("good_models:build").module, nn.Sequential)
+
+
+def test_a_model_remembers_its_factory(write: Write) -> None:
+    write("good_models", GOOD)
+    assert load_model("good_models:build").factory == "good_models:build"
+
+
+@pytest.mark.parametrize("spec", ["models", "models.build", ":build", "models:", ""])
+def test_a_name_without_module_colon_function_is_refused(spec: str) -> None:
+    with pytest.raises(InputError, match=r"is not package\.module:function"):
+        load_factory(spec)
+
+
+def test_a_missing_module_is_named() -> None:
+    with pytest.raises(InputError, match=r"there is no module 'no_such_module'\. Run in the dir"):
+        load_factory("no_such_module:build")
+
+
+def test_a_missing_submodule_is_named() -> None:
+    with pytest.raises(InputError, match=r"there is no module 'schedopt.no_such_module'"):
+        load_factory("schedopt.no_such_module:build")
+
+
+@pytest.mark.parametrize("spec", ["good_models.py:build", "./good_models.py:build"])
+def test_a_file_gets_the_name_of_its_module(write: Write, spec: str) -> None:
+    write("good_models", GOOD)
+    with pytest.raises(InputError, match=r"is a file, not a module. Write good_models:build,"):
+        load_factory(spec)
+
+
+def test_a_missing_function_gets_the_nearest_name(write: Write) -> None:
+    write("good_models", GOOD)
+    with pytest.raises(InputError, match=r"good_models has no biuld. Did you mean build\?"):
+        load_factory("good_models:biuld")
+
+
+def test_something_that_cannot_be_called_is_refused(write: Write) -> None:
+    write("good_models", GOOD)
+    with pytest.raises(InputError, match="good_models:number is an int, which cannot be called"):
+        load_factory("good_models:number")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("1 / 0", "raised ZeroDivisionError"),
+        ("def (", "raised SyntaxError"),
+        ("import no_such_package", "raised ModuleNotFoundError: No module named 'no_such_package'"),
+        ("raise SystemExit(3)", "raised SystemExit"),
+    ],
+)
+def test_an_import_that_fails_tells_why(write: Write, text: str, told: str) -> None:
+    write("broken_models", text)
+    with pytest.raises(InputError, match=told):
+        load_factory("broken_models:build")
+
+
+def test_a_missing_extra_is_told_how_to_install(
+    write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write("hub_models", "import transformers")
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(InputError, match=r"Run pip install 'schedopt\[hf\]'"):
+        load_factory("hub_models:build")
+
+
+def test_a_factory_that_fails_tells_why(write: Write) -> None:
+    write("good_models", GOOD)
+    with pytest.raises(InputError, match="good_models:fail raised OSError: no such disk"):
+        load_model("good_models:fail")
+
+
+def test_a_factory_that_needs_arguments_is_refused(write: Write) -> None:
+    write("good_models", GOOD)
+    with pytest.raises(InputError, match="Give a function that needs no arguments"):
+        load_model("good_models:needs")
+
+
+@pytest.mark.parametrize(
+    ("returned", "told"),
+    [
+        (None, "returned None. Return"),
+        (nn.Sequential(nn.ReLU()), "returned a Sequential. Return"),
+        ((nn.ReLU(),), "returned a tuple of 1. Return"),
+        ((nn.Linear(1, 1), torch.zeros(1)), "the module is a Linear, not a torch.nn.Sequential"),
+        ((nn.Sequential(), torch.zeros(1)), "the nn.Sequential has no layer"),
+        ((nn.Sequential(nn.ReLU()), [1.0]), "the input is a list, not a tensor"),
+        ((nn.Sequential(nn.ReLU()), torch.zeros(1), 3), "the loss is an int, which cannot be"),
+        ((nn.Sequential(nn.ReLU()), torch.zeros(1), None, 3), "the optimizer is an int, which"),
+    ],
+)
+def test_what_a_factory_may_not_return(returned: object, told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        as_model(returned)
