@@ -14,6 +14,7 @@ from schedopt.errors import InputError
 from schedopt.validation import LARGEST_TOTAL, STRICT, as_tuple, check_whole
 
 CHAIN_FORMAT: Final = "schedopt.chain/1"
+MOST_LAYERS: Final = 4096
 LARGEST_CHAIN_NS: Final = 2**39
 """The total time of a chain stays below this (about 550 s), so that solvers fit 64 bits."""
 
@@ -152,7 +153,7 @@ class Chain:
     Parameters
     ----------
     layers : sequence of Layer
-        At least one. Their total time stays below 2**39 ns.
+        1 to 4096. Their total time stays below 2**39 ns.
     name : str
         What a person calls it.
     input_bytes : int
@@ -184,6 +185,12 @@ class Chain:
         if not self.layers:
             raise InputError(
                 "a chain has at least one layer", field="layers", way_out="Add a layer"
+            )
+        if len(self.layers) > MOST_LAYERS:
+            raise InputError(
+                f"{len(self.layers)} layers are too many",
+                field="layers",
+                way_out=f"Merge layers; at most {MOST_LAYERS} are allowed",
             )
         for position, layer in enumerate(self.layers):
             if not isinstance(layer, Layer):

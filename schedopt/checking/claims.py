@@ -17,13 +17,6 @@ def find_false_claims(result: Result) -> Iterator[Violation]:
     if result.plan is None:
         return
     yield from _find_other_problem(result)
-    senseless = [n for n, bound in enumerate(result.bounds) if bound.exact[1] <= 0]
-    for number in senseless:
-        yield Violation(
-            "bound", f"bounds[{number}]", f"has the denominator {result.bounds[number].exact[1]}"
-        )
-    if senseless:
-        return
     period, best = result.period, result.lower_bound
     for number, bound in enumerate(result.bounds):
         holds = bound.scope.covers(result.problem.scope)

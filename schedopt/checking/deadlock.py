@@ -7,7 +7,7 @@ from itertools import groupby, pairwise, product
 from typing import Any, Final
 
 from schedopt.checking.order import needs
-from schedopt.checking.resources import list_uses
+from schedopt.checking.resources import list_uses, name_resource
 from schedopt.checking.timeline import Item, Name, Timeline, name_item, name_place
 from schedopt.checking.violations import Violation
 
@@ -47,7 +47,7 @@ def find_deadlock(timeline: Timeline) -> Iterator[Violation]:
     closing = [(before, after) for before, after in broken if part[before] == part[after]]
     circles = [nx.shortest_path(graph, after, before) for before, after in closing[:_MOST_EDGES]]
     if circles:
-        yield _report(timeline, min(circles, key=len))
+        yield _report(timeline, graph, min(circles, key=len))
 
 
 def _count_periods(timeline: Timeline) -> int:
@@ -59,7 +59,8 @@ def _count_periods(timeline: Timeline) -> int:
 def _add_resource_edges(graph: Any, timeline: Timeline, nodes: set[Node], periods: int) -> None:
     numbers = {place: number for number, (place, _) in enumerate(timeline.items)}
     k = timeline.plan.pattern.k
-    for uses in list_uses(timeline).values():
+    for resource, uses in list_uses(timeline).items():
+        place = name_resource(timeline, resource)
         moments = sorted(
             (use.start + timeline.duration_of(later), numbers[use.place], use.first + later)
             for use in uses
@@ -71,7 +72,7 @@ def _add_resource_edges(graph: Any, timeline: Timeline, nodes: set[Node], period
             for _, group in groupby(moments, key=lambda moment: moment[0])
         ]
         for group, following in pairwise(together):
-            graph.add_edges_from(product(group, following))
+            graph.add_edges_from(product(group, following), on=place)
 
 
 def _add_dependencies(graph: Any, timeline: Timeline, nodes: set[Node]) -> list[tuple[Node, Node]]:
@@ -90,7 +91,7 @@ def _add_dependencies(graph: Any, timeline: Timeline, nodes: set[Node]) -> list[
                 before = (number_of[id(slot.item)], i - slot.behind)
                 if before not in nodes:
                     continue
-                graph.add_edge(before, (number, first))
+                graph.add_edge(before, (number, first), on="")
                 if timeline.span(needed, i)[1] > start:
                     broken.append((before, (number, first)))
     return broken
@@ -100,12 +101,19 @@ def _name(item: Item) -> Name:
     return (getattr(item, "kind", "") or getattr(item, "tensor", ""), item.stage)
 
 
-def _report(timeline: Timeline, circle: list[Node]) -> Violation:
-    items = [(timeline.items[number][1], first) for number, first in circle]
-    chain = ", then ".join(name_item(item, first) for item, first in items)
-    item, first = items[0]
+def _report(timeline: Timeline, graph: Any, circle: list[Node]) -> Violation:
+    steps = [graph.edges[edge]["on"] for edge in pairwise((*circle, circle[0]))]
+    nodes = [timeline.items[number][1] for number, _ in circle]
+    text = name_item(nodes[0], circle[0][1])
+    for position, on in enumerate(steps):
+        following = (position + 1) % len(circle)
+        # Of a row on one GPU or link only the first and the last matter.
+        if on and following and steps[following] == on:
+            continue
+        named = name_item(nodes[following], circle[following][1]) if following else "the first"
+        text += f"; behind it on {on} {named}" if on else f"; {named} needs it"
     return Violation(
         "deadlock",
-        name_place(_name(item), first),
-        f"no order of times can run {chain}, then {name_item(item, first)} again",
+        name_place(_name(nodes[0]), circle[0][1]),
+        f"each waits for the one before, in a circle: {text}",
     )

@@ -83,7 +83,7 @@ class _Replay:
         self.m = plan.rule.update_every
         self.whole = (1 << self.m) - 1
         self.gpus = plan.stages[self.stage].gpus
-        items = [(place, item) for place, item in self.timeline.items if item.stage == self.stage]
+        items = self.timeline.by_stage[self.stage]
         self.transfers = [
             (place, item)
             for place, item in items

@@ -12,7 +12,7 @@ from schedopt.checking.violations import Violation
 from schedopt.units import format_bytes
 
 LONGEST_ROUNDS: Final = 256
-"""Of what stays for longer, whole rounds are counted at once instead of replayed."""
+"""Of what stays for longer, the rounds above are counted at once instead of replayed."""
 
 _RELEASE, _ACQUIRE, _RELEASE_AT_ONCE = range(3)
 
@@ -69,24 +69,22 @@ def replay(residencies: Iterable[Residency], constants: Mapping[Group, int]) -> 
     round more. At one instant releases come before acquisitions; what has no length counts after
     the releases, together with all acquisitions.
     """
+    coming = list(residencies)
+    together = lcm(*(residency.every_ns for residency in coming))
+    shortest = min((residency.every_ns for residency in coming), default=1)
+    replayed = max(together, LONGEST_ROUNDS * shortest)
     held = dict(constants)
     repeated: list[tuple[Group, int, int, int, int]] = []
-    for residency in residencies:
-        every = residency.every_ns
+    for residency in coming:
+        group, every = residency.group, residency.every_ns
         length = residency.until - residency.since
-        rounds = max(0, length // every - LONGEST_ROUNDS)
-        held[residency.group] = held.get(residency.group, 0) + rounds * residency.size
+        rounds = max(0, length - replayed) // every
+        held[group] = held.get(group, 0) + rounds * residency.size
         repeated.append(
-            (
-                residency.group,
-                residency.size,
-                residency.since % every,
-                length - rounds * every,
-                every,
-            )
+            (group, residency.size, residency.since % every, length - rounds * every, every)
         )
     longest = max((length for _, _, _, length, _ in repeated), default=0)
-    last = longest + lcm(*(every for *_, every in repeated))
+    last = longest + together
     events: list[tuple[int, int, Group, int]] = []
     for group, size, since, length, every in repeated:
         release = _RELEASE if length else _RELEASE_AT_ONCE

@@ -121,10 +121,8 @@ def _list_workspaces(timeline: Timeline, position: int) -> Iterator[Residency]:
     stage = plan.stages[position]
     every = timeline.repeat(position)
     all_layers = range(stage.first, stage.last + 1)
-    for _, operation in timeline.items:
-        if not isinstance(operation, Operation) or operation.stage != position:
-            continue
-        if operation.kind == "U":
+    for _, operation in timeline.by_stage[position]:
+        if not isinstance(operation, Operation) or operation.kind == "U":
             continue
         layers = _find_runs(stage) if operation.kind == "R" else all_layers
         size = max(plan.chain.layers[layer].workspace_bytes or 0 for layer in layers)
@@ -133,7 +131,7 @@ def _list_workspaces(timeline: Timeline, position: int) -> Iterator[Residency]:
         for first in range(operation.shift, operation.shift + every, plan.pattern.k):
             start = timeline.start(operation, first)
             length = timeline.length(operation, first)
-            if length == 0:
+            if not length:
                 continue
             yield Residency(
                 (stage.gpu(first), "workspace", -1, ""),

@@ -10,8 +10,8 @@ from schedopt.checking.violations import Violation
 from schedopt.plan import Plan
 from schedopt.stage import Stage
 
-MOST_MICRO_BATCHES: Final = 2**20
-"""Patterns that repeat only after more micro-batches are not looked at."""
+MOST_MICRO_BATCHES: Final = 2**21
+"""Plans that repeat only after more micro-batches are not looked at."""
 
 
 def find_missing_references(plan: Plan) -> Iterator[Violation]:
@@ -45,25 +45,26 @@ def find_missing_references(plan: Plan) -> Iterator[Violation]:
 
 
 def find_endless(plan: Plan) -> Iterator[Violation]:
-    """Yield replicas that come together again only after more micro-batches than can be looked at.
+    """Yield that a plan repeats only after more micro-batches than can be looked at.
 
     Neighbouring stages meet at their boundary, and all stages of a GPU on that GPU.
     """
-    meeting: dict[str, set[int]] = {}
-    for position, stage in enumerate(plan.stages):
-        following = plan.stages[position + 1 : position + 2]
-        meeting[f"stage {position}"] = {len(near.gpus) for near in (stage, *following)}
+    at_boundaries = [
+        {len(near.gpus) for near in plan.stages[position : position + 2]}
+        for position in range(len(plan.stages))
+    ]
+    on_gpus: dict[int, set[int]] = {}
+    for stage in plan.stages:
         for gpu in stage.gpus:
-            meeting.setdefault(f"GPU {gpu}", set()).add(len(stage.gpus))
-    for place, replicas in meeting.items():
-        every = lcm(plan.pattern.k, *replicas)
-        if every > MOST_MICRO_BATCHES:
-            yield Violation(
-                "rule",
-                place,
-                f"its pattern comes again only after {every} micro-batches, more than the "
-                f"{MOST_MICRO_BATCHES} that are looked at",
-            )
+            on_gpus.setdefault(gpu, set()).add(len(stage.gpus))
+    total = sum(lcm(plan.pattern.k, *replicas) for replicas in (*at_boundaries, *on_gpus.values()))
+    if total > MOST_MICRO_BATCHES:
+        yield Violation(
+            "rule",
+            "stages",
+            f"replicas meet again only after {total} micro-batches, counted at each boundary and "
+            f"on each GPU: more than the {MOST_MICRO_BATCHES} that are looked at",
+        )
 
 
 def find_wrong_layers(plan: Plan) -> Iterator[Violation]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import lcm
 
 from schedopt.plan import Operation, Plan, Transfer
@@ -48,6 +49,14 @@ class Timeline:
     items: tuple[tuple[str, Item], ...]
     slots: Mapping[Name, tuple[Slot | None, ...]]
     _lengths: dict[tuple[str, int, Gpu], int] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def by_stage(self) -> tuple[tuple[tuple[str, Item], ...], ...]:
+        """The items of each stage; a boundary transfer belongs to the stage that it follows."""
+        rows: list[list[tuple[str, Item]]] = [[] for _ in self.plan.stages]
+        for place, item in self.items:
+            rows[item.stage].append((place, item))
+        return tuple(map(tuple, rows))
 
     def is_split(self, stage: int) -> bool:
         """Whether the backward of a stage runs in halves."""

@@ -101,8 +101,7 @@ def follow_weights(timeline: Timeline) -> Followed:
 
 
 def _count_items(timeline: Timeline, stage: int) -> int:
-    here = sum(1 for _, item in timeline.items if item.stage == stage)
-    return -(-here // timeline.plan.pattern.k)
+    return -(-len(timeline.by_stage[stage]) // timeline.plan.pattern.k)
 
 
 def _refuse(stage: int, window: Window) -> Violation:
@@ -133,8 +132,8 @@ def open_window(timeline: Timeline, stages: range | list[int]) -> Window:
 
 def _list_moments(timeline: Timeline, stage: int) -> Iterator[tuple[int, int]]:
     k, every = timeline.plan.pattern.k, timeline.repeat(stage)
-    for _, item in timeline.items:
-        if item.stage != stage or (not isinstance(item, Operation) and item.is_boundary):
+    for _, item in timeline.by_stage[stage]:
+        if not isinstance(item, Operation) and item.is_boundary:
             continue
         for first in range(item.shift, item.shift + every, k):
             start = timeline.start(item, first)

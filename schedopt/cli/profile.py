@@ -67,13 +67,11 @@ def profile_model(
 
 
 def _print(chain: Chain, output: Path) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
+    from schedopt.cli.tables import make_console, make_table
     from schedopt.units import format_bytes, format_duration
 
-    table = Table(title=f"{chain.name}: {len(chain.layers)} layers", title_justify="left")
-    table.add_column("Layer")
+    table = make_table(f"{chain.name}: {len(chain.layers)} layers")
+    table.add_column("Layer", no_wrap=True)
     for name in ("Forward", "Spread", "Backward", "Spread", "Saved", "Output", "Weights"):
         table.add_column(name, justify="right", no_wrap=True)
     spreads = zip(
@@ -101,6 +99,6 @@ def _print(chain: Chain, output: Path) -> None:
         "",
         format_bytes(sum(layer.weight_bytes for layer in chain.layers)),
     )
-    console = Console(highlight=False, soft_wrap=True)
+    console = make_console()
     console.print(table)
     console.print(f"Chain written to {output}")

@@ -29,21 +29,21 @@ def print_result(result: Result) -> None:
     if result.plan is not None:
         print_plan(result)
     else:
-        console = _console()
+        console = make_console()
         _print_problem(console, result.problem)
         console.print(f"[bold]No plan[/]: {STATUS[result.status]}")
         console.print(f"Scope     {result.problem.scope}")
         if result.infeasibility is not None:
             _print_infeasibility(console, result.infeasibility)
     if len(result.ladder) > 1:
-        _print_ladder(_console(), result)
+        _print_ladder(make_console(), result)
 
 
 def print_plan(result: Result) -> None:
     """Print stages, memory, period, bound, and what binds."""
     plan = result.plan
     assert plan is not None
-    console = _console()
+    console = make_console()
     _print_problem(console, result.problem)
     console.print(_stage_table(plan))
     console.print(_memory_table(plan))
@@ -62,12 +62,14 @@ def print_plan(result: Result) -> None:
     console.print(f"Solver    {result.solver}, {result.seconds:.3f} s")
 
 
-def _console() -> Console:
+def make_console() -> Console:
+    """Return standard output as a console, 100 columns wide where it is no terminal."""
     width = None if sys.stdout.isatty() else 100
     return Console(highlight=False, soft_wrap=True, width=width)
 
 
-def _table(title: str) -> Table:
+def make_table(title: str) -> Table:
+    """Return an empty table in the style of all tables."""
     return Table(
         title=title, title_justify="left", box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False
     )
@@ -98,7 +100,7 @@ def _print_problem(console: Console, problem: Problem) -> None:
 
 
 def _stage_table(plan: Plan) -> Table:
-    table = _table("Stages")
+    table = make_table("Stages")
     for name in ("Stage", "GPU", "Layers"):
         table.add_column(name, no_wrap=True)
     table.add_column("Names", overflow="fold")
@@ -123,7 +125,7 @@ def _stage_table(plan: Plan) -> Table:
 
 
 def _memory_table(plan: Plan) -> Table:
-    table = _table("Memory")
+    table = make_table("Memory")
     needs = memory(plan)
     kinds = list(
         dict.fromkeys(kind for need in needs for kind, count in need.by_kind.items() if count)
@@ -192,7 +194,7 @@ def _print_infeasibility(console: Console, why: Infeasibility) -> None:
 
 
 def _print_ladder(console: Console, result: Result) -> None:
-    table = _table("Ladder: what each solver added")
+    table = make_table("Ladder: what each solver added")
     table.add_column("Solver")
     table.add_column("Best period", justify="right")
     table.add_column("Bound", justify="right")

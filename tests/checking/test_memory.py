@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import pytest
+
+from schedopt.checking import Violation, check
+from schedopt.plan import Plan
+from tests.checking.helpers import kinds, of_kind, places
+from tests.examples import (
+    change_gpu,
+    change_layer,
+    change_operation,
+    change_scope,
+    contiguous,
+    general,
+    recomputed,
+    split_backward,
+    zero_length,
+)
+
+
+def with_memory(plan: Plan, gpu: int, count: int) -> Plan:
+    return change_gpu(plan, gpu, memory_bytes=count)
+
+
+def test_a_gpu_without_room_is_named_with_its_bytes() -> None:
+    assert check(with_memory(contiguous(), 1, 640)) == (
+        Violation(
+            "memory",
+            "GPU 1",
+            "needs 641 B of 640 B in the reading sum: 641 bytes, 1 too many",
+        ),
+    )
+
+
+def test_what_is_reserved_is_not_usable() -> None:
+    assert places(change_gpu(contiguous(), 2, reserved_bytes=1), "memory") == ["GPU 2"]
+
+
+@pytest.mark.parametrize(("reading", "need"), [("sum", 274), ("peak", 204)])
+def test_a_plan_fits_exactly_in_either_reading(reading: str, need: int) -> None:
+    plan = change_scope(general(), memory=reading)
+    assert check(with_memory(plan, 0, need)) == ()
+
+
+@pytest.mark.parametrize(("reading", "need"), [("sum", 274), ("peak", 204)])
+def test_one_byte_less_fails_in_either_reading(reading: str, need: int) -> None:
+    plan = change_scope(general(), memory=reading)
+    assert kinds(with_memory(plan, 0, need - 1)) == {"memory"}
+
+
+def test_a_peak_may_fit_where_the_sum_does_not() -> None:
+    small = with_memory(general(), 0, 204)
+    assert kinds(small) == {"memory"}
+    assert kinds(change_scope(small, memory="peak")) == set()
+
+
+def test_one_more_micro_batch_in_flight_needs_its_bytes() -> None:
+    late = change_operation(general(), 5, shift=-2)
+    assert "needs 374 B" in of_kind(late, "memory")[0].message
+
+
+def test_a_release_comes_before_an_acquisition_of_the_same_instant() -> None:
+    # B of stage 0 ends at 10, just when F of the second micro-batch behind it starts.
+    assert "memory" not in kinds(zero_length(5))
+
+
+def test_what_has_no_length_counts_once() -> None:
+    # Stage 1 of 4, where F and B last no time.
+    plan = change_layer(zero_length(6), 1, forward_ns=0, activation_bytes=3)
+    instant = change_operation(plan, 6, shift=0, start_ns=2)
+    instant = change_operation(instant, 1, shift=0, start_ns=2)
+    assert places(instant, "memory") == ["GPU 1"]
+
+
+def test_a_workspace_counts_once_a_gpu() -> None:
+    # Stages 0 and 2 of GPU 0 take turns: the larger of 5 and 9 comes on top.
+    plan = change_layer(change_layer(general(), 0, workspace_bytes=5), 2, workspace_bytes=9)
+    assert check(with_memory(plan, 0, 283)) == ()
+    assert kinds(with_memory(plan, 0, 282)) == {"memory"}
+
+
+def test_an_operation_of_no_length_needs_no_workspace() -> None:
+    # B of layer 1 takes no time; beside its F only.
+    plan = change_layer(zero_length(6), 1, workspace_bytes=2)
+    assert check(plan) == ()
+    instant = change_layer(plan, 1, forward_ns=0, workspace_bytes=3)
+    assert check(instant) == ()
+
+
+def test_the_peak_adds_the_workspace_where_it_lies() -> None:
+    # 4 + 200 + 5 while F or B of stage 0 runs; 4 + 100 + 70 + 9 while stage 2 runs.
+    plan = change_layer(change_layer(general(), 0, workspace_bytes=5), 2, workspace_bytes=9)
+    peak = change_scope(plan, memory="peak")
+    assert check(with_memory(peak, 0, 209)) == ()
+    assert kinds(with_memory(peak, 0, 208)) == {"memory"}
+
+
+def test_a_recompute_needs_the_workspace_of_its_layers_only() -> None:
+    # Layer 2 is kept: its 90 count during F and B anyway, layer 0 has 80.
+    plan = change_layer(change_layer(recomputed(), 0, workspace_bytes=80), 2, workspace_bytes=90)
+    assert check(with_memory(plan, 0, 438 + 90)) == ()
+
+
+def test_a_later_weight_half_holds_more() -> None:
+    # W of stage 0 at 10-11: its 10 bytes lie over [5, 11), 2 at once.
+    late = change_operation(split_backward(), 5, shift=-3)
+    assert "needs 228 B" in of_kind(late, "memory")[0].message
+
+
+def test_activations_in_flight_for_very_long_are_counted_too() -> None:
+    # B of stage 0 comes 10**9 periods later: so many more activations of 100 bytes.
+    late = change_operation(contiguous(), 5, shift=-4 - 10**9)
+    assert f"{510 + 100 * 10**9} bytes" in of_kind(late, "memory")[0].message
+
+
+@pytest.mark.parametrize("rounds", [255, 256, 257, 258, 300])
+def test_long_flights_are_counted_as_short_ones_are(rounds: int) -> None:
+    late = change_operation(contiguous(), 5, shift=-4 - rounds)
+    assert f"{510 + 100 * rounds} bytes" in of_kind(late, "memory")[0].message

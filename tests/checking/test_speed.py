@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+from time import perf_counter
+
+import pytest
+
+from schedopt.chain import Chain
+from schedopt.checking import check
+from schedopt.plan import Pattern, Plan, place_in_period
+from schedopt.platform import Platform
+from schedopt.rule import Rule
+from tests.examples import BYTE_A_NS, layer, op, send, stages
+
+GPUS = 64
+PERIOD = 24
+
+
+def pipeline(layers_each: int = 1, rule: Rule | None = None) -> Plan:
+    """Return 1F1B on 64 GPUs: F_s from 12s to 12s + 10, B_s from 1524 - 12s, transfers of 2 ns.
+
+    Stage s is busy over [12s, 1534 - 12s), so NCA = 64 - s.
+    """
+    first = layer(10, 10, 50, 2, saved_bytes=7, parameter_bytes=20, gradient_bytes=20)
+    more = layer(0, 0, 0, 2, saved_bytes=0, parameter_bytes=0, gradient_bytes=0)
+    operations = []
+    transfers = []
+    for stage in range(GPUS):
+        forward, backward = 12 * stage, 1524 - 12 * stage
+        for kind, start in (("F", forward), ("B", backward)):
+            t, h = place_in_period(start, 0, 1, PERIOD)
+            operations.append(op(kind, stage, h, t))
+        if stage < GPUS - 1:
+            # B of the next stage ends 2 ns before B of this one starts.
+            for tensor, start in (("activation", forward + 10), ("gradient", backward - 2)):
+                t, h = place_in_period(start, 0, 1, PERIOD)
+                transfers.append(send(tensor, stage, h, t))
+    return Plan(
+        chain=Chain(layers=(first, *[more] * (layers_each - 1)) * GPUS),
+        platform=Platform(
+            gpus=GPUS,
+            memory=[50 + 7 * (GPUS - stage) for stage in range(GPUS)],
+            bandwidth=BYTE_A_NS,
+            duplex="full",
+        ),
+        rule=rule or Rule(),
+        stages=stages(*((s * layers_each, (s + 1) * layers_each - 1, [s]) for s in range(GPUS))),
+        pattern=Pattern(
+            k=1,
+            period_total_ns=PERIOD,
+            operations=tuple(operations),
+            transfers=tuple(transfers),
+        ),
+    )
+
+
+@pytest.mark.parametrize("layers_each", [1, 15])
+def test_64_gpus_are_checked_at_once(layers_each: int) -> None:
+    plan = pipeline(layers_each)
+    began = perf_counter()
+    assert check(plan) == ()
+    # A hundredth of a second on a quiet machine.
+    assert perf_counter() - began < 1
+
+
+def test_weights_of_64_gpus_are_followed_in_seconds() -> None:
+    plan = pipeline(rule=Rule(update_every=64, forward_reads="delay", delay=1))
+    began = perf_counter()
+    # Two versions of 20 bytes on each GPU, where 50 has room for one.
+    assert {violation.kind for violation in check(plan)} == {"memory"}
+    assert perf_counter() - began < 5

@@ -1,0 +1,202 @@
+from __future__ import annotations
+
+import pytest
+
+from schedopt.chain import Chain
+from schedopt.checking import Violation, check
+from schedopt.plan import Operation, Pattern, Plan
+from schedopt.platform import Platform
+from schedopt.problem import Scope
+from schedopt.rule import BackwardReads, Rule
+from schedopt.stage import Stage
+from tests.checking.helpers import of_kind, places, words
+from tests.examples import (
+    add_operation,
+    add_transfer,
+    change_gpu,
+    change_operation,
+    change_rule,
+    change_transfer,
+    cyclic,
+    data_parallel,
+    double_buffered,
+    drop_transfer,
+    flushed,
+    op,
+    send,
+    weighty,
+)
+
+
+def needs(plan: Plan, gpu: int, count: int) -> bool:
+    """Return whether a GPU needs exactly so many bytes."""
+    exact = change_gpu(plan, gpu, memory_bytes=count)
+    less = change_gpu(plan, gpu, memory_bytes=count - 1)
+    return f"GPU {gpu}" not in places(exact, "memory") and f"GPU {gpu}" in places(less, "memory")
+
+
+def test_two_buffers_are_too_few_for_updates_that_come_too_often() -> None:
+    # m = 1: F0 of micro-batch 2 starts at 4 and reads version 1, which B0 of 0 makes at 6.
+    often = change_rule(double_buffered(), update_every=1)
+    assert of_kind(often, "version") == [
+        Violation(
+            "version",
+            "stage 0, micro-batch 2, F",
+            "starts at 4 ns and reads version 1, which comes to GPU 0 2 ns later",
+        )
+    ]
+
+
+def test_reading_without_delay_needs_a_flush() -> None:
+    assert "stage 0, micro-batch 2, F" in places(change_rule(double_buffered(), delay=0), "version")
+
+
+def test_a_longer_delay_holds_more_versions() -> None:
+    # Version v of stage 0 is made at 4v + 4 and read to 4v + 16: 3 at once.
+    assert needs(change_rule(double_buffered(), delay=2), 0, 30 + 3 * 20 + 300)
+
+
+def test_stashing_holds_a_version_for_each_micro_batch_in_flight() -> None:
+    # An update a micro-batch, live: F0 of i at 2i reads version i - 2, made at 2i, to 2i + 6.
+    stashing = change_rule(double_buffered(), update_every=1, forward_reads="live", delay=0)
+    assert needs(stashing, 0, 30 + 3 * 20 + 300)
+
+
+def test_a_live_backward_needs_one_version() -> None:
+    live = change_rule(
+        double_buffered(), update_every=1, forward_reads="live", delay=0, backward_reads="live"
+    )
+    assert needs(live, 0, 30 + 1 * 20 + 300)
+
+
+def test_the_version_at_entry_is_read_on_every_stage() -> None:
+    # m = 1: F0 of i at 2i enters with version i - 2. Stage 2 makes version v at 2v + 2 and reads
+    # it for micro-batch v + 2 until B2 ends at 2v + 8: 6 ns, 3 at once.
+    entry = change_rule(double_buffered(), update_every=1, forward_reads="entry", delay=0)
+    assert needs(entry, 2, 30 + 3 * 20 + 100)
+
+
+def test_the_last_stage_reads_fresher_weights_live() -> None:
+    # F2 of i at 2i + 2 reads version i, made there at 2i + 2, until 2i + 4: 1 at once.
+    live = change_rule(double_buffered(), update_every=1, forward_reads="live", delay=0)
+    assert needs(live, 2, 30 + 1 * 20 + 100)
+
+
+def test_a_copy_of_weights_before_the_update_is_stale() -> None:
+    # The update of stage 0 comes at 98, that is 38 of the next period.
+    early = change_transfer(cyclic(), 14, start_ns=37)
+    assert places(early, "version") == ["transfers[14]"]
+
+
+def test_a_missing_copy_of_weights_leaves_a_replica_behind() -> None:
+    lost = drop_transfer(cyclic(), 15)
+    assert places(lost, "gradient") == ["stage 0, GPU 1, mini-batch 0"]
+
+
+def test_a_copy_of_weights_that_comes_too_late_for_its_reader_is_found() -> None:
+    # Replica 0 of stage 0 reads version 1 at 120; the copy lasts 5 and starts at 116.
+    late = change_transfer(cyclic(), 14, start_ns=56)
+    assert places(late, "version") == ["stage 0, micro-batch 6, F"]
+
+
+def test_a_copy_of_weights_that_comes_just_in_time_is_sound() -> None:
+    assert check(change_transfer(cyclic(), 14, start_ns=55)) == ()
+
+
+def test_a_fresher_table_than_the_weights_is_found() -> None:
+    fresh = change_rule(cyclic(), table=((0, 1, 0), (1, 0, 0), (0, 0, 0)))
+    assert places(fresh, "version") == ["stage 0, micro-batch 3, F"]
+
+
+def test_a_gradient_that_is_added_twice_is_found() -> None:
+    # The gather of chunk 0 brings {0, 1} to GPU 1, which has {1}.
+    twice = change_transfer(data_parallel(), 2, mode="reduce")
+    (violation,) = of_kind(twice, "gradient")
+    assert violation.place == "transfers[2]"
+    assert "counts micro-batch 1 twice" in violation.message
+
+
+def test_a_gradient_that_is_overwritten_is_found() -> None:
+    # B of micro-batch 1 ends at 78 on GPU 1; the copy of micro-batch 0 comes at 79.
+    late = change_transfer(cyclic(), 12, shift=-3, start_ns=13)
+    assert "overwrites micro-batch 1" in words(of_kind(late, "gradient"))
+
+
+def test_a_gradient_that_is_not_there_yet_is_found() -> None:
+    early = change_transfer(data_parallel(), 0, start_ns=7)
+    assert "GPU 1 has nothing of mini-batch 0" in words(of_kind(early, "gradient"))
+
+
+def test_a_gradient_that_comes_after_its_update_is_found() -> None:
+    # GPU 1 has version 1 of stage 1 from 12 on.
+    late = add_transfer(
+        data_parallel(),
+        send("weight_gradient", 1, 0, 14, source=0, target=1, chunk=0, chunks=2),
+    )
+    assert "4 ns after version 1 came there" in words(of_kind(late, "gradient"))
+
+
+def test_a_gradient_that_is_never_applied_names_what_is_missing() -> None:
+    lost = drop_transfer(data_parallel(), 0)
+    message = words(of_kind(lost, "gradient"))
+    assert "chunk 0 of mini-batch 0 lacks micro-batch 1" in message
+
+
+def test_an_update_before_the_last_gradient_is_found() -> None:
+    early = change_operation(flushed(), 9, start_ns=7)
+    (violation,) = of_kind(early, "gradient")
+    assert violation.place == "operations[9]"
+    assert "lacks micro-batch 1" in violation.message
+
+
+def test_an_update_that_is_applied_twice_is_found() -> None:
+    twice = add_operation(flushed(), op("U", 1, 0, 8))
+    assert places(twice, "gradient") == ["operations[10]"]
+
+
+def test_an_update_that_takes_time_delays_its_version() -> None:
+    # U of stage 0 ends at 10, F of the next mini-batch reads it from 10 on.
+    late = change_operation(flushed(), 9, shift=-1, start_ns=0)
+    assert places(late, "version")[0] == "stage 0, micro-batch 2, F"
+
+
+def test_a_plan_whose_weights_cannot_be_followed_is_refused() -> None:
+    far = change_operation(double_buffered(), 5, shift=-(10**9))
+    assert places(far, "rule") == ["stage 0"]
+
+
+def on_one_gpu(rule: Rule, period: int, *operations: Operation, again: bool = False) -> Plan:
+    """Return a stage of one layer that keeps nothing but 30 bytes and 20 for each version."""
+    k = sum(1 for operation in operations if operation.kind == "F")
+    return Plan(
+        chain=Chain(layers=(weighty(1, 1, 0, update_ns=int(operations[-1].kind == "U")),)),
+        platform=Platform(gpus=1, memory=1000),
+        rule=rule,
+        scope=Scope(max_k=k, recompute=again),
+        stages=(Stage(layers=(0, 0), gpus=(0,), recompute=((0, 0),) if again else ()),),
+        pattern=Pattern(k=k, period_total_ns=period, operations=operations),
+    )
+
+
+@pytest.mark.parametrize(("reads", "versions"), [("forward", 3), ("recomputed", 2), ("live", 1)])
+def test_what_the_backward_reads_decides_how_many_versions_are_held(
+    reads: BackwardReads, versions: int
+) -> None:
+    # Micro-batch i, T = 3: F at 3i reads i - 2, R at 3i + 4 reads i - 1 (or what F read), B at
+    # 3i + 8 finds i. Version v is made at 3v + 6; its last B ends at 3v + 15, 3v + 12 or 3v + 9.
+    rule = Rule(update_every=1, backward_reads=reads)
+    operations = (op("F", 0, 0, 0), op("R", 0, -1, 1), op("B", 0, -2, 2))
+    assert needs(on_one_gpu(rule, 3, *operations, again=True), 0, 30 + versions * 20)
+
+
+def test_updates_in_order_are_sound() -> None:
+    operations = (op("F", 0, 0, 0), op("F", 0, 1, 1), op("B", 0, 0, 2), op("B", 0, 1, 3))
+    updates = (op("U", 0, 0, 4), op("U", 0, 1, 5))
+    assert check(on_one_gpu(Rule(update_every=1), 6, *operations, *updates)) == ()
+
+
+def test_updates_out_of_order_are_found() -> None:
+    operations = (op("F", 0, 0, 0), op("F", 0, 1, 1), op("B", 0, 0, 2), op("B", 0, 1, 3))
+    updates = (op("U", 0, 0, 5), op("U", 0, 1, 4))
+    crossed = on_one_gpu(Rule(update_every=1), 6, *operations, *updates)
+    assert places(crossed, "version") == ["operations[5]", "operations[4]"]

@@ -1,0 +1,264 @@
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+GPT2 = ROOT / "instances" / "gpt2-small.json"
+
+
+def run(*arguments: str | Path, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run the command line as a user does."""
+    return subprocess.run(
+        [sys.executable, "-m", "schedopt", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=folder,
+        timeout=120,
+    )
+
+
+def solve_json(*arguments: str | Path) -> dict[str, Any]:
+    done = run("solve", *arguments, "--json")
+    assert done.stderr == ""
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Path:
+    path = tmp_path / "plan.json"
+    done = run(
+        "solve", "--chain", GPT2, "--gpus", "4", "--mem", "2G", "--bandwidth", "12GB/s", "-o", path
+    )
+    assert done.returncode == 0, done.stderr
+    return path
+
+
+def test_solve_prints_what_a_reader_looks_for(tmp_path: Path) -> None:
+    done = run("solve", "--chain", GPT2, "--gpus", "4", "--mem", "2G", "--bandwidth", "12GB/s")
+    assert done.returncode == 0
+    for word in ("embedding", "head", "Weights", "Activation", "2.00 GB", "Period", "Bound",
+                 "proven optimal", "Binding", "12.00 GB/s"):  # fmt: skip
+        assert word in done.stdout
+    assert done.stderr == ""
+
+
+def test_free_transfers_are_said() -> None:
+    assert (
+        "transfers are free" in run("solve", "--chain", GPT2, "--gpus", "2", "--mem", "9G").stdout
+    )
+
+
+def test_reserved_memory_is_echoed() -> None:
+    done = run("solve", "--chain", GPT2, "--gpus", "2", "--mem", "9G", "--reserved", "1G")
+    assert "9.00 GB (8.00 GB usable)" in done.stdout
+
+
+def test_json_has_what_is_promised_and_nothing_else_is_printed() -> None:
+    document = solve_json("--chain", GPT2, "--gpus", "4", "--mem", "2G", "--bandwidth", "12GB/s")
+    promised = """status period_ns period_exact lower_bound_ns lower_bound_exact gap scope pattern
+        stages memory_bytes memory_peak_bytes solver seconds ladder"""
+    assert set(promised.split()) <= set(document)
+    assert document["status"] == "optimal"
+    assert document["period_exact"] == document["lower_bound_exact"] == [document["period_ns"], 1]
+    assert document["gap"] == 0
+    assert document["pattern"]["k"] == 1
+    assert document["stages"][0]["layers"][0] == 0
+    assert document["stages"][-1]["layers"][1] == 13
+    assert max(document["memory_bytes"]) <= 2 * 10**9
+
+
+def test_infeasible_gives_3_the_least_memory_and_the_gpu() -> None:
+    arguments = ("--chain", GPT2, "--gpus", "4", "--mem")
+    document = solve_json(*arguments, "500M")
+    why = document["infeasibility"]
+    assert document["status"] == "infeasible"
+    assert why["gpu"] in range(4)
+    least = why["least_memory_bytes"]
+    assert run("solve", *arguments, str(least)).returncode == 0
+    short = run("solve", *arguments, str(least - 1))
+    assert short.returncode == 3
+    for word in (f"{least} bytes", "contiguous allocation", "--allocation general", "GPU"):
+        assert word in short.stdout
+
+
+def test_infeasible_writes_no_file(tmp_path: Path) -> None:
+    run("solve", "--chain", GPT2, "--gpus", "4", "--mem", "1M", "-o", tmp_path / "plan.json")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_plan_that_was_written_is_valid(plan: Path) -> None:
+    done = run("check", plan)
+    assert done.returncode == 0
+    assert done.stdout.endswith(f"{plan}: valid\n")
+
+
+def test_a_broken_plan_gives_5_and_the_place(plan: Path) -> None:
+    document = json.loads(plan.read_text())
+    document["pattern"]["operations"][0]["start_ns"] += 1
+    plan.write_text(json.dumps(document))
+    done = run("check", plan)
+    assert done.returncode == 5
+    assert "stage 0" in done.stdout
+    answer = json.loads(run("check", plan, "--json").stdout)
+    assert answer["valid"] is False
+    assert answer["violations"][0]["place"]
+
+
+def test_fix_keeps_the_stages_and_takes_the_platform_of_the_plan(plan: Path) -> None:
+    before = json.loads(plan.read_text())
+    document = solve_json("--fix", plan)
+    assert document["status"] == "optimal"
+    assert document["solver"] == "one_f_one_b_star"
+    assert [stage["layers"] for stage in document["stages"]] == [
+        stage["layers"] for stage in before["stages"]
+    ]
+    assert document["pattern"]["period_total_ns"] == before["pattern"]["period_total_ns"]
+
+
+def test_fix_on_a_slower_link(plan: Path) -> None:
+    document = solve_json("--fix", plan, "--gpus", "4", "--mem", "2G", "--bandwidth", "1MB/s")
+    assert document["period_ns"] > json.loads(plan.read_text())["pattern"]["period_total_ns"]
+
+
+def test_period_is_a_decision(plan: Path) -> None:
+    least = json.loads(plan.read_text())["pattern"]["period_total_ns"]
+    arguments = ("solve", "--chain", GPT2, "--gpus", "4", "--mem", "2G", "--bandwidth", "12GB/s")
+    assert run(*arguments, "--period", str(least)).returncode == 0
+    assert run(*arguments, "--period", str(least - 1)).returncode == 3
+
+
+def test_general_allocation_has_a_ladder_and_a_bound() -> None:
+    arguments = ("--chain", GPT2, "--gpus", "4", "--mem", "2G", "--allocation", "general")
+    document = solve_json(*arguments)
+    assert [rung["solver"] for rung in document["ladder"]] == ["next_fit", "contiguous"]
+    assert document["period_ns"] >= document["lower_bound_ns"] > 0
+    assert "Ladder" in run("solve", *arguments).stdout
+
+
+def test_unequal_gpus() -> None:
+    document = solve_json("--chain", GPT2, "--gpus", "3", "--mem", "4G,2G,4G", "--speed", "1,0.5,1")
+    assert document["status"] == "optimal"
+    assert document["memory_bytes"][1] <= 2 * 10**9
+
+
+BAD_USAGE: dict[str, tuple[list[str | Path], str]] = {
+    "no chain": (["--gpus", "2", "--mem", "1G"], "--chain"),
+    "no gpus": (["--chain", GPT2, "--mem", "1G"], "--gpus"),
+    "no mem": (["--chain", GPT2, "--gpus", "2"], "--mem"),
+    "zero gpus": (["--chain", GPT2, "--gpus", "0", "--mem", "1G"], "--gpus: 0"),
+    "gpus in words": (["--chain", GPT2, "--gpus", "two", "--mem", "1G"], "--gpus"),
+    "junk behind the unit": (
+        ["--chain", GPT2, "--gpus", "2", "--mem", "16Gb and more"], "--mem: '16Gb and more'",
+    ),
+    "memory of two GPUs for three": (
+        ["--chain", GPT2, "--gpus", "3", "--mem", "1G,2G"], "--mem: 2 entries",
+    ),
+    "bits": (
+        ["--chain", GPT2, "--gpus", "2", "--mem", "1G", "--bandwidth", "100Gbit/s"], "--bandwidth",
+    ),
+    "latency alone": (
+        ["--chain", GPT2, "--gpus", "2", "--mem", "1G", "--latency", "5us"], "--latency",
+    ),
+    "float speed": (
+        ["--chain", GPT2, "--gpus", "2", "--mem", "1G", "--speed", "1e-3"], "--speed",
+    ),
+    "missing file": (["--chain", "none.json", "--gpus", "2", "--mem", "1G"], "none.json: no such"),
+    "unknown solver": (
+        ["--chain", GPT2, "--gpus", "2", "--mem", "9G", "--solver", "magic"], "contiguous",
+    ),
+    "no time": (
+        ["--chain", GPT2, "--gpus", "2", "--mem", "9G", "--time-limit", "0"], "--time-limit",
+    ),
+    "unwritable output": (
+        ["--chain", GPT2, "--gpus", "2", "--mem", "9G", "-o", "/none/plan.json"],
+        "/none/plan.json: cannot be written",
+    ),
+    "period without unit": (
+        ["--chain", GPT2, "--gpus", "2", "--mem", "9G", "--period", "soon"], "--period",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD_USAGE)
+def test_bad_usage_gives_2_and_one_message(case: str) -> None:
+    arguments, words = BAD_USAGE[case]
+    done = run("solve", *arguments)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_bad_chain_gives_2_with_file_field_rule_and_way_out(tmp_path: Path) -> None:
+    path = tmp_path / "chain.json"
+    path.write_text(GPT2.read_text().replace('"forward_ns": ', '"forward_ns": -', 1))
+    done = run("solve", "--chain", path, "--gpus", "2", "--mem", "9G")
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"Error: {path}: layers[0].forward_ns: -")
+    assert "Give an integer from 0" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_plan_of_another_chain_is_refused(plan: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.json"
+    document = json.loads(GPT2.read_text())
+    document["layers"].pop()
+    other.write_text(json.dumps(document))
+    done = run("solve", "--chain", other, "--fix", plan, "--gpus", "4", "--mem", "2G")
+    assert done.returncode == 2
+    assert "chain_sha256: the plan was made for another chain" in done.stderr
+
+
+def test_check_of_a_chain_says_that_it_is_one() -> None:
+    done = run("check", GPT2)
+    assert done.returncode == 2
+    assert "this is a chain, not a plan" in done.stderr
+
+
+def test_without_arguments_the_help_is_shown() -> None:
+    done = run()
+    assert "solve" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("command", [[], ["solve"], ["check"], ["profile"]])
+def test_help_names_the_exit_codes_and_an_example(command: list[str]) -> None:
+    shown = run(*command, "--help").stdout
+    assert "Exit codes" in shown
+    assert not command or f"schedopt {command[0]}" in shown
+
+
+def test_profile_writes_a_chain_that_solves(tmp_path: Path) -> None:
+    (tmp_path / "tiny.py").write_text(
+        "import torch\n"
+        "def make():\n"
+        "    return torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(3)]), "
+        "torch.randn(2, 8)\n"
+    )
+    done = run("profile", "tiny:make", "-o", "chain.json", "--repeats", "2", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "Chain written to chain.json" in done.stdout
+    document = solve_json("--chain", tmp_path / "chain.json", "--gpus", "2", "--mem", "1M")
+    assert document["status"] == "optimal"
+
+
+def test_profile_of_nothing_gives_2(tmp_path: Path) -> None:
+    done = run("profile", "no_such_module:make", "-o", tmp_path / "chain.json")
+    assert done.returncode == 2
+    assert "no_such_module" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_installed_script_is_the_same_command() -> None:
+    script = shutil.which("schedopt", path=str(Path(sys.executable).parent))
+    assert script is not None
+    shown = subprocess.run([script, "--version"], capture_output=True, text=True, check=True)
+    assert shown.stdout == run("--version").stdout

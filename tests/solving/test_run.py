@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import replace
+from fractions import Fraction
+from importlib.metadata import EntryPoint
+
+import pytest
+
+from schedopt import Chain, InputError, InvalidPlanError, Layer, Plan, Platform, Scope, solve
+from schedopt.problem import Problem
+from schedopt.solving import Progress, Run, load_solver, registry, solver_names
+
+LAYER = Layer(forward_ns=3, backward_ns=6, weight_bytes=1, activation_bytes=1)
+CHAIN = Chain(layers=(LAYER,) * 6)
+PLATFORM = Platform(3, 1000)
+
+
+def best_plan() -> Plan:
+    plan = solve(CHAIN, PLATFORM).plan
+    assert plan is not None
+    return plan
+
+
+def spoil(plan: Plan) -> Plan:
+    first, *rest = plan.pattern.operations
+    moved = replace(first, start_ns=(first.start_ns + 1) % plan.pattern.period_total_ns)
+    return replace(plan, pattern=replace(plan.pattern, operations=(moved, *rest)))
+
+
+def slower(plan: Plan) -> Plan:
+    single = solve(CHAIN, Platform(1, 1000)).plan
+    assert single is not None
+    return replace(plan, stages=single.stages, pattern=single.pattern)
+
+
+def test_an_invalid_plan_of_a_solver_stops_the_program() -> None:
+    run = Run(best_plan().problem)
+    with pytest.raises(InvalidPlanError):
+        run.report(spoil(best_plan()))
+
+
+def test_only_better_plans_are_kept() -> None:
+    plan = best_plan()
+    run = Run(plan.problem)
+    run.report(slower(plan))
+    run.report(plan)
+    run.report(slower(plan))
+    assert run.best() == plan
+
+
+def test_a_bound_above_a_plan_stops_the_program() -> None:
+    plan = best_plan()
+    run = Run(plan.problem)
+    run.report(plan)
+    with pytest.raises(InvalidPlanError, match="above the period"):
+        run.report_bound(10**6, Scope(), "wrong")
+
+
+def test_a_bound_of_a_narrower_scope_does_not_count() -> None:
+    run = Run(Problem(chain=CHAIN, platform=PLATFORM, scope=Scope(allocation="general")))
+    run.report_bound(10**6, Scope(), "contiguous only")
+    assert run.bound() is None
+    run.report_bound(Fraction(7, 2), Scope(allocation="general", max_k=None), "any")
+    assert run.bound() == Fraction(7, 2)
+
+
+def test_progress_tells_period_and_bound() -> None:
+    seen: list[Progress] = []
+    result = solve(CHAIN, PLATFORM, on_progress=seen.append)
+    assert seen[-1].period == result.period
+    assert seen[-1].bound == result.lower_bound
+    assert seen[-1].solver == "contiguous"
+
+
+def test_a_run_out_of_time_says_so() -> None:
+    run = Run(best_plan().problem, time_limit=1e-9)
+    assert run.stopped()
+
+
+def test_time_up_before_the_start_gives_no_plan_and_no_claim() -> None:
+    result = solve(CHAIN, PLATFORM, time_limit=1e-9)
+    assert (result.status, result.plan) == ("unknown", None)
+
+
+def test_an_interrupt_gives_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = slower(best_plan())
+
+    def interrupted(problem: Problem, run: Run) -> None:
+        run.report(plan)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert run.stopped()
+
+    monkeypatch.setattr(registry, "SOLVERS", {"slow": "x:y"})
+    monkeypatch.setattr("schedopt.solving.ladder.load_solver", lambda name: interrupted)
+    before = signal.getsignal(signal.SIGINT)
+    result = solve(CHAIN, PLATFORM, solver="slow")
+    assert signal.getsignal(signal.SIGINT) is before
+    assert (result.status, result.plan) == ("feasible", plan)
+    assert result.lower_bound == 18
+
+
+def test_an_initial_plan_is_never_made_worse() -> None:
+    plan = best_plan()
+    result = solve(CHAIN, PLATFORM, initial=plan, time_limit=1e-9)
+    assert result.plan == plan
+
+
+def test_an_initial_plan_of_another_chain_is_refused() -> None:
+    with pytest.raises(InputError, match="another chain"):
+        solve(Chain(layers=(LAYER,)), PLATFORM, initial=best_plan())
+
+
+def test_an_unknown_solver_gets_the_list() -> None:
+    with pytest.raises(InputError, match="contiguous, next_fit, one_f_one_b_star"):
+        load_solver("magic")
+
+
+def test_solvers_of_other_packages_come_from_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    point = EntryPoint("theirs", "schedopt.solvers.contiguous:solve", "schedopt.solvers")
+
+    def points(*, group: str, name: str | None = None) -> list[EntryPoint]:
+        return [point] if group == "schedopt.solvers" and name in (None, "theirs") else []
+
+    monkeypatch.setattr(registry, "entry_points", points)
+    assert "theirs" in solver_names()
+    assert solve(CHAIN, PLATFORM, solver="theirs").status == "optimal"
+
+
+def test_a_time_limit_of_nothing_is_refused() -> None:
+    with pytest.raises(InputError, match="time_limit"):
+        solve(CHAIN, PLATFORM, time_limit=0)

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from schedopt import Chain, InputError, Layer, Platform, solve
+
+ROOT = Path(__file__).parents[1]
+HEAVY = (
+    "ortools",
+    "torch",
+    "numba",
+    "numpy",
+    "networkx",
+    "pydantic",
+    "matplotlib",
+    "rich",
+    "typer",
+)
+
+
+@pytest.mark.parametrize("module", ["schedopt", "schedopt.profiling", "schedopt.solving"])
+def test_importing_loads_nothing_heavy(module: str) -> None:
+    code = f"import sys, {module}; print([m for m in {HEAVY} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_solving_needs_no_torch() -> None:
+    code = (
+        "import sys; from schedopt import *; "
+        "l = Layer(forward_ns=1, backward_ns=1, weight_bytes=0, activation_bytes=0); "
+        "solve(Chain(layers=(l,)), Platform(1, 1)); print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_the_solvers_are_one_folder_seen_twice() -> None:
+    assert (ROOT / "schedopt" / "solvers").resolve() == (ROOT / "solvers").resolve()
+
+
+def test_results_and_errors_pickle() -> None:
+    layer = Layer(forward_ns=1, backward_ns=1, weight_bytes=0, activation_bytes=0)
+    result = solve(Chain(layers=(layer,) * 3), Platform(2, "1G", bandwidth="1GB/s"))
+    assert pickle.loads(pickle.dumps(result)) == result
+    error = InputError("rule", field="a.b", way_out="Way", source="file")
+    assert str(pickle.loads(pickle.dumps(error))) == str(error) == "file: a.b: rule. Way"

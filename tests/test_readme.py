@@ -1,0 +1,57 @@
+"""What the README and the docstrings show runs as shown."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import json
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+
+from schedopt import Chain, Result, check
+from schedopt.formats import result_to_json
+from tests.cli.test_commands import run
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+COMMANDS = re.findall(r"^\$ schedopt (.*)$", README, re.MULTILINE)
+BLOCKS = dict(re.findall(r"```(python|json)\n(.*?)```", README, re.DOTALL))
+
+
+def test_the_commands_of_the_tour_run_in_order(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "instances", tmp_path / "instances")
+    tour = [command for command in COMMANDS if "package.module" not in command]
+    assert len(tour) >= 7
+    for command in tour:
+        expected = 3 if "0.9G" in command else 0
+        assert run(*shlex.split(command), folder=tmp_path).returncode == expected, command
+
+
+def test_the_library_example_runs() -> None:
+    exec(compile(BLOCKS["python"], "README.md", "exec"), {})
+
+
+def test_the_chain_example_loads(tmp_path: Path) -> None:
+    example = next(b for b in re.findall(r"```json\n(.*?)```", README, re.DOTALL) if "chain/1" in b)
+    (tmp_path / "chain.json").write_text(example)
+    assert len(Chain.load(tmp_path / "chain.json").layers) == 2
+
+
+def test_the_plan_example_is_the_shipped_one_and_valid() -> None:
+    shipped = ROOT / "instances" / "two-stages.plan.json"
+    result = Result.load(shipped)
+    assert check(result) == ()
+    assert result_to_json(result) == shipped.read_text()
+    example = next(b for b in re.findall(r"```json\n(.*?)```", README, re.DOTALL) if '"k"' in b)
+    assert json.loads(example) == json.loads(shipped.read_text())["pattern"]
+
+
+@pytest.mark.parametrize("name", ["units", "platform", "solving.ladder"])
+def test_the_examples_in_docstrings_hold(name: str) -> None:
+    failures, tried = doctest.testmod(importlib.import_module(f"schedopt.{name}"))
+    assert tried > 0
+    assert failures == 0
