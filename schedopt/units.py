@@ -13,11 +13,11 @@ _DECIMAL: Final = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _BINARY: Final = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 _SIZES: Final = _DECIMAL | _BINARY
 _TIMES: Final = {"": 1, "ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9}
-_NUMBER: Final = r"(\d{1,18}(?:\.\d{1,18})?)"
+_NUMBER: Final = r"([0-9]{1,18}(?:\.[0-9]{1,18})?)"
 _SIZE: Final = re.compile(rf"{_NUMBER} ?([KMGT]i?)?B?")
 _RATE: Final = re.compile(rf"{_NUMBER} ?([KMGT]i?)?(?:B/s)?")
 _TIME: Final = re.compile(rf"{_NUMBER} ?(ns|us|ms|s)?")
-_SPEED: Final = re.compile(r"\d{1,6}(?:\.\d{1,6})?")
+_SPEED: Final = re.compile(r"[0-9]{1,6}(?:\.[0-9]{1,6})?")
 
 _SIZE_HELP: Final = "Write 16G or 16GB (powers of 1000), 16GiB (powers of 1024), or plain bytes"
 _RATE_HELP: Final = (

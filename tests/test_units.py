@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+from decimal import Decimal
+from fractions import Fraction
+
+import pytest
+
+from schedopt import InputError
+from schedopt.units import (
+    format_bytes,
+    format_duration,
+    parse_bandwidth,
+    parse_bytes,
+    parse_duration,
+    parse_speed,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("16G", 16 * 10**9),
+        ("16GB", 16 * 10**9),
+        ("16Gi", 16 * 2**30),
+        ("16GiB", 16 * 2**30),
+        ("1.5K", 1500),
+        ("0.0015K", 1),
+        ("12 MB", 12 * 10**6),
+        ("2T", 2 * 10**12),
+        ("7", 7),
+        ("7B", 7),
+        (7, 7),
+        (0, 0),
+    ],
+)
+def test_sizes(text: str | int, count: int) -> None:
+    assert parse_bytes(text) == count
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["16Gb and more", "16gb", "16Gb", "-1", -1, "", "1e9", "G", "1,5G", "٣", "nan", "16GG", True],
+)
+def test_what_is_no_size_is_refused_with_the_way_out(text: str | int) -> None:
+    with pytest.raises(InputError, match="Write 16G or 16GB"):
+        parse_bytes(text)
+
+
+def test_rates_and_times() -> None:
+    assert parse_bandwidth("12GB/s") == 12 * 10**9
+    assert parse_bandwidth("1.5GiB/s") == 3 * 2**29
+    assert parse_bandwidth(5) == 5
+    assert parse_duration("5us") == 5_000
+    assert parse_duration("1.5ms") == 1_500_000
+    assert parse_duration("2s") == 2 * 10**9
+    assert parse_duration("12") == 12
+
+
+@pytest.mark.parametrize("text", ["0", "100Gbit/s", "12GB/min", "fast"])
+def test_what_is_no_rate_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="divide a rate in bits by 8"):
+        parse_bandwidth(text)
+
+
+@pytest.mark.parametrize("value", [0.5, "1e-3", "-1", "", None, True, "0.1234567", "٣"])
+def test_speeds_are_exact_decimals(value: object) -> None:
+    with pytest.raises(InputError):
+        parse_speed(value)  # type: ignore[arg-type]
+    assert parse_speed("0.5") == Decimal("0.5")
+
+
+def test_what_people_read() -> None:
+    assert format_bytes(606_000_000) == "606.00 MB"
+    assert format_bytes(999) == "999 B"
+    assert format_duration(1_603_000_000) == "1.603 s"
+    assert format_duration(Fraction(5, 2)) == "2.5 ns"
