@@ -23,7 +23,7 @@ def as_ratio(value: Fraction | int) -> Ratio:
     return Fraction(value).as_integer_ratio()
 
 
-def check_ratio(owner: object, name: str) -> None:
+def _check_ratio(owner: object, name: str) -> None:
     """Require that a field is absent or a fraction of at least 0."""
     ratio = getattr(owner, name)
     if ratio is not None and (ratio[0] < 0 or ratio[1] < 1):
@@ -55,7 +55,7 @@ class Bound:
     proof: str
 
     def __post_init__(self) -> None:
-        check_ratio(self, "exact")
+        _check_ratio(self, "exact")
 
     @property
     def period(self) -> Fraction:
@@ -121,8 +121,8 @@ class Rung:
     note: str = ""
 
     def __post_init__(self) -> None:
-        check_ratio(self, "period_exact")
-        check_ratio(self, "bound_exact")
+        _check_ratio(self, "period_exact")
+        _check_ratio(self, "bound_exact")
 
 
 @dataclass(frozen=True, kw_only=True)

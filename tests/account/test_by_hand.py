@@ -18,6 +18,7 @@ from schedopt import (
     Rule,
     Scope,
     Stage,
+    solve,
 )
 from schedopt.account import (
     busy_time,
