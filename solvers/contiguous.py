@@ -280,21 +280,20 @@ def _explain(problem: Problem, period: int, scope: Scope, run: Run) -> Infeasibi
     low, high = 1, min(ample, LARGEST - max(gpu.memory_bytes for gpu in problem.platform.gpus))
     stages = stages_with(high)
     if stages is None:
-        return Infeasibility(scope=scope, proof=PROOF + "; more memory does not help", wider=wider)
+        note = "" if run.stopped() else "; no amount of memory helps"
+        return Infeasibility(scope=scope, proof=PROOF + note, wider=wider)
+    high = _excess(problem, stages, period)
     while low < high and not run.stopped():
         middle = (low + high) // 2
         found = stages_with(middle)
         if found is not None:
-            stages, high = found, middle
-        else:
+            stages, high = found, _excess(problem, found, period)
+        elif not run.stopped():
             low = middle + 1
     grown = _with_memory(problem, high)
     demands = needs(grown, stages, period)
-    slack = [
-        grown.platform.gpus[stage.gpus[0]].usable_bytes - need
-        for stage, need in zip(stages, demands, strict=True)
-    ]
-    binding = min(range(len(stages)), key=slack.__getitem__)
+    excess = _excesses(problem, stages, period)
+    binding = excess.index(max(excess))
     gpu = stages[binding].gpus[0]
     first, last = stages[binding].layers
     return Infeasibility(
@@ -305,6 +304,18 @@ def _explain(problem: Problem, period: int, scope: Scope, run: Run) -> Infeasibi
         gpu=gpu,
         wider=wider,
     )
+
+
+def _excesses(problem: Problem, stages: list[Stage], period: int) -> list[int]:
+    """Return how much more memory than there is each stage needs, bytes."""
+    return [
+        need - problem.platform.gpus[stage.gpus[0]].usable_bytes
+        for stage, need in zip(stages, needs(problem, stages, period), strict=True)
+    ]
+
+
+def _excess(problem: Problem, stages: list[Stage], period: int) -> int:
+    return max(_excesses(problem, stages, period))
 
 
 def _with_memory(problem: Problem, extra: int) -> Problem:

@@ -117,7 +117,7 @@ def main(
     document = {
         "schedopt": __version__,
         "python": machine.python_version(),
-        "machine": f"{machine.machine()}, {os.cpu_count()} cores",
+        "machine": f"{machine.machine()}, {len(os.sched_getaffinity(0))} cores used",
         "date": datetime.now(UTC).date().isoformat(),
         "commands_seconds": {name: round(value, 3) for name, value in commands.items()},
         "solver": rows,

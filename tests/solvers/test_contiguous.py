@@ -7,6 +7,9 @@ from hypothesis import strategies as st
 
 from schedopt import Chain, Gpu, Layer, Platform, Result, Scope, Stage, check, solve
 from schedopt.account import memory
+from schedopt.problem import Problem
+from schedopt.solvers import contiguous
+from schedopt.solving import Run
 from tests.solvers.brute_force import least_period
 from tests.strategies import chains, platforms
 
@@ -134,3 +137,31 @@ def test_theorem_6_contiguous_period() -> None:
     ]
     result = solve(Chain(layers=tuple(layers)), Platform(k + 2, limit))
     assert result.period == Fraction(k * (k - 1))
+
+
+def test_a_stop_in_the_middle_claims_nothing_that_was_not_proven() -> None:
+    layer = Layer(forward_ns=1, backward_ns=2, weight_bytes=7, activation_bytes=1)
+    chain, platform = Chain(layers=(layer,) * 40), Platform(8, 30)
+    truth = solve(chain, platform).infeasibility
+    assert truth is not None
+    assert truth.least_memory_bytes is not None
+    for probes in range(40):
+        run = _StoppedAfter(probes, Problem(chain=chain, platform=platform))
+        run.solver = "contiguous"
+        contiguous.solve(run.problem, run)
+        found = run.infeasibility()
+        if found is None:
+            continue
+        assert (found.proven_memory_bytes or 0) <= truth.least_memory_bytes
+        assert (found.least_memory_bytes or 10**9) >= truth.least_memory_bytes
+        assert "no amount" not in found.proof
+
+
+class _StoppedAfter(Run):
+    def __init__(self, looks: int, problem: Problem) -> None:
+        super().__init__(problem)
+        self.looks = looks
+
+    def stopped(self) -> bool:
+        self.looks -= 1
+        return self.looks < 0
