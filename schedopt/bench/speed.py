@@ -27,7 +27,7 @@ LEVELS: Final = (1.0, 1.1, 1.5, 2.0, 3.0, 5.0, 8.0, 20.0)
 
 
 def random_chain(count: int, seed: int) -> Chain:
-    """Return a chain with times and sizes that differ by a factor of ten between layers."""
+    """Return a chain with times and sizes that differ by up to a factor of nine between layers."""
     draw = random.Random(seed)
 
     def around(middle: int) -> int:
