@@ -66,7 +66,7 @@ def _find_wrong_classes(
         yield Violation(
             "operations",
             f"{subject}, micro-batch {first}, {kind}",
-            f"is missing, as it is for {k - len(taken)} of every {k} micro-batches",
+            "is missing" + (f" for {k - len(taken)} of every {k} micro-batches" if k > 1 else ""),
         )
 
 

@@ -102,18 +102,25 @@ def _name(item: Item) -> Name:
 
 
 def _report(timeline: Timeline, graph: Any, circle: list[Node]) -> Violation:
-    steps = [graph.edges[edge]["on"] for edge in pairwise((*circle, circle[0]))]
-    nodes = [timeline.items[number][1] for number, _ in circle]
-    text = name_item(nodes[0], circle[0][1])
-    for position, on in enumerate(steps):
-        following = (position + 1) % len(circle)
-        # Of a row on one GPU or link only the first and the last matter.
-        if on and following and steps[following] == on:
-            continue
-        named = name_item(nodes[following], circle[following][1]) if following else "the first"
-        text += f"; behind it on {on} {named}" if on else f"; {named} needs it"
+    names = [name_item(timeline.items[number][1], first) for number, first in circle]
+    clauses: list[str] = []
+    row_start = row_on = ""
+    for (here, there), name, following in zip(
+        pairwise((*circle, circle[0])), names, (*names[1:], names[0]), strict=True
+    ):
+        on = graph.edges[here, there]["on"]
+        if not on:
+            clauses.append(f"{following} needs {name}")
+        elif on == row_on:
+            # Of a row on one GPU or link only the first and the last matter.
+            clauses[-1] = f"{row_start} comes before {following} on {on}"
+        else:
+            row_start = name
+            clauses.append(f"{name} comes before {following} on {on}")
+        row_on = on
+    number, first = circle[0]
     return Violation(
         "deadlock",
-        name_place(_name(nodes[0]), circle[0][1]),
-        f"each waits for the one before, in a circle: {text}",
+        name_place(_name(timeline.items[number][1]), first),
+        f"no times can run this: {'; '.join(clauses)}",
     )

@@ -278,10 +278,12 @@ class _Replay:
         for chunk, held in enumerate(self.buffer(gpu, mini_batch)):
             if held != self.whole:
                 missing = self.describe(self.whole & ~held, mini_batch)
-                return f"chunk {chunk} of mini-batch {mini_batch} lacks {missing}"
+                part = f"chunk {chunk} of " if self.chunks > 1 else ""
+                return f"{part}mini-batch {mini_batch} lacks {missing}"
         return f"mini-batch {mini_batch} is whole"
 
     def find_lost(self) -> None:
+        sent = any(item.tensor == "weights" for _, item in self.transfers)
         for gpu in dict.fromkeys(self.gpus):
             for mini_batch in range(self.checked // self.m):
                 if mini_batch + 1 not in self.made[gpu]:
@@ -293,6 +295,7 @@ class _Replay:
                         mini_batch * self.m,
                         f"never becomes version {mini_batch + 1} there: "
                         f"{self.describe_gap(gpu, mini_batch)}"
-                        f"{', but no U applies it' if self.updates else ''}",
+                        f"{', and no U applies it' if self.updates else ''}"
+                        f"{', and its weights do not come' if sent else ''}",
                     )
                     break

@@ -192,5 +192,6 @@ def name_item(item: Item, first: int) -> str:
     text = f"{kind} of stage {item.stage}, micro-batch"
     text += f" {first}" if item.covers == 1 else f"es {first} to {first + item.covers - 1}"
     if isinstance(item, Transfer) and not item.is_boundary:
-        text += f", chunk {item.chunk}, replica {item.source:+} to {item.target:+}"
+        text += f", chunk {item.chunk} of {item.chunks}" if item.chunks > 1 else ""
+        text += f", replica {item.source:+} to {item.target:+}"
     return text

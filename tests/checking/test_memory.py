@@ -107,6 +107,12 @@ def test_a_later_weight_half_holds_more() -> None:
     assert "needs 228 B" in of_kind(late, "memory")[0].message
 
 
+def test_what_the_weight_half_reads_stays_to_its_end() -> None:
+    # W of stage 1 at 7-8: layer 2 lies over [2, 8) and the weight half over [3, 8), 2 at once.
+    late = change_operation(split_backward(), 3, shift=-2)
+    assert "needs 846 B" in of_kind(late, "memory")[0].message
+
+
 def test_activations_in_flight_for_very_long_are_counted_too() -> None:
     # B of stage 0 comes 10**9 periods later: so many more activations of 100 bytes.
     late = change_operation(contiguous(), 5, shift=-4 - 10**9)

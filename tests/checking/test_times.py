@@ -45,6 +45,22 @@ def test_a_backward_waits_for_what_is_recomputed() -> None:
     assert "1 ns before R of stage 0 ends" in words(of_kind(late, "order"))
 
 
+def test_a_weight_half_waits_for_its_input_half() -> None:
+    early = change_operation(split_backward(), 3, start_ns=0)
+    assert "1 ns before I of stage 1 ends" in words(of_kind(early, "order"))
+
+
+def test_a_transfer_that_covers_two_takes_both_their_bytes() -> None:
+    # The gradient lasts from 7 to 9.
+    early = change_operation(covering(), 5, start_ns=0)
+    assert "1 ns before gradient of stage 0 ends" in words(of_kind(early, "order"))
+
+
+def test_a_backward_that_covers_two_lasts_twice_as_long() -> None:
+    # From 11 to 13, where the next F starts at 12.
+    assert places(change_operation(covering(), 5, start_ns=3), "overlap") == ["GPU 0"]
+
+
 def test_a_broken_order_that_can_still_be_run_is_no_deadlock() -> None:
     assert "deadlock" not in kinds(change_operation(contiguous(), 1, start_ns=2))
 

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from schedopt.chain import Chain
@@ -24,6 +27,7 @@ from tests.examples import (
     flushed,
     op,
     send,
+    split_backward,
     weighty,
 )
 
@@ -176,6 +180,80 @@ def on_one_gpu(rule: Rule, period: int, *operations: Operation, again: bool = Fa
         stages=(Stage(layers=(0, 0), gpus=(0,), recompute=((0, 0),) if again else ()),),
         pattern=Pattern(k=k, period_total_ns=period, operations=operations),
     )
+
+
+def with_updates(plan: Plan, **more: Any) -> Plan:
+    """Return a plan with 1 byte of parameters a layer and an update every micro-batch."""
+    layers = tuple(
+        replace(layer, parameter_bytes=1, gradient_bytes=1) for layer in plan.chain.layers
+    )
+    known = replace(plan, chain=replace(plan.chain, layers=layers))
+    return change_rule(known, update_every=1, forward_reads="delay", **more)
+
+
+def test_a_split_backward_gives_its_gradient_at_the_end_of_the_weight_half() -> None:
+    # Version v of stage 0 is made at 3v + 5, by W; I ends at 3v + 3. F of i starts at 3i.
+    early = with_updates(split_backward(), delay=1)
+    assert "stage 0, micro-batch 2, F" in places(early, "version")
+
+
+def test_a_version_is_held_to_the_end_of_the_weight_half() -> None:
+    # W of stage 0 at 10-11: version v is made at 3v + 8, read from 3v + 9 to 3v + 20: 4 at once.
+    # 4 + 4 * 1 + 2 * 100 + 2 * 10 + 3
+    late = with_updates(change_operation(split_backward(), 5, shift=-3), delay=3)
+    assert needs(late, 0, 231)
+
+
+def served() -> Plan:
+    """Return two replicas of which the first collects gradients and sends weights, in 2 chunks.
+
+    F 0-2, B 2-6, gradients 6-8 and 8-10, weights 10-12 and 12-14, T = 14.
+    """
+    plan = data_parallel()
+    back = {"source": 1, "target": 0, "chunks": 2}
+    forth = {"source": 0, "target": 1, "chunks": 2}
+    return replace(
+        plan,
+        chain=Chain(layers=plan.chain.layers[:1]),
+        stages=plan.stages[:1],
+        pattern=Pattern(
+            k=2,
+            period_total_ns=14,
+            operations=tuple(
+                op(kind, 0, shift, start)
+                for shift in (0, 1)
+                for kind, start in (("F", 0), ("B", 2))
+            ),
+            transfers=(
+                send("weight_gradient", 0, 0, 6, chunk=0, mode="reduce", **back),
+                send("weight_gradient", 0, 0, 8, chunk=1, mode="reduce", **back),
+                send("weights", 0, 0, 10, chunk=0, **forth),
+                send("weights", 0, 0, 12, chunk=1, **forth),
+            ),
+        ),
+    )
+
+
+def test_weights_may_come_in_chunks() -> None:
+    assert check(served()) == ()
+
+
+@pytest.mark.parametrize(
+    ("number", "lost"),
+    [
+        (0, ["stage 0, GPU 0, mini-batch 0", "stage 0, GPU 1, mini-batch 0"]),
+        (1, ["stage 0, GPU 0, mini-batch 0", "stage 0, GPU 1, mini-batch 0"]),
+        (2, ["stage 0, GPU 1, mini-batch 0"]),
+        (3, ["stage 0, GPU 1, mini-batch 0"]),
+    ],
+)
+def test_every_chunk_must_come(number: int, lost: list[str]) -> None:
+    assert places(drop_transfer(served(), number), "gradient") == lost
+
+
+def test_weights_are_there_only_with_their_last_chunk() -> None:
+    late = change_transfer(served(), 3, shift=-2, start_ns=0)
+    assert places(late, "version") == ["stage 0, micro-batch 3, F"]
 
 
 @pytest.mark.parametrize(("reads", "versions"), [("forward", 3), ("recomputed", 2), ("live", 1)])
