@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, Literal
 
 from schedopt.errors import InputError
@@ -231,8 +231,6 @@ def count_from_first_backward(
     Beaumont et al. 2021, section 3.1, normalise so. It renames micro-batches, and is only for
     patterns without replicas, updates and tables.
     """
-    from dataclasses import replace
-
     backwards = [o for o in operations if o.stage == 0 and o.kind in ("B", "I")]
     offset = min(backwards, key=lambda o: o.start_ns).shift
     return Pattern(

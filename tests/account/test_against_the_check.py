@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schedopt import Plan, check
-from schedopt.account import load, memory
+from schedopt.account import load, memory, versions
+from tests.examples import EXAMPLES, cyclic, double_buffered
 from tests.random_plans import valid_plans
 
 
@@ -53,3 +55,29 @@ def test_peak_is_never_above_sum(plan: Plan) -> None:
 @given(valid_plans())
 def test_no_gpu_works_more_than_the_whole_period(plan: Plan) -> None:
     assert all(0 <= one.share <= 1 for one in load(plan))
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_plans_by_hand_need_what_the_check_finds(name: str) -> None:
+    plan = EXAMPLES[name]()
+    needs = [need.reading(plan.scope.memory) for need in memory(plan)]
+    assert check(with_memory(plan, needs)) == ()
+    for short in range(len(needs)):
+        violations = check(with_memory(plan, [n - (gpu == short) for gpu, n in enumerate(needs)]))
+        assert [violation.kind for violation in violations] == ["memory"]
+
+
+def test_2bw_holds_two_versions_and_is_one_update_late() -> None:
+    found = versions(double_buffered())
+    assert set(found.held.values()) == {2}
+    assert set(found.forward_staleness.values()) == {1}
+
+
+def test_cdp_v2_reads_the_late_stages_of_late_micro_batches_fresh() -> None:
+    count = 3
+    found = versions(cyclic())
+    for (micro_batch, stage), staleness in found.forward_staleness.items():
+        position = micro_batch % count + 1
+        # Fournier and Oyallon, rule CDP-v2: fresh iff j >= N - n + 1, both counted from 1.
+        assert staleness == (0 if stage + 1 >= count - position + 1 else 1)
+    assert max(found.held.values()) == 2

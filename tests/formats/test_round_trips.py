@@ -22,6 +22,7 @@ from schedopt import (
     Scope,
     solve,
 )
+from tests.examples import EXAMPLES
 from tests.random_plans import valid_plans
 from tests.strategies import chains, platforms
 
@@ -106,3 +107,11 @@ def test_one_layer_and_one_operation_stand_on_a_line(tmp_path: Path) -> None:
     lines = (tmp_path / "plan.json").read_text().splitlines()
     assert sum('"forward_ns"' in line for line in lines) == 3
     assert sum('"kind"' in line for line in lines) == 4
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_plans_by_hand_load_as_they_were_saved(tmp_path: Path, name: str) -> None:
+    plan = EXAMPLES[name]()
+    result = Result(problem=plan.problem, plan=plan, status="feasible")
+    result.save(tmp_path / "plan.json")
+    assert Result.load(tmp_path / "plan.json") == result
