@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from schedopt.errors import InputError
-from schedopt.validation import LARGEST_TOTAL, STRICT, as_tuple, check_whole
+from schedopt.validation import LARGEST_TOTAL, STRICT, as_rows, as_tuple, check_whole, show
 
 CHAIN_FORMAT: Final = "schedopt.chain/1"
 MOST_LAYERS: Final = 4096
@@ -76,8 +76,7 @@ class Layer:
     def __post_init__(self) -> None:
         for name in _LAYER_NUMBERS:
             check_whole(self, name, optional=name not in _LAYER_REQUIRED)
-        if not isinstance(self.name, str):
-            raise InputError(f"{self.name!r:.60} is not text", field="name")
+        _check_name(self.name)
         parts = (self.parameter_bytes, self.gradient_bytes, self.optimizer_bytes)
         if sum(part or 0 for part in parts) > self.weight_bytes:
             raise InputError(
@@ -114,6 +113,11 @@ class Layer:
 _LAYER_REQUIRED: Final = ("forward_ns", "backward_ns", "weight_bytes", "activation_bytes")
 _LAYER_NUMBERS: Final = tuple(f.name for f in fields(Layer) if f.name != "name")
 _LAYER_BYTES: Final = tuple(name for name in _LAYER_NUMBERS if name.endswith("_bytes"))
+
+
+def _check_name(name: object) -> None:
+    if not isinstance(name, str):
+        raise InputError(f"{show(name)} is not text", field="name", way_out="Put it in quotes")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,7 +198,8 @@ class Chain:
             )
         for position, layer in enumerate(self.layers):
             if not isinstance(layer, Layer):
-                raise InputError(f"{layer!r:.60} is no Layer", field=f"layers[{position}]")
+                raise InputError(f"{show(layer)} is no Layer", field=f"layers[{position}]")
+        _check_name(self.name)
         check_whole(self, "input_bytes")
         self._check_totals()
         self._check_same_gpu()
@@ -217,8 +222,7 @@ class Chain:
                 )
 
     def _check_same_gpu(self) -> None:
-        as_tuple(self, "same_gpu")
-        object.__setattr__(self, "same_gpu", tuple(tuple(group) for group in self.same_gpu))
+        as_rows(self, "same_gpu")
         seen: set[int] = set()
         for position, group in enumerate(self.same_gpu):
             where = f"same_gpu[{position}]"
@@ -229,7 +233,7 @@ class Chain:
                     way_out="List two or more different layers in ascending order",
                 )
             for layer in group:
-                if isinstance(layer, bool) or not 0 <= layer < len(self.layers):
+                if layer >= len(self.layers):
                     raise InputError(
                         f"layer {layer} does not exist",
                         field=where,

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Final, Literal
 
 from schedopt.errors import InputError
 from schedopt.problem import Problem
-from schedopt.validation import LARGEST, STRICT, as_tuple, check_choice, check_whole
+from schedopt.validation import LARGEST, STRICT, as_tuple, check_choice, check_whole, show
 
 PLAN_FORMAT: Final = "schedopt.plan/1"
 
@@ -169,9 +169,13 @@ class Pattern:
     def __post_init__(self) -> None:
         check_whole(self, "k", low=1, high=_MOST)
         check_whole(self, "period_total_ns", low=1)
-        for name in ("operations", "transfers"):
+        for name, kind in (("operations", Operation), ("transfers", Transfer)):
             as_tuple(self, name)
             for position, item in enumerate(getattr(self, name)):
+                if not isinstance(item, kind):
+                    raise InputError(
+                        f"{show(item)} is no {kind.__name__}", field=f"{name}[{position}]"
+                    )
                 if item.start_ns >= self.period_total_ns:
                     raise InputError(
                         f"{item.start_ns} lies outside the period of {self.period_total_ns} ns",

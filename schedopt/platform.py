@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, ClassVar, Final, Literal, SupportsIndex
 
 from schedopt.errors import InputError
 from schedopt.units import parse_bandwidth, parse_bytes, parse_duration, parse_speed
-from schedopt.validation import STRICT, as_tuple, check_choice, check_whole
+from schedopt.validation import STRICT, as_tuple, as_whole, check_choice, check_whole, show
 
 MOST_GPUS: Final = 4096
 Duplex = Literal["half", "full"]
@@ -145,14 +145,14 @@ class Platform:
         latency: str | int = 0,
         duplex: Duplex = "half",
     ) -> None:
-        if isinstance(gpus, int):
-            _check_count(gpus)
+        if isinstance(gpus, SupportsIndex):
+            count = as_whole(gpus, "gpus", low=1, high=MOST_GPUS)
             if memory is None:
                 raise InputError(
                     "not given", field="memory", way_out='Give the memory of a GPU, such as "16G"'
                 )
-            sizes: Sequence[str | int] = _one_each(memory, gpus, "memory")
-            speeds: Sequence[str | int | Decimal] = _one_each(speed, gpus, "speed")
+            sizes: Sequence[str | int] = _one_each(memory, count, "memory")
+            speeds: Sequence[str | int | Decimal] = _one_each(speed, count, "speed")
             kept = parse_bytes(reserved, field="reserved")
             made = tuple(
                 Gpu(
@@ -162,14 +162,14 @@ class Platform:
                 )
                 for size, factor in zip(sizes, speeds, strict=True)
             )
-        elif memory is not None:
-            raise InputError(
-                "given beside a list of GPUs, which have their own",
-                field="memory",
-                way_out="Leave it out",
-            )
         else:
-            made = tuple(gpus)
+            made = _listed(gpus)
+            if memory is not None:
+                raise InputError(
+                    "given beside a list of GPUs, which have their own",
+                    field="memory",
+                    way_out="Leave it out",
+                )
         link = None
         if bandwidth is not None:
             link = Link(
@@ -189,7 +189,15 @@ class Platform:
 
     def __post_init__(self) -> None:
         as_tuple(self, "gpus")
-        _check_count(len(self.gpus))
+        if not 1 <= len(self.gpus) <= MOST_GPUS:
+            raise InputError(
+                f"{len(self.gpus)} GPUs are out of range",
+                field="gpus",
+                way_out=f"Give 1 to {MOST_GPUS}",
+            )
+        for position, gpu in enumerate(self.gpus):
+            if not isinstance(gpu, Gpu):
+                raise InputError(f"{show(gpu)} is no Gpu", field=f"gpus[{position}]")
 
     def with_gpus(self, gpus: Sequence[Gpu]) -> Platform:
         """Return the same links between other GPUs."""
@@ -217,11 +225,14 @@ class Platform:
         return (("link", source, target),)
 
 
-def _check_count(count: int) -> None:
-    if isinstance(count, bool) or not 1 <= count <= MOST_GPUS:
+def _listed(gpus: Any) -> tuple[Gpu, ...]:
+    if isinstance(gpus, str) or not isinstance(gpus, Iterable):
         raise InputError(
-            f"{count} GPUs are out of range", field="gpus", way_out=f"Give 1 to {MOST_GPUS}"
+            f"{show(gpus)} is neither a number nor a list of GPUs",
+            field="gpus",
+            way_out=f"Give 1 to {MOST_GPUS}, or a list of Gpu",
         )
+    return tuple(gpus)
 
 
 def _one_each(value: Any, count: int, field: str) -> Sequence[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -11,7 +12,7 @@ from typing import Any, ClassVar, Literal
 from schedopt.errors import InputError
 from schedopt.plan import Plan
 from schedopt.problem import Problem, Scope
-from schedopt.validation import STRICT
+from schedopt.validation import STRICT, show
 
 Status = Literal["optimal", "feasible", "infeasible", "unknown"]
 Ratio = tuple[int, int]
@@ -25,13 +26,20 @@ def as_ratio(value: Fraction | int) -> Ratio:
 
 def _check_ratio(owner: object, name: str) -> None:
     """Require that a field is absent or a fraction of at least 0."""
-    ratio = getattr(owner, name)
-    if ratio is not None and (ratio[0] < 0 or ratio[1] < 1):
+    value = getattr(owner, name)
+    if value is None:
+        return
+    try:
+        ratio = tuple(map(operator.index, value))
+    except TypeError:
+        ratio = ()
+    if len(ratio) != 2 or ratio[0] < 0 or ratio[1] < 1:
         raise InputError(
-            f"{list(ratio)} is not a fraction",
+            f"{show(list(ratio) or value)} is not a fraction",
             field=name,
             way_out="Give numerator >= 0 and denominator >= 1",
         )
+    object.__setattr__(owner, name, ratio)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from schedopt.errors import InputError
-from schedopt.validation import STRICT, as_tuple, check_choice, check_whole
+from schedopt.validation import STRICT, as_rows, check_choice, check_whole
 
 ForwardReads = Literal["live", "entry", "delay", "table"]
 BackwardReads = Literal["forward", "live", "recomputed"]
@@ -58,8 +58,7 @@ class Rule:
         check_choice(self, "forward_reads", ("live", "entry", "delay", "table"))
         check_choice(self, "backward_reads", ("forward", "live", "recomputed"))
         check_choice(self, "partition", ("none", "optimizer", "gradient", "parameter"))
-        as_tuple(self, "table")
-        object.__setattr__(self, "table", tuple(tuple(row) for row in self.table))
+        as_rows(self, "table", high=2**20)
         if (self.forward_reads == "table") != bool(self.table):
             raise InputError(
                 "a table goes with forward_reads = table, and only with it",
@@ -73,9 +72,7 @@ class Rule:
                 way_out="Give both or neither",
             )
         for position, row in enumerate(self.table):
-            if len(row) != len(self.table[0]) or any(
-                isinstance(entry, bool) or not 0 <= entry <= 2**20 for entry in row
-            ):
+            if not row or len(row) != len(self.table[0]):
                 raise InputError(
                     f"{list(row)!r:.60} is not a row of delays",
                     field=f"table[{position}]",

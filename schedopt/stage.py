@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from schedopt.errors import InputError
-from schedopt.validation import STRICT, as_tuple
+from schedopt.validation import LARGEST, STRICT, as_numbers, as_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,17 +31,16 @@ class Stage:
     recompute: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("layers", "gpus", "recompute"):
-            as_tuple(self, name)
-        if len(self.layers) != 2:
-            raise InputError(
-                f"{self.layers!r:.60} is not a pair",
-                field="layers",
-                way_out="Give the first and the last layer",
-            )
+        # Numbers that name nothing are violations, which the check of a plan reports.
+        for name in ("layers", "gpus"):
+            numbers = as_numbers(getattr(self, name), name, low=-LARGEST)
+            object.__setattr__(self, name, numbers)
+        as_rows(self, "recompute", low=-LARGEST)
+        _check_pair(self.layers, "layers")
+        for position, run in enumerate(self.recompute):
+            _check_pair(run, f"recompute[{position}]")
         if not self.gpus:
             raise InputError("a stage runs on at least one GPU", field="gpus", way_out="Name a GPU")
-        object.__setattr__(self, "recompute", tuple((run[0], run[1]) for run in self.recompute))
 
     @property
     def first(self) -> int:
@@ -56,3 +55,12 @@ class Stage:
     def gpu(self, micro_batch: int) -> int:
         """Return the GPU that runs a micro-batch."""
         return self.gpus[micro_batch % len(self.gpus)]
+
+
+def _check_pair(numbers: tuple[int, ...], field: str) -> None:
+    if len(numbers) != 2:
+        raise InputError(
+            f"{list(numbers)!r:.60} is not a pair",
+            field=field,
+            way_out="Give the first and the last layer",
+        )

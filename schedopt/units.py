@@ -8,6 +8,7 @@ from fractions import Fraction
 from typing import Final
 
 from schedopt.errors import InputError
+from schedopt.validation import show
 
 _DECIMAL: Final = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _BINARY: Final = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
@@ -47,7 +48,7 @@ def parse_bandwidth(text: str | int, *, field: str = "") -> int:
     """
     rate = _parse(text, _RATE, _SIZES, "a rate in bytes per second", _RATE_HELP, field)
     if rate < 1:
-        raise InputError(f"{text!r:.60} is no rate", field=field, way_out=_RATE_HELP)
+        raise InputError(f"{show(text)} is no rate", field=field, way_out=_RATE_HELP)
     return rate
 
 
@@ -66,15 +67,16 @@ def parse_speed(text: str | int | Decimal, *, field: str = "") -> Decimal:
     """Turn a speed factor into an exact decimal; a binary float is refused."""
     if isinstance(text, bool) or not isinstance(text, str | int | Decimal):
         raise InputError(
-            f"{text!r:.60} is not an exact decimal", field=field, way_out='Write it as "0.5"'
+            f"{show(text)} is not an exact decimal", field=field, way_out='Write it as "0.5"'
         )
-    if not _SPEED.fullmatch(str(text)):
+    written = show(text) if isinstance(text, int) else str(text)
+    if not _SPEED.fullmatch(written):
         raise InputError(
-            f"{text!r:.60} is not a speed factor",
+            f"{show(text)} is not a speed factor",
             field=field,
             way_out="Write a decimal with at most six places, such as 1 or 0.5",
         )
-    return Decimal(text)
+    return Decimal(written)
 
 
 def _parse(
@@ -87,11 +89,11 @@ def _parse(
 ) -> int:
     if isinstance(text, int) and not isinstance(text, bool):
         if text < 0:
-            raise InputError(f"{text} is negative", field=field, way_out=way_out)
+            raise InputError(f"{show(text)} is negative", field=field, way_out=way_out)
         return text
     match = pattern.fullmatch(text.strip()) if isinstance(text, str) else None
     if match is None:
-        raise InputError(f"{text!r:.60} is not {what}", field=field, way_out=way_out)
+        raise InputError(f"{show(text)} is not {what}", field=field, way_out=way_out)
     return int(Fraction(match[1]) * factors[match[2] or ""])
 
 

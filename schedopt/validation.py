@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import Any, Final
 
@@ -21,12 +22,44 @@ LARGEST_TOTAL: Final = 2**60
 """What the bytes of all layers may add up to, so that sums fit 64-bit integers."""
 
 
+def show(value: object) -> str:
+    """Return a value for a message, short whatever it is."""
+    if isinstance(value, int) and abs(value) >= 10**20:
+        return f"a number of {int(math.log10(abs(value))) + 1} digits"
+    try:
+        return f"{value!r:.60}"
+    except (ValueError, RecursionError):
+        return f"a {type(value).__name__}"
+
+
+def as_whole(value: Any, field: str, *, low: int = 0, high: int = LARGEST) -> int:
+    """Return a value as a plain whole number within limits.
+
+    Integers of other types (numpy's) become `int`.
+
+    Raises
+    ------
+    InputError
+        Naming the field, its value and the range.
+    """
+    way_out = f"Give an integer from {low} to {high}"
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        number = operator.index(value)
+    except TypeError:
+        raise InputError(
+            f"{show(value)} is not a whole number", field=field, way_out=way_out
+        ) from None
+    if not low <= number <= high:
+        raise InputError(f"{show(number)} is out of range", field=field, way_out=way_out)
+    return number
+
+
 def check_whole(
     owner: object, name: str, *, low: int = 0, high: int = LARGEST, optional: bool = False
 ) -> None:
     """Require that a field of a frozen dataclass is a whole number within limits.
-
-    Integers of other types (numpy's) become `int`.
 
     Raises
     ------
@@ -36,22 +69,7 @@ def check_whole(
     value = getattr(owner, name)
     if value is None and optional:
         return
-    try:
-        if isinstance(value, bool):
-            raise TypeError
-        number = operator.index(value)
-    except TypeError:
-        raise InputError(
-            f"{value!r:.60} is not a whole number",
-            field=name,
-            way_out=f"Give an integer from {low} to {high}",
-        ) from None
-    if not low <= number <= high:
-        shown = str(number) if abs(number) < 10**20 else f"a number of {len(str(number))} digits"
-        raise InputError(
-            f"{shown} is out of range", field=name, way_out=f"Give an integer from {low} to {high}"
-        )
-    object.__setattr__(owner, name, number)
+    object.__setattr__(owner, name, as_whole(value, name, low=low, high=high))
 
 
 def check_choice(owner: object, name: str, choices: tuple[str, ...]) -> None:
@@ -59,7 +77,7 @@ def check_choice(owner: object, name: str, choices: tuple[str, ...]) -> None:
     value = getattr(owner, name)
     if value not in choices:
         raise InputError(
-            f"{value!r:.60} is not known", field=name, way_out=f"Choose {' or '.join(choices)}"
+            f"{show(value)} is not known", field=name, way_out=f"Choose {' or '.join(choices)}"
         )
 
 
@@ -69,4 +87,26 @@ def as_tuple(owner: object, name: str) -> None:
     if isinstance(value, list):
         object.__setattr__(owner, name, tuple(value))
     elif not isinstance(value, tuple):
-        raise InputError(f"{value!r:.60} is not a sequence", field=name, way_out="Give a list")
+        raise InputError(f"{show(value)} is not a sequence", field=name, way_out="Give a list")
+
+
+def as_numbers(value: Any, field: str, *, low: int = 0, high: int = LARGEST) -> tuple[int, ...]:
+    """Return a sequence of whole numbers as a tuple of plain ones."""
+    try:
+        entries = tuple(value)
+    except TypeError:
+        raise InputError(
+            f"{show(value)} is not a sequence", field=field, way_out="Give a list"
+        ) from None
+    return tuple(
+        as_whole(entry, f"{field}[{position}]", low=low, high=high)
+        for position, entry in enumerate(entries)
+    )
+
+
+def as_rows(owner: object, name: str, *, low: int = 0, high: int = LARGEST) -> None:
+    """Turn a list of lists of whole numbers that a caller gave into tuples of plain ones."""
+    as_tuple(owner, name)
+    rows = enumerate(getattr(owner, name))
+    made = tuple(as_numbers(row, f"{name}[{i}]", low=low, high=high) for i, row in rows)
+    object.__setattr__(owner, name, made)

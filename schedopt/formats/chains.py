@@ -2,33 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from schedopt.chain import CHAIN_FORMAT, Chain
 from schedopt.errors import InputError
-from schedopt.formats.explaining import adapter, build
+from schedopt.formats.explaining import build, dump_plain
 from schedopt.formats.reading import read_document
-from schedopt.formats.writing import dump, write_whole
+from schedopt.formats.writing import to_text, write_whole
 
 
 def chain_document(chain: Chain) -> dict[str, Any]:
     """Return a chain as a JSON document without its format; what is absent is left out."""
-    document: dict[str, Any] = adapter(Chain).dump_python(chain, mode="json", exclude_none=True)
-    ordered = {name: document[name] for name in ("name", "input_bytes", "layers")}
-    ordered["layers"] = [
+    document = dump_plain(chain, Chain, exclude={"provenance": True, "recipe": {"arguments"}})
+    layers = [
         {name: layer[name] for name in ("name", *layer) if layer[name] != ""}
         for layer in document["layers"]
     ]
-    # What a person wrote in these is kept as it is, None included.
-    free = adapter(Chain).dump_python(chain, mode="json", include={"recipe", "provenance"})
-    rest = {"same_gpu": document["same_gpu"], **free}
-    return ordered | {name: value for name, value in rest.items() if value}
+    recipe = document.get("recipe")
+    # What a person wrote in the two mappings is kept as it is, null included.
+    if recipe is not None and chain.recipe is not None:
+        first = {"factory": recipe.pop("factory"), "arguments": _mapping(chain.recipe.arguments)}
+        recipe = first | recipe
+    optional = {
+        "same_gpu": document["same_gpu"],
+        "recipe": recipe,
+        "provenance": _mapping(chain.provenance),
+    }
+    return {
+        **({"name": chain.name} if chain.name else {}),
+        "input_bytes": chain.input_bytes,
+        "layers": layers,
+        **{name: value for name, value in optional.items() if value},
+    }
+
+
+def _mapping(value: object) -> object:
+    """Return a mapping of any kind as a dict, which JSON knows."""
+    return dict(value) if isinstance(value, Mapping) else value
 
 
 def chain_to_json(chain: Chain) -> str:
-    """Return the text of a ``schedopt.chain/1`` file."""
-    return dump({"format": CHAIN_FORMAT, **chain_document(chain)}) + "\n"
+    """Return the text of a ``schedopt.chain/1`` file.
+
+    Raises
+    ------
+    InputError
+        If the chain holds something that JSON cannot.
+    """
+    return to_text({"format": CHAIN_FORMAT, **chain_document(chain)})
 
 
 def save_chain(chain: Chain, path: str | Path) -> None:
@@ -37,7 +60,7 @@ def save_chain(chain: Chain, path: str | Path) -> None:
     Raises
     ------
     InputError
-        If the path cannot be written.
+        If the chain holds something that JSON cannot, or the path cannot be written.
     """
     write_whole(path, chain_to_json(chain))
 

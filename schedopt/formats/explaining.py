@@ -6,14 +6,15 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
-from typing import Any, TypeVar
+from types import NoneType, UnionType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
 from schedopt.errors import InputError
+from schedopt.formats.values import step
 
 T = TypeVar("T")
-
 
 _ADAPTERS: dict[type, TypeAdapter[Any]] = {}
 
@@ -25,8 +26,17 @@ def adapter(kind: type[T]) -> TypeAdapter[T]:
     return _ADAPTERS[kind]
 
 
-def build(kind: type[T], document: Mapping[str, Any]) -> T:
+def build(kind: type[T], document: Mapping[str, Any], beside: Sequence[str] = ()) -> T:
     """Make an object of a data class from a JSON document, strictly.
+
+    Parameters
+    ----------
+    kind : type
+        The data class.
+    document : mapping
+        What the file holds.
+    beside : sequence of str
+        Other names that the same object of the file may hold, to suggest for a misspelt one.
 
     Raises
     ------
@@ -36,24 +46,50 @@ def build(kind: type[T], document: Mapping[str, Any]) -> T:
     try:
         return adapter(kind).validate_json(json.dumps(document))
     except ValidationError as error:
-        raise explain(error) from None
-    except (UnicodeEncodeError, RecursionError):
-        raise InputError("holds text or nesting that is not allowed") from None
+        raise explain(error, kind, beside) from None
 
 
-def explain(error: ValidationError) -> InputError:
+def dump_plain(value: T, kind: type[T], **options: Any) -> dict[str, Any]:
+    """Return an object of a data class as a JSON document, what is absent left out.
+
+    Raises
+    ------
+    InputError
+        If a field holds something of another type than its own.
+    """
+    try:
+        document: dict[str, Any] = adapter(kind).dump_python(
+            value, mode="json", exclude_none=True, warnings="error", **options
+        )
+    except (ValueError, RecursionError) as error:
+        reason = str(error).strip().splitlines()[-1].strip()
+        raise InputError(
+            f"cannot be written as JSON: {reason:.160}",
+            way_out="Give each field a value of its own type",
+        ) from None
+    return document
+
+
+def explain(error: ValidationError, kind: type, beside: Sequence[str] = ()) -> InputError:
     """Turn the first of pydantic's errors into ours."""
-    problems = error.errors(include_url=False)
+    # A misspelt field is also a missing one: name the spelling, not the gap.
+    problems = sorted(error.errors(include_url=False), key=lambda one: one["type"] == "missing")
     first = problems[0]
-    path = _path(first["loc"])
+    place = first["loc"]
+    path = _path(place)
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, InputError):
         found = cause.within(path)
+    elif first["type"] == "unexpected_keyword_argument":
+        names = [*_names_at(kind, place[:-1]), *(beside if len(place) == 1 else ())]
+        near = get_close_matches(str(place[-1]), names, n=1)
+        way_out = f"Did you mean {near[0]}?" if near else "Leave it out"
+        found = InputError("is not known", field=path, way_out=way_out)
     else:
-        rule, way_out = _words(first["type"], first.get("ctx", {}), first["input"], path)
+        rule, way_out = _words(first["type"], first.get("ctx", {}), first["input"])
         found = InputError(rule, field=path, way_out=way_out)
     if len(problems) > 1:
-        others = f"{len(problems) - 1} more after this one"
+        others = f"and {len(problems) - 1} more after this one"
         found.way_out = f"{found.way_out} ({others})" if found.way_out else others
     return found
 
@@ -61,17 +97,23 @@ def explain(error: ValidationError) -> InputError:
 def _path(location: Sequence[int | str]) -> str:
     path = ""
     for part in location:
-        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
+        path = step(path, part, inside_list=isinstance(part, int))
     return path
 
 
-def _words(kind: str, context: Mapping[str, Any], given: object, path: str) -> tuple[str, str]:
+def _names_at(kind: Any, location: Sequence[int | str]) -> list[str]:
+    """Return the fields of the class that lies at a place of a document of a class."""
+    for part in location:
+        kind = get_args(kind)[0] if isinstance(part, int) else get_type_hints(kind)[part]
+        if get_origin(kind) is UnionType:
+            kind = next(option for option in get_args(kind) if option is not NoneType)
+    return [field.name for field in fields(kind)] if is_dataclass(kind) else []
+
+
+def _words(kind: str, context: Mapping[str, Any], given: object) -> tuple[str, str]:
     shown = f"{json.dumps(given, default=str):.60}"
     if kind == "missing":
         return "is missing", "Add it"
-    if kind == "unexpected_keyword_argument":
-        near = get_close_matches(path.rpartition(".")[2], _known_fields(), n=1)
-        return "is not known", f"Did you mean {near[0]}?" if near else "Leave it out"
     if kind.startswith("int"):
         return f"{shown} is not a whole number", "Give an integer, without quotes or decimals"
     if kind == "literal_error":
@@ -91,10 +133,3 @@ def _words(kind: str, context: Mapping[str, Any], given: object, path: str) -> t
     if kind.startswith(("float", "decimal", "finite")):
         return f"{shown} is not a number", "Give a plain decimal"
     return f"{shown} is not allowed here", "Compare it with the format in the README"
-
-
-def _known_fields() -> list[str]:
-    import schedopt
-
-    classes = [getattr(schedopt, name) for name in schedopt.__all__]
-    return sorted({one.name for kind in classes if is_dataclass(kind) for one in fields(kind)})

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from schedopt.errors import InputError
+from schedopt.formats.values import LONGEST_NUMBER, Fault, check_values
 
 LARGEST_FILE: Final = 256 * 2**20
 KINDS: Final = {"schedopt.chain/1": "a chain", "schedopt.plan/1": "a plan"}
@@ -32,11 +33,15 @@ def read_document(path: str | Path, expected: str) -> dict[str, Any]:
 
 def _read_text(path: Path) -> str:
     try:
-        if path.stat().st_size > LARGEST_FILE:
+        with path.open("rb") as file:
+            content = file.read(LARGEST_FILE + 1)
+        if len(content) > LARGEST_FILE:
             raise InputError(
                 f"the file is larger than {LARGEST_FILE} bytes", way_out="Is it the right file?"
             )
-        text = path.read_bytes().decode("utf-8")
+        text = content.decode("utf-8-sig")
+    except InputError:
+        raise
     except FileNotFoundError:
         raise InputError("no such file", way_out="Check the path") from None
     except IsADirectoryError:
@@ -55,7 +60,9 @@ def _read_text(path: Path) -> str:
 
 def _parse(text: str) -> dict[str, Any]:
     try:
-        document = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+        document = json.loads(
+            text, object_pairs_hook=_unique, parse_constant=_constant, parse_int=_whole
+        )
     except json.JSONDecodeError as error:
         ended = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated")
         raise InputError(
@@ -64,30 +71,31 @@ def _parse(text: str) -> dict[str, Any]:
         ) from None
     except RecursionError:
         raise InputError("is nested too deeply", way_out="Is it the right file?") from None
-    except InputError:
-        raise
-    except ValueError:
-        raise InputError(
-            "holds a number of thousands of digits", way_out="Times and sizes are at most 2^50"
-        ) from None
     if not isinstance(document, dict):
         raise InputError(
             "is JSON, but no object", way_out="A file starts with { and names its format"
         )
+    check_values(document)
     return document
 
 
 def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
-        if key in found:
-            raise InputError("is given twice", field=key, way_out="Keep one of them")
-        found[key] = value
+        found[key] = Fault("is given twice", "Keep one of them") if key in found else value
     return found
 
 
-def _no_constant(name: str) -> NoReturn:
-    raise InputError(f"{name} is not a number here", way_out="Give a whole number")
+def _constant(name: str) -> Fault:
+    return Fault(f"{name} is not a number", "Give a finite number")
+
+
+def _whole(digits: str) -> int | Fault:
+    if len(digits) <= LONGEST_NUMBER:
+        return int(digits)
+    return Fault(
+        f"is a number of {len(digits.lstrip('-'))} digits", "Times and sizes are at most 2^50"
+    )
 
 
 def _check_format(document: dict[str, Any], expected: str) -> None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from schedopt.chain import Chain
 from schedopt.errors import InputError
 from schedopt.formats.chains import chain_document
-from schedopt.formats.explaining import adapter, build
+from schedopt.formats.explaining import build, dump_plain
 from schedopt.formats.reading import read_document
-from schedopt.formats.writing import dump, write_whole
+from schedopt.formats.writing import to_text, write_whole
 from schedopt.plan import PLAN_FORMAT, Plan
 from schedopt.result import Result
 
@@ -27,34 +27,44 @@ def result_to_json(result: Result) -> str:
     Raises
     ------
     InputError
-        If the result has no plan.
+        If the result has no plan, or one for something else than its problem.
     """
-    if result.plan is None:
-        raise InputError(
-            f"a result without a plan ({result.status}) makes no plan file",
-            way_out="Look at result.infeasibility and result.ladder",
-        )
-    plan = adapter(Plan).dump_python(result.plan, mode="json", exclude_none=True)
-    known = adapter(Result).dump_python(
-        result, mode="json", exclude_none=True, exclude={"plan", "problem"}
-    )
+    plan = _plan_of(result)
+    answer = dump_plain(plan, Plan, exclude={"chain"})
+    known = dump_plain(result, Result, exclude={"plan", "problem"})
     document: dict[str, Any] = {
         "format": PLAN_FORMAT,
         "status": known.pop("status"),
-        "chain": chain_document(result.plan.chain),
-        "chain_sha256": result.plan.chain.sha256,
-        **{name: plan[name] for name in _PLAN_FIELDS if name != "chain"},
+        "chain": chain_document(plan.chain),
+        "chain_sha256": plan.chain.sha256,
+        **{name: answer[name] for name in _PLAN_FIELDS if name != "chain"},
         **known,
     }
     for transfer in document["pattern"]["transfers"]:
         if "source" not in transfer:
             for name in ("chunk", "chunks", "mode"):
                 del transfer[name]
-    # None is a value of its own here: any k.
-    document["scope"].setdefault("max_k", None)
-    for bound in document["bounds"]:
-        bound["scope"].setdefault("max_k", None)
-    return dump(document) + "\n"
+    for owner in (document, *document["bounds"], document.get("infeasibility", {})):
+        # None is a value of its own here: any k.
+        owner.get("scope", {}).setdefault("max_k", None)
+    return to_text(document)
+
+
+def _plan_of(result: Result) -> Plan:
+    plan, problem = result.plan, result.problem
+    if plan is None:
+        raise InputError(
+            f"a result without a plan ({result.status}) makes no plan file",
+            way_out="Look at result.infeasibility and result.ladder",
+        )
+    for name in ("chain", "platform", "rule"):
+        if getattr(plan, name) != getattr(problem, name):
+            raise InputError(
+                f"is not the {name} of the problem",
+                field=f"plan.{name}",
+                way_out="A file holds one problem and a plan for it; solve again",
+            )
+    return plan
 
 
 def save_result(result: Result, path: str | Path) -> None:
@@ -88,19 +98,12 @@ def _result(document: dict[str, Any]) -> Result:
     if sha256 is None:
         raise InputError("is missing", field="chain_sha256", way_out="Write the plan again")
     known = {name: document.pop(name) for name in _RESULT_FIELDS if name in document}
-    plan = build(Plan, document)
+    plan = build(Plan, document, beside=(*_RESULT_FIELDS, "chain_sha256"))
     _check_same_chain(plan.chain, sha256)
-    problem = {name: document[name] for name in document if name not in ("pattern", "stages")}
+    asked = {name: document[name] for name in document if name not in ("pattern", "stages")}
     if plan.scope.allocation == "fixed":
-        problem["stages"] = document["stages"]
-    try:
-        return build(Result, {**known, "problem": problem, "plan": document})
-    except InputError as error:
-        if error.field in ("plan", "problem") or error.field.startswith(("plan.", "problem.")):
-            raise InputError(
-                error.rule, field=error.field.partition(".")[2], way_out=error.way_out
-            ) from None
-        raise
+        asked["stages"] = document["stages"]
+    return replace(build(Result, {**known, "problem": asked}), plan=plan, problem=plan.problem)
 
 
 def _check_same_chain(chain: Chain, sha256: object) -> None:

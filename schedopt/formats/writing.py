@@ -5,20 +5,34 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import stat
 import tempfile
 from pathlib import Path
 from typing import Any, Final
 
 from schedopt.errors import InputError
+from schedopt.formats.values import check_values
 
 WIDTH: Final = 110
 """What fits into so many characters stands on one line: a layer, an operation."""
 
 
+def to_text(document: dict[str, Any]) -> str:
+    """Return the text of a file that can be read back.
+
+    Raises
+    ------
+    InputError
+        If the document holds something that JSON cannot.
+    """
+    check_values(document)
+    return dump(document) + "\n"
+
+
 def dump(value: Any, indent: int = 0) -> str:
     """Return JSON with one small object or list a line, the larger ones spread out."""
     compact = json.dumps(value, ensure_ascii=False)
-    if not isinstance(value, dict | list) or not value or len(compact) + indent <= WIDTH:
+    if not isinstance(value, dict | list | tuple) or not value or len(compact) + indent <= WIDTH:
         return compact
     inner = " " * (indent + 2)
     if isinstance(value, dict):
@@ -43,37 +57,30 @@ def _line(item: Any, indent: int) -> str:
 
 
 def _holds_objects(value: Any) -> bool:
-    return isinstance(value, dict) or (isinstance(value, list) and any(map(_holds_objects, value)))
+    if isinstance(value, list | tuple):
+        return any(map(_holds_objects, value))
+    return isinstance(value, dict)
 
 
 def write_whole(path: str | Path, text: str) -> None:
     """Write a file whole or not at all: to a temporary beside it, then in its place.
+
+    A link stays a link: the file that it leads to is replaced. What is no plain file, such as
+    ``/dev/stdout``, is written to as it is.
 
     Raises
     ------
     InputError
         If the path cannot be written. An older file stays as it was.
     """
-    target = Path(path)
-    temporary = None
     try:
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, _mode(target))
-        os.replace(temporary, target)
+        mode = _mode(path)
+        if stat.S_ISREG(mode):
+            _replace(Path(os.path.realpath(path)), text, stat.S_IMODE(mode))
+        else:
+            Path(path).write_text(text, encoding="utf-8")
     except (OSError, ValueError) as error:
-        if temporary is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-        raise _unwritable(target, error) from None
-    except BaseException:
-        if temporary is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-        raise
+        raise _unwritable(path, error) from None
 
 
 def check_writable(path: str | Path) -> None:
@@ -84,30 +91,53 @@ def check_writable(path: str | Path) -> None:
     InputError
         Naming the path and the reason.
     """
-    target = Path(path)
-    if target.is_dir():
-        raise InputError("is a folder", way_out="Name a file in it", source=str(path))
     try:
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        os.close(handle)
-        os.unlink(temporary)
+        mode = _mode(path)
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError
+        if stat.S_ISREG(mode):
+            handle, temporary = _temporary(Path(os.path.realpath(path)))
+            os.close(handle)
+            os.unlink(temporary)
     except (OSError, ValueError) as error:
-        raise _unwritable(target, error) from None
+        raise _unwritable(path, error) from None
 
 
-def _mode(target: Path) -> int:
-    """Return the rights of the file that is replaced, or those of any new file."""
-    with contextlib.suppress(OSError):
-        return target.stat().st_mode & 0o777
-    mask = os.umask(0)
-    os.umask(mask)
-    return 0o666 & ~mask
+def _replace(target: Path, text: str, rights: int) -> None:
+    handle, temporary = _temporary(target)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, rights)
+        os.replace(temporary, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
 
 
-def _unwritable(target: Path, error: OSError | ValueError) -> InputError:
+def _temporary(target: Path) -> tuple[int, str]:
+    return tempfile.mkstemp(dir=target.parent, prefix=".schedopt-")
+
+
+def _mode(path: str | Path) -> int:
+    """Return type and rights of what lies at a path, or those that a new file gets."""
+    try:
+        return Path(path).stat().st_mode
+    except FileNotFoundError:
+        mask = os.umask(0)
+        os.umask(mask)
+        return stat.S_IFREG | (0o666 & ~mask)
+
+
+def _unwritable(path: str | Path, error: OSError | ValueError) -> InputError:
+    if isinstance(error, IsADirectoryError):
+        return InputError("is a folder", way_out="Name a file in it", source=str(Path(path)))
     reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
     return InputError(
         f"cannot be written: {reason}",
         way_out="Name a file in a folder that exists and may be written",
-        source=str(target),
+        source=str(path),
     )

@@ -11,6 +11,7 @@ from types import FrameType
 
 from schedopt.bounds import load_bound, memory_proof
 from schedopt.chain import Chain
+from schedopt.checking import check
 from schedopt.errors import InputError
 from schedopt.plan import Plan
 from schedopt.platform import Platform
@@ -149,13 +150,21 @@ def _same_problem(initial: Plan, problem: Problem) -> Plan:
             field="initial",
             way_out="Solve the chain that the plan was made for",
         )
-    return replace(
+    plan = replace(
         initial,
         chain=problem.chain,
         platform=problem.platform,
         rule=problem.rule,
         scope=problem.scope,
     )
+    violations = check(plan)
+    if violations:
+        raise InputError(
+            f"the plan to start from does not answer this problem: {violations[0]}",
+            field="initial",
+            way_out="Start from a plan for the same platform, rule and scope",
+        )
+    return plan
 
 
 def _result(run: Run, ladder: list[Rung]) -> Result:

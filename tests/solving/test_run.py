@@ -112,6 +112,11 @@ def test_an_initial_plan_of_another_chain_is_refused() -> None:
         solve(Chain(layers=(LAYER,)), PLATFORM, initial=best_plan())
 
 
+def test_an_initial_plan_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(InputError, match="does not answer this problem: memory"):
+        solve(CHAIN, Platform(3, 3), initial=best_plan())
+
+
 def test_an_unknown_solver_gets_the_list() -> None:
     with pytest.raises(InputError, match="contiguous, next_fit, one_f_one_b_star"):
         load_solver("magic")
