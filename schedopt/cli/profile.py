@@ -67,10 +67,10 @@ def profile_model(
 
 
 def _print(chain: Chain, output: Path) -> None:
-    from schedopt.cli.tables import make_console, make_table
+    from schedopt.cli.tables import make_console, make_table, printable
     from schedopt.units import format_bytes, format_duration
 
-    table = make_table(f"{chain.name}: {len(chain.layers)} layers")
+    table = make_table(f"{printable(chain.name)}: {len(chain.layers)} layers")
     table.add_column("Layer", no_wrap=True)
     for name in ("Forward", "Spread", "Backward", "Spread", "Saved", "Output", "Weights"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -79,7 +79,7 @@ def _print(chain: Chain, output: Path) -> None:
     )
     for layer, (forward, backward) in zip(chain.layers, spreads, strict=True):
         table.add_row(
-            layer.name,
+            printable(layer.name),
             format_duration(layer.forward_ns),
             f"{forward:.1%}",
             format_duration(layer.backward_ns),

@@ -147,9 +147,13 @@ def solve_chain(
         layers = fixed.chain
     else:
         raise InputError("not given", field="--chain", way_out="Name a schedopt.chain/1 file")
+    longest = None if period is None else parse_duration(period, field="--period")
+    if longest == 0:
+        raise InputError(
+            f"{period!r} is less than 1 ns", field="--period", way_out="Give a longer time"
+        )
     scope = Scope(
-        allocation="fixed" if fixed is not None else allocation or "contiguous",
-        period_ns=None if period is None else parse_duration(period, field="--period"),
+        allocation="fixed" if fixed is not None else allocation or "contiguous", period_ns=longest
     )
     with _progress() as show:
         result = solve(

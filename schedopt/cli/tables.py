@@ -31,7 +31,7 @@ def print_result(result: Result) -> None:
     else:
         console = make_console()
         _print_problem(console, result.problem)
-        console.print(f"[bold]No plan[/]: {STATUS[result.status]}")
+        console.print(f"No plan: {STATUS[result.status]}", style="bold")
         console.print(f"Scope     {result.problem.scope}")
         if result.infeasibility is not None:
             _print_infeasibility(console, result.infeasibility)
@@ -65,7 +65,12 @@ def print_plan(result: Result) -> None:
 def make_console() -> Console:
     """Return standard output as a console, 100 columns wide where it is no terminal."""
     width = None if sys.stdout.isatty() else 100
-    return Console(highlight=False, soft_wrap=True, width=width)
+    return Console(highlight=False, markup=False, soft_wrap=True, width=width)
+
+
+def printable(text: str) -> str:
+    """Return a name from a file without what would move the cursor or break a line."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def make_table(title: str) -> Table:
@@ -79,7 +84,7 @@ def _print_problem(console: Console, problem: Problem) -> None:
     chain, platform = problem.chain, problem.platform
     work = sum(layer.forward_ns + layer.backward_ns for layer in chain.layers)
     console.print(
-        f"Chain     {chain.name or 'unnamed'}: {len(chain.layers)} layers, "
+        f"Chain     {printable(chain.name) or 'unnamed'}: {len(chain.layers)} layers, "
         f"{format_duration(work)} for one micro-batch on one GPU"
     )
     sizes = sorted({(gpu.memory_bytes, gpu.usable_bytes) for gpu in platform.gpus})
@@ -115,7 +120,7 @@ def _stage_table(plan: Plan) -> Table:
                 str(index),
                 str(gpu),
                 f"{stage.first}-{stage.last}" if stage.first < stage.last else str(stage.first),
-                " … ".join(dict.fromkeys(name for name in names if name)),
+                printable(" … ".join(dict.fromkeys(name for name in names if name))),
                 format_duration(timeline.stage_ns("F", index, gpu)),
                 format_duration(sum(timeline.stage_ns(half, index, gpu) for half in backward)),
                 f"{float(loads[gpu].share):.1%}",

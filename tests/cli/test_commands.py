@@ -57,6 +57,17 @@ def test_free_transfers_are_said() -> None:
     )
 
 
+def test_names_from_a_file_cannot_break_the_tables(tmp_path: Path) -> None:
+    document = json.loads(GPT2.read_text())
+    document["name"] = "[bold]x\n\x1b[31mred"
+    document["layers"][0]["name"] = "[/red] 🎉"
+    (tmp_path / "chain.json").write_text(json.dumps(document))
+    done = run("solve", "--chain", tmp_path / "chain.json", "--gpus", "2", "--mem", "9G")
+    assert done.returncode == 0
+    assert done.stdout.startswith("Chain     [bold]x??[31mred: 14 layers")
+    assert "[/red] 🎉" in done.stdout
+
+
 def test_reserved_memory_is_echoed() -> None:
     done = run("solve", "--chain", GPT2, "--gpus", "2", "--mem", "9G", "--reserved", "1G")
     assert "9.00 GB (8.00 GB usable)" in done.stdout
@@ -181,6 +192,9 @@ BAD_USAGE: dict[str, tuple[list[str | Path], str]] = {
     "unwritable output": (
         ["--chain", GPT2, "--gpus", "2", "--mem", "9G", "-o", "/none/plan.json"],
         "/none/plan.json: cannot be written",
+    ),
+    "no period": (
+        ["--chain", GPT2, "--gpus", "2", "--mem", "9G", "--period", "0"], "--period: '0'",
     ),
     "period without unit": (
         ["--chain", GPT2, "--gpus", "2", "--mem", "9G", "--period", "soon"], "--period",
