@@ -120,6 +120,11 @@ def _check_name(name: object) -> None:
         raise InputError(f"{show(name)} is not text", field="name", way_out="Put it in quotes")
 
 
+def _check_mapping(value: object, field: str) -> None:
+    if not isinstance(value, Mapping):
+        raise InputError(f"{show(value)} is not a mapping", field=field, way_out="Give a dict")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
     """How to cut the same model in the same places again.
@@ -147,6 +152,7 @@ class Recipe:
     cuts: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        _check_mapping(self.arguments, "arguments")
         as_tuple(self, "cuts")
 
 
@@ -200,6 +206,7 @@ class Chain:
             if not isinstance(layer, Layer):
                 raise InputError(f"{show(layer)} is no Layer", field=f"layers[{position}]")
         _check_name(self.name)
+        _check_mapping(self.provenance, "provenance")
         check_whole(self, "input_bytes")
         self._check_totals()
         self._check_same_gpu()

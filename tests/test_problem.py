@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schedopt import Chain, Gpu, InputError, Layer, Link, Platform, Problem, Rule, Scope, Stage
@@ -89,26 +90,51 @@ def test_a_bad_rule_is_refused_by_field(arguments: dict[str, Any], field: str) -
     assert caught.value.field == field
 
 
-scopes = st.builds(
-    Scope,
-    allocation=st.sampled_from(["contiguous", "general"]),
-    max_k=st.none() | st.integers(1, 3),
-    grain=st.sampled_from(["stage", "layer"]),
-    memory=st.sampled_from(["sum", "peak"]),
-    split_backward=st.booleans(),
-    recompute=st.booleans(),
-    microbatches=st.none() | st.integers(1, 3),
-    gpu_order=st.sampled_from(["given", "any"]),
-)
+WORDS: dict[str, st.SearchStrategy[Any]] = {
+    "allocation": st.sampled_from(["contiguous", "general", "fixed"]),
+    "max_k": st.none() | st.integers(1, 3),
+    "grain": st.sampled_from(["stage", "layer"]),
+    "memory": st.sampled_from(["sum", "peak"]),
+    "split_backward": st.booleans(),
+    "recompute": st.booleans(),
+    "microbatches": st.none() | st.integers(1, 3),
+    "gpu_order": st.sampled_from(["given", "any"]),
+    "period_ns": st.none() | st.integers(1, 2),
+}
 
 
-@given(scopes, scopes, scopes)
-def test_covering_is_an_order(first: Scope, second: Scope, third: Scope) -> None:
-    assert first.covers(first)
+@st.composite
+def neighbours(draw: st.DrawFn, count: int) -> tuple[Scope, ...]:
+    """Draw scopes of which each differs from the one before in at most two words."""
+    found = [draw(st.builds(Scope, **WORDS))]
+    for _ in range(count - 1):
+        names = draw(st.lists(st.sampled_from(sorted(WORDS)), max_size=2))
+        found.append(replace(found[-1], **{name: draw(WORDS[name]) for name in names}))
+    return tuple(found)
+
+
+@given(neighbours(1))
+def test_a_scope_covers_itself(scopes: tuple[Scope, ...]) -> None:
+    assert scopes[0].covers(scopes[0])
+
+
+@settings(max_examples=2000)
+@given(neighbours(3))
+def test_what_covers_a_scope_covers_what_that_covers(scopes: tuple[Scope, ...]) -> None:
+    first, second, third = scopes
     if first.covers(second) and second.covers(third):
         assert first.covers(third)
+
+
+@settings(max_examples=2000)
+@given(neighbours(2))
+def test_only_scopes_of_the_same_plans_cover_each_other(scopes: tuple[Scope, ...]) -> None:
+    first, second = scopes
     if first.covers(second) and second.covers(first):
-        assert first == second
+        # A step of m micro-batches is as long as it is, whatever k was allowed.
+        assert first == (
+            second if first.microbatches is None else replace(second, max_k=first.max_k)
+        )
 
 
 def test_what_covers_what() -> None:

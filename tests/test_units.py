@@ -74,3 +74,24 @@ def test_what_people_read() -> None:
     assert format_bytes(999) == "999 B"
     assert format_duration(1_603_000_000) == "1.603 s"
     assert format_duration(Fraction(5, 2)) == "2.5 ns"
+
+
+@pytest.mark.parametrize("text", ["1.5G", "1.5GB"])
+def test_decimals_of_a_size_are_exact(text: str) -> None:
+    assert parse_bytes(text) == 1_500_000_000
+
+
+@pytest.mark.parametrize("value", [None, 1.5, [1], b"1G"])
+def test_what_is_neither_text_nor_a_whole_number_is_no_size(value: object) -> None:
+    with pytest.raises(InputError, match="is not a size in bytes"):
+        parse_bytes(value)  # type: ignore[arg-type]
+
+
+def test_a_negative_number_beyond_all_measure_is_counted_not_shown() -> None:
+    with pytest.raises(InputError, match="a number of 5001 digits is negative"):
+        parse_bytes(-(10**5000))
+
+
+def test_a_speed_beyond_all_measure_is_counted_not_shown() -> None:
+    with pytest.raises(InputError, match="a number of 5001 digits is not a speed factor"):
+        parse_speed(10**5000)

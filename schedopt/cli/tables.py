@@ -52,7 +52,7 @@ def print_plan(result: Result) -> None:
     pattern = plan.pattern
     per_step = "" if pattern.k == 1 else f" for each of {pattern.k} micro-batches"
     console.print(
-        f"[bold]Period    {format_duration(period)}[/]{per_step}, {STATUS[result.status]}"
+        f"Period    {format_duration(period)}{per_step}, {STATUS[result.status]}", style="bold"
     )
     if bound is not None:
         gap = "" if not result.gap else f", gap {float(result.gap):.2%}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +22,12 @@ def chain_document(chain: Chain) -> dict[str, Any]:
     recipe = document.get("recipe")
     # What a person wrote in the two mappings is kept as it is, null included.
     if recipe is not None and chain.recipe is not None:
-        first = {"factory": recipe.pop("factory"), "arguments": _mapping(chain.recipe.arguments)}
+        first = {"factory": recipe.pop("factory"), "arguments": dict(chain.recipe.arguments)}
         recipe = first | recipe
     optional = {
         "same_gpu": document["same_gpu"],
         "recipe": recipe,
-        "provenance": _mapping(chain.provenance),
+        "provenance": dict(chain.provenance),
     }
     return {
         **({"name": chain.name} if chain.name else {}),
@@ -36,11 +35,6 @@ def chain_document(chain: Chain) -> dict[str, Any]:
         "layers": layers,
         **{name: value for name, value in optional.items() if value},
     }
-
-
-def _mapping(value: object) -> object:
-    """Return a mapping of any kind as a dict, which JSON knows."""
-    return dict(value) if isinstance(value, Mapping) else value
 
 
 def chain_to_json(chain: Chain) -> str:

@@ -98,12 +98,20 @@ def _result(document: dict[str, Any]) -> Result:
     if sha256 is None:
         raise InputError("is missing", field="chain_sha256", way_out="Write the plan again")
     known = {name: document.pop(name) for name in _RESULT_FIELDS if name in document}
-    plan = build(Plan, document, beside=(*_RESULT_FIELDS, "chain_sha256"))
+    plan = _plan(document)
     _check_same_chain(plan.chain, sha256)
     asked = {name: document[name] for name in document if name not in ("pattern", "stages")}
     if plan.scope.allocation == "fixed":
         asked["stages"] = document["stages"]
     return replace(build(Result, {**known, "problem": asked}), plan=plan, problem=plan.problem)
+
+
+def _plan(document: dict[str, Any]) -> Plan:
+    try:
+        return build(Plan, document, beside=(*_RESULT_FIELDS, "chain_sha256"))
+    except InputError as error:
+        # A problem names what its chain lacks as the file of the chain would.
+        raise (error.within("chain") if error.field.startswith("layers[") else error) from None
 
 
 def _check_same_chain(chain: Chain, sha256: object) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 
 from schedopt import Chain, InputError, Layer, Platform, Result, solve
-from schedopt.formats import check_writable, write_whole
+from schedopt.formats import reading
 
 LAYER: dict[str, Any] = {
     "forward_ns": 1,
@@ -55,16 +54,23 @@ BAD: dict[str, tuple[str | bytes, str, str, str]] = {
     "quoted": (layer_text(forward_ns="1"), "layers[1].forward_ns", '"1" is not a whole', "quotes"),
     "boolean": (layer_text(forward_ns=True), "layers[1].forward_ns", "true is not a whole", ""),
     "null": (layer_text(forward_ns=None), "layers[1].forward_ns", "null is not a whole", ""),
-    "NaN": (chain_text().replace("[{", "[NaN, {"), "", "NaN is not a number", ""),
-    "infinite": (layer_text(forward_ns=float("inf")), "", "Infinity is not a number", ""),
+    "NaN": (chain_text().replace("[{", "[NaN, {"), "layers[0]", "NaN is not a number", "finite"),
+    "infinite": (
+        layer_text(forward_ns=float("inf")),
+        "layers[1].forward_ns", "Infinity is not a number", "finite",
+    ),
+    "infinite in a free mapping": (
+        chain_text(provenance={"spread": [float("-inf")]}),
+        "provenance.spread[0]", "-Infinity is not a number", "finite",
+    ),
     "overflowing float": (
         chain_text().replace('"forward_ns": 1', '"forward_ns": 1e999'),
-        "layers[0].forward_ns", "not a whole number", "",
+        "layers[0].forward_ns", "Infinity is not a number", "finite",
     ),
     "too large": (layer_text(weight_bytes=2**50 + 1), "layers[1].weight_bytes", "range", "0 to"),
     "thousands of digits": (
         chain_text().replace('"forward_ns": 1', '"forward_ns": ' + "9" * 6000),
-        "", "thousands of digits", "2^50",
+        "layers[0].forward_ns", "number of 6000 digits", "2^50",
     ),
     "hundreds of digits": (
         layer_text(forward_ns=10**900), "layers[1].forward_ns", "901 digits", "0 to",
@@ -72,8 +78,15 @@ BAD: dict[str, tuple[str | bytes, str, str, str]] = {
     "too long in all": (
         layer_text(forward_ns=2**39), "layers", "ns in all", "check the unit",
     ),
-    "deep nesting": ('{"a":' * 100_000, "", "nested too deeply", ""),
-    "deep lists": (chain_text()[:-1] + ', "name": ' + "[" * 3000 + "]" * 3000 + "}", "", "", ""),
+    "deep nesting": ('{"a":' * 100_000, "", "nested too deeply", "right file"),
+    "deep lists": (
+        chain_text()[:-1] + ', "name": ' + "[" * 3000 + "]" * 3000 + "}",
+        "", "nested too deeply", "right file",
+    ),
+    "deeper than a chain": (
+        chain_text(provenance=json.loads('{"a":' * 101 + "0" + "}" * 101)),
+        "provenance" + ".a" * 35 + "…", "nested too deeply", "100 levels",
+    ),
     "a layer that is no object": (chain_text(layers=[3]), "layers[0]", "not an object", "{ }"),
     "layers that are no list": (chain_text(layers={}), "layers", "not a list", "[ ]"),
     "no layers": (chain_text(layers=[]), "layers", "at least one layer", "Add a layer"),
@@ -84,7 +97,38 @@ BAD: dict[str, tuple[str | bytes, str, str, str]] = {
     "one half": (
         layer_text(backward_input_ns=1), "layers[1].backward_input_ns", "half", "or neither",
     ),
-    "lone surrogate": (chain_text()[:-1] + ', "name": "\\ud800"}', "", "", ""),
+    "lone surrogate": (
+        chain_text(name="\ud800"), "name", r"half a character ('\ud800')", "whole character",
+    ),
+    "lone surrogate in a key": (
+        chain_text(**{"\ud800": 1}), r"'\ud800'", "half a character", "whole character",
+    ),
+    "misspelt": (
+        chain_text(layers=[{"foward_ns" if k == "forward_ns" else k: LAYER[k] for k in LAYER}]),
+        "layers[0].foward_ns", "is not known", "Did you mean forward_ns? (and 1 more",
+    ),
+    "a field of another class": (
+        layer_text(stages=1), "layers[1].stages", "is not known", "Leave it out",
+    ),
+    "misspelt in the recipe": (
+        chain_text(recipe={"factory": "a:b", "cutz": []}),
+        "recipe.cutz", "is not known", "Did you mean cuts?",
+    ),
+    "a key that breaks the line": (
+        layer_text(**{"a\nb\x1b[31m": 1}), r"layers[1].'a\nb\x1b[31m'", "is not known", "Leave",
+    ),
+    "a key without end": (
+        chain_text(**{"x" * 5000: 1}), "x" * 60 + "…", "is not known", "Leave it out",
+    ),
+    "duplicate inside": (
+        layer_text().replace('"forward_ns": 1', '"forward_ns": 1, "forward_ns": 1', 1),
+        "layers[0].forward_ns", "is given twice", "Keep one",
+    ),
+    "name that is no text": (chain_text(name=3), "name", "3 is not text", "quotes"),
+    "provenance that is no object": (
+        chain_text(provenance=[]), "provenance", "[] is not an object", "{ }",
+    ),
+    "format that is no text": (chain_text(format=[1]), "format", "not supported", "chain/1"),
 }  # fmt: skip
 
 
@@ -103,6 +147,56 @@ def test_a_bad_chain_gives_one_clear_error(tmp_path: Path, case: str) -> None:
     assert way_out in error.way_out
     if field:
         assert error.field == field
+
+
+def test_a_mark_of_utf_8_at_the_start_does_no_harm(tmp_path: Path) -> None:
+    path = tmp_path / "chain.json"
+    path.write_text(chain_text(), encoding="utf-8-sig")
+    assert Chain.load(path) == Chain(layers=(Layer(**LAYER),))
+
+
+def test_a_file_beyond_all_sizes_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "LARGEST_FILE", 50)
+    path = tmp_path / "chain.json"
+    path.write_text(chain_text())
+    with pytest.raises(InputError, match=r"chain\.json: the file is larger than 50 bytes\. Is it"):
+        Chain.load(path)
+
+
+def test_a_stream_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "LARGEST_FILE", 50)
+    with pytest.raises(InputError, match="/dev/zero: the file is larger"):
+        Chain.load("/dev/zero")
+
+
+@pytest.mark.parametrize("name", ["file/chain.json", "x" * 300, "a\0b"])
+def test_a_path_that_cannot_be_read_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="cannot be read") as caught:
+        Chain.load(tmp_path / name)
+    assert caught.value.source == str(tmp_path / name)
+    assert caught.value.way_out == "Check path and rights"
+
+
+def test_a_file_without_the_right_to_read_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(InputError, match=r"c\.json: cannot be read: Permission denied"):
+        Chain.load(tmp_path / "c.json")
+
+
+def test_a_chain_given_for_a_plan_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "chain.json"
+    path.write_text(chain_text())
+    with pytest.raises(InputError, match="this is a chain, not a plan") as caught:
+        Result.load(path)
+    assert caught.value.way_out == "Give a schedopt.plan/1 file"
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
@@ -161,6 +255,21 @@ BAD_PLANS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "unknown field": (set_at("colour", value=1), "colour"),
     "odd scope": (set_at("scope", "allocation", value="best"), "scope.allocation"),
     "bad bound": (set_at("bounds", 0, "exact", value=[1, 0]), "bounds[0].exact"),
+    "unknown in a bound": (set_at("bounds", 0, "prof", value="x"), "bounds[0].prof"),
+    "number in the ladder": (set_at("ladder", 0, "note", value=1), "ladder[0].note"),
+    "seed in quotes": (set_at("seed", value="1"), "seed"),
+    "hash that is no text": (set_at("chain_sha256", value=3), "chain_sha256"),
+    "float for a truth": (set_at("scope", "recompute", value=0.0), "scope.recompute"),
+    "no link": (set_at("platform", "link", value=3), "platform.link"),
+    "speed of no number": (set_at("platform", "gpus", 0, "speed", value="nan"),
+                           "platform.gpus[0].speed"),
+    "short run": (set_at("stages", 0, "recompute", value=[[0]]), "stages[0].recompute[0][1]"),
+    "transfer to nowhere": (set_at("pattern", "transfers", 0, "tensor", value="weights"),
+                            "pattern.transfers[0].source"),
+    "fixed and infeasible": (set_at("infeasibility", value={"scope": {}}), "infeasibility.proof"),
+    "updates without sizes": (set_at("rule", "update_every", value=2),
+                              "chain.layers[0].parameter_bytes"),
+    "the problem by name": (set_at("problem", value={}), "problem"),
 }  # fmt: skip
 
 
@@ -176,31 +285,27 @@ def test_a_bad_plan_gives_one_clear_error(
         Result.load(path)
     assert caught.value.source == str(path)
     assert caught.value.field == field
+    assert caught.value.way_out
 
 
-def test_a_failed_write_leaves_the_old_file_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("name", "place", "meant"),
+    [
+        ("stagess", (), "stages"),
+        ("seeds", (), "seed"),
+        ("chain_sha", (), "chain_sha256"),
+        ("latency", ("platform", "link"), "latency_ns"),
+        ("kinds", ("pattern", "operations", 0), "kind"),
+        ("memroy_bytes", ("platform", "gpus", 1), "memory_bytes"),
+        ("max_K", ("bounds", 0, "scope"), "max_k"),
+    ],
+)
+def test_a_misspelt_field_is_answered_with_the_right_one(
+    tmp_path: Path, plan_document: dict[str, Any], name: str, place: tuple[Any, ...], meant: str
 ) -> None:
-    path = tmp_path / "chain.json"
-    path.write_text("old")
-
-    def fail(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(InputError, match=r"chain\.json: cannot be written: No space left"):
-        write_whole(path, "new")
-    assert path.read_text() == "old"
-    assert [entry.name for entry in tmp_path.iterdir()] == ["chain.json"]
-
-
-def test_an_unwritable_output_is_refused_before_the_work(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    for path in (tmp_path / "none" / "x.json", tmp_path / "file" / "x.json", tmp_path):
-        with pytest.raises(InputError):
-            check_writable(path)
-
-
-def test_checking_a_path_leaves_nothing_behind(tmp_path: Path) -> None:
-    check_writable(tmp_path / "x.json")
-    assert list(tmp_path.iterdir()) == []
+    set_at(*place, name, value=1)(plan_document)
+    path = tmp_path / "bad.json"
+    path.write_text(json.dumps(plan_document))
+    with pytest.raises(InputError, match="is not known") as caught:
+        Result.load(path)
+    assert caught.value.way_out == f"Did you mean {meant}?"

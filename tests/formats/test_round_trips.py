@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import fields
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -22,7 +24,9 @@ from schedopt import (
     Scope,
     solve,
 )
+from schedopt.formats import chain_to_json
 from tests.examples import EXAMPLES
+from tests.formats import anything
 from tests.random_plans import valid_plans
 from tests.strategies import chains, platforms
 
@@ -81,6 +85,33 @@ def test_a_solved_plan_loads_as_it_was_saved(
     assert Result.load(path) == result
 
 
+@given(anything.chains())
+def test_every_field_of_a_chain_is_kept(
+    tmp_path_factory: pytest.TempPathFactory, chain: Chain
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "chain.json"
+    chain.save(path)
+    assert Chain.load(path) == chain
+
+
+@settings(max_examples=300)
+@given(anything.results())
+def test_every_field_of_a_result_is_kept(
+    tmp_path_factory: pytest.TempPathFactory, result: Result
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "plan.json"
+    result.save(path)
+    assert Result.load(path) == result
+
+
+def test_what_is_loaded_is_one_problem(tmp_path: Path) -> None:
+    solve(Chain(layers=(Layer(**LAYER),)), Platform(1, "1G")).save(tmp_path / "plan.json")
+    result = Result.load(tmp_path / "plan.json")
+    assert result.plan is not None
+    assert result.problem == result.plan.problem
+    assert result.problem.chain is result.plan.chain
+
+
 def test_the_identity_is_the_hash_of_the_canonical_form() -> None:
     canonical = {"format": "schedopt.chain/1", "input_bytes": 5, "layers": [LAYER]}
     text = json.dumps(canonical, sort_keys=True, separators=(",", ":"))
@@ -88,10 +119,79 @@ def test_the_identity_is_the_hash_of_the_canonical_form() -> None:
     assert chain.sha256 == hashlib.sha256(text.encode()).hexdigest()
 
 
-@pytest.mark.parametrize("name", [*LAYER, "saved_bytes", "workspace_bytes", "update_ns"])
+def test_the_identity_is_pinned() -> None:
+    chain = Chain(layers=(Layer(**LAYER), Layer(**LAYER)), input_bytes=5, same_gpu=((0, 1),))
+    text = (
+        '{"format":"schedopt.chain/1","input_bytes":5,"layers":['
+        '{"activation_bytes":4,"backward_ns":2,"forward_ns":1,"weight_bytes":3},'
+        '{"activation_bytes":4,"backward_ns":2,"forward_ns":1,"weight_bytes":3}],'
+        '"same_gpu":[[0,1]]}'
+    )
+    assert chain.sha256 == hashlib.sha256(text.encode()).hexdigest()
+    assert chain.sha256 == "e7085b767e93e5e53565f5fb7771df32c0e24ed428f3f08f00a84236a33b60ea"
+
+
+@given(anything.chains(), st.randoms(use_true_random=False))
+def test_the_identity_ignores_names_origin_and_the_order_of_keys(
+    tmp_path_factory: pytest.TempPathFactory, chain: Chain, chance: Random
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "shuffled.json"
+    document = json.loads(chain_to_json(chain))
+    for name in ("name", "recipe", "provenance"):
+        document.pop(name, None)
+    document["name"] = "another"
+    document["layers"] = [shuffled({**one, "name": "x"}, chance) for one in document["layers"]]
+    path.write_text(json.dumps(shuffled(document, chance)))
+    assert Chain.load(path).sha256 == chain.sha256
+
+
+def shuffled(document: dict[str, Any], chance: Random) -> dict[str, Any]:
+    return dict(chance.sample(list(document.items()), len(document)))
+
+
+WHOLE = LAYER | {
+    "weight_bytes": 100,
+    "saved_bytes": 1,
+    "saved_input_bytes": 1,
+    "parameter_bytes": 1,
+    "gradient_bytes": 1,
+    "optimizer_bytes": 1,
+    "backward_input_ns": 1,
+    "backward_weight_ns": 1,
+    "saved_weight_bytes": 1,
+    "workspace_bytes": 1,
+    "update_ns": 1,
+}
+
+
+def test_every_number_of_a_layer_is_known_here() -> None:
+    assert {*WHOLE, "name"} == {field.name for field in fields(Layer)}
+
+
+@pytest.mark.parametrize("name", WHOLE)
 def test_the_identity_changes_with_every_number(name: str) -> None:
-    plain = Chain(layers=(Layer(**LAYER),))
-    assert Chain(layers=(Layer(**LAYER | {name: 9}),)).sha256 != plain.sha256
+    changed = WHOLE | {name: WHOLE[name] + 1}
+    other = Chain(layers=(Layer(**changed),))
+    assert other.sha256 != Chain(layers=(Layer(**WHOLE),)).sha256
+
+
+@pytest.mark.parametrize("name", ["saved_bytes", "parameter_bytes", "workspace_bytes", "update_ns"])
+def test_the_identity_tells_an_absent_number_from_zero(name: str) -> None:
+    absent = Chain(layers=(Layer(**LAYER),))
+    assert Chain(layers=(Layer(**LAYER | {name: 0}),)).sha256 != absent.sha256
+
+
+@pytest.mark.parametrize("change", [{"input_bytes": 1}, {"same_gpu": ((0, 1),)}])
+def test_the_identity_changes_with_what_the_chain_says_of_its_layers(
+    change: dict[str, Any],
+) -> None:
+    layers = (Layer(**LAYER),) * 2
+    assert Chain(layers=layers, **change).sha256 != Chain(layers=layers).sha256
+
+
+def test_the_identity_changes_with_the_order_of_the_layers() -> None:
+    first, second = Layer(**LAYER), Layer(**LAYER, update_ns=1)
+    assert Chain(layers=(first, second)).sha256 != Chain(layers=(second, first)).sha256
 
 
 def test_a_result_without_a_plan_is_not_saved(tmp_path: Path) -> None:
