@@ -1,0 +1,262 @@
+"""Anything that the data classes allow, valid as a plan or not: every field takes part."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from decimal import Decimal
+from typing import Any
+
+from hypothesis import strategies as st
+
+from schedopt import (
+    Bound,
+    Chain,
+    Gpu,
+    Infeasibility,
+    Layer,
+    Link,
+    Operation,
+    Pattern,
+    Plan,
+    Platform,
+    Recipe,
+    Result,
+    Rule,
+    Rung,
+    Scope,
+    Stage,
+    Transfer,
+)
+from schedopt.plan import KINDS
+from schedopt.rule import ForwardReads
+
+MOST = 2**20
+times = st.integers(0, 2**34)
+sizes = st.integers(0, 2**40)
+shifts = st.integers(-(2**40), 2**40)
+counts = st.integers(1, 9)
+texts = st.text(max_size=8)
+plain = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=6,
+)
+mappings = st.dictionaries(texts, plain, max_size=3)
+
+
+@st.composite
+def layers(draw: st.DrawFn) -> Layer:
+    parts = ("parameter_bytes", "gradient_bytes", "optimizer_bytes")
+    found: dict[str, int | None] = {name: draw(st.none() | sizes) for name in parts}
+    weights = sum(part or 0 for part in found.values())
+    for name in ("saved_bytes", "saved_input_bytes", "workspace_bytes"):
+        found[name] = draw(st.none() | sizes)
+    if draw(st.booleans()):
+        found |= {"backward_input_ns": draw(times), "backward_weight_ns": draw(times)}
+        found["saved_weight_bytes"] = draw(st.none() | sizes)
+    return Layer(
+        forward_ns=draw(times),
+        backward_ns=draw(times),
+        weight_bytes=weights + draw(sizes),
+        activation_bytes=draw(sizes),
+        name=draw(texts),
+        update_ns=draw(st.none() | times),
+        **found,
+    )
+
+
+recipes = st.builds(
+    Recipe,
+    factory=texts,
+    arguments=mappings,
+    torch=texts,
+    cuts=st.lists(texts, max_size=3).map(tuple),
+)
+
+
+@st.composite
+def chains(draw: st.DrawFn, *, complete: bool = False) -> Chain:
+    one = layers().map(_complete) if complete else layers()
+    found = draw(st.lists(one, min_size=1, max_size=4))
+    order = draw(st.permutations(range(len(found))))
+    cut = draw(st.integers(0, len(found)))
+    groups = (tuple(sorted(order[:cut])), tuple(sorted(order[cut:])))
+    return Chain(
+        layers=tuple(found),
+        name=draw(texts),
+        input_bytes=draw(sizes),
+        same_gpu=tuple(group for group in groups if len(group) > 1 and draw(st.booleans())),
+        recipe=draw(st.none() | recipes),
+        provenance=draw(mappings),
+    )
+
+
+@st.composite
+def gpus(draw: st.DrawFn) -> Gpu:
+    memory = draw(sizes)
+    return Gpu(
+        memory_bytes=memory,
+        reserved_bytes=draw(st.integers(0, memory)),
+        speed=Decimal(draw(st.integers(1000, 10**8))) / 10**6,
+    )
+
+
+links = st.builds(
+    Link,
+    bandwidth_bytes_per_s=st.integers(10**9, 10**12),
+    latency_ns=st.integers(0, 10**6),
+    duplex=st.sampled_from(["half", "full"]),
+)
+
+
+@st.composite
+def platforms(draw: st.DrawFn) -> Platform:
+    platform = Platform(draw(st.lists(gpus(), min_size=1, max_size=3)))
+    object.__setattr__(platform, "link", draw(st.none() | links))
+    return platform
+
+
+@st.composite
+def rules(draw: st.DrawFn) -> Rule:
+    if draw(st.booleans()):
+        return Rule()
+    choices: tuple[ForwardReads, ...] = ("live", "entry", "delay", "table")
+    reads = draw(st.sampled_from(choices))
+    width = draw(counts)
+    row = st.lists(st.integers(0, MOST), min_size=width, max_size=width).map(tuple)
+    return Rule(
+        update_every=draw(st.integers(1, MOST)),
+        forward_reads=reads,
+        delay=draw(st.integers(0, MOST)) if reads == "delay" else 0,
+        table=tuple(draw(st.lists(row, min_size=1, max_size=3))) if reads == "table" else (),
+        backward_reads=draw(st.sampled_from(["forward", "live", "recomputed"])),
+        partition=draw(st.sampled_from(["none", "optimizer", "gradient", "parameter"])),
+    )
+
+
+scopes = st.builds(
+    Scope,
+    allocation=st.sampled_from(["contiguous", "general", "fixed"]),
+    max_k=st.none() | st.integers(1, MOST),
+    grain=st.sampled_from(["stage", "layer"]),
+    memory=st.sampled_from(["sum", "peak"]),
+    split_backward=st.booleans(),
+    recompute=st.booleans(),
+    microbatches=st.none() | st.integers(1, MOST),
+    gpu_order=st.sampled_from(["given", "any"]),
+    period_ns=st.none() | st.integers(1, 2**50),
+)
+
+pairs = st.tuples(st.integers(0, 9), st.integers(0, 9))
+stages = st.builds(
+    Stage,
+    layers=pairs,
+    gpus=st.lists(st.integers(0, 9), min_size=1, max_size=3).map(tuple),
+    recompute=st.lists(pairs, max_size=2).map(tuple),
+)
+
+
+@st.composite
+def transfers(draw: st.DrawFn, period: int) -> Transfer:
+    tensor = draw(st.sampled_from(["activation", "gradient", "weight_gradient", "weights"]))
+    common: dict[str, Any] = {
+        "tensor": tensor,
+        "stage": draw(counts),
+        "shift": draw(shifts),
+        "start_ns": draw(st.integers(0, period - 1)),
+    }
+    if tensor in ("activation", "gradient"):
+        return Transfer(**common, covers=draw(counts))
+    chunks = draw(counts)
+    modes = ["copy", "reduce"] if tensor == "weight_gradient" else ["copy"]
+    return Transfer(
+        **common,
+        source=draw(st.integers(-9, 9)),
+        target=draw(st.integers(-9, 9)),
+        chunk=draw(st.integers(0, chunks - 1)),
+        chunks=chunks,
+        mode=draw(st.sampled_from(modes)),
+    )
+
+
+@st.composite
+def patterns(draw: st.DrawFn) -> Pattern:
+    period = draw(st.integers(1, 2**50))
+    operation = st.builds(
+        Operation,
+        kind=st.sampled_from(KINDS),
+        stage=counts,
+        shift=shifts,
+        start_ns=st.integers(0, period - 1),
+        covers=counts,
+    )
+    return Pattern(
+        k=draw(counts),
+        period_total_ns=period,
+        operations=tuple(draw(st.lists(operation, max_size=4))),
+        transfers=tuple(draw(st.lists(transfers(period), max_size=4))),
+    )
+
+
+ratios = st.tuples(st.integers(0, 2**70), st.integers(1, 2**70))
+bounds = st.builds(Bound, exact=ratios, scope=scopes, proof=texts)
+proofs = st.builds(
+    Infeasibility,
+    scope=scopes,
+    proof=texts,
+    least_memory_bytes=st.none() | sizes,
+    proven_memory_bytes=st.none() | sizes,
+    gpu=st.none() | counts,
+    wider=texts,
+)
+seconds = st.floats(0, 1e9)
+rungs = st.builds(
+    Rung,
+    solver=texts,
+    period_exact=st.none() | ratios,
+    bound_exact=st.none() | ratios,
+    seconds=seconds,
+    note=texts,
+)
+
+
+@st.composite
+def results(draw: st.DrawFn) -> Result:
+    """Draw a result with a plan that a problem allows, whatever a check would say of it."""
+    rule, scope = draw(rules()), draw(scopes)
+    plan = Plan(
+        chain=draw(chains(complete=True)),
+        platform=draw(platforms()),
+        rule=rule,
+        scope=scope,
+        stages=tuple(draw(st.lists(stages, min_size=1, max_size=3))),
+        pattern=draw(patterns()),
+    )
+    return Result(
+        problem=plan.problem,
+        plan=plan,
+        status=draw(st.sampled_from(["optimal", "feasible", "infeasible", "unknown"])),
+        bounds=tuple(draw(st.lists(bounds, max_size=2))),
+        infeasibility=draw(st.none() | proofs),
+        ladder=tuple(draw(st.lists(rungs, max_size=2))),
+        solver=draw(texts),
+        seconds=draw(seconds),
+        seed=draw(st.integers(0, 2**64)),
+        version=draw(texts),
+    )
+
+
+def _complete(layer: Layer) -> Layer:
+    """Return a layer that every rule and every scope can work with."""
+    return replace(
+        layer,
+        parameter_bytes=layer.parameter_bytes or 0,
+        gradient_bytes=layer.gradient_bytes or 0,
+        optimizer_bytes=layer.optimizer_bytes or 0,
+        backward_input_ns=layer.backward_input_ns or 0,
+        backward_weight_ns=layer.backward_weight_ns or 0,
+    )
