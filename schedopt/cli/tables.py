@@ -51,9 +51,11 @@ def print_plan(result: Result) -> None:
     assert period is not None
     pattern = plan.pattern
     per_step = "" if pattern.k == 1 else f" for each of {pattern.k} micro-batches"
-    console.print(
-        f"Period    {format_duration(period)}{per_step}, {STATUS[result.status]}", style="bold"
-    )
+    said = STATUS[result.status]
+    asked = result.problem.scope.period_ns
+    if asked is not None and result.status != "optimal":
+        said = f"within the {format_duration(asked)} that were asked"
+    console.print(f"Period    {format_duration(period)}{per_step}, {said}", style="bold")
     if bound is not None:
         gap = "" if not result.gap else f", gap {float(result.gap):.2%}"
         console.print(f"Bound     {format_duration(bound)}{gap}: {_best_proof(result)}")
