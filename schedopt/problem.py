@@ -10,7 +10,7 @@ from schedopt.errors import InputError
 from schedopt.platform import Platform
 from schedopt.rule import Rule
 from schedopt.stage import Stage
-from schedopt.validation import STRICT, as_tuple, check_choice, check_whole
+from schedopt.validation import STRICT, as_tuple, check_choice, check_whole, show
 
 Allocation = Literal["contiguous", "general", "fixed"]
 Grain = Literal["stage", "layer"]
@@ -138,6 +138,18 @@ class Problem:
     stages: tuple[Stage, ...] = ()
 
     def __post_init__(self) -> None:
+        for name, kind in (
+            ("chain", Chain),
+            ("platform", Platform),
+            ("rule", Rule),
+            ("scope", Scope),
+        ):
+            if not isinstance(getattr(self, name), kind):
+                raise InputError(
+                    f"{show(getattr(self, name))} is no {kind.__name__}",
+                    field=name,
+                    way_out=f"Give a schedopt.{kind.__name__}",
+                )
         as_tuple(self, "stages")
         self._check_stages()
         self._check_horizon()

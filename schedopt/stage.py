@@ -18,7 +18,8 @@ class Stage:
     layers : (int, int)
         First and last layer, 0-based, inclusive.
     gpus : sequence of int
-        One GPU for each replica: micro-batch i runs on ``gpus[i % len(gpus)]``.
+        Micro-batch i runs on ``gpus[i % len(gpus)]``. A GPU named more than once runs a larger
+        share, and holds the weights once.
     recompute : sequence of (int, int)
         Runs of layers, first and last, that are computed again before the backward. Each keeps
         only its input for a micro-batch in flight.

@@ -110,8 +110,8 @@ def stages(draw: st.DrawFn, count: int, gpus: int, replicas: bool) -> tuple[Stag
     bounds = [0, *cuts, count]
     found = []
     for first, end in pairwise(bounds):
-        many = draw(st.integers(1, min(2, gpus))) if replicas else 1
-        chosen = draw(st.lists(st.integers(0, gpus - 1), min_size=many, max_size=many, unique=True))
+        many = draw(st.integers(1, 3)) if replicas else 1
+        chosen = draw(st.lists(st.integers(0, gpus - 1), min_size=many, max_size=many))
         runs = []
         if draw(st.booleans()):
             begin = draw(st.integers(first, end - 1))

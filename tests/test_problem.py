@@ -221,3 +221,8 @@ def test_bad_groups_of_tied_layers_are_refused(groups: Any) -> None:
 def test_too_many_layers_are_refused() -> None:
     with pytest.raises(InputError, match="at most 4096"):
         Chain(layers=(LAYER,) * 4097)
+
+
+def test_what_is_no_chain_is_refused() -> None:
+    with pytest.raises(InputError, match="is no Chain"):
+        Problem(chain="chain.json", platform=TWO)  # type: ignore[arg-type]

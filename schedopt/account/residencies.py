@@ -76,7 +76,7 @@ def _weights(plan: Plan, timeline: Timeline) -> Iterator[Residency]:
             versioned = sum(
                 layers[layer].parameter_bytes or 0 for layer in stage_layers(plan, index)
             )
-        for gpu in stage.gpus:
+        for gpu in dict.fromkeys(stage.gpus):
             yield Residency(gpu, "weights", index, total - versioned)
     if not plan.rule.is_given:
         for version in held_versions(timeline):

@@ -87,7 +87,7 @@ def held_versions(timeline: Timeline) -> list[HeldVersion]:
             ),
         )
         for stage in range(len(plan.stages))
-        for gpu in plan.stages[stage].gpus
+        for gpu in dict.fromkeys(plan.stages[stage].gpus)
         for version in range(1, updates + 1)
     ]
 

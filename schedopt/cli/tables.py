@@ -117,7 +117,7 @@ def _stage_table(plan: Plan) -> Table:
     for index, stage in enumerate(plan.stages):
         backward: tuple[Kind, ...] = ("I", "W") if timeline.has("I", index) else ("B",)
         names = [plan.chain.layers[layer].name for layer in stage.layers]
-        for gpu in stage.gpus:
+        for gpu in dict.fromkeys(stage.gpus):
             table.add_row(
                 str(index),
                 str(gpu),
