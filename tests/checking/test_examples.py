@@ -7,14 +7,16 @@ import pytest
 
 from schedopt.checking import check
 from schedopt.plan import Plan
-from tests.checking.helpers import kinds, places
-from tests.examples import (
-    EXAMPLES,
+from tests.changes import (
     change_gpu,
     change_operation,
     change_transfer,
     drop_operation,
     drop_transfer,
+)
+from tests.checking.helpers import kinds, places
+from tests.examples import (
+    EXAMPLES,
 )
 
 EVERY_OPERATION = [

@@ -4,12 +4,14 @@ import pytest
 
 from schedopt.checking import Violation, check
 from schedopt.plan import Plan
-from tests.checking.helpers import kinds, of_kind, places
-from tests.examples import (
+from tests.changes import (
     change_gpu,
     change_layer,
     change_operation,
     change_scope,
+)
+from tests.checking.helpers import kinds, of_kind, places
+from tests.examples import (
     contiguous,
     general,
     recomputed,

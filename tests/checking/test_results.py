@@ -6,8 +6,15 @@ from schedopt.checking import check
 from schedopt.plan import Plan
 from schedopt.problem import Scope
 from schedopt.result import Bound, Result, Status
+from tests.changes import (
+    change_gpu,
+    change_operation,
+)
 from tests.checking.helpers import kinds, places
-from tests.examples import change_gpu, change_operation, contiguous, two_periodic
+from tests.examples import (
+    contiguous,
+    two_periodic,
+)
 
 
 def claim(plan: Plan, *bounds: tuple[int, int], status: Status) -> Result:

@@ -8,8 +8,7 @@ from schedopt.checking import Violation, check
 from schedopt.plan import Plan
 from schedopt.platform import Gpu
 from schedopt.stage import Stage
-from tests.checking.helpers import kinds, of_kind, places, words
-from tests.examples import (
+from tests.changes import (
     add_operation,
     add_transfer,
     change_operation,
@@ -17,12 +16,17 @@ from tests.examples import (
     change_scope,
     change_stage,
     change_transfer,
+    drop_operation,
+    with_pattern,
+    with_platform,
+)
+from tests.checking.helpers import kinds, of_kind, places, words
+from tests.examples import (
     contiguous,
     covering,
     cyclic,
     data_parallel,
     double_buffered,
-    drop_operation,
     flushed,
     general,
     op,
@@ -32,8 +36,6 @@ from tests.examples import (
     stages,
     two_periodic,
     unequal,
-    with_pattern,
-    with_platform,
 )
 
 

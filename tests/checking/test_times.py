@@ -4,12 +4,16 @@ from decimal import Decimal
 
 from schedopt.checking import Violation, check
 from schedopt.plan import Plan
-from tests.checking.helpers import kinds, of_kind, places, words
-from tests.examples import (
+from tests.changes import (
     change_gpu,
     change_layer,
     change_operation,
     change_transfer,
+    with_pattern,
+    with_platform,
+)
+from tests.checking.helpers import kinds, of_kind, places, words
+from tests.examples import (
     contiguous,
     covering,
     cyclic,
@@ -18,8 +22,6 @@ from tests.examples import (
     split_backward,
     two_periodic,
     unequal,
-    with_pattern,
-    with_platform,
     zero_length,
 )
 

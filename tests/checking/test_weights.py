@@ -12,18 +12,20 @@ from schedopt.platform import Platform
 from schedopt.problem import Scope
 from schedopt.rule import BackwardReads, Rule
 from schedopt.stage import Stage
-from tests.checking.helpers import of_kind, places, words
-from tests.examples import (
+from tests.changes import (
     add_operation,
     add_transfer,
     change_gpu,
     change_operation,
     change_rule,
     change_transfer,
+    drop_transfer,
+)
+from tests.checking.helpers import of_kind, places, words
+from tests.examples import (
     cyclic,
     data_parallel,
     double_buffered,
-    drop_transfer,
     flushed,
     op,
     send,
