@@ -183,6 +183,11 @@ class Pattern:
                         way_out="Give a start in [0, T) and move whole periods into the shift",
                     )
 
+    @property
+    def items(self) -> tuple[Operation | Transfer, ...]:
+        """Operations, then transfers."""
+        return (*self.operations, *self.transfers)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Plan(Problem):

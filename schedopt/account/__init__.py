@@ -6,20 +6,23 @@ code with `schedopt.checking`, which replays the events.
 
 from __future__ import annotations
 
+from schedopt.account.levels import Level
 from schedopt.account.load import GpuLoad, busy_time, load, traffic
-from schedopt.account.memory import GpuMemory, concurrent_activations, memory
+from schedopt.account.memory import GpuMemory, concurrent_activations, memory, memory_levels
 from schedopt.account.residencies import Residency, residencies
 from schedopt.account.versions import Versions, versions
 
 __all__ = [
     "GpuLoad",
     "GpuMemory",
+    "Level",
     "Residency",
     "Versions",
     "busy_time",
     "concurrent_activations",
     "load",
     "memory",
+    "memory_levels",
     "residencies",
     "traffic",
     "versions",

@@ -4,13 +4,28 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 Span = tuple[int, int | None, int | None]
 """An amount with absolute start and end, ns; None for what is always there."""
 
 
+@dataclass(frozen=True)
+class Level:
+    """What lies there from an instant on, and the most at that instant itself."""
+
+    start_ns: int
+    count: int
+    most: int
+
+
 def highest(spans: Iterable[Span], period: int) -> int:
-    """Return the highest level of amounts that repeat with a period.
+    """Return the highest level of amounts that repeat with a period."""
+    return max(level.most for level in levels(spans, period))
+
+
+def levels(spans: Iterable[Span], period: int) -> list[Level]:
+    """Return the level of amounts that repeat with a period, from 0 to its end.
 
     At one instant releases come before acquisitions, and an empty span counts once.
     """
@@ -29,9 +44,10 @@ def highest(spans: Iterable[Span], period: int) -> int:
             always += amount if end < start else 0
         elif not whole:
             changes[start][2] += amount
-    level = most = always
+    now = always
+    found = [Level(0, always, always)]
     for instant in sorted(changes):
         released, acquired, empty = changes[instant]
-        level += acquired - released
-        most = max(most, level + empty)
-    return most
+        now += acquired - released
+        found.append(Level(instant, now, now + empty))
+    return found

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from schedopt.account.levels import Span, highest
+from schedopt.account.levels import Level, Span, highest, levels
 from schedopt.account.residencies import Residency, residencies
 from schedopt.account.timeline import Timeline
 from schedopt.plan import Kind, Plan
@@ -37,11 +38,26 @@ class GpuMemory:
 
 def memory(plan: Plan) -> tuple[GpuMemory, ...]:
     """Return what each GPU of the platform needs."""
-    period = Timeline(plan).length_ns
-    of_gpu: dict[int, list[Residency]] = defaultdict(list)
-    for residency in residencies(plan):
+    return memory_of(plan, residencies(plan), Timeline(plan).length_ns)
+
+
+def memory_of(plan: Plan, found: Iterable[Residency], period: int) -> tuple[GpuMemory, ...]:
+    """Return what each GPU needs for residencies that repeat with a period, ns."""
+    return tuple(_gpu_memory(members, period) for members in _by_gpu(plan, found))
+
+
+def memory_levels(
+    plan: Plan, found: Iterable[Residency], period: int
+) -> tuple[tuple[Level, ...], ...]:
+    """Return the bytes on each GPU over time, for residencies that repeat with a period, ns."""
+    return tuple(tuple(levels(map(_span, members), period)) for members in _by_gpu(plan, found))
+
+
+def _by_gpu(plan: Plan, found: Iterable[Residency]) -> list[list[Residency]]:
+    of_gpu: list[list[Residency]] = [[] for _ in plan.platform.gpus]
+    for residency in found:
         of_gpu[residency.gpu].append(residency)
-    return tuple(_gpu_memory(of_gpu[gpu], period) for gpu in range(len(plan.platform.gpus)))
+    return of_gpu
 
 
 def _gpu_memory(found: list[Residency], period: int) -> GpuMemory:

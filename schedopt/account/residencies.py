@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from schedopt.account.timeline import Timeline, recomputed, stage_layers
-from schedopt.account.versions import held_versions
+from schedopt.account.timeline import Schedule, Timeline, recomputed, stage_layers
+from schedopt.account.versions import HeldVersion, held_versions
 from schedopt.errors import InputError
 from schedopt.plan import Plan
 
@@ -52,51 +52,61 @@ def residencies(plan: Plan) -> list[Residency]:
     InputError
         If the rule shards weights over replicas, which is not accounted for yet.
     """
+    timeline = Timeline(plan)
+    return residencies_of(timeline, [] if plan.rule.is_given else held_versions(timeline))
+
+
+def residencies_of(schedule: Schedule, versions: Iterable[HeldVersion]) -> list[Residency]:
+    """Return everything that lies in memory during a schedule that holds such versions.
+
+    Raises
+    ------
+    InputError
+        As `residencies`.
+    """
+    plan = schedule.plan
     if plan.rule.partition != "none":
         raise InputError(
             f"{plan.rule.partition} is not accounted for yet",
             field="rule.partition",
             way_out="Use none",
         )
-    timeline = Timeline(plan)
-    found = list(_weights(plan, timeline))
+    found = list(_weights(plan, versions))
     for stage in range(len(plan.stages)):
-        for micro_batch in range(timeline.length):
-            found += _of_micro_batch(timeline, stage, micro_batch)
-    found += _workspaces(timeline)
+        for micro_batch in range(schedule.length):
+            found += _of_micro_batch(schedule, stage, micro_batch)
+    found += _workspaces(schedule)
     return found
 
 
-def _weights(plan: Plan, timeline: Timeline) -> Iterator[Residency]:
+def _weights(plan: Plan, versions: Iterable[HeldVersion]) -> Iterator[Residency]:
     layers = plan.chain.layers
     for index, stage in enumerate(plan.stages):
         total = sum(layers[layer].weight_bytes for layer in stage_layers(plan, index))
-        versioned = 0
-        if not plan.rule.is_given:
-            versioned = sum(
-                layers[layer].parameter_bytes or 0 for layer in stage_layers(plan, index)
-            )
+        versioned = 0 if plan.rule.is_given else _parameter_bytes(plan, index)
         for gpu in dict.fromkeys(stage.gpus):
             yield Residency(gpu, "weights", index, total - versioned)
-    if not plan.rule.is_given:
-        for version in held_versions(timeline):
-            count = sum(
-                layers[layer].parameter_bytes or 0 for layer in stage_layers(plan, version.stage)
-            )
-            yield Residency(
-                version.gpu, "weights", version.stage, count, version.made_ns, version.end_ns
-            )
+    for version in versions:
+        count = _parameter_bytes(plan, version.stage)
+        yield Residency(
+            version.gpu, "weights", version.stage, count, version.made_ns, version.end_ns
+        )
 
 
-def _of_micro_batch(timeline: Timeline, stage: int, micro_batch: int) -> Iterator[Residency]:
+def _parameter_bytes(plan: Plan, stage: int) -> int:
+    layers = plan.chain.layers
+    return sum(layers[layer].parameter_bytes or 0 for layer in stage_layers(plan, stage))
+
+
+def _of_micro_batch(schedule: Schedule, stage: int, micro_batch: int) -> Iterator[Residency]:
     """Yield what one micro-batch keeps in one stage (Beaumont et al. 2021, section 3.2)."""
-    plan = timeline.plan
+    plan = schedule.plan
     layers = plan.chain.layers
     again = set(recomputed(plan, stage))
-    forward = timeline.at("F", stage, micro_batch)
-    split = timeline.has("I", stage)
+    forward = schedule.at("F", stage, micro_batch)
+    split = schedule.has("I", stage)
     ends = {
-        half: timeline.at(half, stage, micro_batch).end_ns
+        half: schedule.at(half, stage, micro_batch).end_ns
         for half in (("I", "W") if split else ("B",))
     }
 
@@ -122,20 +132,20 @@ def _of_micro_batch(timeline: Timeline, stage: int, micro_batch: int) -> Iterato
         received = layers[first - 1].activation_bytes if first else plan.chain.input_bytes
         add("checkpoint", first, received)
     if again:
-        redone = timeline.at("R", stage, micro_batch)
+        redone = schedule.at("R", stage, micro_batch)
     for (kind, half), count in amounts.items():
         start = redone.start_ns if kind == "recomputed" else forward.start_ns
         until = half if split else ""
         yield Residency(forward.gpu, kind, stage, count, start, ends[half], until)
     if split:
         count = sum(layers[layer].saved_weight_bytes or 0 for layer in stage_layers(plan, stage))
-        begin = timeline.at("I", stage, micro_batch).start_ns
+        begin = schedule.at("I", stage, micro_batch).start_ns
         yield Residency(forward.gpu, "weight_half", stage, count, begin, ends["W"], "W")
 
 
-def _workspaces(timeline: Timeline) -> Iterator[Residency]:
-    plan = timeline.plan
-    for operation, _, interval in timeline.operations():
+def _workspaces(schedule: Schedule) -> Iterator[Residency]:
+    plan = schedule.plan
+    for operation, _, interval in schedule.operations():
         if operation.kind == "U":
             continue
         used = (recomputed if operation.kind == "R" else stage_layers)(plan, operation.stage)

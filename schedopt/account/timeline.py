@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import lcm
+from typing import Protocol
 
 from schedopt.chain import Layer
 from schedopt.plan import Kind, Operation, Plan, Transfer
@@ -17,6 +18,36 @@ class Interval:
     start_ns: int
     end_ns: int
     gpu: int
+
+
+class Schedule(Protocol):
+    """When the micro-batches 0 to `length` - 1 of a plan run: a hyperperiod, or a finite step."""
+
+    @property
+    def plan(self) -> Plan:
+        """What runs."""
+        ...
+
+    @property
+    def length(self) -> int:
+        """Micro-batches."""
+        ...
+
+    def has(self, kind: Kind, stage: int) -> bool:
+        """Whether a stage has operations of a kind."""
+        ...
+
+    def at(self, kind: Kind, stage: int, micro_batch: int) -> Interval:
+        """Return when an operation runs for a micro-batch."""
+        ...
+
+    def operations(self) -> Iterator[tuple[Operation, int, Interval]]:
+        """Yield each operation with its first micro-batch."""
+        ...
+
+    def transfers(self) -> Iterator[tuple[Transfer, int, int, int, Interval]]:
+        """Yield each transfer with micro-batch, source GPU, bytes and interval at its target."""
+        ...
 
 
 class Timeline:
@@ -66,38 +97,38 @@ class Timeline:
         """Yield each transfer with micro-batch, source GPU, bytes and interval at its target."""
         for transfer in self.plan.pattern.transfers:
             for micro_batch in self._micro_batches(transfer.shift):
-                yield self._send(transfer, micro_batch)
+                source, target, count = self.ends(transfer, micro_batch)
+                start = self.start_ns(transfer, micro_batch)
+                length = self.plan.platform.transfer_ns(count, source, target)
+                yield transfer, micro_batch, source, count, Interval(start, start + length, target)
 
     def _micro_batches(self, shift: int) -> range:
         k = self.plan.pattern.k
         return range(shift % k, self.length, k)
 
-    def _start(self, item: Operation | Transfer, micro_batch: int) -> int:
+    def start_ns(self, item: Operation | Transfer, micro_batch: int) -> int:
+        """Return when an item starts whose first micro-batch is given."""
         pattern = self.plan.pattern
         periods = (micro_batch - item.shift) // pattern.k
         return periods * pattern.period_total_ns + item.start_ns
 
     def _run(self, operation: Operation, micro_batch: int) -> Interval:
         gpu = self.plan.stages[operation.stage].gpu(micro_batch)
-        start = self._start(operation, micro_batch)
+        start = self.start_ns(operation, micro_batch)
         length = self.stage_ns(operation.kind, operation.stage, gpu) * operation.covers
         return Interval(start, start + length, gpu)
 
-    def _send(
-        self, transfer: Transfer, micro_batch: int
-    ) -> tuple[Transfer, int, int, int, Interval]:
+    def ends(self, transfer: Transfer, micro_batch: int) -> tuple[int, int, int]:
+        """Return source GPU, target GPU and bytes of a transfer."""
         plan = self.plan
         stage = plan.stages[transfer.stage]
-        count = transfer_bytes(plan, transfer)
         if transfer.is_boundary:
             ends = [stage.gpu(micro_batch), plan.stages[transfer.stage + 1].gpu(micro_batch)]
             source, target = ends if transfer.tensor == "activation" else ends[::-1]
         else:
             source = stage.gpu(micro_batch + (transfer.source or 0))
             target = stage.gpu(micro_batch + (transfer.target or 0))
-        start = self._start(transfer, micro_batch)
-        length = plan.platform.transfer_ns(count, source, target)
-        return transfer, micro_batch, source, count, Interval(start, start + length, target)
+        return source, target, transfer_bytes(plan, transfer)
 
     def stage_ns(self, kind: Kind, stage: int, gpu: int) -> int:
         """Return the duration of an operation of one micro-batch, each layer rounded up."""

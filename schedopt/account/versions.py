@@ -9,7 +9,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from schedopt.account.levels import Span, highest
-from schedopt.account.timeline import Interval, Timeline
+from schedopt.account.timeline import Interval, Schedule, Timeline
 from schedopt.plan import Kind, Plan
 
 
@@ -44,7 +44,7 @@ class Versions:
 def versions(plan: Plan) -> Versions:
     """Return versions and staleness of a plan whose rule has updates."""
     timeline = Timeline(plan)
-    reader = _Reader(timeline)
+    reader = Reader(timeline)
     every = plan.rule.update_every or 1
     lying: dict[tuple[int, int], list[Span]] = defaultdict(list)
     for version in held_versions(timeline):
@@ -65,8 +65,8 @@ def held_versions(timeline: Timeline) -> list[HeldVersion]:
     plan = timeline.plan
     every = plan.rule.update_every or 1
     updates = timeline.length // every
-    reader = _Reader(timeline)
-    last_use: _Times = {}
+    reader = Reader(timeline)
+    last_use: VersionTimes = {}
     for stage in range(len(plan.stages)):
         for micro_batch in range(timeline.length):
             for kind, version in reader.reads(stage, micro_batch).items():
@@ -92,18 +92,19 @@ def held_versions(timeline: Timeline) -> list[HeldVersion]:
     ]
 
 
-_Times = dict[tuple[int, int, int], int]
+VersionTimes = dict[tuple[int, int, int], int]
+"""Times in ns by stage, GPU, and mini-batch or version."""
 
 
-class _Reader:
-    """Which version each operation reads."""
+class Reader:
+    """Which version each operation of a pattern reads."""
 
     def __init__(self, timeline: Timeline) -> None:
         self.timeline = timeline
         self.plan = timeline.plan
         self.every = timeline.plan.rule.update_every or 1
         self.updates = timeline.length // self.every
-        self._made = self._find_made()
+        self._made = find_made(timeline)
 
     def backward(self, stage: int) -> Kind:
         """Return the operation that reads the weights first in the backward of a stage."""
@@ -154,28 +155,30 @@ class _Reader:
     def _newest_at(self, run: Interval, stage: int) -> int:
         return self.newest(stage, run.gpu, run.start_ns)
 
-    def _find_made(self) -> _Times:
-        """Find when each version of one hyperperiod is there, by stage, GPU and mini-batch."""
-        plan, timeline = self.plan, self.timeline
-        made: _Times = {}
-        sent: _Times = {}
-        added: _Times = {}
 
-        def keep_latest(table: _Times, stage: int, run: Interval, i: int) -> None:
-            key = (stage, run.gpu, i // self.every)
-            table[key] = max(table.get(key, run.end_ns), run.end_ns)
+def find_made(schedule: Schedule) -> VersionTimes:
+    """Find when each mini-batch of a schedule has made a version, by stage, GPU and mini-batch."""
+    plan = schedule.plan
+    every = plan.rule.update_every or 1
+    made: VersionTimes = {}
+    sent: VersionTimes = {}
+    added: VersionTimes = {}
 
-        for operation, i, run in timeline.operations():
-            if operation.kind == "U":
-                keep_latest(made, operation.stage, run, i)
-        for transfer, i, _, _, run in timeline.transfers():
-            if transfer.tensor == "weights":
-                keep_latest(sent, transfer.stage, run, i)
-            elif transfer.tensor == "weight_gradient":
-                keep_latest(added, transfer.stage, run, i)
-        for stage in range(len(plan.stages)):
-            last: Kind = "W" if timeline.has("W", stage) else "B"
-            for i in range(timeline.length):
-                keep_latest(added, stage, timeline.at(last, stage, i), i)
-        # A copy that arrives counts before an own update, that before the last gradient.
-        return added | made | sent
+    def keep_latest(table: VersionTimes, stage: int, run: Interval, i: int) -> None:
+        key = (stage, run.gpu, i // every)
+        table[key] = max(table.get(key, run.end_ns), run.end_ns)
+
+    for operation, i, run in schedule.operations():
+        if operation.kind == "U":
+            keep_latest(made, operation.stage, run, i)
+    for transfer, i, _, _, run in schedule.transfers():
+        if transfer.tensor == "weights":
+            keep_latest(sent, transfer.stage, run, i)
+        elif transfer.tensor == "weight_gradient":
+            keep_latest(added, transfer.stage, run, i)
+    for stage in range(len(plan.stages)):
+        last: Kind = "W" if schedule.has("W", stage) else "B"
+        for i in range(schedule.length):
+            keep_latest(added, stage, schedule.at(last, stage, i), i)
+    # A copy that arrives counts before an own update, that before the last gradient.
+    return added | made | sent

@@ -1,0 +1,103 @@
+"""What happens when a pattern runs a finite number of micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from schedopt.account.timeline import Timeline
+from schedopt.errors import InputError
+from schedopt.plan import Operation, Transfer
+
+MOST_EVENTS = 1_000_000
+
+
+@dataclass(frozen=True)
+class Event:
+    """An operation or a transfer of one or more micro-batches.
+
+    Parameters
+    ----------
+    item : Operation or Transfer
+    first, count : int
+        The micro-batches that it runs, from the first on.
+    gpu : int
+        Where it runs; for a transfer its target.
+    source : int or None
+        For a transfer: where from.
+    sent_bytes : int
+        For a transfer.
+    start_ns, end_ns : int
+    """
+
+    item: Operation | Transfer
+    first: int
+    count: int
+    gpu: int
+    source: int | None
+    sent_bytes: int
+    start_ns: int
+    end_ns: int
+
+    @property
+    def length_ns(self) -> int:
+        """How long it takes."""
+        return self.end_ns - self.start_ns
+
+
+def unroll(timeline: Timeline, micro_batches: int) -> list[Event]:
+    """Return what the pattern does to micro-batches 0 to `micro_batches` - 1, at its own times.
+
+    What lies outside is dropped; an operation that covers some micro-batches outside runs the
+    others. The earliest event starts at 0.
+
+    Raises
+    ------
+    InputError
+        If there would be too many events.
+    """
+    pattern = timeline.plan.pattern
+    items = pattern.items
+    if len(items) * micro_batches > MOST_EVENTS * pattern.k:
+        raise InputError(
+            f"{micro_batches} would make {len(items) * micro_batches // pattern.k} events",
+            field="microbatches",
+            way_out=f"Simulate at most {MOST_EVENTS * pattern.k // len(items)}",
+        )
+    found = [event for item in items for event in _occurrences(timeline, item, micro_batches)]
+    begin = min(event.start_ns for event in found)
+    return [move(event, event.start_ns - begin) for event in found]
+
+
+def move(event: Event, start_ns: int) -> Event:
+    """Return the same event at another time."""
+    return Event(
+        event.item,
+        event.first,
+        event.count,
+        event.gpu,
+        event.source,
+        event.sent_bytes,
+        start_ns,
+        start_ns + event.length_ns,
+    )
+
+
+def _occurrences(
+    timeline: Timeline, item: Operation | Transfer, micro_batches: int
+) -> Iterator[Event]:
+    k = timeline.plan.pattern.k
+    least = 1 - item.covers
+    for occurrence in range(least + (item.shift - least) % k, micro_batches, k):
+        first = max(0, occurrence)
+        count = min(micro_batches, occurrence + item.covers) - first
+        start = timeline.start_ns(item, occurrence)
+        if isinstance(item, Operation):
+            gpu = timeline.plan.stages[item.stage].gpu(first)
+            length = timeline.stage_ns(item.kind, item.stage, gpu) * count
+            yield Event(item, first, count, gpu, None, 0, start, start + length)
+        else:
+            source, target, sent = timeline.ends(item, first)
+            sent = sent // item.covers * count
+            length = timeline.plan.platform.transfer_ns(sent, source, target)
+            yield Event(item, first, count, target, source, sent, start, start + length)

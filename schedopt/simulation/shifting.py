@@ -1,0 +1,135 @@
+"""Starting everything as soon as possible, in the order of the pattern."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, field
+from itertools import groupby, pairwise
+
+from schedopt.plan import Operation, Plan, Transfer
+from schedopt.simulation.events import Event, move
+
+
+def shift_left(plan: Plan, events: list[Event]) -> list[Event]:
+    """Return the events, each as early as the order of the pattern allows.
+
+    What two events share (a GPU, a link, an activation or its gradient, the weights of a stage on
+    a GPU) they use in the order of the pattern. So each GPU runs its operations in that order, and
+    holds at no time more than the pattern makes it hold.
+    """
+    users: dict[Hashable, _Uses] = defaultdict(_Uses)
+    found = []
+    for event in _in_order(events):
+        begin = max(users[thing].free_from(event.start_ns) for thing in _uses(plan, event))
+        if isinstance(event.item, Transfer) and not event.item.is_boundary:
+            # New weights arrive no sooner than the GPU has let go of what it had let go of.
+            ended = users["gpu", event.gpu].free_from(event.end_ns)
+            begin = max(begin, ended - event.length_ns)
+        moved = move(event, begin)
+        found.append(moved)
+        for thing in _uses(plan, event):
+            users[thing].add(event.end_ns, moved.end_ns)
+    return found
+
+
+@dataclass
+class _Uses:
+    """When the users of a thing end: in the pattern, ascending, and at the latest now."""
+
+    ends: list[int] = field(default_factory=list)
+    latest: list[int] = field(default_factory=lambda: [0])
+
+    def free_from(self, instant: int) -> int:
+        """Return when all users are through that have ended at an instant of the pattern."""
+        return self.latest[bisect_right(self.ends, instant)]
+
+    def add(self, end_ns: int, now_ns: int) -> None:
+        self.ends.append(end_ns)
+        self.latest.append(max(self.latest[-1], now_ns))
+
+
+def _uses(plan: Plan, event: Event) -> Iterator[Hashable]:
+    """Yield the things that an event uses."""
+    item = event.item
+    if isinstance(item, Operation):
+        yield "gpu", event.gpu
+        yield "weights", item.stage, event.gpu
+    else:
+        yield from plan.platform.route(event.source or 0, event.gpu)
+        if not item.is_boundary:
+            yield "weights", item.stage, event.source
+            yield "weights", item.stage, event.gpu
+    yield from _tensors(event)
+
+
+def _tensors(event: Event) -> Iterator[Hashable]:
+    """Yield the activations and gradients that an event makes, moves or reads."""
+    item = event.item
+    names: tuple[tuple[str, int], ...] = ()
+    if isinstance(item, Transfer):
+        if item.is_boundary:
+            names = ((item.tensor, item.stage),)
+    elif item.kind == "F":
+        names = (("activation", item.stage - 1), ("activation", item.stage))
+    elif item.kind in ("B", "I"):
+        names = (("gradient", item.stage), ("gradient", item.stage - 1))
+    for name in names:
+        for micro_batch in range(event.first, event.first + event.count):
+            yield *name, micro_batch
+
+
+def _in_order(events: list[Event]) -> Iterator[Event]:
+    """Yield the events so that each comes after all that have ended when it starts."""
+    ordered = sorted(events, key=lambda event: (event.end_ns, event.start_ns))
+    for (_, length), group in groupby(ordered, key=lambda event: (event.end_ns, event.length_ns)):
+        together = list(group)
+        yield from together if length or len(together) == 1 else _instant(together)
+
+
+def _instant(events: list[Event]) -> list[Event]:
+    """Order events without length of one instant: by what they need, releases first."""
+    import networkx as nx
+
+    graph = nx.DiGraph()
+    graph.add_nodes_from(range(len(events)))
+    sharing: dict[Hashable, list[int]] = defaultdict(list)
+    for number, event in enumerate(events):
+        covered = range(event.first, event.first + event.count)
+        of_stage = (("stage", event.item.stage, micro_batch) for micro_batch in covered)
+        for key in (*_tensors(event), *of_stage):
+            sharing[key].append(number)
+
+    for numbers in sharing.values():
+        graph.add_edges_from(pairwise(sorted(numbers, key=lambda n: _place(events[n]))))
+
+    def priority(number: int) -> tuple[bool, int, tuple[int, int]]:
+        acquires = getattr(events[number].item, "kind", "") in ("F", "R")
+        return acquires, events[number].first, _place(events[number])
+
+    return [events[n] for n in nx.lexicographical_topological_sort(graph, key=priority)]
+
+
+def _place(event: Event) -> tuple[int, int]:
+    """Return where an event stands on the way of a micro-batch and its update."""
+    item = event.item
+    match item.kind if isinstance(item, Operation) else item.tensor:
+        case "F":
+            return 0, 2 * item.stage
+        case "activation":
+            return 0, 2 * item.stage + 1
+        case "R":
+            return 1, 0
+        case "gradient":
+            return 2, -2 * item.stage - 1
+        case "B" | "I":
+            return 2, -2 * item.stage
+        case "W":
+            return 3, 0
+        case "weight_gradient":
+            return 4, 0
+        case "U":
+            return 5, 0
+        case "weights":
+            return 6, 0

@@ -1,0 +1,246 @@
+"""`simulate`: a finite step of a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from math import lcm
+from typing import Literal
+
+from schedopt.account.levels import Level
+from schedopt.account.memory import GpuMemory, memory_levels, memory_of
+from schedopt.account.residencies import Residency, residencies_of
+from schedopt.account.timeline import Interval, Timeline
+from schedopt.account.versions import HeldVersion, Reader, find_made
+from schedopt.errors import InputError
+from schedopt.plan import Kind, Operation, Plan, Transfer
+from schedopt.simulation.events import Event, unroll
+from schedopt.simulation.shifting import shift_left
+from schedopt.validation import as_whole, check_choice
+
+Timing = Literal["asap", "pattern"]
+
+
+@dataclass(frozen=True)
+class Phases:
+    """Where the steady state of a step begins and ends, ns.
+
+    Before it the pipeline fills (*warm-up*), after it the pipeline empties (*drain*). It spans the
+    periods of the pattern of which nothing was dropped.
+    """
+
+    steady_from_ns: int
+    steady_to_ns: int
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """A step of a plan: what happens when, how long it takes and what lies in memory.
+
+    Parameters
+    ----------
+    plan : Plan
+    microbatches : int
+        They all enter an empty pipeline, which is empty again at the end (a flush).
+    timing : {"asap", "pattern"}
+        Whether everything starts as soon as the order of the pattern allows, as an engine runs
+        it, or at the times of the pattern.
+    events : tuple of Event
+        Operations and transfers in order of start.
+    """
+
+    plan: Plan
+    microbatches: int
+    timing: Timing
+    events: tuple[Event, ...]
+
+    def __post_init__(self) -> None:
+        check_choice(self, "timing", ("asap", "pattern"))
+
+    @property
+    def length(self) -> int:
+        """Micro-batches."""
+        return self.microbatches
+
+    @cached_property
+    def makespan_ns(self) -> int:
+        """From the first start to the last end."""
+        return max(event.end_ns for event in self.events)
+
+    @property
+    def time_per_micro_batch(self) -> Fraction:
+        """The makespan over the micro-batches, ns."""
+        return Fraction(self.makespan_ns, self.microbatches)
+
+    @cached_property
+    def busy_ns(self) -> tuple[int, ...]:
+        """How long each GPU of the platform works."""
+        busy = [0] * len(self.plan.platform.gpus)
+        for event in self.events:
+            if isinstance(event.item, Operation):
+                busy[event.gpu] += event.length_ns
+        return tuple(busy)
+
+    @property
+    def bubble(self) -> Fraction:
+        """The share of the makespan in which the GPUs that have a stage are idle."""
+        used = {gpu for stage in self.plan.stages for gpu in stage.gpus}
+        whole = self.makespan_ns * len(used)
+        return 1 - Fraction(sum(self.busy_ns), whole) if whole else Fraction(0)
+
+    @cached_property
+    def phases(self) -> Phases | None:
+        """The steady state; None if micro-batches are too few for one whole period."""
+        k = self.plan.pattern.k
+        items = self.plan.pattern.items
+        first = max(-(item.shift // k) for item in items)
+        last = min((self.microbatches - item.shift - item.covers) // k for item in items)
+        if last < first:
+            return None
+        inside = [
+            event for event in self.events if first <= (event.first - event.item.shift) // k <= last
+        ]
+        return Phases(
+            min(event.start_ns for event in inside), max(event.end_ns for event in inside)
+        )
+
+    @cached_property
+    def steady_period(self) -> Fraction | None:
+        """The time between micro-batches in the middle third, ns; None for too short a step.
+
+        Measured between ends of the first stage's backward, a whole number of hyperperiods apart.
+        """
+        every = Timeline(self.plan).length
+        begin = -(-self.microbatches // 3)
+        rounds = (2 * self.microbatches // 3 - begin) // every
+        if rounds < 1:
+            return None
+        kind: Kind = "I" if self.has("I", 0) else "B"
+        ends = [self.at(kind, 0, i).end_ns for i in (begin, begin + rounds * every)]
+        return Fraction(ends[1] - ends[0], rounds * every)
+
+    @cached_property
+    def memory(self) -> tuple[GpuMemory, ...]:
+        """What each GPU of the platform needs during the step."""
+        return memory_of(self.plan, self.residencies, self._after)
+
+    @cached_property
+    def memory_levels(self) -> tuple[tuple[Level, ...], ...]:
+        """The bytes on each GPU over time."""
+        return memory_levels(self.plan, self.residencies, self._after)
+
+    @cached_property
+    def residencies(self) -> tuple[Residency, ...]:
+        """Everything that lies in memory during the step."""
+        return tuple(residencies_of(self, self._versions()))
+
+    def has(self, kind: Kind, stage: int) -> bool:
+        """Whether a stage has operations of a kind."""
+        return (kind, stage, 0) in self._runs
+
+    def at(self, kind: Kind, stage: int, micro_batch: int) -> Interval:
+        """Return when an operation runs for a micro-batch."""
+        return self._runs[kind, stage, micro_batch]
+
+    def operations(self) -> Iterator[tuple[Operation, int, Interval]]:
+        """Yield each operation with its first micro-batch."""
+        for event in self.events:
+            if isinstance(event.item, Operation):
+                yield event.item, event.first, _interval(event)
+
+    def transfers(self) -> Iterator[tuple[Transfer, int, int, int, Interval]]:
+        """Yield each transfer with micro-batch, source GPU, bytes and interval at its target."""
+        for event in self.events:
+            if isinstance(event.item, Transfer) and event.source is not None:
+                yield event.item, event.first, event.source, event.sent_bytes, _interval(event)
+
+    @property
+    def _after(self) -> int:
+        """A period that is longer than the step, so that nothing repeats in it."""
+        return self.makespan_ns + 1
+
+    @cached_property
+    def _runs(self) -> dict[tuple[Kind, int, int], Interval]:
+        return {
+            (event.item.kind, event.item.stage, micro_batch): _interval(event)
+            for event in self.events
+            if isinstance(event.item, Operation)
+            for micro_batch in range(event.first, event.first + event.count)
+        }
+
+    def _versions(self) -> Iterator[HeldVersion]:
+        """Yield the versions of weights; each operation reads the one that the pattern says."""
+        every = self.plan.rule.update_every
+        if every is None:
+            return
+        reader = Reader(Timeline(self.plan))
+        made = find_made(self)
+        last_use: dict[tuple[int, int, int], int] = {}
+        for stage in range(len(self.plan.stages)):
+            for micro_batch in range(self.microbatches):
+                for kind, version in reader.reads(stage, micro_batch).items():
+                    run = self.at(kind, stage, micro_batch)
+                    key = (stage, run.gpu, max(0, version))
+                    last_use[key] = max(last_use.get(key, 0), run.end_ns)
+        updates = self.microbatches // every
+        for stage in range(len(self.plan.stages)):
+            for gpu in dict.fromkeys(self.plan.stages[stage].gpus):
+                times = [0, *(made[stage, gpu, update] for update in range(updates))]
+                for version, (begin, end) in enumerate(
+                    zip(times, [*times[1:], self.makespan_ns], strict=True)
+                ):
+                    used = last_use.get((stage, gpu, version), begin)
+                    yield HeldVersion(stage, gpu, begin, max(end, used))
+
+
+def _interval(event: Event) -> Interval:
+    return Interval(event.start_ns, event.end_ns, event.gpu)
+
+
+def simulate(plan: Plan, microbatches: int, *, timing: Timing = "asap") -> Simulation:
+    """Run a valid plan for a finite number of micro-batches, from an empty pipeline to a flush.
+
+    Parameters
+    ----------
+    plan : Plan
+        Valid: `schedopt.check` finds nothing.
+    microbatches : int
+        At least 1; with a rule that updates every m micro-batches, a multiple of m.
+    timing : {"asap", "pattern"}
+        Everything as soon as possible in the order of the pattern, as an engine runs it, or at
+        the times of the pattern.
+
+    Returns
+    -------
+    Simulation
+
+    Raises
+    ------
+    InputError
+        For a number of micro-batches that does not fit, or that makes too many events.
+    """
+    microbatches = as_whole(microbatches, "microbatches", low=1)
+    every = plan.rule.update_every or 1
+    if microbatches % every:
+        raise InputError(
+            f"{microbatches} is no multiple of {every}, the micro-batches of one update",
+            field="microbatches",
+            way_out=f"Give {max(1, microbatches // every) * every}",
+        )
+    events = unroll(Timeline(plan), microbatches)
+    if timing == "asap":
+        events = shift_left(plan, events)
+    ordered = sorted(events, key=lambda event: (event.start_ns, event.end_ns))
+    return Simulation(plan, microbatches, timing, tuple(ordered))
+
+
+def usual_micro_batches(plan: Plan) -> int:
+    """Return how many micro-batches a step has where nobody says: 4 for each GPU with a stage.
+
+    Rounded up to whole periods and updates.
+    """
+    used = {gpu for stage in plan.stages for gpu in stage.gpus}
+    every = lcm(plan.pattern.k, plan.rule.update_every or 1)
+    return -(-4 * len(used) // every) * every

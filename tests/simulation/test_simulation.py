@@ -1,0 +1,208 @@
+"""The simulation against the pattern, the account, and an independent longest-path search."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from itertools import pairwise
+from math import lcm
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schedopt import Chain, InputError, Layer, Plan, Platform, Scope, solve
+from schedopt.account import memory
+from schedopt.plan import Operation
+from schedopt.simulation import Simulation, Timing, simulate, usual_micro_batches
+from tests.examples import EXAMPLES
+from tests.random_plans import valid_plans
+from tests.strategies import chains
+
+TIMINGS: tuple[Timing, Timing] = ("pattern", "asap")
+
+
+def every(plan: Plan) -> int:
+    sizes = (len(stage.gpus) for stage in plan.stages)
+    return lcm(plan.pattern.k, *sizes, plan.rule.update_every or 1, len(plan.rule.table) or 1)
+
+
+def assert_a_step_is_sound(run: Simulation) -> None:
+    """Everything runs once, in its order, one at a time, within the memory of the account."""
+    plan = run.plan
+    seen: dict[tuple[str, int, int], tuple[int, int]] = {}
+    on: dict[object, list[tuple[int, int]]] = {}
+    for event in run.events:
+        assert 0 <= event.start_ns <= event.end_ns <= run.makespan_ns
+        span = (event.start_ns, event.end_ns)
+        item = event.item
+        if isinstance(item, Operation):
+            on.setdefault(event.gpu, []).append(span)
+            for i in range(event.first, event.first + event.count):
+                assert (item.kind, item.stage, i) not in seen
+                seen[item.kind, item.stage, i] = span
+        else:
+            assert event.source is not None
+            for link in plan.platform.route(event.source, event.gpu):
+                on.setdefault(link, []).append(span)
+            if item.is_boundary:
+                for i in range(event.first, event.first + event.count):
+                    seen[item.tensor, item.stage, i] = span
+    for spans in on.values():
+        assert all(a[1] <= b[0] for a, b in pairwise(sorted(spans)))
+    for i in range(run.microbatches):
+        path = [(kind, stage) for stage in range(len(plan.stages)) for kind in ("F", "activation")]
+        back = [
+            (kind, stage)
+            for stage in reversed(range(len(plan.stages)))
+            for kind in ("gradient", "I" if ("I", stage, i) in seen else "B")
+        ]
+        spans = [seen[kind, stage, i] for kind, stage in path + back if (kind, stage, i) in seen]
+        assert len(spans) >= 2 * len(plan.stages)
+        assert all(a[1] <= b[0] for a, b in pairwise(spans))
+        for stage in range(len(plan.stages)):
+            assert (("R", stage, i) in seen) == bool(plan.stages[stage].recompute)
+            if ("I", stage, i) in seen:
+                assert seen["I", stage, i][1] <= seen["W", stage, i][0]
+    if any(residency.start_ns == residency.end_ns is not None for residency in run.residencies):
+        return  # What stays for no time counts once at its instant, and instants may coincide.
+    for need, limit in zip(run.memory, memory(plan), strict=True):
+        assert need.sum_bytes <= limit.sum_bytes
+        assert need.peak_bytes <= limit.peak_bytes
+        assert need.peak_bytes <= need.sum_bytes
+
+
+@settings(max_examples=300)
+@given(valid_plans(), st.integers(1, 12))
+def test_random_plans(plan: Plan, count: int) -> None:
+    at_its_times, early = (simulate(plan, count, timing=timing) for timing in TIMINGS)
+    assert_a_step_is_sound(at_its_times)
+    assert_a_step_is_sound(early)
+    assert early.makespan_ns <= at_its_times.makespan_ns
+
+
+@settings(max_examples=200)
+@given(valid_plans(updates=True), st.integers(1, 5))
+def test_random_plans_with_updates(plan: Plan, rounds: int) -> None:
+    count = rounds * (plan.rule.update_every or 1)
+    for timing in TIMINGS:
+        assert_a_step_is_sound(simulate(plan, count, timing=timing))
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("timing", TIMINGS)
+def test_the_plans_by_hand(name: str, timing: Timing) -> None:
+    plan = EXAMPLES[name]()
+    for rounds in (1, 2, 5):
+        assert_a_step_is_sound(simulate(plan, rounds * every(plan), timing=timing))
+
+
+@settings(max_examples=200)
+@given(valid_plans())
+def test_at_its_own_times_the_steady_state_is_the_pattern(plan: Plan) -> None:
+    run = simulate(plan, 6 * every(plan), timing="pattern")
+    assert run.steady_period == Fraction(plan.pattern.period_total_ns, plan.pattern.k)
+
+
+@settings(max_examples=100)
+@given(valid_plans())
+def test_a_long_step_needs_the_memory_of_the_account(plan: Plan) -> None:
+    """After the longest stay of a micro-batch the memory of the steady state is there."""
+    starts = [item.shift for item in plan.pattern.operations]
+    count = 3 * (max(starts) - min(starts)) + 4 * every(plan)
+    run = simulate(plan, count, timing="pattern")
+    assert [n.peak_bytes for n in run.memory] == [n.peak_bytes for n in memory(plan)]
+    assert [n.sum_bytes for n in run.memory] == [n.sum_bytes for n in memory(plan)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(chains(longest=6), st.integers(1, 4), st.integers(1, 40))
+def test_the_best_plans_keep_their_period_when_everything_starts_early(
+    chain: Chain, gpus: int, size: int
+) -> None:
+    """The largest group of 1F1B* is a circle of its period, so no order-keeping run is faster."""
+    result = solve(chain, Platform(gpus, size))
+    if result.plan is None or result.period is None:
+        return
+    short, long = (simulate(result.plan, count).makespan_ns for count in (40, 80))
+    assert long - short == 40 * result.period or long == short == 0
+
+
+def test_one_f_one_b_by_hand() -> None:
+    """Two stages, F = B = 1, free transfers, T = 2, three micro-batches.
+
+    GPU 0: F0 0-1, F1 1-2, B0 3-4, F2 4-5, B1 5-6, B2 7-8.
+    GPU 1: F0 1-2, B0 2-3, F1 3-4, B1 4-5, F2 5-6, B2 6-7.
+    """
+    layer = Layer(forward_ns=1, backward_ns=1, weight_bytes=10, activation_bytes=1)
+    result = solve(Chain(layers=(layer, layer)), Platform(2, 12))
+    assert result.period == 2
+    assert result.plan is not None
+    run = simulate(result.plan, 3)
+    assert run.makespan_ns == 8
+    assert run.busy_ns == (6, 6)
+    assert run.bubble == Fraction(1, 4)
+    assert run.time_per_micro_batch == Fraction(8, 3)
+    assert [level.count for level in run.memory_levels[1]][-1] == 10
+    assert [need.peak_bytes for need in run.memory] == [12, 11]
+    assert [i for op, i, _ in run.operations() if op.stage == 0 and op.kind == "B"] == [0, 1, 2]
+
+
+def test_the_textbook_bubble() -> None:
+    """P equal stages and m micro-batches: (P - 1) / (m + P - 1) of the step is idle."""
+    layer = Layer(forward_ns=1, backward_ns=2, weight_bytes=0, activation_bytes=1)
+    for gpus in (1, 2, 3, 4, 8):
+        result = solve(Chain(layers=(layer,) * gpus), Platform(gpus, gpus))
+        assert result.plan is not None
+        for count in (gpus, 2 * gpus, 4 * gpus):
+            run = simulate(result.plan, count)
+            assert run.makespan_ns == 3 * (count + gpus - 1)
+            assert run.bubble == Fraction(gpus - 1, count + gpus - 1)
+
+
+def test_phases() -> None:
+    plan = EXAMPLES["contiguous"]()
+    few = simulate(plan, 2, timing="pattern")
+    assert few.phases is None
+    run = simulate(plan, 12, timing="pattern")
+    assert run.phases is not None
+    # Shifts run from -4 to 0, so periods 4 to 11 are whole; they last 4 ns each, and the last
+    # operation of a period to end is the forward of stage 1, which starts at 3.
+    assert (run.phases.steady_from_ns, run.phases.steady_to_ns) == (16, 12 * 4 + 1)
+
+
+def test_the_usual_step_has_four_micro_batches_for_each_gpu() -> None:
+    assert usual_micro_batches(EXAMPLES["contiguous"]()) == 12
+    for build in EXAMPLES.values():
+        plan = build()
+        assert usual_micro_batches(plan) % (plan.rule.update_every or 1) == 0
+        assert simulate(plan, usual_micro_batches(plan)).makespan_ns > 0
+
+
+@pytest.mark.parametrize("count", [0, -1, True, 1.5, "3", None])
+def test_bad_counts(count: object) -> None:
+    with pytest.raises(InputError, match="microbatches"):
+        simulate(EXAMPLES["contiguous"](), count)  # type: ignore[arg-type]
+
+
+def test_half_an_update_is_refused() -> None:
+    plan = EXAMPLES["double_buffered"]()
+    assert (plan.rule.update_every or 1) > 1
+    with pytest.raises(InputError, match="multiple"):
+        simulate(plan, 1)
+
+
+def test_too_long_a_step_is_refused() -> None:
+    with pytest.raises(InputError, match="Simulate at most"):
+        simulate(EXAMPLES["contiguous"](), 2**40)
+
+
+def test_unknown_timing() -> None:
+    with pytest.raises(InputError, match="timing"):
+        simulate(EXAMPLES["contiguous"](), 3, timing="late")  # type: ignore[arg-type]
+
+
+def test_a_scope_with_a_flush_is_simulated_too() -> None:
+    layer = Layer(forward_ns=1, backward_ns=1, weight_bytes=0, activation_bytes=1)
+    plan = solve(Chain(layers=(layer,) * 2), Platform(2, 2), scope=Scope(max_k=1)).plan
+    assert plan is not None
+    assert simulate(plan, 1).makespan_ns == 4
