@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from schedopt.errors import InputError
+from schedopt.units import format_duration, printable
 from schedopt.validation import LARGEST_TOTAL, STRICT, as_rows, as_tuple, check_whole, show
 
 CHAIN_FORMAT: Final = "schedopt.chain/1"
@@ -253,6 +254,14 @@ class Chain:
                     way_out="Merge the groups",
                 )
             seen |= set(group)
+
+    def __str__(self) -> str:
+        count = len(self.layers)
+        work = sum(layer.forward_ns + layer.backward_ns for layer in self.layers)
+        return (
+            f"{printable(self.name) or 'unnamed'}: {count} layer{'s' if count > 1 else ''}, "
+            f"{format_duration(work)} for one micro-batch on one GPU"
+        )
 
     @cached_property
     def sha256(self) -> str:

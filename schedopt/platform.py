@@ -8,7 +8,15 @@ from decimal import Decimal
 from typing import Any, ClassVar, Final, Literal, SupportsIndex
 
 from schedopt.errors import InputError
-from schedopt.units import parse_bandwidth, parse_bytes, parse_duration, parse_speed
+from schedopt.units import (
+    format_bandwidth,
+    format_bytes,
+    format_duration,
+    parse_bandwidth,
+    parse_bytes,
+    parse_duration,
+    parse_speed,
+)
 from schedopt.validation import STRICT, as_tuple, as_whole, check_choice, check_whole, show
 
 MOST_GPUS: Final = 4096
@@ -198,6 +206,24 @@ class Platform:
         for position, gpu in enumerate(self.gpus):
             if not isinstance(gpu, Gpu):
                 raise InputError(f"{show(gpu)} is no Gpu", field=f"gpus[{position}]")
+
+    def __str__(self) -> str:
+        count = len(self.gpus)
+        sizes = sorted({(gpu.memory_bytes, gpu.usable_bytes) for gpu in self.gpus})
+        memories = " or ".join(
+            format_bytes(size) + (f" ({format_bytes(usable)} usable)" if usable < size else "")
+            for size, usable in sizes
+        )
+        speeds = sorted({gpu.speed for gpu in self.gpus})
+        factors = "" if speeds == [1] else f", speed {' or '.join(map(str, speeds))}"
+        if self.link is None:
+            links = "transfers are free (no bandwidth given)"
+        else:
+            links = (
+                f"links of {format_bandwidth(self.link.bandwidth_bytes_per_s)}, "
+                f"latency {format_duration(self.link.latency_ns)}, {self.link.duplex} duplex"
+            )
+        return f"{count} GPU{'s' if count > 1 else ''} of {memories}{factors}; {links}"
 
     def with_gpus(self, gpus: Sequence[Gpu]) -> Platform:
         """Return the same links between other GPUs."""

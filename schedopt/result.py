@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal
 from schedopt.errors import InputError
 from schedopt.plan import Plan
 from schedopt.problem import Problem, Scope
+from schedopt.units import format_duration
 from schedopt.validation import STRICT, show
 
 Status = Literal["optimal", "feasible", "infeasible", "unknown"]
@@ -188,6 +189,29 @@ class Result:
         """(period - bound) / bound; None where either is missing or the bound is 0."""
         period, bound = self.period, self.lower_bound
         return (period - bound) / bound if period is not None and bound else None
+
+    @property
+    def verdict(self) -> str:
+        """The status in words."""
+        asked = self.problem.scope.period_ns
+        match self.status:
+            case "optimal":
+                return "proven optimal"
+            case "feasible" if asked is not None:
+                return f"within the {format_duration(asked)} that were asked"
+            case "feasible":
+                return "not proven optimal"
+            case "infeasible":
+                return "proven infeasible"
+            case "unknown":
+                return "no plan found, and none proven impossible"
+
+    @property
+    def proof(self) -> str:
+        """Why the lower bound holds; empty without one."""
+        scope = self.problem.scope
+        holding = [bound for bound in self.bounds if bound.scope.covers(scope)]
+        return max(holding, key=lambda bound: bound.period).proof if holding else ""
 
     def save(self, path: str | Path) -> None:
         """Write the plan and what is known about it to a ``schedopt.plan/1`` file.

@@ -128,3 +128,8 @@ def format_duration(nanoseconds: int | Fraction) -> str:
 def format_bandwidth(rate: int) -> str:
     """Write bytes per second for a person."""
     return f"{format_bytes(rate)}/s"
+
+
+def printable(text: str) -> str:
+    """Return a name from a file without what would move the cursor or break a line."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)

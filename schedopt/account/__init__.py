@@ -6,20 +6,24 @@ code with `schedopt.checking`, which replays the events.
 
 from __future__ import annotations
 
+from schedopt.account.binding import Binding, find_binding
 from schedopt.account.levels import Level
-from schedopt.account.load import GpuLoad, busy_time, load, traffic
+from schedopt.account.load import GpuLoad, bubble, busy_time, load, traffic
 from schedopt.account.memory import GpuMemory, concurrent_activations, memory, memory_levels
 from schedopt.account.residencies import Residency, residencies
 from schedopt.account.versions import Versions, versions
 
 __all__ = [
+    "Binding",
     "GpuLoad",
     "GpuMemory",
     "Level",
     "Residency",
     "Versions",
+    "bubble",
     "busy_time",
     "concurrent_activations",
+    "find_binding",
     "load",
     "memory",
     "memory_levels",

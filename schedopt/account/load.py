@@ -39,6 +39,13 @@ def load(plan: Plan) -> tuple[GpuLoad, ...]:
     )
 
 
+def bubble(plan: Plan) -> Fraction:
+    """Return the share of the period in which the GPUs that have a stage are idle."""
+    used = {gpu for stage in plan.stages for gpu in stage.gpus}
+    loads = load(plan)
+    return 1 - sum((loads[gpu].share for gpu in used), Fraction(0)) / len(used)
+
+
 def busy_time(plan: Plan) -> dict[Resource, Fraction]:
     """Return how long each link works for a micro-batch, ns."""
     timeline = Timeline(plan)

@@ -7,6 +7,7 @@ Exit codes: 0 a plan (or valid), 1 a fault of ours, 2 bad usage or bad input, 3 
 from __future__ import annotations
 
 import sys
+from io import TextIOWrapper
 
 
 def main() -> None:
@@ -14,6 +15,10 @@ def main() -> None:
     from schedopt.cli.app import app
     from schedopt.errors import InputError
 
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal or pipe that cannot show a letter shows "?" instead of ending the program.
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")
     try:
         app()
     except InputError as error:

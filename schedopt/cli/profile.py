@@ -67,8 +67,8 @@ def profile_model(
 
 
 def _print(chain: Chain, output: Path) -> None:
-    from schedopt.cli.tables import make_console, make_table, printable
-    from schedopt.units import format_bytes, format_duration
+    from schedopt.cli.tables import make_console, make_table
+    from schedopt.units import format_bytes, format_duration, printable
 
     table = make_table(f"{printable(chain.name)}: {len(chain.layers)} layers")
     table.add_column("Layer", no_wrap=True)

@@ -9,19 +9,12 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from schedopt.account import busy_time, concurrent_activations, load, memory
+from schedopt.account import concurrent_activations, find_binding, load, memory
 from schedopt.account.timeline import Timeline
 from schedopt.plan import Kind, Plan
 from schedopt.problem import Problem
 from schedopt.result import Infeasibility, Result
-from schedopt.units import format_bandwidth, format_bytes, format_duration
-
-STATUS = {
-    "optimal": "proven optimal",
-    "feasible": "not proven optimal",
-    "infeasible": "proven infeasible",
-    "unknown": "no plan found, and none proven impossible",
-}
+from schedopt.units import format_bytes, format_duration, printable
 
 
 def print_result(result: Result) -> None:
@@ -31,7 +24,7 @@ def print_result(result: Result) -> None:
     else:
         console = make_console()
         _print_problem(console, result.problem)
-        console.print(f"No plan: {STATUS[result.status]}", style="bold")
+        console.print(f"No plan: {result.verdict}", style="bold")
         console.print(f"Scope     {result.problem.scope}")
         if result.infeasibility is not None:
             _print_infeasibility(console, result.infeasibility)
@@ -51,16 +44,12 @@ def print_plan(result: Result) -> None:
     assert period is not None
     pattern = plan.pattern
     per_step = "" if pattern.k == 1 else f" for each of {pattern.k} micro-batches"
-    said = STATUS[result.status]
-    asked = result.problem.scope.period_ns
-    if asked is not None and result.status != "optimal":
-        said = f"within the {format_duration(asked)} that were asked"
-    console.print(f"Period    {format_duration(period)}{per_step}, {said}", style="bold")
+    console.print(f"Period    {format_duration(period)}{per_step}, {result.verdict}", style="bold")
     if bound is not None:
         gap = "" if not result.gap else f", gap {float(result.gap):.2%}"
-        console.print(f"Bound     {format_duration(bound)}{gap}: {_best_proof(result)}")
+        console.print(f"Bound     {format_duration(bound)}{gap}: {result.proof}")
     console.print(f"Scope     {result.problem.scope}")
-    console.print(f"Binding   {_binding(plan)}")
+    console.print(f"Binding   {find_binding(plan)}")
     console.print(f"Solver    {result.solver}, {result.seconds:.3f} s")
 
 
@@ -68,11 +57,6 @@ def make_console() -> Console:
     """Return standard output as a console, 100 columns wide where it is no terminal."""
     width = None if sys.stdout.isatty() else 100
     return Console(highlight=False, markup=False, soft_wrap=True, width=width)
-
-
-def printable(text: str) -> str:
-    """Return a name from a file without what would move the cursor or break a line."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def make_table(title: str) -> Table:
@@ -83,27 +67,8 @@ def make_table(title: str) -> Table:
 
 
 def _print_problem(console: Console, problem: Problem) -> None:
-    chain, platform = problem.chain, problem.platform
-    work = sum(layer.forward_ns + layer.backward_ns for layer in chain.layers)
-    console.print(
-        f"Chain     {printable(chain.name) or 'unnamed'}: {len(chain.layers)} layers, "
-        f"{format_duration(work)} for one micro-batch on one GPU"
-    )
-    sizes = sorted({(gpu.memory_bytes, gpu.usable_bytes) for gpu in platform.gpus})
-    memories = " or ".join(
-        format_bytes(size) + (f" ({format_bytes(usable)} usable)" if usable < size else "")
-        for size, usable in sizes
-    )
-    speeds = sorted({gpu.speed for gpu in platform.gpus})
-    factors = "" if speeds == [1] else f", speed {' or '.join(map(str, speeds))}"
-    if platform.link is None:
-        links = "transfers are free (no bandwidth given)"
-    else:
-        links = (
-            f"links of {format_bandwidth(platform.link.bandwidth_bytes_per_s)}, "
-            f"latency {format_duration(platform.link.latency_ns)}, {platform.link.duplex} duplex"
-        )
-    console.print(f"Platform  {len(platform.gpus)} GPUs of {memories}{factors}; {links}")
+    console.print(f"Chain     {problem.chain}")
+    console.print(f"Platform  {problem.platform}")
 
 
 def _stage_table(plan: Plan) -> Table:
@@ -151,35 +116,6 @@ def _memory_table(plan: Plan) -> Table:
             used,
         )
     return table
-
-
-def _best_proof(result: Result) -> str:
-    scope = result.problem.scope
-    holding = [bound for bound in result.bounds if bound.scope.covers(scope)]
-    return max(holding, key=lambda bound: bound.period).proof
-
-
-def _binding(plan: Plan) -> str:
-    """Say what keeps the period from being shorter, as far as the plan shows it."""
-    loads, links = load(plan), busy_time(plan)
-    busiest = max(range(len(loads)), key=lambda gpu: loads[gpu].share)
-    period = Fraction(plan.pattern.period_total_ns, plan.pattern.k)
-    words = [f"GPU {busiest} works {float(loads[busiest].share):.1%} of the period"]
-    for (_, source, target), time in links.items():
-        if time == period:
-            words.append(f"the link of GPUs {source} and {target} is busy all the time")
-    needs = [need.reading(plan.scope.memory) for need in memory(plan)]
-    lacking = []
-    for (stage, gpu), count in concurrent_activations(plan).items():
-        layers = plan.chain.layers[plan.stages[stage].first : plan.stages[stage].last + 1]
-        more = sum(layer.saved for layer in layers) + (layers[0].saved_input_bytes or 0)
-        short = needs[gpu] + more - plan.platform.gpus[gpu].usable_bytes
-        if short > 0:
-            lacking.append((short, gpu, count + 1))
-    if lacking:
-        short, gpu, count = max(lacking)
-        words.append(f"GPU {gpu} lacks {format_bytes(short)} for {count} micro-batches in flight")
-    return "; ".join(words)
 
 
 def _print_infeasibility(console: Console, why: Infeasibility) -> None:

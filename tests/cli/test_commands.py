@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -276,3 +277,15 @@ def test_the_installed_script_is_the_same_command() -> None:
     assert script is not None
     shown = subprocess.run([script, "--version"], capture_output=True, text=True, check=True)
     assert shown.stdout == run("--version").stdout
+
+
+def test_a_terminal_without_unicode_gets_plain_text(plan: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "schedopt", "check", str(plan)],
+        capture_output=True,
+        check=False,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "valid" in done.stdout.decode("ascii")

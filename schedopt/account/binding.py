@@ -1,0 +1,78 @@
+"""What keeps the period of a plan from being shorter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+from schedopt.account.load import busy_time, load
+from schedopt.account.memory import concurrent_activations, memory
+from schedopt.plan import Plan
+from schedopt.units import format_bytes
+
+
+@dataclass(frozen=True)
+class Lack:
+    """A GPU that cannot hold one more micro-batch of a stage between forward and backward."""
+
+    gpu: int
+    short_bytes: int
+    micro_batches: int
+
+
+@dataclass(frozen=True)
+class Binding:
+    """What keeps a period from being shorter, as far as the plan shows it.
+
+    Parameters
+    ----------
+    gpu : int
+        The GPU that works the most.
+    share : Fraction
+        Of the period in which it works.
+    links : tuple of (int, int)
+        Links that are busy all the time.
+    lack : Lack or None
+        The GPU that lacks the most memory for one more micro-batch in flight.
+    """
+
+    gpu: int
+    share: Fraction
+    links: tuple[tuple[int, int], ...]
+    lack: Lack | None
+
+    def __str__(self) -> str:
+        words = [f"GPU {self.gpu} works {float(self.share):.1%} of the period"]
+        words += [
+            f"the link of GPUs {source} and {target} is busy all the time"
+            for source, target in self.links
+        ]
+        if self.lack is not None:
+            words.append(
+                f"GPU {self.lack.gpu} lacks {format_bytes(self.lack.short_bytes)} for "
+                f"{self.lack.micro_batches} micro-batches in flight"
+            )
+        return "; ".join(words)
+
+
+def find_binding(plan: Plan) -> Binding:
+    """Return what keeps the period of a valid plan from being shorter."""
+    loads = load(plan)
+    busiest = max(range(len(loads)), key=lambda gpu: loads[gpu].share)
+    period = Fraction(plan.pattern.period_total_ns, plan.pattern.k)
+    full = [
+        (first, second) for (_, first, second), time in busy_time(plan).items() if time == period
+    ]
+    return Binding(busiest, loads[busiest].share, tuple(full), _find_lack(plan))
+
+
+def _find_lack(plan: Plan) -> Lack | None:
+    needs = [need.reading(plan.scope.memory) for need in memory(plan)]
+    lacking = []
+    for (stage, gpu), count in concurrent_activations(plan).items():
+        layers = plan.chain.layers[plan.stages[stage].first : plan.stages[stage].last + 1]
+        more = sum(layer.saved for layer in layers) + (layers[0].saved_input_bytes or 0)
+        short = needs[gpu] + more - plan.platform.gpus[gpu].usable_bytes
+        if short > 0:
+            lacking.append(Lack(gpu, short, count + 1))
+    return max(lacking, key=lambda lack: lack.short_bytes, default=None)

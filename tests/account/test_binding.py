@@ -1,0 +1,41 @@
+"""What binds, on plans worked out by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+
+from schedopt.account import bubble, find_binding
+from schedopt.platform import Platform
+from tests import examples
+
+
+def test_the_busiest_gpu_and_the_one_that_lacks_memory() -> None:
+    # All three GPUs work 4 of 4 ns; each holds just what it needs.
+    binding = find_binding(examples.contiguous())
+    assert (binding.gpu, binding.share) == (0, 1)
+    assert binding.links == ()
+    assert binding.lack is not None
+    # 30 + 2 * 300 against 330.
+    assert (binding.lack.gpu, binding.lack.short_bytes, binding.lack.micro_batches) == (2, 300, 2)
+    assert "GPU 2 lacks 300 B for 2 micro-batches in flight" in str(binding)
+
+
+def test_nothing_lacks_where_memory_is_ample() -> None:
+    plan = examples.two_periodic()
+    ample = find_binding(replace(plan, platform=Platform(gpus=3, memory=9)))
+    assert ample.lack is None
+    # Each GPU works 4 of 6 ns.
+    assert (ample.share, bubble(plan)) == (Fraction(2, 3), Fraction(1, 3))
+
+
+def test_a_link_that_is_busy_all_the_time_binds() -> None:
+    # Two transfers of 2 ns each on the half-duplex link of GPUs 0 and 1, T = 4.
+    plan = examples.contiguous()
+    slow = find_binding(replace(plan, platform=_slower(plan.platform)))
+    assert slow.links == ((0, 1), (1, 2))
+    assert "the link of GPUs 0 and 1 is busy all the time" in str(slow)
+
+
+def _slower(platform: Platform) -> Platform:
+    return Platform(gpus=3, memory=[gpu.memory_bytes for gpu in platform.gpus], bandwidth=5 * 10**8)
