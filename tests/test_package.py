@@ -23,7 +23,9 @@ HEAVY = (
 )
 
 
-@pytest.mark.parametrize("module", ["schedopt", "schedopt.checking", "schedopt.profiling"])
+@pytest.mark.parametrize(
+    "module", ["schedopt", "schedopt.checking", "schedopt.drawing", "schedopt.profiling"]
+)
 def test_importing_loads_nothing_heavy(module: str) -> None:
     code = f"import sys, {module}; print([m for m in {HEAVY} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -8,6 +8,8 @@ import typer
 
 from schedopt.cli.check import check_plan
 from schedopt.cli.profile import profile_model
+from schedopt.cli.show import show_plan
+from schedopt.cli.simulate import simulate_plan
 from schedopt.cli.solve import solve_chain
 from schedopt.version import __version__
 
@@ -46,3 +48,5 @@ def _options(
 app.command("profile", epilog=EXIT_CODES)(profile_model)
 app.command("solve", epilog=EXIT_CODES)(solve_chain)
 app.command("check", epilog=EXIT_CODES)(check_plan)
+app.command("show", epilog=EXIT_CODES)(show_plan)
+app.command("simulate", epilog=EXIT_CODES)(simulate_plan)

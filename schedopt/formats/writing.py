@@ -62,8 +62,10 @@ def _holds_objects(value: Any) -> bool:
     return isinstance(value, dict)
 
 
-def write_whole(path: str | Path, text: str) -> None:
+def write_whole(path: str | Path, content: str | bytes) -> None:
     """Write a file whole or not at all: to a temporary beside it, then in its place.
+
+    A text is written as UTF-8.
 
     A link stays a link: the file that it leads to is replaced. What is no plain file, such as
     ``/dev/stdout``, is written to as it is.
@@ -73,12 +75,13 @@ def write_whole(path: str | Path, text: str) -> None:
     InputError
         If the path cannot be written. An older file stays as it was.
     """
+    data = content.encode() if isinstance(content, str) else content
     try:
         mode = _mode(path)
         if stat.S_ISREG(mode):
-            _replace(Path(os.path.realpath(path)), text, stat.S_IMODE(mode))
+            _replace(Path(os.path.realpath(path)), data, stat.S_IMODE(mode))
         else:
-            Path(path).write_text(text, encoding="utf-8")
+            Path(path).write_bytes(data)
     except (OSError, ValueError) as error:
         raise _unwritable(path, error) from None
 
@@ -103,11 +106,11 @@ def check_writable(path: str | Path) -> None:
         raise _unwritable(path, error) from None
 
 
-def _replace(target: Path, text: str, rights: int) -> None:
+def _replace(target: Path, data: bytes, rights: int) -> None:
     handle, temporary = _temporary(target)
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(temporary, rights)

@@ -27,8 +27,8 @@ Timing = Literal["asap", "pattern"]
 class Phases:
     """Where the steady state of a step begins and ends, ns.
 
-    Before it the pipeline fills (*warm-up*), after it the pipeline empties (*drain*). It spans the
-    periods of the pattern of which nothing was dropped.
+    From when every GPU that has a stage has begun (before, in the *warm-up*, the pipeline fills) to
+    when the first of them is through (after, in the *drain*, it empties).
     """
 
     steady_from_ns: int
@@ -92,19 +92,15 @@ class Simulation:
 
     @cached_property
     def phases(self) -> Phases | None:
-        """The steady state; None if micro-batches are too few for one whole period."""
-        k = self.plan.pattern.k
-        items = self.plan.pattern.items
-        first = max(-(item.shift // k) for item in items)
-        last = min((self.microbatches - item.shift - item.covers) // k for item in items)
-        if last < first:
-            return None
-        inside = [
-            event for event in self.events if first <= (event.first - event.item.shift) // k <= last
-        ]
-        return Phases(
-            min(event.start_ns for event in inside), max(event.end_ns for event in inside)
-        )
+        """The steady state; None if some GPU is through before another one begins."""
+        first: dict[int, int] = {}
+        last: dict[int, int] = {}
+        for operation, _, run in self.operations():
+            if operation.kind != "U":
+                first.setdefault(run.gpu, run.start_ns)
+                last[run.gpu] = max(last.get(run.gpu, 0), run.end_ns)
+        begin, end = max(first.values()), min(last.values())
+        return Phases(begin, end) if begin < end else None
 
     @cached_property
     def steady_period(self) -> Fraction | None:

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schedopt import Chain, InputError, Layer, Plan, Platform, Scope, solve
+from schedopt import Chain, InputError, Layer, Pattern, Plan, Platform, Scope, solve
 from schedopt.account import memory
 from schedopt.plan import Operation
 from schedopt.simulation import Simulation, Timing, simulate, usual_micro_batches
-from tests.examples import EXAMPLES
+from tests.examples import EXAMPLES, layer, op, stages
 from tests.random_plans import valid_plans
 from tests.strategies import chains
 
@@ -149,9 +149,9 @@ def test_one_f_one_b_by_hand() -> None:
 
 def test_the_textbook_bubble() -> None:
     """P equal stages and m micro-batches: (P - 1) / (m + P - 1) of the step is idle."""
-    layer = Layer(forward_ns=1, backward_ns=2, weight_bytes=0, activation_bytes=1)
+    equal = Layer(forward_ns=1, backward_ns=2, weight_bytes=0, activation_bytes=1)
     for gpus in (1, 2, 3, 4, 8):
-        result = solve(Chain(layers=(layer,) * gpus), Platform(gpus, gpus))
+        result = solve(Chain(layers=(equal,) * gpus), Platform(gpus, gpus))
         assert result.plan is not None
         for count in (gpus, 2 * gpus, 4 * gpus):
             run = simulate(result.plan, count)
@@ -160,14 +160,22 @@ def test_the_textbook_bubble() -> None:
 
 
 def test_phases() -> None:
+    # Micro-batch 0 reaches GPU 2 at 6; the last one, 4 ns a micro-batch later, leaves it at 10.
     plan = EXAMPLES["contiguous"]()
-    few = simulate(plan, 2, timing="pattern")
-    assert few.phases is None
-    run = simulate(plan, 12, timing="pattern")
-    assert run.phases is not None
-    # Shifts run from -4 to 0, so periods 4 to 11 are whole; they last 4 ns each, and the last
-    # operation of a period to end is the forward of stage 1, which starts at 3.
-    assert (run.phases.steady_from_ns, run.phases.steady_to_ns) == (16, 12 * 4 + 1)
+    for count in (1, 2, 12):
+        phases = simulate(plan, count, timing="pattern").phases
+        assert phases is not None
+        assert (phases.steady_from_ns, phases.steady_to_ns) == (6, 10 + 4 * (count - 1))
+
+
+def test_a_step_in_which_one_gpu_ends_before_another_begins_has_no_steady_state() -> None:
+    plan = Plan(
+        chain=Chain(layers=(layer(1, 1, 0),)),
+        platform=Platform(gpus=2, memory=1),
+        stages=stages((0, 0, [0, 1])),
+        pattern=Pattern(k=1, period_total_ns=2, operations=(op("F", 0, 0, 0), op("B", 0, 0, 1))),
+    )
+    assert simulate(plan, 2, timing="pattern").phases is None
 
 
 def test_the_usual_step_has_four_micro_batches_for_each_gpu() -> None:

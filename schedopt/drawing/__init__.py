@@ -1,0 +1,20 @@
+"""Pictures of plans and of finite steps: in the terminal, and as SVG, PNG or PDF."""
+
+from __future__ import annotations
+
+from schedopt.drawing.chart import Box, Chart, Row
+from schedopt.drawing.charts import chart_plan, chart_simulation
+from schedopt.drawing.picture import picture_suffix, save_picture
+from schedopt.drawing.terminal import explain_glyphs, render_chart
+
+__all__ = [
+    "Box",
+    "Chart",
+    "Row",
+    "chart_plan",
+    "chart_simulation",
+    "explain_glyphs",
+    "picture_suffix",
+    "render_chart",
+    "save_picture",
+]

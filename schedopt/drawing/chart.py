@@ -1,0 +1,153 @@
+"""What a picture shows, before anything is drawn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Final, Literal
+
+from schedopt.account import Level
+from schedopt.plan import Kind, Tensor
+
+LETTERS: Final[dict[str, str]] = {
+    "activation": "a",
+    "gradient": "g",
+    "weight_gradient": "w",
+    "weights": "p",
+}
+"""What a transfer is called in a box; an operation is called by its kind."""
+
+
+@dataclass(frozen=True)
+class Box:
+    """An operation or a transfer, clipped to the time that is shown.
+
+    Parameters
+    ----------
+    start_ns, end_ns : int
+    what : Kind or Tensor
+    stage : int
+    number : int
+        The first micro-batch: in a step its number; in a pattern its index shift, counted from
+        the first period that is shown.
+    """
+
+    start_ns: int
+    end_ns: int
+    what: Kind | Tensor
+    stage: int
+    number: int
+
+    @property
+    def letter(self) -> str:
+        """F, B, I, W, R or U for an operation; a, g, w or p for a transfer."""
+        return LETTERS.get(self.what, self.what)
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one GPU or one link does.
+
+    Parameters
+    ----------
+    name : str
+    boxes : tuple of Box
+        By start; none overlaps the next.
+    busy : Fraction
+        The share of the time in which it works.
+    """
+
+    name: str
+    boxes: tuple[Box, ...]
+    busy: Fraction
+
+
+@dataclass(frozen=True)
+class MemoryRow:
+    """The memory of one GPU.
+
+    Parameters
+    ----------
+    levels : tuple of Level
+        Over the time that is shown.
+    need_bytes : int
+        What decides whether it fits: the most, in the reading of the scope.
+    limit_bytes : int
+    lacks : bool
+        Whether more memory on this GPU is what a shorter period asks for.
+    """
+
+    levels: tuple[Level, ...]
+    need_bytes: int
+    limit_bytes: int
+    lacks: bool
+
+    @property
+    def share(self) -> float:
+        """The need over the limit; 0 if the limit is 0."""
+        return self.need_bytes / self.limit_bytes if self.limit_bytes else 0.0
+
+
+@dataclass(frozen=True)
+class Span:
+    """A named part of the time that is shown."""
+
+    start_ns: int
+    end_ns: int
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chart:
+    """What a picture shows.
+
+    Parameters
+    ----------
+    title : str
+    facts : tuple of str
+        What a reader wants to know first.
+    numbering : {"shift", "micro-batch"}
+        What the numbers of the boxes are.
+    length_ns : int
+        The time that is shown.
+    repeats_from_ns : int
+        From here on all has been shown before; `length_ns` if nothing has.
+    gpus : tuple of Row
+    memory : tuple of MemoryRow
+        One for each GPU.
+    links : tuple of Row
+        Those that carry something.
+    spans : tuple of Span
+        Periods, or the phases of a step.
+    stages : int
+    busiest : int
+        The GPU that works the most.
+    """
+
+    title: str
+    facts: tuple[str, ...]
+    numbering: Literal["shift", "micro-batch"]
+    length_ns: int
+    repeats_from_ns: int
+    gpus: tuple[Row, ...]
+    memory: tuple[MemoryRow, ...]
+    links: tuple[Row, ...]
+    spans: tuple[Span, ...]
+    stages: int
+    busiest: int
+
+    @property
+    def legend(self) -> str:
+        """What the text in a box says."""
+        if self.numbering == "shift":
+            return "F2+1 is the forward of stage 2 for micro-batch i+1; B0+0 ends micro-batch i"
+        return (
+            "F2:17 is the forward of stage 2 for micro-batch 17, and so is F:17 where space lacks"
+        )
+
+    def labels(self, box: Box) -> tuple[str, str, str]:
+        """Return what may stand in a box, the longest first."""
+        stage = f"{box.letter}{box.stage}"
+        if self.numbering == "shift":
+            return f"{stage}{box.number:+}", stage, box.letter
+        return f"{stage}:{box.number}", f"{box.letter}:{box.number}", box.letter

@@ -1,0 +1,208 @@
+"""From a plan, or a finite step of one, to what a picture of it shows."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from fractions import Fraction
+from itertools import chain as joined
+
+from schedopt.account import Binding, GpuMemory, Level, bubble, find_binding, load, memory
+from schedopt.account.memory import memory_levels
+from schedopt.account.residencies import residencies
+from schedopt.account.timeline import Timeline
+from schedopt.drawing.chart import Box, Chart, MemoryRow, Row, Span
+from schedopt.plan import Operation, Plan, Transfer
+from schedopt.platform import Resource
+from schedopt.result import Result
+from schedopt.simulation import Simulation
+from schedopt.units import format_duration
+
+Run = tuple[Operation | Transfer, int, int, int, int | None, int]
+"""What runs: the item, its first micro-batch, start, end, source GPU of a transfer, GPU."""
+
+
+def chart_plan(result: Result) -> Chart:
+    """Return what a picture of a valid plan shows: its pattern, twice.
+
+    Raises
+    ------
+    ValueError
+        If there is no plan.
+    """
+    plan = result.plan
+    if plan is None:
+        raise ValueError("there is no plan to show")
+    timeline, binding = Timeline(plan), find_binding(plan)
+    period, repeat = plan.pattern.period_total_ns, timeline.length_ns
+    # Replicas that take turns make a round of several periods, which shows the pattern by itself.
+    shown = repeat if repeat > period else 2 * period
+    runs = list(_repeated(_runs(timeline), timeline, shown))
+    loads = load(plan)
+    levels = memory_levels(plan, residencies(plan), repeat)
+    return Chart(
+        title=f"{plan.chain}",
+        facts=(f"{plan.platform}", *_facts(result, plan, binding)),
+        numbering="shift",
+        length_ns=shown,
+        repeats_from_ns=min(repeat, shown),
+        gpus=_gpu_rows(plan, runs, shown, [share.share for share in loads]),
+        memory=_memory_rows(
+            plan, [_tile(row, repeat, shown) for row in levels], memory(plan), binding
+        ),
+        links=_link_rows(plan, runs, shown),
+        spans=tuple(
+            Span(start, start + period, f"period {format_duration(period)}")
+            for start in range(0, shown, period)
+        ),
+        stages=len(plan.stages),
+        busiest=binding.gpu,
+    )
+
+
+def chart_simulation(simulation: Simulation) -> Chart:
+    """Return what a picture of a finite step shows."""
+    plan, shown = simulation.plan, simulation.makespan_ns
+    runs = [
+        (event.item, event.first, event.start_ns, event.end_ns, event.source, event.gpu)
+        for event in simulation.events
+    ]
+    shares = [Fraction(busy, shown) if shown else Fraction(0) for busy in simulation.busy_ns]
+    binding = find_binding(plan)
+    return Chart(
+        title=f"{plan.chain}",
+        facts=(f"{plan.platform}", *_step_facts(simulation)),
+        numbering="micro-batch",
+        length_ns=max(1, shown),
+        repeats_from_ns=max(1, shown),
+        gpus=_gpu_rows(plan, runs, shown, shares),
+        memory=_memory_rows(plan, simulation.memory_levels, simulation.memory, binding),
+        links=_link_rows(plan, runs, max(1, shown)),
+        spans=tuple(_phases(simulation)),
+        stages=len(plan.stages),
+        busiest=max(range(len(shares)), key=lambda gpu: shares[gpu]),
+    )
+
+
+def _facts(result: Result, plan: Plan, binding: Binding) -> Iterator[str]:
+    pattern = plan.pattern
+    assert result.period is not None
+    whole = (
+        ""
+        if pattern.k == 1
+        else (
+            f" for each of {pattern.k} micro-batches in {format_duration(pattern.period_total_ns)}"
+        )
+    )
+    bound = result.lower_bound
+    proven = "no bound" if bound is None else f"bound {format_duration(bound)}"
+    gap = f", gap {float(result.gap):.2%}" if result.gap else ""
+    yield f"Period {format_duration(result.period)}{whole}, {result.verdict} ({proven}{gap})"
+    yield f"Bubble {float(bubble(plan)):.1%}: idle time of the GPUs that have a stage"
+    yield f"Binding: {binding}"
+
+
+def _step_facts(simulation: Simulation) -> Iterator[str]:
+    count = simulation.microbatches
+    yield (
+        f"{count} micro-batch{'es' if count > 1 else ''} in "
+        f"{format_duration(simulation.makespan_ns)}, "
+        f"{format_duration(simulation.time_per_micro_batch)} each; "
+        f"bubble {float(simulation.bubble):.1%}"
+    )
+    period = Fraction(simulation.plan.pattern.period_total_ns, simulation.plan.pattern.k)
+    steady = simulation.steady_period
+    measured = "the step is too short to measure it" if steady is None else format_duration(steady)
+    yield f"Period of the pattern {format_duration(period)}, in the steady state {measured}"
+    if simulation.timing == "asap":
+        yield "Everything starts as soon as the order of the pattern allows"
+    else:
+        yield "Everything starts at the times of the pattern"
+
+
+def _phases(simulation: Simulation) -> Iterator[Span]:
+    phases = simulation.phases
+    if phases is None:
+        return
+    begin, end = phases.steady_from_ns, phases.steady_to_ns
+    named = (
+        (0, begin, "warm-up"),
+        (begin, end, "steady state"),
+        (end, simulation.makespan_ns, "drain"),
+    )
+    yield from (Span(*span) for span in named if span[0] < span[1])
+
+
+def _runs(timeline: Timeline) -> Iterator[Run]:
+    for operation, micro_batch, run in timeline.operations():
+        yield operation, micro_batch, run.start_ns, run.end_ns, None, run.gpu
+    for transfer, micro_batch, source, _, run in timeline.transfers():
+        yield transfer, micro_batch, run.start_ns, run.end_ns, source, run.gpu
+
+
+def _repeated(runs: Iterable[Run], timeline: Timeline, shown: int) -> Iterator[Run]:
+    """Yield every repetition that touches the time shown, clipped to it."""
+    every = timeline.length_ns
+    for item, micro_batch, start, end, source, gpu in runs:
+        for turn in range(-((end - 1) // every), (shown - 1 - start) // every + 1):
+            begin, finish = start + turn * every, end + turn * every
+            number = micro_batch + turn * timeline.length
+            yield item, number, max(0, begin), min(shown, finish), source, gpu
+
+
+def _gpu_rows(
+    plan: Plan, runs: Iterable[Run], shown: int, shares: list[Fraction]
+) -> tuple[Row, ...]:
+    boxes: dict[int, list[Box]] = defaultdict(list)
+    for item, number, start, end, _, gpu in runs:
+        if isinstance(item, Operation) and start < end:
+            boxes[gpu].append(Box(start, end, item.kind, item.stage, number))
+    return tuple(
+        Row(f"GPU {gpu}", _ordered(boxes[gpu]), shares[gpu])
+        for gpu in range(len(plan.platform.gpus))
+    )
+
+
+def _link_rows(plan: Plan, runs: Iterable[Run], shown: int) -> tuple[Row, ...]:
+    boxes: dict[Resource, list[Box]] = defaultdict(list)
+    for item, number, start, end, source, gpu in runs:
+        if isinstance(item, Transfer) and source is not None and start < end:
+            for resource in plan.platform.route(source, gpu):
+                boxes[resource].append(Box(start, end, item.tensor, item.stage, number))
+    sign = "-" if plan.platform.link is not None and plan.platform.link.duplex == "half" else ">"
+    return tuple(
+        Row(
+            f"{resource[1]}{sign}{resource[2]}",
+            _ordered(found),
+            Fraction(sum(box.end_ns - box.start_ns for box in found), shown),
+        )
+        for resource, found in sorted(boxes.items())
+    )
+
+
+def _ordered(boxes: list[Box]) -> tuple[Box, ...]:
+    return tuple(sorted(boxes, key=lambda box: box.start_ns))
+
+
+def _memory_rows(
+    plan: Plan,
+    levels: Iterable[tuple[Level, ...]],
+    needs: Iterable[GpuMemory],
+    binding: Binding,
+) -> tuple[MemoryRow, ...]:
+    lacking = None if binding.lack is None else binding.lack.gpu
+    rows = zip(levels, needs, plan.platform.gpus, strict=True)
+    return tuple(
+        MemoryRow(level, need.reading(plan.scope.memory), gpu.usable_bytes, number == lacking)
+        for number, (level, need, gpu) in enumerate(rows)
+    )
+
+
+def _tile(levels: Iterable[Level], every: int, shown: int) -> tuple[Level, ...]:
+    """Return the levels of one round, again and again."""
+    once = list(levels)
+    turns = (
+        [Level(level.start_ns + turn, level.count, level.most) for level in once]
+        for turn in range(0, shown, every)
+    )
+    return tuple(joined.from_iterable(turns))

@@ -1,0 +1,358 @@
+"""Pictures in files: SVG, PNG or PDF."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from schedopt.drawing.chart import Box, Chart
+from schedopt.errors import InputError
+from schedopt.plan import Kind, Tensor
+from schedopt.units import format_bytes
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+SUFFIXES: Final = (".svg", ".png", ".pdf")
+WIDTH: Final = 14.0
+"""Of a picture, inches."""
+TIMELINE: Final = 10.4
+"""Of that, the part along which time runs."""
+TALLEST: Final = 16.0
+"""The rows of a picture, inches, as long as each still gets `LEAST`."""
+LEAST: Final = 0.12
+LINK: Final = 0.3
+"""The height of a link's row in rows of a GPU."""
+
+HATCHES: Final = {"B": "////", "I": "////", "W": "....", "R": "xxxx", "U": "++++"}
+NAMES: Final[dict[Kind | Tensor, str]] = {
+    "F": "forward",
+    "B": "backward",
+    "I": "backward, input half",
+    "W": "backward, weight half",
+    "R": "recompute",
+    "U": "weight update",
+    "activation": "activation sent",
+    "gradient": "gradient sent",
+    "weight_gradient": "weight gradient sent",
+    "weights": "weights sent",
+}
+SENT: Final = {
+    "activation": ("#bbbbbb", ""),
+    "gradient": ("#777777", "////"),
+    "weight_gradient": ("#c9a66b", "xxxx"),
+    "weights": ("#7fa87f", "...."),
+}
+
+
+def picture_suffix(path: str | Path) -> str:
+    """Return the kind of a picture by the end of its name, before anything is drawn.
+
+    Raises
+    ------
+    InputError
+        For a name that says no kind, or where matplotlib is not installed.
+    """
+    suffix = Path(path).suffix.lower()
+    if suffix not in SUFFIXES:
+        raise InputError(
+            f"{suffix or 'no ending'} is no kind of picture",
+            way_out=f"End the name in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}",
+            source=str(path),
+        )
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise InputError(
+            "pictures need matplotlib, which is not installed",
+            way_out="Install it: pip install 'schedopt[draw]'",
+            source=str(path),
+        ) from None
+    return suffix
+
+
+def save_picture(chart: Chart, path: str | Path) -> None:
+    """Draw a chart into a file, whole or not at all.
+
+    Each GPU has a row: above what it runs, below its memory over time, which is full at the top
+    line. A forward is light, a backward hatched and dark, so that it reads without colour; the
+    colour is the stage. The same chart always gives the same bytes.
+
+    Raises
+    ------
+    InputError
+        For a name that says no kind of picture, a path that cannot be written, or where
+        matplotlib is not installed.
+    """
+    from schedopt.formats import check_writable, write_whole
+
+    suffix = picture_suffix(path)
+    check_writable(path)
+    from matplotlib import rc_context
+
+    buffer = BytesIO()
+    with rc_context({"svg.hashsalt": "schedopt", "svg.fonttype": "none", "hatch.linewidth": 0.5}):
+        figure = _figure(chart)
+        stamp = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}, ".png": {}}[suffix]
+        figure.savefig(buffer, format=suffix[1:], dpi=150, metadata=stamp)
+    write_whole(path, buffer.getvalue())
+
+
+def _figure(chart: Chart) -> Figure:
+    from matplotlib.figure import Figure
+
+    rows = len(chart.gpus)
+    gpu_height = max(LEAST, min(0.8, TALLEST / (rows + LINK * len(chart.links))))
+    link_height = LINK * gpu_height
+    body = rows * gpu_height + len(chart.links) * link_height + 0.3
+    above, below = 0.75 + 0.21 * len(chart.facts), 0.95
+    height = above + body + below
+    figure = Figure(figsize=(WIDTH, height))
+    left = 0.9
+    axes = figure.add_axes(
+        (left / WIDTH, below / height, TIMELINE / WIDTH, body / height), frameon=False
+    )
+    # One unit of the vertical axis is an inch, one of the horizontal a nanosecond.
+    axes.set_xlim(0, chart.length_ns)
+    axes.set_ylim(body, 0)
+    size = max(4.0, min(9.0, 24 * gpu_height))
+    top = 0.15
+    for number, row in enumerate(chart.gpus):
+        _draw_row(axes, chart, row.boxes, top + 0.04 * gpu_height, 0.52 * gpu_height)
+        _draw_memory(axes, chart, number, top + 0.6 * gpu_height, 0.32 * gpu_height)
+        _note(axes, chart, number, top, gpu_height, size)
+        top += gpu_height
+    top += 0.1
+    for link in chart.links:
+        _draw_row(axes, chart, link.boxes, top + 0.15 * link_height, 0.7 * link_height)
+        middle = top + 0.5 * link_height
+        small = min(0.85 * size, 66 * link_height)
+        _beside(axes, 0, middle, f"link {link.name} ", small, ha="right")
+        _beside(axes, chart.length_ns, middle, f"  {float(link.busy):.1%} busy", small)
+        top += link_height
+    _draw_spans(axes, chart, body)
+    _draw_axis(axes, chart)
+    _draw_texts(figure, chart, height)
+    _draw_legend(figure, chart, height)
+    return figure
+
+
+def _draw_row(axes: Axes, chart: Chart, boxes: tuple[Box, ...], top: float, height: float) -> None:
+    from matplotlib.collections import PatchCollection
+    from matplotlib.patches import Rectangle
+
+    axes.add_patch(
+        Rectangle(
+            (0, top), chart.length_ns, height, facecolor="#f4f4f4", edgecolor="none", zorder=1
+        )
+    )
+    for what in dict.fromkeys(box.what for box in boxes):
+        for again in (False, True):
+            same = [
+                box
+                for box in boxes
+                if box.what == what and (box.start_ns >= chart.repeats_from_ns) == again
+            ]
+            if not same:
+                continue
+            axes.add_collection(
+                PatchCollection(
+                    [
+                        Rectangle((box.start_ns, top), box.end_ns - box.start_ns, height)
+                        for box in same
+                    ],
+                    facecolors=[_colour(chart, box) for box in same],
+                    edgecolors="#333333",
+                    linewidths=min(0.4, 2 * height),
+                    hatch=_hatch(what) if height > 0.06 else "",
+                    alpha=0.55 if again else 1.0,
+                    zorder=2,
+                )
+            )
+    size = min(8.0, 72 * 0.62 * height)
+    if size < 3.5:
+        return
+    inch = TIMELINE / chart.length_ns
+    for box in boxes:
+        space = (box.end_ns - box.start_ns) * inch * 72 - 2
+        label = next((text for text in chart.labels(box) if len(text) * size * 0.62 <= space), None)
+        if label:
+            axes.text(
+                (box.start_ns + box.end_ns) / 2,
+                top + height / 2,
+                label,
+                ha="center",
+                va="center",
+                size=size,
+                zorder=5,
+                bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.6},
+            )
+
+
+def _draw_memory(axes: Axes, chart: Chart, number: int, top: float, height: float) -> None:
+    memory = chart.memory[number]
+    bottom = top + height
+    limit = max(1, memory.limit_bytes)
+    starts = [level.start_ns for level in memory.levels] + [chart.length_ns]
+    tops = [bottom - height * min(1.0, level.most / limit) for level in memory.levels]
+    axes.fill_between(
+        starts,
+        [*tops, tops[-1]],
+        bottom,
+        step="post",
+        color="#b0413e" if memory.lacks else "#8aa1b1",
+        linewidth=0,
+        zorder=2,
+    )
+    axes.hlines(top, 0, chart.length_ns, color="#222222", linewidth=0.7, zorder=3)
+    axes.hlines(bottom, 0, chart.length_ns, color="#bbbbbb", linewidth=0.4, zorder=1)
+    counted = bottom - height * min(1.0, memory.share)
+    axes.hlines(
+        counted, 0, chart.length_ns, color="#222222", linewidth=0.5, linestyle=":", zorder=3
+    )
+
+
+def _note(axes: Axes, chart: Chart, number: int, top: float, height: float, size: float) -> None:
+    """Write the name of a GPU, how busy it is and how full; what binds is bold."""
+    row, memory = chart.gpus[number], chart.memory[number]
+    busy = f"  {float(row.busy):.1%} busy"
+    used = f"memory {memory.share:.1%} of {format_bytes(memory.limit_bytes)}"
+    # Beside what they speak of where there is room for two lines, else in one.
+    two = height > 0.35
+    first, second = (0.28, 0.76) if two else (0.5, 0.5)
+    _beside(axes, 0, top + first * height, f"{row.name} ", size, ha="right")
+    bold = "bold" if number == chart.busiest else "normal"
+    _beside(axes, chart.length_ns, top + first * height, busy, size, weight=bold)
+    bold = "bold" if memory.lacks else "normal"
+    right = 0 if two else 7 * size
+    _beside(axes, chart.length_ns, top + second * height, f"  {used}", size, right, weight=bold)
+
+
+def _beside(
+    axes: Axes,
+    time_ns: int,
+    middle: float,
+    text: str,
+    size: float,
+    right: float = 0,
+    ha: str = "left",
+    weight: str = "normal",
+) -> None:
+    axes.annotate(
+        text,
+        (time_ns, middle),
+        xytext=(right, 0),
+        textcoords="offset points",
+        ha=ha,
+        va="center",
+        size=size,
+        weight=weight,
+        annotation_clip=False,
+    )
+
+
+def _draw_spans(axes: Axes, chart: Chart, body: float) -> None:
+    edges = sorted({edge for span in chart.spans for edge in (span.start_ns, span.end_ns)})
+    axes.vlines(edges, 0, body, color="#111111", linewidth=0.9, linestyle="--", zorder=4)
+    for span in chart.spans:
+        axes.annotate(
+            "",
+            (span.start_ns, 0),
+            (span.end_ns, 0),
+            arrowprops={"arrowstyle": "<->", "linewidth": 0.9, "shrinkA": 0, "shrinkB": 0},
+            annotation_clip=False,
+        )
+        inches = (span.end_ns - span.start_ns) * TIMELINE / chart.length_ns
+        if len(span.name) * 0.075 < inches:
+            axes.annotate(
+                span.name,
+                ((span.start_ns + span.end_ns) / 2, 0),
+                xytext=(0, 4),
+                textcoords="offset points",
+                ha="center",
+                va="bottom",
+                size=9,
+                weight="bold",
+                annotation_clip=False,
+            )
+
+
+def _draw_axis(axes: Axes, chart: Chart) -> None:
+    unit, factor = next(
+        (name, size)
+        for name, size in (("s", 10**9), ("ms", 10**6), ("us", 10**3), ("ns", 1))
+        if chart.length_ns >= size
+    )
+    axes.set_yticks([])
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value / factor:g}")
+    axes.set_xlabel(f"time in {unit}", size=9)
+    axes.tick_params(labelsize=8)
+
+
+def _draw_texts(figure: Figure, chart: Chart, height: float) -> None:
+    figure.text(0.2 / WIDTH, 1 - 0.2 / height, chart.title, size=13, weight="bold", va="top")
+    for number, fact in enumerate(chart.facts):
+        figure.text(0.2 / WIDTH, 1 - (0.46 + 0.21 * number) / height, fact, size=9.5, va="top")
+
+
+def _draw_legend(figure: Figure, chart: Chart, height: float) -> None:
+    from matplotlib.patches import Patch
+
+    boxes = [box for row in (*chart.gpus, *chart.links) for box in row.boxes]
+    whats = [name for name in NAMES if any(box.what == name for box in boxes)]
+    handles = []
+    for what in whats:
+        sample = Box(0, 1, what, 0, 0)
+        handles.append(
+            Patch(
+                facecolor=_colour(chart, sample),
+                edgecolor="#333333",
+                hatch=_hatch(what),
+                label=NAMES[what],
+            )
+        )
+    lacking = any(memory.lacks for memory in chart.memory)
+    handles.append(Patch(facecolor="#8aa1b1", label="memory, full at the line above"))
+    if lacking:
+        handles.append(Patch(facecolor="#b0413e", label="memory that binds"))
+    figure.legend(
+        handles=handles,
+        loc="lower left",
+        bbox_to_anchor=(0.2 / WIDTH, 0.18 / height),
+        ncols=len(handles),
+        fontsize=8,
+        frameon=False,
+        handlelength=2.4,
+        columnspacing=1.4,
+        borderpad=0,
+    )
+    figure.text(
+        0.2 / WIDTH,
+        0.06 / height,
+        f"The colour is the stage. {chart.legend}. Dotted: the memory that counts. "
+        "Bold: what binds.",
+        size=8,
+        va="bottom",
+    )
+
+
+def _hatch(what: str) -> str:
+    return SENT[what][1] if what in SENT else HATCHES.get(what, "")
+
+
+def _colour(chart: Chart, box: Box) -> tuple[float, float, float]:
+    """Return the colour of a stage, lighter for what is no backward; of a transfer its own."""
+    from matplotlib import color_sequences, colormaps
+    from matplotlib.colors import to_rgb
+
+    if box.what in SENT:
+        return to_rgb(SENT[box.what][0])
+    few = color_sequences["petroff10"]
+    if chart.stages <= len(few):
+        red, green, blue = to_rgb(few[box.stage])
+    else:
+        red, green, blue = to_rgb(colormaps["turbo"](0.05 + 0.9 * box.stage / (chart.stages - 1)))
+    share = 1.0 if box.what in ("B", "I") else 0.45
+    return 1 - share * (1 - red), 1 - share * (1 - green), 1 - share * (1 - blue)

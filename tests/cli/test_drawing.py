@@ -1,0 +1,86 @@
+"""``schedopt show`` and ``schedopt simulate``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from schedopt.formats import save_result
+from tests.cli.test_commands import run
+from tests.drawing.test_charts import result_of
+from tests.examples import EXAMPLES
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Path:
+    path = tmp_path / "plan.json"
+    save_result(result_of(EXAMPLES["contiguous"]()), path)
+    return path
+
+
+def test_show_prints_period_bubble_binding_and_the_step(plan: Path) -> None:
+    done = run("show", plan)
+    assert (done.returncode, done.stderr) == (0, "")
+    for text in ("Period 4 ns", "Bubble 0.0%", "Binding: GPU 0 works 100.0%", "F0+0", "GPU 2",
+                 "100.0% of 330 B", "A step of 12 micro-batches"):  # fmt: skip
+        assert text in done.stdout
+
+
+@pytest.mark.parametrize("command", ["show", "simulate"])
+def test_pictures_are_written_where_one_says(command: str, plan: Path, tmp_path: Path) -> None:
+    done = run(command, plan, "-o", tmp_path / "picture.svg")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"Picture written to {tmp_path / 'picture.svg'}\n"
+    assert "<svg" in (tmp_path / "picture.svg").read_text()
+
+
+def test_simulate_prints_one_document(plan: Path) -> None:
+    done = run("simulate", plan, "--microbatches", "2", "--json")
+    document = json.loads(done.stdout)
+    # GPU 2 is through with micro-batch 1 at 14, and nothing is in its way then: 15, 17, 18, 20.
+    assert document["makespan_ns"] == 20
+    assert document["microbatches"] == 2
+    assert document["busy_ns"] == [8, 8, 8]
+    assert document["bubble"] == pytest.approx(1 - 24 / (3 * 20))
+    assert document["memory_peak_bytes"] == [210, 434, 330]
+
+
+def test_simulate_prints_a_step(plan: Path) -> None:
+    done = run("simulate", plan, "--microbatches", "4", "--timing", "pattern")
+    assert (done.returncode, done.stderr) == (0, "")
+    # The last micro-batch starts 12 ns after the first, which takes 20.
+    for text in ("4 micro-batches in 32 ns, 8 ns each", "warm-up", "at the times of the pattern"):
+        assert text in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["simulate", "PLAN", "--microbatches", "0"], "--microbatches: 0 is out of range"),
+        (["simulate", "PLAN", "--microbatches", "10000000"], "--microbatches: 10000000 would make"),
+        (["simulate", "PLAN", "-o", "x.gif"], "x.gif: .gif is no kind of picture"),
+        (["show", "PLAN", "-o", "missing/x.svg"], "missing/x.svg: cannot be written"),
+        (["show", "missing.json"], "missing.json"),
+    ],
+)
+def test_bad_usage_is_one_clear_error(
+    arguments: list[str], message: str, plan: Path, tmp_path: Path
+) -> None:
+    done = run(*[str(plan) if word == "PLAN" else word for word in arguments], folder=tmp_path)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert message in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", ["show", "simulate"])
+def test_a_plan_that_is_not_valid_is_not_drawn(command: str, plan: Path) -> None:
+    document = json.loads(plan.read_text())
+    document["pattern"]["operations"].pop()
+    plan.write_text(json.dumps(document))
+    done = run(command, plan)
+    assert done.returncode == 5
+    assert "not a valid plan" in done.stderr
+    assert "schedopt check" in done.stderr

@@ -1,0 +1,89 @@
+"""Pictures in files: their kinds, what stands in them, and that they never change by themselves."""
+
+from __future__ import annotations
+
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+from schedopt import Chain, InputError, Layer, Platform, solve
+from schedopt.drawing import chart_plan, chart_simulation, save_picture
+from schedopt.simulation import simulate, usual_micro_batches
+from tests.drawing.test_charts import result_of
+from tests.examples import EXAMPLES
+
+
+def texts(path: Path) -> list[str]:
+    root = ElementTree.parse(path).getroot()
+    return [(node.text or "").strip() for node in root.iter("{http://www.w3.org/2000/svg}text")]
+
+
+def test_the_picture_says_what_a_reader_looks_for(tmp_path: Path) -> None:
+    path = tmp_path / "plan.svg"
+    save_picture(chart_plan(result_of(EXAMPLES["contiguous"]())), path)
+    found = texts(path)
+    for text in ("period 4 ns", "GPU 2", "F0+0", "B0-4", "link 0-1", "100.0% busy",
+                 "memory 100.0% of 510 B", "time in ns", "forward", "backward",
+                 "Bubble 0.0%: idle time of the GPUs that have a stage"):  # fmt: skip
+        assert text in found
+    assert any(text.startswith("Binding: GPU 0 works 100.0% of the period") for text in found)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("kind", ["plan", "step"])
+def test_every_plan_by_hand_can_be_drawn(name: str, kind: str, tmp_path: Path) -> None:
+    plan = EXAMPLES[name]()
+    if kind == "plan":
+        chart = chart_plan(result_of(plan))
+    else:
+        chart = chart_simulation(simulate(plan, usual_micro_batches(plan)))
+    save_picture(chart, tmp_path / "picture.svg")
+    found = texts(tmp_path / "picture.svg")
+    assert {f"GPU {gpu}" for gpu in range(len(plan.platform.gpus))} <= set(found)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "magic"), [(".svg", b"<?xml"), (".PNG", b"\x89PNG"), (".pdf", b"%PDF")]
+)
+def test_the_same_chart_gives_the_same_bytes(suffix: str, magic: bytes, tmp_path: Path) -> None:
+    chart = chart_plan(result_of(EXAMPLES["two_periodic"]()))
+    for name in ("one", "two"):
+        save_picture(chart, tmp_path / f"{name}{suffix}")
+    first = (tmp_path / f"one{suffix}").read_bytes()
+    assert first.startswith(magic)
+    assert first == (tmp_path / f"two{suffix}").read_bytes()
+
+
+def test_sixty_four_gpus_stay_within_a_page_that_can_be_read(tmp_path: Path) -> None:
+    layer = Layer(forward_ns=1000, backward_ns=2000, weight_bytes=1, activation_bytes=1)
+    result = solve(Chain(layers=(layer,) * 64), Platform(64, 10**6, bandwidth=10**9))
+    save_picture(chart_plan(result), tmp_path / "plan.svg")
+    root = ElementTree.parse(tmp_path / "plan.svg").getroot()
+    width, height = (float(root.attrib[name].removesuffix("pt")) for name in ("width", "height"))
+    assert height < 1.5 * width
+    assert "GPU 63" in texts(tmp_path / "plan.svg")
+
+
+@pytest.mark.parametrize("name", ["plan.gif", "plan", "plan.svg.txt"])
+def test_other_kinds_of_pictures_are_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no kind of picture") as caught:
+        save_picture(chart_plan(result_of(EXAMPLES["contiguous"]())), tmp_path / name)
+    assert ".svg, .png or .pdf" in caught.value.way_out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_missing_is_one_clear_error(tmp_path: Path) -> None:
+    chart = chart_plan(result_of(EXAMPLES["contiguous"]()))
+    with pytest.raises(InputError, match="cannot be written"):
+        save_picture(chart, tmp_path / "missing" / "plan.svg")
+
+
+def test_without_matplotlib_the_way_out_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(InputError, match="need matplotlib") as caught:
+        save_picture(chart_plan(result_of(EXAMPLES["contiguous"]())), tmp_path / "plan.svg")
+    assert "schedopt[draw]" in caught.value.way_out
