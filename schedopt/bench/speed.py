@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import platform as machine
-import random
 import subprocess
 import sys
 import time
@@ -19,37 +18,17 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from schedopt import Chain, Layer, Platform, __version__, solve
+from schedopt import Chain, Platform, __version__, solve
 from schedopt.bounds import load_bound
+from schedopt.families import random_chain
 
 LEVELS: Final = (1.0, 1.1, 1.5, 2.0, 3.0, 5.0, 8.0, 20.0)
 """Memory of a GPU, as a multiple of the least with which a contiguous plan exists."""
 
 
-def random_chain(count: int, seed: int) -> Chain:
-    """Return a chain with times and sizes that differ by up to a factor of nine between layers."""
-    draw = random.Random(seed)
-
-    def around(middle: int) -> int:
-        return draw.randint(middle // 3, middle * 3)
-
-    layers = [
-        Layer(
-            forward_ns=around(500_000),
-            backward_ns=around(1_000_000),
-            weight_bytes=around(50_000_000),
-            activation_bytes=around(4_000_000),
-            saved_bytes=around(30_000_000),
-            saved_input_bytes=draw.randint(0, 1_000_000),
-        )
-        for _ in range(count)
-    ]
-    return Chain(layers=tuple(layers), name=f"random-{count}-{seed}")
-
-
 def measure_solver(count: int, gpus: int, seed: int) -> list[dict[str, Any]]:
     """Solve one chain at several memory levels; seconds for each."""
-    chain = random_chain(count, seed)
+    chain = random_chain(count, seed).chain
     none = solve(chain, Platform(gpus, 1, bandwidth="12GB/s"))
     assert none.infeasibility is not None
     least = none.infeasibility.least_memory_bytes

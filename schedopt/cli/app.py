@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from schedopt.cli.check import check_plan
+from schedopt.cli.instance import instance_app
 from schedopt.cli.profile import profile_model
 from schedopt.cli.show import show_plan
 from schedopt.cli.simulate import simulate_plan
@@ -50,3 +51,4 @@ app.command("solve", epilog=EXIT_CODES)(solve_chain)
 app.command("check", epilog=EXIT_CODES)(check_plan)
 app.command("show", epilog=EXIT_CODES)(show_plan)
 app.command("simulate", epilog=EXIT_CODES)(simulate_plan)
+app.add_typer(instance_app, name="instance")

@@ -1,0 +1,310 @@
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schedopt import Chain
+from schedopt.cli import main
+from tests.cli.test_commands import run
+
+MS = 10**6
+
+CASES: dict[str, tuple[str, int, int, int | None]] = {
+    "section 6.1": ("section6-1", 2, MS, 3),
+    "lemma 2": ("lemma2", 2, 2 * MS, None),
+    "theorem 4": ("theorem4 --k 3", 4, 4 * MS, 4),
+    "theorem 4, k = 1": ("theorem4 --k 1", 2, 2 * MS, 4),
+    "theorem 5": ("theorem5 --k 2", 5, MS, 16),
+    "theorem 6": ("theorem6 --k 4", 6, 4 * MS, 12),
+    "theorem 6 with a memory": ("theorem6 --k 3 --memory 7", 5, 7 * MS, 6),
+    "uniform": ("uniform --layers 7 --gpus 3", 3, 3 * (10 + 3) * MS, 9),
+    "uniform with all options": (
+        "uniform --layers 5 --forward 500us --backward 1.5ms --weight 2MB --activation 1MB "
+        "--saved 3MB --gpus 2 --mem 1G", 2, 10**9, 6,
+    ),
+}  # fmt: skip
+"""Arguments, GPUs, bytes of each, and the contiguous 1-periodic optimum in ms, by hand."""
+
+COMMANDS = ("section6-1", "lemma2", "theorem4", "theorem5", "theorem6", "uniform", "random")
+
+
+def written(stdout: str) -> list[str]:
+    """Return the solve command that was printed, as a shell splits it, without ``schedopt``."""
+    (line,) = (line for line in stdout.splitlines() if line.startswith("Solve "))
+    name, *command = shlex.split(line.removeprefix("Solve "))
+    assert name == "schedopt"
+    return command
+
+
+def solve_as_printed(command: list[str], folder: Path, expected_ms: int | None) -> None:
+    done = run(*command, "--json", folder=folder)
+    assert done.stderr == ""
+    document: dict[str, Any] = json.loads(done.stdout)
+    if expected_ms is None:
+        assert (done.returncode, document["status"]) == (3, "infeasible")
+    else:
+        assert (done.returncode, document["status"]) == (0, "optimal")
+        assert document["period_exact"] == [expected_ms * MS, 1]
+
+
+class Here:
+    """Runs the command line in this process, which takes a tenth of the time."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self.monkeypatch = monkeypatch
+        self.capsys = capsys
+
+    def run(self, *arguments: str | Path) -> tuple[object, str, str]:
+        """Return the exit code, what was printed, and the errors."""
+        self.monkeypatch.setattr(sys, "argv", ["schedopt", *map(str, arguments)])
+        with pytest.raises(SystemExit) as caught:
+            main()
+        shown = self.capsys.readouterr()
+        return caught.value.code, shown.out, shown.err
+
+    def fail(self, *arguments: str | Path) -> str:
+        """Run what must end with 2 and print nothing but errors; return those."""
+        code, printed, errors = self.run(*arguments)
+        assert (code, printed) == (2, "")
+        return errors
+
+    def print(self, *arguments: str | Path) -> str:
+        """Run what must end well and without errors; return what is printed."""
+        code, printed, errors = self.run(*arguments)
+        assert (code, errors) == (0, "")
+        return printed
+
+
+@pytest.fixture
+def here(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Here:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    return Here(monkeypatch, capsys)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_command_that_is_printed_solves_what_was_written(
+    case: str, here: Here, tmp_path: Path
+) -> None:
+    arguments, gpus, memory, period = CASES[case]
+    shown = here.print("instance", *arguments.split(), "-o", "my chain.json")
+    chain = Chain.load(tmp_path / "my chain.json")
+    assert shown.startswith(f"Chain     {chain.name}: {len(chain.layers)} layers, ")
+    assert "Chain written to my chain.json\n" in shown
+    assert f"{gpus} GPUs of " in shown
+    assert "transfers are free" in shown
+    command = written(shown)
+    assert command == [
+        "solve", "--chain", "my chain.json", "--gpus", str(gpus), "--mem", str(memory)
+    ]  # fmt: skip
+    assert "--chain 'my chain.json'" in shown
+    first = next(line for line in shown.splitlines() if line.startswith("Known"))
+    assert first.startswith("Known     contiguous, ")
+    assert ("infeasible" if period is None else f"{period}.000 ms or {period * MS} ns") in first
+    solve_as_printed(command, tmp_path, period)
+
+
+@pytest.mark.parametrize("case", ["lemma 2", "theorem 4", "theorem 5", "uniform"])
+def test_json_is_one_document(case: str, here: Here, tmp_path: Path) -> None:
+    arguments, gpus, memory, period = CASES[case]
+    shown = here.print("instance", *arguments.split(), "-o", "chain.json", "--json")
+    document = json.loads(shown)
+    chain = Chain.load(tmp_path / "chain.json")
+    assert document["name"] == chain.name
+    assert document["layers"] == len(chain.layers)
+    assert document["chain_sha256"] == chain.sha256
+    assert document["platform"] == chain.provenance["platform"]
+    assert document["platform"] == {
+        "gpus": gpus, "memory_bytes": memory, "bandwidth_bytes_per_s": None
+    }  # fmt: skip
+    assert document["known"] == chain.provenance["known"]
+    first = document["known"][0]
+    assert first["scope"]["allocation"] == "contiguous"
+    assert first["period_exact"] == (None if period is None else [period * MS, 1])
+    name, *command = document["solve"]
+    assert name == "schedopt"
+    solve_as_printed(command, tmp_path, period)
+
+
+def test_theorem_4_tells_exact_periods_and_their_k(here: Here, tmp_path: Path) -> None:
+    shown = here.print("instance", "theorem4", "--k", "3", "-o", tmp_path / "chain.json")
+    lines = [line for line in shown.splitlines() if line.startswith("Known")]
+    for line, start in zip(
+        lines,
+        (
+            "contiguous, k = 1: 4.000 ms or 4000000 ns (",
+            "contiguous, k up to 2: 3.000 ms or 3000000 ns, reached with k = 2 (",
+            "contiguous, any k: 2.667 ms or 8000000/3 ns, reached with k = 3 (",
+            "any allocation, any k: 2.667 ms or 8000000/3 ns, reached with k = 3 (",
+        ),
+        strict=True,
+    ):
+        assert line.startswith(f"Known     {start}Beaumont et al. 2021, Theorem 4")
+
+
+def test_random_is_solvable_and_nothing_is_known(here: Here, tmp_path: Path) -> None:
+    arguments = ("instance", "random", "--layers", "12", "--seed", "3", "-o")
+    shown = here.print(*arguments, "one.json")
+    assert "Known     nothing\n" in shown
+    solved = run(*written(shown), "--json", folder=tmp_path)
+    document = json.loads(solved.stdout)
+    assert (solved.returncode, document["status"]) == (0, "optimal")
+    assert Fraction(*document["period_exact"]) > 0
+    again = here.print(*arguments, "two.json", "--gpus", "8", "--mem", "1G", "--json")
+    one, two = (Chain.load(tmp_path / name) for name in ("one.json", "two.json"))
+    assert one.layers == two.layers
+    told = json.loads(again)
+    assert told["known"] == []
+    assert told["platform"]["gpus"] == 8
+    assert told["solve"][-4:] == ["--gpus", "8", "--mem", str(10**9)]
+
+
+def test_one_layer_on_one_gpu_is_singular(here: Here, tmp_path: Path) -> None:
+    shown = here.print(
+        "instance", "uniform", "--layers", "1", "--gpus", "1", "-o", tmp_path / "c.json"
+    )
+    assert "uniform-layers-1: 1 layer, 3.000 ms" in shown
+    assert "Platform  1 GPU of 11.00 MB" in shown
+
+
+def test_with_less_memory_nothing_is_said_to_be_known(here: Here, tmp_path: Path) -> None:
+    arguments = ("uniform", "--layers", "8", "--mem", "27MB", "-o", "chain.json")
+    shown = here.print("instance", *arguments)
+    assert "Known     nothing\n" in shown
+
+
+@pytest.mark.parametrize("name", ['it\'s $HOME; "x" & y.json', "-chain.json", "ключ 🎉.json"])
+def test_odd_names_are_quoted_for_a_shell(name: str, here: Here, tmp_path: Path) -> None:
+    shown = here.print("instance", "section6-1", f"--output={name}")
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    solve_as_printed(written(shown), tmp_path, 3)
+
+
+BAD: dict[str, tuple[str, str]] = {
+    "theorem 4, k = 0": ("theorem4 --k 0", "--k: 0 is out of range. Give an integer from 1 to"),
+    "theorem 4, too large": ("theorem4 --k 4096", "--k: 4096 is out of range."),
+    "theorem 5, k = 1": ("theorem5 --k 1", "--k: 1 is out of range. Give an integer from 2 to 45"),
+    "theorem 6, k = 1": ("theorem6 --k 1", "--k: 1 is out of range."),
+    "theorem 6, memory below k": (
+        "theorem6 --k 4 --memory 3", "--memory: 3 is out of range. Give an integer from 4 to",
+    ),
+    "no layers": ("uniform --layers 0", "--layers: 0 is out of range."),
+    "a negative number of layers": ("uniform --layers -3", "--layers: -3 is out of range."),
+    "no GPUs": ("uniform --layers 3 --gpus 0", "--gpus: 0 is out of range."),
+    "forward": ("uniform --layers 3 --forward soon", "--forward: 'soon' is not a time."),
+    "backward": ("uniform --layers 3 --backward -1ms", "--backward: '-1ms' is not a time."),
+    "no time": ("uniform --layers 3 --forward 0 --backward 0", "--forward: the layers take no"),
+    "too long a forward": (
+        "uniform --layers 3 --forward 999999999s", "--forward: 999999999000000000 is out of",
+    ),
+    "too long in all": ("uniform --layers 9 --forward 100s", "--layers: the layers take 9000"),
+    "weight": ("uniform --layers 3 --weight 1Gb", "--weight: '1Gb' is not a size"),
+    "activation": ("uniform --layers 3 --activation x", "--activation: 'x' is not a size"),
+    "saved": ("uniform --layers 3 --saved x", "--saved: 'x' is not a size"),
+    "mem": ("uniform --layers 3 --mem much", "--mem: 'much' is not a size"),
+    "too much weight": ("uniform --layers 3 --weight 9999T", "--weight: 9999000000000000 is out"),
+    "too much saved": ("uniform --layers 3 --saved 9999T", "--saved: 9999000000000000 is out of"),
+    "too long a backward": (
+        "uniform --layers 3 --backward 9999999s", "--backward: 9999999000000000 is out of",
+    ),
+    "too large an activation": (
+        "uniform --layers 3 --activation 9999T", "--activation: 9999000000000000 is out of",
+    ),
+    "too much mem": ("uniform --layers 3 --mem 9999T", "--mem: 9999000000000000 is out of range"),
+    "mem of each": ("uniform --layers 3 --gpus 2 --mem 1G,2G", "--mem: '1G,2G' is not a size"),
+    "random: no layers": ("random --layers 0 --seed 1", "--layers: 0 is out of range."),
+    "random: seed": ("random --layers 3 --seed -1", "--seed: -1 is out of range."),
+    "random: no GPUs": ("random --layers 3 --seed 1 --gpus 0", "--gpus: 0 is out of range."),
+    "random: mem": ("random --layers 3 --seed 1 --mem 1,1", "--mem: '1,1' is not a size"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_values_give_2_and_one_line_with_the_option(
+    case: str, here: Here, tmp_path: Path
+) -> None:
+    arguments, words = BAD[case]
+    errors = here.fail("instance", *arguments.split(), "-o", "chain.json")
+    assert errors.startswith(f"Error: {words}")
+    assert errors.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        ("theorem4 -o c.json", "--k"),
+        ("theorem4 --k two -o c.json", "--k"),
+        ("theorem5 --k 2.5 -o c.json", "--k"),
+        ("theorem6 --k 3 --memory 3G -o c.json", "--memory"),
+        ("section6-1", "--output"),
+        ("uniform -o c.json", "--layers"),
+        ("random --layers 3 -o c.json", "--seed"),
+        ("lemma2 --k 3 -o c.json", "--k"),
+        ("theorem7 -o c.json", "theorem7"),
+    ],
+)
+def test_bad_usage_gives_2(arguments: str, option: str, here: Here, tmp_path: Path) -> None:
+    assert option in here.fail("instance", *arguments.split())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_bad_value_ends_the_installed_command_the_same_way(tmp_path: Path) -> None:
+    done = run("instance", "theorem4", "--k", "0", "-o", tmp_path / "chain.json")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "Error: --k: 0 is out of range. Give an integer from 1 to 4095\n"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_unwritable_output_gives_2(command: str, here: Here, tmp_path: Path) -> None:
+    needed = {"theorem": ["--k", "3"], "uniform": ["--layers", "3"], "random": ["--layers", "3"]}
+    arguments = needed.get(command.rstrip("456"), [])
+    seed = ["--seed", "1"] if command == "random" else []
+    for path, words in (
+        (tmp_path / "none" / "chain.json", "cannot be written"),
+        (tmp_path, "is a folder"),
+    ):
+        errors = here.fail("instance", command, *arguments, *seed, "-o", path)
+        assert errors.startswith(f"Error: {path}: {words}")
+        assert errors.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_older_file_stays_after_bad_values_and_goes_after_good_ones(tmp_path: Path) -> None:
+    path = tmp_path / "chain.json"
+    path.write_text("older")
+    assert run("instance", "theorem4", "--k", "0", "-o", path).returncode == 2
+    assert path.read_text() == "older"
+    assert run("instance", "theorem4", "--k", "1", "-o", path).returncode == 0
+    assert len(Chain.load(path).layers) == 2
+
+
+def test_help_lists_all(here: Here) -> None:
+    shown = here.print("instance", "--help")
+    for command in COMMANDS:
+        assert f" {command} " in shown
+    assert "Exit codes" in shown
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_names_the_exit_codes_and_an_example_that_works(
+    command: str, here: Here, tmp_path: Path
+) -> None:
+    shown = here.print("instance", command, "--help")
+    assert "Exit codes" in shown
+    lines = [line.strip().removeprefix("Example: ") for line in shown.splitlines()]
+    examples = [line for line in lines if line.startswith(f"schedopt instance {command} ")]
+    assert len(examples) == (2 if command == "uniform" else 1)
+    for example in examples:
+        path = tmp_path / "chain.json"
+        path.unlink(missing_ok=True)
+        here.print(*example.split()[1:])
+        assert Chain.load(path).layers
