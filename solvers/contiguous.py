@@ -23,14 +23,7 @@ from schedopt.errors import InputError
 from schedopt.platform import Gpu
 from schedopt.problem import Problem, Scope
 from schedopt.result import Infeasibility
-from schedopt.solvers.one_f_one_b_star import (
-    chain_items,
-    make_plan,
-    needs,
-    proven_scope,
-    refuse_unsupported,
-    tighten,
-)
+from schedopt.solvers.one_f_one_b_star import StageChain, proven_scope, refuse_unsupported
 from schedopt.solving.run import Run
 from schedopt.stage import Stage
 from schedopt.validation import LARGEST
@@ -70,16 +63,16 @@ def solve(problem: Problem, run: Run) -> None:
         if not run.stopped():
             run.report_infeasible(_explain(problem, high, replace(scope, period_ns=limit), run))
         return
-    high = tighten(chain_items(problem, stages), high)
+    high = StageChain(problem, stages).tighten(high)
     while limit is None and low < high and not run.stopped():
         middle = (low + high) // 2
         found = search.stages_at(middle, run)
         if found is not None:
-            stages, high = found, tighten(chain_items(problem, found), middle)
+            stages, high = found, StageChain(problem, found).tighten(middle)
         elif not run.stopped():
             low = middle + 1
             run.report_bound(low, scope, PROOF)
-    run.report(make_plan(problem, stages, high))
+    run.report(StageChain(problem, stages).plan(high))
     if limit is None:
         run.report_bound(low, scope, PROOF)
 
@@ -282,40 +275,29 @@ def _explain(problem: Problem, period: int, scope: Scope, run: Run) -> Infeasibi
     if stages is None:
         note = "" if run.stopped() else "; no amount of memory helps"
         return Infeasibility(scope=scope, proof=PROOF + note, wider=wider)
-    high = _excess(problem, stages, period)
+    high = max(StageChain(problem, stages).excesses(period))
     while low < high and not run.stopped():
         middle = (low + high) // 2
         found = stages_with(middle)
         if found is not None:
-            stages, high = found, _excess(problem, found, period)
+            stages, high = found, max(StageChain(problem, found).excesses(period))
         elif not run.stopped():
             low = middle + 1
-    grown = _with_memory(problem, high)
-    demands = needs(grown, stages, period)
-    excess = _excesses(problem, stages, period)
+    chain = StageChain(problem, stages)
+    excess = chain.excesses(period)
     binding = excess.index(max(excess))
     gpu = stages[binding].gpus[0]
     first, last = stages[binding].layers
+    memory = problem.platform.gpus[gpu].memory_bytes
     return Infeasibility(
         scope=scope,
-        proof=f"{PROOF}; GPU {gpu} with layers {first} to {last} needs {demands[binding]} bytes",
-        least_memory_bytes=grown.platform.gpus[gpu].memory_bytes,
-        proven_memory_bytes=problem.platform.gpus[gpu].memory_bytes + low,
+        proof=f"{PROOF}; GPU {gpu} with layers {first} to {last} needs "
+        f"{chain.needs(period)[binding]} bytes",
+        least_memory_bytes=memory + high,
+        proven_memory_bytes=memory + low,
         gpu=gpu,
         wider=wider,
     )
-
-
-def _excesses(problem: Problem, stages: list[Stage], period: int) -> list[int]:
-    """Return how much more memory than there is each stage needs, bytes."""
-    return [
-        need - problem.platform.gpus[stage.gpus[0]].usable_bytes
-        for stage, need in zip(stages, needs(problem, stages, period), strict=True)
-    ]
-
-
-def _excess(problem: Problem, stages: list[Stage], period: int) -> int:
-    return max(_excesses(problem, stages, period))
 
 
 def _with_memory(problem: Problem, extra: int) -> Problem:

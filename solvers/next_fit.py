@@ -12,14 +12,7 @@ from __future__ import annotations
 
 from schedopt.errors import InputError
 from schedopt.problem import Problem
-from schedopt.solvers.one_f_one_b_star import (
-    chain_items,
-    fits,
-    least_period,
-    make_plan,
-    refuse_unsupported,
-    tighten,
-)
+from schedopt.solvers.one_f_one_b_star import refuse_unsupported, report_stages
 from schedopt.solving.run import Run
 from schedopt.stage import Stage
 
@@ -45,18 +38,7 @@ def solve(problem: Problem, run: Run) -> None:
             field="solver",
             way_out="Use contiguous",
         )
-    stages = next_fit(problem)
-    items = chain_items(problem, stages)
-    low = max(1, least_period(items))
-    high = max(low, sum(item.forward_ns + item.backward_ns for item in items))
-    if problem.scope.period_ns is not None:
-        high = min(high, problem.scope.period_ns)
-    if not fits(problem, stages, high):
-        return
-    while low < high and not run.stopped():
-        middle = (low + high) // 2
-        low, high = (low, middle) if fits(problem, stages, middle) else (middle + 1, high)
-    run.report(make_plan(problem, stages, tighten(items, high)))
+    report_stages(problem, next_fit(problem), run)
 
 
 def next_fit(problem: Problem) -> list[Stage]:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from schedopt import Chain, InputError, Layer, Platform, Scope, Stage, check, solve
 from schedopt.account import concurrent_activations
 from schedopt.problem import Problem
-from schedopt.solvers.one_f_one_b_star import make_plan
+from schedopt.solvers.one_f_one_b_star import StageChain
 from tests.strategies import chains, platforms
 
 
@@ -71,7 +71,7 @@ def test_no_1_periodic_pattern_keeps_fewer_activations(
         scope=Scope(allocation="fixed"),
         stages=tuple(stages),
     )
-    plan = make_plan(problem, stages, period)
+    plan = StageChain(problem, stages).plan(period)
     assert check(plan) == ()
     found = concurrent_activations(plan)
     assert [found[index, index] for index in range(len(times))] == least
