@@ -84,7 +84,7 @@ def solve_chain(
     solver: Annotated[
         str | None,
         typer.Option(
-            help="contiguous, next_fit, one_f_one_b_star, or one that is installed.",
+            help="contiguous, even_split, next_fit, one_f_one_b_star, or one that is installed.",
             metavar="NAME",
         ),
     ] = None,
@@ -230,15 +230,22 @@ def _progress() -> Iterator[Callable[[Progress], None] | None]:
         yield None
         return
     from rich.console import Console
+    from rich.progress import Progress as Line
+    from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
     from schedopt.units import format_duration
 
-    with Console(stderr=True).status("solving") as status:
+    console = Console(stderr=True, highlight=False)
+    columns = (SpinnerColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
+    with Line(*columns, console=console, transient=True) as line:
+        task = line.add_task("solving", total=None)
 
         def show(progress: Progress) -> None:
             parts = [progress.solver]
             for name, value in (("best", progress.period), ("bound", progress.bound)):
                 parts.append(f"{name} {'none' if value is None else format_duration(value)}")
-            status.update(", ".join(parts))
+            if progress.period is not None and progress.bound:
+                parts.append(f"gap {float(progress.period / progress.bound - 1):.2%}")
+            line.update(task, description=", ".join(parts))
 
         yield show

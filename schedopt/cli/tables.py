@@ -137,16 +137,27 @@ def _print_infeasibility(console: Console, why: Infeasibility) -> None:
 
 
 def _print_ladder(console: Console, result: Result) -> None:
-    table = make_table("Ladder: what each solver added")
+    table = make_table("Ladder: what each solver found, and how much faster than the best before")
     table.add_column("Solver")
-    table.add_column("Best period", justify="right")
-    table.add_column("Bound", justify="right")
-    table.add_column("Time", justify="right")
+    for name in ("Period", "Faster", "Bound", "Time"):
+        table.add_column(name, justify="right", no_wrap=True)
     table.add_column("Note", overflow="fold")
+    best: Fraction | None = None
     for rung in result.ladder:
-        shown = [
-            "none" if exact is None else format_duration(Fraction(*exact))
+        period, bound = (
+            None if exact is None else Fraction(*exact)
             for exact in (rung.period_exact, rung.bound_exact)
-        ]
-        table.add_row(rung.solver, *shown, f"{rung.seconds:.3f} s", rung.note)
+        )
+        faster = ""
+        if period is not None and (best is None or period < best):
+            faster = "" if best is None else f"{float(best / period):.3f}x"
+            best = period
+        table.add_row(
+            rung.solver,
+            "none" if period is None else format_duration(period),
+            faster,
+            "" if bound is None else format_duration(bound),
+            f"{rung.seconds:.3f} s",
+            rung.note,
+        )
     console.print(table)

@@ -110,23 +110,25 @@ def _climb(run: Run, initial: Plan | None, named: tuple[str, ...] | None) -> lis
     if problem.scope.allocation == "general" and (impossible := memory_proof(problem)):
         run.report_infeasible(impossible)
     ladder: list[Rung] = []
+    refusals: list[InputError] = []
     for name, solver in solvers:
-        if run.stopped():
+        if run.stopped() or run.settled():
             break
         run.solver = name
         begin = run.seconds()
         try:
             solver(problem, run)
         except InputError as error:
-            if len(solvers) == 1:
+            refusals.append(error)
+            if len(refusals) == len(solvers):
                 raise
             ladder.append(Rung(solver=name, note=f"left out: {error.rule}"))
             continue
-        period, bound = run.period(), run.bound()
+        own, bound = run.period_of(name), run.bound()
         ladder.append(
             Rung(
                 solver=name,
-                period_exact=None if period is None else as_ratio(period),
+                period_exact=None if own is None else as_ratio(own),
                 bound_exact=None if bound is None else as_ratio(bound),
                 seconds=round(run.seconds() - begin, 6),
                 note=_note(run),
@@ -136,11 +138,17 @@ def _climb(run: Run, initial: Plan | None, named: tuple[str, ...] | None) -> lis
 
 
 def _note(run: Run) -> str:
+    """Say what is known after a solver."""
     if run.infeasibility() is not None:
         return "proven infeasible"
-    if run.period() is None:
-        return f"no plan: {run.proofs[-1].proof}" if run.proofs else "no plan"
-    return "proven optimal" if run.period() == run.bound() else "not proven optimal"
+    own, best = run.period_of(run.solver), run.period()
+    if own is None:
+        return (
+            "no plan" if best is not None or not run.proofs else f"no plan: {run.proofs[-1].proof}"
+        )
+    if own != best:
+        return "no better plan"
+    return "proven optimal" if own == run.bound() else "not proven optimal"
 
 
 def _same_problem(initial: Plan, problem: Problem) -> Plan:

@@ -17,12 +17,13 @@ Solver = Callable[[Problem, Run], None]
 GROUP: Final = "schedopt.solvers"
 SOLVERS: Final = {
     "contiguous": "schedopt.solvers.contiguous:solve",
+    "even_split": "schedopt.solvers.even_split:solve",
     "next_fit": "schedopt.solvers.next_fit:solve",
     "one_f_one_b_star": "schedopt.solvers.one_f_one_b_star:solve",
 }
 DEFAULT: Final = {
-    "contiguous": ("contiguous",),
-    "general": ("next_fit", "contiguous"),
+    "contiguous": ("even_split", "next_fit", "contiguous"),
+    "general": ("even_split", "next_fit", "contiguous"),
     "fixed": ("one_f_one_b_star",),
 }
 """The solvers that answer each kind of allocation, in the order in which they run."""

@@ -69,6 +69,7 @@ class Run:
         self._stop = threading.Event()
         self._on_progress = on_progress
         self._best: Plan | None = None
+        self._shortest: dict[str, Fraction] = {}
 
     def best(self) -> Plan | None:
         """Return the best plan so far."""
@@ -92,6 +93,17 @@ class Run:
         """Return the best normalized period so far, ns."""
         return None if self._best is None else _period(self._best)
 
+    def period_of(self, solver: str) -> Fraction | None:
+        """Return the best normalized period that one solver found, ns."""
+        return self._shortest.get(solver)
+
+    def settled(self) -> bool:
+        """Whether nothing is left to find: proven optimal, or a plan within the period asked."""
+        period, asked = self.period(), self.problem.scope.period_ns
+        if period is None:
+            return False
+        return period == self.bound() or (asked is not None and period <= asked)
+
     def bound(self) -> Fraction | None:
         """Return the best bound that holds in the scope asked, ns."""
         return best_bound(self.bounds, self.problem.scope)
@@ -107,6 +119,8 @@ class Run:
         violations = check(plan)
         if violations:
             raise InvalidPlanError(f"{self.solver}: {violations[0]} ({len(violations)} in all)")
+        own = self.period_of(self.solver)
+        self._shortest[self.solver] = _period(plan) if own is None else min(own, _period(plan))
         if self._best is None or _period(plan) < _period(self._best):
             self._best = plan
             self.solver_of_best = self.solver

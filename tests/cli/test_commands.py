@@ -151,7 +151,8 @@ def test_period_is_a_decision(plan: Path) -> None:
 def test_general_allocation_has_a_ladder_and_a_bound() -> None:
     arguments = ("--chain", GPT2, "--gpus", "4", "--mem", "2G", "--allocation", "general")
     document = solve_json(*arguments)
-    assert [rung["solver"] for rung in document["ladder"]] == ["next_fit", "contiguous"]
+    solvers = [rung["solver"] for rung in document["ladder"]]
+    assert solvers == ["even_split", "next_fit", "contiguous"]
     assert document["period_ns"] >= document["lower_bound_ns"] > 0
     assert "Ladder" in run("solve", *arguments).stdout
 

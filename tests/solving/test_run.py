@@ -68,7 +68,7 @@ def test_a_bound_of_a_narrower_scope_does_not_count() -> None:
 
 def test_progress_tells_period_and_bound() -> None:
     seen: list[Progress] = []
-    result = solve(CHAIN, PLATFORM, on_progress=seen.append)
+    result = solve(CHAIN, PLATFORM, solver="contiguous", on_progress=seen.append)
     assert seen[-1].period == result.period
     assert seen[-1].bound == result.lower_bound
     assert seen[-1].solver == "contiguous"
@@ -118,7 +118,7 @@ def test_an_initial_plan_that_does_not_fit_is_refused() -> None:
 
 
 def test_an_unknown_solver_gets_the_list() -> None:
-    with pytest.raises(InputError, match="contiguous, next_fit, one_f_one_b_star"):
+    with pytest.raises(InputError, match="contiguous, even_split, next_fit, one_f_one_b_star"):
         load_solver("magic")
 
 
