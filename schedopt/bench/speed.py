@@ -1,24 +1,17 @@
-"""How long the exact contiguous solver and the command line take.
-
-Run it as ``python -m schedopt.bench.speed -o results/speed.json``.
-"""
+"""How long the exact contiguous solver and the command line take."""
 
 from __future__ import annotations
 
-import json
 import os
-import platform as machine
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
-import typer
-
-from schedopt import Chain, Platform, __version__, solve
+from schedopt import Chain, Platform, solve
+from schedopt.bench.machine import describe_machine
 from schedopt.bounds import load_bound
 from schedopt.families import random_chain
 
@@ -29,13 +22,14 @@ LEVELS: Final = (1.0, 1.1, 1.5, 2.0, 3.0, 5.0, 8.0, 20.0)
 def measure_solver(count: int, gpus: int, seed: int) -> list[dict[str, Any]]:
     """Solve one chain at several memory levels; seconds for each."""
     chain = random_chain(count, seed).chain
-    none = solve(chain, Platform(gpus, 1, bandwidth="12GB/s"))
+    none = solve(chain, Platform(gpus, 1, bandwidth="12GB/s"), solver="contiguous")
     assert none.infeasibility is not None
     least = none.infeasibility.least_memory_bytes
     assert least is not None
     rows = [_row(chain, gpus, 0.0, none.seconds, none.status, None)]
     for level in LEVELS:
-        result = solve(chain, Platform(gpus, int(least * level), bandwidth="12GB/s"))
+        platform = Platform(gpus, int(least * level), bandwidth="12GB/s")
+        result = solve(chain, platform, solver="contiguous")
         assert result.period is not None
         ratio = float(result.period / load_bound(result.problem).period)
         rows.append(_row(chain, gpus, level, result.seconds, result.status, ratio))
@@ -73,16 +67,14 @@ def _timed(action: Callable[[], None]) -> float:
     return time.perf_counter() - begin
 
 
-def main(
-    output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the figures.")],
-    chain: Annotated[Path, typer.Option(help="The chain for the command line.")] = Path(
-        "instances/gpt2-small.json"
-    ),
-) -> None:
-    """Measure and write the figures with machine, versions and date."""
-    from schedopt.formats import check_writable, write_whole
+def measure_speed(chain: Path) -> dict[str, Any]:
+    """Return the figures with machine, versions and date.
 
-    check_writable(output)
+    Parameters
+    ----------
+    chain : Path
+        What the command line solves.
+    """
     rows = []
     for count, gpus in ((1000, 64), (160, 8), (40, 4)):
         rows += measure_solver(count, gpus, seed=1)
@@ -93,19 +85,11 @@ def main(
         ),
         "import schedopt": measure_import(),
     }
-    document = {
-        "schedopt": __version__,
-        "python": machine.python_version(),
-        "machine": f"{machine.machine()}, {len(os.sched_getaffinity(0))} cores used",
-        "date": datetime.now(UTC).date().isoformat(),
+    return {
+        **describe_machine(),
         "commands_seconds": {name: round(value, 3) for name, value in commands.items()},
         "solver": rows,
     }
-    write_whole(output, json.dumps(document, indent=2) + "\n")
-    print(json.dumps(document["commands_seconds"], indent=2))
-    for count in (1000, 160, 40):
-        times = [row["seconds"] for row in rows if row["layers"] == count]
-        print(f"{count} layers: {min(times)} to {max(times)} s over {len(times)} memory levels")
 
 
 def measure_import() -> float:
@@ -125,7 +109,3 @@ def measure_import() -> float:
         for _ in range(7)
     ]
     return sorted(times)[3]
-
-
-if __name__ == "__main__":
-    typer.run(main)

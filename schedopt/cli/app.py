@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from schedopt.cli.bench import bench_app
 from schedopt.cli.check import check_plan
 from schedopt.cli.instance import instance_app
 from schedopt.cli.profile import profile_model
@@ -52,3 +53,4 @@ app.command("check", epilog=EXIT_CODES)(check_plan)
 app.command("show", epilog=EXIT_CODES)(show_plan)
 app.command("simulate", epilog=EXIT_CODES)(simulate_plan)
 app.add_typer(instance_app, name="instance")
+app.add_typer(bench_app, name="bench")

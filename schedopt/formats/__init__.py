@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from schedopt.formats.chains import chain_to_json, load_chain, save_chain
 from schedopt.formats.results import load_result, result_to_json, save_result
-from schedopt.formats.writing import check_writable, write_whole
+from schedopt.formats.writing import check_writable, to_text, write_whole
 
 __all__ = [
     "chain_to_json",
@@ -14,5 +14,6 @@ __all__ = [
     "result_to_json",
     "save_chain",
     "save_result",
+    "to_text",
     "write_whole",
 ]

@@ -198,7 +198,10 @@ def _result(run: Run, ladder: list[Rung]) -> Result:
 
 @contextmanager
 def _interruptible(run: Run) -> Iterator[None]:
-    """Let the first Ctrl-C stop the run and the second interrupt the program."""
+    """Let the first Ctrl-C stop the run and the second interrupt the program.
+
+    A handler that the program has set itself hears of the first one too.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -206,6 +209,8 @@ def _interruptible(run: Run) -> Iterator[None]:
     def stop(number: int, frame: FrameType | None) -> None:
         run.stop()
         signal.signal(signal.SIGINT, before)
+        if callable(before) and before is not signal.default_int_handler:
+            before(number, frame)
 
     before = signal.signal(signal.SIGINT, stop)
     try:

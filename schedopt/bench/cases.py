@@ -1,0 +1,113 @@
+"""What solvers are compared on: chains, numbers of GPUs, memory levels and bandwidths."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from itertools import product
+from math import ceil
+from pathlib import Path
+
+from schedopt.chain import Chain
+from schedopt.errors import InputError
+from schedopt.families import (
+    Instance,
+    lemma_2,
+    random_chain,
+    section_6_1,
+    theorem_4,
+    theorem_5,
+    theorem_6,
+    uniform_chain,
+)
+from schedopt.platform import Platform
+from schedopt.solving import solve
+
+OWN = "own"
+"""The memory level of an instance that comes with its platform."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A chain on a platform.
+
+    Parameters
+    ----------
+    chain : Chain
+    platform : Platform
+    level : str
+        Memory of a GPU over the least with which a contiguous plan exists, or "own".
+    bandwidth : str
+        As it was typed; "free" for none.
+    """
+
+    chain: Chain
+    platform: Platform
+    level: str
+    bandwidth: str
+
+
+def family_chains() -> list[Chain]:
+    """Return the chains by rule that every suite holds."""
+    return [uniform_chain(32).chain, *(random_chain(40, seed).chain for seed in (1, 2, 3))]
+
+
+def theorem_cases() -> Iterator[Case]:
+    """Yield the instances of the theorems, each on its own platform."""
+    instances: list[Instance] = [section_6_1(), lemma_2(), theorem_4(3), theorem_5(2), theorem_6(4)]
+    for instance in instances:
+        yield Case(instance.chain, instance.platform, OWN, "free")
+
+
+def load_chains(folder: Path) -> list[Chain]:
+    """Return the chains of a folder, by name of the file. Plans (``*.plan.json``) are passed over.
+
+    Raises
+    ------
+    InputError
+        If there are none, or a file is no chain.
+    """
+    if not folder.is_dir():
+        raise InputError("is no folder", way_out="Name one with chain files", source=str(folder))
+    paths = sorted(path for path in folder.glob("*.json") if not path.name.endswith(".plan.json"))
+    if not paths:
+        raise InputError(
+            "holds no chain",
+            way_out="Put schedopt.chain/1 files (*.json) there",
+            source=str(folder),
+        )
+    return [Chain.load(path) for path in paths]
+
+
+def grid(
+    chains: Iterable[Chain],
+    gpus: Sequence[int],
+    levels: Sequence[Decimal],
+    bandwidths: Sequence[str],
+) -> Iterator[Case]:
+    """Yield every chain with every number of GPUs, memory level and bandwidth."""
+    for chain, count, bandwidth in product(chains, gpus, bandwidths):
+        rate = None if bandwidth == "free" else bandwidth
+        least = _least_memory(chain, count, rate)
+        for level in levels:
+            platform = Platform(count, ceil(least * level), bandwidth=rate)
+            yield Case(chain, platform, str(level), bandwidth)
+
+
+def _least_memory(chain: Chain, gpus: int, rate: str | None) -> int:
+    """Return the least memory of a GPU with which a contiguous plan exists, at least 1 byte."""
+    result = solve(chain, Platform(gpus, 1, bandwidth=rate), solver="contiguous")
+    if result.plan is not None:
+        return 1
+    why = result.infeasibility
+    if why is None or why.least_memory_bytes != why.proven_memory_bytes:
+        # Solving takes the first Ctrl-C for "stop here".
+        raise KeyboardInterrupt
+    if why.least_memory_bytes is None:
+        raise InputError(
+            f"{chain.name or 'a chain'}: no memory lets it run on {gpus} GPUs",
+            field="chain",
+            way_out="Leave the chain or this number of GPUs out",
+        )
+    return why.least_memory_bytes

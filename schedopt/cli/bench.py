@@ -1,0 +1,203 @@
+"""``schedopt bench``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from schedopt.errors import InputError
+
+if TYPE_CHECKING:
+    from schedopt.bench.records import Record
+
+EXIT_CODES = "Exit codes: 0 done · 1 a fault of ours · 2 bad usage or bad input · 130 interrupted"
+SHIPPED = Path("instances")
+
+bench_app = typer.Typer(
+    help="Compare solvers and measure how fast they are.", epilog=EXIT_CODES, no_args_is_help=True
+)
+
+
+@bench_app.command("solvers", epilog=EXIT_CODES)
+def bench_solvers(
+    chains: Annotated[
+        Path | None,
+        typer.Option(
+            help="A folder of chains of one's own. Default: instances, and chains by rule.",
+            metavar="DIR",
+            show_default=False,
+        ),
+    ] = None,
+    gpus: Annotated[str, typer.Option(help="How many GPUs.", metavar="P,P")] = "2,4,8",
+    levels: Annotated[
+        str,
+        typer.Option(
+            help="Memory of a GPU over the least with which a contiguous plan exists.",
+            metavar="X,X",
+        ),
+    ] = "1,1.5,4",
+    bandwidths: Annotated[
+        str, typer.Option(help="Of each link; free for none.", metavar="RATE,RATE")
+    ] = "free,12GB/s,1GB/s",
+    solvers: Annotated[
+        str, typer.Option(help="Which solvers.", metavar="NAME,NAME")
+    ] = "even_split,next_fit,contiguous",
+    time_limit: Annotated[float, typer.Option(help="Seconds for each run.", metavar="S")] = 60.0,
+    seed: Annotated[int, typer.Option(help="For solvers that draw.", metavar="N")] = 0,
+    output: Annotated[
+        Path,
+        typer.Option(
+            "--output", "-o", help="The runs, one a line; the tables lie beside.", metavar="FILE"
+        ),
+    ] = Path("results/solvers.jsonl"),
+) -> None:
+    """Run solvers on chains x GPUs x memory levels x bandwidths, and compare what they find.
+
+    Each run is recorded at once. Started again, the command does only what is missing, so that
+    Ctrl-C loses one run at most.
+
+    Examples
+    --------
+    schedopt bench solvers
+
+    schedopt bench solvers --chains profiles --gpus 4,8 --levels 1,2 -o profiles.jsonl
+    """
+    from schedopt.bench.cases import family_chains, grid, load_chains, theorem_cases
+    from schedopt.bench.records import latest, load_records
+    from schedopt.bench.solvers import run_suite
+    from schedopt.bench.summary import to_markdown
+    from schedopt.formats import check_writable, write_whole
+    from schedopt.solving import load_solver
+    from schedopt.units import parse_bandwidth
+
+    tables = output.with_suffix(".md")
+    if output.suffix == ".md":
+        raise InputError(
+            f"{output} is where the tables go", field="--output", way_out="End it in .jsonl"
+        )
+    counts = [_whole(text, "--gpus") for text in gpus.split(",")]
+    multiples = [_multiple(text, "--levels") for text in levels.split(",")]
+    rates = bandwidths.split(",")
+    for rate in rates:
+        if rate != "free":
+            parse_bandwidth(rate, field="--bandwidths")
+    names = solvers.split(",")
+    for name in names:
+        load_solver(name)
+    if not time_limit > 0:
+        raise InputError(
+            f"{time_limit:g} is no time to solve in",
+            field="--time-limit",
+            way_out="Give more than 0 seconds",
+        )
+    found = None if chains is None else load_chains(chains)
+    check_writable(output)
+    check_writable(tables)
+    if found is not None:
+        cases = list(grid(found, counts, multiples, rates))
+    else:
+        shipped = load_chains(SHIPPED) if SHIPPED.is_dir() else []
+        cases = list(grid([*shipped, *family_chains()], counts, multiples, rates))
+        cases += theorem_cases()
+    with _progress() as show:
+        complete = run_suite(
+            cases, names, output, time_limit=time_limit, seed=seed, workers=1, on_run=show
+        )
+    records = latest(load_records(output))
+    if records:
+        write_whole(tables, to_markdown(records))
+        _print(records)
+    typer.echo(f"Runs in {output}, tables in {tables}")
+    if not complete:
+        typer.echo("Interrupted. Start it again to go on.", err=True)
+        raise typer.Exit(130)
+
+
+@bench_app.command("speed", epilog=EXIT_CODES)
+def bench_speed(
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Where to write the figures.", metavar="FILE")
+    ] = Path("results/speed.json"),
+    chain: Annotated[
+        Path, typer.Option(help="The chain for the command line.", metavar="FILE")
+    ] = SHIPPED / "gpt2-small.json",
+) -> None:
+    """Measure how long the exact contiguous solver and the command line take.
+
+    Example: schedopt bench speed -o results/speed.json
+    """
+    from schedopt.bench.speed import measure_speed
+    from schedopt.formats import check_writable, to_text, write_whole
+
+    check_writable(output)
+    document = measure_speed(chain)
+    write_whole(output, to_text(document))
+    for name, seconds in document["commands_seconds"].items():
+        typer.echo(f"{name}: {seconds} s")
+    for layers in dict.fromkeys(row["layers"] for row in document["solver"]):
+        times = [row["seconds"] for row in document["solver"] if row["layers"] == layers]
+        typer.echo(f"{layers} layers: {min(times)} to {max(times)} s over {len(times)} levels")
+    typer.echo(f"Figures written to {output}")
+
+
+def _print(records: list[Record]) -> None:
+    from schedopt.bench.summary import standings
+    from schedopt.cli.tables import make_console, make_table
+
+    table = make_table("Solvers: period over the best that any of them found")
+    table.add_column("Solver")
+    for name in ("Runs", "Plans", "Proven", "Mean", "Most", "Median", "Longest"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for one in standings(records):
+        ratios = ("" if value is None else f"{value:.3f}" for value in (one.mean, one.worst))
+        times = (f"{value:.3f} s" for value in (one.median_s, one.longest_s))
+        table.add_row(one.solver, str(one.runs), str(one.plans), str(one.proven), *ratios, *times)
+    make_console().print(table)
+
+
+def _whole(text: str, field: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:9]) <= 4096:
+        raise InputError(
+            f"{text!r:.60} is no number of GPUs", field=field, way_out="Give 1 to 4096: 2,4,8"
+        )
+    return int(text)
+
+
+def _multiple(text: str, field: str) -> Decimal:
+    try:
+        value = Decimal(text)
+    except InvalidOperation:
+        value = Decimal(0)
+    if not value.is_finite() or not 1 <= value <= 1000:
+        raise InputError(
+            f"{text!r:.60} is no memory level", field=field, way_out="Give 1 to 1000: 1,1.5,4"
+        )
+    return value
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[int, int, str], None]]:
+    """Show how far a suite is, on a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda done, total, name: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}", markup=False),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("")
+        yield lambda done, total, name: bar.update(
+            task, completed=done, total=total, description=name
+        )

@@ -1,0 +1,56 @@
+"""``schedopt bench``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from schedopt import Chain, Layer
+from tests.cli.test_commands import run
+
+
+@pytest.fixture
+def chains(tmp_path: Path) -> Path:
+    folder = tmp_path / "chains"
+    folder.mkdir()
+    layer = Layer(forward_ns=1, backward_ns=2, weight_bytes=10, activation_bytes=1)
+    Chain(layers=(layer,) * 5, name="five").save(folder / "five.json")
+    return folder
+
+
+def test_bench_solvers_writes_runs_and_tables_and_goes_on(chains: Path, tmp_path: Path) -> None:
+    arguments = ("bench", "solvers", "--chains", chains, "--gpus", "2", "--levels", "1,3",
+                 "--bandwidths", "free", "-o", tmp_path / "runs.jsonl")  # fmt: skip
+    done = run(*arguments)
+    assert (done.returncode, done.stderr) == (0, "")
+    for word in ("even_split", "next_fit", "contiguous", "Mean", "runs.jsonl", "runs.md"):
+        assert word in done.stdout
+    first = (tmp_path / "runs.jsonl").read_text()
+    assert len(first.splitlines()) == 6
+    assert "| five | 5 | 2 |" in (tmp_path / "runs.md").read_text()
+    assert run(*arguments).stdout == done.stdout
+    assert (tmp_path / "runs.jsonl").read_text() == first
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--gpus", "0"], "--gpus: '0' is no number of GPUs"),
+        (["--gpus", "2,x"], "--gpus: 'x' is no number of GPUs"),
+        (["--levels", "0.5"], "--levels: '0.5' is no memory level"),
+        (["--levels", "1,nan"], "--levels: 'nan' is no memory level"),
+        (["--bandwidths", "fast"], "--bandwidths: 'fast' is not a rate"),
+        (["--solvers", "magic"], "'magic' is not known"),
+        (["--time-limit", "0"], "--time-limit: 0 is no time"),
+        (["--chains", "nowhere"], "nowhere: is no folder"),
+        (["-o", "nowhere/runs.jsonl"], "nowhere/runs.jsonl: cannot be written"),
+        (["-o", "runs.md"], "--output: runs.md is where the tables go"),
+    ],
+)
+def test_bad_usage_is_one_clear_error(arguments: list[str], message: str, tmp_path: Path) -> None:
+    done = run("bench", "solvers", *arguments, folder=tmp_path)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
