@@ -15,6 +15,7 @@ import pytest
 from schedopt import Chain, Result, check
 from schedopt.formats import result_to_json
 from tests.cli.test_commands import run
+from tests.importing.files import PIPEDREAM
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -24,6 +25,7 @@ BLOCKS = dict(re.findall(r"```(python|json)\n(.*?)```", README, re.DOTALL))
 
 def test_the_commands_of_the_tour_run_in_order(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "instances", tmp_path / "instances")
+    (tmp_path / "graph.txt").write_text(PIPEDREAM)
     tour = [command for command in COMMANDS if "package.module" not in command]
     assert len(tour) >= 7
     for command in tour:
@@ -50,7 +52,9 @@ def test_the_plan_example_is_the_shipped_one_and_valid() -> None:
     assert json.loads(example) == json.loads(shipped.read_text())["pattern"]
 
 
-@pytest.mark.parametrize("name", ["units", "platform", "solving.ladder"])
+@pytest.mark.parametrize(
+    "name", ["units", "platform", "solving.ladder", "solvers.even_split", "families.instance"]
+)
 def test_the_examples_in_docstrings_hold(name: str) -> None:
     failures, tried = doctest.testmod(importlib.import_module(f"schedopt.{name}"))
     assert tried > 0

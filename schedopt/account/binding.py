@@ -13,7 +13,7 @@ from schedopt.units import format_bytes
 
 @dataclass(frozen=True)
 class Lack:
-    """A GPU that cannot hold one more micro-batch of a stage between forward and backward."""
+    """A GPU without room for one more micro-batch of a stage between forward and backward."""
 
     gpu: int
     short_bytes: int
@@ -32,14 +32,14 @@ class Binding:
         Of the period in which it works.
     links : tuple of (int, int)
         Links that are busy all the time.
-    lack : Lack or None
-        The GPU that lacks the most memory for one more micro-batch in flight.
+    lacks : tuple of Lack
+        The GPUs without room for one more micro-batch in flight, those that lack most first.
     """
 
     gpu: int
     share: Fraction
     links: tuple[tuple[int, int], ...]
-    lack: Lack | None
+    lacks: tuple[Lack, ...]
 
     def __str__(self) -> str:
         words = [f"GPU {self.gpu} works {float(self.share):.1%} of the period"]
@@ -47,11 +47,11 @@ class Binding:
             f"the link of GPUs {source} and {target} is busy all the time"
             for source, target in self.links
         ]
-        if self.lack is not None:
-            words.append(
-                f"GPU {self.lack.gpu} lacks {format_bytes(self.lack.short_bytes)} for "
-                f"{self.lack.micro_batches} micro-batches in flight"
-            )
+        words += [
+            f"GPU {lack.gpu} lacks {format_bytes(lack.short_bytes)} for "
+            f"{lack.micro_batches} micro-batches in flight"
+            for lack in self.lacks[:1]
+        ]
         return "; ".join(words)
 
 
@@ -63,16 +63,16 @@ def find_binding(plan: Plan) -> Binding:
     full = [
         (first, second) for (_, first, second), time in busy_time(plan).items() if time == period
     ]
-    return Binding(busiest, loads[busiest].share, tuple(full), _find_lack(plan))
+    return Binding(busiest, loads[busiest].share, tuple(full), _find_lacks(plan))
 
 
-def _find_lack(plan: Plan) -> Lack | None:
+def _find_lacks(plan: Plan) -> tuple[Lack, ...]:
     needs = [need.reading(plan.scope.memory) for need in memory(plan)]
-    lacking = []
+    worst: dict[int, Lack] = {}
     for (stage, gpu), count in concurrent_activations(plan).items():
         layers = plan.chain.layers[plan.stages[stage].first : plan.stages[stage].last + 1]
         more = sum(layer.saved for layer in layers) + (layers[0].saved_input_bytes or 0)
         short = needs[gpu] + more - plan.platform.gpus[gpu].usable_bytes
-        if short > 0:
-            lacking.append(Lack(gpu, short, count + 1))
-    return max(lacking, key=lambda lack: lack.short_bytes, default=None)
+        if short > 0 and (gpu not in worst or short > worst[gpu].short_bytes):
+            worst[gpu] = Lack(gpu, short, count + 1)
+    return tuple(sorted(worst.values(), key=lambda lack: -lack.short_bytes))

@@ -8,6 +8,7 @@ import typer
 
 from schedopt.cli.bench import bench_app
 from schedopt.cli.check import check_plan
+from schedopt.cli.import_chain import import_profile
 from schedopt.cli.instance import instance_app
 from schedopt.cli.profile import profile_model
 from schedopt.cli.show import show_plan
@@ -48,6 +49,7 @@ def _options(
 
 
 app.command("profile", epilog=EXIT_CODES)(profile_model)
+app.command("import", epilog=EXIT_CODES)(import_profile)
 app.command("solve", epilog=EXIT_CODES)(solve_chain)
 app.command("check", epilog=EXIT_CODES)(check_plan)
 app.command("show", epilog=EXIT_CODES)(show_plan)

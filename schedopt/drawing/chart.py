@@ -74,7 +74,7 @@ class MemoryRow:
         What decides whether it fits: the most, in the reading of the scope.
     limit_bytes : int
     lacks : bool
-        Whether more memory on this GPU is what a shorter period asks for.
+        Whether there is no room for one more micro-batch between forward and backward.
     """
 
     levels: tuple[Level, ...]

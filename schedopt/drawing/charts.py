@@ -190,10 +190,10 @@ def _memory_rows(
     needs: Iterable[GpuMemory],
     binding: Binding,
 ) -> tuple[MemoryRow, ...]:
-    lacking = None if binding.lack is None else binding.lack.gpu
+    lacking = {lack.gpu for lack in binding.lacks}
     rows = zip(levels, needs, plan.platform.gpus, strict=True)
     return tuple(
-        MemoryRow(level, need.reading(plan.scope.memory), gpu.usable_bytes, number == lacking)
+        MemoryRow(level, need.reading(plan.scope.memory), gpu.usable_bytes, number in lacking)
         for number, (level, need, gpu) in enumerate(rows)
     )
 

@@ -215,7 +215,7 @@ def _draw_memory(axes: Axes, chart: Chart, number: int, top: float, height: floa
 
 
 def _note(axes: Axes, chart: Chart, number: int, top: float, height: float, size: float) -> None:
-    """Write the name of a GPU, how busy it is and how full; what binds is bold."""
+    """Write the name of a GPU, how busy it is and how full."""
     row, memory = chart.gpus[number], chart.memory[number]
     busy = f"  {float(row.busy):.1%} busy"
     used = f"memory {memory.share:.1%} of {format_bytes(memory.limit_bytes)}"
@@ -316,7 +316,7 @@ def _draw_legend(figure: Figure, chart: Chart, height: float) -> None:
     lacking = any(memory.lacks for memory in chart.memory)
     handles.append(Patch(facecolor="#8aa1b1", label="memory, full at the line above"))
     if lacking:
-        handles.append(Patch(facecolor="#b0413e", label="memory that binds"))
+        handles.append(Patch(facecolor="#b0413e", label="no room for one more micro-batch"))
     figure.legend(
         handles=handles,
         loc="lower left",
@@ -332,7 +332,7 @@ def _draw_legend(figure: Figure, chart: Chart, height: float) -> None:
         0.2 / WIDTH,
         0.06 / height,
         f"The colour is the stage. {chart.legend}. Dotted: the memory that counts. "
-        "Bold: what binds.",
+        "Bold: the busiest GPU; no room.",
         size=8,
         va="bottom",
     )

@@ -16,16 +16,16 @@ def test_the_busiest_gpu_and_the_one_that_lacks_memory() -> None:
     assert binding.gpu == 0
     assert binding.share == 1
     assert binding.links == ()
-    assert binding.lack is not None
-    # 30 + 2 * 300 against 330.
-    assert (binding.lack.gpu, binding.lack.short_bytes, binding.lack.micro_batches) == (2, 300, 2)
+    # Each has just what it needs, so that it lacks what one more micro-batch keeps.
+    found = [(lack.gpu, lack.short_bytes, lack.micro_batches) for lack in binding.lacks]
+    assert found == [(2, 300, 2), (1, 207, 4), (0, 100, 6)]
     assert "GPU 2 lacks 300 B for 2 micro-batches in flight" in str(binding)
 
 
 def test_nothing_lacks_where_memory_is_ample() -> None:
     plan = examples.two_periodic()
     ample = find_binding(replace(plan, platform=Platform(gpus=3, memory=9)))
-    assert ample.lack is None
+    assert ample.lacks == ()
     # Each GPU works 4 of 6 ns.
     assert (ample.share, bubble(plan)) == (Fraction(2, 3), Fraction(1, 3))
 

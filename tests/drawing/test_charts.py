@@ -48,7 +48,7 @@ def test_two_periods_of_a_plan_by_hand() -> None:
     assert chart.links[0].busy == Fraction(1, 2)
     # 10 + 5 * 100 of 510 from the start of F, one less from the end of B at the same instant.
     assert {(level.count, level.most) for level in chart.memory[0].levels} == {(510, 510)}
-    assert [row.lacks for row in chart.memory] == [False, False, True]
+    assert [row.lacks for row in chart.memory] == [True, True, True]
     assert [row.share for row in chart.memory] == [1, 1, 1]
     assert chart.busiest == 0
     assert chart.facts[1:3] == (

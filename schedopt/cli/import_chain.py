@@ -1,0 +1,127 @@
+"""``schedopt import``."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from schedopt.errors import InputError
+
+if TYPE_CHECKING:
+    from schedopt.chain import Chain
+    from schedopt.importing import Imported
+
+OPTIONS = {"source": "--from", "copies": "--copies", "cuts": "--cuts"}
+
+
+def import_profile(
+    file: Annotated[Path, typer.Argument(help="A published profile.", metavar="FILE")],
+    source: Annotated[
+        Literal["pipedream", "dnn-partitioning", "piper"],
+        typer.Option("--from", help="Whose format it is in."),
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Where to write the chain.", metavar="CHAIN")
+    ],
+    cuts: Annotated[
+        Literal["order", "articulation"],
+        typer.Option(
+            help="Where the graph is no chain: take the topological order and add up the live "
+            "tensors over each cut, or merge layers until exactly one crosses each."
+        ),
+    ] = "order",
+    copies: Annotated[
+        int,
+        typer.Option(
+            help="How many times the parameters lie on a GPU: two versions, gradient, momentum.",
+            metavar="N",
+        ),
+    ] = 4,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            help="Of the chain. Default: that of the file.", metavar="NAME", show_default=False
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON document and nothing else.")
+    ] = False,
+) -> None:
+    """Turn a published profile (PipeDream, dnn-partitioning, Piper) into a chain.
+
+    Example: schedopt import graph.txt --from pipedream -o chain.json
+    """
+    from schedopt.formats import check_writable
+    from schedopt.importing import import_chain
+
+    check_writable(output)
+    try:
+        imported = import_chain(file, source, cuts=cuts, copies=copies, name=name)
+    except InputError as error:
+        if error.source:
+            raise
+        field = OPTIONS.get(error.field, error.field)
+        raise InputError(error.rule, field=field, way_out=error.way_out) from None
+    imported.chain.save(output)
+    command = ["schedopt", "solve", "--chain", str(output), "--gpus", "4", "--mem", "16G"]
+    if as_json:
+        typer.echo(json.dumps(_document(imported, command), indent=2))
+    else:
+        _print(imported, output, command)
+
+
+def _totals(chain: Chain) -> dict[str, int]:
+    layers = chain.layers
+    return {
+        "forward_ns": sum(layer.forward_ns for layer in layers),
+        "backward_ns": sum(layer.backward_ns for layer in layers),
+        "parameter_bytes": sum(layer.parameter_bytes or 0 for layer in layers),
+        "weight_bytes": sum(layer.weight_bytes for layer in layers),
+        "saved_bytes": sum(layer.saved for layer in layers),
+        "largest_activation_bytes": max(layer.activation_bytes for layer in layers),
+        "input_bytes": chain.input_bytes,
+    }
+
+
+def _document(imported: Imported, command: list[str]) -> dict[str, Any]:
+    chain = imported.chain
+    return {
+        "name": chain.name,
+        "layers": len(chain.layers),
+        **_totals(chain),
+        "chain_sha256": chain.sha256,
+        "notes": list(imported.notes),
+        "provenance": dict(chain.provenance),
+        "solve": command,
+    }
+
+
+def _print(imported: Imported, output: Path, command: list[str]) -> None:
+    from schedopt.units import format_bytes, format_duration, printable
+
+    chain = imported.chain
+    totals = _totals(chain)
+    count = f"{len(chain.layers)} layer{'s' if len(chain.layers) > 1 else ''}"
+    typer.echo(
+        f"Chain     {printable(chain.name) or 'unnamed'}: {count}, "
+        f"forward {format_duration(totals['forward_ns'])}, "
+        f"backward {format_duration(totals['backward_ns'])} for one micro-batch"
+    )
+    typer.echo(
+        f"Sizes     parameters {format_bytes(totals['parameter_bytes'])}, "
+        f"weights {format_bytes(totals['weight_bytes'])} "
+        f"({chain.provenance['weight_copies']} copies)"
+    )
+    typer.echo(
+        f"          saved {format_bytes(totals['saved_bytes'])} for each micro-batch, "
+        f"input {format_bytes(totals['input_bytes'])}, "
+        f"largest output of a layer {format_bytes(totals['largest_activation_bytes'])}"
+    )
+    for note in imported.notes:
+        typer.echo(f"Note      {note}")
+    typer.echo(f"Chain written to {output}")
+    typer.echo(f"Solve     {shlex.join(command)}")

@@ -1,0 +1,218 @@
+"""From a published profile to a chain."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, get_args
+
+from schedopt.chain import Chain, Layer
+from schedopt.errors import InputError
+from schedopt.importing import dnn_partitioning, pipedream, piper
+from schedopt.importing.graph import Graph, Node
+from schedopt.importing.linearising import Group, linearise, merge
+from schedopt.importing.reading import read_file
+from schedopt.importing.suspicions import suspicions
+from schedopt.units import printable
+from schedopt.validation import as_whole, show
+
+Source = Literal["pipedream", "dnn-partitioning", "piper"]
+Cuts = Literal["order", "articulation"]
+SOURCES: Final[tuple[Source, ...]] = get_args(Source)
+CUTS: Final[tuple[Cuts, ...]] = get_args(Cuts)
+MOST_COPIES: Final = 64
+LONGEST_LIST: Final = 20
+"""The provenance names so many nodes; of more it says how many."""
+
+_READERS: Final[dict[str, tuple[Callable[[str], Graph], str]]] = {
+    "pipedream": (pipedream.read_pipedream, pipedream.EXPECTED),
+    "dnn-partitioning": (dnn_partitioning.read_dnn_partitioning, dnn_partitioning.EXPECTED),
+    "piper": (piper.read_piper, piper.EXPECTED),
+}
+_NODE_LINE: Final = re.compile(r"^\S[^\n]* -- [^\n]*forward_compute_time=", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A chain that was imported, and what a person should know about it.
+
+    Parameters
+    ----------
+    chain : Chain
+        With its provenance.
+    notes : tuple of str
+        How the graph was made a chain, what was left out, what looks odd.
+    """
+
+    chain: Chain
+    notes: tuple[str, ...]
+
+
+def import_chain(
+    path: str | Path,
+    source: Source,
+    *,
+    cuts: Cuts = "order",
+    copies: int = 4,
+    name: str | None = None,
+) -> Imported:
+    """Turn a published profile into a chain.
+
+    Times become whole nanoseconds and sizes whole bytes, rounded to the nearest from the exact
+    decimals of the file.
+
+    Parameters
+    ----------
+    path : path
+        The file.
+    source : {"pipedream", "dnn-partitioning", "piper"}
+        Who wrote it.
+    cuts : {"order", "articulation"}
+        A graph is put in topological order. "order": each node that takes time is a layer, and
+        what crosses a cut is the sum of the live tensors. "articulation": layers are merged
+        until each cut is crossed by exactly one tensor.
+    copies : int
+        How many times the parameters lie on the GPU. 4: two versions, gradient, momentum.
+    name : str, optional
+        Of the chain. Default: that of the file without its endings.
+
+    Raises
+    ------
+    InputError
+        Naming the file, the field or line, the rule and the way out.
+    """
+    _check_word("source", source, SOURCES)
+    _check_word("cuts", cuts, CUTS)
+    copies = as_whole(copies, "copies", low=1, high=MOST_COPIES)
+    try:
+        text, digest = read_file(path)
+        _check_format(text, source)
+        graph = _READERS[source][0](text)
+        ordered = linearise(graph)
+        groups = merge(ordered) if cuts == "articulation" else ordered
+        layers = tuple(_layer(graph, group, copies) for group in groups)
+        absorbed = [node.name for node in graph.nodes if not node.takes_time]
+        chain = Chain(
+            layers=layers,
+            name=printable(Path(path).name.split(".")[0]) if name is None else name,
+            input_bytes=graph.input_bytes,
+            provenance={
+                "format": source,
+                "file": printable(Path(path).name),
+                "sha256": digest,
+                "linearised": cuts,
+                "cuts": len(groups) - 1,
+                "single_tensor_cuts": _single(groups),
+                "weight_copies": copies,
+                "dropped": _short(graph.dropped),
+                "absorbed": _short(absorbed),
+            },
+        )
+    except InputError as error:
+        raise error.in_file(str(path)) from None
+    return Imported(chain, _notes(graph, ordered, groups, cuts, absorbed))
+
+
+def _check_word(field: str, value: object, words: tuple[str, ...]) -> None:
+    if value not in words:
+        raise InputError(
+            f"{show(value)} is not known", field=field, way_out=f"Choose {' or '.join(words)}"
+        )
+
+
+def _check_format(text: str, source: str) -> None:
+    found = _recognise(text)
+    if found == source:
+        return
+    expected = f"expected is {_READERS[source][1]}"
+    if found == "schedopt":
+        raise InputError(
+            f"this is a file of schedopt; {expected}", way_out="It needs no import; solve it"
+        )
+    if found is not None:
+        raise InputError(
+            f"this looks like {found}, not {source}; {expected}",
+            way_out=f"Read it with --from {found}",
+        )
+    if text.lstrip().startswith("{") == (source == "pipedream"):
+        raise InputError(
+            f"this is not {source}; {expected}", way_out=f"Choose --from {' or '.join(SOURCES)}"
+        )
+
+
+def _recognise(text: str) -> str | None:
+    """Say whose file it seems to be."""
+    if not text.lstrip().startswith("{"):
+        return "pipedream" if _NODE_LINE.search(text) else None
+    if '"schedopt.' in text:
+        return "schedopt"
+    if '"TMPCs"' in text:
+        return "piper"
+    return "dnn-partitioning" if '"fpgaLatency"' in text or '"isBackwardNode"' in text else None
+
+
+def _layer(graph: Graph, group: Group, copies: int) -> Layer:
+    nodes = [graph.nodes[position] for position in group.nodes]
+    parameters = sum(node.parameter_bytes for node in nodes)
+    timed = [node for node in nodes if node.takes_time]
+    return Layer(
+        name=" to ".join(dict.fromkeys((_label(timed[0]), _label(timed[-1])))),
+        forward_ns=sum(node.forward_ns for node in nodes),
+        backward_ns=sum(node.backward_ns for node in nodes),
+        weight_bytes=copies * parameters,
+        activation_bytes=group.output_bytes,
+        saved_bytes=group.saved_bytes,
+        saved_input_bytes=group.saved_input_bytes,
+        parameter_bytes=parameters,
+        gradient_bytes=parameters if copies >= 2 else None,
+    )
+
+
+def _label(node: Node) -> str:
+    operator = node.description.split("(")[0].strip()
+    return printable(f"{node.name:.40} {operator:.40}".strip())
+
+
+def _single(groups: Sequence[Group]) -> int:
+    return sum(group.tensors == 1 for group in groups[:-1])
+
+
+def _short(names: Sequence[str]) -> Any:
+    return [printable(name) for name in names] if len(names) <= LONGEST_LIST else len(names)
+
+
+def _notes(
+    graph: Graph,
+    ordered: Sequence[Group],
+    groups: Sequence[Group],
+    cuts: str,
+    absorbed: Sequence[str],
+) -> tuple[str, ...]:
+    count, single = len(ordered) - 1, _single(ordered)
+    if count == single:
+        notes = [f"The graph is a chain: exactly one tensor crosses each of {count} cuts."]
+    elif cuts == "order":
+        notes = [
+            f"The graph is no chain. The layers stand in topological order; {single} of {count} "
+            "cuts are crossed by exactly one tensor. At the others the live tensors are added up."
+        ]
+    else:
+        notes = [
+            f"The graph is no chain. {len(ordered)} layers in topological order were merged to "
+            f"{len(groups)}, so that exactly one tensor crosses each of {len(groups) - 1} cuts."
+        ]
+    if graph.dropped:
+        notes.append(
+            f"Dropped, being inputs from the loader: {_few(graph.dropped)}. What is read of them "
+            "is the input of the chain."
+        )
+    if absorbed:
+        notes.append(f"Without a time, so part of the layer that feeds them: {_few(absorbed)}.")
+    return tuple(printable(note) for note in (*notes, *graph.remarks, *suspicions(graph)))
+
+
+def _few(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return ", ".join(f"{name:.40}" for name in names[:5]) + more

@@ -1,0 +1,120 @@
+"""PipeDream's ``graph.txt``: a line for each node, a line for each edge, times in ms."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from schedopt.errors import InputError
+from schedopt.importing.graph import Graph, Names, Node, make_graph
+from schedopt.importing.reading import MILLISECONDS, as_size, as_time
+from schedopt.validation import show
+
+EXPECTED: Final = (
+    "a line 'name -- description -- forward_compute_time=ms, backward_compute_time=ms, "
+    "activation_size=bytes, parameter_size=bytes' for each node, and a tab with "
+    "'source -- target' for each edge"
+)
+FIGURES: Final = (
+    "forward_compute_time",
+    "backward_compute_time",
+    "activation_size",
+    "parameter_size",
+)
+_INPUT: Final = re.compile(r"Input(?![A-Za-z_])")
+_IN_PLACE: Final = re.compile(r"\bin_?place\b(?!\s*=\s*False)")
+_FIGURE: Final = re.compile(r"\s*(\w+)\s*=\s*(\[[^\]]*\]|[^,\[\]]*)\s*(?:,|$)")
+
+
+def read_pipedream(text: str) -> Graph:
+    """Read the text of a ``graph.txt``.
+
+    Raises
+    ------
+    InputError
+        Naming the line.
+    """
+    names = Names()
+    nodes: list[Node] = []
+    edges: list[tuple[str, str, str]] = []
+    for number, line in enumerate(text.split("\n"), start=1):
+        place = f"line {number}"
+        if not line.strip():
+            continue
+        if line[0].isspace():
+            edges.append((*_read_edge(line, place), place))
+        else:
+            node = _read_node(line.strip(), place)
+            names.add(node.name, place)
+            nodes.append(node)
+    return make_graph(
+        nodes,
+        [(names.find(source, place), names.find(target, place)) for source, target, place in edges],
+    )
+
+
+def _read_edge(line: str, place: str) -> tuple[str, str]:
+    ends = [part.strip() for part in line.split(" -- ")]
+    if len(ends) != 2 or not all(ends):
+        raise InputError(
+            f"{show(line.strip())} is no edge", field=place, way_out="Write 'source -- target'"
+        )
+    return ends[0], ends[1]
+
+
+def _read_node(line: str, place: str) -> Node:
+    parts = line.split(" -- ")
+    # The partitioner of PipeDream appends the stage that it chose.
+    if len(parts) > 3 and parts[-1].startswith("stage_id="):
+        parts.pop()
+    if len(parts) < 3:
+        raise InputError(
+            f"{show(line)} is neither a node nor an edge",
+            field=place,
+            way_out=f"Expected is {EXPECTED}",
+        )
+    figures = _read_figures(parts[-1], place)
+    description = " -- ".join(parts[1:-1])
+    return Node(
+        name=parts[0],
+        description=description,
+        forward_ns=as_time(figures[FIGURES[0]], MILLISECONDS, f"{place}.{FIGURES[0]}"),
+        backward_ns=as_time(figures[FIGURES[1]], MILLISECONDS, f"{place}.{FIGURES[1]}"),
+        output_bytes=_read_sizes(figures[FIGURES[2]], f"{place}.{FIGURES[2]}"),
+        parameter_bytes=as_size(figures[FIGURES[3]], f"{place}.{FIGURES[3]}"),
+        in_place=bool(_IN_PLACE.search(description)),
+        is_input=bool(_INPUT.match(description)),
+    )
+
+
+def _read_figures(text: str, place: str) -> dict[str, str]:
+    figures: dict[str, str] = {}
+    position = 0
+    while position < len(text):
+        match = _FIGURE.match(text, position)
+        if match is None:
+            raise InputError(
+                f"{show(text[position:])} is no list of figures",
+                field=place,
+                way_out=f"Write {'=…, '.join(FIGURES)}=…",
+            )
+        if match[1] in figures:
+            raise InputError(
+                "is given twice", field=f"{place}.{match[1]}", way_out="Keep one of them"
+            )
+        figures[match[1]] = match[2]
+        position = match.end()
+    for name in FIGURES:
+        if name not in figures:
+            raise InputError(
+                "is missing", field=f"{place}.{name}", way_out=f"Write {'=…, '.join(FIGURES)}=…"
+            )
+    return figures
+
+
+def _read_sizes(text: str, field: str) -> int:
+    """Return the size of an output, that of a tuple as the sum of its parts."""
+    if not text.startswith("["):
+        return as_size(text, field)
+    parts = text[1:-1].strip()
+    return sum(as_size(part, field) for part in parts.split(";")) if parts else 0
