@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,60 +22,94 @@ def read_document(path: str | Path, expected: str) -> dict[str, Any]:
     InputError
         Naming the file and, where there is one, the place.
     """
-    source = str(path)
     try:
-        document = _parse(_read_text(Path(path)))
+        document = parse_object(decode(read_bytes(path)))
+        check_values(document)
         _check_format(document, expected)
     except InputError as error:
-        raise error.in_file(source) from None
+        raise error.in_file(str(path)) from None
     return document
 
 
-def _read_text(path: Path) -> str:
+def read_bytes(path: str | Path) -> bytes:
+    """Return what a file holds.
+
+    Raises
+    ------
+    InputError
+        If there is no such file, or it cannot be read.
+    """
     try:
-        with path.open("rb") as file:
+        with Path(path).open("rb") as file:
             content = file.read(LARGEST_FILE + 1)
-        if len(content) > LARGEST_FILE:
-            raise InputError(
-                f"the file is larger than {LARGEST_FILE} bytes", way_out="Is it the right file?"
-            )
-        text = content.decode("utf-8-sig")
-    except InputError:
-        raise
     except FileNotFoundError:
         raise InputError("no such file", way_out="Check the path") from None
     except IsADirectoryError:
         raise InputError("is a folder", way_out="Name a file in it") from None
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"is not UTF-8 text (byte {error.start})", way_out="Save it as UTF-8 JSON"
-        ) from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise InputError(f"cannot be read: {reason}", way_out="Check path and rights") from None
+    if len(content) > LARGEST_FILE:
+        raise InputError(
+            f"the file is larger than {LARGEST_FILE} bytes", way_out="Is it the right file?"
+        )
+    return content
+
+
+def decode(content: bytes) -> str:
+    """Return the text of a file.
+
+    Raises
+    ------
+    InputError
+        If it is empty or not UTF-8.
+    """
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"is not UTF-8 text (byte {error.start})",
+            way_out="Is it the right file? Save it as UTF-8",
+        ) from None
     if not text.strip():
-        raise InputError("the file is empty", way_out="Write it again")
+        raise InputError("the file is empty", way_out="Is it the right file?")
     return text
 
 
-def _parse(text: str) -> dict[str, Any]:
+def parse_object(text: str, number: Callable[[str], object] | None = None) -> dict[str, Any]:
+    """Return the JSON object of a text.
+
+    What JSON forbids in one place only, such as a key given twice, stands there as a `Fault`.
+
+    Parameters
+    ----------
+    text : str
+    number : callable, optional
+        Makes a value of each number as it is written. Default: int and float.
+
+    Raises
+    ------
+    InputError
+        If the text is not JSON, or no object.
+    """
     try:
         document = json.loads(
-            text, object_pairs_hook=_unique, parse_constant=_constant, parse_int=_whole
+            text,
+            object_pairs_hook=_unique,
+            parse_constant=_constant,
+            parse_int=number or _whole,
+            parse_float=number,
         )
     except json.JSONDecodeError as error:
         ended = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated")
         raise InputError(
             f"is not JSON: {error.msg} in line {error.lineno}, column {error.colno}",
-            way_out="The file ends too early; write it again" if ended else "Mend it there",
+            way_out="The file ends too early: is it complete?" if ended else "Mend it there",
         ) from None
     except RecursionError:
         raise InputError("is nested too deeply", way_out="Is it the right file?") from None
     if not isinstance(document, dict):
-        raise InputError(
-            "is JSON, but no object", way_out="A file starts with { and names its format"
-        )
-    check_values(document)
+        raise InputError("is JSON, but no object", way_out="A file starts with {")
     return document
 
 

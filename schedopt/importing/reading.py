@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Final
 
 from schedopt.errors import InputError
+from schedopt.formats.reading import decode, parse_object, read_bytes
+from schedopt.formats.values import Fault
 from schedopt.validation import LARGEST, show
 
-LARGEST_FILE: Final = 64 * 2**20
 MILLISECONDS: Final = 10**6
 SECONDS: Final = 10**9
 """Nanoseconds in the unit of a file."""
 
 _NUMBER: Final = re.compile(r"-?[0-9]{1,40}(?:\.[0-9]{0,60})?(?:[eE][+-]?[0-9]{1,2})?")
-
-
-@dataclass(frozen=True)
-class Fault:
-    """Stands where parsing found something wrong; it matters only if that place is read."""
-
-    rule: str
-    way_out: str
 
 
 class Written(str):
@@ -44,29 +35,8 @@ def read_file(path: str | Path) -> tuple[str, str]:
     InputError
         If there is no such file, or no text in it.
     """
-    try:
-        with Path(path).open("rb") as file:
-            content = file.read(LARGEST_FILE + 1)
-    except FileNotFoundError:
-        raise InputError("no such file", way_out="Check the path") from None
-    except IsADirectoryError:
-        raise InputError("is a folder", way_out="Name a file in it") from None
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise InputError(f"cannot be read: {reason}", way_out="Check path and rights") from None
-    if len(content) > LARGEST_FILE:
-        raise InputError(
-            f"the file is larger than {LARGEST_FILE} bytes", way_out="Is it the right file?"
-        )
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"is not UTF-8 text (byte {error.start})", way_out="Is it the right file?"
-        ) from None
-    if not text.strip():
-        raise InputError("the file is empty", way_out="Fetch it again")
-    return text, hashlib.sha256(content).hexdigest()
+    content = read_bytes(path)
+    return decode(content), hashlib.sha256(content).hexdigest()
 
 
 def as_time(text: str, unit: int, field: str) -> int:
@@ -175,35 +145,7 @@ def parse_json(text: str) -> Item:
     InputError
         If it is not JSON, or no object.
     """
-    try:
-        document = json.loads(
-            text,
-            object_pairs_hook=_unique,
-            parse_constant=_constant,
-            parse_int=Written,
-            parse_float=Written,
-        )
-    except json.JSONDecodeError as error:
-        raise InputError(
-            f"is not JSON: {error.msg} in line {error.lineno}, column {error.colno}",
-            way_out="Is the file complete, and the format the right one?",
-        ) from None
-    except RecursionError:
-        raise InputError("is nested too deeply", way_out="Is it the right file?") from None
-    if not isinstance(document, dict):
-        raise InputError("is JSON, but no object", way_out="Give an object of nodes and edges")
-    return Item(document)
-
-
-def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        found[key] = Fault("is given twice", "Keep one of them") if key in found else value
-    return found
-
-
-def _constant(name: str) -> Fault:
-    return Fault(f"{name} is not a number", "Give a finite number")
+    return Item(parse_object(text, Written))
 
 
 def _name(value: object) -> str:

@@ -29,8 +29,8 @@ def layer_text(**changes: Any) -> str:
 
 
 BAD: dict[str, tuple[str | bytes, str, str, str]] = {
-    "empty": ("", "", "empty", "Write it again"),
-    "blank": (" \n ", "", "empty", "Write it again"),
+    "empty": ("", "", "empty", "right file"),
+    "blank": (" \n ", "", "empty", "right file"),
     "truncated": (chain_text()[:-20], "", "not JSON", "ends too early"),
     "not JSON": ("layers: 3", "", "not JSON: Expecting value in line 1, column 1", "Mend it"),
     "not an object": ("[1, 2]", "", "no object", "starts with {"),

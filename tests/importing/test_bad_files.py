@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from schedopt import InputError
+from schedopt.formats import reading
 from schedopt.importing import graph as graphs
-from schedopt.importing import import_chain, reading
+from schedopt.importing import import_chain
 from tests.importing.files import DNN, FILES, PIPEDREAM, PIPER, dnn_document, piper_document
 
 Case = tuple[str, str | bytes, str, str, str]
@@ -53,8 +54,8 @@ FIGURES = "forward_compute_time=1, backward_compute_time=1, activation_size=1, p
 DEVICE = ("nodes", 3, "TMPCs", "1")
 
 BAD: dict[str, Case] = {
-    "empty": ("piper", "", "", "the file is empty", "Fetch it again"),
-    "blank": ("pipedream", "\n \n", "", "the file is empty", "Fetch"),
+    "empty": ("piper", "", "", "the file is empty", "right file"),
+    "blank": ("pipedream", "\n \n", "", "the file is empty", "right file"),
     "not text": ("pipedream", b"\xff\xfe\x00", "", "not UTF-8 text (byte 0)", "right file"),
     "truncated": ("piper", PIPER[:-9], "", "is not JSON: ", "complete"),
     "no JSON": ("piper", "hello", "", "this is not piper; expected is a JSON", "Choose --from"),
