@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from schedopt.errors import InputError
+from schedopt.cli.options import naming_options
 
 if TYPE_CHECKING:
     from schedopt.chain import Chain
     from schedopt.importing import Imported
-
-OPTIONS = {"source": "--from", "copies": "--copies", "cuts": "--cuts"}
 
 
 def import_profile(
@@ -59,13 +57,8 @@ def import_profile(
     from schedopt.importing import import_chain
 
     check_writable(output)
-    try:
+    with naming_options({"source": "from"}):
         imported = import_chain(file, source, cuts=cuts, copies=copies, name=name)
-    except InputError as error:
-        if error.source:
-            raise
-        field = OPTIONS.get(error.field, error.field)
-        raise InputError(error.rule, field=field, way_out=error.way_out) from None
     imported.chain.save(output)
     command = ["schedopt", "solve", "--chain", str(output), "--gpus", "4", "--mem", "16G"]
     if as_json:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from schedopt.errors import InputError
+from schedopt.cli.options import naming_options
 
 if TYPE_CHECKING:
     from schedopt.families import Fact, Instance
@@ -225,11 +225,8 @@ def _writing(output: Path) -> Iterator[None]:
     from schedopt.formats import check_writable
 
     check_writable(output)
-    try:
+    with naming_options(OPTIONS):
         yield
-    except InputError as error:
-        name = OPTIONS.get(error.field, error.field)
-        raise InputError(error.rule, field=f"--{name}", way_out=error.way_out) from None
 
 
 def _write(instance: Instance, output: Path, as_json: bool) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from schedopt.errors import InputError
+from schedopt.cli.options import naming_options
 
 if TYPE_CHECKING:
     from schedopt.simulation import Simulation
@@ -63,10 +63,8 @@ def simulate_plan(
     loaded = load_valid(plan).plan
     assert loaded is not None
     count = usual_micro_batches(loaded) if microbatches is None else microbatches
-    try:
+    with naming_options():
         step = simulate(loaded, count, timing=timing)
-    except InputError as error:
-        raise InputError(error.rule, field=f"--{error.field}", way_out=error.way_out) from None
     if output is not None:
         save_picture(chart_simulation(step), output)
     if as_json:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from schedopt.cli.options import naming_options
 from schedopt.errors import InputError
 
 if TYPE_CHECKING:
@@ -208,7 +209,7 @@ def _platform(
         raise InputError("not given", field="--gpus", way_out="Say how many GPUs: --gpus 8")
     if mem is None:
         raise InputError("not given", field="--mem", way_out="Say how much each has: --mem 16G")
-    try:
+    with naming_options(OPTIONS):
         return Platform(
             gpus,
             mem.split(","),
@@ -218,9 +219,6 @@ def _platform(
             latency=latency,
             duplex=duplex,
         )
-    except InputError as error:
-        name = OPTIONS.get(error.field, error.field)
-        raise InputError(error.rule, field=f"--{name}", way_out=error.way_out) from None
 
 
 @contextmanager
