@@ -18,6 +18,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from schedopt.bounds import memory_proof
 from schedopt.chain import Layer
 from schedopt.errors import InputError
 from schedopt.platform import Gpu
@@ -258,7 +259,9 @@ class _Search:
 
 def _explain(problem: Problem, period: int, scope: Scope, run: Run) -> Infeasibility:
     """Say why a period is not possible, and find the least memory with which it would be."""
-    wider = "--allocation general, a smaller micro-batch, or more GPUs"
+    wider = "a smaller micro-batch, or more GPUs"
+    if memory_proof(problem) is None:
+        wider = f"--allocation general, {wider}"
     ample = sum(
         layer.weight_bytes
         + (layer.workspace_bytes or 0)

@@ -68,7 +68,13 @@ def solve(problem: Problem, run: Run) -> None:
         If the allocation is not contiguous, or asks for more than whole operations.
     """
     refuse_unsupported(problem, "one_f_one_b_star")
-    _require_contiguous(problem.stages)
+    if problem.scope.allocation != "fixed":
+        raise InputError(
+            "one_f_one_b_star needs an allocation",
+            field="solver",
+            way_out="Fix the stages of a plan (--fix), or use contiguous",
+        )
+    _require_contiguous(problem)
     stages = StageChain(problem, problem.stages)
     scope = proven_scope(problem)
     limit = problem.scope.period_ns
@@ -291,13 +297,28 @@ def report_stages(problem: Problem, stages: Sequence[Stage], run: Run) -> None:
         run.report(chain.plan(chain.shorten(longest, run)))
 
 
-def _require_contiguous(stages: Sequence[Stage]) -> None:
-    used = [gpu for stage in stages for gpu in stage.gpus]
-    if len(set(used)) < len(used) or len(used) > len(stages):
+def _require_contiguous(problem: Problem) -> None:
+    used = [gpu for stage in problem.stages for gpu in stage.gpus]
+    if len(set(used)) < len(used) or len(used) > len(problem.stages):
         raise InputError(
             "one_f_one_b_star needs one GPU for each stage, and one stage for each GPU",
             field="stages",
             way_out="Give a contiguous allocation",
+        )
+    count = len(problem.platform.gpus)
+    for gpu in used:
+        if not 0 <= gpu < count:
+            raise InputError(
+                f"there is no GPU {gpu}, but {count} from 0 to {count - 1}",
+                field="stages",
+                way_out="Give more GPUs, or stages for these",
+            )
+    layers = [layer for stage in problem.stages for layer in range(stage.first, stage.last + 1)]
+    if layers != list(range(len(problem.chain.layers))):
+        raise InputError(
+            f"the stages do not hold each of {len(problem.chain.layers)} layers once and in order",
+            field="stages",
+            way_out="Start each stage behind the last layer of the one before",
         )
 
 

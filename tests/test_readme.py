@@ -53,7 +53,15 @@ def test_the_plan_example_is_the_shipped_one_and_valid() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["units", "platform", "solving.ladder", "solvers.even_split", "families.instance"]
+    "name",
+    [
+        "units",
+        "platform",
+        "solving.ladder",
+        "solvers.even_split",
+        "families.instance",
+        "cli.commands",
+    ],
 )
 def test_the_examples_in_docstrings_hold(name: str) -> None:
     failures, tried = doctest.testmod(importlib.import_module(f"schedopt.{name}"))

@@ -47,11 +47,13 @@ class Binding:
             f"the link of GPUs {source} and {target} is busy all the time"
             for source, target in self.links
         ]
-        words += [
-            f"GPU {lack.gpu} lacks {format_bytes(lack.short_bytes)} for "
-            f"{lack.micro_batches} micro-batches in flight"
-            for lack in self.lacks[:1]
-        ]
+        if self.lacks:
+            short = ", ".join(
+                f"{lack.gpu} ({format_bytes(lack.short_bytes)} short of {lack.micro_batches})"
+                for lack in self.lacks[:3]
+            )
+            more = f" and {len(self.lacks) - 3} more" if len(self.lacks) > 3 else ""
+            words.append(f"no room for one more micro-batch in flight on GPU {short}{more}")
         return "; ".join(words)
 
 

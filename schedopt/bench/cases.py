@@ -21,6 +21,8 @@ from schedopt.families import (
     theorem_6,
     uniform_chain,
 )
+from schedopt.formats import read_format
+from schedopt.plan import PLAN_FORMAT
 from schedopt.platform import Platform
 from schedopt.solving import solve
 
@@ -61,7 +63,7 @@ def theorem_cases() -> Iterator[Case]:
 
 
 def load_chains(folder: Path) -> list[Chain]:
-    """Return the chains of a folder, by name of the file. Plans (``*.plan.json``) are passed over.
+    """Return the chains of a folder, by name of the file. Plans are passed over.
 
     Raises
     ------
@@ -70,7 +72,7 @@ def load_chains(folder: Path) -> list[Chain]:
     """
     if not folder.is_dir():
         raise InputError("is no folder", way_out="Name one with chain files", source=str(folder))
-    paths = sorted(path for path in folder.glob("*.json") if not path.name.endswith(".plan.json"))
+    paths = sorted(path for path in folder.glob("*.json") if read_format(path) != PLAN_FORMAT)
     if not paths:
         raise InputError(
             "holds no chain",

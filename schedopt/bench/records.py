@@ -88,7 +88,22 @@ def load_records(path: Path) -> list[Record]:
     """
     if not path.exists():
         return []
-    text = path.read_text(encoding="utf-8")
+    if not path.is_file():
+        raise InputError(
+            "is no plain file, so that no run can be read back",
+            way_out="Name a file that ends in .jsonl",
+            source=str(path),
+        )
+    from schedopt.formats.reading import read_bytes
+
+    try:
+        text = read_bytes(path).decode()
+    except UnicodeDecodeError:
+        raise InputError(
+            "is not UTF-8 text", way_out="Write to another file", source=str(path)
+        ) from None
+    except InputError as error:
+        raise error.in_file(str(path)) from None
     whole = text[: text.rfind("\n") + 1]
     if whole != text:
         from schedopt.formats import write_whole

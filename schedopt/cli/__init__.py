@@ -6,6 +6,8 @@ Exit codes: 0 a plan (or valid), 1 a fault of ours, 2 bad usage or bad input, 3 
 
 from __future__ import annotations
 
+import errno
+import signal
 import sys
 from io import TextIOWrapper
 
@@ -15,6 +17,9 @@ def main() -> None:
     from schedopt.cli.app import app
     from schedopt.errors import InputError
 
+    if hasattr(signal, "SIGPIPE"):
+        # Who reads only the first lines (head) ends the program quietly, as with other commands.
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     for stream in (sys.stdout, sys.stderr):
         # A terminal or pipe that cannot show a letter shows "?" instead of ending the program.
         if isinstance(stream, TextIOWrapper):
@@ -24,6 +29,8 @@ def main() -> None:
     except InputError as error:
         print(f"Error: {error}", file=sys.stderr)
         sys.exit(2)
-    except BrokenPipeError:
-        sys.stderr.close()
-        sys.exit(0)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        print("Error: standard output cannot be written: no space left", file=sys.stderr)
+        sys.exit(2)

@@ -8,6 +8,7 @@ import typer
 
 from schedopt.cli.bench import bench_app
 from schedopt.cli.check import check_plan
+from schedopt.cli.commands import Commands
 from schedopt.cli.import_chain import import_profile
 from schedopt.cli.instance import instance_app
 from schedopt.cli.profile import profile_model
@@ -21,7 +22,7 @@ EXIT_CODES = (
     "3 proven infeasible · 4 no plan found in time, none proven impossible · 5 a check failed"
 )
 
-app = typer.Typer(
+app = Commands(
     name="schedopt",
     help="Optimal allocations and periodic schedules for training that does not fit one GPU.",
     epilog=EXIT_CODES,

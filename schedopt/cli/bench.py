@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from schedopt.cli.commands import Commands
 from schedopt.errors import InputError
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 EXIT_CODES = "Exit codes: 0 done · 1 a fault of ours · 2 bad usage or bad input · 130 interrupted"
 SHIPPED = Path("instances")
 
-bench_app = typer.Typer(
+bench_app = Commands(
     help="Compare solvers and measure how fast they are.", epilog=EXIT_CODES, no_args_is_help=True
 )
 
@@ -76,11 +77,13 @@ def bench_solvers(
     from schedopt.solving import load_solver
     from schedopt.units import parse_bandwidth
 
-    tables = output.with_suffix(".md")
-    if output.suffix == ".md":
+    if output.suffix != ".jsonl":
         raise InputError(
-            f"{output} is where the tables go", field="--output", way_out="End it in .jsonl"
+            f"{output} does not end in .jsonl",
+            field="--output",
+            way_out="Let it; the tables go beside it, into a file that ends in .md",
         )
+    tables = output.with_suffix(".md")
     counts = [_whole(text, "--gpus") for text in gpus.split(",")]
     multiples = [_multiple(text, "--levels") for text in levels.split(",")]
     rates = bandwidths.split(",")

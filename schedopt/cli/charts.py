@@ -41,4 +41,4 @@ def print_chart(chart: Chart) -> None:
     console.print()
     console.print(render_chart(chart, console.width, unicode=unicode), no_wrap=True, crop=False)
     console.print()
-    console.print(explain_glyphs(chart, unicode=unicode))
+    console.print(explain_glyphs(chart, console.width, unicode=unicode))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from schedopt.cli.commands import Commands
 from schedopt.cli.options import naming_options
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ OPTIONS = {
 }
 """Parameters of a family whose option has another name."""
 
-instance_app = typer.Typer(
+instance_app = Commands(
     help="Write a chain by rule: the instances of the theorems, uniform or random layers.",
     epilog=EXIT_CODES,
     no_args_is_help=True,

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from schedopt.solving import Progress
 
 EXITS = {"optimal": 0, "feasible": 0, "infeasible": 3, "unknown": 4}
-OPTIONS = {"memory": "mem"}
+OPTIONS = {"memory": "mem", "memory_bytes": "mem", "reserved_bytes": "reserved"}
 """Fields of the platform whose option has another name."""
 
 
@@ -41,26 +42,30 @@ def solve_chain(
         ),
     ] = None,
     reserved: Annotated[
-        str, typer.Option(help="Memory of each GPU that is not ours.", metavar="SIZE")
-    ] = "0",
+        str | None,
+        typer.Option(help="Memory of each GPU that is not ours. Default: 0.", metavar="SIZE"),
+    ] = None,
     speed: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="Speed of the GPUs against the one that was measured: 1, or 1,1,0.5.",
+            help="Speed of the GPUs against the one that was measured: 1, or 1,1,0.5. Default: 1.",
             metavar="FACTORS",
         ),
-    ] = "1",
+    ] = None,
     bandwidth: Annotated[
         str | None,
         typer.Option(help="Of each link: 12GB/s. Absent: transfers are free.", metavar="RATE"),
     ] = None,
     latency: Annotated[
-        str, typer.Option(help="Added to each transfer: 5us.", metavar="TIME")
-    ] = "0",
+        str | None, typer.Option(help="Added to each transfer: 5us. Default: 0.", metavar="TIME")
+    ] = None,
     duplex: Annotated[
-        Literal["half", "full"],
-        typer.Option(help="Whether the two directions of a link share it (half) or not (full)."),
-    ] = "half",
+        Literal["half", "full"] | None,
+        typer.Option(
+            help="Whether the two directions of a link share it (half, the default) or not (full).",
+            show_default=False,
+        ),
+    ] = None,
     allocation: Annotated[
         Literal["contiguous", "general"] | None,
         typer.Option(
@@ -71,7 +76,7 @@ def solve_chain(
         Path | None,
         typer.Option(
             help="Keep the stages and GPUs of this plan and find the best pattern for them. "
-            "Chain and platform come from the plan unless given.",
+            "Chain and platform come from the plan, as far as they are not given.",
             metavar="PLAN",
         ),
     ] = None,
@@ -108,7 +113,7 @@ def solve_chain(
 
     schedopt solve --chain chain.json --gpus 8 --mem 16G --bandwidth 12GB/s -o plan.json
 
-    schedopt solve --fix plan.json --bandwidth 6GB/s --gpus 8 --mem 16G
+    schedopt solve --fix plan.json --bandwidth 6GB/s
     """
     from schedopt.chain import Chain
     from schedopt.formats import check_writable, save_result
@@ -133,7 +138,7 @@ def solve_chain(
         check_writable(output)
     fixed = Result.load(fix).plan if fix is not None else None
     machine = _platform(
-        gpus, mem, reserved, speed, bandwidth, latency, duplex, fixed.platform if fixed else None
+        fixed.platform if fixed else None, gpus, mem, reserved, speed, bandwidth, latency, duplex
     )
     if chain is not None:
         layers = Chain.load(chain)
@@ -186,39 +191,50 @@ def _print(result: Result, output: Path | None, as_json: bool) -> None:
 
 
 def _platform(
+    plan: Platform | None,
     gpus: int | None,
     mem: str | None,
-    reserved: str,
-    speed: str,
+    reserved: str | None,
+    speed: str | None,
     bandwidth: str | None,
-    latency: str,
-    duplex: Literal["half", "full"],
-    default: Platform | None,
+    latency: str | None,
+    duplex: Literal["half", "full"] | None,
 ) -> Platform:
+    """Return the platform that was typed, the rest taken from that of a plan."""
     from schedopt.platform import Platform
 
-    if default is not None and gpus is None and mem is None:
-        if (reserved, speed, bandwidth, latency, duplex) != ("0", "1", None, "0", "half"):
-            raise InputError(
-                "not given, though other parts of the platform are",
-                field="--gpus",
-                way_out="Give --gpus and --mem too, or take the whole platform of the plan",
-            )
-        return default
-    if gpus is None:
+    if plan is None and gpus is None:
         raise InputError("not given", field="--gpus", way_out="Say how many GPUs: --gpus 8")
-    if mem is None:
+    if plan is None and mem is None:
         raise InputError("not given", field="--mem", way_out="Say how much each has: --mem 16G")
+    link = None if plan is None else plan.link
+    if link is not None:
+        bandwidth = bandwidth or str(link.bandwidth_bytes_per_s)
+        latency = latency or str(link.latency_ns)
+        duplex = duplex or link.duplex
+    own = () if plan is None else plan.gpus
+    if plan is not None and gpus not in (None, len(own)):
+        if not plan.uniform:
+            raise InputError(
+                f"the GPUs of the plan differ, and it has {len(own)}",
+                field="--gpus",
+                way_out="Leave it out, or fix a plan for equal GPUs",
+            )
+        own = own[:1] * (gpus or 1)
     with naming_options(OPTIONS):
-        return Platform(
-            gpus,
-            mem.split(","),
-            reserved=reserved,
-            speed=speed.split(","),
+        typed = Platform(
+            len(own) if gpus is None else gpus,
+            [gpu.memory_bytes for gpu in own] if mem is None else mem.split(","),
+            reserved=reserved or 0,
+            speed=[gpu.speed for gpu in own] or "1" if speed is None else speed.split(","),
             bandwidth=bandwidth,
-            latency=latency,
-            duplex=duplex,
+            latency=latency or 0,
+            duplex=duplex or "half",
         )
+    if reserved is not None or not own:
+        return typed
+    pairs = zip(typed.gpus, own, strict=True)
+    return typed.with_gpus([replace(gpu, reserved_bytes=old.reserved_bytes) for gpu, old in pairs])
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from fractions import Fraction
 
@@ -54,8 +55,11 @@ def print_plan(result: Result) -> None:
 
 
 def make_console() -> Console:
-    """Return standard output as a console, 100 columns wide where it is no terminal."""
-    width = None if sys.stdout.isatty() else 100
+    """Return standard output as a console.
+
+    As wide as the terminal, or as COLUMNS says; else 100 columns.
+    """
+    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 100
     return Console(highlight=False, markup=False, soft_wrap=True, width=width)
 
 

@@ -51,6 +51,7 @@ class Row:
     Parameters
     ----------
     name : str
+        GPU 3, or 2-3 for a link.
     boxes : tuple of Box
         By start; none overlaps the next.
     busy : Fraction
@@ -60,6 +61,15 @@ class Row:
     name: str
     boxes: tuple[Box, ...]
     busy: Fraction
+
+    def busy_in(self, parts: int, length_ns: int) -> list[float]:
+        """Return the share of each of so many equal parts of the time in which it works."""
+        shares = [0.0] * parts
+        for box in self.boxes:
+            begin, end = box.start_ns * parts / length_ns, box.end_ns * parts / length_ns
+            for part in range(int(begin), min(parts, -int(-end // 1))):
+                shares[part] += min(end, part + 1) - max(begin, part)
+        return shares
 
 
 @dataclass(frozen=True)
@@ -81,6 +91,17 @@ class MemoryRow:
     need_bytes: int
     limit_bytes: int
     lacks: bool
+
+    def most_in(self, parts: int, length_ns: int) -> list[int]:
+        """Return the most bytes in each of so many equal parts of the time."""
+        most = [0] * parts
+        ends = [level.start_ns for level in self.levels[1:]] + [length_ns]
+        for level, end in zip(self.levels, ends, strict=True):
+            begin = min(parts - 1, level.start_ns * parts // length_ns)
+            after = max(begin + 1, -(-end * parts // length_ns))
+            for part in range(begin, min(parts, after)):
+                most[part] = max(most[part], level.most)
+        return most
 
     @property
     def share(self) -> float:
@@ -113,6 +134,7 @@ class Chart:
     repeats_from_ns : int
         From here on all has been shown before; `length_ns` if nothing has.
     gpus : tuple of Row
+        Those that have a stage.
     memory : tuple of MemoryRow
         One for each GPU.
     links : tuple of Row
@@ -121,7 +143,7 @@ class Chart:
         Periods, or the phases of a step.
     stages : int
     busiest : int
-        The GPU that works the most.
+        The position in `gpus` of the one that works the most.
     """
 
     title: str
@@ -140,7 +162,10 @@ class Chart:
     def legend(self) -> str:
         """What the text in a box says."""
         if self.numbering == "shift":
-            return "F2+1 is the forward of stage 2 for micro-batch i+1; B0+0 ends micro-batch i"
+            return (
+                "F2+1 is the forward of stage 2 for micro-batch i+1, B0+0 ends micro-batch i; "
+                "i grows by k a period"
+            )
         return (
             "F2:17 is the forward of stage 2 for micro-batch 17, and so is F:17 where space lacks"
         )

@@ -42,7 +42,7 @@ def chart_plan(result: Result) -> Chart:
     levels = memory_levels(plan, residencies(plan), repeat)
     return Chart(
         title=f"{plan.chain}",
-        facts=(f"{plan.platform}", *_facts(result, plan, binding)),
+        facts=(f"{plan.platform}", *_facts(result, plan, binding), *_unused(plan)),
         numbering="shift",
         length_ns=shown,
         repeats_from_ns=min(repeat, shown),
@@ -56,7 +56,7 @@ def chart_plan(result: Result) -> Chart:
             for start in range(0, shown, period)
         ),
         stages=len(plan.stages),
-        busiest=binding.gpu,
+        busiest=_used(plan).index(binding.gpu),
     )
 
 
@@ -71,7 +71,7 @@ def chart_simulation(simulation: Simulation) -> Chart:
     binding = find_binding(plan)
     return Chart(
         title=f"{plan.chain}",
-        facts=(f"{plan.platform}", *_step_facts(simulation)),
+        facts=(f"{plan.platform}", *_step_facts(simulation), *_unused(plan)),
         numbering="micro-batch",
         length_ns=max(1, shown),
         repeats_from_ns=max(1, shown),
@@ -80,8 +80,15 @@ def chart_simulation(simulation: Simulation) -> Chart:
         links=_link_rows(plan, runs, max(1, shown)),
         spans=tuple(_phases(simulation)),
         stages=len(plan.stages),
-        busiest=max(range(len(shares)), key=lambda gpu: shares[gpu]),
+        busiest=max(range(len(_used(plan))), key=lambda row: shares[_used(plan)[row]]),
     )
+
+
+def _unused(plan: Plan) -> Iterator[str]:
+    idle = sorted(set(range(len(plan.platform.gpus))) - set(_used(plan)))
+    if idle:
+        names = ", ".join(map(str, idle[:8])) + (" …" if len(idle) > 8 else "")
+        yield f"Without a stage: GPU {names} ({len(idle)} of {len(plan.platform.gpus)})"
 
 
 def _facts(result: Result, plan: Plan, binding: Binding) -> Iterator[str]:
@@ -108,12 +115,20 @@ def _step_facts(simulation: Simulation) -> Iterator[str]:
         f"{count} micro-batch{'es' if count > 1 else ''} in "
         f"{format_duration(simulation.makespan_ns)}, "
         f"{format_duration(simulation.time_per_micro_batch)} each; "
-        f"bubble {float(simulation.bubble):.1%}"
+        f"bubble {float(simulation.bubble):.1%} (idle time of the GPUs that have a stage)"
     )
     period = Fraction(simulation.plan.pattern.period_total_ns, simulation.plan.pattern.k)
     steady = simulation.steady_period
-    measured = "the step is too short to measure it" if steady is None else format_duration(steady)
-    yield f"Period of the pattern {format_duration(period)}, in the steady state {measured}"
+    measured = (
+        "the step is too short to measure its own"
+        if steady is None
+        else f"in the steady state {format_duration(steady)}"
+    )
+    yield f"Period of the pattern {format_duration(period)}; {measured}"
+    if phases := list(_phases(simulation)):
+        yield ", ".join(
+            f"{span.name} {format_duration(span.end_ns - span.start_ns)}" for span in phases
+        ).capitalize()
     if simulation.timing == "asap":
         yield "Everything starts as soon as the order of the pattern allows"
     else:
@@ -157,10 +172,12 @@ def _gpu_rows(
     for item, number, start, end, _, gpu in runs:
         if isinstance(item, Operation) and start < end:
             boxes[gpu].append(Box(start, end, item.kind, item.stage, number))
-    return tuple(
-        Row(f"GPU {gpu}", _ordered(boxes[gpu]), shares[gpu])
-        for gpu in range(len(plan.platform.gpus))
-    )
+    return tuple(Row(f"GPU {gpu}", _ordered(boxes[gpu]), shares[gpu]) for gpu in _used(plan))
+
+
+def _used(plan: Plan) -> list[int]:
+    """Return the GPUs that have a stage."""
+    return sorted({gpu for stage in plan.stages for gpu in stage.gpus})
 
 
 def _link_rows(plan: Plan, runs: Iterable[Run], shown: int) -> tuple[Row, ...]:
@@ -190,11 +207,19 @@ def _memory_rows(
     needs: Iterable[GpuMemory],
     binding: Binding,
 ) -> tuple[MemoryRow, ...]:
-    lacking = {lack.gpu for lack in binding.lacks}
-    rows = zip(levels, needs, plan.platform.gpus, strict=True)
+    at_most = [need.reading(plan.scope.memory) for need in memory(plan)]
+    short = {lack.gpu: lack.short_bytes - at_most[lack.gpu] for lack in binding.lacks}
+    reading = [need.reading(plan.scope.memory) for need in needs]
+    rows = list(levels)
     return tuple(
-        MemoryRow(level, need.reading(plan.scope.memory), gpu.usable_bytes, number in lacking)
-        for number, (level, need, gpu) in enumerate(rows)
+        MemoryRow(
+            rows[gpu],
+            reading[gpu],
+            plan.platform.gpus[gpu].usable_bytes,
+            # A short step may hold less than the pattern, and then has room.
+            gpu in short and reading[gpu] + short[gpu] > 0,
+        )
+        for gpu in _used(plan)
     )
 
 

@@ -6,7 +6,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from schedopt.drawing.chart import Box, Chart
+from schedopt.drawing.chart import Box, Chart, Row
 from schedopt.errors import InputError
 from schedopt.plan import Kind, Tensor
 from schedopt.units import format_bytes
@@ -25,6 +25,18 @@ TALLEST: Final = 16.0
 LEAST: Final = 0.12
 LINK: Final = 0.3
 """The height of a link's row in rows of a GPU."""
+MOST_BOXES: Final = 20_000
+"""With more, rows show how busy they are over time."""
+PARTS: Final = 1500
+"""Parts of the time in that case."""
+BUSY: Final = "#5a7d9a"
+ROOM, NO_ROOM = "#b5c4d0", "#3c4a55"
+"""Colours of the memory."""
+COLOURS: Final = (
+    *("#3f90da", "#ffa90e", "#bd1f01", "#832db6", "#a96b59"),
+    *("#e76300", "#b9ac70", "#717581", "#92dadd"),
+)
+"""Of up to nine stages: those of Petroff 2021 (Accessible Color Sequences) without the grey."""
 
 HATCHES: Final = {"B": "////", "I": "////", "W": "....", "R": "xxxx", "U": "++++"}
 NAMES: Final[dict[Kind | Tensor, str]] = {
@@ -67,7 +79,7 @@ def picture_suffix(path: str | Path) -> str:
     except ImportError:
         raise InputError(
             "pictures need matplotlib, which is not installed",
-            way_out="Install it: pip install 'schedopt[draw]'",
+            way_out="Run pip install matplotlib",
             source=str(path),
         ) from None
     return suffix
@@ -120,15 +132,18 @@ def _figure(chart: Chart) -> Figure:
     size = max(4.0, min(9.0, 24 * gpu_height))
     top = 0.15
     for number, row in enumerate(chart.gpus):
-        _draw_row(axes, chart, row.boxes, top + 0.04 * gpu_height, 0.52 * gpu_height)
+        _draw_row(axes, chart, row, top + 0.04 * gpu_height, 0.52 * gpu_height)
         _draw_memory(axes, chart, number, top + 0.6 * gpu_height, 0.32 * gpu_height)
         _note(axes, chart, number, top, gpu_height, size)
         top += gpu_height
     top += 0.1
     for link in chart.links:
-        _draw_row(axes, chart, link.boxes, top + 0.15 * link_height, 0.7 * link_height)
+        _draw_row(axes, chart, link, top + 0.15 * link_height, 0.7 * link_height)
         middle = top + 0.5 * link_height
         small = min(0.85 * size, 66 * link_height)
+        if small < 4:
+            top += link_height
+            continue
         _beside(axes, 0, middle, f"link {link.name} ", small, ha="right")
         _beside(axes, chart.length_ns, middle, f"  {float(link.busy):.1%} busy", small)
         top += link_height
@@ -139,8 +154,7 @@ def _figure(chart: Chart) -> Figure:
     return figure
 
 
-def _draw_row(axes: Axes, chart: Chart, boxes: tuple[Box, ...], top: float, height: float) -> None:
-    from matplotlib.collections import PatchCollection
+def _draw_row(axes: Axes, chart: Chart, row: Row, top: float, height: float) -> None:
     from matplotlib.patches import Rectangle
 
     axes.add_patch(
@@ -148,6 +162,30 @@ def _draw_row(axes: Axes, chart: Chart, boxes: tuple[Box, ...], top: float, heig
             (0, top), chart.length_ns, height, facecolor="#f4f4f4", edgecolor="none", zorder=1
         )
     )
+    if _is_coarse(chart):
+        shares = row.busy_in(PARTS, chart.length_ns)
+        edges = [part * chart.length_ns / PARTS for part in range(PARTS + 1)]
+        bottom = top + height
+        tops = [bottom - height * min(1.0, share) for share in shares]
+        axes.fill_between(
+            edges, [*tops, tops[-1]], bottom, step="post", color=BUSY, linewidth=0, zorder=2
+        )
+    else:
+        _draw_boxes(axes, chart, row.boxes, top, height)
+        _draw_labels(axes, chart, row.boxes, top, height)
+
+
+def _is_coarse(chart: Chart) -> bool:
+    return sum(len(one.boxes) for one in (*chart.gpus, *chart.links)) > MOST_BOXES
+
+
+def _draw_boxes(
+    axes: Axes, chart: Chart, boxes: tuple[Box, ...], top: float, height: float
+) -> None:
+    from matplotlib.collections import PatchCollection
+    from matplotlib.patches import Rectangle
+
+    inch = TIMELINE / chart.length_ns
     for what in dict.fromkeys(box.what for box in boxes):
         for again in (False, True):
             same = [
@@ -157,6 +195,8 @@ def _draw_row(axes: Axes, chart: Chart, boxes: tuple[Box, ...], top: float, heig
             ]
             if not same:
                 continue
+            # Outlines and hatches would hide boxes of a few pixels.
+            broad = sum(box.end_ns - box.start_ns for box in same) / len(same) * inch > 0.04
             axes.add_collection(
                 PatchCollection(
                     [
@@ -164,13 +204,18 @@ def _draw_row(axes: Axes, chart: Chart, boxes: tuple[Box, ...], top: float, heig
                         for box in same
                     ],
                     facecolors=[_colour(chart, box) for box in same],
-                    edgecolors="#333333",
-                    linewidths=min(0.4, 2 * height),
-                    hatch=_hatch(what) if height > 0.06 else "",
+                    edgecolors="#333333" if broad else "face",
+                    linewidths=min(0.4, 2 * height) if broad else 0.2,
+                    hatch=_hatch(what) if broad and height > 0.06 else "",
                     alpha=0.55 if again else 1.0,
                     zorder=2,
                 )
             )
+
+
+def _draw_labels(
+    axes: Axes, chart: Chart, boxes: tuple[Box, ...], top: float, height: float
+) -> None:
     size = min(8.0, 72 * 0.62 * height)
     if size < 3.5:
         return
@@ -179,6 +224,9 @@ def _draw_row(axes: Axes, chart: Chart, boxes: tuple[Box, ...], top: float, heig
         space = (box.end_ns - box.start_ns) * inch * 72 - 2
         label = next((text for text in chart.labels(box) if len(text) * size * 0.62 <= space), None)
         if label:
+            # The label hides the hatch behind it, not the colour.
+            colour = _colour(chart, box)
+            dark = 0.3 * colour[0] + 0.59 * colour[1] + 0.11 * colour[2] < 0.5
             axes.text(
                 (box.start_ns + box.end_ns) / 2,
                 top + height / 2,
@@ -187,7 +235,8 @@ def _draw_row(axes: Axes, chart: Chart, boxes: tuple[Box, ...], top: float, heig
                 va="center",
                 size=size,
                 zorder=5,
-                bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.6},
+                color="white" if dark else "black",
+                bbox={"facecolor": colour, "edgecolor": "none", "pad": 0.4},
             )
 
 
@@ -195,14 +244,19 @@ def _draw_memory(axes: Axes, chart: Chart, number: int, top: float, height: floa
     memory = chart.memory[number]
     bottom = top + height
     limit = max(1, memory.limit_bytes)
-    starts = [level.start_ns for level in memory.levels] + [chart.length_ns]
-    tops = [bottom - height * min(1.0, level.most / limit) for level in memory.levels]
+    if _is_coarse(chart):
+        starts = [part * chart.length_ns / PARTS for part in range(PARTS + 1)]
+        most = memory.most_in(PARTS, chart.length_ns)
+    else:
+        starts = [*(level.start_ns for level in memory.levels), chart.length_ns]
+        most = [level.most for level in memory.levels]
+    tops = [bottom - height * min(1.0, count / limit) for count in most]
     axes.fill_between(
         starts,
         [*tops, tops[-1]],
         bottom,
         step="post",
-        color="#b0413e" if memory.lacks else "#8aa1b1",
+        color=NO_ROOM if memory.lacks else ROOM,
         linewidth=0,
         zorder=2,
     )
@@ -217,16 +271,18 @@ def _draw_memory(axes: Axes, chart: Chart, number: int, top: float, height: floa
 def _note(axes: Axes, chart: Chart, number: int, top: float, height: float, size: float) -> None:
     """Write the name of a GPU, how busy it is and how full."""
     row, memory = chart.gpus[number], chart.memory[number]
-    busy = f"  {float(row.busy):.1%} busy"
-    used = f"memory {memory.share:.1%} of {format_bytes(memory.limit_bytes)}"
+    busiest = number == chart.busiest
     # Beside what they speak of where there is room for two lines, else in one.
     two = height > 0.35
+    busy = f"  {float(row.busy):.1%} busy" + (", the most" if busiest and two else "")
+    used = f"memory {memory.share:.1%} of {format_bytes(memory.limit_bytes)}"
+    used += ", no room" if memory.lacks else ""
     first, second = (0.28, 0.76) if two else (0.5, 0.5)
     _beside(axes, 0, top + first * height, f"{row.name} ", size, ha="right")
-    bold = "bold" if number == chart.busiest else "normal"
+    bold = "bold" if busiest else "normal"
     _beside(axes, chart.length_ns, top + first * height, busy, size, weight=bold)
     bold = "bold" if memory.lacks else "normal"
-    right = 0 if two else 7 * size
+    right = 0 if two else 10.5 * size
     _beside(axes, chart.length_ns, top + second * height, f"  {used}", size, right, weight=bold)
 
 
@@ -302,7 +358,11 @@ def _draw_legend(figure: Figure, chart: Chart, height: float) -> None:
 
     boxes = [box for row in (*chart.gpus, *chart.links) for box in row.boxes]
     whats = [name for name in NAMES if any(box.what == name for box in boxes)]
+    told = f"The colour is the stage. {chart.legend}."
     handles = []
+    if _is_coarse(chart):
+        whats, told = [], "Too many operations to draw each."
+        handles.append(Patch(facecolor=BUSY, label="share of the time that is busy"))
     for what in whats:
         sample = Box(0, 1, what, 0, 0)
         handles.append(
@@ -314,9 +374,9 @@ def _draw_legend(figure: Figure, chart: Chart, height: float) -> None:
             )
         )
     lacking = any(memory.lacks for memory in chart.memory)
-    handles.append(Patch(facecolor="#8aa1b1", label="memory, full at the line above"))
+    handles.append(Patch(facecolor=ROOM, label="memory over time (the line above it is the limit)"))
     if lacking:
-        handles.append(Patch(facecolor="#b0413e", label="no room for one more micro-batch"))
+        handles.append(Patch(facecolor=NO_ROOM, label="the same, no room for one more micro-batch"))
     figure.legend(
         handles=handles,
         loc="lower left",
@@ -331,8 +391,7 @@ def _draw_legend(figure: Figure, chart: Chart, height: float) -> None:
     figure.text(
         0.2 / WIDTH,
         0.06 / height,
-        f"The colour is the stage. {chart.legend}. Dotted: the memory that counts. "
-        "Bold: the busiest GPU; no room.",
+        f"{told} Dotted: the memory that decides (in the reading of the scope).",
         size=8,
         va="bottom",
     )
@@ -344,14 +403,13 @@ def _hatch(what: str) -> str:
 
 def _colour(chart: Chart, box: Box) -> tuple[float, float, float]:
     """Return the colour of a stage, lighter for what is no backward; of a transfer its own."""
-    from matplotlib import color_sequences, colormaps
+    from matplotlib import colormaps
     from matplotlib.colors import to_rgb
 
     if box.what in SENT:
         return to_rgb(SENT[box.what][0])
-    few = color_sequences["petroff10"]
-    if chart.stages <= len(few):
-        red, green, blue = to_rgb(few[box.stage])
+    if chart.stages <= len(COLOURS):
+        red, green, blue = to_rgb(COLOURS[box.stage])
     else:
         red, green, blue = to_rgb(colormaps["turbo"](0.05 + 0.9 * box.stage / (chart.stages - 1)))
     share = 1.0 if box.what in ("B", "I") else 0.45

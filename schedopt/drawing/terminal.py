@@ -50,7 +50,8 @@ def render_chart(chart: Chart, width: int, *, unicode: bool = True) -> Text:
     """Return a chart as lines of text.
 
     A forward is filled lightly, a backward darkly, idle time is blank, so that it can be read
-    without colour. A column shows what takes most of its time.
+    without colour. A column shows what takes most of its time, or how busy the GPU is if there
+    are too many operations.
 
     Parameters
     ----------
@@ -63,13 +64,13 @@ def render_chart(chart: Chart, width: int, *, unicode: bool = True) -> Text:
     from rich.text import Text
 
     glyphs = UNICODE if unicode else ASCII
-    margin = max(len(row.name) for row in (*chart.gpus, *chart.links)) + 2
-    columns = max(LEAST, width - margin - NOTES)
+    margin, columns = _margin(chart), _columns(chart, width)
     full = len(chart.gpus) <= MOST_ROWS
+    coarse = is_coarse(chart, columns)
     lines = [Text(" " * margin + _ruler(chart, columns, glyphs))]
     for number, (row, memory) in enumerate(zip(chart.gpus, chart.memory, strict=True)):
         busiest = number == chart.busiest
-        line = Text(row.name.ljust(margin)) + _timeline(chart, row, columns, glyphs)
+        line = Text(row.name.ljust(margin)) + _timeline(chart, row, columns, glyphs, coarse)
         line.append(f"  {float(row.busy):6.1%} busy", style="bold" if busiest else "")
         if full:
             lines.append(line)
@@ -82,7 +83,7 @@ def render_chart(chart: Chart, width: int, *, unicode: bool = True) -> Text:
         lines.append(Text("Links"))
         lines += [
             Text(row.name.ljust(margin))
-            + _timeline(chart, row, columns, glyphs)
+            + _timeline(chart, row, columns, glyphs, coarse)
             + f"  {float(row.busy):6.1%} busy"
             for row in chart.links
         ]
@@ -97,8 +98,18 @@ def render_chart(chart: Chart, width: int, *, unicode: bool = True) -> Text:
     return Text("\n").join(lines)
 
 
-def explain_glyphs(chart: Chart, *, unicode: bool = True) -> str:
-    """Return the legend of the signs that a chart uses."""
+def is_coarse(chart: Chart, columns: int) -> bool:
+    """Whether operations are too short for the columns, so that these show how busy a GPU is."""
+    return any(2 * len(row.boxes) > columns for row in chart.gpus)
+
+
+def explain_glyphs(chart: Chart, width: int, *, unicode: bool = True) -> str:
+    """Return the legend of the signs that a chart uses in a width."""
+    if is_coarse(chart, _columns(chart, width)):
+        return (
+            "too many operations for the width: 0 to 9 is the busy time in tenths, # all of it, "
+            ". less than half a tenth, blank is idle"
+        )
     glyphs = UNICODE if unicode else ASCII
     kinds = dict.fromkeys(box.letter for row in chart.gpus for box in row.boxes)
     names = {
@@ -112,7 +123,17 @@ def explain_glyphs(chart: Chart, *, unicode: bool = True) -> str:
     shown = [
         f"{name} {kind}{glyphs.fills[kind] * 2}" for kind, name in names.items() if kind in kinds
     ]
-    return ", ".join([*shown, "blank is idle", chart.legend])
+    return ", ".join([*shown, "blank is idle", "no room: for one more micro-batch"]) + (
+        f". {chart.legend}"
+    )
+
+
+def _margin(chart: Chart) -> int:
+    return max(len(row.name) for row in (*chart.gpus, *chart.links)) + 2
+
+
+def _columns(chart: Chart, width: int) -> int:
+    return max(LEAST, width - _margin(chart) - NOTES)
 
 
 def _ruler(chart: Chart, columns: int, glyphs: Glyphs) -> str:
@@ -126,9 +147,12 @@ def _ruler(chart: Chart, columns: int, glyphs: Glyphs) -> str:
     return "".join(line)
 
 
-def _timeline(chart: Chart, row: Row, columns: int, glyphs: Glyphs) -> Text:
+def _timeline(chart: Chart, row: Row, columns: int, glyphs: Glyphs, coarse: bool) -> Text:
     from rich.text import Text
 
+    if coarse:
+        shares = row.busy_in(columns, chart.length_ns)
+        return Text("".join(_tenths(share) for share in shares))
     text = Text()
     for box, run in groupby(_cells(chart, row, columns)):
         count = len(list(run))
@@ -141,15 +165,24 @@ def _timeline(chart: Chart, row: Row, columns: int, glyphs: Glyphs) -> Text:
     return text
 
 
+def _tenths(share: float) -> str:
+    if share < 0.05:
+        return "." if share > 0 else " "
+    return "#" if share > 0.999 else str(int(share * 10))
+
+
 def _cells(chart: Chart, row: Row, columns: int) -> Iterator[Box | None]:
-    """Yield for each column the box that takes most of its time; None where it is idle."""
+    """Yield for each column the box that takes most of its time; None where it is idle.
+
+    What is too short to take most of any column is shown where its middle lies.
+    """
     boxes, first = row.boxes, 0
     for column in range(columns):
         # Times are counted in parts of a column, so that they stay whole numbers.
         begin, end = column * chart.length_ns, (column + 1) * chart.length_ns
         while first < len(boxes) and boxes[first].end_ns * columns <= begin:
             first += 1
-        idle, most, best = end - begin, 0, None
+        idle, most, best, short = end - begin, 0, None, None
         for box in boxes[first:]:
             if box.start_ns * columns >= end:
                 break
@@ -157,22 +190,18 @@ def _cells(chart: Chart, row: Row, columns: int) -> Iterator[Box | None]:
             idle -= time
             if time > most:
                 most, best = time, box
-        yield best if most >= idle else None
+            if begin <= (box.start_ns + box.end_ns) * columns // 2 < end:
+                short = box
+        yield best if most >= idle else short
 
 
 def _memory(chart: Chart, memory: MemoryRow, columns: int, glyphs: Glyphs) -> str:
-    most = [0] * columns
-    ends = [level.start_ns for level in memory.levels[1:]] + [chart.length_ns]
-    for level, end in zip(memory.levels, ends, strict=True):
-        begin = min(columns - 1, level.start_ns * columns // chart.length_ns)
-        for column in range(
-            begin, min(columns, max(begin + 1, -(-end * columns // chart.length_ns)))
-        ):
-            most[column] = max(most[column], level.most)
+    most = memory.most_in(columns, chart.length_ns)
     highest = len(glyphs.levels) - 1
     limit = max(1, memory.limit_bytes)
     return "".join(glyphs.levels[min(highest, -(-count * highest // limit))] for count in most)
 
 
 def _used(memory: MemoryRow) -> str:
-    return f"{memory.share:6.1%} of {format_bytes(memory.limit_bytes)}"
+    room = ", no room" if memory.lacks else ""
+    return f"{memory.share:6.1%} of {format_bytes(memory.limit_bytes)}{room}"

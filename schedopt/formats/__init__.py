@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from schedopt.formats.chains import chain_to_json, load_chain, save_chain
+from schedopt.formats.reading import read_format
 from schedopt.formats.results import load_result, result_to_json, save_result
 from schedopt.formats.writing import check_writable, to_text, write_whole
 
@@ -11,6 +12,7 @@ __all__ = [
     "check_writable",
     "load_chain",
     "load_result",
+    "read_format",
     "result_to_json",
     "save_chain",
     "save_result",

@@ -31,6 +31,20 @@ def read_document(path: str | Path, expected: str) -> dict[str, Any]:
     return document
 
 
+def read_format(path: str | Path) -> object:
+    """Return the format that a file names, None if it names none.
+
+    Raises
+    ------
+    InputError
+        If it cannot be read, or is no JSON object.
+    """
+    try:
+        return parse_object(decode(read_bytes(path))).get("format")
+    except InputError as error:
+        raise error.in_file(str(path)) from None
+
+
 def read_bytes(path: str | Path) -> bytes:
     """Return what a file holds.
 

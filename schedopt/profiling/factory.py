@@ -233,7 +233,7 @@ def _not_installed(package: str) -> InputError:
     return InputError(
         f"{package} is not installed",
         field=_FIELD,
-        way_out=f"Run pip install 'schedopt[{_EXTRAS[package]}]'",
+        way_out=f"Run pip install {package}",
     )
 
 

@@ -217,7 +217,7 @@ def simulate(plan: Plan, microbatches: int, *, timing: Timing = "asap") -> Simul
     InputError
         For a number of micro-batches that does not fit, or that makes too many events.
     """
-    microbatches = as_whole(microbatches, "microbatches", low=1)
+    microbatches = as_whole(microbatches, "microbatches", low=1, high=2**20)
     every = plan.rule.update_every or 1
     if microbatches % every:
         raise InputError(

@@ -139,16 +139,18 @@ def _climb(run: Run, initial: Plan | None, named: tuple[str, ...] | None) -> lis
 
 def _note(run: Run) -> str:
     """Say what is known after a solver."""
+    own, best = run.period_of(run.solver), run.period()
     if run.infeasibility() is not None:
         return "proven infeasible"
-    own, best = run.period_of(run.solver), run.period()
+    if own is not None and own == run.bound():
+        return "proven optimal"
     if own is None:
-        return (
-            "no plan" if best is not None or not run.proofs else f"no plan: {run.proofs[-1].proof}"
-        )
-    if own != best:
-        return "no better plan"
-    return "proven optimal" if own == run.bound() else "not proven optimal"
+        said = "no plan"
+        if best is None and run.proofs:
+            said = f"no plan: {run.proofs[-1].proof}"
+    else:
+        said = "not proven optimal" if own == best else "no better plan"
+    return f"stopped early: {said}" if run.stopped() else said
 
 
 def _same_problem(initial: Plan, problem: Problem) -> Plan:

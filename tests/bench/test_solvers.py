@@ -14,6 +14,7 @@ from schedopt import Chain, InputError, Layer, Platform, solve
 from schedopt.bench.cases import Case, grid, load_chains, theorem_cases
 from schedopt.bench.records import load_records
 from schedopt.bench.solvers import run_suite
+from schedopt.formats import save_result
 from schedopt.problem import Problem
 from schedopt.solving import Run
 
@@ -99,7 +100,7 @@ def test_the_instances_of_the_theorems_come_with_their_platform(tmp_path: Path) 
 def test_chains_of_a_folder(tmp_path: Path) -> None:
     CHAIN.save(tmp_path / "b.json")
     Chain(layers=(LAYER,), name="one").save(tmp_path / "a.json")
-    (tmp_path / "c.plan.json").write_text("{}")
+    save_result(solve(CHAIN, Platform(2, 99)), tmp_path / "c.json")
     assert [chain.name for chain in load_chains(tmp_path)] == ["one", "four"]
 
 

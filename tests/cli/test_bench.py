@@ -45,7 +45,9 @@ def test_bench_solvers_writes_runs_and_tables_and_goes_on(chains: Path, tmp_path
         (["--time-limit", "0"], "--time-limit: 0 is no time"),
         (["--chains", "nowhere"], "nowhere: is no folder"),
         (["-o", "nowhere/runs.jsonl"], "nowhere/runs.jsonl: cannot be written"),
-        (["-o", "runs.md"], "--output: runs.md is where the tables go"),
+        (["-o", "runs.md"], "--output: runs.md does not end in .jsonl"),
+        (["-o", "/dev/full"], "--output: /dev/full does not end in .jsonl"),
+        (["-o", ""], "--output: . does not end in .jsonl"),
     ],
 )
 def test_bad_usage_is_one_clear_error(arguments: list[str], message: str, tmp_path: Path) -> None:

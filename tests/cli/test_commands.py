@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -290,3 +291,35 @@ def test_a_terminal_without_unicode_gets_plain_text(plan: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "valid" in done.stdout.decode("ascii")
+
+
+def test_a_plan_is_fixed_with_what_is_given_and_the_rest_of_its_platform(plan: Path) -> None:
+    def fixed(*more: str) -> Any:
+        done = run("solve", "--fix", plan, "--json", *more)
+        assert done.returncode in (0, 3), done.stderr
+        return json.loads(done.stdout)
+
+    same = fixed()
+    assert fixed("--mem", "2G") == same | {"seconds": mock.ANY, "ladder": mock.ANY}
+    assert fixed("--bandwidth", "1MB/s")["period_ns"] > same["period_ns"]
+    assert fixed("--mem", "1M")["status"] == "infeasible"
+    assert fixed("--speed", "2")["period_ns"] < same["period_ns"]
+    refused = run("solve", "--fix", plan, "--gpus", "2")
+    assert refused.returncode == 2
+    assert "there is no GPU 2" in refused.stderr
+
+
+def test_a_reader_that_leaves_early_ends_the_program_quietly(plan: Path) -> None:
+    command = f"{sys.executable} -m schedopt check {plan} | head -1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    assert done.stdout.startswith("Chain")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_a_full_disk_behind_standard_output_is_one_error(plan: Path) -> None:
+    command = f"{sys.executable} -m schedopt check {plan} > /dev/full"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "no space left" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 
-from schedopt import Plan, Result
+from schedopt import Plan, Platform, Result
 from schedopt.account import load, memory
 from schedopt.drawing import Box, Chart, chart_plan, chart_simulation
 from schedopt.simulation import simulate, usual_micro_batches
@@ -89,8 +89,13 @@ def test_without_a_plan_there_is_nothing_to_show() -> None:
         chart_plan(Result(problem=problem, status="unknown"))
 
 
+def used(plan: Plan) -> list[int]:
+    return sorted({gpu for stage in plan.stages for gpu in stage.gpus})
+
+
 def _assert_sound(chart: Chart, plan: Plan) -> None:
-    assert len(chart.gpus) == len(chart.memory) == len(plan.platform.gpus)
+    assert len(chart.gpus) == len(chart.memory) == len(used(plan))
+    assert 0 <= chart.busiest < len(chart.gpus)
     for row in (*chart.gpus, *chart.links):
         assert all(0 <= box.start_ns < box.end_ns <= chart.length_ns for box in row.boxes)
         assert all(one.end_ns <= next_one.start_ns for one, next_one in pairwise(row.boxes))
@@ -113,10 +118,29 @@ def test_charts_of_plans_by_hand(name: str) -> None:
 def test_charts_of_random_plans(plan: Plan) -> None:
     chart = chart_plan(result_of(plan))
     _assert_sound(chart, plan)
-    assert [row.busy for row in chart.gpus] == [gpu.share for gpu in load(plan)]
-    for row, need in zip(chart.memory, memory(plan), strict=True):
-        assert max(level.most for level in row.levels) == need.peak_bytes
-        assert row.need_bytes == need.reading(plan.scope.memory)
+    assert [row.busy for row in chart.gpus] == [load(plan)[gpu].share for gpu in used(plan)]
+    needs = memory(plan)
+    for gpu, row in zip(used(plan), chart.memory, strict=True):
+        assert max(level.most for level in row.levels) == needs[gpu].peak_bytes
+        assert row.need_bytes == needs[gpu].reading(plan.scope.memory)
+        assert max(row.most_in(7, chart.length_ns)) == needs[gpu].peak_bytes
+    for boxes in (*chart.gpus, *chart.links):
+        worked = sum(boxes.busy_in(9, chart.length_ns)) / 9
+        assert worked == pytest.approx(float(boxes.busy))
+
+
+def test_gpus_without_a_stage_are_named_and_not_drawn() -> None:
+    plan = EXAMPLES["contiguous"]()
+    wide = replace(plan, platform=Platform(gpus=5, memory=[510, 641, 330, 9, 9], bandwidth=10**9))
+    chart = chart_plan(result_of(wide))
+    assert [row.name for row in chart.gpus] == ["GPU 0", "GPU 1", "GPU 2"]
+    assert "Without a stage: GPU 3, 4 (2 of 5)" in chart.facts
+
+
+def test_a_step_that_is_shorter_than_the_pipeline_has_room() -> None:
+    plan = EXAMPLES["contiguous"]()
+    # GPU 0 keeps 5 micro-batches in the pattern, 1 in a step of one.
+    assert [row.lacks for row in chart_simulation(simulate(plan, 1)).memory] == [False, False, True]
 
 
 def test_names_cannot_break_a_line() -> None:

@@ -27,7 +27,7 @@ def test_a_plan_by_hand() -> None:
         + "  100.0% busy"
     )  # fmt: skip
     # 2 * (200 + 7) of 641 are 434 of it; the most is 3 of 3 micro-batches: full.
-    assert lines[2] == "       " + "█" * 64 + "  100.0% of 510 B"
+    assert lines[2] == "       " + "█" * 64 + "  100.0% of 510 B, no room"
     assert lines[3].startswith("GPU 1  F1-1░░░░B1-3")
     assert lines[7] == "Links"
     idle = " " * 8
@@ -40,11 +40,11 @@ def test_ascii_where_the_terminal_has_no_more() -> None:
     assert text.isascii()
     assert "F0+0---" in text
     assert "B0-4===" in text
-    assert explain_glyphs(chart_plan(result_of(plan)), unicode=False).isascii()
+    assert explain_glyphs(chart_plan(result_of(plan)), 100, unicode=False).isascii()
 
 
 def test_the_legend_names_what_is_shown() -> None:
-    legend = explain_glyphs(chart_plan(result_of(EXAMPLES["split_backward"]())))
+    legend = explain_glyphs(chart_plan(result_of(EXAMPLES["split_backward"]())), 100)
     assert "its weight half W" in legend
     assert "recompute" not in legend
 
@@ -53,7 +53,8 @@ def test_the_legend_names_what_is_shown() -> None:
 def test_lines_fit_into_the_width(plan: Plan, width: int, unicode: bool) -> None:
     lines = lines_of(plan, width, unicode=unicode)
     assert all(len(line) <= width for line in lines)
-    assert len(lines) >= 2 * len(plan.platform.gpus)
+    used = {gpu for stage in plan.stages for gpu in stage.gpus}
+    assert len(lines) >= 1 + 2 * len(used)
     step = chart_simulation(simulate(plan, plan.pattern.k * (plan.rule.update_every or 1)))
     assert all(len(row) <= width for row in render_chart(step, width).plain.split("\n"))
 
@@ -67,3 +68,21 @@ def test_many_gpus_get_a_line_each(gpus: int) -> None:
     assert len(lines) == (1 + 2 * gpus + 1 + gpus - 1 if gpus == 16 else 1 + gpus + 1)
     if gpus == 64:
         assert lines[-1].startswith("Links     63 in use")
+
+
+def test_too_many_operations_become_shares_of_busy_time() -> None:
+    # 100 micro-batches on three GPUs, each busy 4 of 4 ns once the pipeline is full.
+    plan = EXAMPLES["contiguous"]()
+    chart = chart_simulation(simulate(plan, 100))
+    lines = render_chart(chart, 99).plain.split("\n")
+    assert "#" * 30 in lines[5]
+    assert "tenths" in explain_glyphs(chart, 99)
+
+
+def test_an_operation_shorter_than_a_column_is_still_seen() -> None:
+    layers = [
+        Layer(forward_ns=f, backward_ns=f, weight_bytes=0, activation_bytes=1) for f in (1, 1000)
+    ]
+    result = solve(Chain(layers=tuple(layers)), Platform(2, 9))
+    first = render_chart(chart_plan(result), 100).plain.split("\n")[1]
+    assert first.count("F") + first.count("B") >= 2

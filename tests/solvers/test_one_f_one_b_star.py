@@ -118,3 +118,28 @@ def test_the_allocation_of_the_best_plan_has_the_same_period_when_fixed(
     fixed = solve(chain, platform, stages=best.plan.stages)
     assert fixed.status == "optimal"
     assert fixed.period == best.period
+
+
+def test_without_an_allocation_it_says_what_it_needs() -> None:
+    layer = Layer(forward_ns=1, backward_ns=1, weight_bytes=0, activation_bytes=1)
+    with pytest.raises(InputError, match="needs an allocation"):
+        solve(Chain(layers=(layer,)), Platform(1, 9), solver="one_f_one_b_star")
+
+
+@pytest.mark.parametrize(
+    ("stages", "rule"),
+    [
+        (((0, 0, 0), (1, 1, 2)), "there is no GPU 2, but 2 from 0 to 1"),
+        (((0, 0, -1), (1, 1, 0)), "there is no GPU -1"),
+        (((0, 0, 0),), "each of 2 layers once"),
+        (((0, 1, 0), (1, 1, 1)), "each of 2 layers once"),
+        (((1, 1, 0), (0, 0, 1)), "each of 2 layers once"),
+    ],
+)
+def test_stages_that_fit_neither_chain_nor_platform_are_refused(
+    stages: tuple[tuple[int, int, int], ...], rule: str
+) -> None:
+    layer = Layer(forward_ns=1, backward_ns=1, weight_bytes=0, activation_bytes=1)
+    given = [Stage(layers=(first, last), gpus=(gpu,)) for first, last, gpu in stages]
+    with pytest.raises(InputError, match=rule):
+        solve(Chain(layers=(layer, layer)), Platform(2, 9), stages=given)

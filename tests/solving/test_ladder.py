@@ -7,7 +7,8 @@ from fractions import Fraction
 import pytest
 from hypothesis import given
 
-from schedopt import Chain, InputError, Layer, Platform, Rule, Scope, solve
+from schedopt import Chain, InputError, Layer, Platform, Problem, Rule, Scope, solve
+from schedopt.solving import Run
 from tests.strategies import chains, platforms
 
 EQUAL = Layer(forward_ns=1, backward_ns=2, weight_bytes=0, activation_bytes=1)
@@ -88,3 +89,13 @@ def test_it_never_ends_worse_than_any_rung(chain: Chain, platform: Platform) -> 
     assert result.period == min(found, default=None)
     exact = solve(chain, platform, solver="contiguous")
     assert (result.status, result.period) == (exact.status, exact.period)
+
+
+def test_a_rung_that_was_stopped_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(problem: Problem, run: Run) -> None:
+        run.stop()
+
+    monkeypatch.setattr("schedopt.solving.ladder.load_solver", lambda name: stopped)
+    result = solve(Chain(layers=(LONG, EQUAL)), Platform(2, 99))
+    assert [rung.note for rung in result.ladder] == ["stopped early: no plan"]
+    assert result.status == "unknown"
