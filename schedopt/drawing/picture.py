@@ -187,30 +187,19 @@ def _draw_boxes(
 
     inch = TIMELINE / chart.length_ns
     for what in dict.fromkeys(box.what for box in boxes):
-        for again in (False, True):
-            same = [
-                box
-                for box in boxes
-                if box.what == what and (box.start_ns >= chart.repeats_from_ns) == again
-            ]
-            if not same:
-                continue
-            # Outlines and hatches would hide boxes of a few pixels.
-            broad = sum(box.end_ns - box.start_ns for box in same) / len(same) * inch > 0.04
-            axes.add_collection(
-                PatchCollection(
-                    [
-                        Rectangle((box.start_ns, top), box.end_ns - box.start_ns, height)
-                        for box in same
-                    ],
-                    facecolors=[_colour(chart, box) for box in same],
-                    edgecolors="#333333" if broad else "face",
-                    linewidths=min(0.4, 2 * height) if broad else 0.2,
-                    hatch=_hatch(what) if broad and height > 0.06 else "",
-                    alpha=0.55 if again else 1.0,
-                    zorder=2,
-                )
+        same = [box for box in boxes if box.what == what]
+        # Outlines and hatches would hide boxes of a few pixels.
+        broad = sum(box.end_ns - box.start_ns for box in same) / len(same) * inch > 0.04
+        axes.add_collection(
+            PatchCollection(
+                [Rectangle((box.start_ns, top), box.end_ns - box.start_ns, height) for box in same],
+                facecolors=[_colour(chart, box) for box in same],
+                edgecolors="#555555" if broad else "face",
+                linewidths=min(0.4, 2 * height) if broad else 0.2,
+                hatch=_hatch(what) if broad and height > 0.06 else "",
+                zorder=2,
             )
+        )
 
 
 def _draw_labels(
@@ -402,15 +391,20 @@ def _hatch(what: str) -> str:
 
 
 def _colour(chart: Chart, box: Box) -> tuple[float, float, float]:
-    """Return the colour of a stage, lighter for what is no backward; of a transfer its own."""
+    """Return the colour of a stage, or of a transfer.
+
+    Lighter for what is no backward, and for what has been shown before.
+    """
     from matplotlib import colormaps
     from matplotlib.colors import to_rgb
 
     if box.what in SENT:
-        return to_rgb(SENT[box.what][0])
-    if chart.stages <= len(COLOURS):
+        red, green, blue = to_rgb(SENT[box.what][0])
+    elif chart.stages <= len(COLOURS):
         red, green, blue = to_rgb(COLOURS[box.stage])
     else:
         red, green, blue = to_rgb(colormaps["turbo"](0.05 + 0.9 * box.stage / (chart.stages - 1)))
-    share = 1.0 if box.what in ("B", "I") else 0.45
+    share = 0.45 if box.what in ("F", "R", "W", "U") else 1.0
+    if box.start_ns >= chart.repeats_from_ns:
+        share *= 0.55
     return 1 - share * (1 - red), 1 - share * (1 - green), 1 - share * (1 - blue)
