@@ -51,8 +51,9 @@ def test_simulate_prints_a_step(plan: Path) -> None:
     done = run("simulate", plan, "--microbatches", "4", "--timing", "pattern")
     assert (done.returncode, done.stderr) == (0, "")
     # The last micro-batch starts 12 ns after the first, which takes 20.
-    for text in ("4 micro-batches in 32 ns, 8 ns each", "Warm-up 6 ns", "at the times of the pattern"):
-        assert text in done.stdout
+    assert "4 micro-batches in 32 ns, 8 ns each" in done.stdout
+    assert "Warm-up 6 ns" in done.stdout
+    assert "at the times of the pattern" in done.stdout
 
 
 @pytest.mark.parametrize(
