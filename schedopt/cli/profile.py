@@ -3,27 +3,47 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from schedopt.cli.options import naming_options
+from schedopt.errors import InputError
+
 if TYPE_CHECKING:
     from schedopt.chain import Chain
+    from schedopt.profiling import Comparison
 
 
 def profile_model(
     model: Annotated[
         str,
         typer.Argument(
-            help="package.module:factory, a function without arguments that returns "
-            "(nn.Sequential, input), and optionally a loss and an optimizer.",
+            help="hf:NAME, such as hf:gpt2 or hf:llama:layers=8,width=1024, built from a config "
+            "with random weights; or package.module:factory, a function without arguments that "
+            "returns (module, inputs), and optionally a loss and an optimizer.",
             metavar="MODEL",
         ),
     ],
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Where to write the chain.", metavar="FILE")
     ],
+    batch: Annotated[
+        int | None, typer.Option(help="Samples of a micro-batch, for hf: models.", metavar="N")
+    ] = None,
+    seq: Annotated[
+        int | None, typer.Option(help="Tokens of a sample, for hf: models.", metavar="N")
+    ] = None,
+    image: Annotated[
+        int | None, typer.Option(help="Pixels of a side, for hf: models.", metavar="N")
+    ] = None,
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16", "float64"] | None,
+        typer.Option(help="Of the weights, for hf: models. Default: float32.", show_default=False),
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, or cuda:1.", metavar="DEVICE")] = "cpu",
     optimizer: Annotated[
         Literal["adamw", "adam", "sgd"],
@@ -33,72 +53,192 @@ def profile_model(
     repeats: Annotated[
         int, typer.Option(help="Sweeps that are timed; the median counts.", metavar="N")
     ] = 10,
+    min_share: Annotated[
+        float,
+        typer.Option(
+            help="Merge layers with less than this share of the time into a neighbour; 0 keeps "
+            "every cut.",
+            metavar="X",
+        ),
+    ] = 0.001,
+    verify: Annotated[
+        bool,
+        typer.Option("--verify", help="Run the whole model too, and compare the sum of the chain."),
+    ] = False,
+    fake: Annotated[
+        bool,
+        typer.Option(
+            "--fake",
+            help="Take no memory and run nothing: exact bytes, and times from --flops. For models "
+            "larger than the machine.",
+        ),
+    ] = False,
+    flops: Annotated[
+        str | None,
+        typer.Option(
+            help="With --fake: floating-point operations a second, such as 300T.", metavar="RATE"
+        ),
+    ] = None,
 ) -> None:
     """Measure a torch model layer by layer and write it as a chain.
 
-    Times are medians after a warm-up; bytes are what autograd really saves, what crosses each
-    boundary, and parameters, gradients and optimizer state. Needs the extra "torch".
+    The model is cut wherever exactly one tensor is live. Times are medians after a warm-up; bytes
+    are what autograd really saves, what crosses each boundary, and parameters, gradients and
+    optimizer state. Needs torch, and transformers for hf: models.
 
-    Example: schedopt profile schedopt.profiling.models:gpt2_small -o gpt2.json
+    Examples
+    --------
+    schedopt profile hf:gpt2:tied=no -o gpt2.json
+
+    schedopt profile hf:resnet50 --batch 8 --device cuda --verify -o resnet50.json
+
+    schedopt profile hf:llama-8b --dtype bfloat16 --fake --flops 400T -o llama.json
+
+    schedopt profile package.module:factory -o chain.json
     """
     from schedopt.formats import check_writable, save_chain
-    from schedopt.profiling import load_model, profile
+    from schedopt.profiling import compare, estimate, load_model, profile
+    from schedopt.units import parse_bytes
 
     check_writable(output)
-    loaded = load_model(model)
-    if sys.stderr.isatty():
-        from rich.console import Console
-        from rich.progress import Progress
-
-        with Progress(console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task(f"measuring {model}", total=None)
-            chain = profile(
-                loaded,
-                device=device,
+    if fake != (flops is not None):
+        raise InputError(
+            "go together",
+            field="--fake and --flops",
+            way_out="Give both for a model that is not run, neither for one that is",
+        )
+    if fake and (verify or device != "cpu"):
+        raise InputError(
+            "given beside --fake, which runs nothing",
+            field="--verify" if verify else "--device",
+            way_out="Leave one of them out",
+        )
+    with naming_options({"model": "MODEL"}):
+        options = {"batch": batch, "seq": seq, "image": image, "dtype": dtype}
+        if flops is not None:
+            rate = parse_bytes(flops, field="flops")
+            chain = estimate(
+                lambda: load_model(model, **options),
+                flops=rate,
                 optimizer=optimizer,
-                warmup=warmup,
-                repeats=repeats,
-                on_progress=lambda done, total: bar.update(task, completed=done, total=total),
+                min_share=min_share,
             )
-    else:
-        chain = profile(loaded, device=device, optimizer=optimizer, warmup=warmup, repeats=repeats)
+        else:
+            loaded = load_model(model, **options)
+            with _progress(model) as show:
+                chain = profile(
+                    loaded,
+                    device=device,
+                    optimizer=optimizer,
+                    warmup=warmup,
+                    repeats=repeats,
+                    min_share=min_share,
+                    whole=verify,
+                    on_progress=show,
+                )
     save_chain(chain, output)
-    _print(chain, output)
+    _print(chain)
+    if verify:
+        _print_comparison(compare(chain))
+    _print_notes(chain)
+    typer.echo(f"Chain written to {output}")
 
 
-def _print(chain: Chain, output: Path) -> None:
+@contextmanager
+def _progress(name: str) -> Iterator[Callable[[int, int], None] | None]:
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(f"measuring {name}", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _print(chain: Chain) -> None:
     from schedopt.cli.tables import make_console, make_table
     from schedopt.units import format_bytes, format_duration, printable
 
-    table = make_table(f"{printable(chain.name)}: {len(chain.layers)} layers")
-    table.add_column("Layer", no_wrap=True)
-    for name in ("Forward", "Spread", "Backward", "Spread", "Saved", "Output", "Weights"):
+    table = make_table(str(chain))
+    table.add_column("", justify="right")
+    table.add_column("Layer", overflow="fold")
+    for name in ("Forward", "Backward", "Spread", "Saved", "Output", "Weights"):
         table.add_column(name, justify="right", no_wrap=True)
-    spreads = zip(
-        chain.provenance["forward_spread"], chain.provenance["backward_spread"], strict=True
-    )
-    for layer, (forward, backward) in zip(chain.layers, spreads, strict=True):
+    spreads = _spreads(chain)
+    for number, layer in enumerate(chain.layers):
         table.add_row(
+            str(number),
             printable(layer.name),
             format_duration(layer.forward_ns),
-            f"{forward:.1%}",
             format_duration(layer.backward_ns),
-            f"{backward:.1%}",
+            f"{spreads[number]:.1%}" if spreads else "",
             format_bytes(layer.saved),
             format_bytes(layer.activation_bytes),
             format_bytes(layer.weight_bytes),
         )
     table.add_section()
     table.add_row(
+        "",
         "all",
         format_duration(sum(layer.forward_ns for layer in chain.layers)),
-        "",
         format_duration(sum(layer.backward_ns for layer in chain.layers)),
         "",
         format_bytes(sum(layer.saved for layer in chain.layers)),
         "",
         format_bytes(sum(layer.weight_bytes for layer in chain.layers)),
     )
-    console = make_console()
-    console.print(table)
-    console.print(f"Chain written to {output}")
+    make_console().print(table)
+
+
+def _spreads(chain: Chain) -> list[float]:
+    """Return the larger spread of forward and backward of each layer; none if not measured."""
+    both = [chain.provenance.get(f"{name}_spread", []) for name in ("forward", "backward")]
+    return [max(pair) for pair in zip(*both, strict=True)]
+
+
+def _print_comparison(comparisons: list[Comparison]) -> None:
+    from schedopt.cli.tables import make_console, make_table
+    from schedopt.units import format_bytes, format_duration
+
+    table = make_table("The sum of the layers, and the whole model as it is")
+    table.add_column("")
+    for name in ("Chain", "Whole", "Chain over whole", "Spread"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for one in comparisons:
+        write = format_bytes if one.spread is None else format_duration
+        table.add_row(
+            one.name,
+            write(one.chain),
+            write(one.whole),
+            f"{one.error:+.2%}",
+            "" if one.spread is None else f"{one.spread:.1%}",
+        )
+    make_console().print(table)
+    times = [one for one in comparisons if one.spread is not None]
+    parted = max(times[:2], key=lambda one: abs(one.chain - one.whole))
+    apart = format_duration(abs(parted.chain - parted.whole))
+    typer.echo(f"They part most in the {parted.name}, by {apart}")
+
+
+def _print_notes(chain: Chain) -> None:
+    """Say what a reader of the table should know."""
+    from schedopt.profiling.verifying import TOLERANCE
+
+    weights = [layer.forward_ns + layer.backward_ns for layer in chain.layers]
+    spreads = _spreads(chain)
+    if spreads and sum(weights):
+        mean = sum(a * b for a, b in zip(spreads, weights, strict=True)) / sum(weights)
+        if mean > TOLERANCE:
+            typer.echo(
+                f"Note: the times spread by {mean:.1%} on average. Measure on an idle machine."
+            )
+    for group in chain.same_gpu:
+        typer.echo(
+            f"Note: layers {', '.join(map(str, group))} share weights and must lie on one GPU; a "
+            "contiguous plan keeps all between them there too. Untie them if you can (tied=no)."
+        )
+    for name in ("halves", "apart"):
+        if name in chain.provenance:
+            typer.echo(f"Note: {name}: {chain.provenance[name]}")

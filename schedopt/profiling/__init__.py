@@ -4,12 +4,23 @@ torch is imported only when something is measured::
 
     from schedopt.profiling import load_model, profile
 
-    chain = profile(load_model("schedopt.profiling.models:gpt2_small"), device="cpu")
+    chain = profile(load_model("hf:gpt2"), device="cpu")
 """
 
 from __future__ import annotations
 
 from schedopt.profiling.factory import Model, as_model, load_factory, load_model
-from schedopt.profiling.profiler import profile
+from schedopt.profiling.profiler import cut_again, estimate, profile
+from schedopt.profiling.verifying import Comparison, compare
 
-__all__ = ["Model", "as_model", "load_factory", "load_model", "profile"]
+__all__ = [
+    "Comparison",
+    "Model",
+    "as_model",
+    "compare",
+    "cut_again",
+    "estimate",
+    "load_factory",
+    "load_model",
+    "profile",
+]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -17,34 +17,40 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
-    Loss: TypeAlias = Callable[[Tensor], Tensor]
+    Loss: TypeAlias = Callable[[Any], Tensor]
     OptimizerFactory: TypeAlias = Callable[[Iterable[nn.Parameter]], Optimizer]
 
 _FIELD: Final = "model"
 _RETURNS: Final = (
-    "Return (module, input), (module, input, loss) or (module, input, loss, optimizer)"
+    "Return (module, inputs), (module, inputs, loss) or (module, inputs, loss, optimizer)"
 )
+_CONSTANTS: Final = (bool, int, float, str, type(None))
 _EXTRAS: Final = {"torch": "torch", "transformers": "hf"}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Model:
-    """What is profiled: the layers in order, one micro-batch, and how it is trained.
+    """What is profiled: a module, the inputs of one micro-batch, and how it is trained.
 
     Parameters
     ----------
-    module : torch.nn.Sequential
-        At least one layer; each takes one tensor and returns one.
-    micro_batch : Tensor
-        The input of the first layer. It needs no gradient.
+    module : torch.nn.Module
+        A ``torch.nn.Sequential`` is cut between its children, each of which takes one tensor and
+        returns one. Any other module is traced, and cut where exactly one tensor is live.
+    inputs : Tensor, sequence of Tensor, or mapping
+        One micro-batch: what the module's forward takes, by position or by name. A mapping may
+        hold constants, too. Inputs need no gradient.
     loss : callable, optional
-        From the output of the last layer to a scalar, run as part of the last layer. A
+        From what the module returns to a scalar, run as part of the last layer. A
         ``torch.nn.Module`` is moved to the device and its buffers count as weights; a function
-        must itself keep to the device of what it gets. Default: the sum of the output.
+        must itself keep to the device of what it gets. Default: the ``loss`` of what the module
+        returns if it has one, else the sum of the tensor that it returns.
     optimizer : callable, optional
         From parameters to a ``torch.optim.Optimizer``, in place of the one named when profiling.
     factory : str
-        ``package.module:function``, where the model came from one.
+        ``package.module:function`` or ``hf:NAME``, where the model came from one.
+    arguments : mapping
+        What the factory was given.
 
     Raises
     ------
@@ -52,30 +58,26 @@ class Model:
         With the rule and the way out.
     """
 
-    module: nn.Sequential
-    micro_batch: Tensor
+    module: nn.Module
+    inputs: Tensor | Sequence[Tensor] | Mapping[str, Any]
     loss: Loss | None = None
     optimizer: OptimizerFactory | None = None
     factory: str = ""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         torch = require_torch()
-        if not isinstance(self.module, torch.nn.Sequential):
+        if not isinstance(self.module, torch.nn.Module):
             raise InputError(
-                f"the module is {_kind(self.module)}, not a torch.nn.Sequential",
+                f"the module is {_kind(self.module)}, not a torch.nn.Module",
                 field=_FIELD,
-                way_out="List its parts in an nn.Sequential, each taking and returning one tensor",
+                way_out="Return the model itself",
             )
-        if len(self.module) == 0:
+        if isinstance(self.module, torch.nn.Sequential) and len(self.module) == 0:
             raise InputError(
                 "the nn.Sequential has no layer", field=_FIELD, way_out="Put a layer into it"
             )
-        if not isinstance(self.micro_batch, torch.Tensor):
-            raise InputError(
-                f"the input is {_kind(self.micro_batch)}, not a tensor",
-                field=_FIELD,
-                way_out="Return one tensor that holds one micro-batch",
-            )
+        self._check_inputs(torch)
         for what in ("loss", "optimizer"):
             value = getattr(self, what)
             if value is not None and not callable(value):
@@ -85,15 +87,90 @@ class Model:
                     way_out=_RETURNS,
                 )
 
+    def _check_inputs(self, torch: ModuleType) -> None:
+        if not isinstance(self.inputs, Mapping | list | tuple):
+            given: list[object] = [self.inputs]
+        elif isinstance(self.inputs, Mapping):
+            given = [one for one in self.inputs.values() if not isinstance(one, _CONSTANTS)]
+        else:
+            given = list(self.inputs)
+        for one in given:
+            if not isinstance(one, torch.Tensor):
+                raise InputError(
+                    f"an input is {_kind(one)}, not a tensor",
+                    field=_FIELD,
+                    way_out="Return one tensor, a tuple of tensors, or a dict of tensors by name",
+                )
+        if not given:
+            raise InputError(
+                "there are no inputs", field=_FIELD, way_out="Return the tensors of a micro-batch"
+            )
+        if isinstance(self.module, torch.nn.Sequential) and not self.args:
+            raise InputError(
+                "an nn.Sequential takes no inputs by name",
+                field=_FIELD,
+                way_out="Return one tensor as the input",
+            )
+        if isinstance(self.module, torch.nn.Sequential) and len(self.args) > 1:
+            raise InputError(
+                f"an nn.Sequential takes one input, not {len(self.args)}",
+                field=_FIELD,
+                way_out="Return one tensor as the input",
+            )
 
-def load_model(spec: str) -> Model:
-    """Build the model that ``package.module:function`` names.
+    @property
+    def args(self) -> tuple[Tensor, ...]:
+        """The inputs by position."""
+        if isinstance(self.inputs, Mapping):
+            return ()
+        if isinstance(self.inputs, Sequence):
+            return tuple(self.inputs)
+        return (self.inputs,)
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        """The inputs by name, constants included."""
+        return dict(self.inputs) if isinstance(self.inputs, Mapping) else {}
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors of a micro-batch, each with a name."""
+        torch = require_torch()
+        if len(self.args) == 1:
+            named = {"input": self.args[0]}
+        else:
+            named = {f"input_{position}": value for position, value in enumerate(self.args)}
+        return named | {
+            name: value for name, value in self.kwargs.items() if isinstance(value, torch.Tensor)
+        }
+
+
+def load_model(spec: str, **options: Any) -> Model:
+    """Build the model that ``package.module:function`` or ``hf:NAME`` names.
+
+    Parameters
+    ----------
+    spec : str
+    options
+        For ``hf:``: ``batch``, ``seq``, ``image`` and ``dtype``. A factory takes none.
 
     Raises
     ------
     InputError
         If there is no such factory, or it fails, or what it returns breaks a rule.
     """
+    given = {name: value for name, value in options.items() if value is not None}
+    if spec.startswith("hf:"):
+        require_package("transformers")
+        from schedopt.profiling.hf import build_model
+
+        return replace(build_model(spec.removeprefix("hf:"), **given), arguments=given)
+    if given:
+        raise InputError(
+            f"{spec} makes its own inputs",
+            field=next(iter(given)),
+            way_out="Leave it out, or let the factory do it",
+        )
     factory = load_factory(spec)
     try:
         returned = factory()
@@ -114,8 +191,8 @@ def as_model(returned: object, *, factory: str = "") -> Model:
     Parameters
     ----------
     returned : tuple
-        (module, input), (module, input, loss) or (module, input, loss, optimizer); the last two
-        may be None.
+        (module, inputs), (module, inputs, loss) or (module, inputs, loss, optimizer); the last
+        two may be None.
     factory : str
         Where it came from.
 
@@ -129,7 +206,7 @@ def as_model(returned: object, *, factory: str = "") -> Model:
         raise InputError(
             f"the factory returned {_kind(returned)}{size}", field=_FIELD, way_out=_RETURNS
         )
-    names = ("module", "micro_batch", "loss", "optimizer")
+    names = ("module", "inputs", "loss", "optimizer")
     return Model(**dict(zip(names, returned, strict=False)), factory=factory)
 
 
@@ -148,7 +225,7 @@ def load_factory(spec: str) -> Callable[[], Any]:
         raise InputError(
             f"{spec!r:.200} is not package.module:function",
             field=_FIELD,
-            way_out="Write the module, a colon and the function, such as models:build",
+            way_out="Write the module, a colon and the function, such as models:build, or hf:gpt2",
         )
     if module_name.endswith(".py") or "/" in module_name:
         dotted = module_name.removesuffix(".py").strip("./").replace("/", ".")

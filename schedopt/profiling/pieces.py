@@ -1,21 +1,19 @@
-"""The layers of a model as modules that run one after the other on a device."""
+"""The layers of a model as modules that run one after the other."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from schedopt.errors import InputError
 from schedopt.profiling.factory import Model
-
-if TYPE_CHECKING:
-    from schedopt.profiling.factory import Loss
+from schedopt.profiling.segmenting import find_cuts, make_segments
+from schedopt.profiling.tracing import WithLoss, no_tensor, trace
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,88 +25,124 @@ class Piece:
     name : str
         What the user calls it.
     module : torch.nn.Module
-        Takes one tensor and returns one.
+        Takes what the layer before hands on, but for the first, then its side inputs.
+    side : tuple of str
+        Inputs of the model that it takes.
+    first : bool
+        Whether no layer comes before.
+    cut : str
+        What its end is called in a recipe.
     in_place : bool
-        Whether it writes over its input.
+        Whether it writes over what it takes.
     """
 
     name: str
     module: nn.Module
+    side: tuple[str, ...] = ()
+    first: bool = False
+    cut: str = ""
     in_place: bool = False
 
+    def run(self, value: Tensor | None, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Return what the layer makes of a value and the inputs of the model."""
+        given = [] if value is None else [value]
+        output = self.module(*given, *(inputs[name] for name in self.side))
+        if not isinstance(output, Tensor) or output.layout != torch.strided:
+            raise no_tensor(output)
+        return output
 
-class WithLoss(nn.Module):
-    """The last layer, followed by the loss.
+
+class Outline:
+    """Where a model can be cut.
 
     Parameters
     ----------
-    module : torch.nn.Module
-        The last layer.
-    loss : callable, optional
-        From its output to a scalar. Default: the sum, in at least single precision.
+    model : Model
+        On the device on which it is to run.
+
+    Attributes
+    ----------
+    cuts : tuple of str
+        The names of all cuts, in order; the last is the end of the model.
     """
 
-    def __init__(self, module: nn.Module, loss: Loss | None) -> None:
-        super().__init__()
-        self.module = module
-        self.loss = loss if loss is not None else _sum
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.graph: fx.GraphModule | None = None
+        if isinstance(model.module, nn.Sequential):
+            self.cuts = tuple(model.module._modules)
+        else:
+            self.graph = trace(model)
+            self.cuts = tuple(find_cuts(self.graph))
 
-    def forward(self, value: Tensor) -> Tensor:
-        """Return the loss, a scalar."""
-        output = self.module(value)
-        if not isinstance(output, Tensor):
-            raise _not_a_tensor(output)
-        loss = self.loss(output)
-        if not isinstance(loss, Tensor) or loss.numel() != 1:
-            shape = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else loss
+    def pieces(self, cuts: Sequence[str]) -> list[Piece]:
+        """Return the layers between some of the cuts, the loss in the last. Nothing is copied.
+
+        Raises
+        ------
+        InputError
+            If they are not cuts of the model.
+        """
+        if self.graph is None:
+            return self._children(cuts)
+        return [
+            Piece(part.name, part.module, part.side, part.first, part.cut)
+            for part in make_segments(self.graph, cuts)
+        ]
+
+    def _children(self, cuts: Sequence[str]) -> list[Piece]:
+        """Return the children of an ``nn.Sequential``, each time that one stands there."""
+        if tuple(cuts) != self.cuts:
             raise InputError(
-                f"the loss is {shape!s:.60}, not a scalar tensor",
-                way_out="Return a tensor with one number, such as the mean",
+                f"the layers are {list(self.cuts)!r:.100}, not {list(cuts)!r:.100}",
+                field="recipe.cuts",
+                way_out="Profile the model again: it has changed since",
             )
-        return loss
+        assert isinstance(self.model.module, nn.Sequential)
+        modules = list(self.model.module)
+        modules[-1] = WithLoss(modules[-1], self.model.loss)
+        return [
+            Piece(name, module, () if position else ("input",), position == 0, name)
+            for position, (name, module) in enumerate(zip(self.cuts, modules, strict=True))
+        ]
 
 
-def _sum(output: Tensor) -> Tensor:
-    if output.dtype in (torch.float16, torch.bfloat16):
-        return output.sum(dtype=torch.float32)
-    return output.sum()
-
-
-def cut(model: Model) -> list[Piece]:
-    """Return the layers of a model, the loss in the last. Nothing is copied.
-
-    A module that stands twice in the ``nn.Sequential`` is two layers.
-    """
-    names, modules = list(model.module._modules), list(model.module)
-    modules[-1] = WithLoss(modules[-1], model.loss)
-    return [Piece(name, module) for name, module in zip(names, modules, strict=True)]
-
-
-def copy_to(pieces: list[Piece], device: torch.device) -> list[Piece]:
-    """Copy all layers to a device, without gradients. What was shared stays shared.
+def on_device(model: Model, device: torch.device) -> Model:
+    """Return a copy of a model on a device, without gradients. What was shared stays shared.
 
     Raises
     ------
     InputError
-        If a layer cannot be copied or does not fit.
+        If the model cannot be copied or does not fit.
     """
+    loss = model.loss if isinstance(model.loss, nn.Module) else None
     try:
-        modules = copy.deepcopy([piece.module for piece in pieces])
+        module, loss = copy.deepcopy((model.module, loss))
     except Exception as error:
         raise InputError(
             f"the model cannot be copied: {error}"[:300],
             field="model",
             way_out="Build it without running it, so that it holds parameters and buffers only",
         ) from error
-    for piece, module in zip(pieces, modules, strict=True):
-        with blaming(piece.name, "move to the device"):
-            module.to(device)
-        module.zero_grad(set_to_none=True)
-    return [Piece(piece.name, module) for piece, module in zip(pieces, modules, strict=True)]
+    for part in (module, loss):
+        if part is not None:
+            with blaming("model", "move to the device"):
+                part.to(device)
+            part.zero_grad(set_to_none=True)
+
+    def moved(value: object) -> object:
+        return value.detach().to(device) if isinstance(value, Tensor) else value
+
+    inputs = (
+        {name: moved(value) for name, value in model.inputs.items()}
+        if isinstance(model.inputs, Mapping)
+        else tuple(value.detach().to(device) for value in model.args)
+    )
+    return replace(model, module=module, loss=loss or model.loss, inputs=inputs)
 
 
 @torch.no_grad()
-def try_out(pieces: list[Piece], micro_batch: Tensor) -> list[Piece]:
+def try_out(pieces: list[Piece], inputs: Mapping[str, Tensor]) -> list[Piece]:
     """Run each layer once, and return the layers with `Piece.in_place` set where it holds.
 
     Raises
@@ -117,30 +151,22 @@ def try_out(pieces: list[Piece], micro_batch: Tensor) -> list[Piece]:
         Naming the layer that fails or returns anything but one dense tensor.
     """
     tried = []
-    value = micro_batch.clone()
+    own = {name: value.clone() for name, value in inputs.items()}
+    value: Tensor | None = None
     for piece in pieces:
-        before = value._version
+        taken = [own[name] for name in piece.side] if value is None else [value]
+        before = [one._version for one in taken]
         with blaming(piece.name, "forward"):
-            output = piece.module(value)
-            if not isinstance(output, Tensor) or output.layout != torch.strided:
-                raise _not_a_tensor(output)
-        tried.append(Piece(piece.name, piece.module, in_place=value._version != before))
-        value = output
+            value = piece.run(value, own)
+        written = [one._version for one in taken] != before
+        tried.append(replace(piece, in_place=written))
     return tried
-
-
-def _not_a_tensor(output: object) -> InputError:
-    kind = f"a {output.layout} tensor" if isinstance(output, Tensor) else type(output).__name__
-    return InputError(
-        f"it returns {kind}, not one dense tensor",
-        way_out="Wrap the layer in a module that takes one tensor and returns one",
-    )
 
 
 @contextmanager
 def blaming(name: str, what: str) -> Iterator[None]:
     """Turn what a layer raises into an `InputError` that names the layer."""
-    place = f"layer {name}"
+    place = name if name == "model" else f"layer {name}"
     try:
         yield
     except InputError as error:

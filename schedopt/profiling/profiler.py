@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from schedopt.chain import Chain, Layer, Recipe
@@ -10,9 +11,45 @@ from schedopt.errors import InputError
 from schedopt.profiling.factory import Model, require_torch
 
 if TYPE_CHECKING:
-    from schedopt.profiling.pieces import Piece
+    from torch import Tensor
+
+    from schedopt.profiling.pieces import Outline, Piece
     from schedopt.profiling.states import States
-    from schedopt.profiling.sweeping import Sweep
+    from schedopt.profiling.sweeping import Halves, Peaks, Sweep
+    from schedopt.profiling.verifying import WholeRun
+
+MIN_SHARE = 0.001
+"""Layers of a traced model with less than this share of the time are merged into a neighbour."""
+
+
+@dataclass(kw_only=True)
+class Measured:
+    """What was seen of each layer, in order of the layers.
+
+    Parameters
+    ----------
+    pieces : list of Piece
+    recorded : Sweep
+        With the storages saved.
+    timed : list of Sweep
+    halves : list of Halves
+        Empty where the backward could not be split.
+    peaks : Peaks
+    held : list of int
+        Bytes from the end of I to the end of W; empty like `halves`.
+    states : list of States
+    notes : dict
+        For the provenance.
+    """
+
+    pieces: list[Piece]
+    recorded: Sweep
+    timed: list[Sweep]
+    peaks: Peaks
+    states: list[States]
+    halves: list[Halves] = field(default_factory=list)
+    held: list[int] = field(default_factory=list)
+    notes: dict[str, Any] = field(default_factory=dict)
 
 
 def profile(
@@ -22,13 +59,16 @@ def profile(
     optimizer: str = "adamw",
     warmup: int = 3,
     repeats: int = 10,
+    min_share: float = MIN_SHARE,
+    whole: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Chain:
     """Measure a model layer by layer.
 
-    A copy of the model is trained for 1 + warmup + repeats micro-batches, each a sweep over all
-    layers; the model itself stays as it was. The first sweep counts the bytes that autograd saves,
-    the last ones give the times: the median of each layer's forward and backward.
+    A copy of the model is trained for a number of micro-batches, each a sweep over all layers; the
+    model itself stays as it was. First the bytes are counted that autograd saves, then times are
+    taken: the median of each layer's forward, backward, and the halves of its backward. At last
+    the memory is followed that each operation takes at its height.
 
     Parameters
     ----------
@@ -40,6 +80,12 @@ def profile(
         ``adamw``, ``adam`` or ``sgd``, unless the model brings its own.
     warmup, repeats : int
         Sweeps that are not timed (0 or more) and that are (2 or more).
+    min_share : float
+        Layers of a traced model with less than this share of the time are merged into a
+        neighbour; 0 keeps every cut.
+    whole : bool
+        Run the whole model, too, a step after each sweep that is timed, and keep in the
+        provenance what it took; see `schedopt.profiling.compare`.
     on_progress : callable, optional
         Called after each sweep with the number done and the number in all.
 
@@ -52,41 +98,327 @@ def profile(
     Raises
     ------
     InputError
-        If the device is missing or a layer fails, with the layer's name and the way out.
+        If the device is missing, the model cannot be traced, or a layer fails, with the layer's
+        name and the way out.
     """
     torch = require_torch()
     from schedopt.profiling.clocks import make_clock
     from schedopt.profiling.devices import find_device
-    from schedopt.profiling.pieces import copy_to, cut, try_out
-    from schedopt.profiling.saving import Recorder
-    from schedopt.profiling.states import choose_optimizer, tensor_bytes, tied_layers
-    from schedopt.profiling.sweeping import sweep, training_mode
+    from schedopt.profiling.pieces import Outline, on_device
+    from schedopt.profiling.sweeping import training_mode
+    from schedopt.profiling.verifying import WholeRun
 
     _check_count("warmup", warmup, 0)
     _check_count("repeats", repeats, 2)
+    _check_share(min_share)
     place = find_device(device)
-    factory = model.optimizer or choose_optimizer(optimizer)
-    named = cut(model)
-    total = 1 + warmup + repeats
-    sweeps: list[Sweep] = []
+    _check_optimizer(model, optimizer)
     with training_mode(), torch.random.fork_rng(devices=[place] if place.type == "cuda" else []):
-        micro_batch = model.micro_batch.detach().to(place)
-        pieces = try_out(copy_to(named, place), micro_batch)
-        clock, recorder = make_clock(place), Recorder(_permanent(pieces))
-        for done in range(total):
-            sweeps.append(sweep(pieces, micro_batch, clock, None if done else recorder))
-            if on_progress is not None:
-                on_progress(done + 1, total)
-        states = _states(pieces, factory)
-    layers, spreads = _layers(pieces, sweeps[0], sweeps[1 + warmup :], states)
-    return Chain(
-        layers=tuple(layers),
-        name=model.factory.rpartition(":")[2],
-        input_bytes=tensor_bytes(micro_batch),
-        same_gpu=tied_layers([piece.module for piece in named]),
-        recipe=_recipe(model, [piece.name for piece in pieces]),
-        provenance=_provenance(model, place, optimizer, warmup, repeats) | spreads,
+        clock = make_clock(place)
+        count = _Counter(2 * (1 + warmup + repeats) + 2, on_progress)
+        try:
+            moved = on_device(model, place)
+            pieces = _pieces_worth_having(Outline(moved), clock, min_share)
+            run = WholeRun(moved, clock) if whole else None
+            measured = _measure(moved, pieces, clock, optimizer, warmup, repeats, count, run)
+        except InputError as error:
+            if not _out_of_memory(error):
+                raise
+            measured = _measure_apart(model, place, clock, optimizer, repeats, min_share)
+    return _chain(model, measured, _provenance(model, place, optimizer, warmup, repeats))
+
+
+def estimate(
+    load: Callable[[], Model],
+    *,
+    flops: int,
+    optimizer: str = "adamw",
+    min_share: float = MIN_SHARE,
+) -> Chain:
+    """Work out the chain of a model without running it or taking its memory.
+
+    Everything but the times is that of a run on a CPU; the times are the floating-point
+    operations of matrix products, convolutions and attention at a rate.
+
+    Parameters
+    ----------
+    load : callable
+        Makes the model; called where tensors take no memory.
+    flops : int
+        The rate: floating-point operations a second.
+    optimizer, min_share
+        As for `profile`.
+
+    Raises
+    ------
+    InputError
+        If the model cannot be made, traced or run in this way.
+    """
+    require_torch()
+    from schedopt.profiling.faking import FlopClock, without_memory
+    from schedopt.profiling.pieces import Outline
+    from schedopt.profiling.sweeping import training_mode
+
+    if flops < 1:
+        raise InputError(f"{flops} is no rate", field="flops", way_out="Give operations a second")
+    _check_share(min_share)
+    with training_mode(), without_memory():
+        model = load()
+        _check_optimizer(model, optimizer)
+        pieces = _estimated_pieces(Outline(model), flops, min_share)
+        with FlopClock(flops) as clock:
+            measured = _measure(model, pieces, clock, optimizer, 0, 1, _Counter(0, None))
+        provenance = {
+            "source": "estimated",
+            "times": f"floating-point operations at {flops} a second",
+            **_story(model, optimizer),
+        }
+        return _chain(model, measured, provenance)
+
+
+def _out_of_memory(error: BaseException | None) -> bool:
+    """Whether a lack of memory is behind an error."""
+    torch = require_torch()
+    while error is not None:
+        if isinstance(error, torch.OutOfMemoryError):
+            return True
+        error = error.__cause__
+    return False
+
+
+def _measure_apart(
+    model: Model, place: Any, clock: Any, optimizer: str, repeats: int, min_share: float
+) -> Measured:
+    """Measure layer by layer, where all at once do not fit."""
+    from schedopt.profiling.apart import copy_without_values, sweeps_apart
+    from schedopt.profiling.faking import FlopClock, without_memory
+    from schedopt.profiling.pieces import Outline
+
+    if place.type == "cuda":
+        require_torch().cuda.empty_cache()
+    with without_memory() as mode:
+        light = copy_without_values(model, mode, place)
+        pieces = _estimated_pieces(Outline(light), 10**12, min_share)
+        with FlopClock(10**12) as flops:
+            measured = _measure(light, pieces, flops, optimizer, 0, 1, _Counter(0, None))
+    measured.timed = sweeps_apart(model, pieces, place, clock, repeats)
+    measured.halves, measured.held = [], []
+    measured.notes |= {
+        "apart": "all layers at once ran out of memory, so each was measured alone",
+        "halves": "not measured: each layer was measured alone",
+    }
+    return measured
+
+
+def cut_again(model: Model, recipe: Recipe) -> list[Piece]:
+    """Cut a model where the model of a chain was cut.
+
+    Parameters
+    ----------
+    model : Model
+        Made by the caller: the factory that a recipe names is never called.
+    recipe : Recipe
+        Of the chain.
+
+    Returns
+    -------
+    list of Piece
+        One for each layer of the chain; they share the parameters of the model.
+
+    Raises
+    ------
+    InputError
+        If the model has no such cuts.
+    """
+    require_torch()
+    from schedopt.profiling.pieces import Outline
+
+    return Outline(model).pieces(recipe.cuts)
+
+
+class _Counter:
+    """Counts sweeps for whoever wants to know."""
+
+    def __init__(self, total: int, on_progress: Callable[[int, int], None] | None) -> None:
+        self._done, self._total, self._tell = 0, total, on_progress
+
+    def step(self) -> None:
+        self._done += 1
+        if self._tell is not None:
+            self._tell(min(self._done, self._total), self._total)
+
+
+def _pieces_worth_having(outline: Outline, clock: Any, min_share: float) -> list[Piece]:
+    """Return the layers, trivial ones merged after a look at what they cost."""
+    from schedopt.profiling.merging import choose_cuts
+    from schedopt.profiling.pieces import try_out
+    from schedopt.profiling.sweeping import sweep
+
+    inputs = outline.model.tensors
+    pieces = try_out(outline.pieces(outline.cuts), inputs)
+    if outline.graph is None or not min_share:
+        return pieces
+    looks = [sweep(pieces, inputs, clock) for _ in range(3)][1:]
+    costs = [
+        min(look.forward_ns[position] + look.backward_ns[position] for look in looks)
+        for position in range(len(pieces))
+    ]
+    cuts = choose_cuts(outline.cuts, costs, looks[0].activation_bytes, min_share)
+    return try_out(outline.pieces(cuts), inputs)
+
+
+def _estimated_pieces(outline: Outline, flops: int, min_share: float) -> list[Piece]:
+    """Return the layers, trivial ones merged by what they compute and move.
+
+    Reading or writing a byte counts as much as 100 operations, as it does on GPUs of today.
+    """
+    from schedopt.profiling.faking import FlopClock
+
+    with FlopClock(flops, bytes_rate=max(1, flops // 100)) as clock:
+        return _pieces_worth_having(outline, clock, min_share)
+
+
+def _measure(
+    model: Model,
+    pieces: list[Piece],
+    clock: Any,
+    optimizer: str,
+    warmup: int,
+    repeats: int,
+    count: _Counter,
+    whole: WholeRun | None = None,
+) -> Measured:
+    from schedopt.profiling.metering import Meter
+    from schedopt.profiling.saving import Recorder
+    from schedopt.profiling.sweeping import metered_halves, metered_sweep, split_sweep, sweep
+
+    inputs = model.tensors
+    permanent = _permanent(pieces)
+    recorded = sweep(pieces, inputs, clock, Recorder(permanent))
+    count.step()
+    timed, halves = [], []
+    for done in range(warmup + repeats):
+        one = sweep(pieces, inputs, clock)
+        if done >= warmup:
+            timed.append(one)
+            if whole is not None:
+                whole.step()
+        count.step()
+    notes: dict[str, Any] = {} if whole is None else {"whole": whole.to_json()}
+    held: list[int] = []
+    try:
+        for done in range(1 + warmup + repeats):
+            split = split_sweep(pieces, inputs, clock)
+            halves += [split] if done > warmup else []
+            count.step()
+        held = metered_halves(pieces, inputs, Meter([*permanent, *inputs.values()]))
+    except (InputError, ImportError) as error:
+        halves, held = [], []
+        notes["halves"] = f"not measured: {error}"[:300]
+    count.step()
+    peaks = metered_sweep(pieces, inputs, Meter([*permanent, *inputs.values()]))
+    count.step()
+    states = _states(model, pieces, optimizer)
+    return Measured(
+        pieces=pieces,
+        recorded=recorded,
+        timed=timed,
+        halves=halves,
+        held=held,
+        peaks=peaks,
+        states=states,
+        notes=notes,
     )
+
+
+def _permanent(pieces: Sequence[Piece]) -> list[Tensor]:
+    """Return what is counted as weights: parameters, buffers, gradients."""
+    tensors: list[Any] = []
+    for piece in pieces:
+        parameters = list(piece.module.parameters())
+        tensors += [*parameters, *piece.module.buffers()]
+        tensors += [one.grad for one in parameters if one.grad is not None]
+    return tensors
+
+
+def _states(model: Model, pieces: Sequence[Piece], optimizer: str) -> list[States]:
+    from schedopt.profiling.pieces import blaming
+    from schedopt.profiling.states import choose_optimizer, measure_states, own_parameters
+
+    factory = model.optimizer or choose_optimizer(optimizer)
+    states = []
+    owned = own_parameters([piece.module for piece in pieces])
+    for piece, parameters in zip(pieces, owned, strict=True):
+        with blaming(piece.name, "optimizer step"):
+            states.append(measure_states(piece.module, parameters, factory))
+    return states
+
+
+def _chain(model: Model, measured: Measured, provenance: Mapping[str, Any]) -> Chain:
+    from schedopt.profiling.clocks import spread
+    from schedopt.profiling.states import tensor_bytes, tied_layers
+
+    pieces = measured.pieces
+    spreads = {}
+    if len(measured.timed) > 1:
+        for name in ("forward", "backward"):
+            every = _by_layer(measured.timed, f"{name}_ns")
+            spreads[f"{name}_spread"] = [spread(times) for times in every]
+    inputs = model.tensors
+    return Chain(
+        layers=tuple(_layers(measured)),
+        name=_name(model),
+        input_bytes=sum(tensor_bytes(inputs[name]) for name in pieces[0].side),
+        same_gpu=tied_layers([piece.module for piece in pieces]),
+        recipe=_recipe(model, [piece.cut for piece in pieces]),
+        provenance={**provenance, **measured.notes, **spreads},
+    )
+
+
+def _name(model: Model) -> str:
+    if model.factory.startswith("hf:"):
+        return model.factory.split(":")[1]
+    return model.factory.rpartition(":")[2]
+
+
+def _layers(measured: Measured) -> list[Layer]:
+    from schedopt.profiling.clocks import median_ns
+    from schedopt.profiling.saving import first_saved, saved_before
+
+    forward = [median_ns(times) for times in _by_layer(measured.timed, "forward_ns")]
+    backward = [median_ns(times) for times in _by_layer(measured.timed, "backward_ns")]
+    first = [median_ns(times) for times in _by_layer(measured.halves, "input_ns")]
+    second = [median_ns(times) for times in _by_layer(measured.halves, "weight_ns")]
+    recorded, peaks = measured.recorded, measured.peaks
+    saved, before = first_saved(recorded.saved), saved_before(recorded.saved)
+    return [
+        Layer(
+            name=piece.name,
+            forward_ns=forward[position],
+            backward_ns=backward[position],
+            activation_bytes=recorded.activation_bytes[position],
+            saved_bytes=saved[position],
+            saved_input_bytes=before[position],
+            weight_bytes=state.weight_bytes,
+            parameter_bytes=state.parameter_bytes,
+            gradient_bytes=state.gradient_bytes,
+            optimizer_bytes=state.optimizer_bytes,
+            workspace_bytes=max(
+                0, peaks.forward[position] - saved[position], peaks.backward[position]
+            ),
+            backward_input_ns=first[position] if first else None,
+            backward_weight_ns=second[position] if second else None,
+            saved_weight_bytes=measured.held[position] if measured.held else None,
+        )
+        for position, (piece, state) in enumerate(
+            zip(measured.pieces, measured.states, strict=True)
+        )
+    ]
+
+
+def _by_layer(sweeps: Sequence[Any], name: str) -> list[tuple[int, ...]]:
+    """Return the times of each layer over the sweeps."""
+    return list(zip(*(getattr(one, name) for one in sweeps), strict=True))
 
 
 def _check_count(name: str, value: int, least: int) -> None:
@@ -94,82 +426,58 @@ def _check_count(name: str, value: int, least: int) -> None:
         raise InputError(f"{value} is too few", field=name, way_out=f"Give {least} or more")
 
 
-def _permanent(pieces: list[Piece]) -> list[Any]:
-    tensors: list[Any] = []
-    for piece in pieces:
-        tensors += [*piece.module.parameters(), *piece.module.buffers()]
-    return tensors
-
-
-def _states(pieces: list[Piece], optimizer: Any) -> list[States]:
-    from schedopt.profiling.pieces import blaming
-    from schedopt.profiling.states import measure_states, own_parameters
-
-    states = []
-    owned = own_parameters([piece.module for piece in pieces])
-    for piece, parameters in zip(pieces, owned, strict=True):
-        with blaming(piece.name, "optimizer step"):
-            states.append(measure_states(piece.module, parameters, optimizer))
-    return states
-
-
-def _layers(
-    pieces: list[Piece], recorded: Sweep, timed: list[Sweep], states: list[States]
-) -> tuple[list[Layer], dict[str, list[float]]]:
-    from schedopt.profiling.clocks import median_ns, spread
-    from schedopt.profiling.saving import first_saved, saved_before
-
-    forward = list(zip(*(one.forward_ns for one in timed), strict=True))
-    backward = list(zip(*(one.backward_ns for one in timed), strict=True))
-    saved, before = first_saved(recorded.saved), saved_before(recorded.saved)
-    layers = [
-        Layer(
-            name=piece.name,
-            forward_ns=median_ns(forward[position]),
-            backward_ns=median_ns(backward[position]),
-            activation_bytes=recorded.activation_bytes[position],
-            saved_bytes=saved[position],
-            saved_input_bytes=before[position],
-            weight_bytes=states[position].weight_bytes,
-            parameter_bytes=states[position].parameter_bytes,
-            gradient_bytes=states[position].gradient_bytes,
-            optimizer_bytes=states[position].optimizer_bytes,
+def _check_share(value: float) -> None:
+    if not 0 <= value < 1:
+        raise InputError(
+            f"{value:g} is no share", field="min_share", way_out="Give 0 or more and less than 1"
         )
-        for position, piece in enumerate(pieces)
-    ]
-    spreads = {
-        "forward_spread": [spread(times) for times in forward],
-        "backward_spread": [spread(times) for times in backward],
-    }
-    return layers, spreads
 
 
-def _recipe(model: Model, names: list[str]) -> Recipe | None:
+def _check_optimizer(model: Model, optimizer: str) -> None:
+    from schedopt.profiling.states import choose_optimizer
+
+    if model.optimizer is None:
+        choose_optimizer(optimizer)
+
+
+def _recipe(model: Model, cuts: Sequence[str]) -> Recipe | None:
     if not model.factory:
         return None
-    return Recipe(factory=model.factory, torch=str(require_torch().__version__), cuts=tuple(names))
+    return Recipe(
+        factory=model.factory,
+        arguments=dict(model.arguments),
+        torch=str(require_torch().__version__),
+        cuts=tuple(cuts),
+    )
 
 
 def _provenance(
     model: Model, device: Any, optimizer: str, warmup: int, repeats: int
 ) -> dict[str, Any]:
-    from datetime import UTC, datetime
-
     from schedopt.profiling.devices import describe
+
+    return {
+        "source": "measured",
+        **describe(device),
+        **_story(model, optimizer),
+        "warmup": warmup,
+        "repeats": repeats,
+        "threads": require_torch().get_num_threads(),
+    }
+
+
+def _story(model: Model, optimizer: str) -> dict[str, Any]:
+    """Return what is the same whether a model is measured or not."""
+    from datetime import UTC, datetime
 
     dtypes = {
         str(parameter.dtype).removeprefix("torch.") for parameter in model.module.parameters()
     }
     own = getattr(model.optimizer, "__name__", type(model.optimizer).__name__)
     return {
-        "source": "measured",
-        **describe(device),
         "torch": str(require_torch().__version__),
         "dtype": ", ".join(sorted(dtypes)),
-        "micro_batch": list(model.micro_batch.shape),
+        "micro_batch": {name: list(value.shape) for name, value in model.tensors.items()},
         "optimizer": optimizer if model.optimizer is None else own,
-        "warmup": warmup,
-        "repeats": repeats,
-        "threads": require_torch().get_num_threads(),
         "date": datetime.now(UTC).date().isoformat(),
     }

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from schedopt.errors import InputError
+from schedopt.profiling.faking import is_fake
 from schedopt.profiling.saving import storage_bytes, storage_key
 
 if TYPE_CHECKING:
@@ -71,10 +73,13 @@ def tied_layers(modules: Sequence[nn.Module]) -> tuple[tuple[int, ...], ...]:
 
     Two parameters that lie in the same memory are shared, too.
     """
-    groups: list[tuple[set[int], set[int]]] = []
+    groups: list[tuple[set[int], set[tuple[int, int]]]] = []
     for position, module in enumerate(modules):
         layers = {position}
-        keys = {parameter.data_ptr() or id(parameter) for parameter in module.parameters()}
+        keys = {
+            (storage_key(parameter), int(parameter.storage_offset()))
+            for parameter in module.parameters()
+        }
         apart = []
         for group in groups:
             if keys & group[1]:
@@ -120,16 +125,37 @@ def _optimizer_bytes(parameters: Sequence[nn.Parameter], optimizer: OptimizerFac
     trained = [parameter for parameter in parameters if parameter.grad is not None]
     if not trained:
         return 0
-    made = optimizer(trained)
+    if is_fake(trained[0]):
+        return _estimated_bytes(trained, optimizer)
+    made = _step(trained, optimizer)
+    devices = {parameter.device for parameter in trained}
+    found = _tensors(list(made.state.values()))
+    return _distinct_bytes(tensor for tensor in found if tensor.device in devices)
+
+
+def _step(parameters: Sequence[nn.Parameter], optimizer: OptimizerFactory) -> torch.optim.Optimizer:
+    made = optimizer(parameters)
     if not isinstance(made, torch.optim.Optimizer):
         raise InputError(
             f"the optimizer's factory returned a {type(made).__name__}",
             way_out="Return a torch.optim.Optimizer",
         )
     made.step()
-    devices = {parameter.device for parameter in trained}
-    found = _tensors(list(made.state.values()))
-    return _distinct_bytes(tensor for tensor in found if tensor.device in devices)
+    return made
+
+
+def _estimated_bytes(parameters: Sequence[nn.Parameter], optimizer: OptimizerFactory) -> int:
+    """Return the state of parameters without values: what one of few elements gets, scaled up."""
+    count, total = 1024, 0
+    for dtype in {parameter.dtype for parameter in parameters}:
+        with unset_fake_temporarily():
+            sample = nn.Parameter(torch.zeros(count, dtype=dtype))
+            sample.grad = torch.zeros_like(sample)
+            found = _tensors(list(_step([sample], optimizer).state.values()))
+            each = _distinct_bytes(tensor for tensor in found if tensor.numel() == count)
+        elements = sum(one.numel() for one in parameters if one.dtype == dtype)
+        total += elements * each // count
+    return total
 
 
 def _tensors(value: object) -> Iterator[Tensor]:

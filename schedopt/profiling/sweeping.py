@@ -1,9 +1,9 @@
-"""One training step over all layers, in order, each layer timed on its own."""
+"""One training step over all layers, in order, each layer looked at on its own."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from schedopt.errors import InputError
 from schedopt.profiling.clocks import Clock
+from schedopt.profiling.metering import Meter
 from schedopt.profiling.pieces import Piece, blaming
 from schedopt.profiling.saving import Recorder, Storages
 from schedopt.profiling.states import tensor_bytes
@@ -38,8 +39,39 @@ class Sweep:
     saved: list[Storages]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Halves:
+    """What one sweep with a split backward saw of each layer.
+
+    Parameters
+    ----------
+    input_ns, weight_ns : list of int
+        Times of the half that makes the gradient of the input, and of the rest.
+    """
+
+    input_ns: list[int]
+    weight_ns: list[int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peaks:
+    """What one sweep under a meter saw of each layer, bytes.
+
+    Parameters
+    ----------
+    forward, backward : list of int
+        The most above what was there before the forward, and before the backward began.
+    """
+
+    forward: list[int]
+    backward: list[int]
+
+
 def sweep(
-    pieces: Sequence[Piece], micro_batch: Tensor, clock: Clock, recorder: Recorder | None = None
+    pieces: Sequence[Piece],
+    inputs: Mapping[str, Tensor],
+    clock: Clock,
+    recorder: Recorder | None = None,
 ) -> Sweep:
     """Run the forward of every layer, then the backward of every layer from the last.
 
@@ -53,73 +85,227 @@ def sweep(
     """
     clock.settle()
     with _no_collection():
-        inputs, outputs, forward = _forward(pieces, micro_batch, clock, recorder)
-        sizes = [tensor_bytes(output) for output in outputs]
+        steps, forward = _forward(pieces, inputs, clock, recorder)
+        sizes = [tensor_bytes(output) for _, output in steps]
         saved = recorder.held() if recorder is not None else []
-        if not outputs[-1].requires_grad:
-            raise InputError(
-                "the loss depends on no parameter that is trained",
-                field="model",
-                way_out="Let a layer have parameters that require gradients; detach no output",
-            )
-        backward = _backward(pieces, inputs, outputs, clock)
+        backward = []
+        for piece, output, gradient, value in _from_the_last(pieces, steps):
+            with blaming(piece.name, "backward"):
+                start = clock.mark()
+                torch.autograd.backward(output, gradient)
+                backward.append((piece, start, clock.mark()))
+            del output, gradient, value
         clock.settle()
+    times = {id(piece): clock.between(start, end) for piece, start, end in backward}
     return Sweep(
         forward_ns=[clock.between(*marks) for marks in forward],
-        backward_ns=[clock.between(*marks) if marks else 0 for marks in backward],
+        backward_ns=[times.get(id(piece), 0) for piece in pieces],
         activation_bytes=sizes,
         saved=saved,
     )
 
 
+def split_sweep(pieces: Sequence[Piece], inputs: Mapping[str, Tensor], clock: Clock) -> Halves:
+    """Run a sweep whose backward comes in halves: all gradients of inputs, then of weights.
+
+    Raises
+    ------
+    InputError
+        Naming the layer that fails.
+    """
+    clock.settle()
+    with _no_collection():
+        steps, _ = _forward(pieces, inputs, clock, None)
+        marks: dict[int, list[tuple[Any, Any]]] = {id(piece): [] for piece in pieces}
+        waiting = []
+        for piece, output, gradient, value in _from_the_last(pieces, steps):
+            with blaming(piece.name, "backward in halves"):
+                start = clock.mark()
+                rest = _backward_input(piece, output, gradient, value)
+                marks[id(piece)].append((start, clock.mark()))
+            waiting.append((piece, rest))
+            del output, gradient, value
+        for piece, rest in waiting:
+            with blaming(piece.name, "backward in halves"):
+                start = clock.mark()
+                _backward_weight(piece, rest)
+                marks[id(piece)].append((start, clock.mark()))
+        clock.settle()
+    found = [[clock.between(*pair) for pair in marks[id(piece)]] or [0, 0] for piece in pieces]
+    return Halves(input_ns=[one for one, _ in found], weight_ns=[two for _, two in found])
+
+
+def metered_sweep(pieces: Sequence[Piece], inputs: Mapping[str, Tensor], meter: Meter) -> Peaks:
+    """Run a sweep and see how much memory each forward and backward takes at its height.
+
+    Parameters of which no gradient exists yet get it here, so sweep once before.
+    """
+    with _no_collection(), meter:
+        meter.leave_out(_gradients(pieces))
+        forward: list[int] = []
+        backward: dict[int, int] = {}
+        steps = []
+        value: Tensor | None = None
+        own = _own(inputs)
+        for piece in pieces:
+            meter.reset()
+            before = meter.now
+            value, output = _step(piece, value, own)
+            forward.append(meter.most - before)
+            steps.append((value, output))
+            value = output
+        del value, output
+        for piece, output, gradient, value in _from_the_last(pieces, steps):
+            meter.reset()
+            before = meter.now - (0 if gradient is None else tensor_bytes(gradient))
+            torch.autograd.backward(output, gradient)
+            backward[id(piece)] = meter.most - before
+            del output, gradient, value
+    return Peaks(forward=forward, backward=[backward.get(id(piece), 0) for piece in pieces])
+
+
+def metered_halves(
+    pieces: Sequence[Piece], inputs: Mapping[str, Tensor], meter: Meter
+) -> list[int]:
+    """Return the bytes that each layer holds from the end of I to the end of W."""
+    held: dict[int, int] = {}
+    with _no_collection(), meter:
+        meter.leave_out(_gradients(pieces))
+        steps = []
+        value: Tensor | None = None
+        own = _own(inputs)
+        for piece in pieces:
+            value, output = _step(piece, value, own)
+            steps.append((value, output))
+            value = output
+        del value, output, own
+        waiting = []
+        for piece, output, gradient, value in _from_the_last(pieces, steps):
+            waiting.append((piece, _backward_input(piece, output, gradient, value)))
+            del output, gradient, value
+        # Nothing lives now but what the second halves hold: it goes as they run.
+        for piece in [piece for piece, _ in waiting]:
+            before = meter.now
+            _backward_weight(*waiting.pop(0))
+            held[id(piece)] = max(0, before - meter.now)
+    return [held.get(id(piece), 0) for piece in pieces]
+
+
+Step = tuple[Tensor | None, Tensor]
+"""What a layer took, and what it made."""
+
+
 def _forward(
-    pieces: Sequence[Piece], micro_batch: Tensor, clock: Clock, recorder: Recorder | None
-) -> tuple[list[Tensor], list[Tensor], list[tuple[Any, Any]]]:
-    inputs: list[Tensor] = []
-    outputs: list[Tensor] = []
+    pieces: Sequence[Piece], inputs: Mapping[str, Tensor], clock: Clock, recorder: Recorder | None
+) -> tuple[list[Step], list[tuple[Any, Any]]]:
+    steps: list[Step] = []
     marks = []
-    previous = micro_batch.clone()
+    previous: Tensor | None = None
+    own = _own(inputs)
     for piece in pieces:
-        value = previous.detach().requires_grad_(previous.requires_grad)
-        given = _enter(value) if piece.in_place and value.requires_grad else value
+        value, given = _taken(piece, previous)
         recording = recorder.layer() if recorder is not None else nullcontext()
         with blaming(piece.name, "forward"), recording:
             start = clock.mark()
-            previous = piece.module(given)
+            previous = piece.run(given, own)
             marks.append((start, clock.mark()))
-        inputs.append(value)
-        outputs.append(previous)
-    return inputs, outputs, marks
+        steps.append((value, previous))
+    if previous is None or not previous.requires_grad:
+        raise InputError(
+            "the loss depends on no parameter that is trained",
+            field="model",
+            way_out="Let a layer have parameters that require gradients; detach no output",
+        )
+    return steps, marks
 
 
-def _backward(
-    pieces: Sequence[Piece], inputs: list[Tensor], outputs: list[Tensor], clock: Clock
-) -> list[tuple[Any, Any] | None]:
-    """Run the backwards and empty both lists on the way, as a real run frees them."""
-    marks: list[tuple[Any, Any] | None] = []
+def _step(piece: Piece, previous: Tensor | None, inputs: Mapping[str, Tensor]) -> Step:
+    value, given = _taken(piece, previous)
+    with blaming(piece.name, "forward"):
+        return value, piece.run(given, inputs)
+
+
+def _own(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return copies, over which a layer may write."""
+    return {name: value.clone() for name, value in inputs.items()}
+
+
+def _taken(piece: Piece, previous: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """Return a leaf in the storage of what a layer takes, and what to give to the layer."""
+    if previous is None:
+        return None, None
+    value = previous.detach().requires_grad_(previous.requires_grad)
+    return value, enter(value) if piece.in_place and value.requires_grad else value
+
+
+def _from_the_last(
+    pieces: Sequence[Piece], steps: list[Step]
+) -> Iterator[tuple[Piece, Tensor, Tensor | None, Tensor | None]]:
+    """Yield layer, output, its gradient and what the layer took, for each that has a backward.
+
+    The steps are taken away on the way, as a real run frees them.
+    """
     gradient: Tensor | None = None
     for position, piece in reversed(list(enumerate(pieces))):
-        output, value = outputs.pop(), inputs.pop()
+        value, output = steps.pop()
         is_last = position == len(pieces) - 1
         if output.requires_grad and (is_last or gradient is not None):
-            with blaming(piece.name, "backward"):
-                start = clock.mark()
-                torch.autograd.backward(output, gradient)
-                marks.append((start, clock.mark()))
-        else:
-            marks.append(None)
-        gradient = value.grad
-    return marks[::-1]
+            yield piece, output, gradient, value
+        gradient = None
+        if value is not None:
+            # A graph that is kept for its second half keeps what the layer took, with its gradient.
+            gradient, value.grad = value.grad, None
+        del value, output
 
 
-def _enter(value: Tensor) -> Tensor:
+def _backward_input(
+    piece: Piece, output: Tensor, gradient: Tensor | None, value: Tensor | None
+) -> Any:
+    """Make the gradient of what a layer took; return what the other half needs.
+
+    A layer that takes nothing with a gradient has only the other half.
+    """
+    from torch.distributed.pipelining._backward import stage_backward_input
+
+    if value is None or not value.requires_grad:
+        # Not the output itself, which nobody needs any more.
+        return torch.autograd.graph.get_gradient_edge(output), gradient
+    # A view cannot be cut off from its graph afterwards.
+    whole = output.clone() if output._is_view() else output
+    _, groups = stage_backward_input(
+        [whole],
+        None if gradient is None else [gradient],
+        [value],
+        iter(_trained(piece)),
+    )
+    return groups
+
+
+def _backward_weight(piece: Piece, rest: Any) -> None:
+    from torch.distributed.pipelining._backward import stage_backward_weight
+
+    if isinstance(rest, tuple):
+        torch.autograd.backward(*rest)
+    else:
+        stage_backward_weight(iter(_trained(piece)), rest)
+
+
+def _trained(piece: Piece) -> list[Any]:
+    return [parameter for parameter in piece.module.parameters() if parameter.requires_grad]
+
+
+def _gradients(pieces: Sequence[Piece]) -> list[Tensor]:
+    found = (parameter.grad for piece in pieces for parameter in piece.module.parameters())
+    return [one for one in found if one is not None and one.layout == torch.strided]
+
+
+def enter(value: Tensor) -> Tensor:
+    """Hand a leaf on in the same storage, so that a layer may write over it."""
     entered: Tensor = _Entry.apply(value)  # type: ignore[no-untyped-call]
     return entered
 
 
 class _Entry(torch.autograd.Function):
-    """Hands a leaf on in the same storage, so that a layer may write over it."""
-
     @staticmethod
     def forward(ctx: Any, value: Tensor) -> Tensor:
         return value.detach()

@@ -10,8 +10,23 @@ from torch import Tensor, nn
 
 from schedopt import Chain
 from schedopt.profiling import Model, profile
+from schedopt.profiling.hf import build_model
 
 BATCH = 8
+TINY = {
+    "gpt2": "gpt2:layers=2,width=16,heads=2,vocabulary=31,tied=no",
+    "gpt2-tied": "gpt2:layers=2,width=16,heads=2,vocabulary=31",
+    "gpt2-dropout": "gpt2:layers=2,width=16,heads=2,vocabulary=31,dropout=0.3",
+    "llama": "llama:layers=2,width=16,heads=4,kv_heads=2,mlp=24,vocabulary=31",
+    "bert": "bert-base:layers=2,width=16,heads=2,vocabulary=31",
+    "vit": "vit-b16:layers=2,width=16,heads=2,classes=5",
+    "resnet18": "resnet18:width=2,classes=5",
+}
+
+
+def tiny(family: str, dtype: str = "float32") -> Model:
+    """Build a small model of a family, of two samples."""
+    return build_model(TINY[family], batch=2, seq=8, image=64, dtype=dtype)
 
 
 def profiled(*layers: nn.Module, value: Tensor | None = None, **options: Any) -> Chain:
@@ -19,7 +34,7 @@ def profiled(*layers: nn.Module, value: Tensor | None = None, **options: Any) ->
     loss = options.pop("loss", None)
     own = options.pop("own_optimizer", None)
     given = torch.randn(BATCH, 4) if value is None else value
-    model = Model(module=nn.Sequential(*layers), micro_batch=given, loss=loss, optimizer=own)
+    model = Model(module=nn.Sequential(*layers), inputs=given, loss=loss, optimizer=own)
     return profile(model, **{"warmup": 0, "repeats": 2, **options})
 
 

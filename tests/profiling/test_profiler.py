@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from schedopt import Chain, InputError
+from schedopt import Chain, InputError, Layer
 from schedopt.profiling import Model, profile
 from schedopt.profiling.clocks import median_ns, spread
 from tests.profiling.networks import BATCH, mixed, profiled
@@ -26,7 +26,7 @@ class Returning(nn.Module):
 
 
 def named() -> Model:
-    return Model(module=mixed(), micro_batch=torch.randn(BATCH, 4), factory="package.models:build")
+    return Model(module=mixed(), inputs=torch.randn(BATCH, 4), factory="package.models:build")
 
 
 def quick(model: Model) -> Chain:
@@ -87,6 +87,27 @@ def test_the_chain_has_the_name_of_the_function() -> None:
     assert quick(named()).name == "build"
 
 
+def middle() -> Layer:
+    """Return the middle one of three layers, from 6 to 10 features."""
+    return profiled(nn.Linear(4, 6), nn.Linear(6, 10), nn.Linear(10, 3)).layers[1]
+
+
+def test_the_workspace_is_the_most_that_a_backward_takes() -> None:
+    # Gradients of the output, the input, the weight and the bias, before they are added up.
+    assert middle().workspace_bytes == 4 * (BATCH * 10 + BATCH * 6 + 6 * 10 + 10)
+
+
+def test_what_the_second_half_holds_is_the_input_and_the_gradient_of_the_output() -> None:
+    assert middle().saved_weight_bytes == 4 * (BATCH * 6 + BATCH * 10)
+
+
+def test_the_first_layer_has_hardly_a_half_for_its_input() -> None:
+    layer = profiled(nn.Linear(4, 6), nn.Linear(6, 3), repeats=5).layers[0]
+    assert layer.backward_input_ns is not None
+    assert layer.backward_weight_ns is not None
+    assert layer.backward_input_ns < layer.backward_weight_ns
+
+
 def test_the_provenance_is_json() -> None:
     provenance = dict(quick(named()).provenance)
     assert json.loads(json.dumps(provenance)) == provenance
@@ -95,7 +116,7 @@ def test_the_provenance_is_json() -> None:
 def test_the_provenance_tells_how_it_was_measured() -> None:
     provenance = quick(named()).provenance
     keys = "source", "device", "dtype", "micro_batch", "optimizer", "warmup", "repeats"
-    expected = ["measured", "cpu", "float32", [BATCH, 4], "adamw", 0, 2]
+    expected = ["measured", "cpu", "float32", {"input": [BATCH, 4]}, "adamw", 0, 2]
     assert [provenance[key] for key in keys] == expected
 
 
@@ -162,10 +183,21 @@ def test_the_garbage_collector_runs_again() -> None:
     assert gc.isenabled()
 
 
-def test_progress_is_told_after_each_sweep() -> None:
+def progress() -> list[tuple[int, int]]:
     told: list[tuple[int, int]] = []
     profiled(nn.Linear(4, 3), warmup=1, repeats=2, on_progress=lambda *counts: told.append(counts))
-    assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    return told
+
+
+def test_progress_is_told_after_each_sweep() -> None:
+    told = progress()
+    assert [done for done, _ in told] == list(range(1, len(told) + 1))
+    assert len({total for _, total in told}) == 1
+
+
+def test_progress_comes_to_its_end() -> None:
+    done, total = progress()[-1]
+    assert done == total
 
 
 @pytest.mark.parametrize(("option", "value"), [("warmup", -1), ("repeats", 1)])

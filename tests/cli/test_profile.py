@@ -1,0 +1,146 @@
+"""``schedopt profile``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from schedopt import Chain
+from tests.cli.test_commands import run
+
+GPT2 = "hf:gpt2:layers=2,width=16,heads=2,vocabulary=31,tied=no"
+QUICK = ("--batch", "2", "--seq", "8", "--warmup", "0", "--repeats", "2")
+FACTORY = """
+import torch
+
+def build():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Linear(6, 3)), torch.zeros(8, 4)
+"""
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """Return the chain of a tiny GPT-2, and what was printed."""
+    path = tmp_path_factory.mktemp("profile") / "gpt2.json"
+    done = run("profile", GPT2, *QUICK, "--verify", "-o", path)
+    assert (done.returncode, done.stderr) == (0, "")
+    return path, done.stdout
+
+
+def test_a_table_shows_the_layers(measured: tuple[Path, str]) -> None:
+    path, printed = measured
+    for word in ("Forward", "Backward", "Saved", "Weights", "h.0", "h.1", "all", "Chain written"):
+        assert word in printed
+    assert str(path.name) in printed
+
+
+def test_verify_shows_the_whole_beside_the_chain(measured: tuple[Path, str]) -> None:
+    printed = measured[1]
+    for word in ("Whole", "forward", "backward", "step", "saved", "peak memory", "part most"):
+        assert word in printed
+    (saved,) = (line for line in printed.splitlines() if line.strip(" │").startswith("saved"))
+    assert "+0.00%" in saved
+
+
+def test_the_chain_is_what_was_asked_for(measured: tuple[Path, str]) -> None:
+    chain = Chain.load(measured[0])
+    assert chain.name == "gpt2"
+    assert chain.provenance["micro_batch"] == {"input_ids": [2, 8], "labels": [2, 8]}
+    assert chain.recipe is not None
+    assert chain.recipe.factory == GPT2
+    assert chain.recipe.arguments == {"batch": 2, "seq": 8}
+    assert len(chain.recipe.cuts) == len(chain.layers)
+
+
+def test_the_chain_can_be_solved(measured: tuple[Path, str]) -> None:
+    done = run("solve", "--chain", measured[0], "--gpus", "2", "--mem", "1G")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Period" in done.stdout
+
+
+@pytest.fixture(scope="module")
+def estimated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    path = tmp_path_factory.mktemp("profile") / "llama.json"
+    done = run("profile", "hf:llama-8b:layers=4", "--dtype", "bfloat16", "--seq", "128",
+               "--fake", "--flops", "400T", "-o", path)  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    return path, done.stdout
+
+
+def test_a_model_is_estimated_without_its_memory(estimated: tuple[Path, str]) -> None:
+    chain = Chain.load(estimated[0])
+    attention, mlp, norms = 2 * 4096 * (4096 + 1024), 3 * 4096 * 14336, 2 * 4096
+    parameters = 2 * 128256 * 4096 + 4 * (attention + mlp + norms) + 4096
+    assert sum(layer.parameter_bytes or 0 for layer in chain.layers) == 2 * parameters
+    assert chain.provenance["source"] == "estimated"
+    assert chain.provenance["dtype"] == "bfloat16"
+
+
+def test_what_was_estimated_can_be_solved(estimated: tuple[Path, str]) -> None:
+    done = run("solve", "--chain", estimated[0], "--gpus", "4", "--mem", "80G")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_factory_is_found_where_it_is_run(tmp_path: Path) -> None:
+    (tmp_path / "own_models.py").write_text(FACTORY)
+    done = run("profile", "own_models:build", "--warmup", "0", "--repeats", "2", "-o", "chain.json",
+               folder=tmp_path)  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    chain = Chain.load(tmp_path / "chain.json")
+    assert [layer.name for layer in chain.layers] == ["0", "1"]
+
+
+def test_shared_weights_are_noted(tmp_path: Path) -> None:
+    done = run("profile", "hf:gpt2:layers=1,width=16,heads=2,vocabulary=31", "--seq", "8",
+               "--fake", "--flops", "1G", "-o", tmp_path / "chain.json")  # fmt: skip
+    assert done.returncode == 0
+    assert "share weights and must lie on one GPU" in " ".join(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["hf:gpt2", "--fake"], "--fake and --flops: go together"),
+        (["hf:gpt2", "--flops", "1T"], "--fake and --flops: go together"),
+        (["hf:gpt2", "--fake", "--flops", "1T", "--verify"], "--verify: given beside --fake"),
+        (["hf:gpt2", "--fake", "--flops", "1T", "--device", "cuda"], "--device: given beside"),
+        (["hf:gpt2", "--fake", "--flops", "fast"], "--flops: "),
+        (["hf:gpt2", "--fake", "--flops", "0"], "--flops: "),
+        (["hf:gtp2"], "MODEL: there is no model hf:gtp2. Did you mean gpt2?"),
+        (["hf:gpt2:depth=3"], "MODEL: gpt2 has no option 'depth'"),
+        (["hf:gpt2", "--batch", "0"], "batch=0 is too small"),
+        (["own_models:build", "--batch", "4"], "--batch: own_models:build makes its own inputs"),
+        (["own_models:build", "--dtype", "float64"], "--dtype: own_models:build makes its own"),
+        (["own_models:biuld"], "MODEL: own_models has no biuld. Did you mean build?"),
+        (["own_models"], "MODEL: 'own_models' is not package.module:function"),
+        (["own_models:build", "--repeats", "1"], "--repeats: 1 is too few"),
+        (["own_models:build", "--warmup", "-1"], "--warmup: -1 is too few"),
+        (["own_models:build", "--min-share", "1"], "--min-share: 1 is no share"),
+        (["own_models:build", "--device", "gpu"], "--device: 'gpu' is not the name of a device"),
+        (["own_models:build", "-o", "nowhere/chain.json"], "nowhere/chain.json: cannot be written"),
+    ],
+)
+def test_bad_usage_is_one_clear_error(arguments: list[str], message: str, tmp_path: Path) -> None:
+    (tmp_path / "own_models.py").write_text(FACTORY)
+    given = arguments if "-o" in arguments else [*arguments, "-o", "chain.json"]
+    done = run("profile", *given, folder=tmp_path)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert not (tmp_path / "chain.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "known"),
+    [(["--dtype", "int8"], "'bfloat16'"), (["--optimizer", "lion"], "'adamw'")],
+)
+def test_an_unknown_choice_is_refused_with_the_known_ones(
+    arguments: list[str], known: str, tmp_path: Path
+) -> None:
+    done = run("profile", "hf:gpt2", *arguments, "-o", "chain.json", folder=tmp_path)
+    assert done.returncode == 2
+    for word in (f"'{arguments[0]}'", f"'{arguments[1]}' is not one of", known):
+        assert word in done.stderr
+    assert not (tmp_path / "chain.json").exists()

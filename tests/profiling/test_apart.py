@@ -1,0 +1,91 @@
+"""One layer at a time, where all of them at once run out of memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from schedopt import Chain, InputError
+from schedopt.profiling import Model, as_model, cut_again, load_model, profile, profiler
+
+TINY = "hf:gpt2:layers=2,width=32,heads=2,vocabulary=50"
+
+
+def models() -> dict[str, Model]:
+    sequential = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Linear(4, 3))
+    return {
+        "traced": load_model(TINY, seq=8),
+        "sequential": as_model((sequential, torch.randn(8, 4))),
+        "batch norm": load_model("hf:resnet18", image=64, batch=2),
+    }
+
+
+def without_memory_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the first measurement run out of memory."""
+    measure, calls = profiler._measure, []
+
+    def fails_once(*args: Any) -> Any:
+        calls.append(args)
+        if len(calls) == 1:
+            try:
+                raise torch.OutOfMemoryError("no memory")
+            except torch.OutOfMemoryError as error:
+                raise InputError("the GPU ran out of memory") from error
+        return measure(*args)
+
+    monkeypatch.setattr(profiler, "_measure", fails_once)
+
+
+def quick(model: Model, **options: Any) -> Chain:
+    return profile(model, warmup=0, repeats=2, **options)
+
+
+@pytest.mark.parametrize("name", models())
+def test_bytes_are_those_of_a_run_and_times_are_measured(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = quick(models()[name], min_share=0)
+    without_memory_at_first(monkeypatch)
+    apart = quick(models()[name], min_share=0)
+    assert "measured alone" in apart.provenance["apart"]
+    assert "apart" not in whole.provenance
+    for one, other in zip(apart.layers, whole.layers, strict=True):
+        for field in ("saved_bytes", "saved_input_bytes", "activation_bytes", "parameter_bytes",
+                      "gradient_bytes", "workspace_bytes"):  # fmt: skip
+            assert getattr(one, field) == getattr(other, field), (one.name, field)
+        assert one.forward_ns > 0
+        assert (one.backward_ns > 0) == (other.backward_ns > 0)
+        assert one.backward_input_ns is None
+
+
+def test_another_error_is_not_taken_for_a_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*args: Any) -> Any:
+        raise InputError("something else")
+
+    monkeypatch.setattr(profiler, "_measure", fails)
+    with pytest.raises(InputError, match="something else"):
+        quick(models()["sequential"])
+
+
+def test_the_model_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = models()["traced"]
+    before = {name: value.clone() for name, value in model.module.state_dict().items()}
+    without_memory_at_first(monkeypatch)
+    quick(model)
+    assert all(
+        torch.equal(value, before[name]) for name, value in model.module.state_dict().items()
+    )
+    assert all(parameter.grad is None for parameter in model.module.parameters())
+
+
+def test_a_model_is_cut_again_where_its_chain_was_cut() -> None:
+    chain = quick(load_model(TINY, seq=8), min_share=0.05)
+    assert chain.recipe is not None
+    pieces = cut_again(load_model(TINY, seq=8), chain.recipe)
+    assert [piece.name for piece in pieces] == [layer.name for layer in chain.layers]
+    other = load_model("hf:resnet18", image=64, batch=2)
+    with pytest.raises(InputError, match="cannot be cut at"):
+        cut_again(other, chain.recipe)

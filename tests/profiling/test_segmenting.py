@@ -1,0 +1,475 @@
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import networkx
+import pytest
+import torch
+from torch import Tensor, fx, nn
+from torch.utils.checkpoint import checkpoint
+
+from schedopt import InputError
+from schedopt.profiling import Model
+from schedopt.profiling.faking import without_memory
+from schedopt.profiling.hf import build_model
+from schedopt.profiling.segmenting import Segment, find_cuts, make_segments
+from schedopt.profiling.tracing import trace
+from tests.profiling.networks import TINY, tiny
+
+DOUBLE = torch.float64
+Forward = Callable[..., Any]
+
+
+class Two(nn.Module):
+    """Two linear layers, a norm and a buffer, with a forward that a test gives."""
+
+    count: Tensor
+
+    def __init__(self, forward: Forward) -> None:
+        super().__init__()
+        self.a, self.b, self.norm = nn.Linear(4, 4), nn.Linear(4, 4), nn.BatchNorm1d(4)
+        self.lstm = nn.LSTM(4, 4)
+        self.register_buffer("count", torch.zeros(()))
+        self.given = forward
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.given(self, *args, **kwargs)
+
+
+def two(forward: Forward, inputs: Any = None, **options: Any) -> Model:
+    torch.manual_seed(1)
+    module = Two(forward).double()
+    given = torch.randn(8, 4, dtype=DOUBLE) if inputs is None else inputs
+    return Model(module=module, inputs=given, **options)
+
+
+def chained(self: Two, x: Tensor) -> Any:
+    return self.b(self.a(x).tanh())
+
+
+def residual(self: Two, x: Tensor, mask: Tensor) -> Any:
+    y = self.a(x)
+    return self.b(y + self.b(y * mask)) * mask
+
+
+def relu_after_a_residual(self: Two, x: Tensor) -> Any:
+    y = self.a(x)
+    y = y + self.b(y)
+    y.relu_()
+    return self.b(y)
+
+
+def write_through_a_view(self: Two, x: Tensor) -> Any:
+    y = self.a(x)
+    flat = y.view(-1)
+    y.add_(1.0)
+    return self.b(flat.view(8, 4))
+
+
+def write_into_a_slice(self: Two, x: Tensor) -> Any:
+    y = self.a(x) * 1
+    y[:, 0] = 0
+    return self.b(y)
+
+
+def write_into_a_slice_behind_dropout(self: Two, x: Tensor) -> Any:
+    y = nn.functional.dropout(self.a(x) * 1, training=False)
+    y[:, 0] = 0
+    return self.b(y)
+
+
+def mask_of_slices(self: Two, x: Tensor) -> Any:
+    mask = torch.zeros(8, 4, dtype=DOUBLE)
+    mask[:, 1] = 1
+    return self.b(self.a(x) * mask) * mask
+
+
+def slice_of_a_carried_tensor(self: Two, x: Tensor) -> Any:
+    y = self.b(self.a(x))
+    filled = torch.zeros(8, 4, dtype=DOUBLE)
+    filled[:, 1] = y[:, 0]
+    return self.b(self.a(filled).tanh())
+
+
+def write_over_the_input(self: Two, x: Tensor) -> Any:
+    x.add_(1)
+    return self.b(self.a(x)) + x.sum()
+
+
+def same_noise_twice(self: Two, x: Tensor) -> Any:
+    noise = torch.rand(8, 4, dtype=DOUBLE)
+    return self.b(self.a(x) * noise) * noise
+
+
+def same_noise_of_the_input_twice(self: Two, x: Tensor) -> Any:
+    noise = torch.rand_like(x)
+    return self.b(self.a(x) * noise) * noise
+
+
+def noise_without_gradients(self: Two, x: Tensor) -> Any:
+    with torch.no_grad():
+        noise = torch.rand(8, 4, dtype=DOUBLE)
+    return self.b(self.a(x) * noise) * noise
+
+
+def mean_without_gradients(self: Two, x: Tensor) -> Any:
+    y = self.a(x)
+    with torch.no_grad():
+        self.count.add_(y.mean())
+    return self.b(y) * self.count
+
+
+def checkpointed(self: Two, x: Tensor) -> Any:
+    return self.b(checkpoint(self.a, x, use_reentrant=False))
+
+
+def mixed_precision(self: Two, x: Tensor) -> Any:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = self.a(x)
+    return self.b(y.double())
+
+
+def drop_path(self: Two, x: Tensor) -> Any:
+    y = self.b(self.a(x))
+    for _ in range(2):
+        y = self.b(y + self.a(y) * torch.empty(8, 1, dtype=DOUBLE).bernoulli_(0.5))
+    return y
+
+
+def dropout(self: Two, x: Tensor) -> Any:
+    y = nn.functional.dropout(self.a(x), 0.5)
+    return nn.functional.dropout(self.b(y), 0.5)
+
+
+def counting(self: Two, x: Tensor) -> Any:
+    self.count.add_(1.0)
+    return self.b(self.a(x) * self.count) * self.count
+
+
+def following(self: Two, x: Tensor) -> Any:
+    y = self.a(x)
+    self.count.copy_(self.count + y.detach().mean())
+    return self.b(y) * self.count
+
+
+def batch_norm(self: Two, x: Tensor) -> Any:
+    return self.b(self.norm(self.a(x)))
+
+
+def batch_norm_twice(self: Two, x: Tensor) -> Any:
+    return self.norm(self.b(self.norm(self.a(x))))
+
+
+def chunks(self: Two, x: Tensor) -> Any:
+    one, other = self.a(x).chunk(2, 1)
+    return self.b(torch.cat([other, one], 1))
+
+
+def without_gradients(self: Two, x: Tensor) -> Any:
+    with torch.no_grad():
+        y = self.a(x)
+    return self.b(y)
+
+
+def detached(self: Two, x: Tensor) -> Any:
+    return self.b(self.a(x).detach())
+
+
+def again(self: Two, x: Tensor) -> Any:
+    return self.a(self.b(self.a(x)))
+
+
+def lstm(self: Two, x: Tensor) -> Any:
+    return self.b(self.lstm(self.a(x).view(4, 2, 4))[0])
+
+
+PLAIN = {
+    "chained": chained,
+    "relu_after_a_residual": relu_after_a_residual,
+    "dropout": dropout,
+    "batch_norm": batch_norm,
+    "detached": detached,
+    "again": again,
+}
+ODD = {
+    "write_through_a_view": write_through_a_view,
+    "write_into_a_slice": write_into_a_slice,
+    "write_into_a_slice_behind_dropout": write_into_a_slice_behind_dropout,
+    "mask_of_slices": mask_of_slices,
+    "slice_of_a_carried_tensor": slice_of_a_carried_tensor,
+    "write_over_the_input": write_over_the_input,
+    "same_noise_twice": same_noise_twice,
+    "same_noise_of_the_input_twice": same_noise_of_the_input_twice,
+    "noise_without_gradients": noise_without_gradients,
+    "mean_without_gradients": mean_without_gradients,
+    "checkpointed": checkpointed,
+    "mixed_precision": mixed_precision,
+    "drop_path": drop_path,
+    "counting": counting,
+    "following": following,
+    "batch_norm_twice": batch_norm_twice,
+    "chunks": chunks,
+    "without_gradients": without_gradients,
+}
+MASK = torch.tensor([1.0, 0.0, 1.0, 1.0], dtype=DOUBLE)
+
+
+def segments_of(model: Model, *without: str) -> list[Segment]:
+    module = trace(model)
+    return make_segments(module, [cut for cut in find_cuts(module) if cut not in without])
+
+
+def run_segments(segments: Sequence[Segment], inputs: dict[str, Tensor]) -> Tensor:
+    """Run one step of a pipeline: segments cut off from each other, gradients handed back."""
+    own = {name: value.clone() for name, value in inputs.items()}
+    steps: list[tuple[Tensor | None, Tensor]] = []
+    value: Tensor | None = None
+    for segment in segments:
+        side = [own[name] for name in segment.side]
+        if value is None:
+            output = segment.module(*side)
+        else:
+            value = value.detach().clone().requires_grad_(value.requires_grad)
+            # Not a leaf, so that the segment may write over it.
+            output = segment.module(value.clone(), *side)
+        steps.append((value, output))
+        value = output
+    loss = steps[-1][1].detach()
+    gradient: Tensor | None = None
+    for taken, output in reversed(steps):
+        torch.autograd.backward(output, gradient)
+        if taken is None or taken.grad is None:
+            break
+        gradient = taken.grad
+    return loss
+
+
+def run_whole(module: nn.Module, model: Model) -> Tensor:
+    def copied(value: Any) -> Any:
+        return value.clone() if isinstance(value, Tensor) else value
+
+    args = [copied(value) for value in model.args]
+    output = module(*args, **{name: copied(value) for name, value in model.kwargs.items()})
+    if model.loss is not None:
+        loss: Tensor = model.loss(output)
+    else:
+        loss = output.sum() if isinstance(output, Tensor) else output.loss
+    torch.autograd.backward(loss)
+    return loss.detach()
+
+
+def differences(model: Model, *without: str) -> dict[str, float]:
+    """Return what differs between the segments and the whole: loss, gradients, buffers."""
+    whole = copy.deepcopy(model.module)
+    segments = segments_of(model, *without)
+    torch.manual_seed(0)
+    expected = {"loss": run_whole(whole, model)}
+    torch.manual_seed(0)
+    found = {"loss": run_segments(segments, model.tensors)}
+    for module, values in ((whole, expected), (model.module, found)):
+        for name, parameter in module.named_parameters():
+            if parameter.grad is not None:
+                values[f"gradient of {name}"] = parameter.grad
+        values.update(module.named_buffers())
+    assert found.keys() == expected.keys()
+    return {
+        name: float((found[name] - value).abs().max())
+        for name, value in expected.items()
+        if not torch.equal(found[name], value)
+    }
+
+
+@pytest.mark.parametrize("family", [name for name in TINY if name != "vit"])
+def test_the_segments_of_a_known_model_compute_what_the_whole_computes(family: str) -> None:
+    assert differences(tiny(family, "float64")) == {}
+
+
+def test_the_segments_of_a_vision_transformer_compute_what_the_whole_computes() -> None:
+    # Cut off, the gradient of the convolution comes in another layout, and is rounded otherwise.
+    assert differences(tiny("vit", "float64"), "conv2d", "flatten") == {}
+
+
+@pytest.mark.parametrize("name", [*PLAIN, *ODD])
+def test_the_segments_of_a_module_compute_what_the_whole_computes(name: str) -> None:
+    assert differences(two((PLAIN | ODD)[name])) == {}
+
+
+@pytest.mark.parametrize("name", ["x, mask", "x"])
+def test_inputs_by_position_and_by_name_come_where_they_are_needed(name: str) -> None:
+    x = torch.randn(8, 4, dtype=DOUBLE)
+    inputs = (x, MASK) if name == "x" else {"mask": MASK, "x": x}
+    assert differences(two(residual, inputs)) == {}
+
+
+def test_a_frozen_part_gets_no_gradient() -> None:
+    model = two(chained)
+    assert isinstance(model.module, Two)
+    model.module.a.requires_grad_(False)
+    assert differences(model) == {}
+    assert model.module.a.weight.grad is None
+
+
+def test_tied_weights_add_up_their_gradients() -> None:
+    model = two(chained)
+    assert isinstance(model.module, Two)
+    model.module.b.weight = model.module.a.weight
+    assert differences(model) == {}
+
+
+def test_a_loss_of_the_caller_is_in_the_last_segment() -> None:
+    model = two(chained, loss=lambda y: y.square().mean())
+    assert differences(model) == {}
+
+
+def test_running_statistics_advance() -> None:
+    model = two(batch_norm)
+    assert isinstance(model.module, Two)
+    run_segments(segments_of(model), model.tensors)
+    assert model.module.norm.num_batches_tracked == 1
+
+
+@pytest.mark.filterwarnings("ignore:The tensor attributes")
+def test_a_layer_of_many_outputs_is_not_cut_before_one_is_taken() -> None:
+    assert differences(two(lstm)) == {}
+
+
+def carried_nodes(module: fx.GraphModule) -> tuple[networkx.DiGraph, str]:
+    """Return the graph of the nodes that depend on an input and on a parameter, and the loss."""
+    every = networkx.DiGraph()
+    for node in module.graph.nodes:
+        every.add_node(node.name)
+        every.add_edges_from((one.name, node.name) for one in node.all_input_nodes)
+    parameters = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+
+    def below(names: list[str]) -> set[str]:
+        return set().union(*(networkx.descendants(every, name) for name in names))
+
+    inputs = below([node.name for node in module.graph.nodes if node.op == "placeholder"])
+    weights = [n.name for n in module.graph.nodes if n.op == "get_attr" and n.target in parameters]
+    (output,) = (node for node in module.graph.nodes if node.op == "output")
+    carried = (inputs & below(weights)) - {output.name}
+    return every.subgraph(carried), output.all_input_nodes[0].name
+
+
+@pytest.mark.parametrize("name", [*TINY, *PLAIN])
+def test_a_cut_is_where_one_tensor_is_live(name: str) -> None:
+    module = trace(tiny(name) if name in TINY else two(PLAIN[name]))
+    graph, loss = carried_nodes(module)
+    useful = networkx.ancestors(graph, loss) | {loss}
+    expected = set()
+    for node in useful:
+        done = networkx.ancestors(graph, node) | {node}
+        later = useful - done
+        live = {one for one in done if later & set(graph.successors(one))}
+        started = {one for one in later if graph.in_degree(one) == 0}
+        if live <= {node} and not started:
+            expected.add(node)
+    assert set(find_cuts(module)) == expected
+
+
+def test_cuts_are_in_order_and_end_with_the_loss() -> None:
+    module = trace(tiny("gpt2"))
+    order = [node.name for node in module.graph.nodes]
+    cuts = find_cuts(module)
+    assert cuts == sorted(cuts, key=order.index)
+    assert cuts[-1] == "cross_entropy_loss"
+
+
+@pytest.mark.parametrize(("name", "least"), [("gpt2", 25), ("resnet50", 30)])
+def test_a_real_model_has_many_cuts(name: str, least: int) -> None:
+    with without_memory():
+        assert len(find_cuts(trace(build_model(name)))) >= least
+
+
+def test_noise_does_not_keep_a_model_from_being_cut_before_and_after_it() -> None:
+    # Behind each linear layer but those beside a way around, and behind each sum.
+    assert len(find_cuts(trace(two(drop_path)))) == 7
+
+
+def test_names_tell_the_block() -> None:
+    names = [segment.name for segment in segments_of(tiny("gpt2"))]
+    for name in ("wte", "h.0", "h.1", "ln_f", "lm_head"):
+        assert any(name in one for one in names)
+
+
+def test_names_tell_the_stage_of_a_resnet() -> None:
+    names = [segment.name for segment in segments_of(tiny("resnet18"))]
+    for stage in range(4):
+        assert any(f"stages.{stage}.layers.1" in one for one in names)
+
+
+def test_labels_come_in_only_at_the_last_segment() -> None:
+    first, *rest, last = segments_of(tiny("gpt2"))
+    assert (first.side, first.first) == (("input_ids",), True)
+    assert last.side == ("labels",)
+    assert all(segment.side == () and not segment.first for segment in rest)
+
+
+def test_a_mask_comes_in_wherever_it_is_read() -> None:
+    segments = segments_of(two(residual, {"x": torch.randn(8, 4, dtype=DOUBLE), "mask": MASK}))
+    assert [segment.side for segment in segments if segment.side] == [("x",), ("mask",), ("mask",)]
+
+
+def test_segments_share_the_parameters_of_the_model() -> None:
+    model = tiny("gpt2")
+    own = {id(parameter) for parameter in model.module.parameters()}
+    found = {id(p) for segment in segments_of(model) for p in segment.module.parameters()}
+    assert found == own
+
+
+def test_segments_hold_only_the_parameters_that_they_use() -> None:
+    segments = segments_of(two(chained))
+    assert [len(list(segment.module.parameters())) for segment in segments] == [2, 0, 2, 0]
+
+
+@pytest.mark.parametrize(
+    "cuts",
+    [
+        [],
+        ["nothing"],
+        ["linear", "nothing", "sum_1"],
+        ["linear", "tanh"],
+        ["tanh", "linear", "sum_1"],
+        ["linear", "linear", "sum_1"],
+    ],
+)
+def test_cuts_that_the_model_does_not_have_are_refused(cuts: list[str]) -> None:
+    with pytest.raises(InputError, match=r"recipe\.cuts: the model cannot be cut at"):
+        make_segments(trace(two(chained)), cuts)
+
+
+@pytest.mark.parametrize("cuts", [["sum_1"], ["linear_1", "sum_1"], ["linear", "tanh", "sum_1"]])
+def test_some_of_the_cuts_will_do(cuts: list[str]) -> None:
+    assert [segment.cut for segment in make_segments(trace(two(chained)), cuts)] == cuts
+
+
+def branching(self: Two, x: Tensor) -> Any:
+    y: Tensor = self.a(x)
+    return self.b(y) if y.sum() > 0 else y
+
+
+def without_weights(_: Two, x: Tensor) -> Any:
+    return x * 2
+
+
+def several(self: Two, x: Tensor) -> Any:
+    return self.a(x), self.b(x)
+
+
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [
+        (two(branching), "model: it cannot be traced: .* Remove control flow that depends on"),
+        (two(without_weights), "the loss depends on no parameter"),
+        (two(chained, torch.zeros(8, 5, dtype=DOUBLE)), r"cannot be traced: .*\[8, 5\] X \[4, 4\]"),
+        (two(several), "it returns tuple, not one dense tensor. Return one tensor, or give a loss"),
+        (two(chained, loss=lambda y: y), r"the loss is a tensor of shape \(8, 4\), not a scalar"),
+        (two(chained, loss=lambda y: 3), "the loss is 3, not a scalar tensor"),
+    ],
+)
+def test_a_model_that_cannot_be_cut_is_told_why(model: Model, told: str) -> None:
+    with pytest.raises(InputError, match=told) as caught:
+        find_cuts(trace(model))
+    assert "\n" not in str(caught.value)
