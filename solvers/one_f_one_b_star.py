@@ -68,12 +68,7 @@ def solve(problem: Problem, run: Run) -> None:
         If the allocation is not contiguous, or asks for more than whole operations.
     """
     refuse_unsupported(problem, "one_f_one_b_star")
-    if problem.scope.allocation != "fixed":
-        raise InputError(
-            "one_f_one_b_star needs an allocation",
-            field="solver",
-            way_out="Fix the stages of a plan (--fix), or use contiguous",
-        )
+    require_stages(problem, "one_f_one_b_star")
     _require_contiguous(problem)
     stages = StageChain(problem, problem.stages)
     scope = proven_scope(problem)
@@ -297,19 +292,25 @@ def report_stages(problem: Problem, stages: Sequence[Stage], run: Run) -> None:
         run.report(chain.plan(chain.shorten(longest, run)))
 
 
-def _require_contiguous(problem: Problem) -> None:
-    used = [gpu for stage in problem.stages for gpu in stage.gpus]
-    if len(set(used)) < len(used) or len(used) > len(problem.stages):
+def require_stages(problem: Problem, solver: str) -> None:
+    """Raise `InputError` unless every layer lies in one of the stages, each on one GPU."""
+    if problem.scope.allocation != "fixed":
         raise InputError(
-            "one_f_one_b_star needs one GPU for each stage, and one stage for each GPU",
-            field="stages",
-            way_out="Give a contiguous allocation",
+            f"{solver} needs an allocation",
+            field="solver",
+            way_out="Fix the stages of a plan (--fix), or use contiguous",
         )
     count = len(problem.platform.gpus)
-    for gpu in used:
-        if not 0 <= gpu < count:
+    for stage in problem.stages:
+        if len(stage.gpus) > 1:
             raise InputError(
-                f"there is no GPU {gpu}, but {count} from 0 to {count - 1}",
+                f"{solver} needs one GPU for each stage",
+                field="stages",
+                way_out="Give stages without replicas",
+            )
+        if not 0 <= stage.gpus[0] < count:
+            raise InputError(
+                f"there is no GPU {stage.gpus[0]}, but {count} from 0 to {count - 1}",
                 field="stages",
                 way_out="Give more GPUs, or stages for these",
             )
@@ -319,6 +320,16 @@ def _require_contiguous(problem: Problem) -> None:
             f"the stages do not hold each of {len(problem.chain.layers)} layers once and in order",
             field="stages",
             way_out="Start each stage behind the last layer of the one before",
+        )
+
+
+def _require_contiguous(problem: Problem) -> None:
+    used = [stage.gpus[0] for stage in problem.stages]
+    if len(set(used)) < len(used):
+        raise InputError(
+            "one_f_one_b_star needs one stage for each GPU",
+            field="stages",
+            way_out="Give a contiguous allocation, or use periodic",
         )
 
 

@@ -80,6 +80,10 @@ def solve_chain(
             metavar="PLAN",
         ),
     ] = None,
+    max_k: Annotated[
+        int,
+        typer.Option(help="The longest pattern, in micro-batches that it repeats.", metavar="K"),
+    ] = 1,
     period: Annotated[
         str | None,
         typer.Option(
@@ -90,7 +94,8 @@ def solve_chain(
     solver: Annotated[
         str | None,
         typer.Option(
-            help="contiguous, even_split, next_fit, one_f_one_b_star, or one that is installed.",
+            help="contiguous, even_split, next_fit, one_f_one_b_star, periodic, or one that is "
+            "installed.",
             metavar="NAME",
         ),
     ] = None,
@@ -113,7 +118,7 @@ def solve_chain(
 
     schedopt solve --chain chain.json --gpus 8 --mem 16G --bandwidth 12GB/s -o plan.json
 
-    schedopt solve --fix plan.json --bandwidth 6GB/s
+    schedopt solve --fix plan.json --bandwidth 6GB/s --max-k 4
     """
     from schedopt.chain import Chain
     from schedopt.formats import check_writable, save_result
@@ -158,9 +163,12 @@ def solve_chain(
         raise InputError(
             f"{period!r} is less than 1 ns", field="--period", way_out="Give a longer time"
         )
-    scope = Scope(
-        allocation="fixed" if fixed is not None else allocation or "contiguous", period_ns=longest
-    )
+    with naming_options(OPTIONS):
+        scope = Scope(
+            allocation="fixed" if fixed is not None else allocation or "contiguous",
+            max_k=max_k,
+            period_ns=longest,
+        )
     with _progress() as show:
         result = solve(
             layers,

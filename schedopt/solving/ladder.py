@@ -18,7 +18,7 @@ from schedopt.platform import Platform
 from schedopt.problem import Problem, Scope
 from schedopt.result import Result, Rung, Status, as_ratio
 from schedopt.rule import Rule
-from schedopt.solving.registry import DEFAULT, load_solver
+from schedopt.solving.registry import default_solvers, load_solver
 from schedopt.solving.run import Progress, Run
 from schedopt.stage import Stage
 from schedopt.version import __version__
@@ -100,7 +100,7 @@ def solve(
 
 def _climb(run: Run, initial: Plan | None, named: tuple[str, ...] | None) -> list[Rung]:
     problem = run.problem
-    names = named or DEFAULT[problem.scope.allocation]
+    names = named or default_solvers(problem.scope)
     solvers = [(name, load_solver(name)) for name in names]
     run.solver = "closed form"
     run.add_bound(load_bound(problem))

@@ -8,7 +8,7 @@ from importlib.metadata import entry_points
 from typing import Final, cast
 
 from schedopt.errors import InputError
-from schedopt.problem import Problem
+from schedopt.problem import Problem, Scope
 from schedopt.solving.run import Run
 
 Solver = Callable[[Problem, Run], None]
@@ -20,13 +20,21 @@ SOLVERS: Final = {
     "even_split": "schedopt.solvers.even_split:solve",
     "next_fit": "schedopt.solvers.next_fit:solve",
     "one_f_one_b_star": "schedopt.solvers.one_f_one_b_star:solve",
+    "periodic": "schedopt.solvers.periodic:solve",
 }
 DEFAULT: Final = {
     "contiguous": ("even_split", "next_fit", "contiguous"),
     "general": ("even_split", "next_fit", "contiguous"),
-    "fixed": ("one_f_one_b_star",),
+    "fixed": ("one_f_one_b_star", "periodic"),
 }
 """The solvers that answer each kind of allocation, in the order in which they run."""
+
+
+def default_solvers(scope: Scope) -> tuple[str, ...]:
+    """Return the solvers that answer a scope, in the order in which they run."""
+    names = DEFAULT[scope.allocation]
+    longer = () if scope.max_k == 1 or "periodic" in names else ("periodic",)
+    return (*names, *longer)
 
 
 def solver_names() -> list[str]:

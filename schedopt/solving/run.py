@@ -79,6 +79,10 @@ class Run:
         """Return the seconds since the start."""
         return time.monotonic() - self._started
 
+    def remaining(self) -> float | None:
+        """Return the seconds that are left; None without a limit."""
+        return None if self._deadline is None else self._deadline - time.monotonic()
+
     def stop(self) -> None:
         """Ask the solver to stop soon and report the best that it has."""
         self._stop.set()

@@ -1,0 +1,44 @@
+"""Running a CP-SAT model for a run: its clock, its threads, its stop."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ortools.sat.python import cp_model
+
+    from schedopt.solving.run import Run
+
+POLL_S = 0.05
+
+
+def solve_model(model: cp_model.CpModel, run: Run) -> tuple[int, cp_model.CpSolver]:
+    """Solve a model until it is proven, time is up or somebody asks to stop.
+
+    Returns
+    -------
+    status : int
+        Of CP-SAT: OPTIMAL, FEASIBLE, INFEASIBLE or UNKNOWN.
+    solver : CpSolver
+        With the values and the bound.
+    """
+    from ortools.sat.python import cp_model as cp
+
+    solver = cp.CpSolver()
+    parameters = solver.parameters
+    parameters.random_seed = run.seed % 2**31
+    parameters.num_workers = run.workers
+    # Ctrl-C is for the run, which then stops the solver.
+    parameters.catch_sigint_signal = False
+    remaining = run.remaining()
+    if remaining is not None:
+        parameters.max_time_in_seconds = max(0.0, remaining)
+    status: list[int] = []
+    thread = threading.Thread(target=lambda: status.append(int(solver.solve(model))), daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(POLL_S)
+        if run.stopped():
+            solver.stop_search()
+    return (status[0] if status else int(cp.UNKNOWN)), solver

@@ -1,0 +1,204 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from schedopt import Chain, InputError, Layer, Plan, Platform, Scope, Stage, check, solve
+from schedopt.account.timeline import Timeline
+from schedopt.families import theorem_4
+from schedopt.problem import Problem
+from schedopt.solvers.periodic import (
+    Answer,
+    OrderModel,
+    least_cycle_time,
+    most_in_flight,
+    stage_rooms,
+    steps,
+)
+from tests.solvers.patterns import least_period
+from tests.strategies import chains, platforms
+
+LONGEST = 14
+
+
+@st.composite
+def allocations(draw: st.DrawFn, chain: Chain, platform: Platform, *, most: int) -> list[Stage]:
+    """Return stages on any GPUs, neighbours on different ones."""
+    count = draw(st.integers(1, min(most, len(chain.layers))))
+    cuts = sorted(
+        draw(
+            st.lists(
+                st.integers(1, len(chain.layers) - 1),
+                min_size=count - 1,
+                max_size=count - 1,
+                unique=True,
+            )
+        )
+        if count > 1
+        else []
+    )
+    edges = [0, *cuts, len(chain.layers)]
+    gpus = [draw(st.integers(0, len(platform.gpus) - 1)) for _ in range(count)]
+    return [Stage(layers=(edges[i], edges[i + 1] - 1), gpus=(gpus[i],)) for i in range(count)]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data(), chains(longest=3), platforms(most=3), st.integers(1, 2))
+def test_equal_to_trying_every_start(
+    data: st.DataObject, chain: Chain, platform: Platform, k: int
+) -> None:
+    stages = data.draw(allocations(chain, platform, most=3 if k == 1 else 2))
+    total = sum(step.length_ns for step in steps(problem_of(chain, platform, stages)))
+    assume(k * total <= LONGEST)
+    result = solve(chain, platform, stages=stages, scope=fixed(k), solver="periodic")
+    assert check(result) == ()
+    least = [
+        Fraction(period, j)
+        for j in range(1, k + 1)
+        if (period := least_period(chain, platform, stages, j, LONGEST)) is not None
+    ]
+    if not least:
+        assert result.status == "infeasible"
+        return
+    assert result.period == min(least)
+    if result.lower_bound is not None:
+        assert result.lower_bound <= min(least)
+    free = any(room.each_bytes == 0 for room in stage_rooms(result.problem))
+    if not free:
+        assert result.status == "optimal"
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data(), chains(longest=6), platforms(most=4))
+def test_never_worse_than_one_micro_batch_at_a_time_in_a_group(
+    data: st.DataObject, chain: Chain, platform: Platform
+) -> None:
+    count = min(len(chain.layers), len(platform.gpus))
+    size = data.draw(st.integers(1, count))
+    edges = [len(chain.layers) * i // size for i in range(size + 1)]
+    stages = [Stage(layers=(edges[i], edges[i + 1] - 1), gpus=(i,)) for i in range(size)]
+    one = solve(chain, platform, stages=stages, scope=fixed(1), solver="one_f_one_b_star")
+    same = solve(chain, platform, stages=stages, scope=fixed(1), solver="periodic")
+    assert (same.status == "infeasible") == (one.status == "infeasible")
+    assert same.period == one.period
+    more = solve(chain, platform, stages=stages, scope=fixed(3), solver="periodic")
+    assert check(more) == ()
+    if one.period is not None:
+        assert more.period is not None
+        assert more.period <= one.period
+        assert more.lower_bound is None or more.lower_bound <= more.period
+
+
+@pytest.mark.parametrize("k", range(1, 8))
+def test_theorem_4_needs_the_whole_k(k: int) -> None:
+    instance = theorem_4(k)
+    stages = [Stage(layers=(i, i), gpus=(i,)) for i in range(k + 1)]
+    for j in range(1, k + 1):
+        result = solve(
+            instance.chain, instance.platform, stages=stages, scope=fixed(j), solver="periodic"
+        )
+        assert result.status == "optimal"
+        assert result.period == (2 + Fraction(2, j)) * 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("gpus", "room"), [(gpus, room) for gpus in (4, 6) for room in range(1, gpus + 1)]
+)
+def test_uniform_stages_with_little_room(gpus: int, room: int) -> None:
+    """Forward 1, backward 2, room for N activations: max(3, 3 P / N) for each micro-batch."""
+    layer = Layer(forward_ns=1, backward_ns=2, weight_bytes=0, activation_bytes=1)
+    stages = [Stage(layers=(i, i), gpus=(i,)) for i in range(gpus)]
+    result = solve(
+        Chain(layers=(layer,) * gpus),
+        Platform(gpus, room),
+        stages=stages,
+        scope=fixed(room),
+        solver="periodic",
+    )
+    assert result.status == "optimal"
+    assert result.period == max(Fraction(3), Fraction(3 * gpus, room))
+
+
+def test_a_general_allocation_by_hand() -> None:
+    """Costs 1, 2, 1 on 2 GPUs, the outer layers on one: 2, without idle time (section 6.1)."""
+    layers = [
+        Layer(forward_ns=u, backward_ns=u, weight_bytes=0, activation_bytes=1) for u in (1, 2, 1)
+    ]
+    stages = [Stage(layers=(i, i), gpus=(gpu,)) for i, gpu in enumerate((0, 1, 0))]
+    result = solve(Chain(layers=tuple(layers)), Platform(2, 99), stages=stages, solver="periodic")
+    assert (result.status, result.plan is not None) == ("optimal", True)
+    assert result.period == 4
+
+
+def test_replicas_are_refused() -> None:
+    layer = Layer(forward_ns=1, backward_ns=1, weight_bytes=0, activation_bytes=1)
+    stages = [Stage(layers=(0, 0), gpus=(0, 1))]
+    with pytest.raises(InputError, match="one GPU for each stage"):
+        solve(Chain(layers=(layer,)), Platform(2, 9), stages=stages, solver="periodic")
+
+
+def test_the_least_time_of_a_cycle() -> None:
+    # 0 before 1 by 5, and 1 before 0 of the next period by 2: T = 7; over two periods 7 / 2.
+    assert least_cycle_time(2, [(0, 1, 0, 5), (1, 0, 1, 2)], 1)[0] == 7
+    assert least_cycle_time(2, [(0, 1, 0, 5), (1, 0, 2, 2)], 1)[0] == 4
+    assert least_cycle_time(2, [(0, 1, 0, 5)], 3) == (3, [0, 5])
+
+
+def fixed(max_k: int) -> Scope:
+    return Scope(allocation="fixed", max_k=max_k)
+
+
+def problem_of(chain: Chain, platform: Platform, stages: list[Stage]) -> Problem:
+    return Problem(chain=chain, platform=platform, scope=fixed(1), stages=tuple(stages))
+
+
+def test_a_hint_is_complete_and_feasible_and_not_when_it_is_spoilt() -> None:
+    instance = theorem_4(3)
+    stages = [Stage(layers=(i, i), gpus=(i,)) for i in range(4)]
+    problem = Problem(
+        chain=instance.chain, platform=instance.platform, scope=fixed(3), stages=tuple(stages)
+    )
+    plan = solve(problem.chain, problem.platform, stages=stages, scope=fixed(3)).plan
+    assert plan is not None
+    answer = answer_of(plan, problem)
+    assert "complete and is feasible" in log_of(problem, answer)
+    starts = [list(row) for row in answer.starts]
+    starts[2][0] -= 1
+    spoilt = replace(answer, starts=tuple(tuple(row) for row in starts))
+    assert "complete and is feasible" not in log_of(problem, spoilt)
+
+
+def answer_of(plan: Plan, problem: Problem) -> Answer:
+    """Return the absolute starts of a plan, that of the first forward being 0."""
+    k, period = plan.pattern.k, plan.pattern.period_total_ns
+    timeline = Timeline(plan)
+    first = timeline.at("F", 0, 0).start_ns
+    rows = [
+        tuple(timeline.at(step.what, step.stage, j).start_ns - first for j in range(k))
+        for step in steps(problem)
+        if step.what in ("F", "B")
+    ]
+    return Answer(k, period, tuple(rows))
+
+
+def log_of(problem: Problem, answer: Answer) -> str:
+    """Return what CP-SAT says of a hint for the period that it has."""
+    from ortools.sat.python import cp_model
+
+    way, rooms = list(steps(problem)), list(stage_rooms(problem))
+    caps = most_in_flight(problem, rooms, len(way))
+    assert caps is not None
+    model = OrderModel(problem, way, rooms, caps, answer.k, answer.period_ns)
+    model.hint(answer)
+    lines: list[str] = []
+    solver = cp_model.CpSolver()
+    solver.parameters.log_search_progress = True
+    solver.parameters.log_to_stdout = False
+    solver.parameters.cp_model_presolve = False
+    solver.log_callback = lines.append
+    solver.solve(model.model)
+    return "\n".join(lines)
