@@ -105,7 +105,7 @@ def test_refuses_two_stages_on_one_gpu() -> None:
     layer = Layer(forward_ns=1, backward_ns=1, weight_bytes=0, activation_bytes=0)
     stages = [Stage(layers=(0, 0), gpus=(0,)), Stage(layers=(1, 1), gpus=(0,))]
     with pytest.raises(InputError, match="contiguous allocation"):
-        solve(Chain(layers=(layer,) * 2), Platform(2, 4), stages=stages)
+        solve(Chain(layers=(layer,) * 2), Platform(2, 4), stages=stages, solver="one_f_one_b_star")
 
 
 @settings(max_examples=200)
