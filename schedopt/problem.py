@@ -100,7 +100,11 @@ class Scope:
                 "general": "any allocation",
                 "fixed": "the given allocation",
             }[self.allocation],
-            {None: "any k", 1: "k = 1"}.get(self.max_k, f"k up to {self.max_k}"),
+            *(
+                [{None: "any k", 1: "k = 1"}.get(self.max_k, f"k up to {self.max_k}")]
+                if self.microbatches is None
+                else []
+            ),
             f"whole {self.grain}s",
             "backward may be split" if self.split_backward else "whole backward",
             "recompute allowed" if self.recompute else "no recompute",

@@ -11,8 +11,9 @@ The pair is one 64-bit key, g << 48 | load, so that keys compare like pairs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from typing import Final
 
 import numpy as np
@@ -76,6 +77,38 @@ def solve(problem: Problem, run: Run) -> None:
     run.report(StageChain(problem, stages).plan(high))
     if limit is None:
         run.report_bound(low, scope, PROOF)
+
+
+def contiguous_stages(
+    problem: Problem, stretches: Sequence[Fraction], run: Run
+) -> Iterator[list[Stage]]:
+    """Yield the stages that the programme finds at multiples of the least period, if there is one.
+
+    Parameters
+    ----------
+    problem : Problem
+    stretches : sequence of Fraction
+        From 1 on.
+    run : Run
+        For its stop.
+    """
+    search = _Search(problem)
+    low, high = search.least_period(), search.longest_period()
+    stages = search.stages_at(high, run)
+    if stages is None:
+        return
+    while low < high and not run.stopped():
+        middle = (low + high) // 2
+        found = search.stages_at(middle, run)
+        if found is None:
+            low = middle + 1
+        else:
+            stages, high = found, StageChain(problem, found).tighten(middle)
+    yield stages
+    for stretch in stretches:
+        found = search.stages_at(int(high * stretch), run)
+        if found is not None:
+            yield found
 
 
 class _Search:

@@ -23,6 +23,7 @@ from schedopt.errors import InputError
 from schedopt.plan import (
     Kind,
     Operation,
+    Pattern,
     Plan,
     Tensor,
     Transfer,
@@ -205,27 +206,40 @@ class _Search:
 
     def plan(self, answer: Answer) -> Plan:
         """Return the plan of an answer."""
-        operations: list[Operation] = []
-        transfers: list[Transfer] = []
-        for step, starts in zip(self.way, answer.starts, strict=True):
-            for micro_batch, begin in enumerate(starts):
-                start, shift = place_in_period(begin, micro_batch, answer.k, answer.period_ns)
-                if step.what == "F" or step.what == "B":
-                    operations.append(
-                        Operation(kind=step.what, stage=step.stage, shift=shift, start_ns=start)
-                    )
-                elif step.what == "activation" or step.what == "gradient":
-                    transfers.append(
-                        Transfer(tensor=step.what, stage=step.stage, shift=shift, start_ns=start)
-                    )
+        pattern = make_pattern(self.way, answer)
         return Plan(
             chain=self.problem.chain,
             platform=self.problem.platform,
             rule=self.problem.rule,
             scope=self.problem.scope,
             stages=self.problem.stages,
-            pattern=count_from_first_backward(operations, transfers, answer.k, answer.period_ns),
+            pattern=count_from_first_backward(
+                pattern.operations, pattern.transfers, answer.k, answer.period_ns
+            ),
         )
+
+
+def make_pattern(way: Sequence[Step], answer: Answer) -> Pattern:
+    """Return the pattern of an answer, with starts in [0, T) and index shifts."""
+    operations: list[Operation] = []
+    transfers: list[Transfer] = []
+    for step, starts in zip(way, answer.starts, strict=True):
+        for micro_batch, begin in enumerate(starts):
+            start, shift = place_in_period(begin, micro_batch, answer.k, answer.period_ns)
+            if step.what == "F" or step.what == "B":
+                operations.append(
+                    Operation(kind=step.what, stage=step.stage, shift=shift, start_ns=start)
+                )
+            elif step.what == "activation" or step.what == "gradient":
+                transfers.append(
+                    Transfer(tensor=step.what, stage=step.stage, shift=shift, start_ns=start)
+                )
+    return Pattern(
+        k=answer.k,
+        period_total_ns=answer.period_ns,
+        operations=tuple(operations),
+        transfers=tuple(transfers),
+    )
 
 
 def steps(problem: Problem) -> Iterator[Step]:
@@ -331,6 +345,8 @@ class OrderModel:
     k : int
     period_ns : int
         T, of k micro-batches.
+    flush : bool
+        Whether all k end before the next period begins, so that T is the makespan of a step.
     """
 
     def __init__(
@@ -341,6 +357,8 @@ class OrderModel:
         caps: Sequence[int],
         k: int,
         period_ns: int,
+        *,
+        flush: bool = False,
     ) -> None:
         from ortools.sat.python import cp_model
 
@@ -361,6 +379,8 @@ class OrderModel:
         self._first_in_first_out()
         self._one_at_a_time()
         self._in_flight()
+        if flush:
+            self._all_end_before_the_next()
 
     def _arc(self, first: tuple[int, int], second: tuple[int, int], length: int) -> Arc:
         """Let the second (step, micro-batch) start so long after the start of the first."""
@@ -380,6 +400,15 @@ class OrderModel:
 
     def _start_at_zero(self) -> None:
         self.model.add(self.starts[0] == 0)
+
+    def _all_end_before_the_next(self) -> None:
+        """Start micro-batch k behind the last backward of k - 1, which all others precede.
+
+        It starts within the step even if it takes no time.
+        """
+        last = len(self.way) - 1
+        length = max(1, self.way[last].length_ns)
+        self._require(self._arc((last, self.k - 1), (0, self.k), length))
 
     def _each_follows_its_way(self) -> None:
         for step in range(len(self.way) - 1):

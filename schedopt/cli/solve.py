@@ -84,6 +84,13 @@ def solve_chain(
         int,
         typer.Option(help="The longest pattern, in micro-batches that it repeats.", metavar="K"),
     ] = 1,
+    microbatches: Annotated[
+        int | None,
+        typer.Option(
+            help="Minimise a step of so many micro-batches with a flush, not the steady state.",
+            metavar="M",
+        ),
+    ] = None,
     period: Annotated[
         str | None,
         typer.Option(
@@ -94,8 +101,8 @@ def solve_chain(
     solver: Annotated[
         str | None,
         typer.Option(
-            help="contiguous, even_split, next_fit, one_f_one_b_star, periodic, or one that is "
-            "installed.",
+            help="contiguous, even_split, next_fit, one_f_one_b_star, periodic, step, or one "
+            "that is installed.",
             metavar="NAME",
         ),
     ] = None,
@@ -166,7 +173,8 @@ def solve_chain(
     with naming_options(OPTIONS):
         scope = Scope(
             allocation="fixed" if fixed is not None else allocation or "contiguous",
-            max_k=max_k,
+            max_k=None if microbatches is not None else max_k,
+            microbatches=microbatches,
             period_ns=longest,
         )
     with _progress() as show:

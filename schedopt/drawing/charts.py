@@ -35,8 +35,10 @@ def chart_plan(result: Result) -> Chart:
         raise ValueError("there is no plan to show")
     timeline, binding = Timeline(plan), find_binding(plan)
     period, repeat = plan.pattern.period_total_ns, timeline.length_ns
-    # Replicas that take turns make a round of several periods, which shows the pattern by itself.
-    shown = repeat if repeat > period else 2 * period
+    # Replicas that take turns make a round of several periods, which shows the pattern by itself;
+    # a step with a flush is shown once.
+    once = repeat > period or plan.scope.microbatches is not None
+    shown = repeat if once else 2 * period
     runs = list(_repeated(_runs(timeline), timeline, shown))
     loads = load(plan)
     levels = memory_levels(plan, residencies(plan), repeat)

@@ -21,6 +21,7 @@ SOLVERS: Final = {
     "next_fit": "schedopt.solvers.next_fit:solve",
     "one_f_one_b_star": "schedopt.solvers.one_f_one_b_star:solve",
     "periodic": "schedopt.solvers.periodic:solve",
+    "step": "schedopt.solvers.step:solve",
 }
 DEFAULT: Final = {
     "contiguous": ("even_split", "next_fit", "contiguous"),
@@ -32,6 +33,8 @@ DEFAULT: Final = {
 
 def default_solvers(scope: Scope) -> tuple[str, ...]:
     """Return the solvers that answer a scope, in the order in which they run."""
+    if scope.microbatches is not None:
+        return ("step",)
     names = DEFAULT[scope.allocation]
     longer = () if scope.max_k == 1 or "periodic" in names else ("periodic",)
     return (*names, *longer)

@@ -34,7 +34,13 @@ def way(chain: Chain, platform: Platform, stages: Sequence[Stage]) -> list[Op]:
 
 
 def least_period(
-    chain: Chain, platform: Platform, stages: Sequence[Stage], k: int, longest: int
+    chain: Chain,
+    platform: Platform,
+    stages: Sequence[Stage],
+    k: int,
+    longest: int,
+    *,
+    flush: bool = False,
 ) -> int | None:
     """Return the least T for k micro-batches, or None if it is above `longest`."""
     ops = way(chain, platform, stages)
@@ -42,7 +48,7 @@ def least_period(
         (
             period
             for period in range(1, longest + 1)
-            if exists(chain, platform, stages, ops, k, period)
+            if exists(chain, platform, stages, ops, k, period, flush=flush)
         ),
         None,
     )
@@ -55,8 +61,10 @@ def exists(
     ops: Sequence[Op],
     k: int,
     period: int,
+    *,
+    flush: bool = False,
 ) -> bool:
-    """Whether there is a pattern with this T.
+    """Whether there is a pattern with this T; with a flush, one that crosses no period.
 
     A step waits less than T for the one before: waiting T less leaves all in its place.
     """
@@ -74,6 +82,8 @@ def exists(
             earliest = starts[micro_batch][step - 1] + ops[step - 1][2]
         span = 1 if (micro_batch, step) == (0, 0) else period
         for start in range(earliest, earliest + span):
+            if flush and start + max(1, ops[step][2]) > period:
+                break
             if is_free(ops, starts, step, start, period):
                 starts[micro_batch].append(start)
                 if place(micro_batch, step + 1):

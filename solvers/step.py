@@ -1,0 +1,229 @@
+"""The shortest step of m micro-batches with a flush.
+
+Every allocation at hand is tried: an even split, Next Fit, and what the exact contiguous programme
+finds at several steady periods, for the best steady plan need not be the best for few
+micro-batches. Each is run by 1F1B* at its least period, started as soon as possible, and scored by
+its makespan. Then the order of the best is searched and proven by the order model, with a last
+constraint: that all m end before the next step begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from typing import Final
+
+from schedopt.errors import InputError
+from schedopt.plan import Operation, Pattern, Plan, Transfer
+from schedopt.problem import Problem, Scope
+from schedopt.simulation import Simulation, simulate
+from schedopt.solvers.contiguous import contiguous_stages
+from schedopt.solvers.even_split import even_split
+from schedopt.solvers.next_fit import next_fit
+from schedopt.solvers.one_f_one_b_star import StageChain, refuse_unsupported, require_stages
+from schedopt.solvers.periodic import (
+    Answer,
+    OrderModel,
+    make_pattern,
+    most_in_flight,
+    stage_rooms,
+    steps,
+)
+from schedopt.solving.cp_sat import solve_model
+from schedopt.solving.run import Run
+from schedopt.stage import Stage
+
+STRETCHES: Final = (Fraction(1), Fraction(11, 10), Fraction(5, 4), Fraction(3, 2), Fraction(2))
+"""Steady periods at which allocations are looked for, over the least."""
+MOST_CHOICES: Final = 20_000
+"""Pairs of operations that the search of the order takes on."""
+PROOF: Final = "CP-SAT over all orders of the step"
+WAY: Final = "the way to a GPU or link, all its work, and the way back"
+
+
+def solve(problem: Problem, run: Run) -> None:
+    """Report the shortest step found, and its proof for an allocation that is given.
+
+    Raises
+    ------
+    InputError
+        If no step is asked for, or more than whole operations.
+    """
+    count = problem.scope.microbatches
+    if count is None:
+        raise InputError(
+            "step needs a number of micro-batches",
+            field="scope.microbatches",
+            way_out="Give one (--microbatches), or use another solver",
+        )
+    steady = replace(problem, scope=replace(problem.scope, microbatches=None, period_ns=None))
+    refuse_unsupported(steady, "step")
+    if problem.scope.memory != "sum":
+        raise InputError(
+            "step counts memory as sum", field="scope.memory", way_out="Use the reading sum"
+        )
+    if problem.scope.allocation == "fixed":
+        require_stages(problem, "step")
+    for stages in _allocations(steady, run):
+        if run.stopped():
+            return
+        _run_once(problem, steady, stages, run)
+    best = run.best()
+    stages = problem.stages or (() if best is None else best.stages)
+    if stages:
+        _OrderSearch(problem, stages, count).run(run)
+
+
+def _allocations(problem: Problem, run: Run) -> Iterator[tuple[Stage, ...]]:
+    """Yield allocations worth a try, each once."""
+    if problem.scope.allocation == "fixed":
+        yield problem.stages
+        return
+    seen: set[tuple[Stage, ...]] = set()
+    for stages in _contiguous_allocations(problem, run):
+        if tuple(stages) not in seen:
+            seen.add(tuple(stages))
+            yield tuple(stages)
+
+
+def _contiguous_allocations(problem: Problem, run: Run) -> Iterator[Sequence[Stage]]:
+    layers, gpus = len(problem.chain.layers), problem.platform.gpus
+    yield [Stage(layers=(0, layers - 1), gpus=(0,))]
+    if not problem.chain.same_gpu:
+        yield even_split(layers, len(gpus))
+        if problem.platform.uniform:
+            yield next_fit(problem)
+    yield from contiguous_stages(problem, STRETCHES, run)
+
+
+def _run_once(problem: Problem, steady: Problem, stages: Sequence[Stage], run: Run) -> None:
+    """Report the step of an allocation under 1F1B*, if it fits into the memory at all."""
+    used = [stage.gpus[0] for stage in stages]
+    if len(set(used)) < len(used):
+        return
+    chain = StageChain(steady, stages)
+    longest = chain.longest_period()
+    if chain.fits(longest):
+        plan = chain.plan(chain.shorten(longest, run))
+        assert problem.scope.microbatches is not None
+        _report(make_step(simulate(plan, problem.scope.microbatches), problem), run)
+
+
+def _report(plan: Plan, run: Run) -> None:
+    asked = plan.scope.period_ns
+    if asked is None or plan.pattern.period_total_ns <= asked * plan.pattern.k:
+        run.report(plan)
+
+
+def make_step(simulation: Simulation, problem: Problem) -> Plan:
+    """Return a simulated step as a plan: a pattern of all its micro-batches, without crossings."""
+    count = simulation.microbatches
+    # What takes no time may stand at the very end, which belongs to the next period.
+    latest = max(event.start_ns for event in simulation.events)
+    period = max(simulation.makespan_ns, latest + 1)
+    operations: list[Operation] = []
+    transfers: list[Transfer] = []
+    for event in simulation.events:
+        placed = replace(event.item, shift=event.first, start_ns=event.start_ns)
+        if isinstance(placed, Operation):
+            operations.append(placed)
+        else:
+            transfers.append(placed)
+    return Plan(
+        chain=problem.chain,
+        platform=problem.platform,
+        rule=problem.rule,
+        scope=problem.scope,
+        stages=simulation.plan.stages,
+        pattern=Pattern(
+            k=count,
+            period_total_ns=period,
+            operations=tuple(operations),
+            transfers=tuple(transfers),
+        ),
+    )
+
+
+class _OrderSearch:
+    """The shortest step of one allocation."""
+
+    def __init__(self, problem: Problem, stages: Sequence[Stage], count: int) -> None:
+        scope = replace(problem.scope, allocation="fixed")
+        self.asked = problem
+        self.problem = replace(problem, scope=scope, stages=tuple(stages))
+        self.count = count
+        self.way = list(steps(self.problem))
+        self.rooms = list(stage_rooms(self.problem))
+        caps = most_in_flight(self.problem, self.rooms, len(self.way))
+        self.caps = None if caps is None else [min(cap, count) for cap in caps]
+
+    def run(self, run: Run) -> None:
+        """Look for shorter and shorter steps, until there is none."""
+        proven = self.problem.scope == self.asked.scope
+        if self.caps is None:
+            return
+        low, scope = self.least(), Scope(allocation="fixed", microbatches=self.count)
+        scope = replace(scope, max_k=self.asked.scope.max_k, gpu_order="any")
+        if proven:
+            run.report_bound(
+                Fraction(low, self.count), scope, "the way there, the work, the way back"
+            )
+        best = run.best()
+        if best is None or self.count * sum(self.caps) ** 2 > MOST_CHOICES:
+            return
+        high = best.pattern.period_total_ns
+        just_below = False
+        period = high - 1
+        while low <= period and not run.stopped():
+            found = self.decide(period, run)
+            if found is None:
+                return
+            if found.starts:
+                high = found.period_ns
+                plan = self.plan(found)
+                _report(plan, run)
+            else:
+                low = period + 1
+                if proven:
+                    run.report_bound(Fraction(low, self.count), scope, PROOF)
+            period = (low + high) // 2 if just_below and low < high - 1 else high - 1
+            just_below = not just_below
+
+    def least(self) -> int:
+        """Return a makespan that no order beats: to a resource, all work on it, and back."""
+        best, before = 1, 0
+        whole = sum(step.length_ns for step in self.way)
+        for resource in {step.resource for step in self.way}:
+            own = [number for number, step in enumerate(self.way) if step.resource == resource]
+            before = sum(step.length_ns for step in self.way[: own[0]])
+            after = sum(step.length_ns for step in self.way[own[-1] + 1 :])
+            work = self.count * sum(self.way[number].length_ns for number in own)
+            best = max(best, before + work + after)
+        return max(best, whole)
+
+    def decide(self, period: int, run: Run) -> Answer | None:
+        """Return a step up to a length, one without starts if there is none, None if unknown."""
+        from ortools.sat.python import cp_model
+
+        assert self.caps is not None
+        model = OrderModel(
+            self.problem, self.way, self.rooms, self.caps, self.count, period, flush=True
+        )
+        status, solver = solve_model(model.model, run)
+        if status == cp_model.INFEASIBLE:
+            return Answer(self.count, period, ())
+        if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+            return None
+        return model.shortest(solver)
+
+    def plan(self, answer: Answer) -> Plan:
+        """Return the plan of an answer."""
+        return Plan(
+            chain=self.asked.chain,
+            platform=self.asked.platform,
+            rule=self.asked.rule,
+            scope=self.asked.scope,
+            stages=self.problem.stages,
+            pattern=make_pattern(self.way, answer),
+        )

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from schedopt import Chain, InputError, Layer, Platform, Scope, Stage, check, solve
+from schedopt.simulation import simulate
+from schedopt.solvers.periodic import stage_rooms, steps
+from tests.solvers.patterns import least_period
+from tests.solvers.test_periodic import allocations, problem_of
+from tests.strategies import chains, platforms
+
+LONGEST = 14
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data(), chains(longest=3), platforms(most=3), st.integers(1, 2))
+def test_equal_to_trying_every_start(
+    data: st.DataObject, chain: Chain, platform: Platform, count: int
+) -> None:
+    stages = data.draw(allocations(chain, platform, most=3 if count == 1 else 2))
+    total = sum(step.length_ns for step in steps(problem_of(chain, platform, stages)))
+    assume(0 < count * total <= LONGEST)
+    used = [stage.gpus[0] for stage in stages]
+    assume(len(set(used)) == len(used))
+    scope = Scope(allocation="fixed", microbatches=count, max_k=None)
+    result = solve(chain, platform, stages=stages, scope=scope)
+    assert check(result) == ()
+    least = least_period(chain, platform, stages, count, LONGEST, flush=True)
+    if least is None:
+        assert result.plan is None
+        return
+    assert result.period == Fraction(least, count)
+    assert result.lower_bound is not None
+    assert result.lower_bound <= result.period
+    if all(room.each_bytes for room in stage_rooms(result.problem)):
+        assert result.status == "optimal"
+
+
+@settings(max_examples=100, deadline=None)
+@given(chains(), platforms(), st.integers(1, 6))
+def test_never_longer_than_the_best_steady_plan_run_for_a_step(
+    chain: Chain, platform: Platform, count: int
+) -> None:
+    steady = solve(chain, platform)
+    result = solve(chain, platform, scope=Scope(microbatches=count, max_k=None))
+    assert check(result) == ()
+    assert (result.plan is None) == (steady.plan is None)
+    if result.plan is not None and steady.plan is not None:
+        assert result.period is not None
+        assert result.period * count <= max(1, simulate(steady.plan, count).makespan_ns) + 1
+        assert result.lower_bound is None or result.lower_bound <= result.period
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 4])
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_equal_stages_take_the_textbook_time(gpus: int, count: int) -> None:
+    """F = 1, B = 2, ample memory: 3 (m + P - 1)."""
+    layer = Layer(forward_ns=1, backward_ns=2, weight_bytes=0, activation_bytes=1)
+    stages = [Stage(layers=(i, i), gpus=(i,)) for i in range(gpus)]
+    result = solve(
+        Chain(layers=(layer,) * gpus),
+        Platform(gpus, 99),
+        stages=stages,
+        scope=Scope(allocation="fixed", microbatches=count, max_k=None),
+    )
+    assert result.status == "optimal"
+    assert result.period == Fraction(3 * (count + gpus - 1), count)
+
+
+def test_for_one_micro_batch_one_gpu_is_best() -> None:
+    layer = Layer(forward_ns=1, backward_ns=2, weight_bytes=0, activation_bytes=1)
+    result = solve(
+        Chain(layers=(layer,) * 4),
+        Platform(4, 99, bandwidth=10**9),
+        scope=Scope(microbatches=1, max_k=None),
+    )
+    assert result.plan is not None
+    assert len(result.plan.stages) == 1
+    assert result.period == 12
+
+
+def test_without_micro_batches_it_says_what_it_needs() -> None:
+    layer = Layer(forward_ns=1, backward_ns=2, weight_bytes=0, activation_bytes=1)
+    with pytest.raises(InputError, match="needs a number of micro-batches"):
+        solve(Chain(layers=(layer,)), Platform(1, 9), solver="step")
