@@ -7,7 +7,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 .PHONY: demo test clean
 
 demo: $(VENV)/installed
-	$(BIN)/schedopt solve --chain instances/gpt2-small.json --gpus 4 --mem 1.5G --bandwidth 12GB/s -o plan.json
+	$(BIN)/schedopt solve --chain instances/gpt2-small.json --gpus 4 --mem 2G --bandwidth 12GB/s -o plan.json
 	$(BIN)/schedopt check plan.json
 	$(BIN)/schedopt show plan.json
 

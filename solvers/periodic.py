@@ -126,6 +126,7 @@ class _Search:
         self.caps = most_in_flight(problem, self.rooms, len(self.way))
         self.load = longest_work(self.way)
         self.longest = problem.scope.max_k or LONGEST
+        self.asked = problem.scope.period_ns
         self.bounds: dict[int, Fraction] = {}
 
     def scan(self, run: Run) -> Iterator[Answer]:
@@ -139,9 +140,12 @@ class _Search:
             if best is not None:
                 # What is not better than the best is of no use.
                 high = min(high, -(-best.numerator * k // best.denominator))
+            if self.asked is not None:
+                high = min(high, k * self.asked)
             # An order that was found is often the best: so every other question is whether a
             # period 1 ns shorter is possible, which proves it if not.
-            period, just_below = (high if known is None and best is None else high - 1), False
+            first = known is None and best is None
+            period, just_below = (high if first else high - 1), False
             while low <= period and not run.stopped():
                 found = self._decide(k, period, known, run)
                 if found is None:
@@ -178,12 +182,30 @@ class _Search:
         """Report what holds for every k that was looked at."""
         scope = Scope(allocation="fixed", max_k=None, gpu_order="any")
         run.report_bound(self.load, scope, "a GPU or link works so long for each micro-batch")
-        if all(room.each_bytes for room in self.rooms):
-            for last in range(1, self.longest + 1):
-                if last not in self.bounds:
-                    break
-                value = min(self.bounds[k] for k in range(1, last + 1))
-                run.report_bound(value, replace(scope, max_k=last), PROOF)
+        if not self._caps_are_those_of_memory():
+            return
+        for last in range(1, self.longest + 1):
+            if last not in self.bounds:
+                break
+            value = min(self.bounds[k] for k in range(1, last + 1))
+            proven = replace(scope, max_k=last)
+            if self.asked is None or value <= self.asked:
+                run.report_bound(value, proven, PROOF)
+            elif run.best() is None:
+                run.report_infeasible(
+                    Infeasibility(
+                        scope=replace(proven, period_ns=self.asked),
+                        proof=f"{PROOF}; the least period is above {self.asked} ns",
+                        wider="a longer period, a longer pattern, or another allocation",
+                    )
+                )
+
+    def _caps_are_those_of_memory(self) -> bool:
+        """Whether no more micro-batches in flight than were looked at could fit."""
+        return all(
+            cap < len(self.way) and room.each_bytes
+            for cap, room in zip(self.caps or (), self.rooms, strict=True)
+        )
 
     def explain(self) -> Infeasibility:
         """Say which GPU cannot hold its stages even with one micro-batch in flight."""
@@ -299,7 +321,7 @@ def longest_work(way: Sequence[Step]) -> int:
 def most_in_flight(problem: Problem, rooms: Sequence[StageRoom], items: int) -> list[int] | None:
     """Return for each stage how many micro-batches may be in flight; None if not even one.
 
-    A stage that keeps nothing is given as many as there are steps: then nothing is claimed.
+    More than there are steps are not looked at; where more would fit, nothing is claimed.
     """
     caps = []
     for room in rooms:

@@ -156,7 +156,12 @@ class _OrderSearch:
         self.way = list(steps(self.problem))
         self.rooms = list(stage_rooms(self.problem))
         caps = most_in_flight(self.problem, self.rooms, len(self.way))
+        # A step has no more in flight than its micro-batches.
         self.caps = None if caps is None else [min(cap, count) for cap in caps]
+        self.exact = caps is not None and all(
+            cap >= count or (cap < len(self.way) and room.each_bytes)
+            for cap, room in zip(caps, self.rooms, strict=True)
+        )
 
     def run(self, run: Run) -> None:
         """Look for shorter and shorter steps, until there is none."""
@@ -185,7 +190,7 @@ class _OrderSearch:
                 _report(plan, run)
             else:
                 low = period + 1
-                if proven:
+                if proven and self.exact:
                     run.report_bound(Fraction(low, self.count), scope, PROOF)
             period = (low + high) // 2 if just_below and low < high - 1 else high - 1
             just_below = not just_below

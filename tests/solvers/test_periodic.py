@@ -22,7 +22,9 @@ from schedopt.solvers.periodic import (
 from tests.solvers.patterns import least_period
 from tests.strategies import chains, platforms
 
-LONGEST = 14
+LONGEST = 12
+MOST_STEPS = 8
+"""More take too long to try every start."""
 
 
 @st.composite
@@ -52,8 +54,9 @@ def test_equal_to_trying_every_start(
     data: st.DataObject, chain: Chain, platform: Platform, k: int
 ) -> None:
     stages = data.draw(allocations(chain, platform, most=3 if k == 1 else 2))
-    total = sum(step.length_ns for step in steps(problem_of(chain, platform, stages)))
-    assume(k * total <= LONGEST)
+    way = list(steps(problem_of(chain, platform, stages)))
+    total = sum(step.length_ns for step in way)
+    assume(k * total <= LONGEST and k * len(way) <= MOST_STEPS)
     result = solve(chain, platform, stages=stages, scope=fixed(k), solver="periodic")
     assert check(result) == ()
     least = [
@@ -67,8 +70,7 @@ def test_equal_to_trying_every_start(
     assert result.period == min(least)
     if result.lower_bound is not None:
         assert result.lower_bound <= min(least)
-    free = any(room.each_bytes == 0 for room in stage_rooms(result.problem))
-    if not free:
+    if all_caps_are_those_of_memory(result.problem):
         assert result.status == "optimal"
 
 
@@ -146,6 +148,28 @@ def test_the_least_time_of_a_cycle() -> None:
     assert least_cycle_time(2, [(0, 1, 0, 5), (1, 0, 1, 2)], 1)[0] == 7
     assert least_cycle_time(2, [(0, 1, 0, 5), (1, 0, 2, 2)], 1)[0] == 4
     assert least_cycle_time(2, [(0, 1, 0, 5)], 3) == (3, [0, 5])
+
+
+def all_caps_are_those_of_memory(problem: Problem) -> bool:
+    rooms, count = list(stage_rooms(problem)), len(list(steps(problem)))
+    caps = most_in_flight(problem, rooms, count)
+    assert caps is not None
+    return all(cap < count and room.each_bytes for cap, room in zip(caps, rooms, strict=True))
+
+
+@settings(max_examples=100, deadline=None)
+@given(chains(longest=4), platforms(most=3), st.integers(1, 20), st.integers(1, 2))
+def test_a_decision_is_yes_exactly_from_the_least_period_on(
+    chain: Chain, platform: Platform, period: int, k: int
+) -> None:
+    count = min(len(chain.layers), len(platform.gpus))
+    edges = [len(chain.layers) * i // count for i in range(count + 1)]
+    stages = [Stage(layers=(edges[i], edges[i + 1] - 1), gpus=(i,)) for i in range(count)]
+    best = solve(chain, platform, stages=stages, scope=fixed(k), solver="periodic").period
+    scope = replace(fixed(k), period_ns=period)
+    decided = solve(chain, platform, stages=stages, scope=scope, solver="periodic")
+    assert check(decided) == ()
+    assert (decided.plan is not None) == (best is not None and best <= period)
 
 
 def fixed(max_k: int) -> Scope:
