@@ -216,6 +216,15 @@ ODD = {
 MASK = torch.tensor([1.0, 0.0, 1.0, 1.0], dtype=DOUBLE)
 
 
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Sum in one order: with more threads a sum may be cut elsewhere, which moves its last bit."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def segments_of(model: Model, *without: str) -> list[Segment]:
     module = trace(model)
     return make_segments(module, [cut for cut in find_cuts(module) if cut not in without])
