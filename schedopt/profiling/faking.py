@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+from torch.utils.flop_counter import flop_registry
 
 # The kernels of the CPU, which torch's own count leaves out.
 _ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -79,11 +79,19 @@ def _count_flops(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], resul
     if name in flop_registry:
         return int(flop_registry[name](*args, **kwargs, out_val=result))
     if name is _ATTENTION:
-        return int(sdpa_flop_count(*(one.shape for one in args[:3])))  # type: ignore[no-untyped-call]
+        query, key, value = (one.shape for one in args[:3])
+        return _pairs(query, key) * int(query[-1] + value[-1])
     if name is _ATTENTION_BACKWARD:
-        shapes = [one.shape for one in args[:4]]
-        return int(sdpa_backward_flop_count(*shapes))  # type: ignore[no-untyped-call]
+        _, query, key, value = (one.shape for one in args[:4])
+        # The scores again, and the gradients of query and key; those of scores and value.
+        return _pairs(query, key) * int(3 * query[-1] + 2 * value[-1])
     return 0
+
+
+def _pairs(query: torch.Size, key: torch.Size) -> int:
+    """Return twice the pairs of a query and a key over all samples and heads of the query."""
+    samples, heads, length, _ = query
+    return 2 * samples * heads * length * key[-2]
 
 
 @contextmanager
