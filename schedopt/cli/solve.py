@@ -140,6 +140,12 @@ def solve_chain(
             field="--allocation",
             way_out="Leave one of them out",
         )
+    if microbatches is not None and max_k != 1:
+        raise InputError(
+            "given beside --microbatches, which makes one pattern of the whole step",
+            field="--max-k",
+            way_out="Leave one of them out",
+        )
     if time_limit is not None and not time_limit > 0:
         raise InputError(
             f"{time_limit:g} is no time to solve in",

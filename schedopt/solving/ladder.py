@@ -144,10 +144,8 @@ def _note(run: Run) -> str:
         return "proven infeasible"
     if own is not None and own == run.bound():
         return "proven optimal"
-    if own is None:
-        said = "no plan"
-        if best is None and run.proofs:
-            said = f"no plan: {run.proofs[-1].proof}"
+    if best is None:
+        said = f"no plan: {run.proofs[-1].proof}" if run.proofs else "no plan"
     else:
         said = "not proven optimal" if own == best else "no better plan"
     return f"stopped early: {said}" if run.stopped() else said
