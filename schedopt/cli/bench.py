@@ -149,6 +149,44 @@ def bench_speed(
     typer.echo(f"Figures written to {output}")
 
 
+@bench_app.command("periodic", epilog=EXIT_CODES)
+def bench_periodic(
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Where to write the figures.", metavar="FILE")
+    ] = Path("results/periodic.json"),
+    seeds: Annotated[int, typer.Option(help="Random chains of each size.", metavar="N")] = 20,
+    workers: Annotated[int, typer.Option(help="Threads of the solver.", metavar="N")] = 2,
+    time_limit: Annotated[float, typer.Option(help="Seconds for each run.", metavar="S")] = 60.0,
+) -> None:
+    """Measure how long exact k-periodic patterns take to be proven.
+
+    Theorem 4, uniform stages with little room, and the best contiguous allocations of random
+    chains.
+
+    Example: schedopt bench periodic -o results/periodic.json
+    """
+    from schedopt.bench.periodic import measure_periodic
+    from schedopt.formats import check_writable, to_text, write_whole
+
+    for name, value in (("--seeds", seeds), ("--workers", workers)):
+        if value < 1:
+            raise InputError(f"{value} is too few", field=name, way_out="Give 1 or more")
+    check_writable(output)
+    document = measure_periodic(seeds, workers, time_limit)
+    write_whole(output, to_text(document))
+    for family in ("theorem_4", "uniform"):
+        rows = document[family]
+        proven = sum(row["status"] == "optimal" for row in rows)
+        longest = max(row["seconds"] for row in rows)
+        typer.echo(f"{family}: {proven} of {len(rows)} proven, longest {longest} s")
+    for row in document["random"]:
+        typer.echo(
+            f"random, {row['gpus']} GPUs, k up to {row['max_k']}: {row['proven']} of "
+            f"{row['seeds']} proven, median {row['median_s']} s, longest {row['longest_s']} s"
+        )
+    typer.echo(f"Figures written to {output}")
+
+
 def _print(records: list[Record]) -> None:
     from schedopt.bench.summary import standings
     from schedopt.cli.tables import make_console, make_table

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -56,3 +57,14 @@ def test_bad_usage_is_one_clear_error(arguments: list[str], message: str, tmp_pa
     assert message in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_bench_periodic_writes_its_figures(tmp_path: Path) -> None:
+    done = run("bench", "periodic", "--seeds", "1", "-o", tmp_path / "periodic.json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "theorem_4: 7 of 7 proven" in done.stdout
+    document = json.loads((tmp_path / "periodic.json").read_text())
+    # 2 (1 + 1 / k) ms, and max(3, 3 P / N) ms.
+    assert document["theorem_4"][2]["period_exact"] == [8_000_000, 3]
+    assert document["uniform"][1]["period_exact"] == [6_000_000, 1]
+    assert run("bench", "periodic", "--seeds", "0").returncode == 2
