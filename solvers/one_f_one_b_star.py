@@ -16,6 +16,7 @@ from schedopt.errors import InputError
 from schedopt.plan import Operation, Plan, Transfer, count_from_first_backward, place_in_period
 from schedopt.problem import Problem, Scope
 from schedopt.result import Infeasibility
+from schedopt.solving.orders import require_stages
 from schedopt.solving.run import Run
 from schedopt.stage import Stage
 
@@ -89,10 +90,12 @@ def solve(problem: Problem, run: Run) -> None:
 
 
 def refuse_unsupported(problem: Problem, solver: str) -> None:
-    """Raise `InputError` for what a solver of whole 1-periodic operations does not do."""
+    """Raise `InputError` for what a solver of 1-periodic operations does not do.
+
+    A plan whose backwards are whole is one of those that a split backward allows.
+    """
     asked = [
         (not problem.rule.is_given, "a rule with updates"),
-        (problem.scope.split_backward, "a split backward"),
         (problem.scope.recompute, "recompute"),
         (problem.scope.microbatches is not None, "a finite step"),
         (any(stage.recompute for stage in problem.stages), "stages that recompute"),
@@ -290,37 +293,6 @@ def report_stages(problem: Problem, stages: Sequence[Stage], run: Run) -> None:
     longest = chain.longest_period() if limit is None else min(limit, chain.longest_period())
     if chain.fits(longest):
         run.report(chain.plan(chain.shorten(longest, run)))
-
-
-def require_stages(problem: Problem, solver: str) -> None:
-    """Raise `InputError` unless every layer lies in one of the stages, each on one GPU."""
-    if problem.scope.allocation != "fixed":
-        raise InputError(
-            f"{solver} needs an allocation",
-            field="solver",
-            way_out="Fix the stages of a plan (--fix), or use contiguous",
-        )
-    count = len(problem.platform.gpus)
-    for stage in problem.stages:
-        if len(stage.gpus) > 1:
-            raise InputError(
-                f"{solver} needs one GPU for each stage",
-                field="stages",
-                way_out="Give stages without replicas",
-            )
-        if not 0 <= stage.gpus[0] < count:
-            raise InputError(
-                f"there is no GPU {stage.gpus[0]}, but {count} from 0 to {count - 1}",
-                field="stages",
-                way_out="Give more GPUs, or stages for these",
-            )
-    layers = [layer for stage in problem.stages for layer in range(stage.first, stage.last + 1)]
-    if layers != list(range(len(problem.chain.layers))):
-        raise InputError(
-            f"the stages do not hold each of {len(problem.chain.layers)} layers once and in order",
-            field="stages",
-            way_out="Start each stage behind the last layer of the one before",
-        )
 
 
 def _require_contiguous(problem: Problem) -> None:

@@ -21,21 +21,16 @@ from schedopt.simulation import Simulation, simulate
 from schedopt.solvers.contiguous import contiguous_stages
 from schedopt.solvers.even_split import even_split
 from schedopt.solvers.next_fit import next_fit
-from schedopt.solvers.one_f_one_b_star import StageChain, refuse_unsupported, require_stages
-from schedopt.solvers.periodic import (
-    Answer,
-    OrderModel,
-    make_pattern,
-    most_in_flight,
-    stage_rooms,
-    steps,
-)
-from schedopt.solving.cp_sat import solve_model
+from schedopt.solvers.one_f_one_b_star import StageChain, refuse_unsupported
+from schedopt.solvers.periodic import decide
+from schedopt.solving.orders import Answer, Course, OrderModel, require_stages
 from schedopt.solving.run import Run
 from schedopt.stage import Stage
 
 STRETCHES: Final = (Fraction(1), Fraction(11, 10), Fraction(5, 4), Fraction(3, 2), Fraction(2))
 """Steady periods at which allocations are looked for, over the least."""
+MOST_TRIED: Final = 4
+"""Allocations whose whole step is made, the most promising first."""
 MOST_CHOICES: Final = 20_000
 """Pairs of operations that the search of the order takes on."""
 PROOF: Final = "CP-SAT over all orders of the step"
@@ -65,14 +60,31 @@ def solve(problem: Problem, run: Run) -> None:
         )
     if problem.scope.allocation == "fixed":
         require_stages(problem, "step")
-    for stages in _allocations(steady, run):
-        if run.stopped():
+    found = [plan for stages in _allocations(steady, run) if (plan := _steady(steady, stages, run))]
+    for plan in sorted(found, key=lambda plan: _guess(plan, count))[:MOST_TRIED]:
+        if run.stopped() and run.best() is not None:
             return
-        _run_once(problem, steady, stages, run)
+        _report(make_step(simulate(plan, count), problem), run)
     best = run.best()
     stages = problem.stages or (() if best is None else best.stages)
     if stages:
         _OrderSearch(problem, stages, count).run(run)
+
+
+def _steady(problem: Problem, stages: Sequence[Stage], run: Run) -> Plan | None:
+    """Return the plan of an allocation under 1F1B*, if it fits into the memory at all."""
+    used = [stage.gpus[0] for stage in stages]
+    if len(set(used)) < len(used):
+        return None
+    chain = StageChain(problem, stages)
+    longest = chain.longest_period()
+    return chain.plan(chain.shorten(longest, run)) if chain.fits(longest) else None
+
+
+def _guess(plan: Plan, count: int) -> int:
+    """Return about how long a step takes: a short one, and the period for each micro-batch more."""
+    few = min(count, 8 * len(plan.stages))
+    return simulate(plan, few).makespan_ns + (count - few) * plan.pattern.period_total_ns
 
 
 def _allocations(problem: Problem, run: Run) -> Iterator[tuple[Stage, ...]]:
@@ -95,19 +107,6 @@ def _contiguous_allocations(problem: Problem, run: Run) -> Iterator[Sequence[Sta
         if problem.platform.uniform:
             yield next_fit(problem)
     yield from contiguous_stages(problem, STRETCHES, run)
-
-
-def _run_once(problem: Problem, steady: Problem, stages: Sequence[Stage], run: Run) -> None:
-    """Report the step of an allocation under 1F1B*, if it fits into the memory at all."""
-    used = [stage.gpus[0] for stage in stages]
-    if len(set(used)) < len(used):
-        return
-    chain = StageChain(steady, stages)
-    longest = chain.longest_period()
-    if chain.fits(longest):
-        plan = chain.plan(chain.shorten(longest, run))
-        assert problem.scope.microbatches is not None
-        _report(make_step(simulate(plan, problem.scope.microbatches), problem), run)
 
 
 def _report(plan: Plan, run: Run) -> None:
@@ -153,74 +152,56 @@ class _OrderSearch:
         self.asked = problem
         self.problem = replace(problem, scope=scope, stages=tuple(stages))
         self.count = count
-        self.way = list(steps(self.problem))
-        self.rooms = list(stage_rooms(self.problem))
-        caps = most_in_flight(self.problem, self.rooms, len(self.way))
-        # A step has no more in flight than its micro-batches.
-        self.caps = None if caps is None else [min(cap, count) for cap in caps]
-        self.exact = caps is not None and all(
-            cap >= count or (cap < len(self.way) and room.each_bytes)
-            for cap, room in zip(caps, self.rooms, strict=True)
+        self.course = Course(self.problem)
+        self.proven = Scope(
+            allocation="fixed",
+            microbatches=count,
+            max_k=None,
+            gpu_order="any",
+            split_backward=problem.scope.split_backward,
         )
 
     def run(self, run: Run) -> None:
         """Look for shorter and shorter steps, until there is none."""
-        proven = self.problem.scope == self.asked.scope
-        if self.caps is None:
+        if self.course.lacking()[1] > 0:
             return
-        low, scope = self.least(), Scope(allocation="fixed", microbatches=self.count)
-        scope = replace(scope, max_k=self.asked.scope.max_k, gpu_order="any")
-        if proven:
-            run.report_bound(
-                Fraction(low, self.count), scope, "the way there, the work, the way back"
-            )
+        given = self.asked.scope.allocation == "fixed"
+        low = self.least()
+        if given:
+            run.report_bound(Fraction(low, self.count), self.proven, WAY)
         best = run.best()
-        if best is None or self.count * sum(self.caps) ** 2 > MOST_CHOICES:
+        caps = sum(one.most(self.count, flush=True) for one in self.course.kept)
+        if best is None or self.count * caps**2 > MOST_CHOICES:
             return
         high = best.pattern.period_total_ns
-        just_below = False
-        period = high - 1
+        period, just_below = high - 1, False
         while low <= period and not run.stopped():
-            found = self.decide(period, run)
+            found = decide(OrderModel(self.course, self.count, period, flush=True), None, run)
             if found is None:
                 return
             if found.starts:
                 high = found.period_ns
-                plan = self.plan(found)
-                _report(plan, run)
+                _report(self.plan(found), run)
             else:
                 low = period + 1
-                if proven and self.exact:
-                    run.report_bound(Fraction(low, self.count), scope, PROOF)
+                if given:
+                    run.report_bound(Fraction(low, self.count), self.proven, PROOF)
             period = (low + high) // 2 if just_below and low < high - 1 else high - 1
             just_below = not just_below
 
     def least(self) -> int:
         """Return a makespan that no order beats: to a resource, all work on it, and back."""
-        best, before = 1, 0
-        whole = sum(step.length_ns for step in self.way)
-        for resource in {step.resource for step in self.way}:
-            own = [number for number, step in enumerate(self.way) if step.resource == resource]
-            before = sum(step.length_ns for step in self.way[: own[0]])
-            after = sum(step.length_ns for step in self.way[own[-1] + 1 :])
-            work = self.count * sum(self.way[number].length_ns for number in own)
+        best = max(1, self.count * self.course.load_ns)
+        if self.problem.scope.split_backward:
+            return best
+        way = self.course.way
+        for resource in {step.resource for step in way}:
+            own = [number for number, step in enumerate(way) if step.resource == resource]
+            before = sum(step.length_ns for step in way[: own[0]])
+            after = sum(step.length_ns for step in way[own[-1] + 1 :])
+            work = self.count * sum(way[number].length_ns for number in own)
             best = max(best, before + work + after)
-        return max(best, whole)
-
-    def decide(self, period: int, run: Run) -> Answer | None:
-        """Return a step up to a length, one without starts if there is none, None if unknown."""
-        from ortools.sat.python import cp_model
-
-        assert self.caps is not None
-        model = OrderModel(
-            self.problem, self.way, self.rooms, self.caps, self.count, period, flush=True
-        )
-        status, solver = solve_model(model.model, run)
-        if status == cp_model.INFEASIBLE:
-            return Answer(self.count, period, ())
-        if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-            return None
-        return model.shortest(solver)
+        return max(best, self.course.whole_ns)
 
     def plan(self, answer: Answer) -> Plan:
         """Return the plan of an answer."""
@@ -230,5 +211,5 @@ class _OrderSearch:
             rule=self.asked.rule,
             scope=self.asked.scope,
             stages=self.problem.stages,
-            pattern=make_pattern(self.way, answer),
+            pattern=self.course.pattern(answer),
         )

@@ -16,12 +16,13 @@ def naming_options(names: Mapping[str, str] = MappingProxyType({})) -> Iterator[
     Parameters
     ----------
     names : mapping of str to str
-        Parameters whose option has another name.
+        Parameters whose option has another name; one in capitals is an argument.
     """
     try:
         yield
     except InputError as error:
-        if error.source:
+        if error.source or not error.field:
             raise
         name = names.get(error.field, error.field).replace("_", "-")
-        raise InputError(error.rule, field=f"--{name}", way_out=error.way_out) from None
+        field = name if name.isupper() else f"--{name}"
+        raise InputError(error.rule, field=field, way_out=error.way_out) from None

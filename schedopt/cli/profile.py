@@ -22,9 +22,10 @@ def profile_model(
     model: Annotated[
         str,
         typer.Argument(
-            help="hf:NAME, such as hf:gpt2 or hf:llama:layers=8,width=1024, built from a config "
-            "with random weights; or package.module:factory, a function without arguments that "
-            "returns (module, inputs), and optionally a loss and an optimizer.",
+            help="hf:NAME, such as hf:resnet50, or with options as in hf:gpt2:tied=no,layers=6, "
+            "built from a config with random weights; or package.module:factory, a function "
+            "without arguments that returns (module, inputs), and optionally a loss and an "
+            "optimizer.",
             metavar="MODEL",
         ),
     ],
@@ -234,10 +235,12 @@ def _print_notes(chain: Chain) -> None:
             typer.echo(
                 f"Note: the times spread by {mean:.1%} on average. Measure on an idle machine."
             )
+    known = chain.recipe is not None and chain.recipe.factory.startswith("hf:")
+    how = " (tied=no)" if known else ""
     for group in chain.same_gpu:
         typer.echo(
             f"Note: layers {', '.join(map(str, group))} share weights and must lie on one GPU; a "
-            "contiguous plan keeps all between them there too. Untie them if you can (tied=no)."
+            f"contiguous plan keeps all between them there too. Untie them if you can{how}."
         )
     for name in ("halves", "apart"):
         if name in chain.provenance:

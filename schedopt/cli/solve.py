@@ -84,6 +84,13 @@ def solve_chain(
         int,
         typer.Option(help="The longest pattern, in micro-batches that it repeats.", metavar="K"),
     ] = 1,
+    split_backward: Annotated[
+        bool,
+        typer.Option(
+            "--split-backward",
+            help="Let the weight half of a backward run later; needs both halves in the chain.",
+        ),
+    ] = False,
     microbatches: Annotated[
         int | None,
         typer.Option(
@@ -181,6 +188,7 @@ def solve_chain(
             allocation="fixed" if fixed is not None else allocation or "contiguous",
             max_k=None if microbatches is not None else max_k,
             microbatches=microbatches,
+            split_backward=split_backward,
             period_ns=longest,
         )
     with _progress() as show:

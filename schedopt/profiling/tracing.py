@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import sys
+import traceback
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from functools import partial
+from io import StringIO
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from unittest import mock
 
@@ -20,9 +24,18 @@ if TYPE_CHECKING:
     from schedopt.profiling.factory import Loss, Model
 
 _AFTER: Final = "after"
-WAY_OUT: Final = (
+BREAK: Final = (
     "Remove control flow that depends on values of tensors, or list the parts in an nn.Sequential"
 )
+BREAKS: Final = (
+    "DataDependentOutputException",
+    "GuardOnDataDependentSymNode",
+    "Unsupported",
+    "UserError",
+)
+"""What torch raises where the way through a model depends on values."""
+_NOT_THE_MODEL: Final = ("site-packages", "schedopt", "<")
+FAILURE: Final = "Make one forward of the model with these inputs work first"
 
 
 class WithLoss(nn.Module):
@@ -97,16 +110,17 @@ def trace(model: Model) -> fx.GraphModule:
     """
     whole = WithLoss(model.module, model.loss)
     try:
-        with _as_in_a_run():
+        with _as_in_a_run(), _quietly():
             exported = torch.export.export(whole, model.args, model.kwargs, strict=False)
-    except InputError:
-        raise
+    except InputError as error:
+        raise InputError(error.rule, field="model", way_out=error.way_out) from error
     except Exception as error:
+        kind = type(error).__name__
         reason = str(error).strip().partition("\n")[0].rstrip(".")
         raise InputError(
-            f"it cannot be traced: {type(error).__name__}: {reason}"[:400],
+            f"it cannot be traced{_place(error)}: {kind}: {reason}"[:400],
             field="model",
-            way_out=WAY_OUT,
+            way_out=BREAK if kind in BREAKS else FAILURE,
         ) from error
     graph_module = exported.module()
     _clean(graph_module)
@@ -116,6 +130,25 @@ def trace(model: Model) -> fx.GraphModule:
     for node, name in zip(used, model.tensors, strict=True):
         node.meta["input"] = name
     return graph_module
+
+
+def _place(error: BaseException) -> str:
+    """Return the last line of the model's own code that ran, as far as it is known."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [one for one in frames if not any(part in one.filename for part in _NOT_THE_MODEL)]
+    return f" at {Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Keep torch from printing what the error says anyway."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+            yield
+    finally:
+        logging.disable(before)
 
 
 @contextmanager

@@ -36,8 +36,8 @@ def default_solvers(scope: Scope) -> tuple[str, ...]:
     if scope.microbatches is not None:
         return ("step",)
     names = DEFAULT[scope.allocation]
-    longer = () if scope.max_k == 1 or "periodic" in names else ("periodic",)
-    return (*names, *longer)
+    more = scope.max_k != 1 or scope.split_backward
+    return (*names, "periodic") if more and "periodic" not in names else names
 
 
 def solver_names() -> list[str]:
