@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from typing import Final
 
 from schedopt.errors import InputError
@@ -17,8 +18,8 @@ from schedopt.plan import Plan, count_from_first_backward
 from schedopt.problem import Problem, Scope
 from schedopt.result import Infeasibility
 from schedopt.solvers.one_f_one_b_star import refuse_unsupported
-from schedopt.solving.cp_sat import solve_model
 from schedopt.solving.orders import Answer, Course, OrderModel, require_stages
+from schedopt.solving.probing import decide, probe
 from schedopt.solving.run import Run
 
 PROOF: Final = "CP-SAT over all orders of k micro-batches"
@@ -89,26 +90,21 @@ class _Search:
                 high = min(high, -(-best.numerator * k // best.denominator))
             if self.asked is not None:
                 high = min(high, k * self.asked)
-            # An order that was found is often the best: so every other question is whether a
-            # period 1 ns shorter is possible, which proves it if not.
-            first = known is None and best is None
-            period, just_below = (high if first else high - 1), False
-            while low <= period and not run.stopped():
-                found = decide(OrderModel(self.course, k, period), known, run)
-                if found is None:
-                    break
-                if found.starts:
-                    answers[k] = known = found
-                    high = found.period_ns
+            ask = partial(self._ask, k, answers, run)
+            is_known = known is not None or best is not None
+            if known is not None:
+                answers[k] = known
+            for least, found in probe(low, high, ask, run, known=is_known):
+                if found is not None:
+                    answers[k] = found
                     yield found
-                else:
-                    low = period + 1
-                self.bounds[k] = Fraction(low, k)
-                period = (low + high) // 2 if just_below and low < high - 1 else high - 1
-                just_below = not just_below
+                self.bounds[k] = Fraction(least, k)
             self.bounds.setdefault(k, Fraction(self.load))
             if run.stopped() or run.period() == self.load:
                 return
+
+    def _ask(self, k: int, answers: Mapping[int, Answer], run: Run, period: int) -> Answer | None:
+        return decide(OrderModel(self.course, k, period), answers.get(k), run)
 
     def report_bound(self, run: Run) -> None:
         """Report what holds for every k that was looked at."""
@@ -155,20 +151,6 @@ class _Search:
                 pattern.operations, pattern.transfers, answer.k, answer.period_ns
             ),
         )
-
-
-def decide(model: OrderModel, known: Answer | None, run: Run) -> Answer | None:
-    """Return an answer up to a period, one without starts if there is none, None if unknown."""
-    from ortools.sat.python import cp_model
-
-    if known is not None:
-        model.hint(known)
-    status, solver = solve_model(model.model, run)
-    if status == cp_model.INFEASIBLE:
-        return Answer(model.k, model.period_ns, ())
-    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        return None
-    return model.shortest(solver)
 
 
 def _repeated(answers: Mapping[int, Answer], k: int) -> Answer | None:

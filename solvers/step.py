@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from typing import Final
 
 from schedopt.errors import InputError
@@ -22,8 +23,8 @@ from schedopt.solvers.contiguous import contiguous_stages
 from schedopt.solvers.even_split import even_split
 from schedopt.solvers.next_fit import next_fit
 from schedopt.solvers.one_f_one_b_star import StageChain, refuse_unsupported
-from schedopt.solvers.periodic import decide
 from schedopt.solving.orders import Answer, Course, OrderModel, require_stages
+from schedopt.solving.probing import decide, probe
 from schedopt.solving.run import Run
 from schedopt.stage import Stage
 
@@ -173,21 +174,16 @@ class _OrderSearch:
         caps = sum(one.most(self.count, flush=True) for one in self.course.kept)
         if best is None or self.count * caps**2 > MOST_CHOICES:
             return
-        high = best.pattern.period_total_ns
-        period, just_below = high - 1, False
-        while low <= period and not run.stopped():
-            found = decide(OrderModel(self.course, self.count, period, flush=True), None, run)
-            if found is None:
-                return
-            if found.starts:
-                high = found.period_ns
+        for least, found in probe(
+            low, best.pattern.period_total_ns, partial(self._ask, run), run, known=True
+        ):
+            if found is not None:
                 _report(self.plan(found), run)
-            else:
-                low = period + 1
-                if given:
-                    run.report_bound(Fraction(low, self.count), self.proven, PROOF)
-            period = (low + high) // 2 if just_below and low < high - 1 else high - 1
-            just_below = not just_below
+            elif given:
+                run.report_bound(Fraction(least, self.count), self.proven, PROOF)
+
+    def _ask(self, run: Run, period: int) -> Answer | None:
+        return decide(OrderModel(self.course, self.count, period, flush=True), None, run)
 
     def least(self) -> int:
         """Return a makespan that no order beats: to a resource, all work on it, and back."""

@@ -1,0 +1,63 @@
+"""Looking for the least period of an order model, question by question."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from schedopt.solving.cp_sat import solve_model
+from schedopt.solving.orders import Answer, OrderModel
+from schedopt.solving.run import Run
+
+
+def probe(
+    low: int, high: int, ask: Callable[[int], Answer | None], run: Run, *, known: bool
+) -> Iterator[tuple[int, Answer | None]]:
+    """Ask for shorter and shorter periods until none is left.
+
+    An order that was found is often the best: so every other question is whether a period 1 ns
+    shorter is possible, which proves it if not. The others halve what is left.
+
+    Parameters
+    ----------
+    low, high : int
+        Nothing is below; something is known at `high`, or looked for first.
+    ask : callable
+        Answers for a period as `decide` does.
+    run : Run
+    known : bool
+        Whether there is something at `high`.
+
+    Yields
+    ------
+    low : int
+        What is left to find is not below, ns.
+    found : Answer or None
+        What the last question found.
+    """
+    period, just_below = (high - 1 if known else high), False
+    while low <= period and not run.stopped():
+        found = ask(period)
+        if found is None:
+            return
+        if found.starts:
+            high = found.period_ns
+            yield low, found
+        else:
+            low = period + 1
+            yield low, None
+        period = (low + high) // 2 if just_below and low < high - 1 else high - 1
+        just_below = not just_below
+
+
+def decide(model: OrderModel, known: Answer | None, run: Run) -> Answer | None:
+    """Return an answer up to a period, one without starts if there is none, None if unknown."""
+    from ortools.sat.python import cp_model
+
+    if known is not None:
+        model.hint(known)
+    status, solver = solve_model(model.model, run)
+    if status == cp_model.INFEASIBLE:
+        return Answer(model.k, model.period_ns, ())
+    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        return None
+    return model.shortest(solver)
