@@ -16,7 +16,7 @@ from schedopt.errors import InputError
 from schedopt.plan import Operation, Plan, Transfer, count_from_first_backward, place_in_period
 from schedopt.problem import Problem, Scope
 from schedopt.result import Infeasibility
-from schedopt.solving.orders import require_stages
+from schedopt.solving.course import require_stages
 from schedopt.solving.run import Run
 from schedopt.stage import Stage
 

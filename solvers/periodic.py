@@ -18,7 +18,8 @@ from schedopt.plan import Plan, count_from_first_backward
 from schedopt.problem import Problem, Scope
 from schedopt.result import Infeasibility
 from schedopt.solvers.one_f_one_b_star import refuse_unsupported
-from schedopt.solving.orders import Answer, Course, OrderModel, require_stages
+from schedopt.solving.course import Answer, Course, require_stages
+from schedopt.solving.orders import OrderModel
 from schedopt.solving.probing import decide, probe
 from schedopt.solving.run import Run
 

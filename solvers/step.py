@@ -23,7 +23,8 @@ from schedopt.solvers.contiguous import contiguous_stages
 from schedopt.solvers.even_split import even_split
 from schedopt.solvers.next_fit import next_fit
 from schedopt.solvers.one_f_one_b_star import StageChain, refuse_unsupported
-from schedopt.solving.orders import Answer, Course, OrderModel, require_stages
+from schedopt.solving.course import Answer, Course, require_stages
+from schedopt.solving.orders import OrderModel
 from schedopt.solving.probing import decide, probe
 from schedopt.solving.run import Run
 from schedopt.stage import Stage

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from schedopt.solving.course import Answer
 from schedopt.solving.cp_sat import solve_model
-from schedopt.solving.orders import Answer, OrderModel
+from schedopt.solving.orders import OrderModel
 from schedopt.solving.run import Run
 
 

@@ -11,7 +11,8 @@ from schedopt import Chain, InputError, Layer, Plan, Platform, Scope, Stage, che
 from schedopt.account.timeline import Timeline
 from schedopt.families import theorem_4
 from schedopt.problem import Problem
-from schedopt.solving.orders import Answer, Course, OrderModel, least_cycle_time
+from schedopt.solving.course import Answer, Course
+from schedopt.solving.orders import OrderModel, least_cycle_time
 from tests.solvers.patterns import least_period
 from tests.strategies import chains, platforms
 

@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from schedopt import Chain, Layer, Platform, Scope, Stage, check, solve
-from schedopt.solving.orders import Course
+from schedopt.solving.course import Course
 from tests.solvers.patterns import Op, is_free
 from tests.strategies import platforms
 

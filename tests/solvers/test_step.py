@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from schedopt import Chain, InputError, Layer, Platform, Scope, Stage, check, solve
 from schedopt.simulation import simulate
-from schedopt.solving.orders import Course
+from schedopt.solving.course import Course
 from tests.solvers.patterns import least_period
 from tests.solvers.test_periodic import allocations, problem_of
 from tests.strategies import chains, platforms
