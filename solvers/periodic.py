@@ -37,8 +37,8 @@ def solve(problem: Problem, run: Run) -> None:
     Raises
     ------
     InputError
-        If there is no allocation, or it has replicas, or more is asked than whole and split
-        operations.
+        If there is no allocation, or it has replicas, or a rule with updates, recompute, a finite
+        step or the reading peak is asked for.
     """
     refuse_unsupported(problem, "periodic")
     if problem.scope.memory != "sum":

@@ -45,7 +45,7 @@ def solve(problem: Problem, run: Run) -> None:
     Raises
     ------
     InputError
-        If no step is asked for, or more than whole operations.
+        If no step is asked for, or a rule with updates, recompute or the reading peak is.
     """
     count = problem.scope.microbatches
     if count is None:

@@ -58,7 +58,7 @@ def solve(
     time_limit : float, optional
         Seconds.
     seed, workers : int
-        For solvers that draw random numbers or run in parallel. The solvers so far do neither.
+        For CP-SAT, in `periodic` and `step`; the other solvers use neither.
     initial : Plan, optional
         A plan to start from, for the same problem.
     on_progress : callable, optional
