@@ -7,6 +7,10 @@ and memory is monotone in g, so the least (g, load) for each (first layer, GPUs 
 whether T is possible. T itself is bisected; a possible T drops to the largest load of a group.
 
 The pair is one 64-bit key, g << 48 | load, so that keys compare like pairs.
+
+With recompute a stage takes the least time of it with which its group number fits into memory.
+Those times come from a table of bounds; when a way through the chain is found its stages are worked
+out exactly, and the programme is run again until the way that it finds was exact all along.
 """
 
 from __future__ import annotations
@@ -17,7 +21,6 @@ from fractions import Fraction
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from schedopt.bounds import memory_proof
 from schedopt.chain import Layer
@@ -25,17 +28,21 @@ from schedopt.errors import InputError
 from schedopt.platform import Gpu
 from schedopt.problem import Problem, Scope
 from schedopt.result import Infeasibility
-from schedopt.solvers.one_f_one_b_star import StageChain, proven_scope, refuse_unsupported
+from schedopt.solvers.one_f_one_b_star import (
+    StageChain,
+    proven_scope,
+    refuse_unsupported,
+    with_memory,
+)
+from schedopt.solving.again_table import NEVER, AgainTable, Array
+from schedopt.solving.recomputation import Runs
 from schedopt.solving.run import Run
 from schedopt.stage import Stage
 from schedopt.validation import LARGEST
 
-Array = npt.NDArray[np.int64]
-
 SHIFT: Final = 48
 GROUP: Final = np.int64(1 << SHIFT)
 LOAD: Final = np.int64((1 << SHIFT) - 1)
-NEVER: Final = np.int64(1 << 62)
 PROOF: Final = "exact dynamic programme over cuts and 1F1B* spans"
 
 
@@ -65,12 +72,12 @@ def solve(problem: Problem, run: Run) -> None:
         if not run.stopped():
             run.report_infeasible(_explain(problem, high, replace(scope, period_ns=limit), run))
         return
-    high = StageChain(problem, stages).tighten(high)
+    high = search.shorten(stages, high, run)
     while limit is None and low < high and not run.stopped():
         middle = (low + high) // 2
         found = search.stages_at(middle, run)
         if found is not None:
-            stages, high = found, StageChain(problem, found).tighten(middle)
+            stages, high = found, search.shorten(found, middle, run)
         elif not run.stopped():
             low = middle + 1
             run.report_bound(low, scope, PROOF)
@@ -103,7 +110,7 @@ def contiguous_stages(
         if found is None:
             low = middle + 1
         else:
-            stages, high = found, StageChain(problem, found).tighten(middle)
+            stages, high = found, search.shorten(found, middle, run)
     yield stages
     for stretch in stretches:
         found = search.stages_at(int(high * stretch), run)
@@ -133,6 +140,10 @@ class _Search:
         for group in problem.chain.same_gpu:
             self.may_cut[group[0] + 1 : group[-1] + 1] = False
         self.caps = [self._caps(first) for first in range(self.count)]
+        self._refined = False
+        self.again: list[AgainTable] = []
+        if problem.scope.recompute:
+            self.again = [AgainTable(problem.chain, gpu) for gpu in kinds]
 
     def _trips(self) -> Array:
         """Time of the transfers at each cut, both directions, ns."""
@@ -156,6 +167,11 @@ class _Search:
         fitting = int((caps > 0).any(axis=0).sum())
         return caps[:, :fitting].astype(np.int64)
 
+    def shorten(self, stages: Sequence[Stage], period: int, run: Run) -> int:
+        """Return the least period of stages that are possible at one, as far as it is at hand."""
+        chain = StageChain(self.problem, stages)
+        return chain.shorten(period, run) if self.again else chain.tighten(period)
+
     def least_period(self) -> int:
         """Return a bound: the average load and the longest layer, on the fastest GPUs, ns."""
         fastest = self.load.min(axis=0)
@@ -170,15 +186,28 @@ class _Search:
     def longest_period(self) -> int:
         """Return a period at which every plan is one group, ns."""
         slowest = np.diff(self.load, axis=1).max(axis=0).sum()
-        return max(1, int(slowest + np.sort(self.trip)[-self.gpus :].sum()))
+        again = slowest if self.again else 0
+        return max(1, int(slowest + again + np.sort(self.trip)[-self.gpus :].sum()))
 
     def stages_at(self, period: int, run: Run) -> list[Stage] | None:
         """Return stages with which 1F1B* reaches a period, or None (also when stopped)."""
         least = self._least_gpus(period)
         if least is None:
             return None
-        before = self._fill(period, *least, run)
-        return None if before is None else self._read_stages(before, period)
+        for table in self.again:
+            table.widen(self._longest_stage(period))
+        while True:
+            before = self._fill(period, *least, run)
+            if before is None:
+                return None
+            stages = self._read_stages(before, period)
+            if stages is not None or not self._refined:
+                return stages
+
+    def _longest_stage(self, period: int) -> int:
+        """Return how many layers a stage can have at a period at most."""
+        ends = [np.searchsorted(row, row + period, side="right") for row in self.load]
+        return int(max((end - np.arange(self.count + 1)).max() for end in ends)) - 1
 
     def _least_gpus(self, period: int) -> tuple[list[int], list[int]] | None:
         """For each layer: how many GPUs the layers from it on need, and those before it.
@@ -190,6 +219,9 @@ class _Search:
         counts = np.maximum(1, -(-rest.min(axis=0) // period))
         most = int(self.room.max())
         each = np.diff(self.saved)
+        if self.again:
+            # What is recomputed lies there once, and so does what a single micro-batch keeps.
+            counts = np.ones_like(counts)
         if ((each > 0) & (counts > most // np.maximum(each, 1))).any():
             return None
         need = np.diff(self.fixed) + each * counts
@@ -237,6 +269,8 @@ class _Search:
             for row, begin in zip(self.load, begins, strict=True)
         )
         last = min(first + caps.shape[1], within)
+        if self.again:
+            last = min(within, first + self.again[0].window)
         ends = slice(first + 1, last + 1)
         length = self.load[:, ends] - begins[:, None]
         caps = caps[:, : last - first]
@@ -244,11 +278,38 @@ class _Search:
             rows = self.kind[low - 1 : high]
             length, caps = length[rows], caps[rows]
         behind = keys[low - 1 : high, ends]
+        if self.again:
+            return self._with_again(behind, length, first, low, period)
         added: Array = behind + length
         over = (behind & LOAD) + length > period
         np.copyto(added, (behind & ~LOAD) + (GROUP + length), where=over)
         added[(added >= caps) | (length > period)] = NEVER
         return added
+
+    def _with_again(self, behind: Array, length: Array, first: int, low: int, period: int) -> Array:
+        """Return the keys of stages that recompute as little as their group lets them.
+
+        The span grows as in `Item.span` of `schedopt.solvers.one_f_one_b_star`.
+        """
+        found = np.full(behind.shape, NEVER)
+        there = (behind < NEVER) & (length <= period)
+        if not there.any():
+            return found
+        groups, load = behind >> SHIFT, behind & LOAD
+        over = load + length > period
+        groups, load = groups + over, np.where(over, 0, load)
+        least = np.full(behind.shape, NEVER)
+        most, width = int(groups[there].max()) + 1, behind.shape[1]
+        at = np.where(there, groups, 0), np.arange(width)
+        for kind, table in enumerate(self.again):
+            of_kind = table.of_first(first, most, width)[at]
+            rows = slice(None) if self.uniform else self.kind[low - 1 :][: len(behind)] == kind
+            least[rows] = of_kind[rows]
+        there &= least + length <= period
+        beside = (least <= load) | ((groups > 0) & (least <= period - length - load))
+        load = np.where(beside, load, least)
+        np.copyto(found, (groups << SHIFT) + load + length, where=there)
+        return found
 
     def _transfer(self, keys: Array, trip: int, period: int) -> Array:
         """Add the transfers at a cut to the keys behind it."""
@@ -269,16 +330,27 @@ class _Search:
         return added
 
     def _read_stages(self, keys: Array, period: int) -> list[Stage] | None:
-        """Walk the table from the first layer and return its stages; None if there are none."""
+        """Walk the table from the first layer and return its stages.
+
+        None if there are none, or if one takes more recompute than the table said.
+        """
+        self._refined = False
         if keys[self.gpus, 0] >= NEVER:
             return None
         stages: list[Stage] = []
-        for first, last, row in self._walk(keys, period):
+        for first, last, row, in_flight in self._walk(keys, period):
             gpu = len(stages) if self.uniform else self.gpus - row
-            stages.append(Stage(layers=(first, last), gpus=(gpu,)))
-        return stages
+            recompute: Runs = ()
+            if self.again:
+                table = self.again[self.kind[row - 1]]
+                self._refined |= not table.make_exact(first, last, in_flight)
+                again = table.stage(first, last, in_flight)
+                recompute = again.runs if again is not None else ()
+            stages.append(Stage(layers=(first, last), gpus=(gpu,), recompute=recompute))
+        return None if self._refined else stages
 
-    def _walk(self, keys: Array, period: int) -> Iterator[tuple[int, int, int]]:
+    def _walk(self, keys: Array, period: int) -> Iterator[tuple[int, int, int, int]]:
+        """Yield first and last layer, row, and micro-batches in flight of each stage."""
         first, row = 0, self.gpus
         while first < self.count:
             while row > 1 and keys[row - 1, first] == keys[row, first]:
@@ -286,7 +358,7 @@ class _Search:
             options = self._stage_keys(keys, first, row, row, period)[0]
             with_trip = self._transfer(options, int(self.trip[first]), period)
             end = first + 1 + int(np.flatnonzero(with_trip == keys[row, first])[0])
-            yield first, end - 1, row
+            yield first, end - 1, row, int(options[end - first - 1] >> SHIFT) + 1
             first, row = end, row - 1
 
 
@@ -303,7 +375,7 @@ def _explain(problem: Problem, period: int, scope: Scope, run: Run) -> Infeasibi
     )
 
     def stages_with(extra: int) -> list[Stage] | None:
-        search = _Search(_with_memory(problem, extra))
+        search = _Search(with_memory(problem, extra))
         return search.stages_at(period, run) if period >= search.least_period() else None
 
     low, high = 1, min(ample, LARGEST - max(gpu.memory_bytes for gpu in problem.platform.gpus))
@@ -334,11 +406,6 @@ def _explain(problem: Problem, period: int, scope: Scope, run: Run) -> Infeasibi
         gpu=gpu,
         wider=wider,
     )
-
-
-def _with_memory(problem: Problem, extra: int) -> Problem:
-    gpus = [replace(gpu, memory_bytes=gpu.memory_bytes + extra) for gpu in problem.platform.gpus]
-    return replace(problem, platform=problem.platform.with_gpus(gpus))
 
 
 def _work(gpu: Gpu, layer: Layer) -> int:

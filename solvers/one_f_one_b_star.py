@@ -11,15 +11,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from schedopt.errors import InputError
-from schedopt.plan import Operation, Plan, Transfer, count_from_first_backward, place_in_period
+from schedopt.plan import (
+    Kind,
+    Operation,
+    Plan,
+    Tensor,
+    Transfer,
+    count_from_first_backward,
+    place_in_period,
+)
 from schedopt.problem import Problem, Scope
 from schedopt.result import Infeasibility
 from schedopt.solving.course import require_stages
+from schedopt.solving.recomputation import Again, kept_bytes, least_again
 from schedopt.solving.run import Run
 from schedopt.stage import Stage
 
+SENT: Final[tuple[Tensor, Tensor]] = ("activation", "gradient")
 PROOF = "1F1B* keeps the fewest activations (Beaumont et al. 2021, Theorem 3)"
 
 
@@ -30,20 +41,42 @@ class Item:
     Parameters
     ----------
     forward_ns, backward_ns : int
+    again_ns : int
+        Of recompute.
     shared : bool
         Whether forward and backward exclude each other; not on a full-duplex link.
     """
 
     forward_ns: int
     backward_ns: int
+    again_ns: int = 0
     shared: bool = True
 
     @property
     def work_ns(self) -> int:
         """How long it occupies its resource in a period."""
         if self.shared:
-            return self.forward_ns + self.backward_ns
+            return self.forward_ns + self.backward_ns + self.again_ns
         return max(self.forward_ns, self.backward_ns)
+
+    def span(self, behind: int, period: int) -> int:
+        """Return the least span in front of one of the items behind, at a period, ns."""
+        work = self.forward_ns + self.backward_ns
+        if not self.shared:
+            return behind + work
+        periods, load = divmod(behind, period)
+        if load + work > period:
+            periods, load = periods + 1, 0
+        if self.again_ns > load and (periods == 0 or self.again_ns > period - work - load):
+            load = self.again_ns
+        return periods * period + load + work
+
+    def again_before(self, gap: int, period: int) -> int:
+        """Return how long before B the recompute starts, for a gap between F and B, ns."""
+        load = gap % period
+        if self.again_ns <= load:
+            return self.again_ns
+        return load + self.forward_ns + self.again_ns
 
 
 @dataclass(frozen=True)
@@ -52,6 +85,7 @@ class StageCost:
 
     forward_ns: int
     backward_ns: int
+    again_ns: int
     fixed_bytes: int
     activation_bytes: int
 
@@ -71,7 +105,7 @@ def solve(problem: Problem, run: Run) -> None:
     refuse_unsupported(problem, "one_f_one_b_star")
     require_stages(problem, "one_f_one_b_star")
     _require_contiguous(problem)
-    stages = StageChain(problem, problem.stages)
+    stages = StageChain(problem, problem.stages, free=problem.scope.recompute)
     scope = proven_scope(problem)
     limit = problem.scope.period_ns
     longest = stages.longest_period() if limit is None else limit
@@ -96,27 +130,32 @@ def refuse_unsupported(problem: Problem, solver: str) -> None:
     """
     asked = [
         (not problem.rule.is_given, "a rule with updates"),
-        (problem.scope.recompute, "recompute"),
         (problem.scope.microbatches is not None, "a finite step"),
-        (any(stage.recompute for stage in problem.stages), "stages that recompute"),
     ]
     for present, what in asked:
         if present:
             raise InputError(
                 f"{solver} does not do {what}", field="solver", way_out="Leave that out"
             )
+    if not problem.scope.recompute and any(stage.recompute for stage in problem.stages):
+        raise InputError(
+            "the stages recompute layers, which the scope does not allow",
+            field="stages",
+            way_out="Allow it (--recompute), or leave it out of the stages",
+        )
 
 
 def proven_scope(problem: Problem) -> Scope:
     """Return the scope in which 1F1B* on the best contiguous stages is exact.
 
     With one stage a GPU both readings of memory agree: the most activations lie there while a
-    forward runs.
+    backward runs, with all that it was recomputed for.
     """
     return Scope(
         allocation="fixed" if problem.stages else "contiguous",
         max_k=1,
         memory="peak",
+        recompute=problem.scope.recompute,
         gpu_order="any" if problem.platform.uniform else "given",
     )
 
@@ -132,16 +171,21 @@ class StageChain:
     Parameters
     ----------
     problem : Problem
+        Scope and rule do not matter.
     stages : sequence of Stage
         In the order of the chain.
+    free : bool
+        Whether each stage may recompute what is best for a period, and not what it says.
     """
 
-    def __init__(self, problem: Problem, stages: Sequence[Stage]) -> None:
+    def __init__(self, problem: Problem, stages: Sequence[Stage], *, free: bool = False) -> None:
         self.problem = problem
-        self.stages = tuple(stages)
-        self.costs = [self._cost(stage) for stage in stages]
+        self.stages = tuple(replace(one, recompute=()) for one in stages) if free else tuple(stages)
+        self.free = free
+        self.costs = [self._cost(stage) for stage in self.stages]
         self.rooms = [problem.platform.gpus[stage.gpus[0]].usable_bytes for stage in stages]
         self.items = self._items()
+        self._again: dict[tuple[int, int], Again | None] = {}
 
     def _cost(self, stage: Stage) -> StageCost:
         """Return what a stage costs on its first GPU."""
@@ -151,22 +195,63 @@ class StageChain:
         backward = sum(gpu.duration_ns(layer.backward_ns) for layer in layers)
         works = forward + backward > 0
         workspace = max(layer.workspace_bytes or 0 for layer in layers) if works else 0
-        return StageCost(
-            forward,
-            backward,
-            sum(layer.weight_bytes for layer in layers) + workspace,
-            sum(layer.saved for layer in layers) + (layers[0].saved_input_bytes or 0),
+        numbers = range(stage.first, stage.last + 1)
+        each, once = kept_bytes(self.problem.chain, numbers, stage.recompute)
+        again = sum(
+            gpu.duration_ns(layer.forward_ns)
+            for first, last in stage.recompute
+            for layer in self.problem.chain.layers[first : last + 1]
         )
+        fixed = sum(layer.weight_bytes for layer in layers) + workspace + once
+        return StageCost(forward, backward, again, fixed, each)
 
     def _items(self) -> list[Item]:
         link = self.problem.platform.link
         items: list[Item] = []
         for stage, cost in zip(self.stages, self.costs, strict=True):
-            items.append(Item(cost.forward_ns, cost.backward_ns))
+            items.append(Item(cost.forward_ns, cost.backward_ns, cost.again_ns))
             if link is not None and stage is not self.stages[-1]:
                 sent = link.transfer_ns(self.problem.chain.layers[stage.last].activation_bytes)
                 items.append(Item(sent, sent, shared=link.duplex == "half"))
         return items
+
+    @property
+    def _places(self) -> slice:
+        """Where the stages are among the items."""
+        return slice(None, None, 2 if self.problem.platform.link is not None else 1)
+
+    def choose(self, period: int) -> StageChain | None:
+        """Return the stages with what they recompute at a period, or None if they do not fit.
+
+        A stage is given the least recompute with which it fits: less makes no span longer.
+        """
+        if period < self.least_period():
+            return None
+        span = 0
+        chosen = list(self.stages)
+        linked = self.problem.platform.link is not None
+        for place in reversed(range(len(self.items))):
+            item = self.items[place]
+            number, on_link = divmod(place, 2) if linked else (place, 0)
+            if not on_link:
+                found = self._least_again(number, activations(item.span(span, period), period))
+                if found is None or item.work_ns + found.time_ns > period:
+                    return None
+                chosen[number] = replace(self.stages[number], recompute=found.runs)
+                item = replace(item, again_ns=found.time_ns)
+            span = item.span(span, period)
+        return StageChain(self.problem, chosen)
+
+    def _least_again(self, number: int, in_flight: int) -> Again | None:
+        if (number, in_flight) not in self._again:
+            stage = self.stages[number]
+            layers = range(stage.first, stage.last + 1)
+            room = self.rooms[number] - self.costs[number].fixed_bytes
+            gpu = self.problem.platform.gpus[stage.gpus[0]]
+            self._again[number, in_flight] = least_again(
+                self.problem.chain, gpu, layers, in_flight, room
+            )
+        return self._again[number, in_flight]
 
     def least_period(self) -> int:
         """Return the longest time that one resource works in a period, at least 1 ns."""
@@ -174,7 +259,9 @@ class StageChain:
 
     def longest_period(self) -> int:
         """Return a period at which everything is one group: longer ones save no memory."""
-        whole = sum(item.forward_ns + item.backward_ns for item in self.items)
+        whole = sum(item.forward_ns + item.backward_ns + item.again_ns for item in self.items)
+        if self.free:
+            whole += sum(cost.forward_ns for cost in self.costs)
         return max(self.least_period(), whole)
 
     def spans(self, period: int) -> list[int]:
@@ -182,16 +269,13 @@ class StageChain:
         span = 0
         found = []
         for item in reversed(self.items):
-            length = item.forward_ns + item.backward_ns
-            if item.shared and span % period + length > period:
-                span = -(-span // period) * period
-            span += length
+            span = item.span(span, period)
             found.append(span)
         return found[::-1]
 
     def needs(self, period: int) -> list[int]:
         """Return the memory of each stage under 1F1B*, bytes."""
-        of_stages = self.spans(period)[:: 2 if self.problem.platform.link is not None else 1]
+        of_stages = self.spans(period)[self._places]
         return [
             cost.memory_bytes(activations(span, period))
             for cost, span in zip(self.costs, of_stages, strict=True)
@@ -203,14 +287,16 @@ class StageChain:
 
     def fits(self, period: int) -> bool:
         """Whether 1F1B* runs the stages with this period within the memory."""
+        if self.free:
+            return self.choose(period) is not None
         return period >= self.least_period() and max(self.excesses(period)) <= 0
 
     def tighten(self, period: int) -> int:
         """Return the largest load of a group: the same groups form at that shorter period.
 
-        Only where every item excludes itself; on full-duplex links the period stays.
+        Only where every item excludes itself and nothing is recomputed; else the period stays.
         """
-        if not all(item.shared for item in self.items):
+        if self.free or not all(item.shared and item.again_ns == 0 for item in self.items):
             return period
         largest = load = 0
         for item in reversed(self.items):
@@ -248,6 +334,10 @@ class StageChain:
         Forwards follow one another without idle time; each backward ends one span after the start
         of its forward.
         """
+        if self.free:
+            chosen = self.choose(period)
+            assert chosen is not None
+            return chosen.plan(period)
         linked = self.problem.platform.link is not None
         operations: list[Operation] = []
         transfers: list[Transfer] = []
@@ -255,22 +345,21 @@ class StageChain:
         for position, (item, span) in enumerate(zip(self.items, self.spans(period), strict=True)):
             backward = clock + span - item.backward_ns
             stage, on_link = divmod(position, 2) if linked else (position, 0)
-            for forwards, begin in ((True, clock), (False, backward)):
-                start, shift = place_in_period(begin, 0, 1, period)
-                if on_link:
+            if on_link:
+                for tensor, begin in zip(SENT, (clock, backward), strict=True):
+                    start, shift = place_in_period(begin, 0, 1, period)
                     transfers.append(
-                        Transfer(
-                            tensor="activation" if forwards else "gradient",
-                            stage=stage,
-                            shift=shift,
-                            start_ns=start,
-                        )
+                        Transfer(tensor=tensor, stage=stage, shift=shift, start_ns=start)
                     )
-                else:
+            else:
+                begins: dict[Kind, int] = {"F": clock, "B": backward}
+                if self.stages[stage].recompute:
+                    gap = backward - clock - item.forward_ns
+                    begins["R"] = backward - item.again_before(gap, period)
+                for kind, begin in begins.items():
+                    start, shift = place_in_period(begin, 0, 1, period)
                     operations.append(
-                        Operation(
-                            kind="F" if forwards else "B", stage=stage, shift=shift, start_ns=start
-                        )
+                        Operation(kind=kind, stage=stage, shift=shift, start_ns=start)
                     )
             clock += item.forward_ns
         return Plan(
@@ -288,7 +377,7 @@ def report_stages(problem: Problem, stages: Sequence[Stage], run: Run) -> None:
 
     With a period asked, none where the stages cannot reach it.
     """
-    chain = StageChain(problem, stages)
+    chain = StageChain(problem, stages, free=problem.scope.recompute)
     limit = problem.scope.period_ns
     longest = chain.longest_period() if limit is None else min(limit, chain.longest_period())
     if chain.fits(longest):
@@ -313,16 +402,44 @@ def _explain(stages: StageChain, scope: Scope, period: int) -> Infeasibility:
             proof=f"a GPU or link works {stages.least_period()} ns in each period",
             wider="a longer period, or another allocation",
         )
-    lacking = stages.excesses(period)
+    enough = _with_enough(stages, period)
+    lacking = enough.excesses(period)
     worst = max(range(len(lacking)), key=lambda stage: lacking[stage])
     gpu = stages.stages[worst].gpus[0]
-    enough = stages.problem.platform.gpus[gpu].memory_bytes + lacking[worst]
+    least = stages.problem.platform.gpus[gpu].memory_bytes + lacking[worst]
     return Infeasibility(
         scope=scope,
-        proof=f"stage {worst} needs {stages.needs(period)[worst]} bytes with the fewest "
+        proof=f"stage {worst} needs {enough.needs(period)[worst]} bytes with the fewest "
         f"activations; {PROOF}",
-        least_memory_bytes=enough,
-        proven_memory_bytes=enough,
+        least_memory_bytes=least,
+        proven_memory_bytes=least,
         gpu=gpu,
         wider="another allocation (--allocation contiguous)",
     )
+
+
+def _with_enough(stages: StageChain, period: int) -> StageChain:
+    """Return the stages with what they recompute where memory is just enough for a period.
+
+    Excesses are over the memory that there is.
+    """
+    if not stages.free:
+        return stages
+    without = StageChain(stages.problem, stages.stages)
+    low, high = 1, max(without.excesses(period))
+    while low < high:
+        middle = (low + high) // 2
+        more = StageChain(with_memory(stages.problem, middle), stages.stages, free=True)
+        chosen = more.choose(period)
+        if chosen is None:
+            low = middle + 1
+        else:
+            without = StageChain(stages.problem, chosen.stages)
+            high = max(without.excesses(period))
+    return without
+
+
+def with_memory(problem: Problem, extra: int) -> Problem:
+    """Return the problem with so many bytes more on every GPU."""
+    gpus = [replace(gpu, memory_bytes=gpu.memory_bytes + extra) for gpu in problem.platform.gpus]
+    return replace(problem, platform=problem.platform.with_gpus(gpus))
