@@ -26,7 +26,7 @@ from schedopt.plan import (
 from schedopt.problem import Problem, Scope
 from schedopt.result import Infeasibility
 from schedopt.solving.course import require_stages
-from schedopt.solving.recomputation import Again, kept_bytes, least_again
+from schedopt.solving.recomputation import Again, held_bytes, least_again
 from schedopt.solving.run import Run
 from schedopt.stage import Stage
 
@@ -196,14 +196,14 @@ class StageChain:
         works = forward + backward > 0
         workspace = max(layer.workspace_bytes or 0 for layer in layers) if works else 0
         numbers = range(stage.first, stage.last + 1)
-        each, once = kept_bytes(self.problem.chain, numbers, stage.recompute)
+        held = held_bytes(self.problem.chain, numbers, stage.recompute)
         again = sum(
             gpu.duration_ns(layer.forward_ns)
             for first, last in stage.recompute
             for layer in self.problem.chain.layers[first : last + 1]
         )
-        fixed = sum(layer.weight_bytes for layer in layers) + workspace + once
-        return StageCost(forward, backward, again, fixed, each)
+        fixed = sum(layer.weight_bytes for layer in layers) + workspace + held["R", "B"]
+        return StageCost(forward, backward, again, fixed, held["F", "B"])
 
     def _items(self) -> list[Item]:
         link = self.problem.platform.link

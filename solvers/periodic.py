@@ -13,13 +13,12 @@ from fractions import Fraction
 from functools import partial
 from typing import Final
 
-from schedopt.errors import InputError
 from schedopt.plan import Plan, count_from_first_backward
 from schedopt.problem import Problem, Scope
 from schedopt.result import Infeasibility
 from schedopt.solvers.one_f_one_b_star import refuse_unsupported
+from schedopt.solving.choices import order_model
 from schedopt.solving.course import Answer, Course, require_stages
-from schedopt.solving.orders import OrderModel
 from schedopt.solving.probing import decide, probe
 from schedopt.solving.run import Run
 
@@ -37,46 +36,47 @@ def solve(problem: Problem, run: Run) -> None:
     Raises
     ------
     InputError
-        If there is no allocation, or it has replicas, or a rule with updates, recompute, a finite
-        step or the reading peak is asked for.
+        If there is no allocation, or it has replicas, or a rule with updates or a finite step is
+        asked for.
     """
     refuse_unsupported(problem, "periodic")
-    if problem.scope.memory != "sum":
-        raise InputError(
-            "periodic counts memory as sum", field="scope.memory", way_out="Use the reading sum"
-        )
     best_so_far = run.best()
     given = problem
     if problem.scope.allocation != "fixed" and best_so_far is not None:
         scope = replace(problem.scope, allocation="fixed")
         given = replace(problem, scope=scope, stages=best_so_far.stages)
     require_stages(given, "periodic")
-    search = _Search(given)
+    search = _Search(given, free=given is problem and problem.scope.recompute)
     if search.course.lacking()[1] > 0:
         if given is problem:
             run.report_infeasible(search.explain())
         return
     for answer in search.scan(run):
         run.report(replace(search.plan(answer), scope=problem.scope))
-    if given is problem:
+    if given is problem and search.impossible:
+        run.report_infeasible(search.explain())
+    elif given is problem:
         search.report_bound(run)
 
 
 class _Search:
     """The scan of k for one allocation."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, *, free: bool) -> None:
         self.problem = problem
-        self.course = Course(problem)
+        self.course = Course(problem, free=free)
         self.load = self.course.load_ns
         self.longest = problem.scope.max_k or LONGEST
         self.asked = problem.scope.period_ns
         self.bounds: dict[int, Fraction] = {}
+        self.impossible = False
         self.proven = Scope(
             allocation="fixed",
             max_k=None,
             gpu_order="any",
+            memory=self.course.proven_reading(),
             split_backward=problem.scope.split_backward,
+            recompute=problem.scope.recompute,
         )
 
     def scan(self, run: Run) -> Iterator[Answer]:
@@ -101,11 +101,13 @@ class _Search:
                     yield found
                 self.bounds[k] = Fraction(least, k)
             self.bounds.setdefault(k, Fraction(self.load))
-            if run.stopped() or run.period() == self.load:
+            # What fits at all fits with one micro-batch after the other.
+            self.impossible = run.best() is None and self.bounds[k] > self.course.whole_ns
+            if self.impossible or run.stopped() or run.period() == self.load:
                 return
 
     def _ask(self, k: int, answers: Mapping[int, Answer], run: Run, period: int) -> Answer | None:
-        return decide(OrderModel(self.course, k, period), answers.get(k), run)
+        return decide(order_model(self.course, k, period), answers.get(k), run)
 
     def report_bound(self, run: Run) -> None:
         """Report what holds for every k that was looked at."""
@@ -129,10 +131,14 @@ class _Search:
     def explain(self) -> Infeasibility:
         """Say which GPU cannot hold its stages even with one micro-batch in flight."""
         gpu, short = self.course.lacking()
-        enough = self.problem.platform.gpus[gpu].memory_bytes + short
+        enough = None
+        if not self.course.free:
+            enough = self.problem.platform.gpus[gpu].memory_bytes + short
         return Infeasibility(
             scope=self.proven,
-            proof=f"GPU {gpu} lacks {short} bytes with one micro-batch in flight",
+            proof=f"GPU {gpu} lacks {short} bytes with one micro-batch in flight"
+            if short > 0
+            else f"{PROOF}, with one micro-batch in flight",
             least_memory_bytes=enough,
             proven_memory_bytes=enough,
             gpu=gpu,
@@ -147,7 +153,7 @@ class _Search:
             platform=self.problem.platform,
             rule=self.problem.rule,
             scope=self.problem.scope,
-            stages=self.problem.stages,
+            stages=answer.stages or self.problem.stages,
             pattern=count_from_first_backward(
                 pattern.operations, pattern.transfers, answer.k, answer.period_ns
             ),

@@ -5,20 +5,24 @@ which micro-batch it runs. From the forward of the last stage outwards, let each
 W, take the earliest run that comes in time, and each forward the latest. No stage keeps more than
 before. Between two steps that follow one another at most one micro-batch waits at some instant of
 each period, or there would be an earlier run, and k more come before it is so again: never more
-than k + 1.
+than k + 1. A recompute takes the latest run before its backward, and the forward the latest before
+both; in the last stage recompute and backward take the earliest behind the forward.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from schedopt.account.timeline import layer_ns
+from schedopt.chain import Layer
 from schedopt.errors import InputError
 from schedopt.plan import Kind, Operation, Pattern, Tensor, Transfer, place_in_period
 from schedopt.platform import Resource
-from schedopt.problem import Problem
+from schedopt.problem import MemoryReading, Problem
+from schedopt.solving.recomputation import held_bytes, input_bytes
+from schedopt.stage import Stage
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,7 @@ class Step:
     what : Kind or Tensor
     stage : int
     length_ns : int
+        0 for a recompute that is free to choose its layers.
     resource : tuple
         What it occupies: a GPU or a link.
     split : bool or None
@@ -54,6 +59,7 @@ class Kept:
     enter, leave : Kind
         From the start of the first to the end of the second.
     each_bytes : int
+        The least, if the stage is free to choose what it recomputes.
     fit : int or None
         Micro-batches that the memory holds, at least 1; None: any number.
     links : int
@@ -82,11 +88,13 @@ class Answer:
     """A pattern: the period and the start of each step of each micro-batch, ns.
 
     A step that is not there has no starts; without steps there is no pattern up to the period.
+    The stages are those of the problem, except for what was chosen.
     """
 
     k: int
     period_ns: int
     starts: tuple[tuple[int, ...], ...]
+    stages: tuple[Stage, ...] = ()
 
 
 class Course:
@@ -96,19 +104,24 @@ class Course:
     ----------
     problem : Problem
         With stages, each on one GPU.
+    free : bool
+        Whether each stage may recompute any of its layers, and not what it says.
 
     Attributes
     ----------
     way : list of Step
         Forwards with transfers, then backwards.
     kept : list of Kept
+    usable : dict of int to int
+        Bytes that each GPU has beside weights.
     spare : dict of int to int
         Bytes that each GPU has beside weights and the largest workspace.
     """
 
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
+    def __init__(self, problem: Problem, *, free: bool = False) -> None:
+        self.problem, self.free = problem, free
         self.way = list(self._steps())
+        self.usable = self._usable()
         self.spare = self._spare()
         self.kept = [one for stage in range(len(problem.stages)) for one in self._keeps(stage)]
 
@@ -128,8 +141,11 @@ class Course:
 
     @property
     def whole_ns(self) -> int:
-        """How long a micro-batch takes on its own, its backwards whole."""
-        return sum(step.length_ns for step in self.way if not step.split)
+        """How long a micro-batch takes on its own, its backwards whole, with all recompute."""
+        whole = sum(step.length_ns for step in self.way if not step.split)
+        return whole + (
+            sum(step.length_ns for step in self.way if step.what == "F") if self.free else 0
+        )
 
     def lacking(self) -> tuple[int, int]:
         """Return the GPU that lacks the most with one micro-batch in flight, and the bytes."""
@@ -147,6 +163,8 @@ class Course:
             if stage < count - 1:
                 yield from self._transfer("activation", stage, stage, stage + 1)
         for stage in reversed(range(count)):
+            if self._may_recompute(stage):
+                yield self._operation("R", stage)
             if self.problem.scope.split_backward:
                 yield self._operation("B", stage, split=False)
                 yield self._operation("I", stage, split=True)
@@ -156,10 +174,26 @@ class Course:
             if stage > 0:
                 yield from self._transfer("gradient", stage - 1, stage, stage - 1)
 
+    def _may_recompute(self, index: int) -> bool:
+        return self.free or bool(self.problem.stages[index].recompute)
+
+    def _layers(self, index: int) -> Sequence[Layer]:
+        stage = self.problem.stages[index]
+        return self.problem.chain.layers[stage.first : stage.last + 1]
+
+    def _recomputed(self, index: int) -> list[Layer]:
+        return [
+            layer
+            for first, last in self.problem.stages[index].recompute
+            for layer in self.problem.chain.layers[first : last + 1]
+        ]
+
     def _operation(self, kind: Kind, index: int, *, split: bool | None = None) -> Step:
         stage = self.problem.stages[index]
         gpu = self.problem.platform.gpus[stage.gpus[0]]
-        layers = self.problem.chain.layers[stage.first : stage.last + 1]
+        layers = self._layers(index)
+        if kind == "R":
+            layers = [] if self.free else self._recomputed(index)
         length = sum(gpu.duration_ns(layer_ns(layer, kind)) for layer in layers)
         return Step(kind, index, length, ("gpu", stage.gpus[0]), split)
 
@@ -172,56 +206,119 @@ class Course:
             count = self.problem.chain.layers[stages[index].last].activation_bytes
             yield Step(tensor, index, platform.transfer_ns(count, *ends), route[0])
 
-    def _spare(self) -> dict[int, int]:
-        spare: dict[int, int] = {}
-        workspaces: dict[int, int] = defaultdict(int)
-        for stage in self.problem.stages:
+    def _usable(self) -> dict[int, int]:
+        usable: dict[int, int] = {}
+        for index, stage in enumerate(self.problem.stages):
             gpu = stage.gpus[0]
-            layers = self.problem.chain.layers[stage.first : stage.last + 1]
-            left = spare.get(gpu, self.problem.platform.gpus[gpu].usable_bytes)
-            spare[gpu] = left - sum(layer.weight_bytes for layer in layers)
+            left = usable.get(gpu, self.problem.platform.gpus[gpu].usable_bytes)
+            usable[gpu] = left - sum(layer.weight_bytes for layer in self._layers(index))
+        return usable
+
+    def _spare(self) -> dict[int, int]:
+        workspaces = dict.fromkeys(self.usable, 0)
+        for index, stage in enumerate(self.problem.stages):
+            layers = self._layers(index)
             if any(layer.longest_ns for layer in layers):
                 most = max(layer.workspace_bytes or 0 for layer in layers)
-                workspaces[gpu] = max(workspaces[gpu], most)
-        return {gpu: left - workspaces[gpu] for gpu, left in spare.items()}
+                workspaces[stage.gpus[0]] = max(workspaces[stage.gpus[0]], most)
+        return {gpu: left - workspaces[gpu] for gpu, left in self.usable.items()}
+
+    def workspace_bytes(self, step: Step) -> int:
+        """Return what an operation takes for its length."""
+        if step.length_ns == 0:
+            return 0
+        layers = self._layers(step.stage)
+        if step.what == "R":
+            layers = self._recomputed(step.stage)
+        return max(layer.workspace_bytes or 0 for layer in layers)
+
+    def proven_reading(self) -> MemoryReading:
+        """Return the reading of memory for which the order model is exact.
+
+        Both are the same for a GPU that keeps one thing only.
+        """
+        on = Counter(one.gpu for one in self.kept)
+        exact = all(
+            self.exact_peak(gpu) or (count == 1 and not self.free) for gpu, count in on.items()
+        )
+        return "peak" if exact else "sum"
+
+    def exact_peak(self, gpu: int) -> bool:
+        """Whether the order of a GPU's operations says what lies there at the worst, exactly.
+
+        In the reading peak, where nothing is chosen. What takes no time may come and go at the
+        instant of something else; then the reading sum is taken, which is never less.
+        """
+        if self.free or self.problem.scope.memory == "sum":
+            return False
+        return all(step.length_ns for step in self.way if step.resource == ("gpu", gpu))
 
     def _keeps(self, index: int) -> Iterator[Kept]:
         stage = self.problem.stages[index]
-        layers = self.problem.chain.layers[stage.first : stage.last + 1]
-        received = layers[0].saved_input_bytes or 0
-        saved = sum(layer.saved for layer in layers) + received
-        if not self.problem.scope.split_backward:
-            yield self._kept(index, "F", "B", saved)
+        numbers = range(stage.first, stage.last + 1)
+        again = self._may_recompute(index)
+        first = self.problem.chain.layers[stage.first]
+        least = min(
+            first.saved + (first.saved_input_bytes or 0),
+            input_bytes(self.problem.chain, stage.first),
+        )
+        split = False if self.problem.scope.split_backward else None
+        whole = held_bytes(self.problem.chain, numbers, stage.recompute)
+        yield self._kept(index, "F", "B", least if self.free else whole["F", "B"], split=split)
+        if again:
+            yield self._kept(index, "R", "B", 0 if self.free else whole["R", "B"], split=split)
+        if split is None:
             return
-        yield self._kept(index, "F", "B", saved, split=False)
-        to_the_end = [layer for layer in layers if layer.saved_weight_bytes is None]
-        late = sum(layer.saved for layer in to_the_end)
-        late += received if layers[0].saved_weight_bytes is None else 0
-        half = sum(layer.saved_weight_bytes or 0 for layer in layers)
+        halves = held_bytes(self.problem.chain, numbers, stage.recompute, split=True)
+        if self.free:
+            may_be = {
+                (enter, "W" if layer.saved_weight_bytes is None else "I")
+                for enter in ("F", "R")
+                for layer in self._layers(index)
+            }
+            halves = Counter({("I", "W"): halves["I", "W"]})
+        else:
+            may_be = {ends for ends, size in halves.items() if size}
         # What keeps nothing needs no count where another one covers its time.
-        if saved > late or not late:
-            yield self._kept(index, "F", "I", saved - late, split=True)
-        if late:
-            yield self._kept(index, "F", "W", late, split=True)
-        if half or not late:
-            yield self._kept(index, "I", "W", half, split=True)
+        needed = may_be if ("F", "W") in may_be else {*may_be, ("F", "I"), ("I", "W")}
+        ends: list[tuple[Kind, Kind]] = [("F", "I"), ("F", "W"), ("I", "W")]
+        for enter, leave in ends:
+            if (enter, leave) in needed:
+                yield self._kept(index, enter, leave, halves[enter, leave], split=True)
+        if again:
+            yield self._kept(index, "R", "I", halves["R", "I"], split=True)
+            if ("R", "W") in may_be:
+                yield self._kept(index, "R", "W", halves["R", "W"], split=True)
 
     def _kept(
         self, index: int, enter: Kind, leave: Kind, each: int, *, split: bool | None = None
     ) -> Kept:
         gpu = self.problem.stages[index].gpus[0]
         fit = max(1, self.spare[gpu] // each) if each else None
-        # Forwards and backwards of the stages behind, and the transfers between them.
-        behind = [step for step in self.way if step.split is not True and step.stage >= index]
+        links = {"F": self._links_through(index), "R": 1, "I": 0}[enter] + (leave == "W")
+        return Kept(index, gpu, enter, leave, each, fit, links, split)
+
+    def _links_through(self, index: int) -> int:
+        """Return the steps from the forward of a stage to its backward.
+
+        Forwards and backwards of the stages behind with the transfers between them, or recompute.
+        """
+        behind = [
+            step
+            for step in self.way
+            if step.split is not True and step.what != "R" and step.stage >= index
+        ]
         through = sum(step.what != "gradient" or step.stage >= index for step in behind) - 1
-        links = {("F", "B"): through, ("F", "I"): through, ("F", "W"): through + 1}
-        return Kept(index, gpu, enter, leave, each, fit, links.get((enter, leave), 1), split)
+        return max(through, 2 if self._may_recompute(index) else 1)
 
     def pattern(self, answer: Answer) -> Pattern:
         """Return the pattern of an answer, with starts in [0, T) and index shifts."""
         operations: list[Operation] = []
         transfers: list[Transfer] = []
+        stages = answer.stages or self.problem.stages
         for step, starts in zip(self.way, answer.starts, strict=True):
+            if step.what == "R" and not stages[step.stage].recompute:
+                continue
             for micro_batch, begin in enumerate(starts):
                 start, shift = place_in_period(begin, micro_batch, answer.k, answer.period_ns)
                 match step.what:
@@ -229,7 +326,7 @@ class Course:
                         transfers.append(
                             Transfer(tensor=tensor, stage=step.stage, shift=shift, start_ns=start)
                         )
-                    case "F" | "B" | "I" | "W" as kind:
+                    case "F" | "B" | "I" | "W" | "R" as kind:
                         operations.append(
                             Operation(kind=kind, stage=step.stage, shift=shift, start_ns=start)
                         )

@@ -13,18 +13,41 @@ cycle (time over periods crossed).
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import combinations, pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from schedopt.solving.course import Answer, Course, Kept, Step
+from schedopt.solving.cycles import least_cycle_time
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
-Arc = tuple[int, int, int, int]
-"""x[second] + T turns >= x[first] + length: first, second, turns, length."""
+    from schedopt.stage import Stage
+
+    Expr = cp_model.LinearExpr | int
+
+
+class Arc(NamedTuple):
+    """x[second] + T turns >= x[first] + the length of the first, or `least` if that is longer."""
+
+    first: int
+    second: int
+    turns: int
+    least: int = 0
+
+
+class Between(NamedTuple):
+    """Which micro-batches of an earlier step may come before or behind those of a later one.
+
+    Micro-batch j + m of the earlier step is before j of the later one for m < begin, behind it for
+    m >= end, and for the m between as the literals [j][m - begin] say: true is behind.
+    """
+
+    begin: int
+    end: int
+    literals: list[list[cp_model.IntVar]]
 
 
 class OrderModel:
@@ -46,6 +69,9 @@ class OrderModel:
         self.course, self.way, self.k, self.period_ns = course, course.way, k, period_ns
         self.model: cp_model.CpModel = cp_model.CpModel()
         self.place = {(step.what, step.stage): index for index, step in enumerate(self.way)}
+        self.lengths: list[Expr] = [step.length_ns for step in self.way]
+        self.each: list[Expr] = [one.each_bytes for one in course.kept]
+        self.spare: dict[int, Expr] = dict(course.spare)
         self.most = [one.most(k, flush=flush) for one in course.kept]
         self.split = {
             step.stage: self.model.new_bool_var(f"split{step.stage}")
@@ -61,21 +87,27 @@ class OrderModel:
         ]
         self.arcs: list[tuple[Arc, tuple[cp_model.LiteralT, ...]]] = []
         self.orders: list[tuple[cp_model.IntVar, Arc]] = []
+        self.between: dict[tuple[int, int], Between] = {}
         self.enough: list[tuple[cp_model.IntVar, list[Arc]]] = []
+        self._choose()
         self._start_at_zero()
         self._each_follows_its_way()
         self._first_in_first_out()
         self._in_flight()
         self._one_at_a_time()
+        self._fit()
         if flush:
             self._all_end_before_the_next()
 
-    def _arc(self, first: tuple[int, int], second: tuple[int, int], length: int) -> Arc:
-        """Let the second (step, micro-batch) start so long after the start of the first."""
+    def _choose(self) -> None:
+        """Choose what the stages hold, where that is free."""
+
+    def _arc(self, first: tuple[int, int], second: tuple[int, int], least: int = 0) -> Arc:
+        """Let the second (step, micro-batch) start after the end of the first."""
         (one, i), (two, j) = first, second
         turns_i, own_i = divmod(i, self.k)
         turns_j, own_j = divmod(j, self.k)
-        return one * self.k + own_i, two * self.k + own_j, turns_j - turns_i, length
+        return Arc(one * self.k + own_i, two * self.k + own_j, turns_j - turns_i, least)
 
     def _is_there(self, *parts: Step | Kept) -> tuple[cp_model.LiteralT, ...]:
         """Return what must be true for all of them to be there."""
@@ -87,82 +119,166 @@ class OrderModel:
         return tuple(found.values())
 
     def _require(self, arc: Arc, *if_true: cp_model.LiteralT) -> None:
-        first, second, turns, length = arc
-        gap = length - turns * self.period_ns
-        kept = self.model.add(self.starts[second] - self.starts[first] >= gap)
-        if if_true:
-            kept.only_enforce_if(*if_true)
+        length = self.lengths[arc.first // self.k]
+        lengths = [max(length, arc.least)] if isinstance(length, int) else [length, arc.least]
+        for one in lengths:
+            passed = self.starts[arc.second] - self.starts[arc.first] + arc.turns * self.period_ns
+            kept = self.model.add(passed >= one)
+            if if_true:
+                kept.only_enforce_if(*if_true)
         self.arcs.append((arc, if_true))
 
     def _start_at_zero(self) -> None:
         self.model.add(self.starts[0] == 0)
 
     def _links(self) -> Iterator[tuple[int, int]]:
-        """Yield which step directly follows which; W follows I, and nothing follows W."""
+        """Yield which step directly follows which.
+
+        Recompute follows its forward, the backward both it and the gradient; W follows I, and
+        nothing follows W.
+        """
+        before: list[int] = []
         tails: list[int] = []
-        position = 0
-        while position < len(self.way):
-            step = self.way[position]
-            if step.what == "B" and step.split is False:
-                yield from ((tail, head) for tail in tails for head in (position, position + 1))
-                yield position + 1, position + 2
-                tails = [position, position + 1]
-                position += 3
-            else:
-                yield from ((tail, position) for tail in tails)
-                tails = [position]
-                position += 1
+        again: dict[int, int] = {}
+        for position, step in enumerate(self.way):
+            if step.what == "R":
+                again[step.stage] = position
+                yield self.place["F", step.stage], position
+                continue
+            if step.what == "W":
+                yield self.place["I", step.stage], position
+                continue
+            if step.what in ("B", "I") and step.stage in again:
+                yield again[step.stage], position
+            if step.what == "I":
+                # The other way to run the backward in front of it.
+                whole = tails.pop()
+                yield from ((tail, position) for tail in before)
+                tails = [whole, position]
+                continue
+            yield from ((tail, position) for tail in tails)
+            before, tails = tails, [position]
+
+    def _may_meet(self, one: int, two: int) -> bool:
+        """Whether two steps are there at once, and not the two ways to run one backward."""
+        first, second = self.way[one], self.way[two]
+        return first.stage != second.stage or {first.split, second.split} != {False, True}
 
     def _each_follows_its_way(self) -> None:
         for one, two in self._links():
             there = self._is_there(self.way[one], self.way[two])
             for j in range(self.k):
-                self._require(self._arc((one, j), (two, j), self.way[one].length_ns), *there)
+                self._require(self._arc((one, j), (two, j)), *there)
 
     def _first_in_first_out(self) -> None:
         for step, one in enumerate(self.way):
             for j in range(self.k):
-                arc = self._arc((step, j), (step, j + 1), one.length_ns)
+                arc = self._arc((step, j), (step, j + 1))
                 self._require(arc, *self._is_there(one))
 
     def _in_flight(self) -> None:
-        """Fit what each micro-batch in flight keeps.
-
-        Micro-batch j + n enters when j has left: always for the most, and for a smaller n if that
-        many are enough.
-        """
-        sharing = Counter(one.gpu for one in self.course.kept)
-        taken: dict[int, list[cp_model.LinearExprT]] = defaultdict(list)
+        """Let micro-batch j + n enter when j has left, for the most that may be in flight."""
         for one, most in zip(self.course.kept, self.most, strict=True):
             there = self._is_there(one)
             for arc in self._left_before(one, most):
                 self._require(arc, *there)
-            if sharing[one.gpu] == 1:
+
+    def _fit(self) -> None:
+        """Fit what is kept on each GPU into its memory, in the reading of the scope.
+
+        One thing alone fits by the most that may be in flight.
+        """
+        on: dict[int, list[int]] = defaultdict(list)
+        for number, one in enumerate(self.course.kept):
+            on[one.gpu].append(number)
+        for gpu, numbers in on.items():
+            if len(numbers) == 1 and isinstance(self.each[numbers[0]], int):
                 continue
-            literals = [
-                self.model.new_bool_var(f"z{one.stage}{one.enter}{one.leave}{n}")
-                for n in range(1, most)
-            ]
-            for n, literal in enumerate(literals, start=1):
-                arcs = self._left_before(one, n)
-                for arc in arcs:
-                    self._require(arc, literal, *there)
-                self.enough.append((literal, arcs))
-            for fewer, more in pairwise(literals):
-                self.model.add_implication(fewer, more)
-            # One micro-batch, if it is there at all, and one more for each n that is not enough.
-            taken[one.gpu].append(one.each_bytes * (there[0] if there else 1))
-            for literal in literals:
-                taken[one.gpu].append(one.each_bytes * ~literal)
+            if self.course.exact_peak(gpu):
+                self._fit_at_each_start(gpu, numbers)
+            else:
+                sizes = [size for number in numbers for size in self._at_the_most(number)]
+                self.model.add(sum(sizes) <= self.spare[gpu])
+
+    def _at_the_most(self, number: int) -> list[Expr]:
+        """Return the bytes that the most micro-batches in flight at once keep.
+
+        One, if it is there at all, and one more for each n that is not enough.
+        """
+        one, each = self.course.kept[number], self.each[number]
+        there = self._is_there(one)
+        literals = [
+            self.model.new_bool_var(f"z{one.stage}{one.enter}{one.leave}{n}")
+            for n in range(1, self.most[number])
+        ]
+        for n, literal in enumerate(literals, start=1):
+            arcs = self._left_before(one, n)
+            for arc in arcs:
+                self._require(arc, literal, *there)
+            self.enough.append((literal, arcs))
+            if there:
+                self.model.add(literal == 1).only_enforce_if(~there[0])
+        for fewer, more in pairwise(literals):
+            self.model.add_implication(fewer, more)
+        if isinstance(each, int):
+            alone = cast("Expr", there[0] if there else 1)
+            return [each * alone, *(each * ~literal for literal in literals)]
+        held = self.model.new_int_var(0, self._room(one.gpu), f"held{number}")
+        self.model.add(held >= each).only_enforce_if(*there)
+        for n, literal in enumerate(literals, start=2):
+            self.model.add(held >= n * each).only_enforce_if(~literal, *there)
+        return [held]
+
+    def _room(self, gpu: int) -> int:
+        """Return the most bytes that a GPU may keep beside weights and workspace."""
+        return max(0, self.course.spare[gpu])
+
+    def _fit_at_each_start(self, gpu: int, numbers: Sequence[int]) -> None:
+        """Fit what lies there whenever something starts, in the reading peak.
+
+        What is kept changes at the starts and ends of the GPU's own operations, so that their
+        order says how many micro-batches are in flight.
+        """
+        for step, one in enumerate(self.way):
+            if one.resource != ("gpu", gpu):
+                continue
+            there = self._is_there(one)
+            for j in range(self.k):
+                sizes: list[Expr] = [self.course.workspace_bytes(one)]
+                for number in numbers:
+                    kept = self.course.kept[number]
+                    if one.stage == kept.stage and {one.split, kept.split} == {False, True}:
+                        continue
+                    begun = self._begun(step, j, self.place[kept.enter, kept.stage])
+                    ended = self._begun(step, j, self.place[kept.leave, kept.stage])
+                    count = begun - ended
+                    if self.place[kept.leave, kept.stage] == step:
+                        # What leaves at its end is still there.
+                        count += 1
+                    if also := self._is_there(kept):
+                        most = self.most[number]
+                        counted = self.model.new_int_var(0, most, f"n{step}_{j}_{number}")
+                        self.model.add(counted >= count).only_enforce_if(*also)
+                        count = counted
+                    sizes.append(kept.each_bytes * count)
+                fits = self.model.add(sum(sizes) <= self.course.usable[gpu])
                 if there:
-                    self.model.add(literal == 1).only_enforce_if(~there[0])
-        for gpu, terms in taken.items():
-            self.model.add(sum(terms) <= self.course.spare[gpu])
+                    fits.only_enforce_if(*there)
+
+    def _begun(self, step: int, j: int, other: int) -> Expr:
+        """Return the last micro-batch of another step that begins no later than j of a step."""
+        if other == step:
+            return j
+        if (other, step) in self.between:
+            begin, _, literals = self.between[other, step]
+            return j + begin - 1 + sum(~literal for literal in literals[j])
+        begin, end, literals = self.between[step, other]
+        behind = [literals[(j - m) % self.k][m - begin] for m in range(begin, end)]
+        return j - end + sum(behind)
 
     def _left_before(self, kept: Kept, n: int) -> list[Arc]:
         enter, leave = self.place[kept.enter, kept.stage], self.place[kept.leave, kept.stage]
-        length = self.way[leave].length_ns
-        return [self._arc((leave, j), (enter, j + n), length) for j in range(self.k)]
+        return [self._arc((leave, j), (enter, j + n)) for j in range(self.k)]
 
     def _one_at_a_time(self) -> None:
         """For two steps on one resource, order each pair of micro-batches that can meet."""
@@ -172,23 +288,26 @@ class OrderModel:
         apart = self._certainly_behind()
         for shared in on.values():
             for early, late in combinations(shared, 2):
-                first, second = self.way[early], self.way[late]
-                if first.stage == second.stage and {first.split, second.split} == {False, True}:
+                if not self._may_meet(early, late):
                     continue
-                there = self._is_there(first, second)
+                there = self._is_there(self.way[early], self.way[late])
                 # Micro-batch j + m of the earlier step is behind j of the later one from m on.
                 begin, end = 1 - apart[early][late], apart[late][early]
-                for j in range(self.k):
-                    literals = [self._order(early, late, j, m, there) for m in range(begin, end)]
-                    for fewer, more in pairwise(literals):
+                rows = [
+                    [self._order(early, late, j, m, there) for m in range(begin, end)]
+                    for j in range(self.k)
+                ]
+                self.between[early, late] = Between(begin, end, rows)
+                for row in rows:
+                    for fewer, more in pairwise(row):
                         self.model.add_implication(fewer, more)
 
     def _order(
         self, early: int, late: int, j: int, m: int, there: tuple[cp_model.LiteralT, ...]
     ) -> cp_model.IntVar:
         behind = self.model.new_bool_var(f"y{early}_{late}_{j}_{m}")
-        after = self._arc((late, j), (early, j + m), self.way[late].length_ns)
-        before = self._arc((early, j + m), (late, j), self.way[early].length_ns)
+        after = self._arc((late, j), (early, j + m))
+        before = self._arc((early, j + m), (late, j))
         self._require(after, behind, *there)
         self._require(before, ~behind, *there)
         self.orders.append((behind, after))
@@ -214,16 +333,16 @@ class OrderModel:
 
         for before, behind in self._links():
             add(node(before), node(behind), 0)
-        through: dict[int, dict[bool, int]] = defaultdict(dict)
+        through: dict[tuple[int, str], dict[bool, int]] = defaultdict(dict)
         for one, most in zip(self.course.kept, self.most, strict=True):
-            if one.enter == "F":
-                known = through[one.stage].get(bool(one.split), most)
-                through[one.stage][bool(one.split)] = min(known, most)
+            if one.enter != "I":
+                known = through[one.stage, one.enter].get(bool(one.split), most)
+                through[one.stage, one.enter][bool(one.split)] = min(known, most)
             if one.leave == "W":
-                enters = "back" if one.enter == "I" else "F"
+                enters = "back" if one.enter == "I" else one.enter
                 add(("W", one.stage), (enters, one.stage), most)
-        for stage, choices in through.items():
-            add(("back", stage), ("F", stage), max(choices.values()))
+        for (stage, enter), choices in through.items():
+            add(("back", stage), (enter, stage), max(choices.values()))
         lengths = dict(networkx.all_pairs_dijkstra_path_length(graph))
         steps = range(len(self.way))
         return [[int(lengths[node(a)][node(b)]) for b in steps] for a in steps]
@@ -235,7 +354,7 @@ class OrderModel:
         """
         for step, one in enumerate(self.way):
             if one.what == "W" or (one.stage == 0 and one.what in ("B", "I")):
-                arc = self._arc((step, self.k - 1), (0, self.k), max(1, one.length_ns))
+                arc = self._arc((step, self.k - 1), (0, self.k), least=1)
                 self._require(arc, *self._is_there(one))
 
     def hint(self, answer: Answer) -> None:
@@ -249,25 +368,31 @@ class OrderModel:
         for number, variable in enumerate(self.starts):
             self.model.add_hint(variable, known.get(number, 0))
 
+        lengths = self._known_lengths(answer)
+
         def holds(arc: Arc) -> bool:
-            first, second, turns, length = arc
-            if first not in known or second not in known:
+            if arc.first not in known or arc.second not in known:
                 return True
-            return known[second] + turns * answer.period_ns >= known[first] + length
+            length = max(arc.least, lengths[arc.first // self.k])
+            turns = arc.turns * answer.period_ns
+            return known[arc.second] + turns >= known[arc.first] + length
 
         for literal, arc in self.orders:
             self.model.add_hint(literal, holds(arc))
         for literal, arcs in self.enough:
             self.model.add_hint(literal, all(map(holds, arcs)))
 
-    def shortest(self, solver: cp_model.CpSolver) -> Answer:
-        """Return the order that was found with the least period that it allows.
+    def _known_lengths(self, answer: Answer) -> list[int]:
+        """Return the length of each step in an answer, ns."""
+        return [step.length_ns for step in self.way]
 
-        A cycle of the order that takes C and crosses h periods needs T >= C / h; T grows from
-        cycle to cycle until there is none left (Bellman and Ford).
-        """
+    def shortest(self, solver: cp_model.CpSolver) -> Answer:
+        """Return the order that was found with the least period that it allows."""
+        lengths = [int(solver.value(length)) for length in self.lengths]
         arcs = [
-            arc for arc, if_true in self.arcs if all(solver.boolean_value(one) for one in if_true)
+            (arc.first, arc.second, arc.turns, max(arc.least, lengths[arc.first // self.k]))
+            for arc, if_true in self.arcs
+            if all(solver.boolean_value(one) for one in if_true)
         ]
         least = max(1, self.k * self.course.load_ns)
         period, starts = least_cycle_time(len(self.starts), arcs, least)
@@ -276,40 +401,8 @@ class OrderModel:
             there = all(solver.boolean_value(literal) for literal in self._is_there(one))
             row = starts[step * self.k : (step + 1) * self.k] if there else []
             rows.append(tuple(time - starts[0] for time in row))
-        return Answer(self.k, period, tuple(rows))
+        return Answer(self.k, period, tuple(rows), self._stages(solver))
 
-
-def least_cycle_time(count: int, arcs: Sequence[Arc], least: int) -> tuple[int, list[int]]:
-    """Return the least whole T for which starts exist, and the starts.
-
-    Parameters
-    ----------
-    count : int
-        Of the starts.
-    arcs : sequence of Arc
-    least : int
-        A T below which there is nothing to look for.
-    """
-    period = least
-    while True:
-        starts, came = [0] * count, [-1] * count
-        changed = -1
-        for _ in range(count + 1):
-            changed = -1
-            for number, (first, second, turns, length) in enumerate(arcs):
-                time = starts[first] + length - turns * period
-                if time > starts[second]:
-                    starts[second], came[second], changed = time, number, second
-            if changed < 0:
-                return period, starts
-        node = changed
-        for _ in range(count):
-            node = arcs[came[node]][0]
-        total = crossed = 0
-        end = node
-        while True:
-            first, _, turns, length = arcs[came[node]]
-            total, crossed, node = total + length, crossed + turns, first
-            if node == end:
-                break
-        period = max(period + 1, -(-total // crossed))
+    def _stages(self, solver: cp_model.CpSolver) -> tuple[Stage, ...]:
+        """Return the stages, where something about them was chosen."""
+        return ()

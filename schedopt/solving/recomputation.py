@@ -12,6 +12,7 @@ not exclude are followed, those that another one dominates left out.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -73,29 +74,43 @@ def least_again(
     steps = [_step(chain, gpu, layer, in_flight) for layer in layers]
     cheapest = _shortest(steps, 1, 0)
     if cheapest[1] <= room_bytes:
-        return Again(cheapest[0], _runs(cheapest[2], layers.start))
+        return Again(cheapest[0], runs_of(cheapest[2], layers.start))
     smallest = _shortest(steps, 0, 1)
     if smallest[1] > room_bytes:
         return None
     best, price = _best_price(steps, room_bytes, cheapest, smallest)
     best = _exact(steps, room_bytes, best, *price)
-    return Again(best[0], _runs(best[2], layers.start))
+    return Again(best[0], runs_of(best[2], layers.start))
 
 
-def kept_bytes(chain: Chain, layers: range, runs: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    """Return what a stage keeps for each micro-batch in flight, and what R brings back once."""
+def held_bytes(
+    chain: Chain, layers: range, runs: Sequence[tuple[int, int]], *, split: bool = False
+) -> Counter[tuple[str, str]]:
+    """Return what a stage holds for a micro-batch, by the operations between which it does, bytes.
+
+    Parameters
+    ----------
+    chain : Chain
+    layers : range
+    runs : sequence of (int, int)
+        What is recomputed.
+    split : bool
+        Whether the backward is split.
+    """
+    begins = {first for first, _ in runs}
     again = {layer for first, last in runs for layer in range(first, last + 1)}
-    each = once = 0
-    for layer in layers:
-        one = chain.layers[layer]
-        if layer in again:
-            once += one.saved
-        else:
-            each += one.saved
-            if layer == layers.start or layer - 1 in again:
-                each += one.saved_input_bytes or 0
-    each += sum(input_bytes(chain, first) for first, _ in runs)
-    return each, once
+    held: Counter[tuple[str, str]] = Counter()
+    for number in layers:
+        layer = chain.layers[number]
+        end = "B" if not split else "W" if layer.saved_weight_bytes is None else "I"
+        held["R" if number in again else "F", end] += layer.saved
+        if number in begins:
+            held["F", end] += input_bytes(chain, number)
+        elif number not in again and (number == layers.start or number - 1 in again):
+            held["F", end] += layer.saved_input_bytes or 0
+        if split:
+            held["I", "W"] += layer.saved_weight_bytes or 0
+    return held
 
 
 def input_bytes(chain: Chain, layer: int) -> int:
@@ -234,7 +249,8 @@ def _undominated(paths: Iterator[_Path]) -> list[_Path]:
     return found
 
 
-def _runs(flags: Sequence[bool], first: int) -> Runs:
+def runs_of(flags: Sequence[bool], first: int) -> Runs:
+    """Return the runs of layers, the first of which has a number, that are flagged."""
     edges = [
         first + place
         for place, (before, here) in enumerate(pairwise((False, *flags, False)))

@@ -12,7 +12,8 @@ from schedopt.account.timeline import Timeline
 from schedopt.families import theorem_4
 from schedopt.problem import Problem
 from schedopt.solving.course import Answer, Course
-from schedopt.solving.orders import OrderModel, least_cycle_time
+from schedopt.solving.cycles import least_cycle_time
+from schedopt.solving.orders import OrderModel
 from tests.solvers.patterns import least_period
 from tests.strategies import chains, platforms
 
