@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from types import FrameType
 
-from schedopt.bounds import load_bound, memory_proof
+from schedopt.bounds import lower_bounds, memory_proof
 from schedopt.chain import Chain
 from schedopt.checking import check
 from schedopt.errors import InputError
@@ -103,7 +103,8 @@ def _climb(run: Run, initial: Plan | None, named: tuple[str, ...] | None) -> lis
     names = named or default_solvers(problem.scope)
     solvers = [(name, load_solver(name)) for name in names]
     run.solver = "closed form"
-    run.add_bound(load_bound(problem))
+    for proven in lower_bounds(problem):
+        run.add_bound(proven)
     if initial is not None:
         run.solver = "initial"
         run.report(_same_problem(initial, problem))

@@ -1,0 +1,25 @@
+"""Closed forms that nothing can beat, each with the scope in which it holds and its proof.
+
+They speak of plans that run each layer on one GPU, whichever the micro-batch.
+"""
+
+from __future__ import annotations
+
+from schedopt.bounds.every import lower_bounds
+from schedopt.bounds.load import load_bound
+from schedopt.bounds.memory import memory_proof
+from schedopt.bounds.packing import packing_bound
+from schedopt.bounds.scopes import widest
+from schedopt.bounds.span import contiguous_bound
+from schedopt.bounds.step import contiguous_step_bound, step_bound
+
+__all__ = [
+    "contiguous_bound",
+    "contiguous_step_bound",
+    "load_bound",
+    "lower_bounds",
+    "memory_proof",
+    "packing_bound",
+    "step_bound",
+    "widest",
+]

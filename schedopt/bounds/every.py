@@ -1,0 +1,47 @@
+"""All bounds of a problem."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from schedopt.bounds.load import load_bound
+from schedopt.bounds.packing import packing_bound
+from schedopt.bounds.span import contiguous_bound
+from schedopt.bounds.step import contiguous_step_bound, step_bound
+from schedopt.problem import Problem, Scope
+from schedopt.result import Bound
+
+FURTHER: Final[tuple[Callable[[Problem], Bound | None], ...]] = (
+    step_bound,
+    packing_bound,
+    contiguous_step_bound,
+    contiguous_bound,
+)
+
+
+def lower_bounds(problem: Problem) -> Iterator[Bound]:
+    """Yield the bounds that hold for a problem, the cheapest first, each above those before it.
+
+    Where the exact programme over cuts finds the optimum itself, only the load is looked at.
+    """
+    best = load_bound(problem)
+    yield best
+    if _is_plain(problem.scope):
+        return
+    for prove in FURTHER:
+        bound = prove(problem)
+        if bound is not None and bound.period > best.period:
+            best = bound
+            yield bound
+
+
+def _is_plain(scope: Scope) -> bool:
+    """Whether a scope holds contiguous 1-periodic patterns of whole operations only."""
+    return (
+        scope.allocation == "contiguous"
+        and scope.max_k == 1
+        and scope.microbatches is None
+        and not scope.split_backward
+        and not scope.recompute
+    )

@@ -1,0 +1,120 @@
+"""What the memory of all GPUs together allows, for any allocation and any k."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+from itertools import accumulate
+from math import ceil, floor
+from typing import Final
+
+from schedopt.bounds.load import load_bound, way_back
+from schedopt.bounds.scopes import make_bound, widest
+from schedopt.problem import Problem
+from schedopt.result import Bound
+
+PROOF: Final = "what all micro-batches in flight keep must fit the memory of all GPUs"
+MOST_DROPS: Final = 64
+"""So often a period is lowered to the next one at which a count changes."""
+
+
+def packing_bound(problem: Problem) -> Bound | None:
+    """Return the period that the memory of all GPUs together needs, for any allocation and k.
+
+    What layer l saves for a micro-batch stays from its forward to its backward, at least R_l: the
+    work of l and of all layers behind it on the fastest GPU, of a split backward the input half.
+    A micro-batch comes every T / k on average, so on average at least R_l k / T of them are in
+    flight, and at some instant that rounded up. The GPU of a layer must hold this most; the sum
+    over all GPUs of what lies there at the worst instant is at least the sum of the averages, and
+    at least the sum for one micro-batch. In the reading *sum* each layer counts with its most.
+
+    Returns
+    -------
+    Bound or None
+        None where nothing follows: with recompute, with updates, or if no plan fits at all.
+    """
+    scope = problem.scope
+    if scope.recompute or not problem.rule.is_given:
+        return None
+    layers, gpus = problem.chain.layers, problem.platform.gpus
+    fastest = max(gpus, key=lambda gpu: gpu.speed)
+    ways = [
+        fastest.duration_ns(layer.forward_ns)
+        + fastest.duration_ns(way_back(layer, scope.split_backward))
+        for layer in layers
+    ]
+    rest = list(accumulate(reversed(ways)))[::-1]
+    saved = [layer.saved for layer in layers]
+    saved[0] += layers[0].saved_input_bytes or 0
+    largest = max(gpu.usable_bytes for gpu in gpus)
+    spare = sum(gpu.usable_bytes for gpu in gpus) - sum(layer.weight_bytes for layer in layers)
+    if sum(saved) > spare:
+        return None
+    least = load_bound(problem).period
+    for layer, way, span, each in zip(layers, ways, rest, saved, strict=True):
+        own = largest - layer.weight_bytes - ((layer.workspace_bytes or 0) if way else 0)
+        if each > own:
+            return None
+        if each:
+            least = max(least, Fraction(span, own // each))
+    if any(saved):
+        held = sum(each * span for each, span in zip(saved, rest, strict=True))
+        least = max(least, Fraction(held, spare))
+    if scope.memory == "sum":
+        counted = [(span, each) for span, each in zip(rest, saved, strict=True) if span and each]
+        least = _with_whole_counts(counted, spare - sum(saved), least)
+    within = replace(
+        widest(scope),
+        memory=scope.memory,
+        max_k=scope.max_k,
+        microbatches=scope.microbatches,
+    )
+    return make_bound(least, within, PROOF)
+
+
+def _with_whole_counts(counted: Sequence[tuple[int, int]], spare: int, least: Fraction) -> Fraction:
+    """Return the least period at which whole counts of micro-batches fit, from `least` on.
+
+    Parameters
+    ----------
+    counted : sequence of (int, int)
+        Span in ns and bytes for each micro-batch, of each layer.
+    spare : int
+        Bytes beside weights and one micro-batch.
+    least : Fraction
+        Above 0.
+    """
+
+    def counts(period: Fraction, *, below: bool = False) -> list[int] | None:
+        """Return the counts at a period, or at one just below it, if they fit."""
+        if below:
+            found = [floor(span / period) + 1 for span, _ in counted]
+        else:
+            found = [max(1, ceil(span / period)) for span, _ in counted]
+        extra = sum((n - 1) * each for n, (_, each) in zip(found, counted, strict=True))
+        return found if extra <= spare else None
+
+    def shortest(found: Sequence[int]) -> Fraction:
+        """Return the least period with these counts."""
+        return max(Fraction(span, n) for n, (span, _) in zip(found, counted, strict=True))
+
+    if not counted or counts(least) is not None:
+        return least
+    # From here on at least one layer counts, one micro-batch of each fits, and `least` is refuted.
+    low, high = floor(least), Fraction(max(span for span, _ in counted))
+    drops = 0
+    while drops < MOST_DROPS:
+        middle = (low + ceil(high)) // 2
+        if low < middle < high:
+            found = counts(Fraction(middle))
+            if found is None:
+                low = middle
+                continue
+        else:
+            drops += 1
+            found = counts(high, below=True)
+            if found is None:
+                return high
+        high = shortest(found)
+    return max(least, Fraction(low))

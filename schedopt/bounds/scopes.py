@@ -1,0 +1,63 @@
+"""The scopes that bounds speak of, and the periods that plans of a scope can have."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from math import ceil
+from typing import Final
+
+from schedopt.problem import Problem, Scope
+from schedopt.result import Bound, as_ratio
+
+MOST_LENGTHS: Final = 1024
+"""Patterns up to this long are looked at when a bound is rounded up."""
+
+
+def widest(scope: Scope) -> Scope:
+    """Return the scope of all plans with the same kinds of operations: any allocation, any k."""
+    return Scope(
+        allocation="general",
+        max_k=None,
+        grain="layer",
+        memory="peak",
+        split_backward=scope.split_backward,
+        recompute=scope.recompute,
+        gpu_order="any",
+    )
+
+
+def contiguous(problem: Problem) -> Scope:
+    """Return the scope of all contiguous plans of the length, grain and operations asked.
+
+    The stage of a GPU holds the most while one of its operations runs, so that both readings of
+    memory agree.
+    """
+    scope, platform = problem.scope, problem.platform
+    return replace(
+        widest(scope),
+        allocation="contiguous",
+        max_k=scope.max_k,
+        microbatches=scope.microbatches,
+        grain=scope.grain,
+        gpu_order="any" if platform.uniform else scope.gpu_order,
+    )
+
+
+def longest_pattern(scope: Scope) -> int | None:
+    """Return the most micro-batches of a pattern; None: any number."""
+    return scope.max_k if scope.microbatches is None else scope.microbatches
+
+
+def make_bound(value: Fraction | int, scope: Scope, proof: str) -> Bound:
+    """Return a bound, rounded up to a period that a pattern of the scope can have.
+
+    A pattern of k micro-batches takes a whole number of ns, and at least 1.
+    """
+    value = Fraction(value)
+    longest = longest_pattern(scope)
+    if scope.microbatches is not None:
+        value = Fraction(max(1, ceil(scope.microbatches * value)), scope.microbatches)
+    elif longest is not None and longest <= MOST_LENGTHS:
+        value = min(Fraction(max(1, ceil(k * value)), k) for k in range(1, longest + 1))
+    return Bound(exact=as_ratio(value), scope=scope, proof=proof)

@@ -1,0 +1,148 @@
+"""What the micro-batches in flight take of the memory, for contiguous allocations and any k."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from math import ceil, floor
+from typing import TYPE_CHECKING, Final
+
+from schedopt.bounds.cuts import LATEST, NEVER, Cuts, is_readable, longest_way
+from schedopt.bounds.load import load_bound
+from schedopt.bounds.scopes import contiguous, longest_pattern, make_bound
+from schedopt.problem import LARGEST_HORIZON_NS, Problem
+from schedopt.result import Bound
+
+if TYPE_CHECKING:
+    from schedopt.bounds.cuts import Array
+
+PROOF: Final = "each stage keeps its micro-batches in flight while later stages work on them"
+MOST_COUNT: Final = 4096
+MOST_DROPS: Final = 64
+"""So often a period is lowered to that of better stages."""
+
+Read = tuple[int, int, int]
+"""A stage in the order of reading: first layer, end, GPU."""
+
+
+def contiguous_bound(problem: Problem) -> Bound | None:
+    """Return the least period that load, links and memory allow on contiguous stages, for any k.
+
+    The span of a stage, from the start of its forward to the end of its backward, is at least its
+    own work and that of all stages behind it, and the transfers at the cuts between. A micro-batch
+    comes every T / k on average, so on average span k / T of them are in flight, and at some
+    instant that rounded up: each keeps its saved bytes, beside the weights and the workspace of
+    the operation that runs then. With a split backward the span ends with the input half, and
+    stages behind count with what the gradient waits for. A link carries each micro-batch both
+    ways; a transfer may cover several of them, which saves latency. With recompute nothing need be
+    saved. The least span behind each cut decides whether T / k is possible. It is bisected, and
+    lowered to what the stages found allow, until nothing less is possible.
+
+    Returns
+    -------
+    Bound or None
+        None if the allocation is not contiguous, if no stages fit the memory, or for chains that
+        are too long.
+    """
+    if problem.scope.allocation != "contiguous" or not is_readable(problem):
+        return None
+    load = load_bound(problem).period
+    if not load:
+        return None
+    reading = _Spans(problem, load)
+    high = reading.least(Fraction(LARGEST_HORIZON_NS))
+    if high is None:
+        return None
+    low = floor(load)
+    drops = 0
+    while high > load and drops < MOST_DROPS:
+        middle = (low + ceil(high)) // 2
+        if low < middle < high:
+            found = reading.least(Fraction(middle))
+            if found is None:
+                low = middle
+        else:
+            drops += 1
+            found = reading.least(high, below=True)
+            if found is None:
+                return make_bound(high, contiguous(problem), PROOF)
+        high = min(high, found or high)
+    return make_bound(max(load, Fraction(low)), contiguous(problem), PROOF)
+
+
+class _Spans:
+    """The stages that are possible at a normalized period. They are read from the last."""
+
+    def __init__(self, problem: Problem, load: Fraction) -> None:
+        useful = ceil(longest_way(problem) / load) + 1
+        self.cuts = Cuts(problem, most=min(MOST_COUNT, useful), backwards=True)
+        self.carried = [Fraction(0), *_carried(problem)[::-1], Fraction(0)]
+
+    def least(self, period: Fraction, *, below: bool = False) -> Fraction | None:
+        """Return a period that some stages allow, at most the one given, or below it.
+
+        It is the least for these stages. None if there are none.
+        """
+        import numpy as np
+
+        cuts = self.cuts
+        whole, part = period.as_integer_ratio()
+
+        def times(count: int) -> int:
+            """Return the longest span with so many micro-batches in flight, ns."""
+            return min((count * whole - below) // part, LATEST)
+
+        longest = times(1)
+        # What is above the counts looked at is taken as any number.
+        spans = np.array([*map(times, range(cuts.most)), LATEST], dtype=np.int64)
+        spans[0] = -1
+        passes = [time < period or (not below and time == period) for time in self.carried]
+        trips = np.where(passes, 2 * cuts.trip, NEVER)
+
+        def extend(here: Array, first: int) -> Array:
+            behind = here[0]
+            layers = cuts.within(first, longest)
+            _, way, work = cuts.lengths(first, layers)
+            span = behind + way
+            fits = (work <= longest) & (span <= spans[cuts.caps(first, layers)])
+            trip = trips[first + 1 : first + 1 + layers]
+            return np.where(fits, np.minimum(span + trip, NEVER), NEVER)[None]
+
+        stages = cuts.read(extend)
+        return None if stages is None else self._period(stages)
+
+    def _period(self, stages: Sequence[Read]) -> Fraction:
+        """Return the least period of given stages."""
+        found = Fraction(0)
+        span = 0
+        for first, end, gpu in reversed(stages):
+            lengths = self.cuts.lengths(first, end - first)
+            _, way, work = (int(rows[gpu % len(rows), -1]) for rows in lengths)
+            caps = self.cuts.caps(first, end - first)
+            cap = int(caps[gpu % len(caps), -1])
+            span += way
+            found = max(found, Fraction(work), self.carried[end])
+            if cap < self.cuts.most:
+                found = max(found, Fraction(span, cap))
+            span += 2 * int(self.cuts.trip[end])
+        return found
+
+
+def _carried(problem: Problem) -> list[Fraction]:
+    """Return how long each cut occupies its link for a micro-batch at least, ns.
+
+    A transfer that covers several micro-batches has one latency, and rounds up once.
+    """
+    link, most = problem.platform.link, longest_pattern(problem.scope)
+    ways = 2 if link is not None and link.duplex == "half" else 1
+    found = []
+    for layer in problem.chain.layers[:-1]:
+        if link is None:
+            found.append(Fraction(0))
+        elif most == 1:
+            found.append(Fraction(ways * link.transfer_ns(layer.activation_bytes)))
+        else:
+            alone = Fraction(layer.activation_bytes * 10**9, link.bandwidth_bytes_per_s)
+            latency = Fraction(link.latency_ns, most) if most else 0
+            found.append(ways * (alone + latency))
+    return found

@@ -1,0 +1,279 @@
+"""Figures worked out by hand, each reached by a plan where that is said."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+
+from schedopt import Chain, Layer, Platform, Problem, Rule, Scope, Stage, solve
+from schedopt.bounds import (
+    contiguous_bound,
+    contiguous_step_bound,
+    load_bound,
+    lower_bounds,
+    packing_bound,
+    step_bound,
+)
+from schedopt.result import Bound
+
+
+def equal_layers(
+    count: int,
+    *,
+    forward: int = 1,
+    backward: int = 2,
+    saved: int = 1,
+    weight: int = 0,
+    halves: tuple[int, int] | None = None,
+) -> Chain:
+    layer = Layer(
+        forward_ns=forward,
+        backward_ns=backward,
+        weight_bytes=weight,
+        activation_bytes=1,
+        saved_bytes=saved,
+        backward_input_ns=halves[0] if halves else None,
+        backward_weight_ns=halves[1] if halves else None,
+    )
+    return Chain(layers=(layer,) * count)
+
+
+def step(allocation: str, count: int, *, split: bool = False) -> Scope:
+    return Scope(
+        allocation=allocation,  # type: ignore[arg-type]
+        max_k=None,
+        microbatches=count,
+        split_backward=split,
+    )
+
+
+def value(bound: Bound | None) -> Fraction:
+    assert bound is not None
+    return bound.period
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 3, 4])
+@pytest.mark.parametrize("count", [1, 4, 7])
+def test_1f1b_reaches_the_contiguous_step(gpus: int, count: int) -> None:
+    # The last of P equal stages waits (P - 1) (f + b) in all and works m (f + b).
+    chain, platform = equal_layers(gpus), Platform(gpus, 99)
+    problem = Problem(chain=chain, platform=platform, scope=step("contiguous", count))
+    bound = value(contiguous_step_bound(problem))
+    assert bound * count == (count + gpus - 1) * 3 if count > 1 or gpus == 1 else 3 * gpus
+    result = solve(chain, platform, scope=problem.scope)
+    assert (result.status, result.period) == ("optimal", bound)
+
+
+def test_transfers_delay_a_step() -> None:
+    # Two stages of 3 and a link of 1: 1 + 1 before, 4 * 3 of work, 1 + 2 behind. The first stage
+    # and both transfers of the first micro-batch: 4 * 3 alone. One GPU: 24.
+    chain, platform = equal_layers(2), Platform(2, 99, bandwidth=10**9)
+    problem = Problem(chain=chain, platform=platform, scope=step("contiguous", 4))
+    assert value(contiguous_step_bound(problem)) * 4 == 17
+    assert solve(chain, platform, scope=problem.scope).status == "optimal"
+    # A link of 5: one GPU at 4 * 6 is better than 3 + 2 * 5 + 4 * 3 = 25.
+    slow = Platform(2, 99, bandwidth=2 * 10**8)
+    problem = Problem(chain=chain, platform=slow, scope=step("contiguous", 4))
+    assert value(contiguous_step_bound(problem)) * 4 == 24
+
+
+def test_the_link_carries_a_step_too() -> None:
+    # Memory parts the layers. On the link: 1 before, at best 4 * 5 at once each way, 2 behind.
+    # The GPUs alone: 3 + 2 * 5 + 4 * 3 = 25.
+    chain = equal_layers(2, weight=10)
+    platform = Platform(2, 18, bandwidth=2 * 10**8)
+    problem = Problem(chain=chain, platform=platform, scope=step("contiguous", 4))
+    assert value(contiguous_step_bound(problem)) * 4 == 3 + 2 * 4 * 5
+    # A full-duplex link carries both ways at once, and only the GPUs count.
+    both = Platform(2, 18, bandwidth=2 * 10**8, duplex="full")
+    problem = Problem(chain=chain, platform=both, scope=step("contiguous", 4))
+    assert value(contiguous_step_bound(problem)) * 4 == 25
+
+
+def test_weight_halves_may_come_last() -> None:
+    # F = I = W = 1 on each of 3 GPUs. The last stage: 2 before, 4 * 3 of work. Its halves alone:
+    # 2 + 4 * 2 and 2 back, and W of the first stage: 13.
+    chain = equal_layers(3, halves=(1, 1))
+    problem = Problem(
+        chain=chain, platform=Platform(3, 99), scope=step("contiguous", 4, split=True)
+    )
+    assert value(contiguous_step_bound(problem)) * 4 == 14
+    # One micro-batch: 3 ahead, 3 back, and the last weight half.
+    problem = Problem(
+        chain=chain, platform=Platform(3, 99), scope=step("contiguous", 1, split=True)
+    )
+    assert value(contiguous_step_bound(problem)) == 7
+    assert value(step_bound(problem)) == 7
+
+
+def test_any_allocation_waits_for_the_first_layers() -> None:
+    # 4 layers of 3 on 2 GPUs, 5 micro-batches: 60 of work, and one GPU waits for a layer: 63 / 2.
+    problem = Problem(chain=equal_layers(4), platform=Platform(2, 99), scope=step("general", 5))
+    assert value(step_bound(problem)) * 5 == 32
+    # With a link of 1 it waits for a transfer each way: 65 / 2.
+    linked = Platform(2, 99, bandwidth=10**9)
+    problem = Problem(chain=equal_layers(4), platform=linked, scope=step("general", 5))
+    assert value(step_bound(problem)) * 5 == 33
+    # With halves only the forward counts for all work: 61 / 2.
+    chain = equal_layers(4, halves=(1, 1))
+    problem = Problem(chain=chain, platform=Platform(2, 99), scope=step("general", 5, split=True))
+    assert value(step_bound(problem)) * 5 == 31
+    # The last of 2 layers works 5 * 3 behind 3.
+    problem = Problem(chain=equal_layers(2), platform=Platform(9, 99), scope=step("general", 5))
+    assert value(step_bound(problem)) * 5 == 18
+
+
+def test_a_slow_gpu_waits_rather_than_a_fast_one() -> None:
+    # Speeds 2 and 1, 2 layers of 3, 4 micro-batches: 24 = 2 D + (D - 2), as the fast GPU runs
+    # layer 0 in 1 + 1 = 2 ns: D = 26 / 3, and alone the fast one takes 4 * 4 = 16.
+    platform = Platform(2, 99, speed=["1", "2"])
+    problem = Problem(chain=equal_layers(2), platform=platform, scope=step("general", 4))
+    # A layer of 2 ns on the fast GPU, behind another: 2 + 4 * 2 = 10.
+    assert value(step_bound(problem)) * 4 == 10
+    problem = Problem(chain=equal_layers(4), platform=platform, scope=step("general", 4))
+    # 48 = 2 D + (D - 2): 50 / 3. The last layer: 6 + 4 * 2 = 14.
+    assert value(step_bound(problem)) * 4 == 17
+
+
+def test_room_for_two_of_three_micro_batches() -> None:
+    # 3 equal stages of 3, room for 2 each: the span of the first is 9, so T / k >= 9 / 2, which
+    # 2 micro-batches in every 9 ns reach.
+    chain, platform = equal_layers(3, saved=5, weight=1), Platform(3, 11)
+    problem = Problem(chain=chain, platform=platform, scope=Scope(max_k=None))
+    assert value(contiguous_bound(problem)) == Fraction(9, 2)
+    stages = [Stage(layers=(i, i), gpus=(i,)) for i in range(3)]
+    result = solve(chain, platform, stages=stages, scope=Scope(allocation="fixed", max_k=2))
+    assert result.period == Fraction(9, 2)
+    # Patterns of one micro-batch have whole periods.
+    whole = Problem(chain=chain, platform=platform, scope=Scope(max_k=1))
+    assert value(contiguous_bound(whole)) == 5
+    # All GPUs hold 33 bytes, 3 of them weights. On average 5 (9 + 6 + 3) / T <= 30: T >= 3. In
+    # whole counts 3 + 2 + 1 micro-batches of 5 bytes fit at 3.
+    anywhere = Problem(chain=chain, platform=platform, scope=Scope(allocation="general"))
+    assert value(packing_bound(anywhere)) == Fraction(9, 2).__ceil__()
+
+
+def test_halves_free_what_was_saved_earlier() -> None:
+    # F = I = W = 1 on 2 GPUs, room for one micro-batch: F0, F1, I1, I0 pass before the next; with
+    # whole backwards 6. A pattern reaches 4.
+    layer = Layer(
+        forward_ns=1, backward_ns=2, backward_input_ns=1, backward_weight_ns=1,
+        weight_bytes=0, activation_bytes=1, saved_bytes=10, saved_weight_bytes=1,
+    )  # fmt: skip
+    chain, platform = Chain(layers=(layer,) * 2), Platform(2, 12)
+    for split, least in ((True, 4), (False, 6)):
+        scope = Scope(max_k=None, split_backward=split)
+        problem = Problem(chain=chain, platform=platform, scope=scope)
+        assert value(contiguous_bound(problem)) == least
+
+
+def test_what_takes_no_time_takes_no_workspace() -> None:
+    # Room for the workspace of 3, or for both layers and one micro-batch of each.
+    def layer(length: int) -> Layer:
+        return Layer(
+            forward_ns=length, backward_ns=0, weight_bytes=1, activation_bytes=0,
+            workspace_bytes=3,
+        )  # fmt: skip
+
+    for first, fits in ((0, True), (1, False)):
+        chain = Chain(layers=(layer(first), layer(0)), same_gpu=((0, 1),))
+        scope = step("contiguous", 1)
+        problem = Problem(chain=chain, platform=Platform(1, 4), scope=scope)
+        assert (contiguous_step_bound(problem) is not None) == fits
+
+
+def test_all_gpus_together_hold_what_is_in_flight() -> None:
+    # Spans 4, 3, 2, 1 with 1 byte each and 7 bytes in all on 2 GPUs of load 2. Averages: 10 / T
+    # <= 7. Whole counts: at 2 they are 2, 2, 1, 1: 6 bytes. With 5 bytes: averages 2; at 2 6
+    # bytes do not fit, at 3 2, 1, 1, 1 do.
+    chain = equal_layers(4, forward=1, backward=0)
+    for room, reading, least in [
+        ([4, 3], "sum", 2), ([3, 2], "sum", 3), ([3, 2], "peak", 2), ([2, 2], "sum", 4),
+        ([2, 2], "peak", Fraction(5, 2)),
+    ]:  # fmt: skip
+        scope = Scope(allocation="general", max_k=None, memory=reading)  # type: ignore[arg-type]
+        problem = Problem(chain=chain, platform=Platform(2, room), scope=scope)
+        assert value(packing_bound(problem)) == least, (room, reading)
+
+
+def test_latency_is_shared_by_what_a_transfer_covers() -> None:
+    # Memory parts two layers of 1. A link with a latency of 3 and 1 ns for the byte, both ways:
+    # 8 for one micro-batch, and 2 + 6 / k if k go at once.
+    chain = equal_layers(2, forward=1, backward=0, saved=0, weight=2)
+    platform = Platform(2, 2, bandwidth=10**9, latency=3)
+    for k, least in [(1, 8), (2, 5), (3, 4), (None, 2)]:
+        problem = Problem(chain=chain, platform=platform, scope=Scope(max_k=k))
+        assert value(contiguous_bound(problem)) == least
+
+
+def test_the_wrong_order_of_gpus_is_no_plan() -> None:
+    # The large layer fits the second GPU only. In the given order both layers go there: 6 / 1;
+    # in any order each has its own.
+    large, little = (
+        Layer(forward_ns=1, backward_ns=2, weight_bytes=size, activation_bytes=0) for size in (9, 1)
+    )
+    chain, platform = (
+        Chain(layers=(large, little)),
+        Platform(2, [5, 10]),
+    )
+    given = Problem(chain=chain, platform=platform, scope=Scope(max_k=None))
+    assert value(contiguous_bound(given)) == 6
+    free = Problem(chain=chain, platform=platform, scope=Scope(max_k=None, gpu_order="any"))
+    assert value(contiguous_bound(free)) == 3
+
+
+def test_tied_layers_are_not_cut() -> None:
+    tied = Chain(layers=equal_layers(3).layers, same_gpu=((0, 1),))
+    problem = Problem(chain=tied, platform=Platform(3, 99), scope=Scope(max_k=None))
+    assert value(contiguous_bound(problem)) == 6
+    problem = Problem(chain=tied, platform=Platform(3, 99), scope=step("contiguous", 2))
+    # 2 * 6 in the first stage; 6 + 2 * 3 in the second.
+    assert value(contiguous_step_bound(problem)) * 2 == 12
+
+
+def test_recompute_and_updates_need_not_save() -> None:
+    chain, platform = equal_layers(3, saved=5, weight=1), Platform(3, 11)
+    scope = Scope(max_k=None, recompute=True)
+    assert value(contiguous_bound(Problem(chain=chain, platform=platform, scope=scope))) == 3
+    assert packing_bound(Problem(chain=chain, platform=platform, scope=scope)) is None
+    layer = Layer(
+        forward_ns=1, backward_ns=2, weight_bytes=1, activation_bytes=1, saved_bytes=5,
+        parameter_bytes=1, gradient_bytes=0,
+    )  # fmt: skip
+    updated = Problem(
+        chain=Chain(layers=(layer,) * 3),
+        platform=platform,
+        rule=Rule(update_every=1),
+        scope=Scope(max_k=None),
+    )
+    assert value(contiguous_bound(updated)) == 3
+    assert packing_bound(updated) is None
+
+
+def test_where_nothing_fits_there_is_no_bound() -> None:
+    chain, platform = equal_layers(2, saved=5), Platform(2, 4)
+    for scope in (Scope(max_k=None), step("contiguous", 3)):
+        problem = Problem(chain=chain, platform=platform, scope=scope)
+        assert contiguous_bound(problem) is None
+        assert contiguous_step_bound(problem) is None
+        assert packing_bound(problem) is None
+
+
+def test_only_what_is_above_the_rest_is_yielded() -> None:
+    chain, platform = equal_layers(3, saved=5, weight=1), Platform(3, 11)
+    plain = Problem(chain=chain, platform=platform)
+    assert list(lower_bounds(plain)) == [load_bound(plain)]
+    longer = Problem(chain=chain, platform=platform, scope=Scope(max_k=None))
+    periods = [bound.period for bound in lower_bounds(longer)]
+    assert periods == [3, Fraction(9, 2)]
+    assert len({bound.proof for bound in lower_bounds(longer)}) == len(periods)
+
+
+def test_long_chains_have_the_cheap_bounds_only() -> None:
+    problem = Problem(
+        chain=equal_layers(4096), platform=Platform(64, 2**40), scope=step("contiguous", 8)
+    )
+    assert contiguous_bound(problem) is None
+    assert contiguous_step_bound(problem) is None
+    assert step_bound(problem) is not None
