@@ -7,7 +7,7 @@ less is possible, which proves it if not.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
@@ -21,6 +21,7 @@ from schedopt.solving.choices import order_model
 from schedopt.solving.course import Answer, Course, require_stages
 from schedopt.solving.probing import decide, probe
 from schedopt.solving.run import Run
+from schedopt.stage import Stage
 
 PROOF: Final = "CP-SAT over all orders of k micro-batches"
 LOAD: Final = "a GPU or link works so long for each micro-batch"
@@ -47,16 +48,31 @@ def solve(problem: Problem, run: Run) -> None:
         given = replace(problem, scope=scope, stages=best_so_far.stages)
     require_stages(given, "periodic")
     search = _Search(given, free=given is problem and problem.scope.recompute)
-    if search.course.lacking()[1] > 0:
-        if given is problem:
-            run.report_infeasible(search.explain())
-        return
     for answer in search.scan(run):
         run.report(replace(search.plan(answer), scope=problem.scope))
-    if given is problem and search.impossible:
+    if given is not problem:
+        return
+    if search.impossible:
         run.report_infeasible(search.explain())
-    elif given is problem:
+    else:
         search.report_bound(run)
+
+
+def best_pattern(problem: Problem, stages: Sequence[Stage], run: Run) -> Plan | None:
+    """Return the best plan of an allocation for k = 1 that is found while the run goes on."""
+    scope = replace(problem.scope, allocation="fixed", max_k=1, microbatches=None, period_ns=None)
+    given = replace(problem, scope=scope, stages=tuple(stages))
+    search = _Search(given, free=scope.recompute)
+    answer = None
+    for _, found in search.probe(1, {}, run, max(1, search.course.whole_ns)):
+        answer = found or answer
+    return None if answer is None else search.plan(answer)
+
+
+def prove_impossible(problem: Problem, run: Run) -> Infeasibility | None:
+    """Return a proof that the memory does not hold the stages that are given, if there is one."""
+    search = _Search(problem, free=problem.scope.recompute)
+    return search.explain() if search.is_impossible(run) else None
 
 
 class _Search:
@@ -82,29 +98,49 @@ class _Search:
     def scan(self, run: Run) -> Iterator[Answer]:
         """Yield each answer that improves on the best, for one k after the other."""
         answers: dict[int, Answer] = {}
+        if run.best() is None and self.is_impossible(run):
+            self.impossible = True
+            return
         for k in range(1, self.longest + 1):
             known = _repeated(answers, k)
-            low, best = max(1, k * self.load), run.period()
-            high = max(low, known.period_ns if known else k * self.course.whole_ns)
+            best = run.period()
+            high = known.period_ns if known else k * self.course.whole_ns
+            high = max(high, self._least(k))
             if best is not None:
                 # What is not better than the best is of no use.
                 high = min(high, -(-best.numerator * k // best.denominator))
             if self.asked is not None:
                 high = min(high, k * self.asked)
-            ask = partial(self._ask, k, answers, run)
-            is_known = known is not None or best is not None
             if known is not None:
                 answers[k] = known
-            for least, found in probe(low, high, ask, run, known=is_known):
+            for least, found in self.probe(k, answers, run, high, known=best is not None):
                 if found is not None:
                     answers[k] = found
                     yield found
                 self.bounds[k] = Fraction(least, k)
             self.bounds.setdefault(k, Fraction(self.load))
-            # What fits at all fits with one micro-batch after the other.
-            self.impossible = run.best() is None and self.bounds[k] > self.course.whole_ns
-            if self.impossible or run.stopped() or run.period() == self.load:
+            if run.stopped() or run.period() == self.load:
                 return
+
+    def probe(
+        self, k: int, answers: Mapping[int, Answer], run: Run, high: int, *, known: bool = False
+    ) -> Iterator[tuple[int, Answer | None]]:
+        """Look for shorter and shorter periods of k micro-batches: see `probing.probe`."""
+        ask = partial(self._ask, k, answers, run)
+        return probe(self._least(k), high, ask, run, known=known or k in answers)
+
+    def _least(self, k: int) -> int:
+        return max(1, k * self.load)
+
+    def is_impossible(self, run: Run) -> bool:
+        """Whether it is proven that memory does not even hold one micro-batch after the other.
+
+        What is held at once with more in flight is never less.
+        """
+        if self.problem.scope.memory == "sum" and not self.course.free:
+            return self.course.lacking()[1] > 0
+        answer = self._ask(1, {}, run, max(1, self.course.whole_ns))
+        return answer is not None and not answer.starts
 
     def _ask(self, k: int, answers: Mapping[int, Answer], run: Run, period: int) -> Answer | None:
         return decide(order_model(self.course, k, period), answers.get(k), run)
@@ -131,18 +167,18 @@ class _Search:
     def explain(self) -> Infeasibility:
         """Say which GPU cannot hold its stages even with one micro-batch in flight."""
         gpu, short = self.course.lacking()
-        enough = None
-        if not self.course.free:
-            enough = self.problem.platform.gpus[gpu].memory_bytes + short
+        wider = "another allocation"
+        if self.course.free or self.problem.scope.memory == "peak":
+            proof = f"{PROOF}: memory does not hold one micro-batch after the other"
+            return Infeasibility(scope=self.proven, proof=proof, wider=wider)
+        enough = self.problem.platform.gpus[gpu].memory_bytes + short
         return Infeasibility(
             scope=self.proven,
-            proof=f"GPU {gpu} lacks {short} bytes with one micro-batch in flight"
-            if short > 0
-            else f"{PROOF}, with one micro-batch in flight",
+            proof=f"GPU {gpu} lacks {short} bytes with one micro-batch in flight",
             least_memory_bytes=enough,
             proven_memory_bytes=enough,
             gpu=gpu,
-            wider="another allocation",
+            wider=wider,
         )
 
     def plan(self, answer: Answer) -> Plan:
@@ -171,4 +207,4 @@ def _repeated(answers: Mapping[int, Answer], k: int) -> Answer | None:
         tuple(begin + turn * best.period_ns for turn in range(turns) for begin in of_step)
         for of_step in best.starts
     )
-    return Answer(k, best.period_ns * turns, starts)
+    return Answer(k, best.period_ns * turns, starts, best.stages)

@@ -2,9 +2,10 @@
 
 Every allocation at hand is tried: an even split, Next Fit, and what the exact contiguous programme
 finds at several steady periods, for the best steady plan need not be the best for few
-micro-batches. Each is run by 1F1B* at its least period, started as soon as possible, and scored by
-its makespan. Then the order of the best is searched and proven by the order model, with a last
-constraint: that all m end before the next step begins.
+micro-batches. Each is run by 1F1B* at its least period (stages that share a GPU by the best
+pattern for k = 1), started as soon as possible, and scored by its makespan. Then the order of the
+best is searched and proven by the order model, with a last constraint: that all m end before the
+next step begins.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from fractions import Fraction
 from functools import partial
 from typing import Final
 
+from schedopt.account import memory
 from schedopt.errors import InputError
 from schedopt.plan import Operation, Pattern, Plan, Transfer
 from schedopt.problem import Problem, Scope
@@ -23,8 +25,9 @@ from schedopt.solvers.contiguous import contiguous_stages
 from schedopt.solvers.even_split import even_split
 from schedopt.solvers.next_fit import next_fit
 from schedopt.solvers.one_f_one_b_star import StageChain, refuse_unsupported
+from schedopt.solvers.periodic import best_pattern, prove_impossible
+from schedopt.solving.choices import order_model
 from schedopt.solving.course import Answer, Course, require_stages
-from schedopt.solving.orders import OrderModel
 from schedopt.solving.probing import decide, probe
 from schedopt.solving.run import Run
 from schedopt.stage import Stage
@@ -45,7 +48,7 @@ def solve(problem: Problem, run: Run) -> None:
     Raises
     ------
     InputError
-        If no step is asked for, or a rule with updates, recompute or the reading peak is.
+        If no step is asked for, or a rule with updates is.
     """
     count = problem.scope.microbatches
     if count is None:
@@ -56,18 +59,18 @@ def solve(problem: Problem, run: Run) -> None:
         )
     steady = replace(problem, scope=replace(problem.scope, microbatches=None, period_ns=None))
     refuse_unsupported(steady, "step")
-    if problem.scope.memory != "sum":
-        raise InputError(
-            "step counts memory as sum", field="scope.memory", way_out="Use the reading sum"
-        )
     if problem.scope.allocation == "fixed":
         require_stages(problem, "step")
+        impossible = prove_impossible(problem, run)
+        if impossible is not None:
+            run.report_infeasible(impossible)
+            return
     found = [plan for stages in _allocations(steady, run) if (plan := _steady(steady, stages, run))]
     for plan in sorted(found, key=lambda plan: _guess(plan, count))[:MOST_TRIED]:
         if run.stopped() and run.best() is not None:
             return
         _report(make_step(simulate(plan, count), problem), run)
-    best = run.best()
+    best = run.best() or (found[0] if found else None)
     stages = problem.stages or (() if best is None else best.stages)
     if stages:
         _OrderSearch(problem, stages, count).run(run)
@@ -77,8 +80,8 @@ def _steady(problem: Problem, stages: Sequence[Stage], run: Run) -> Plan | None:
     """Return the plan of an allocation under 1F1B*, if it fits into the memory at all."""
     used = [stage.gpus[0] for stage in stages]
     if len(set(used)) < len(used):
-        return None
-    chain = StageChain(problem, stages)
+        return best_pattern(problem, stages, run)
+    chain = StageChain(problem, stages, free=problem.scope.recompute)
     longest = chain.longest_period()
     return chain.plan(chain.shorten(longest, run)) if chain.fits(longest) else None
 
@@ -112,9 +115,24 @@ def _contiguous_allocations(problem: Problem, run: Run) -> Iterator[Sequence[Sta
 
 
 def _report(plan: Plan, run: Run) -> None:
+    """Report a step that is as short as was asked for, and fits.
+
+    A step of operations that take no time may hold more at one instant than the steady state.
+    """
     asked = plan.scope.period_ns
-    if asked is None or plan.pattern.period_total_ns <= asked * plan.pattern.k:
+    if asked is not None and plan.pattern.period_total_ns > asked * plan.pattern.k:
+        return
+    timeless = any(a.forward_ns == 0 and a.backward_ns == 0 for a in plan.chain.layers)
+    if not (timeless or plan.scope.split_backward) or _fits(plan):
         run.report(plan)
+
+
+def _fits(plan: Plan) -> bool:
+    """Whether the GPUs hold a plan."""
+    return all(
+        need.reading(plan.scope.memory) <= gpu.usable_bytes
+        for need, gpu in zip(memory(plan), plan.platform.gpus, strict=True)
+    )
 
 
 def make_step(simulation: Simulation, problem: Problem) -> Plan:
@@ -154,42 +172,49 @@ class _OrderSearch:
         self.asked = problem
         self.problem = replace(problem, scope=scope, stages=tuple(stages))
         self.count = count
-        self.course = Course(self.problem)
+        free = problem.scope.allocation == "fixed" and scope.recompute
+        self.course = Course(self.problem, free=free)
         self.proven = Scope(
             allocation="fixed",
             microbatches=count,
             max_k=None,
             gpu_order="any",
+            memory=self.course.proven_reading(),
             split_backward=problem.scope.split_backward,
+            recompute=problem.scope.recompute,
         )
 
     def run(self, run: Run) -> None:
         """Look for shorter and shorter steps, until there is none."""
-        if self.course.lacking()[1] > 0:
-            return
         given = self.asked.scope.allocation == "fixed"
         low = self.least()
         if given:
             run.report_bound(Fraction(low, self.count), self.proven, WAY)
         best = run.best()
         caps = sum(one.most(self.count, flush=True) for one in self.course.kept)
-        if best is None or self.count * caps**2 > MOST_CHOICES:
+        if self.count * caps**2 > MOST_CHOICES:
             return
-        for least, found in probe(
-            low, best.pattern.period_total_ns, partial(self._ask, run), run, known=True
-        ):
+        if best is not None:
+            high = best.pattern.period_total_ns
+        else:
+            # One micro-batch after the other, each at an instant of its own.
+            high = self.count * (self.course.whole_ns + 1)
+        if self.asked.scope.period_ns is not None:
+            high = min(high, self.count * self.asked.scope.period_ns)
+        ask = partial(self._ask, run)
+        for least, found in probe(low, high, ask, run, known=best is not None):
             if found is not None:
                 _report(self.plan(found), run)
             elif given:
                 run.report_bound(Fraction(least, self.count), self.proven, PROOF)
 
     def _ask(self, run: Run, period: int) -> Answer | None:
-        return decide(OrderModel(self.course, self.count, period, flush=True), None, run)
+        return decide(order_model(self.course, self.count, period, flush=True), None, run)
 
     def least(self) -> int:
         """Return a makespan that no order beats: to a resource, all work on it, and back."""
         best = max(1, self.count * self.course.load_ns)
-        if self.problem.scope.split_backward:
+        if self.problem.scope.split_backward or self.course.has_recompute:
             return best
         way = self.course.way
         for resource in {step.resource for step in way}:
@@ -207,6 +232,6 @@ class _OrderSearch:
             platform=self.asked.platform,
             rule=self.asked.rule,
             scope=self.asked.scope,
-            stages=self.problem.stages,
+            stages=answer.stages or self.problem.stages,
             pattern=self.course.pattern(answer),
         )

@@ -140,6 +140,11 @@ class Course:
         return max(work.values())
 
     @property
+    def has_recompute(self) -> bool:
+        """Whether a stage recomputes, or may."""
+        return any(step.what == "R" for step in self.way)
+
+    @property
     def whole_ns(self) -> int:
         """How long a micro-batch takes on its own, its backwards whole, with all recompute."""
         whole = sum(step.length_ns for step in self.way if not step.split)
@@ -271,14 +276,14 @@ class Course:
             return
         halves = held_bytes(self.problem.chain, numbers, stage.recompute, split=True)
         if self.free:
-            may_be = {
+            halves = Counter({("I", "W"): halves["I", "W"]})
+        may_be = {ends for ends, size in halves.items() if size}
+        if self.free:
+            may_be |= {
                 (enter, "W" if layer.saved_weight_bytes is None else "I")
                 for enter in ("F", "R")
                 for layer in self._layers(index)
             }
-            halves = Counter({("I", "W"): halves["I", "W"]})
-        else:
-            may_be = {ends for ends, size in halves.items() if size}
         # What keeps nothing needs no count where another one covers its time.
         needed = may_be if ("F", "W") in may_be else {*may_be, ("F", "I"), ("I", "W")}
         ends: list[tuple[Kind, Kind]] = [("F", "I"), ("F", "W"), ("I", "W")]

@@ -186,13 +186,14 @@ class OrderModel:
     def _fit(self) -> None:
         """Fit what is kept on each GPU into its memory, in the reading of the scope.
 
-        One thing alone fits by the most that may be in flight.
+        One thing alone fits by the most that may be in flight, if it fits at all.
         """
         on: dict[int, list[int]] = defaultdict(list)
         for number, one in enumerate(self.course.kept):
             on[one.gpu].append(number)
         for gpu, numbers in on.items():
-            if len(numbers) == 1 and isinstance(self.each[numbers[0]], int):
+            alone = self.each[numbers[0]]
+            if len(numbers) == 1 and isinstance(alone, int) and alone <= self.course.spare[gpu]:
                 continue
             if self.course.exact_peak(gpu):
                 self._fit_at_each_start(gpu, numbers)
@@ -277,8 +278,15 @@ class OrderModel:
         return j - end + sum(behind)
 
     def _left_before(self, kept: Kept, n: int) -> list[Arc]:
+        """Let micro-batch j + n enter when j has left.
+
+        What stays for no time counts at its instant, so the next comes at a later one.
+        """
         enter, leave = self.place[kept.enter, kept.stage], self.place[kept.leave, kept.stage]
-        return [self._arc((leave, j), (enter, j + n)) for j in range(self.k)]
+        arcs = [self._arc((leave, j), (enter, j + n)) for j in range(self.k)]
+        if self.way[enter].length_ns == 0 and self.way[leave].length_ns == 0:
+            arcs += [self._arc((enter, j), (enter, j + n), least=1) for j in range(self.k)]
+        return arcs
 
     def _one_at_a_time(self) -> None:
         """For two steps on one resource, order each pair of micro-batches that can meet."""

@@ -160,8 +160,9 @@ def in_flight(ops: Sequence[Op], starts: Sequence[Sequence[int]], stage: int, pe
 
 
 def holding(begin: int, end: int, instant: int, period: int) -> int:
-    """Return how many of [begin + q T, end + q T) hold an instant."""
+    """Return how many of [begin + q T, end + q T) hold an instant; an empty one holds its own."""
+    last = max(end, begin + 1)
     return sum(
-        begin + turn * period <= instant < end + turn * period
+        begin + turn * period <= instant < last + turn * period
         for turn in range(-(end // period) - 2, 2)
     )
