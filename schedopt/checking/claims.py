@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from schedopt.checking.violations import Violation
+from schedopt.problem import Problem
 from schedopt.result import Result
+from schedopt.stage import Stage
 
 
 def find_false_claims(result: Result) -> Iterator[Violation]:
@@ -42,5 +44,19 @@ def _find_other_problem(result: Result) -> Iterator[Violation]:
             yield Violation("scope", f"plan.{name}", f"is not the {name} that was asked")
     if not problem.scope.covers(plan.scope):
         yield Violation("scope", "plan.scope", "allows plans that were not asked for")
-    if problem.stages and problem.stages != plan.stages:
+    if problem.stages and not _are_given(problem, plan.stages):
         yield Violation("scope", "plan.stages", "are not the stages that were given")
+
+
+def _are_given(problem: Problem, stages: tuple[Stage, ...]) -> bool:
+    """Whether stages are those given, as far as the scope leaves nothing about them free."""
+    scope, given = problem.scope, problem.stages
+    if not scope.recompute and any(stage.recompute for stage in stages):
+        return False
+    if scope.grain == "layer":
+        return _gpus_of_layers(stages) == _gpus_of_layers(given)
+    return [(one.layers, one.gpus) for one in stages] == [(one.layers, one.gpus) for one in given]
+
+
+def _gpus_of_layers(stages: tuple[Stage, ...]) -> dict[int, tuple[int, ...]]:
+    return {layer: one.gpus for one in stages for layer in range(one.first, one.last + 1)}

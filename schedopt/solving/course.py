@@ -115,7 +115,7 @@ class Course:
     usable : dict of int to int
         Bytes that each GPU has beside weights.
     spare : dict of int to int
-        Bytes that each GPU has beside weights and the largest workspace.
+        Bytes that each GPU has beside weights and the largest workspace that is always taken.
     """
 
     def __init__(self, problem: Problem, *, free: bool = False) -> None:
@@ -221,12 +221,39 @@ class Course:
 
     def _spare(self) -> dict[int, int]:
         workspaces = dict.fromkeys(self.usable, 0)
-        for index, stage in enumerate(self.problem.stages):
-            layers = self._layers(index)
-            if any(layer.longest_ns for layer in layers):
-                most = max(layer.workspace_bytes or 0 for layer in layers)
-                workspaces[stage.gpus[0]] = max(workspaces[stage.gpus[0]], most)
+        for stage, (whole, halves) in self._workspaces():
+            gpu = self.problem.stages[stage].gpus[0]
+            workspaces[gpu] = max(workspaces[gpu], min(whole, halves))
         return {gpu: left - workspaces[gpu] for gpu, left in self.usable.items()}
+
+    def _workspaces(self) -> Iterator[tuple[int, tuple[int, int]]]:
+        """Yield each stage and what its operations take, its backward whole or split."""
+        split = self.problem.scope.split_backward
+        for index in range(len(self.problem.stages)):
+            layers = self._layers(index)
+            most = max(layer.workspace_bytes or 0 for layer in layers)
+            ahead = any(layer.forward_ns for layer in layers)
+            whole = ahead or any(layer.backward_ns for layer in layers)
+            halves = ahead or any(
+                layer.backward_input_ns or layer.backward_weight_ns for layer in layers
+            )
+            halves = halves if split else whole
+            yield index, (most if whole else 0, most if halves else 0)
+
+    def workspaces_of_one_way(self, gpu: int) -> list[tuple[int, bool, int]]:
+        """Return what takes a workspace only if a backward is whole, or split, and takes no time.
+
+        Returns
+        -------
+        list of (int, bool, int)
+            Stage, whether it is split, and the bytes that its GPU then has beside weights.
+        """
+        return [
+            (stage, split, self.usable[gpu] - size)
+            for stage, sizes in self._workspaces()
+            for split, size in zip((False, True), sizes, strict=True)
+            if self.problem.stages[stage].gpus[0] == gpu and size > min(sizes)
+        ]
 
     def workspace_bytes(self, step: Step) -> int:
         """Return what an operation takes for its length."""

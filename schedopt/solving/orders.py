@@ -192,14 +192,18 @@ class OrderModel:
         for number, one in enumerate(self.course.kept):
             on[one.gpu].append(number)
         for gpu, numbers in on.items():
-            alone = self.each[numbers[0]]
-            if len(numbers) == 1 and isinstance(alone, int) and alone <= self.course.spare[gpu]:
+            at_times = self.course.workspaces_of_one_way(gpu)
+            alone, spare = self.each[numbers[0]], self.course.spare[gpu]
+            if len(numbers) == 1 and isinstance(alone, int) and alone <= spare and not at_times:
                 continue
             if self.course.exact_peak(gpu):
                 self._fit_at_each_start(gpu, numbers)
-            else:
-                sizes = [size for number in numbers for size in self._at_the_most(number)]
-                self.model.add(sum(sizes) <= self.spare[gpu])
+                continue
+            held = sum(size for number in numbers for size in self._at_the_most(number))
+            self.model.add(held <= self.spare[gpu])
+            for stage, split, room in at_times:
+                literal = self.split[stage]
+                self.model.add(held <= room).only_enforce_if(literal if split else ~literal)
 
     def _at_the_most(self, number: int) -> list[Expr]:
         """Return the bytes that the most micro-batches in flight at once keep.

@@ -210,3 +210,17 @@ def log_of(problem: Problem, answer: Answer) -> str:
     solver.log_callback = lines.append
     solver.solve(model.model)
     return "\n".join(lines)
+
+
+def test_what_stays_for_no_time_counts_at_its_instant() -> None:
+    # Both micro-batches of T = 1 would lie there at once.
+    layer = Layer(forward_ns=0, backward_ns=0, weight_bytes=0, activation_bytes=1)
+    for room, period in ((1, Fraction(1)), (2, Fraction(1, 2))):
+        result = solve(
+            Chain(layers=(layer,)),
+            Platform(1, room),
+            stages=[Stage(layers=(0, 0), gpus=(0,))],
+            scope=Scope(allocation="fixed", max_k=2),
+            solver="periodic",
+        )
+        assert (result.status, result.period) == ("optimal", period)

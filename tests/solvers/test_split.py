@@ -241,3 +241,26 @@ def test_whole_backwards_are_kept_where_halves_take_longer() -> None:
     assert result.plan is not None
     assert {operation.kind for operation in result.plan.pattern.operations} == {"F", "B"}
     assert replace(result.plan.scope, split_backward=True) == scope_of(1)
+
+
+def test_a_workspace_counts_only_for_the_way_that_takes_time() -> None:
+    # Whole, the backward takes no time and no workspace; in halves it takes both. And the other
+    # way round.
+    for whole, half in ((0, 1), (1, 0)):
+        layer = Layer(
+            forward_ns=0,
+            backward_ns=whole,
+            backward_input_ns=half,
+            backward_weight_ns=half,
+            weight_bytes=0,
+            activation_bytes=0,
+            workspace_bytes=1,
+        )
+        result = solve(
+            Chain(layers=(layer,)),
+            Platform(1, 0),
+            stages=[Stage(layers=(0, 0), gpus=(0,))],
+            scope=scope_of(1),
+            solver="periodic",
+        )
+        assert (result.status, result.period) == ("optimal", Fraction(1))

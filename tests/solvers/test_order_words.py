@@ -1,0 +1,241 @@
+"""`periodic` against the search over order words, which reaches further than trying every start."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+from typing import Literal, NamedTuple, TypedDict
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schedopt import Chain, Gpu, Layer, Platform, Scope, Stage, check, solve
+from schedopt.plan import Operation, Pattern, Plan, Transfer, place_in_period
+from tests.solvers.order_words import Found, least_period
+
+sizes = st.integers(0, 4)
+
+
+class Instance(NamedTuple):
+    """An allocation."""
+
+    chain: Chain
+    platform: Platform
+    stages: list[Stage]
+
+
+@st.composite
+def instances(
+    draw: st.DrawFn,
+    *,
+    layers: int = 3,
+    stages: int = 3,
+    gpus: int = 3,
+    halves: bool = False,
+    contiguous: bool = False,
+    shortest: int = 0,
+    longest: int = 4,
+) -> Instance:
+    """Return an allocation whose GPUs have about what few micro-batches need."""
+    durations = st.integers(shortest, longest)
+
+    def layer() -> Layer:
+        whole = Layer(
+            forward_ns=draw(durations),
+            backward_ns=draw(durations),
+            weight_bytes=draw(sizes),
+            activation_bytes=draw(sizes),
+            saved_bytes=draw(st.none() | sizes),
+            saved_input_bytes=draw(st.none() | st.integers(0, 2)),
+            workspace_bytes=draw(st.none() | st.integers(0, 2)),
+        )
+        if not halves:
+            return whole
+        return replace(
+            whole,
+            backward_input_ns=draw(durations),
+            backward_weight_ns=draw(durations),
+            saved_weight_bytes=draw(st.none() | sizes),
+        )
+
+    row = tuple(layer() for _ in range(draw(st.integers(1, layers))))
+    count = draw(st.integers(1, min(stages, len(row), gpus if contiguous else stages)))
+    inner = st.integers(1, max(1, len(row) - 1))
+    cuts = draw(st.lists(inner, min_size=count - 1, max_size=count - 1, unique=True))
+    edges = [0, *sorted(cuts), len(row)]
+    homes = [i if contiguous else draw(st.integers(0, gpus - 1)) for i in range(count)]
+    parts = [Stage(layers=(edges[i], edges[i + 1] - 1), gpus=(homes[i],)) for i in range(count)]
+    rooms = [draw(st.integers(-3, 12)) for _ in range(gpus)]
+    for part in parts:
+        for one in row[part.first : part.last + 1]:
+            kept = one.saved + (one.saved_input_bytes or 0) + (one.saved_weight_bytes or 0)
+            rooms[part.gpus[0]] += one.weight_bytes + (one.workspace_bytes or 0) + kept
+    speeds = [draw(st.sampled_from(["1", "1", "0.5", "2"])) for _ in range(gpus)]
+    link = draw(st.none() | st.tuples(st.integers(0, 1), st.sampled_from(["half", "full"])))
+    platform = Platform(
+        gpus,
+        [max(0, room) for room in rooms],
+        speed=speeds,
+        bandwidth=None if link is None else draw(st.sampled_from([10**9, 2 * 10**9])),
+        latency=0 if link is None else link[0],
+        duplex="half" if link is None or link[1] == "half" else "full",
+    )
+    return Instance(Chain(layers=row, input_bytes=draw(sizes)), platform, parts)
+
+
+class Where(TypedDict):
+    """What operations and transfers have in common."""
+
+    stage: int
+    shift: int
+    start_ns: int
+
+
+def plan_of(instance: Instance, found: Found, scope: Scope) -> Plan:
+    """Return the plan of what the search found."""
+    operations: list[Operation] = []
+    transfers: list[Transfer] = []
+    for (what, stage), starts in found.starts.items():
+        for j, begin in enumerate(starts):
+            start, shift = place_in_period(begin, j, len(starts), found.period_ns)
+            where: Where = {"stage": stage, "shift": shift, "start_ns": start}
+            match what:
+                case "activation" | "gradient" as tensor:
+                    transfers.append(Transfer(tensor=tensor, **where))
+                case "F" | "B" | "I" | "W" | "R" as kind:
+                    operations.append(Operation(kind=kind, **where))
+    pattern = Pattern(
+        k=len(next(iter(found.starts.values()))),
+        period_total_ns=found.period_ns,
+        operations=tuple(operations),
+        transfers=tuple(transfers),
+    )
+    return Plan(
+        chain=instance.chain,
+        platform=instance.platform,
+        scope=scope,
+        stages=tuple(found.stages),
+        pattern=pattern,
+    )
+
+
+def compare(
+    instance: Instance,
+    max_k: int,
+    *,
+    split_backward: bool = False,
+    recompute: bool = False,
+    memory: Literal["sum", "peak"] = "sum",
+) -> None:
+    """Hold the solver against the search, and the search against the check of plans."""
+    scope = Scope(
+        allocation="fixed",
+        max_k=max_k,
+        split_backward=split_backward,
+        recompute=recompute,
+        memory=memory,
+    )
+    least: list[Fraction] = []
+    for k in range(1, max_k + 1):
+        found = least_period(
+            *instance, k, split_backward=split_backward, recompute=recompute, memory=memory
+        )
+        if found is not None:
+            assert check(plan_of(instance, found, scope)) == ()
+            least.append(Fraction(found.period_ns, k))
+    chain, platform, stages = instance
+    result = solve(chain, platform, stages=stages, scope=scope, solver="periodic")
+    assert check(result) == ()
+    assert result.status == ("optimal" if least else "infeasible")
+    assert result.period == min(least, default=None)
+
+
+@settings(max_examples=80, deadline=None)
+@given(instances(layers=4, stages=4, contiguous=True, gpus=4), st.integers(1, 2))
+def test_contiguous_stages(instance: Instance, max_k: int) -> None:
+    compare(instance, max_k)
+
+
+@settings(max_examples=120, deadline=None)
+@given(instances(layers=4), st.integers(1, 2))
+def test_stages_on_any_gpus(instance: Instance, max_k: int) -> None:
+    compare(instance, max_k)
+
+
+@settings(max_examples=60, deadline=None)
+@given(instances(stages=2, gpus=2, longest=2))
+def test_three_micro_batches(instance: Instance) -> None:
+    compare(instance, 3)
+
+
+@settings(max_examples=100, deadline=None)
+@given(instances(halves=True), st.integers(1, 2))
+def test_split_backwards(instance: Instance, max_k: int) -> None:
+    compare(instance, max_k, split_backward=True)
+
+
+@settings(max_examples=100, deadline=None)
+@given(instances(stages=2, gpus=2), st.integers(1, 2))
+def test_recompute(instance: Instance, max_k: int) -> None:
+    compare(instance, max_k, recompute=True)
+
+
+@settings(max_examples=50, deadline=None)
+@given(instances(stages=2, gpus=2, halves=True, longest=3))
+def test_recompute_and_split_backwards(instance: Instance) -> None:
+    compare(instance, 1, split_backward=True, recompute=True)
+
+
+# Where something takes no time the solver may take the reading sum, and prove nothing for peak.
+@settings(max_examples=60, deadline=None)
+@given(instances(gpus=2, shortest=1), st.integers(1, 2))
+def test_the_true_maximum(instance: Instance, max_k: int) -> None:
+    compare(instance, max_k, memory="peak")
+
+
+@settings(max_examples=40, deadline=None)
+@given(instances(stages=2, gpus=2, halves=True, shortest=1, longest=3), st.integers(1, 2))
+def test_the_true_maximum_of_split_backwards(instance: Instance, max_k: int) -> None:
+    compare(instance, max_k, split_backward=True, memory="peak")
+
+
+@settings(max_examples=60, deadline=None)
+@given(instances(stages=3, gpus=2, halves=True, longest=3), st.integers(1, 2), st.booleans())
+def test_the_true_maximum_is_never_larger(instance: Instance, k: int, split: bool) -> None:
+    scope = Scope(allocation="fixed", max_k=k, memory="peak", split_backward=split)
+    in_sum = least_period(*instance, k, split_backward=split)
+    peak = least_period(*instance, k, split_backward=split, memory="peak")
+    if peak is not None:
+        assert check(plan_of(instance, peak, scope)) == ()
+    assert in_sum is None or (peak is not None and peak.period_ns <= in_sum.period_ns)
+
+
+def test_what_takes_no_time_keeps_its_place() -> None:
+    """Without the backwards of length 0 in the order of their GPUs it would be 5."""
+    rows = [(2, 2, 1), (2, 0, 0), (2, 0, 0), (2, 0, 0)]
+    found = least_period(*by_hand(rows, range(4), [2, 0, 0, 0]), 1)
+    assert found is not None
+    assert found.period_ns == 6
+
+
+@pytest.mark.parametrize(("memory", "least"), [("sum", 6), ("peak", 4)])
+def test_a_maximum_over_time_by_hand(memory: str, least: int) -> None:
+    """Room for 2 on GPU 0: F0, B0, F2, B2, where stage 0 holds two only while stage 2 has none."""
+    found = least_period(*by_hand([(1, 1, 1), (1, 1, 0), (1, 1, 1)], [0, 1, 0], [2, 0]), 1,
+                         memory=memory)  # fmt: skip
+    assert found is not None
+    assert found.period_ns == least
+
+
+def by_hand(
+    rows: Sequence[tuple[int, int, int]], gpus: Sequence[int], rooms: list[int]
+) -> Instance:
+    """Return stages of one layer: forward, backward, saved bytes."""
+    layers = tuple(
+        Layer(forward_ns=f, backward_ns=b, weight_bytes=0, activation_bytes=a) for f, b, a in rows
+    )
+    stages = [Stage(layers=(i, i), gpus=(gpu,)) for i, gpu in enumerate(gpus)]
+    platform = Platform([Gpu(memory_bytes=room) for room in rooms])
+    return Instance(Chain(layers=layers), platform, stages)
