@@ -111,6 +111,8 @@ class Rung:
     Parameters
     ----------
     solver : str
+    freedom : str
+        What it may do that those before may not, as far as the scope allows it.
     period_exact : (int, int), optional
         The best normalized period that it found, ns.
     bound_exact : (int, int), optional
@@ -124,6 +126,7 @@ class Rung:
     __pydantic_config__: ClassVar[Any] = STRICT
 
     solver: str
+    freedom: str = ""
     period_exact: Ratio | None = None
     bound_exact: Ratio | None = None
     seconds: float = 0.0

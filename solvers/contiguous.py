@@ -15,7 +15,7 @@ out exactly, and the programme is run again until the way that it finds was exac
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import Final
@@ -26,10 +26,12 @@ from schedopt.bounds import memory_proof
 from schedopt.chain import Layer
 from schedopt.errors import InputError
 from schedopt.platform import Gpu
-from schedopt.problem import Problem, Scope
+from schedopt.problem import LARGEST_HORIZON_NS, Problem, Scope
 from schedopt.result import Infeasibility
 from schedopt.solvers.one_f_one_b_star import (
+    EVERY_PERIOD,
     StageChain,
+    Thinning,
     proven_scope,
     refuse_unsupported,
     with_memory,
@@ -70,20 +72,68 @@ def solve(problem: Problem, run: Run) -> None:
     stages = search.stages_at(high, run) if high >= low else None
     if stages is None:
         if not run.stopped():
-            run.report_infeasible(_explain(problem, high, replace(scope, period_ns=limit), run))
-        return
-    high = search.shorten(stages, high, run)
-    while limit is None and low < high and not run.stopped():
-        middle = (low + high) // 2
-        found = search.stages_at(middle, run)
-        if found is not None:
-            stages, high = found, search.shorten(found, middle, run)
-        elif not run.stopped():
-            low = middle + 1
-            run.report_bound(low, scope, PROOF)
-    run.report(StageChain(problem, stages).plan(high))
-    if limit is None:
+            run.report_infeasible(_explain(problem, high, _impossible(problem, run), run))
+    elif limit is not None:
+        run.report(StageChain(problem, stages).plan(search.shorten(stages, high, run)))
+    else:
+
+        def refute(period: int) -> None:
+            run.report_bound(period + 1, scope, PROOF)
+
         run.report_bound(low, scope, PROOF)
+        stages, high = search.descend(stages, high, run, refute)
+        run.report(StageChain(problem, stages).plan(high))
+
+
+def _impossible(problem: Problem, run: Run) -> Scope:
+    """Return the scope in which there is no plan if none is found.
+
+    If no period is asked for, one micro-batch runs after the other, and nothing keeps less: not
+    with a longer pattern, not with a split backward, before which all that is saved lies there, and
+    not with layers apart. But apart they may recompute one after the other, and not all take their
+    workspace beside all that is saved, which the reading peak sees.
+    """
+    scope = proven_scope(problem)
+    if problem.scope.period_ns is not None:
+        return replace(scope, period_ns=problem.scope.period_ns)
+    scope = replace(scope, max_k=None, split_backward=True)
+    at_once = not any(layer.workspace_bytes for layer in problem.chain.layers)
+    if at_once and not problem.scope.recompute:
+        return replace(scope, grain="layer")
+    if run.problem.scope.grain == "stage":
+        return scope
+    return replace(scope, grain="layer", memory="sum")
+
+
+def prove_impossible(problem: Problem, run: Run) -> Infeasibility | None:
+    """Return a proof that no contiguous stages fit the memory, if there is one."""
+    problem = replace(problem, scope=replace(problem.scope, period_ns=None))
+    search = _Search(problem)
+    period = search.longest_period()
+    if search.stages_at(period, run) is not None or run.stopped():
+        return None
+    return _explain(problem, period, _impossible(problem, run), run)
+
+
+def best_stages(
+    problem: Problem, high: int, run: Run, thinning: Thinning = EVERY_PERIOD
+) -> tuple[list[Stage], int] | None:
+    """Return the stages of least period up to one, and that period; None if there are none.
+
+    Parameters
+    ----------
+    problem : Problem
+    high : int
+        In ns.
+    run : Run
+        For its stop.
+    thinning : Thinning
+        Which of the periods carry a micro-batch.
+    """
+    search = _Search(problem, thinning)
+    high = min(high, search.longest_period())
+    stages = search.stages_at(high, run) if high >= search.least_period() else None
+    return None if stages is None else search.descend(stages, high, run)
 
 
 def contiguous_stages(
@@ -99,21 +149,14 @@ def contiguous_stages(
     run : Run
         For its stop.
     """
-    search = _Search(problem)
-    low, high = search.least_period(), search.longest_period()
-    stages = search.stages_at(high, run)
-    if stages is None:
+    best = best_stages(problem, LARGEST_HORIZON_NS, run)
+    if best is None:
         return
-    while low < high and not run.stopped():
-        middle = (low + high) // 2
-        found = search.stages_at(middle, run)
-        if found is None:
-            low = middle + 1
-        else:
-            stages, high = found, search.shorten(found, middle, run)
+    stages, period = best
     yield stages
+    search = _Search(problem)
     for stretch in stretches:
-        found = search.stages_at(int(high * stretch), run)
+        found = search.stages_at(int(period * stretch), run)
         if found is not None:
             yield found
 
@@ -121,8 +164,8 @@ def contiguous_stages(
 class _Search:
     """The dynamic programme for one problem. Row q of a table is the q-th GPU from the end."""
 
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
+    def __init__(self, problem: Problem, thinning: Thinning = EVERY_PERIOD) -> None:
+        self.problem, self.thinning = problem, thinning
         layers, gpus = problem.chain.layers, problem.platform.gpus[::-1]
         self.count, self.gpus = len(layers), len(gpus)
         kinds = list(dict.fromkeys(gpus))
@@ -162,14 +205,45 @@ class _Search:
         fixed = self.fixed[ends] - self.fixed[first] + workspace
         each = self.saved[ends] - self.saved[first] + self.saved_input[first]
         spare = self.room[:, None] - fixed
-        groups = np.where(each > 0, spare // np.maximum(each, 1), NEVER >> SHIFT)
+        counts = np.where(each > 0, spare // np.maximum(each, 1), NEVER >> SHIFT)
+        groups = self.thinning.periods(np.minimum(counts, NEVER >> SHIFT))
         caps = np.where(spare < 0, 0, np.minimum(groups, NEVER >> SHIFT) << SHIFT)
         fitting = int((caps > 0).any(axis=0).sum())
         return caps[:, :fitting].astype(np.int64)
 
+    def descend(
+        self,
+        stages: list[Stage],
+        high: int,
+        run: Run,
+        refuted: Callable[[int], None] = lambda period: None,
+    ) -> tuple[list[Stage], int]:
+        """Return the stages of least period, and that period, from some that are possible.
+
+        Parameters
+        ----------
+        stages : list of Stage
+        high : int
+            A period at which they are possible.
+        run : Run
+            Stops the search; the best so far is returned.
+        refuted : callable, optional
+            Called with each period that no stages reach.
+        """
+        low, high = self.least_period(), self.shorten(stages, high, run)
+        while low < high and not run.stopped():
+            middle = (low + high) // 2
+            found = self.stages_at(middle, run)
+            if found is not None:
+                stages, high = found, self.shorten(found, middle, run)
+            elif not run.stopped():
+                low = middle + 1
+                refuted(middle)
+        return stages, high
+
     def shorten(self, stages: Sequence[Stage], period: int, run: Run) -> int:
         """Return the least period of stages that are possible at one, as far as it is at hand."""
-        chain = StageChain(self.problem, stages)
+        chain = StageChain(self.problem, stages, thinning=self.thinning)
         return chain.shorten(period, run) if self.again else chain.tighten(period)
 
     def least_period(self) -> int:
@@ -213,10 +287,10 @@ class _Search:
         """For each layer: how many GPUs the layers from it on need, and those before it.
 
         Layer l is followed by R_l of work, itself included, on any contiguous plan, so at least
-        ceil(R_l / T) of its activations are kept.
+        ceil(R_l / T) of its activations are kept, or so many of them as are carried.
         """
         rest = self.load[:, -1:] - self.load[:, :-1]
-        counts = np.maximum(1, -(-rest.min(axis=0) // period))
+        counts = self.thinning.carried(np.maximum(1, -(-rest.min(axis=0) // period)))
         most = int(self.room.max())
         each = np.diff(self.saved)
         if self.again:
@@ -299,8 +373,9 @@ class _Search:
         over = load + length > period
         groups, load = groups + over, np.where(over, 0, load)
         least = np.full(behind.shape, NEVER)
-        most, width = int(groups[there].max()) + 1, behind.shape[1]
-        at = np.where(there, groups, 0), np.arange(width)
+        in_flight = self.thinning.carried(np.where(there, groups + 1, 1))
+        most, width = int(in_flight.max()), behind.shape[1]
+        at = in_flight - 1, np.arange(width)
         for kind, table in enumerate(self.again):
             of_kind = table.of_first(first, most, width)[at]
             rows = slice(None) if self.uniform else self.kind[low - 1 :][: len(behind)] == kind
@@ -358,13 +433,18 @@ class _Search:
             options = self._stage_keys(keys, first, row, row, period)[0]
             with_trip = self._transfer(options, int(self.trip[first]), period)
             end = first + 1 + int(np.flatnonzero(with_trip == keys[row, first])[0])
-            yield first, end - 1, row, int(options[end - first - 1] >> SHIFT) + 1
+            groups = int(options[end - first - 1] >> SHIFT) + 1
+            yield first, end - 1, row, int(self.thinning.carried(groups))
             first, row = end, row - 1
 
 
 def _explain(problem: Problem, period: int, scope: Scope, run: Run) -> Infeasibility:
     """Say why a period is not possible, and find the least memory with which it would be."""
     wider = "a smaller micro-batch, or more GPUs"
+    if not problem.scope.recompute:
+        wider = f"--recompute, {wider}"
+    if problem.scope.period_ns is not None:
+        wider = f"a longer period (without --period the least is found), {wider}"
     if memory_proof(problem) is None:
         wider = f"--allocation general, {wider}"
     ample = sum(

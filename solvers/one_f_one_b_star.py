@@ -9,9 +9,9 @@ activations is the number of its group, ceil(S / T).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import TYPE_CHECKING, Final, overload
 
 from schedopt.errors import InputError
 from schedopt.plan import (
@@ -29,6 +29,9 @@ from schedopt.solving.course import require_stages
 from schedopt.solving.recomputation import Again, held_bytes, least_again
 from schedopt.solving.run import Run
 from schedopt.stage import Stage
+
+if TYPE_CHECKING:
+    from schedopt.solving.again_table import Array
 
 SENT: Final[tuple[Tensor, Tensor]] = ("activation", "gradient")
 PROOF = "1F1B* keeps the fewest activations (Beaumont et al. 2021, Theorem 3)"
@@ -104,7 +107,7 @@ def solve(problem: Problem, run: Run) -> None:
     """
     refuse_unsupported(problem, "one_f_one_b_star")
     require_stages(problem, "one_f_one_b_star")
-    _require_contiguous(problem)
+    require_contiguous(problem, "one_f_one_b_star")
     stages = StageChain(problem, problem.stages, free=problem.scope.recompute)
     scope = proven_scope(problem)
     limit = problem.scope.period_ns
@@ -160,9 +163,40 @@ def proven_scope(problem: Problem) -> Scope:
     )
 
 
-def activations(span: int, period: int) -> int:
-    """Return the number of concurrent activations of an item."""
-    return max(1, -(-span // period))
+@dataclass(frozen=True)
+class Thinning:
+    """Which periods of a 1-periodic pattern carry a micro-batch: k of every so many.
+
+    Micro-batch j takes period floor(j slots / k), so that of any n periods in a row at most
+    ceil(n k / slots) carry one.
+
+    Parameters
+    ----------
+    k, slots : int
+        k <= slots. 1 and 1: every period carries one.
+    """
+
+    k: int = 1
+    slots: int = 1
+
+    @overload
+    def carried(self, periods: int) -> int: ...
+    @overload
+    def carried(self, periods: Array) -> Array: ...
+    def carried(self, periods: int | Array) -> int | Array:
+        """Return how many of so many periods in a row carry a micro-batch at most."""
+        return -(-periods * self.k // self.slots)
+
+    def periods(self, count: Array) -> Array:
+        """Return the most periods in a row of which no more than a count carry a micro-batch."""
+        return count * self.slots // self.k
+
+    def slot(self, micro_batch: int) -> int:
+        """Return the period of a micro-batch."""
+        return micro_batch * self.slots // self.k
+
+
+EVERY_PERIOD: Final = Thinning()
 
 
 class StageChain:
@@ -176,10 +210,19 @@ class StageChain:
         In the order of the chain.
     free : bool
         Whether each stage may recompute what is best for a period, and not what it says.
+    thinning : Thinning
+        Which of the periods carry a micro-batch.
     """
 
-    def __init__(self, problem: Problem, stages: Sequence[Stage], *, free: bool = False) -> None:
-        self.problem = problem
+    def __init__(
+        self,
+        problem: Problem,
+        stages: Sequence[Stage],
+        *,
+        free: bool = False,
+        thinning: Thinning = EVERY_PERIOD,
+    ) -> None:
+        self.problem, self.thinning = problem, thinning
         self.stages = tuple(replace(one, recompute=()) for one in stages) if free else tuple(stages)
         self.free = free
         self.costs = [self._cost(stage) for stage in self.stages]
@@ -234,13 +277,17 @@ class StageChain:
             item = self.items[place]
             number, on_link = divmod(place, 2) if linked else (place, 0)
             if not on_link:
-                found = self._least_again(number, activations(item.span(span, period), period))
+                found = self._least_again(number, self._in_flight(item.span(span, period), period))
                 if found is None or item.work_ns + found.time_ns > period:
                     return None
                 chosen[number] = replace(self.stages[number], recompute=found.runs)
                 item = replace(item, again_ns=found.time_ns)
             span = item.span(span, period)
-        return StageChain(self.problem, chosen)
+        return StageChain(self.problem, chosen, thinning=self.thinning)
+
+    def _in_flight(self, span: int, period: int) -> int:
+        """Return the number of concurrent activations of an item, at least 1."""
+        return self.thinning.carried(max(1, -(-span // period)))
 
     def _least_again(self, number: int, in_flight: int) -> Again | None:
         if (number, in_flight) not in self._again:
@@ -277,7 +324,7 @@ class StageChain:
         """Return the memory of each stage under 1F1B*, bytes."""
         of_stages = self.spans(period)[self._places]
         return [
-            cost.memory_bytes(activations(span, period))
+            cost.memory_bytes(self._in_flight(span, period))
             for cost, span in zip(self.costs, of_stages, strict=True)
         ]
 
@@ -341,26 +388,33 @@ class StageChain:
         linked = self.problem.platform.link is not None
         operations: list[Operation] = []
         transfers: list[Transfer] = []
+        k, whole = self.thinning.k, period * self.thinning.slots
+
+        def place(begin: int) -> Iterator[tuple[int, int]]:
+            for micro_batch in range(k):
+                in_its_slot = begin + self.thinning.slot(micro_batch) * period
+                yield place_in_period(in_its_slot, micro_batch, k, whole)
+
         clock = 0
         for position, (item, span) in enumerate(zip(self.items, self.spans(period), strict=True)):
             backward = clock + span - item.backward_ns
             stage, on_link = divmod(position, 2) if linked else (position, 0)
             if on_link:
                 for tensor, begin in zip(SENT, (clock, backward), strict=True):
-                    start, shift = place_in_period(begin, 0, 1, period)
-                    transfers.append(
+                    transfers += [
                         Transfer(tensor=tensor, stage=stage, shift=shift, start_ns=start)
-                    )
+                        for start, shift in place(begin)
+                    ]
             else:
                 begins: dict[Kind, int] = {"F": clock, "B": backward}
                 if self.stages[stage].recompute:
                     gap = backward - clock - item.forward_ns
                     begins["R"] = backward - item.again_before(gap, period)
                 for kind, begin in begins.items():
-                    start, shift = place_in_period(begin, 0, 1, period)
-                    operations.append(
+                    operations += [
                         Operation(kind=kind, stage=stage, shift=shift, start_ns=start)
-                    )
+                        for start, shift in place(begin)
+                    ]
             clock += item.forward_ns
         return Plan(
             chain=self.problem.chain,
@@ -368,7 +422,7 @@ class StageChain:
             rule=self.problem.rule,
             scope=self.problem.scope,
             stages=self.stages,
-            pattern=count_from_first_backward(operations, transfers, 1, period),
+            pattern=count_from_first_backward(operations, transfers, k, whole),
         )
 
 
@@ -384,11 +438,12 @@ def report_stages(problem: Problem, stages: Sequence[Stage], run: Run) -> None:
         run.report(chain.plan(chain.shorten(longest, run)))
 
 
-def _require_contiguous(problem: Problem) -> None:
+def require_contiguous(problem: Problem, solver: str) -> None:
+    """Raise `InputError` unless each GPU has one of the stages that are given."""
     used = [stage.gpus[0] for stage in problem.stages]
     if len(set(used)) < len(used):
         raise InputError(
-            "one_f_one_b_star needs one stage for each GPU",
+            f"{solver} needs one stage for each GPU",
             field="stages",
             way_out="Give a contiguous allocation, or use periodic",
         )

@@ -47,15 +47,38 @@ def solve(problem: Problem, run: Run) -> None:
         scope = replace(problem.scope, allocation="fixed")
         given = replace(problem, scope=scope, stages=best_so_far.stages)
     require_stages(given, "periodic")
-    search = _Search(given, free=given is problem and problem.scope.recompute)
+    is_given = given is problem
+    if problem.scope.grain == "layer":
+        given = replace(given, stages=tuple(_apart(given.stages)))
+    search = _Search(given, free=is_given and problem.scope.recompute)
     for answer in search.scan(run):
         run.report(replace(search.plan(answer), scope=problem.scope))
-    if given is not problem:
+    if not is_given or not _covers_grain(problem):
         return
     if search.impossible:
         run.report_infeasible(search.explain())
     else:
         search.report_bound(run)
+
+
+def _apart(stages: Sequence[Stage]) -> Iterator[Stage]:
+    """Yield each layer as a stage of its own."""
+    for stage in stages:
+        again = {layer for first, last in stage.recompute for layer in range(first, last + 1)}
+        for layer in range(stage.first, stage.last + 1):
+            runs = ((layer, layer),) if layer in again else ()
+            yield Stage(layers=(layer, layer), gpus=stage.gpus, recompute=runs)
+
+
+def _covers_grain(problem: Problem) -> bool:
+    """Whether layers apart can do all that several in one stage can.
+
+    Not if a stage saves what its input needs, and not if a run of layers is recomputed at once.
+    """
+    if problem.scope.grain == "stage":
+        return True
+    saves = any(layer.saved_input_bytes for layer in problem.chain.layers)
+    return not saves and not problem.scope.recompute
 
 
 def best_pattern(problem: Problem, stages: Sequence[Stage], run: Run) -> Plan | None:
@@ -90,6 +113,7 @@ class _Search:
             allocation="fixed",
             max_k=None,
             gpu_order="any",
+            grain=problem.scope.grain,
             memory=self.course.proven_reading(),
             split_backward=problem.scope.split_backward,
             recompute=problem.scope.recompute,

@@ -22,6 +22,7 @@ from schedopt.plan import Operation, Pattern, Plan, Transfer
 from schedopt.problem import Problem, Scope
 from schedopt.simulation import Simulation, simulate
 from schedopt.solvers.contiguous import contiguous_stages
+from schedopt.solvers.contiguous import prove_impossible as prove_no_stages
 from schedopt.solvers.even_split import even_split
 from schedopt.solvers.next_fit import next_fit
 from schedopt.solvers.one_f_one_b_star import StageChain, refuse_unsupported
@@ -66,6 +67,11 @@ def solve(problem: Problem, run: Run) -> None:
             run.report_infeasible(impossible)
             return
     found = [plan for stages in _allocations(steady, run) if (plan := _steady(steady, stages, run))]
+    if not found and problem.scope.allocation == "contiguous":
+        impossible = prove_no_stages(steady, run)
+        if impossible is not None:
+            run.report_infeasible(impossible)
+        return
     for plan in sorted(found, key=lambda plan: _guess(plan, count))[:MOST_TRIED]:
         if run.stopped() and run.best() is not None:
             return

@@ -41,21 +41,26 @@ def find_out_of_scope(plan: Plan) -> Iterator[Violation]:
 
 
 def _find_shared_gpus(plan: Plan) -> Iterator[Violation]:
+    """Yield GPUs with more than one stage; with layers apart, with stages that are no neighbours."""
     owner: dict[int, int] = {}
     for position, stage in enumerate(plan.stages):
         for gpu in stage.gpus:
-            if owner.setdefault(gpu, position) != position:
+            other = owner.setdefault(gpu, position)
+            if plan.scope.grain == "layer" and other == position - 1:
+                owner[gpu] = position
+            elif other != position:
                 yield Violation(
                     "scope",
                     f"GPU {gpu}",
-                    f"runs stages {owner[gpu]} and {position}, but the allocation is contiguous",
+                    f"runs stages {other} and {position}, but the allocation is contiguous",
                 )
 
 
 def _find_descents(plan: Plan) -> Iterator[Violation]:
     for position in range(1, len(plan.stages)):
         before, here = max(plan.stages[position - 1].gpus), min(plan.stages[position].gpus)
-        if here <= before:
+        apart = plan.scope.grain == "layer" and here == before
+        if here <= before and not apart:
             yield Violation(
                 "scope",
                 f"stage {position}",

@@ -91,6 +91,23 @@ def solve_chain(
             help="Let the weight half of a backward run later; needs both halves in the chain.",
         ),
     ] = False,
+    recompute: Annotated[
+        bool,
+        typer.Option(
+            "--recompute", help="Compute layers again before the backward, where that is faster."
+        ),
+    ] = False,
+    grain: Annotated[
+        Literal["stage", "layer"],
+        typer.Option(help="Whether the layers of a GPU run as one stage, or each on its own."),
+    ] = "stage",
+    memory: Annotated[
+        Literal["sum", "peak"],
+        typer.Option(
+            help="What must fit: each kind of memory at its own maximum, added up, or the true "
+            "maximum over time."
+        ),
+    ] = "sum",
     microbatches: Annotated[
         int | None,
         typer.Option(
@@ -108,8 +125,8 @@ def solve_chain(
     solver: Annotated[
         str | None,
         typer.Option(
-            help="contiguous, even_split, next_fit, one_f_one_b_star, periodic, step, or one "
-            "that is installed.",
+            help="contiguous, contiguous_cpsat, even_split, next_fit, one_f_one_b_star, periodic, "
+            "step, thinned, or one that is installed.",
             metavar="NAME",
         ),
     ] = None,
@@ -117,6 +134,8 @@ def solve_chain(
         float | None,
         typer.Option(help="Stop after so many seconds with the best plan so far.", metavar="S"),
     ] = None,
+    workers: Annotated[int, typer.Option(help="Threads of CP-SAT.", min=1, metavar="N")] = 1,
+    seed: Annotated[int, typer.Option(help="Of random choices.", min=0, metavar="N")] = 0,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Where to write the plan.", metavar="FILE")
     ] = None,
@@ -131,6 +150,8 @@ def solve_chain(
     schedopt solve --chain instances/gpt2-small.json --gpus 4 --mem 4G
 
     schedopt solve --chain chain.json --gpus 8 --mem 16G --bandwidth 12GB/s -o plan.json
+
+    schedopt solve --chain instances/gpt2-small.json --gpus 4 --mem 1.5G --recompute --max-k 4
 
     schedopt solve --fix plan.json --bandwidth 6GB/s --max-k 4
     """
@@ -189,6 +210,9 @@ def solve_chain(
             max_k=None if microbatches is not None else max_k,
             microbatches=microbatches,
             split_backward=split_backward,
+            recompute=recompute,
+            grain=grain,
+            memory=memory,
             period_ns=longest,
         )
     with _progress() as show:
@@ -199,6 +223,8 @@ def solve_chain(
             stages=fixed.stages if fixed is not None else (),
             solver=solver,
             time_limit=time_limit,
+            seed=seed,
+            workers=workers,
             on_progress=show,
         )
     if output is not None and result.plan is not None:

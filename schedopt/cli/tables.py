@@ -15,6 +15,7 @@ from schedopt.account.timeline import Timeline
 from schedopt.plan import Kind, Plan
 from schedopt.problem import Problem
 from schedopt.result import Infeasibility, Result
+from schedopt.stage import Stage
 from schedopt.units import format_bytes, format_duration, printable
 
 
@@ -80,7 +81,8 @@ def _stage_table(plan: Plan) -> Table:
     for name in ("Stage", "GPU", "Layers"):
         table.add_column(name, no_wrap=True)
     table.add_column("Names", overflow="fold")
-    for name in ("Forward", "Backward", "Busy", "In flight"):
+    again = any(stage.recompute for stage in plan.stages)
+    for name in ("Forward", "Backward", *(["Recompute"] if again else []), "Busy", "In flight"):
         table.add_column(name, justify="right", no_wrap=True)
     timeline, counts, loads = Timeline(plan), concurrent_activations(plan), load(plan)
     for index, stage in enumerate(plan.stages):
@@ -94,10 +96,17 @@ def _stage_table(plan: Plan) -> Table:
                 printable(" … ".join(dict.fromkeys(name for name in names if name))),
                 format_duration(timeline.stage_ns("F", index, gpu)),
                 format_duration(sum(timeline.stage_ns(half, index, gpu) for half in backward)),
+                *([_recomputed(stage)] if again else []),
                 f"{float(loads[gpu].share):.1%}",
                 str(counts[index, gpu]),
             )
     return table
+
+
+def _recomputed(stage: Stage) -> str:
+    """Return the runs of layers that a stage recomputes."""
+    runs = (str(first) if first == last else f"{first}-{last}" for first, last in stage.recompute)
+    return ", ".join(runs) or "-"
 
 
 def _memory_table(plan: Plan) -> Table:
@@ -108,7 +117,9 @@ def _memory_table(plan: Plan) -> Table:
     )
     reading = plan.scope.memory
     for name in ("GPU", *kinds, f"Total ({reading})", "Limit", "Used"):
-        table.add_column(name.replace("_", " ").capitalize().replace("Gpu", "GPU"), justify="right")
+        title = name.replace("_", " ").capitalize().replace("Gpu", "GPU")
+        longest = max(len(word) for word in title.split())
+        table.add_column(title, justify="right", min_width=longest)
     for index, (need, gpu) in enumerate(zip(needs, plan.platform.gpus, strict=True)):
         total = need.reading(reading)
         used = f"{total / gpu.usable_bytes:.1%}" if gpu.usable_bytes else "-"
@@ -142,7 +153,10 @@ def _print_infeasibility(console: Console, why: Infeasibility) -> None:
 
 def _print_ladder(console: Console, result: Result) -> None:
     table = make_table("Ladder: what each solver found, and how much faster than the best before")
-    table.add_column("Solver")
+    table.add_column("Solver", no_wrap=True)
+    freedoms = any(rung.freedom for rung in result.ladder)
+    if freedoms:
+        table.add_column("In addition", no_wrap=True)
     for name in ("Period", "Faster", "Bound", "Time"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("Note", overflow="fold")
@@ -158,6 +172,7 @@ def _print_ladder(console: Console, result: Result) -> None:
             best = period
         table.add_row(
             rung.solver,
+            *([rung.freedom] if freedoms else []),
             "none" if period is None else format_duration(period),
             faster,
             "" if bound is None else format_duration(bound),

@@ -1,4 +1,4 @@
-"""`solve`: the solvers of a scope, one after the other, with what each of them added."""
+"""`solve`: one solver after the other, with one freedom more at a time, and what each added."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from schedopt.platform import Platform
 from schedopt.problem import Problem, Scope
 from schedopt.result import Result, Rung, Status, as_ratio
 from schedopt.rule import Rule
-from schedopt.solving.registry import default_solvers, load_solver
+from schedopt.solving.registry import load_solver
 from schedopt.solving.run import Progress, Run
+from schedopt.solving.rungs import Attempt, plan_attempts
 from schedopt.stage import Stage
 from schedopt.version import __version__
 
@@ -40,8 +41,9 @@ def solve(
 ) -> Result:
     """Find the allocation and the periodic schedule with the least period.
 
-    Prints nothing. Infeasible is a status; only bad input raises. The first Ctrl-C ends the
-    search and returns the best so far with its bound, like the time limit.
+    Prints nothing. Infeasible is a status; only bad input raises. The first Ctrl-C, or a request
+    to end (SIGTERM), ends the search and returns the best so far with its bound, like the time
+    limit.
 
     Parameters
     ----------
@@ -56,9 +58,9 @@ def solve(
     solver : str, optional
         One solver by name, instead of those that the scope calls for.
     time_limit : float, optional
-        Seconds.
+        Seconds. Each attempt has an even share of what is left.
     seed, workers : int
-        For CP-SAT, in `periodic` and `step`; the other solvers use neither.
+        For CP-SAT.
     initial : Plan, optional
         A plan to start from, for the same problem.
     on_progress : callable, optional
@@ -94,61 +96,67 @@ def solve(
     )
     run = Run(problem, time_limit=time_limit, seed=seed, workers=workers, on_progress=on_progress)
     with _interruptible(run):
-        ladder = _climb(run, initial, (solver,) if solver else None)
+        ladder = _climb(run, initial, solver)
     return _result(run, ladder)
 
 
-def _climb(run: Run, initial: Plan | None, named: tuple[str, ...] | None) -> list[Rung]:
+def _climb(run: Run, initial: Plan | None, named: str | None) -> list[Rung]:
     problem = run.problem
-    names = named or default_solvers(problem.scope)
-    solvers = [(name, load_solver(name)) for name in names]
-    run.solver = "closed form"
+    attempts = [Attempt(named, "", problem)] if named else list(plan_attempts(problem))
+    solvers = {attempt.solver: load_solver(attempt.solver) for attempt in attempts}
+    run.begin("closed form")
     for proven in lower_bounds(problem):
         run.add_bound(proven)
     if initial is not None:
-        run.solver = "initial"
+        run.begin("initial")
         run.report(_same_problem(initial, problem))
     if problem.scope.allocation == "general" and (impossible := memory_proof(problem)):
         run.report_infeasible(impossible)
     ladder: list[Rung] = []
     refusals: list[InputError] = []
-    for name, solver in solvers:
-        if run.stopped() or run.settled():
+    for number, attempt in enumerate(attempts):
+        if run.ended() or run.settled():
             break
-        run.solver = name
+        if run.settled(attempt.problem.scope):
+            continue
+        run.begin(attempt.solver, len(attempts) - number)
         begin = run.seconds()
         try:
-            solver(problem, run)
+            solvers[attempt.solver](attempt.problem, run)
         except InputError as error:
             refusals.append(error)
-            if len(refusals) == len(solvers):
-                raise
-            ladder.append(Rung(solver=name, note=f"left out: {error.rule}"))
+            note = f"left out: {error.rule}"
+            ladder.append(Rung(solver=attempt.solver, freedom=attempt.freedom, note=note))
             continue
-        own, bound = run.period_of(name), run.bound()
+        bound = run.bound()
         ladder.append(
             Rung(
-                solver=name,
-                period_exact=None if own is None else as_ratio(own),
+                solver=attempt.solver,
+                freedom=attempt.freedom,
+                period_exact=None if run.own is None else as_ratio(run.own),
                 bound_exact=None if bound is None else as_ratio(bound),
                 seconds=round(run.seconds() - begin, 6),
-                note=_note(run),
+                note=_note(run, attempt),
             )
         )
+    if refusals and len(refusals) == len(ladder):
+        raise refusals[-1]
     return ladder
 
 
-def _note(run: Run) -> str:
-    """Say what is known after a solver."""
-    own, best = run.period_of(run.solver), run.period()
+def _note(run: Run, attempt: Attempt) -> str:
+    """Say what is known after an attempt."""
+    own, best, scope = run.own, run.period(), attempt.problem.scope
     if run.infeasibility() is not None:
         return "proven infeasible"
     if own is not None and own == run.bound():
         return "proven optimal"
     if best is None:
         said = f"no plan: {run.proofs[-1].proof}" if run.proofs else "no plan"
+    elif own == best:
+        said = "best of its kind, proven" if own == run.bound(scope) else "not proven optimal"
     else:
-        said = "not proven optimal" if own == best else "no better plan"
+        said = "no better plan exists" if best == run.bound(scope) else "no better plan"
     return f"stopped early: {said}" if run.stopped() else said
 
 
@@ -199,22 +207,26 @@ def _result(run: Run, ladder: list[Rung]) -> Result:
 
 @contextmanager
 def _interruptible(run: Run) -> Iterator[None]:
-    """Let the first Ctrl-C stop the run and the second interrupt the program.
+    """Let the first Ctrl-C or request to end stop the run and the second do as it always does.
 
     A handler that the program has set itself hears of the first one too.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def stop(number: int, frame: FrameType | None) -> None:
         run.stop()
-        signal.signal(signal.SIGINT, before)
-        if callable(before) and before is not signal.default_int_handler:
-            before(number, frame)
+        signal.signal(number, before[signal.Signals(number)])
+        known = before[signal.Signals(number)]
+        if callable(known) and known is not signal.default_int_handler:
+            known(number, frame)
 
-    before = signal.signal(signal.SIGINT, stop)
+    for number in before:
+        signal.signal(number, stop)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

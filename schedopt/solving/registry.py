@@ -8,7 +8,7 @@ from importlib.metadata import entry_points
 from typing import Final, cast
 
 from schedopt.errors import InputError
-from schedopt.problem import Problem, Scope
+from schedopt.problem import Problem
 from schedopt.solving.run import Run
 
 Solver = Callable[[Problem, Run], None]
@@ -17,27 +17,14 @@ Solver = Callable[[Problem, Run], None]
 GROUP: Final = "schedopt.solvers"
 SOLVERS: Final = {
     "contiguous": "schedopt.solvers.contiguous:solve",
+    "contiguous_cpsat": "schedopt.solvers.contiguous_cpsat:solve",
     "even_split": "schedopt.solvers.even_split:solve",
     "next_fit": "schedopt.solvers.next_fit:solve",
     "one_f_one_b_star": "schedopt.solvers.one_f_one_b_star:solve",
     "periodic": "schedopt.solvers.periodic:solve",
     "step": "schedopt.solvers.step:solve",
+    "thinned": "schedopt.solvers.thinned:solve",
 }
-DEFAULT: Final = {
-    "contiguous": ("even_split", "next_fit", "contiguous"),
-    "general": ("even_split", "next_fit", "contiguous"),
-    "fixed": ("one_f_one_b_star", "periodic"),
-}
-"""The solvers that answer each kind of allocation, in the order in which they run."""
-
-
-def default_solvers(scope: Scope) -> tuple[str, ...]:
-    """Return the solvers that answer a scope, in the order in which they run."""
-    if scope.microbatches is not None:
-        return ("step",)
-    names = DEFAULT[scope.allocation]
-    more = scope.max_k != 1 or scope.split_backward
-    return (*names, "periodic") if more and "periodic" not in names else names
 
 
 def solver_names() -> list[str]:

@@ -61,6 +61,7 @@ class Run:
         self.seed = seed
         self.workers = workers
         self.solver = ""
+        self.own: Fraction | None = None
         self.solver_of_best = ""
         self.bounds: list[Bound] = []
         self.proofs: list[Infeasibility] = []
@@ -69,7 +70,14 @@ class Run:
         self._stop = threading.Event()
         self._on_progress = on_progress
         self._best: Plan | None = None
-        self._shortest: dict[str, Fraction] = {}
+        self._until: float | None = None
+
+    def begin(self, solver: str, attempts_left: int = 1) -> None:
+        """Begin with a solver. With a time limit each attempt has an even share of what is left."""
+        self.solver, self.own = solver, None
+        if self._deadline is not None:
+            now = time.monotonic()
+            self._until = now + (self._deadline - now) / max(1, attempts_left)
 
     def best(self) -> Plan | None:
         """Return the best plan so far."""
@@ -80,15 +88,21 @@ class Run:
         return time.monotonic() - self._started
 
     def remaining(self) -> float | None:
-        """Return the seconds that are left; None without a limit."""
-        return None if self._deadline is None else self._deadline - time.monotonic()
+        """Return the seconds that are left to this attempt; None without a limit."""
+        until = self._until if self._until is not None else self._deadline
+        return None if until is None else until - time.monotonic()
 
     def stop(self) -> None:
         """Ask the solver to stop soon and report the best that it has."""
         self._stop.set()
 
     def stopped(self) -> bool:
-        """Whether the solver should stop: time is up, or somebody asked."""
+        """Whether the solver should stop: its time is up, or somebody asked."""
+        remaining = self.remaining()
+        return self._stop.is_set() or (remaining is not None and remaining <= 0)
+
+    def ended(self) -> bool:
+        """Whether the whole run should stop."""
         return self._stop.is_set() or (
             self._deadline is not None and time.monotonic() >= self._deadline
         )
@@ -97,34 +111,38 @@ class Run:
         """Return the best normalized period so far, ns."""
         return None if self._best is None else _period(self._best)
 
-    def period_of(self, solver: str) -> Fraction | None:
-        """Return the best normalized period that one solver found, ns."""
-        return self._shortest.get(solver)
+    def settled(self, scope: Scope | None = None) -> bool:
+        """Whether nothing is left to find in a scope, by default the one asked.
 
-    def settled(self) -> bool:
-        """Whether nothing is left to find: proven optimal, or a plan within the period asked."""
-        period, asked = self.period(), self.problem.scope.period_ns
+        Proven optimal, a plan within the period asked, or proven to hold none.
+        """
+        scope = scope or self.problem.scope
+        period = self.period()
         if period is None:
-            return False
-        return period == self.bound() or (asked is not None and period <= asked)
+            return any(proof.scope.covers(scope) for proof in self.proofs)
+        asked = scope.period_ns
+        return period == self.bound(scope) or (asked is not None and period <= asked)
 
-    def bound(self) -> Fraction | None:
-        """Return the best bound that holds in the scope asked, ns."""
-        return best_bound(self.bounds, self.problem.scope)
+    def bound(self, scope: Scope | None = None) -> Fraction | None:
+        """Return the best bound that holds in a scope, by default the one asked, ns."""
+        return best_bound(self.bounds, scope or self.problem.scope)
 
     def report(self, plan: Plan) -> None:
         """Report a plan. It is checked, and kept if it is better than the best so far.
+
+        It may answer a narrower scope than the one asked.
 
         Raises
         ------
         InvalidPlanError
             If the check refuses it, or a proven bound lies above its period.
         """
+        if plan.scope != self.problem.scope and self.problem.scope.covers(plan.scope):
+            plan = replace(plan, scope=self.problem.scope)
         violations = check(plan)
         if violations:
             raise InvalidPlanError(f"{self.solver}: {violations[0]} ({len(violations)} in all)")
-        own = self.period_of(self.solver)
-        self._shortest[self.solver] = _period(plan) if own is None else min(own, _period(plan))
+        self.own = _period(plan) if self.own is None else min(self.own, _period(plan))
         if self._best is None or _period(plan) < _period(self._best):
             self._best = plan
             self.solver_of_best = self.solver

@@ -4,9 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from schedopt.chain import Chain, Layer
 from schedopt.checking import Violation, check
 from schedopt.plan import Plan
-from schedopt.platform import Gpu
+from schedopt.platform import Gpu, Platform
+from schedopt.solving import solve
 from schedopt.stage import Stage
 from tests.changes import (
     add_operation,
@@ -322,3 +324,15 @@ def test_missing_operations_of_a_kind_are_told_at_once() -> None:
         "operations",
     )
     assert "2 of every 2 micro-batches" in violation.message
+
+
+def test_layers_apart_may_be_neighbours_on_a_gpu_but_not_come_back_to_it() -> None:
+    layer = Layer(forward_ns=1, backward_ns=1, weight_bytes=0, activation_bytes=1)
+    chain = Chain(layers=(layer,) * 3)
+    for gpus, allowed in (((0, 0, 1), True), ((0, 1, 1), True), ((0, 1, 0), False)):
+        stages = tuple(Stage(layers=(i, i), gpus=(gpu,)) for i, gpu in enumerate(gpus))
+        plan = solve(chain, Platform(2, 99), stages=stages).plan
+        assert plan is not None
+        contiguous = change_scope(plan, allocation="contiguous", grain="layer")
+        assert (check(contiguous) == ()) is allowed
+        assert "scope" in kinds(change_scope(plan, allocation="contiguous"))

@@ -147,7 +147,7 @@ def test_a_stop_in_the_middle_claims_nothing_that_was_not_proven() -> None:
     assert truth.least_memory_bytes is not None
     for probes in range(40):
         run = _StoppedAfter(probes, Problem(chain=chain, platform=platform))
-        run.solver = "contiguous"
+        run.begin("contiguous")
         contiguous.solve(run.problem, run)
         found = run.infeasibility()
         if found is None:

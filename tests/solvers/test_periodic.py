@@ -2,12 +2,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
+from typing import Literal
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from schedopt import Chain, InputError, Layer, Plan, Platform, Scope, Stage, check, solve
+from schedopt import Chain, Gpu, InputError, Layer, Plan, Platform, Scope, Stage, check, solve
 from schedopt.account.timeline import Timeline
 from schedopt.families import theorem_4
 from schedopt.problem import Problem
@@ -224,3 +225,65 @@ def test_what_stays_for_no_time_counts_at_its_instant() -> None:
             solver="periodic",
         )
         assert (result.status, result.period) == ("optimal", period)
+
+
+def test_layers_apart_beat_the_stage_that_they_make() -> None:
+    # Layers x and y on GPU 0, z on GPU 1, 2 ns and 1 byte each. As one stage x and y keep 2 bytes
+    # for each micro-batch, so that one is in flight in 3 bytes: 6 ns. Apart, x keeps two and y one.
+    layer = Layer(forward_ns=1, backward_ns=1, weight_bytes=0, activation_bytes=1)
+    stages = [Stage(layers=(0, 1), gpus=(0,)), Stage(layers=(2, 2), gpus=(1,))]
+    chain, platform = Chain(layers=(layer,) * 3), Platform([Gpu(memory_bytes=3)] * 2)
+    scope = Scope(allocation="fixed")
+    assert solve(chain, platform, stages=stages, scope=scope).period == 6
+    apart = solve(chain, platform, stages=stages, scope=replace(scope, grain="layer"))
+    assert check(apart) == ()
+    assert (apart.status, apart.period) == ("optimal", Fraction(4))
+    assert [rung.freedom for rung in apart.ladder] == ["", "layers apart"]
+
+
+def test_layers_apart_prove_nothing_where_a_stage_saves_its_input() -> None:
+    layer = Layer(
+        forward_ns=1, backward_ns=1, weight_bytes=0, activation_bytes=1, saved_input_bytes=1
+    )
+    stages = [Stage(layers=(0, 1), gpus=(0,)), Stage(layers=(2, 2), gpus=(1,))]
+    chain, platform = Chain(layers=(layer,) * 3), Platform([Gpu(memory_bytes=3)] * 2)
+    scope = Scope(allocation="fixed", grain="layer")
+    # As one stage x and y need 3 bytes for each micro-batch, apart 4.
+    assert solve(chain, platform, stages=stages, scope=scope).period == 6
+    apart = solve(chain, platform, stages=stages, scope=scope, solver="periodic")
+    assert apart.status == "unknown"
+    assert not any("CP-SAT" in bound.proof for bound in apart.bounds)
+
+
+def test_the_true_peak_lets_more_in_than_the_sum() -> None:
+    # Stage 0 and stage 2 lie on GPU 0. In the reading sum each is counted at its own maximum.
+    def layer(forward: int, backward: int, saved: int) -> Layer:
+        return Layer(
+            forward_ns=forward,
+            backward_ns=backward,
+            weight_bytes=0,
+            activation_bytes=0,
+            saved_bytes=saved,
+        )
+
+    readings: tuple[Literal["sum"], Literal["peak"]] = ("sum", "peak")
+    chain = Chain(layers=(layer(1, 1, 1), layer(2, 2, 0), layer(1, 1, 2)))
+    stages = [Stage(layers=(i, i), gpus=(i % 2,)) for i in range(3)]
+    better = 0
+    for room in (3, 4, 5):
+        in_sum, at_peak = (
+            solve(
+                chain,
+                Platform(2, room),
+                stages=stages,
+                scope=Scope(allocation="fixed", memory=reading),
+            )
+            for reading in readings
+        )
+        assert check(in_sum) == check(at_peak) == ()
+        assert in_sum.status == at_peak.status == "optimal"
+        assert in_sum.period is not None
+        assert at_peak.period is not None
+        assert at_peak.period <= in_sum.period
+        better += at_peak.period < in_sum.period
+    assert better

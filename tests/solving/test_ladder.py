@@ -7,7 +7,7 @@ from fractions import Fraction
 import pytest
 from hypothesis import given
 
-from schedopt import Chain, InputError, Layer, Platform, Problem, Rule, Scope, solve
+from schedopt import Chain, InputError, Layer, Platform, Problem, Rule, Scope, Stage, solve
 from schedopt.solving import Run
 from tests.strategies import chains, platforms
 
@@ -99,3 +99,68 @@ def test_a_rung_that_was_stopped_says_so(monkeypatch: pytest.MonkeyPatch) -> Non
     result = solve(Chain(layers=(LONG, EQUAL)), Platform(2, 99))
     assert [rung.note for rung in result.ladder] == ["stopped early: no plan"]
     assert result.status == "unknown"
+
+
+HALVES = Layer(
+    forward_ns=2, backward_ns=4, weight_bytes=0, activation_bytes=1, saved_bytes=4,
+    backward_input_ns=2, backward_weight_ns=2, saved_weight_bytes=1,
+)  # fmt: skip
+
+
+def test_the_ladder_adds_one_freedom_at_a_time() -> None:
+    # Room for one micro-batch of each layer, or for one and the input of two.
+    chain, platform = Chain(layers=(HALVES,) * 3), Platform(3, 6)
+    scope = Scope(recompute=True, max_k=2, split_backward=True, grain="layer", memory="peak")
+    ladder = solve(chain, platform, scope=scope).ladder
+    asked = [rung.freedom for rung in ladder]
+    order = ["", "recompute", "k up to 2", "split backward", "layers apart"]
+    assert asked == sorted(asked, key=order.index)
+    assert asked[0] == ""
+    found = [rung.period_exact for rung in ladder if rung.solver == "contiguous"]
+    # One after the other: 18. Recomputed F, R and B take 8.
+    assert found == [(18, 1), (8, 1)]
+    assert ladder[2].note == "best of its kind, proven"
+
+
+def test_a_freedom_that_is_proven_needs_no_more_solvers() -> None:
+    stages = [Stage(layers=(i, i), gpus=(i,)) for i in range(4)]
+    scope = Scope(allocation="fixed", max_k=3)
+    result = solve(Chain(layers=(EQUAL,) * 4), Platform(4, 3), stages=stages, scope=scope)
+    # `periodic` for k = 1 is left out, for 1F1B* is proven.
+    assert [(rung.solver, rung.freedom, rung.period_exact) for rung in result.ladder] == [
+        ("one_f_one_b_star", "", (6, 1)),
+        ("thinned", "k up to 3", (4, 1)),
+    ]
+    assert result.status == "optimal"
+
+
+def test_a_plan_says_the_scope_that_was_asked() -> None:
+    scope = Scope(recompute=True, max_k=4)
+    result = solve(Chain(layers=(HALVES,) * 3), Platform(3, 99), scope=scope)
+    assert result.plan is not None
+    assert result.plan.scope == scope
+    assert [rung.solver for rung in result.ladder] == ["even_split"]
+
+
+def test_each_attempt_has_a_share_of_the_time() -> None:
+    run = Run(Problem(chain=Chain(layers=(EQUAL,)), platform=Platform(1, 9)), time_limit=40)
+    run.begin("a", 4)
+    remaining = run.remaining()
+    assert remaining is not None
+    assert 9 < remaining <= 10
+    run.begin("b", 1)
+    remaining = run.remaining()
+    assert remaining is not None
+    assert 39 < remaining <= 40
+    assert not run.ended()
+
+
+@given(chains(longest=4), platforms(most=3))
+def test_infeasible_is_said_whatever_is_allowed_beside_recompute(
+    chain: Chain, platform: Platform
+) -> None:
+    plain = solve(chain, platform)
+    wide = solve(chain, platform, scope=Scope(max_k=3, grain="layer"))
+    assert (wide.status == "infeasible") == (plain.status == "infeasible")
+    step = solve(chain, platform, scope=Scope(max_k=None, microbatches=2))
+    assert (step.status == "infeasible") == (plain.status == "infeasible")

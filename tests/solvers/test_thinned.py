@@ -1,0 +1,116 @@
+"""Thinned patterns: the closed form of uniform stages, and never better than the best pattern."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+
+from schedopt import Chain, InputError, Layer, Platform, Scope, Stage, check, solve
+from schedopt.account import concurrent_activations
+from schedopt.problem import Problem
+from schedopt.solvers import contiguous, thinned
+from schedopt.solvers.one_f_one_b_star import Thinning
+from schedopt.solving import Run
+from tests.solvers.test_recompute import tight_chains, tight_platforms
+from tests.strategies import chains, platforms
+
+
+@pytest.mark.parametrize("gpus", [4, 6, 8])
+def test_uniform_stages_reach_three_p_over_n(gpus: int) -> None:
+    layer = Layer(forward_ns=1, backward_ns=2, weight_bytes=0, activation_bytes=1)
+    stages = [Stage(layers=(i, i), gpus=(i,)) for i in range(gpus)]
+    for room in range(1, gpus + 1):
+        problem = Problem(
+            chain=Chain(layers=(layer,) * gpus),
+            platform=Platform(gpus, room),
+            stages=tuple(stages),
+            scope=Scope(allocation="fixed", max_k=room),
+        )
+        result = solve(problem.chain, problem.platform, stages=stages, scope=problem.scope)
+        assert result.status == "optimal"
+        assert result.period == max(Fraction(3), Fraction(3 * gpus, room))
+        assert result.solver in ("one_f_one_b_star", "thinned")
+        assert result.plan is not None
+        assert max(concurrent_activations(result.plan).values()) <= room
+
+
+def ladder(problem: Problem) -> Run:
+    """Run the exact programme and the thinned patterns behind it."""
+    run = Run(problem)
+    for solver in (contiguous, thinned):
+        run.begin(solver.__name__)
+        solver.solve(problem, run)
+    return run
+
+
+@settings(max_examples=200)
+@given(chains(tied=True), platforms(unequal=True))
+def test_never_below_the_bound_nor_worse_than_k_1(chain: Chain, platform: Platform) -> None:
+    scope = Scope(max_k=4)
+    run = ladder(Problem(chain=chain, platform=platform, scope=scope))
+    without = solve(chain, platform)
+    period = run.period()
+    assert (period is None) == (without.period is None)
+    if period is not None:
+        assert without.period is not None
+        assert period <= without.period
+        best = run.best()
+        assert best is not None
+        proven = solve(
+            chain,
+            platform,
+            stages=best.stages,
+            scope=Scope(allocation="fixed", max_k=min(2, best.pattern.k)),
+            solver="periodic",
+        )
+        if best.pattern.k <= 2:
+            assert proven.period is not None
+            assert period >= proven.period
+
+
+@settings(max_examples=200)
+@given(tight_chains(longest=5), tight_platforms(unequal=True))
+def test_recompute_is_thinned_too(chain: Chain, platform: Platform) -> None:
+    scope = Scope(max_k=3, recompute=True)
+    run = ladder(Problem(chain=chain, platform=platform, scope=scope))
+    without = solve(chain, platform, scope=Scope(recompute=True))
+    assert (run.period() is None) == (without.period is None)
+    best = run.best()
+    if best is not None:
+        assert check(best) == ()
+        assert without.period is not None
+        assert Fraction(best.pattern.period_total_ns, best.pattern.k) <= without.period
+
+
+def test_any_window_of_periods_carries_no_more_than_it_says() -> None:
+    for k in range(1, 6):
+        for slots in range(k, 12):
+            thinning = Thinning(k, slots)
+            taken = {thinning.slot(j) + turn * slots for j in range(k) for turn in range(4)}
+            for length in range(1, 2 * slots):
+                most = max(len(taken & set(range(start, start + length))) for start in range(slots))
+                assert most == thinning.carried(length)
+
+
+def test_a_decision_may_need_a_thinned_pattern() -> None:
+    layer = Layer(forward_ns=1, backward_ns=2, weight_bytes=0, activation_bytes=1)
+    chain, platform = Chain(layers=(layer,) * 4), Platform(4, 3)
+    assert solve(chain, platform, scope=Scope(period_ns=4)).status == "infeasible"
+    result = solve(chain, platform, scope=Scope(period_ns=4, max_k=3))
+    assert result.period == 4
+    assert result.solver == "thinned"
+
+
+def test_needs_one_stage_for_each_gpu() -> None:
+    layer = Layer(forward_ns=1, backward_ns=2, weight_bytes=0, activation_bytes=1)
+    stages = [Stage(layers=(i, i), gpus=(0,)) for i in range(2)]
+    with pytest.raises(InputError, match="one stage for each GPU"):
+        solve(
+            Chain(layers=(layer,) * 2),
+            Platform(1, 9),
+            stages=stages,
+            scope=Scope(allocation="fixed", max_k=2),
+            solver="thinned",
+        )
