@@ -152,12 +152,16 @@ def proven_scope(problem: Problem) -> Scope:
     """Return the scope in which 1F1B* on the best contiguous stages is exact.
 
     With one stage a GPU both readings of memory agree: the most activations lie there while a
-    backward runs, with all that it was recomputed for.
+    backward runs, with all that was recomputed for it, if it takes time.
     """
+    freed = all(
+        layer.backward_ns or not (layer.saved or layer.workspace_bytes)
+        for layer in problem.chain.layers
+    )
     return Scope(
         allocation="fixed" if problem.stages else "contiguous",
         max_k=1,
-        memory="peak",
+        memory="peak" if freed or not problem.scope.recompute else "sum",
         recompute=problem.scope.recompute,
         gpu_order="any" if problem.platform.uniform else "given",
     )

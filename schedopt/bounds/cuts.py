@@ -55,6 +55,8 @@ class Cuts:
 
     Attributes
     ----------
+    kinds : list of Gpu
+        Those that differ.
     count, gpus : int
         Layers and GPUs.
     trip : array, shape (count + 1,)
@@ -68,7 +70,7 @@ class Cuts:
 
         layers = problem.chain.layers
         row = row_of_gpus(problem)
-        kinds = list(dict.fromkeys(row))
+        self.kinds = kinds = list(dict.fromkeys(row))
         self.count, self.gpus, self.most = len(layers), len(row), most
         self.split = problem.scope.split_backward
         self._kind = np.array([kinds.index(gpu) for gpu in row])
@@ -192,6 +194,10 @@ class Cuts:
         half = part(self._input)
         whole = half + part(self._weight)
         return ahead, ahead + np.minimum(back, half), ahead + np.minimum(back, whole)
+
+    def by_gpu(self, by_kind: Array) -> Array:
+        """Return rows for each kind as rows for each GPU, or as one for all."""
+        return by_kind if self._uniform else by_kind[self._kind]
 
     def caps(self, first: int, layers: int) -> npt.NDArray[np.int32]:
         """Return how many micro-batches these stages can hold, at most `most`; 0: not even one."""

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from fractions import Fraction
 from math import ceil, floor
 from typing import TYPE_CHECKING, Final
 
 from schedopt.bounds.cuts import LATEST, NEVER, Cuts, is_readable, longest_way
-from schedopt.bounds.load import load_bound
+from schedopt.bounds.load import load_bound, way_back
 from schedopt.bounds.scopes import contiguous, longest_pattern, make_bound
 from schedopt.problem import LARGEST_HORIZON_NS, Problem
 from schedopt.result import Bound
 
 if TYPE_CHECKING:
     from schedopt.bounds.cuts import Array
+    from schedopt.solving.again_table import AgainTable
 
 PROOF: Final = "each stage keeps its micro-batches in flight while later stages work on them"
 MOST_COUNT: Final = 4096
+MOST_PARTS: Final = 64
+"""Patterns up to this long are looked at one by one."""
 MOST_DROPS: Final = 64
 """So often a period is lowered to that of better stages."""
 
@@ -34,9 +38,11 @@ def contiguous_bound(problem: Problem) -> Bound | None:
     instant that rounded up: each keeps its saved bytes, beside the weights and the workspace of
     the operation that runs then. With a split backward the span ends with the input half, and
     stages behind count with what the gradient waits for. A link carries each micro-batch both
-    ways; a transfer may cover several of them, which saves latency. With recompute nothing need be
-    saved. The least span behind each cut decides whether T / k is possible. It is bisected, and
-    lowered to what the stages found allow, until nothing less is possible.
+    ways; a transfer may cover several of them, which saves latency. With recompute a stage also
+    works for at least the least time of it with which so many in flight fit: what comes back lies
+    there when the first of them is freed. The least span behind each cut decides whether T / k is
+    possible. It is bisected, and lowered to what the stages found allow, until nothing less is
+    possible.
 
     Returns
     -------
@@ -50,10 +56,12 @@ def contiguous_bound(problem: Problem) -> Bound | None:
     if not load:
         return None
     reading = _Spans(problem, load)
-    high = reading.least(Fraction(LARGEST_HORIZON_NS))
+    low, high = floor(load), reading.least(Fraction(LARGEST_HORIZON_NS))
     if high is None:
         return None
-    low = floor(load)
+    if problem.scope.recompute:
+        least = _least_of_patterns(reading, low, longest_pattern(problem.scope))
+        return make_bound(max(load, least), contiguous(problem), PROOF)
     drops = 0
     while high > load and drops < MOST_DROPS:
         middle = (low + ceil(high)) // 2
@@ -70,6 +78,38 @@ def contiguous_bound(problem: Problem) -> Bound | None:
     return make_bound(max(load, Fraction(low)), contiguous(problem), PROOF)
 
 
+def _least_of_patterns(reading: _Spans, low: int, longest: int | None) -> Fraction:
+    """Return the least period that a pattern can have and that some stages allow.
+
+    For patterns of any length, or very long ones, the last whole period that none allow.
+
+    Parameters
+    ----------
+    reading : _Spans
+        That allows some stages at a long period.
+    low : int
+        None is possible below, ns.
+    longest : int or None
+        Micro-batches of the longest pattern.
+    """
+    refuted, high = low - 1, max(low, 1)
+    while reading.least(Fraction(high)) is None:
+        refuted, high = high, min(2 * high, LARGEST_HORIZON_NS)
+    while refuted < high - 1:
+        middle = (refuted + high) // 2
+        if reading.least(Fraction(middle)) is None:
+            refuted = middle
+        else:
+            high = middle
+    if longest is None or longest > MOST_PARTS:
+        return Fraction(max(0, refuted))
+    parts = range(1, longest + 1)
+    candidates = sorted(
+        {Fraction(refuted) + Fraction(i, k) for k in parts for i in range(1, k + 1)}
+    )
+    return candidates[bisect_left(candidates, True, key=lambda one: reading.least(one) is not None)]
+
+
 class _Spans:
     """The stages that are possible at a normalized period. They are read from the last."""
 
@@ -77,6 +117,11 @@ class _Spans:
         useful = ceil(longest_way(problem) / load) + 1
         self.cuts = Cuts(problem, most=min(MOST_COUNT, useful), backwards=True)
         self.carried = [Fraction(0), *_carried(problem)[::-1], Fraction(0)]
+        self.again: list[AgainTable] = []
+        if problem.rule.is_given and problem.scope.grain == "stage" and _recomputes(problem):
+            from schedopt.solving.again_table import AgainTable
+
+            self.again = [AgainTable(problem.chain, gpu) for gpu in self.cuts.kinds]
 
     def least(self, period: Fraction, *, below: bool = False) -> Fraction | None:
         """Return a period that some stages allow, at most the one given, or below it.
@@ -105,11 +150,39 @@ class _Spans:
             _, way, work = cuts.lengths(first, layers)
             span = behind + way
             fits = (work <= longest) & (span <= spans[cuts.caps(first, layers)])
+            if self.again and layers:
+                counts = np.searchsorted(spans[1:-1], np.minimum(span, spans[-2])) + 1
+                fits &= work + self._again_ns(first, counts) <= longest
             trip = trips[first + 1 : first + 1 + layers]
             return np.where(fits, np.minimum(span + trip, NEVER), NEVER)[None]
 
         stages = cuts.read(extend)
         return None if stages is None else self._period(stages)
+
+    def _again_ns(self, first: int, counts: Array) -> Array:
+        """Return the least recompute of stages, of 1, 2, ... layers, read from a layer on.
+
+        Parameters
+        ----------
+        first : int
+            In the order of reading.
+        counts : array, shape (GPUs, layers)
+            Micro-batches in flight.
+        """
+        import numpy as np
+
+        layers = counts.shape[1]
+        numbers = self.cuts.count - first - 1 - np.arange(layers)
+        rows = []
+        for table in self.again:
+            table.widen(layers)
+            bounds = table.of_stages(numbers, int(counts.max()))
+            rows.append(np.broadcast_to(bounds[:, None], (len(bounds), 1, layers)))
+        by_kind = np.concatenate(rows, axis=1)
+        by_gpu = np.stack([self.cuts.by_gpu(one) for one in by_kind])
+        gpus = np.arange(len(counts))[:, None] % by_gpu.shape[1]
+        found: Array = by_gpu[counts - 1, gpus, np.arange(layers)]
+        return found
 
     def _period(self, stages: Sequence[Read]) -> Fraction:
         """Return the least period of given stages."""
@@ -126,6 +199,15 @@ class _Spans:
                 found = max(found, Fraction(span, cap))
             span += 2 * int(self.cuts.trip[end])
         return found
+
+
+def _recomputes(problem: Problem) -> bool:
+    """Whether layers may be recomputed, and all that holds something takes time to be freed."""
+    split = problem.scope.split_backward
+    return problem.scope.recompute and all(
+        way_back(layer, split) > 0 or not (layer.saved or layer.workspace_bytes)
+        for layer in problem.chain.layers
+    )
 
 
 def _carried(problem: Problem) -> list[Fraction]:

@@ -41,7 +41,7 @@ def find_out_of_scope(plan: Plan) -> Iterator[Violation]:
 
 
 def _find_shared_gpus(plan: Plan) -> Iterator[Violation]:
-    """Yield GPUs with more than one stage; with layers apart, with stages that are no neighbours."""
+    """Yield GPUs with more than one stage; with layers apart, only if they are not neighbours."""
     owner: dict[int, int] = {}
     for position, stage in enumerate(plan.stages):
         for gpu in stage.gpus:

@@ -59,9 +59,17 @@ class AgainTable:
 
     def of_first(self, first: int, groups: int, ends: int) -> Array:
         """Return bounds for stages from a layer: [in flight - 1, length - 1], ns."""
+        return np.stack([table[first, :ends] for table in self._up_to(groups)])
+
+    def of_stages(self, firsts: Array, groups: int) -> Array:
+        """Return bounds for stages of 1, 2, ... layers, from each of so many first layers, ns."""
+        places = np.arange(len(firsts))
+        return np.stack([table[firsts, places] for table in self._up_to(groups)])
+
+    def _up_to(self, groups: int) -> list[Array]:
         while len(self.tables) < groups:
             self._add_table()
-        return np.stack([table[first, :ends] for table in self.tables[:groups]])
+        return self.tables[:groups]
 
     def make_exact(self, first: int, last: int, in_flight: int) -> bool:
         """Work out one entry; return whether it was exact before.

@@ -110,8 +110,6 @@ def _climb(run: Run, initial: Plan | None, named: str | None) -> list[Rung]:
     if initial is not None:
         run.begin("initial")
         run.report(_same_problem(initial, problem))
-    if problem.scope.allocation == "general" and (impossible := memory_proof(problem)):
-        run.report_infeasible(impossible)
     ladder: list[Rung] = []
     refusals: list[InputError] = []
     for number, attempt in enumerate(attempts):
@@ -141,6 +139,8 @@ def _climb(run: Run, initial: Plan | None, named: str | None) -> list[Rung]:
         )
     if refusals and len(refusals) == len(ladder):
         raise refusals[-1]
+    if problem.scope.allocation == "general" and (impossible := memory_proof(problem)):
+        run.report_infeasible(impossible)
     return ladder
 
 

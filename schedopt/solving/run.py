@@ -167,16 +167,21 @@ class Run:
         self._compare()
 
     def infeasibility(self) -> Infeasibility | None:
-        """Return the proof that the scope asked holds no plan, with the least memory known."""
+        """Return the proof that the scope asked holds no plan, with the least memory known.
+
+        For unequal GPUs amounts of two proofs speak of different GPUs, and are not compared.
+        """
         valid = [proof for proof in self.proofs if proof.scope.covers(self.problem.scope)]
         if not valid:
             return None
+        if not self.problem.platform.uniform:
+            return valid[-1]
         found = [
             proof.least_memory_bytes
             for proof in self.proofs
             if proof.least_memory_bytes is not None
         ]
-        return replace(valid[0], least_memory_bytes=min(found, default=None))
+        return replace(valid[-1], least_memory_bytes=min(found, default=None))
 
     def _compare(self) -> None:
         period, bound = self.period(), self.bound()

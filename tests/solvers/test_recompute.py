@@ -99,8 +99,10 @@ def test_recompute_never_makes_a_plan_worse_and_holds_for_its_own_stages(
         solver="one_f_one_b_star",
     )
     assert fixed.period == result.period
+    freed = all(a.backward_ns or not (a.saved or a.workspace_bytes) for a in chain.layers)
     for need, gpu in zip(memory(result.plan), platform.gpus, strict=True):
-        assert need.peak_bytes == need.sum_bytes <= gpu.usable_bytes
+        assert need.sum_bytes <= gpu.usable_bytes
+        assert need.peak_bytes == need.sum_bytes or not freed
 
 
 @settings(max_examples=200)
