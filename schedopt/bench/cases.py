@@ -24,6 +24,7 @@ from schedopt.families import (
 from schedopt.formats import read_format
 from schedopt.plan import PLAN_FORMAT
 from schedopt.platform import Platform
+from schedopt.problem import Scope
 from schedopt.solving import solve
 
 OWN = "own"
@@ -91,15 +92,16 @@ def grid(
     """Yield every chain with every number of GPUs, memory level and bandwidth."""
     for chain, count, bandwidth in product(chains, gpus, bandwidths):
         rate = None if bandwidth == "free" else bandwidth
-        least = _least_memory(chain, count, rate)
+        least = least_memory(chain, count, rate)
         for level in levels:
             platform = Platform(count, ceil(least * level), bandwidth=rate)
             yield Case(chain, platform, str(level), bandwidth)
 
 
-def _least_memory(chain: Chain, gpus: int, rate: str | None) -> int:
+def least_memory(chain: Chain, gpus: int, rate: str | None, *, recompute: bool = False) -> int:
     """Return the least memory of a GPU with which a contiguous plan exists, at least 1 byte."""
-    result = solve(chain, Platform(gpus, 1, bandwidth=rate), solver="contiguous")
+    platform = Platform(gpus, 1, bandwidth=rate)
+    result = solve(chain, platform, scope=Scope(recompute=recompute), solver="contiguous")
     if result.plan is not None:
         return 1
     why = result.infeasibility

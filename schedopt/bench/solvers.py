@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 
 from schedopt.bench.cases import Case
+from schedopt.bench.interrupts import interrupts
 from schedopt.bench.machine import describe_machine
 from schedopt.bench.records import Record, append_record, load_records
 from schedopt.errors import InputError
@@ -50,7 +48,7 @@ def run_suite(
     done = {record.key for record in load_records(path)}
     where = describe_machine()
     pairs = [(case, solver) for case in cases for solver in solvers]
-    with _interrupts() as interrupted:
+    with interrupts() as interrupted:
         for number, (case, solver) in enumerate(pairs):
             record = _blank(case, solver, time_limit, seed, workers, where)
             if record.key in done:
@@ -108,19 +106,3 @@ def _blank(
         seconds=0.0,
         **where,
     )
-
-
-@contextmanager
-def _interrupts() -> Iterator[Callable[[], bool]]:
-    """Yield what says whether Ctrl-C was pressed since."""
-    pressed = False
-
-    def note(number: int, frame: FrameType | None) -> None:
-        nonlocal pressed
-        pressed = True
-
-    before = signal.signal(signal.SIGINT, note)
-    try:
-        yield lambda: pressed
-    finally:
-        signal.signal(signal.SIGINT, before)

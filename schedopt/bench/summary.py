@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from statistics import geometric_mean, median
 
+from schedopt.bench.markdown import table
 from schedopt.bench.records import Record
 from schedopt.units import format_bytes, format_duration
 
@@ -91,7 +92,7 @@ def to_markdown(records: Sequence[Record]) -> str:
     """Return the tables of a suite as Markdown: solvers, memory levels, every case."""
     solvers = list(dict.fromkeys(record.solver for record in records))
     lines = ["# Solvers side by side", "", _protocol(records), ""]
-    lines += _table(
+    lines += table(
         ["solver", "runs", "plans", "proven", "refused", "over best, mean", "most", "median s",
          "longest s"],
         [
@@ -105,7 +106,7 @@ def to_markdown(records: Sequence[Record]) -> str:
         "Period over the best that any solver found, geometric mean, by memory level:",
         "",
     ]
-    lines += _table(
+    lines += table(
         ["memory level", *solvers],
         [
             [level, *(_ratio(row.get(solver)) for solver in solvers)]
@@ -113,7 +114,7 @@ def to_markdown(records: Sequence[Record]) -> str:
         ],
     )
     lines += ["", "Every case, with the period that each solver found (the best in bold):", ""]
-    lines += _table(
+    lines += table(
         ["chain", "layers", "GPUs", "memory", "level", "bandwidth", "bound", *solvers],
         _case_rows(records, solvers),
     )
@@ -167,10 +168,3 @@ def _period(run: Record, best: Fraction | None) -> str:
 
 def _ratio(value: float | None) -> str:
     return "" if value is None else f"{value:.3f}"
-
-
-def _table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-    return [
-        "| " + " | ".join(str(cell).replace("|", "/") for cell in row) + " |"
-        for row in (header, ["---"] * len(header), *rows)
-    ]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -152,39 +152,75 @@ def bench_speed(
 @bench_app.command("periodic", epilog=EXIT_CODES)
 def bench_periodic(
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="Where to write the figures.", metavar="FILE")
+        Path,
+        typer.Option("--output", "-o", help="The figures; the tables lie beside.", metavar="FILE"),
     ] = Path("results/periodic.json"),
-    seeds: Annotated[int, typer.Option(help="Random chains of each size.", metavar="N")] = 20,
+    seeds: Annotated[
+        int,
+        typer.Option(
+            help="Random chains of each size, at most 10 where one takes long.", metavar="N"
+        ),
+    ] = 20,
     workers: Annotated[int, typer.Option(help="Threads of the solver.", metavar="N")] = 2,
     time_limit: Annotated[float, typer.Option(help="Seconds for each run.", metavar="S")] = 60.0,
 ) -> None:
-    """Measure how long exact k-periodic patterns take to be proven.
+    """Measure how long exact proofs take, each beside its goal in seconds.
 
-    Theorem 4, uniform stages with little room, and the best contiguous allocations of random
-    chains.
+    Patterns of k micro-batches (Theorem 4, uniform stages with little room, the best contiguous
+    allocations of random chains), split backwards, recompute, and steps with a flush. Written
+    only when all is measured; Ctrl-C leaves what was there.
 
     Example: schedopt bench periodic -o results/periodic.json
     """
     from schedopt.bench.periodic import measure_periodic
+    from schedopt.bench.periodic_tables import missed_goals, to_markdown
     from schedopt.formats import check_writable, to_text, write_whole
 
     for name, value in (("--seeds", seeds), ("--workers", workers)):
         if value < 1:
             raise InputError(f"{value} is too few", field=name, way_out="Give 1 or more")
+    if output.suffix != ".json":
+        raise InputError(
+            f"{output} does not end in .json",
+            field="--output",
+            way_out="Let it; the tables go beside it, into a file that ends in .md",
+        )
+    tables = output.with_suffix(".md")
     check_writable(output)
-    document = measure_periodic(seeds, workers, time_limit)
+    check_writable(tables)
+    with _progress() as show:
+        try:
+            document = measure_periodic(seeds, workers, time_limit, show)
+        except KeyboardInterrupt:
+            typer.echo("Interrupted. Nothing was written.", err=True)
+            raise typer.Exit(130) from None
     write_whole(output, to_text(document))
+    write_whole(tables, to_markdown(document))
     for family in ("theorem_4", "uniform"):
         rows = document[family]
         proven = sum(row["status"] == "optimal" for row in rows)
         longest = max(row["seconds"] for row in rows)
         typer.echo(f"{family}: {proven} of {len(rows)} proven, longest {longest} s")
-    for row in document["random"]:
-        typer.echo(
-            f"random, {row['gpus']} GPUs, k up to {row['max_k']}: {row['proven']} of "
-            f"{row['seeds']} proven, median {row['median_s']} s, longest {row['longest_s']} s"
-        )
-    typer.echo(f"Figures written to {output}")
+    for family, rows in document.items():
+        if not isinstance(rows, list) or family in ("theorem_4", "uniform"):
+            continue
+        for row in rows:
+            typer.echo(
+                f"{family}, {_sizes(row)}: {row['proven']} of {row['seeds']} proven, "
+                f"median {row['median_s']} s, longest {row['longest_s']} s"
+            )
+    for missed in missed_goals(document):
+        typer.echo(f"Not as it should be: {missed}")
+    typer.echo(f"Figures in {output}, tables in {tables}")
+
+
+def _sizes(row: dict[str, Any]) -> str:
+    words = [f"{row['layers']} layers, {row['gpus']} GPUs, memory level {row['memory_level']:g}"]
+    if "microbatches" in row:
+        words.append(f"{row['microbatches']} micro-batches")
+    else:
+        words.append(f"k up to {row['max_k']}")
+    return ", ".join(words)
 
 
 def _print(records: list[Record]) -> None:
