@@ -25,6 +25,9 @@ LARGEST_HORIZON_NS: Final = 2**47
 class Scope:
     """The plans that are allowed: what a bound and the word *optimal* speak of.
 
+    All of them have one GPU for each stage, and one micro-batch for each operation and transfer.
+    Plans of other kinds can be written down, checked and run; no bound speaks of them.
+
     Parameters
     ----------
     allocation : {"contiguous", "general", "fixed"}

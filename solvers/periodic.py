@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
+from math import ceil
 from typing import Final
 
 from schedopt.plan import Plan, count_from_first_backward
@@ -128,8 +129,8 @@ class _Search:
         for k in range(1, self.longest + 1):
             known = _repeated(answers, k)
             best = run.period()
-            high = known.period_ns if known else k * self.course.whole_ns
-            high = max(high, self._least(k))
+            low = self._least(k, run)
+            high = max(low, known.period_ns if known else k * self.course.whole_ns)
             if best is not None:
                 # What is not better than the best is of no use.
                 high = min(high, -(-best.numerator * k // best.denominator))
@@ -137,12 +138,12 @@ class _Search:
                 high = min(high, k * self.asked)
             if known is not None:
                 answers[k] = known
+            self.bounds[k] = Fraction(low, k)
             for least, found in self.probe(k, answers, run, high, known=best is not None):
                 if found is not None:
                     answers[k] = found
                     yield found
                 self.bounds[k] = Fraction(least, k)
-            self.bounds.setdefault(k, Fraction(self.load))
             if run.stopped() or run.period() == self.load:
                 return
 
@@ -151,10 +152,12 @@ class _Search:
     ) -> Iterator[tuple[int, Answer | None]]:
         """Look for shorter and shorter periods of k micro-batches: see `probing.probe`."""
         ask = partial(self._ask, k, answers, run)
-        return probe(self._least(k), high, ask, run, known=known or k in answers)
+        return probe(self._least(k, run), high, ask, run, known=known or k in answers)
 
-    def _least(self, k: int) -> int:
-        return max(1, k * self.load)
+    def _least(self, k: int, run: Run) -> int:
+        """Return a T below which no pattern of k micro-batches is, by all that is known, ns."""
+        bounds = [run.bound(), run.bound(replace(self.proven, max_k=k))]
+        return max(1, k * self.load, *(ceil(k * bound) for bound in bounds if bound is not None))
 
     def is_impossible(self, run: Run) -> bool:
         """Whether it is proven that memory does not even hold one micro-batch after the other.

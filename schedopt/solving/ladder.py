@@ -167,6 +167,14 @@ def _same_problem(initial: Plan, problem: Problem) -> Plan:
             field="initial",
             way_out="Solve the chain that the plan was made for",
         )
+    if any(len(stage.gpus) > 1 for stage in initial.stages) or any(
+        item.covers > 1 for item in initial.pattern.items
+    ):
+        raise InputError(
+            "the plan to start from has replicas, or an item for several micro-batches at once",
+            field="initial",
+            way_out="Start from a plan with one GPU for each stage; bounds speak of no other",
+        )
     plan = replace(
         initial,
         chain=problem.chain,

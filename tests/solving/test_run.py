@@ -11,6 +11,7 @@ import pytest
 from schedopt import Chain, InputError, InvalidPlanError, Layer, Plan, Platform, Scope, solve
 from schedopt.problem import Problem
 from schedopt.solving import Progress, Run, load_solver, registry, solver_names
+from tests.examples import data_parallel
 
 LAYER = Layer(forward_ns=3, backward_ns=6, weight_bytes=1, activation_bytes=1)
 CHAIN = Chain(layers=(LAYER,) * 6)
@@ -84,19 +85,30 @@ def test_time_up_before_the_start_gives_no_plan_and_no_claim() -> None:
     assert (result.status, result.plan) == ("unknown", None)
 
 
-def test_an_interrupt_gives_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_gives_the_best_so_far(
+    monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
     plan = slower(best_plan())
 
     def interrupted(problem: Problem, run: Run) -> None:
         run.report(plan)
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), number)
         assert run.stopped()
 
     monkeypatch.setattr(registry, "SOLVERS", {"slow": "x:y"})
     monkeypatch.setattr("schedopt.solving.ladder.load_solver", lambda name: interrupted)
-    before = signal.getsignal(signal.SIGINT)
-    result = solve(CHAIN, PLATFORM, solver="slow")
-    assert signal.getsignal(signal.SIGINT) is before
+    before = signal.getsignal(number)
+    # A handler of its own, which hears of it too, for SIGTERM would end the tests.
+    heard: list[int] = []
+    if number == signal.SIGTERM:
+        signal.signal(number, lambda number, frame: heard.append(number))
+    mine = signal.getsignal(number)
+    try:
+        result = solve(CHAIN, PLATFORM, solver="slow")
+        assert signal.getsignal(number) is mine
+    finally:
+        signal.signal(number, before)
     assert (result.status, result.plan) == ("feasible", plan)
     assert result.lower_bound == 18
 
@@ -110,6 +122,12 @@ def test_an_initial_plan_is_never_made_worse() -> None:
 def test_an_initial_plan_of_another_chain_is_refused() -> None:
     with pytest.raises(InputError, match="another chain"):
         solve(Chain(layers=(LAYER,)), PLATFORM, initial=best_plan())
+
+
+def test_an_initial_plan_with_replicas_is_refused_for_no_bound_speaks_of_it() -> None:
+    plan = data_parallel()
+    with pytest.raises(InputError, match="one GPU for each stage"):
+        solve(plan.chain, plan.platform, scope=Scope(allocation="general"), initial=plan)
 
 
 def test_an_initial_plan_that_does_not_fit_is_refused() -> None:
