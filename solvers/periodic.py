@@ -15,9 +15,10 @@ from math import ceil
 from typing import Final
 
 from schedopt.plan import Plan, count_from_first_backward
-from schedopt.problem import Problem, Scope
+from schedopt.problem import LARGEST_HORIZON_NS, Problem, Scope
 from schedopt.result import Infeasibility
-from schedopt.solvers.one_f_one_b_star import refuse_unsupported
+from schedopt.solvers.contiguous import best_stages
+from schedopt.solvers.one_f_one_b_star import refuse_unsupported, with_memory
 from schedopt.solving.choices import order_model
 from schedopt.solving.course import Answer, Course, require_stages
 from schedopt.solving.probing import decide, probe
@@ -26,6 +27,8 @@ from schedopt.stage import Stage
 
 PROOF: Final = "CP-SAT over all orders of k micro-batches"
 LOAD: Final = "a GPU or link works so long for each micro-batch"
+EXTRA: Final = (Fraction(0), *(Fraction(percent, 100) for percent in (2, 5, 10, 20, 40, 80)))
+"""Memory in addition, over that of the largest GPU, for which other allocations are looked for."""
 LONGEST: Final = 8
 """The k to which the search goes where any is allowed."""
 
@@ -33,7 +36,8 @@ LONGEST: Final = 8
 def solve(problem: Problem, run: Run) -> None:
     """Scan k and report the best pattern with its proof.
 
-    Where no allocation is given, that of the best plan so far is kept; then nothing is proven.
+    Where no allocation is given, that of the best plan so far is kept, and then those that would
+    be the best contiguous ones with more memory; nothing is proven.
 
     Raises
     ------
@@ -42,24 +46,57 @@ def solve(problem: Problem, run: Run) -> None:
         asked for.
     """
     refuse_unsupported(problem, "periodic")
-    best_so_far = run.best()
-    given = problem
-    if problem.scope.allocation != "fixed" and best_so_far is not None:
-        scope = replace(problem.scope, allocation="fixed")
-        given = replace(problem, scope=scope, stages=best_so_far.stages)
-    require_stages(given, "periodic")
-    is_given = given is problem
-    if problem.scope.grain == "layer":
-        given = replace(given, stages=tuple(_apart(given.stages)))
-    search = _Search(given, free=is_given and problem.scope.recompute)
+    if problem.scope.allocation == "fixed":
+        _solve_given(problem, run)
+        return
+    best = run.best()
+    if best is None:
+        require_stages(problem, "periodic")
+        return
+    scope = replace(problem.scope, allocation="fixed")
+    for stages in _allocations(problem, best.stages, run):
+        if run.stopped() or run.settled():
+            return
+        given = replace(problem, scope=scope, stages=_pieces(stages, problem))
+        search = _Search(given, free=False)
+        if search.course.lacking()[1] > 0 and scope.memory == "sum":
+            continue
+        for answer in search.scan(run):
+            run.report(search.plan(answer))
+
+
+def _solve_given(problem: Problem, run: Run) -> None:
+    require_stages(problem, "periodic")
+    given = replace(problem, stages=_pieces(problem.stages, problem))
+    search = _Search(given, free=problem.scope.recompute)
     for answer in search.scan(run):
-        run.report(replace(search.plan(answer), scope=problem.scope))
-    if not is_given or not _covers_grain(problem):
+        run.report(search.plan(answer))
+    if not _covers_grain(problem):
         return
     if search.impossible:
         run.report_infeasible(search.explain())
     else:
         search.report_bound(run)
+
+
+def _allocations(
+    problem: Problem, best: tuple[Stage, ...], run: Run
+) -> Iterator[tuple[Stage, ...]]:
+    """Yield the best allocation, and what would be the best contiguous ones with more memory."""
+    yield best
+    seen = {best}
+    largest = max(gpu.usable_bytes for gpu in problem.platform.gpus)
+    for extra in EXTRA:
+        more = with_memory(problem, int(largest * extra))
+        found = best_stages(more, LARGEST_HORIZON_NS, run)
+        if found is not None and (stages := tuple(found[0])) not in seen:
+            seen.add(stages)
+            yield stages
+
+
+def _pieces(stages: Sequence[Stage], problem: Problem) -> tuple[Stage, ...]:
+    """Return the stages, or each of their layers where these run apart."""
+    return tuple(_apart(stages) if problem.scope.grain == "layer" else stages)
 
 
 def _apart(stages: Sequence[Stage]) -> Iterator[Stage]:

@@ -57,7 +57,7 @@ def plan_attempts(problem: Problem) -> Iterator[Attempt]:
     for freedom, words, scope in _freedoms(problem.scope):
         names = SOLVERS[scope.allocation][freedom]
         if scope.microbatches is not None:
-            names = () if freedom == "k" else ("step",)
+            names = () if freedom == "apart" else ("step",)
         narrow = _narrow(problem, scope)
         for name in names:
             yield Attempt(name, words, narrow)
@@ -65,11 +65,11 @@ def plan_attempts(problem: Problem) -> Iterator[Attempt]:
 
 def _freedoms(asked: Scope) -> Iterator[tuple[str, str, Scope]]:
     """Yield each freedom with its words and the scope that it widens."""
-    longest = asked.max_k if asked.microbatches is None else None
+    steady = asked.microbatches is None
     scope = replace(
         asked,
         recompute=False,
-        max_k=1 if asked.microbatches is None else asked.max_k,
+        max_k=1 if steady else asked.max_k,
         split_backward=False,
         grain="stage",
     )
@@ -77,9 +77,9 @@ def _freedoms(asked: Scope) -> Iterator[tuple[str, str, Scope]]:
     if asked.recompute:
         scope = replace(scope, recompute=True)
         yield "recompute", "recompute", scope
-    if asked.max_k != 1 and asked.microbatches is None:
-        scope = replace(scope, max_k=longest)
-        yield "k", "any k" if longest is None else f"k up to {longest}", scope
+    if asked.max_k != 1 and steady:
+        scope = replace(scope, max_k=asked.max_k)
+        yield "k", "any k" if asked.max_k is None else f"k up to {asked.max_k}", scope
     if asked.split_backward:
         scope = replace(scope, split_backward=True)
         yield "split", "split backward", scope
