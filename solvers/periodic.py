@@ -20,7 +20,7 @@ from schedopt.result import Infeasibility
 from schedopt.solvers.contiguous import best_stages
 from schedopt.solvers.one_f_one_b_star import refuse_unsupported, with_memory
 from schedopt.solving.choices import order_model
-from schedopt.solving.course import Answer, Course, require_stages
+from schedopt.solving.course import LONGEST, Answer, Course, covers_grain, require_stages
 from schedopt.solving.probing import decide, probe
 from schedopt.solving.run import Run
 from schedopt.stage import Stage
@@ -29,8 +29,6 @@ PROOF: Final = "CP-SAT over all orders of k micro-batches"
 LOAD: Final = "a GPU or link works so long for each micro-batch"
 EXTRA: Final = (Fraction(0), *(Fraction(percent, 100) for percent in (2, 5, 10, 20, 40, 80)))
 """Memory in addition, over that of the largest GPU, for which other allocations are looked for."""
-LONGEST: Final = 8
-"""The k to which the search goes where any is allowed."""
 
 
 def solve(problem: Problem, run: Run) -> None:
@@ -71,7 +69,7 @@ def _solve_given(problem: Problem, run: Run) -> None:
     search = _Search(given, free=problem.scope.recompute)
     for answer in search.scan(run):
         run.report(search.plan(answer))
-    if not _covers_grain(problem):
+    if not covers_grain(problem):
         return
     if search.impossible:
         run.report_infeasible(search.explain())
@@ -106,17 +104,6 @@ def _apart(stages: Sequence[Stage]) -> Iterator[Stage]:
         for layer in range(stage.first, stage.last + 1):
             runs = ((layer, layer),) if layer in again else ()
             yield Stage(layers=(layer, layer), gpus=stage.gpus, recompute=runs)
-
-
-def _covers_grain(problem: Problem) -> bool:
-    """Whether layers apart can do all that several in one stage can.
-
-    Not if a stage saves what its input needs, and not if a run of layers is recomputed at once.
-    """
-    if problem.scope.grain == "stage":
-        return True
-    saves = any(layer.saved_input_bytes for layer in problem.chain.layers)
-    return not saves and not problem.scope.recompute
 
 
 def best_pattern(problem: Problem, stages: Sequence[Stage], run: Run) -> Plan | None:
@@ -266,9 +253,4 @@ def _repeated(answers: Mapping[int, Answer], k: int) -> Answer | None:
     if not found:
         return None
     best = min(found, key=lambda one: Fraction(one.period_ns, one.k))
-    turns = k // best.k
-    starts = tuple(
-        tuple(begin + turn * best.period_ns for turn in range(turns) for begin in of_step)
-        for of_step in best.starts
-    )
-    return Answer(k, best.period_ns * turns, starts, best.stages)
+    return best.repeated(k // best.k)

@@ -22,8 +22,7 @@ from schedopt.solvers.one_f_one_b_star import (
     refuse_unsupported,
     require_contiguous,
 )
-from schedopt.solvers.periodic import LONGEST
-from schedopt.solving.course import Course, require_stages
+from schedopt.solving.course import LONGEST, Course, require_stages
 from schedopt.solving.run import Run
 
 

@@ -81,6 +81,8 @@ class Cuts:
         if self.split:
             self._input = self._prefix(problem, kinds, "backward_input_ns")
             self._weight = self._prefix(problem, kinds, "backward_weight_ns")
+            if problem.scope.grain == "layer":
+                self._choose_by_layer()
         link = problem.platform.link
         self.trip = np.zeros(self.count + 1, dtype=np.int64)
         if link is not None:
@@ -100,6 +102,23 @@ class Cuts:
             times = [gpu.duration_ns(getattr(layer, name) or 0) for layer in problem.chain.layers]
             row[1:] = np.cumsum(np.array(times, dtype=np.int64))
         return found
+
+    def _choose_by_layer(self) -> None:
+        """Let each layer run its backward whole or in halves, whichever is shorter.
+
+        What its gradient waits for and what it works are then the least of both ways, and of the
+        second no less than of the first.
+        """
+        import numpy as np
+
+        def added(prefix: Array) -> Array:
+            return np.diff(prefix, axis=1, prepend=0)
+
+        back, half, weight = added(self._back), added(self._input), added(self._weight)
+        way, whole = np.minimum(back, half), np.minimum(back, half + weight)
+        self._back = np.cumsum(whole, axis=1)
+        self._input = np.cumsum(way, axis=1)
+        self._weight = np.cumsum(whole - way, axis=1)
 
     def _fill_caps(self, problem: Problem, kinds: list[Gpu]) -> npt.NDArray[np.int32]:
         """Return how many micro-batches each stage can hold on each GPU, by first layer and end.

@@ -131,9 +131,11 @@ def solve_chain(
         ),
     ] = None,
     time_limit: Annotated[
-        float | None,
-        typer.Option(help="Stop after so many seconds with the best plan so far.", metavar="S"),
-    ] = None,
+        float,
+        typer.Option(
+            help="Stop after so many seconds with the best plan so far; inf: never.", metavar="S"
+        ),
+    ] = 60.0,
     workers: Annotated[int, typer.Option(help="Threads of CP-SAT.", min=1, metavar="N")] = 1,
     seed: Annotated[int, typer.Option(help="Of random choices.", min=0, metavar="N")] = 0,
     output: Annotated[
@@ -174,7 +176,7 @@ def solve_chain(
             field="--max-k",
             way_out="Leave one of them out",
         )
-    if time_limit is not None and not time_limit > 0:
+    if not time_limit > 0:
         raise InputError(
             f"{time_limit:g} is no time to solve in",
             field="--time-limit",

@@ -29,6 +29,8 @@ class RecomputeModel(OrderModel):
     lies behind a run, where two neighbours differ.
     """
 
+    course: Course
+
     def _choose(self) -> None:
         chain = self.course.problem.chain
         layers = range(len(chain.layers))

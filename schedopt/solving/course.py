@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final, Protocol
 
 from schedopt.account.timeline import layer_ns
 from schedopt.chain import Layer
@@ -23,6 +24,9 @@ from schedopt.platform import Resource
 from schedopt.problem import MemoryReading, Problem
 from schedopt.solving.recomputation import held_bytes, input_bytes
 from schedopt.stage import Stage
+
+LONGEST: Final = 8
+"""The k to which a search goes where any is allowed."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +99,40 @@ class Answer:
     period_ns: int
     starts: tuple[tuple[int, ...], ...]
     stages: tuple[Stage, ...] = ()
+
+    def repeated(self, turns: int) -> Answer:
+        """Return the same with so many periods as one."""
+        rows = tuple(
+            tuple(begin + turn * self.period_ns for turn in range(turns) for begin in row)
+            for row in self.starts
+        )
+        return replace(self, k=self.k * turns, period_ns=self.period_ns * turns, starts=rows)
+
+
+class AnyCourse(Protocol):
+    """What the order model asks of a course. See `Course`."""
+
+    way: list[Step]
+    kept: list[Kept]
+    usable: dict[int, int]
+    spare: dict[int, int]
+
+    @property
+    def load_ns(self) -> int:
+        """The longest time that a resource works for a micro-batch, as far as it is known."""
+        ...
+
+    def exact_peak(self, gpu: int) -> bool:
+        """Whether the order of a GPU's operations says what lies there at the worst, exactly."""
+        ...
+
+    def workspaces_of_one_way(self, gpu: int) -> list[tuple[int, bool, int]]:
+        """Return what takes a workspace only if a backward is whole, or split."""
+        ...
+
+    def workspace_bytes(self, step: Step) -> int:
+        """Return what an operation takes for its length."""
+        ...
 
 
 class Course:
@@ -368,6 +406,17 @@ class Course:
             operations=tuple(operations),
             transfers=tuple(transfers),
         )
+
+
+def covers_grain(problem: Problem) -> bool:
+    """Whether layers apart, if they may be, can do all that several in one stage can.
+
+    Not if a stage saves what its input needs, and not if a run of layers is recomputed at once.
+    """
+    if problem.scope.grain == "stage":
+        return True
+    saves = any(layer.saved_input_bytes for layer in problem.chain.layers)
+    return not saves and not problem.scope.recompute
 
 
 def require_stages(problem: Problem, solver: str) -> None:

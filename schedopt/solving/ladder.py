@@ -149,8 +149,8 @@ def _note(run: Run, attempt: Attempt) -> str:
     own, best, scope = run.own, run.period(), attempt.problem.scope
     if run.infeasibility() is not None:
         return "proven infeasible"
-    if own is not None and own == run.bound():
-        return "proven optimal"
+    if best is not None and best == run.bound():
+        return "proven optimal" if own == best else "proves that the best is optimal"
     if best is None:
         said = f"no plan: {run.proofs[-1].proof}" if run.proofs else "no plan"
     elif own == best:

@@ -14,16 +14,17 @@ cycle (time over periods crossed).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations, pairwise
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from schedopt.solving.course import Answer, Course, Kept, Step
+from schedopt.solving.course import Answer, Kept, Step
 from schedopt.solving.cycles import least_cycle_time
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
+    from schedopt.solving.course import AnyCourse
     from schedopt.stage import Stage
 
     Expr = cp_model.LinearExpr | int
@@ -55,7 +56,7 @@ class OrderModel:
 
     Parameters
     ----------
-    course : Course
+    course : AnyCourse
     k : int
     period_ns : int
         T, of k micro-batches.
@@ -63,7 +64,7 @@ class OrderModel:
         Whether all k end before the next period begins, so that T is the makespan of a step.
     """
 
-    def __init__(self, course: Course, k: int, period_ns: int, *, flush: bool = False) -> None:
+    def __init__(self, course: AnyCourse, k: int, period_ns: int, *, flush: bool = False) -> None:
         from ortools.sat.python import cp_model
 
         self.course, self.way, self.k, self.period_ns = course, course.way, k, period_ns
@@ -76,7 +77,7 @@ class OrderModel:
         self.split = {
             step.stage: self.model.new_bool_var(f"split{step.stage}")
             for step in self.way
-            if step.split
+            if step.what == "I"
         }
         # A micro-batch is through before as many more have come as may be in flight.
         turns = 3 + sum(self.most) // k
@@ -120,7 +121,9 @@ class OrderModel:
 
     def _require(self, arc: Arc, *if_true: cp_model.LiteralT) -> None:
         length = self.lengths[arc.first // self.k]
-        lengths = [max(length, arc.least)] if isinstance(length, int) else [length, arc.least]
+        lengths: list[Expr] = [max(length, arc.least) if isinstance(length, int) else length]
+        if arc.least and not isinstance(length, int):
+            lengths.append(arc.least)
         for one in lengths:
             passed = self.starts[arc.second] - self.starts[arc.first] + arc.turns * self.period_ns
             kept = self.model.add(passed >= one)
@@ -163,6 +166,10 @@ class OrderModel:
         """Whether two steps are there at once, and not the two ways to run one backward."""
         first, second = self.way[one], self.way[two]
         return first.stage != second.stage or {first.split, second.split} != {False, True}
+
+    def _where_they_meet(self, one: int, two: int) -> tuple[cp_model.LiteralT, ...]:
+        """Return what must be true for two steps to be on the same resource."""
+        return ()
 
     def _each_follows_its_way(self) -> None:
         for one, two in self._links():
@@ -303,6 +310,7 @@ class OrderModel:
                 if not self._may_meet(early, late):
                     continue
                 there = self._is_there(self.way[early], self.way[late])
+                there += self._where_they_meet(early, late)
                 # Micro-batch j + m of the earlier step is behind j of the later one from m on.
                 begin, end = 1 - apart[early][late], apart[late][early]
                 rows = [
@@ -379,7 +387,15 @@ class OrderModel:
             self.model.add_hint(literal, bool(answer.starts[self.place["I", stage]]))
         for number, variable in enumerate(self.starts):
             self.model.add_hint(variable, known.get(number, 0))
+        holds = self._holds(answer, known)
+        for literal, arc in self.orders:
+            self.model.add_hint(literal, holds(arc))
+        self.hinted_enough = [all(map(holds, arcs)) for _, arcs in self.enough]
+        for (literal, _), is_enough in zip(self.enough, self.hinted_enough, strict=True):
+            self.model.add_hint(literal, is_enough)
 
+    def _holds(self, answer: Answer, known: Mapping[int, int]) -> Callable[[Arc], bool]:
+        """Return whether an arc holds for the starts that are known of an answer."""
         lengths = self._known_lengths(answer)
 
         def holds(arc: Arc) -> bool:
@@ -389,10 +405,7 @@ class OrderModel:
             turns = arc.turns * answer.period_ns
             return known[arc.second] + turns >= known[arc.first] + length
 
-        for literal, arc in self.orders:
-            self.model.add_hint(literal, holds(arc))
-        for literal, arcs in self.enough:
-            self.model.add_hint(literal, all(map(holds, arcs)))
+        return holds
 
     def _known_lengths(self, answer: Answer) -> list[int]:
         """Return the length of each step in an answer, ns."""

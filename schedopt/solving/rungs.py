@@ -12,8 +12,8 @@ SOLVERS: Final[dict[Allocation, dict[str, tuple[str, ...]]]] = {
     "contiguous": {
         "": ("even_split", "next_fit", "contiguous"),
         "recompute": ("contiguous",),
-        "k": ("thinned", "periodic"),
-        "split": ("periodic",),
+        "k": ("thinned", "periodic", "contiguous_cpsat"),
+        "split": ("periodic", "contiguous_cpsat"),
         "apart": ("periodic",),
     },
     "general": {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -277,3 +278,22 @@ def test_long_chains_have_the_cheap_bounds_only() -> None:
     assert contiguous_bound(problem) is None
     assert contiguous_step_bound(problem) is None
     assert step_bound(problem) is not None
+
+
+def test_layers_apart_choose_their_halves_one_by_one() -> None:
+    # B, I and W of 1, 1, 2 and of 4, 1, 1: the first whole and the second in halves work 1 + 2.
+    def layer(whole: int, half: int, weight: int) -> Layer:
+        return Layer(
+            forward_ns=0,
+            backward_ns=whole,
+            backward_input_ns=half,
+            backward_weight_ns=weight,
+            weight_bytes=0,
+            activation_bytes=0,
+        )
+
+    chain, platform = Chain(layers=(layer(1, 1, 2), layer(4, 1, 1))), Platform(1, 0)
+    apart = Scope(split_backward=True, grain="layer")
+    assert solve(chain, platform, scope=replace(apart, grain="stage")).period == 5
+    result = solve(chain, platform, scope=apart)
+    assert (result.status, result.period) == ("optimal", Fraction(3))

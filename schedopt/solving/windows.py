@@ -1,0 +1,181 @@
+"""Where the layers of a contiguous allocation can lie at a period, and how many fit in flight.
+
+What has n micro-batches in flight has at least n in flight in all layers before it, and every layer
+at least as many as its way to the end of the chain and back takes periods. So all that comes before
+must fit with n, and all that comes behind with as many as its way takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from schedopt.bounds.load import least_backward, way_back
+from schedopt.platform import Gpu
+from schedopt.problem import Problem
+from schedopt.solving.recomputation import input_bytes
+
+
+class Windows:
+    """What load and memory alone allow for k micro-batches in a period.
+
+    Parameters
+    ----------
+    problem : Problem
+    slots : int
+        The first GPUs, so many, hold the layers in their order. Of equal GPUs the last may be
+        empty, else any.
+    k, period_ns : int
+
+    Attributes
+    ----------
+    slots_of : list of list of int
+        Where each layer may lie. Empty if there is no allocation at all.
+    most : list of int
+        Micro-batches that each slot may have in flight; one that is empty as many as the next one
+        that is not. Where layers run apart: that each layer may have in flight.
+    may_cut : list of bool
+        Whether a stage may begin at a layer, or behind the last.
+    """
+
+    def __init__(self, problem: Problem, slots: int, k: int, period_ns: int) -> None:
+        self.problem, self.slots, self.k, self.period_ns = problem, slots, k, period_ns
+        self.layers = problem.chain.layers
+        self.count = len(self.layers)
+        self.apart = problem.scope.grain == "layer"
+        self.may_cut = list(self._cuts())
+        self.least = list(self._least_in_flight())
+        self._behind = self._suffixes(self.least)
+        self.slots_of = self._slots_of()
+        self.most: list[int] = []
+        if all(self.slots_of):
+            self.most = self._most_of_layers() if self.apart else self._most_of_slots()
+
+    def _cuts(self) -> Iterator[bool]:
+        chain, link = self.problem.chain, self.problem.platform.link
+        yield True
+        for cut in range(1, self.count):
+            tied = any(group[0] < cut <= group[-1] for group in chain.same_gpu)
+            busy = 0
+            if link is not None:
+                one_way = link.transfer_ns(self.layers[cut - 1].activation_bytes)
+                busy = one_way * (2 if link.duplex == "half" else 1)
+            yield not tied and self.k * busy <= self.period_ns
+        yield True
+
+    def _least_in_flight(self) -> Iterator[int]:
+        """Yield how many each layer has in flight at least, as it has on average."""
+        fastest = max(self.problem.platform.gpus, key=lambda gpu: gpu.speed)
+        split = self.problem.scope.split_backward
+        ways = [
+            fastest.duration_ns(layer.forward_ns) + fastest.duration_ns(way_back(layer, split))
+            for layer in self.layers
+        ]
+        for first in range(self.count):
+            yield max(1, -(-self.k * sum(ways[first:]) // self.period_ns))
+
+    def _ends(self, counts: Sequence[int]) -> list[list[int]]:
+        """Return, by slot and first layer, the furthest end with so many of each in flight.
+
+        A stage has as many in flight as its first layer.
+        """
+        gpus = self.problem.platform.gpus[: self.slots]
+        of_kind = {
+            gpu: [self._end(gpu, first, counts) for first in range(self.count)]
+            for gpu in dict.fromkeys(gpus)
+        }
+        return [of_kind[gpu] for gpu in gpus]
+
+    def _end(self, gpu: Gpu, first: int, counts: Sequence[int]) -> int:
+        split = self.problem.scope.split_backward
+        work = weights = held = workspace = 0
+        for number in range(first, self.count):
+            layer = self.layers[number]
+            backward = least_backward(layer, split)
+            own = gpu.duration_ns(layer.forward_ns) + gpu.duration_ns(backward)
+            work += own
+            weights += layer.weight_bytes
+            held += self._least_held(number, counts[number if self.apart else first], first)
+            if own or not self.apart:
+                workspace = max(workspace, layer.workspace_bytes or 0)
+            need = weights + held + (workspace if work else 0)
+            if self.k * work > self.period_ns or need > gpu.usable_bytes:
+                return number
+        return self.count
+
+    def _least_held(self, number: int, in_flight: int, first: int) -> int:
+        """Return the least that a layer adds to a stage from a first layer, bytes."""
+        chain, layer = self.problem.chain, self.layers[number]
+        begins = self.apart or number == first
+        kept = in_flight * (layer.saved + (layer.saved_input_bytes or 0 if begins else 0))
+        if not self.problem.scope.recompute:
+            return kept
+        checkpoint = in_flight * input_bytes(chain, number) if begins else 0
+        return min(kept, layer.saved + checkpoint)
+
+    def _suffixes(self, counts: Sequence[int]) -> list[list[bool]]:
+        """Return whether the slots from one on can hold the layers from one on."""
+        ends = self._ends(counts)
+        found = [[False] * self.count + [True]]
+        for slot in reversed(range(self.slots)):
+            behind = found[0]
+            here = list(behind)
+            for first in range(self.count):
+                here[first] |= self.may_cut[first] and any(
+                    behind[first + 1 : ends[slot][first] + 1]
+                )
+            found.insert(0, here)
+        return found
+
+    def _stages(self, counts: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+        """Yield slot, first layer and end of the stages that fit, as does all before them."""
+        ends = self._ends(counts)
+        before = [True] + [False] * self.count
+        for slot in range(self.slots):
+            here = [False] * (self.count + 1) if self.problem.platform.uniform else list(before)
+            for first in range(self.count):
+                if not before[first]:
+                    continue
+                for end in range(first + 1, ends[slot][first] + 1):
+                    if self.may_cut[end]:
+                        here[end] = True
+                        if self._behind[slot + 1][end]:
+                            yield slot, first, end
+            before = here
+
+    def _slots_of(self) -> list[list[int]]:
+        found: list[set[int]] = [set() for _ in range(self.count)]
+        for slot, first, end in self._stages(self.least):
+            for layer in range(first, end):
+                found[layer].add(slot)
+        return [sorted(slots) for slots in found]
+
+    def _useful(self) -> int:
+        """Return more than are of use in flight, in all steps of the way together."""
+        return 4 * max(self.slots, self.count if self.apart else 1) * (self.k + 1)
+
+    def _most_of_slots(self) -> list[int]:
+        most = [1] * self.slots
+        for n in range(1, self._useful()):
+            holding = {slot for slot, _, _ in self._stages([max(n, one) for one in self.least])}
+            if not holding:
+                break
+            for slot in range(max(holding) + 1):
+                most[slot] = n
+        return most
+
+    def _most_of_layers(self) -> list[int]:
+        most: list[int] = []
+        for last in range(self.count):
+            low, high = 1, most[-1] if most else self._useful()
+            while low < high:
+                middle = (low + high + 1) // 2
+                counts = [
+                    max(one, middle) if layer <= last else one
+                    for layer, one in enumerate(self.least)
+                ]
+                if self._suffixes(counts)[0][0]:
+                    low = middle
+                else:
+                    high = middle - 1
+            most.append(low)
+        return most
