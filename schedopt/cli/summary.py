@@ -38,7 +38,11 @@ def summarise(result: Result) -> dict[str, Any]:
         document |= {
             "pattern": {"k": pattern.k, "period_total_ns": pattern.period_total_ns},
             "stages": [
-                {"layers": list(stage.layers), "gpus": list(stage.gpus)}
+                {
+                    "layers": list(stage.layers),
+                    "gpus": list(stage.gpus),
+                    "recompute": [list(run) for run in stage.recompute],
+                }
                 for stage in result.plan.stages
             ],
             "memory_bytes": [need.reading(result.problem.scope.memory) for need in needs],

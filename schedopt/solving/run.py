@@ -130,14 +130,14 @@ class Run:
     def report(self, plan: Plan) -> None:
         """Report a plan. It is checked, and kept if it is better than the best so far.
 
-        It may answer a narrower scope than the one asked.
+        Whatever it was looked for in, it is a plan of the scope that was asked.
 
         Raises
         ------
         InvalidPlanError
             If the check refuses it, or a proven bound lies above its period.
         """
-        if plan.scope != self.problem.scope and self.problem.scope.covers(plan.scope):
+        if plan.scope != self.problem.scope:
             plan = replace(plan, scope=self.problem.scope)
         violations = check(plan)
         if violations:

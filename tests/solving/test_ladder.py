@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
+from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from schedopt import Chain, InputError, Layer, Platform, Problem, Rule, Scope, Stage, solve
+from schedopt import Chain, InputError, Layer, Platform, Problem, Rule, Scope, Stage, check, solve
 from schedopt.solving import Run
+from tests.solvers.test_recompute import tight_platforms
+from tests.solvers.test_split import split_chains
 from tests.strategies import chains, platforms
 
 EQUAL = Layer(forward_ns=1, backward_ns=2, weight_bytes=0, activation_bytes=1)
@@ -164,3 +169,33 @@ def test_infeasible_is_said_whatever_is_allowed_beside_recompute(
     assert (wide.status == "infeasible") == (plain.status == "infeasible")
     step = solve(chain, platform, scope=Scope(max_k=None, microbatches=2))
     assert (step.status == "infeasible") == (plain.status == "infeasible")
+
+
+@settings(max_examples=60)
+@given(split_chains(longest=4), tight_platforms(), st.data())
+def test_more_freedom_is_never_worse_and_what_is_said_of_it_holds(
+    chain: Chain, platform: Platform, data: st.DataObject
+) -> None:
+    freedoms: dict[str, Any] = {
+        "recompute": True,
+        "max_k": 2,
+        "split_backward": True,
+        "grain": "layer",
+        "memory": "peak",
+    }
+    chosen = data.draw(st.lists(st.sampled_from(sorted(freedoms)), unique=True))
+    scope = Scope()
+    last: Fraction | None = None
+    for name in chosen:
+        scope = replace(scope, **{name: freedoms[name]})
+        result = solve(chain, platform, scope=scope, time_limit=5)
+        assert check(result) == ()
+        if result.plan is None:
+            assert last is None
+            continue
+        assert result.plan.scope == scope
+        assert result.period is not None
+        assert result.lower_bound is not None
+        assert result.period >= result.lower_bound
+        assert last is None or result.period <= last
+        last = result.period
