@@ -28,17 +28,11 @@ from schedopt.errors import InputError
 from schedopt.platform import Gpu
 from schedopt.problem import LARGEST_HORIZON_NS, Problem, Scope
 from schedopt.result import Infeasibility
-from schedopt.solvers.one_f_one_b_star import (
-    EVERY_PERIOD,
-    StageChain,
-    Thinning,
-    proven_scope,
-    refuse_unsupported,
-    with_memory,
-)
+from schedopt.solvers.one_f_one_b_star import proven_scope, refuse_unsupported, with_memory
 from schedopt.solving.again_table import NEVER, AgainTable, Array
 from schedopt.solving.recomputation import Runs
 from schedopt.solving.run import Run
+from schedopt.solving.stage_chain import EVERY_PERIOD, StageChain, Thinning
 from schedopt.stage import Stage
 from schedopt.validation import LARGEST
 
@@ -363,7 +357,7 @@ class _Search:
     def _with_again(self, behind: Array, length: Array, first: int, low: int, period: int) -> Array:
         """Return the keys of stages that recompute as little as their group lets them.
 
-        The span grows as in `Item.span` of `schedopt.solvers.one_f_one_b_star`.
+        The span grows as in `Item.span` of `schedopt.solving.stage_chain`.
         """
         found = np.full(behind.shape, NEVER)
         there = (behind < NEVER) & (length <= period)

@@ -21,11 +21,12 @@ from schedopt.problem import Problem, Scope
 from schedopt.result import Infeasibility
 from schedopt.solvers.one_f_one_b_star import refuse_unsupported
 from schedopt.solving.allocations import AllocationModel
-from schedopt.solving.course import LONGEST, Answer, covers_grain
+from schedopt.solving.course import LONGEST, covers_grain
 from schedopt.solving.pieces import Pieces, PiecesModel
 from schedopt.solving.probing import decide, probe
 from schedopt.solving.run import Run
 from schedopt.solving.slots import Slots
+from schedopt.solving.steps import Answer
 from schedopt.solving.windows import Windows
 
 PROOF: Final = "CP-SAT over all contiguous allocations and all orders of k micro-batches"

@@ -20,9 +20,10 @@ from schedopt.result import Infeasibility
 from schedopt.solvers.contiguous import best_stages
 from schedopt.solvers.one_f_one_b_star import refuse_unsupported, with_memory
 from schedopt.solving.choices import order_model
-from schedopt.solving.course import LONGEST, Answer, Course, covers_grain, require_stages
+from schedopt.solving.course import LONGEST, Course, covers_grain, require_stages
 from schedopt.solving.probing import decide, probe
 from schedopt.solving.run import Run
+from schedopt.solving.steps import Answer
 from schedopt.stage import Stage
 
 PROOF: Final = "CP-SAT over all orders of k micro-batches"

@@ -25,12 +25,14 @@ from schedopt.solvers.contiguous import contiguous_stages
 from schedopt.solvers.contiguous import prove_impossible as prove_no_stages
 from schedopt.solvers.even_split import even_split
 from schedopt.solvers.next_fit import next_fit
-from schedopt.solvers.one_f_one_b_star import StageChain, refuse_unsupported
+from schedopt.solvers.one_f_one_b_star import refuse_unsupported
 from schedopt.solvers.periodic import best_pattern, prove_impossible
 from schedopt.solving.choices import order_model
-from schedopt.solving.course import Answer, Course, require_stages
+from schedopt.solving.course import Course, require_stages
 from schedopt.solving.probing import decide, probe
 from schedopt.solving.run import Run
+from schedopt.solving.stage_chain import StageChain
+from schedopt.solving.steps import Answer
 from schedopt.stage import Stage
 
 STRETCHES: Final = (Fraction(1), Fraction(11, 10), Fraction(5, 4), Fraction(3, 2), Fraction(2))

@@ -16,14 +16,10 @@ from math import ceil, floor, gcd
 from schedopt.bounds import load_bound
 from schedopt.problem import Problem
 from schedopt.solvers.contiguous import best_stages
-from schedopt.solvers.one_f_one_b_star import (
-    StageChain,
-    Thinning,
-    refuse_unsupported,
-    require_contiguous,
-)
+from schedopt.solvers.one_f_one_b_star import refuse_unsupported, require_contiguous
 from schedopt.solving.course import LONGEST, Course, require_stages
 from schedopt.solving.run import Run
+from schedopt.solving.stage_chain import StageChain, Thinning
 
 
 def solve(problem: Problem, run: Run) -> None:

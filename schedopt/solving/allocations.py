@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, cast
 
 from schedopt.account.timeline import layer_ns
 from schedopt.bounds.load import least_backward
-from schedopt.solving.course import Answer, Step
 from schedopt.solving.orders import OrderModel
 from schedopt.solving.placement import Placement
 from schedopt.solving.recomputation import held_bytes, input_bytes
 from schedopt.solving.slots import Slots
+from schedopt.solving.steps import Answer, Step
 from schedopt.solving.windows import Windows
 from schedopt.stage import Stage
 

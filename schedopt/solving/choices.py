@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from schedopt.solving.course import Answer, Course
+from schedopt.solving.course import Course
 from schedopt.solving.orders import OrderModel
 from schedopt.solving.recomputation import input_bytes, runs_of
+from schedopt.solving.steps import Answer
 from schedopt.stage import Stage
 
 if TYPE_CHECKING:

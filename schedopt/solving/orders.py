@@ -18,13 +18,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations, pairwise
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from schedopt.solving.course import Answer, Kept, Step
 from schedopt.solving.cycles import least_cycle_time
+from schedopt.solving.steps import Answer, Kept, Step
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
-    from schedopt.solving.course import AnyCourse
+    from schedopt.solving.steps import AnyCourse
     from schedopt.stage import Stage
 
     Expr = cp_model.LinearExpr | int

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from schedopt.account.timeline import layer_ns
 from schedopt.plan import Kind, Plan
 from schedopt.solving.allocations import AllocationModel
-from schedopt.solving.course import Answer, Step
 from schedopt.solving.slots import Slots, recomputed, starts_of
+from schedopt.solving.steps import Answer, Step
 from schedopt.stage import Stage
 
 if TYPE_CHECKING:

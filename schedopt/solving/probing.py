@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from schedopt.solving.course import Answer
 from schedopt.solving.cp_sat import solve_model
 from schedopt.solving.orders import OrderModel
 from schedopt.solving.run import Run
+from schedopt.solving.steps import Answer
 
 
 def probe(

@@ -16,7 +16,8 @@ from dataclasses import replace
 
 from schedopt.plan import Kind, Operation, Pattern, Plan, Tensor
 from schedopt.problem import Problem
-from schedopt.solving.course import Answer, Course, Kept, Step
+from schedopt.solving.course import Course
+from schedopt.solving.steps import Answer, Kept, Step
 from schedopt.solving.windows import Windows
 from schedopt.stage import Stage
 

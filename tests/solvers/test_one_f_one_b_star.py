@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from schedopt import Chain, InputError, Layer, Platform, Scope, Stage, check, solve
 from schedopt.account import concurrent_activations
 from schedopt.problem import Problem
-from schedopt.solvers.one_f_one_b_star import StageChain
+from schedopt.solving.stage_chain import StageChain
 from tests.strategies import chains, platforms
 
 

@@ -12,9 +12,10 @@ from schedopt import Chain, Gpu, InputError, Layer, Plan, Platform, Scope, Stage
 from schedopt.account.timeline import Timeline
 from schedopt.families import theorem_4
 from schedopt.problem import Problem
-from schedopt.solving.course import Answer, Course
+from schedopt.solving.course import Course
 from schedopt.solving.cycles import least_cycle_time
 from schedopt.solving.orders import OrderModel
+from schedopt.solving.steps import Answer
 from tests.solvers.patterns import least_period
 from tests.strategies import chains, platforms
 

@@ -11,8 +11,8 @@ from schedopt import Chain, InputError, Layer, Platform, Scope, Stage, check, so
 from schedopt.account import concurrent_activations
 from schedopt.problem import Problem
 from schedopt.solvers import contiguous, thinned
-from schedopt.solvers.one_f_one_b_star import Thinning
 from schedopt.solving import Run
+from schedopt.solving.stage_chain import Thinning
 from tests.solvers.test_recompute import tight_chains, tight_platforms
 from tests.strategies import chains, platforms
 

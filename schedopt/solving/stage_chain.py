@@ -1,0 +1,359 @@
+"""Contiguous stages as 1F1B* sees them: what they need at a period, and the pattern.
+
+Read from its end, a chain of stages is stage, transfer, stage, ...; the *span* of an item is the
+time from the start of its forward to the end of its backward. An item of length x behind a span S
+starts its own group if S mod T + x > T; its number of concurrent activations is the number of its
+group, ceil(S / T) (Beaumont et al. 2021, Algorithm 1).
+
+Recompute does not wait for the gradient, so it need not lengthen the span: it runs in the gap
+between F and B, at the latest time modulo T at which the GPU is free, and never meets the next one.
+Only where neither the gap nor the rest of the period beside F and B is long enough, the gap grows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, overload
+
+from schedopt.plan import (
+    Kind,
+    Operation,
+    Plan,
+    Tensor,
+    Transfer,
+    count_from_first_backward,
+    place_in_period,
+)
+from schedopt.problem import Problem
+from schedopt.solving.recomputation import Again, held_bytes, least_again
+from schedopt.solving.run import Run
+from schedopt.stage import Stage
+
+if TYPE_CHECKING:
+    from schedopt.solving.again_table import Array
+
+SENT: Final[tuple[Tensor, Tensor]] = ("activation", "gradient")
+
+
+@dataclass(frozen=True)
+class Item:
+    """A stage or the link behind it, in the order of the chain.
+
+    Parameters
+    ----------
+    forward_ns, backward_ns : int
+    again_ns : int
+        Of recompute.
+    shared : bool
+        Whether forward and backward exclude each other; not on a full-duplex link.
+    """
+
+    forward_ns: int
+    backward_ns: int
+    again_ns: int = 0
+    shared: bool = True
+
+    @property
+    def work_ns(self) -> int:
+        """How long it occupies its resource in a period."""
+        if self.shared:
+            return self.forward_ns + self.backward_ns + self.again_ns
+        return max(self.forward_ns, self.backward_ns)
+
+    def span(self, behind: int, period: int) -> int:
+        """Return the least span in front of one of the items behind, at a period, ns."""
+        work = self.forward_ns + self.backward_ns
+        if not self.shared:
+            return behind + work
+        periods, load = divmod(behind, period)
+        if load + work > period:
+            periods, load = periods + 1, 0
+        if self.again_ns > load and (periods == 0 or self.again_ns > period - work - load):
+            load = self.again_ns
+        return periods * period + load + work
+
+    def again_before(self, gap: int, period: int) -> int:
+        """Return how long before B the recompute starts, for a gap between F and B, ns."""
+        load = gap % period
+        if self.again_ns <= load:
+            return self.again_ns
+        return load + self.forward_ns + self.again_ns
+
+
+@dataclass(frozen=True)
+class StageCost:
+    """What a stage costs on its GPU: times in ns, bytes once, bytes for each activation."""
+
+    forward_ns: int
+    backward_ns: int
+    again_ns: int
+    fixed_bytes: int
+    activation_bytes: int
+
+    def memory_bytes(self, count: int) -> int:
+        """Return the memory with so many concurrent activations."""
+        return self.fixed_bytes + count * self.activation_bytes
+
+
+@dataclass(frozen=True)
+class Thinning:
+    """Which periods of a 1-periodic pattern carry a micro-batch: k of every so many.
+
+    Micro-batch j takes period floor(j slots / k), so that of any n periods in a row at most
+    ceil(n k / slots) carry one.
+
+    Parameters
+    ----------
+    k, slots : int
+        k <= slots. 1 and 1: every period carries one.
+    """
+
+    k: int = 1
+    slots: int = 1
+
+    @overload
+    def carried(self, periods: int) -> int: ...
+    @overload
+    def carried(self, periods: Array) -> Array: ...
+    def carried(self, periods: int | Array) -> int | Array:
+        """Return how many of so many periods in a row carry a micro-batch at most."""
+        return -(-periods * self.k // self.slots)
+
+    def periods(self, count: Array) -> Array:
+        """Return the most periods in a row of which no more than a count carry a micro-batch."""
+        return count * self.slots // self.k
+
+    def slot(self, micro_batch: int) -> int:
+        """Return the period of a micro-batch."""
+        return micro_batch * self.slots // self.k
+
+
+EVERY_PERIOD: Final = Thinning()
+
+
+class StageChain:
+    """Stages, each on a GPU of its own, as 1F1B* sees them: stage, link, stage, ..., stage.
+
+    Parameters
+    ----------
+    problem : Problem
+        Scope and rule do not matter.
+    stages : sequence of Stage
+        In the order of the chain.
+    free : bool
+        Whether each stage may recompute what is best for a period, and not what it says.
+    thinning : Thinning
+        Which of the periods carry a micro-batch.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        stages: Sequence[Stage],
+        *,
+        free: bool = False,
+        thinning: Thinning = EVERY_PERIOD,
+    ) -> None:
+        self.problem, self.thinning = problem, thinning
+        self.stages = tuple(replace(one, recompute=()) for one in stages) if free else tuple(stages)
+        self.free = free
+        self.costs = [self._cost(stage) for stage in self.stages]
+        self.rooms = [problem.platform.gpus[stage.gpus[0]].usable_bytes for stage in stages]
+        self.items = self._items()
+        self._again: dict[tuple[int, int], Again | None] = {}
+
+    def _cost(self, stage: Stage) -> StageCost:
+        """Return what a stage costs on its first GPU."""
+        gpu = self.problem.platform.gpus[stage.gpus[0]]
+        layers = self.problem.chain.layers[stage.first : stage.last + 1]
+        forward = sum(gpu.duration_ns(layer.forward_ns) for layer in layers)
+        backward = sum(gpu.duration_ns(layer.backward_ns) for layer in layers)
+        works = forward + backward > 0
+        workspace = max(layer.workspace_bytes or 0 for layer in layers) if works else 0
+        numbers = range(stage.first, stage.last + 1)
+        held = held_bytes(self.problem.chain, numbers, stage.recompute)
+        again = sum(
+            gpu.duration_ns(layer.forward_ns)
+            for first, last in stage.recompute
+            for layer in self.problem.chain.layers[first : last + 1]
+        )
+        fixed = sum(layer.weight_bytes for layer in layers) + workspace + held["R", "B"]
+        return StageCost(forward, backward, again, fixed, held["F", "B"])
+
+    def _items(self) -> list[Item]:
+        link = self.problem.platform.link
+        items: list[Item] = []
+        for stage, cost in zip(self.stages, self.costs, strict=True):
+            items.append(Item(cost.forward_ns, cost.backward_ns, cost.again_ns))
+            if link is not None and stage is not self.stages[-1]:
+                sent = link.transfer_ns(self.problem.chain.layers[stage.last].activation_bytes)
+                items.append(Item(sent, sent, shared=link.duplex == "half"))
+        return items
+
+    @property
+    def _places(self) -> slice:
+        """Where the stages are among the items."""
+        return slice(None, None, 2 if self.problem.platform.link is not None else 1)
+
+    def choose(self, period: int) -> StageChain | None:
+        """Return the stages with what they recompute at a period, or None if they do not fit.
+
+        A stage is given the least recompute with which it fits: less makes no span longer.
+        """
+        if period < self.least_period():
+            return None
+        span = 0
+        chosen = list(self.stages)
+        linked = self.problem.platform.link is not None
+        for place in reversed(range(len(self.items))):
+            item = self.items[place]
+            number, on_link = divmod(place, 2) if linked else (place, 0)
+            if not on_link:
+                found = self._least_again(number, self._in_flight(item.span(span, period), period))
+                if found is None or item.work_ns + found.time_ns > period:
+                    return None
+                chosen[number] = replace(self.stages[number], recompute=found.runs)
+                item = replace(item, again_ns=found.time_ns)
+            span = item.span(span, period)
+        return StageChain(self.problem, chosen, thinning=self.thinning)
+
+    def _in_flight(self, span: int, period: int) -> int:
+        """Return the number of concurrent activations of an item, at least 1."""
+        return self.thinning.carried(max(1, -(-span // period)))
+
+    def _least_again(self, number: int, in_flight: int) -> Again | None:
+        if (number, in_flight) not in self._again:
+            stage = self.stages[number]
+            layers = range(stage.first, stage.last + 1)
+            room = self.rooms[number] - self.costs[number].fixed_bytes
+            gpu = self.problem.platform.gpus[stage.gpus[0]]
+            self._again[number, in_flight] = least_again(
+                self.problem.chain, gpu, layers, in_flight, room
+            )
+        return self._again[number, in_flight]
+
+    def least_period(self) -> int:
+        """Return the longest time that one resource works in a period, at least 1 ns."""
+        return max(1, *(item.work_ns for item in self.items))
+
+    def longest_period(self) -> int:
+        """Return a period at which everything is one group: longer ones save no memory."""
+        whole = sum(item.forward_ns + item.backward_ns + item.again_ns for item in self.items)
+        if self.free:
+            whole += sum(cost.forward_ns for cost in self.costs)
+        return max(self.least_period(), whole)
+
+    def spans(self, period: int) -> list[int]:
+        """Return the least span of each item at a period of at least `least_period`, ns."""
+        span = 0
+        found = []
+        for item in reversed(self.items):
+            span = item.span(span, period)
+            found.append(span)
+        return found[::-1]
+
+    def needs(self, period: int) -> list[int]:
+        """Return the memory of each stage under 1F1B*, bytes."""
+        of_stages = self.spans(period)[self._places]
+        return [
+            cost.memory_bytes(self._in_flight(span, period))
+            for cost, span in zip(self.costs, of_stages, strict=True)
+        ]
+
+    def excesses(self, period: int) -> list[int]:
+        """Return how much more memory each stage needs than its GPU has, bytes."""
+        return [need - room for need, room in zip(self.needs(period), self.rooms, strict=True)]
+
+    def fits(self, period: int) -> bool:
+        """Whether 1F1B* runs the stages with this period within the memory."""
+        if self.free:
+            return self.choose(period) is not None
+        return period >= self.least_period() and max(self.excesses(period)) <= 0
+
+    def tighten(self, period: int) -> int:
+        """Return the largest load of a group: the same groups form at that shorter period.
+
+        Only where every item excludes itself and nothing is recomputed; else the period stays.
+        """
+        if self.free or not all(item.shared and item.again_ns == 0 for item in self.items):
+            return period
+        largest = load = 0
+        for item in reversed(self.items):
+            length = item.forward_ns + item.backward_ns
+            load = load + length if load + length <= period else length
+            largest = max(largest, load)
+        return max(1, largest)
+
+    def shorten(
+        self, period: int, run: Run, refuted: Callable[[int], None] = lambda period: None
+    ) -> int:
+        """Return the least period that fits, by bisection below one that does.
+
+        Parameters
+        ----------
+        period : int
+        run : Run
+            Stops the search; the best so far is returned.
+        refuted : callable, optional
+            Called with each period found not to fit.
+        """
+        low, high = self.least_period(), period
+        while low < high and not run.stopped():
+            middle = (low + high) // 2
+            if self.fits(middle):
+                high = self.tighten(middle)
+            else:
+                refuted(middle)
+                low = middle + 1
+        return self.tighten(high)
+
+    def plan(self, period: int) -> Plan:
+        """Return the 1F1B* pattern (Beaumont et al. 2021, Algorithm 1, phases 2 and 3).
+
+        Forwards follow one another without idle time; each backward ends one span after the start
+        of its forward.
+        """
+        if self.free:
+            chosen = self.choose(period)
+            assert chosen is not None
+            return chosen.plan(period)
+        linked = self.problem.platform.link is not None
+        operations: list[Operation] = []
+        transfers: list[Transfer] = []
+        k, whole = self.thinning.k, period * self.thinning.slots
+
+        def place(begin: int) -> Iterator[tuple[int, int]]:
+            for micro_batch in range(k):
+                in_its_slot = begin + self.thinning.slot(micro_batch) * period
+                yield place_in_period(in_its_slot, micro_batch, k, whole)
+
+        clock = 0
+        for position, (item, span) in enumerate(zip(self.items, self.spans(period), strict=True)):
+            backward = clock + span - item.backward_ns
+            stage, on_link = divmod(position, 2) if linked else (position, 0)
+            if on_link:
+                for tensor, begin in zip(SENT, (clock, backward), strict=True):
+                    transfers += [
+                        Transfer(tensor=tensor, stage=stage, shift=shift, start_ns=start)
+                        for start, shift in place(begin)
+                    ]
+            else:
+                begins: dict[Kind, int] = {"F": clock, "B": backward}
+                if self.stages[stage].recompute:
+                    gap = backward - clock - item.forward_ns
+                    begins["R"] = backward - item.again_before(gap, period)
+                for kind, begin in begins.items():
+                    operations += [
+                        Operation(kind=kind, stage=stage, shift=shift, start_ns=start)
+                        for start, shift in place(begin)
+                    ]
+            clock += item.forward_ns
+        return Plan(
+            chain=self.problem.chain,
+            platform=self.problem.platform,
+            rule=self.problem.rule,
+            scope=self.problem.scope,
+            stages=self.stages,
+            pattern=count_from_first_backward(operations, transfers, k, whole),
+        )
