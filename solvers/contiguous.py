@@ -83,15 +83,18 @@ def _impossible(problem: Problem, run: Run) -> Scope:
     """Return the scope in which there is no plan if none is found.
 
     If no period is asked for, one micro-batch runs after the other, and nothing keeps less: not
-    with a longer pattern, not with a split backward, before which all that is saved lies there, and
-    not with layers apart. But apart they may recompute one after the other, and not all take their
-    workspace beside all that is saved, which the reading peak sees.
+    with a longer pattern, not with a split backward, before which all that is saved lies there (and
+    the workspace, unless only the whole backward takes time), and not with layers apart. But apart
+    they may recompute one after the other, and not all take their workspace beside all that is
+    saved, which the reading peak sees.
     """
     scope = proven_scope(problem)
     if problem.scope.period_ns is not None:
         return replace(scope, period_ns=problem.scope.period_ns)
-    scope = replace(scope, max_k=None, split_backward=True)
-    at_once = not any(layer.workspace_bytes for layer in problem.chain.layers)
+    layers = problem.chain.layers
+    always = all(layer.forward_ns or not layer.workspace_bytes for layer in layers)
+    scope = replace(scope, max_k=None, split_backward=always)
+    at_once = not any(layer.workspace_bytes for layer in layers)
     if at_once and not problem.scope.recompute:
         return replace(scope, grain="layer")
     if run.problem.scope.grain == "stage":

@@ -199,3 +199,25 @@ def test_more_freedom_is_never_worse_and_what_is_said_of_it_holds(
         assert result.period >= result.lower_bound
         assert last is None or result.period <= last
         last = result.period
+
+
+@settings(max_examples=150)
+@given(split_chains(longest=3), tight_platforms(unequal=True), st.booleans())
+def test_the_ladder_says_what_the_search_over_all_says(
+    chain: Chain, platform: Platform, recompute: bool
+) -> None:
+    scope = Scope(split_backward=True, recompute=recompute)
+    ladder = solve(chain, platform, scope=scope)
+    alone = solve(chain, platform, scope=scope, solver="contiguous_cpsat")
+    assert (ladder.status, ladder.period) == (alone.status, alone.period)
+
+
+def test_a_workspace_of_the_whole_backward_alone_does_not_rule_halves_out() -> None:
+    layer = Layer(
+        forward_ns=0, backward_ns=1, backward_input_ns=0, backward_weight_ns=0,
+        weight_bytes=0, activation_bytes=0, workspace_bytes=1,
+    )  # fmt: skip
+    chain, platform = Chain(layers=(layer,)), Platform(1, 0)
+    assert solve(chain, platform).status == "infeasible"
+    halves = solve(chain, platform, scope=Scope(split_backward=True))
+    assert (halves.status, halves.period) == ("optimal", Fraction(1))
