@@ -29,6 +29,8 @@ from schedopt.solving.slots import Slots
 from schedopt.solving.steps import Answer
 from schedopt.solving.windows import Windows
 
+MOST_PLACES: Final = 4096
+"""Layers times GPUs, of which the models take seconds to be made."""
 PROOF: Final = "CP-SAT over all contiguous allocations and all orders of k micro-batches"
 
 
@@ -38,7 +40,8 @@ def solve(problem: Problem, run: Run) -> None:
     Raises
     ------
     InputError
-        If the scope is not contiguous, or a rule with updates or a finite step is asked for.
+        If the scope is not contiguous, a rule with updates or a finite step is asked for, or there
+        are too many layers and GPUs.
     """
     refuse_unsupported(problem, "contiguous_cpsat")
     if problem.scope.allocation != "contiguous":
@@ -46,6 +49,15 @@ def solve(problem: Problem, run: Run) -> None:
             "contiguous_cpsat looks for contiguous allocations",
             field="solver",
             way_out="Ask for a contiguous allocation, or use periodic",
+        )
+    places = len(problem.chain.layers) * len(problem.platform.gpus)
+    if places > MOST_PLACES:
+        raise InputError(
+            f"{len(problem.chain.layers)} layers on {len(problem.platform.gpus)} GPUs are too many "
+            f"for a search over all allocations at once",
+            field="solver",
+            way_out=f"Use contiguous and periodic, or merge layers: at most {MOST_PLACES} places "
+            f"(layers times GPUs) are searched",
         )
     search = _Search(problem)
     for answer in search.scan(run):

@@ -6,7 +6,7 @@ import dataclasses
 from fractions import Fraction
 from typing import Any
 
-from schedopt.account import memory
+from schedopt.account import bubble, memory
 from schedopt.result import Result, as_ratio
 
 
@@ -23,6 +23,7 @@ def summarise(result: Result) -> dict[str, Any]:
         "scope": dataclasses.asdict(result.problem.scope),
         "pattern": None,
         "stages": None,
+        "bubble": None,
         "memory_bytes": None,
         "memory_peak_bytes": None,
         "solver": result.solver,
@@ -45,6 +46,7 @@ def summarise(result: Result) -> dict[str, Any]:
                 }
                 for stage in result.plan.stages
             ],
+            "bubble": float(bubble(result.plan)),
             "memory_bytes": [need.reading(result.problem.scope.memory) for need in needs],
             "memory_peak_bytes": [need.peak_bytes for need in needs],
         }

@@ -10,7 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from schedopt.account import concurrent_activations, find_binding, load, memory
+from schedopt.account import bubble, concurrent_activations, find_binding, load, memory
 from schedopt.account.timeline import Timeline
 from schedopt.plan import Kind, Plan
 from schedopt.problem import Problem
@@ -51,6 +51,7 @@ def print_plan(result: Result) -> None:
         gap = "" if not result.gap else f", gap {float(result.gap):.2%}"
         console.print(f"Bound     {format_duration(bound)}{gap}: {result.proof}")
     console.print(f"Scope     {result.problem.scope}")
+    console.print(f"Bubble    {float(bubble(plan)):.1%}: idle time of the GPUs that have a stage")
     console.print(f"Binding   {find_binding(plan)}")
     console.print(f"Solver    {result.solver}, {result.seconds:.3f} s")
 

@@ -58,7 +58,7 @@ def solve(
     solver : str, optional
         One solver by name, instead of those that the scope calls for.
     time_limit : float, optional
-        Seconds. Each attempt has an even share of what is left.
+        Seconds. Searches by CP-SAT share evenly what is left.
     seed, workers : int
         For CP-SAT.
     initial : Plan, optional
@@ -117,7 +117,8 @@ def _climb(run: Run, initial: Plan | None, named: str | None) -> list[Rung]:
             break
         if run.settled(attempt.problem.scope):
             continue
-        run.begin(attempt.solver, len(attempts) - number)
+        left = sum(later.is_search for later in attempts[number:]) if attempt.is_search else 1
+        run.begin(attempt.solver, left)
         begin = run.seconds()
         try:
             solvers[attempt.solver](attempt.problem, run)

@@ -73,7 +73,7 @@ class Run:
         self._until: float | None = None
 
     def begin(self, solver: str, attempts_left: int = 1) -> None:
-        """Begin with a solver. With a time limit each attempt has an even share of what is left."""
+        """Begin with a solver, which has an even share of the time that is left to so many."""
         self.solver, self.own = solver, None
         if self._deadline is not None:
             now = time.monotonic()

@@ -32,6 +32,8 @@ SOLVERS: Final[dict[Allocation, dict[str, tuple[str, ...]]]] = {
     },
 }
 """The solvers that answer each kind of allocation, by the freedom that was added last."""
+SEARCHES: Final = frozenset({"periodic", "contiguous_cpsat", "step"})
+"""Those that share what is left of the time; the others are quick for what they prove."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,11 @@ class Attempt:
     solver: str
     freedom: str
     problem: Problem
+
+    @property
+    def is_search(self) -> bool:
+        """Whether it shares what is left of the time with the searches behind it."""
+        return self.solver in SEARCHES
 
 
 def plan_attempts(problem: Problem) -> Iterator[Attempt]:

@@ -335,3 +335,9 @@ def test_a_peak_is_not_proven_where_several_things_are_kept() -> None:
         assert check(result) == ()
         (bound,) = (bound for bound in result.bounds if bound.proof.startswith("CP-SAT"))
         assert bound.scope.memory == reading
+
+
+def test_too_many_layers_and_gpus_are_refused_at_once() -> None:
+    layer = Layer(forward_ns=1, backward_ns=1, weight_bytes=0, activation_bytes=1)
+    with pytest.raises(InputError, match="too many for a search"):
+        solve(Chain(layers=(layer,) * 129), Platform(32, 99), solver="contiguous_cpsat")
