@@ -223,7 +223,12 @@ def _interruptible(run: Run) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    # None: a handler that was not set from Python, and cannot be set again from it.
+    before = {
+        number: handler
+        for number in (signal.SIGINT, signal.SIGTERM)
+        if (handler := signal.getsignal(number)) is not None
+    }
 
     def stop(number: int, frame: FrameType | None) -> None:
         run.stop()
