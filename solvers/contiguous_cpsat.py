@@ -16,12 +16,13 @@ from typing import Final
 from schedopt.account.timeline import layer_ns
 from schedopt.chain import Layer
 from schedopt.errors import InputError
-from schedopt.plan import Kind, Plan, count_from_first_backward
+from schedopt.plan import Kind, Plan
 from schedopt.problem import Problem, Scope
 from schedopt.result import Infeasibility
 from schedopt.solvers.one_f_one_b_star import refuse_unsupported
 from schedopt.solving.allocations import AllocationModel
 from schedopt.solving.course import LONGEST, covers_grain
+from schedopt.solving.lags import without_lags
 from schedopt.solving.pieces import Pieces, PiecesModel
 from schedopt.solving.probing import decide, probe
 from schedopt.solving.run import Run
@@ -163,9 +164,7 @@ class _Search:
         if self.is_impossible(run):
             proof = f"{PROOF}: memory does not hold one micro-batch after the other"
             proven = replace(self.proven, max_k=None)
-            run.report_infeasible(
-                Infeasibility(scope=proven, proof=proof, wider="recompute, or any allocation")
-            )
+            run.report_infeasible(Infeasibility(scope=proven, proof=proof))
             return
         for last in self.bounds:
             value = min(self.bounds[k] for k in range(1, last + 1))
@@ -177,20 +176,17 @@ class _Search:
                     Infeasibility(
                         scope=replace(scope, period_ns=asked),
                         proof=f"{PROOF}; the least period is above {asked} ns",
-                        wider="a longer period, a longer pattern, or any allocation",
                     )
                 )
 
     def plan(self, answer: Answer) -> Plan:
         """Return the plan of an answer."""
-        pattern = self.slots.pattern(answer)
-        return Plan(
+        plan = Plan(
             chain=self.problem.chain,
             platform=self.problem.platform,
             rule=self.problem.rule,
             scope=self.problem.scope,
             stages=answer.stages,
-            pattern=count_from_first_backward(
-                pattern.operations, pattern.transfers, answer.k, answer.period_ns
-            ),
+            pattern=self.slots.pattern(answer),
         )
+        return without_lags(plan)

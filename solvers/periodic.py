@@ -14,13 +14,14 @@ from functools import partial
 from math import ceil
 from typing import Final
 
-from schedopt.plan import Plan, count_from_first_backward
+from schedopt.plan import Plan
 from schedopt.problem import LARGEST_HORIZON_NS, Problem, Scope
 from schedopt.result import Infeasibility
 from schedopt.solvers.contiguous import best_stages
 from schedopt.solvers.one_f_one_b_star import refuse_unsupported, with_memory
 from schedopt.solving.choices import order_model
 from schedopt.solving.course import LONGEST, Course, covers_grain, require_stages
+from schedopt.solving.lags import without_lags
 from schedopt.solving.probing import decide, probe
 from schedopt.solving.run import Run
 from schedopt.solving.steps import Answer
@@ -212,17 +213,15 @@ class _Search:
                     Infeasibility(
                         scope=replace(scope, period_ns=self.asked),
                         proof=f"{PROOF}; the least period is above {self.asked} ns",
-                        wider="a longer period, a longer pattern, or another allocation",
                     )
                 )
 
     def explain(self) -> Infeasibility:
         """Say which GPU cannot hold its stages even with one micro-batch in flight."""
         gpu, short = self.course.lacking()
-        wider = "another allocation"
         if self.course.free or self.problem.scope.memory == "peak":
             proof = f"{PROOF}: memory does not hold one micro-batch after the other"
-            return Infeasibility(scope=self.proven, proof=proof, wider=wider)
+            return Infeasibility(scope=self.proven, proof=proof)
         enough = self.problem.platform.gpus[gpu].memory_bytes + short
         return Infeasibility(
             scope=self.proven,
@@ -230,22 +229,19 @@ class _Search:
             least_memory_bytes=enough,
             proven_memory_bytes=enough,
             gpu=gpu,
-            wider=wider,
         )
 
     def plan(self, answer: Answer) -> Plan:
         """Return the plan of an answer."""
-        pattern = self.course.pattern(answer)
-        return Plan(
+        plan = Plan(
             chain=self.problem.chain,
             platform=self.problem.platform,
             rule=self.problem.rule,
             scope=self.problem.scope,
             stages=answer.stages or self.problem.stages,
-            pattern=count_from_first_backward(
-                pattern.operations, pattern.transfers, answer.k, answer.period_ns
-            ),
+            pattern=self.course.pattern(answer),
         )
+        return without_lags(plan)
 
 
 def _repeated(answers: Mapping[int, Answer], k: int) -> Answer | None:
