@@ -3,14 +3,16 @@
 Every allocation at hand is tried: an even split, Next Fit, and what the exact contiguous programme
 finds at several steady periods, for the best steady plan need not be the best for few
 micro-batches. Each is run by 1F1B* at its least period (stages that share a GPU by the best
-pattern for k = 1), started as soon as possible, and scored by its makespan. Then the order of the
-best is searched and proven by the order model, with a last constraint: that all m end before the
-next step begins.
+pattern for k = 1), started as soon as possible, and scored by its makespan. So is every plan that
+the solvers for the steady state find, with all that is allowed, in a share of the time. Then the
+order of the best is searched and proven by the order model, with a last constraint: that all m end
+before the next step begins.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
@@ -30,7 +32,9 @@ from schedopt.solvers.periodic import best_pattern, prove_impossible
 from schedopt.solving.choices import order_model
 from schedopt.solving.course import Course, require_stages
 from schedopt.solving.probing import decide, probe
+from schedopt.solving.registry import load_solver
 from schedopt.solving.run import Run
+from schedopt.solving.rungs import plan_attempts, sharing
 from schedopt.solving.stage_chain import StageChain
 from schedopt.solving.steps import Answer
 from schedopt.stage import Stage
@@ -39,6 +43,10 @@ STRETCHES: Final = (Fraction(1), Fraction(11, 10), Fraction(5, 4), Fraction(3, 2
 """Steady periods at which allocations are looked for, over the least."""
 MOST_TRIED: Final = 4
 """Allocations whose whole step is made, the most promising first."""
+LONGEST_STEADY: Final = 2
+"""The k up to which steady plans are looked for."""
+SHARE: Final = 0.5
+"""Of the time that is left, for steady plans."""
 MOST_CHOICES: Final = 20_000
 """Pairs of operations that the search of the order takes on."""
 PROOF: Final = "CP-SAT over all orders of the step"
@@ -74,14 +82,40 @@ def solve(problem: Problem, run: Run) -> None:
         if impossible is not None:
             run.report_infeasible(impossible)
         return
-    for plan in sorted(found, key=lambda plan: _guess(plan, count))[:MOST_TRIED]:
-        if run.stopped() and run.best() is not None:
-            return
-        _report(make_step(simulate(plan, count), problem), run)
+    _report_best(found, problem, run)
+    if not run.settled():
+        _report_best(_found_steady(steady, count, run), problem, run)
     best = run.best() or (found[0] if found else None)
     stages = problem.stages or (() if best is None else best.stages)
     if stages:
         _OrderSearch(problem, stages, count).run(run)
+
+
+def _report_best(found: Sequence[Plan], problem: Problem, run: Run) -> None:
+    """Report the steps of the most promising steady plans."""
+    count = problem.scope.microbatches or 1
+    for plan in sorted(found, key=lambda plan: _guess(plan, count))[:MOST_TRIED]:
+        if run.stopped() and run.best() is not None:
+            return
+        _report(make_step(simulate(plan, count), problem), run)
+
+
+def _found_steady(problem: Problem, count: int, run: Run) -> list[Plan]:
+    """Return what the solvers for the steady state find, the first ones and each better one."""
+    scope = replace(problem.scope, max_k=min(count, LONGEST_STEADY))
+    asked = replace(problem, scope=scope)
+    part = run.part(asked, SHARE)
+    found: list[Plan] = []
+    for attempt, left in sharing(list(plan_attempts(asked))):
+        if part.ended() or part.settled():
+            break
+        part.begin(attempt.solver, left)
+        with suppress(InputError):
+            load_solver(attempt.solver)(attempt.problem, part)
+        best = part.best()
+        if best is not None and best not in found:
+            found.append(best)
+    return found
 
 
 def _steady(problem: Problem, stages: Sequence[Stage], run: Run) -> Plan | None:

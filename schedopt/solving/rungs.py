@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -57,6 +57,12 @@ class Attempt:
     def is_search(self) -> bool:
         """Whether it shares what is left of the time with the searches behind it."""
         return self.solver in SEARCHES
+
+
+def sharing(attempts: Sequence[Attempt]) -> Iterator[tuple[Attempt, int]]:
+    """Yield each attempt with the number of attempts that share the time that is left by then."""
+    for number, attempt in enumerate(attempts):
+        yield attempt, sum(one.is_search for one in attempts[number:]) if attempt.is_search else 1
 
 
 def plan_attempts(problem: Problem) -> Iterator[Attempt]:

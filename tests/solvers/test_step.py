@@ -103,3 +103,17 @@ def test_a_step_recomputes_where_that_is_faster() -> None:
     assert with_it.status == "optimal"
     assert with_it.period is not None
     assert with_it.period < 8
+
+
+def test_a_step_is_as_good_as_each_steady_plan_run_for_it() -> None:
+    half = Layer(
+        forward_ns=4, backward_ns=8, weight_bytes=0, activation_bytes=1, saved_bytes=4,
+        backward_input_ns=4, backward_weight_ns=4,
+    )  # fmt: skip
+    chain, platform = Chain(layers=(half,) * 12), Platform(4, 48)
+    steady = solve(chain, platform, scope=Scope(max_k=2, split_backward=True))
+    assert steady.plan is not None
+    scope = Scope(max_k=None, microbatches=40, split_backward=True)
+    result = solve(chain, platform, scope=scope)
+    assert result.period is not None
+    assert result.period <= Fraction(simulate(steady.plan, 40).makespan_ns, 40)
