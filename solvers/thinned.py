@@ -9,12 +9,15 @@ are given, or of all contiguous ones, which may recompute.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from itertools import count
 from math import ceil, floor, gcd
 
 from schedopt.bounds import load_bound
+from schedopt.errors import InputError
 from schedopt.problem import Problem
+from schedopt.solvers import contiguous, one_f_one_b_star
 from schedopt.solvers.contiguous import best_stages
 from schedopt.solvers.one_f_one_b_star import refuse_unsupported, require_contiguous
 from schedopt.solving.course import LONGEST, Course, require_stages
@@ -23,7 +26,7 @@ from schedopt.solving.stage_chain import StageChain, Thinning
 
 
 def solve(problem: Problem, run: Run) -> None:
-    """Report each thinned pattern that is better than the best so far.
+    """Report each thinned pattern that is better than the best so far, or than that for k = 1.
 
     Raises
     ------
@@ -31,13 +34,23 @@ def solve(problem: Problem, run: Run) -> None:
         If stages are given that are not contiguous, or the problem asks for more than this.
     """
     refuse_unsupported(problem, "thinned")
+    if problem.scope.max_k == 1:
+        raise InputError(
+            "thinned makes patterns of two micro-batches or more",
+            field="scope.max_k",
+            way_out="Allow them (--max-k 2), or use another solver",
+        )
     fixed = problem.scope.allocation == "fixed"
     if fixed:
         require_stages(problem, "thinned")
         require_contiguous(problem, "thinned")
     if run.best() is None and problem.scope.period_ns is None:
-        # Without a plan for k = 1 there is none at all.
-        return
+        one = replace(problem, scope=replace(problem.scope, max_k=1))
+        if not run.settled(one.scope):
+            (one_f_one_b_star if fixed else contiguous).solve(one, run)
+        if run.best() is None:
+            # Without a plan for k = 1 there is none at all.
+            return
     least = ceil(Course(problem).load_ns if fixed else load_bound(problem).period)
     for k in range(2, (problem.scope.max_k or LONGEST) + 1):
         for slots in count(k + 1):

@@ -114,3 +114,12 @@ def test_needs_one_stage_for_each_gpu() -> None:
             scope=Scope(allocation="fixed", max_k=2),
             solver="thinned",
         )
+
+
+def test_alone_it_starts_from_one_micro_batch() -> None:
+    layer = Layer(forward_ns=1, backward_ns=2, weight_bytes=0, activation_bytes=1)
+    chain, platform = Chain(layers=(layer,) * 4), Platform(4, 3)
+    alone = solve(chain, platform, scope=Scope(max_k=3), solver="thinned")
+    assert alone.period == 4
+    with pytest.raises(InputError, match="two micro-batches"):
+        solve(chain, platform, solver="thinned")
