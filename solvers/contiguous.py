@@ -11,7 +11,6 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Final
 
-from schedopt.bounds import memory_proof
 from schedopt.errors import InputError
 from schedopt.problem import LARGEST_HORIZON_NS, Problem, Scope
 from schedopt.result import Infeasibility
@@ -143,13 +142,6 @@ def contiguous_stages(
 
 def _explain(problem: Problem, period: int, scope: Scope, run: Run) -> Infeasibility:
     """Say why a period is not possible, and find the least memory with which it would be."""
-    wider = "a smaller micro-batch, or more GPUs"
-    if not problem.scope.recompute:
-        wider = f"--recompute, {wider}"
-    if problem.scope.period_ns is not None:
-        wider = f"a longer period (without --period the least is found), {wider}"
-    if memory_proof(problem) is None:
-        wider = f"--allocation general, {wider}"
     ample = sum(
         layer.weight_bytes
         + (layer.workspace_bytes or 0)
@@ -165,7 +157,7 @@ def _explain(problem: Problem, period: int, scope: Scope, run: Run) -> Infeasibi
     stages = stages_with(high)
     if stages is None:
         note = "" if run.stopped() else "; no amount of memory helps"
-        return Infeasibility(scope=scope, proof=PROOF + note, wider=wider)
+        return Infeasibility(scope=scope, proof=PROOF + note)
     high = max(StageChain(problem, stages).excesses(period))
     while low < high and not run.stopped():
         middle = (low + high) // 2
@@ -187,5 +179,4 @@ def _explain(problem: Problem, period: int, scope: Scope, run: Run) -> Infeasibi
         least_memory_bytes=memory + high,
         proven_memory_bytes=memory + low,
         gpu=gpu,
-        wider=wider,
     )

@@ -119,7 +119,6 @@ def _explain(stages: StageChain, scope: Scope, period: int) -> Infeasibility:
         return Infeasibility(
             scope=scope,
             proof=f"a GPU or link works {stages.least_period()} ns in each period",
-            wider="a longer period, or another allocation",
         )
     enough = _with_enough(stages, period)
     lacking = enough.excesses(period)
@@ -133,7 +132,6 @@ def _explain(stages: StageChain, scope: Scope, period: int) -> Infeasibility:
         least_memory_bytes=least,
         proven_memory_bytes=least,
         gpu=gpu,
-        wider="another allocation (--allocation contiguous)",
     )
 
 

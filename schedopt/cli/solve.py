@@ -16,7 +16,9 @@ from schedopt.cli.options import naming_options
 from schedopt.errors import InputError
 
 if TYPE_CHECKING:
+    from schedopt.plan import Plan
     from schedopt.platform import Platform
+    from schedopt.problem import Problem
     from schedopt.result import Result
     from schedopt.solving import Progress
 
@@ -159,7 +161,7 @@ def solve_chain(
     """
     from schedopt.chain import Chain
     from schedopt.formats import check_writable, save_result
-    from schedopt.problem import Scope
+    from schedopt.problem import Problem, Scope
     from schedopt.result import Result
     from schedopt.solving import solve
     from schedopt.units import parse_duration
@@ -217,22 +219,36 @@ def solve_chain(
             memory=memory,
             period_ns=longest,
         )
+    stages = fixed.stages if fixed is not None else ()
+    problem = Problem(chain=layers, platform=machine, scope=scope, stages=stages)
+    initial = None if fixed is None else _still_valid(fixed, problem)
     with _progress() as show:
         result = solve(
             layers,
             machine,
             scope=scope,
-            stages=fixed.stages if fixed is not None else (),
+            stages=stages,
             solver=solver,
             time_limit=time_limit,
             seed=seed,
             workers=workers,
+            initial=initial,
             on_progress=show,
         )
     if output is not None and result.plan is not None:
         save_result(result, output)
     _print(result, output, as_json)
     raise typer.Exit(EXITS[result.status])
+
+
+def _still_valid(plan: Plan, problem: Problem) -> Plan | None:
+    """Return a plan whose stages are kept as the first answer, if its pattern fits too."""
+    from schedopt.solving import as_answer
+
+    try:
+        return as_answer(plan, problem)
+    except InputError:
+        return None
 
 
 def _print(result: Result, output: Path | None, as_json: bool) -> None:

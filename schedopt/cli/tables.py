@@ -15,6 +15,7 @@ from schedopt.account.timeline import Timeline
 from schedopt.plan import Kind, Plan
 from schedopt.problem import Problem
 from schedopt.result import Infeasibility, Result
+from schedopt.solving.ways_out import ways_out
 from schedopt.stage import Stage
 from schedopt.units import format_bytes, format_duration, printable
 
@@ -30,8 +31,14 @@ def print_result(result: Result) -> None:
         console.print(f"Scope     {result.problem.scope}")
         if result.infeasibility is not None:
             _print_infeasibility(console, result.infeasibility)
+        else:
+            stopped = any(rung.note.startswith("stopped early") for rung in result.ladder)
+            time = "more time (--time-limit), " if stopped else ""
+            console.print(f"Try       {time}{ways_out(result.problem)}")
     if len(result.ladder) > 1:
         _print_ladder(make_console(), result)
+    elif result.status == "unknown" and result.ladder:
+        make_console().print(f"{result.solver}: {result.ladder[0].note}")
 
 
 def print_plan(result: Result) -> None:

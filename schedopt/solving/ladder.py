@@ -16,12 +16,13 @@ from schedopt.errors import InputError
 from schedopt.plan import Plan
 from schedopt.platform import Platform
 from schedopt.problem import Problem, Scope
-from schedopt.result import Result, Rung, Status, as_ratio
+from schedopt.result import Infeasibility, Result, Rung, Status, as_ratio
 from schedopt.rule import Rule
 from schedopt.solving.registry import load_solver
 from schedopt.solving.run import Progress, Run
-from schedopt.solving.rungs import Attempt, plan_attempts
+from schedopt.solving.rungs import Attempt, plan_attempts, sharing
 from schedopt.stage import Stage
+from schedopt.units import format_bytes
 from schedopt.version import __version__
 
 
@@ -109,15 +110,17 @@ def _climb(run: Run, initial: Plan | None, named: str | None) -> list[Rung]:
         run.add_bound(proven)
     if initial is not None:
         run.begin("initial")
-        run.report(_same_problem(initial, problem))
+        run.report(as_answer(initial, problem))
     ladder: list[Rung] = []
     refusals: list[InputError] = []
-    for number, attempt in enumerate(attempts):
+    for attempt, left in sharing(attempts):
         if run.ended() or run.settled():
             break
         if run.settled(attempt.problem.scope):
             continue
-        left = sum(later.is_search for later in attempts[number:]) if attempt.is_search else 1
+        if attempt.is_search and run.infeasibility() is not None:
+            # A bound lies above the period asked. The others may say which memory would do.
+            continue
         run.begin(attempt.solver, left)
         begin = run.seconds()
         try:
@@ -153,7 +156,8 @@ def _note(run: Run, attempt: Attempt) -> str:
     if best is not None and best == run.bound():
         return "proven optimal" if own == best else "proves that the best is optimal"
     if best is None:
-        said = f"no plan: {run.proofs[-1].proof}" if run.proofs else "no plan"
+        none = "no plan" if run.stopped() else "no plan that fits"
+        said = f"no plan: {_why(run.proofs[-1])}" if run.proofs else none
     elif own == best:
         said = "best of its kind, proven" if own == run.bound(scope) else "not proven optimal"
     else:
@@ -161,7 +165,20 @@ def _note(run: Run, attempt: Attempt) -> str:
     return f"stopped early: {said}" if run.stopped() else said
 
 
-def _same_problem(initial: Plan, problem: Problem) -> Plan:
+def _why(proof: Infeasibility) -> str:
+    """Return a proof with the memory that would do."""
+    least = proof.least_memory_bytes
+    return proof.proof if least is None else f"{proof.proof}; {format_bytes(least)} would do"
+
+
+def as_answer(initial: Plan, problem: Problem) -> Plan:
+    """Return a plan as one for a problem.
+
+    Raises
+    ------
+    InputError
+        If it does not answer the problem.
+    """
     if initial.chain.sha256 != problem.chain.sha256:
         raise InputError(
             "the plan to start from is for another chain",
@@ -183,7 +200,7 @@ def _same_problem(initial: Plan, problem: Problem) -> Plan:
         rule=problem.rule,
         scope=problem.scope,
     )
-    violations = check(plan)
+    violations = check(Result(problem=problem, status="feasible", plan=plan))
     if violations:
         raise InputError(
             f"the plan to start from does not answer this problem: {violations[0]}",

@@ -13,6 +13,8 @@ from schedopt.errors import InvalidPlanError
 from schedopt.plan import Plan
 from schedopt.problem import Problem, Scope
 from schedopt.result import Bound, Infeasibility, as_ratio, best_bound
+from schedopt.solving.ways_out import ways_out
+from schedopt.units import format_duration
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,17 @@ class Run:
             now = time.monotonic()
             self._until = now + (self._deadline - now) / max(1, attempts_left)
 
+    def part(self, problem: Problem, share: float) -> Run:
+        """Return a run for a part of the problem, with a share of the time that is left.
+
+        It stops when this one is stopped.
+        """
+        remaining = self.remaining()
+        limit = None if remaining is None else max(0.0, share * remaining)
+        run = Run(problem, time_limit=limit, seed=self.seed, workers=self.workers)
+        run._stop = self._stop
+        return run
+
     def best(self) -> Plan | None:
         """Return the best plan so far."""
         return self._best
@@ -117,10 +130,9 @@ class Run:
         Proven optimal, a plan within the period asked, or proven to hold none.
         """
         scope = scope or self.problem.scope
-        period = self.period()
+        period, asked = self.period(), scope.period_ns
         if period is None:
             return any(proof.scope.covers(scope) for proof in self.proofs)
-        asked = scope.period_ns
         return period == self.bound(scope) or (asked is not None and period <= asked)
 
     def bound(self, scope: Scope | None = None) -> Fraction | None:
@@ -169,19 +181,38 @@ class Run:
     def infeasibility(self) -> Infeasibility | None:
         """Return the proof that the scope asked holds no plan, with the least memory known.
 
-        For unequal GPUs amounts of two proofs speak of different GPUs, and are not compared.
+        A bound above the period that was asked is one. For unequal GPUs amounts of two proofs speak
+        of different GPUs, and are not compared.
         """
-        valid = [proof for proof in self.proofs if proof.scope.covers(self.problem.scope)]
+        scope = self.problem.scope
+        valid = [proof for proof in self.proofs if proof.scope.covers(scope)]
         if not valid:
-            return None
+            return self._beyond()
+        last = replace(valid[-1], wider=valid[-1].wider or ways_out(self.problem))
         if not self.problem.platform.uniform:
-            return valid[-1]
+            return last
         found = [
             proof.least_memory_bytes
             for proof in self.proofs
             if proof.least_memory_bytes is not None
         ]
-        return replace(valid[-1], least_memory_bytes=min(found, default=None))
+        return replace(last, least_memory_bytes=min(found, default=None))
+
+    def _beyond(self) -> Infeasibility | None:
+        """Return that a bound lies above the period that was asked, if one does."""
+        scope = self.problem.scope
+        best = max(
+            (bound for bound in self.bounds if bound.scope.covers(scope)),
+            key=lambda bound: bound.period,
+            default=None,
+        )
+        if scope.period_ns is None or best is None or best.period <= scope.period_ns:
+            return None
+        return Infeasibility(
+            scope=scope,
+            proof=f"no period is below {format_duration(best.period)}: {best.proof}",
+            wider=ways_out(self.problem),
+        )
 
     def _compare(self) -> None:
         period, bound = self.period(), self.bound()

@@ -132,11 +132,21 @@ def test_fix_keeps_the_stages_and_takes_the_platform_of_the_plan(plan: Path) -> 
     before = json.loads(plan.read_text())
     document = solve_json("--fix", plan)
     assert document["status"] == "optimal"
-    assert document["solver"] == "one_f_one_b_star"
+    assert document["solver"] == "initial"
     assert [stage["layers"] for stage in document["stages"]] == [
         stage["layers"] for stage in before["stages"]
     ]
     assert document["pattern"]["period_total_ns"] == before["pattern"]["period_total_ns"]
+
+
+def test_fix_is_never_worse_than_the_plan_itself(tmp_path: Path) -> None:
+    asked = ("--recompute", "--max-k", "2", "--memory", "peak")
+    arguments = ("--chain", GPT2, "--gpus", "4", "--mem", "1.3G", "--bandwidth", "12GB/s", *asked)
+    path = tmp_path / "plan.json"
+    assert run("solve", *arguments, "-o", path).returncode == 0
+    before = json.loads(path.read_text())["pattern"]
+    after = solve_json("--fix", path, *asked, "--time-limit", "0.01")
+    assert after["period_ns"] <= before["period_total_ns"] / before["k"]
 
 
 def test_fix_on_a_slower_link(plan: Path) -> None:

@@ -221,3 +221,44 @@ def test_a_workspace_of_the_whole_backward_alone_does_not_rule_halves_out() -> N
     assert solve(chain, platform).status == "infeasible"
     halves = solve(chain, platform, scope=Scope(split_backward=True))
     assert (halves.status, halves.period) == ("optimal", Fraction(1))
+
+
+@pytest.mark.parametrize(
+    "scope",
+    [
+        Scope(period_ns=5, max_k=None, microbatches=4),
+        Scope(period_ns=5, allocation="general"),
+        Scope(period_ns=5, grain="layer"),
+        Scope(period_ns=5, max_k=3, split_backward=True),
+    ],
+)
+def test_a_period_below_a_bound_is_proven_impossible(scope: Scope) -> None:
+    # Each layer works 6 ns, and none can be shared.
+    result = solve(Chain(layers=(HALVES,) * 2), Platform(2, 99), scope=scope)
+    assert result.status == "infeasible"
+    assert result.infeasibility is not None
+    assert "a longer period" in result.infeasibility.wider
+
+
+def test_what_to_try_is_not_given_already() -> None:
+    chain = Chain(layers=(HALVES,) * 2)
+    fixed = [Stage(layers=(0, 1), gpus=(0,))]
+    without = solve(chain, Platform(2, 6), stages=fixed).infeasibility
+    assert without is not None
+    assert "--recompute" in without.wider
+    assert "--fix" in without.wider
+    assert "--allocation" not in without.wider
+    scope = Scope(recompute=True, allocation="general")
+    nowhere = solve(chain, Platform(2, 3), scope=scope).infeasibility
+    assert nowhere is not None
+    assert "--" not in nowhere.wider
+
+
+def test_what_fits_no_allocation_says_how_much_would() -> None:
+    heavy = Layer(forward_ns=1, backward_ns=2, weight_bytes=10, activation_bytes=1, saved_bytes=3)
+    scope = Scope(recompute=True, allocation="general", memory="peak", grain="layer")
+    # Weights of 30 and what one layer saves.
+    result = solve(Chain(layers=(heavy,) * 3), Platform(2, 16), scope=scope)
+    assert result.infeasibility is not None
+    assert result.infeasibility.proven_memory_bytes == 17
+    assert result.infeasibility.least_memory_bytes is not None
