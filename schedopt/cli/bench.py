@@ -225,17 +225,22 @@ def _sizes(row: dict[str, Any]) -> str:
 
 def _print(records: list[Record]) -> None:
     from schedopt.bench.summary import standings
-    from schedopt.cli.tables import make_console, make_table
+    from schedopt.cli.columns import Column, print_table
+    from schedopt.cli.tables import make_console
 
-    table = make_table("Solvers: period over the best that any of them found")
-    table.add_column("Solver")
-    for name in ("Runs", "Plans", "Proven", "Mean", "Most", "Median", "Longest"):
-        table.add_column(name, justify="right", no_wrap=True)
+    figures = ("Runs", "Plans", "Proven", "Mean", "Most", "Median", "Longest")
+    rows = []
     for one in standings(records):
         ratios = ("" if value is None else f"{value:.3f}" for value in (one.mean, one.worst))
         times = (f"{value:.3f} s" for value in (one.median_s, one.longest_s))
-        table.add_row(one.solver, str(one.runs), str(one.plans), str(one.proven), *ratios, *times)
-    make_console().print(table)
+        counts = (str(count) for count in (one.runs, one.plans, one.proven))
+        rows.append((one.solver, *counts, *ratios, *times))
+    print_table(
+        make_console(),
+        "Solvers: period over the best that any of them found",
+        [Column("Solver", left=True), *map(Column, figures)],
+        rows,
+    )
 
 
 def _whole(text: str, field: str) -> int:

@@ -159,17 +159,15 @@ def _progress(name: str) -> Iterator[Callable[[int, int], None] | None]:
 
 
 def _print(chain: Chain) -> None:
-    from schedopt.cli.tables import make_console, make_table
+    from schedopt.cli.columns import Column, print_table
+    from schedopt.cli.tables import make_console
     from schedopt.units import format_bytes, format_duration, printable
 
-    table = make_table(str(chain))
-    table.add_column("", justify="right")
-    table.add_column("Layer", overflow="fold")
-    for name in ("Forward", "Backward", "Spread", "Saved", "Output", "Weights"):
-        table.add_column(name, justify="right", no_wrap=True)
-    spreads = _spreads(chain)
-    for number, layer in enumerate(chain.layers):
-        table.add_row(
+    figures = ("Forward", "Backward", "Spread", "Saved", "Output", "Weights")
+    columns = [Column(""), Column("Layer", words=True), *map(Column, figures)]
+    spreads, layers = _spreads(chain), chain.layers
+    rows = [
+        (
             str(number),
             printable(layer.name),
             format_duration(layer.forward_ns),
@@ -179,18 +177,19 @@ def _print(chain: Chain) -> None:
             format_bytes(layer.activation_bytes),
             format_bytes(layer.weight_bytes),
         )
-    table.add_section()
-    table.add_row(
-        "",
+        for number, layer in enumerate(layers)
+    ]
+    total = (
         "all",
-        format_duration(sum(layer.forward_ns for layer in chain.layers)),
-        format_duration(sum(layer.backward_ns for layer in chain.layers)),
         "",
-        format_bytes(sum(layer.saved for layer in chain.layers)),
+        format_duration(sum(layer.forward_ns for layer in layers)),
+        format_duration(sum(layer.backward_ns for layer in layers)),
         "",
-        format_bytes(sum(layer.weight_bytes for layer in chain.layers)),
+        format_bytes(sum(layer.saved for layer in layers)),
+        "",
+        format_bytes(sum(layer.weight_bytes for layer in layers)),
     )
-    make_console().print(table)
+    print_table(make_console(), str(chain), columns, rows, last=total)
 
 
 def _spreads(chain: Chain) -> list[float]:
@@ -200,23 +199,29 @@ def _spreads(chain: Chain) -> list[float]:
 
 
 def _print_comparison(comparisons: list[Comparison]) -> None:
-    from schedopt.cli.tables import make_console, make_table
+    from schedopt.cli.columns import Column, print_table
+    from schedopt.cli.tables import make_console
     from schedopt.units import format_bytes, format_duration
 
-    table = make_table("The sum of the layers, and the whole model as it is")
-    table.add_column("")
-    for name in ("Chain", "Whole", "Chain over whole", "Spread"):
-        table.add_column(name, justify="right", no_wrap=True)
+    figures = ("Chain", "Whole", "Chain over whole", "Spread")
+    rows = []
     for one in comparisons:
         write = format_bytes if one.spread is None else format_duration
-        table.add_row(
-            one.name,
-            write(one.chain),
-            write(one.whole),
-            f"{one.error:+.2%}",
-            "" if one.spread is None else f"{one.spread:.1%}",
+        rows.append(
+            (
+                one.name,
+                write(one.chain),
+                write(one.whole),
+                f"{one.error:+.2%}",
+                "" if one.spread is None else f"{one.spread:.1%}",
+            )
         )
-    make_console().print(table)
+    print_table(
+        make_console(),
+        "The sum of the layers, and the whole model as it is",
+        [Column("", left=True), *map(Column, figures)],
+        rows,
+    )
     times = [one for one in comparisons if one.spread is not None]
     parted = max(times[:2], key=lambda one: abs(one.chain - one.whole))
     apart = format_duration(abs(parted.chain - parted.whole))

@@ -6,12 +6,11 @@ import os
 import sys
 from fractions import Fraction
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
 from schedopt.account import bubble, concurrent_activations, find_binding, load, memory
 from schedopt.account.timeline import Timeline
+from schedopt.cli.columns import Column, print_table
 from schedopt.plan import Kind, Plan
 from schedopt.problem import Problem
 from schedopt.result import Infeasibility, Result
@@ -47,8 +46,8 @@ def print_plan(result: Result) -> None:
     assert plan is not None
     console = make_console()
     _print_problem(console, result.problem)
-    console.print(_stage_table(plan))
-    console.print(_memory_table(plan))
+    _print_stages(console, plan)
+    _print_memory(console, plan)
     period, bound = result.period, result.lower_bound
     assert period is not None
     pattern = plan.pattern
@@ -72,43 +71,39 @@ def make_console() -> Console:
     return Console(highlight=False, markup=False, soft_wrap=True, width=width)
 
 
-def make_table(title: str) -> Table:
-    """Return an empty table in the style of all tables."""
-    return Table(
-        title=title, title_justify="left", box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False
-    )
-
-
 def _print_problem(console: Console, problem: Problem) -> None:
     console.print(f"Chain     {problem.chain}")
     console.print(f"Platform  {problem.platform}")
 
 
-def _stage_table(plan: Plan) -> Table:
-    table = make_table("Stages")
-    for name in ("Stage", "GPU", "Layers"):
-        table.add_column(name, no_wrap=True)
-    table.add_column("Names", overflow="fold")
+def _print_stages(console: Console, plan: Plan) -> None:
     again = any(stage.recompute for stage in plan.stages)
-    for name in ("Forward", "Backward", *(["Recompute"] if again else []), "Busy", "In flight"):
-        table.add_column(name, justify="right", no_wrap=True)
+    columns = [
+        *(Column(name, left=True) for name in ("Stage", "GPU", "Layers")),
+        *(Column(name) for name in ("Forward", "Backward", "Busy", "In flight")),
+        *([Column("Recompute", words=True)] if again else []),
+        Column("Names", words=True),
+    ]
     timeline, counts, loads = Timeline(plan), concurrent_activations(plan), load(plan)
+    rows = []
     for index, stage in enumerate(plan.stages):
         backward: tuple[Kind, ...] = ("I", "W") if timeline.has("I", index) else ("B",)
         names = [plan.chain.layers[layer].name for layer in stage.layers]
-        for gpu in dict.fromkeys(stage.gpus):
-            table.add_row(
+        rows += [
+            (
                 str(index),
                 str(gpu),
                 f"{stage.first}-{stage.last}" if stage.first < stage.last else str(stage.first),
-                printable(" … ".join(dict.fromkeys(name for name in names if name))),
                 format_duration(timeline.stage_ns("F", index, gpu)),
                 format_duration(sum(timeline.stage_ns(half, index, gpu) for half in backward)),
-                *([_recomputed(stage)] if again else []),
                 f"{float(loads[gpu].share):.1%}",
                 str(counts[index, gpu]),
+                *([_recomputed(stage)] if again else []),
+                printable(" … ".join(dict.fromkeys(name for name in names if name))),
             )
-    return table
+            for gpu in dict.fromkeys(stage.gpus)
+        ]
+    print_table(console, "Stages", columns, rows)
 
 
 def _recomputed(stage: Stage) -> str:
@@ -117,28 +112,28 @@ def _recomputed(stage: Stage) -> str:
     return ", ".join(runs) or "-"
 
 
-def _memory_table(plan: Plan) -> Table:
-    table = make_table("Memory")
+def _print_memory(console: Console, plan: Plan) -> None:
     needs = memory(plan)
     kinds = list(
         dict.fromkeys(kind for need in needs for kind, count in need.by_kind.items() if count)
     )
     reading = plan.scope.memory
-    for name in ("GPU", *kinds, f"Total ({reading})", "Limit", "Used"):
-        title = name.replace("_", " ").capitalize().replace("Gpu", "GPU")
-        longest = max(len(word) for word in title.split())
-        table.add_column(title, justify="right", min_width=longest)
+    names = [kind.replace("_", " ").capitalize() for kind in kinds]
+    columns = [Column(name) for name in ("GPU", *names, f"Total ({reading})", "Limit", "Used")]
+    rows = []
     for index, (need, gpu) in enumerate(zip(needs, plan.platform.gpus, strict=True)):
         total = need.reading(reading)
         used = f"{total / gpu.usable_bytes:.1%}" if gpu.usable_bytes else "-"
-        table.add_row(
-            str(index),
-            *(format_bytes(need.by_kind.get(kind, 0)) for kind in kinds),
-            format_bytes(total),
-            format_bytes(gpu.usable_bytes),
-            used,
+        rows.append(
+            (
+                str(index),
+                *(format_bytes(need.by_kind.get(kind, 0)) for kind in kinds),
+                format_bytes(total),
+                format_bytes(gpu.usable_bytes),
+                used,
+            )
         )
-    return table
+    print_table(console, "Memory", columns, rows)
 
 
 def _print_infeasibility(console: Console, why: Infeasibility) -> None:
@@ -160,15 +155,11 @@ def _print_infeasibility(console: Console, why: Infeasibility) -> None:
 
 
 def _print_ladder(console: Console, result: Result) -> None:
-    table = make_table("Ladder: what each solver found, and how much faster than the best before")
-    table.add_column("Solver", no_wrap=True)
     freedoms = any(rung.freedom for rung in result.ladder)
-    if freedoms:
-        table.add_column("In addition", no_wrap=True)
-    for name in ("Period", "Faster", "Bound", "Time"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("Note", overflow="fold")
+    keys = [Column(name, left=True) for name in ("Solver", *(["In addition"] if freedoms else []))]
+    figures = [Column(name) for name in ("Period", "Faster", "Bound", "Time")]
     best: Fraction | None = None
+    rows = []
     for rung in result.ladder:
         period, bound = (
             None if exact is None else Fraction(*exact)
@@ -178,13 +169,21 @@ def _print_ladder(console: Console, result: Result) -> None:
         if period is not None and (best is None or period < best):
             faster = "" if best is None else f"{float(best / period):.3f}x"
             best = period
-        table.add_row(
-            rung.solver,
-            *([rung.freedom] if freedoms else []),
-            "none" if period is None else format_duration(period),
-            faster,
-            "" if bound is None else format_duration(bound),
-            f"{rung.seconds:.3f} s",
-            rung.note,
+        rows.append(
+            (
+                rung.solver,
+                *([rung.freedom] if freedoms else []),
+                "none" if period is None else format_duration(period),
+                faster,
+                "" if bound is None else format_duration(bound),
+                f"{rung.seconds:.3f} s",
+                rung.note,
+            )
         )
-    console.print(table)
+    print_table(
+        console,
+        "Ladder: what each solver found, and how much faster than the best before",
+        [*keys, *figures, Column("Note", words=True)],
+        rows,
+        keys=len(keys),
+    )
