@@ -6,17 +6,8 @@ holds a `Plan`; `check` says whether a plan is valid.
 
 from __future__ import annotations
 
-from schedopt.chain import Chain, Layer, Recipe
-from schedopt.checking import Violation, check
-from schedopt.errors import InputError, InvalidPlanError, SchedoptError
-from schedopt.plan import Operation, Pattern, Plan, Transfer
-from schedopt.platform import Gpu, Link, Platform
-from schedopt.problem import Problem, Scope
-from schedopt.result import Bound, Infeasibility, Result, Rung
-from schedopt.rule import Rule
-from schedopt.solving import solve
-from schedopt.stage import Stage
-from schedopt.version import __version__
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 __all__ = [
     "Bound",
@@ -45,3 +36,57 @@ __all__ = [
     "check",
     "solve",
 ]
+
+# Each name is loaded when it is first used, so that the command line can end quietly on a signal
+# from the first moment on.
+if TYPE_CHECKING:
+    from schedopt.chain import Chain, Layer, Recipe
+    from schedopt.checking import Violation, check
+    from schedopt.errors import InputError, InvalidPlanError, SchedoptError
+    from schedopt.plan import Operation, Pattern, Plan, Transfer
+    from schedopt.platform import Gpu, Link, Platform
+    from schedopt.problem import Problem, Scope
+    from schedopt.result import Bound, Infeasibility, Result, Rung
+    from schedopt.rule import Rule
+    from schedopt.solving import solve
+    from schedopt.stage import Stage
+    from schedopt.version import __version__
+else:
+    _HOMES = {
+        "Chain": "schedopt.chain",
+        "Layer": "schedopt.chain",
+        "Recipe": "schedopt.chain",
+        "Violation": "schedopt.checking",
+        "check": "schedopt.checking",
+        "InputError": "schedopt.errors",
+        "InvalidPlanError": "schedopt.errors",
+        "SchedoptError": "schedopt.errors",
+        "Operation": "schedopt.plan",
+        "Pattern": "schedopt.plan",
+        "Plan": "schedopt.plan",
+        "Transfer": "schedopt.plan",
+        "Gpu": "schedopt.platform",
+        "Link": "schedopt.platform",
+        "Platform": "schedopt.platform",
+        "Problem": "schedopt.problem",
+        "Scope": "schedopt.problem",
+        "Bound": "schedopt.result",
+        "Infeasibility": "schedopt.result",
+        "Result": "schedopt.result",
+        "Rung": "schedopt.result",
+        "Rule": "schedopt.rule",
+        "solve": "schedopt.solving",
+        "Stage": "schedopt.stage",
+        "__version__": "schedopt.version",
+    }
+
+    def __getattr__(name: str) -> object:
+        """Load a name when it is first used."""
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        globals()[name] = value = getattr(import_module(_HOMES[name]), name)
+        return value
+
+    def __dir__() -> list[str]:
+        """Return what the package offers, loaded or not."""
+        return sorted({*globals(), *__all__})

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import schedopt
 from schedopt import Chain, InputError, Layer, Platform, solve
 
 ROOT = Path(__file__).parents[1]
@@ -30,6 +31,14 @@ def test_importing_loads_nothing_heavy(module: str) -> None:
     code = f"import sys, {module}; print([m for m in {HEAVY} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_every_name_is_there_and_no_other() -> None:
+    for name in schedopt.__all__:
+        assert getattr(schedopt, name) is not None
+    assert set(schedopt.__all__) <= set(dir(schedopt))
+    with pytest.raises(AttributeError, match="no attribute 'Pipeline'"):
+        _ = schedopt.Pipeline  # type: ignore[attr-defined]
 
 
 def test_solving_needs_no_torch() -> None:

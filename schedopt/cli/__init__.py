@@ -11,9 +11,16 @@ import signal
 import sys
 from io import TextIOWrapper
 
+from schedopt.cli.signals import quiet_end
+
 
 def main() -> None:
     """Run the command line; every bad input becomes one message and exit code 2."""
+    with quiet_end():
+        _run()
+
+
+def _run() -> None:
     from schedopt.cli.app import app
     from schedopt.errors import InputError
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from schedopt.cli.commands import Commands
+from schedopt.cli.signals import usual_signals
 from schedopt.errors import InputError
 
 if TYPE_CHECKING:
@@ -23,6 +24,12 @@ SHIPPED = Path("instances")
 bench_app = Commands(
     help="Compare solvers and measure how fast they are.", epilog=EXIT_CODES, no_args_is_help=True
 )
+
+
+@bench_app.callback()
+def _options(context: typer.Context) -> None:
+    # The suites keep what they have measured when they are interrupted.
+    context.with_resource(usual_signals())
 
 
 @bench_app.command("solvers", epilog=EXIT_CODES)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from schedopt.cli.options import naming_options
+from schedopt.cli.signals import usual_signals
 from schedopt.errors import InputError
 
 if TYPE_CHECKING:
@@ -222,7 +223,7 @@ def solve_chain(
     stages = fixed.stages if fixed is not None else ()
     problem = Problem(chain=layers, platform=machine, scope=scope, stages=stages)
     initial = None if fixed is None else _still_valid(fixed, problem)
-    with _progress() as show:
+    with _progress() as show, usual_signals():
         result = solve(
             layers,
             machine,
