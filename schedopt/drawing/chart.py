@@ -163,8 +163,8 @@ class Chart:
         """What the text in a box says."""
         if self.numbering == "shift":
             return (
-                "F2+1 is the forward of stage 2 for micro-batch i+1, B0+0 ends micro-batch i; "
-                "i grows by k a period"
+                "F2+1 is the forward of stage 2 for micro-batch i+1, and so is F+1 where space "
+                "lacks; B0+0 ends micro-batch i; i grows by k a period"
             )
         return (
             "F2:17 is the forward of stage 2 for micro-batch 17, and so is F:17 where space lacks"
@@ -172,7 +172,5 @@ class Chart:
 
     def labels(self, box: Box) -> tuple[str, str, str]:
         """Return what may stand in a box, the longest first."""
-        stage = f"{box.letter}{box.stage}"
-        if self.numbering == "shift":
-            return f"{stage}{box.number:+}", stage, box.letter
-        return f"{stage}:{box.number}", f"{box.letter}:{box.number}", box.letter
+        number = f"{box.number:+}" if self.numbering == "shift" else f":{box.number}"
+        return f"{box.letter}{box.stage}{number}", f"{box.letter}{number}", box.letter

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Final
 
 from schedopt.drawing.chart import Box, Chart, Row
+from schedopt.drawing.looks import NAMES, colour, hatch
 from schedopt.errors import InputError
-from schedopt.plan import Kind, Tensor
 from schedopt.units import format_bytes
 
 if TYPE_CHECKING:
@@ -18,11 +20,15 @@ if TYPE_CHECKING:
 SUFFIXES: Final = (".svg", ".png", ".pdf")
 WIDTH: Final = 14.0
 """Of a picture, inches."""
-TIMELINE: Final = 10.4
+LETTERS: Final = 185
+"""Of a line of text."""
+TIMELINE: Final = 10.0
 """Of that, the part along which time runs."""
 TALLEST: Final = 16.0
 """The rows of a picture, inches, as long as each still gets `LEAST`."""
 LEAST: Final = 0.12
+SMALLEST: Final = 5.5
+"""The size of a letter that can be read, points."""
 LINK: Final = 0.3
 """The height of a link's row in rows of a GPU."""
 MOST_BOXES: Final = 20_000
@@ -32,31 +38,6 @@ PARTS: Final = 1500
 BUSY: Final = "#5a7d9a"
 ROOM, NO_ROOM = "#b5c4d0", "#3c4a55"
 """Colours of the memory."""
-COLOURS: Final = (
-    *("#3f90da", "#ffa90e", "#bd1f01", "#832db6", "#a96b59"),
-    *("#e76300", "#b9ac70", "#717581", "#92dadd"),
-)
-"""Of up to nine stages: those of Petroff 2021 (Accessible Color Sequences) without the grey."""
-
-HATCHES: Final = {"B": "////", "I": "////", "W": "....", "R": "xxxx", "U": "++++"}
-NAMES: Final[dict[Kind | Tensor, str]] = {
-    "F": "forward",
-    "B": "backward",
-    "I": "backward, input half",
-    "W": "backward, weight half",
-    "R": "recompute",
-    "U": "weight update",
-    "activation": "activation sent",
-    "gradient": "gradient sent",
-    "weight_gradient": "weight gradient sent",
-    "weights": "weights sent",
-}
-SENT: Final = {
-    "activation": ("#bbbbbb", ""),
-    "gradient": ("#777777", "////"),
-    "weight_gradient": ("#c9a66b", "xxxx"),
-    "weights": ("#7fa87f", "...."),
-}
 
 
 def picture_suffix(path: str | Path) -> str:
@@ -119,7 +100,7 @@ def _figure(chart: Chart) -> Figure:
     gpu_height = max(LEAST, min(0.8, TALLEST / (rows + LINK * len(chart.links))))
     link_height = LINK * gpu_height
     body = rows * gpu_height + len(chart.links) * link_height + 0.3
-    above, below = 0.75 + 0.21 * len(chart.facts), 0.95
+    above, below = 0.75 + 0.21 * len(_facts(chart)), 1.15
     height = above + body + below
     figure = Figure(figsize=(WIDTH, height))
     left = 0.9
@@ -193,10 +174,10 @@ def _draw_boxes(
         axes.add_collection(
             PatchCollection(
                 [Rectangle((box.start_ns, top), box.end_ns - box.start_ns, height) for box in same],
-                facecolors=[_colour(chart, box) for box in same],
+                facecolors=[colour(chart, box) for box in same],
                 edgecolors="#555555" if broad else "face",
                 linewidths=min(0.4, 2 * height) if broad else 0.2,
-                hatch=_hatch(what) if broad and height > 0.06 else "",
+                hatch=hatch(what) if broad and height > 0.06 else "",
                 zorder=2,
             )
         )
@@ -210,23 +191,41 @@ def _draw_labels(
         return
     inch = TIMELINE / chart.length_ns
     for box in boxes:
-        space = (box.end_ns - box.start_ns) * inch * 72 - 2
-        label = next((text for text in chart.labels(box) if len(text) * size * 0.62 <= space), None)
-        if label:
+        width = (box.end_ns - box.start_ns) * inch * 72
+        fitting = _fit_label(chart.labels(box), width, 72 * height, size)
+        if fitting:
+            label, shown_size, rotation = fitting
             # The label hides the hatch behind it, not the colour.
-            colour = _colour(chart, box)
-            dark = 0.3 * colour[0] + 0.59 * colour[1] + 0.11 * colour[2] < 0.5
+            ground = colour(chart, box)
+            dark = 0.3 * ground[0] + 0.59 * ground[1] + 0.11 * ground[2] < 0.5
             axes.text(
                 (box.start_ns + box.end_ns) / 2,
                 top + height / 2,
                 label,
                 ha="center",
                 va="center",
-                size=size,
+                size=shown_size,
+                rotation=rotation,
                 zorder=5,
                 color="white" if dark else "black",
-                bbox={"facecolor": colour, "edgecolor": "none", "pad": 0.4},
+                bbox={"facecolor": ground, "edgecolor": "none", "pad": 0.4},
             )
+
+
+def _fit_label(
+    labels: Sequence[str], width: float, height: float, size: float
+) -> tuple[str, float, int] | None:
+    """Return what stands in a box of so many points, its size and its rotation, if anything fits.
+
+    First smaller, then without the stage, then upright, and the kind alone only at the last.
+    """
+    full, short, kind = labels
+    for label, rotation in ((full, 0), (short, 0), (full, 90), (short, 90), (kind, 0)):
+        along, across = (width, height) if rotation == 0 else (height, width)
+        fits = min(size, (along - 3) / (0.66 * len(label)), (across - 1) / 0.9)
+        if fits >= min(size, SMALLEST):
+            return label, fits, rotation
+    return None
 
 
 def _draw_memory(axes: Axes, chart: Chart, number: int, top: float, height: float) -> None:
@@ -336,9 +335,14 @@ def _draw_axis(axes: Axes, chart: Chart) -> None:
     axes.tick_params(labelsize=8)
 
 
+def _facts(chart: Chart) -> list[str]:
+    """Return the facts in lines that fit."""
+    return [line for fact in chart.facts for line in wrap(fact, LETTERS)]
+
+
 def _draw_texts(figure: Figure, chart: Chart, height: float) -> None:
     figure.text(0.2 / WIDTH, 1 - 0.2 / height, chart.title, size=13, weight="bold", va="top")
-    for number, fact in enumerate(chart.facts):
+    for number, fact in enumerate(_facts(chart)):
         figure.text(0.2 / WIDTH, 1 - (0.46 + 0.21 * number) / height, fact, size=9.5, va="top")
 
 
@@ -348,35 +352,36 @@ def _draw_legend(figure: Figure, chart: Chart, height: float) -> None:
     boxes = [box for row in (*chart.gpus, *chart.links) for box in row.boxes]
     whats = [name for name in NAMES if any(box.what == name for box in boxes)]
     told = f"The colour is the stage. {chart.legend}."
-    handles = []
+    work = []
     if _is_coarse(chart):
         whats, told = [], "Too many operations to draw each."
-        handles.append(Patch(facecolor=BUSY, label="share of the time that is busy"))
+        work.append(Patch(facecolor=BUSY, label="share of the time that is busy"))
     for what in whats:
         sample = Box(0, 1, what, 0, 0)
-        handles.append(
+        work.append(
             Patch(
-                facecolor=_colour(chart, sample),
+                facecolor=colour(chart, sample),
                 edgecolor="#333333",
-                hatch=_hatch(what),
+                hatch=hatch(what),
                 label=NAMES[what],
             )
         )
-    lacking = any(memory.lacks for memory in chart.memory)
-    handles.append(Patch(facecolor=ROOM, label="memory over time (the line above it is the limit)"))
-    if lacking:
-        handles.append(Patch(facecolor=NO_ROOM, label="the same, no room for one more micro-batch"))
-    figure.legend(
-        handles=handles,
-        loc="lower left",
-        bbox_to_anchor=(0.2 / WIDTH, 0.18 / height),
-        ncols=len(handles),
-        fontsize=8,
-        frameon=False,
-        handlelength=2.4,
-        columnspacing=1.4,
-        borderpad=0,
-    )
+    memory = [Patch(facecolor=ROOM, label="memory over time (the line above it is the limit)")]
+    if any(memory.lacks for memory in chart.memory):
+        memory.append(Patch(facecolor=NO_ROOM, label="the same, no room for one more micro-batch"))
+    # Two lines: all kinds at once are as wide as the picture.
+    for handles, bottom in ((work, 0.38), (memory, 0.18)):
+        figure.legend(
+            handles=handles,
+            loc="lower left",
+            bbox_to_anchor=(0.2 / WIDTH, bottom / height),
+            ncols=len(handles),
+            fontsize=8,
+            frameon=False,
+            handlelength=2.4,
+            columnspacing=1.4,
+            borderpad=0,
+        )
     figure.text(
         0.2 / WIDTH,
         0.06 / height,
@@ -384,27 +389,3 @@ def _draw_legend(figure: Figure, chart: Chart, height: float) -> None:
         size=8,
         va="bottom",
     )
-
-
-def _hatch(what: str) -> str:
-    return SENT[what][1] if what in SENT else HATCHES.get(what, "")
-
-
-def _colour(chart: Chart, box: Box) -> tuple[float, float, float]:
-    """Return the colour of a stage, or of a transfer.
-
-    Lighter for what is no backward, and for what has been shown before.
-    """
-    from matplotlib import colormaps
-    from matplotlib.colors import to_rgb
-
-    if box.what in SENT:
-        red, green, blue = to_rgb(SENT[box.what][0])
-    elif chart.stages <= len(COLOURS):
-        red, green, blue = to_rgb(COLOURS[box.stage])
-    else:
-        red, green, blue = to_rgb(colormaps["turbo"](0.05 + 0.9 * box.stage / (chart.stages - 1)))
-    share = 0.45 if box.what in ("F", "R", "W", "U") else 1.0
-    if box.start_ns >= chart.repeats_from_ns:
-        share *= 0.55
-    return 1 - share * (1 - red), 1 - share * (1 - green), 1 - share * (1 - blue)

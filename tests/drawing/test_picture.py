@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import sys
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from matplotlib.image import imread
 
 from schedopt import Chain, InputError, Layer, Platform, solve
-from schedopt.drawing import chart_plan, chart_simulation, save_picture
+from schedopt.drawing import Box, Chart, chart_plan, chart_simulation, save_picture
+from schedopt.drawing.looks import NAMES, colour, hatch
+from schedopt.plan import Kind, Tensor
 from schedopt.simulation import simulate, usual_micro_batches
 from tests.drawing.test_charts import result_of
 from tests.examples import EXAMPLES
@@ -65,6 +69,53 @@ def test_the_same_chart_gives_the_same_bytes(suffix: str, magic: bytes, tmp_path
     first = (tmp_path / f"one{suffix}").read_bytes()
     assert first.startswith(magic)
     assert first == (tmp_path / f"two{suffix}").read_bytes()
+
+
+def chart_of_all_kinds() -> Chart:
+    """Return a chart with every kind, and with the widest words beside it."""
+    chart = chart_plan(result_of(EXAMPLES["contiguous"]()))
+    kinds: tuple[Kind | Tensor, ...] = ("F", "B", "I", "W", "R", "U")
+    sent: tuple[Kind | Tensor, ...] = ("activation", "gradient", "weight_gradient", "weights")
+    first, *others = chart.gpus
+    link, *links = chart.links
+    first = replace(first, boxes=tuple(Box(i, i + 1, k, 0, 17) for i, k in enumerate(kinds)))
+    link = replace(link, boxes=tuple(Box(i, i + 1, k, 0, 17) for i, k in enumerate(sent)))
+    full = tuple(
+        replace(one, limit_bytes=999_990_000_000, need_bytes=999_990_000_000, lacks=True)
+        for one in chart.memory
+    )
+    return replace(
+        chart,
+        facts=("so much that binds, " * 20,),
+        gpus=(first, *others),
+        links=(link, *links),
+        memory=full,
+    )
+
+
+def test_nothing_is_cut_at_the_edges_with_every_kind(tmp_path: Path) -> None:
+    path = tmp_path / "plan.png"
+    save_picture(chart_of_all_kinds(), path)
+    pixels = imread(path)[:, :, :3]
+    for edge in (pixels[:, -12:], pixels[:, :12], pixels[:6], pixels[-6:]):
+        assert (edge == 1).all()
+
+
+def test_every_kind_looks_unlike_every_other_in_the_legend() -> None:
+    chart = chart_of_all_kinds()
+    looks = {what: (colour(chart, Box(0, 1, what, 0, 0)), hatch(what)) for what in NAMES}
+    assert len(set(looks.values())) == len(NAMES)
+
+
+@pytest.mark.parametrize("count", [16, 24])
+def test_narrow_boxes_say_which_micro_batch_they_run(count: int, tmp_path: Path) -> None:
+    plan = EXAMPLES["contiguous"]()
+    save_picture(chart_simulation(simulate(plan, count)), tmp_path / "step.svg")
+    found = texts(tmp_path / "step.svg")
+    for kind in "FB":
+        for number in range(count):
+            ends = [text for text in found if text.endswith(f":{number}") and text[0] == kind]
+            assert len(ends) == len(plan.stages)
 
 
 def test_sixty_four_gpus_stay_within_a_page_that_can_be_read(tmp_path: Path) -> None:
