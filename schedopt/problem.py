@@ -167,8 +167,7 @@ class Problem:
         if self.rule.partition != "none":
             self.chain.require("optimizer_bytes", every, needed_by="a partition")
         if self.scope.split_backward:
-            for name in ("backward_input_ns", "backward_weight_ns"):
-                self.chain.require(name, every, needed_by="a split backward")
+            self._check_halves()
 
     def _check_stages(self) -> None:
         if (self.scope.allocation == "fixed") != bool(self.stages):
@@ -177,6 +176,17 @@ class Problem:
                 field="stages",
                 way_out="Give both or neither",
             )
+
+    def _check_halves(self) -> None:
+        # A layer has both or neither.
+        for number, layer in enumerate(self.chain.layers):
+            if layer.backward_input_ns is None:
+                raise InputError(
+                    "absent, and a split backward needs both halves of every layer",
+                    field=f"layers[{number}].backward_input_ns",
+                    way_out="Take a chain that has them (schedopt profile measures both), or "
+                    "leave the split (--split-backward) out",
+                )
 
     def _check_horizon(self) -> None:
         gpus = set(self.platform.gpus)

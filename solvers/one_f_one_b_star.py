@@ -55,14 +55,17 @@ def refuse_unsupported(problem: Problem, solver: str) -> None:
     A plan whose backwards are whole is one of those that a split backward allows.
     """
     asked = [
-        (not problem.rule.is_given, "a rule with updates"),
-        (problem.scope.microbatches is not None, "a finite step"),
+        (not problem.rule.is_given, "rule", "a rule with updates", "Leave the rule out"),
+        (
+            problem.scope.microbatches is not None,
+            "scope.microbatches",
+            "a finite step",
+            "Leave the number of micro-batches (--microbatches) out, or use step (--solver step)",
+        ),
     ]
-    for present, what in asked:
+    for present, field, what, way_out in asked:
         if present:
-            raise InputError(
-                f"{solver} does not do {what}", field="solver", way_out="Leave that out"
-            )
+            raise InputError(f"{solver} does not do {what}", field=field, way_out=way_out)
     if not problem.scope.recompute and any(stage.recompute for stage in problem.stages):
         raise InputError(
             "the stages recompute layers, which the scope does not allow",

@@ -7,6 +7,22 @@ from collections.abc import Callable
 from typing import Any
 
 import typer
+from typer.core import TyperCommand
+
+from schedopt.cli.options import usage_error
+
+
+class Command(TyperCommand):
+    """Tells of a value that an option cannot have as of any other bad input."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the arguments."""
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            if type(error) is not typer.BadParameter:
+                raise
+            raise usage_error(error) from None
 
 
 class Commands(typer.Typer):
@@ -16,7 +32,11 @@ class Commands(typer.Typer):
         """Return what registers a function as a command."""
 
         def register(function: Any) -> Any:
-            given = {"help": one_line_a_paragraph(inspect.getdoc(function) or ""), **options}
+            given = {
+                "cls": Command,
+                "help": one_line_a_paragraph(inspect.getdoc(function) or ""),
+                **options,
+            }
             return super(Commands, self).command(name, **given)(function)
 
         return register

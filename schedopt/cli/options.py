@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from schedopt.errors import InputError
+
+if TYPE_CHECKING:
+    from typer import BadParameter
 
 
 @contextmanager
@@ -26,3 +30,29 @@ def naming_options(names: Mapping[str, str] = MappingProxyType({})) -> Iterator[
         name = names.get(error.field, error.field).replace("_", "-")
         field = name if name.isupper() else f"--{name}"
         raise InputError(error.rule, field=field, way_out=error.way_out) from None
+
+
+def usage_error(error: BadParameter) -> InputError:
+    """Return what typer says about the value of an option in one line, in words of ours."""
+    from pydantic import ValidationError
+
+    names = [] if error.param is None else [*error.param.opts]
+    field = max(names, key=len, default="")
+    field = field if field.startswith("-") else field.upper()
+    cause = error.__cause__
+    if not isinstance(cause, ValidationError):
+        return InputError(error.message.removesuffix("."), field=field)
+    first = cause.errors()[0]
+    value = f"{first['input']!r:.60}"
+    match first["type"]:
+        case "int_parsing" | "int_from_float":
+            return InputError(f"{value} is not a whole number", field=field, way_out="Give one")
+        case "float_parsing":
+            return InputError(f"{value} is not a number", field=field, way_out="Give one")
+        case "greater_than_equal":
+            least = first["ctx"]["ge"]
+            return InputError(
+                f"{value} is too little", field=field, way_out=f"Give at least {least:g}"
+            )
+    text = first["msg"].removeprefix("Value error, ").removesuffix(".")
+    return InputError(text, field=field)

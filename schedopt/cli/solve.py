@@ -165,6 +165,7 @@ def solve_chain(
     from schedopt.problem import Problem, Scope
     from schedopt.result import Result
     from schedopt.solving import solve
+    from schedopt.solving.registry import CHOOSE_ALLOCATION
     from schedopt.units import parse_duration
 
     if fix is not None and allocation is not None:
@@ -172,6 +173,12 @@ def solve_chain(
             "given beside --fix, which keeps the allocation",
             field="--allocation",
             way_out="Leave one of them out",
+        )
+    if fix is not None and solver in CHOOSE_ALLOCATION:
+        raise InputError(
+            f"{solver} chooses the allocation itself",
+            field="--solver",
+            way_out="Leave --fix out, or use periodic, which keeps the stages of the plan",
         )
     if microbatches is not None and max_k != 1:
         raise InputError(
@@ -220,22 +227,23 @@ def solve_chain(
             memory=memory,
             period_ns=longest,
         )
-    stages = fixed.stages if fixed is not None else ()
-    problem = Problem(chain=layers, platform=machine, scope=scope, stages=stages)
-    initial = None if fixed is None else _still_valid(fixed, problem)
-    with _progress() as show, usual_signals():
-        result = solve(
-            layers,
-            machine,
-            scope=scope,
-            stages=stages,
-            solver=solver,
-            time_limit=time_limit,
-            seed=seed,
-            workers=workers,
-            initial=initial,
-            on_progress=show,
-        )
+    with _naming_files(chain or fix, fix):
+        stages = fixed.stages if fixed is not None else ()
+        problem = Problem(chain=layers, platform=machine, scope=scope, stages=stages)
+        initial = None if fixed is None else _still_valid(fixed, problem)
+        with _progress() as show, usual_signals():
+            result = solve(
+                layers,
+                machine,
+                scope=scope,
+                stages=stages,
+                solver=solver,
+                time_limit=time_limit,
+                seed=seed,
+                workers=workers,
+                initial=initial,
+                on_progress=show,
+            )
     if output is not None and result.plan is not None:
         save_result(result, output)
     _print(result, output, as_json)
@@ -250,6 +258,22 @@ def _still_valid(plan: Plan, problem: Problem) -> Plan | None:
         return as_answer(plan, problem)
     except InputError:
         return None
+
+
+@contextmanager
+def _naming_files(chain: Path | None, fix: Path | None) -> Iterator[None]:
+    """Name the file, or the option, of an error about what is asked."""
+    try:
+        yield
+    except InputError as error:
+        kind = error.field.partition("[")[0]
+        if kind == "solver" or kind.startswith("scope."):
+            option = f"--{kind.removeprefix('scope.').replace('_', '-')}"
+            raise InputError(error.rule, field=option, way_out=error.way_out) from None
+        file = {"layers": chain, "stages": fix}.get(kind)
+        if error.source or file is None:
+            raise
+        raise error.in_file(str(file)) from None
 
 
 def _print(result: Result, output: Path | None, as_json: bool) -> None:

@@ -315,13 +315,16 @@ def covers_grain(problem: Problem) -> bool:
 def require_stages(problem: Problem, solver: str) -> None:
     """Raise `InputError` unless every layer lies in one of the stages, each on one GPU."""
     if problem.scope.allocation != "fixed":
+        # Where no stages are given, periodic improves the best plan so far.
+        lacking = "no plan so far to improve" if solver == "periodic" else f"{solver} needs stages"
         raise InputError(
-            f"{solver} needs an allocation",
+            lacking,
             field="solver",
-            way_out="Fix the stages of a plan (--fix), or use contiguous",
+            way_out="Fix the stages of a plan (--fix), or leave the choice of solvers to schedopt",
         )
     count = len(problem.platform.gpus)
-    for stage in problem.stages:
+    most = max(stage.gpus[0] for stage in problem.stages)
+    for number, stage in enumerate(problem.stages):
         if len(stage.gpus) > 1:
             raise InputError(
                 f"{solver} needs one GPU for each stage",
@@ -330,9 +333,12 @@ def require_stages(problem: Problem, solver: str) -> None:
             )
         if not 0 <= stage.gpus[0] < count:
             raise InputError(
-                f"there is no GPU {stage.gpus[0]}, but {count} from 0 to {count - 1}",
-                field="stages",
-                way_out="Give more GPUs, or stages for these",
+                f"stage {number} lies on GPU {stage.gpus[0]}, and there are {count}, "
+                f"from 0 to {count - 1}",
+                field=f"stages[{number}].gpus",
+                way_out=f"Give at least {most + 1} GPUs (--gpus {most + 1}), or stages for fewer"
+                if most >= count
+                else "Number GPUs from 0",
             )
     layers = [layer for stage in problem.stages for layer in range(stage.first, stage.last + 1)]
     if layers != list(range(len(problem.chain.layers))):

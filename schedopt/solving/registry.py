@@ -26,6 +26,9 @@ SOLVERS: Final = {
     "thinned": "schedopt.solvers.thinned:solve",
 }
 
+CHOOSE_ALLOCATION: Final = frozenset({"contiguous", "contiguous_cpsat", "even_split", "next_fit"})
+"""Those that choose the allocation themselves, and refuse one that is given."""
+
 
 def solver_names() -> list[str]:
     """Return the names of all solvers that are installed."""

@@ -11,7 +11,8 @@ from unittest import mock
 
 import pytest
 
-from schedopt import Chain
+from schedopt import Chain, InputError, Layer, Platform, Scope, Stage, solve
+from schedopt.solving.registry import CHOOSE_ALLOCATION, SOLVERS
 
 ROOT = Path(__file__).parents[2]
 GPT2 = ROOT / "instances" / "gpt2-small.json"
@@ -181,7 +182,7 @@ BAD_USAGE: dict[str, tuple[list[str | Path], str]] = {
     "no gpus": (["--chain", GPT2, "--mem", "1G"], "--gpus"),
     "no mem": (["--chain", GPT2, "--gpus", "2"], "--mem"),
     "zero gpus": (["--chain", GPT2, "--gpus", "0", "--mem", "1G"], "--gpus: 0"),
-    "gpus in words": (["--chain", GPT2, "--gpus", "two", "--mem", "1G"], "--gpus"),
+    "gpus in words": (["--chain", GPT2, "--gpus", "two", "--mem", "1G"], "--gpus: 'two' is not"),
     "junk behind the unit": (
         ["--chain", GPT2, "--gpus", "2", "--mem", "16Gb and more"], "--mem: '16Gb and more'",
     ),
@@ -207,6 +208,40 @@ BAD_USAGE: dict[str, tuple[list[str | Path], str]] = {
     "unwritable output": (
         ["--chain", GPT2, "--gpus", "2", "--mem", "9G", "-o", "/none/plan.json"],
         "/none/plan.json: cannot be written",
+    ),
+    "a step by a solver of patterns": (
+        ["--chain", GPT2, "--gpus", "4", "--mem", "2G", "--microbatches", "8",
+         "--solver", "contiguous_cpsat"],
+        "--microbatches: contiguous_cpsat does not do a finite step. Leave the number of "
+        "micro-batches (--microbatches) out, or use step (--solver step)",
+    ),
+    "nothing to improve": (
+        ["--chain", GPT2, "--gpus", "4", "--mem", "2G", "--solver", "periodic"],
+        "--solver: no plan so far to improve. Fix the stages of a plan (--fix)",
+    ),
+    "a pattern by the solver of steps": (
+        ["--chain", GPT2, "--gpus", "4", "--mem", "2G", "--solver", "step"],
+        "--microbatches: step needs a number of micro-batches",
+    ),
+    "a pattern that is too short": (
+        ["--chain", GPT2, "--gpus", "4", "--mem", "2G", "--solver", "thinned"],
+        "--max-k: thinned makes patterns of two micro-batches or more",
+    ),
+    "unknown grain": (
+        ["--chain", GPT2, "--gpus", "4", "--mem", "2G", "--grain", "fine"],
+        "Error: --grain: 'fine' is not one of 'stage', 'layer'\n",
+    ),
+    "unknown memory": (
+        ["--chain", GPT2, "--gpus", "4", "--mem", "2G", "--memory", "most"],
+        "Error: --memory: 'most' is not one of 'sum', 'peak'\n",
+    ),
+    "no worker": (
+        ["--chain", GPT2, "--gpus", "4", "--mem", "2G", "--workers", "0"],
+        "Error: --workers: '0' is too little. Give at least 1\n",
+    ),
+    "time in words": (
+        ["--chain", GPT2, "--gpus", "4", "--mem", "2G", "--time-limit", "long"],
+        "Error: --time-limit: 'long' is not a number",
     ),
     "no period": (
         ["--chain", GPT2, "--gpus", "2", "--mem", "9G", "--period", "0"], "--period: '0'",
@@ -235,6 +270,43 @@ def test_a_bad_chain_gives_2_with_file_field_rule_and_way_out(tmp_path: Path) ->
     assert done.stderr.startswith(f"Error: {path}: layers[0].forward_ns: -")
     assert "Give an integer from 0" in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_a_split_backward_without_halves_names_the_file_and_the_option(tmp_path: Path) -> None:
+    path = tmp_path / "chain.json"
+    document = json.loads(GPT2.read_text())
+    for half in ("backward_input_ns", "backward_weight_ns", "saved_weight_bytes"):
+        document["layers"][1].pop(half, None)
+    path.write_text(json.dumps(document))
+    done = run("solve", "--chain", path, "--gpus", "2", "--mem", "9G", "--split-backward")
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"Error: {path}: layers[1].backward_input_ns: absent")
+    assert "schedopt profile measures both" in done.stderr
+    assert "--split-backward" in done.stderr
+
+
+@pytest.mark.parametrize("solver", sorted(SOLVERS))
+def test_solvers_that_choose_the_allocation_refuse_a_plan_that_is_fixed(solver: str) -> None:
+    layer = Layer(forward_ns=1, backward_ns=2, weight_bytes=0, activation_bytes=1)
+    stages = (Stage(layers=(0, 0), gpus=(0,)), Stage(layers=(1, 1), gpus=(1,)))
+    step = solver == "step"
+    scope = Scope(allocation="fixed", max_k=None if step else 2, microbatches=2 if step else None)
+    problem = (Chain(layers=(layer,) * 2), Platform(2, 9))
+    if solver not in CHOOSE_ALLOCATION:
+        assert solve(*problem, scope=scope, stages=stages, solver=solver).ladder
+        return
+    with pytest.raises(InputError) as caught:
+        solve(*problem, scope=scope, stages=stages, solver=solver)
+    assert caught.value.field == "solver"
+
+
+def test_fix_beside_a_solver_that_chooses_says_to_leave_it_out(plan: Path) -> None:
+    done = run("solve", "--fix", plan, "--solver", "contiguous_cpsat")
+    assert done.returncode == 2
+    assert done.stderr == (
+        "Error: --solver: contiguous_cpsat chooses the allocation itself. Leave --fix out, or use "
+        "periodic, which keeps the stages of the plan\n"
+    )
 
 
 def test_a_plan_of_another_chain_is_refused(plan: Path, tmp_path: Path) -> None:
@@ -318,7 +390,10 @@ def test_a_plan_is_fixed_with_what_is_given_and_the_rest_of_its_platform(plan: P
     assert fixed("--speed", "2")["period_ns"] < same["period_ns"]
     refused = run("solve", "--fix", plan, "--gpus", "2")
     assert refused.returncode == 2
-    assert "there is no GPU 2" in refused.stderr
+    assert refused.stderr == (
+        f"Error: {plan}: stages[2].gpus: stage 2 lies on GPU 2, and there are 2, from 0 to 1. "
+        "Give at least 4 GPUs (--gpus 4), or stages for fewer\n"
+    )
 
 
 def test_a_reader_that_leaves_early_ends_the_program_quietly(plan: Path) -> None:

@@ -141,6 +141,7 @@ def test_an_unknown_choice_is_refused_with_the_known_ones(
 ) -> None:
     done = run("profile", "hf:gpt2", *arguments, "-o", "chain.json", folder=tmp_path)
     assert done.returncode == 2
-    for word in (f"'{arguments[0]}'", f"'{arguments[1]}' is not one of", known):
-        assert word in done.stderr
+    assert done.stderr.startswith(f"Error: {arguments[0]}: '{arguments[1]}' is not one of ")
+    assert known in done.stderr
+    assert done.stderr.count("\n") == 1
     assert not (tmp_path / "chain.json").exists()

@@ -122,15 +122,21 @@ def test_the_allocation_of_the_best_plan_has_the_same_period_when_fixed(
 
 def test_without_an_allocation_it_says_what_it_needs() -> None:
     layer = Layer(forward_ns=1, backward_ns=1, weight_bytes=0, activation_bytes=1)
-    with pytest.raises(InputError, match="needs an allocation"):
+    with pytest.raises(InputError, match="one_f_one_b_star needs stages"):
         solve(Chain(layers=(layer,)), Platform(1, 9), solver="one_f_one_b_star")
 
 
 @pytest.mark.parametrize(
     ("stages", "rule"),
     [
-        (((0, 0, 0), (1, 1, 2)), "there is no GPU 2, but 2 from 0 to 1"),
-        (((0, 0, -1), (1, 1, 0)), "there is no GPU -1"),
+        (
+            ((0, 0, 0), (1, 1, 2)),
+            "stage 1 lies on GPU 2, and there are 2, from 0 to 1. Give at least 3 GPUs",
+        ),
+        (
+            ((0, 0, -1), (1, 1, 0)),
+            "stage 0 lies on GPU -1, and there are 2, from 0 to 1. Number GPUs from 0",
+        ),
         (((0, 0, 0),), "each of 2 layers once"),
         (((0, 1, 0), (1, 1, 1)), "each of 2 layers once"),
         (((1, 1, 0), (0, 0, 1)), "each of 2 layers once"),
