@@ -18,6 +18,7 @@ _NUMBER: Final = r"([0-9]{1,18}(?:\.[0-9]{1,18})?)"
 _SIZE: Final = re.compile(rf"{_NUMBER} ?([KMGT]i?)?B?")
 _RATE: Final = re.compile(rf"{_NUMBER} ?([KMGT]i?)?(?:B/s)?")
 _TIME: Final = re.compile(rf"{_NUMBER} ?(ns|us|ms|s)?")
+_EXACT: Final = re.compile(r"\b([0-9]+|[0-9]+/[0-9]+(?= ns)) (bytes|ns)\b")
 _SPEED: Final = re.compile(r"[0-9]{1,6}(?:\.[0-9]{1,6})?")
 
 _SIZE_HELP: Final = "Write 16G or 16GB (powers of 1000), 16GiB (powers of 1024), or plain bytes"
@@ -128,6 +129,24 @@ def format_duration(nanoseconds: int | Fraction) -> str:
 def format_bandwidth(rate: int) -> str:
     """Write bytes per second for a person."""
     return f"{format_bytes(rate)}/s"
+
+
+def readable(text: str) -> str:
+    """Write each exact time and size in a sentence for a person.
+
+    Examples
+    --------
+    >>> readable("a period of at most 2000000000 ns, with 1543404648 bytes")
+    'a period of at most 2.000 s, with 1.54 GB'
+    """
+    return _EXACT.sub(
+        lambda match: (
+            format_bytes(int(match[1]))
+            if match[2] == "bytes"
+            else format_duration(Fraction(match[1]))
+        ),
+        text,
+    )
 
 
 def printable(text: str) -> str:

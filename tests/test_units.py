@@ -13,6 +13,7 @@ from schedopt.units import (
     parse_bytes,
     parse_duration,
     parse_speed,
+    readable,
 )
 
 
@@ -95,3 +96,19 @@ def test_a_negative_number_beyond_all_measure_is_counted_not_shown() -> None:
 def test_a_speed_beyond_all_measure_is_counted_not_shown() -> None:
     with pytest.raises(InputError, match="a number of 5001 digits is not a speed factor"):
         parse_speed(10**5000)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("period at most 2000000000 ns", "period at most 2.000 s"),
+        (
+            "above 8000000/3 ns; layer 3 needs 1543404648 bytes",
+            "above 2.667 ms; layer 3 needs 1.54 GB",
+        ),
+        ("5 ns and 7 bytes, k up to 1000", "5 ns and 7 B, k up to 1000"),
+        ("4 layers, x12 ns", "4 layers, x12 ns"),
+    ],
+)
+def test_sentences_with_exact_numbers_are_written_for_people(text: str, words: str) -> None:
+    assert readable(text) == words

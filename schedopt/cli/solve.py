@@ -121,7 +121,9 @@ def solve_chain(
     period: Annotated[
         str | None,
         typer.Option(
-            help="A decision: is there a plan with a period of at most 12ms? Plain numbers are ns.",
+            help="A decision: is there a plan with a period (T / k) of at most 12ms? With "
+            "--microbatches: with a step of at most so long for each micro-batch (T / m). Plain "
+            "numbers are ns.",
             metavar="TIME",
         ),
     ] = None,

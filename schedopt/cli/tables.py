@@ -11,12 +11,13 @@ from rich.console import Console
 from schedopt.account import bubble, concurrent_activations, find_binding, load, memory
 from schedopt.account.timeline import Timeline
 from schedopt.cli.columns import Column, print_table
+from schedopt.drawing import name_unused
 from schedopt.plan import Kind, Plan
 from schedopt.problem import Problem
 from schedopt.result import Infeasibility, Result
 from schedopt.solving.ways_out import ways_out
 from schedopt.stage import Stage
-from schedopt.units import format_bytes, format_duration, printable
+from schedopt.units import format_bytes, format_duration, printable, readable
 
 
 def print_result(result: Result) -> None:
@@ -27,7 +28,7 @@ def print_result(result: Result) -> None:
         console = make_console()
         _print_problem(console, result.problem)
         console.print(f"No plan: {result.verdict}", style="bold")
-        console.print(f"Scope     {result.problem.scope}")
+        console.print(f"Scope     {readable(str(result.problem.scope))}")
         if result.infeasibility is not None:
             _print_infeasibility(console, result.infeasibility)
         else:
@@ -37,7 +38,7 @@ def print_result(result: Result) -> None:
     if len(result.ladder) > 1:
         _print_ladder(make_console(), result)
     elif result.status == "unknown" and result.ladder:
-        make_console().print(f"{result.solver}: {result.ladder[0].note}")
+        make_console().print(f"{result.solver}: {readable(result.ladder[0].note)}")
 
 
 def print_plan(result: Result) -> None:
@@ -55,9 +56,11 @@ def print_plan(result: Result) -> None:
     console.print(f"Period    {format_duration(period)}{per_step}, {result.verdict}", style="bold")
     if bound is not None:
         gap = "" if not result.gap else f", gap {float(result.gap):.2%}"
-        console.print(f"Bound     {format_duration(bound)}{gap}: {result.proof}")
-    console.print(f"Scope     {result.problem.scope}")
+        console.print(f"Bound     {format_duration(bound)}{gap}: {readable(result.proof)}")
+    console.print(f"Scope     {readable(str(result.problem.scope))}")
     console.print(f"Bubble    {float(bubble(plan)):.1%}: idle time of the GPUs that have a stage")
+    if unused := name_unused(plan):
+        console.print(f"Unused    {unused}: no stage lies there")
     console.print(f"Binding   {find_binding(plan)}")
     console.print(f"Solver    {result.solver}, {result.seconds:.3f} s")
 
@@ -137,7 +140,7 @@ def _print_memory(console: Console, plan: Plan) -> None:
 
 
 def _print_infeasibility(console: Console, why: Infeasibility) -> None:
-    console.print(f"Proof     {why.proof}")
+    console.print(f"Proof     {readable(why.proof)}")
     if why.gpu is not None:
         console.print(f"Binding   GPU {why.gpu}")
     if why.least_memory_bytes is not None:
@@ -177,7 +180,7 @@ def _print_ladder(console: Console, result: Result) -> None:
                 faster,
                 "" if bound is None else format_duration(bound),
                 f"{rung.seconds:.3f} s",
-                rung.note,
+                readable(rung.note),
             )
         )
     print_table(

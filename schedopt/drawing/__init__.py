@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from schedopt.drawing.chart import Box, Chart, Row
-from schedopt.drawing.charts import chart_plan, chart_simulation
+from schedopt.drawing.charts import chart_plan, chart_simulation, name_unused
 from schedopt.drawing.picture import picture_suffix, save_picture
 from schedopt.drawing.terminal import explain_glyphs, render_chart
 
@@ -14,6 +14,7 @@ __all__ = [
     "chart_plan",
     "chart_simulation",
     "explain_glyphs",
+    "name_unused",
     "picture_suffix",
     "render_chart",
     "save_picture",

@@ -86,11 +86,18 @@ def chart_simulation(simulation: Simulation) -> Chart:
     )
 
 
-def _unused(plan: Plan) -> Iterator[str]:
+def name_unused(plan: Plan) -> str:
+    """Return the GPUs that have no stage, in words; empty if there are none."""
     idle = sorted(set(range(len(plan.platform.gpus))) - set(_used(plan)))
-    if idle:
-        names = ", ".join(map(str, idle[:8])) + (" …" if len(idle) > 8 else "")
-        yield f"Without a stage: GPU {names} ({len(idle)} of {len(plan.platform.gpus)})"
+    if not idle:
+        return ""
+    names = ", ".join(map(str, idle[:8])) + (" …" if len(idle) > 8 else "")
+    return f"GPU {names} ({len(idle)} of {len(plan.platform.gpus)})"
+
+
+def _unused(plan: Plan) -> Iterator[str]:
+    if unused := name_unused(plan):
+        yield f"Without a stage: {unused}"
 
 
 def _facts(result: Result, plan: Plan, binding: Binding) -> Iterator[str]:

@@ -177,6 +177,31 @@ def test_unequal_gpus() -> None:
     assert document["memory_bytes"][1] <= 2 * 10**9
 
 
+def test_what_is_printed_has_units_for_people() -> None:
+    asked = ("--chain", GPT2, "--gpus", "4", "--mem", "0.9G", "--period", "2s", "--max-k", "2")
+    done = run("solve", *asked)
+    assert done.returncode == 3
+    assert "period at most 2.000 s" in done.stdout
+    assert "above 2.000 s" in done.stdout
+    assert "2000000000" not in done.stdout
+    # The least memory to ask for is exact, and nothing else is.
+    least = solve_json(*asked)["infeasibility"]["least_memory_bytes"]
+    assert done.stdout.count(" bytes") == done.stdout.count(f"({least} bytes)") == 1
+
+
+def test_a_gpu_that_stays_empty_is_said(tmp_path: Path) -> None:
+    layer = Layer(forward_ns=1, backward_ns=2, weight_bytes=1, activation_bytes=1)
+    Chain(layers=(layer,) * 2).save(tmp_path / "chain.json")
+    asked = ("--chain", tmp_path / "chain.json", "--mem", "9", "--gpus")
+    assert "Unused    GPU 2 (1 of 3): no stage" in run("solve", *asked, "3").stdout
+    assert "Unused" not in run("solve", *asked, "2").stdout
+
+
+def test_the_help_says_what_a_period_is_for_a_step() -> None:
+    shown = " ".join(run("solve", "--help").stdout.replace("│", " ").split())
+    assert "for each micro-batch (T / m)" in shown
+
+
 BAD_USAGE: dict[str, tuple[list[str | Path], str]] = {
     "no chain": (["--gpus", "2", "--mem", "1G"], "--chain"),
     "no gpus": (["--chain", GPT2, "--mem", "1G"], "--gpus"),
