@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from schedopt import Chain, Result, check
+from schedopt import Chain, Layer, Platform, Result, Scope, check, solve
 from schedopt.formats import result_to_json
 from tests.cli.test_commands import run
 from tests.importing.files import PIPEDREAM
@@ -41,6 +41,31 @@ def test_the_chain_example_loads(tmp_path: Path) -> None:
     example = next(b for b in re.findall(r"```json\n(.*?)```", README, re.DOTALL) if "chain/1" in b)
     (tmp_path / "chain.json").write_text(example)
     assert len(Chain.load(tmp_path / "chain.json").layers) == 2
+
+
+def test_the_notes_of_the_ladder_are_explained() -> None:
+    table = re.findall(r"^\| `([^`]*)` \| ", README.split("| note in the ladder")[1], re.MULTILINE)
+    explained = set(table[: table.index("stopped early") + 1])
+    layers = tuple(
+        Layer(forward_ns=a, backward_ns=2 * a, weight_bytes=0, activation_bytes=3)
+        for a in (5, 3, 4, 2, 6)
+    )
+    notes = set()
+    for memory, scope in (
+        (1, Scope(max_k=2)),
+        (9, Scope(max_k=3)),
+        (12, Scope(max_k=2, recompute=True)),
+        (20, Scope(allocation="general", max_k=2)),
+        (40, Scope(microbatches=4)),
+    ):
+        for seconds in (None, 1e-3):
+            result = solve(
+                Chain(layers=layers), Platform(3, memory), scope=scope, time_limit=seconds
+            )
+            notes |= {rung.note for rung in result.ladder}
+    written = {part for note in notes for part in note.split(": ")[: 2 if "early" in note else 1]}
+    assert len(written) >= 5
+    assert written <= explained
 
 
 def test_the_plan_example_is_the_shipped_one_and_valid() -> None:
