@@ -257,7 +257,13 @@ class Course:
         self, index: int, enter: Kind, leave: Kind, each: int, *, split: bool | None = None
     ) -> Kept:
         gpu = self.problem.stages[index].gpus[0]
-        fit = max(1, self.spare[gpu] // each) if each else None
+        room = self.spare[gpu]
+        if self.exact_peak(gpu):
+            # The most are there as one enters, when no other workspace needs to be.
+            room = self.usable[gpu] - self.workspace_bytes(
+                next(step for step in self.way if (step.what, step.stage) == (enter, index))
+            )
+        fit = max(1, room // each) if each else None
         links = {"F": self._links_through(index), "R": 1, "I": 0}[enter] + (leave == "W")
         return Kept(index, gpu, enter, leave, each, fit, links, split)
 

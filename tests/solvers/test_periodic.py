@@ -288,3 +288,28 @@ def test_the_true_peak_lets_more_in_than_the_sum() -> None:
         assert at_peak.period <= in_sum.period
         better += at_peak.period < in_sum.period
     assert better
+
+
+def test_at_the_peak_a_workspace_counts_only_while_it_is_taken() -> None:
+    # Room for 2 on GPU 0: F0, B0, F2, B2. Stage 0 holds two only while no stage 2 runs, whose
+    # workspace takes a byte: no time is lost, and the period is the work of the GPU.
+    layers = tuple(
+        Layer(
+            forward_ns=1,
+            backward_ns=1,
+            weight_bytes=0,
+            activation_bytes=0,
+            saved_bytes=saved,
+            workspace_bytes=workspace,
+        )
+        for saved, workspace in ((1, 0), (0, 0), (0, 1))
+    )
+    result = solve(
+        Chain(layers=layers),
+        Platform(2, 2),
+        stages=[Stage(layers=(i, i), gpus=(i % 2,)) for i in range(3)],
+        scope=Scope(allocation="fixed", memory="peak"),
+        solver="periodic",
+    )
+    assert check(result) == ()
+    assert (result.status, result.period) == ("optimal", Fraction(4))
