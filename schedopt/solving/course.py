@@ -54,6 +54,9 @@ class Course:
         self.way = list(self._steps())
         self.usable = self._usable()
         self.spare = self._spare()
+        self._step_of = {(step.what, step.stage): step for step in self.way}
+        self._exact = self._exact_peaks()
+        self._links, self._along = self._links_through(), self._held_along()
         self.kept = [one for stage in range(len(problem.stages)) for one in self._keeps(stage)]
 
     @property
@@ -82,6 +85,26 @@ class Course:
         return whole + (
             sum(step.length_ns for step in self.way if step.what == "F") if self.free else 0
         )
+
+    def most_in_flight(self, k: int, *, flush: bool = False) -> list[int]:
+        """Return how many micro-batches may be in flight of each that is kept.
+
+        A stage has no more than the next one, and what may be between the two.
+        """
+        found = [one.most(k, flush=flush) for one in self.kept]
+        if flush:
+            return found
+        through: dict[int, list[int]] = defaultdict(list)
+        for number, one in enumerate(self.kept):
+            if one.enter == "F" and one.leave != "W":
+                through[one.stage].append(number)
+        last = len(through) - 1
+        for stage in reversed(range(last)):
+            behind = max(found[number] for number in through[stage + 1])
+            useful = behind + (self._links[stage] - self._links[stage + 1]) * (k + 1)
+            for number in through[stage]:
+                found[number] = min(found[number], useful)
+        return found
 
     def lacking(self) -> tuple[int, int]:
         """Return the GPU that lacks the most with one micro-batch in flight, and the bytes."""
@@ -212,22 +235,23 @@ class Course:
         In the reading peak, where nothing is chosen. What takes no time may come and go at the
         instant of something else; then the reading sum is taken, which is never less.
         """
+        return gpu in self._exact
+
+    def _exact_peaks(self) -> set[int]:
         if self.free or self.problem.scope.memory == "sum":
-            return False
-        return all(step.length_ns for step in self.way if step.resource == ("gpu", gpu))
+            return set()
+        instant = {step.resource for step in self.way if not step.length_ns}
+        return {gpu for gpu in self.usable if ("gpu", gpu) not in instant}
 
     def _keeps(self, index: int) -> Iterator[Kept]:
         stage = self.problem.stages[index]
         numbers = range(stage.first, stage.last + 1)
         again = self._may_recompute(index)
-        first = self.problem.chain.layers[stage.first]
-        least = min(
-            first.saved + (first.saved_input_bytes or 0),
-            input_bytes(self.problem.chain, stage.first),
-        )
         split = False if self.problem.scope.split_backward else None
         whole = held_bytes(self.problem.chain, numbers, stage.recompute)
-        yield self._kept(index, "F", "B", least if self.free else whole["F", "B"], split=split)
+        yield self._kept(
+            index, "F", "B", self._least_held(index) if self.free else whole["F", "B"], split=split
+        )
         if again:
             yield self._kept(index, "R", "B", 0 if self.free else whole["R", "B"], split=split)
         if split is None:
@@ -257,28 +281,62 @@ class Course:
         self, index: int, enter: Kind, leave: Kind, each: int, *, split: bool | None = None
     ) -> Kept:
         gpu = self.problem.stages[index].gpus[0]
-        room = self.spare[gpu]
+        enters, leaves = self._step_of[enter, index], self._step_of[leave, index]
+        room, along = self.spare[gpu], each
         if self.exact_peak(gpu):
             # The most are there as one enters, when no other workspace needs to be.
-            room = self.usable[gpu] - self.workspace_bytes(
-                next(step for step in self.way if (step.what, step.stage) == (enter, index))
-            )
-        fit = max(1, room // each) if each else None
-        links = {"F": self._links_through(index), "R": 1, "I": 0}[enter] + (leave == "W")
+            room = self.usable[gpu] - self.workspace_bytes(enters)
+        if leave != "W" and (enters.length_ns or leaves.length_ns):
+            along += self._along[index] + (self._held_through(index) if enter == "R" else 0)
+        fit = max(1, room // along) if along else None
+        through = max(self._links[index], 2 if self._may_recompute(index) else 1)
+        links = {"F": through, "R": 1, "I": 0}[enter] + (leave == "W")
         return Kept(index, gpu, enter, leave, each, fit, links, split)
 
-    def _links_through(self, index: int) -> int:
-        """Return the steps from the forward of a stage to its backward.
+    def _held_along(self) -> list[int]:
+        """Return what a micro-batch keeps on a stage's GPU for the stages before it, bytes.
 
-        Forwards and backwards of the stages behind with the transfers between them, or recompute.
+        The least, from the forward of the stage to its backward: by then it has begun theirs, and
+        has not ended their backwards. W may come behind all of these. What stays for no time may
+        be there when that has left already.
         """
-        behind = [
-            step
-            for step in self.way
-            if step.split is not True and step.what != "R" and step.stage >= index
-        ]
-        through = sum(step.what != "gradient" or step.stage >= index for step in behind) - 1
-        return max(through, 2 if self._may_recompute(index) else 1)
+        before: dict[int, int] = defaultdict(int)
+        found: list[int] = []
+        for index, stage in enumerate(self.problem.stages):
+            found.append(before[stage.gpus[0]])
+            before[stage.gpus[0]] += self._held_through(index)
+        return found
+
+    def _held_through(self, index: int) -> int:
+        """Return the least that a micro-batch keeps from the forward to the backward of a stage."""
+        stage, chain = self.problem.stages[index], self.problem.chain
+        if self.free:
+            return self._least_held(index)
+        numbers = range(stage.first, stage.last + 1)
+        whole = held_bytes(chain, numbers, stage.recompute)["F", "B"]
+        if not self.problem.scope.split_backward:
+            return whole
+        halves = held_bytes(chain, numbers, stage.recompute, split=True)
+        return min(whole, halves["F", "I"] + halves["F", "W"])
+
+    def _least_held(self, index: int) -> int:
+        """Return the least that a stage free to recompute keeps from its forward, bytes."""
+        chain, first = self.problem.chain, self.problem.stages[index].first
+        layer = chain.layers[first]
+        return min(layer.saved + (layer.saved_input_bytes or 0), input_bytes(chain, first))
+
+    def _links_through(self) -> list[int]:
+        """Return the steps from the forward of each stage to its backward.
+
+        Forwards and backwards of the stages behind with the transfers between them.
+        """
+        found = [-1] * len(self.problem.stages)
+        for step in self.way:
+            if step.split is not True and step.what != "R":
+                found[step.stage] += 1
+        for stage in reversed(range(len(found) - 1)):
+            found[stage] += found[stage + 1] + 1
+        return found
 
     def pattern(self, answer: Answer) -> Pattern:
         """Return the pattern of an answer, with starts in [0, T) and index shifts."""

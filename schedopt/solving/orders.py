@@ -73,7 +73,7 @@ class OrderModel:
         self.lengths: list[Expr] = [step.length_ns for step in self.way]
         self.each: list[Expr] = [one.each_bytes for one in course.kept]
         self.spare: dict[int, Expr] = dict(course.spare)
-        self.most = [one.most(k, flush=flush) for one in course.kept]
+        self.most = course.most_in_flight(k, flush=flush)
         self.split = {
             step.stage: self.model.new_bool_var(f"split{step.stage}")
             for step in self.way

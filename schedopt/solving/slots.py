@@ -75,6 +75,10 @@ class Slots:
             for enter, leave in self._ends()
         ]
 
+    def most_in_flight(self, k: int, *, flush: bool = False) -> list[int]:
+        """Return how many micro-batches may be in flight of each that is kept."""
+        return [one.most(k, flush=flush) for one in self.kept]
+
     def exact_peak(self, gpu: int) -> bool:
         """Whether the order says what lies on a GPU at the worst: each kind is added up."""
         return False

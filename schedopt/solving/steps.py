@@ -102,6 +102,10 @@ class AnyCourse(Protocol):
         """The longest time that a resource works for a micro-batch, as far as it is known."""
         ...
 
+    def most_in_flight(self, k: int, *, flush: bool = False) -> list[int]:
+        """Return how many micro-batches may be in flight of each that is kept."""
+        ...
+
     def exact_peak(self, gpu: int) -> bool:
         """Whether the order of a GPU's operations says what lies there at the worst, exactly."""
         ...
