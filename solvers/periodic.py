@@ -196,7 +196,8 @@ class _Search:
         return answer is not None and not answer.starts
 
     def _ask(self, k: int, answers: Mapping[int, Answer], run: Run, period: int) -> Answer | None:
-        return decide(order_model(self.course, k, period), answers.get(k), run)
+        model = order_model(self.course, k, period, stopped=run.stopped)
+        return decide(model, answers.get(k), run)
 
     def report_bound(self, run: Run) -> None:
         """Report what holds for every k that was looked at."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from schedopt.solving.course import Course
-from schedopt.solving.orders import OrderModel
+from schedopt.solving.orders import OrderModel, never
 from schedopt.solving.recomputation import input_bytes, runs_of
 from schedopt.solving.steps import Answer
 from schedopt.stage import Stage
@@ -17,10 +18,17 @@ if TYPE_CHECKING:
     from schedopt.solving.orders import Expr
 
 
-def order_model(course: Course, k: int, period_ns: int, *, flush: bool = False) -> OrderModel:
+def order_model(
+    course: Course,
+    k: int,
+    period_ns: int,
+    *,
+    flush: bool = False,
+    stopped: Callable[[], bool] = never,
+) -> OrderModel:
     """Return the order model of a course."""
     kind = RecomputeModel if course.free else OrderModel
-    return kind(course, k, period_ns, flush=flush)
+    return kind(course, k, period_ns, flush=flush, stopped=stopped)
 
 
 class RecomputeModel(OrderModel):

@@ -162,6 +162,8 @@ def _note(run: Run, attempt: Attempt) -> str:
         said = "best of its kind, proven" if own == run.bound(scope) else "not proven optimal"
     else:
         said = "no better plan exists" if best == run.bound(scope) else "no better plan"
+    if run.left_out:
+        said = f"{said}; too large to ask: {run.left_out}"
     return f"stopped early: {said}" if run.stopped() else said
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations, pairwise
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from schedopt.solving.cycles import least_cycle_time
 from schedopt.solving.steps import Answer, Kept, Step
@@ -28,6 +28,16 @@ if TYPE_CHECKING:
     from schedopt.stage import Stage
 
     Expr = cp_model.LinearExpr | int
+
+
+MOST_ORDERS: Final = 100_000
+"""Pairs of micro-batches to order. A model with more is left out: it takes seconds to build, and
+CP-SAT, which does not stop before it has read it, found nothing in a minute."""
+
+
+def never() -> bool:
+    """Say that nobody asks to stop."""
+    return False
 
 
 class Arc(NamedTuple):
@@ -62,10 +72,27 @@ class OrderModel:
         T, of k micro-batches.
     flush : bool
         Whether all k end before the next period begins, so that T is the makespan of a step.
+    stopped : callable
+        Whether to give up building.
+
+    Attributes
+    ----------
+    left_out : str
+        Why the model is not complete and must not be asked: too large, or stopped. Else empty.
     """
 
-    def __init__(self, course: AnyCourse, k: int, period_ns: int, *, flush: bool = False) -> None:
+    def __init__(
+        self,
+        course: AnyCourse,
+        k: int,
+        period_ns: int,
+        *,
+        flush: bool = False,
+        stopped: Callable[[], bool] = never,
+    ) -> None:
         from ortools.sat.python import cp_model
+
+        self.left_out, self.stopped = "", stopped
 
         self.course, self.way, self.k, self.period_ns = course, course.way, k, period_ns
         self.model: cp_model.CpModel = cp_model.CpModel()
@@ -96,6 +123,8 @@ class OrderModel:
         self._first_in_first_out()
         self._in_flight()
         self._one_at_a_time()
+        if self.left_out:
+            return
         self._fit()
         if flush:
             self._all_end_before_the_next()
@@ -121,11 +150,13 @@ class OrderModel:
 
     def _require(self, arc: Arc, *if_true: cp_model.LiteralT) -> None:
         length = self.lengths[arc.first // self.k]
-        lengths: list[Expr] = [max(length, arc.least) if isinstance(length, int) else length]
-        if arc.least and not isinstance(length, int):
-            lengths.append(arc.least)
+        passed = self.starts[arc.second] - self.starts[arc.first]
+        crossed = arc.turns * self.period_ns
+        if isinstance(length, int):
+            lengths: tuple[Expr, ...] = (max(length, arc.least) - crossed,)
+        else:
+            lengths = (length - crossed, *((arc.least - crossed,) if arc.least else ()))
         for one in lengths:
-            passed = self.starts[arc.second] - self.starts[arc.first] + arc.turns * self.period_ns
             kept = self.model.add(passed >= one)
             if if_true:
                 kept.only_enforce_if(*if_true)
@@ -254,6 +285,8 @@ class OrderModel:
         for step, one in enumerate(self.way):
             if one.resource != ("gpu", gpu):
                 continue
+            if self._gives_up():
+                return
             there = self._is_there(one)
             for j in range(self.k):
                 sizes: list[Expr] = [self.course.workspace_bytes(one)]
@@ -301,31 +334,52 @@ class OrderModel:
 
     def _one_at_a_time(self) -> None:
         """For two steps on one resource, order each pair of micro-batches that can meet."""
+        pairs = self._pairs()
+        size = self.k * sum(end - begin for _, _, begin, end in pairs)
+        if size > MOST_ORDERS:
+            self.left_out = f"{size} orders to choose, more than {MOST_ORDERS}"
+        for early, late, begin, end in pairs:
+            if self._gives_up():
+                return
+            there = self._is_there(self.way[early], self.way[late])
+            there += self._where_they_meet(early, late)
+            rows = [
+                [self._order(early, late, j, m, there) for m in range(begin, end)]
+                for j in range(self.k)
+            ]
+            self.between[early, late] = Between(begin, end, rows)
+            for row in rows:
+                for fewer, more in pairwise(row):
+                    self.model.add_implication(fewer, more)
+
+    def _gives_up(self) -> bool:
+        """Whether the model is left out, as it is from the moment that the search stops."""
+        if not self.left_out and self.stopped():
+            self.left_out = "stopped"
+        return bool(self.left_out)
+
+    def _pairs(self) -> list[tuple[int, int, int, int]]:
+        """Return each two steps that may meet, and the begin and end of what is to be ordered.
+
+        Micro-batch j + m of the earlier step is behind j of the later one from m = end on.
+        """
         on: dict[tuple[object, ...], list[int]] = defaultdict(list)
         for step, one in enumerate(self.way):
             on[one.resource].append(step)
         apart = self._certainly_behind()
-        for shared in on.values():
-            for early, late in combinations(shared, 2):
-                if not self._may_meet(early, late):
-                    continue
-                there = self._is_there(self.way[early], self.way[late])
-                there += self._where_they_meet(early, late)
-                # Micro-batch j + m of the earlier step is behind j of the later one from m on.
-                begin, end = 1 - apart[early][late], apart[late][early]
-                rows = [
-                    [self._order(early, late, j, m, there) for m in range(begin, end)]
-                    for j in range(self.k)
-                ]
-                self.between[early, late] = Between(begin, end, rows)
-                for row in rows:
-                    for fewer, more in pairwise(row):
-                        self.model.add_implication(fewer, more)
+        if self.left_out:
+            return []
+        return [
+            (early, late, 1 - apart[early][late], apart[late][early])
+            for shared in on.values()
+            for early, late in combinations(shared, 2)
+            if self._may_meet(early, late)
+        ]
 
     def _order(
         self, early: int, late: int, j: int, m: int, there: tuple[cp_model.LiteralT, ...]
     ) -> cp_model.IntVar:
-        behind = self.model.new_bool_var(f"y{early}_{late}_{j}_{m}")
+        behind = self.model.new_bool_var("")
         after = self._arc((late, j), (early, j + m))
         before = self._arc((early, j + m), (late, j))
         self._require(after, behind, *there)
@@ -363,9 +417,15 @@ class OrderModel:
                 add(("W", one.stage), (enters, one.stage), most)
         for (stage, enter), choices in through.items():
             add(("back", stage), (enter, stage), max(choices.values()))
-        lengths = dict(networkx.all_pairs_dijkstra_path_length(graph))
-        steps = range(len(self.way))
-        return [[int(lengths[node(a)][node(b)]) for b in steps] for a in steps]
+        nodes = [node(step) for step in range(len(self.way))]
+        lengths: dict[tuple[str, int], list[int]] = {}
+        for a in nodes:
+            if self._gives_up():
+                break
+            if a not in lengths:
+                to = networkx.single_source_dijkstra_path_length(graph, a)
+                lengths[a] = [int(to[b]) for b in nodes]
+        return [lengths.get(a, []) for a in nodes]
 
     def _all_end_before_the_next(self) -> None:
         """Let all end before micro-batch k begins, and start within the step if they take no time.
@@ -411,8 +471,11 @@ class OrderModel:
         """Return the length of each step in an answer, ns."""
         return [step.length_ns for step in self.way]
 
-    def shortest(self, solver: cp_model.CpSolver) -> Answer:
-        """Return the order that was found with the least period that it allows."""
+    def shortest(self, solver: cp_model.CpSolver, stopped: Callable[[], bool] = never) -> Answer:
+        """Return the order that was found with the least period that it allows.
+
+        With the starts that were found, if it is stopped before.
+        """
         lengths = [int(solver.value(length)) for length in self.lengths]
         arcs = [
             (arc.first, arc.second, arc.turns, max(arc.least, lengths[arc.first // self.k]))
@@ -420,7 +483,10 @@ class OrderModel:
             if all(solver.boolean_value(one) for one in if_true)
         ]
         least = max(1, self.k * self.course.load_ns)
-        period, starts = least_cycle_time(len(self.starts), arcs, least)
+        found = least_cycle_time(len(self.starts), arcs, least, stopped)
+        if found is None:
+            found = self.period_ns, [int(solver.value(start)) for start in self.starts]
+        period, starts = found
         rows = []
         for step, one in enumerate(self.way):
             there = all(solver.boolean_value(literal) for literal in self._is_there(one))

@@ -51,9 +51,17 @@ def probe(
 
 
 def decide(model: OrderModel, known: Answer | None, run: Run) -> Answer | None:
-    """Return an answer up to a period, one without starts if there is none, None if unknown."""
+    """Return an answer up to a period, one without starts if there is none, None if unknown.
+
+    Unknown too if the model was left out: see `OrderModel`.
+    """
     from ortools.sat.python import cp_model
 
+    if run.stopped():
+        return None
+    if model.left_out:
+        run.leave_out(model.left_out)
+        return None
     if known is not None:
         model.hint(known)
     status, solver = solve_model(model.model, run)
@@ -61,4 +69,4 @@ def decide(model: OrderModel, known: Answer | None, run: Run) -> Answer | None:
         return Answer(model.k, model.period_ns, ())
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return None
-    return model.shortest(solver)
+    return model.shortest(solver, run.stopped)

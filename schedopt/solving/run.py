@@ -65,6 +65,7 @@ class Run:
         self.solver = ""
         self.own: Fraction | None = None
         self.solver_of_best = ""
+        self.left_out = ""
         self.bounds: list[Bound] = []
         self.proofs: list[Infeasibility] = []
         self._started = time.monotonic()
@@ -76,7 +77,7 @@ class Run:
 
     def begin(self, solver: str, attempts_left: int = 1) -> None:
         """Begin with a solver, which has an even share of the time that is left to so many."""
-        self.solver, self.own = solver, None
+        self.solver, self.own, self.left_out = solver, None, ""
         if self._deadline is not None:
             now = time.monotonic()
             self._until = now + (self._deadline - now) / max(1, attempts_left)
@@ -172,6 +173,10 @@ class Run:
             self.bounds = [old for old in self.bounds if old.scope != bound.scope] + [bound]
         self._compare()
         self._tell()
+
+    def leave_out(self, why: str) -> None:
+        """Note that this attempt left a question out, of which nothing is known then."""
+        self.left_out = why
 
     def report_infeasible(self, proof: Infeasibility) -> None:
         """Report that a scope holds no plan."""

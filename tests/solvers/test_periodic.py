@@ -141,8 +141,8 @@ def test_replicas_are_refused() -> None:
 
 def test_the_least_time_of_a_cycle() -> None:
     # 0 before 1 by 5, and 1 before 0 of the next period by 2: T = 7; over two periods 7 / 2.
-    assert least_cycle_time(2, [(0, 1, 0, 5), (1, 0, 1, 2)], 1)[0] == 7
-    assert least_cycle_time(2, [(0, 1, 0, 5), (1, 0, 2, 2)], 1)[0] == 4
+    assert least_cycle_time(2, [(0, 1, 0, 5), (1, 0, 1, 2)], 1) == (7, [0, 5])
+    assert least_cycle_time(2, [(0, 1, 0, 5), (1, 0, 2, 2)], 1) == (4, [0, 5])
     assert least_cycle_time(2, [(0, 1, 0, 5)], 3) == (3, [0, 5])
 
 

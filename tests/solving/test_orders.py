@@ -1,8 +1,16 @@
 from __future__ import annotations
 
-from schedopt import Chain, Layer, Platform, Scope, Stage
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+
+from schedopt import Chain, Layer, Platform, Scope, Stage, solve
 from schedopt.problem import Problem
+from schedopt.solving import orders, probing
+from schedopt.solving.choices import order_model
 from schedopt.solving.course import Course
+from schedopt.solving.run import Run
 
 FIXED = Scope(allocation="fixed", max_k=2)
 
@@ -16,6 +24,80 @@ def problem_of(count: int, gpus: int, memory: int) -> Problem:
         scope=FIXED,
         stages=tuple(Stage(layers=(i, i), gpus=(i % gpus,)) for i in range(count)),
     )
+
+
+def after(calls: int) -> Callable[[], bool]:
+    """Return a question that is answered yes from one call on."""
+    left = iter(range(calls))
+    return lambda: next(left, None) is None
+
+
+def refuse(*_: object) -> None:
+    raise AssertionError("a model that was left out was asked")
+
+
+def test_building_ends_when_the_search_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    course = Course(problem_of(6, 2, 100))
+    whole = order_model(course, 2, 60)
+    assert not whole.left_out
+    sizes: list[int] = []
+    for calls in (0, 1, 14, 20, 25):
+        part = order_model(course, 2, 60, stopped=after(calls))
+        assert part.left_out
+        sizes.append(len(part.orders))
+    assert sizes[0] == 0
+    assert all(less <= more for less, more in pairwise(sizes))
+    assert 0 < sizes[-1] < len(whole.orders)
+    monkeypatch.setattr(probing, "solve_model", refuse)
+    assert probing.decide(part, None, Run(course.problem)) is None
+
+
+def test_nothing_is_asked_once_the_run_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    course = Course(problem_of(4, 2, 100))
+    run = Run(course.problem)
+    run.stop()
+    monkeypatch.setattr(probing, "solve_model", refuse)
+    assert probing.decide(order_model(course, 1, 30), None, run) is None
+
+
+def test_a_model_that_is_too_large_is_left_out_and_proves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problem = problem_of(4, 2, 3)
+    known = solve(
+        problem.chain, problem.platform, stages=problem.stages, scope=FIXED, solver="periodic"
+    )
+    assert known.status == "optimal"
+    monkeypatch.setattr(orders, "MOST_ORDERS", 1)
+    monkeypatch.setattr(probing, "solve_model", refuse)
+    result = solve(
+        problem.chain, problem.platform, stages=problem.stages, scope=FIXED, solver="periodic"
+    )
+    assert result.status == "unknown"
+    assert known.period is not None
+    assert result.lower_bound is not None
+    assert result.lower_bound <= known.period
+    assert "too large to ask" in result.ladder[0].note
+
+
+def test_an_order_keeps_its_period_where_there_is_no_time_for_less() -> None:
+    problem = problem_of(3, 3, 100)
+    course = Course(problem)
+    model = order_model(course, 1, 50)
+    from ortools.sat.python import cp_model
+
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = 1
+    assert solver.solve(model.model) in (cp_model.OPTIMAL, cp_model.FEASIBLE)
+    assert model.shortest(solver).period_ns < 50
+    answer = model.shortest(solver, lambda: True)
+    assert answer.period_ns == 50
+    pattern = course.pattern(answer)
+    assert all(0 <= operation.start_ns < 50 for operation in pattern.operations)
+    for step, starts in zip(course.way[1:], answer.starts[1:], strict=True):
+        before = course.way[course.way.index(step) - 1]
+        (begin,) = answer.starts[course.way.index(before)]
+        assert starts[0] >= begin + before.length_ns
 
 
 def test_layers_on_one_gpu_share_its_memory() -> None:
