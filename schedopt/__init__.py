@@ -18,6 +18,9 @@ __all__ = [
     "InvalidPlanError",
     "Layer",
     "Link",
+    "Network",
+    "Node",
+    "NodeLink",
     "Operation",
     "Pattern",
     "Plan",
@@ -43,8 +46,9 @@ if TYPE_CHECKING:
     from schedopt.chain import Chain, Layer, Recipe
     from schedopt.checking import Violation, check
     from schedopt.errors import InputError, InvalidPlanError, SchedoptError
+    from schedopt.network import Link, Network, Node, NodeLink
     from schedopt.plan import Operation, Pattern, Plan, Transfer
-    from schedopt.platform import Gpu, Link, Platform
+    from schedopt.platform import Gpu, Platform
     from schedopt.problem import Problem, Scope
     from schedopt.result import Bound, Infeasibility, Result, Rung
     from schedopt.rule import Rule
@@ -61,12 +65,15 @@ else:
         "InputError": "schedopt.errors",
         "InvalidPlanError": "schedopt.errors",
         "SchedoptError": "schedopt.errors",
+        "Link": "schedopt.network",
+        "Network": "schedopt.network",
+        "Node": "schedopt.network",
+        "NodeLink": "schedopt.network",
         "Operation": "schedopt.plan",
         "Pattern": "schedopt.plan",
         "Plan": "schedopt.plan",
         "Transfer": "schedopt.plan",
         "Gpu": "schedopt.platform",
-        "Link": "schedopt.platform",
         "Platform": "schedopt.platform",
         "Problem": "schedopt.problem",
         "Scope": "schedopt.problem",

@@ -1,28 +1,26 @@
-"""The machine: GPUs with their memory and speed, and the links between them."""
+"""The machine: GPUs with their memory and speed, and how they are linked."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, ClassVar, Final, Literal, SupportsIndex
+from pathlib import Path
+from typing import Any, ClassVar, Final, SupportsIndex
 
 from schedopt.errors import InputError
+from schedopt.network import Duplex, Link, Network, Resource
 from schedopt.units import (
-    format_bandwidth,
     format_bytes,
-    format_duration,
     parse_bandwidth,
     parse_bytes,
     parse_duration,
     parse_speed,
 )
-from schedopt.validation import STRICT, as_tuple, as_whole, check_choice, check_whole, show
+from schedopt.validation import STRICT, as_tuple, as_whole, check_whole, show
 
+PLATFORM_FORMAT: Final = "schedopt.platform/1"
 MOST_GPUS: Final = 4096
-Duplex = Literal["half", "full"]
-Resource = tuple[str, int, int]
-"""A link as something that one transfer occupies at a time: its kind and its two GPUs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,39 +71,9 @@ class Gpu:
         return -(-nanoseconds * denominator // numerator)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Link:
-    """A link between two GPUs.
-
-    Parameters
-    ----------
-    bandwidth_bytes_per_s : int
-        Rate of one transfer.
-    latency_ns : int
-        Added to every transfer.
-    duplex : {"half", "full"}
-        Whether the two directions share the link (Beaumont et al. 2021, section 3.1) or not.
-    """
-
-    __pydantic_config__: ClassVar[Any] = STRICT
-
-    bandwidth_bytes_per_s: int
-    latency_ns: int = 0
-    duplex: Duplex = "half"
-
-    def __post_init__(self) -> None:
-        check_whole(self, "bandwidth_bytes_per_s", low=1)
-        check_whole(self, "latency_ns")
-        check_choice(self, "duplex", ("half", "full"))
-
-    def transfer_ns(self, count: int) -> int:
-        """How long one transfer of so many bytes takes, rounded up."""
-        return self.latency_ns - (-count * 10**9 // self.bandwidth_bytes_per_s)
-
-
 @dataclass(frozen=True, init=False)
 class Platform:
-    """GPUs, and one link between each pair of them.
+    """GPUs, and one link between each pair of them, or a network of nodes.
 
     Parameters
     ----------
@@ -123,12 +91,16 @@ class Platform:
         ``"5us"`` or nanoseconds, added to each transfer.
     duplex : {"half", "full"}
         Whether the two directions of a link share it.
+    network : Network, optional
+        Nodes and their links, instead of one link between each pair. One node alone is a platform
+        without a network.
 
     Attributes
     ----------
     gpus : tuple of Gpu
     link : Link or None
-        None: transfers take no time.
+        None, and no network: transfers take no time.
+    network : Network or None
 
     Examples
     --------
@@ -141,6 +113,7 @@ class Platform:
 
     gpus: tuple[Gpu, ...]
     link: Link | None = None
+    network: Network | None = None
 
     def __init__(
         self,
@@ -152,6 +125,7 @@ class Platform:
         bandwidth: str | int | None = None,
         latency: str | int = 0,
         duplex: Duplex = "half",
+        network: Network | None = None,
     ) -> None:
         if isinstance(gpus, SupportsIndex):
             count = as_whole(gpus, "gpus", low=1, high=MOST_GPUS)
@@ -193,6 +167,7 @@ class Platform:
             )
         object.__setattr__(self, "gpus", made)
         object.__setattr__(self, "link", link)
+        object.__setattr__(self, "network", network)
         self.__post_init__()
 
     def __post_init__(self) -> None:
@@ -206,6 +181,27 @@ class Platform:
         for position, gpu in enumerate(self.gpus):
             if not isinstance(gpu, Gpu):
                 raise InputError(f"{show(gpu)} is no Gpu", field=f"gpus[{position}]")
+        if self.network is not None:
+            self._check_network(self.network)
+
+    def _check_network(self, network: Network) -> None:
+        if not isinstance(network, Network):
+            raise InputError(f"{show(network)} is no Network", field="network")
+        if self.link is not None:
+            raise InputError(
+                "given beside a network, which has its own links",
+                field="link",
+                way_out="Leave one of them out",
+            )
+        if len(network.node_of) != len(self.gpus):
+            raise InputError(
+                f"the nodes have {len(network.node_of)} GPUs in all, not {len(self.gpus)}",
+                field="network",
+                way_out="Give as many GPUs as the nodes have",
+            )
+        if len(network.nodes) == 1:
+            object.__setattr__(self, "link", network.nodes[0].link)
+            object.__setattr__(self, "network", None)
 
     def __str__(self) -> str:
         count = len(self.gpus)
@@ -216,39 +212,100 @@ class Platform:
         )
         speeds = sorted({gpu.speed for gpu in self.gpus})
         factors = "" if speeds == [1] else f", speed {' or '.join(map(str, speeds))}"
-        if self.link is None:
+        if self.network is not None:
+            links = f"{self.network}"
+        elif self.link is None:
             links = "transfers are free (no bandwidth given)"
         else:
-            links = (
-                f"links of {format_bandwidth(self.link.bandwidth_bytes_per_s)}, "
-                f"latency {format_duration(self.link.latency_ns)}, {self.link.duplex} duplex"
-            )
+            links = f"links of {self.link}"
         return f"{count} GPU{'s' if count > 1 else ''} of {memories}{factors}; {links}"
 
+    @classmethod
+    def load(cls, path: str | Path) -> Platform:
+        """Read a platform from a ``schedopt.platform/1`` file.
+
+        Raises
+        ------
+        InputError
+            Naming the file, the field, the rule and the way out.
+        """
+        from schedopt.formats import load_platform
+
+        return load_platform(path)
+
+    def save(self, path: str | Path) -> None:
+        """Write the platform to a ``schedopt.platform/1`` file, whole or not at all."""
+        from schedopt.formats import save_platform
+
+        save_platform(self, path)
+
     def with_gpus(self, gpus: Sequence[Gpu]) -> Platform:
-        """Return the same links between other GPUs."""
-        other = Platform(gpus)
+        """Return the same links between other GPUs; in a network as many as before."""
+        other = Platform(gpus, network=self.network)
         object.__setattr__(other, "link", self.link)
         return other
 
     @property
     def uniform(self) -> bool:
-        """Whether all GPUs are alike, so that their order does not matter."""
-        return len(set(self.gpus)) == 1
+        """Whether all GPUs and links are alike, so that the order of the GPUs does not matter."""
+        return len(set(self.gpus)) == 1 and self.network is None
+
+    @property
+    def may_share_links(self) -> bool:
+        """Whether transfers between different pairs of neighbours may meet on a link.
+
+        Not between GPUs in the order in which they are numbered, if there are two nodes of them.
+        """
+        return self.network is not None and sum(node.gpus > 0 for node in self.network.nodes) > 2
+
+    @property
+    def kinds_of_links(self) -> tuple[Link | None, ...]:
+        """What differs among the ways between two GPUs, each as one link. None: free."""
+        return (self.link,) if self.network is None else self.network.kinds
+
+    def link_between(self, source: int, target: int) -> Link | None:
+        """Return the way between two GPUs as one link: None if it is free.
+
+        The latencies of its hops together, the least bandwidth, and half duplex if a hop is.
+        """
+        if source == target or self.network is None:
+            return None if source == target else self.link
+        return self.network.link_between(source, target)
 
     def transfer_ns(self, count: int, source: int, target: int) -> int:
         """How long so many bytes take from one GPU to another; 0 within a GPU or without links."""
-        if source == target or self.link is None:
-            return 0
-        return self.link.transfer_ns(count)
+        link = self.link_between(source, target)
+        return 0 if link is None else link.transfer_ns(count)
+
+    def least_transfer_ns(self, count: int) -> int:
+        """How long so many bytes take at least from one GPU to another one."""
+        return min(0 if link is None else link.transfer_ns(count) for link in self.kinds_of_links)
+
+    def longest_transfer_ns(self, count: int) -> int:
+        """How long so many bytes take at most from one GPU to another one."""
+        return max(0 if link is None else link.transfer_ns(count) for link in self.kinds_of_links)
 
     def route(self, source: int, target: int) -> tuple[Resource, ...]:
         """Return the links that a transfer occupies, each for its whole length."""
+        if self.network is not None:
+            return self.network.route(source, target)
         if source == target or self.link is None:
             return ()
         if self.link.duplex == "half":
             return (("link", min(source, target), max(source, target)),)
         return (("link", source, target),)
+
+    def name_link(self, resource: Resource, towards: str) -> str:
+        """Write a link for a person: ``0-1`` or, of one direction, with a word: ``0 to 1``."""
+        kind, source, target = resource
+        if self.network is None:
+            full = self.link is not None and self.link.duplex == "full"
+        else:
+            full = self.network.is_full_duplex(resource)
+        ends = [str(source), str(target)]
+        if kind == "hop" and self.network is not None:
+            ends = [self.network.nodes[end].name for end in (source, target)]
+        return (towards if full else "-").join(ends)
 
 
 def _listed(gpus: Any) -> tuple[Gpu, ...]:

@@ -193,11 +193,9 @@ class Problem:
         total = sum(
             max(gpu.duration_ns(layer.longest_ns) for gpu in gpus) for layer in self.chain.layers
         )
-        link = self.platform.link
-        if link is not None:
-            sent = (layer.activation_bytes for layer in self.chain.layers)
-            trips = sorted(2 * link.transfer_ns(count) for count in sent)
-            total += sum(trips[-len(self.platform.gpus) :])
+        sent = (layer.activation_bytes for layer in self.chain.layers)
+        trips = sorted(2 * self.platform.longest_transfer_ns(count) for count in sent)
+        total += sum(trips[-len(self.platform.gpus) :])
         if total >= LARGEST_HORIZON_NS:
             raise InputError(
                 f"layers and transfers take {total} ns on the slowest GPU",

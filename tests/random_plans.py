@@ -24,8 +24,9 @@ from schedopt import (
     Stage,
     Transfer,
 )
+from schedopt.network import Resource
 from schedopt.plan import Kind, place_in_period
-from schedopt.platform import Resource
+from tests.strategies import networks
 
 small = st.integers(0, 4)
 AMPLE = 10**9
@@ -132,7 +133,9 @@ def valid_plans(draw: st.DrawFn, *, updates: bool = False) -> Plan:
             for _ in range(draw(st.integers(1, 3)))
         ]
     )
-    if draw(st.booleans()):
+    if draw(st.integers(0, 2)) == 0:
+        platform = Platform(platform.gpus, network=draw(networks(len(platform.gpus))))
+    elif draw(st.booleans()):
         link = Link(
             bandwidth_bytes_per_s=10**9,
             latency_ns=draw(st.integers(0, 1)),
@@ -155,7 +158,7 @@ def valid_plans(draw: st.DrawFn, *, updates: bool = False) -> Plan:
         + a.backward_ns
         + (a.backward_input_ns or 0)
         + (a.backward_weight_ns or 0)
-        + 2 * (a.activation_bytes + 1)
+        + 4 * (a.activation_bytes + 4)
         for a in chain.layers
     )
     period = draw(st.integers(work * k // 2 + 1, 2 * work * k))
@@ -207,8 +210,6 @@ def _fill(
         return start + max(n for _, n in runs)
 
     def send(forwards: bool, stage: int, j: int, ready: int) -> int | None:
-        if platform.link is None:
-            return ready
         runs: list[tuple[tuple[Resource, ...], int]] = []
         for _, i in table.copies(0, j):
             ends = found[stage].gpu(i), found[stage + 1].gpu(i)

@@ -6,7 +6,7 @@ from decimal import Decimal
 
 from hypothesis import strategies as st
 
-from schedopt import Chain, Gpu, Layer, Link, Platform
+from schedopt import Chain, Gpu, Layer, Link, Network, Node, NodeLink, Platform
 
 small = st.integers(0, 6)
 
@@ -56,3 +56,78 @@ def platforms(
     )
     object.__setattr__(platform, "link", link)
     return platform
+
+
+@st.composite
+def networks(draw: st.DrawFn, gpus: int, *, most: int = 3) -> Network:
+    """Draw nodes with so many GPUs in all, and perhaps a switch, every one linked to the others."""
+    left = gpus
+    counts: list[int] = []
+    while left:
+        last = len(counts) == most - 1
+        counts.append(left if last else draw(st.integers(1, left)))
+        left -= counts[-1]
+    if draw(st.booleans()):
+        counts.insert(draw(st.integers(0, len(counts))), 0)
+    names = draw(st.permutations("abcdef"))[: len(counts)]
+    numbers = {
+        "bandwidth_bytes_per_s": st.sampled_from([10**9, 2 * 10**9, 5 * 10**8]),
+        "latency_ns": st.integers(0, 2),
+        "duplex": st.sampled_from(["half", "full"]),
+    }
+    inside = st.none() | st.builds(Link, **numbers)
+    nodes = [
+        Node(name=name, gpus=count, link=draw(inside) if count > 1 else None)
+        for name, count in zip(names, counts, strict=True)
+    ]
+    # A switch is in the middle if it comes first: a tree, and what makes it a ring or more.
+    order = sorted(nodes, key=lambda node: node.gpus > 0) if draw(st.booleans()) else nodes
+    pairs = {
+        (order[draw(st.integers(0, place - 1))].name, order[place].name)
+        for place in range(1, len(order))
+    }
+    for one in range(len(order)):
+        for other in range(one + 1, len(order)):
+            if draw(st.integers(0, 3)) == 0:
+                pairs.add((order[one].name, order[other].name))
+    links = [draw(st.builds(NodeLink, between=st.just(pair), **numbers)) for pair in sorted(pairs)]
+    return Network(nodes=tuple(nodes), links=tuple(links))
+
+
+@st.composite
+def platforms_of_nodes(
+    draw: st.DrawFn, *, most: int = 4, unequal: bool = False, roomy: bool = False
+) -> Platform:
+    """Draw GPUs, as `platforms` does, on several nodes."""
+    platform = draw(platforms(most=most, unequal=unequal, roomy=roomy))
+    return Platform(platform.gpus, network=draw(networks(len(platform.gpus))))
+
+
+@st.composite
+def stars(draw: st.DrawFn, *, most: int = 4) -> tuple[Chain, Platform]:
+    """Draw nodes around a switch, and a chain so heavy that its plans use several of them."""
+    count = draw(st.integers(3, most))
+    numbers = {
+        "bandwidth_bytes_per_s": st.sampled_from([10**9, 2 * 10**9]),
+        "latency_ns": st.integers(0, 1),
+        "duplex": st.sampled_from(["half", "full", "full"]),
+    }
+    nodes = [Node(name="switch", gpus=0), *(Node(name=f"{n}", gpus=1) for n in range(count))]
+    links = [
+        draw(st.builds(NodeLink, between=st.just((node.name, "switch")), **numbers))
+        for node in nodes[1:]
+    ]
+    length = st.integers(1, 6)
+    layers = [
+        Layer(
+            forward_ns=draw(length),
+            backward_ns=draw(length),
+            weight_bytes=10,
+            activation_bytes=draw(st.integers(0, 4)),
+            saved_bytes=draw(st.integers(0, 2)),
+        )
+        for _ in range(draw(st.integers(3, count + 1)))
+    ]
+    room = draw(st.integers(12, 30))
+    network = Network(nodes=tuple(nodes), links=tuple(links))
+    return Chain(layers=tuple(layers)), Platform(count, room, network=network)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from schedopt.account.timeline import Timeline
+from schedopt.network import Resource
 from schedopt.plan import Plan
-from schedopt.platform import Resource
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,12 @@ from schedopt.families import (
 )
 from schedopt.formats import read_format
 from schedopt.plan import PLAN_FORMAT
-from schedopt.platform import Platform
+from schedopt.platform import PLATFORM_FORMAT, Platform
 from schedopt.problem import Scope
 from schedopt.solving import solve
 
+OTHERS = frozenset({PLAN_FORMAT, PLATFORM_FORMAT})
+"""Formats of files beside chains."""
 OWN = "own"
 """The memory level of an instance that comes with its platform."""
 
@@ -64,7 +66,7 @@ def theorem_cases() -> Iterator[Case]:
 
 
 def load_chains(folder: Path) -> list[Chain]:
-    """Return the chains of a folder, by name of the file. Plans are passed over.
+    """Return the chains of a folder, by name of the file. Plans and platforms are passed over.
 
     Raises
     ------
@@ -73,7 +75,7 @@ def load_chains(folder: Path) -> list[Chain]:
     """
     if not folder.is_dir():
         raise InputError("is no folder", way_out="Name one with chain files", source=str(folder))
-    paths = sorted(path for path in folder.glob("*.json") if read_format(path) != PLAN_FORMAT)
+    paths = sorted(path for path in folder.glob("*.json") if read_format(path) not in OTHERS)
     if not paths:
         raise InputError(
             "holds no chain",

@@ -165,15 +165,16 @@ def _find_wrong_boundary(
                     f"{tensor} of stage {position}, micro-batch {i}, again, after {taken[i % k]}",
                 )
             taken.setdefault(i % k, place)
-    if plan.platform.link is None or len(taken) == k:
+    if len(taken) == k:
         return
     one, other = plan.stages[position], plan.stages[position + 1]
     reported: set[int] = set()
     for i in range(lcm(k, len(one.gpus), len(other.gpus))):
         here, there = one.gpu(i), other.gpu(i)
-        if here != there and i % k not in taken and i % k not in reported:
+        source, target = (here, there) if tensor == "activation" else (there, here)
+        occupied = plan.platform.route(source, target)
+        if occupied and i % k not in taken and i % k not in reported:
             reported.add(i % k)
-            source, target = (here, there) if tensor == "activation" else (there, here)
             yield Violation(
                 "transfer",
                 f"{tensor} of stage {position}, micro-batch {i}",

@@ -8,8 +8,8 @@ from math import lcm
 
 from schedopt.checking.timeline import Item, Timeline, name_item
 from schedopt.checking.violations import Violation
+from schedopt.network import Resource
 from schedopt.plan import Operation
-from schedopt.platform import Resource
 
 
 @dataclass(frozen=True)
@@ -60,12 +60,10 @@ def _resources(timeline: Timeline, item: Item, first: int) -> tuple[Resource, ..
 
 def name_resource(timeline: Timeline, resource: Resource) -> str:
     """Write a resource for a person: ``GPU 3``, ``link 0-1``, ``link 0 to 1``."""
-    kind, source, target = resource
+    kind, source, _ = resource
     if kind == "gpu":
         return f"GPU {source}"
-    link = timeline.plan.platform.link
-    joint = " to " if link is not None and link.duplex == "full" else "-"
-    return f"link {source}{joint}{target}"
+    return f"link {timeline.plan.platform.name_link(resource, ' to ')}"
 
 
 def find_overlaps(timeline: Timeline) -> Iterator[Violation]:

@@ -12,11 +12,11 @@ from schedopt.account.memory import memory_levels
 from schedopt.account.residencies import residencies
 from schedopt.account.timeline import Timeline
 from schedopt.drawing.chart import Box, Chart, MemoryRow, Row, Span
+from schedopt.network import Resource
 from schedopt.plan import Operation, Plan, Transfer
-from schedopt.platform import Resource
 from schedopt.result import Result
 from schedopt.simulation import Simulation
-from schedopt.units import format_duration
+from schedopt.units import format_duration, printable
 
 Run = tuple[Operation | Transfer, int, int, int, int | None, int]
 """What runs: the item, its first micro-batch, start, end, source GPU of a transfer, GPU."""
@@ -195,10 +195,9 @@ def _link_rows(plan: Plan, runs: Iterable[Run], shown: int) -> tuple[Row, ...]:
         if isinstance(item, Transfer) and source is not None and start < end:
             for resource in plan.platform.route(source, gpu):
                 boxes[resource].append(Box(start, end, item.tensor, item.stage, number))
-    sign = "-" if plan.platform.link is not None and plan.platform.link.duplex == "half" else ">"
     return tuple(
         Row(
-            f"{resource[1]}{sign}{resource[2]}",
+            printable(plan.platform.name_link(resource, ">")),
             _ordered(found),
             Fraction(sum(box.end_ns - box.start_ns for box in found), shown),
         )

@@ -137,7 +137,17 @@ def make_instance(
 
 
 def platform_to_json(platform: Platform) -> dict[str, int | None]:
-    """Return equal GPUs in three numbers."""
+    """Return equal GPUs in three numbers.
+
+    Raises
+    ------
+    InputError
+        If GPUs or links differ.
+    """
+    if not platform.uniform:
+        raise InputError(
+            "GPUs or links differ", field="platform", way_out="Give equal GPUs with equal links"
+        )
     link = platform.link
     return {
         "gpus": len(platform.gpus),

@@ -1,8 +1,9 @@
-"""Files: chains and plans as JSON, read strictly and written whole or not at all."""
+"""Files: chains, platforms and plans as JSON, read strictly and written whole or not at all."""
 
 from __future__ import annotations
 
 from schedopt.formats.chains import chain_to_json, load_chain, save_chain
+from schedopt.formats.platforms import load_platform, platform_to_json, save_platform
 from schedopt.formats.reading import read_format
 from schedopt.formats.results import load_result, result_to_json, save_result
 from schedopt.formats.writing import check_writable, to_text, write_whole
@@ -11,10 +12,13 @@ __all__ = [
     "chain_to_json",
     "check_writable",
     "load_chain",
+    "load_platform",
     "load_result",
+    "platform_to_json",
     "read_format",
     "result_to_json",
     "save_chain",
+    "save_platform",
     "save_result",
     "to_text",
     "write_whole",

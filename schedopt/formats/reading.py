@@ -11,7 +11,11 @@ from schedopt.errors import InputError
 from schedopt.formats.values import LONGEST_NUMBER, Fault, check_values
 
 LARGEST_FILE: Final = 256 * 2**20
-KINDS: Final = {"schedopt.chain/1": "a chain", "schedopt.plan/1": "a plan"}
+KINDS: Final = {
+    "schedopt.chain/1": "a chain",
+    "schedopt.plan/1": "a plan",
+    "schedopt.platform/1": "a platform",
+}
 
 
 def read_document(path: str | Path, expected: str) -> dict[str, Any]:

@@ -18,8 +18,8 @@ from typing import Final
 from schedopt.account.timeline import layer_ns
 from schedopt.chain import Layer
 from schedopt.errors import InputError
+from schedopt.network import Resource
 from schedopt.plan import Kind, Operation, Pattern, Tensor, Transfer, place_in_period
-from schedopt.platform import Resource
 from schedopt.problem import MemoryReading, Problem
 from schedopt.solving.recomputation import held_bytes, input_bytes
 from schedopt.solving.steps import Answer, Kept, Step

@@ -29,6 +29,7 @@ from schedopt import (
 )
 from schedopt.plan import KINDS
 from schedopt.rule import ForwardReads
+from tests.strategies import networks
 
 MOST = 2**20
 times = st.integers(0, 2**34)
@@ -116,6 +117,8 @@ links = st.builds(
 @st.composite
 def platforms(draw: st.DrawFn) -> Platform:
     platform = Platform(draw(st.lists(gpus(), min_size=1, max_size=3)))
+    if draw(st.booleans()):
+        return Platform(platform.gpus, network=draw(networks(len(platform.gpus))))
     object.__setattr__(platform, "link", draw(st.none() | links))
     return platform
 
