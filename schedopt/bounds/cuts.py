@@ -60,7 +60,7 @@ class Cuts:
     count, gpus : int
         Layers and GPUs.
     trip : array, shape (count + 1,)
-        One transfer at each cut, ns.
+        One transfer at each cut, between the two GPUs where it takes the least, ns.
     may_cut : array of bool, shape (count + 1,)
     most : int
     """
@@ -83,10 +83,9 @@ class Cuts:
             self._weight = self._prefix(problem, kinds, "backward_weight_ns")
             if problem.scope.grain == "layer":
                 self._choose_by_layer()
-        link = problem.platform.link
         self.trip = np.zeros(self.count + 1, dtype=np.int64)
-        if link is not None:
-            self.trip[1:-1] = [link.transfer_ns(a.activation_bytes) for a in layers[:-1]]
+        least = problem.platform.least_transfer_ns
+        self.trip[1:-1] = [least(layer.activation_bytes) for layer in layers[:-1]]
         self.may_cut = np.ones(self.count + 1, dtype=bool)
         for group in problem.chain.same_gpu:
             self.may_cut[group[0] + 1 : group[-1] + 1] = False
@@ -282,8 +281,6 @@ def longest_way(problem: Problem) -> int:
     """Return what a micro-batch takes at most, on the slowest GPU through the longest transfers."""
     slowest = min(problem.platform.gpus, key=lambda gpu: gpu.speed)
     total = sum(slowest.duration_ns(layer.longest_ns) for layer in problem.chain.layers)
-    link = problem.platform.link
-    if link is not None:
-        sent = (link.transfer_ns(layer.activation_bytes) for layer in problem.chain.layers)
-        total += 2 * sum(sorted(sent)[-len(problem.platform.gpus) :])
-    return total
+    longest = problem.platform.longest_transfer_ns
+    sent = (longest(layer.activation_bytes) for layer in problem.chain.layers)
+    return total + 2 * sum(sorted(sent)[-len(problem.platform.gpus) :])

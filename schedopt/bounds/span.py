@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from schedopt.bounds.cuts import LATEST, NEVER, Cuts, is_readable, longest_way
 from schedopt.bounds.load import load_bound, way_back
 from schedopt.bounds.scopes import contiguous, longest_pattern, make_bound
+from schedopt.network import Link
 from schedopt.problem import LARGEST_HORIZON_NS, Problem
 from schedopt.result import Bound
 
@@ -213,18 +214,22 @@ def _recomputes(problem: Problem) -> bool:
 def _carried(problem: Problem) -> list[Fraction]:
     """Return how long each cut occupies its link for a micro-batch at least, ns.
 
+    Of links that differ, the one that carries it the fastest.
+    """
+    most, kinds = longest_pattern(problem.scope), problem.platform.kinds_of_links
+    sent = (layer.activation_bytes for layer in problem.chain.layers[:-1])
+    return [min(_carried_on(link, size, most) for link in kinds) for size in sent]
+
+
+def _carried_on(link: Link | None, size: int, most: int | None) -> Fraction:
+    """Return how long a micro-batch occupies a link in patterns of so many at most, ns.
+
     A transfer that covers several micro-batches has one latency, and rounds up once.
     """
-    link, most = problem.platform.link, longest_pattern(problem.scope)
-    ways = 2 if link is not None and link.duplex == "half" else 1
-    found = []
-    for layer in problem.chain.layers[:-1]:
-        if link is None:
-            found.append(Fraction(0))
-        elif most == 1:
-            found.append(Fraction(ways * link.transfer_ns(layer.activation_bytes)))
-        else:
-            alone = Fraction(layer.activation_bytes * 10**9, link.bandwidth_bytes_per_s)
-            latency = Fraction(link.latency_ns, most) if most else 0
-            found.append(ways * (alone + latency))
-    return found
+    if link is None:
+        return Fraction(0)
+    ways = 2 if link.duplex == "half" else 1
+    if most == 1:
+        return Fraction(ways * link.transfer_ns(size))
+    latency = Fraction(link.latency_ns, most) if most else 0
+    return ways * (Fraction(size * 10**9, link.bandwidth_bytes_per_s) + latency)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Final
 from schedopt.bounds.cuts import LATEST, NEVER, Cuts, is_readable, longest_way
 from schedopt.bounds.load import least_backward, load_bound, way_back
 from schedopt.bounds.scopes import contiguous, make_bound, widest
-from schedopt.platform import Gpu, Platform
+from schedopt.network import Link
+from schedopt.platform import Gpu
 from schedopt.problem import LARGEST_HORIZON_NS, Problem
 from schedopt.result import Bound
 
@@ -50,7 +51,7 @@ def step_bound(problem: Problem) -> Bound | None:
     layers, gpus = problem.chain.layers, problem.platform.gpus
     fastest = max(gpus, key=lambda gpu: gpu.speed)
     speeds = sorted((Fraction(gpu.speed) for gpu in gpus), reverse=True)
-    trips = [_transfer_ns(problem.platform, layer.activation_bytes) for layer in layers]
+    trips = [problem.platform.least_transfer_ns(layer.activation_bytes) for layer in layers]
     ahead = [(layer.forward_ns, 0) for layer in layers]
     ways = [(layer.forward_ns, way_back(layer, split)) for layer in layers]
     work = [(layer.forward_ns, least_backward(layer, split)) for layer in layers]
@@ -71,10 +72,6 @@ def step_bound(problem: Problem) -> Bound | None:
         makespan = max(makespan, least(ahead, trips, work))
     scope = replace(widest(problem.scope), microbatches=count)
     return make_bound(makespan / count, scope, ANY)
-
-
-def _transfer_ns(platform: Platform, count: int) -> int:
-    return 0 if platform.link is None else platform.link.transfer_ns(count)
 
 
 def _lengths(gpu: Gpu, times: Sequence[Times]) -> list[int]:
@@ -140,13 +137,11 @@ class _Steps:
 
         self.count = count
         self.cuts = Cuts(problem, most=1)
-        link = problem.platform.link
         # From a whole trip of one micro-batch to that of all of them at once.
         self.carried = 2 * self.cuts.trip
-        if link is not None and link.duplex == "half":
-            sent = (layer.activation_bytes for layer in problem.chain.layers[:-1])
-            times = [min(NEVER, 2 * link.transfer_ns(count * size)) for size in sent]
-            self.carried[1:-1] = np.array(times, dtype=np.int64)
+        kinds, sent = problem.platform.kinds_of_links, problem.chain.layers[:-1]
+        times = [min(_trip(kind, a.activation_bytes, count) for kind in kinds) for a in sent]
+        self.carried[1:-1] = np.array(times, dtype=np.int64)
 
     def is_possible(self, makespan: int) -> bool:
         """Whether some stages may take so long, ns."""
@@ -170,3 +165,13 @@ class _Steps:
             return np.where(fits, [before + ahead + trip, through + 2 * trip], NEVER)
 
         return cuts.read(extend, values=2) is not None
+
+
+def _trip(link: Link | None, size: int, count: int) -> int:
+    """Return how long a link carries so many micro-batches there and back at least, ns.
+
+    A half-duplex link carries all of them, at best at once; of others one is looked at.
+    """
+    if link is None:
+        return 0
+    return min(NEVER, 2 * link.transfer_ns(size * (count if link.duplex == "half" else 1)))

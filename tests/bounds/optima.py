@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from schedopt import Chain, Gpu, Layer, Link, Platform, Problem, Scope, Stage, solve
 from schedopt.bounds import lower_bounds
 from tests.solvers.brute_force import all_allocations
+from tests.strategies import networks
 
 small = st.integers(0, 4)
 
@@ -53,6 +54,8 @@ def tight_platforms(draw: st.DrawFn, *, most: int = 3) -> Platform:
         platform = Platform(
             [Gpu(memory_bytes=draw(room), speed=Decimal(draw(speeds))) for _ in range(count)]
         )
+    if draw(st.integers(0, 2)) == 0:
+        return Platform(platform.gpus, network=draw(networks(count)))
     link = draw(
         st.none()
         | st.builds(
