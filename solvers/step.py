@@ -259,8 +259,8 @@ class _OrderSearch:
         if self.problem.scope.split_backward or self.course.has_recompute:
             return best
         way = self.course.way
-        for resource in {step.resource for step in way}:
-            own = [number for number, step in enumerate(way) if step.resource == resource]
+        for resource in {one for step in way for one in step.resources}:
+            own = [number for number, step in enumerate(way) if resource in step.resources]
             before = sum(step.length_ns for step in way[: own[0]])
             after = sum(step.length_ns for step in way[own[-1] + 1 :])
             work = self.count * sum(way[number].length_ns for number in own)

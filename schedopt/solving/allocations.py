@@ -215,7 +215,7 @@ class AllocationModel(OrderModel):
         working = {
             step.stage
             for step, length, starts in zip(self.way, lengths, answer.starts, strict=True)
-            if length and starts and step.resource[0] == "gpu"
+            if length and starts and step.resources[0][0] == "gpu"
         }
         for row, works in self.works.items():
             self.model.add_hint(works, row in working)

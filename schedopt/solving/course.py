@@ -18,7 +18,6 @@ from typing import Final
 from schedopt.account.timeline import layer_ns
 from schedopt.chain import Layer
 from schedopt.errors import InputError
-from schedopt.network import Resource
 from schedopt.plan import Kind, Operation, Pattern, Tensor, Transfer, place_in_period
 from schedopt.problem import MemoryReading, Problem
 from schedopt.solving.recomputation import held_bytes, input_bytes
@@ -66,7 +65,8 @@ class Course:
         backward: dict[int, list[int]] = defaultdict(lambda: [0, 0])
         for step in self.way:
             if step.split is None:
-                work[step.resource] += step.length_ns
+                for resource in step.resources:
+                    work[resource] += step.length_ns
             else:
                 backward[step.stage][step.split] += step.length_ns
         for stage, choices in backward.items():
@@ -154,16 +154,16 @@ class Course:
         if kind == "R":
             layers = [] if self.free else self._recomputed(index)
         length = sum(gpu.duration_ns(layer_ns(layer, kind)) for layer in layers)
-        return Step(kind, index, length, ("gpu", stage.gpus[0]), split)
+        return Step(kind, index, length, (("gpu", stage.gpus[0]),), split)
 
     def _transfer(self, tensor: Tensor, index: int, source: int, target: int) -> Iterator[Step]:
         """Yield the transfer between two stages, if they lie on GPUs with a link between them."""
         stages, platform = self.problem.stages, self.problem.platform
         ends = stages[source].gpus[0], stages[target].gpus[0]
-        route: tuple[Resource, ...] = platform.route(*ends)
+        route = platform.route(*ends)
         if route:
             count = self.problem.chain.layers[stages[index].last].activation_bytes
-            yield Step(tensor, index, platform.transfer_ns(count, *ends), route[0])
+            yield Step(tensor, index, platform.transfer_ns(count, *ends), route)
 
     def _usable(self) -> dict[int, int]:
         usable: dict[int, int] = {}
@@ -240,7 +240,7 @@ class Course:
     def _exact_peaks(self) -> set[int]:
         if self.free or self.problem.scope.memory == "sum":
             return set()
-        instant = {step.resource for step in self.way if not step.length_ns}
+        instant = {one for step in self.way if not step.length_ns for one in step.resources}
         return {gpu for gpu in self.usable if ("gpu", gpu) not in instant}
 
     def _keeps(self, index: int) -> Iterator[Kept]:

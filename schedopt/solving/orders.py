@@ -283,7 +283,7 @@ class OrderModel:
         order says how many micro-batches are in flight.
         """
         for step, one in enumerate(self.way):
-            if one.resource != ("gpu", gpu):
+            if one.resources != (("gpu", gpu),):
                 continue
             if self._gives_up():
                 return
@@ -365,14 +365,16 @@ class OrderModel:
         """
         on: dict[tuple[object, ...], list[int]] = defaultdict(list)
         for step, one in enumerate(self.way):
-            on[one.resource].append(step)
+            for resource in one.resources:
+                on[resource].append(step)
         apart = self._certainly_behind()
         if self.left_out:
             return []
+        # Two transfers may have several links in common.
+        pairs = dict.fromkeys(pair for shared in on.values() for pair in combinations(shared, 2))
         return [
             (early, late, 1 - apart[early][late], apart[late][early])
-            for shared in on.values()
-            for early, late in combinations(shared, 2)
+            for early, late in pairs
             if self._may_meet(early, late)
         ]
 

@@ -35,7 +35,7 @@ class Pieces(Slots):
 
     def _step(self, kind: Kind, row: int, *, split: bool | None = None) -> Step:
         # Any two layers may share a GPU.
-        return Step(kind, row, 0, ("gpu",), split)
+        return Step(kind, row, 0, (("gpu",),), split)
 
     def answer(self, plan: Plan) -> Answer | None:
         """Return a plan as an answer, its stages cut into layers that follow one another.
@@ -117,13 +117,13 @@ class PiecesModel(AllocationModel):
 
     def _may_meet(self, one: int, two: int) -> bool:
         first, second = self.way[one], self.way[two]
-        apart = first.stage != second.stage and first.resource == ("gpu",)
+        apart = first.stage != second.stage and first.resources == (("gpu",),)
         pair = min(first.stage, second.stage), max(first.stage, second.stage)
         return super()._may_meet(one, two) and (not apart or pair in self.together)
 
     def _where_they_meet(self, one: int, two: int) -> tuple[cp_model.LiteralT, ...]:
         first, second = sorted((self.way[one].stage, self.way[two].stage))
-        if first == second or self.way[one].resource != ("gpu",):
+        if first == second or self.way[one].resources != (("gpu",),):
             return ()
         return (self.together[first, second],)
 

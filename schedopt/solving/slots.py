@@ -110,12 +110,13 @@ class Slots:
                 yield from self._transfer("gradient", row - 1, row, row - 1)
 
     def _step(self, kind: Kind, row: int, *, split: bool | None = None) -> Step:
-        return Step(kind, row, 0, ("gpu", row), split)
+        return Step(kind, row, 0, (("gpu", row),), split)
 
     def _transfer(self, tensor: Tensor, row: int, source: int, target: int) -> Iterator[Step]:
         """Yield a transfer. Each has a link of its own, for the two ends of no other are its."""
-        for resource in self.problem.platform.route(source, target):
-            yield Step(tensor, row, 0, resource)
+        route = self.problem.platform.route(source, target)
+        if route:
+            yield Step(tensor, row, 0, route)
 
     def sent_ns(self, layer: int) -> int:
         """Return how long the output of a layer takes to another GPU."""

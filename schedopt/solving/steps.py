@@ -19,8 +19,8 @@ class Step:
     stage : int
     length_ns : int
         0 for a recompute that is free to choose its layers.
-    resource : tuple
-        What it occupies: a GPU or a link.
+    resources : tuple of tuple
+        What it occupies: a GPU, or each link on the way.
     split : bool or None
         Whether it is there only where the stage's backward is split (I, W), or only where it is
         whole (B). None: always.
@@ -29,7 +29,7 @@ class Step:
     what: Kind | Tensor
     stage: int
     length_ns: int
-    resource: tuple[object, ...]
+    resources: tuple[tuple[object, ...], ...]
     split: bool | None = None
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from schedopt import Chain, Platform, Stage
 
 Op = tuple[str, int, int, tuple[object, ...]]
-"""Kind, stage, length, resource."""
+"""Kind, stage, length, what it occupies."""
 
 
 def way(chain: Chain, platform: Platform, stages: Sequence[Stage]) -> list[Op]:
@@ -19,15 +19,13 @@ def way(chain: Chain, platform: Platform, stages: Sequence[Stage]) -> list[Op]:
         own = chain.layers[stage.first : stage.last + 1]
         ahead = sum(gpu.duration_ns(layer.forward_ns) for layer in own)
         back = sum(gpu.duration_ns(layer.backward_ns) for layer in own)
-        forward.append(("F", index, ahead, ("gpu", stage.gpus[0])))
-        backward.append(("B", index, back, ("gpu", stage.gpus[0])))
+        forward.append(("F", index, ahead, (("gpu", stage.gpus[0]),)))
+        backward.append(("B", index, back, (("gpu", stage.gpus[0]),)))
         if index + 1 < len(stages):
             ends = stage.gpus[0], stages[index + 1].gpus[0]
-            if ends[0] != ends[1] and platform.link is not None:
-                time = platform.link.transfer_ns(own[-1].activation_bytes)
-                half = platform.link.duplex == "half"
-                there = ("link", *(sorted(ends) if half else ends))
-                home = ("link", *(sorted(ends) if half else ends[::-1]))
+            if there := platform.route(*ends):
+                time = platform.transfer_ns(own[-1].activation_bytes, *ends)
+                home = platform.route(*ends[::-1])
                 forward.append(("a", index, time, there))
                 backward.append(("g", index, time, home))
     return forward + backward[::-1]
@@ -100,12 +98,12 @@ def is_free(
     ops: Sequence[Op], starts: Sequence[Sequence[int]], step: int, start: int, period: int
 ) -> bool:
     """Whether a step runs at no time at which another one has its resource, modulo T."""
-    _, _, length, resource = ops[step]
+    _, _, length, resources = ops[step]
     if length > period:
         return False
     for of_micro_batch in starts:
         for other, begin in enumerate(of_micro_batch):
-            if ops[other][3] != resource:
+            if not set(ops[other][3]) & set(resources):
                 continue
             apart = (start - begin) % period
             taken = ops[other][2]

@@ -110,19 +110,17 @@ def _ops(
         )
 
     def link(kind: str, index: int, ends: tuple[int, int]) -> None:
-        if platform.link is not None and ends[0] != ends[1]:
+        if route := platform.route(*ends):
             sent = chain.layers[stages[index].last].activation_bytes
-            half = platform.link.duplex == "half"
-            resource = ("link", *(sorted(ends) if half else ends))
-            add((kind, index, platform.link.transfer_ns(sent), resource))
+            add((kind, index, platform.transfer_ns(sent, *ends), route))
 
     for index, stage in enumerate(stages):
-        add(("F", index, time(stage, "forward_ns"), ("gpu", stage.gpus[0])))
+        add(("F", index, time(stage, "forward_ns"), (("gpu", stage.gpus[0]),)))
         if index + 1 < len(stages):
             link("a", index, (stage.gpus[0], stages[index + 1].gpus[0]))
     for index in reversed(range(len(stages))):
         stage = stages[index]
-        gpu = ("gpu", stage.gpus[0])
+        gpu = (("gpu", stage.gpus[0]),)
         if choice[index]:
             add(("I", index, time(stage, "backward_input_ns"), gpu))
             # Behind I, like what comes next.
