@@ -14,7 +14,12 @@ from typing import Final
 from schedopt.errors import InputError
 from schedopt.problem import LARGEST_HORIZON_NS, Problem, Scope
 from schedopt.result import Infeasibility
-from schedopt.solvers.one_f_one_b_star import proven_scope, refuse_unsupported, with_memory
+from schedopt.solvers.one_f_one_b_star import (
+    proven_scope,
+    refuse_unsupported,
+    report_best,
+    with_memory,
+)
 from schedopt.solving.programme import Programme
 from schedopt.solving.run import Run
 from schedopt.solving.stage_chain import EVERY_PERIOD, StageChain, Thinning
@@ -50,7 +55,7 @@ def solve(problem: Problem, run: Run) -> None:
         if not run.stopped():
             run.report_infeasible(_explain(problem, high, _impossible(problem, run), run))
     elif limit is not None:
-        run.report(StageChain(problem, stages).plan(search.shorten(stages, high, run)))
+        report_best(StageChain(problem, stages), search.shorten(stages, high, run), run)
     else:
 
         def refute(period: int) -> None:
@@ -58,7 +63,7 @@ def solve(problem: Problem, run: Run) -> None:
 
         run.report_bound(low, scope, PROOF)
         stages, high = search.descend(stages, high, run, refute)
-        run.report(StageChain(problem, stages).plan(high))
+        report_best(StageChain(problem, stages), high, run)
 
 
 def _impossible(problem: Problem, run: Run) -> Scope:
@@ -172,11 +177,13 @@ def _explain(problem: Problem, period: int, scope: Scope, run: Run) -> Infeasibi
     gpu = stages[binding].gpus[0]
     first, last = stages[binding].layers
     memory = problem.platform.gpus[gpu].memory_bytes
+    # At a period that is asked for 1F1B* is a bound only where cuts share a link.
+    enough_known = problem.scope.period_ns is None or not chain.shares_links
     return Infeasibility(
         scope=scope,
         proof=f"{PROOF}; GPU {gpu} with layers {first} to {last} needs "
         f"{chain.needs(period)[binding]} bytes",
-        least_memory_bytes=memory + high,
+        least_memory_bytes=memory + high if enough_known else None,
         proven_memory_bytes=memory + low,
         gpu=gpu,
     )

@@ -60,6 +60,12 @@ def solve(problem: Problem, run: Run) -> None:
             way_out=f"Use contiguous and periodic, or merge layers: at most {MOST_PLACES} places "
             f"(layers times GPUs) are searched",
         )
+    if problem.platform.network is not None:
+        raise InputError(
+            "contiguous_cpsat does not know links that differ",
+            field="solver",
+            way_out="Use contiguous and periodic, or GPUs with equal links (--bandwidth)",
+        )
     search = _Search(problem)
     for answer in search.scan(run):
         run.report(search.plan(answer))

@@ -34,7 +34,7 @@ def solve(problem: Problem, run: Run) -> None:
         )
     if not problem.platform.uniform or problem.chain.same_gpu:
         raise InputError(
-            "next_fit needs equal GPUs and no tied layers",
+            "next_fit needs equal GPUs and links, and no tied layers",
             field="solver",
             way_out="Use contiguous",
         )

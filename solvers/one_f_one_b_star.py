@@ -14,6 +14,7 @@ from schedopt.problem import Problem, Scope
 from schedopt.result import Infeasibility
 from schedopt.solving.course import require_stages
 from schedopt.solving.run import Run
+from schedopt.solving.sharing import best_plan
 from schedopt.solving.stage_chain import StageChain
 from schedopt.stage import Stage
 
@@ -44,9 +45,9 @@ def solve(problem: Problem, run: Run) -> None:
 
     if limit is None:
         run.report_bound(stages.least_period(), scope, PROOF)
-        run.report(stages.plan(stages.shorten(longest, run, refute)))
+        report_best(stages, stages.shorten(longest, run, refute), run)
     else:
-        run.report(stages.plan(stages.tighten(longest)))
+        report_best(stages, stages.tighten(longest), run)
 
 
 def refuse_unsupported(problem: Problem, solver: str) -> None:
@@ -102,7 +103,14 @@ def report_stages(problem: Problem, stages: Sequence[Stage], run: Run) -> None:
     limit = problem.scope.period_ns
     longest = chain.longest_period() if limit is None else min(limit, chain.longest_period())
     if chain.fits(longest):
-        run.report(chain.plan(chain.shorten(longest, run)))
+        report_best(chain, chain.shorten(longest, run), run)
+
+
+def report_best(chain: StageChain, period: int, run: Run) -> None:
+    """Report the plan of 1F1B* at a period that fits, or what is near it where links are shared."""
+    plan = best_plan(chain, period, run)
+    if plan is not None:
+        run.report(plan)
 
 
 def require_contiguous(problem: Problem, solver: str) -> None:
@@ -128,11 +136,12 @@ def _explain(stages: StageChain, scope: Scope, period: int) -> Infeasibility:
     worst = max(range(len(lacking)), key=lambda stage: lacking[stage])
     gpu = stages.stages[worst].gpus[0]
     least = stages.problem.platform.gpus[gpu].memory_bytes + lacking[worst]
+    enough_known = scope.period_ns is None or not stages.shares_links
     return Infeasibility(
         scope=scope,
         proof=f"stage {worst} needs {enough.needs(period)[worst]} bytes with the fewest "
         f"activations; {PROOF}",
-        least_memory_bytes=least,
+        least_memory_bytes=least if enough_known else None,
         proven_memory_bytes=least,
         gpu=gpu,
     )

@@ -35,6 +35,7 @@ from schedopt.solving.probing import decide, probe
 from schedopt.solving.registry import load_solver
 from schedopt.solving.run import Run
 from schedopt.solving.rungs import plan_attempts, sharing
+from schedopt.solving.sharing import best_plan
 from schedopt.solving.stage_chain import StageChain
 from schedopt.solving.steps import Answer
 from schedopt.stage import Stage
@@ -125,7 +126,7 @@ def _steady(problem: Problem, stages: Sequence[Stage], run: Run) -> Plan | None:
         return best_pattern(problem, stages, run)
     chain = StageChain(problem, stages, free=problem.scope.recompute)
     longest = chain.longest_period()
-    return chain.plan(chain.shorten(longest, run)) if chain.fits(longest) else None
+    return best_plan(chain, chain.shorten(longest, run), run) if chain.fits(longest) else None
 
 
 def _guess(plan: Plan, count: int) -> int:

@@ -22,6 +22,7 @@ from schedopt.solvers.contiguous import best_stages
 from schedopt.solvers.one_f_one_b_star import refuse_unsupported, require_contiguous
 from schedopt.solving.course import LONGEST, Course, require_stages
 from schedopt.solving.run import Run
+from schedopt.solving.sharing import plan_at
 from schedopt.solving.stage_chain import StageChain, Thinning
 
 
@@ -65,8 +66,9 @@ def solve(problem: Problem, run: Run) -> None:
             else:
                 found = _contiguous(problem, thinning, high, run)
             if found is not None:
-                chain, period = found
-                run.report(chain.plan(period))
+                plan = plan_at(*found)
+                if plan is not None:
+                    run.report(plan)
 
 
 def _longest_slot(thinning: Thinning, problem: Problem, run: Run) -> int:

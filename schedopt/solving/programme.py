@@ -21,6 +21,7 @@ from typing import Final
 import numpy as np
 
 from schedopt.chain import Layer
+from schedopt.network import Link
 from schedopt.platform import Gpu
 from schedopt.problem import Problem
 from schedopt.solving.again_table import NEVER, AgainTable, Array
@@ -50,15 +51,17 @@ class Programme:
         self.count, self.gpus = len(layers), len(gpus)
         kinds = list(dict.fromkeys(gpus))
         self.kind = np.array([kinds.index(gpu) for gpu in gpus])
-        self.uniform = len(kinds) == 1
+        self.alike = len(kinds) == 1
+        self.uniform = problem.platform.uniform
         self.load = np.array([_prefix([_work(gpu, layer) for layer in layers]) for gpu in kinds])
         self.room = np.array([gpu.usable_bytes for gpu in kinds])
         self.fixed = _prefix([layer.weight_bytes for layer in layers])
         self.saved = _prefix([layer.saved for layer in layers])
         self.saved_input = np.array([layer.saved_input_bytes or 0 for layer in layers])
         self.workspace = np.array([layer.workspace_bytes or 0 for layer in layers])
-        self.half_duplex = problem.platform.link is None or problem.platform.link.duplex == "half"
-        self.trip = self._trips()
+        self.links = problem.platform.kinds_of_links
+        self.trips = [self._trips(link) for link in self.links]
+        self.between = self._between() if problem.platform.network is not None else None
         self.may_cut = np.ones(self.count + 1, dtype=bool)
         for group in problem.chain.same_gpu:
             self.may_cut[group[0] + 1 : group[-1] + 1] = False
@@ -68,14 +71,23 @@ class Programme:
         if problem.scope.recompute:
             self.again = [AgainTable(problem.chain, gpu) for gpu in kinds]
 
-    def _trips(self) -> Array:
-        """Time of the transfers at each cut, both directions, ns."""
-        link = self.problem.platform.link
+    def _trips(self, link: Link | None) -> Array:
+        """Time of the transfers at each cut over a link, both directions, ns."""
         trip = np.zeros(self.count + 1, dtype=np.int64)
         if link is not None:
             for cut, layer in enumerate(self.problem.chain.layers[:-1], start=1):
                 trip[cut] = 2 * link.transfer_ns(layer.activation_bytes)
         return trip
+
+    def _between(self) -> Array:
+        """Return which link leads from a GPU, by row less one, to each later one; -1: none."""
+        found = np.full((self.gpus + 1, self.gpus + 1), -1)
+        for before in range(1, self.gpus):
+            for row in range(1, before + 1):
+                ends = self.gpus - 1 - before, self.gpus - row
+                link = self.problem.platform.link_between(*ends)
+                found[before, row] = self.links.index(link)
+        return found
 
     def _caps(self, first: int) -> Array:
         """For stages from `first`, by kind of GPU and end: the least key that does not fit."""
@@ -129,7 +141,7 @@ class Programme:
     def least_period(self) -> int:
         """Return a bound: the average load and the longest layer, on the fastest GPUs, ns."""
         fastest = self.load.min(axis=0)
-        if self.uniform:
+        if self.alike:
             average = -(-int(fastest[-1]) // self.gpus)
         else:
             speeds = sum(gpu.speed for gpu in self.problem.platform.gpus)
@@ -141,7 +153,8 @@ class Programme:
         """Return a period at which every plan is one group, ns."""
         slowest = np.diff(self.load, axis=1).max(axis=0).sum()
         again = slowest if self.again else 0
-        return max(1, int(slowest + again + np.sort(self.trip)[-self.gpus :].sum()))
+        trips = np.sort(np.max(self.trips, axis=0))[-self.gpus :]
+        return max(1, int(slowest + again + trips.sum()))
 
     def stages_at(self, period: int, run: Run) -> list[Stage] | None:
         """Return stages with which 1F1B* reaches a period, or None (also when stopped)."""
@@ -198,7 +211,7 @@ class Programme:
     def _fill(self, period: int, behind: list[int], ahead: list[int], run: Run) -> Array | None:
         """Return the least key behind each cut: entry [q, l] for at most q GPUs and layers l on.
 
-        The transfers at the cut are included. None if stopped.
+        The transfers at the cut are included, from the GPU of row q + 1. None if stopped.
         """
         keys = np.full((self.gpus + 1, self.count + 1), NEVER)
         keys[:, self.count] = 0
@@ -209,10 +222,27 @@ class Programme:
             if first % 64 == 0 and run.stopped():
                 return None
             best = self._stage_keys(keys, first, low, high, period).min(axis=1, initial=NEVER)
-            if not self.uniform:
-                best = np.minimum.accumulate(best)
-            keys[low : high + 1, first] = self._transfer(best, int(self.trip[first]), period)
+            keys[low : high + 1, first] = self._behind(best, first, low, period)
         return keys
+
+    def _behind(self, best: Array, first: int, low: int, period: int) -> Array:
+        """Return the least keys behind a cut from those of the stages there, by GPUs from `low` on.
+
+        GPUs in between may be left out, unless all are alike.
+        """
+        if self.uniform:
+            return self._transfer(best, 0, first, period)
+        if self.between is None or first == 0:
+            least: Array = np.minimum.accumulate(best)
+            return self._transfer(least, 0, first, period)
+        found = np.full(best.shape, NEVER)
+        rows = slice(low, low + len(best))
+        between = self.between[rows, rows]
+        for link in range(len(self.links)):
+            sent = self._transfer(best, link, first, period)
+            by_row = np.where(between == link, sent, NEVER).min(axis=1)
+            np.minimum(found, by_row, out=found)
+        return found
 
     def _stage_keys(self, keys: Array, first: int, low: int, high: int, period: int) -> Array:
         """Return the keys of stages from `first`, by GPUs used (low..high) and end."""
@@ -228,7 +258,7 @@ class Programme:
         ends = slice(first + 1, last + 1)
         length = self.load[:, ends] - begins[:, None]
         caps = caps[:, : last - first]
-        if not self.uniform:
+        if not self.alike:
             rows = self.kind[low - 1 : high]
             length, caps = length[rows], caps[rows]
         behind = keys[low - 1 : high, ends]
@@ -258,7 +288,7 @@ class Programme:
         at = in_flight - 1, np.arange(width)
         for kind, table in enumerate(self.again):
             of_kind = table.of_first(first, most, width)[at]
-            rows = slice(None) if self.uniform else self.kind[low - 1 :][: len(behind)] == kind
+            rows = slice(None) if self.alike else self.kind[low - 1 :][: len(behind)] == kind
             least[rows] = of_kind[rows]
         there &= least + length <= period
         beside = (least <= load) | ((groups > 0) & (least <= period - length - load))
@@ -266,11 +296,12 @@ class Programme:
         np.copyto(found, (groups << SHIFT) + load + length, where=there)
         return found
 
-    def _transfer(self, keys: Array, trip: int, period: int) -> Array:
-        """Add the transfers at a cut to the keys behind it."""
+    def _transfer(self, keys: Array, number: int, cut: int, period: int) -> Array:
+        """Add the transfers at a cut over a link to the keys behind it."""
+        trip, link = int(self.trips[number][cut]), self.links[number]
         if trip == 0:
             return keys
-        if self.half_duplex:
+        if link is None or link.duplex == "half":
             if trip > period:
                 return np.full_like(keys, NEVER)
             over = (keys & LOAD) + trip > period
@@ -308,14 +339,25 @@ class Programme:
         """Yield first and last layer, row, and micro-batches in flight of each stage."""
         first, row = 0, self.gpus
         while first < self.count:
-            while row > 1 and keys[row - 1, first] == keys[row, first]:
-                row -= 1
-            options = self._stage_keys(keys, first, row, row, period)[0]
-            with_trip = self._transfer(options, int(self.trip[first]), period)
-            end = first + 1 + int(np.flatnonzero(with_trip == keys[row, first])[0])
-            groups = int(options[end - first - 1] >> SHIFT) + 1
+            row, end, groups = self._find_stage(keys, first, row, period)
             yield first, end - 1, row, int(self.thinning.carried(groups))
             first, row = end, row - 1
+
+    def _find_stage(self, keys: Array, first: int, most: int, period: int) -> tuple[int, int, int]:
+        """Return row, end and group of the stage behind a cut, of at most so many GPUs."""
+        for row in range(1, most + 1):
+            link = 0
+            if self.between is None or first == 0:
+                if keys[row, first] != keys[most, first]:
+                    continue
+            else:
+                link = int(self.between[most, row])
+            options = self._stage_keys(keys, first, row, row, period)[0]
+            sent = self._transfer(options, link, first, period)
+            found = np.flatnonzero(sent == keys[most, first])
+            if len(found):
+                return row, first + 1 + int(found[0]), int(options[found[0]] >> SHIFT) + 1
+        raise AssertionError("a key came from nowhere")
 
 
 def _work(gpu: Gpu, layer: Layer) -> int:

@@ -69,6 +69,8 @@ def plan_attempts(problem: Problem) -> Iterator[Attempt]:
     """Yield the attempts for a problem, the last of which may do all that is asked."""
     for freedom, words, scope in _freedoms(problem.scope):
         names = SOLVERS[scope.allocation][freedom]
+        if problem.platform.may_share_links and "periodic" not in names:
+            names = (*names, "periodic")
         if scope.microbatches is not None:
             names = () if freedom == "apart" else ("step",)
         narrow = _narrow(problem, scope)

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, overload
+from typing import TYPE_CHECKING, Final, NamedTuple, overload
 
+from schedopt.network import Resource
 from schedopt.plan import (
     Kind,
     Operation,
@@ -79,6 +80,14 @@ class Item:
         if self.again_ns <= load:
             return self.again_ns
         return load + self.forward_ns + self.again_ns
+
+
+class Begins(NamedTuple):
+    """When forward, backward and recompute of an item begin, ns."""
+
+    forward_ns: int
+    backward_ns: int
+    again_ns: int
 
 
 @dataclass(frozen=True)
@@ -182,19 +191,38 @@ class StageChain:
         return StageCost(forward, backward, again, fixed, held["F", "B"])
 
     def _items(self) -> list[Item]:
-        link = self.problem.platform.link
+        """Return stage, link, ..., stage. Where transfers are free the link takes no time."""
+        platform, layers = self.problem.platform, self.problem.chain.layers
         items: list[Item] = []
-        for stage, cost in zip(self.stages, self.costs, strict=True):
+        for stage, cost, after in zip(
+            self.stages, self.costs, (*self.stages[1:], None), strict=True
+        ):
             items.append(Item(cost.forward_ns, cost.backward_ns, cost.again_ns))
-            if link is not None and stage is not self.stages[-1]:
-                sent = link.transfer_ns(self.problem.chain.layers[stage.last].activation_bytes)
-                items.append(Item(sent, sent, shared=link.duplex == "half"))
+            if after is not None:
+                link = platform.link_between(stage.gpus[0], after.gpus[0])
+                sent = 0 if link is None else link.transfer_ns(layers[stage.last].activation_bytes)
+                items.append(Item(sent, sent, shared=link is None or link.duplex == "half"))
         return items
 
+    def occupied(self, place: int) -> tuple[tuple[Resource, ...], tuple[Resource, ...]]:
+        """Return what forward and backward of an item occupy."""
+        number, on_link = divmod(place, 2)
+        gpu = self.stages[number].gpus[0]
+        if not on_link:
+            return (("gpu", gpu, gpu),), (("gpu", gpu, gpu),)
+        after, route = self.stages[number + 1].gpus[0], self.problem.platform.route
+        return route(gpu, after), route(after, gpu)
+
     @property
-    def _places(self) -> slice:
-        """Where the stages are among the items."""
-        return slice(None, None, 2 if self.problem.platform.link is not None else 1)
+    def shares_links(self) -> bool:
+        """Whether transfers at two cuts may meet on a link: then 1F1B* is a bound, no pattern."""
+        seen: set[Resource] = set()
+        for place in range(1, len(self.items), 2):
+            here = set().union(*self.occupied(place))
+            if seen & here:
+                return True
+            seen |= here
+        return False
 
     def choose(self, period: int) -> StageChain | None:
         """Return the stages with what they recompute at a period, or None if they do not fit.
@@ -205,10 +233,9 @@ class StageChain:
             return None
         span = 0
         chosen = list(self.stages)
-        linked = self.problem.platform.link is not None
         for place in reversed(range(len(self.items))):
             item = self.items[place]
-            number, on_link = divmod(place, 2) if linked else (place, 0)
+            number, on_link = divmod(place, 2)
             if not on_link:
                 found = self._least_again(number, self._in_flight(item.span(span, period), period))
                 if found is None or item.work_ns + found.time_ns > period:
@@ -255,7 +282,7 @@ class StageChain:
 
     def needs(self, period: int) -> list[int]:
         """Return the memory of each stage under 1F1B*, bytes."""
-        of_stages = self.spans(period)[self._places]
+        of_stages = self.spans(period)[::2]
         return [
             cost.memory_bytes(self._in_flight(span, period))
             for cost, span in zip(self.costs, of_stages, strict=True)
@@ -312,13 +339,23 @@ class StageChain:
         """Return the 1F1B* pattern (Beaumont et al. 2021, Algorithm 1, phases 2 and 3).
 
         Forwards follow one another without idle time; each backward ends one span after the start
-        of its forward.
+        of its forward. Where links are shared, transfers may meet there.
         """
         if self.free:
             chosen = self.choose(period)
             assert chosen is not None
             return chosen.plan(period)
-        linked = self.problem.platform.link is not None
+        clock = 0
+        begins: list[Begins] = []
+        for item, span in zip(self.items, self.spans(period), strict=True):
+            backward = clock + span - item.backward_ns
+            gap = backward - clock - item.forward_ns
+            begins.append(Begins(clock, backward, backward - item.again_before(gap, period)))
+            clock += item.forward_ns
+        return self.plan_of(begins, period)
+
+    def plan_of(self, begins: Sequence[Begins], period: int) -> Plan:
+        """Return the pattern in which each item begins at given times."""
         operations: list[Operation] = []
         transfers: list[Transfer] = []
         k, whole = self.thinning.k, period * self.thinning.slots
@@ -328,27 +365,24 @@ class StageChain:
                 in_its_slot = begin + self.thinning.slot(micro_batch) * period
                 yield place_in_period(in_its_slot, micro_batch, k, whole)
 
-        clock = 0
-        for position, (item, span) in enumerate(zip(self.items, self.spans(period), strict=True)):
-            backward = clock + span - item.backward_ns
-            stage, on_link = divmod(position, 2) if linked else (position, 0)
+        for position, one in enumerate(begins):
+            stage, on_link = divmod(position, 2)
             if on_link:
-                for tensor, begin in zip(SENT, (clock, backward), strict=True):
+                sent = SENT if all(self.occupied(position)) else ()
+                for tensor, begin in zip(sent, (one.forward_ns, one.backward_ns), strict=False):
                     transfers += [
                         Transfer(tensor=tensor, stage=stage, shift=shift, start_ns=start)
                         for start, shift in place(begin)
                     ]
             else:
-                begins: dict[Kind, int] = {"F": clock, "B": backward}
+                kinds: dict[Kind, int] = {"F": one.forward_ns, "B": one.backward_ns}
                 if self.stages[stage].recompute:
-                    gap = backward - clock - item.forward_ns
-                    begins["R"] = backward - item.again_before(gap, period)
-                for kind, begin in begins.items():
+                    kinds["R"] = one.again_ns
+                for kind, begin in kinds.items():
                     operations += [
                         Operation(kind=kind, stage=stage, shift=shift, start_ns=start)
                         for start, shift in place(begin)
                     ]
-            clock += item.forward_ns
         return Plan(
             chain=self.problem.chain,
             platform=self.problem.platform,

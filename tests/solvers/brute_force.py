@@ -31,16 +31,20 @@ def group_numbers(chain: Chain, platform: Platform, cuts: Cuts, period: int) -> 
     full-duplex link only delays: its forward and backward lie on two resources.
     """
     lengths: list[tuple[str, int]] = []
-    for first, last, gpu in cuts:
+    for place, (first, last, gpu) in enumerate(cuts):
         device = platform.gpus[gpu]
         work = sum(
             device.duration_ns(a.forward_ns) + device.duration_ns(a.backward_ns)
             for a in chain.layers[first : last + 1]
         )
         lengths.append(("stage", work))
-        if platform.link is not None and last != len(chain.layers) - 1:
-            one_way = platform.link.transfer_ns(chain.layers[last].activation_bytes)
-            lengths.append((platform.link.duplex, one_way))
+        if last == len(chain.layers) - 1:
+            continue
+        after = cuts[place + 1][2]
+        there, back = platform.route(gpu, after), platform.route(after, gpu)
+        if there:
+            one_way = platform.transfer_ns(chain.layers[last].activation_bytes, gpu, after)
+            lengths.append(("half" if set(there) & set(back) else "full", one_way))
     groups: list[int] = []
     number, filled = 1, 0
     for kind, length in reversed(lengths):
