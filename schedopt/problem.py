@@ -48,7 +48,7 @@ class Scope:
         flush at the end, divided by m.
     gpu_order : {"given", "any"}
         For contiguous allocations: whether stages lie on the GPUs in the order in which the
-        platform lists them. The same where all GPUs are alike.
+        platform lists them. The same where all GPUs and links are alike.
     period_ns : int, optional
         A decision: only plans with T / k at most this are looked for.
     """

@@ -92,3 +92,9 @@ def test_the_examples_in_docstrings_hold(name: str) -> None:
     failures, tried = doctest.testmod(importlib.import_module(f"schedopt.{name}"))
     assert tried > 0
     assert failures == 0
+
+
+def test_the_platform_example_is_the_shipped_one() -> None:
+    blocks = re.findall(r"```json\n(.*?)```", README, re.DOTALL)
+    example = next(block for block in blocks if "platform/1" in block)
+    assert example == (ROOT / "instances" / "two-nodes.platform.json").read_text()

@@ -65,7 +65,7 @@ def _find_descents(plan: Plan) -> Iterator[Violation]:
                 "scope",
                 f"stage {position}",
                 f"runs on GPU {here}, not above GPU {before} of the stage before, and unequal "
-                f"GPUs keep their order",
+                f"GPUs or links keep the GPUs in order",
             )
 
 

@@ -9,7 +9,9 @@ import typer
 
 
 def show_plan(
-    plan: Annotated[Path, typer.Argument(help="A schedopt.plan/1 file.", metavar="PLAN")],
+    plan: Annotated[
+        Path, typer.Argument(help="A schedopt.plan/1 or schedopt.platform/1 file.", metavar="FILE")
+    ],
     output: Annotated[
         Path | None,
         typer.Option(
@@ -19,23 +21,31 @@ def show_plan(
 ) -> None:
     """Show what each GPU does when, and its memory over time.
 
-    Two periods of the pattern, on the terminal or as a picture (which needs the extra draw).
+    Two periods of the pattern, on the terminal or as a picture (which needs the extra draw). Of a
+    platform: its nodes, and the ways between them.
 
     Examples
     --------
     schedopt show plan.json
 
     schedopt show plan.json -o plan.svg
+
+    schedopt show instances/two-nodes.platform.json
     """
     from schedopt.cli.charts import load_valid, print_chart
+    from schedopt.cli.platforms import print_platform
     from schedopt.drawing import chart_plan, picture_suffix, save_picture
-    from schedopt.formats import check_writable
+    from schedopt.formats import check_writable, read_format
+    from schedopt.platform import PLATFORM_FORMAT, Platform
     from schedopt.simulation import simulate, usual_micro_batches
     from schedopt.units import format_duration
 
     if output is not None:
         picture_suffix(output)
         check_writable(output)
+    elif read_format(plan) == PLATFORM_FORMAT:
+        print_platform(Platform.load(plan))
+        return
     result = load_valid(plan)
     chart = chart_plan(result)
     if output is not None:

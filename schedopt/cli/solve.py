@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +33,14 @@ def solve_chain(
         Path | None,
         typer.Option(
             help="A schedopt.chain/1 file. With --fix it may be left out.", metavar="FILE"
+        ),
+    ] = None,
+    platform: Annotated[
+        Path | None,
+        typer.Option(
+            help="A schedopt.platform/1 file: nodes with GPUs, and the links between them. In "
+            "place of the options from --gpus to --duplex.",
+            metavar="FILE",
         ),
     ] = None,
     gpus: Annotated[int | None, typer.Option(help="How many GPUs.", metavar="P")] = None,
@@ -161,6 +169,8 @@ def solve_chain(
     schedopt solve --chain instances/gpt2-small.json --gpus 4 --mem 1.5G --recompute --max-k 4
 
     schedopt solve --fix plan.json --bandwidth 6GB/s --max-k 4
+
+    schedopt solve --chain chain.json --platform instances/two-nodes.platform.json
     """
     from schedopt.chain import Chain
     from schedopt.formats import check_writable, save_result
@@ -197,9 +207,28 @@ def solve_chain(
     if output is not None:
         check_writable(output)
     fixed = Result.load(fix).plan if fix is not None else None
-    machine = _platform(
-        fixed.platform if fixed else None, gpus, mem, reserved, speed, bandwidth, latency, duplex
-    )
+    if platform is None:
+        machine = _platform(
+            fixed.platform if fixed else None,
+            gpus,
+            mem,
+            reserved,
+            speed,
+            bandwidth,
+            latency,
+            duplex,
+        )
+    else:
+        typed = {
+            "gpus": gpus,
+            "mem": mem,
+            "reserved": reserved,
+            "speed": speed,
+            "bandwidth": bandwidth,
+            "latency": latency,
+            "duplex": duplex,
+        }
+        machine = _load_platform(platform, typed)
     if chain is not None:
         layers = Chain.load(chain)
         if fixed is not None and fixed.chain.sha256 != layers.sha256:
@@ -305,9 +334,16 @@ def _platform(
     from schedopt.platform import Platform
 
     if plan is None and gpus is None:
-        raise InputError("not given", field="--gpus", way_out="Say how many GPUs: --gpus 8")
+        raise InputError(
+            "not given",
+            field="--gpus",
+            way_out="Say how many GPUs: --gpus 8; or give a file: --platform FILE",
+        )
     if plan is None and mem is None:
         raise InputError("not given", field="--mem", way_out="Say how much each has: --mem 16G")
+    if plan is not None and plan.network is not None:
+        links = {"gpus": gpus, "bandwidth": bandwidth, "latency": latency, "duplex": duplex}
+        _refuse(links, "given beside a plan for several nodes", "Give other nodes: --platform FILE")
     link = None if plan is None else plan.link
     if link is not None:
         bandwidth = bandwidth or str(link.bandwidth_bytes_per_s)
@@ -332,10 +368,27 @@ def _platform(
             latency=latency or 0,
             duplex=duplex or "half",
         )
-    if reserved is not None or not own:
+    if plan is None:
         return typed
-    pairs = zip(typed.gpus, own, strict=True)
-    return typed.with_gpus([replace(gpu, reserved_bytes=old.reserved_bytes) for gpu, old in pairs])
+    made = typed.gpus
+    if reserved is None:
+        pairs = zip(typed.gpus, own, strict=True)
+        made = tuple(replace(gpu, reserved_bytes=old.reserved_bytes) for gpu, old in pairs)
+    return (typed if plan.network is None else plan).with_gpus(made)
+
+
+def _load_platform(path: Path, typed: Mapping[str, object]) -> Platform:
+    """Return the platform of a file, beside which nothing of a platform may be typed."""
+    from schedopt.platform import Platform
+
+    _refuse(typed, "given beside --platform, whose file says it", "Leave one of them out")
+    return Platform.load(path)
+
+
+def _refuse(typed: Mapping[str, object], rule: str, way_out: str) -> None:
+    for name, value in typed.items():
+        if value is not None:
+            raise InputError(rule, field=f"--{name}", way_out=way_out)
 
 
 @contextmanager

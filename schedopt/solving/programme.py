@@ -6,6 +6,10 @@ open one, as in 1F1B* (Beaumont et al. 2021, Algorithm 1). Adding an item is mon
 and memory is monotone in g, so the least (g, load) for each (first layer, GPUs used) decides
 whether T is possible.
 
+Where links differ, what lies behind a cut is kept for each GPU before it: the least over the later
+GPUs, with the transfers from one to the other. Cuts that share a link are taken as if they did not,
+so that what is impossible is so in any case; see `schedopt.solving.sharing` for their patterns.
+
 The pair is one 64-bit key, g << 48 | load, so that keys compare like pairs.
 
 With recompute a stage takes the least time of it with which its group number fits into memory.

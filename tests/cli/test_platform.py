@@ -1,0 +1,98 @@
+"""Platforms of several nodes on the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from schedopt import Platform
+from tests.cli.test_commands import GPT2, ROOT, run, solve_json
+
+TWO = ROOT / "instances" / "two-nodes.platform.json"
+STAR = ROOT / "instances" / "three-on-a-switch.platform.json"
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Path:
+    path = tmp_path / "plan.json"
+    done = run("solve", "--chain", GPT2, "--platform", TWO, "-o", path)
+    assert done.returncode == 0, done.stderr
+    assert str(Platform.load(TWO)) in done.stdout
+    return path
+
+
+def test_a_plan_for_nodes_holds_them_and_is_valid(plan: Path) -> None:
+    document = json.loads(plan.read_text())
+    nodes = document["platform"]["network"]["nodes"]
+    assert [(node["name"], node["gpus"]) for node in nodes] == [("left", 4), ("right", 4)]
+    assert nodes[0]["link"]["bandwidth_bytes_per_s"] == 12 * 10**9
+    done = run("check", plan)
+    assert done.returncode == 0
+    assert "left-right 1.00 GB/s" in done.stdout
+    shown = run("show", plan).stdout
+    assert "left>right" in shown
+    assert run("simulate", plan, "--microbatches", "8").returncode == 0
+
+
+def test_fix_keeps_the_nodes_or_takes_others(plan: Path) -> None:
+    before = json.loads(plan.read_text())["pattern"]["period_total_ns"]
+    assert solve_json("--fix", plan)["period_ns"] == before
+    assert solve_json("--fix", plan, "--mem", "3G")["period_ns"] <= before
+    slow = json.loads(TWO.read_text())
+    slow["links"][0]["bandwidth"] = "1MB/s"
+    other = plan.parent / "slow.json"
+    other.write_text(json.dumps(slow))
+    document = solve_json("--fix", plan, "--platform", other)
+    assert document["status"] == "optimal"
+    assert document["period_ns"] > before
+
+
+@pytest.mark.parametrize("option", ["--bandwidth=1GB/s", "--latency=5us", "--duplex=half"])
+def test_links_of_nodes_are_not_typed_beside_a_plan(plan: Path, option: str) -> None:
+    done = run("solve", "--fix", plan, option)
+    assert done.returncode == 2
+    assert f"{option.split('=')[0]}: given beside a plan for several nodes" in done.stderr
+    assert "--platform FILE" in done.stderr
+
+
+def test_another_number_of_gpus_is_refused(plan: Path) -> None:
+    done = run("solve", "--fix", plan, "--gpus", "9")
+    assert done.returncode == 2
+    assert "--gpus" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["--gpus=4", "--mem=1G", "--reserved=1G", "--speed=1", "--bandwidth=1", "--latency=1",
+     "--duplex=full"],
+)  # fmt: skip
+def test_what_the_file_says_is_not_typed_too(option: str) -> None:
+    done = run("solve", "--chain", GPT2, "--platform", TWO, option)
+    assert done.returncode == 2
+    assert f"{option.split('=')[0]}: given beside --platform" in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_bad_file_gives_2_with_file_field_rule_and_way_out(tmp_path: Path) -> None:
+    path = tmp_path / "platform.json"
+    path.write_text(TWO.read_text().replace("1GB/s", "1Gbit/s"))
+    done = run("solve", "--chain", GPT2, "--platform", path)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"Error: {path}: links[0].bandwidth: '1Gbit/s' is not a rate")
+
+
+def test_show_tells_the_ways_of_a_platform(tmp_path: Path) -> None:
+    shown = run("show", STAR).stdout
+    for words in ("6 GPUs of 4.00 GB", "one - switch - two", "latency 10.000 us", "0-1", "4.00 GB"):
+        assert words in shown
+    done = run("show", STAR, "-o", tmp_path / "star.svg")
+    assert done.returncode == 2
+    assert "this is a platform, not a plan" in done.stderr
+
+
+def test_k_periodic_patterns_on_a_switch() -> None:
+    document = solve_json("--chain", GPT2, "--platform", STAR, "--max-k", "2", "--time-limit", "5")
+    assert document["status"] in ("optimal", "feasible")
+    assert document["period_ns"] >= document["lower_bound_ns"]
