@@ -7,7 +7,20 @@ from fractions import Fraction
 
 import pytest
 
-from schedopt import Chain, Layer, Platform, Problem, Rule, Scope, Stage, solve
+from schedopt import (
+    Chain,
+    Layer,
+    Link,
+    Network,
+    Node,
+    NodeLink,
+    Platform,
+    Problem,
+    Rule,
+    Scope,
+    Stage,
+    solve,
+)
 from schedopt.bounds import (
     contiguous_bound,
     contiguous_step_bound,
@@ -206,6 +219,30 @@ def test_latency_is_shared_by_what_a_transfer_covers() -> None:
     for k, least in [(1, 8), (2, 5), (3, 4), (None, 2)]:
         problem = Problem(chain=chain, platform=platform, scope=Scope(max_k=k))
         assert value(contiguous_bound(problem)) == least
+
+
+@pytest.mark.parametrize(("inside", "least"), [(None, 1), (1, 2), (3, 6)])
+def test_of_links_that_differ_the_fastest_counts(inside: int | None, least: int) -> None:
+    # Memory parts two layers of 1; the link between the nodes takes 5 each way, what lies inside
+    # of the first one nothing, 1 or 3.
+    def takes(time: int) -> Link:
+        return Link(bandwidth_bytes_per_s=10**9, latency_ns=time - 1)
+
+    chain = equal_layers(2, forward=1, backward=0, saved=0, weight=2)
+    node = Node(name="a", gpus=2, link=None if inside is None else takes(inside))
+    slow = NodeLink(between=("a", "b"), bandwidth_bytes_per_s=10**9, latency_ns=4)
+    network = Network(nodes=(node, Node(name="b", gpus=1)), links=(slow,))
+    for k in (1, None):
+        problem = Problem(
+            chain=chain, platform=Platform(3, 2, network=network), scope=Scope(max_k=k)
+        )
+        both_ways = least if k == 1 else max(1, 2 * bool(inside))
+        assert value(contiguous_bound(problem)) == both_ways
+    in_a_step = Problem(chain=chain, platform=problem.platform, scope=step("contiguous", 2))
+    # Behind the first forward the link carries both micro-batches at once, there and back, or the
+    # second stage works on them.
+    waits = 2 if inside is None else 2 * (inside + 1)
+    assert value(contiguous_step_bound(in_a_step)) * 2 == 1 + waits
 
 
 def test_the_wrong_order_of_gpus_is_no_plan() -> None:

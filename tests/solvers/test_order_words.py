@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from schedopt import Chain, Gpu, Layer, Platform, Scope, Stage, check, solve
 from schedopt.plan import Operation, Pattern, Plan, Transfer, place_in_period
 from tests.solvers.order_words import Found, least_period
+from tests.strategies import networks
 
 sizes = st.integers(0, 4)
 
@@ -73,6 +74,10 @@ def instances(
             kept = one.saved + (one.saved_input_bytes or 0) + (one.saved_weight_bytes or 0)
             rooms[part.gpus[0]] += one.weight_bytes + (one.workspace_bytes or 0) + kept
     speeds = [draw(st.sampled_from(["1", "1", "0.5", "2"])) for _ in range(gpus)]
+    if draw(st.integers(0, 2)) == 0:
+        network = draw(networks(gpus))
+        of_nodes = Platform(gpus, [max(0, room) for room in rooms], speed=speeds, network=network)
+        return Instance(Chain(layers=row, input_bytes=draw(sizes)), of_nodes, parts)
     link = draw(st.none() | st.tuples(st.integers(0, 1), st.sampled_from(["half", "full"])))
     platform = Platform(
         gpus,
