@@ -9,6 +9,7 @@ from schedopt.bounds.every import lower_bounds
 from schedopt.bounds.load import load_bound
 from schedopt.bounds.memory import memory_proof
 from schedopt.bounds.packing import packing_bound
+from schedopt.bounds.propagation import propagation_bound
 from schedopt.bounds.scopes import widest
 from schedopt.bounds.span import contiguous_bound
 from schedopt.bounds.step import contiguous_step_bound, step_bound
@@ -20,6 +21,7 @@ __all__ = [
     "lower_bounds",
     "memory_proof",
     "packing_bound",
+    "propagation_bound",
     "step_bound",
     "widest",
 ]

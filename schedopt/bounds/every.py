@@ -7,6 +7,7 @@ from typing import Final
 
 from schedopt.bounds.load import load_bound
 from schedopt.bounds.packing import packing_bound
+from schedopt.bounds.propagation import propagation_bound
 from schedopt.bounds.span import contiguous_bound
 from schedopt.bounds.step import contiguous_step_bound, step_bound
 from schedopt.problem import Problem, Scope
@@ -17,6 +18,7 @@ FURTHER: Final[tuple[Callable[[Problem], Bound | None], ...]] = (
     packing_bound,
     contiguous_step_bound,
     contiguous_bound,
+    propagation_bound,
 )
 
 

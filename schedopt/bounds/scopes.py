@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
-from math import ceil
+from math import ceil, floor
 from typing import Final
 
 from schedopt.problem import Problem, Scope
@@ -12,6 +12,8 @@ from schedopt.result import Bound, as_ratio
 
 MOST_LENGTHS: Final = 1024
 """Patterns up to this long are looked at when a bound is rounded up."""
+CLOSE: Final = Fraction(1, 512)
+"""A bound that is bisected is found up to this part of itself."""
 
 
 def widest(scope: Scope) -> Scope:
@@ -61,3 +63,55 @@ def make_bound(value: Fraction | int, scope: Scope, proof: str) -> Bound:
     elif longest is not None and longest <= MOST_LENGTHS:
         value = min(Fraction(max(1, ceil(k * value)), k) for k in range(1, longest + 1))
     return Bound(exact=as_ratio(value), scope=scope, proof=proof)
+
+
+def period_above(value: Fraction, scope: Scope) -> Fraction:
+    """Return the least period above a value that a pattern of the scope can have.
+
+    For patterns of any length, or very long ones, the value itself.
+    """
+    longest = longest_pattern(scope)
+    if longest is None or longest > MOST_LENGTHS:
+        return value
+    first = 1 if scope.microbatches is None else longest
+    return min(Fraction(floor(k * value) + 1, k) for k in range(first, longest + 1))
+
+
+def period_below(value: Fraction, scope: Scope) -> Fraction:
+    """Return the greatest period below a value that a pattern of the scope can have.
+
+    For patterns of any length, or very long ones, the value itself.
+    """
+    longest = longest_pattern(scope)
+    if longest is None or longest > MOST_LENGTHS:
+        return value
+    first = 1 if scope.microbatches is None else longest
+    return max(Fraction(ceil(k * value) - 1, k) for k in range(first, longest + 1))
+
+
+def period_between(low: Fraction, high: Fraction, scope: Scope) -> Fraction | None:
+    """Return a period between two for a bisection, one that a pattern of the scope can have.
+
+    None if there is none, or if they are close.
+    """
+    least = period_above(low, scope)
+    if high - low <= low * CLOSE or least >= high:
+        return None
+    middle = (low + high) / 2
+    longest = longest_pattern(scope)
+    if longest is None or longest > MOST_LENGTHS:
+        return middle
+    first = 1 if scope.microbatches is None else longest
+    return max(least, *(Fraction(floor(k * middle), k) for k in range(first, longest + 1)))
+
+
+def refuted_bound(problem: Problem, period: Fraction, proof: str) -> Bound:
+    """Return what follows if no plan of any allocation has a period, or a shorter one.
+
+    It speaks of the reading of memory and of the lengths of patterns that were asked for.
+    """
+    asked = problem.scope
+    scope = replace(
+        widest(asked), memory=asked.memory, max_k=asked.max_k, microbatches=asked.microbatches
+    )
+    return make_bound(period_above(period, asked), scope, proof)

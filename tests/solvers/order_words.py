@@ -63,9 +63,7 @@ def least_period(
         Whether each stage may recompute any of its layers; else those that it names.
     memory : {"sum", "peak"}
     """
-    halves = product((False, True) if split_backward else (False,), repeat=len(stages))
-    again = product(*map(_choices, stages)) if recompute else [tuple(stages)]
-    courses = [Course(chain, platform, *choice) for choice in product(again, halves)]
+    courses = _courses(chain, platform, stages, split_backward, recompute)
     best: Found | None = None
     for course in sorted(courses, key=Course.load):
         # One micro-batch after the other, and everything at an instant of its own.
@@ -78,6 +76,37 @@ def least_period(
                 best = Found(period, course.stages, starts)
                 break
     return best
+
+
+def is_possible(
+    chain: Chain,
+    platform: Platform,
+    stages: Sequence[Stage],
+    k: int,
+    period: int,
+    *,
+    split_backward: bool = False,
+    recompute: bool = False,
+    memory: str = "sum",
+) -> bool:
+    """Return whether k micro-batches fit a T: see `least_period`."""
+    return any(
+        Words(course, k, period, memory).search() is not None
+        for course in _courses(chain, platform, stages, split_backward, recompute)
+        if k * course.load() <= period
+    )
+
+
+def _courses(
+    chain: Chain,
+    platform: Platform,
+    stages: Sequence[Stage],
+    split_backward: bool,
+    recompute: bool,
+) -> list[Course]:
+    halves = product((False, True) if split_backward else (False,), repeat=len(stages))
+    again = product(*map(_choices, stages)) if recompute else [tuple(stages)]
+    return [Course(chain, platform, *choice) for choice in product(again, halves)]
 
 
 def _choices(stage: Stage) -> Iterator[Stage]:

@@ -1,0 +1,308 @@
+"""What each layer takes at least, as small whole numbers: times and sizes rounded down.
+
+A period a / b ns is `a` units of 1 / b ns. Where that is more than `LARGEST`, times are rounded
+down to a coarser unit, and sizes likewise, so that sums, products and weighted sums fit 64 bits.
+What must stay below a limit is rounded down with it, which never refutes what is possible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from itertools import combinations, permutations
+from typing import TYPE_CHECKING, Final
+
+from schedopt.platform import Platform, Resource
+from schedopt.problem import Problem
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Array = npt.NDArray[np.int64]
+
+LARGEST: Final = 1 << 24
+"""Periods and memories become about this at most."""
+LONGEST: Final = 1 << 36
+"""Spans are taken as at most this."""
+
+
+@lru_cache(maxsize=1 << 12)
+def least_transfer_ns(platform: Platform, count: int) -> int:
+    """Return how long so many bytes take at least from one GPU to another, ns."""
+    pairs = permutations(range(len(platform.gpus)), 2)
+    return min((platform.transfer_ns(count, *pair) for pair in pairs), default=0)
+
+
+@lru_cache(maxsize=1 << 12)
+def longest_transfer_ns(platform: Platform, count: int) -> int:
+    """Return how long so many bytes take at most from one GPU to another, ns."""
+    pairs = permutations(range(len(platform.gpus)), 2)
+    return max((platform.transfer_ns(count, *pair) for pair in pairs), default=0)
+
+
+@lru_cache(maxsize=1 << 12)
+def least_link_ns(platform: Platform, count: int) -> int:
+    """Return how long a link is busy with so many bytes and as many back, at least, ns."""
+
+    def busy(one: int, other: int, shared: bool) -> int:
+        ahead = platform.transfer_ns(count, one, other)
+        back = platform.transfer_ns(count, other, one)
+        return ahead + back if shared else max(ahead, back)
+
+    return min((busy(*pair) for pair in _pairs(platform)), default=0)
+
+
+@lru_cache(maxsize=64)
+def _pairs(platform: Platform) -> tuple[tuple[int, int, bool], ...]:
+    """Return each pair of GPUs, and whether both directions share a link."""
+
+    def links(*ends: int) -> set[Resource]:
+        return set(platform.route(*ends))
+
+    return tuple(
+        (one, other, bool(links(one, other) & links(other, one)))
+        for one, other in combinations(range(len(platform.gpus)), 2)
+    )
+
+
+class Amounts:
+    """What each layer takes at least, on a GPU as fast as the fastest and as roomy as the roomiest.
+
+    Parameters
+    ----------
+    problem : Problem
+
+    Attributes
+    ----------
+    ahead, whole, half, tail, work : list of Fraction
+        Of each layer, ns: its forward; what the gradient waits for if the backward runs whole, and
+        in halves; how long after that the second half keeps what was saved; and what forward and
+        backward occupy the GPU for. Where no backward is split, the half is the whole.
+    trips, links : list of int
+        Behind each layer but the last, ns: transfers ahead and back, and what they occupy a link
+        for.
+    gpus : Fraction
+        How many of the fastest GPU all of them are, in speed.
+    room, rooms : int
+        Bytes of the roomiest GPU, and of all.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        platform = problem.platform
+        layers = problem.chain.layers
+        fastest = max(platform.gpus, key=lambda gpu: gpu.speed)
+        speed = Fraction(fastest.speed)
+        alike = len({gpu.speed for gpu in platform.gpus}) == 1
+
+        def time(count: int | None) -> Fraction:
+            count = count or 0
+            return Fraction(fastest.duration_ns(count)) if alike else count / speed
+
+        self.ahead = [time(layer.forward_ns) for layer in layers]
+        self.whole = [time(layer.backward_ns) for layer in layers]
+        self.half, self.tail, backwards = self.whole, [Fraction(0)] * len(layers), self.whole
+        if problem.scope.split_backward:
+            self.half = [time(layer.backward_input_ns) for layer in layers]
+            weights = [time(layer.backward_weight_ns) for layer in layers]
+            self.tail = [
+                weight if layer.saved_weight_bytes is None else Fraction(0)
+                for layer, weight in zip(layers, weights, strict=True)
+            ]
+            ways = zip(self.whole, self.half, weights, strict=True)
+            backwards = [min(whole, half + weight) for whole, half, weight in ways]
+        self.work = [one + two for one, two in zip(self.ahead, backwards, strict=True)]
+        sent = [layer.activation_bytes for layer in layers[:-1]]
+        self.trips = [2 * least_transfer_ns(platform, count) for count in sent]
+        self.links = [least_link_ns(platform, count) for count in sent]
+        self.gpus = sum((Fraction(gpu.speed) / speed for gpu in platform.gpus), Fraction(0))
+        self.room = max(gpu.usable_bytes for gpu in platform.gpus)
+        self.rooms = sum(gpu.usable_bytes for gpu in platform.gpus)
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether only 1-periodic patterns of whole backwards are asked for."""
+        scope = self.problem.scope
+        return scope.max_k == 1 and scope.microbatches is None and not scope.split_backward
+
+
+@dataclass(frozen=True)
+class Held:
+    """What layers keep on their GPU at least, bytes, each an array of shape (layers,).
+
+    Parameters
+    ----------
+    kept, again : array
+        What is saved: from the forward on, and if it is recomputed.
+    checkpoint : array
+        The input of a layer, where a run of recomputed layers begins.
+    input : array
+        What a kept layer saves on top behind another stage, or behind a recomputed layer.
+    saved : array
+        As kept, but for what the second half of a backward keeps.
+    second : array
+        What the second half of a backward keeps if it is split.
+    workspace : array
+        What its operations take beside all of this.
+    worst : array
+        At its own worst instant, all of a layer but its weights.
+    turn : array
+        What a layer keeps when a micro-batch turns, and so do all layers.
+    """
+
+    kept: Array
+    again: Array
+    checkpoint: Array
+    input: Array
+    saved: Array
+    second: Array
+    workspace: Array
+    worst: Array
+    turn: Array
+
+
+class Scaled:
+    """The amounts of a problem at one normalized period, as whole numbers.
+
+    Parameters
+    ----------
+    amounts : Amounts
+    period : Fraction
+        Above 0, ns.
+
+    Attributes
+    ----------
+    limit, above : int
+        The period, rounded down and up.
+    room, rooms : int
+        Memory of the roomiest GPU, and of all.
+    ahead, whole, half, tail, back, work : array, shape (layers,)
+        As those of `Amounts`; back is the shorter of whole and half.
+    trips, links : array, shape (layers,)
+        Likewise; nothing follows the last layer.
+    weight, saved, input, checkpoint, second, workspace : array, shape (layers,)
+        Bytes: weights; what is saved; what on top behind another stage; the input that a run of
+        recomputed layers keeps; what the second half of a backward keeps; what operations take.
+    """
+
+    def __init__(self, amounts: Amounts, period: Fraction) -> None:
+        import numpy as np
+
+        self.amounts, self.problem, self.period = amounts, amounts.problem, period
+        self.peak = self.problem.scope.memory == "peak"
+        whole, part = period.as_integer_ratio()
+        self._time = Fraction(part, max(1, -(-whole // LARGEST)))
+        self.limit, self.above = self.time(period), -self.time(-period)
+        # Averages are no whole numbers of bytes: small memories are looked at in parts of a byte.
+        finer = LARGEST // max(1, amounts.room) if self.peak else 1
+        self._size = Fraction(max(1, finer), max(1, -(-amounts.room // LARGEST)))
+        self.room, self.rooms = self.size(amounts.room), self.size(amounts.rooms)
+
+        def times(values: Iterable[Fraction | int]) -> Array:
+            return np.array([self.time(value) for value in values], dtype=np.int64)
+
+        def sizes(values: Iterable[int | None]) -> Array:
+            found = [min(self.room + 1, self.size(value or 0)) for value in values]
+            return np.array(found, dtype=np.int64)
+
+        self.ahead, self.whole, self.half = map(times, (amounts.ahead, amounts.whole, amounts.half))
+        self.tail, self.work = times(amounts.tail), times(amounts.work)
+        self.back = np.minimum(self.whole, self.half)
+        self.trips, self.links = times([*amounts.trips, 0]), times([*amounts.links, 0])
+        chain = self.problem.chain
+        received = [chain.input_bytes, *(layer.activation_bytes for layer in chain.layers[:-1])]
+        self.weight = sizes(layer.weight_bytes for layer in chain.layers)
+        self.saved = sizes(layer.saved for layer in chain.layers)
+        self.input = sizes(layer.saved_input_bytes for layer in chain.layers)
+        self.checkpoint = sizes(received)
+        self.second = sizes(layer.saved_weight_bytes for layer in chain.layers)
+        self.workspace = sizes(
+            layer.workspace_bytes if works else 0
+            for layer, works in zip(chain.layers, amounts.work, strict=True)
+        )
+
+    def time(self, value: Fraction | int) -> int:
+        """Return a time, rounded down."""
+        return int(value * self._time // 1)
+
+    def size(self, value: int) -> int:
+        """Return a number of bytes, rounded down."""
+        return int(value * self._size // 1)
+
+    def counts(self, times: Array) -> Array:
+        """Return how many micro-batches are there at once that stay so long.
+
+        One comes every T / k on average, so that on average time k / T of them are there, and at
+        some instant that rounded up, and one at least.
+        """
+        import numpy as np
+
+        return np.asarray(np.maximum(1, -(-np.minimum(times, LONGEST) // self.above)))
+
+    def held(self, spans: Array) -> Held:
+        """Return what layers keep whose spans are at least these.
+
+        In the reading *sum* each counts with its most. In the reading *peak* averages over time
+        are taken, which add up to no more than the most of all at once.
+        """
+        import numpy as np
+
+        scope = self.problem.scope
+        behind = spans - self.back
+        whole, half = behind + self.whole, behind + self.half + self.tail
+        least = np.minimum(whole, half)
+        kept, second = self._hold(self.saved, whole), self._hold(self.second, self.half)
+        if scope.split_backward:
+            kept = np.minimum(kept, self._hold(self.saved, half) + second)
+        return Held(
+            kept=kept,
+            again=self._hold(self.saved, np.minimum(self.ahead + self.back, self.limit)),
+            checkpoint=self._hold(self.checkpoint, least),
+            input=self._hold(self.input, least),
+            saved=self._hold(self.saved, least),
+            second=second,
+            workspace=0 * self.workspace if self.peak else self.workspace,
+            worst=self._worst(least),
+            turn=self._turn(),
+        )
+
+    def _worst(self, held: Array) -> Array:
+        """Return what a layer keeps itself when it keeps the most, in one of its operations."""
+        import numpy as np
+
+        counts = 1 if self.problem.scope.recompute else self.counts(held)
+        kept = np.minimum(self.saved * counts, self.room + 1)
+        return np.asarray(kept + np.where(self.ahead + self.back > 0, self.workspace, 0))
+
+    def _turn(self) -> Array:
+        """Return what a layer keeps between the last forward and the first backward.
+
+        Of a 1-periodic pattern that is what entered since then and one, for the time ahead, and
+        what has not left yet, for the time back (half-open intervals). Where backwards take no
+        time it may be gone by then. Nothing with recompute.
+        """
+        import numpy as np
+
+        scope = self.problem.scope
+        if scope.recompute:
+            return np.zeros_like(self.saved)
+        ahead = np.cumsum(self.ahead[::-1])[::-1] - self.ahead[-1]
+        back = np.cumsum(self.back[::-1])[::-1] + self.ahead[-1]
+        if scope.max_k != 1 or scope.microbatches is not None:
+            return np.where(back > 0, self.saved, 0)
+        counts = np.minimum(ahead // self.above - (-back // self.above), LONGEST)
+        return np.asarray(np.minimum(self.saved * counts, self.room + 1))
+
+    def _hold(self, sizes: Array, times: Array) -> Array:
+        """Return what so many bytes for each micro-batch take that stay so long."""
+        import numpy as np
+
+        if self.peak:
+            found = sizes * np.minimum(times, LONGEST) // self.above
+        else:
+            found = sizes * self.counts(times)
+        # More than fits is as good as one more than fits.
+        return np.asarray(np.minimum(found, self.room + 1))

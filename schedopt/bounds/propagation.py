@@ -1,0 +1,155 @@
+"""What a period forces, for any allocation and any k: counts, cuts, and layers apart."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, Final
+
+from schedopt.bounds.amounts import Amounts, Scaled
+from schedopt.bounds.load import load_bound
+from schedopt.bounds.runs import Runs
+from schedopt.bounds.scopes import period_between, refuted_bound
+from schedopt.problem import LARGEST_HORIZON_NS, Problem
+from schedopt.result import Bound
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Array = npt.NDArray[np.int64]
+    Flags = npt.NDArray[np.bool_]
+
+PROOF: Final = "what micro-batches in flight keep forces cuts, and cuts take transfers"
+MOST_ROUNDS: Final = 12
+MOST_CELLS: Final = 1 << 19
+"""Layers, squared, a GPU: no more are looked at."""
+
+
+@dataclass(frozen=True)
+class Forced:
+    """What holds in every plan whose normalized period is at most the one looked at.
+
+    Parameters
+    ----------
+    scaled : Scaled
+        The amounts at this period.
+    spans : array, shape (layers,)
+        From the start of a layer's forward to the end of its backward, or of the half that its
+        gradient waits for: at least this, in the unit of `scaled`.
+    counts : array, shape (layers,)
+        Micro-batches in flight for which each layer keeps what it saves, at least.
+    windows : array, shape (layers,)
+        How many layers from one on can share a GPU at most.
+    may_cut : array of bool, shape (layers,)
+        Whether a layer and the next one may lie on two GPUs.
+    """
+
+    scaled: Scaled
+    spans: Array
+    counts: Array
+    windows: Array
+    may_cut: Flags
+
+    def apart(self) -> Flags:
+        """Return which pairs of layers cannot share a GPU: array of bool, (layers, layers)."""
+        import numpy as np
+
+        scaled = self.scaled
+        held = scaled.held(self.spans)
+        ways = [(held.kept, scaled.work)]
+        if scaled.problem.scope.recompute:
+            ways.append((held.again, scaled.work + scaled.ahead))
+        fits = np.zeros((len(self.spans),) * 2, dtype=bool)
+        largest = np.maximum.outer(held.workspace, held.workspace)
+        spare = scaled.room - np.add.outer(scaled.weight, scaled.weight) - largest
+        for sizes, times in ways:
+            for others, further in ways:
+                fits |= (np.add.outer(sizes, others) <= spare) & (
+                    np.add.outer(times, further) <= scaled.limit
+                )
+        fits |= fits.T
+        np.fill_diagonal(fits, True)
+        return ~fits
+
+
+def propagate(amounts: Amounts, period: Fraction) -> Forced | None:
+    """Return what a normalized period forces; None if no plan has it, or a shorter one.
+
+    The span of a layer is at least its own way, and that of all layers behind it with a transfer
+    ahead and back at each cut. So many micro-batches are in flight as the span takes periods; each
+    keeps what is saved, or less and a time of recompute. That says which runs of layers fit a GPU,
+    these where the chain must be cut, and cuts lengthen spans: again and again, until nothing
+    changes. A period is refuted if a layer, a run that must be or all together do not fit.
+
+    R may run while the layers behind work, so that recompute does not lengthen a span.
+    """
+    import numpy as np
+
+    scaled = Scaled(amounts, period)
+    may_cut = _may_cut(scaled)
+    spans = np.cumsum((scaled.ahead + scaled.back)[::-1])[::-1]
+    if (scaled.work > scaled.limit).any():
+        return None
+    for _ in range(MOST_ROUNDS):
+        runs = Runs(scaled, scaled.held(spans))
+        found = runs.spans(may_cut)
+        if found is None or not runs.fit_together(may_cut):
+            return None
+        if (found[1] <= spans).all():
+            break
+        spans = np.maximum(spans, found[1])
+    counts = scaled.counts(
+        spans - scaled.back + np.minimum(scaled.whole, scaled.half + scaled.tail)
+    )
+    return Forced(scaled, spans, counts, runs.inner.sum(axis=0), may_cut)
+
+
+def _may_cut(scaled: Scaled) -> Flags:
+    """Return behind which layers a cut is possible: on some link, and beside `same_gpu`."""
+    import numpy as np
+
+    may_cut: Flags = scaled.links <= scaled.limit
+    if len(scaled.problem.platform.gpus) == 1:
+        may_cut[:-1] = False
+    for group in scaled.problem.chain.same_gpu:
+        numbers = np.array(group)
+        may_cut[numbers[:-1][np.diff(numbers) == 1]] = False
+    return may_cut
+
+
+def is_propagated(problem: Problem) -> bool:
+    """Whether a problem is one that `propagate` speaks of, and short enough for it."""
+    cells = len(problem.chain.layers) ** 2 // len(problem.platform.gpus)
+    return problem.rule.is_given and cells <= MOST_CELLS
+
+
+def propagation_bound(problem: Problem) -> Bound | None:
+    """Return the period that `propagate` does not refute, bisected, for any allocation and any k.
+
+    Patterns are real-valued here: one with a period can be stretched to any longer one, in the
+    same order and with no more in flight; so what refutes a period refutes all shorter ones.
+
+    Returns
+    -------
+    Bound or None
+        None with updates, if nothing is refuted, if no period will do, or for chains that are too
+        long.
+    """
+    low = load_bound(problem).period
+    if not low or not is_propagated(problem):
+        return None
+    amounts = Amounts(problem)
+    if propagate(amounts, low) is not None:
+        return None
+    high = low
+    while propagate(amounts, high) is None:
+        if high > LARGEST_HORIZON_NS:
+            return None
+        low, high = high, 2 * high
+    while (middle := period_between(low, high, problem.scope)) is not None:
+        if propagate(amounts, middle) is None:
+            low = middle
+        else:
+            high = middle
+    return refuted_bound(problem, low, PROOF)

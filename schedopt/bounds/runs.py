@@ -1,0 +1,217 @@
+"""Which consecutive layers can share a GPU, and what a chain takes that is cut into such runs.
+
+Layers behind each other on one GPU are a run. Its weights, what its layers keep and the largest
+workspace must fit the roomiest GPU, and its work, recompute included, the period of the fastest.
+Each layer is kept or recomputed: a path with a time and with bytes on every step, as in
+`schedopt.solving.recomputation`, but with counts of micro-batches of each layer's own. A price for
+a byte and one for a nanosecond make one length of both, and a run whose shortest path is longer
+than the room and the time that are left, at these prices, cannot be.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from schedopt.bounds.amounts import Held, Scaled
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Array = npt.NDArray[np.int64]
+    Flags = npt.NDArray[np.bool_]
+
+NEVER: Final = 1 << 60
+DEAREST: Final = 1 << 12
+"""Prices are whole numbers up to this."""
+MOST_PRICES: Final = 16
+MOST_CELLS: Final = 1 << 22
+"""Prices, times layers, times layers of a run: no more are looked at."""
+
+
+class Runs:
+    """The runs of a chain that can be, at the period of its amounts.
+
+    Parameters
+    ----------
+    scaled : Scaled
+    held : Held
+        What the layers keep.
+
+    Attributes
+    ----------
+    begun, inner : array of bool, shape (most layers of a run, layers)
+        By layers behind the first and first layer: whether these can share a GPU if a run begins
+        there, and whether they can be part of one.
+    prices : array, shape (prices, 2)
+        Of a unit of time and of a unit of memory.
+    lengths : array, shape (prices, most layers of a run, layers)
+        What each run takes at least beside its work and its weights, at each price.
+    """
+
+    def __init__(self, scaled: Scaled, held: Held) -> None:
+        import numpy as np
+
+        self.scaled, self.held = scaled, held
+        self.count = len(scaled.work)
+        loads = np.concatenate([[0], np.cumsum(scaled.work)])
+        fitting = np.searchsorted(loads, loads[:-1] + scaled.limit, side="right") - 1
+        self.window = int((fitting - np.arange(self.count)).max())
+        self.prices = self._prices()
+        self._fill(loads)
+
+    def _prices(self) -> Array:
+        """Return prices around what layers take for each byte that recompute frees."""
+        import numpy as np
+
+        if not self.scaled.problem.scope.recompute:
+            return np.array([[0, 1]], dtype=np.int64)
+        freed = self.held.kept - self.held.again
+        useful = (freed > 0) & (self.scaled.ahead > 0)
+        most = min(MOST_PRICES, max(2, MOST_CELLS // max(1, self.window * self.count)))
+        if not useful.any():
+            return np.array([[0, 1]], dtype=np.int64)
+        ratios = self.scaled.ahead[useful] / freed[useful]
+        chosen = np.quantile(ratios, np.linspace(0, 1, most - 1))
+        dearer = np.maximum(1, np.round(DEAREST * np.minimum(1, chosen)))
+        cheaper = np.maximum(1, np.round(DEAREST / np.maximum(1, chosen)))
+        both = np.stack([cheaper, dearer], axis=1).astype(np.int64)
+        return np.unique(np.concatenate([[[0, 1]], both]), axis=0)
+
+    def _fill(self, loads: Array) -> None:
+        """Lengthen all runs by a layer at a time, in both ways that the last one can be."""
+        import numpy as np
+
+        scaled, held, count = self.scaled, self.held, self.count
+        for_time, for_bytes = self.prices.T[:, :, None]
+        kept, given = for_bytes * held.kept, for_bytes * held.input
+        again = for_bytes * held.again + for_time * scaled.ahead
+        received = for_bytes * held.checkpoint
+        if not scaled.problem.scope.recompute:
+            again = again + NEVER
+        # The second axis: a run that begins here, or the rest of one.
+        is_kept = np.stack([kept + given, kept], axis=1)
+        is_again = np.stack([again + received, again], axis=1)
+        self.begun = np.zeros((self.window, count), dtype=bool)
+        self.inner = np.zeros((self.window, count), dtype=bool)
+        self.lengths = np.full((len(self.prices), self.window, count), NEVER, dtype=np.int64)
+        weights, largest, worst = scaled.weight, held.workspace, held.worst
+        turns = scaled.weight + held.turn
+        for more in range(self.window):
+            if more:
+                is_kept, is_again = is_kept[..., :-1], is_again[..., :-1]
+                is_kept, is_again = (
+                    np.minimum(is_kept, is_again + given[:, None, more:]) + kept[:, None, more:],
+                    np.minimum(is_again, is_kept + received[:, None, more:])
+                    + again[:, None, more:],
+                )
+                weights = weights[:-1] + scaled.weight[more:]
+                largest = np.maximum(largest[:-1], held.workspace[more:])
+                worst = np.maximum(worst[:-1], held.worst[more:])
+                turns = turns[:-1] + scaled.weight[more:] + held.turn[more:]
+                is_again = np.minimum(is_again, NEVER)
+            least = np.minimum(is_kept, is_again)
+            starts = count - more
+            spare = scaled.room - weights - largest
+            left = scaled.limit - (loads[more + 1 :] - loads[:starts])
+            paid = for_bytes * spare + for_time * left
+            fits = (least <= paid[:, None]).all(axis=0) & (spare >= 0) & (left >= 0)
+            fits &= (weights + worst <= scaled.room) & (turns <= scaled.room)
+            fits &= self._parts_fit(more, left)
+            self.begun[more, :starts], self.inner[more, :starts] = fits
+            self.lengths[:, more, :starts] = np.where(fits[0], least[:, 0], NEVER)
+            if not fits[1].any():
+                self.window = more + 1
+                self.begun, self.inner = self.begun[: more + 1], self.inner[: more + 1]
+                self.lengths = self.lengths[:, : more + 1]
+                return
+
+    def _parts_fit(self, more: int, left: Array) -> Flags:
+        """Whether the runs without their last and without their first layer can be.
+
+        One layer alone is kept or recomputed, and nothing in between.
+
+        Parameters
+        ----------
+        more : int
+            Layers behind the first.
+        left : array, shape (layers - more,)
+            Time that a run leaves.
+        """
+        import numpy as np
+
+        if more:
+            first, rest = slice(0, len(left)), self.inner[more - 1, 1 : len(left) + 1]
+            return np.stack(
+                [self.begun[more - 1, first] & rest, self.inner[more - 1, first] & rest]
+            )
+        held, spare = self.held, self.scaled.room - self.scaled.weight - self.held.workspace
+        fits = np.stack([held.kept + held.input <= spare, held.kept <= spare])
+        if self.scaled.problem.scope.recompute:
+            in_time = self.scaled.ahead <= left
+            fits |= np.stack([held.again + held.checkpoint <= spare, held.again <= spare]) & in_time
+        return fits
+
+    def spans(self, may_cut: Flags) -> tuple[Array, Array] | None:
+        """Return the least span of each layer, if a run begins there and if any may hold it.
+
+        Parameters
+        ----------
+        may_cut : array of bool, shape (layers,)
+            Whether a run may end with each layer.
+
+        Returns
+        -------
+        (array, array) or None
+            None if the chain cannot be cut into runs.
+        """
+        import numpy as np
+
+        scaled = self.scaled
+        ways = np.concatenate([[0], np.cumsum(scaled.ahead + scaled.back)])
+        begun = np.full(self.count + 1, NEVER, dtype=np.int64)
+        begun[-1] = 0
+        inner = begun.copy()
+        behind = np.where(may_cut, scaled.trips, NEVER)
+        for first in range(self.count - 1, -1, -1):
+            ends = slice(first + 1, min(self.count, first + self.window) + 1)
+            added = ways[ends] - ways[first] + behind[first : ends.stop - 1] + begun[ends]
+            places = slice(0, ends.stop - first - 1)
+            own = int(ways[first + 1] - ways[first])
+            for found, can_be in ((begun, self.begun), (inner, self.inner)):
+                span = int(added[can_be[places, first]].min(initial=NEVER))
+                found[first] = self._rounded(max(span, own + int(inner[first + 1])), first)
+            if inner[first] >= NEVER:
+                return None
+        return begun[:-1], inner[:-1]
+
+    def _rounded(self, span: int, first: int) -> int:
+        """Return the least span that a 1-periodic pattern of whole backwards can have.
+
+        Forward and backward share a GPU: with s = (n - 1) T + r, 0 < r <= T, both fit r.
+        """
+        scaled = self.scaled
+        if span >= NEVER or not scaled.amounts.one_by_one:
+            return min(span, NEVER)
+        own = int(scaled.ahead[first] + scaled.back[first])
+        return max(span, (-(-span // scaled.above) - 1) * scaled.limit + own)
+
+    def fit_together(self, may_cut: Flags) -> bool:
+        """Whether the runs of the whole chain may fit the time and the memory of all GPUs."""
+        import numpy as np
+
+        if int((self.scaled.weight + self.held.turn).sum()) > self.scaled.rooms:
+            return False
+
+        scaled, numbers = self.scaled, np.arange(self.window)
+        least = np.full((len(self.prices), self.count + 1), NEVER, dtype=np.int64)
+        least[:, -1] = 0
+        for first in range(self.count - 1, -1, -1):
+            ends = first + 1 + numbers[: self.count - first]
+            added = self.lengths[:, : len(ends), first] + least[:, ends]
+            added[:, ~may_cut[ends - 1]] = NEVER
+            least[:, first] = np.minimum(added.min(axis=1), NEVER)
+        spare = scaled.rooms - int(scaled.weight.sum())
+        left = scaled.time(scaled.period * scaled.amounts.gpus) - int(scaled.work.sum())
+        paid = self.prices[:, 0] * left + self.prices[:, 1] * spare
+        return bool(spare >= 0 and left >= 0 and (least[:, 0] <= paid).all())

@@ -1,0 +1,162 @@
+"""What propagation refutes, against a search over all plans; and what it forces, by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schedopt import Chain, Layer, Platform, Problem, Scope
+from schedopt.bounds import load_bound, packing_bound, propagation_bound
+from schedopt.bounds.amounts import Amounts, least_link_ns, least_transfer_ns
+from schedopt.bounds.propagation import propagate
+from tests.bounds.every_plan import Memory, has_plan, tight_problems
+
+GENERAL = Scope(allocation="general")
+
+
+def layer(forward: int, backward: int, saved: int, sent: int = 0) -> Layer:
+    return Layer(
+        forward_ns=forward,
+        backward_ns=backward,
+        weight_bytes=0,
+        activation_bytes=sent,
+        saved_bytes=saved,
+    )
+
+
+@pytest.mark.parametrize("memory", ["sum", "peak"])
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("split", [False, True])
+@settings(max_examples=60)
+@given(data=st.data())
+def test_no_plan_is_below(
+    data: st.DataObject, split: bool, recompute: bool, memory: Memory
+) -> None:
+    k = data.draw(st.sampled_from([1, 1, 2]))
+    longest = 2 if k == 2 or (split and recompute) else 3
+    problem = data.draw(
+        tight_problems(longest=longest, split=split, recompute=recompute, memory=memory, k=k)
+    )
+    bound = propagation_bound(problem)
+    if bound is not None:
+        assert bound.scope.covers(problem.scope)
+        assert not has_plan(problem, bound.period, below=True)
+
+
+def two_layers(scope: Scope = GENERAL, *, room: int = 7, bandwidth: str = "1GB/s") -> Problem:
+    """Return two layers of F = B = 1 that save 4 bytes, with transfers of 2 bytes."""
+    platform = Platform(2, room, bandwidth=bandwidth)
+    return Problem(chain=Chain(layers=(layer(1, 1, 4, 2),) * 2), platform=platform, scope=scope)
+
+
+@pytest.mark.parametrize("max_k", [1, 2, None])
+@pytest.mark.parametrize("memory", ["sum", "peak"])
+def test_a_cut_that_is_forced_lengthens_spans(memory: Memory, max_k: int | None) -> None:
+    # One GPU has no room for both layers. On two, the first one waits 4 ns for transfers, 8 in
+    # all: two micro-batches in flight are 8 bytes, more than 7. So T / k is 8 at least.
+    problem = two_layers(replace(GENERAL, memory=memory, max_k=max_k))
+    bound = propagation_bound(problem)
+    assert bound is not None
+    assert packing_bound(problem).period == 4  # type: ignore[union-attr]
+    # Where patterns may be of any length, it is bisected.
+    if max_k is None:
+        assert Fraction(8) * Fraction(511, 512) <= bound.period <= 8
+    else:
+        assert bound.period == 8
+        assert has_plan(replace(problem, scope=replace(problem.scope, grain="layer")), Fraction(8))
+
+
+def test_what_a_period_forces() -> None:
+    problem = two_layers(room=8, bandwidth="2GB/s")
+    forced = propagate(Amounts(problem), Fraction(4))
+    assert forced is not None
+    assert forced.spans.tolist() == [4, 2]
+    assert forced.counts.tolist() == [1, 1]
+    assert forced.windows.tolist() == [2, 1]
+    assert not forced.apart().any()
+    forced = propagate(Amounts(problem), Fraction(3))
+    assert forced is not None
+    assert forced.spans.tolist() == [6, 2]
+    assert forced.counts.tolist() == [2, 1]
+    assert forced.windows.tolist() == [1, 1]
+    assert forced.apart().tolist() == [[False, True], [True, False]]
+
+
+def test_recompute_takes_time_where_counts_do_not_fit() -> None:
+    # All on one GPU, T is 8. On two, the first layer keeps two micro-batches below T = 8, 8 bytes,
+    # or 4 and two inputs of 1 if it works 6 ns instead of 4.
+    chain = Chain(layers=(layer(2, 2, 4, 1), layer(2, 2, 1, 1)), input_bytes=1)
+    scope = replace(GENERAL, recompute=True)
+    for room, period in ((6, 6), (8, 4)):
+        problem = Problem(chain=chain, platform=Platform(2, room), scope=scope)
+        found = propagation_bound(problem)
+        assert (load_bound(problem) if found is None else found).period == period
+        assert has_plan(problem, Fraction(period))
+
+
+def test_one_by_one_spans_are_rounded_up_for_k_1_only() -> None:
+    # The first layer takes 2 ns and the second 3: with T = 3 its span of 5 ends 2 ns after a
+    # period, just enough for its own F and B. With 2 and 4 and T = 5 it would end 1 ns after one.
+    def counts(second: int, period: int, max_k: int) -> list[int]:
+        chain = Chain(layers=(layer(1, 1, 1), layer(1, second - 1, 1)))
+        scope = replace(GENERAL, max_k=max_k)
+        forced = propagate(
+            Amounts(Problem(chain=chain, platform=Platform(2, 9), scope=scope)), Fraction(period)
+        )
+        assert forced is not None
+        spans: list[int] = forced.spans.tolist()
+        return spans
+
+    assert counts(3, 3, 1) == [5, 3]
+    assert counts(4, 5, 1) == [7, 4]
+    assert counts(4, 5, 2) == [6, 4]
+
+
+def test_layers_that_must_share_a_gpu_are_not_cut() -> None:
+    problem = two_layers()
+    chain = replace(problem.chain, same_gpu=((0, 1),))
+    assert propagation_bound(replace(problem, chain=chain)) is None
+    assert propagate(Amounts(replace(problem, chain=chain)), Fraction(10**6)) is None
+
+
+def test_transfers_are_the_least_over_pairs() -> None:
+    half = Platform(3, 1, bandwidth="1GB/s", latency=3)
+    full = Platform(3, 1, bandwidth="1GB/s", latency=3, duplex="full")
+    assert [least_transfer_ns(half, 5), least_link_ns(half, 5)] == [8, 16]
+    assert [least_transfer_ns(full, 5), least_link_ns(full, 5)] == [8, 8]
+    assert [least_transfer_ns(Platform(3, 1), 5), least_link_ns(Platform(1, 1), 5)] == [0, 0]
+
+
+@settings(max_examples=60)
+@given(st.data(), st.booleans(), st.sampled_from(["sum", "peak"]))
+def test_large_numbers_are_rounded_to_the_safe_side(
+    data: st.DataObject, recompute: bool, memory: Memory
+) -> None:
+    problem = data.draw(tight_problems(split=False, recompute=recompute, memory=memory, k=1))
+    problem = replace(problem, platform=Platform(2, 9, bandwidth="1GB/s"))
+    small = propagation_bound(problem)
+    factor = 10**8 + 7
+    layers = [
+        Layer(
+            forward_ns=one.forward_ns * factor,
+            backward_ns=one.backward_ns * factor,
+            weight_bytes=one.weight_bytes * factor,
+            activation_bytes=one.activation_bytes * factor,
+            saved_input_bytes=(one.saved_input_bytes or 0) * factor,
+            workspace_bytes=(one.workspace_bytes or 0) * factor,
+            saved_bytes=one.saved * factor,
+        )
+        for one in problem.chain.layers
+    ]
+    chain = replace(
+        problem.chain, layers=tuple(layers), input_bytes=problem.chain.input_bytes * factor
+    )
+    platform = Platform(2, 9 * factor, bandwidth="1GB/s")
+    large = propagation_bound(replace(problem, chain=chain, platform=platform))
+    if large is not None:
+        assert small is not None
+        assert large.period <= small.period * factor
