@@ -13,8 +13,17 @@ if TYPE_CHECKING:
 POLL_S = 0.05
 
 
-def solve_model(model: cp_model.CpModel, run: Run) -> tuple[int, cp_model.CpSolver]:
+def solve_model(
+    model: cp_model.CpModel, run: Run, *, most_s: float | None = None
+) -> tuple[int, cp_model.CpSolver]:
     """Solve a model until it is proven, time is up or somebody asks to stop.
+
+    Parameters
+    ----------
+    model : CpModel
+    run : Run
+    most_s : float, optional
+        Seconds after which it is given up, whatever is left of the run.
 
     Returns
     -------
@@ -31,9 +40,9 @@ def solve_model(model: cp_model.CpModel, run: Run) -> tuple[int, cp_model.CpSolv
     parameters.num_workers = run.workers
     # Ctrl-C is for the run, which then stops the solver.
     parameters.catch_sigint_signal = False
-    remaining = run.remaining()
-    if remaining is not None:
-        parameters.max_time_in_seconds = max(0.0, remaining)
+    limits = [limit for limit in (run.remaining(), most_s) if limit is not None]
+    if limits:
+        parameters.max_time_in_seconds = max(0.0, min(limits))
     status: list[int] = []
     thread = threading.Thread(target=lambda: status.append(int(solver.solve(model))), daemon=True)
     thread.start()

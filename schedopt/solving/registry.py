@@ -22,6 +22,7 @@ SOLVERS: Final = {
     "next_fit": "schedopt.solvers.next_fit:solve",
     "one_f_one_b_star": "schedopt.solvers.one_f_one_b_star:solve",
     "periodic": "schedopt.solvers.periodic:solve",
+    "relaxation": "schedopt.solvers.relaxation:solve",
     "step": "schedopt.solvers.step:solve",
     "thinned": "schedopt.solvers.thinned:solve",
 }

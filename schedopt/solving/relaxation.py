@@ -1,0 +1,395 @@
+"""Whether a period is possible on any allocation at all, as far as spans, counts and sums say.
+
+No order is chosen, so that a period may be possible here and not in truth; what is impossible here
+is impossible for every allocation and every k. With l a layer, p a GPU and T the normalized period:
+
+    on[l, p]       layer l lies on p
+    cut[l]         layers l and l + 1 lie on two GPUs
+    halves[l]      the backward of l is split
+    again[l, p]    l lies on p and is recomputed
+    begins[l, p]   a run of recomputed layers begins with l
+    span[l]        from the start of the forward of l to the end of its backward, or of the half
+                   that its gradient waits for, at least
+    grown[l]       by how much more than the least count of `propagate` l keeps what it saves
+
+Of equal GPUs one is used only after the one before it.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from itertools import groupby, pairwise, permutations
+from typing import TYPE_CHECKING, Final
+
+from ortools.sat.python import cp_model
+
+from schedopt.bounds.propagation import Forced
+from schedopt.platform import Gpu
+from schedopt.solving.recomputation import runs_of
+from schedopt.stage import Stage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from schedopt.bounds.amounts import Array
+
+    Literals = list[list[cp_model.IntVar]]
+    Sizes = Sequence[int] | Array
+
+MOST_CLAUSES: Final = 200_000
+PARTS: Final = 16
+"""In the reading *peak* counts are averages, looked at in such parts."""
+
+
+class RelaxationModel:
+    """The relaxation at one period.
+
+    Parameters
+    ----------
+    forced : Forced
+        What is known of the period.
+    """
+
+    def __init__(self, forced: Forced) -> None:
+        self.forced, self.scaled = forced, forced.scaled
+        self.problem = self.scaled.problem
+        self.split = self.problem.scope.split_backward
+        self.recompute = self.problem.scope.recompute
+        self.layers = range(len(forced.spans))
+        self.gpus = self._row_of_gpus()
+        self.held = self.scaled.held(forced.spans)
+        parts = PARTS if self.scaled.peak else 1
+        self.saved, self.checkpoint = self.scaled.saved // parts, self.scaled.checkpoint // parts
+        self.model = cp_model.CpModel()
+        self.on = self._literals("on")
+        self.cut = [self.model.new_bool_var(f"cut{layer}") for layer in self.layers[:-1]]
+        self.halves = [self.model.new_bool_var(f"halves{layer}") for layer in self.layers]
+        self.again = self._literals("again")
+        self.begins = self._literals("begins")
+        self.receives = self._literals("receives")
+        self._place_layers()
+        self._break_symmetry()
+        self._cut_between_gpus()
+        self._keep_apart()
+        self._choose_ways()
+        self._lengthen_spans()
+        self._count_micro_batches()
+        self._fit_time()
+        self._fit_memory()
+        self._fit_links()
+
+    def _row_of_gpus(self) -> list[int]:
+        """Return the numbers of the GPUs, equal ones together; no more of these than layers."""
+        gpus = self.problem.platform.gpus
+
+        def kind(number: int) -> int:
+            return gpus.index(gpus[number])
+
+        alike = [list(members) for _, members in groupby(sorted(range(len(gpus)), key=kind), kind)]
+        return [number for members in alike for number in members[: len(self.layers)]]
+
+    def _literals(self, name: str) -> Literals:
+        return [
+            [self.model.new_bool_var(f"{name}{layer},{gpu}") for gpu in self.gpus]
+            for layer in self.layers
+        ]
+
+    def _place_layers(self) -> None:
+        """Place each layer on one GPU, and layers of a group on the same one."""
+        for row in self.on:
+            self.model.add_exactly_one(row)
+        for first, *others in self.problem.chain.same_gpu:
+            for other in others:
+                for one, two in zip(self.on[first], self.on[other], strict=True):
+                    self.model.add(one == two)
+
+    def _break_symmetry(self) -> None:
+        """Use a GPU only behind the first use of an equal one before it."""
+        gpus = self.problem.platform.gpus
+        for place, (before, number) in enumerate(pairwise(self.gpus)):
+            if gpus[before] != gpus[number]:
+                continue
+            self.model.add(self.on[0][place + 1] == 0)
+            used = self.on[0][place]
+            for layer in self.layers[1:]:
+                self.model.add_implication(self.on[layer][place + 1], used)
+                so_far = self.model.new_bool_var("")
+                self.model.add_bool_or(used, self.on[layer][place]).only_enforce_if(so_far)
+                used = so_far
+
+    def _cut_between_gpus(self) -> None:
+        """Let neighbours without a cut share their GPU."""
+        for layer, cut in enumerate(self.cut):
+            for one, two in zip(self.on[layer], self.on[layer + 1], strict=True):
+                self.model.add_bool_or(~one, cut, two)
+                self.model.add_bool_or(one, cut, ~two)
+            # Somewhere within as many layers as a GPU holds, and one more.
+            window = self.cut[layer : layer + int(self.forced.windows[layer])]
+            if layer + len(window) < len(self.layers) and len(window) == self.forced.windows[layer]:
+                self.model.add_bool_or(window)
+            if not self.forced.may_cut[layer]:
+                self.model.add(cut == 0)
+
+    def _keep_apart(self) -> None:
+        """Keep pairs apart that cannot share a GPU."""
+        apart = self.forced.apart()
+        pairs = [(one, two) for one in self.layers for two in self.layers[:one] if apart[one, two]]
+        for one, two in pairs[: MOST_CLAUSES // len(self.gpus)]:
+            for first, second in zip(self.on[one], self.on[two], strict=True):
+                self.model.add_bool_or(~first, ~second)
+
+    def _choose_ways(self) -> None:
+        """Let what is recomputed lie there, and begin a run unless it goes on with one.
+
+        What is kept receives its input unless it goes on with what is kept.
+        """
+        if not self.split:
+            self._set_to_zero(self.halves)
+        for layer in self.layers:
+            if not self.recompute:
+                self._set_to_zero(self.again[layer])
+                self._set_to_zero(self.begins[layer])
+            for place in range(len(self.gpus)):
+                on, again = self.on[layer][place], self.again[layer][place]
+                self.model.add_implication(again, on)
+                if not layer:
+                    self.model.add(self.begins[0][place] == again)
+                    self.model.add(self.receives[0][place] == on - again)
+                    continue
+                before, goes_on = self.on[layer - 1][place], self.again[layer - 1][place]
+                self.model.add(self.begins[layer][place] >= again - goes_on)
+                self.model.add(self.receives[layer][place] >= on - again - (before - goes_on))
+
+    def _set_to_zero(self, variables: Sequence[cp_model.IntVar]) -> None:
+        for variable in variables:
+            self.model.add(variable == 0)
+
+    def _lengthen_spans(self) -> None:
+        """span[l] >= span[l + 1] + own way + cut[l] times a transfer ahead and back."""
+        scaled = self.scaled
+        self.most = self._longest_spans()
+        self.span = [
+            self.model.new_int_var(int(least), most, "")
+            for least, most in zip(self.forced.spans, self.most, strict=True)
+        ]
+        for layer in self.layers:
+            whole, half = int(scaled.whole[layer]), int(scaled.half[layer])
+            way = int(scaled.ahead[layer]) + whole - (whole - half) * self.halves[layer]
+            if layer < self.layers[-1]:
+                trip = int(scaled.trips[layer])
+                self.model.add(
+                    self.span[layer] >= self.span[layer + 1] + way + trip * self.cut[layer]
+                )
+            else:
+                self.model.add(self.span[layer] >= way)
+
+    def _longest_spans(self) -> list[int]:
+        """Return what spans come to if every cut is made; none needs to be longer."""
+        scaled, span, found = self.scaled, 0, []
+        for layer in reversed(self.layers):
+            back = max(int(scaled.whole[layer]), int(scaled.half[layer]))
+            own = int(scaled.ahead[layer]) + back
+            trip = int(scaled.trips[layer]) if self.forced.may_cut[layer] else 0
+            span = max(span + own + trip, int(self.forced.spans[layer]))
+            if scaled.amounts.one_by_one:
+                span = max(span, (-(-span // scaled.above) - 1) * scaled.limit + own)
+            found.append(span)
+        return found[::-1]
+
+    def _count_micro_batches(self) -> None:
+        """T n[l] >= span[l], with the second half of a backward where it keeps what is saved.
+
+        A 1-periodic pattern of whole backwards also has span[l] >= (n[l] - 1) T + own work. Counts
+        go up to what the longest span asks for; or to what no memory holds, and then that many
+        are enough for any span.
+        """
+        scaled, above = self.scaled, self.scaled.above
+        self.grown, self.growth = [], []
+        for layer in self.layers:
+            tail = int(scaled.tail[layer])
+            held = self.span[layer] + tail * self.halves[layer]
+            whole, half = int(scaled.whole[layer]), int(scaled.half[layer])
+            freed = min(whole, half + tail) - min(whole, half)
+            known = int(self.forced.spans[layer]) + freed
+            longest = self.most[layer] + tail
+            count = int(self.forced.counts[layer])
+            if scaled.peak:
+                needed = -(-PARTS * (longest - known) // above)
+            else:
+                needed = -(-longest // above) - count
+            enough = self._more_than_fits(layer)
+            most = max(0, min(needed, enough))
+            grown = self.model.new_int_var(0, most, "")
+            self.grown.append(grown)
+            self.growth.append(most)
+            if scaled.peak:
+                counted = self.model.add(above * (grown + 1) >= PARTS * (held - known))
+            else:
+                counted = self.model.add(above * (grown + count) >= held)
+            if most < needed:
+                below = self.model.new_bool_var("")
+                self.model.add(grown == most).only_enforce_if(~below)
+                counted.only_enforce_if(below)
+            if scaled.amounts.one_by_one and not scaled.peak:
+                own = int(scaled.ahead[layer]) + whole
+                limit = scaled.limit
+                self.model.add(self.span[layer] >= limit * (grown + (count - 1)) + own)
+
+    def _more_than_fits(self, layer: int) -> int:
+        """Return a growth that no memory holds, of anything that is counted."""
+        sizes = [int(self.saved[layer]), int(self.checkpoint[layer])]
+        return max((self.scaled.room // size + 1 for size in sizes if size), default=0)
+
+    def _fit_time(self) -> None:
+        """Let the work of each GPU, recompute included, take at most T."""
+        for place, number in enumerate(self.gpus):
+            gpu = self.problem.platform.gpus[number]
+            work, ahead = self._times(gpu)
+            terms = []
+            for layer in self.layers:
+                terms.append(work[layer] * self.on[layer][place])
+                terms.append(ahead[layer] * self.again[layer][place])
+            self.model.add(sum(terms) <= self.scaled.limit)
+
+    def _times(self, gpu: Gpu) -> tuple[Sizes, Sizes]:
+        """Return the work of each layer on a GPU, and its forward."""
+        layers = self.problem.chain.layers
+
+        def time(count: int | None) -> Fraction:
+            return Fraction(gpu.duration_ns(count or 0))
+
+        backs = [time(layer.backward_ns) for layer in layers]
+        if self.split:
+            halves = (
+                time(layer.backward_input_ns) + time(layer.backward_weight_ns) for layer in layers
+            )
+            backs = [min(back, both) for back, both in zip(backs, halves, strict=True)]
+        aheads = [time(layer.forward_ns) for layer in layers]
+        work = [ahead + back for ahead, back in zip(aheads, backs, strict=True)]
+        return [self.scaled.time(one) for one in work], [self.scaled.time(one) for one in aheads]
+
+    def _fit_memory(self) -> None:
+        """Let what lies on each GPU fit it.
+
+        In the reading *peak* that is an average; and the worst instant of a layer fits with all
+        weights, and so does what all layers keep when a micro-batch turns.
+        """
+        grown = self._shares(self.saved, self._kept)
+        later = self._shares(self.checkpoint, self._begun) if self.recompute else None
+        second = self._second()
+        for place, number in enumerate(self.gpus):
+            room = self.scaled.size(self.problem.platform.gpus[number].usable_bytes)
+            row = [on[place] for on in self.on]
+            weights = [int(size) * on for size, on in zip(self.scaled.weight, row, strict=True)]
+            terms = [*weights, *second[place], self._largest(self.held.workspace, row)]
+            for layer in self.layers:
+                kept, again = self._kept(layer, place), self.again[layer][place]
+                terms.append(int(self.held.saved[layer]) * kept)
+                terms.append(int(self.held.again[layer]) * again)
+                terms.append(int(self.held.checkpoint[layer]) * self.begins[layer][place])
+                terms.append(int(self.held.input[layer]) * self.receives[layer][place])
+                terms.append(int(self.saved[layer]) * grown[layer][place])
+                if later is not None:
+                    terms.append(int(self.checkpoint[layer]) * later[layer][place])
+            self.model.add(sum(terms) <= room)
+            if self.scaled.peak:
+                self.model.add(sum([*weights, self._largest(self.held.worst, row)]) <= room)
+                turn = [int(size) * on for size, on in zip(self.held.turn, row, strict=True)]
+                self.model.add(sum([*weights, *turn]) <= room)
+
+    def _kept(self, layer: int, place: int) -> cp_model.LinearExpr:
+        return self.on[layer][place] - self.again[layer][place]
+
+    def _begun(self, layer: int, place: int) -> cp_model.LinearExpr:
+        return self.begins[layer][place]
+
+    def _largest(self, sizes: Sizes, row: Sequence[cp_model.IntVar]) -> cp_model.LinearExpr | int:
+        """Return at least the largest size of what lies on a GPU."""
+        most = max(int(size) for size in sizes)
+        if not most:
+            return 0
+        largest = self.model.new_int_var(0, most, "")
+        for size, on in zip(sizes, row, strict=True):
+            if size:
+                self.model.add(largest >= int(size) * on)
+        return largest
+
+    def _shares(
+        self, sizes: Sizes, on: Callable[[int, int], cp_model.LinearExpr]
+    ) -> list[list[cp_model.LinearExprT]]:
+        """Return on which GPU each layer grows, if it lies there in the way asked for."""
+        found: list[list[cp_model.LinearExprT]] = []
+        for layer in self.layers:
+            most = self.growth[layer]
+            if not most or not sizes[layer]:
+                found.append([0] * len(self.gpus))
+                continue
+            row = [self.model.new_int_var(0, most, "") for _ in self.gpus]
+            here = [on(layer, place) for place in range(len(self.gpus))]
+            for share, one in zip(row, here, strict=True):
+                self.model.add(share <= most * one)
+            self.model.add(sum(row) >= self.grown[layer] - most * (1 - sum(here)))
+            found.append(list(row))
+        return found
+
+    def _second(self) -> list[list[cp_model.LinearExprT]]:
+        """Return what the second halves of split backwards keep, by GPU."""
+        found: list[list[cp_model.LinearExprT]] = [[] for _ in self.gpus]
+        if not self.split:
+            return found
+        for layer in self.layers:
+            if not (size := int(self.held.second[layer])):
+                continue
+            for place, terms in enumerate(found):
+                here = self.model.new_bool_var("")
+                on, halves = self.on[layer][place], self.halves[layer]
+                self.model.add_bool_or(~on, ~halves, here)
+                terms.append(size * here)
+        return found
+
+    def _fit_links(self) -> None:
+        """Let all links together carry what all cuts send."""
+        platform = self.problem.platform
+        pairs = permutations(range(len(platform.gpus)), 2)
+        links = {link for pair in pairs for link in platform.route(*pair)}
+        sent = [int(busy) * cut for busy, cut in zip(self.scaled.links[:-1], self.cut, strict=True)]
+        if links and sent:
+            self.model.add(sum(sent) <= len(links) * self.scaled.limit)
+
+    def hint(self, stages: Sequence[Stage]) -> None:
+        """Start from an allocation; its GPUs are taken in the order of their first use if equal."""
+        gpus, names = self.problem.platform.gpus, dict[int, int]()
+        left = list(self.gpus)
+        for stage in stages:
+            (own,) = stage.gpus
+            if own not in names:
+                names[own] = next(number for number in left if gpus[number] == gpus[own])
+                left.remove(names[own])
+            again = {layer for one, two in stage.recompute for layer in range(one, two + 1)}
+            for layer in range(stage.first, stage.last + 1):
+                for place, number in enumerate(self.gpus):
+                    here = number == names[own]
+                    self.model.add_hint(self.on[layer][place], here)
+                    self.model.add_hint(self.again[layer][place], here and layer in again)
+
+    def stages(self, solver: cp_model.CpSolver) -> tuple[Stage, ...]:
+        """Return the allocation of an answer, and what it recomputes."""
+        places = [
+            next(place for place, on in enumerate(row) if solver.boolean_value(on))
+            for row in self.on
+        ]
+        again = [
+            solver.boolean_value(row[place]) for row, place in zip(self.again, places, strict=True)
+        ]
+        found: list[Stage] = []
+        for place, members in groupby(self.layers, key=lambda layer: places[layer]):
+            row = list(members)
+            flags = [again[layer] for layer in row]
+            found.append(
+                Stage(
+                    layers=(row[0], row[-1]),
+                    gpus=(self.gpus[place],),
+                    recompute=runs_of(flags, row[0]),
+                )
+            )
+        return tuple(found)

@@ -1,0 +1,168 @@
+"""A bound on any allocation, and allocations to start from: CP-SAT decides a relaxation.
+
+Counts, spans and sums are kept, orders are left out (`schedopt.solving.relaxation`). A period that
+is impossible there is a bound for every allocation and every k. It is bisected between the bound
+and the best plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from fractions import Fraction
+from typing import Final
+
+from schedopt.bounds.amounts import Amounts, longest_transfer_ns
+from schedopt.bounds.load import load_bound
+from schedopt.bounds.propagation import PROOF as PROPAGATION
+from schedopt.bounds.propagation import is_propagated, propagate
+from schedopt.bounds.scopes import period_below, period_between, refuted_bound
+from schedopt.problem import Problem
+from schedopt.result import Infeasibility
+from schedopt.solving.cp_sat import solve_model
+from schedopt.solving.run import Run
+from schedopt.stage import Stage
+
+PROOF: Final = "CP-SAT over all allocations, with spans, counts and sums but without orders"
+MOST_PLACES: Final = 3000
+"""Layers times GPUs: no more are looked at."""
+MOST_S: Final = 6.0
+"""Seconds for one period."""
+MOST_LOST: Final = 3
+"""So many questions for the sake of an allocation may stay without an answer."""
+
+
+def solve(problem: Problem, run: Run) -> None:
+    """Report bounds for any allocation and any k; no plans.
+
+    Nothing is reported with updates, or for more than `MOST_PLACES` layers times GPUs.
+    """
+    for _ in relaxed_allocations(problem, run):
+        pass
+
+
+def relaxed_allocations(problem: Problem, run: Run) -> Iterator[tuple[Stage, ...]]:
+    """Yield an allocation for each period that the relaxation allows, and report those it refutes.
+
+    Periods are bisected between the bound of the run and its best plan. What is yielded need not
+    have a plan of that period; it names what it recomputes.
+    """
+    places = len(problem.chain.layers) * len(problem.platform.gpus)
+    if places > MOST_PLACES or not is_propagated(problem):
+        return
+    search = _Search(problem, run)
+    while (period := search.next_period()) is not None and not run.stopped():
+        stages = search.ask(period)
+        if stages:
+            yield stages
+
+
+def one_after_the_other_ns(problem: Problem) -> Fraction:
+    """Return a period that is possible on any allocation on which there is a plan at all, ns.
+
+    One micro-batch after the other, and its operations in the order that they have in the plan,
+    hold no more than the plan does.
+    """
+    platform, layers = problem.platform, problem.chain.layers
+    slowest = min(platform.gpus, key=lambda gpu: gpu.speed)
+    total = 0
+    for layer in layers:
+        halves = (layer.backward_input_ns, layer.backward_weight_ns)
+        backs = [layer.backward_ns, *(half or 0 for half in halves)]
+        total += 2 * slowest.duration_ns(layer.forward_ns) + sum(map(slowest.duration_ns, backs))
+        total += 2 * longest_transfer_ns(platform, layer.activation_bytes)
+    return Fraction(max(1, total))
+
+
+class _Search:
+    """The bisection.
+
+    After a question without an answer a longer period is asked for, for an allocation to start
+    from, until `MOST_LOST` of these have none either.
+
+    Attributes
+    ----------
+    low, high, fits : Fraction
+        Refuted; not refuted, or not known; and not refuted, ns.
+    """
+
+    def __init__(self, problem: Problem, run: Run) -> None:
+        self.problem, self.run = problem, run
+        self.amounts = Amounts(problem)
+        known = max(run.bound(problem.scope) or Fraction(0), load_bound(problem).period)
+        self.low = period_below(max(known, Fraction(1)), problem.scope)
+        self.longest = one_after_the_other_ns(problem)
+        best = run.best()
+        self.start = () if best is None else best.stages
+        self.high = self.fits = run.period() or self.longest
+        self.asked: set[Fraction] = set()
+        self.seeking, self.lost = False, 0
+        self.impossible = False
+
+    def next_period(self) -> Fraction | None:
+        """Return the period to look at next.
+
+        Without a plan that of one micro-batch after the other comes first, and at last whether
+        the best plan can be beaten.
+        """
+        best, scope = self.run.period(), self.problem.scope
+        if self.impossible:
+            return None
+        if best is not None:
+            self.high, self.fits = min(self.high, best), min(self.fits, best)
+        elif not self.asked:
+            return self.high
+        if self.seeking and self.lost < MOST_LOST:
+            self.seeking = False
+            longer = period_between(self.high, self.fits, scope)
+            if longer is not None and longer not in self.asked:
+                return longer
+        period = period_between(self.low, self.high, scope)
+        if period is None and self.high == best:
+            last = period_below(best, scope)
+            period = last if self.low < last < best else None
+        return None if period in self.asked else period
+
+    def ask(self, period: Fraction) -> tuple[Stage, ...]:
+        """Return an allocation that the relaxation allows; none if it is refuted, or unknown."""
+        from ortools.sat.python import cp_model
+
+        from schedopt.solving.relaxation import RelaxationModel
+
+        self.asked.add(period)
+        forced = propagate(self.amounts, period)
+        if forced is None:
+            self._refute(period, PROPAGATION)
+            return ()
+        model = RelaxationModel(forced)
+        model.hint(self.start)
+        status, solver = solve_model(model.model, self.run, most_s=MOST_S)
+        if status == cp_model.INFEASIBLE:
+            self._refute(period, PROOF)
+            return ()
+        if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+            self.lost += period > self.high
+            self.seeking, self.high = True, min(self.high, period)
+            return ()
+        self.fits = min(self.fits, period)
+        self.high = min(self.high, period)
+        self.start = model.stages(solver)
+        return self.start
+
+    def _refute(self, period: Fraction, proof: str) -> None:
+        bound = refuted_bound(self.problem, period, proof)
+        if self.run.best() is None and period == self.longest:
+            scope = replace(bound.scope, max_k=None, microbatches=None)
+            self.impossible = True
+            self.run.report_infeasible(
+                Infeasibility(
+                    scope=scope,
+                    proof=f"{proof}: memory does not hold one micro-batch after the other",
+                    wider="recompute, more memory, or more GPUs",
+                )
+            )
+            return
+        self.low = max(self.low, period)
+        if self.low >= self.high:
+            self.high = self.fits
+        self.run.report_bound(bound.period, bound.scope, bound.proof)

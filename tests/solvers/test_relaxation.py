@@ -1,0 +1,171 @@
+"""The relaxation, against a search over all plans."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schedopt import Chain, Layer, Platform, Problem, Scope, Stage, solve
+from schedopt.bounds import lower_bounds
+from schedopt.rule import Rule
+from schedopt.solvers.relaxation import (
+    MOST_PLACES,
+    one_after_the_other_ns,
+    relaxed_allocations,
+)
+from schedopt.solving.run import Run
+from tests.bounds.every_plan import Memory, has_plan, tight_problems
+
+GENERAL = Scope(allocation="general")
+
+
+def layer(forward: int, backward: int, saved: int = 0, weight: int = 0) -> Layer:
+    return Layer(
+        forward_ns=forward,
+        backward_ns=backward,
+        weight_bytes=weight,
+        activation_bytes=0,
+        saved_bytes=saved,
+    )
+
+
+def relaxed(problem: Problem) -> tuple[Run, list[tuple[Stage, ...]]]:
+    """Return the run of the relaxation alone, and the allocations that it finds."""
+    run = Run(problem, time_limit=60)
+    return run, list(relaxed_allocations(problem, run))
+
+
+@pytest.mark.parametrize("memory", ["sum", "peak"])
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("split", [False, True])
+@settings(max_examples=40)
+@given(data=st.data())
+def test_no_plan_is_below(
+    data: st.DataObject, split: bool, recompute: bool, memory: Memory
+) -> None:
+    k = data.draw(st.sampled_from([1, 1, 2]))
+    longest = 2 if k == 2 or (split and recompute) else 3
+    problem = data.draw(
+        tight_problems(longest=longest, split=split, recompute=recompute, memory=memory, k=k)
+    )
+    run, found = relaxed(problem)
+    bound = run.bound()
+    if run.infeasibility() is not None:
+        assert not has_plan(problem, one_after_the_other_ns(problem))
+    elif bound is not None:
+        assert not has_plan(problem, bound, below=True)
+    for stages in found:
+        layers = [one for stage in stages for one in range(stage.first, stage.last + 1)]
+        assert layers == list(range(len(problem.chain.layers)))
+        homes = {one: s.gpus[0] for s in stages for one in range(s.first, s.last + 1)}
+        assert set(homes.values()) <= set(range(len(problem.platform.gpus)))
+        assert all(homes[a] == homes[b] for a, *rest in problem.chain.same_gpu for b in rest)
+        assert recompute or not any(stage.recompute for stage in stages)
+
+
+def assert_exact(problem: Problem, period: int) -> None:
+    """Require that the relaxation proves what a search over all plans finds."""
+    run, _ = relaxed(problem)
+    assert run.bound() == period
+    assert max(bound.period for bound in lower_bounds(problem)) < period
+    assert has_plan(replace(problem, scope=replace(problem.scope, grain="layer")), Fraction(period))
+
+
+def test_work_that_cannot_be_shared_evenly() -> None:
+    # Three layers of 2 ns on two GPUs: one of them has two.
+    assert_exact(
+        Problem(chain=Chain(layers=(layer(1, 1),) * 3), platform=Platform(2, 0), scope=GENERAL), 4
+    )
+
+
+def test_weights_that_cannot_be_shared_evenly() -> None:
+    # The light layer takes as long as two others, and a heavy one fits no GPU with another.
+    layers = (layer(1, 1, weight=5), layer(2, 2, weight=4), layer(1, 1, weight=5))
+    problem = Problem(chain=Chain(layers=layers), platform=Platform(2, 9), scope=GENERAL)
+    assert_exact(problem, 6)
+
+
+def test_what_is_recomputed_works_longer() -> None:
+    # All work and all bytes would fit two GPUs at T = 7, but no way of sharing the layers does.
+    layers = (layer(2, 2, 5), layer(3, 2, 2), layer(2, 1, 3))
+    chain = Chain(layers=layers, input_bytes=1)
+    scope = replace(GENERAL, recompute=True)
+    assert_exact(Problem(chain=chain, platform=Platform(2, 8), scope=scope), 8)
+
+
+def test_a_workspace_is_not_there_all_the_time() -> None:
+    # One GPU runs one micro-batch after the other in 16 ns. Most lies there in the operations of
+    # the first layer: weights of 3, 8 and a workspace of 2. On average that of the second layer
+    # would come on top of nearly as much.
+    layers = (
+        replace(layer(4, 4, 8, weight=3), workspace_bytes=2),
+        replace(layer(2, 1, 1), workspace_bytes=1),
+        layer(1, 4, 1),
+    )
+    scope = replace(GENERAL, memory="peak", grain="layer")
+    problem = Problem(chain=Chain(layers=layers), platform=Platform(1, 13), scope=scope)
+    assert has_plan(problem, Fraction(16))
+    run, _ = relaxed(problem)
+    assert run.infeasibility() is None
+    assert (run.bound() or 0) <= 16
+
+
+def test_memory_that_holds_no_allocation() -> None:
+    # Three layers of 4 bytes on two GPUs of 7.
+    chain = Chain(layers=(layer(1, 1, 4),) * 3)
+    problem = Problem(chain=chain, platform=Platform(2, 7), scope=GENERAL)
+    run, found = relaxed(problem)
+    assert run.infeasibility() is not None
+    assert not found
+    assert not has_plan(problem, one_after_the_other_ns(problem))
+
+
+def test_the_best_plan_is_proven_optimal() -> None:
+    chain = Chain(layers=(layer(1, 1),) * 3)
+    contiguous = solve(chain, Platform(2, 1)).plan
+    assert contiguous is not None
+    result = solve(chain, Platform(2, 1), scope=GENERAL, solver="relaxation", initial=contiguous)
+    assert result.status == "optimal"
+    assert result.period == 4
+    assert result.proof
+
+
+def test_equal_gpus_are_used_in_order() -> None:
+    chain = Chain(layers=(layer(1, 1),) * 4)
+    problem = Problem(chain=chain, platform=Platform(4, 1), scope=GENERAL)
+    _, found = relaxed(problem)
+    assert found
+    for stages in found:
+        used = list(dict.fromkeys(stage.gpus[0] for stage in stages))
+        assert used == list(range(len(used)))
+
+
+def test_nothing_is_said_of_what_is_not_looked_at() -> None:
+    long = Chain(layers=(layer(1, 1),) * (MOST_PLACES // 2 + 1))
+    run, found = relaxed(Problem(chain=long, platform=Platform(2, 1), scope=GENERAL))
+    assert not run.bounds
+    assert not found
+    with_update = replace(layer(1, 1), parameter_bytes=0, gradient_bytes=0)
+    problem = Problem(
+        chain=Chain(layers=(with_update,) * 3),
+        platform=Platform(2, 1),
+        rule=Rule(update_every=1),
+        scope=GENERAL,
+    )
+    run, found = relaxed(problem)
+    assert not run.bounds
+    assert not found
+
+
+def test_it_stops_when_asked() -> None:
+    problem = Problem(
+        chain=Chain(layers=(layer(1, 1),) * 3), platform=Platform(2, 0), scope=GENERAL
+    )
+    run = Run(problem)
+    run.stop()
+    assert not list(relaxed_allocations(problem, run))
+    assert not run.bounds
