@@ -12,10 +12,10 @@ from statistics import median
 from typing import Any, Final
 
 from schedopt.bench.cases import least_memory
-from schedopt.bench.interrupts import interrupts
 from schedopt.bench.machine import describe_machine
 from schedopt.chain import Chain, Layer
 from schedopt.families import random_chain, theorem_4
+from schedopt.interrupts import interrupts
 from schedopt.platform import Platform
 from schedopt.problem import Scope
 from schedopt.result import Result

@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from schedopt.bench.cases import Case
-from schedopt.bench.interrupts import interrupts
 from schedopt.bench.machine import describe_machine
 from schedopt.bench.records import Record, append_record, load_records
 from schedopt.errors import InputError
+from schedopt.interrupts import interrupts
 from schedopt.result import Result
 from schedopt.solving import solve
 
