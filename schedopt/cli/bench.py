@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from schedopt.cli.commands import Commands
+from schedopt.cli.options import check_time_limit, parse_counts
+from schedopt.cli.progress import progress_bar
 from schedopt.cli.signals import usual_signals
 from schedopt.errors import InputError
 
@@ -91,7 +90,7 @@ def bench_solvers(
             way_out="Let it; the tables go beside it, into a file that ends in .md",
         )
     tables = output.with_suffix(".md")
-    counts = [_whole(text, "--gpus") for text in gpus.split(",")]
+    counts = parse_counts(gpus)
     multiples = [_multiple(text, "--levels") for text in levels.split(",")]
     rates = bandwidths.split(",")
     for rate in rates:
@@ -100,12 +99,7 @@ def bench_solvers(
     names = solvers.split(",")
     for name in names:
         load_solver(name)
-    if not time_limit > 0:
-        raise InputError(
-            f"{time_limit:g} is no time to solve in",
-            field="--time-limit",
-            way_out="Give more than 0 seconds",
-        )
+    check_time_limit(time_limit)
     found = None if chains is None else load_chains(chains)
     check_writable(output)
     check_writable(tables)
@@ -115,7 +109,7 @@ def bench_solvers(
         shipped = load_chains(SHIPPED) if SHIPPED.is_dir() else []
         cases = list(grid([*shipped, *family_chains()], counts, multiples, rates))
         cases += theorem_cases()
-    with _progress() as show:
+    with progress_bar() as show:
         complete = run_suite(
             cases, names, output, time_limit=time_limit, seed=seed, workers=1, on_run=show
         )
@@ -195,7 +189,7 @@ def bench_periodic(
     tables = output.with_suffix(".md")
     check_writable(output)
     check_writable(tables)
-    with _progress() as show:
+    with progress_bar() as show:
         try:
             document = measure_periodic(seeds, workers, time_limit, show)
         except KeyboardInterrupt:
@@ -250,14 +244,6 @@ def _print(records: list[Record]) -> None:
     )
 
 
-def _whole(text: str, field: str) -> int:
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:9]) <= 4096:
-        raise InputError(
-            f"{text!r:.60} is no number of GPUs", field=field, way_out="Give 1 to 4096: 2,4,8"
-        )
-    return int(text)
-
-
 def _multiple(text: str, field: str) -> Decimal:
     try:
         value = Decimal(text)
@@ -268,25 +254,3 @@ def _multiple(text: str, field: str) -> Decimal:
             f"{text!r:.60} is no memory level", field=field, way_out="Give 1 to 1000: 1,1.5,4"
         )
     return value
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[int, int, str], None]]:
-    """Show how far a suite is, on a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda done, total, name: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}", markup=False),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("")
-        yield lambda done, total, name: bar.update(
-            task, completed=done, total=total, description=name
-        )

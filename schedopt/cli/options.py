@@ -1,4 +1,4 @@
-"""From the names of parameters to those of options."""
+"""What several commands do with their options: names in errors, and what is typed alike."""
 
 from __future__ import annotations
 
@@ -56,3 +56,26 @@ def usage_error(error: BadParameter) -> InputError:
             )
     text = first["msg"].removeprefix("Value error, ").removesuffix(".")
     return InputError(text, field=field)
+
+
+def check_time_limit(seconds: float) -> None:
+    """Refuse a time limit that leaves no time."""
+    if not seconds > 0:
+        raise InputError(
+            f"{seconds:g} is no time to solve in",
+            field="--time-limit",
+            way_out="Give more than 0 seconds",
+        )
+
+
+def parse_counts(text: str) -> list[int]:
+    """Return the numbers of GPUs that were typed: ``2,4,8``."""
+    return [_count(part) for part in text.split(",")]
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:9]) <= 4096:
+        raise InputError(
+            f"{text!r:.60} is no number of GPUs", field="--gpus", way_out="Give 1 to 4096: 2,4,8"
+        )
+    return int(text)

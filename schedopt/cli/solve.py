@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from schedopt.cli.options import naming_options
+from schedopt.cli.options import check_time_limit, naming_options
 from schedopt.cli.signals import usual_signals
 from schedopt.errors import InputError
 
@@ -198,12 +198,7 @@ def solve_chain(
             field="--max-k",
             way_out="Leave one of them out",
         )
-    if not time_limit > 0:
-        raise InputError(
-            f"{time_limit:g} is no time to solve in",
-            field="--time-limit",
-            way_out="Give more than 0 seconds",
-        )
+    check_time_limit(time_limit)
     if output is not None:
         check_writable(output)
     fixed = Result.load(fix).plan if fix is not None else None
