@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from io import BytesIO
 from pathlib import Path
 from textwrap import wrap
@@ -79,6 +79,17 @@ def save_picture(chart: Chart, path: str | Path) -> None:
         For a name that says no kind of picture, a path that cannot be written, or where
         matplotlib is not installed.
     """
+    save_figure(lambda: _figure(chart), path)
+
+
+def save_figure(draw: Callable[[], Figure], path: str | Path) -> None:
+    """Write what is drawn into a file, whole or not at all; the same figure, the same bytes.
+
+    Raises
+    ------
+    InputError
+        As `save_picture`, before anything is drawn.
+    """
     from schedopt.formats import check_writable, write_whole
 
     suffix = picture_suffix(path)
@@ -87,7 +98,7 @@ def save_picture(chart: Chart, path: str | Path) -> None:
 
     buffer = BytesIO()
     with rc_context({"svg.hashsalt": "schedopt", "svg.fonttype": "none", "hatch.linewidth": 0.5}):
-        figure = _figure(chart)
+        figure = draw()
         stamp = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}, ".png": {}}[suffix]
         figure.savefig(buffer, format=suffix[1:], dpi=150, metadata=stamp)
     write_whole(path, buffer.getvalue())
