@@ -1,4 +1,4 @@
-"""Ctrl-C and requests to end (SIGTERM) during work of many parts that each count only whole."""
+"""Signals during work of many parts that each count only whole, perhaps in other processes."""
 
 from __future__ import annotations
 
@@ -34,3 +34,21 @@ def interrupts() -> Iterator[Callable[[], bool]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def broken_pipes_as_errors() -> Iterator[None]:
+    """Let a process or a machine that is gone be an error, and not the end of this process.
+
+    Python does so unless somebody has asked for the usual end, as the command line does.
+    """
+    pipe = getattr(signal, "SIGPIPE", None)
+    in_main = threading.current_thread() is threading.main_thread()
+    if pipe is None or not in_main or signal.getsignal(pipe) != signal.SIG_DFL:
+        yield
+        return
+    signal.signal(pipe, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(pipe, signal.SIG_DFL)

@@ -25,7 +25,7 @@ def as_ratio(value: Fraction | int) -> Ratio:
     return Fraction(value).as_integer_ratio()
 
 
-def _check_ratio(owner: object, name: str) -> None:
+def check_ratio(owner: object, name: str) -> None:
     """Require that a field is absent or a fraction of at least 0."""
     value = getattr(owner, name)
     if value is None:
@@ -64,7 +64,7 @@ class Bound:
     proof: str
 
     def __post_init__(self) -> None:
-        _check_ratio(self, "exact")
+        check_ratio(self, "exact")
 
     @property
     def period(self) -> Fraction:
@@ -133,8 +133,8 @@ class Rung:
     note: str = ""
 
     def __post_init__(self) -> None:
-        _check_ratio(self, "period_exact")
-        _check_ratio(self, "bound_exact")
+        check_ratio(self, "period_exact")
+        check_ratio(self, "bound_exact")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,11 +21,19 @@ HEAVY = (
     "matplotlib",
     "rich",
     "typer",
+    "distributed",
 )
 
 
 @pytest.mark.parametrize(
-    "module", ["schedopt", "schedopt.checking", "schedopt.drawing", "schedopt.profiling"]
+    "module",
+    [
+        "schedopt",
+        "schedopt.checking",
+        "schedopt.drawing",
+        "schedopt.profiling",
+        "schedopt.sweeping",
+    ],
 )
 def test_importing_loads_nothing_heavy(module: str) -> None:
     code = f"import sys, {module}; print([m for m in {HEAVY} if m in sys.modules])"

@@ -26,8 +26,9 @@ from schedopt.plan import PLAN_FORMAT
 from schedopt.platform import PLATFORM_FORMAT, Platform
 from schedopt.problem import Scope
 from schedopt.solving import solve
+from schedopt.sweeping.sweep import SWEEP_FORMAT
 
-OTHERS = frozenset({PLAN_FORMAT, PLATFORM_FORMAT})
+OTHERS = frozenset({PLAN_FORMAT, PLATFORM_FORMAT, SWEEP_FORMAT})
 """Formats of files beside chains."""
 OWN = "own"
 """The memory level of an instance that comes with its platform."""
@@ -66,7 +67,7 @@ def theorem_cases() -> Iterator[Case]:
 
 
 def load_chains(folder: Path) -> list[Chain]:
-    """Return the chains of a folder, by name of the file. Plans and platforms are passed over.
+    """Return the chains of a folder, by name of the file; plans, platforms, sweeps are passed over.
 
     Raises
     ------

@@ -15,6 +15,7 @@ KINDS: Final = {
     "schedopt.chain/1": "a chain",
     "schedopt.plan/1": "a plan",
     "schedopt.platform/1": "a platform",
+    "schedopt.sweep/1": "a sweep",
 }
 
 

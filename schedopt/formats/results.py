@@ -40,14 +40,19 @@ def result_to_json(result: Result) -> str:
         **{name: answer[name] for name in _PLAN_FIELDS if name != "chain"},
         **known,
     }
-    for transfer in document["pattern"]["transfers"]:
-        if "source" not in transfer:
-            for name in ("chunk", "chunks", "mode"):
-                del transfer[name]
+    leave_out_defaults(document["pattern"])
     for owner in (document, *document["bounds"], document.get("infeasibility", {})):
         # None is a value of its own here: any k.
         owner.get("scope", {}).setdefault("max_k", None)
     return to_text(document)
+
+
+def leave_out_defaults(pattern: dict[str, Any]) -> None:
+    """Take from a pattern as a document what speaks of replicas where there are none."""
+    for transfer in pattern["transfers"]:
+        if "source" not in transfer:
+            for name in ("chunk", "chunks", "mode"):
+                del transfer[name]
 
 
 def _plan_of(result: Result) -> Plan:

@@ -1,0 +1,125 @@
+"""``schedopt.sweep/1`` files: read, written, and gone on with."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from schedopt.chain import Chain
+from schedopt.checking import check
+from schedopt.errors import InputError
+from schedopt.formats.explaining import build, dump_plain
+from schedopt.formats.reading import read_document
+from schedopt.formats.results import leave_out_defaults
+from schedopt.formats.writing import to_text, write_whole
+from schedopt.sweeping.carrying import carry
+from schedopt.sweeping.sweep import SWEEP_FORMAT, Options, Sweep
+from schedopt.version import __version__
+
+
+def sweep_to_json(sweep: Sweep) -> str:
+    """Return the text of a ``schedopt.sweep/1`` file.
+
+    Raises
+    ------
+    InputError
+        If the sweep holds something that JSON cannot.
+    """
+    document = dump_plain(sweep, Sweep)
+    # None is a value of its own here: any k.
+    document["options"]["scope"].setdefault("max_k", None)
+    for point in document["points"]:
+        if "pattern" in point:
+            leave_out_defaults(point["pattern"])
+    return to_text({"format": SWEEP_FORMAT, **document})
+
+
+def save_sweep(sweep: Sweep, path: str | Path) -> None:
+    """Write a sweep, whole or not at all.
+
+    Raises
+    ------
+    InputError
+        If the path cannot be written.
+    """
+    write_whole(path, sweep_to_json(sweep))
+
+
+def load_sweep(path: str | Path) -> Sweep:
+    """Read a sweep. Its plans are not checked.
+
+    Raises
+    ------
+    InputError
+        Naming the file, the field, the rule and the way out.
+    """
+    document = read_document(path, SWEEP_FORMAT)
+    try:
+        return build(Sweep, document)
+    except InputError as error:
+        raise error.in_file(str(path)) from None
+
+
+def resume_sweep(path: str | Path, chain: Chain, options: Options) -> Sweep:
+    """Return the sweep of a file to go on with, an empty one if there is no such file.
+
+    Raises
+    ------
+    InputError
+        If the file holds something else, another chain, other options, or a plan that is not
+        valid.
+    """
+    if not Path(path).exists():
+        return Sweep(
+            chain_name=chain.name, chain_sha256=chain.sha256, options=options, version=__version__
+        )
+    sweep = load_sweep(path)
+    try:
+        _check_same(sweep, chain, options)
+        _check_plans(sweep, chain)
+    except InputError as error:
+        raise error.in_file(str(path)) from None
+    return replace(sweep, points=carry(sweep.points), version=__version__)
+
+
+def _check_same(sweep: Sweep, chain: Chain, options: Options) -> None:
+    way_out = "Write to another file"
+    if sweep.chain_sha256 != chain.sha256:
+        raise InputError(
+            f"the sweep is of another chain ({sweep.chain_name or 'unnamed'})",
+            field="chain_sha256",
+            way_out=f"{way_out}, or give that chain",
+        )
+    ours, theirs = _flat(options), _flat(sweep.options)
+    for name in ours | theirs:
+        if ours.get(name) != theirs.get(name):
+            raise InputError(
+                f"the sweep was made with {_said(theirs.get(name))}, not {_said(ours.get(name))}",
+                field=f"options.{name}",
+                way_out=f"{way_out}, or give the same options",
+            )
+
+
+def _flat(options: Options) -> dict[str, Any]:
+    document = dump_plain(options, Options)
+    scope: dict[str, Any] = document.pop("scope")
+    return document | scope
+
+
+def _said(value: object) -> str:
+    return "none" if value is None else json.dumps(value)
+
+
+def _check_plans(sweep: Sweep, chain: Chain) -> None:
+    """Refuse plans that somebody edited, since others start from them."""
+    for position, point in enumerate(sweep.points):
+        plan = point.plan(chain, sweep.options)
+        violations = () if plan is None else check(plan)
+        if violations:
+            raise InputError(
+                f"the plan is not valid: {violations[0]}",
+                field=f"points[{position}]",
+                way_out="Take the point away, to have it solved again",
+            )

@@ -1,0 +1,315 @@
+"""What a sweep asks and what it knows: places, the options that all share, and points."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+from schedopt.chain import Chain
+from schedopt.errors import InputError
+from schedopt.plan import Pattern, Plan
+from schedopt.platform import MOST_GPUS, Duplex, Platform
+from schedopt.problem import Problem, Scope
+from schedopt.result import Bound, Infeasibility, Ratio, Result, Status, check_ratio
+from schedopt.stage import Stage
+from schedopt.units import format_bandwidth, format_bytes
+from schedopt.validation import STRICT, as_tuple, check_choice, check_whole
+from schedopt.version import __version__
+
+SWEEP_FORMAT: Final = "schedopt.sweep/1"
+MOST_POINTS: Final = 1000
+"""Of a sweep; its file is written after each of them."""
+
+Line = tuple[int, int | None]
+"""Number of GPUs and bandwidth: points of one line differ in memory alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What all points of a sweep share.
+
+    Parameters
+    ----------
+    scope : Scope
+        The plans that are allowed, of any allocation that is not fixed.
+    solver : str, optional
+        One by name, instead of those that the scope calls for.
+    time_limit_s : float, optional
+        Seconds for each point.
+    seed : int
+    reserved_bytes : int
+        What is not ours on each GPU.
+    latency_ns : int
+        Added to each transfer, where links have a bandwidth.
+    duplex : {"half", "full"}
+    """
+
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    scope: Scope = field(default_factory=Scope)
+    solver: str | None = None
+    time_limit_s: float | None = None
+    seed: int = 0
+    reserved_bytes: int = 0
+    latency_ns: int = 0
+    duplex: Duplex = "half"
+
+    def __post_init__(self) -> None:
+        for name in ("seed", "reserved_bytes", "latency_ns"):
+            check_whole(self, name)
+        check_choice(self, "duplex", ("half", "full"))
+        if self.time_limit_s is not None and not self.time_limit_s > 0:
+            raise InputError(
+                f"{self.time_limit_s} is no time to solve in",
+                field="time_limit_s",
+                way_out="Give seconds > 0",
+            )
+        if self.scope.allocation == "fixed":
+            raise InputError(
+                "stages that are given lie on GPUs that are given",
+                field="scope.allocation",
+                way_out="Sweep contiguous or general",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a point lies.
+
+    Parameters
+    ----------
+    gpus : int
+    memory_bytes : int
+        Of each GPU, with what is reserved.
+    bandwidth_bytes_per_s : int, optional
+        Of each link. None: transfers are free.
+    """
+
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    gpus: int
+    memory_bytes: int
+    bandwidth_bytes_per_s: int | None = None
+
+    def __post_init__(self) -> None:
+        check_whole(self, "gpus", low=1, high=MOST_GPUS)
+        check_whole(self, "memory_bytes")
+        check_whole(self, "bandwidth_bytes_per_s", low=1, optional=True)
+
+    @property
+    def line(self) -> Line:
+        """What it shares with the points that differ from it in memory alone."""
+        return self.gpus, self.bandwidth_bytes_per_s
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        """What tells it from all others, and orders them; free transfers come last."""
+        return self.gpus, -(self.bandwidth_bytes_per_s or 0), self.memory_bytes
+
+    @property
+    def total_bytes(self) -> int:
+        """The memory of all GPUs."""
+        return self.gpus * self.memory_bytes
+
+    def platform(self, options: Options) -> Platform:
+        """Return the machine."""
+        rate = self.bandwidth_bytes_per_s
+        return Platform(
+            self.gpus,
+            self.memory_bytes,
+            reserved=options.reserved_bytes,
+            bandwidth=rate,
+            latency=0 if rate is None else options.latency_ns,
+            duplex=options.duplex,
+        )
+
+    def __str__(self) -> str:
+        rate = self.bandwidth_bytes_per_s
+        links = "free transfers" if rate is None else format_bandwidth(rate)
+        gpus = f"{self.gpus} GPU{'s' if self.gpus > 1 else ''}"
+        return f"{gpus} of {format_bytes(self.memory_bytes)}, {links}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point(Place):
+    """What is known of a place.
+
+    Parameters
+    ----------
+    gpus, memory_bytes, bandwidth_bytes_per_s
+        The place.
+    status : {"optimal", "feasible", "infeasible", "unknown"}
+        As in a result.
+    period_exact : (int, int), optional
+        The normalized period of the plan, ns.
+    bound_exact : (int, int), optional
+        A normalized period that no plan of the scope can beat here, ns.
+    proof : str
+        Why the bound holds, or why there is no plan.
+    seconds : float
+        What solving took.
+    solver : str
+        The one that found the plan.
+    plan_memory_bytes : int, optional
+        The memory for which the plan was found, where that is less than here.
+    bound_memory_bytes : int, optional
+        The memory for which the bound was proven, where that is more than here.
+    least_memory_bytes, proven_memory_bytes : int, optional
+        Where there is no plan: the least memory with which one is known, and that below which
+        there is none, as in `schedopt.Infeasibility`.
+    stages : tuple of Stage
+    pattern : Pattern, optional
+        With the stages, the plan.
+    """
+
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    status: Status
+    period_exact: Ratio | None = None
+    bound_exact: Ratio | None = None
+    proof: str = ""
+    seconds: float = 0.0
+    solver: str = ""
+    plan_memory_bytes: int | None = None
+    bound_memory_bytes: int | None = None
+    least_memory_bytes: int | None = None
+    proven_memory_bytes: int | None = None
+    stages: tuple[Stage, ...] = ()
+    pattern: Pattern | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice(self, "status", ("optimal", "feasible", "infeasible", "unknown"))
+        check_ratio(self, "period_exact")
+        check_ratio(self, "bound_exact")
+        as_tuple(self, "stages")
+        for name in ("plan", "bound", "least", "proven"):
+            check_whole(self, f"{name}_memory_bytes", optional=True)
+        pattern = self.pattern
+        if (pattern is None) != (self.status in ("infeasible", "unknown")):
+            raise InputError(
+                f"{self.status} does not go with {'no' if pattern is None else 'a'} plan",
+                field="status",
+                way_out="Take the point away, to have it solved again",
+            )
+        own = None if pattern is None else Fraction(pattern.period_total_ns, pattern.k)
+        if own != self.period:
+            raise InputError(
+                "is not the period of the pattern",
+                field="period_exact",
+                way_out="Take the point away, to have it solved again",
+            )
+
+    @property
+    def place(self) -> Place:
+        """Where it lies."""
+        return Place(
+            gpus=self.gpus,
+            memory_bytes=self.memory_bytes,
+            bandwidth_bytes_per_s=self.bandwidth_bytes_per_s,
+        )
+
+    @property
+    def period(self) -> Fraction | None:
+        """The normalized period, ns; None without a plan."""
+        return None if self.period_exact is None else Fraction(*self.period_exact)
+
+    @property
+    def bound(self) -> Fraction | None:
+        """The bound, ns."""
+        return None if self.bound_exact is None else Fraction(*self.bound_exact)
+
+    @property
+    def gap(self) -> Fraction | None:
+        """(period - bound) / bound; None where either is missing or the bound is 0."""
+        period, bound = self.period, self.bound
+        return (period - bound) / bound if period is not None and bound else None
+
+    def plan(self, chain: Chain, options: Options) -> Plan | None:
+        """Return the plan, on the platform of this place."""
+        if self.pattern is None:
+            return None
+        return Plan(
+            chain=chain,
+            platform=self.platform(options),
+            scope=options.scope,
+            stages=self.stages,
+            pattern=self.pattern,
+        )
+
+    def result(self, chain: Chain, options: Options) -> Result:
+        """Return the answer to the problem of this place."""
+        scope = options.scope
+        bounds: tuple[Bound, ...] = ()
+        why = None
+        if self.bound_exact is not None:
+            bounds = (Bound(exact=self.bound_exact, scope=scope, proof=self.proof),)
+        if self.status == "infeasible":
+            why = Infeasibility(
+                scope=scope,
+                proof=self.proof,
+                least_memory_bytes=self.least_memory_bytes,
+                proven_memory_bytes=self.proven_memory_bytes,
+            )
+        return Result(
+            problem=Problem(chain=chain, platform=self.platform(options), scope=scope),
+            status=self.status,
+            plan=self.plan(chain, options),
+            bounds=bounds,
+            infeasibility=why,
+            solver=self.solver,
+            seconds=self.seconds,
+            seed=options.seed,
+            version=__version__,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """The points that are known of one chain.
+
+    Parameters
+    ----------
+    chain_name : str
+    chain_sha256 : str
+    options : Options
+    points : tuple of Point
+        One for each place, as `schedopt.sweeping.carry` leaves them.
+    version : str
+        Of schedopt, that wrote it last.
+    """
+
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    chain_name: str = ""
+    chain_sha256: str
+    options: Options
+    points: tuple[Point, ...] = ()
+    version: str = ""
+
+    def __post_init__(self) -> None:
+        as_tuple(self, "points")
+        seen = set()
+        for position, point in enumerate(self.points):
+            if point.key in seen:
+                raise InputError(
+                    f"a second point for {point.place}",
+                    field=f"points[{position}]",
+                    way_out="Keep one of them",
+                )
+            seen.add(point.key)
+
+    def save(self, path: str | Path) -> None:
+        """Write a ``schedopt.sweep/1`` file, whole or not at all."""
+        from schedopt.sweeping.files import save_sweep
+
+        save_sweep(self, path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Sweep:
+        """Read a ``schedopt.sweep/1`` file. Its plans are not checked."""
+        from schedopt.sweeping.files import load_sweep
+
+        return load_sweep(path)

@@ -1,0 +1,82 @@
+"""One point, solved in whichever process."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from schedopt.chain import Chain
+from schedopt.result import Result, as_ratio
+from schedopt.solving import solve
+from schedopt.sweeping.sweep import Options, Place, Point
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What a process is sent.
+
+    Parameters
+    ----------
+    chain : Chain
+    options : Options
+    place : Place
+    start : Point, optional
+        One with less memory, to start from its plan.
+    """
+
+    chain: Chain
+    options: Options
+    place: Place
+    start: Point | None = None
+
+
+def solve_point(task: Task) -> Point:
+    """Solve one place.
+
+    In a thread of its own: in the main thread `solve` would take Ctrl-C for "stop here", and a
+    point that was cut short would count as done.
+
+    Raises
+    ------
+    InputError
+        As `schedopt.solve`.
+    """
+    with ThreadPoolExecutor(max_workers=1) as alone:
+        return alone.submit(_solve, task).result()
+
+
+def _solve(task: Task) -> Point:
+    options, place, start = task.options, task.place, task.start
+    result = solve(
+        task.chain,
+        place.platform(options),
+        scope=options.scope,
+        solver=options.solver,
+        time_limit=options.time_limit_s,
+        seed=options.seed,
+        initial=None if start is None else start.plan(task.chain, options),
+    )
+    return _point(place, result, start)
+
+
+def _point(place: Place, result: Result, start: Point | None) -> Point:
+    bound, plan, why = result.lower_bound, result.plan, result.infeasibility
+    solver, found_with = result.solver if plan is not None else "", None
+    if start is not None and result.period == start.period:
+        solver, found_with = start.solver, start.plan_memory_bytes or start.memory_bytes
+    return Point(
+        gpus=place.gpus,
+        memory_bytes=place.memory_bytes,
+        bandwidth_bytes_per_s=place.bandwidth_bytes_per_s,
+        status=result.status,
+        period_exact=None if result.period is None else as_ratio(result.period),
+        bound_exact=None if bound is None or why is not None else as_ratio(bound),
+        proof=result.proof if why is None else why.proof,
+        seconds=result.seconds,
+        solver=solver,
+        plan_memory_bytes=found_with,
+        least_memory_bytes=None if why is None else why.least_memory_bytes,
+        proven_memory_bytes=None if why is None else why.proven_memory_bytes,
+        stages=() if plan is None else plan.stages,
+        pattern=None if plan is None else plan.pattern,
+    )
