@@ -33,6 +33,19 @@ def test_the_commands_of_the_tour_run_in_order(tmp_path: Path) -> None:
         assert run(*shlex.split(command), folder=tmp_path).returncode == expected, command
 
 
+def test_the_table_of_the_sweep_is_what_is_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(ROOT / "instances", tmp_path / "instances")
+    monkeypatch.setenv("COLUMNS", "100")
+    command = next(command for command in COMMANDS if command.startswith("sweep"))
+    printed = run(*shlex.split(command), "--jobs", "2", folder=tmp_path).stdout
+    rows = [line.rstrip() for line in printed.splitlines()]
+    table = re.findall(r"```text\n( +Step.*?)```", README, re.DOTALL)[0].splitlines()
+    assert len(table) == 7
+    assert set(table) <= set(rows)
+
+
 def test_the_library_example_runs() -> None:
     exec(compile(BLOCKS["python"], "README.md", "exec"), {})
 

@@ -15,6 +15,7 @@ from schedopt.cli.profile import profile_model
 from schedopt.cli.show import show_plan
 from schedopt.cli.simulate import simulate_plan
 from schedopt.cli.solve import solve_chain
+from schedopt.cli.sweep import sweep_chain
 from schedopt.version import __version__
 
 EXIT_CODES = (
@@ -52,6 +53,7 @@ def _options(
 app.command("profile", epilog=EXIT_CODES)(profile_model)
 app.command("import", epilog=EXIT_CODES)(import_profile)
 app.command("solve", epilog=EXIT_CODES)(solve_chain)
+app.command("sweep", epilog=f"{EXIT_CODES} · 130 interrupted")(sweep_chain)
 app.command("check", epilog=EXIT_CODES)(check_plan)
 app.command("show", epilog=EXIT_CODES)(show_plan)
 app.command("simulate", epilog=EXIT_CODES)(simulate_plan)

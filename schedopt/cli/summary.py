@@ -15,9 +15,9 @@ def summarise(result: Result) -> dict[str, Any]:
     period, bound, gap = result.period, result.lower_bound, result.gap
     document: dict[str, Any] = {
         "status": result.status,
-        "period_ns": _number(period),
+        "period_ns": number(period),
         "period_exact": None if period is None else list(as_ratio(period)),
-        "lower_bound_ns": _number(bound),
+        "lower_bound_ns": number(bound),
         "lower_bound_exact": None if bound is None else list(as_ratio(bound)),
         "gap": None if gap is None else float(gap),
         "scope": dataclasses.asdict(result.problem.scope),
@@ -53,7 +53,8 @@ def summarise(result: Result) -> dict[str, Any]:
     return document
 
 
-def _number(value: Fraction | None) -> int | float | None:
+def number(value: Fraction | None) -> int | float | None:
+    """Return an exact number for readers: whole, or rounded."""
     if value is None:
         return None
     return int(value) if value.denominator == 1 else float(value)

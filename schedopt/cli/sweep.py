@@ -1,0 +1,323 @@
+"""``schedopt sweep``."""
+
+from __future__ import annotations
+
+import json
+import logging
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from schedopt.cli.options import check_time_limit, naming_options, parse_counts
+from schedopt.cli.progress import progress_bar
+from schedopt.errors import InputError
+
+if TYPE_CHECKING:
+    from schedopt.chain import Chain
+    from schedopt.sweeping import Place, Pool, Sweep
+
+OPTIONS = {"memory_bytes": "mem", "reserved_bytes": "reserved"}
+"""Fields of the platform whose option has another name."""
+
+
+def sweep_chain(
+    chain: Annotated[Path, typer.Option(help="A schedopt.chain/1 file.", metavar="FILE")],
+    gpus: Annotated[str, typer.Option(help="How many GPUs: 4,8.", metavar="P,P")],
+    mem: Annotated[
+        str,
+        typer.Option(
+            help="Memory of a GPU: sizes, 8G,16G, or ranges from:to:step, 8G:32G:4G.",
+            metavar="SIZES",
+        ),
+    ],
+    bandwidth: Annotated[
+        str,
+        typer.Option(help="Of each link; free for none: free,12GB/s,25GB/s.", metavar="RATES"),
+    ] = "free",
+    reserved: Annotated[
+        str, typer.Option(help="Memory of each GPU that is not ours.", metavar="SIZE")
+    ] = "0",
+    latency: Annotated[
+        str, typer.Option(help="Added to each transfer: 5us.", metavar="TIME")
+    ] = "0",
+    duplex: Annotated[
+        Literal["half", "full"],
+        typer.Option(help="Whether the two directions of a link share it (half) or not (full)."),
+    ] = "half",
+    allocation: Annotated[
+        Literal["contiguous", "general"],
+        typer.Option(help="One stage for each GPU, or layers anywhere."),
+    ] = "contiguous",
+    max_k: Annotated[
+        int,
+        typer.Option(help="The longest pattern, in micro-batches that it repeats.", metavar="K"),
+    ] = 1,
+    split_backward: Annotated[
+        bool,
+        typer.Option("--split-backward", help="Let the weight half of a backward run later."),
+    ] = False,
+    recompute: Annotated[
+        bool,
+        typer.Option(
+            "--recompute", help="Compute layers again before the backward, where that is faster."
+        ),
+    ] = False,
+    grain: Annotated[
+        Literal["stage", "layer"],
+        typer.Option(help="Whether the layers of a GPU run as one stage, or each on its own."),
+    ] = "stage",
+    memory: Annotated[
+        Literal["sum", "peak"],
+        typer.Option(
+            help="What must fit: each kind of memory at its own maximum, added up, or the true "
+            "maximum over time."
+        ),
+    ] = "sum",
+    solver: Annotated[
+        str | None,
+        typer.Option(help="One by name, as in schedopt solve.", metavar="NAME"),
+    ] = None,
+    time_limit: Annotated[
+        float, typer.Option(help="Seconds for each point; inf: never.", metavar="S")
+    ] = 60.0,
+    seed: Annotated[int, typer.Option(help="Of random choices.", min=0, metavar="N")] = 0,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            help="Points that are solved at a time, each in a process. Default: one for each core.",
+            min=1,
+            metavar="N",
+            show_default=False,
+        ),
+    ] = None,
+    dask: Annotated[
+        str | None,
+        typer.Option(
+            help="Solve on the workers of this Dask cluster instead: tcp://host:8786.",
+            metavar="ADDRESS",
+        ),
+    ] = None,
+    output: Annotated[
+        Path,
+        typer.Option(
+            "--output",
+            "-o",
+            help="A schedopt.sweep/1 file, written after each point. One that is there already "
+            "is gone on with.",
+            metavar="FILE",
+        ),
+    ] = Path("sweep.json"),
+    plot: Annotated[
+        Path | None,
+        typer.Option(help="Draw a picture: .svg, .png or .pdf.", metavar="FILE"),
+    ] = None,
+    plans: Annotated[
+        Path | None,
+        typer.Option(help="A folder for the plan of each point.", metavar="DIR"),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON document and nothing else.")
+    ] = False,
+) -> None:
+    """Find the least period for ranges of memory, GPUs and bandwidths.
+
+    What would 8 more GB buy? Each point is recorded at once. Started again with the same file,
+    the command solves only what is missing, and more memories or GPUs may be asked. More memory
+    never makes a period longer: a plan for less is one for more.
+
+    Examples
+    --------
+    schedopt sweep --chain chain.json --gpus 4,8 --mem 8G:32G:4G -o sweep.json --plot sweep.png
+
+    schedopt sweep --chain chain.json --gpus 8 --mem 16G,24G --bandwidth 12GB/s,25GB/s --jobs 4
+
+    schedopt sweep --chain chain.json --gpus 8 --mem 16G,24G --dask tcp://host:8786
+    """
+    from schedopt.chain import Chain
+    from schedopt.drawing import picture_suffix
+    from schedopt.formats import check_writable
+    from schedopt.problem import Problem, Scope
+    from schedopt.solving import load_solver
+    from schedopt.sweeping import Options, run_sweep
+    from schedopt.sweeping.files import resume_sweep
+    from schedopt.units import parse_bytes, parse_duration
+
+    check_time_limit(time_limit)
+    places = _places(gpus, mem, bandwidth)
+    delay = parse_duration(latency, field="--latency")
+    if delay and all(place.bandwidth_bytes_per_s is None for place in places):
+        raise InputError(
+            "given without a bandwidth",
+            field="--latency",
+            way_out="Give the bandwidth too; without one transfers are free",
+        )
+    with naming_options(OPTIONS):
+        if solver is not None:
+            load_solver(solver)
+        options = Options(
+            scope=Scope(
+                allocation=allocation,
+                max_k=max_k,
+                split_backward=split_backward,
+                recompute=recompute,
+                grain=grain,
+                memory=memory,
+            ),
+            solver=solver,
+            time_limit_s=None if time_limit == float("inf") else time_limit,
+            seed=seed,
+            reserved_bytes=parse_bytes(reserved, field="reserved"),
+            latency_ns=delay,
+            duplex=duplex,
+        )
+        machines = [place.platform(options) for place in places]
+    layers = Chain.load(chain)
+    for machine in machines:
+        Problem(chain=layers, platform=machine, scope=options.scope)
+    if plot is not None:
+        picture_suffix(plot)
+        check_writable(plot)
+    known = resume_sweep(output, layers, options)
+    check_writable(output)
+    if plans is not None:
+        _make_folder(plans)
+    with naming_options(), progress_bar() as show:
+        outcome = run_sweep(
+            known,
+            layers,
+            places,
+            _pool(jobs, dask),
+            save=lambda sweep: sweep.save(output),
+            on_point=show,
+        )
+    found = outcome.sweep
+    if plans is not None:
+        _write_plans(found, layers, plans)
+    if plot is not None and found.points:
+        from schedopt.sweeping.picture import save_sweep_picture
+
+        save_sweep_picture(found, plot)
+    _print(found, output, as_json)
+    for place in outcome.given_up:
+        typer.echo(
+            f"Error: {place}: each process that solved it ended without an answer (out of "
+            f"memory?). All else is in {output}; start again to try once more, with fewer --jobs "
+            "if memory is short.",
+            err=True,
+        )
+    if outcome.interrupted:
+        missing = len({place.key for place in places} - {point.key for point in found.points})
+        typer.echo(
+            f"Interrupted: {len(found.points)} of {len(found.points) + missing} points are in "
+            f"{output}. Start the same command again to go on.",
+            err=True,
+        )
+        raise typer.Exit(130)
+    raise typer.Exit(1 if outcome.given_up else _exit_code(found))
+
+
+def _exit_code(sweep: Sweep) -> int:
+    """Return 0 if there is a plan, 3 if none is possible anywhere, else 4."""
+    statuses = {point.status for point in sweep.points}
+    if statuses & {"optimal", "feasible"}:
+        return 0
+    return 3 if statuses == {"infeasible"} else 4
+
+
+def _places(gpus: str, mem: str, bandwidth: str) -> list[Place]:
+    """Return every number of GPUs with every memory and bandwidth that was typed."""
+    from schedopt.sweeping import Place
+    from schedopt.units import parse_bandwidth
+
+    rates = [
+        None if rate == "free" else parse_bandwidth(rate, field="--bandwidth")
+        for rate in bandwidth.split(",")
+    ]
+    sizes = [size for part in mem.split(",") for size in _sizes(part)]
+    with naming_options(OPTIONS):
+        return [
+            Place(gpus=count, memory_bytes=size, bandwidth_bytes_per_s=rate)
+            for count, rate, size in product(parse_counts(gpus), rates, sizes)
+        ]
+
+
+def _sizes(text: str) -> list[int]:
+    """Return the sizes of one part of ``--mem``: one size, or a range with both ends."""
+    from schedopt.sweeping.sweep import MOST_POINTS
+    from schedopt.units import parse_bytes
+
+    ends = [parse_bytes(part, field="--mem") for part in text.split(":")]
+    if len(ends) == 1:
+        return ends
+    if len(ends) != 3 or ends[0] > ends[1] or not ends[2]:
+        raise InputError(
+            f"{text!r:.60} is no range",
+            field="--mem",
+            way_out="Write from:to:step with from <= to and a step above 0: 8G:32G:4G",
+        )
+    sizes = range(ends[0], ends[1] + 1, ends[2])
+    if len(sizes) > MOST_POINTS:
+        raise InputError(
+            f"{text!r:.60} has {len(sizes)} sizes", field="--mem", way_out="Give a larger step"
+        )
+    return list(sizes)
+
+
+def _pool(jobs: int | None, dask: str | None) -> Pool:
+    from schedopt.sweeping import ClusterPool, ProcessPool
+
+    if dask is None:
+        return ProcessPool(jobs)
+    if jobs is not None:
+        raise InputError(
+            "given beside --dask, whose workers say how many points run at a time",
+            field="jobs",
+            way_out="Leave one of them out",
+        )
+    pool = ClusterPool(dask)
+    # What it would say of a lost connection, our error says in one line.
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)
+    return pool
+
+
+def _make_folder(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"cannot be made: {error.strerror}",
+            way_out="Name a folder that is there, or can be made",
+            source=str(path),
+        ) from None
+
+
+def _write_plans(sweep: Sweep, chain: Chain, folder: Path) -> None:
+    """Write each plan under a name such as 4x16G-12G.plan.json."""
+    from schedopt.formats import save_result
+
+    for point in sweep.points:
+        if point.pattern is not None:
+            rate = point.bandwidth_bytes_per_s
+            links = "free" if rate is None else _short(rate)
+            name = f"{point.gpus}x{_short(point.memory_bytes)}-{links}.plan.json"
+            save_result(point.result(chain, sweep.options), folder / name)
+
+
+def _short(count: int) -> str:
+    """Return a number of bytes exactly, and as short as `parse_bytes` can read it."""
+    for letter, factor in (("T", 10**12), ("G", 10**9), ("M", 10**6), ("K", 10**3)):
+        if count and count % factor == 0:
+            return f"{count // factor}{letter}"
+    return str(count)
+
+
+def _print(sweep: Sweep, output: Path, as_json: bool) -> None:
+    from schedopt.cli.trade_offs import print_sweep, summarise_sweep
+
+    if as_json:
+        typer.echo(json.dumps(summarise_sweep(sweep), indent=2))
+        return
+    print_sweep(sweep)
+    typer.echo(f"Sweep written to {output}")

@@ -1,0 +1,97 @@
+"""A sweep as a table, and as the document of ``schedopt sweep --json``."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from schedopt.cli.columns import Column, print_table
+from schedopt.cli.summary import number
+from schedopt.cli.tables import make_console
+from schedopt.result import as_ratio
+from schedopt.sweeping import Row, Sweep, compare_points
+from schedopt.units import format_bandwidth, format_bytes, format_duration, printable, readable
+
+
+def print_sweep(sweep: Sweep) -> None:
+    """Print a row for each point: period, bound, what the step in memory buys, the front."""
+    console = make_console()
+    name = printable(sweep.chain_name) or "unnamed"
+    console.print(f"Chain     {name}, {sweep.chain_sha256[:12]}")
+    console.print(f"Scope     {readable(str(sweep.options.scope))}")
+    if sweep.options.reserved_bytes:
+        console.print(f"Reserved  {format_bytes(sweep.options.reserved_bytes)} of each GPU")
+    figures = ("GPUs", "Memory", "Links", "Period", "Bound", "Gap", "Step buys", "Pareto")
+    print_table(
+        console,
+        "Period against memory",
+        [*map(Column, figures), Column("Note", words=True)],
+        [_cells(row) for row in compare_points(sweep.points)],
+        keys=3,
+    )
+    console.print(
+        "Step buys: how much shorter the period is than with the memory of the row above.\n"
+        "Pareto *: no other point of the same links is as good or better in memory of all GPUs, "
+        "number of GPUs and period."
+    )
+
+
+def _cells(row: Row) -> list[str]:
+    point = row.point
+    rate = point.bandwidth_bytes_per_s
+    return [
+        str(point.gpus),
+        format_bytes(point.memory_bytes),
+        "free" if rate is None else format_bandwidth(rate),
+        point.status if point.period is None else format_duration(point.period),
+        "" if point.bound is None else format_duration(point.bound),
+        "" if point.gap is None else f"{float(point.gap):.2%}",
+        "" if row.gain is None else f"{float(row.gain):.1%}",
+        "*" if row.pareto else "",
+        _note(row),
+    ]
+
+
+def _note(row: Row) -> str:
+    point = row.point
+    if point.status == "optimal":
+        return "optimal"
+    if point.status == "unknown":
+        return "no plan in time"
+    if point.status == "feasible" or point.least_memory_bytes is None:
+        return ""
+    exact = point.least_memory_bytes == point.proven_memory_bytes
+    return f"needs {'' if exact else 'at most '}{format_bytes(point.least_memory_bytes)}"
+
+
+def summarise_sweep(sweep: Sweep) -> dict[str, Any]:
+    """Return a sweep as a JSON document: times in ns, memory in bytes."""
+    return {
+        "chain_name": sweep.chain_name,
+        "chain_sha256": sweep.chain_sha256,
+        "options": dataclasses.asdict(sweep.options),
+        "points": [_summarise(row) for row in compare_points(sweep.points)],
+    }
+
+
+def _summarise(row: Row) -> dict[str, Any]:
+    point = row.point
+    return {
+        "gpus": point.gpus,
+        "memory_bytes": point.memory_bytes,
+        "bandwidth_bytes_per_s": point.bandwidth_bytes_per_s,
+        "status": point.status,
+        "period_ns": number(point.period),
+        "period_exact": point.period_exact,
+        "lower_bound_ns": number(point.bound),
+        "lower_bound_exact": point.bound_exact,
+        "gap": None if point.gap is None else float(point.gap),
+        "step_bytes": row.step_bytes,
+        "step_gain": None if row.gain is None else float(row.gain),
+        "step_gain_exact": None if row.gain is None else as_ratio(row.gain),
+        "pareto": row.pareto,
+        "least_memory_bytes": point.least_memory_bytes,
+        "proven_memory_bytes": point.proven_memory_bytes,
+        "solver": point.solver,
+        "seconds": point.seconds,
+    }
