@@ -14,7 +14,8 @@ from functools import lru_cache
 from itertools import combinations, permutations
 from typing import TYPE_CHECKING, Final
 
-from schedopt.platform import Platform, Resource
+from schedopt.network import Resource
+from schedopt.platform import Platform
 from schedopt.problem import Problem
 
 if TYPE_CHECKING:

@@ -151,6 +151,15 @@ def solve_chain(
     ] = 60.0,
     workers: Annotated[int, typer.Option(help="Threads of CP-SAT.", min=1, metavar="N")] = 1,
     seed: Annotated[int, typer.Option(help="Of random choices.", min=0, metavar="N")] = 0,
+    work_limit: Annotated[
+        int | None,
+        typer.Option(
+            help="End the local search after so many placements; the same seed and workers then "
+            "give the same plan, if no time limit ends it before.",
+            min=1,
+            metavar="N",
+        ),
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Where to write the plan.", metavar="FILE")
     ] = None,

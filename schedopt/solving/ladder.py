@@ -37,6 +37,7 @@ def solve(
     time_limit: float | None = None,
     seed: int = 0,
     workers: int = 1,
+    work_limit: int | None = None,
     initial: Plan | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Result:
@@ -61,7 +62,10 @@ def solve(
     time_limit : float, optional
         Seconds. Searches by CP-SAT share evenly what is left.
     seed, workers : int
-        For CP-SAT.
+        Of random choices; threads.
+    work_limit : int, optional
+        Placements that the local search of the solver `general` may look at. What ends by it, and
+        not by time, comes out the same for the same seed and workers.
     initial : Plan, optional
         A plan to start from, for the same problem.
     on_progress : callable, optional
@@ -95,7 +99,18 @@ def solve(
         scope=scope or Scope(allocation="fixed" if stages else "contiguous"),
         stages=tuple(stages),
     )
-    run = Run(problem, time_limit=time_limit, seed=seed, workers=workers, on_progress=on_progress)
+    if work_limit is not None and work_limit < 1:
+        raise InputError(
+            f"{work_limit} is no work", field="work_limit", way_out="Give at least 1 placement"
+        )
+    run = Run(
+        problem,
+        time_limit=time_limit,
+        seed=seed,
+        workers=workers,
+        work_limit=work_limit,
+        on_progress=on_progress,
+    )
     with _interruptible(run):
         ladder = _climb(run, initial, solver)
     return _result(run, ladder)

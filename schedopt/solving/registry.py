@@ -19,6 +19,7 @@ SOLVERS: Final = {
     "contiguous": "schedopt.solvers.contiguous:solve",
     "contiguous_cpsat": "schedopt.solvers.contiguous_cpsat:solve",
     "even_split": "schedopt.solvers.even_split:solve",
+    "general": "schedopt.solvers.general:solve",
     "next_fit": "schedopt.solvers.next_fit:solve",
     "one_f_one_b_star": "schedopt.solvers.one_f_one_b_star:solve",
     "periodic": "schedopt.solvers.periodic:solve",

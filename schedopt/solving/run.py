@@ -46,6 +46,9 @@ class Run:
         Seconds.
     seed, workers : int
         For solvers that draw random numbers or run in parallel.
+    work_limit : int, optional
+        Placements that a local search may look at. Unlike a limit of time it gives the same plan
+        for the same seed and workers.
     on_progress : callable, optional
         Called with a `Progress` after each report.
     """
@@ -57,11 +60,13 @@ class Run:
         time_limit: float | None = None,
         seed: int = 0,
         workers: int = 1,
+        work_limit: int | None = None,
         on_progress: Callable[[Progress], None] | None = None,
     ) -> None:
         self.problem = problem
         self.seed = seed
         self.workers = workers
+        self.work_limit = work_limit
         self.solver = ""
         self.own: Fraction | None = None
         self.solver_of_best = ""
@@ -89,7 +94,13 @@ class Run:
         """
         remaining = self.remaining()
         limit = None if remaining is None else max(0.0, share * remaining)
-        run = Run(problem, time_limit=limit, seed=self.seed, workers=self.workers)
+        run = Run(
+            problem,
+            time_limit=limit,
+            seed=self.seed,
+            workers=self.workers,
+            work_limit=self.work_limit,
+        )
         run._stop = self._stop
         return run
 

@@ -9,8 +9,9 @@ from typing import Any, ClassVar, Final
 
 from schedopt.chain import Chain
 from schedopt.errors import InputError
+from schedopt.network import Duplex
 from schedopt.plan import Pattern, Plan
-from schedopt.platform import MOST_GPUS, Duplex, Platform
+from schedopt.platform import MOST_GPUS, Platform
 from schedopt.problem import Problem, Scope
 from schedopt.result import Bound, Infeasibility, Ratio, Result, Status, check_ratio
 from schedopt.stage import Stage

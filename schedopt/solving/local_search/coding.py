@@ -1,0 +1,106 @@
+"""Between plans and the arrays of the search."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from schedopt.plan import Kind, Operation, Pattern, Plan, Tensor, Transfer, place_in_period
+from schedopt.problem import Problem
+from schedopt.solving.lags import without_lags
+from schedopt.solving.local_search.state import (
+    AT_AGAIN,
+    AT_AHEAD,
+    AT_BACK,
+    AT_REST,
+    AT_RETURN,
+    AT_SEND,
+    BEGIN,
+    GPU,
+    HALVED,
+    PERIOD,
+    STAGES,
+    State,
+)
+from schedopt.solving.local_search.tables import Tables
+from schedopt.stage import Stage
+
+
+def encode(stages: Sequence[Stage], state: State, *, halved: bool = False) -> None:
+    """Write stages into a state, without genes of their own.
+
+    Parameters
+    ----------
+    stages : sequence of Stage
+        In the order of the chain, each on one GPU.
+    state : State
+    halved : bool
+        Whether every backward runs in halves.
+    """
+    state.row[:] = 0
+    state.again[:] = 0
+    for row, stage in enumerate(reversed(stages)):
+        state.row[row, BEGIN] = stage.first
+        state.row[row, GPU] = stage.gpus[0]
+        state.row[row, HALVED] = halved
+        for first, last in stage.recompute:
+            state.again[first : last + 1] = 1
+    state.counts[:] = 0
+    state.counts[STAGES] = len(stages)
+
+
+def decode(problem: Problem, tables: Tables, state: State) -> Plan:
+    """Return a placement without penalty as a plan."""
+    period = int(state.counts[PERIOD])
+    count = int(state.counts[STAGES])
+    stages: list[Stage] = []
+    operations: list[Operation] = []
+    transfers: list[Transfer] = []
+    for stage, row in enumerate(reversed(range(count))):
+        here = [int(value) for value in state.row[row]]
+        end = int(state.row[row - 1, BEGIN]) if row else tables.layers
+        runs = tuple(_runs(state, here[BEGIN], end))
+        stages.append(Stage(layers=(here[BEGIN], end - 1), gpus=(here[GPU],), recompute=runs))
+        kinds: list[tuple[Kind, int]] = [("F", AT_AHEAD)]
+        if runs:
+            kinds.append(("R", AT_AGAIN))
+        kinds += [("I", AT_BACK), ("W", AT_REST)] if here[HALVED] else [("B", AT_BACK)]
+        for kind, column in kinds:
+            start, shift = place_in_period(here[column], 0, 1, period)
+            operations.append(Operation(kind=kind, stage=stage, shift=shift, start_ns=start))
+        if row and here[GPU] != state.row[row - 1, GPU]:
+            target = int(state.row[row - 1, GPU])
+            ends: list[tuple[Tensor, int, int, int]] = [
+                ("activation", AT_SEND, here[GPU], target),
+                ("gradient", AT_RETURN, target, here[GPU]),
+            ]
+            for tensor, column, source, goal in ends:
+                if problem.platform.route(source, goal):
+                    start, shift = place_in_period(here[column], 0, 1, period)
+                    transfers.append(
+                        Transfer(tensor=tensor, stage=stage, shift=shift, start_ns=start)
+                    )
+    plan = Plan(
+        chain=problem.chain,
+        platform=problem.platform,
+        rule=problem.rule,
+        scope=problem.scope,
+        stages=tuple(stages),
+        pattern=Pattern(
+            k=1,
+            period_total_ns=period,
+            operations=tuple(operations),
+            transfers=tuple(transfers),
+        ),
+    )
+    return without_lags(plan)
+
+
+def _runs(state: State, begin: int, end: int) -> list[tuple[int, int]]:
+    """Return the runs of layers of a stage that are computed again."""
+    found = []
+    for again, run in groupby(range(begin, end), key=lambda layer: bool(state.again[layer])):
+        if again:
+            layers = list(run)
+            found.append((layers[0], layers[-1]))
+    return found

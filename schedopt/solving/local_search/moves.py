@@ -1,0 +1,213 @@
+"""How one allocation becomes another: the moves of the search.
+
+Each returns the first row that changes, counted from the end of the chain, or -1 if it has nothing
+to change.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from schedopt.solving.local_search.compiled import compiled, inlined
+from schedopt.solving.local_search.placing import measure
+from schedopt.solving.local_search.state import (
+    AHEAD,
+    BACK,
+    BEGIN,
+    FIRST,
+    GPU,
+    HALVED,
+    LAYERS_AGAIN,
+    STAGES,
+    State,
+)
+from schedopt.solving.local_search.tables import Tables
+
+Draw = np.random.Generator
+
+
+@inlined
+def below(draw: Draw, count: int) -> int:
+    """Return a number from 0 to count - 1 by chance."""
+    return int(draw.random() * count)
+
+
+@inlined
+def _end(t: Tables, s: State, row: int) -> int:
+    """Return the layer behind a stage."""
+    return s.row[row - 1, BEGIN] if row > 0 else t.layers
+
+
+@inlined
+def _other_gpu(t: Tables, gpu: int, draw: Draw) -> int:
+    return (gpu + 1 + below(draw, t.gpus - 1)) % t.gpus
+
+
+@inlined
+def _copy(s: State, source: int, target: int) -> None:
+    """Copy what is chosen for a stage, and what follows, but not where it is placed."""
+    for column in range(LAYERS_AGAIN + 1):
+        s.row[target, column] = s.row[source, column]
+
+
+@compiled
+def shift_cut(t: Tables, s: State, row: int, draw: Draw) -> int:
+    """Move the cut before a stage, mostly by little."""
+    if row == s.counts[STAGES] - 1:
+        row -= 1
+    if row < 0:
+        return -1
+    begin = s.row[row, BEGIN]
+    left = begin - s.row[row + 1, BEGIN] - 1
+    right = _end(t, s, row) - begin - 1
+    if left + right == 0:
+        return -1
+    to_left = right == 0 or (left > 0 and draw.random() < 0.5)
+    room = left if to_left else right
+    far = 1 + int((room - 1) * draw.random() ** 3)
+    s.row[row, BEGIN] = begin - far if to_left else begin + far
+    measure(t, s, row)
+    measure(t, s, row + 1)
+    return row
+
+
+@compiled
+def recolour(t: Tables, s: State, row: int, draw: Draw) -> int:
+    """Let a stage run on another GPU."""
+    if t.gpus == 1:
+        return -1
+    s.row[row, GPU] = _other_gpu(t, s.row[row, GPU], draw)
+    measure(t, s, row)
+    return row
+
+
+@compiled
+def swap(t: Tables, s: State, row: int, draw: Draw) -> int:
+    """Let two stages change their GPUs."""
+    other = below(draw, s.counts[STAGES])
+    if s.row[row, GPU] == s.row[other, GPU]:
+        return -1
+    gpu = s.row[row, GPU]
+    s.row[row, GPU] = s.row[other, GPU]
+    s.row[other, GPU] = gpu
+    measure(t, s, row)
+    measure(t, s, other)
+    return min(row, other)
+
+
+@compiled
+def split(t: Tables, s: State, row: int, draw: Draw) -> int:
+    """Cut a stage in two, and let one of them run on a GPU by chance."""
+    stages = s.counts[STAGES]
+    begin, end = s.row[row, BEGIN], _end(t, s, row)
+    if end - begin < 2 or stages + 1 >= s.row.shape[0]:
+        return -1
+    for one in range(stages, row + 1, -1):
+        _copy(s, one - 1, one)
+    _copy(s, row, row + 1)
+    s.row[row, BEGIN] = begin + 1 + below(draw, end - begin - 1)
+    s.counts[STAGES] = stages + 1
+    s.row[row + below(draw, 2), GPU] = below(draw, t.gpus)
+    measure(t, s, row)
+    measure(t, s, row + 1)
+    return row
+
+
+@compiled
+def merge(t: Tables, s: State, row: int, draw: Draw) -> int:
+    """Make one of a stage and the one before it in the chain."""
+    stages = s.counts[STAGES]
+    if row == stages - 1:
+        row -= 1
+    if row < 0:
+        return -1
+    begin = s.row[row + 1, BEGIN]
+    if draw.random() < 0.5:
+        _copy(s, row + 1, row)
+    s.row[row, BEGIN] = begin
+    for one in range(row + 1, stages - 1):
+        _copy(s, one + 1, one)
+    s.counts[STAGES] = stages - 1
+    measure(t, s, row)
+    return row
+
+
+@compiled
+def lend(t: Tables, s: State, row: int, draw: Draw) -> int:
+    """Let some layers at the end of a stage run on another GPU."""
+    stages = s.counts[STAGES]
+    begin, end = s.row[row, BEGIN], _end(t, s, row)
+    if end - begin < 3 or stages + 2 >= s.row.shape[0] or t.gpus == 1:
+        return -1
+    for one in range(stages + 1, row + 2, -1):
+        _copy(s, one - 2, one)
+    _copy(s, row, row + 1)
+    _copy(s, row, row + 2)
+    one = begin + 1 + below(draw, end - begin - 1)
+    two = begin + 1 + below(draw, end - begin - 1)
+    if one == two:
+        two = one + 1 if one + 1 < end else one - 1
+    s.row[row, BEGIN] = max(one, two)
+    s.row[row + 1, BEGIN] = min(one, two)
+    s.row[row + 1, GPU] = _other_gpu(t, s.row[row, GPU], draw)
+    s.counts[STAGES] = stages + 2
+    measure(t, s, row)
+    measure(t, s, row + 1)
+    measure(t, s, row + 2)
+    return row
+
+
+@compiled
+def exchange(t: Tables, s: State, row: int, draw: Draw) -> int:
+    """Let two GPUs change what they run from a row on."""
+    if t.gpus == 1:
+        return -1
+    gpu = s.row[row, GPU]
+    other = _other_gpu(t, gpu, draw)
+    for one in range(row, s.counts[STAGES]):
+        if s.row[one, GPU] == gpu:
+            s.row[one, GPU] = other
+            measure(t, s, one)
+        elif s.row[one, GPU] == other:
+            s.row[one, GPU] = gpu
+            measure(t, s, one)
+    return row
+
+
+@inlined
+def replace_order(t: Tables, s: State, row: int, draw: Draw) -> int:
+    """Place a stage in another way."""
+    which = below(draw, 3)
+    if which == 0:
+        s.row[row, AHEAD] = (s.row[row, AHEAD] + 1 + below(draw, 2)) % 3
+    elif which == 1:
+        s.row[row, BACK] = (s.row[row, BACK] + 1 + below(draw, 2)) % 3
+    else:
+        s.row[row, FIRST] = 1 - s.row[row, FIRST]
+    return row
+
+
+@compiled
+def halve(t: Tables, s: State, row: int, draw: Draw) -> int:
+    """Run a backward in halves, or whole."""
+    s.row[row, HALVED] = 1 - s.row[row, HALVED]
+    measure(t, s, row)
+    return row
+
+
+@compiled
+def flip_again(t: Tables, s: State, row: int, draw: Draw) -> int:
+    """Keep some layers of a stage that were computed again, or the other way round."""
+    begin, end = s.row[row, BEGIN], _end(t, s, row)
+    first = begin + below(draw, end - begin)
+    last = first + 1
+    how = draw.random()
+    if how < 0.25:
+        first, last = begin, end
+    elif how < 0.5:
+        last = first + 1 + below(draw, end - first)
+    value = 1 - s.again[first]
+    for layer in range(first, last):
+        s.again[layer] = value
+    measure(t, s, row)
+    return row

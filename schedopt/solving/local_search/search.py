@@ -1,0 +1,163 @@
+"""The search for a general allocation: many short annealings, several at a time.
+
+A round is one annealing for each worker, from the best placement so far or from a start, at a
+period below the best. All see the best of the round before, so that a run with the same seed, the
+same number of workers and no time limit goes the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from math import ceil
+from typing import Final
+
+import numpy as np
+
+from schedopt.bounds.cuts import longest_way
+from schedopt.plan import Plan
+from schedopt.problem import Problem
+from schedopt.solving.local_search.annealing import anneal
+from schedopt.solving.local_search.coding import decode, encode
+from schedopt.solving.local_search.state import PERIOD, STAGES, State, new_state
+from schedopt.solving.local_search.tables import Ints, make_tables
+from schedopt.solving.run import Run
+from schedopt.stage import Stage
+
+STEPS: Final = 400_000
+"""Placements of one annealing."""
+DROPS: Final = (0.02, 0.005, 0.05, 0.001)
+"""How far below the best period an annealing looks, in turn."""
+HEAT: Final = 0.03
+COLD: Final = 0.0005
+"""Temperatures at the beginning and at the end of an annealing, as penalties."""
+POLL_S: Final = 0.05
+"""How often a stop is looked for."""
+
+
+@dataclass
+class _Worker:
+    """The arrays of one annealing."""
+
+    state: State
+    scratch: State
+    best: State
+    found: Ints
+
+
+class LocalSearch:
+    """The search for a general allocation with k = 1.
+
+    Parameters
+    ----------
+    problem : Problem
+    run : Run
+        For its clock, seed, workers, best period and bound.
+    """
+
+    def __init__(self, problem: Problem, run: Run) -> None:
+        self.problem, self.run = problem, run
+        self.tables = make_tables(problem)
+        most = min(len(problem.chain.layers), 12 * len(problem.platform.gpus) + 16)
+        self.most = most
+        self.workers = [self._worker() for _ in range(run.workers)]
+        self.elite = new_state(self.tables, most)
+        self.placements = 0
+        self.longest = max(1, longest_way(problem))
+
+    def _worker(self) -> _Worker:
+        return _Worker(
+            state=new_state(self.tables, self.most),
+            scratch=new_state(self.tables, self.most),
+            best=new_state(self.tables, self.most),
+            found=np.zeros(1, dtype=np.int64),
+        )
+
+    def rounds(self, starts: Callable[[int], Sequence[Stage] | None]) -> Iterator[Plan]:
+        """Yield each plan that is better than the best of the run, until it is stopped.
+
+        Parameters
+        ----------
+        starts : callable
+            Returns the stages to start from in annealing number n; None: from the best so far.
+        """
+        number = 0
+        with ThreadPoolExecutor(len(self.workers)) as pool:
+            while (steps := self._steps()) and not self.run.stopped():
+                stop = np.zeros(1, dtype=np.int64)
+                before = self._best_period()
+                if before <= self._low():
+                    return
+                tasks = []
+                for worker in self.workers:
+                    self._prepare(worker, starts(number), DROPS[number % len(DROPS)], before)
+                    draw = np.random.default_rng([self.run.seed, number])
+                    drop = DROPS[number % len(DROPS)]
+                    tasks.append(pool.submit(self._anneal, worker, draw, steps, drop, stop))
+                    number += 1
+                self._wait(tasks, stop)
+                self.placements += sum(max(1, task.result()) for task in tasks)
+                best = min(self.workers, key=lambda worker: int(worker.found[0]) or before)
+                if 0 < best.found[0] < before:
+                    self._keep(best)
+                    yield decode(self.problem, self.tables, best.best)
+
+    def _steps(self) -> int:
+        """Return how many placements each annealing of the next round looks at; 0: no more."""
+        limit = self.run.work_limit
+        if limit is None:
+            return STEPS
+        return min(STEPS, (limit - self.placements) // len(self.workers))
+
+    def _best_period(self) -> int:
+        period = self.run.period()
+        return self.longest + 1 if period is None else ceil(period)
+
+    def _prepare(
+        self, worker: _Worker, stages: Sequence[Stage] | None, drop: float, before: int
+    ) -> None:
+        worker.found[:] = 0
+        if stages is None and self.elite.counts[STAGES]:
+            worker.state.row[:] = self.elite.row
+            worker.state.again[:] = self.elite.again
+            worker.state.counts[:] = 0
+            worker.state.counts[STAGES] = self.elite.counts[STAGES]
+        else:
+            encode(stages or [Stage(layers=(0, self.tables.layers - 1), gpus=(0,))], worker.state)
+        worker.state.first[:] = -1
+        worker.state.counts[PERIOD] = max(self._low(), min(before - 1, int(before * (1 - drop))))
+
+    def _low(self) -> int:
+        return ceil(self.run.bound() or 1)
+
+    def _anneal(
+        self, worker: _Worker, draw: np.random.Generator, steps: int, drop: float, stop: Ints
+    ) -> int:
+        return anneal(
+            self.tables,
+            worker.state,
+            worker.scratch,
+            worker.best,
+            worker.found,
+            draw,
+            steps,
+            self._low(),
+            drop,
+            HEAT,
+            COLD,
+            stop,
+        )
+
+    def _wait(self, tasks: Sequence[Future[int]], stop: Ints) -> None:
+        """Wait until all are done, and let them stop when the run does."""
+        left: set[Future[int]] = set(tasks)
+        while left:
+            _, left = wait(left, timeout=POLL_S, return_when=FIRST_COMPLETED)
+            if self.run.stopped():
+                stop[0] = 1
+
+    def _keep(self, worker: _Worker) -> None:
+        self.elite.row[:] = worker.best.row
+        self.elite.again[:] = worker.best.again
+        self.elite.counts[:] = worker.best.counts

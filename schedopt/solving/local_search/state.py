@@ -1,0 +1,127 @@
+"""An allocation with its placement, as arrays. Stages are rows, the last of the chain first."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from schedopt.solving.local_search.tables import Ints, Tables
+
+Floats = npt.NDArray[np.float64]
+
+# What is chosen for a stage: columns of State.row.
+BEGIN: Final = 0
+"""Its first layer."""
+GPU: Final = 1
+AHEAD: Final = 2
+"""Where the forward goes: latest (0), flush in that gap (1), one gap earlier (2)."""
+BACK: Final = 3
+"""Where the backward goes: earliest (0), flush in that gap (1), one gap later (2)."""
+FIRST: Final = 4
+"""What is placed first: the backward (0) or the forward (1)."""
+HALVED: Final = 5
+"""Whether the backward runs in halves."""
+GENES: Final = 6
+
+# What follows for a stage on its own: columns of State.row.
+T_AHEAD: Final = 6
+T_BACK: Final = 7
+"""Of the backward, or of its input half, ns."""
+T_REST: Final = 8
+T_AGAIN: Final = 9
+WEIGHTS: Final = 10
+TO_BACK: Final = 11
+"""Bytes from the forward to the end of the backward (or of its input half)."""
+TO_REST: Final = 12
+"""Bytes from the forward to the end of the weight half."""
+HALVES: Final = 13
+"""Bytes from the input half to the end of the weight half."""
+AGAIN_TO_BACK: Final = 14
+AGAIN_TO_REST: Final = 15
+WORK: Final = 16
+"""Workspace of forward and backward, bytes."""
+WORK_AGAIN: Final = 17
+LAYERS_AGAIN: Final = 18
+"""How many layers are computed again."""
+
+# Where a stage is placed: columns of State.row.
+AT_AHEAD: Final = 19
+AT_BACK: Final = 20
+AT_REST: Final = 21
+AT_AGAIN: Final = 22
+AT_SEND: Final = 23
+"""Of the transfer of its output."""
+AT_RETURN: Final = 24
+"""Of the transfer of that output's gradient."""
+MARK: Final = 25
+"""How many intervals lay on resources before."""
+HELD: Final = 26
+"""Bytes at the most, with the weights."""
+COLUMNS: Final = 27
+
+
+class State(NamedTuple):
+    """An allocation with its placement: room for S stages.
+
+    Parameters
+    ----------
+    counts : array, shape (4,)
+        How many stages, intervals on resources, and stages placed; the period, ns.
+    row : array, shape (S, COLUMNS)
+    overlap : array, shape (S,)
+        What did not find a place in this stage and those behind, in periods.
+    again : array, shape (L,)
+        1 where a layer is computed again.
+    line : array, shape (N, 4)
+        Intervals on resources: start in [0, T), length, resource, the interval there before.
+    first : array, shape (resources,)
+        The last interval on each resource; -1: it is free.
+    load : array, shape (P, 3)
+        Time and bytes of each GPU, and its largest workspace.
+    """
+
+    counts: Ints
+    row: Ints
+    overlap: Floats
+    again: Ints
+    line: Ints
+    first: Ints
+    load: Ints
+
+
+STAGES: Final = 0
+TOP: Final = 1
+PLACED: Final = 2
+PERIOD: Final = 3
+
+# Columns of State.line.
+START: Final = 0
+LENGTH: Final = 1
+WHERE: Final = 2
+NEXT: Final = 3
+
+# Columns of State.load.
+TIME: Final = 0
+NEED: Final = 1
+SPACE: Final = 2
+
+
+def new_state(tables: Tables, most: int) -> State:
+    """Return an empty state with room for so many stages."""
+    longest = tables.hops.shape[2]
+    intervals = most * (4 + 2 * longest) + 8
+
+    def zeros(*shape: int) -> Ints:
+        return np.zeros(shape, dtype=np.int64)
+
+    return State(
+        counts=zeros(4),
+        row=zeros(most + 1, COLUMNS),
+        overlap=np.zeros(most + 1),
+        again=zeros(tables.layers),
+        line=zeros(intervals, 4),
+        first=np.full(tables.resources, -1, dtype=np.int64),
+        load=zeros(tables.gpus, 3),
+    )

@@ -1,0 +1,153 @@
+"""A problem as arrays of whole numbers, for the compiled search."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from schedopt.account.timeline import layer_ns
+from schedopt.network import Link, Resource
+from schedopt.plan import Kind
+from schedopt.problem import Problem
+from schedopt.solving.recomputation import input_bytes
+
+Ints = npt.NDArray[np.int64]
+
+
+# Kinds of time: Tables.time.
+FORWARD: Final = 0
+BACKWARD: Final = 1
+INPUT_HALF: Final = 2
+WEIGHT_HALF: Final = 3
+
+# Columns of Tables.layer.
+WEIGHT: Final = 0
+"""Bytes of all layers before."""
+SAVED: Final = 1
+ENTRY: Final = 2
+"""Bytes saved in addition where the layer before lies elsewhere."""
+KEPT_HALF: Final = 3
+"""Bytes between the halves of the backward."""
+RECEIVED: Final = 4
+"""Bytes of the input, which a recomputed run keeps."""
+WORKSPACE: Final = 5
+EARLY: Final = 6
+"""Whether the input half of the backward frees what is saved."""
+TIED: Final = 7
+"""Which group of layers must share a GPU; -1: none."""
+
+
+class Tables(NamedTuple):
+    """A problem for the compiled search: L layers, P GPUs, C classes of links.
+
+    Parameters
+    ----------
+    layers, gpus, resources : int
+        Resources are GPUs, then links.
+    ties, peak, split, again : int
+        How many groups of layers must share a GPU; whether memory is read as its peak, backwards
+        may be split, layers computed again.
+    time : array, shape (P, 4, L + 1)
+        Time of the first layers' forward, backward, its input half and its weight half, ns.
+    layer : array, shape (L + 1, 8)
+        See the columns below.
+    room : array, shape (P,)
+        Usable bytes.
+    link : array, shape (P, P)
+        Class of the transfers from one GPU to another; -1: nothing is to be sent.
+    hops : array, shape (P, P, H)
+        Resources that a transfer occupies; -1 behind the last.
+    sending : array, shape (C, L)
+        Time to send the output of a layer, ns.
+    """
+
+    layers: int
+    gpus: int
+    resources: int
+    ties: int
+    peak: int
+    split: int
+    again: int
+    time: Ints
+    layer: Ints
+    room: Ints
+    link: Ints
+    hops: Ints
+    sending: Ints
+
+
+def make_tables(problem: Problem) -> Tables:
+    """Return a problem as arrays."""
+    chain, platform, scope = problem.chain, problem.platform, problem.scope
+    layers, gpus = chain.layers, platform.gpus
+
+    kinds: tuple[Kind, ...] = ("F", "B", "I", "W")
+    times = {
+        gpu: [
+            np.cumsum([0, *(gpu.duration_ns(layer_ns(layer, kind)) for layer in layers)])
+            for kind in kinds
+        ]
+        for gpu in dict.fromkeys(gpus)
+    }
+    link, hops, sending, resources = _links(problem)
+    group_of = {layer: number for number, group in enumerate(chain.same_gpu) for layer in group}
+    weight = [0, *accumulate(layer.weight_bytes for layer in layers)]
+    rows = [
+        (
+            weight[number],
+            layer.saved,
+            layer.saved_input_bytes or 0,
+            layer.saved_weight_bytes or 0,
+            input_bytes(chain, number),
+            layer.workspace_bytes or 0,
+            layer.saved_weight_bytes is not None,
+            group_of.get(number, -1),
+        )
+        for number, layer in enumerate(layers)
+    ]
+    return Tables(
+        layers=len(layers),
+        gpus=len(gpus),
+        resources=resources,
+        ties=len(chain.same_gpu),
+        peak=int(scope.memory == "peak"),
+        split=int(scope.split_backward),
+        again=int(scope.recompute),
+        time=np.array([times[gpu] for gpu in gpus], dtype=np.int64),
+        layer=np.array([*rows, (weight[-1], 0, 0, 0, 0, 0, 0, -1)], dtype=np.int64),
+        room=np.array([gpu.usable_bytes for gpu in gpus], dtype=np.int64),
+        link=link,
+        hops=hops,
+        sending=sending,
+    )
+
+
+def _links(problem: Problem) -> tuple[Ints, Ints, Ints, int]:
+    """Return classes, hops and times of transfers, and the number of resources."""
+    platform = problem.platform
+    count = len(platform.gpus)
+    routes = {
+        (source, target): platform.route(source, target)
+        for source in range(count)
+        for target in range(count)
+    }
+    names: dict[Resource, int] = {}
+    for route in routes.values():
+        for resource in route:
+            names.setdefault(resource, count + len(names))
+    longest = max(1, max(len(route) for route in routes.values()))
+    link = np.full((count, count), -1, dtype=np.int64)
+    hops = np.full((count, count, longest), -1, dtype=np.int64)
+    sent = [layer.activation_bytes for layer in problem.chain.layers]
+    classes: dict[Link | None, int] = {}
+    for (source, target), route in routes.items():
+        if route:
+            hops[source, target, : len(route)] = [names[resource] for resource in route]
+            way = platform.link_between(source, target)
+            link[source, target] = classes.setdefault(way, len(classes))
+    times = [[way.transfer_ns(size) for size in sent] for way in classes if way is not None]
+    sending = np.array(times or [[0] * len(sent)], dtype=np.int64)
+    return link, hops, sending, count + len(names)

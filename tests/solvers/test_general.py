@@ -1,0 +1,154 @@
+"""The local search over any allocation: what it finds is a plan, and good on small chains."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schedopt import Chain, InputError, Layer, Platform, Problem, Scope, Stage, check, solve
+from schedopt.account import memory
+from schedopt.bounds import lower_bounds
+from schedopt.families import lemma_2, section_6_1, theorem_5, theorem_6
+from schedopt.families.instance import Instance
+from schedopt.solvers import general
+from schedopt.solving import Run
+from schedopt.solving.local_search.annealing import anneal, replace_all
+from schedopt.solving.local_search.coding import decode, encode
+from schedopt.solving.local_search.placing import peak_of
+from schedopt.solving.local_search.state import NEED, PERIOD, SPACE, STAGES, new_state
+from schedopt.solving.local_search.tables import make_tables
+from tests.solvers.test_split import split_chains
+from tests.strategies import platforms, platforms_of_nodes, stars
+
+GENERAL = Scope(allocation="general")
+UNIT = Layer(forward_ns=1, backward_ns=2, weight_bytes=1, activation_bytes=1)
+
+
+def search(problem: Problem, placements: int, seed: int = 0) -> Run:
+    """Return a run of the search alone, of which every plan was checked."""
+    run = Run(problem, seed=seed, work_limit=placements)
+    for bound in lower_bounds(problem):
+        run.add_bound(bound)
+    run.begin("general")
+    general.solve(problem, run)
+    return run
+
+
+scopes = st.builds(
+    Scope,
+    allocation=st.just("general"),
+    split_backward=st.booleans(),
+    recompute=st.booleans(),
+    memory=st.sampled_from(["sum", "peak"]),
+)
+
+
+@given(
+    split_chains(longest=6),
+    platforms(most=3, unequal=True) | platforms_of_nodes(most=4),
+    scopes,
+    st.integers(0, 9),
+)
+@settings(max_examples=100)
+def test_whatever_it_finds_is_a_plan(
+    chain: Chain, platform: Platform, scope: Scope, seed: int
+) -> None:
+    run = search(Problem(chain=chain, platform=platform, scope=scope), 2000, seed)
+    best = run.best()
+    assert best is None or not check(best)
+
+
+@given(stars(), st.integers(0, 9))
+@settings(max_examples=30)
+def test_transfers_of_one_hop_keep_apart(case: tuple[Chain, Platform], seed: int) -> None:
+    chain, platform = case
+    best = search(Problem(chain=chain, platform=platform, scope=GENERAL), 2000, seed).best()
+    assert best is None or not check(best)
+
+
+@given(split_chains(longest=6), platforms(most=3, roomy=True), st.booleans(), st.integers(0, 99))
+@settings(max_examples=60)
+def test_memory_is_what_the_account_says(
+    chain: Chain, platform: Platform, split: bool, seed: int
+) -> None:
+    scope = replace(GENERAL, split_backward=split, recompute=True)
+    problem = Problem(chain=chain, platform=platform, scope=scope)
+    tables = make_tables(problem)
+    state, scratch, best = (new_state(tables, len(chain.layers)) for _ in range(3))
+    encode([Stage(layers=(0, len(chain.layers) - 1), gpus=(0,))], state)
+    state.counts[PERIOD] = 1000
+    found, go = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
+    draw = np.random.default_rng(seed)
+    anneal(tables, state, scratch, best, found, draw, 300, 1, 0.01, 0.03, 0.001, go)
+    assert found[0] > 0
+    period = int(best.counts[PERIOD])
+    state.first[:] = -1
+    state.row[:] = best.row
+    state.again[:] = best.again
+    state.counts[:] = 0
+    state.counts[STAGES] = best.counts[STAGES]
+    assert replace_all(tables, state, period, np.inf) == 0
+    needs = memory(decode(problem, tables, state))
+    for gpu, need in enumerate(needs):
+        # What has no stage needs nothing. A plan leaves out periods of waiting, never adds them.
+        assert state.load[gpu, NEED] == need.sum_bytes
+        assert peak_of(tables, state, gpu) == need.peak_bytes
+        assert state.load[gpu, SPACE] <= need.sum_bytes
+
+
+@pytest.mark.parametrize(
+    "instance",
+    [section_6_1(), lemma_2(), theorem_5(2), theorem_6(3), theorem_6(4)],
+    ids=lambda instance: instance.chain.name,
+)
+def test_it_reaches_the_optimum_of_the_theorems(instance: Instance) -> None:
+    problem = Problem(chain=instance.chain, platform=instance.platform, scope=GENERAL)
+    known = next(fact for fact in instance.known if fact.scope.allocation == "general")
+    assert search(problem, 200_000).period() == known.period
+
+
+def test_the_same_seed_and_work_give_the_same_plan() -> None:
+    layers = [replace(UNIT, forward_ns=number % 5 + 1) for number in range(14)]
+    chain, platform = Chain(layers=tuple(layers)), Platform(3, 12, bandwidth=10**9)
+    results = [
+        solve(chain, platform, scope=GENERAL, solver="general", seed=3, workers=2, work_limit=9000)
+        for _ in range(2)
+    ]
+    assert results[0].plan == results[1].plan
+    assert results[0].plan is not None
+
+
+def test_it_is_never_worse_than_the_contiguous_plan() -> None:
+    layers = [replace(UNIT, forward_ns=number % 4 + 1) for number in range(12)]
+    chain, platform = Chain(layers=tuple(layers)), Platform(4, 9, bandwidth=10**9)
+    contiguous = solve(chain, platform).period
+    anywhere = solve(chain, platform, scope=GENERAL, work_limit=20_000, time_limit=20).period
+    assert contiguous is not None
+    assert anywhere is not None
+    assert anywhere <= contiguous
+
+
+def test_tied_layers_share_a_gpu() -> None:
+    layers = tuple(replace(UNIT, forward_ns=number + 1) for number in range(6))
+    chain = Chain(layers=layers, same_gpu=((0, 5),))
+    run = search(Problem(chain=chain, platform=Platform(3, 20), scope=GENERAL), 20_000)
+    plan = run.best()
+    assert plan is not None
+    assert plan.stages[0].gpus == plan.stages[-1].gpus
+    assert len({stage.gpus for stage in plan.stages}) > 1
+
+
+@pytest.mark.parametrize("allocation", ["contiguous", "fixed"])
+def test_it_chooses_the_allocation_itself(allocation: str) -> None:
+    stages = [Stage(layers=(0, 0), gpus=(0,))] if allocation == "fixed" else []
+    with pytest.raises(InputError, match="general"):
+        solve(Chain(layers=(UNIT,)), Platform(1, 99), stages=stages, solver="general")
+
+
+def test_no_work_is_an_error() -> None:
+    with pytest.raises(InputError, match="work_limit"):
+        solve(Chain(layers=(UNIT,)), Platform(1, 99), work_limit=0)
