@@ -107,10 +107,10 @@ def _found_steady(problem: Problem, count: int, run: Run) -> list[Plan]:
     asked = replace(problem, scope=scope)
     part = run.part(asked, SHARE)
     found: list[Plan] = []
-    for attempt, left in sharing(list(plan_attempts(asked))):
+    for attempt, share in sharing(list(plan_attempts(asked))):
         if part.ended() or part.settled():
             break
-        part.begin(attempt.solver, left)
+        part.begin(attempt.solver, share)
         with suppress(InputError):
             load_solver(attempt.solver)(attempt.problem, part)
         best = part.best()

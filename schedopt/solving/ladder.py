@@ -20,7 +20,7 @@ from schedopt.result import Infeasibility, Result, Rung, Status, as_ratio
 from schedopt.rule import Rule
 from schedopt.solving.registry import load_solver
 from schedopt.solving.run import Progress, Run
-from schedopt.solving.rungs import Attempt, plan_attempts, sharing
+from schedopt.solving.rungs import Attempt, plan_attempts, sharing, what_if
 from schedopt.stage import Stage
 from schedopt.units import format_bytes
 from schedopt.version import __version__
@@ -118,7 +118,8 @@ def solve(
 
 def _climb(run: Run, initial: Plan | None, named: str | None) -> list[Rung]:
     problem = run.problem
-    attempts = [Attempt(named, "", problem)] if named else list(plan_attempts(problem))
+    attempts = [Attempt(named, "", problem)] if named else [*plan_attempts(problem)]
+    others = [] if named else [*what_if(problem)]
     solvers = {attempt.solver: load_solver(attempt.solver) for attempt in attempts}
     run.begin("closed form")
     for proven in lower_bounds(problem):
@@ -128,15 +129,17 @@ def _climb(run: Run, initial: Plan | None, named: str | None) -> list[Rung]:
         run.report(as_answer(initial, problem))
     ladder: list[Rung] = []
     refusals: list[InputError] = []
-    for attempt, left in sharing(attempts):
-        if run.ended() or run.settled():
-            break
-        if run.settled(attempt.problem.scope):
+    for attempt, share in sharing([*attempts, *others]):
+        if attempt.option:
+            if (rung := _ask_what_if(run, attempt, share)) is not None:
+                ladder.append(rung)
             continue
-        if attempt.is_search and run.infeasibility() is not None:
+        if run.ended() or run.settled() or run.settled(attempt.problem.scope):
+            continue
+        if attempt.weight and run.infeasibility() is not None:
             # A bound lies above the period asked. The others may say which memory would do.
             continue
-        run.begin(attempt.solver, left)
+        run.begin(attempt.solver, share)
         begin = run.seconds()
         try:
             solvers[attempt.solver](attempt.problem, run)
@@ -161,6 +164,39 @@ def _climb(run: Run, initial: Plan | None, named: str | None) -> list[Rung]:
     if problem.scope.allocation == "general" and (impossible := memory_proof(problem)):
         run.report_infeasible(impossible)
     return ladder
+
+
+def _ask_what_if(run: Run, attempt: Attempt, share: float) -> Rung | None:
+    """Return what a freedom would give that is not allowed; None if it can give nothing.
+
+    Where the answer is settled, only what is quick is asked.
+    """
+    best = run.best()
+    if run.ended() or best is None:
+        return None
+    problem = attempt.problem
+    least = max(bound.period for bound in lower_bounds(problem))
+    if run.period() == least:
+        return None
+    begin = run.seconds()
+    part = run.part(problem, share)
+    part.begin("best")
+    if best.pattern.k == 1:
+        part.report(best)
+    names = ["contiguous"] if problem.scope.recompute else []
+    names.append("periodic" if run.settled() else attempt.solver)
+    for name in names[: 1 if run.settled() else None]:
+        part.begin(name)
+        load_solver(name)(problem, part)
+    period = part.period()
+    better = period is not None and period < (run.period() or 0)
+    return Rung(
+        solver=part.solver_of_best if better else part.solver,
+        freedom=attempt.freedom,
+        period_exact=as_ratio(period) if better and period is not None else None,
+        seconds=round(run.seconds() - begin, 6),
+        note=f"not allowed: {attempt.option}" if better else f"{attempt.option} found no better",
+    )
 
 
 def _note(run: Run, attempt: Attempt) -> str:

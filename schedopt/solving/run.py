@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from threading import RLock
 
 from schedopt.checking import check
 from schedopt.errors import InvalidPlanError
@@ -34,6 +36,17 @@ class Progress:
     seconds: float
     period: Fraction | None
     bound: Fraction | None
+
+
+@dataclass
+class _Known:
+    """What is known, to all that work on a problem at the same time."""
+
+    best: Plan | None = None
+    solver_of_best: str = ""
+    bounds: list[Bound] = field(default_factory=list)
+    proofs: list[Infeasibility] = field(default_factory=list)
+    lock: RLock = field(default_factory=RLock)
 
 
 class Run:
@@ -69,23 +82,20 @@ class Run:
         self.work_limit = work_limit
         self.solver = ""
         self.own: Fraction | None = None
-        self.solver_of_best = ""
         self.left_out = ""
-        self.bounds: list[Bound] = []
-        self.proofs: list[Infeasibility] = []
         self._started = time.monotonic()
         self._deadline = None if time_limit is None else self._started + time_limit
-        self._stop = threading.Event()
+        self._stops = [threading.Event()]
         self._on_progress = on_progress
-        self._best: Plan | None = None
+        self._known = _Known()
         self._until: float | None = None
 
-    def begin(self, solver: str, attempts_left: int = 1) -> None:
-        """Begin with a solver, which has an even share of the time that is left to so many."""
+    def begin(self, solver: str, share: float = 1.0) -> None:
+        """Begin with a solver, which has a share of the time that is left."""
         self.solver, self.own, self.left_out = solver, None, ""
         if self._deadline is not None:
             now = time.monotonic()
-            self._until = now + (self._deadline - now) / max(1, attempts_left)
+            self._until = now + (self._deadline - now) * share
 
     def part(self, problem: Problem, share: float) -> Run:
         """Return a run for a part of the problem, with a share of the time that is left.
@@ -101,12 +111,37 @@ class Run:
             workers=self.workers,
             work_limit=self.work_limit,
         )
-        run._stop = self._stop
+        run._stops = [threading.Event(), *self._stops]
         return run
+
+    def beside(self, workers: int) -> Run:
+        """Return this run for a thread that works beside, with what is known in common.
+
+        It stops with this one, or when it is asked to itself.
+        """
+        run = copy.copy(self)
+        run.workers = workers
+        run._stops = [threading.Event(), *self._stops]
+        return run
+
+    @property
+    def bounds(self) -> list[Bound]:
+        """What was proven."""
+        return self._known.bounds
+
+    @property
+    def proofs(self) -> list[Infeasibility]:
+        """Proofs that a scope holds no plan."""
+        return self._known.proofs
+
+    @property
+    def solver_of_best(self) -> str:
+        """Which solver found the best plan."""
+        return self._known.solver_of_best
 
     def best(self) -> Plan | None:
         """Return the best plan so far."""
-        return self._best
+        return self._known.best
 
     def seconds(self) -> float:
         """Return the seconds since the start."""
@@ -119,22 +154,28 @@ class Run:
 
     def stop(self) -> None:
         """Ask the solver to stop soon and report the best that it has."""
-        self._stop.set()
+        self._stops[0].set()
 
     def stopped(self) -> bool:
         """Whether the solver should stop: its time is up, or somebody asked."""
         remaining = self.remaining()
-        return self._stop.is_set() or (remaining is not None and remaining <= 0)
+        return any(stop.is_set() for stop in self._stops) or (
+            remaining is not None and remaining <= 0
+        )
+
+    def _asked_to_stop(self) -> bool:
+        return any(stop.is_set() for stop in self._stops)
 
     def ended(self) -> bool:
         """Whether the whole run should stop."""
-        return self._stop.is_set() or (
+        return self._asked_to_stop() or (
             self._deadline is not None and time.monotonic() >= self._deadline
         )
 
     def period(self) -> Fraction | None:
         """Return the best normalized period so far, ns."""
-        return None if self._best is None else _period(self._best)
+        best = self.best()
+        return None if best is None else _period(best)
 
     def settled(self, scope: Scope | None = None) -> bool:
         """Whether nothing is left to find in a scope, by default the one asked.
@@ -167,10 +208,12 @@ class Run:
         if violations:
             raise InvalidPlanError(f"{self.solver}: {violations[0]} ({len(violations)} in all)")
         self.own = _period(plan) if self.own is None else min(self.own, _period(plan))
-        if self._best is None or _period(plan) < _period(self._best):
-            self._best = plan
-            self.solver_of_best = self.solver
-        self._compare()
+        with self._known.lock:
+            best = self.period()
+            if best is None or _period(plan) < best:
+                self._known.best = plan
+                self._known.solver_of_best = self.solver
+            self._compare()
         self._tell()
 
     def report_bound(self, value: Fraction | int, scope: Scope, proof: str) -> None:
@@ -179,10 +222,12 @@ class Run:
 
     def add_bound(self, bound: Bound) -> None:
         """Keep a bound, in place of a weaker one that speaks of the same scope."""
-        same = [old for old in self.bounds if old.scope == bound.scope]
-        if all(old.period < bound.period for old in same):
-            self.bounds = [old for old in self.bounds if old.scope != bound.scope] + [bound]
-        self._compare()
+        with self._known.lock:
+            same = [old for old in self.bounds if old.scope == bound.scope]
+            if all(old.period < bound.period for old in same):
+                others = [old for old in self.bounds if old.scope != bound.scope]
+                self._known.bounds = [*others, bound]
+            self._compare()
         self._tell()
 
     def leave_out(self, why: str) -> None:
@@ -191,8 +236,9 @@ class Run:
 
     def report_infeasible(self, proof: Infeasibility) -> None:
         """Report that a scope holds no plan."""
-        self.proofs.append(proof)
-        self._compare()
+        with self._known.lock:
+            self.proofs.append(proof)
+            self._compare()
 
     def infeasibility(self) -> Infeasibility | None:
         """Return the proof that the scope asked holds no plan, with the least memory known.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from schedopt.problem import Allocation, Problem, Scope
 
@@ -17,10 +17,10 @@ SOLVERS: Final[dict[Allocation, dict[str, tuple[str, ...]]]] = {
         "apart": ("periodic",),
     },
     "general": {
-        "": ("even_split", "next_fit", "contiguous"),
-        "recompute": ("contiguous",),
+        "": ("even_split", "next_fit", "contiguous", "general"),
+        "recompute": ("contiguous", "general"),
+        "split": ("general",),
         "k": ("thinned", "periodic"),
-        "split": ("periodic",),
         "apart": ("periodic",),
     },
     "fixed": {
@@ -32,8 +32,16 @@ SOLVERS: Final[dict[Allocation, dict[str, tuple[str, ...]]]] = {
     },
 }
 """The solvers that answer each kind of allocation, by the freedom that was added last."""
-SEARCHES: Final = frozenset({"periodic", "contiguous_cpsat", "step"})
-"""Those that share what is left of the time; the others are quick for what they prove."""
+ORDER: Final[dict[Allocation, tuple[str, ...]]] = {
+    "contiguous": ("recompute", "k", "split", "apart"),
+    "general": ("recompute", "split", "k", "apart"),
+    "fixed": ("recompute", "k", "split", "apart"),
+}
+"""In which order freedoms are added: of a general allocation the pattern is polished last."""
+WEIGHTS: Final = {"general": 3.0, "periodic": 1.0, "contiguous_cpsat": 1.0, "step": 1.0}
+"""How those that search share what is left of the time; the others are quick."""
+WHAT_IF: Final = 0.5
+"""The weight of a freedom that is not allowed, to say what it would give."""
 
 
 @dataclass(frozen=True)
@@ -47,35 +55,54 @@ class Attempt:
         What is allowed in addition to the attempts before, in words. Empty for the first ones.
     problem : Problem
         What is asked, as far as it is allowed by now.
+    option : str
+        Empty, or the option that would allow what the problem asks: only to say what it would give.
     """
 
     solver: str
     freedom: str
     problem: Problem
+    option: str = ""
 
     @property
-    def is_search(self) -> bool:
-        """Whether it shares what is left of the time with the searches behind it."""
-        return self.solver in SEARCHES
+    def weight(self) -> float:
+        """Its part of the time that is left; 0: it takes what it needs."""
+        return WHAT_IF if self.option else WEIGHTS.get(self.solver, 0.0)
 
 
-def sharing(attempts: Sequence[Attempt]) -> Iterator[tuple[Attempt, int]]:
-    """Yield each attempt with the number of attempts that share the time that is left by then."""
+def sharing(attempts: Sequence[Attempt]) -> Iterator[tuple[Attempt, float]]:
+    """Yield each attempt with its share of the time that is left by then."""
     for number, attempt in enumerate(attempts):
-        yield attempt, sum(one.is_search for one in attempts[number:]) if attempt.is_search else 1
+        left = sum(one.weight for one in attempts[number:])
+        yield attempt, attempt.weight / left if attempt.weight else 1.0
 
 
 def plan_attempts(problem: Problem) -> Iterator[Attempt]:
     """Yield the attempts for a problem, the last of which may do all that is asked."""
     for freedom, words, scope in _freedoms(problem.scope):
         names = SOLVERS[scope.allocation][freedom]
-        if problem.platform.may_share_links and "periodic" not in names:
-            names = (*names, "periodic")
         if scope.microbatches is not None:
             names = () if freedom == "apart" else ("step",)
         narrow = _narrow(problem, scope)
         for name in names:
             yield Attempt(name, words, narrow)
+    scope = problem.scope
+    if scope.allocation == "general" and scope.max_k == 1 and scope.microbatches is None:
+        yield Attempt("periodic", "order", problem)
+
+
+def what_if(problem: Problem) -> Iterator[Attempt]:
+    """Yield an attempt for each freedom that is not allowed, and could be."""
+    scope = problem.scope
+    if scope.allocation != "general" or scope.microbatches is not None or scope.period_ns:
+        return
+    if not scope.recompute:
+        wide = replace(problem, scope=replace(scope, recompute=True, max_k=1))
+        yield Attempt("general", "recompute", wide, "--recompute")
+    halves = all(layer.backward_input_ns is not None for layer in problem.chain.layers)
+    if halves and not scope.split_backward:
+        wide = replace(problem, scope=replace(scope, split_backward=True, max_k=1))
+        yield Attempt("general", "split backward", wide, "--split-backward")
 
 
 def _freedoms(asked: Scope) -> Iterator[tuple[str, str, Scope]]:
@@ -89,17 +116,18 @@ def _freedoms(asked: Scope) -> Iterator[tuple[str, str, Scope]]:
         grain="stage",
     )
     yield "", "", scope
-    if asked.recompute:
-        scope = replace(scope, recompute=True)
-        yield "recompute", "recompute", scope
-    if asked.max_k != 1 and steady:
-        scope = replace(scope, max_k=asked.max_k)
-        yield "k", "any k" if asked.max_k is None else f"k up to {asked.max_k}", scope
-    if asked.split_backward:
-        scope = replace(scope, split_backward=True)
-        yield "split", "split backward", scope
-    if asked.grain == "layer":
-        yield "apart", "layers apart", replace(scope, grain="layer")
+    longest = "any k" if asked.max_k is None else f"k up to {asked.max_k}"
+    wider: dict[str, tuple[bool, str, dict[str, Any]]] = {
+        "recompute": (asked.recompute, "recompute", {"recompute": True}),
+        "k": (asked.max_k != 1 and steady, longest, {"max_k": asked.max_k}),
+        "split": (asked.split_backward, "split backward", {"split_backward": True}),
+        "apart": (asked.grain == "layer", "layers apart", {"grain": "layer"}),
+    }
+    for freedom in ORDER[asked.allocation]:
+        allowed, words, change = wider[freedom]
+        if allowed:
+            scope = replace(scope, **change)
+            yield freedom, words, scope
 
 
 def _narrow(problem: Problem, scope: Scope) -> Problem:

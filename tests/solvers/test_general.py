@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import cycle
 
 import numpy as np
 import pytest
@@ -14,11 +15,12 @@ from schedopt.account import memory
 from schedopt.bounds import lower_bounds
 from schedopt.families import lemma_2, section_6_1, theorem_5, theorem_6
 from schedopt.families.instance import Instance
-from schedopt.solvers import general
 from schedopt.solving import Run
 from schedopt.solving.local_search.annealing import anneal, replace_all
 from schedopt.solving.local_search.coding import decode, encode
 from schedopt.solving.local_search.placing import peak_of
+from schedopt.solving.local_search.search import LocalSearch
+from schedopt.solving.local_search.starts import fixed_patterns
 from schedopt.solving.local_search.state import NEED, PERIOD, SPACE, STAGES, new_state
 from schedopt.solving.local_search.tables import make_tables
 from tests.solvers.test_split import split_chains
@@ -34,7 +36,9 @@ def search(problem: Problem, placements: int, seed: int = 0) -> Run:
     for bound in lower_bounds(problem):
         run.add_bound(bound)
     run.begin("general")
-    general.solve(problem, run)
+    starts = cycle([*fixed_patterns(problem), None])
+    for plan in LocalSearch(problem, run, 1).rounds(lambda number: next(starts)):
+        run.report(plan)
     return run
 
 
@@ -115,7 +119,7 @@ def test_the_same_seed_and_work_give_the_same_plan() -> None:
     layers = [replace(UNIT, forward_ns=number % 5 + 1) for number in range(14)]
     chain, platform = Chain(layers=tuple(layers)), Platform(3, 12, bandwidth=10**9)
     results = [
-        solve(chain, platform, scope=GENERAL, solver="general", seed=3, workers=2, work_limit=9000)
+        solve(chain, platform, scope=GENERAL, solver="general", seed=3, workers=3, work_limit=9000)
         for _ in range(2)
     ]
     assert results[0].plan == results[1].plan

@@ -53,15 +53,17 @@ class LocalSearch:
     ----------
     problem : Problem
     run : Run
-        For its clock, seed, workers, best period and bound.
+        For its clock, seed, best period and bound.
+    workers : int
+        Annealings at a time.
     """
 
-    def __init__(self, problem: Problem, run: Run) -> None:
+    def __init__(self, problem: Problem, run: Run, workers: int) -> None:
         self.problem, self.run = problem, run
         self.tables = make_tables(problem)
         most = min(len(problem.chain.layers), 12 * len(problem.platform.gpus) + 16)
         self.most = most
-        self.workers = [self._worker() for _ in range(run.workers)]
+        self.workers = [self._worker() for _ in range(workers)]
         self.elite = new_state(self.tables, most)
         self.placements = 0
         self.longest = max(1, longest_way(problem))
@@ -154,7 +156,7 @@ class LocalSearch:
         left: set[Future[int]] = set(tasks)
         while left:
             _, left = wait(left, timeout=POLL_S, return_when=FIRST_COMPLETED)
-            if self.run.stopped():
+            if self.run.stopped() or self._best_period() <= self._low():
                 stop[0] = 1
 
     def _keep(self, worker: _Worker) -> None:
