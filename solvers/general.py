@@ -38,7 +38,7 @@ def solve(problem: Problem, run: Run) -> None:
             field="solver",
             way_out="Allow that (--allocation general), or use another solver",
         )
-    from schedopt.solving.local_search.search import LocalSearch
+    from schedopt.solving.local_search.search import LocalSearch, is_compiled
     from schedopt.solving.local_search.starts import fixed_patterns
 
     best = run.best()
@@ -53,6 +53,9 @@ def solve(problem: Problem, run: Run) -> None:
             timely = run.work_limit is None and relaxed
             return relaxed.pop() if timely else next(order)
 
+        if not is_compiled(run):
+            run.leave_out("the search was not compiled in time; it will be for the next run")
+            return
         searchers = max(1, run.workers - 1)
         for plan in LocalSearch(problem, run, searchers).rounds(start):
             run.report(plan)

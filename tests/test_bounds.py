@@ -25,7 +25,7 @@ def test_no_valid_plan_of_any_kind_beats_the_load_bound(plan: Plan) -> None:
 def test_the_load_bound_lies_below_every_contiguous_optimum(
     chain: Chain, platform: Platform
 ) -> None:
-    result = solve(chain, platform)
+    result = solve(chain, platform, scope=Scope())
     if result.period is not None:
         assert load_bound(result.problem).period <= result.period
 

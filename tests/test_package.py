@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import schedopt
-from schedopt import Chain, InputError, Layer, Platform, solve
+from schedopt import Chain, InputError, Layer, Platform, Scope, solve
 
 ROOT = Path(__file__).parents[1]
 HEAVY = (
@@ -65,7 +65,7 @@ def test_the_solvers_are_one_folder_seen_twice() -> None:
 
 def test_results_and_errors_pickle() -> None:
     layer = Layer(forward_ns=1, backward_ns=1, weight_bytes=0, activation_bytes=0)
-    result = solve(Chain(layers=(layer,) * 3), Platform(2, "1G", bandwidth="1GB/s"))
+    result = solve(Chain(layers=(layer,) * 3), Platform(2, "1G", bandwidth="1GB/s"), scope=Scope())
     assert pickle.loads(pickle.dumps(result)) == result
     error = InputError("rule", field="a.b", way_out="Way", source="file")
     assert str(pickle.loads(pickle.dumps(error))) == str(error) == "file: a.b: rule. Way"

@@ -30,7 +30,10 @@ def test_the_commands_of_the_tour_run_in_order(tmp_path: Path) -> None:
     assert len(tour) >= 7
     for command in tour:
         expected = 3 if "0.9G" in command else 0
-        assert run(*shlex.split(command), folder=tmp_path).returncode == expected, command
+        typed = shlex.split(command)
+        if typed[0] == "solve" and "--help" not in typed:
+            typed += ["--time-limit", "3"]
+        assert run(*typed, folder=tmp_path, quick=False).returncode == expected, command
 
 
 def test_the_table_of_the_sweep_is_what_is_printed(
@@ -58,7 +61,9 @@ def test_the_chain_example_loads(tmp_path: Path) -> None:
 
 def test_the_notes_of_the_ladder_are_explained() -> None:
     table = re.findall(r"^\| `([^`]*)` \| ", README.split("| note in the ladder")[1], re.MULTILINE)
-    explained = set(table[: table.index("stopped early") + 1])
+    explained = {
+        part for row in table[: table.index("stopped early") + 1] for part in row.split("`, `")
+    }
     layers = tuple(
         Layer(forward_ns=a, backward_ns=2 * a, weight_bytes=0, activation_bytes=3)
         for a in (5, 3, 4, 2, 6)
@@ -71,7 +76,7 @@ def test_the_notes_of_the_ladder_are_explained() -> None:
         (20, Scope(allocation="general", max_k=2)),
         (40, Scope(microbatches=4)),
     ):
-        for seconds in (None, 1e-3):
+        for seconds in (2, 1e-3):
             result = solve(
                 Chain(layers=layers), Platform(3, memory), scope=scope, time_limit=seconds
             )

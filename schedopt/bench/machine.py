@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from datetime import UTC, datetime
 
+from schedopt.effort import usable_cores
 from schedopt.version import __version__
 
 
 def describe_machine() -> dict[str, str]:
     """Return versions, processor, cores that may be used, and the date."""
-    try:
-        cores = len(os.sched_getaffinity(0))
-    except AttributeError:  # not on every system
-        cores = os.cpu_count() or 1
+    cores = usable_cores()
     return {
         "schedopt": __version__,
         "python": platform.python_version(),

@@ -14,6 +14,7 @@ import typer
 
 from schedopt.cli.options import check_time_limit, naming_options
 from schedopt.cli.signals import usual_signals
+from schedopt.effort import TIME_LIMIT
 from schedopt.errors import InputError
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def solve_chain(
     allocation: Annotated[
         Literal["contiguous", "general"] | None,
         typer.Option(
-            help="One stage for each GPU (the default), or layers anywhere.", show_default=False
+            help="One stage for each GPU, or layers anywhere (the default).", show_default=False
         ),
     ] = None,
     fix: Annotated[
@@ -92,9 +93,14 @@ def solve_chain(
         ),
     ] = None,
     max_k: Annotated[
-        int,
-        typer.Option(help="The longest pattern, in micro-batches that it repeats.", metavar="K"),
-    ] = 1,
+        int | None,
+        typer.Option(
+            help="The longest pattern, in micro-batches that it repeats. Default: 2 for layers "
+            "anywhere, else 1.",
+            metavar="K",
+            show_default=False,
+        ),
+    ] = None,
     split_backward: Annotated[
         bool,
         typer.Option(
@@ -138,8 +144,8 @@ def solve_chain(
     solver: Annotated[
         str | None,
         typer.Option(
-            help="contiguous, contiguous_cpsat, even_split, next_fit, one_f_one_b_star, periodic, "
-            "step, thinned, or one that is installed.",
+            help="contiguous, contiguous_cpsat, even_split, general, next_fit, one_f_one_b_star, "
+            "periodic, relaxation, step, thinned, or one that is installed.",
             metavar="NAME",
         ),
     ] = None,
@@ -148,8 +154,16 @@ def solve_chain(
         typer.Option(
             help="Stop after so many seconds with the best plan so far; inf: never.", metavar="S"
         ),
-    ] = 60.0,
-    workers: Annotated[int, typer.Option(help="Threads of CP-SAT.", min=1, metavar="N")] = 1,
+    ] = TIME_LIMIT,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            help="Threads. Default: one for each core that may be used.",
+            min=1,
+            metavar="N",
+            show_default=False,
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of random choices.", min=0, metavar="N")] = 0,
     work_limit: Annotated[
         int | None,
@@ -186,6 +200,7 @@ def solve_chain(
     from schedopt.problem import Problem, Scope
     from schedopt.result import Result
     from schedopt.solving import solve
+    from schedopt.solving.defaults import LONGEST_POLISH, usual_scope
     from schedopt.solving.registry import CHOOSE_ALLOCATION
     from schedopt.units import parse_duration
 
@@ -201,7 +216,7 @@ def solve_chain(
             field="--solver",
             way_out="Leave --fix out, or use periodic, which keeps the stages of the plan",
         )
-    if microbatches is not None and max_k != 1:
+    if microbatches is not None and max_k is not None:
         raise InputError(
             "given beside --microbatches, which makes one pattern of the whole step",
             field="--max-k",
@@ -251,10 +266,13 @@ def solve_chain(
         raise InputError(
             f"{period!r} is less than 1 ns", field="--period", way_out="Give a longer time"
         )
+    usual = usual_scope(solver, fixed=fixed is not None)
+    if allocation is not None:
+        usual = Scope(allocation=allocation, max_k=LONGEST_POLISH if allocation == "general" else 1)
     with naming_options(OPTIONS):
         scope = Scope(
-            allocation="fixed" if fixed is not None else allocation or "contiguous",
-            max_k=None if microbatches is not None else max_k,
+            allocation=usual.allocation,
+            max_k=None if microbatches is not None else max_k or usual.max_k,
             microbatches=microbatches,
             split_backward=split_backward,
             recompute=recompute,
@@ -276,6 +294,7 @@ def solve_chain(
                 time_limit=time_limit,
                 seed=seed,
                 workers=workers,
+                work_limit=work_limit,
                 initial=initial,
                 on_progress=show,
             )

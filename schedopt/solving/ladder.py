@@ -12,12 +12,14 @@ from types import FrameType
 from schedopt.bounds import lower_bounds, memory_proof
 from schedopt.chain import Chain
 from schedopt.checking import check
+from schedopt.effort import TIME_LIMIT, usable_cores
 from schedopt.errors import InputError
 from schedopt.plan import Plan
 from schedopt.platform import Platform
 from schedopt.problem import Problem, Scope
 from schedopt.result import Infeasibility, Result, Rung, Status, as_ratio
 from schedopt.rule import Rule
+from schedopt.solving.defaults import usual_scope
 from schedopt.solving.registry import load_solver
 from schedopt.solving.run import Progress, Run
 from schedopt.solving.rungs import Attempt, plan_attempts, sharing, what_if
@@ -34,9 +36,9 @@ def solve(
     scope: Scope | None = None,
     stages: Sequence[Stage] = (),
     solver: str | None = None,
-    time_limit: float | None = None,
+    time_limit: float | None = TIME_LIMIT,
     seed: int = 0,
-    workers: int = 1,
+    workers: int | None = None,
     work_limit: int | None = None,
     initial: Plan | None = None,
     on_progress: Callable[[Progress], None] | None = None,
@@ -54,15 +56,18 @@ def solve(
     rule : Rule, optional
         How training uses the weights. Default: `weight_bytes` is everything.
     scope : Scope, optional
-        The plans that are allowed. Default: contiguous, 1-periodic.
+        The plans that are allowed. Default: any allocation, k up to 2; with stages that are given
+        or one solver by name, what these are for, with k = 1.
     stages : sequence of Stage
         The allocation, for the scope *fixed*.
     solver : str, optional
         One solver by name, instead of those that the scope calls for.
     time_limit : float, optional
-        Seconds. Searches by CP-SAT share evenly what is left.
-    seed, workers : int
-        Of random choices; threads.
+        Seconds; None: until it is proven, which may be never. Searches share what is left.
+    seed : int
+        Of random choices.
+    workers : int, optional
+        Threads. Default: one for each core that this process may use.
     work_limit : int, optional
         Placements that the local search of the solver `general` may look at. What ends by it, and
         not by time, comes out the same for the same seed and workers.
@@ -96,7 +101,7 @@ def solve(
         chain=chain,
         platform=platform,
         rule=rule or Rule(),
-        scope=scope or Scope(allocation="fixed" if stages else "contiguous"),
+        scope=scope or usual_scope(solver, fixed=bool(stages)),
         stages=tuple(stages),
     )
     if work_limit is not None and work_limit < 1:
@@ -107,7 +112,7 @@ def solve(
         problem,
         time_limit=time_limit,
         seed=seed,
-        workers=workers,
+        workers=workers or usable_cores(),
         work_limit=work_limit,
         on_progress=on_progress,
     )
@@ -190,6 +195,8 @@ def _ask_what_if(run: Run, attempt: Attempt, share: float) -> Rung | None:
         load_solver(name)(problem, part)
     period = part.period()
     better = period is not None and period < (run.period() or 0)
+    if not better and (part.left_out or run.ended()):
+        return None
     return Rung(
         solver=part.solver_of_best if better else part.solver,
         freedom=attempt.freedom,
@@ -214,7 +221,7 @@ def _note(run: Run, attempt: Attempt) -> str:
     else:
         said = "no better plan exists" if best == run.bound(scope) else "no better plan"
     if run.left_out:
-        said = f"{said}; too large to ask: {run.left_out}"
+        said = f"{said}; {run.left_out}"
     return f"stopped early: {said}" if run.stopped() else said
 
 

@@ -60,7 +60,7 @@ def decide(model: OrderModel, known: Answer | None, run: Run) -> Answer | None:
     if run.stopped():
         return None
     if model.left_out:
-        run.leave_out(model.left_out)
+        run.leave_out(f"too large to ask: {model.left_out}")
         return None
     if known is not None:
         model.hint(known)

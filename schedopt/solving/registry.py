@@ -28,8 +28,12 @@ SOLVERS: Final = {
     "thinned": "schedopt.solvers.thinned:solve",
 }
 
-CHOOSE_ALLOCATION: Final = frozenset({"contiguous", "contiguous_cpsat", "even_split", "next_fit"})
+CHOOSE_ALLOCATION: Final = frozenset(
+    {"contiguous", "contiguous_cpsat", "even_split", "general", "next_fit"}
+)
 """Those that choose the allocation themselves, and refuse one that is given."""
+ANY_ALLOCATION: Final = frozenset({"general", "general_cpsat", "relaxation"})
+"""Those that are for allocations of any kind."""
 
 
 def solver_names() -> list[str]:

@@ -15,6 +15,7 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import Any, Self, TypeVar
 
+from schedopt.effort import usable_cores
 from schedopt.errors import InputError
 from schedopt.version import __version__
 
@@ -189,13 +190,6 @@ class ClusterPool(Pool):
         """Withdraw what is not done, and leave the cluster to others."""
         self.executor.shutdown(wait=False)
         self._client.close()
-
-
-def usable_cores() -> int:
-    """Return how many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _version() -> str:

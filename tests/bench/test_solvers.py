@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from schedopt import Chain, InputError, Layer, Platform, solve
+from schedopt import Chain, InputError, Layer, Platform, Scope, solve
 from schedopt.bench.cases import Case, grid, load_chains, theorem_cases
 from schedopt.bench.records import load_records
 from schedopt.bench.solvers import run_suite
@@ -31,7 +31,7 @@ def test_the_grid_starts_from_the_least_memory() -> None:
     cases = list(grid([CHAIN], [1, 2], [Decimal(1), Decimal("1.5")], ["free"]))
     found = [(len(c.platform.gpus), c.level, c.platform.gpus[0].memory_bytes) for c in cases]
     assert found == [(1, "1", 60), (1, "1.5", 90), (2, "1", 30), (2, "1.5", 45)]
-    assert solve(CHAIN, Platform(2, 29)).status == "infeasible"
+    assert solve(CHAIN, Platform(2, 29), scope=Scope()).status == "infeasible"
 
 
 def test_every_run_is_recorded_once(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_the_instances_of_the_theorems_come_with_their_platform(tmp_path: Path) 
 def test_chains_of_a_folder(tmp_path: Path) -> None:
     CHAIN.save(tmp_path / "b.json")
     Chain(layers=(LAYER,), name="one").save(tmp_path / "a.json")
-    save_result(solve(CHAIN, Platform(2, 99)), tmp_path / "c.json")
+    save_result(solve(CHAIN, Platform(2, 99), scope=Scope()), tmp_path / "c.json")
     assert [chain.name for chain in load_chains(tmp_path)] == ["one", "four"]
 
 

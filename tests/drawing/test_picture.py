@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from matplotlib.image import imread
 
-from schedopt import Chain, InputError, Layer, Platform, solve
+from schedopt import Chain, InputError, Layer, Platform, Scope, solve
 from schedopt.drawing import Box, Chart, chart_plan, chart_simulation, save_picture
 from schedopt.drawing.looks import NAMES, colour, hatch
 from schedopt.plan import Kind, Tensor
@@ -120,7 +120,7 @@ def test_narrow_boxes_say_which_micro_batch_they_run(count: int, tmp_path: Path)
 
 def test_sixty_four_gpus_stay_within_a_page_that_can_be_read(tmp_path: Path) -> None:
     layer = Layer(forward_ns=1000, backward_ns=2000, weight_bytes=1, activation_bytes=1)
-    result = solve(Chain(layers=(layer,) * 64), Platform(64, 10**6, bandwidth=10**9))
+    result = solve(Chain(layers=(layer,) * 64), Platform(64, 10**6, bandwidth=10**9), scope=Scope())
     save_picture(chart_plan(result), tmp_path / "plan.svg")
     root = ElementTree.parse(tmp_path / "plan.svg").getroot()
     width, height = (float(root.attrib[name].removesuffix("pt")) for name in ("width", "height"))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schedopt import Chain, Layer, Plan, Platform, solve
+from schedopt import Chain, Layer, Plan, Platform, Scope, solve
 from schedopt.drawing import chart_plan, chart_simulation, explain_glyphs, render_chart
 from schedopt.simulation import simulate
 from tests.drawing.test_charts import result_of
@@ -62,7 +62,9 @@ def test_lines_fit_into_the_width(plan: Plan, width: int, unicode: bool) -> None
 @pytest.mark.parametrize("gpus", [16, 64])
 def test_many_gpus_get_a_line_each(gpus: int) -> None:
     layer = Layer(forward_ns=1000, backward_ns=2000, weight_bytes=1, activation_bytes=1)
-    result = solve(Chain(layers=(layer,) * gpus), Platform(gpus, 10**6, bandwidth=10**9))
+    result = solve(
+        Chain(layers=(layer,) * gpus), Platform(gpus, 10**6, bandwidth=10**9), scope=Scope()
+    )
     lines = render_chart(chart_plan(result), 100).plain.split("\n")
     assert sum(line.startswith("GPU ") for line in lines) == gpus
     assert len(lines) == (1 + 2 * gpus + 1 + gpus - 1 if gpus == 16 else 1 + gpus + 1)
@@ -83,6 +85,6 @@ def test_an_operation_shorter_than_a_column_is_still_seen() -> None:
     layers = [
         Layer(forward_ns=f, backward_ns=f, weight_bytes=0, activation_bytes=1) for f in (1, 1000)
     ]
-    result = solve(Chain(layers=tuple(layers)), Platform(2, 9))
+    result = solve(Chain(layers=tuple(layers)), Platform(2, 9), scope=Scope())
     first = render_chart(chart_plan(result), 100).plain.split("\n")[1]
     assert first.count("F") + first.count("B") >= 2

@@ -50,7 +50,7 @@ def test_uniform_the_known_period_is_the_contiguous_optimum(given: dict[str, int
         (Scope(allocation="contiguous", max_k=None), period, 1),
         (Scope(allocation="general", max_k=None), period, 1),
     ]
-    result = solve(instance.chain, instance.platform)
+    result = solve(instance.chain, instance.platform, scope=Scope())
     assert (result.status, result.period) == ("optimal", period)
     assert least_period(instance.chain, instance.platform) == period
     general = Problem(
@@ -166,7 +166,7 @@ def test_random_has_a_plan_with_the_default_memory(layers: int, gpus: int) -> No
     instance = random_chain(layers, 5, gpus=gpus)
     assert instance.known == ()
     assert len(instance.platform.gpus) == gpus
-    result = solve(instance.chain, instance.platform)
+    result = solve(instance.chain, instance.platform, scope=Scope())
     assert result.status == "optimal"
     assert isinstance(result.plan, Plan)
     assert check(result) == ()
@@ -175,9 +175,9 @@ def test_random_has_a_plan_with_the_default_memory(layers: int, gpus: int) -> No
 def test_random_default_memory_is_just_what_one_gpu_needs() -> None:
     instance = random_chain(12, 3, gpus=1)
     need = instance.platform.gpus[0].memory_bytes
-    assert solve(instance.chain, instance.platform).status == "optimal"
+    assert solve(instance.chain, instance.platform, scope=Scope()).status == "optimal"
     less = random_chain(12, 3, gpus=1, memory=need - 1)
-    assert solve(less.chain, less.platform).status == "infeasible"
+    assert solve(less.chain, less.platform, scope=Scope()).status == "infeasible"
 
 
 def test_random_tells_how_to_draw_it_again() -> None:

@@ -214,7 +214,7 @@ def bound_ms(instance: Instance) -> Fraction:
 
 
 def solved_ms(instance: Instance) -> tuple[str, Any]:
-    result = solve(instance.chain, instance.platform)
+    result = solve(instance.chain, instance.platform, scope=Scope())
     assert check(result) == ()
     return result.status, None if result.period is None else result.period / MS
 
@@ -250,7 +250,7 @@ def test_lemma_2_is_the_chain_of_the_paper() -> None:
 
 def test_lemma_2_only_a_general_allocation_fits() -> None:
     instance = lemma_2()
-    result = solve(instance.chain, instance.platform)
+    result = solve(instance.chain, instance.platform, scope=Scope())
     assert result.status == "infeasible"
     assert result.infeasibility is not None
     assert result.infeasibility.least_memory_bytes == 3 * MB

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from schedopt import Chain, InputError, Layer, Platform, Result, solve
+from schedopt import Chain, InputError, Layer, Platform, Result, Scope, solve
 from schedopt.formats import reading
 
 LAYER: dict[str, Any] = {
@@ -219,7 +219,7 @@ def test_several_errors_are_counted(tmp_path: Path) -> None:
 @pytest.fixture
 def plan_document(tmp_path: Path) -> dict[str, Any]:
     chain = Chain(layers=(Layer(**LAYER),) * 3)
-    solve(chain, Platform(2, "1G", bandwidth="1GB/s")).save(tmp_path / "good.json")
+    solve(chain, Platform(2, "1G", bandwidth="1GB/s"), scope=Scope()).save(tmp_path / "good.json")
     document: dict[str, Any] = json.loads((tmp_path / "good.json").read_text())
     return document
 

@@ -77,7 +77,7 @@ def test_a_plan_loads_as_it_was_saved(tmp_path: Path, plan: Plan) -> None:
 def test_a_solved_plan_loads_as_it_was_saved(
     tmp_path_factory: pytest.TempPathFactory, chain: Chain, platform: Platform
 ) -> None:
-    result = solve(chain, platform)
+    result = solve(chain, platform, scope=Scope())
     if result.plan is None:
         return
     path = tmp_path_factory.getbasetemp() / "solved.json"
@@ -105,7 +105,9 @@ def test_every_field_of_a_result_is_kept(
 
 
 def test_what_is_loaded_is_one_problem(tmp_path: Path) -> None:
-    solve(Chain(layers=(Layer(**LAYER),)), Platform(1, "1G")).save(tmp_path / "plan.json")
+    solve(Chain(layers=(Layer(**LAYER),)), Platform(1, "1G"), scope=Scope()).save(
+        tmp_path / "plan.json"
+    )
     result = Result.load(tmp_path / "plan.json")
     assert result.plan is not None
     assert result.problem == result.plan.problem
@@ -195,7 +197,7 @@ def test_the_identity_changes_with_the_order_of_the_layers() -> None:
 
 
 def test_a_result_without_a_plan_is_not_saved(tmp_path: Path) -> None:
-    result = solve(Chain(layers=(Layer(**LAYER),)), Platform(1, 1))
+    result = solve(Chain(layers=(Layer(**LAYER),)), Platform(1, 1), scope=Scope())
     with pytest.raises(InputError, match="without a plan"):
         result.save(tmp_path / "plan.json")
     assert list(tmp_path.iterdir()) == []
@@ -203,7 +205,7 @@ def test_a_result_without_a_plan_is_not_saved(tmp_path: Path) -> None:
 
 def test_one_layer_and_one_operation_stand_on_a_line(tmp_path: Path) -> None:
     chain = Chain(layers=(Layer(**LAYER, saved_bytes=10**9, name="x" * 90),) * 3)
-    solve(chain, Platform(2, "16G")).save(tmp_path / "plan.json")
+    solve(chain, Platform(2, "16G"), scope=Scope()).save(tmp_path / "plan.json")
     lines = (tmp_path / "plan.json").read_text().splitlines()
     assert sum('"forward_ns"' in line for line in lines) == 3
     assert sum('"kind"' in line for line in lines) == 4

@@ -36,7 +36,7 @@ CHAIN = Chain(layers=(LAYER,) * 3)
 
 @pytest.fixture(scope="module")
 def result() -> Result:
-    return solve(CHAIN, Platform(2, "1G", bandwidth="1GB/s"))
+    return solve(CHAIN, Platform(2, "1G", bandwidth="1GB/s"), scope=Scope())
 
 
 @pytest.mark.parametrize("step", ["fsync", "chmod", "replace"])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from schedopt import Chain, InputError, Layer, Platform, solve
+from schedopt import Chain, InputError, Layer, Platform, Scope, solve
 from schedopt.checking import check
 from schedopt.importing import SOURCES, Imported, import_chain
 from tests.importing.files import (
@@ -101,7 +101,7 @@ def test_an_imported_chain_can_be_saved_and_solved(tmp_path: Path, source: Any, 
     chain = imported(tmp_path, source, cuts=cuts).chain
     chain.save(tmp_path / "chain.json")
     assert Chain.load(tmp_path / "chain.json") == chain
-    result = solve(chain, Platform(2, "1M", bandwidth="1GB/s"))
+    result = solve(chain, Platform(2, "1M", bandwidth="1GB/s"), scope=Scope())
     assert result.status == "optimal"
     assert check(result) == ()
 

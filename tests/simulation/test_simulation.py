@@ -120,7 +120,7 @@ def test_the_best_plans_keep_their_period_when_everything_starts_early(
     chain: Chain, gpus: int, size: int
 ) -> None:
     """The largest group of 1F1B* is a circle of its period, so no order-keeping run is faster."""
-    result = solve(chain, Platform(gpus, size))
+    result = solve(chain, Platform(gpus, size), scope=Scope())
     if result.plan is None or result.period is None:
         return
     short, long = (simulate(result.plan, count).makespan_ns for count in (40, 80))
@@ -134,7 +134,7 @@ def test_one_f_one_b_by_hand() -> None:
     GPU 1: F0 1-2, B0 2-3, F1 3-4, B1 4-5, F2 5-6, B2 6-7.
     """
     layer = Layer(forward_ns=1, backward_ns=1, weight_bytes=10, activation_bytes=1)
-    result = solve(Chain(layers=(layer, layer)), Platform(2, 12))
+    result = solve(Chain(layers=(layer, layer)), Platform(2, 12), scope=Scope())
     assert result.period == 2
     assert result.plan is not None
     run = simulate(result.plan, 3)
@@ -151,7 +151,7 @@ def test_the_textbook_bubble() -> None:
     """P equal stages and m micro-batches: (P - 1) / (m + P - 1) of the step is idle."""
     equal = Layer(forward_ns=1, backward_ns=2, weight_bytes=0, activation_bytes=1)
     for gpus in (1, 2, 3, 4, 8):
-        result = solve(Chain(layers=(equal,) * gpus), Platform(gpus, gpus))
+        result = solve(Chain(layers=(equal,) * gpus), Platform(gpus, gpus), scope=Scope())
         assert result.plan is not None
         for count in (gpus, 2 * gpus, 4 * gpus):
             run = simulate(result.plan, count)

@@ -26,7 +26,7 @@ def assert_sound(result: Result) -> None:
 @settings(max_examples=2000)
 @given(chains(tied=True), platforms())
 def test_equals_brute_force_with_memory_limits_and_links(chain: Chain, platform: Platform) -> None:
-    result = solve(chain, platform)
+    result = solve(chain, platform, scope=Scope())
     assert_sound(result)
     assert result.period == least_period(chain, platform)
     assert result.status == ("infeasible" if result.period is None else "optimal")
@@ -37,7 +37,7 @@ def test_equals_brute_force_with_memory_limits_and_links(chain: Chain, platform:
 def test_equals_brute_force_on_unequal_gpus_in_the_given_order(
     chain: Chain, platform: Platform
 ) -> None:
-    result = solve(chain, platform)
+    result = solve(chain, platform, scope=Scope())
     assert_sound(result)
     assert result.period == least_period(chain, platform)
 
@@ -45,7 +45,7 @@ def test_equals_brute_force_on_unequal_gpus_in_the_given_order(
 @settings(max_examples=500)
 @given(chains(longest=8), platforms(roomy=True))
 def test_equals_brute_force_without_memory_limits(chain: Chain, platform: Platform) -> None:
-    result = solve(chain, platform)
+    result = solve(chain, platform, scope=Scope())
     assert_sound(result)
     assert result.status == "optimal"
     assert result.period == least_period(chain, platform)
@@ -70,7 +70,7 @@ def test_a_decision_is_yes_exactly_from_the_least_period_on(
 def test_the_least_memory_would_do_and_one_byte_less_would_not(
     chain: Chain, platform: Platform
 ) -> None:
-    result = solve(chain, platform)
+    result = solve(chain, platform, scope=Scope())
     if result.infeasibility is None:
         return
     found = result.infeasibility.least_memory_bytes
@@ -86,7 +86,7 @@ def test_the_least_memory_would_do_and_one_byte_less_would_not(
 def test_memory_of_the_plan_is_within_the_limit_in_both_readings(
     chain: Chain, platform: Platform
 ) -> None:
-    plan = solve(chain, platform).plan
+    plan = solve(chain, platform, scope=Scope()).plan
     if plan is None:
         return
     for need, gpu in zip(memory(plan), platform.gpus, strict=True):
@@ -97,7 +97,7 @@ def test_the_chain_of_section_6_1_has_period_3_on_two_gpus() -> None:
     layers = [
         Layer(forward_ns=u, backward_ns=0, weight_bytes=0, activation_bytes=0) for u in (1, 2, 1)
     ]
-    result = solve(Chain(layers=tuple(layers)), Platform(2, 0))
+    result = solve(Chain(layers=tuple(layers)), Platform(2, 0), scope=Scope())
     assert (result.status, result.period) == ("optimal", Fraction(3))
 
 
@@ -105,7 +105,7 @@ def test_lemma_2_needs_three_units_of_memory() -> None:
     layers = [
         Layer(forward_ns=1, backward_ns=1, weight_bytes=w, activation_bytes=0) for w in (1, 2, 1)
     ]
-    result = solve(Chain(layers=tuple(layers)), Platform(2, 2))
+    result = solve(Chain(layers=tuple(layers)), Platform(2, 2), scope=Scope())
     assert result.status == "infeasible"
     assert result.infeasibility is not None
     assert result.infeasibility.least_memory_bytes == 3
@@ -117,7 +117,7 @@ def test_zero_length_backwards_keep_their_place() -> None:
         for b, a in ((2, 1), (0, 0), (0, 0), (0, 0))
     ]
     one_layer_a_stage = [Gpu(memory_bytes=2), *[Gpu(memory_bytes=0)] * 3]
-    result = solve(Chain(layers=tuple(layers)), Platform(one_layer_a_stage))
+    result = solve(Chain(layers=tuple(layers)), Platform(one_layer_a_stage), scope=Scope())
     fixed = solve(
         Chain(layers=tuple(layers)),
         Platform(one_layer_a_stage),
@@ -135,14 +135,14 @@ def test_theorem_6_contiguous_period() -> None:
         Layer(forward_ns=k, backward_ns=0, weight_bytes=limit, activation_bytes=0),
         *[Layer(forward_ns=k - 1, backward_ns=0, weight_bytes=1, activation_bytes=0)] * k,
     ]
-    result = solve(Chain(layers=tuple(layers)), Platform(k + 2, limit))
+    result = solve(Chain(layers=tuple(layers)), Platform(k + 2, limit), scope=Scope())
     assert result.period == Fraction(k * (k - 1))
 
 
 def test_a_stop_in_the_middle_claims_nothing_that_was_not_proven() -> None:
     layer = Layer(forward_ns=1, backward_ns=2, weight_bytes=7, activation_bytes=1)
     chain, platform = Chain(layers=(layer,) * 40), Platform(8, 30)
-    truth = solve(chain, platform).infeasibility
+    truth = solve(chain, platform, scope=Scope()).infeasibility
     assert truth is not None
     assert truth.least_memory_bytes is not None
     for probes in range(40):

@@ -99,13 +99,13 @@ def prove(chain: Chain, platform: Platform, scope: Scope) -> Result:
 @settings(max_examples=200)
 @given(chains(longest=5, tied=True), platforms(most=3))
 def test_equal_to_the_exact_programme(chain: Chain, platform: Platform) -> None:
-    assert prove(chain, platform, Scope()).period == solve(chain, platform).period
+    assert prove(chain, platform, Scope()).period == solve(chain, platform, scope=Scope()).period
 
 
 @settings(max_examples=120)
 @given(chains(longest=5, tied=True), platforms(most=3, unequal=True))
 def test_unequal_gpus_equal_to_the_exact_programme(chain: Chain, platform: Platform) -> None:
-    assert prove(chain, platform, Scope()).period == solve(chain, platform).period
+    assert prove(chain, platform, Scope()).period == solve(chain, platform, scope=Scope()).period
 
 
 @settings(max_examples=150)

@@ -129,7 +129,7 @@ def test_the_same_seed_and_work_give_the_same_plan() -> None:
 def test_it_is_never_worse_than_the_contiguous_plan() -> None:
     layers = [replace(UNIT, forward_ns=number % 4 + 1) for number in range(12)]
     chain, platform = Chain(layers=tuple(layers)), Platform(4, 9, bandwidth=10**9)
-    contiguous = solve(chain, platform).period
+    contiguous = solve(chain, platform, scope=Scope()).period
     anywhere = solve(chain, platform, scope=GENERAL, work_limit=20_000, time_limit=20).period
     assert contiguous is not None
     assert anywhere is not None
@@ -155,4 +155,4 @@ def test_it_chooses_the_allocation_itself(allocation: str) -> None:
 
 def test_no_work_is_an_error() -> None:
     with pytest.raises(InputError, match="work_limit"):
-        solve(Chain(layers=(UNIT,)), Platform(1, 99), work_limit=0)
+        solve(Chain(layers=(UNIT,)), Platform(1, 99), scope=Scope(), work_limit=0)

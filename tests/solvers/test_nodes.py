@@ -73,7 +73,7 @@ def test_contiguous_against_all_orders_of_all_allocations(both: Both) -> None:
     every = list(allocations(chain, platform))
     found = [order_words.least_period(chain, platform, stages, 1) for stages in every]
     least = min((one.period_ns for one in found if one is not None), default=None)
-    result = solve(chain, platform, time_limit=20)
+    result = solve(chain, platform, scope=Scope(), time_limit=20)
     assert check(result) == ()
     assert (result.status == "infeasible") == (least is None)
     if least is not None:

@@ -113,7 +113,7 @@ def test_refuses_two_stages_on_one_gpu() -> None:
 def test_the_allocation_of_the_best_plan_has_the_same_period_when_fixed(
     chain: Chain, platform: Platform
 ) -> None:
-    best = solve(chain, platform)
+    best = solve(chain, platform, scope=Scope())
     assert best.plan is not None
     fixed = solve(chain, platform, stages=best.plan.stages)
     assert fixed.status == "optimal"

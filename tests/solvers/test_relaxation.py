@@ -126,7 +126,7 @@ def test_memory_that_holds_no_allocation() -> None:
 
 def test_the_best_plan_is_proven_optimal() -> None:
     chain = Chain(layers=(layer(1, 1),) * 3)
-    contiguous = solve(chain, Platform(2, 1)).plan
+    contiguous = solve(chain, Platform(2, 1), scope=Scope()).plan
     assert contiguous is not None
     result = solve(chain, Platform(2, 1), scope=GENERAL, solver="relaxation", initial=contiguous)
     assert result.status == "optimal"

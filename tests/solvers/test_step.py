@@ -46,7 +46,7 @@ def test_equal_to_trying_every_start(
 def test_never_longer_than_the_best_steady_plan_run_for_a_step(
     chain: Chain, platform: Platform, count: int
 ) -> None:
-    steady = solve(chain, platform)
+    steady = solve(chain, platform, scope=Scope())
     result = solve(chain, platform, scope=Scope(microbatches=count, max_k=None))
     assert check(result) == ()
     assert (result.plan is None) == (steady.plan is None)

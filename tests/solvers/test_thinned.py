@@ -50,7 +50,7 @@ def ladder(problem: Problem) -> Run:
 def test_never_below_the_bound_nor_worse_than_k_1(chain: Chain, platform: Platform) -> None:
     scope = Scope(max_k=4)
     run = ladder(Problem(chain=chain, platform=platform, scope=scope))
-    without = solve(chain, platform)
+    without = solve(chain, platform, scope=Scope())
     period = run.period()
     assert (period is None) == (without.period is None)
     if period is not None:

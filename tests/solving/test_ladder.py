@@ -24,7 +24,7 @@ def test_each_rung_holds_what_its_own_solver_found() -> None:
     # Costs 12, 12, 3, 3, 3, 3 on 3 GPUs. Even split: 24. Next Fit fills up to 2 * 12: 24.
     # The best: 12 on each.
     chain = Chain(layers=(LONG, LONG, EQUAL, EQUAL, EQUAL, EQUAL))
-    result = solve(chain, Platform(3, 99))
+    result = solve(chain, Platform(3, 99), scope=Scope())
     assert [(rung.solver, rung.period_exact, rung.note) for rung in result.ladder] == [
         ("even_split", (24, 1), "not proven optimal"),
         ("next_fit", (24, 1), "not proven optimal"),
@@ -36,7 +36,7 @@ def test_each_rung_holds_what_its_own_solver_found() -> None:
 def test_a_rung_that_is_no_better_says_so() -> None:
     # 3, 3, 3 and 12 in all three orders of cuts: even split 6 and 15, Next Fit 21, best 9 and 12.
     chain = Chain(layers=(EQUAL, EQUAL, EQUAL, LONG))
-    result = solve(chain, Platform(2, 99))
+    result = solve(chain, Platform(2, 99), scope=Scope())
     assert [(rung.solver, rung.period_exact) for rung in result.ladder] == [
         ("even_split", (15, 1)),
         ("next_fit", (21, 1)),
@@ -46,7 +46,7 @@ def test_a_rung_that_is_no_better_says_so() -> None:
 
 
 def test_it_ends_when_the_best_is_proven() -> None:
-    result = solve(Chain(layers=(EQUAL,) * 4), Platform(2, 99))
+    result = solve(Chain(layers=(EQUAL,) * 4), Platform(2, 99), scope=Scope())
     assert [rung.solver for rung in result.ladder] == ["even_split"]
     assert result.status == "optimal"
     assert result.period == 6
@@ -66,7 +66,7 @@ def test_it_ends_when_the_question_is_answered() -> None:
 
 
 def test_a_solver_that_cannot_is_left_out_and_says_why() -> None:
-    result = solve(Chain(layers=(EQUAL, EQUAL, EQUAL, LONG)), Platform(2, [99, 98]))
+    result = solve(Chain(layers=(EQUAL, EQUAL, EQUAL, LONG)), Platform(2, [99, 98]), scope=Scope())
     assert [rung.solver for rung in result.ladder][:2] == ["even_split", "next_fit"]
     assert result.ladder[1].note.startswith("left out: next_fit needs equal GPUs and links")
     assert result.ladder[1].period_exact is None
@@ -89,7 +89,7 @@ def test_what_no_solver_can_do_is_an_error(allocation: str) -> None:
 
 @given(chains(), platforms())
 def test_it_never_ends_worse_than_any_rung(chain: Chain, platform: Platform) -> None:
-    result = solve(chain, platform)
+    result = solve(chain, platform, scope=Scope())
     found = [Fraction(*rung.period_exact) for rung in result.ladder if rung.period_exact]
     assert result.period == min(found, default=None)
     exact = solve(chain, platform, solver="contiguous")
@@ -101,7 +101,7 @@ def test_a_rung_that_was_stopped_says_so(monkeypatch: pytest.MonkeyPatch) -> Non
         run.stop()
 
     monkeypatch.setattr("schedopt.solving.ladder.load_solver", lambda name: stopped)
-    result = solve(Chain(layers=(LONG, EQUAL)), Platform(2, 99))
+    result = solve(Chain(layers=(LONG, EQUAL)), Platform(2, 99), scope=Scope())
     assert [rung.note for rung in result.ladder] == ["stopped early: no plan"]
     assert result.status == "unknown"
 
@@ -149,11 +149,11 @@ def test_a_plan_says_the_scope_that_was_asked() -> None:
 
 def test_each_attempt_has_a_share_of_the_time() -> None:
     run = Run(Problem(chain=Chain(layers=(EQUAL,)), platform=Platform(1, 9)), time_limit=40)
-    run.begin("a", 4)
+    run.begin("a", 1 / 4)
     remaining = run.remaining()
     assert remaining is not None
     assert 9 < remaining <= 10
-    run.begin("b", 1)
+    run.begin("b")
     remaining = run.remaining()
     assert remaining is not None
     assert 39 < remaining <= 40
@@ -164,7 +164,7 @@ def test_each_attempt_has_a_share_of_the_time() -> None:
 def test_infeasible_is_said_whatever_is_allowed_beside_recompute(
     chain: Chain, platform: Platform
 ) -> None:
-    plain = solve(chain, platform)
+    plain = solve(chain, platform, scope=Scope())
     wide = solve(chain, platform, scope=Scope(max_k=3, grain="layer"))
     assert (wide.status == "infeasible") == (plain.status == "infeasible")
     step = solve(chain, platform, scope=Scope(max_k=None, microbatches=2))
@@ -218,7 +218,7 @@ def test_a_workspace_of_the_whole_backward_alone_does_not_rule_halves_out() -> N
         weight_bytes=0, activation_bytes=0, workspace_bytes=1,
     )  # fmt: skip
     chain, platform = Chain(layers=(layer,)), Platform(1, 0)
-    assert solve(chain, platform).status == "infeasible"
+    assert solve(chain, platform, scope=Scope()).status == "infeasible"
     halves = solve(chain, platform, scope=Scope(split_backward=True))
     assert (halves.status, halves.period) == ("optimal", Fraction(1))
 
@@ -262,3 +262,27 @@ def test_what_fits_no_allocation_says_how_much_would() -> None:
     assert result.infeasibility is not None
     assert result.infeasibility.proven_memory_bytes == 17
     assert result.infeasibility.least_memory_bytes is not None
+
+
+SAVING = Layer(forward_ns=3, backward_ns=6, weight_bytes=1, activation_bytes=1, saved_bytes=20)
+
+
+def test_the_ladder_says_what_other_freedoms_would_give() -> None:
+    chain, platform = Chain(layers=(SAVING,) * 6), Platform(3, 45)
+    scope = Scope(allocation="general", max_k=1)
+    result = solve(chain, platform, scope=scope, time_limit=10, work_limit=3000, workers=1)
+    last = result.ladder[-1]
+    assert last.note == "not allowed: --recompute"
+    assert last.period_exact is not None
+    assert result.period is not None
+    assert Fraction(*last.period_exact) < result.period
+    assert result.plan is not None
+    assert not any(stage.recompute for stage in result.plan.stages)
+
+
+def test_general_is_the_default_and_contiguous_if_asked() -> None:
+    chain, platform = Chain(layers=(EQUAL,) * 4), Platform(2, 99)
+    assert solve(chain, platform).problem.scope == Scope(allocation="general", max_k=2)
+    assert solve(chain, platform, solver="contiguous").problem.scope == Scope()
+    fixed = [Stage(layers=(0, 3), gpus=(0,))]
+    assert solve(chain, platform, stages=fixed).problem.scope.allocation == "fixed"

@@ -19,7 +19,7 @@ PLATFORM = Platform(3, 1000)
 
 
 def best_plan() -> Plan:
-    plan = solve(CHAIN, PLATFORM).plan
+    plan = solve(CHAIN, PLATFORM, scope=Scope()).plan
     assert plan is not None
     return plan
 
@@ -31,7 +31,7 @@ def spoil(plan: Plan) -> Plan:
 
 
 def slower(plan: Plan) -> Plan:
-    single = solve(CHAIN, Platform(1, 1000)).plan
+    single = solve(CHAIN, Platform(1, 1000), scope=Scope()).plan
     assert single is not None
     return replace(plan, stages=single.stages, pattern=single.pattern)
 
@@ -81,7 +81,7 @@ def test_a_run_out_of_time_says_so() -> None:
 
 
 def test_time_up_before_the_start_gives_no_plan_and_no_claim() -> None:
-    result = solve(CHAIN, PLATFORM, time_limit=1e-9)
+    result = solve(CHAIN, PLATFORM, scope=Scope(), time_limit=1e-9)
     assert (result.status, result.plan) == ("unknown", None)
 
 
@@ -115,13 +115,13 @@ def test_an_interrupt_gives_the_best_so_far(
 
 def test_an_initial_plan_is_never_made_worse() -> None:
     plan = best_plan()
-    result = solve(CHAIN, PLATFORM, initial=plan, time_limit=1e-9)
+    result = solve(CHAIN, PLATFORM, scope=Scope(), initial=plan, time_limit=1e-9)
     assert result.plan == plan
 
 
 def test_an_initial_plan_of_another_chain_is_refused() -> None:
     with pytest.raises(InputError, match="another chain"):
-        solve(Chain(layers=(LAYER,)), PLATFORM, initial=best_plan())
+        solve(Chain(layers=(LAYER,)), PLATFORM, scope=Scope(), initial=best_plan())
 
 
 def test_an_initial_plan_with_replicas_is_refused_for_no_bound_speaks_of_it() -> None:
@@ -132,7 +132,7 @@ def test_an_initial_plan_with_replicas_is_refused_for_no_bound_speaks_of_it() ->
 
 def test_an_initial_plan_that_does_not_fit_is_refused() -> None:
     with pytest.raises(InputError, match="does not answer this problem: memory"):
-        solve(CHAIN, Platform(3, 3), initial=best_plan())
+        solve(CHAIN, Platform(3, 3), scope=Scope(), initial=best_plan())
 
 
 def test_an_unknown_solver_gets_the_list() -> None:
@@ -153,4 +153,4 @@ def test_solvers_of_other_packages_come_from_entry_points(monkeypatch: pytest.Mo
 
 def test_a_time_limit_of_nothing_is_refused() -> None:
     with pytest.raises(InputError, match="time_limit"):
-        solve(CHAIN, PLATFORM, time_limit=0)
+        solve(CHAIN, PLATFORM, scope=Scope(), time_limit=0)

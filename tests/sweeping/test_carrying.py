@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schedopt import Chain, InvalidPlanError, Platform, check, solve
+from schedopt import Chain, InvalidPlanError, Platform, Scope, check, solve
 from schedopt.result import as_ratio
 from schedopt.sweeping import Options, Point, carry
 from schedopt.sweeping.carrying import best_below
@@ -110,7 +110,9 @@ def test_what_cannot_both_be_is_a_fault(line: list[Point]) -> None:
 def test_a_plan_and_a_bound_hold_where_they_are_carried(
     chain: Chain, gpus: int, memory: int, more: int
 ) -> None:
-    less, full = (solve(chain, Platform(gpus, size)) for size in (memory, memory + more))
+    less, full = (
+        solve(chain, Platform(gpus, size), scope=Scope()) for size in (memory, memory + more)
+    )
     if less.plan is None:
         return
     assert less.period is not None

@@ -42,7 +42,7 @@ def test_points_are_what_solve_answers() -> None:
     assert (outcome.interrupted, outcome.given_up) == (False, ())
     assert [one.place for one in outcome.sweep.points] == sorted(asked, key=lambda one: one.key)
     for one in outcome.sweep.points:
-        alone = solve(CHAIN, one.platform(Options()))
+        alone = solve(CHAIN, one.platform(Options()), scope=Scope())
         assert (one.status, one.period, one.bound) == (
             alone.status,
             alone.period,

@@ -69,16 +69,25 @@ def _restore(s: State, o: State, row: int) -> None:
         s.counts[number] = o.counts[number]
 
 
-@inlined
+@compiled
+def copy_again(source: State, target: State) -> None:
+    """Copy what is computed again."""
+    for layer in range(source.again.shape[0]):
+        target.again[layer] = source.again[layer]
+
+
+@compiled
 def keep(t: Tables, s: State, best: State) -> None:
     """Copy what is chosen and where it is placed."""
     stages = s.counts[STAGES]
-    best.counts[:] = s.counts
-    best.row[:stages] = s.row[:stages]
-    best.again[:] = s.again
+    for number in range(4):
+        best.counts[number] = s.counts[number]
+    for row in range(stages):
+        _copy_row(s, best, row)
+    copy_again(s, best)
 
 
-@inlined
+@compiled
 def replace_all(t: Tables, s: State, period: int, limit: float) -> float:
     """Place all stages at a period, and return the penalty."""
     take_out(s, 0)
@@ -86,7 +95,7 @@ def replace_all(t: Tables, s: State, period: int, limit: float) -> float:
     return place(t, s, 0, limit)
 
 
-@inlined
+@compiled
 def _descend(t: Tables, s: State, best: State, low: int) -> int:
     """Return the least period, by bisection, with which the placement still has no penalty."""
     high = s.counts[PERIOD]
@@ -112,7 +121,7 @@ def _most_overloaded(t: Tables, s: State) -> int:
     return worst
 
 
-@inlined
+@compiled
 def _draw_row(s: State, gpu: int, draw: Draw) -> int:
     """Return a stage by chance, often one of a GPU."""
     stages = s.counts[STAGES]
@@ -130,7 +139,7 @@ def _draw_row(s: State, gpu: int, draw: Draw) -> int:
     return below(draw, stages)
 
 
-@inlined
+@compiled
 def _move(t: Tables, s: State, row: int, kind: float, draw: Draw) -> int:
     if kind < 0.30:
         return moves.shift_cut(t, s, row, draw)
@@ -222,7 +231,7 @@ def anneal(
         if t.again and extra < 0.25:
             low_row = row
             _save(s, other, low_row)
-            other.again[:] = s.again
+            copy_again(s, other)
             changed = moves.flip_again(t, s, row, draw)
         elif t.split and extra > 0.92:
             low_row = row
@@ -242,5 +251,5 @@ def anneal(
         else:
             _restore(s, other, low_row)
             if t.again and extra < 0.25:
-                s.again[:] = other.again
+                copy_again(other, s)
     return steps

@@ -73,7 +73,7 @@ from schedopt.solving.local_search.tables import (
 )
 
 
-@inlined
+@compiled
 def measure(t: Tables, s: State, row: int) -> None:
     """Find out what a stage takes on its own."""
     begin, gpu, halved = s.row[row, BEGIN], s.row[row, GPU], s.row[row, HALVED]
@@ -378,7 +378,7 @@ def place(t: Tables, s: State, row: int, limit: float) -> float:
     return overlap + _excess(t, s)
 
 
-@inlined
+@compiled
 def _excess(t: Tables, s: State) -> float:
     """Return by how much GPUs are overloaded, in periods and memories."""
     period = s.counts[PERIOD]

@@ -7,6 +7,7 @@ same number of workers and no time limit goes the same way.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -16,7 +17,9 @@ from typing import Final
 import numpy as np
 
 from schedopt.bounds.cuts import longest_way
+from schedopt.chain import Chain, Layer
 from schedopt.plan import Plan
+from schedopt.platform import Platform
 from schedopt.problem import Problem
 from schedopt.solving.local_search.annealing import anneal
 from schedopt.solving.local_search.coding import decode, encode
@@ -44,6 +47,28 @@ class _Worker:
     scratch: State
     best: State
     found: Ints
+
+
+def is_compiled(run: Run) -> bool:
+    """Wait until the search is compiled, which takes some seconds once; False if stopped before."""
+    thread = threading.Thread(target=_compile, daemon=True)
+    thread.start()
+    while thread.is_alive() and not run.stopped():
+        thread.join(POLL_S)
+    return not thread.is_alive()
+
+
+def _compile() -> None:
+    """Run a search that has nothing to do."""
+    layer = Layer(forward_ns=1, backward_ns=1, weight_bytes=0, activation_bytes=0)
+    problem = Problem(chain=Chain(layers=(layer,)), platform=Platform(1, 0))
+    tables = make_tables(problem)
+    state, scratch, best = (new_state(tables, 1) for _ in range(3))
+    encode([Stage(layers=(0, 0), gpus=(0,))], state)
+    state.counts[PERIOD] = 2
+    flag = np.zeros(1, dtype=np.int64)
+    draw = np.random.default_rng(0)
+    anneal(tables, state, scratch, best, flag.copy(), draw, 1, 2, DROPS[0], HEAT, COLD, flag)
 
 
 class LocalSearch:
