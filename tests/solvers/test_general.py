@@ -149,8 +149,9 @@ def test_tied_layers_share_a_gpu() -> None:
 @pytest.mark.parametrize("allocation", ["contiguous", "fixed"])
 def test_it_chooses_the_allocation_itself(allocation: str) -> None:
     stages = [Stage(layers=(0, 0), gpus=(0,))] if allocation == "fixed" else []
+    scope = None if stages else Scope()
     with pytest.raises(InputError, match="general"):
-        solve(Chain(layers=(UNIT,)), Platform(1, 99), stages=stages, solver="general")
+        solve(Chain(layers=(UNIT,)), Platform(1, 99), scope=scope, stages=stages, solver="general")
 
 
 def test_no_work_is_an_error() -> None:
