@@ -6,7 +6,7 @@ layers lie in it and which of them are recomputed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, cast
 
 from schedopt.account.timeline import layer_ns
@@ -41,18 +41,21 @@ class AllocationModel(OrderModel):
         slots.limit(windows)
         self.problem, self.windows = slots.problem, windows
         self.layers = slots.problem.chain.layers
-        self.measured: list[cp_model.IntVar] = []
+        self.measured: dict[int, cp_model.IntVar] = {}
         self.held: list[tuple[int, cp_model.IntVar, range]] = []
         self.hinted: dict[int, int] = {}
         super().__init__(slots, windows.k, windows.period_ns)
 
     def _choose(self) -> None:
-        self.placement = Placement(self.model, self.problem, self.windows)
+        self.placement = self._place()
         self._measure()
         self._weigh()
         self._take_workspaces()
         self._spare()
         self._work_within_the_period()
+
+    def _place(self) -> Placement:
+        return Placement(self.model, self.problem, self.windows)
 
     def _in_row(self, row: int) -> Iterator[tuple[int, int]]:
         """Yield the layers and slots whose operations are those of a row."""
@@ -64,15 +67,22 @@ class AllocationModel(OrderModel):
 
     def _measure(self) -> None:
         """Add up how long the layers of a row take."""
-        for step in self.way:
+        for number, step in enumerate(self.way):
             terms = list(self._terms(step))
+            known = self._known_length(step, [length for length, _ in terms])
+            if known is not None:
+                self.lengths[number] = known
+                continue
             most = sum(length for length, _ in terms)
             if step.split is None:
                 most = min(most, self.period_ns // self.k)
             length = self.model.new_int_var(0, most, f"d{step.what}{step.stage}")
             self.model.add(length == sum(one * literal for one, literal in terms))
-            self.measured.append(length)
-        self.lengths = list(self.measured)
+            self.lengths[number] = self.measured[number] = length
+
+    def _known_length(self, step: Step, lengths: Sequence[int]) -> int | None:
+        """Return how long a step takes, ns, if that is known, from what may lie in its row."""
+        return None if lengths else 0
 
     def _terms(self, step: Step) -> Iterator[tuple[int, cp_model.IntVar]]:
         """Yield what may lie in the row of a step, and how much longer it makes the step."""
@@ -205,8 +215,8 @@ class AllocationModel(OrderModel):
         super().hint(answer)
         self.placement.hint(answer.stages)
         lengths = self._known_lengths(answer)
-        for variable, length in zip(self.measured, lengths, strict=True):
-            self.model.add_hint(variable, length)
+        for number, variable in self.measured.items():
+            self.model.add_hint(variable, lengths[number])
         self._hint_workspaces(answer, lengths)
         self._hint_held(answer)
 

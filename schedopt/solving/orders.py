@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations, pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
-from schedopt.solving.cycles import least_cycle_time
+from schedopt.solving.cycles import Difference, least_cycle_time
 from schedopt.solving.steps import Answer, Kept, Step
 
 if TYPE_CHECKING:
@@ -249,6 +249,19 @@ class OrderModel:
         One, if it is there at all, and one more for each n that is not enough.
         """
         one, each = self.course.kept[number], self.each[number]
+        there, literals = self._is_there(one), self._are_enough(number)
+        if isinstance(each, int):
+            alone = cast("Expr", there[0] if there else 1)
+            return [each * alone, *(each * ~literal for literal in literals)]
+        held = self.model.new_int_var(0, self._room(one.gpu), f"held{number}")
+        self.model.add(held >= each).only_enforce_if(*there)
+        for n, literal in enumerate(literals, start=2):
+            self.model.add(held >= n * each).only_enforce_if(~literal, *there)
+        return [held]
+
+    def _are_enough(self, number: int) -> list[cp_model.IntVar]:
+        """Return for n = 1 to one less than the most whether n in flight are enough."""
+        one = self.course.kept[number]
         there = self._is_there(one)
         literals = [
             self.model.new_bool_var(f"z{one.stage}{one.enter}{one.leave}{n}")
@@ -263,14 +276,7 @@ class OrderModel:
                 self.model.add(literal == 1).only_enforce_if(~there[0])
         for fewer, more in pairwise(literals):
             self.model.add_implication(fewer, more)
-        if isinstance(each, int):
-            alone = cast("Expr", there[0] if there else 1)
-            return [each * alone, *(each * ~literal for literal in literals)]
-        held = self.model.new_int_var(0, self._room(one.gpu), f"held{number}")
-        self.model.add(held >= each).only_enforce_if(*there)
-        for n, literal in enumerate(literals, start=2):
-            self.model.add(held >= n * each).only_enforce_if(~literal, *there)
-        return [held]
+        return literals
 
     def _room(self, gpu: int) -> int:
         """Return the most bytes that a GPU may keep beside weights and workspace."""
@@ -478,12 +484,7 @@ class OrderModel:
 
         With the starts that were found, if it is stopped before.
         """
-        lengths = [int(solver.value(length)) for length in self.lengths]
-        arcs = [
-            (arc.first, arc.second, arc.turns, max(arc.least, lengths[arc.first // self.k]))
-            for arc, if_true in self.arcs
-            if all(solver.boolean_value(one) for one in if_true)
-        ]
+        arcs = list(self._differences(solver))
         least = max(1, self.k * self.course.load_ns)
         found = least_cycle_time(len(self.starts), arcs, least, stopped)
         if found is None:
@@ -495,6 +496,14 @@ class OrderModel:
             row = starts[step * self.k : (step + 1) * self.k] if there else []
             rows.append(tuple(time - starts[0] for time in row))
         return Answer(self.k, period, tuple(rows), self._stages(solver))
+
+    def _differences(self, solver: cp_model.CpSolver) -> Iterator[Difference]:
+        """Yield what the order that was found demands of the starts."""
+        lengths = [int(solver.value(length)) for length in self.lengths]
+        for arc, if_true in self.arcs:
+            if all(solver.boolean_value(one) for one in if_true):
+                length = max(arc.least, lengths[arc.first // self.k])
+                yield arc.first, arc.second, arc.turns, length
 
     def _stages(self, solver: cp_model.CpSolver) -> tuple[Stage, ...]:
         """Return the stages, where something about them was chosen."""

@@ -7,6 +7,7 @@ micro-batches in flight, and a GPU holds what all its layers keep.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from itertools import combinations
 from typing import TYPE_CHECKING
 
@@ -102,6 +103,12 @@ class PiecesModel(AllocationModel):
             slots = self.windows.slots_of
             if set(slots[one]) & set(slots[two]):
                 self._say_together(one, two)
+
+    def _known_length(self, step: Step, lengths: Sequence[int]) -> int | None:
+        # A layer always lies somewhere.
+        if step.what in ("F", "B", "I", "W") and len(set(lengths)) == 1:
+            return lengths[0]
+        return super()._known_length(step, lengths)
 
     def _say_together(self, one: int, two: int) -> None:
         inside = self.placement.inside

@@ -45,7 +45,7 @@ class Placement:
     def __init__(self, model: cp_model.CpModel, problem: Problem, windows: Windows) -> None:
         self.model, self.problem, self.windows = model, problem, windows
         self.layers = problem.chain.layers
-        self.apart = problem.scope.grain == "layer"
+        self.apart = windows.apart
         self.inside = self._literals("in", self._may_lie())
         self.parted = self._literals("parted", self._may_part())
         again = self.inside if problem.scope.recompute else ()

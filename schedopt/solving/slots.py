@@ -157,7 +157,14 @@ class Slots:
         """Return how many GPUs and links there are: as many micro-batches are not waiting."""
         link = self.problem.platform.link
         links = 0 if link is None else 1 if link.duplex == "half" else 2
-        return self.count + links * (self.count - 1)
+        return self.count + links * self._pairs_with_links()
+
+    def _pairs_with_links(self) -> int:
+        return self.count - 1
+
+    def _most_sent(self, behind: int) -> int:
+        """Return how often at most something is sent in so many rows."""
+        return min(behind, self.count - 1)
 
     def _links_through(self, row: int) -> int:
         """Return before how many steps a micro-batch may wait between forward and backward.
@@ -167,7 +174,7 @@ class Slots:
         behind = self.rows - 1 - row
         through = 2 * behind + 1
         if self.problem.platform.link is not None:
-            through += 2 * min(behind, self.count - 1)
+            through += 2 * self._most_sent(behind)
         return max(through, 2) if self.problem.scope.recompute else through
 
     def lengths(self, stages: Sequence[Stage]) -> dict[tuple[str, int], int]:
@@ -209,7 +216,7 @@ class Slots:
         return Answer(plan.pattern.k, plan.pattern.period_total_ns, tuple(rows), stages)
 
     def _slots(self, plan: Plan) -> list[int] | None:
-        """Return the slot of each stage of a plan, or None if it is not contiguous.
+        """Return the slot of each stage of a plan, or None if its allocation is another.
 
         None too for a plan that does what this problem does not allow.
         """
@@ -224,7 +231,10 @@ class Slots:
             for operation in plan.pattern.operations
         ):
             return None
-        gpus = [stage.gpus[0] for stage in plan.stages]
+        return self._in_slots([stage.gpus[0] for stage in plan.stages])
+
+    def _in_slots(self, gpus: list[int]) -> list[int] | None:
+        """Return the slots of the GPUs of stages, or None if they have none."""
         if self.problem.platform.uniform:
             used = list(dict.fromkeys(gpus))
             gpus = [used.index(gpu) for gpu in gpus]

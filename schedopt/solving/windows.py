@@ -41,26 +41,35 @@ class Windows:
         self.problem, self.slots, self.k, self.period_ns = problem, slots, k, period_ns
         self.layers = problem.chain.layers
         self.count = len(self.layers)
-        self.apart = problem.scope.grain == "layer"
         self.may_cut = list(self._cuts())
         self.least = list(self._least_in_flight())
-        self._behind = self._suffixes(self.least)
         self.slots_of = self._slots_of()
         self.most: list[int] = []
         if all(self.slots_of):
             self.most = self._most_of_layers() if self.apart else self._most_of_slots()
 
+    @property
+    def apart(self) -> bool:
+        """Whether layers run apart."""
+        return self.problem.scope.grain == "layer"
+
     def _cuts(self) -> Iterator[bool]:
-        chain, link = self.problem.chain, self.problem.platform.link
         yield True
-        for cut in range(1, self.count):
-            tied = any(group[0] < cut <= group[-1] for group in chain.same_gpu)
-            busy = 0
-            if link is not None:
-                one_way = link.transfer_ns(self.layers[cut - 1].activation_bytes)
-                busy = one_way * (2 if link.duplex == "half" else 1)
-            yield not tied and self.k * busy <= self.period_ns
+        yield from (self._may_cut_at(cut) for cut in range(1, self.count))
         yield True
+
+    def _may_cut_at(self, cut: int) -> bool:
+        groups = self.problem.chain.same_gpu
+        tied = any(group[0] < cut <= group[-1] for group in groups)
+        return not tied and self._may_send_at(cut)
+
+    def _may_send_at(self, cut: int) -> bool:
+        """Return whether a link has the time for what is sent there."""
+        link = self.problem.platform.link
+        if link is None:
+            return True
+        one_way = link.transfer_ns(self.layers[cut - 1].activation_bytes)
+        return self.k * one_way * (2 if link.duplex == "half" else 1) <= self.period_ns
 
     def _least_in_flight(self) -> Iterator[int]:
         """Yield how many each layer has in flight at least, as it has on average."""
@@ -143,11 +152,16 @@ class Windows:
             before = here
 
     def _slots_of(self) -> list[list[int]]:
+        self._behind = self._suffixes(self.least)
         found: list[set[int]] = [set() for _ in range(self.count)]
         for slot, first, end in self._stages(self.least):
             for layer in range(first, end):
                 found[layer].add(slot)
         return [sorted(slots) for slots in found]
+
+    def _fit(self, counts: Sequence[int]) -> bool:
+        """Return whether the GPUs may hold so many of each layer."""
+        return self._suffixes(counts)[0][0]
 
     def _useful(self) -> int:
         """Return more than are of use in flight, in all steps of the way together."""
@@ -173,7 +187,7 @@ class Windows:
                     max(one, middle) if layer <= last else one
                     for layer, one in enumerate(self.least)
                 ]
-                if self._suffixes(counts)[0][0]:
+                if self._fit(counts):
                     low = middle
                 else:
                     high = middle - 1
