@@ -45,7 +45,7 @@ class AllocationSearch:
         Made of slots and windows.
     windows : type of Windows
     proven : Scope
-        What the answers of the model speak of, for the longest k.
+        What the answers of the model speak of, for the longest k. Of any k: k > 1 gains nothing.
     proof : str
     """
 
@@ -61,7 +61,7 @@ class AllocationSearch:
         self.problem, self.slots = problem, slots
         self.model, self.windows = model, windows
         self.proven, self.proof = proven, proof
-        self.longest = longest_k(problem)
+        self.longest = proven.max_k or 1
         self.bounds: dict[int, Fraction] = {}
         self.answers: dict[int, Answer] = {}
 
@@ -130,7 +130,12 @@ class AllocationSearch:
         windows = self.windows(self.problem, self.slots.count, k, period)
         if not all(windows.slots_of):
             return Answer(k, period, ())
-        return decide(self.model(self.slots, windows), self._hint(k), run)
+        known = self._hint(k)
+        for one in windows.narrow_first():
+            found = decide(self.model(self.slots, one), known, run)
+            if found is not None and found.starts:
+                return found
+        return found
 
     def report_bounds(self, run: Run) -> None:
         """Report what holds for every k that was looked at."""
@@ -142,7 +147,7 @@ class AllocationSearch:
             return
         for last in self.bounds:
             value = min(self.bounds[k] for k in range(1, last + 1))
-            scope = replace(self.proven, max_k=last)
+            scope = self.proven if self.proven.max_k is None else replace(self.proven, max_k=last)
             if asked is None or value <= asked:
                 run.report_bound(value, scope, self.proof)
             elif run.best() is None:

@@ -14,7 +14,7 @@ POLL_S = 0.05
 
 
 def solve_model(
-    model: cp_model.CpModel, run: Run, *, most_s: float | None = None
+    model: cp_model.CpModel, run: Run, *, most_s: float | None = None, hurry: bool = False
 ) -> tuple[int, cp_model.CpSolver]:
     """Solve a model until it is proven, time is up or somebody asks to stop.
 
@@ -24,6 +24,8 @@ def solve_model(
     run : Run
     most_s : float, optional
         Seconds after which it is given up, whatever is left of the run.
+    hurry : bool
+        Whether to simplify the model but little before the search.
 
     Returns
     -------
@@ -38,6 +40,9 @@ def solve_model(
     parameters = solver.parameters
     parameters.random_seed = run.seed % 2**31
     parameters.num_workers = run.workers
+    if hurry:
+        parameters.cp_model_probing_level = 0
+        parameters.max_presolve_iterations = 1
     # Ctrl-C is for the run, which then stops the solver.
     parameters.catch_sigint_signal = False
     limits = [limit for limit in (run.remaining(), most_s) if limit is not None]

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations, pairwise
-from typing import TYPE_CHECKING, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, cast
 
 from schedopt.solving.cycles import Difference, least_cycle_time
 from schedopt.solving.steps import Answer, Kept, Step
@@ -77,9 +77,13 @@ class OrderModel:
 
     Attributes
     ----------
+    hurry : bool
+        Whether simplifying the model takes longer than it saves.
     left_out : str
         Why the model is not complete and must not be asked: too large, or stopped. Else empty.
     """
+
+    hurry: ClassVar = False
 
     def __init__(
         self,

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import combinations
 from typing import TYPE_CHECKING
 
 from schedopt.account.timeline import layer_ns
 from schedopt.plan import Kind, Plan
 from schedopt.solving.allocations import AllocationModel
-from schedopt.solving.slots import Slots, recomputed, starts_of
+from schedopt.solving.slots import Slots, recomputed, slot_of_layers, starts_of
 from schedopt.solving.steps import Answer, Step
 from schedopt.stage import Stage
 
@@ -50,10 +51,7 @@ class Pieces(Slots):
         for position, slot in enumerate(slots):
             self._cut(plan, position, slot, rows)
         stages = [
-            Stage(layers=(layer, layer), gpus=(slot,), recompute=runs)
-            for stage, slot in zip(plan.stages, slots, strict=True)
-            for layer in range(stage.first, stage.last + 1)
-            for runs in [((layer, layer),) if layer in recomputed(stage) else ()]
+            replace(stage, gpus=(slot,)) for stage, slot in zip(plan.stages, slots, strict=True)
         ]
         for (what, position), starts in starts_of(plan).items():
             if what in ("activation", "gradient"):
@@ -63,7 +61,17 @@ class Pieces(Slots):
             tuple(begin - first for begin in rows.get((step.what, step.stage), []))
             for step in self.way
         )
+        stages = self._as_stages(stages)
         return Answer(plan.pattern.k, plan.pattern.period_total_ns, shifted, tuple(stages))
+
+    def _as_stages(self, stages: Sequence[Stage]) -> list[Stage]:
+        """Return stages of one layer each."""
+        return [
+            Stage(layers=(layer, layer), gpus=stage.gpus, recompute=runs)
+            for stage in stages
+            for layer in range(stage.first, stage.last + 1)
+            for runs in [((layer, layer),) if layer in recomputed(stage) else ()]
+        ]
 
     def _cut(
         self, plan: Plan, position: int, slot: int, rows: dict[tuple[str, int], list[int]]
@@ -155,7 +163,7 @@ class PiecesModel(AllocationModel):
     def hint(self, answer: Answer) -> None:
         """Start from an answer, with its stages and what they recompute."""
         super().hint(answer)
-        slot_of = [stage.gpus[0] for stage in answer.stages]
+        slot_of = slot_of_layers(answer.stages)
         for (one, two), together in self.together.items():
             self.model.add_hint(together, slot_of[one] == slot_of[two])
         for number, layer, slot, share in self.shares:

@@ -146,14 +146,17 @@ class Placement:
             for layer, slot in enumerate(slots)
         ]
         found: list[Stage] = []
-        for of_stage, group in groupby(
-            range(len(slots)), key=lambda layer: (slots[layer], layer if self.apart else 0)
-        ):
+        stage_of = self._stage_of(solver, slots)
+        for _, group in groupby(range(len(slots)), key=lambda layer: stage_of[layer]):
             numbers = list(group)
             first, last = numbers[0], numbers[-1]
             runs = runs_of(again[first : last + 1], first)
-            found.append(Stage(layers=(first, last), gpus=(of_stage[0],), recompute=runs))
+            found.append(Stage(layers=(first, last), gpus=(slots[first],), recompute=runs))
         return tuple(found)
+
+    def _stage_of(self, solver: cp_model.CpSolver, slots: Sequence[int]) -> Sequence[int]:
+        """Return for each layer a number that is that of the layer before in the same stage."""
+        return range(len(slots)) if self.apart else slots
 
     def hint(self, stages: Sequence[Stage]) -> None:
         """Start from stages, each on the GPU of its slot."""

@@ -64,7 +64,7 @@ def decide(model: OrderModel, known: Answer | None, run: Run) -> Answer | None:
         return None
     if known is not None:
         model.hint(known)
-    status, solver = solve_model(model.model, run)
+    status, solver = solve_model(model.model, run, hurry=model.hurry)
     if status == cp_model.INFEASIBLE:
         return Answer(model.k, model.period_ns, ())
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):

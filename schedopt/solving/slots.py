@@ -190,9 +190,15 @@ class Slots:
     def pattern(self, answer: Answer) -> Pattern:
         """Return the pattern of an answer, without the slots that are empty."""
         course = self.course(answer.stages)
-        rows = [self.row(stage.first, stage.gpus[0]) for stage in answer.stages]
-        starts = tuple(answer.starts[self.place[s.what, rows[s.stage]]] for s in course.way)
+        starts = tuple(
+            answer.starts[self.place[step.what, self._row_of(step, answer.stages[step.stage])]]
+            for step in course.way
+        )
         return course.pattern(replace(answer, starts=starts))
+
+    def _row_of(self, step: Step, stage: Stage) -> int:
+        """Return the row whose start is that of a step of a stage."""
+        return self.row(stage.first, stage.gpus[0])
 
     def answer(self, plan: Plan) -> Answer | None:
         """Return a plan as an answer, or None if its stages do not lie one in each slot.
@@ -279,3 +285,8 @@ def starts_of(plan: Plan) -> dict[tuple[str, int], list[int]]:
 def recomputed(stage: Stage) -> set[int]:
     """Return the layers that a stage recomputes."""
     return {layer for first, last in stage.recompute for layer in range(first, last + 1)}
+
+
+def slot_of_layers(stages: Sequence[Stage]) -> list[int]:
+    """Return the slot of each layer of stages that hold all of them, in order."""
+    return [stage.gpus[0] for stage in stages for _ in range(stage.first, stage.last + 1)]

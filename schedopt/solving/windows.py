@@ -53,6 +53,10 @@ class Windows:
         """Whether layers run apart."""
         return self.problem.scope.grain == "layer"
 
+    def narrow_first(self) -> Iterator[Windows]:
+        """Yield windows in which a pattern is looked for; there is none if the last has none."""
+        yield self
+
     def _cuts(self) -> Iterator[bool]:
         yield True
         yield from (self._may_cut_at(cut) for cut in range(1, self.count))
@@ -114,12 +118,16 @@ class Windows:
     def _least_held(self, number: int, in_flight: int, first: int) -> int:
         """Return the least that a layer adds to a stage from a first layer, bytes."""
         chain, layer = self.problem.chain, self.layers[number]
-        begins = self.apart or number == first
+        begins = self._may_begin(number, first)
         kept = in_flight * (layer.saved + (layer.saved_input_bytes or 0 if begins else 0))
         if not self.problem.scope.recompute:
             return kept
         checkpoint = in_flight * input_bytes(chain, number) if begins else 0
         return min(kept, layer.saved + checkpoint)
+
+    def _may_begin(self, number: int, first: int) -> bool:
+        """Return whether a layer begins a stage if the first one does and those between follow."""
+        return self.apart or number == first
 
     def _suffixes(self, counts: Sequence[int]) -> list[list[bool]]:
         """Return whether the slots from one on can hold the layers from one on."""
