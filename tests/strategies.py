@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from decimal import Decimal
 
 from hypothesis import strategies as st
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from schedopt import Chain, Gpu, Layer, Link, Network, Node, NodeLink, Platform
 
 small = st.integers(0, 6)
+tiny = st.integers(0, 3)
 
 
 @st.composite
@@ -131,3 +133,33 @@ def stars(draw: st.DrawFn, *, most: int = 4) -> tuple[Chain, Platform]:
     room = draw(st.integers(12, 30))
     network = Network(nodes=tuple(nodes), links=tuple(links))
     return Chain(layers=tuple(layers)), Platform(count, room, network=network)
+
+
+@st.composite
+def short_chains(draw: st.DrawFn, longest: int = 3) -> Chain:
+    """Draw chains whose backward can be split, some of whose layers take no time."""
+
+    def layer() -> Layer:
+        return Layer(
+            forward_ns=draw(tiny),
+            backward_ns=draw(tiny),
+            backward_input_ns=draw(tiny),
+            backward_weight_ns=draw(tiny),
+            weight_bytes=draw(tiny),
+            activation_bytes=draw(tiny),
+            saved_bytes=draw(st.integers(0, 5)),
+            saved_input_bytes=draw(st.none() | tiny),
+            saved_weight_bytes=draw(st.none() | tiny),
+            workspace_bytes=draw(st.none() | tiny),
+        )
+
+    layers = tuple(layer() for _ in range(draw(st.integers(1, longest))))
+    return Chain(layers=layers, input_bytes=draw(tiny))
+
+
+@st.composite
+def tight_platforms(draw: st.DrawFn, *, most: int = 2, unequal: bool = False) -> Platform:
+    """Draw platforms whose memory matters to short chains."""
+    platform = draw(platforms(most=most, unequal=unequal))
+    gpus = [replace(gpu, memory_bytes=draw(st.integers(4, 24))) for gpu in platform.gpus]
+    return platform.with_gpus(gpus if unequal else gpus[:1] * len(gpus))

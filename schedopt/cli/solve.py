@@ -144,8 +144,8 @@ def solve_chain(
     solver: Annotated[
         str | None,
         typer.Option(
-            help="contiguous, contiguous_cpsat, even_split, general, next_fit, one_f_one_b_star, "
-            "periodic, relaxation, step, thinned, or one that is installed.",
+            help="contiguous, contiguous_cpsat, even_split, general, general_cpsat, next_fit, "
+            "one_f_one_b_star, periodic, relaxation, step, thinned, or one that is installed.",
             metavar="NAME",
         ),
     ] = None,

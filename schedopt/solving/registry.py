@@ -20,6 +20,7 @@ SOLVERS: Final = {
     "contiguous_cpsat": "schedopt.solvers.contiguous_cpsat:solve",
     "even_split": "schedopt.solvers.even_split:solve",
     "general": "schedopt.solvers.general:solve",
+    "general_cpsat": "schedopt.solvers.general_cpsat:solve",
     "next_fit": "schedopt.solvers.next_fit:solve",
     "one_f_one_b_star": "schedopt.solvers.one_f_one_b_star:solve",
     "periodic": "schedopt.solvers.periodic:solve",
@@ -29,7 +30,7 @@ SOLVERS: Final = {
 }
 
 CHOOSE_ALLOCATION: Final = frozenset(
-    {"contiguous", "contiguous_cpsat", "even_split", "general", "next_fit"}
+    {"contiguous", "contiguous_cpsat", "even_split", "general", "general_cpsat", "next_fit"}
 )
 """Those that choose the allocation themselves, and refuse one that is given."""
 ANY_ALLOCATION: Final = frozenset({"general", "general_cpsat", "relaxation"})

@@ -1,11 +1,11 @@
-"""Contiguous plans by trying everything, written from the paper and not from the solvers."""
+"""Plans by trying everything, written from the paper and not from the solvers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import combinations
+from itertools import combinations, pairwise, product
 
-from schedopt import Chain, Platform
+from schedopt import Chain, Platform, Stage
 
 Cuts = tuple[tuple[int, int, int], ...]
 """First layer, last layer and GPU of each stage."""
@@ -22,6 +22,29 @@ def all_allocations(chain: Chain, platform: Platform) -> Iterator[Cuts]:
                 continue
             for chosen in combinations(range(gpus), count):
                 yield tuple((bounds[i], bounds[i + 1] - 1, chosen[i]) for i in range(count))
+
+
+def all_stages(chain: Chain, platform: Platform) -> Iterator[tuple[Stage, ...]]:
+    """Yield every partition of the layers into stages, each on any GPU.
+
+    Where all GPUs are alike, only with the GPUs in the order of their first use.
+    """
+    count = len(chain.layers)
+    for gpus in product(range(len(platform.gpus)), repeat=count):
+        used = list(dict.fromkeys(gpus))
+        if platform.uniform and used != sorted(used):
+            continue
+        if any(len({gpus[layer] for layer in group}) > 1 for group in chain.same_gpu):
+            continue
+        must = [layer for layer in range(1, count) if gpus[layer] != gpus[layer - 1]]
+        may = [layer for layer in range(1, count) if layer not in must]
+        for chosen in product((False, True), repeat=len(may)):
+            cuts = sorted(
+                {0, count, *must, *(c for c, is_cut in zip(may, chosen, strict=True) if is_cut)}
+            )
+            yield tuple(
+                Stage(layers=(first, end - 1), gpus=(gpus[first],)) for first, end in pairwise(cuts)
+            )
 
 
 def group_numbers(chain: Chain, platform: Platform, cuts: Cuts, period: int) -> list[int] | None:

@@ -29,38 +29,7 @@ from schedopt.solving.slots import Slots
 from schedopt.solving.windows import Windows
 from tests.solvers import order_words
 from tests.solvers.brute_force import all_allocations
-from tests.strategies import chains, platforms
-
-small = st.integers(0, 3)
-
-
-@st.composite
-def short_chains(draw: st.DrawFn, longest: int = 3) -> Chain:
-    """Draw chains whose backward can be split, some of whose layers take no time."""
-
-    def layer() -> Layer:
-        return Layer(
-            forward_ns=draw(small),
-            backward_ns=draw(small),
-            backward_input_ns=draw(small),
-            backward_weight_ns=draw(small),
-            weight_bytes=draw(small),
-            activation_bytes=draw(small),
-            saved_bytes=draw(st.integers(0, 5)),
-            saved_input_bytes=draw(st.none() | small),
-            saved_weight_bytes=draw(st.none() | small),
-            workspace_bytes=draw(st.none() | small),
-        )
-
-    layers = tuple(layer() for _ in range(draw(st.integers(1, longest))))
-    return Chain(layers=layers, input_bytes=draw(small))
-
-
-@st.composite
-def tight_platforms(draw: st.DrawFn, *, most: int = 2, unequal: bool = False) -> Platform:
-    platform = draw(platforms(most=most, unequal=unequal))
-    gpus = [replace(gpu, memory_bytes=draw(st.integers(4, 24))) for gpu in platform.gpus]
-    return platform.with_gpus(gpus if unequal else gpus[:1] * len(gpus))
+from tests.strategies import chains, platforms, short_chains, tight_platforms
 
 
 def least_period(chain: Chain, platform: Platform, scope: Scope) -> Fraction | None:

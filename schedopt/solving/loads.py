@@ -1,0 +1,67 @@
+"""Any allocation of a chain that keeps nothing for a micro-batch: then only work and weights count.
+
+As many micro-batches may be in flight as it takes, so each GPU and link does what it has to do in
+any order, without a break: T is what the busiest one takes, and k > 1 gains nothing.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from schedopt.problem import Problem
+from schedopt.solving.anywhere_model import AnywhereModel
+from schedopt.solving.orders import never
+from schedopt.solving.steps import Answer
+
+if TYPE_CHECKING:
+    from ortools.sat.python import cp_model
+
+    from schedopt.plan import Kind, Tensor
+
+
+def keeps_nothing(problem: Problem) -> bool:
+    """Whether a chain keeps nothing for a micro-batch, nor any input to recompute from."""
+    return not problem.scope.recompute and not any(
+        layer.saved or layer.saved_input_bytes or layer.saved_weight_bytes
+        for layer in problem.chain.layers
+    )
+
+
+class LoadModel(AnywhereModel):
+    """The model of any allocation without orders. For k = 1."""
+
+    def _in_flight(self) -> None:
+        """Let any number be in flight."""
+
+    def _one_at_a_time(self) -> None:
+        """Let `shortest` put one thing behind the other."""
+
+    def _fit(self) -> None:
+        """Let weights and workspaces alone fit."""
+
+    def shortest(self, solver: cp_model.CpSolver, stopped: Callable[[], bool] = never) -> Answer:
+        """Return the pattern of the busiest GPU or link, each of which does one step at once."""
+        stages = self._stages(solver)
+        way = self.course.course(stages).way
+        length = {(step.what, step.stage): step.length_ns for step in way}
+        is_split = {
+            layer: length["I", layer] + length["W", layer] < length["B", layer]
+            for layer in self.split
+        }
+        busy: dict[object, int] = defaultdict(int)
+        begins: dict[tuple[Kind | Tensor, int], int] = {}
+        for step in way:
+            if step.split in (None, is_split.get(step.stage)):
+                (resource,) = step.resources
+                begins[step.what, step.stage] = busy[resource]
+                busy[resource] += step.length_ns
+        period, ready = max(1, *busy.values()), 0
+        for (what, stage), begin in begins.items():
+            begins[what, stage] = begin = ready + (begin - ready) % period
+            if what != "W":
+                ready = begin + length[what, stage]
+        starts = (begins.get((step.what, step.stage)) for step in self.way)
+        rows = tuple(() if begin is None else (begin,) for begin in starts)
+        return Answer(1, period, rows, stages)

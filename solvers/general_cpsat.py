@@ -1,0 +1,93 @@
+"""The best plan of all allocations of a short chain, proven by CP-SAT.
+
+Allocation and pattern at once: the model of `schedopt.solving.anywhere_model` decides whether a
+period T is possible, with any layer on any GPU; T is bisected for one k after the other. Where a
+chain keeps nothing for a micro-batch, orders do not matter, and longer chains are possible.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from schedopt.errors import InputError
+from schedopt.problem import Problem, Scope
+from schedopt.solvers import contiguous
+from schedopt.solvers.one_f_one_b_star import refuse_unsupported
+from schedopt.solving.allocation_search import AllocationSearch, longest_k
+from schedopt.solving.anywhere import Anywhere, AnywhereWindows
+from schedopt.solving.anywhere_model import AnywhereModel
+from schedopt.solving.loads import LoadModel, keeps_nothing
+from schedopt.solving.run import Run
+
+MOST_PLACES: Final = 64
+"""Layers times GPUs, of which a question takes seconds."""
+MOST_PLACES_WITHOUT_ORDERS: Final = 512
+"""The same for a chain that keeps nothing for a micro-batch."""
+PROOF: Final = "CP-SAT over all allocations and all orders of k micro-batches"
+PROOF_WITHOUT_ORDERS: Final = "CP-SAT over all allocations: nothing is kept for a micro-batch"
+
+
+def solve(problem: Problem, run: Run) -> None:
+    """Scan k and report the best plan with its proof, from the best plan so far.
+
+    Plans fit in the reading of memory that is asked; what is proven speaks of the reading *sum*.
+
+    Raises
+    ------
+    InputError
+        If the allocation is not free, a rule with updates or a finite step is asked for, links
+        differ, or there are too many layers and GPUs.
+    """
+    refuse_unsupported(problem, "general_cpsat")
+    if problem.scope.allocation != "general":
+        raise InputError(
+            "general_cpsat looks for any allocation",
+            field="solver",
+            way_out="Ask for one (--allocation general), or use contiguous_cpsat",
+        )
+    if problem.platform.network is not None:
+        raise InputError(
+            "general_cpsat does not know links that differ",
+            field="solver",
+            way_out="Use general and periodic, or GPUs with equal links (--bandwidth)",
+        )
+    _refuse_long(problem)
+    if run.best() is None and problem.scope.period_ns is None:
+        contiguous.solve(problem, run)
+    search = _search(problem)
+    for answer in search.scan(run):
+        run.report(search.plan(answer))
+    search.report_bounds(run)
+
+
+def _refuse_long(problem: Problem) -> None:
+    layers, gpus = len(problem.chain.layers), len(problem.platform.gpus)
+    most = MOST_PLACES_WITHOUT_ORDERS if keeps_nothing(problem) else MOST_PLACES
+    if layers * gpus > most:
+        raise InputError(
+            f"{layers} layers on {gpus} GPUs are too many for a search over all allocations and "
+            "orders at once",
+            field="solver",
+            way_out=f"Merge layers: at most {most} places (layers times GPUs) are searched",
+        )
+
+
+def _search(problem: Problem) -> AllocationSearch:
+    without_orders = keeps_nothing(problem)
+    proven = Scope(
+        allocation="general",
+        max_k=None if without_orders else longest_k(problem),
+        grain="layer",
+        memory="peak" if without_orders else "sum",
+        split_backward=problem.scope.split_backward,
+        recompute=problem.scope.recompute,
+        gpu_order="any",
+    )
+    return AllocationSearch(
+        problem,
+        Anywhere(problem),
+        LoadModel if without_orders else AnywhereModel,
+        AnywhereWindows,
+        proven,
+        PROOF_WITHOUT_ORDERS if without_orders else PROOF,
+    )
