@@ -1,15 +1,36 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schedopt import Chain, Gpu, Layer, Plan, Platform, Problem, Scope, solve
+from schedopt import (
+    Chain,
+    Gpu,
+    Layer,
+    Operation,
+    Pattern,
+    Plan,
+    Platform,
+    Problem,
+    Scope,
+    Stage,
+    check,
+    solve,
+)
 from schedopt.account import memory
 from schedopt.bounds import load_bound, memory_proof
+from schedopt.plan import Kind
+from tests.bounds.every_plan import Memory, has_plan, tight_problems
 from tests.random_plans import valid_plans
 from tests.strategies import chains, platforms
+
+both: tuple[Kind, ...] = ("F", "B")
+instants = st.sampled_from([0, 0, 1])
 
 
 @settings(max_examples=300)
@@ -39,10 +60,74 @@ def test_no_plan_fits_where_the_memory_proof_says_none_does(
         Gpu(memory_bytes=data.draw(st.integers(0, 40)), speed=gpu.speed)
         for gpu in plan.platform.gpus
     ]
-    problem = Problem(chain=plan.chain, platform=plan.platform.with_gpus(gpus), scope=plan.scope)
-    if memory_proof(problem) is not None:
-        needs = [need.peak_bytes for need in memory(plan)]
+    reading = data.draw(st.sampled_from(["sum", "peak"]))
+    scope = replace(plan.scope, memory=reading)  # type: ignore[arg-type]
+    problem = Problem(chain=plan.chain, platform=plan.platform.with_gpus(gpus), scope=scope)
+    proof = memory_proof(problem)
+    if proof is not None:
+        assert proof.scope.covers(replace(scope, grain="stage"))
+        needs = [need.reading(reading) for need in memory(plan)]
         assert any(need > gpu.usable_bytes for need, gpu in zip(needs, gpus, strict=True))
+
+
+def free_after(times: Sequence[tuple[int, int]]) -> Chain:
+    """Return layers with these forwards and backwards that save a byte each."""
+    layers = (
+        Layer(forward_ns=ahead, backward_ns=back, weight_bytes=0, activation_bytes=0, saved_bytes=1)
+        for ahead, back in times
+    )
+    return Chain(layers=tuple(layers))
+
+
+def test_layers_without_length_need_not_lie_there_at_once() -> None:
+    # The second layer begins and ends when the first one is through.
+    scope = Scope(allocation="general", memory="peak")
+    operations = [
+        Operation(kind="F", stage=0, shift=0, start_ns=0),
+        *(Operation(kind=kind, stage=1, shift=0, start_ns=1) for kind in both),
+        Operation(kind="B", stage=0, shift=0, start_ns=1),
+    ]
+    plan = Plan(
+        chain=free_after([(1, 0), (0, 0)]),
+        platform=Platform(1, 1),
+        scope=scope,
+        stages=(Stage(layers=(0, 0), gpus=(0,)), Stage(layers=(1, 1), gpus=(0,))),
+        pattern=Pattern(k=1, period_total_ns=2, operations=tuple(operations)),
+    )
+    assert check(plan) == ()
+    assert memory_proof(plan.problem) is None
+    in_sum = replace(plan.problem, scope=replace(scope, memory="sum"))
+    assert memory_proof(in_sum) is not None
+
+
+@pytest.mark.parametrize("times", [[(0, 0), (1, 0)], [(0, 0), (0, 1)], [(0, 1), (0, 1)]])
+def test_layers_before_one_that_takes_time_lie_there_at_once(times: list[tuple[int, int]]) -> None:
+    scope = Scope(allocation="general", memory="peak")
+    problem = Problem(chain=free_after(times), platform=Platform(1, 1), scope=scope)
+    proof = memory_proof(problem)
+    assert proof is not None
+    assert proof.scope.memory == "peak"
+
+
+@settings(max_examples=150)
+@given(data=st.data(), split=st.booleans(), memory=st.sampled_from(["sum", "peak"]))
+def test_no_order_fits_where_the_memory_proof_says_none_does(
+    data: st.DataObject, split: bool, memory: Memory
+) -> None:
+    problem = data.draw(tight_problems(split=split, recompute=False, memory=memory, k=1))
+    sizes = [gpu.memory_bytes for gpu in problem.platform.gpus]
+    room = data.draw(st.integers(0, max(sizes)))
+    layers = tuple(
+        replace(one, forward_ns=data.draw(instants), backward_ns=data.draw(instants))
+        for one in problem.chain.layers
+    )
+    problem = replace(
+        problem,
+        chain=replace(problem.chain, layers=layers),
+        platform=problem.platform.with_gpus([Gpu(memory_bytes=room)] * len(sizes)),
+    )
+    if memory_proof(problem) is not None:
+        assert not has_plan(problem, Fraction(40))
 
 
 def test_section_6_1_and_two_speeds_by_hand() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
+from schedopt.bounds.load import way_back
 from schedopt.bounds.scopes import widest
-from schedopt.problem import Problem
+from schedopt.problem import Problem, Scope
 from schedopt.result import Infeasibility
 from schedopt.units import format_bytes
 
@@ -14,9 +16,12 @@ def memory_proof(problem: Problem) -> Infeasibility | None:
     """Return a proof that no allocation at all fits the memory, if one of two is at hand.
 
     A layer needs its weights and what it saves for one micro-batch on one GPU, at the latest when
-    its backward begins. Without recompute, all layers of a GPU hold what they save at once, between
-    the last forward and the first backward of a micro-batch, so that the totals must fit too; with
-    it, all weights and what one layer saves.
+    its backward begins. In the reading *sum* each layer counts with its most, so that the totals
+    must fit too. In the reading *peak* that needs an instant at which all of it is there. Let l be
+    the last layer whose forward, or backward up to the gradient, takes time: at the start of the
+    forward of l, or of the last forward, no layer up to l can be through. Layers behind l may
+    begin and end at one instant, one after the other. With recompute all weights count, and what
+    one layer saves.
     """
     if not problem.rule.is_given:
         return None
@@ -36,16 +41,29 @@ def memory_proof(problem: Problem) -> Infeasibility | None:
             wider="a finer chain, or a smaller micro-batch",
         )
     room = sum(gpu.usable_bytes for gpu in gpus)
-    total = sum(needs)
-    if problem.scope.recompute:
-        total = sum(layer.weight_bytes for layer in layers) + max(layer.saved for layer in layers)
-    if total > room:
-        share = -(-(total - room) // len(gpus))
-        return Infeasibility(
-            scope=replace(wide, recompute=problem.scope.recompute),
-            proof=f"all layers together need {format_bytes(total)}, "
-            f"the GPUs have {format_bytes(room)}",
-            proven_memory_bytes=gpus[roomiest].memory_bytes + share,
-            gpu=roomiest,
-        )
+    for scope, total in _totals(problem):
+        if total > room:
+            share = -(-(total - room) // len(gpus))
+            return Infeasibility(
+                scope=scope,
+                proof=f"all layers together need {format_bytes(total)}, "
+                f"the GPUs have {format_bytes(room)}",
+                proven_memory_bytes=gpus[roomiest].memory_bytes + share,
+                gpu=roomiest,
+            )
     return None
+
+
+def _totals(problem: Problem) -> Iterator[tuple[Scope, int]]:
+    """Yield what all GPUs together hold at least, bytes, the widest scope first."""
+    layers, asked = problem.chain.layers, problem.scope
+    wide = widest(asked)
+    weights, saved = sum(layer.weight_bytes for layer in layers), [one.saved for one in layers]
+    if asked.recompute:
+        yield wide, weights + max(saved)
+        return
+    timed = (layer.forward_ns + way_back(layer, asked.split_backward) > 0 for layer in layers)
+    behind = max((number + 1 for number, one in enumerate(timed) if one), default=0)
+    yield wide, weights + sum(saved[:behind])
+    if asked.memory == "sum":
+        yield replace(wide, memory="sum"), weights + sum(saved)
