@@ -1,4 +1,4 @@
-"""Signals during work of many parts that each count only whole, perhaps in other processes."""
+"""Stopping in the middle: what long work asks, and signals during work of many parts."""
 
 from __future__ import annotations
 
@@ -7,6 +7,21 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+
+class Stopped(Exception):
+    """The time is up, or somebody asked to stop: what was under way is left out."""
+
+
+def never() -> bool:
+    """Return that nobody asks to stop."""
+    return False
+
+
+def go_on(stopped: Callable[[], bool]) -> None:
+    """Raise `Stopped` if the work should stop."""
+    if stopped():
+        raise Stopped
 
 
 @contextmanager

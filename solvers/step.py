@@ -77,7 +77,13 @@ def solve(problem: Problem, run: Run) -> None:
         if impossible is not None:
             run.report_infeasible(impossible)
             return
-    found = [plan for stages in _allocations(steady, run) if (plan := _steady(steady, stages, run))]
+    found: list[Plan] = []
+    for stages in _allocations(steady, run):
+        plan = _steady(steady, stages, run)
+        if plan is not None:
+            found.append(plan)
+            if len(found) == 1:
+                _report_best(found, problem, run)
     if not found and problem.scope.allocation == "contiguous":
         impossible = prove_no_stages(steady, run)
         if impossible is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
+from schedopt.interrupts import go_on, never
 from schedopt.platform import Gpu
 from schedopt.problem import Problem
 
@@ -52,6 +53,8 @@ class Cuts:
         Micro-batches in flight above this are taken as any number.
     backwards : bool
         Whether the chain is read from its end.
+    stopped : callable
+        Whether to stop: then `Stopped` is raised, here and by `read`.
 
     Attributes
     ----------
@@ -65,13 +68,21 @@ class Cuts:
     most : int
     """
 
-    def __init__(self, problem: Problem, *, most: int, backwards: bool = False) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        *,
+        most: int,
+        backwards: bool = False,
+        stopped: Callable[[], bool] = never,
+    ) -> None:
         import numpy as np
 
         layers = problem.chain.layers
         row = row_of_gpus(problem)
         self.kinds = kinds = list(dict.fromkeys(row))
         self.count, self.gpus, self.most = len(layers), len(row), most
+        self.stopped = stopped
         self.split = problem.scope.split_backward
         self._kind = np.array([kinds.index(gpu) for gpu in row])
         self._uniform = len(kinds) == 1
@@ -142,6 +153,7 @@ class Cuts:
         saved = total([layer.saved for layer in layers])
         workspace = np.array([layer.workspace_bytes or 0 for layer in layers], dtype=np.int64)
         for first, layer in enumerate(layers):
+            go_on(self.stopped)
             fixed = weights[first + 1 :] - weights[first]
             if counted:
                 _, way, _ = self._lengths(first, self.count - first)
@@ -247,6 +259,7 @@ class Cuts:
         origin = np.zeros((self.gpus + 1, self.count + 1), dtype=np.int32)
         table[:, :, 0] = 0
         for first in np.flatnonzero(self.may_cut[:-1]).tolist():
+            go_on(self.stopped)
             column = np.minimum.accumulate(table[:, :, first], axis=1)
             table[:, :, first] = column
             if int(column[0, -1]) >= NEVER:

@@ -10,10 +10,11 @@ from schedopt.bounds.packing import packing_bound
 from schedopt.bounds.propagation import propagation_bound
 from schedopt.bounds.span import contiguous_bound
 from schedopt.bounds.step import contiguous_step_bound, step_bound
+from schedopt.interrupts import Stopped, never
 from schedopt.problem import Problem, Scope
 from schedopt.result import Bound
 
-FURTHER: Final[tuple[Callable[[Problem], Bound | None], ...]] = (
+FURTHER: Final[tuple[Callable[[Problem, Callable[[], bool]], Bound | None], ...]] = (
     step_bound,
     packing_bound,
     contiguous_step_bound,
@@ -22,17 +23,26 @@ FURTHER: Final[tuple[Callable[[Problem], Bound | None], ...]] = (
 )
 
 
-def lower_bounds(problem: Problem) -> Iterator[Bound]:
+def lower_bounds(problem: Problem, stopped: Callable[[], bool] = never) -> Iterator[Bound]:
     """Yield the bounds that hold for a problem, the cheapest first, each above those before it.
 
     Where the exact programme over cuts finds the optimum itself, only the load is looked at.
+
+    Parameters
+    ----------
+    problem : Problem
+    stopped : callable
+        Whether to stop: the load is looked at all the same, and what is not finished is left out.
     """
     best = load_bound(problem)
     yield best
     if _is_plain(problem.scope):
         return
     for prove in FURTHER:
-        bound = prove(problem)
+        try:
+            bound = prove(problem, stopped)
+        except Stopped:
+            return
         if bound is not None and bound.period > best.period:
             best = bound
             yield bound

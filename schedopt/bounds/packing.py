@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import accumulate
@@ -11,6 +11,7 @@ from typing import Final
 
 from schedopt.bounds.load import load_bound, way_back
 from schedopt.bounds.scopes import make_bound, widest
+from schedopt.interrupts import go_on, never
 from schedopt.problem import Problem
 from schedopt.result import Bound
 
@@ -19,7 +20,7 @@ MOST_DROPS: Final = 64
 """So often a period is lowered to the next one at which a count changes."""
 
 
-def packing_bound(problem: Problem) -> Bound | None:
+def packing_bound(problem: Problem, stopped: Callable[[], bool] = never) -> Bound | None:
     """Return the period that the memory of all GPUs together needs, for any allocation and k.
 
     What layer l saves for a micro-batch stays from its forward to its backward, at least R_l: the
@@ -63,7 +64,7 @@ def packing_bound(problem: Problem) -> Bound | None:
         least = max(least, Fraction(held, spare))
     if scope.memory == "sum":
         counted = [(span, each) for span, each in zip(rest, saved, strict=True) if span and each]
-        least = _with_whole_counts(counted, spare - sum(saved), least)
+        least = _with_whole_counts(counted, spare - sum(saved), least, stopped)
     within = replace(
         widest(scope),
         memory=scope.memory,
@@ -73,7 +74,12 @@ def packing_bound(problem: Problem) -> Bound | None:
     return make_bound(least, within, PROOF)
 
 
-def _with_whole_counts(counted: Sequence[tuple[int, int]], spare: int, least: Fraction) -> Fraction:
+def _with_whole_counts(
+    counted: Sequence[tuple[int, int]],
+    spare: int,
+    least: Fraction,
+    stopped: Callable[[], bool],
+) -> Fraction:
     """Return the least period at which whole counts of micro-batches fit, from `least` on.
 
     Parameters
@@ -84,6 +90,7 @@ def _with_whole_counts(counted: Sequence[tuple[int, int]], spare: int, least: Fr
         Bytes beside weights and one micro-batch.
     least : Fraction
         Above 0.
+    stopped : callable
     """
 
     def counts(period: Fraction, *, below: bool = False) -> list[int] | None:
@@ -113,6 +120,7 @@ def _with_whole_counts(counted: Sequence[tuple[int, int]], spare: int, least: Fr
                 continue
         else:
             drops += 1
+            go_on(stopped)
             found = counts(high, below=True)
             if found is None:
                 return high

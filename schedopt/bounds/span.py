@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from math import ceil, floor
 from typing import TYPE_CHECKING, Final
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from schedopt.bounds.cuts import LATEST, NEVER, Cuts, is_readable, longest_way
 from schedopt.bounds.load import load_bound, way_back
 from schedopt.bounds.scopes import contiguous, longest_pattern, make_bound
+from schedopt.interrupts import never
 from schedopt.network import Link
 from schedopt.problem import LARGEST_HORIZON_NS, Problem
 from schedopt.result import Bound
@@ -30,7 +31,7 @@ Read = tuple[int, int, int]
 """A stage in the order of reading: first layer, end, GPU."""
 
 
-def contiguous_bound(problem: Problem) -> Bound | None:
+def contiguous_bound(problem: Problem, stopped: Callable[[], bool] = never) -> Bound | None:
     """Return the least period that load, links and memory allow on contiguous stages, for any k.
 
     The span of a stage, from the start of its forward to the end of its backward, is at least its
@@ -56,7 +57,7 @@ def contiguous_bound(problem: Problem) -> Bound | None:
     load = load_bound(problem).period
     if not load:
         return None
-    reading = _Spans(problem, load)
+    reading = _Spans(problem, load, stopped)
     low, high = floor(load), reading.least(Fraction(LARGEST_HORIZON_NS))
     if high is None:
         return None
@@ -114,15 +115,16 @@ def _least_of_patterns(reading: _Spans, low: int, longest: int | None) -> Fracti
 class _Spans:
     """The stages that are possible at a normalized period. They are read from the last."""
 
-    def __init__(self, problem: Problem, load: Fraction) -> None:
+    def __init__(self, problem: Problem, load: Fraction, stopped: Callable[[], bool]) -> None:
         useful = ceil(longest_way(problem) / load) + 1
-        self.cuts = Cuts(problem, most=min(MOST_COUNT, useful), backwards=True)
+        most = min(MOST_COUNT, useful)
+        self.cuts = Cuts(problem, most=most, backwards=True, stopped=stopped)
         self.carried = [Fraction(0), *_carried(problem)[::-1], Fraction(0)]
         self.again: list[AgainTable] = []
         if problem.rule.is_given and problem.scope.grain == "stage" and _recomputes(problem):
             from schedopt.solving.again_table import AgainTable
 
-            self.again = [AgainTable(problem.chain, gpu) for gpu in self.cuts.kinds]
+            self.again = [AgainTable(problem.chain, gpu, stopped) for gpu in self.cuts.kinds]
 
     def least(self, period: Fraction, *, below: bool = False) -> Fraction | None:
         """Return a period that some stages allow, at most the one given, or below it.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import accumulate
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from schedopt.bounds.cuts import LATEST, NEVER, Cuts, is_readable, longest_way
 from schedopt.bounds.load import least_backward, load_bound, way_back
 from schedopt.bounds.scopes import contiguous, make_bound, widest
+from schedopt.interrupts import go_on, never
 from schedopt.network import Link
 from schedopt.platform import Gpu
 from schedopt.problem import LARGEST_HORIZON_NS, Problem
@@ -27,7 +28,7 @@ Times = tuple[int, int]
 """Of a layer, ahead and back, ns at speed 1."""
 
 
-def step_bound(problem: Problem) -> Bound | None:
+def step_bound(problem: Problem, stopped: Callable[[], bool] = never) -> Bound | None:
     """Return the step that filling and draining the GPUs allows, on any allocation.
 
     Let f be the first layer that a GPU runs. Before its first forward comes the forward of all
@@ -48,6 +49,7 @@ def step_bound(problem: Problem) -> Bound | None:
     count, split = problem.scope.microbatches, problem.scope.split_backward
     if count is None:
         return None
+    go_on(stopped)
     layers, gpus = problem.chain.layers, problem.platform.gpus
     fastest = max(gpus, key=lambda gpu: gpu.speed)
     speeds = sorted((Fraction(gpu.speed) for gpu in gpus), reverse=True)
@@ -86,7 +88,7 @@ def _shared(work: int, speeds: Sequence[Fraction], waits: Sequence[int]) -> Frac
     return min((work + idle) / speed for speed, idle in zip(together, lost, strict=False))
 
 
-def contiguous_step_bound(problem: Problem) -> Bound | None:
+def contiguous_step_bound(problem: Problem, stopped: Callable[[], bool] = never) -> Bound | None:
     """Return the least step that waiting allows, over all contiguous allocations.
 
     The GPU of a stage starts behind the forward of all stages before it, with a transfer at each
@@ -108,7 +110,7 @@ def contiguous_step_bound(problem: Problem) -> Bound | None:
         return None
     if not is_readable(problem) or not _is_short(problem, count):
         return None
-    reading = _Steps(problem, count)
+    reading = _Steps(problem, count, stopped)
     if not reading.is_possible(LATEST):
         return None
     low = max(1, ceil(load_bound(problem).period * count))
@@ -132,11 +134,11 @@ def _is_short(problem: Problem, count: int) -> bool:
 class _Steps:
     """Whether a step of m micro-batches is possible within a makespan."""
 
-    def __init__(self, problem: Problem, count: int) -> None:
+    def __init__(self, problem: Problem, count: int, stopped: Callable[[], bool]) -> None:
         import numpy as np
 
         self.count = count
-        self.cuts = Cuts(problem, most=1)
+        self.cuts = Cuts(problem, most=1, stopped=stopped)
         # From a whole trip of one micro-batch to that of all of them at once.
         self.carried = 2 * self.cuts.trip
         kinds, sent = problem.platform.kinds_of_links, problem.chain.layers[:-1]

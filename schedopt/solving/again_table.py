@@ -7,13 +7,14 @@ prices, one layer after the other. Floats are rounded down by more than they can
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from schedopt.chain import Chain
+from schedopt.interrupts import go_on, never
 from schedopt.platform import Gpu
 from schedopt.solving.recomputation import Again, input_bytes, least_again
 
@@ -35,10 +36,12 @@ class AgainTable:
     chain : Chain
     gpu : Gpu
         What all stages run on.
+    stopped : callable
+        Whether to stop: then `Stopped` is raised, and no table is half full.
     """
 
-    def __init__(self, chain: Chain, gpu: Gpu) -> None:
-        self.chain, self.gpu = chain, gpu
+    def __init__(self, chain: Chain, gpu: Gpu, stopped: Callable[[], bool] = never) -> None:
+        self.chain, self.gpu, self.stopped = chain, gpu, stopped
         layers = chain.layers
         self.count = len(layers)
         self.again_ns = _floats([gpu.duration_ns(layer.forward_ns) for layer in layers])
@@ -53,9 +56,9 @@ class AgainTable:
     def widen(self, window: int) -> None:
         """Make room for stages of up to so many layers."""
         if window > self.window:
-            self.window = min(self.count, max(window, 2 * self.window))
-            self.rooms = self._rooms()
-            self.tables = []
+            wider = min(self.count, max(window, 2 * self.window))
+            self.rooms = self._rooms(wider)
+            self.window, self.tables = wider, []
 
     def of_first(self, first: int, groups: int, ends: int) -> Array:
         """Return bounds for stages from a layer: [in flight - 1, length - 1], ns."""
@@ -94,13 +97,14 @@ class AgainTable:
             self.exact[key] = least_again(self.chain, self.gpu, layers, in_flight, room)
         return self.exact[key]
 
-    def _rooms(self) -> Array:
+    def _rooms(self, window: int) -> Array:
         """Return what the GPU has beside weights and workspace, by first layer and length."""
         layers = self.chain.layers
-        rooms = np.full((self.count, self.window), -1, dtype=np.int64)
+        rooms = np.full((self.count, window), -1, dtype=np.int64)
         for first in range(self.count):
+            go_on(self.stopped)
             left, workspace, works = self.gpu.usable_bytes, 0, False
-            for place, layer in enumerate(layers[first : first + self.window]):
+            for place, layer in enumerate(layers[first : first + window]):
                 left -= layer.weight_bytes
                 workspace = max(workspace, layer.workspace_bytes or 0)
                 works = works or layer.forward_ns + layer.backward_ns > 0
@@ -145,6 +149,7 @@ class AgainTable:
         lengths = np.zeros((self.count, self.window, len(prices)))
         of_kept, of_again = behind_run.copy(), begin_run.copy()
         for place in range(self.window):
+            go_on(self.stopped)
             rows = self.count - place
             if place:
                 before_kept, before_again = of_kept[:rows], of_again[:rows]

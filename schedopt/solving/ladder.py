@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from types import FrameType
+from typing import Final
 
 from schedopt.bounds import lower_bounds, memory_proof
 from schedopt.chain import Chain
@@ -17,7 +18,7 @@ from schedopt.errors import InputError
 from schedopt.plan import Plan
 from schedopt.platform import Platform
 from schedopt.problem import Problem, Scope
-from schedopt.result import Infeasibility, Result, Rung, Status, as_ratio
+from schedopt.result import Bound, Infeasibility, Result, Rung, Status, as_ratio
 from schedopt.rule import Rule
 from schedopt.solving.defaults import usual_scope
 from schedopt.solving.registry import load_solver
@@ -26,6 +27,9 @@ from schedopt.solving.rungs import Attempt, plan_attempts, sharing, what_if
 from schedopt.stage import Stage
 from schedopt.units import format_bytes
 from schedopt.version import __version__
+
+SHARES: Final = 4
+"""Bounds take up to one of so many equal shares of the time that is left."""
 
 
 def solve(
@@ -126,9 +130,9 @@ def _climb(run: Run, initial: Plan | None, named: str | None) -> list[Rung]:
     attempts = [Attempt(named, "", problem)] if named else [*plan_attempts(problem)]
     others = [] if named else [*what_if(problem)]
     solvers = {attempt.solver: load_solver(attempt.solver) for attempt in attempts}
+    proofs = lower_bounds(problem, run.stopped)
     run.begin("closed form")
-    for proven in lower_bounds(problem):
-        run.add_bound(proven)
+    run.add_bound(next(proofs))
     if initial is not None:
         run.begin("initial")
         run.report(as_answer(initial, problem))
@@ -139,6 +143,9 @@ def _climb(run: Run, initial: Plan | None, named: str | None) -> list[Rung]:
             if (rung := _ask_what_if(run, attempt, share)) is not None:
                 ladder.append(rung)
             continue
+        if named or attempt.freedom or attempt.weight:
+            # Those before are quick, and leave a plan if somebody asks to stop.
+            _prove(run, proofs)
         if run.ended() or run.settled() or run.settled(attempt.problem.scope):
             continue
         if attempt.weight and run.infeasibility() is not None:
@@ -164,6 +171,8 @@ def _climb(run: Run, initial: Plan | None, named: str | None) -> list[Rung]:
                 note=_note(run, attempt),
             )
         )
+    if not run.ended() and not run.settled():
+        _prove(run, proofs)
     if refusals and len(refusals) == len(ladder):
         raise refusals[-1]
     if problem.scope.allocation == "general" and (impossible := memory_proof(problem)):
@@ -180,7 +189,7 @@ def _ask_what_if(run: Run, attempt: Attempt, share: float) -> Rung | None:
     if run.ended() or best is None:
         return None
     problem = attempt.problem
-    least = max(bound.period for bound in lower_bounds(problem))
+    least = max(bound.period for bound in lower_bounds(problem, run.stopped))
     if run.period() == least:
         return None
     begin = run.seconds()
@@ -204,6 +213,13 @@ def _ask_what_if(run: Run, attempt: Attempt, share: float) -> Rung | None:
         seconds=round(run.seconds() - begin, 6),
         note=f"not allowed: {attempt.option}" if better else f"{attempt.option} found no better",
     )
+
+
+def _prove(run: Run, proofs: Iterator[Bound]) -> None:
+    """Report bounds until all are proven, or a share of the time is up."""
+    run.begin("closed form", 1 / SHARES)
+    for proven in proofs:
+        run.add_bound(proven)
 
 
 def _note(run: Run, attempt: Attempt) -> str:
@@ -284,7 +300,7 @@ def _result(run: Run, ladder: list[Rung]) -> Result:
         bounds=tuple(run.bounds),
         infeasibility=run.infeasibility(),
         ladder=tuple(ladder),
-        solver=run.solver_of_best or run.solver,
+        solver=run.solver_of_best or (ladder[-1].solver if ladder else run.solver),
         seconds=round(run.seconds(), 6),
         seed=run.seed,
         version=__version__,

@@ -25,6 +25,7 @@ from typing import Final
 import numpy as np
 
 from schedopt.chain import Layer
+from schedopt.interrupts import Stopped, go_on, never
 from schedopt.network import Link
 from schedopt.platform import Gpu
 from schedopt.problem import Problem
@@ -47,9 +48,17 @@ class Programme:
     problem : Problem
     thinning : Thinning
         Which of the periods carry a micro-batch.
+    stopped : callable
+        Whether to stop, for the tables of recompute, which take long.
     """
 
-    def __init__(self, problem: Problem, thinning: Thinning = EVERY_PERIOD) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        thinning: Thinning = EVERY_PERIOD,
+        *,
+        stopped: Callable[[], bool] = never,
+    ) -> None:
         self.problem, self.thinning = problem, thinning
         layers, gpus = problem.chain.layers, problem.platform.gpus[::-1]
         self.count, self.gpus = len(layers), len(gpus)
@@ -73,7 +82,7 @@ class Programme:
         self._refined = False
         self.again: list[AgainTable] = []
         if problem.scope.recompute:
-            self.again = [AgainTable(problem.chain, gpu) for gpu in kinds]
+            self.again = [AgainTable(problem.chain, gpu, stopped) for gpu in kinds]
 
     def _trips(self, link: Link | None) -> Array:
         """Time of the transfers at each cut over a link, both directions, ns."""
@@ -165,13 +174,20 @@ class Programme:
         least = self._least_gpus(period)
         if least is None:
             return None
+        try:
+            return self._stages_at(period, *least, run)
+        except Stopped:
+            return None
+
+    def _stages_at(
+        self, period: int, behind: list[int], ahead: list[int], run: Run
+    ) -> list[Stage] | None:
+        """Fill the table until its way through the chain is exact: see `stages_at`."""
         for table in self.again:
             table.widen(self._longest_stage(period))
         while True:
-            before = self._fill(period, *least, run)
-            if before is None:
-                return None
-            stages = self._read_stages(before, period)
+            go_on(run.stopped)
+            stages = self._read_stages(self._fill(period, behind, ahead, run), period)
             if stages is not None or not self._refined:
                 return stages
 
@@ -212,10 +228,10 @@ class Programme:
             return None
         return behind.tolist(), ahead.tolist()
 
-    def _fill(self, period: int, behind: list[int], ahead: list[int], run: Run) -> Array | None:
+    def _fill(self, period: int, behind: list[int], ahead: list[int], run: Run) -> Array:
         """Return the least key behind each cut: entry [q, l] for at most q GPUs and layers l on.
 
-        The transfers at the cut are included, from the GPU of row q + 1. None if stopped.
+        The transfers at the cut are included, from the GPU of row q + 1.
         """
         keys = np.full((self.gpus + 1, self.count + 1), NEVER)
         keys[:, self.count] = 0
@@ -223,8 +239,8 @@ class Programme:
             low, high = max(1, behind[first]), self.gpus - ahead[first]
             if low > high or not self.may_cut[first]:
                 continue
-            if first % 64 == 0 and run.stopped():
-                return None
+            if first % 64 == 0:
+                go_on(run.stopped)
             best = self._stage_keys(keys, first, low, high, period).min(axis=1, initial=NEVER)
             keys[low : high + 1, first] = self._behind(best, first, low, period)
         return keys

@@ -334,3 +334,31 @@ def test_layers_apart_choose_their_halves_one_by_one() -> None:
     assert solve(chain, platform, scope=replace(apart, grain="stage")).period == 5
     result = solve(chain, platform, scope=apart)
     assert (result.status, result.period) == ("optimal", Fraction(3))
+
+
+STOPPABLE = [
+    Scope(max_k=None, microbatches=3),
+    Scope(max_k=2, recompute=True),
+    Scope(allocation="general", max_k=None),
+]
+
+
+@pytest.mark.parametrize("scope", STOPPABLE)
+def test_bounds_end_when_asked_to_and_leave_out_what_is_not_finished(scope: Scope) -> None:
+    chain, platform = equal_layers(6, saved=3, weight=1), Platform(3, 9, bandwidth="1GB/s")
+    problem = Problem(chain=chain, platform=platform, scope=scope)
+    whole, asked = list(lower_bounds(problem)), 0
+
+    def stopped() -> bool:
+        nonlocal asked
+        asked += 1
+        return asked > calls
+
+    for calls in range(200):
+        asked = 0
+        found = list(lower_bounds(problem, stopped))
+        assert found == whole[: len(found)]
+        assert asked <= calls + 1
+        if calls == 0:
+            assert found == [load_bound(problem)]
+    assert len(whole) > 1

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
 
@@ -7,8 +8,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from schedopt import Chain, InputError, Layer, Platform, Scope, Stage, check, solve
+from schedopt import Chain, InputError, Layer, Platform, Problem, Scope, Stage, check, solve
 from schedopt.simulation import simulate
+from schedopt.solvers import step
+from schedopt.solving import Run
 from schedopt.solving.course import Course
 from tests.solvers.patterns import least_period
 from tests.solvers.test_periodic import allocations, problem_of
@@ -103,6 +106,22 @@ def test_a_step_recomputes_where_that_is_faster() -> None:
     assert with_it.status == "optimal"
     assert with_it.period is not None
     assert with_it.period < 8
+
+
+def test_a_first_step_comes_before_what_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = Layer(forward_ns=1, backward_ns=2, weight_bytes=1, activation_bytes=1)
+    scope = Scope(max_k=None, microbatches=3)
+    problem = Problem(chain=Chain(layers=(layer,) * 6), platform=Platform(3, 99), scope=scope)
+    run = Run(problem)
+
+    def late(*asked: object) -> Iterator[list[Stage]]:
+        assert run.best() is not None
+        run.stop()
+        yield from ()
+
+    monkeypatch.setattr(step, "contiguous_stages", late)
+    step.solve(problem, run)
+    assert run.stopped()
 
 
 def test_a_step_is_as_good_as_each_steady_plan_run_for_it() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -11,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schedopt import Chain, InputError, Layer, Platform, Problem, Rule, Scope, Stage, check, solve
-from schedopt.solving import Run
+from schedopt.bounds import load_bound
+from schedopt.result import Bound
+from schedopt.solving import Run, ladder
 from tests.solvers.test_recompute import tight_platforms
 from tests.solvers.test_split import split_chains
 from tests.strategies import chains, platforms
@@ -94,6 +97,24 @@ def test_it_never_ends_worse_than_any_rung(chain: Chain, platform: Platform) -> 
     assert result.period == min(found, default=None)
     exact = solve(chain, platform, solver="contiguous")
     assert (result.status, result.period) == (exact.status, exact.period)
+
+
+@pytest.mark.parametrize("scope", [Scope(max_k=2), Scope(recompute=True)])
+def test_a_quick_plan_comes_before_the_bounds_that_take_long(
+    scope: Scope, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Fraction | None] = []
+
+    def late(problem: Problem, stopped: Callable[[], bool]) -> Iterator[Bound]:
+        yield load_bound(problem)
+        run: Run = stopped.__self__  # type: ignore[attr-defined]
+        seen.append(run.period())
+        run.stop()
+
+    monkeypatch.setattr(ladder, "lower_bounds", late)
+    result = solve(Chain(layers=(EQUAL, EQUAL, EQUAL, LONG)), Platform(3, 99), scope=scope)
+    assert seen == [result.period]
+    assert result.plan is not None
 
 
 def test_a_rung_that_was_stopped_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import groupby, product
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schedopt import Chain, Gpu, Layer
+from schedopt.interrupts import Stopped, never
 from schedopt.solving.again_table import NEVER, AgainTable
 from schedopt.solving.recomputation import Runs, least_again
 
@@ -111,6 +114,26 @@ def test_what_was_worked_out_stays_in_the_table(
     table.widen(len(chain.layers))
     assert table.of_first(0, 3, 1)[1, 0] == truth
     assert table.of_first(0, 3, 1)[2, 0] >= truth
+
+
+@given(recomputable(), st.integers(0, 60), st.integers(0, 12))
+def test_a_table_that_was_stopped_can_go_on(chain: Chain, room: int, calls: int) -> None:
+    gpu, most, left = Gpu(memory_bytes=room), len(chain.layers), iter(range(calls))
+    stopped = AgainTable(chain, gpu, lambda: next(left, None) is None)
+    with suppress(Stopped):
+        stopped.widen(most)
+        stopped.of_first(0, 2, most)
+    stopped.stopped = never
+    whole = AgainTable(chain, gpu)
+    for table in (stopped, whole):
+        table.widen(most)
+    assert (stopped.of_first(0, 2, most) == whole.of_first(0, 2, most)).all()
+
+
+def test_a_table_stops_at_once() -> None:
+    layer = Layer(forward_ns=1, backward_ns=1, weight_bytes=0, activation_bytes=1)
+    with pytest.raises(Stopped):
+        AgainTable(Chain(layers=(layer,)), GPU, lambda: True).widen(1)
 
 
 def test_a_run_pays_for_its_input_once() -> None:
