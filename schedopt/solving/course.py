@@ -411,3 +411,18 @@ def require_stages(problem: Problem, solver: str) -> None:
             field="stages",
             way_out="Start each stage behind the last layer of the one before",
         )
+    home = {
+        layer: stage.gpus[0]
+        for stage in problem.stages
+        for layer in range(stage.first, stage.last + 1)
+    }
+    for group in problem.chain.same_gpu:
+        for layer in group[1:]:
+            if home[layer] != home[group[0]]:
+                raise InputError(
+                    f"layers {group[0]} and {layer} are tied (same_gpu), and lie on GPU "
+                    f"{home[group[0]]} and GPU {home[layer]}",
+                    field="stages",
+                    way_out="Give stages that hold them on one GPU, or leave the allocation free "
+                    "(without --fix)",
+                )

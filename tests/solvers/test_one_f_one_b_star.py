@@ -149,3 +149,24 @@ def test_stages_that_fit_neither_chain_nor_platform_are_refused(
     given = [Stage(layers=(first, last), gpus=(gpu,)) for first, last, gpu in stages]
     with pytest.raises(InputError, match=rule):
         solve(Chain(layers=(layer, layer)), Platform(2, 9), stages=given)
+
+
+@pytest.mark.parametrize(
+    "scope",
+    [
+        Scope(allocation="fixed"),
+        Scope(allocation="fixed", max_k=2),
+        Scope(allocation="fixed", max_k=None, microbatches=3),
+        Scope(allocation="fixed", grain="layer"),
+        Scope(allocation="fixed", recompute=True),
+    ],
+)
+@pytest.mark.parametrize("memory", [0, 9])
+def test_stages_that_part_tied_layers_are_refused(scope: Scope, memory: int) -> None:
+    layer = Layer(forward_ns=1, backward_ns=1, weight_bytes=0, activation_bytes=1)
+    chain = Chain(layers=(layer,) * 3, same_gpu=((0, 2),))
+    given = [Stage(layers=(i, i), gpus=(i,)) for i in range(3)]
+    with pytest.raises(InputError, match=r"layers 0 and 2 are tied .* on GPU 0 and GPU 2") as info:
+        solve(chain, Platform(3, memory), scope=scope, stages=given)
+    assert info.value.field == "stages"
+    assert "without --fix" in info.value.way_out
