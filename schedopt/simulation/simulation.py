@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
+from itertools import accumulate, pairwise
 from math import lcm
 from typing import Literal
 
@@ -106,16 +107,23 @@ class Simulation:
     def steady_period(self) -> Fraction | None:
         """The time between micro-batches in the middle third, ns; None for too short a step.
 
-        Measured between ends of the first stage's backward, a whole number of hyperperiods apart.
+        Measured over two windows of as many hyperperiods each, between the instants by which all
+        micro-batches up to one are through their backwards. It is taken as settled where every
+        stage takes the same time in both, and both together are a micro-batch for each GPU that
+        has a stage, or more: what holds up one of them may show in the others that much later.
         """
-        every = Timeline(self.plan).length
-        begin = -(-self.microbatches // 3)
-        rounds = (2 * self.microbatches // 3 - begin) // every
-        if rounds < 1:
+        stages = self.plan.stages
+        begin, every = -(-self.microbatches // 3), Timeline(self.plan).length
+        window = (2 * self.microbatches // 3 - begin) // (2 * every) * every
+        if not window or 2 * window < len({gpu for stage in stages for gpu in stage.gpus}):
             return None
-        kind: Kind = "I" if self.has("I", 0) else "B"
-        ends = [self.at(kind, 0, i).end_ns for i in (begin, begin + rounds * every)]
-        return Fraction(ends[1] - ends[0], rounds * every)
+        found: set[int] = set()
+        for stage in range(len(stages)):
+            kind: Kind = "I" if self.has("I", stage) else "B"
+            ends = (self.at(kind, stage, i).end_ns for i in range(begin + 2 * window + 1))
+            through = list(accumulate(ends, max))[begin::window]
+            found.update(later - earlier for earlier, later in pairwise(through))
+        return Fraction(found.pop(), window) if len(found) == 1 else None
 
     @cached_property
     def memory(self) -> tuple[GpuMemory, ...]:

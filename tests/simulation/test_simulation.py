@@ -5,6 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 from itertools import pairwise
 from math import lcm
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -214,3 +215,22 @@ def test_a_scope_with_a_flush_is_simulated_too() -> None:
     plan = solve(Chain(layers=(layer,) * 2), Platform(2, 2), scope=Scope(max_k=1)).plan
     assert plan is not None
     assert simulate(plan, 1).makespan_ns == 4
+
+
+def test_a_steady_state_is_measured_once_it_has_settled() -> None:
+    # At first micro-batches follow one another faster than the pattern, which is optimal.
+    root = Path(__file__).parents[2]
+    result = solve(
+        Chain.load(root / "instances/gpt2-small.json"), Platform(4, "2G", bandwidth="12GB/s")
+    )
+    assert result.status == "optimal"
+    plan, period = result.plan, result.period
+    assert plan is not None
+    steps = [simulate(plan, count) for count in range(1, 50)]
+    first, again = (steps[4].at("B", 0, i).end_ns for i in (2, 3))
+    assert period is not None
+    assert again - first < period
+    measured = [step.steady_period for step in steps]
+    assert measured[4] is None
+    assert set(measured[:40]) >= {None, period}
+    assert set(measured[32:]) == {period}
