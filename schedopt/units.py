@@ -29,7 +29,7 @@ _TIME_HELP: Final = "Write 5us, 1.5ms, 2s, or plain nanoseconds"
 
 
 def parse_bytes(text: str | int, *, field: str = "") -> int:
-    """Turn a size that a person typed into bytes, rounded down.
+    """Turn a size that a person typed into bytes, rounded down; not a fraction of plain bytes.
 
     Examples
     --------
@@ -95,7 +95,12 @@ def _parse(
     match = pattern.fullmatch(text.strip()) if isinstance(text, str) else None
     if match is None:
         raise InputError(f"{show(text)} is not {what}", field=field, way_out=way_out)
-    return int(Fraction(match[1]) * factors[match[2] or ""])
+    typed, factor = Fraction(match[1]), factors[match[2] or ""]
+    count = int(typed * factor)
+    if typed != count and (factor == 1 or not count):
+        # Most likely the unit was forgotten.
+        raise InputError(f"{show(text)} is {what} that is not whole", field=field, way_out=way_out)
+    return count
 
 
 def format_bytes(count: int) -> str:

@@ -77,6 +77,23 @@ def test_what_people_read() -> None:
     assert format_duration(Fraction(5, 2)) == "2.5 ns"
 
 
+@pytest.mark.parametrize("text", ["1.5", "0.5B", "2.25 B", "0.0001K"])
+def test_parts_of_a_byte_are_refused(text: str) -> None:
+    with pytest.raises(InputError, match=r"size in bytes that is not whole\. Write 16G"):
+        parse_bytes(text)
+    with pytest.raises(InputError, match="not whole"):
+        parse_bandwidth(text.replace("B", "B/s"))
+
+
+def test_parts_of_a_nanosecond_are_refused_and_zero_is_not() -> None:
+    for text in ("0.5", "1.5ns", "0.0001us"):
+        with pytest.raises(InputError, match="a time that is not whole"):
+            parse_duration(text)
+    assert parse_duration("0.0") == parse_bytes("0.0B") == 0
+    assert parse_bytes("2.0") == 2
+    assert parse_bytes("1.3GiB") == 13 * 2**30 // 10
+
+
 @pytest.mark.parametrize("text", ["1.5G", "1.5GB"])
 def test_decimals_of_a_size_are_exact(text: str) -> None:
     assert parse_bytes(text) == 1_500_000_000

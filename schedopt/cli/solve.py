@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from schedopt.cli.fixed import say_what_it_has, still_valid
 from schedopt.cli.options import check_time_limit, naming_options
 from schedopt.cli.signals import usual_signals
 from schedopt.effort import TIME_LIMIT
 from schedopt.errors import InputError
 
 if TYPE_CHECKING:
-    from schedopt.plan import Plan
     from schedopt.platform import Platform
-    from schedopt.problem import Problem
     from schedopt.result import Result
     from schedopt.solving import Progress
 
@@ -283,7 +282,7 @@ def solve_chain(
     with _naming_files(chain or fix, fix):
         stages = fixed.stages if fixed is not None else ()
         problem = Problem(chain=layers, platform=machine, scope=scope, stages=stages)
-        initial = None if fixed is None else _still_valid(fixed, problem)
+        initial = None if fixed is None else still_valid(fixed, problem)
         with _progress() as show, usual_signals():
             result = solve(
                 layers,
@@ -301,17 +300,9 @@ def solve_chain(
     if output is not None and result.plan is not None:
         save_result(result, output)
     _print(result, output, as_json)
+    if fixed is not None and (said := say_what_it_has(fixed, result, str(fix))):
+        typer.echo(said, err=as_json)
     raise typer.Exit(EXITS[result.status])
-
-
-def _still_valid(plan: Plan, problem: Problem) -> Plan | None:
-    """Return a plan whose stages are kept as the first answer, if its pattern fits too."""
-    from schedopt.solving import as_answer
-
-    try:
-        return as_answer(plan, problem)
-    except InputError:
-        return None
 
 
 @contextmanager
