@@ -16,13 +16,10 @@ from schedopt.solvers.one_f_one_b_star import refuse_unsupported
 from schedopt.solving.allocation_search import AllocationSearch, longest_k
 from schedopt.solving.anywhere import Anywhere, AnywhereWindows
 from schedopt.solving.anywhere_model import AnywhereModel
-from schedopt.solving.loads import LoadModel, keeps_nothing
+from schedopt.solving.loads import LoadModel
 from schedopt.solving.run import Run
+from schedopt.solving.short_chains import keeps_nothing, most_places
 
-MOST_PLACES: Final = 64
-"""Layers times GPUs, of which a question takes seconds."""
-MOST_PLACES_WITHOUT_ORDERS: Final = 512
-"""The same for a chain that keeps nothing for a micro-batch."""
 PROOF: Final = "CP-SAT over all allocations and all orders of k micro-batches"
 PROOF_WITHOUT_ORDERS: Final = "CP-SAT over all allocations: nothing is kept for a micro-batch"
 
@@ -62,7 +59,7 @@ def solve(problem: Problem, run: Run) -> None:
 
 def _refuse_long(problem: Problem) -> None:
     layers, gpus = len(problem.chain.layers), len(problem.platform.gpus)
-    most = MOST_PLACES_WITHOUT_ORDERS if keeps_nothing(problem) else MOST_PLACES
+    most = most_places(problem)
     if layers * gpus > most:
         raise InputError(
             f"{layers} layers on {gpus} GPUs are too many for a search over all allocations and "

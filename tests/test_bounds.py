@@ -154,6 +154,7 @@ def test_contiguous_infeasible_does_not_prove_general_infeasible() -> None:
         Layer(forward_ns=1, backward_ns=0, weight_bytes=w, activation_bytes=0) for w in (1, 2, 1)
     )
     result = solve(Chain(layers=layers), Platform(2, 2), scope=Scope(allocation="general"))
-    assert (result.status, result.period) == ("optimal", 2)
+    assert result.status == "optimal"
+    assert result.period == 2
     notes = {rung.solver: rung.note for rung in result.ladder}
     assert "needs 3 bytes" in notes["contiguous"]

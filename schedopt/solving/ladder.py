@@ -28,8 +28,8 @@ from schedopt.stage import Stage
 from schedopt.units import format_bytes
 from schedopt.version import __version__
 
-SHARES: Final = 4
-"""Bounds take up to one of so many equal shares of the time that is left."""
+SHARE_OF_BOUNDS: Final = 0.25
+"""Of the time that is left, for bounds without a search."""
 
 
 def solve(
@@ -217,7 +217,7 @@ def _ask_what_if(run: Run, attempt: Attempt, share: float) -> Rung | None:
 
 def _prove(run: Run, proofs: Iterator[Bound]) -> None:
     """Report bounds until all are proven, or a share of the time is up."""
-    run.begin("closed form", 1 / SHARES)
+    run.begin("closed form", SHARE_OF_BOUNDS)
     for proven in proofs:
         run.add_bound(proven)
 

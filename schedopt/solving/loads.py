@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from schedopt.problem import Problem
 from schedopt.solving.anywhere_model import AnywhereModel
 from schedopt.solving.orders import never
 from schedopt.solving.steps import Answer
@@ -19,14 +18,6 @@ if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
     from schedopt.plan import Kind, Tensor
-
-
-def keeps_nothing(problem: Problem) -> bool:
-    """Whether a chain keeps nothing for a micro-batch, nor any input to recompute from."""
-    return not problem.scope.recompute and not any(
-        layer.saved or layer.saved_input_bytes or layer.saved_weight_bytes
-        for layer in problem.chain.layers
-    )
 
 
 class LoadModel(AnywhereModel):

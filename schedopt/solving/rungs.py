@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from schedopt.problem import Allocation, Problem, Scope
+from schedopt.solving.short_chains import is_short
 
 SOLVERS: Final[dict[Allocation, dict[str, tuple[str, ...]]]] = {
     "contiguous": {
@@ -17,11 +18,11 @@ SOLVERS: Final[dict[Allocation, dict[str, tuple[str, ...]]]] = {
         "apart": ("periodic",),
     },
     "general": {
-        "": ("even_split", "next_fit", "contiguous", "general"),
-        "recompute": ("contiguous", "general"),
-        "split": ("general",),
-        "k": ("thinned", "periodic"),
-        "apart": ("periodic",),
+        "": ("even_split", "next_fit", "contiguous", "general_cpsat", "general"),
+        "recompute": ("contiguous", "general_cpsat", "general"),
+        "split": ("general_cpsat", "general"),
+        "k": ("thinned", "periodic", "general_cpsat"),
+        "apart": ("periodic", "general_cpsat"),
     },
     "fixed": {
         "": ("one_f_one_b_star", "periodic"),
@@ -38,7 +39,13 @@ ORDER: Final[dict[Allocation, tuple[str, ...]]] = {
     "fixed": ("recompute", "k", "split", "apart"),
 }
 """In which order freedoms are added: of a general allocation the pattern is polished last."""
-WEIGHTS: Final = {"general": 3.0, "periodic": 1.0, "contiguous_cpsat": 1.0, "step": 1.0}
+WEIGHTS: Final = {
+    "general": 3.0,
+    "general_cpsat": 3.0,
+    "periodic": 1.0,
+    "contiguous_cpsat": 1.0,
+    "step": 1.0,
+}
 """How those that search share what is left of the time; the others are quick."""
 WHAT_IF: Final = 0.5
 """The weight of a freedom that is not allowed, to say what it would give."""
@@ -85,7 +92,8 @@ def plan_attempts(problem: Problem) -> Iterator[Attempt]:
             names = () if freedom == "apart" else ("step",)
         narrow = _narrow(problem, scope)
         for name in names:
-            yield Attempt(name, words, narrow)
+            if name != "general_cpsat" or is_short(problem):
+                yield Attempt(name, words, narrow)
     scope = problem.scope
     if scope.allocation == "general" and scope.max_k == 1 and scope.microbatches is None:
         yield Attempt("periodic", "order", problem)
