@@ -21,6 +21,8 @@ from schedopt.solving.run import Run
 from schedopt.stage import Stage
 
 Allocation = Sequence[Stage]
+SHARE_OF_BOUNDS = 0.5
+"""Of the time, in which one of the workers proves bounds."""
 
 
 def solve(problem: Problem, run: Run) -> None:
@@ -46,7 +48,7 @@ def solve(problem: Problem, run: Run) -> None:
     if best is not None:
         known.insert(0, best.stages)
     order = cycle([*known, *([None] * max(1, len(known)))])
-    with _bounds_beside(problem, run) as relaxed:
+    with _bounds_beside(problem, run) as (relaxed, prover):
 
         def start(number: int) -> Allocation | None:
             # What comes when it comes would make runs with a limit of work differ.
@@ -56,21 +58,28 @@ def solve(problem: Problem, run: Run) -> None:
         if not is_compiled(run):
             run.leave_out("the search was not compiled in time; it will be for the next run")
             return
-        searchers = max(1, run.workers - 1)
-        for plan in LocalSearch(problem, run, searchers).rounds(start):
+
+        def at_once() -> int:
+            # What is free when the bounds are done would make runs with a limit of work differ.
+            busy = run.work_limit is not None or prover.is_alive()
+            return max(1, run.workers - busy)
+
+        for plan in LocalSearch(problem, run, run.workers).rounds(start, at_once):
             run.report(plan)
             if run.settled():
                 return
 
 
 @contextmanager
-def _bounds_beside(problem: Problem, run: Run) -> Iterator[deque[Allocation]]:
+def _bounds_beside(
+    problem: Problem, run: Run
+) -> Iterator[tuple[deque[Allocation], threading.Thread]]:
     """Prove bounds in a thread, and collect the allocations that come with them.
 
     A search that ends by its work waits for the thread, one that has its proof does not.
     """
     found: deque[Allocation] = deque()
-    beside = run.beside(workers=1)
+    beside = run.beside(workers=1, share=SHARE_OF_BOUNDS)
     failures: list[Exception] = []
 
     def prove() -> None:
@@ -82,7 +91,7 @@ def _bounds_beside(problem: Problem, run: Run) -> Iterator[deque[Allocation]]:
     thread = threading.Thread(target=prove, daemon=True)
     thread.start()
     try:
-        yield found
+        yield found, thread
         while thread.is_alive() and not run.settled():
             thread.join(0.05)
     finally:

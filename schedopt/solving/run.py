@@ -114,13 +114,16 @@ class Run:
         run._stops = [threading.Event(), *self._stops]
         return run
 
-    def beside(self, workers: int) -> Run:
+    def beside(self, workers: int, share: float) -> Run:
         """Return this run for a thread that works beside, with what is known in common.
 
-        It stops with this one, or when it is asked to itself.
+        It stops with this one, when it is asked to itself, or after a share of the time.
         """
         run = copy.copy(self)
         run.workers = workers
+        remaining = self.remaining()
+        if remaining is not None:
+            run._until = time.monotonic() + share * remaining
         run._stops = [threading.Event(), *self._stops]
         return run
 

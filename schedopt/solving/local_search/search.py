@@ -101,13 +101,17 @@ class LocalSearch:
             found=np.zeros(1, dtype=np.int64),
         )
 
-    def rounds(self, starts: Callable[[int], Sequence[Stage] | None]) -> Iterator[Plan]:
+    def rounds(
+        self, starts: Callable[[int], Sequence[Stage] | None], at_once: Callable[[], int]
+    ) -> Iterator[Plan]:
         """Yield each plan that is better than the best of the run, until it is stopped.
 
         Parameters
         ----------
         starts : callable
             Returns the stages to start from in annealing number n; None: from the best so far.
+        at_once : callable
+            Returns how many annealings the next round has, at most one for each worker.
         """
         number = 0
         with ThreadPoolExecutor(len(self.workers)) as pool:
@@ -117,7 +121,8 @@ class LocalSearch:
                 if before <= self._low():
                     return
                 tasks = []
-                for worker in self.workers:
+                workers = self.workers[: at_once()]
+                for worker in workers:
                     self._prepare(worker, starts(number), DROPS[number % len(DROPS)], before)
                     draw = np.random.default_rng([self.run.seed, number])
                     drop = DROPS[number % len(DROPS)]
@@ -125,7 +130,7 @@ class LocalSearch:
                     number += 1
                 self._wait(tasks, stop)
                 self.placements += sum(max(1, task.result()) for task in tasks)
-                best = min(self.workers, key=lambda worker: int(worker.found[0]) or before)
+                best = min(workers, key=lambda worker: int(worker.found[0]) or before)
                 if 0 < best.found[0] < before:
                     self._keep(best)
                     yield decode(self.problem, self.tables, best.best)
