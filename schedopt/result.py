@@ -11,8 +11,9 @@ from typing import Any, ClassVar, Literal
 
 from schedopt.errors import InputError
 from schedopt.plan import Plan
+from schedopt.platform import Platform
 from schedopt.problem import Problem, Scope
-from schedopt.units import format_duration
+from schedopt.units import format_bytes, format_duration
 from schedopt.validation import STRICT, show
 
 Status = Literal["optimal", "feasible", "infeasible", "unknown"]
@@ -102,6 +103,18 @@ class Infeasibility:
     proven_memory_bytes: int | None = None
     gpu: int | None = None
     wider: str = ""
+
+    def say(self, memory_bytes: int, platform: Platform, *, exact: bool = False) -> str:
+        """Write one of the amounts of memory for a person, perhaps with the bytes behind it.
+
+        Of each GPU; where they differ, what each has more than now.
+        """
+        more = ""
+        if self.gpu is not None and len({gpu.memory_bytes for gpu in platform.gpus}) > 1:
+            memory_bytes -= platform.gpus[self.gpu].memory_bytes
+            more = " more on every GPU"
+        behind = f" ({memory_bytes} bytes)" if exact else ""
+        return f"{format_bytes(memory_bytes)}{more}{behind}"
 
 
 @dataclass(frozen=True, kw_only=True)

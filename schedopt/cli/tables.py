@@ -13,6 +13,7 @@ from schedopt.account.timeline import Timeline
 from schedopt.cli.columns import Column, print_table
 from schedopt.drawing import name_unused
 from schedopt.plan import Kind, Plan
+from schedopt.platform import Platform
 from schedopt.problem import Problem
 from schedopt.result import Infeasibility, Result
 from schedopt.solving.ways_out import ways_out
@@ -30,7 +31,7 @@ def print_result(result: Result) -> None:
         console.print(f"No plan: {result.verdict}", style="bold")
         console.print(f"Scope     {readable(str(result.problem.scope))}")
         if result.infeasibility is not None:
-            _print_infeasibility(console, result.infeasibility)
+            _print_infeasibility(console, result.infeasibility, result.problem.platform)
         else:
             stopped = any(rung.note.startswith("stopped early") for rung in result.ladder)
             time = "more time (--time-limit), " if stopped else ""
@@ -139,20 +140,17 @@ def _print_memory(console: Console, plan: Plan) -> None:
     print_table(console, "Memory", columns, rows)
 
 
-def _print_infeasibility(console: Console, why: Infeasibility) -> None:
+def _print_infeasibility(console: Console, why: Infeasibility, platform: Platform) -> None:
     console.print(f"Proof     {readable(why.proof)}")
     if why.gpu is not None:
         console.print(f"Binding   GPU {why.gpu}")
     if why.least_memory_bytes is not None:
         console.print(
-            f"Memory    a plan exists with {format_bytes(why.least_memory_bytes)} "
-            f"({why.least_memory_bytes} bytes)"
+            f"Memory    a plan exists with {why.say(why.least_memory_bytes, platform, exact=True)}"
         )
     if why.proven_memory_bytes is not None:
-        console.print(
-            f"          none with less than {format_bytes(why.proven_memory_bytes)} "
-            f"({why.proven_memory_bytes} bytes)"
-        )
+        too_little = why.say(why.proven_memory_bytes, platform, exact=True)
+        console.print(f"          none with less than {too_little}")
     if why.wider:
         console.print(f"Try       {why.wider}")
 

@@ -25,7 +25,6 @@ from schedopt.solving.registry import load_solver
 from schedopt.solving.run import Progress, Run
 from schedopt.solving.rungs import Attempt, plan_attempts, sharing, what_if
 from schedopt.stage import Stage
-from schedopt.units import format_bytes
 from schedopt.version import __version__
 
 SHARE_OF_BOUNDS: Final = 0.25
@@ -231,7 +230,7 @@ def _note(run: Run, attempt: Attempt) -> str:
         return "proven optimal" if own == best else "proves that the best is optimal"
     if best is None:
         none = "no plan" if run.stopped() else "no plan that fits"
-        said = f"no plan: {_why(run.proofs[-1])}" if run.proofs else none
+        said = f"no plan: {_why(run.proofs[-1], run.problem.platform)}" if run.proofs else none
     elif own == best:
         said = "best of its kind, proven" if own == run.bound(scope) else "not proven optimal"
     else:
@@ -241,10 +240,10 @@ def _note(run: Run, attempt: Attempt) -> str:
     return f"stopped early: {said}" if run.stopped() else said
 
 
-def _why(proof: Infeasibility) -> str:
+def _why(proof: Infeasibility, platform: Platform) -> str:
     """Return a proof with the memory that would do."""
     least = proof.least_memory_bytes
-    return proof.proof if least is None else f"{proof.proof}; {format_bytes(least)} would do"
+    return proof.proof if least is None else f"{proof.proof}; {proof.say(least, platform)} would do"
 
 
 def as_answer(initial: Plan, problem: Problem) -> Plan:
