@@ -157,15 +157,16 @@ class _Search:
             best = run.period()
             low = self._least(k, run)
             high = max(low, known.period_ns if known else k * self.course.whole_ns)
-            if best is not None:
-                # What is not better than the best is of no use.
-                high = min(high, -(-best.numerator * k // best.denominator))
+            # What is not better than the best is of no use.
+            useless = None if best is None else ceil(k * best)
+            if useless is not None:
+                high = min(high, useless)
             if self.asked is not None:
                 high = min(high, k * self.asked)
             if known is not None:
                 answers[k] = known
             self.bounds[k] = Fraction(low, k)
-            for least, found in self.probe(k, answers, run, high, known=best is not None):
+            for least, found in self.probe(k, answers, run, high, known=high == useless):
                 if found is not None:
                     answers[k] = found
                     yield found

@@ -23,7 +23,7 @@ from schedopt import (
     solve,
 )
 from schedopt.account import memory
-from schedopt.bounds import load_bound, memory_proof
+from schedopt.bounds import load_bound, memory_proof, stage_load_bound
 from schedopt.plan import Kind
 from tests.bounds.every_plan import Memory, has_plan, tight_problems
 from tests.random_plans import valid_plans
@@ -39,6 +39,68 @@ def test_no_valid_plan_of_any_kind_beats_the_load_bound(plan: Plan) -> None:
     bound = load_bound(plan.problem)
     assert bound.scope.covers(plan.scope)
     assert Fraction(plan.pattern.period_total_ns, plan.pattern.k) >= bound.period
+
+
+@settings(max_examples=300)
+@given(valid_plans(), st.booleans())
+def test_no_plan_beats_the_work_of_its_own_stages(plan: Plan, apart: bool) -> None:
+    scope = replace(plan.scope, allocation="fixed", grain="layer" if apart else "stage")
+    stages = tuple(replace(stage, recompute=()) for stage in plan.stages)
+    bound = stage_load_bound(replace(plan.problem, scope=scope, stages=stages))
+    if any(len(stage.gpus) > 1 for stage in stages):
+        assert bound is None
+        return
+    assert bound is not None
+    assert bound.scope.covers(scope)
+    assert not bound.scope.covers(plan.scope)
+    assert Fraction(plan.pattern.period_total_ns, plan.pattern.k) >= bound.period
+    work = [0] * len(plan.platform.gpus)
+    for stage in stages:
+        gpu = plan.platform.gpus[stage.gpus[0]]
+        for layer in plan.chain.layers[stage.first : stage.last + 1]:
+            work[stage.gpus[0]] += gpu.duration_ns(layer.forward_ns)
+            work[stage.gpus[0]] += gpu.duration_ns(layer.backward_ns)
+    assert bound.period == max(work) or scope.split_backward
+
+
+def test_the_work_of_stages_counts_where_layers_apart_do_not_cover_them() -> None:
+    # What a stage saves of its input is of no use within it, so that no search proves anything.
+    layer = Layer(
+        forward_ns=4, backward_ns=8, weight_bytes=1, activation_bytes=1, saved_input_bytes=1
+    )
+    stages = [Stage(layers=(0, 1), gpus=(0,)), Stage(layers=(2, 2), gpus=(1,))]
+    scope = Scope(allocation="fixed", grain="layer")
+    result = solve(Chain(layers=(layer,) * 3), Platform(2, 99), scope=scope, stages=stages)
+    assert result.status == "optimal"
+    assert result.period == result.lower_bound == 24
+
+
+def test_the_shorter_way_back_of_a_stage_counts() -> None:
+    layers = [
+        Layer(
+            forward_ns=1,
+            backward_ns=back,
+            backward_input_ns=1,
+            backward_weight_ns=1,
+            weight_bytes=0,
+            activation_bytes=0,
+        )
+        for back in (1, 4)
+    ]
+    problem = Problem(
+        chain=Chain(layers=tuple(layers)),
+        platform=Platform(2, 0, speed=["1", "0.5"]),
+        scope=Scope(allocation="fixed", split_backward=True),
+        stages=(Stage(layers=(0, 1), gpus=(1,)),),
+    )
+    periods = {}
+    for grain in ("stage", "layer"):
+        scope = replace(problem.scope, grain=grain)
+        bound = stage_load_bound(replace(problem, scope=scope))
+        assert bound is not None
+        periods[grain] = bound.period
+    # At half the speed: forwards 4; whole 10 or halves 8 together, 2 and 4 each on its own.
+    assert periods == {"stage": 12, "layer": 10}
 
 
 @settings(max_examples=300)

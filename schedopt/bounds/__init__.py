@@ -6,7 +6,7 @@ They speak of plans that run each layer on one GPU, whichever the micro-batch.
 from __future__ import annotations
 
 from schedopt.bounds.every import lower_bounds
-from schedopt.bounds.load import load_bound
+from schedopt.bounds.load import load_bound, longest_layer_ns, stage_load_bound
 from schedopt.bounds.memory import memory_proof
 from schedopt.bounds.packing import packing_bound
 from schedopt.bounds.propagation import propagation_bound
@@ -18,10 +18,12 @@ __all__ = [
     "contiguous_bound",
     "contiguous_step_bound",
     "load_bound",
+    "longest_layer_ns",
     "lower_bounds",
     "memory_proof",
     "packing_bound",
     "propagation_bound",
+    "stage_load_bound",
     "step_bound",
     "widest",
 ]

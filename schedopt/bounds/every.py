@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from schedopt.bounds.load import load_bound
+from schedopt.bounds.load import load_bound, stage_load_bound
 from schedopt.bounds.packing import packing_bound
 from schedopt.bounds.propagation import propagation_bound
 from schedopt.bounds.span import contiguous_bound
@@ -15,6 +15,7 @@ from schedopt.problem import Problem, Scope
 from schedopt.result import Bound
 
 FURTHER: Final[tuple[Callable[[Problem, Callable[[], bool]], Bound | None], ...]] = (
+    stage_load_bound,
     step_bound,
     packing_bound,
     contiguous_step_bound,

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
 
 from schedopt.bounds.scopes import widest
 from schedopt.chain import Layer
+from schedopt.interrupts import go_on, never
+from schedopt.platform import Gpu
 from schedopt.problem import Problem
 from schedopt.result import Bound, as_ratio
 
@@ -22,10 +26,7 @@ def load_bound(problem: Problem) -> Bound:
     split = problem.scope.split_backward
     speeds = sum((gpu.speed for gpu in problem.platform.gpus), Decimal(0))
     work = [(layer.forward_ns, least_backward(layer, split)) for layer in problem.chain.layers]
-    fastest = max(problem.platform.gpus, key=lambda gpu: gpu.speed)
-    longest = max(
-        fastest.duration_ns(forward) + fastest.duration_ns(backward) for forward, backward in work
-    )
+    longest = longest_layer_ns(problem)
     total = sum(forward + backward for forward, backward in work)
     average = Fraction(total) / Fraction(speeds)
     if average >= longest:
@@ -39,6 +40,67 @@ def load_bound(problem: Problem) -> Bound:
         scope=widest(problem.scope),
         proof="the longest layer, on the fastest GPU",
     )
+
+
+def longest_layer_ns(problem: Problem) -> int:
+    """Return how long the longest layer takes on the fastest GPU, ns."""
+    fastest = max(problem.platform.gpus, key=lambda gpu: gpu.speed)
+    split = problem.scope.split_backward
+    return max(
+        fastest.duration_ns(layer.forward_ns) + fastest.duration_ns(least_backward(layer, split))
+        for layer in problem.chain.layers
+    )
+
+
+def stage_load_bound(problem: Problem, stopped: Callable[[], bool] = never) -> Bound | None:
+    """Return the bound that the work of each GPU gives where the stages are given, for any k.
+
+    A GPU runs its stages once for each micro-batch, each backward whole or in halves, whichever is
+    shorter: of a stage, or of every layer where these run apart. Recompute only adds to it.
+
+    Returns
+    -------
+    Bound or None
+        None if no stages are given, or some that do not fit chain and platform.
+    """
+    scope, gpus = problem.scope, problem.platform.gpus
+    if scope.allocation != "fixed" or not _are_possible(problem):
+        return None
+    go_on(stopped)
+    work = [0] * len(gpus)
+    for stage in problem.stages:
+        gpu, layers = gpus[stage.gpus[0]], problem.chain.layers[stage.first : stage.last + 1]
+        runs = [layers] if scope.grain == "stage" else [(layer,) for layer in layers]
+        work[stage.gpus[0]] += sum(_least_work(gpu, run, scope.split_backward) for run in runs)
+    busiest = max(range(len(gpus)), key=lambda gpu: work[gpu])
+    return Bound(
+        exact=as_ratio(work[busiest]),
+        scope=replace(widest(scope), allocation="fixed", grain=scope.grain),
+        proof=f"the work of GPU {busiest}, with the stages that are given",
+    )
+
+
+def _are_possible(problem: Problem) -> bool:
+    """Whether each stage that is given lies on one GPU of the platform, and holds its layers."""
+    most, count = len(problem.chain.layers), len(problem.platform.gpus)
+    return all(
+        len(stage.gpus) == 1 and 0 <= stage.gpus[0] < count and stage.last < most
+        for stage in problem.stages
+    )
+
+
+def _least_work(gpu: Gpu, layers: Sequence[Layer], split: bool) -> int:
+    """Return how long layers that run as one occupy a GPU at least, ns."""
+    forward = sum(gpu.duration_ns(layer.forward_ns) for layer in layers)
+    backward = sum(gpu.duration_ns(layer.backward_ns) for layer in layers)
+    if split:
+        halves = sum(
+            gpu.duration_ns(layer.backward_input_ns or 0)
+            + gpu.duration_ns(layer.backward_weight_ns or 0)
+            for layer in layers
+        )
+        backward = min(backward, halves)
+    return forward + backward
 
 
 def least_backward(layer: Layer, split: bool) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from schedopt.bounds import memory_proof
+from schedopt.bounds import load_bound, longest_layer_ns, memory_proof, stage_load_bound
 from schedopt.problem import Problem
 
 
@@ -26,11 +26,15 @@ def ways_out(problem: Problem) -> str:
 
 def _ways(problem: Problem) -> Iterator[str]:
     scope = problem.scope
+    halves = all(layer.backward_input_ns is not None for layer in problem.chain.layers)
     if scope.period_ns is not None:
         yield "a longer period (without --period the least is found)"
+        enough = list(_against_the_load(problem, scope.period_ns, halves=halves))
+        if enough:
+            yield from enough
+            return
         if scope.max_k == 1:
             yield "--max-k 4"
-        halves = all(layer.backward_input_ns is not None for layer in problem.chain.layers)
         if halves and not scope.split_backward:
             yield "--split-backward"
     if not scope.recompute and memory_proof(_asking(problem, recompute=True)) is None:
@@ -44,6 +48,22 @@ def _ways(problem: Problem) -> Iterator[str]:
         yield "another allocation (leave --fix out)"
     yield "a smaller micro-batch"
     yield "more GPUs"
+
+
+def _against_the_load(problem: Problem, period_ns: int, *, halves: bool) -> Iterator[str]:
+    """Yield what else could help where the work alone takes longer than a period.
+
+    With all that can be allowed: recompute and longer patterns do not lessen it.
+    """
+    free = replace(problem, scope=replace(problem.scope, split_backward=halves, grain="layer"))
+    given = stage_load_bound(free)
+    if longest_layer_ns(free) > period_ns:
+        yield "a finer chain"
+    elif load_bound(free).period > period_ns:
+        yield "a smaller micro-batch"
+        yield "more GPUs"
+    elif given is not None and given.period > period_ns:
+        yield "another allocation (leave --fix out)"
 
 
 def _asking(problem: Problem, *, recompute: bool) -> Problem:

@@ -313,3 +313,15 @@ def test_at_the_peak_a_workspace_counts_only_while_it_is_taken() -> None:
     )
     assert check(result) == ()
     assert (result.status, result.period) == ("optimal", Fraction(4))
+
+
+def test_two_micro_batches_without_length_are_looked_for_at_one_instant() -> None:
+    layer = Layer(forward_ns=0, backward_ns=0, weight_bytes=0, activation_bytes=1)
+    stages = [Stage(layers=(0, 0), gpus=(0,))]
+    scope = Scope(allocation="fixed", max_k=2)
+    roomy, tight = (
+        solve(Chain(layers=(layer,)), Platform(1, room), scope=scope, stages=stages)
+        for room in (2, 1)
+    )
+    assert (roomy.status, roomy.period) == ("optimal", Fraction(1, 2))
+    assert (tight.status, tight.period) == ("optimal", Fraction(1))

@@ -309,6 +309,39 @@ def test_general_is_the_default_and_contiguous_if_asked() -> None:
     assert solve(chain, platform, stages=fixed).problem.scope.allocation == "fixed"
 
 
+FURTHER_WAYS = [
+    # Two layers of 1 + 3 ns, or 1 + 1 + 1 ns in halves; three GPUs, or the first one for both.
+    (Scope(period_ns=2), 3, "a finer chain"),
+    (Scope(period_ns=2, split_backward=True, max_k=None, allocation="general"), 3, "a finer chain"),
+    (Scope(period_ns=5), 1, "a smaller micro-batch, or more GPUs"),
+    (Scope(period_ns=5, allocation="fixed"), 3, "another allocation (leave --fix out)"),
+]
+
+
+@pytest.mark.parametrize(("scope", "gpus", "further"), FURTHER_WAYS)
+def test_what_cannot_help_against_the_work_is_not_named(
+    scope: Scope, gpus: int, further: str
+) -> None:
+    layer = Layer(
+        forward_ns=1,
+        backward_ns=3,
+        backward_input_ns=1,
+        backward_weight_ns=1,
+        weight_bytes=1,
+        activation_bytes=1,
+    )
+    stages = [Stage(layers=(0, 1), gpus=(0,))] if scope.allocation == "fixed" else []
+    result = solve(Chain(layers=(layer,) * 2), Platform(gpus, 99), scope=scope, stages=stages)
+    assert result.status == "infeasible"
+    assert result.infeasibility is not None
+    ways = result.infeasibility.wider
+    assert ways.partition("(without --period the least is found)")[2].lstrip(", or") == further
+    # What could help is named all the same.
+    longer = replace(scope, period_ns=3, allocation="contiguous", split_backward=False)
+    ways = solve(Chain(layers=(layer,) * 2), Platform(3, 99), scope=longer).infeasibility.wider  # type: ignore[union-attr]
+    assert "--split-backward" in ways
+
+
 def test_memory_for_gpus_that_differ_is_said_as_what_all_of_them_lack() -> None:
     layer = Layer(forward_ns=1, backward_ns=2, weight_bytes=8, activation_bytes=2)
     chain, sizes = Chain(layers=(layer,) * 4), [3, 5]
