@@ -246,22 +246,26 @@ class Run:
     def infeasibility(self) -> Infeasibility | None:
         """Return the proof that the scope asked holds no plan, with the least memory known.
 
-        A bound above the period that was asked is one. For unequal GPUs amounts of two proofs speak
-        of different GPUs, and are not compared.
+        A bound above the period that was asked is one. Proofs may speak of different GPUs: what
+        every GPU has more is compared, and said of the GPU of the last proof.
         """
         scope = self.problem.scope
         valid = [proof for proof in self.proofs if proof.scope.covers(scope)]
         if not valid:
             return self._beyond()
         last = replace(valid[-1], wider=valid[-1].wider or ways_out(self.problem))
-        if not self.problem.platform.uniform:
-            return last
-        found = [
-            proof.least_memory_bytes
+        sizes = [gpu.memory_bytes for gpu in self.problem.platform.gpus]
+        more = [
+            (proof.least_memory_bytes - sizes[proof.gpu or 0], proof.gpu)
             for proof in self.proofs
             if proof.least_memory_bytes is not None
         ]
-        return replace(last, least_memory_bytes=min(found, default=None))
+        if not more:
+            return last
+        least, gpu = min(more, key=lambda one: one[0])
+        if last.gpu is None and len(set(sizes)) > 1:
+            last = replace(last, gpu=gpu)
+        return replace(last, least_memory_bytes=sizes[last.gpu or 0] + least)
 
     def _beyond(self) -> Infeasibility | None:
         """Return that a bound lies above the period that was asked, if one does."""

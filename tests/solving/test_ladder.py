@@ -358,3 +358,24 @@ def test_memory_for_gpus_that_differ_is_said_as_what_all_of_them_lack() -> None:
     alike = solve(chain, Platform(2, 5)).infeasibility
     assert alike is not None
     assert alike.say(20, Platform(2, 5), exact=True) == "20 B (20 bytes)"
+
+
+@settings(max_examples=100)
+@given(chains(longest=4), st.lists(st.integers(0, 12), min_size=2, max_size=3), st.booleans())
+def test_the_memory_found_for_gpus_that_differ_would_do(
+    chain: Chain, sizes: list[int], speeds: bool
+) -> None:
+    scope = Scope(allocation="general")
+    speed = ["1", "0.5", "1"][: len(sizes)] if speeds else "1"
+    why = solve(chain, Platform(len(sizes), sizes, speed=speed), scope=scope).infeasibility
+    if why is None:
+        return
+    # Stages that are neighbours fit some memory, if each GPU has enough.
+    assert why.least_memory_bytes is not None
+    assert why.gpu is not None
+    more = why.least_memory_bytes - sizes[why.gpu]
+    assert more > 0
+    enough = Platform(len(sizes), [size + more for size in sizes], speed=speed)
+    assert solve(chain, enough, scope=scope, solver="contiguous").plan is not None
+    if why.proven_memory_bytes is not None:
+        assert why.proven_memory_bytes <= why.least_memory_bytes
