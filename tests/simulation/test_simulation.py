@@ -221,7 +221,9 @@ def test_a_steady_state_is_measured_once_it_has_settled() -> None:
     # At first micro-batches follow one another faster than the pattern, which is optimal.
     root = Path(__file__).parents[2]
     result = solve(
-        Chain.load(root / "instances/gpt2-small.json"), Platform(4, "2G", bandwidth="12GB/s")
+        Chain.load(root / "instances/gpt2-small.json"),
+        Platform(4, "2G", bandwidth="12GB/s"),
+        scope=Scope(),
     )
     assert result.status == "optimal"
     plan, period = result.plan, result.period

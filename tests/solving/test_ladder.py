@@ -303,7 +303,8 @@ def test_the_ladder_says_what_other_freedoms_would_give() -> None:
 
 def test_general_is_the_default_and_contiguous_if_asked() -> None:
     chain, platform = Chain(layers=(EQUAL,) * 4), Platform(2, 99)
-    assert solve(chain, platform).problem.scope == Scope(allocation="general", max_k=2)
+    usual = Scope(allocation="general", max_k=2)
+    assert solve(chain, platform).problem.scope == usual
     assert solve(chain, platform, solver="contiguous").problem.scope == Scope()
     fixed = [Stage(layers=(0, 3), gpus=(0,))]
     assert solve(chain, platform, stages=fixed).problem.scope.allocation == "fixed"
@@ -345,17 +346,17 @@ def test_what_cannot_help_against_the_work_is_not_named(
 def test_memory_for_gpus_that_differ_is_said_as_what_all_of_them_lack() -> None:
     layer = Layer(forward_ns=1, backward_ns=2, weight_bytes=8, activation_bytes=2)
     chain, sizes = Chain(layers=(layer,) * 4), [3, 5]
-    result = solve(chain, Platform(2, sizes))
+    result = solve(chain, Platform(2, sizes), scope=Scope())
     why = result.infeasibility
     assert why is not None
     assert why.least_memory_bytes is not None
     # Two layers on each GPU keep 20 bytes for one micro-batch: the first one lacks 17.
     assert why.say(why.least_memory_bytes, result.problem.platform) == "17 B more on every GPU"
-    enough = solve(chain, Platform(2, [size + 17 for size in sizes]))
-    short = solve(chain, Platform(2, [size + 16 for size in sizes]))
+    enough = solve(chain, Platform(2, [size + 17 for size in sizes]), scope=Scope())
+    short = solve(chain, Platform(2, [size + 16 for size in sizes]), scope=Scope())
     assert enough.plan is not None
     assert short.status == "infeasible"
-    alike = solve(chain, Platform(2, 5)).infeasibility
+    alike = solve(chain, Platform(2, 5), scope=Scope()).infeasibility
     assert alike is not None
     assert alike.say(20, Platform(2, 5), exact=True) == "20 B (20 bytes)"
 
