@@ -98,7 +98,6 @@ def test_memory_is_what_the_account_says(
     assert replace_all(tables, state, period, np.inf) == 0
     needs = memory(decode(problem, tables, state))
     for gpu, need in enumerate(needs):
-        # What has no stage needs nothing. A plan leaves out periods of waiting, never adds them.
         assert state.load[gpu, NEED] == need.sum_bytes
         assert peak_of(tables, state, gpu) == need.peak_bytes
         assert state.load[gpu, SPACE] <= need.sum_bytes

@@ -31,6 +31,11 @@ from schedopt.solving.local_search.tables import Ints, Tables
 
 AIMED = 0.5
 """How often a move is for the GPU that is the most overloaded."""
+AGAIN_SHARE, HALVE_SHARE = 0.25, 0.08
+"""How often a move flips what is computed again, or halves a backward, where that is allowed."""
+SHIFT, RECOLOUR, SWAP, SPLIT, MERGE, LEND, EXCHANGE, REORDER, HALVE, AGAIN = range(10)
+SHARES = (0.30, 0.12, 0.08, 0.08, 0.10, 0.04, 0.06, 0.22)
+"""How often each of the others is made, from SHIFT to REORDER."""
 
 
 @inlined
@@ -139,31 +144,49 @@ def _draw_row(s: State, gpu: int, draw: Draw) -> int:
     return below(draw, stages)
 
 
+@inlined
+def _draw_kind(t: Tables, draw: Draw) -> int:
+    if t.again and draw.random() < AGAIN_SHARE:
+        return AGAIN
+    if t.split and draw.random() < HALVE_SHARE:
+        return HALVE
+    left = draw.random()
+    for kind in range(REORDER):
+        left -= SHARES[kind]
+        if left < 0:
+            return kind
+    return REORDER
+
+
 @compiled
-def _move(t: Tables, s: State, row: int, kind: float, draw: Draw) -> int:
-    if kind < 0.30:
+def _move(t: Tables, s: State, row: int, kind: int, draw: Draw) -> int:
+    if kind == SHIFT:
         return moves.shift_cut(t, s, row, draw)
-    if kind < 0.42:
+    if kind == RECOLOUR:
         return moves.recolour(t, s, row, draw)
-    if kind < 0.50:
+    if kind == SWAP:
         return moves.swap(t, s, row, draw)
-    if kind < 0.58:
+    if kind == SPLIT:
         return moves.split(t, s, row, draw)
-    if kind < 0.68:
+    if kind == MERGE:
         return moves.merge(t, s, row, draw)
-    if kind < 0.72:
+    if kind == LEND:
         return moves.lend(t, s, row, draw)
-    if kind < 0.78:
+    if kind == EXCHANGE:
         return moves.exchange(t, s, row, draw)
+    if kind == HALVE:
+        return moves.halve(t, s, row, draw)
+    if kind == AGAIN:
+        return moves.flip_again(t, s, row, draw)
     return moves.replace_order(t, s, row, draw)
 
 
 @inlined
-def _first_row(t: Tables, s: State, row: int, kind: float) -> int:
+def _first_row(s: State, row: int, kind: int) -> int:
     """Return a row at or before the first that a move changes."""
-    if 0.42 <= kind < 0.50:
+    if kind == SWAP:
         return 0
-    if row == s.counts[STAGES] - 1 and row > 0:
+    if kind in (SHIFT, MERGE) and row == s.counts[STAGES] - 1 and row > 0:
         return row - 1
     return row
 
@@ -226,30 +249,22 @@ def anneal(
             return step
         limit = now - heat * np.exp(pace * step) * np.log(draw.random())
         row = _draw_row(s, worst, draw)
-        kind = draw.random()
-        extra = draw.random()
-        if t.again and extra < 0.25:
-            low_row = row
-            _save(s, other, low_row)
+        kind = _draw_kind(t, draw)
+        first = _first_row(s, row, kind)
+        _save(s, other, first)
+        if kind == AGAIN:
             copy_again(s, other)
-            changed = moves.flip_again(t, s, row, draw)
-        elif t.split and extra > 0.92:
-            low_row = row
-            _save(s, other, low_row)
-            changed = moves.halve(t, s, row, draw)
-        else:
-            low_row = _first_row(t, s, row, kind)
-            _save(s, other, low_row)
-            changed = _move(t, s, row, kind, draw)
-        if changed < 0:
+        if _move(t, s, row, kind, draw) < 0:
             continue
-        take_out(s, low_row)
-        new = place(t, s, low_row, limit)
+        take_out(s, first)
+        new = place(t, s, first, limit)
         if new <= limit:
             now = new
             worst = _most_overloaded(t, s)
         else:
-            _restore(s, other, low_row)
-            if t.again and extra < 0.25:
+            _restore(s, other, first)
+            if kind == AGAIN:
                 copy_again(other, s)
+    if now == 0.0:
+        found[0] = _descend(t, s, best, low)
     return steps

@@ -7,7 +7,6 @@ from itertools import groupby
 
 from schedopt.plan import Kind, Operation, Pattern, Plan, Tensor, Transfer, place_in_period
 from schedopt.problem import Problem
-from schedopt.solving.lags import without_lags
 from schedopt.solving.local_search.state import (
     AT_AGAIN,
     AT_AHEAD,
@@ -80,7 +79,7 @@ def decode(problem: Problem, tables: Tables, state: State) -> Plan:
                     transfers.append(
                         Transfer(tensor=tensor, stage=stage, shift=shift, start_ns=start)
                     )
-    plan = Plan(
+    return Plan(
         chain=problem.chain,
         platform=problem.platform,
         rule=problem.rule,
@@ -93,7 +92,6 @@ def decode(problem: Problem, tables: Tables, state: State) -> Plan:
             transfers=tuple(transfers),
         ),
     )
-    return without_lags(plan)
 
 
 def _runs(state: State, begin: int, end: int) -> list[tuple[int, int]]:

@@ -21,6 +21,7 @@ from schedopt.chain import Chain, Layer
 from schedopt.plan import Plan
 from schedopt.platform import Platform
 from schedopt.problem import Problem
+from schedopt.solving.lags import without_lags
 from schedopt.solving.local_search.annealing import anneal
 from schedopt.solving.local_search.coding import decode, encode
 from schedopt.solving.local_search.state import PERIOD, STAGES, State, new_state
@@ -133,7 +134,7 @@ class LocalSearch:
                 best = min(workers, key=lambda worker: int(worker.found[0]) or before)
                 if 0 < best.found[0] < before:
                     self._keep(best)
-                    yield decode(self.problem, self.tables, best.best)
+                    yield without_lags(decode(self.problem, self.tables, best.best))
 
     def _steps(self) -> int:
         """Return how many placements each annealing of the next round looks at; 0: no more."""
