@@ -108,8 +108,12 @@ def _report_best(found: Sequence[Plan], problem: Problem, run: Run) -> None:
 
 
 def _found_steady(problem: Problem, count: int, run: Run) -> list[Plan]:
-    """Return what the solvers for the steady state find, the first ones and each better one."""
-    scope = replace(problem.scope, max_k=min(count, LONGEST_STEADY))
+    """Return what the solvers for the steady state find, the first ones and each better one.
+
+    Layers run apart there if they may in the end: no rung of a step is about that.
+    """
+    grain = run.problem.scope.grain
+    scope = replace(problem.scope, max_k=min(count, LONGEST_STEADY), grain=grain)
     asked = replace(problem, scope=scope)
     part = run.part(asked, SHARE)
     found: list[Plan] = []

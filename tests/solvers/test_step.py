@@ -136,3 +136,34 @@ def test_a_step_is_as_good_as_each_steady_plan_run_for_it() -> None:
     result = solve(chain, platform, scope=scope)
     assert result.period is not None
     assert result.period <= Fraction(simulate(steady.plan, 40).makespan_ns, 40)
+
+
+@settings(max_examples=40, deadline=None)
+@given(chains(longest=4), platforms(most=2), st.integers(1, 3))
+def test_layers_apart_are_never_longer_than_their_steady_plan_run_for_a_step(
+    chain: Chain, platform: Platform, count: int
+) -> None:
+    steady = solve(chain, platform, scope=Scope(grain="layer"))
+    scope = Scope(microbatches=count, max_k=None, grain="layer")
+    result = solve(chain, platform, scope=scope)
+    assert check(result) == ()
+    if steady.plan is not None:
+        assert result.period is not None
+        assert result.period * count <= max(1, simulate(steady.plan, count).makespan_ns) + 1
+
+
+def test_a_step_of_layers_apart_can_beat_one_of_stages() -> None:
+    # Layers 0 and 1 keep a byte each on a GPU that holds 3. As one stage they keep 2 for each
+    # micro-batch, so that none enters before another one has left: 6 ns each. Apart, layer 0 may
+    # run ahead.
+    layer = Layer(forward_ns=1, backward_ns=1, weight_bytes=0, activation_bytes=1)
+    chain, platform = Chain(layers=(layer,) * 3), Platform(2, 3)
+    stages = [Stage(layers=(0, 1), gpus=(0,)), Stage(layers=(2, 2), gpus=(1,))]
+    scope = Scope(allocation="fixed", microbatches=6, max_k=None)
+    merged = solve(chain, platform, scope=scope, stages=stages)
+    assert (merged.status, merged.period) == ("optimal", Fraction(6))
+    apart = solve(chain, platform, scope=replace(scope, grain="layer"), stages=stages)
+    assert check(apart) == ()
+    assert apart.period is not None
+    # A first and a last micro-batch take 6 ns, those between 4.
+    assert 6 * apart.period <= 4 * 6 + 2
