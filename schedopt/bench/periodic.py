@@ -39,10 +39,13 @@ class Effort:
         Threads of the solver.
     time_limit : float
         Seconds.
+    seed : int
+        For solvers that draw.
     """
 
     workers: int
     time_limit: float
+    seed: int = 0
 
     def solve(
         self,
@@ -50,10 +53,10 @@ class Effort:
         platform: Platform,
         *,
         scope: Scope,
-        solver: str,
+        solver: str | None = None,
         stages: Sequence[Stage] = (),
     ) -> Result:
-        """Solve with this effort."""
+        """Solve with this effort; without a solver, by what the scope calls for."""
         return solve(
             chain,
             platform,
@@ -62,6 +65,7 @@ class Effort:
             solver=solver,
             workers=self.workers,
             time_limit=self.time_limit,
+            seed=self.seed,
         )
 
 

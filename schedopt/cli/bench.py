@@ -175,20 +175,11 @@ def bench_periodic(
     """
     from schedopt.bench.periodic import measure_periodic
     from schedopt.bench.periodic_tables import missed_goals, to_markdown
-    from schedopt.formats import check_writable, to_text, write_whole
+    from schedopt.formats import to_text, write_whole
 
-    for name, value in (("--seeds", seeds), ("--workers", workers)):
-        if value < 1:
-            raise InputError(f"{value} is too few", field=name, way_out="Give 1 or more")
-    if output.suffix != ".json":
-        raise InputError(
-            f"{output} does not end in .json",
-            field="--output",
-            way_out="Let it; the tables go beside it, into a file that ends in .md",
-        )
-    tables = output.with_suffix(".md")
-    check_writable(output)
-    check_writable(tables)
+    _check_least("--seeds", seeds, 1)
+    _check_least("--workers", workers, 1)
+    tables = _tables_beside(output)
     with progress_bar() as show:
         try:
             document = measure_periodic(seeds, workers, time_limit, show)
@@ -213,6 +204,106 @@ def bench_periodic(
     for missed in missed_goals(document):
         typer.echo(f"Not as it should be: {missed}")
     typer.echo(f"Figures in {output}, tables in {tables}")
+
+
+@bench_app.command("general", epilog=EXIT_CODES)
+def bench_general(
+    chains: Annotated[Path, typer.Option(help="A folder of chains.", metavar="DIR")] = SHIPPED,
+    only: Annotated[
+        str | None,
+        typer.Option(help="One part: chains, theorems or speed.", metavar="PART"),
+    ] = None,
+    time_limit: Annotated[float, typer.Option(help="Seconds for each run.", metavar="S")] = 60.0,
+    workers: Annotated[int, typer.Option(help="Threads of a solver.", metavar="N")] = 2,
+    seed: Annotated[
+        int,
+        typer.Option(help="For solvers that draw, and the first of random chains.", metavar="N"),
+    ] = 0,
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", help="The figures; the tables lie beside.", metavar="FILE"),
+    ] = Path("results/general.json"),
+) -> None:
+    """Measure what plans with any allocation gain, each figure beside its goal.
+
+    chains: on 4 and 8 GPUs with tight, medium and loose memory, what the usual search finds over
+    the exact contiguous plan, and how far from the bound it is. theorems: whether the known optima
+    are proven, and those of short random chains. speed: placements a second, and 64 GPUs.
+
+    Each run is recorded at once. Started again, the command does only what is missing, so that
+    Ctrl-C loses one run at most.
+
+    Examples
+    --------
+    schedopt bench general
+
+    schedopt bench general --only chains --chains profiles -o profiles.json
+    """
+    from schedopt.bench.cases import load_chains
+    from schedopt.bench.general import PARTS, load_document, measure, problems
+    from schedopt.bench.general_tables import means, missed_goals, to_markdown
+    from schedopt.bench.periodic import Effort
+    from schedopt.formats import to_text, write_whole
+
+    if only is not None and only not in PARTS:
+        raise InputError(
+            f"{only!r:.60} is no part", field="--only", way_out=f"Choose {', '.join(PARTS)}"
+        )
+    _check_least("--workers", workers, 1)
+    _check_least("--seed", seed, 0)
+    check_time_limit(time_limit)
+    tables = _tables_beside(output)
+    parts = [only] if only else [*PARTS]
+    # Theorems need no chains.
+    found = [] if parts == ["theorems"] else load_chains(chains)
+    effort = Effort(workers, time_limit, seed)
+    document = load_document(output, effort)
+
+    def save(document: dict[str, Any]) -> None:
+        write_whole(output, to_text(document))
+        write_whole(tables, to_markdown(document))
+
+    with progress_bar() as show:
+        complete = measure(problems(found, seed, parts), effort, document, save, show)
+    if any(isinstance(rows, list) for rows in document.values()):
+        # Another version may have left other tables, or none.
+        save(document)
+    for mean in means(document):
+        typer.echo(str(mean))
+    for family in ("theorems", "random"):
+        if rows := document.get(family):
+            proven = sum(row["status"] in ("optimal", "infeasible") for row in rows)
+            longest = max(row["seconds"] for row in rows)
+            typer.echo(f"{family}: {proven} of {len(rows)} proven, longest {longest} s")
+    for row in document.get("placements", []):
+        typer.echo(f"{row['chain']}, {row['gpus']} GPUs: {row['per_s']:,} placements a second")
+    for missed in missed_goals(document):
+        typer.echo(f"Not as it should be: {missed}")
+    typer.echo(f"Figures in {output}, tables in {tables}")
+    if not complete:
+        typer.echo("Interrupted. Start it again to go on.", err=True)
+        raise typer.Exit(130)
+
+
+def _check_least(option: str, value: int, least: int) -> None:
+    if value < least:
+        raise InputError(f"{value} is too few", field=option, way_out=f"Give {least} or more")
+
+
+def _tables_beside(output: Path) -> Path:
+    """Return where tables go that lie beside figures; both can be written."""
+    from schedopt.formats import check_writable
+
+    if output.suffix != ".json":
+        raise InputError(
+            f"{output} does not end in .json",
+            field="--output",
+            way_out="Let it; the tables go beside it, into a file that ends in .md",
+        )
+    tables = output.with_suffix(".md")
+    check_writable(output)
+    check_writable(tables)
+    return tables
 
 
 def _sizes(row: dict[str, Any]) -> str:

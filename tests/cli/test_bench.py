@@ -68,3 +68,38 @@ def test_bench_periodic_writes_its_figures(tmp_path: Path) -> None:
     assert document["theorem_4"][2]["period_exact"] == [8_000_000, 3]
     assert document["uniform"][1]["period_exact"] == [6_000_000, 1]
     assert run("bench", "periodic", "--seeds", "0").returncode == 2
+
+
+def test_bench_general_writes_each_run_and_goes_on(chains: Path, tmp_path: Path) -> None:
+    arguments = ("bench", "general", "--only", "chains", "--chains", chains, "--workers", "1",
+                 "--time-limit", "1", "-o", tmp_path / "general.json")  # fmt: skip
+    done = run(*arguments)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "placement, tight memory: 2 of 2 with a plan" in done.stdout
+    first = (tmp_path / "general.json").read_text()
+    rows = json.loads(first)["chains"]
+    assert [row["gpus"] for row in rows] == [4] * 6 + [8] * 6
+    assert "| five | 8 | loose |" in (tmp_path / "general.md").read_text()
+    assert run(*arguments).stdout == done.stdout
+    assert (tmp_path / "general.json").read_text() == first
+    other = run(*arguments, "--seed", "1")
+    assert other.returncode == 2
+    assert "general.json: seed: is 0 there, and 1 now" in other.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--only", "all"], "--only: 'all' is no part. Choose chains, theorems, speed"),
+        (["--workers", "0"], "--workers: 0 is too few. Give 1 or more"),
+        (["--seed", "-1"], "--seed: -1 is too few. Give 0 or more"),
+        (["--time-limit", "0"], "--time-limit: 0 is no time"),
+        (["--chains", "nowhere"], "nowhere: is no folder"),
+        (["-o", "general.md"], "--output: general.md does not end in .json"),
+    ],
+)
+def test_bad_usage_of_general(arguments: list[str], message: str, tmp_path: Path) -> None:
+    done = run("bench", "general", "-o", "general.json", *arguments, folder=tmp_path)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert list(tmp_path.iterdir()) == []
