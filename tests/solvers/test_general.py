@@ -37,7 +37,7 @@ def search(problem: Problem, placements: int, seed: int = 0) -> Run:
         run.add_bound(bound)
     run.begin("general")
     starts = cycle([*fixed_patterns(problem), None])
-    for plan in LocalSearch(problem, run, 1).rounds(lambda number: next(starts), lambda: 1):
+    for plan in LocalSearch(problem, run, 1).rounds(lambda number: next(starts)):
         run.report(plan)
     return run
 

@@ -103,7 +103,9 @@ class LocalSearch:
         )
 
     def rounds(
-        self, starts: Callable[[int], Sequence[Stage] | None], at_once: Callable[[], int]
+        self,
+        starts: Callable[[int], Sequence[Stage] | None],
+        at_once: Callable[[], int] | None = None,
     ) -> Iterator[Plan]:
         """Yield each plan that is better than the best of the run, until it is stopped.
 
@@ -111,8 +113,9 @@ class LocalSearch:
         ----------
         starts : callable
             Returns the stages to start from in annealing number n; None: from the best so far.
-        at_once : callable
-            Returns how many annealings the next round has, at most one for each worker.
+        at_once : callable, optional
+            Returns how many annealings the next round has, at most one for each worker. Default:
+            one for each.
         """
         number = 0
         with ThreadPoolExecutor(len(self.workers)) as pool:
@@ -122,7 +125,7 @@ class LocalSearch:
                 if before <= self._low():
                     return
                 tasks = []
-                workers = self.workers[: at_once()]
+                workers = self.workers[: at_once() if at_once else None]
                 for worker in workers:
                     self._prepare(worker, starts(number), DROPS[number % len(DROPS)], before)
                     draw = np.random.default_rng([self.run.seed, number])
