@@ -198,6 +198,9 @@ def _ask_what_if(run: Run, attempt: Attempt, share: float) -> Rung | None:
         part.report(best)
     names = ["contiguous"] if problem.scope.recompute else []
     names.append("periodic" if run.settled() else attempt.solver)
+    if names[0] == "periodic" and part.best() is None:
+        # It improves a plan, and there is no 1-periodic one.
+        return None
     for name in names[: 1 if run.settled() else None]:
         part.begin(name)
         load_solver(name)(problem, part)

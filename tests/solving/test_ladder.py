@@ -12,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schedopt import Chain, InputError, Layer, Platform, Problem, Rule, Scope, Stage, check, solve
+from schedopt.bench.periodic import halves
 from schedopt.bounds import load_bound
+from schedopt.families import theorem_4
 from schedopt.result import Bound
 from schedopt.solving import Run, ladder
 from tests.solvers.test_recompute import tight_platforms
@@ -299,6 +301,19 @@ def test_the_ladder_says_what_other_freedoms_would_give() -> None:
     assert Fraction(*last.period_exact) < result.period
     assert result.plan is not None
     assert not any(stage.recompute for stage in result.plan.stages)
+
+
+def test_other_freedoms_are_left_out_where_only_longer_patterns_are_known() -> None:
+    # Theorem 4: 2 (1 + 1 / 2) ms, and no less.
+    instance = theorem_4(2)
+    chain = halves(instance.chain)
+    scope = Scope(allocation="general", max_k=2)
+    result = solve(chain, instance.platform, scope=scope, workers=1)
+    assert result.status == "optimal"
+    assert result.period == 3_000_000
+    assert result.plan is not None
+    assert result.plan.pattern.k == 2
+    assert not check(result)
 
 
 def test_general_is_the_default_and_contiguous_if_asked() -> None:
