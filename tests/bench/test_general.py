@@ -23,12 +23,10 @@ from schedopt.bench.general import (
     Short,
     Theorem,
     decoder,
-    load_document,
-    measure,
     memory_at,
-    new_document,
     problems,
 )
+from schedopt.bench.general_runs import load_document, measure, new_document
 from schedopt.bench.general_tables import gap_of, means, missed_goals, ratio_of, to_markdown
 from schedopt.bench.periodic import Effort, halves
 from schedopt.errors import InputError

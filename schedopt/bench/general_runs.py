@@ -1,0 +1,102 @@
+"""The runs of `schedopt.bench.general`, each recorded once in one document."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from schedopt.bench.general import Measured
+from schedopt.bench.machine import describe_machine
+from schedopt.bench.periodic import Effort
+from schedopt.errors import InputError
+from schedopt.interrupts import interrupts
+
+
+def new_document(effort: Effort) -> dict[str, Any]:
+    """Return a document without figures: machine, versions, date, and what a run may take."""
+    return {
+        **describe_machine(),
+        "workers": effort.workers,
+        "time_limit_s": effort.time_limit,
+        "seed": effort.seed,
+    }
+
+
+def load_document(path: Path, effort: Effort) -> dict[str, Any]:
+    """Return what a file holds, to go on with; a new document if there is no such file.
+
+    Raises
+    ------
+    InputError
+        If it was written otherwise: its figures cannot stand beside new ones.
+    """
+    from schedopt.formats.reading import decode, parse_object, read_bytes
+
+    new = new_document(effort)
+    if not path.is_file():
+        return new
+    try:
+        old = parse_object(decode(read_bytes(path)))
+    except InputError as error:
+        raise error.in_file(str(path)) from None
+    for name, value in new.items():
+        if name != "date" and old.get(name) != value:
+            raise InputError(
+                f"is {old.get(name)!r:.60} there, and {value!r} now",
+                field=name,
+                way_out="Take the file away, or write to another one (-o)",
+                source=str(path),
+            )
+    return {**old, "date": new["date"]}
+
+
+def measure(
+    wanted: Sequence[Measured],
+    effort: Effort,
+    document: dict[str, Any],
+    save: Callable[[dict[str, Any]], None],
+    on_run: Callable[[int, int, str], None] = lambda done, total, name: None,
+) -> bool:
+    """Measure what a document lacks: a row for each run, in a list for each family.
+
+    Parameters
+    ----------
+    wanted : sequence of Measured
+    effort : Effort
+    document : dict
+        Rows are added to it.
+    save : callable
+        Called with the document after each run.
+    on_run : callable
+        Called before each run with the number of runs done, of all, and the name of this one.
+
+    Returns
+    -------
+    bool
+        Whether all is measured; not after Ctrl-C, which drops the run that it meets.
+    """
+    with interrupts() as interrupted:
+        for number, one in enumerate(wanted):
+            given = one.given
+            if any(
+                all(row.get(name) == value for name, value in given.items())
+                for row in document.get(one.family, [])
+            ):
+                continue
+            on_run(number, len(wanted), label(one.family, given))
+            try:
+                row = {**given, **one.measure(effort)}
+            except KeyboardInterrupt:
+                return False
+            if interrupted():
+                return False
+            document.setdefault(one.family, []).append(row)
+            save(document)
+    return True
+
+
+def label(family: str, given: dict[str, Any]) -> str:
+    """Return in words what tells a row from others."""
+    words = [f"{name} {value}" for name, value in given.items() if name != "chain_sha256"]
+    return ", ".join([family, *words])
