@@ -129,7 +129,7 @@ class Rung:
     period_exact : (int, int), optional
         The best normalized period that it found, ns.
     bound_exact : (int, int), optional
-        The best bound that it proved for the scope asked, ns.
+        The best bound known then for plans with the freedoms so far, ns.
     seconds : float
         What it took.
     note : str

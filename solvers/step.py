@@ -117,7 +117,7 @@ def _found_steady(problem: Problem, count: int, run: Run) -> list[Plan]:
     asked = replace(problem, scope=scope)
     part = run.part(asked, SHARE)
     found: list[Plan] = []
-    for attempt, share in sharing(list(plan_attempts(asked))):
+    for attempt, share in sharing([*plan_attempts(asked)]):
         if part.ended() or part.settled():
             break
         part.begin(attempt.solver, share)

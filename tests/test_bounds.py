@@ -199,7 +199,8 @@ def test_section_6_1_and_two_speeds_by_hand() -> None:
     equal = Problem(chain=Chain(layers=layers), platform=Platform(2, 0))
     assert load_bound(equal).period == 2
     faster = Problem(chain=Chain(layers=layers), platform=Platform(2, 0, speed=["1", "2"]))
-    assert load_bound(faster).period == Fraction(4, 3)
+    # Two of the three share a GPU; each half takes 1 ns at least, on the faster one too.
+    assert load_bound(faster).period == 2
 
 
 def test_a_layer_that_fits_nowhere_is_proven_for_any_allocation() -> None:
@@ -220,3 +221,12 @@ def test_contiguous_infeasible_does_not_prove_general_infeasible() -> None:
     assert result.period == 2
     notes = [rung.note for rung in result.ladder if rung.solver == "contiguous"]
     assert "needs 3 bytes" in notes[0]
+
+
+def test_layers_that_must_share_a_gpu_bound_the_period() -> None:
+    # Of four layers that take 6 ns and 5 ns, two share a GPU; of seven, three do.
+    long = Layer(forward_ns=2, backward_ns=4, weight_bytes=0, activation_bytes=0)
+    short = replace(long, backward_ns=3)
+    for layers, least in (((long,) * 3 + (short,), 11), ((long,) * 6 + (short,), 17)):
+        problem = Problem(chain=Chain(layers=layers), platform=Platform(3, 0))
+        assert load_bound(problem).period == least

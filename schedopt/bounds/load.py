@@ -20,15 +20,23 @@ def load_bound(problem: Problem) -> Bound:
 
     In T ns the GPUs do at most T times the sum of their speeds of work, and a pattern holds k
     times the work of all layers; one GPU runs each layer whole, so T / k is also at least the
-    longest layer on the fastest GPU (Beaumont et al. 2021, proof of Theorem 5). Rounding each
-    half of a split backward up takes at least as long as rounding their sum.
+    longest layer on the fastest GPU (Beaumont et al. 2021, proof of Theorem 5). And of the n P + 1
+    longest layers some GPU runs n + 1. Rounding each half of a split backward up takes at least as
+    long as rounding their sum.
     """
     split = problem.scope.split_backward
     speeds = sum((gpu.speed for gpu in problem.platform.gpus), Decimal(0))
     work = [(layer.forward_ns, least_backward(layer, split)) for layer in problem.chain.layers]
     longest = longest_layer_ns(problem)
+    crowded = _crowded_ns(problem)
     total = sum(forward + backward for forward, backward in work)
     average = Fraction(total) / Fraction(speeds)
+    if crowded > longest and crowded > average:
+        return Bound(
+            exact=as_ratio(crowded),
+            scope=widest(problem.scope),
+            proof="long layers that must share a GPU, on the fastest one",
+        )
     if average >= longest:
         return Bound(
             exact=as_ratio(average),
@@ -44,12 +52,24 @@ def load_bound(problem: Problem) -> Bound:
 
 def longest_layer_ns(problem: Problem) -> int:
     """Return how long the longest layer takes on the fastest GPU, ns."""
+    return max(_layers_ns(problem))
+
+
+def _layers_ns(problem: Problem) -> list[int]:
+    """Return how long each layer takes on the fastest GPU, ns."""
     fastest = max(problem.platform.gpus, key=lambda gpu: gpu.speed)
     split = problem.scope.split_backward
-    return max(
+    return [
         fastest.duration_ns(layer.forward_ns) + fastest.duration_ns(least_backward(layer, split))
         for layer in problem.chain.layers
-    )
+    ]
+
+
+def _crowded_ns(problem: Problem) -> int:
+    """Return the longest that n + 1 of the n P + 1 longest layers take at least, over all n, ns."""
+    times, gpus = sorted(_layers_ns(problem), reverse=True), len(problem.platform.gpus)
+    shared = range(1, (len(times) - 1) // gpus + 1)
+    return max((sum(times[n * gpus - n : n * gpus + 1]) for n in shared), default=0)
 
 
 def stage_load_bound(problem: Problem, stopped: Callable[[], bool] = never) -> Bound | None:

@@ -33,6 +33,8 @@ def print_result(result: Result) -> None:
         if result.infeasibility is not None:
             _print_infeasibility(console, result.infeasibility, result.problem.platform)
         else:
+            if result.lower_bound is not None:
+                console.print(f"Bound     {format_duration(result.lower_bound)}: {result.proof}")
             stopped = any(rung.note.startswith("stopped early") for rung in result.ladder)
             time = "more time (--time-limit), " if stopped else ""
             console.print(f"Try       {time}{ways_out(result.problem)}")

@@ -135,6 +135,8 @@ def _climb(run: Run, initial: Plan | None, named: str | None) -> list[Rung]:
     if initial is not None:
         run.begin("initial")
         run.report(as_answer(initial, problem))
+    if problem.scope.allocation == "general" and (too_much := memory_proof(problem)):
+        run.report_infeasible(too_much)
     ladder: list[Rung] = []
     refusals: list[InputError] = []
     for attempt, share in sharing([*attempts, *others]):
@@ -142,13 +144,16 @@ def _climb(run: Run, initial: Plan | None, named: str | None) -> list[Rung]:
             if (rung := _ask_what_if(run, attempt, share)) is not None:
                 ladder.append(rung)
             continue
-        if named or attempt.freedom or attempt.weight:
+        impossible = run.infeasibility()
+        if impossible is None and (named or attempt.freedom or attempt.weight):
             # Those before are quick, and leave a plan if somebody asks to stop.
             _prove(run, proofs)
-        if run.ended() or run.settled() or run.settled(attempt.problem.scope):
-            continue
-        if attempt.weight and run.infeasibility() is not None:
-            # A bound lies above the period asked. The others may say which memory would do.
+            impossible = run.infeasibility()
+        if impossible is not None:
+            # What is quick may still say which memory would do.
+            if run.ended() or attempt.weight or impossible.least_memory_bytes is not None:
+                continue
+        elif run.ended() or run.settled() or run.settled(attempt.problem.scope):
             continue
         run.begin(attempt.solver, share)
         begin = run.seconds()
@@ -159,7 +164,7 @@ def _climb(run: Run, initial: Plan | None, named: str | None) -> list[Rung]:
             note = f"left out: {error.rule}"
             ladder.append(Rung(solver=attempt.solver, freedom=attempt.freedom, note=note))
             continue
-        bound = run.bound()
+        bound = run.bound(attempt.problem.scope)
         ladder.append(
             Rung(
                 solver=attempt.solver,
@@ -174,8 +179,6 @@ def _climb(run: Run, initial: Plan | None, named: str | None) -> list[Rung]:
         _prove(run, proofs)
     if refusals and len(refusals) == len(ladder):
         raise refusals[-1]
-    if problem.scope.allocation == "general" and (impossible := memory_proof(problem)):
-        run.report_infeasible(impossible)
     return ladder
 
 
@@ -206,7 +209,7 @@ def _ask_what_if(run: Run, attempt: Attempt, share: float) -> Rung | None:
         load_solver(name)(problem, part)
     period = part.period()
     better = period is not None and period < (run.period() or 0)
-    if not better and (part.left_out or run.ended()):
+    if not better and (part.left_out or part.stopped()):
         return None
     return Rung(
         solver=part.solver_of_best if better else part.solver,

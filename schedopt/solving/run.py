@@ -97,6 +97,13 @@ class Run:
             now = time.monotonic()
             self._until = now + (self._deadline - now) * share
 
+    def extend(self, seconds: float) -> None:
+        """Give the run so much more time."""
+        if self._deadline is not None:
+            self._deadline += seconds
+        if self._until is not None:
+            self._until += seconds
+
     def part(self, problem: Problem, share: float) -> Run:
         """Return a run for a part of the problem, with a share of the time that is left.
 
@@ -166,12 +173,13 @@ class Run:
             remaining is not None and remaining <= 0
         )
 
-    def _asked_to_stop(self) -> bool:
+    def asked_to_stop(self) -> bool:
+        """Whether somebody asked to stop, whatever the time is."""
         return any(stop.is_set() for stop in self._stops)
 
     def ended(self) -> bool:
         """Whether the whole run should stop."""
-        return self._asked_to_stop() or (
+        return self.asked_to_stop() or (
             self._deadline is not None and time.monotonic() >= self._deadline
         )
 

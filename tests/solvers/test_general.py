@@ -156,3 +156,16 @@ def test_it_chooses_the_allocation_itself(allocation: str) -> None:
 def test_no_work_is_an_error() -> None:
     with pytest.raises(InputError, match="work_limit"):
         solve(Chain(layers=(UNIT,)), Platform(1, 99), scope=Scope(), work_limit=0)
+
+
+@pytest.mark.parametrize("percent", [90, 99, 100, 150])
+def test_a_decision_is_answered_within_the_period_asked(percent: int) -> None:
+    layers = tuple(replace(UNIT, forward_ns=number % 4 + 1) for number in range(12))
+    chain, platform = Chain(layers=layers), Platform(3, 14, bandwidth=10**9)
+    best = search(Problem(chain=chain, platform=platform, scope=GENERAL), 30_000).period()
+    assert best is not None
+    asked = int(best) * percent // 100
+    scope = replace(GENERAL, period_ns=asked)
+    found = search(Problem(chain=chain, platform=platform, scope=scope), 30_000).period()
+    assert found is None or found <= asked
+    assert found is not None or percent < 100

@@ -30,12 +30,16 @@ from schedopt.solving.run import Run
 from schedopt.stage import Stage
 
 STEPS: Final = 400_000
-"""Placements of one annealing."""
+"""Placements of one annealing, which then takes a second or two."""
+STEPS_OF_LAYERS: Final = 100_000_000
+"""The same times layers: those of long chains take longer."""
 DROPS: Final = (0.02, 0.005, 0.05, 0.001)
 """How far below the best period an annealing looks, in turn."""
 HEAT: Final = 0.03
 COLD: Final = 0.0005
 """Temperatures at the beginning and at the end of an annealing, as penalties."""
+LOADING_S: Final = 1.0
+"""What was compiled before takes less."""
 POLL_S: Final = 0.05
 """How often a stop is looked for."""
 
@@ -51,11 +55,17 @@ class _Worker:
 
 
 def is_compiled(run: Run) -> bool:
-    """Wait until the search is compiled, which takes some seconds once; False if stopped before."""
-    thread = threading.Thread(target=_compile, daemon=True)
+    """Wait until the search is compiled; False if somebody asks to stop before.
+
+    That takes some seconds, once on a machine, which the run is given in addition.
+    """
+    thread, begin = threading.Thread(target=_compile, daemon=True), run.seconds()
     thread.start()
-    while thread.is_alive() and not run.stopped():
+    while thread.is_alive() and not run.asked_to_stop():
         thread.join(POLL_S)
+    taken = run.seconds() - begin
+    if taken > LOADING_S:
+        run.extend(taken)
     return not thread.is_alive()
 
 
@@ -141,14 +151,15 @@ class LocalSearch:
 
     def _steps(self) -> int:
         """Return how many placements each annealing of the next round looks at; 0: no more."""
-        limit = self.run.work_limit
+        limit, steps = self.run.work_limit, min(STEPS, STEPS_OF_LAYERS // self.tables.layers)
         if limit is None:
-            return STEPS
-        return min(STEPS, (limit - self.placements) // len(self.workers))
+            return steps
+        return min(steps, (limit - self.placements) // len(self.workers))
 
     def _best_period(self) -> int:
-        period = self.run.period()
-        return self.longest + 1 if period is None else ceil(period)
+        period, asked = self.run.period(), self.problem.scope.period_ns
+        best = self.longest + 1 if period is None else ceil(period)
+        return best if asked is None else min(best, asked + 1)
 
     def _prepare(
         self, worker: _Worker, stages: Sequence[Stage] | None, drop: float, before: int
