@@ -25,7 +25,7 @@ def naming_options(names: Mapping[str, str] = MappingProxyType({})) -> Iterator[
     try:
         yield
     except InputError as error:
-        if error.source or not error.field:
+        if error.source or not error.field or error.field.startswith("--"):
             raise
         name = names.get(error.field, error.field).replace("_", "-")
         field = name if name.isupper() else f"--{name}"
