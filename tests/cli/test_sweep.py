@@ -110,7 +110,7 @@ def test_other_options_and_chains_are_refused(chain: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--gpus", "2x", "--mem", "1"], "--gpus: '2x' is no number of GPUs"),
+        (["--gpus", "2x", "--mem", "1"], "Error: --gpus: '2x' is no number of GPUs"),
         (["--gpus", "2", "--mem", "8G:16G"], "--mem: '8G:16G' is no range"),
         (["--gpus", "2", "--mem", "16G:8G:1G"], "--mem: '16G:8G:1G' is no range"),
         (["--gpus", "2", "--mem", "8G:16G:0"], "--mem: '8G:16G:0' is no range"),
