@@ -76,10 +76,9 @@ def assert_exact(problem: Problem, period: int) -> None:
 
 
 def test_work_that_cannot_be_shared_evenly() -> None:
-    # Three layers of 2 ns on two GPUs: one of them has two.
-    assert_exact(
-        Problem(chain=Chain(layers=(layer(1, 1),) * 3), platform=Platform(2, 0), scope=GENERAL), 4
-    )
+    # 24 ns on two GPUs, but no layers of 8, 5, 5, 5 and 1 ns add up to 12.
+    layers = (layer(4, 4), layer(2, 3), layer(2, 3), layer(2, 3), layer(1, 0))
+    assert_exact(Problem(chain=Chain(layers=layers), platform=Platform(2, 0), scope=GENERAL), 13)
 
 
 def test_weights_that_cannot_be_shared_evenly() -> None:
