@@ -169,3 +169,14 @@ def test_a_decision_is_answered_within_the_period_asked(percent: int) -> None:
     found = search(Problem(chain=chain, platform=platform, scope=scope), 30_000).period()
     assert found is None or found <= asked
     assert found is not None or percent < 100
+
+
+def test_a_start_of_more_stages_than_it_has_room_for_is_passed_over() -> None:
+    chain, platform = Chain(layers=(UNIT,) * 60), Platform(2, 10**6)
+    problem = Problem(chain=chain, platform=platform, scope=GENERAL)
+    run = Run(problem, work_limit=2000)
+    run.begin("general")
+    apart = [Stage(layers=(layer, layer), gpus=(layer % 2,)) for layer in range(60)]
+    for plan in LocalSearch(problem, run, 1).rounds(lambda number: apart):
+        run.report(plan)
+    assert run.best() is not None

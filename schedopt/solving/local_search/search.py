@@ -103,6 +103,7 @@ class LocalSearch:
         self.elite = new_state(self.tables, most)
         self.placements = 0
         self.longest = max(1, longest_way(problem))
+        self._low_at_first = ceil(run.bound() or 1)
 
     def _worker(self) -> _Worker:
         return _Worker(
@@ -129,7 +130,7 @@ class LocalSearch:
         """
         number = 0
         with ThreadPoolExecutor(len(self.workers)) as pool:
-            while (steps := self._steps()) and not self.run.stopped():
+            while (steps := self._steps()) and not self._is_done():
                 stop = np.zeros(1, dtype=np.int64)
                 before = self._best_period()
                 if before <= self._low():
@@ -165,6 +166,8 @@ class LocalSearch:
         self, worker: _Worker, stages: Sequence[Stage] | None, drop: float, before: int
     ) -> None:
         worker.found[:] = 0
+        if stages is not None and len(stages) > self.most:
+            stages = None
         if stages is None and self.elite.counts[STAGES]:
             worker.state.row[:] = self.elite.row
             worker.state.again[:] = self.elite.again
@@ -176,7 +179,13 @@ class LocalSearch:
         worker.state.counts[PERIOD] = max(self._low(), min(before - 1, int(before * (1 - drop))))
 
     def _low(self) -> int:
+        # Bounds that come when they come would make runs with a limit of work differ.
+        if self.run.work_limit is not None:
+            return self._low_at_first
         return ceil(self.run.bound() or 1)
+
+    def _is_done(self) -> bool:
+        return self.run.stopped() or self.run.settled()
 
     def _anneal(
         self, worker: _Worker, draw: np.random.Generator, steps: int, drop: float, stop: Ints
@@ -201,7 +210,7 @@ class LocalSearch:
         left: set[Future[int]] = set(tasks)
         while left:
             _, left = wait(left, timeout=POLL_S, return_when=FIRST_COMPLETED)
-            if self.run.stopped() or self._best_period() <= self._low():
+            if self._is_done() or self._best_period() <= self._low():
                 stop[0] = 1
 
     def _keep(self, worker: _Worker) -> None:
