@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from itertools import combinations, permutations
+from math import lcm
 from typing import TYPE_CHECKING, Final
 
 from schedopt.network import Resource
@@ -28,6 +29,8 @@ LARGEST: Final = 1 << 24
 """Periods and memories become about this at most."""
 LONGEST: Final = 1 << 36
 """Spans are taken as at most this."""
+MOST_K: Final = 8
+"""For larger k patterns repeat too late to say anything."""
 
 
 @lru_cache(maxsize=1 << 12)
@@ -124,10 +127,15 @@ class Amounts:
         self.rooms = sum(gpu.usable_bytes for gpu in platform.gpus)
 
     @property
-    def one_by_one(self) -> bool:
-        """Whether only 1-periodic patterns of whole backwards are asked for."""
+    def repeat(self) -> int | None:
+        """After how many micro-batches every pattern that is asked for repeats; None if unknown.
+
+        A k-periodic pattern is one of any multiple of k, too.
+        """
         scope = self.problem.scope
-        return scope.max_k == 1 and scope.microbatches is None and not scope.split_backward
+        if scope.max_k is None or scope.microbatches is not None or scope.max_k > MOST_K:
+            return None
+        return lcm(*range(1, scope.max_k + 1))
 
 
 @dataclass(frozen=True)
@@ -242,6 +250,19 @@ class Scaled:
         import numpy as np
 
         return np.asarray(np.maximum(1, -(-np.minimum(times, LONGEST) // self.above)))
+
+    def rounded(self, span: int, layer: int) -> int:
+        """Return the least span of a layer from `span` on that leaves room for its operations.
+
+        A pattern that repeats after time t has span = m t + r, 0 < r <= t. Forward and backward
+        lie on one GPU, so that both fit r.
+        """
+        repeat = self.amounts.repeat
+        if repeat is None:
+            return span
+        own = int(self.ahead[layer] + self.back[layer])
+        turns = -(-span // (repeat * self.above)) - 1
+        return max(span, turns * repeat * self.limit + own)
 
     def held(self, spans: Array) -> Held:
         """Return what layers keep whose spans are at least these.

@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from schedopt.bounds.amounts import Held, Scaled
+from schedopt.bounds.bins import need_more
 
 if TYPE_CHECKING:
     import numpy as np
@@ -71,11 +72,14 @@ class Runs:
         most = min(MOST_PRICES, max(2, MOST_CELLS // max(1, self.window * self.count)))
         if not useful.any():
             return np.array([[0, 1]], dtype=np.int64)
-        ratios = self.scaled.ahead[useful] / freed[useful]
+        # Units of time and of memory may differ by far in small problems.
+        for_time = max(1, self.scaled.room // max(1, self.scaled.limit))
+        for_bytes = max(1, self.scaled.limit // max(1, self.scaled.room))
+        ratios = (self.scaled.ahead * for_time)[useful] / (freed * for_bytes)[useful]
         chosen = np.quantile(ratios, np.linspace(0, 1, most - 1))
         dearer = np.maximum(1, np.round(DEAREST * np.minimum(1, chosen)))
         cheaper = np.maximum(1, np.round(DEAREST / np.maximum(1, chosen)))
-        both = np.stack([cheaper, dearer], axis=1).astype(np.int64)
+        both = np.stack([cheaper * for_time, dearer * for_bytes], axis=1).astype(np.int64)
         return np.unique(np.concatenate([[[0, 1]], both]), axis=0)
 
     def _fill(self, loads: Array) -> None:
@@ -180,21 +184,11 @@ class Runs:
             own = int(ways[first + 1] - ways[first])
             for found, can_be in ((begun, self.begun), (inner, self.inner)):
                 span = int(added[can_be[places, first]].min(initial=NEVER))
-                found[first] = self._rounded(max(span, own + int(inner[first + 1])), first)
+                span = max(span, own + int(inner[first + 1]))
+                found[first] = NEVER if span >= NEVER else scaled.rounded(span, first)
             if inner[first] >= NEVER:
                 return None
         return begun[:-1], inner[:-1]
-
-    def _rounded(self, span: int, first: int) -> int:
-        """Return the least span that a 1-periodic pattern of whole backwards can have.
-
-        Forward and backward share a GPU: with s = (n - 1) T + r, 0 < r <= T, both fit r.
-        """
-        scaled = self.scaled
-        if span >= NEVER or not scaled.amounts.one_by_one:
-            return min(span, NEVER)
-        own = int(scaled.ahead[first] + scaled.back[first])
-        return max(span, (-(-span // scaled.above) - 1) * scaled.limit + own)
 
     def fit_together(self, may_cut: Flags) -> bool:
         """Whether the runs of the whole chain may fit the time and the memory of all GPUs."""
@@ -202,7 +196,8 @@ class Runs:
 
         if int((self.scaled.weight + self.held.turn).sum()) > self.scaled.rooms:
             return False
-
+        if self._need_more_gpus():
+            return False
         scaled, numbers = self.scaled, np.arange(self.window)
         least = np.full((len(self.prices), self.count + 1), NEVER, dtype=np.int64)
         least[:, -1] = 0
@@ -215,3 +210,18 @@ class Runs:
         left = scaled.time(scaled.period * scaled.amounts.gpus) - int(scaled.work.sum())
         paid = self.prices[:, 0] * left + self.prices[:, 1] * spare
         return bool(spare >= 0 and left >= 0 and (least[:, 0] <= paid).all())
+
+    def _need_more_gpus(self) -> bool:
+        """Whether there are too few GPUs, as a layer cannot lie on two of them."""
+        import numpy as np
+
+        scaled, held = self.scaled, self.held
+        least = held.kept
+        if scaled.problem.scope.recompute:
+            least = np.minimum(held.kept, held.again)
+        gpus = len(scaled.problem.platform.gpus)
+        return (
+            need_more(scaled.weight + least, scaled.room, gpus)
+            or need_more(scaled.weight + held.turn, scaled.room, gpus)
+            or need_more(scaled.work, scaled.limit, gpus)
+        )

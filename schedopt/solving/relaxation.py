@@ -73,6 +73,7 @@ class RelaxationModel:
         self._keep_apart()
         self._choose_ways()
         self._lengthen_spans()
+        self._round_spans()
         self._count_micro_batches()
         self._fit_time()
         self._fit_memory()
@@ -191,17 +192,14 @@ class RelaxationModel:
             own = int(scaled.ahead[layer]) + back
             trip = int(scaled.trips[layer]) if self.forced.may_cut[layer] else 0
             span = max(span + own + trip, int(self.forced.spans[layer]))
-            if scaled.amounts.one_by_one:
-                span = max(span, (-(-span // scaled.above) - 1) * scaled.limit + own)
-            found.append(span)
+            found.append(span := scaled.rounded(span, layer))
         return found[::-1]
 
     def _count_micro_batches(self) -> None:
         """T n[l] >= span[l], with the second half of a backward where it keeps what is saved.
 
-        A 1-periodic pattern of whole backwards also has span[l] >= (n[l] - 1) T + own work. Counts
-        go up to what the longest span asks for; or to what no memory holds, and then that many
-        are enough for any span.
+        Counts go up to what the longest span asks for; or to what no memory holds, and then that
+        many are enough for any span.
         """
         scaled, above = self.scaled, self.scaled.above
         self.grown, self.growth = [], []
@@ -230,10 +228,23 @@ class RelaxationModel:
                 below = self.model.new_bool_var("")
                 self.model.add(grown == most).only_enforce_if(~below)
                 counted.only_enforce_if(below)
-            if scaled.amounts.one_by_one and not scaled.peak:
-                own = int(scaled.ahead[layer]) + whole
-                limit = scaled.limit
-                self.model.add(self.span[layer] >= limit * (grown + (count - 1)) + own)
+
+    def _round_spans(self) -> None:
+        """Let forward and backward of a layer share its GPU: see `Scaled.rounded`.
+
+        span[l] = m t + r with r at least the work of both, where all repeats after t.
+        """
+        scaled = self.scaled
+        repeat = scaled.amounts.repeat
+        if repeat is None:
+            return
+        for layer in self.layers:
+            own = int(scaled.ahead[layer] + scaled.back[layer])
+            first = -(-int(self.forced.spans[layer]) // (repeat * scaled.above)) - 1
+            last = -(-self.most[layer] // (repeat * scaled.above)) - 1
+            turn = self.model.new_int_var(first, max(first, last), "")
+            self.model.add(self.span[layer] <= repeat * scaled.above * (turn + 1))
+            self.model.add(self.span[layer] >= repeat * scaled.limit * turn + own)
 
     def _more_than_fits(self, layer: int) -> int:
         """Return a growth that no memory holds, of anything that is counted."""

@@ -76,9 +76,9 @@ def assert_exact(problem: Problem, period: int) -> None:
 
 
 def test_work_that_cannot_be_shared_evenly() -> None:
-    # 24 ns on two GPUs, but no layers of 8, 5, 5, 5 and 1 ns add up to 12.
-    layers = (layer(4, 4), layer(2, 3), layer(2, 3), layer(2, 3), layer(1, 0))
-    assert_exact(Problem(chain=Chain(layers=layers), platform=Platform(2, 0), scope=GENERAL), 13)
+    # 22 ns on two GPUs, but no layers of 10, 5, 3, 2 and 2 ns add up to 11.
+    layers = (layer(5, 5), layer(2, 3), layer(1, 2), layer(1, 1), layer(1, 1))
+    assert_exact(Problem(chain=Chain(layers=layers), platform=Platform(2, 0), scope=GENERAL), 12)
 
 
 def test_weights_that_cannot_be_shared_evenly() -> None:
