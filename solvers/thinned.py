@@ -4,7 +4,8 @@
 keep g micro-batches then keeps at most ceil(g k / K), and T / k = t K / k. With F = 1, B = 2 and
 room for N micro-batches on P stages, N of every P periods give the best pattern of all, max(3,
 3 P / N). Here t is the least with which 1F1B* fits when it keeps so much less: of the stages that
-are given, or of all contiguous ones, which may recompute.
+are given, or of all contiguous ones, which may recompute. Where a GPU may run several stages there
+may be more of them than GPUs: in the periods without a micro-batch another stage runs.
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ from dataclasses import replace
 from fractions import Fraction
 from itertools import count
 from math import ceil, floor, gcd
+from typing import Final
 
 from schedopt.bounds import load_bound
+from schedopt.bounds.load import longest_layer_ns
 from schedopt.errors import InputError
+from schedopt.plan import Plan
 from schedopt.problem import Problem
 from schedopt.solvers import contiguous, one_f_one_b_star
 from schedopt.solvers.contiguous import best_stages
@@ -23,7 +27,13 @@ from schedopt.solvers.one_f_one_b_star import refuse_unsupported, require_contig
 from schedopt.solving.course import LONGEST, Course, require_stages
 from schedopt.solving.run import Run
 from schedopt.solving.sharing import plan_at
+from schedopt.solving.stacking import stack
 from schedopt.solving.stage_chain import StageChain, Thinning
+
+MOST_MISSES: Final = 8
+"""So often in a row nothing better is found with more stages than GPUs; then no more is looked."""
+MOST_LAYERS: Final = 256
+"""For longer chains that takes too long."""
 
 
 def solve(problem: Problem, run: Run) -> None:
@@ -53,22 +63,29 @@ def solve(problem: Problem, run: Run) -> None:
             # Without a plan for k = 1 there is none at all.
             return
     least = ceil(Course(problem).load_ns if fixed else load_bound(problem).period)
+    misses = 0
     for k in range(2, (problem.scope.max_k or LONGEST) + 1):
         for slots in count(k + 1):
             thinning = Thinning(k, slots)
             high = _longest_slot(thinning, problem, run)
-            if high < max(1, least) or run.stopped() or run.settled():
+            alone = high >= least
+            stacked = misses < MOST_MISSES and _may_stack(problem, high)
+            if not (alone or stacked) or high < 1 or run.stopped() or run.settled():
                 break
             if gcd(k, slots) > 1:
                 continue
-            if fixed:
-                found = _fixed(problem, thinning, high, run)
-            else:
-                found = _contiguous(problem, thinning, high, run)
-            if found is not None:
-                plan = plan_at(*found)
-                if plan is not None:
-                    run.report(plan)
+            if alone:
+                _report((_fixed if fixed else _contiguous)(problem, thinning, high, run), run)
+            if stacked and slots >= 2 * k:
+                high = _longest_slot(thinning, problem, run)
+                plan = _stacked(problem, thinning, high, run)
+                misses = misses + 1 if plan is None else 0
+                _report(plan, run)
+
+
+def _report(plan: Plan | None, run: Run) -> None:
+    if plan is not None:
+        run.report(plan)
 
 
 def _longest_slot(thinning: Thinning, problem: Problem, run: Run) -> int:
@@ -80,18 +97,42 @@ def _longest_slot(thinning: Thinning, problem: Problem, run: Run) -> int:
     return min(limits)
 
 
-def _contiguous(
-    problem: Problem, thinning: Thinning, high: int, run: Run
-) -> tuple[StageChain, int] | None:
+def _contiguous(problem: Problem, thinning: Thinning, high: int, run: Run) -> Plan | None:
     found = best_stages(problem, high, run, thinning)
     if found is None:
         return None
     stages, period = found
-    return StageChain(problem, stages, thinning=thinning), period
+    return plan_at(StageChain(problem, stages, thinning=thinning), period)
 
 
-def _fixed(
-    problem: Problem, thinning: Thinning, high: int, run: Run
-) -> tuple[StageChain, int] | None:
+def _may_stack(problem: Problem, high: int) -> bool:
+    """Whether stages may share a GPU, and there may be more of them than GPUs."""
+    platform = problem.platform
+    return (
+        problem.scope.allocation == "general"
+        and platform.uniform
+        and len(platform.gpus) < len(problem.chain.layers) <= MOST_LAYERS
+        and high >= longest_layer_ns(problem)
+    )
+
+
+def _stacked(problem: Problem, thinning: Thinning, high: int, run: Run) -> Plan | None:
+    """Return the best plan found with more stages than GPUs, as many as there may be first."""
+    gpus, turns = problem.platform.gpus, thinning.slots // thinning.k
+    more = min(len(problem.chain.layers), turns * len(gpus)) - len(gpus)
+    while more > 0 and not run.stopped():
+        platform = problem.platform.with_gpus(gpus[:1] * (len(gpus) + more))
+        plan = _contiguous(replace(problem, platform=platform), thinning, high, run)
+        if plan is None:
+            # With fewer stages the period would be longer.
+            return None
+        stacked = stack(plan, problem.platform)
+        if stacked is not None:
+            return stacked
+        more //= 2
+    return None
+
+
+def _fixed(problem: Problem, thinning: Thinning, high: int, run: Run) -> Plan | None:
     chain = StageChain(problem, problem.stages, free=problem.scope.recompute, thinning=thinning)
-    return (chain, chain.shorten(high, run)) if chain.fits(high) else None
+    return plan_at(chain, chain.shorten(high, run)) if chain.fits(high) else None

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 
 from schedopt import Chain, InputError, Layer, Platform, Scope, Stage, check, solve
-from schedopt.account import concurrent_activations
+from schedopt.account import concurrent_activations, memory
+from schedopt.plan import Plan
 from schedopt.problem import Problem
 from schedopt.solvers import contiguous, thinned
 from schedopt.solving import Run
-from schedopt.solving.stage_chain import Thinning
+from schedopt.solving.sharing import plan_at
+from schedopt.solving.stacking import stack
+from schedopt.solving.stage_chain import StageChain, Thinning
 from tests.solvers.test_recompute import tight_chains, tight_platforms
 from tests.strategies import chains, platforms
 
@@ -123,3 +128,70 @@ def test_alone_it_starts_from_one_micro_batch() -> None:
     assert alone.period == 4
     with pytest.raises(InputError, match="two micro-batches"):
         solve(chain, platform, solver="thinned")
+
+
+@pytest.mark.parametrize("backward", [1, 2])
+def test_a_fifth_stage_runs_where_another_idles(backward: int) -> None:
+    # A micro-batch stays in the first layer for the work of all five, and there is room for two.
+    # Two of five periods are in use; two stages that are far apart on the chain share a GPU.
+    layer = Layer(forward_ns=1, backward_ns=backward, weight_bytes=0, activation_bytes=1)
+    chain, platform = Chain(layers=(layer,) * 5), Platform(4, 2)
+    general = Scope(allocation="general", max_k=2)
+    result = solve(chain, platform, scope=general, solver="thinned")
+    assert result.period == Fraction(5 * (1 + backward), 2)
+    assert result.plan is not None
+    assert check(result) == ()
+    assert len(result.plan.stages) == 5
+    assert sorted(stage.gpus[0] for stage in result.plan.stages)[-1] == 3
+    assert result.status == "optimal"
+    alone = solve(chain, platform, scope=Scope(max_k=2), solver="thinned")
+    assert alone.period == 3 * (1 + backward)
+
+
+@settings(max_examples=150)
+@given(chains(tied=True), platforms())
+def test_stages_that_share_a_gpu_make_plans_not_below_the_bound(
+    chain: Chain, platform: Platform
+) -> None:
+    scope = Scope(allocation="general", max_k=3)
+    result = solve(chain, platform, scope=scope, solver="thinned")
+    alone = solve(chain, platform, scope=Scope(max_k=3), solver="thinned")
+    assert check(result) == ()
+    if alone.period is not None:
+        assert result.period is not None
+        assert result.lower_bound is not None
+        assert result.lower_bound <= result.period <= alone.period
+
+
+def thinned_plan(room: int) -> Plan:
+    """Return five stages on five GPUs, of which two of five periods carry a micro-batch."""
+    layer = Layer(forward_ns=1, backward_ns=1, weight_bytes=0, activation_bytes=1, saved_bytes=1)
+    chain = Chain(layers=(layer,) * 5)
+    stages = [Stage(layers=(i, i), gpus=(i,)) for i in range(5)]
+    problem = Problem(chain=chain, platform=Platform(5, room, bandwidth="1GB/s"))
+    plan = plan_at(StageChain(problem, stages, thinning=Thinning(2, 5)), 3)
+    assert plan is not None
+    return plan
+
+
+def test_stages_are_stacked_where_time_memory_and_links_allow() -> None:
+    plan = thinned_plan(room=9)
+    fewer = {gpus: stack(plan, Platform(gpus, 9, bandwidth="1GB/s")) for gpus in range(1, 5)}
+    # 20 ns of work in 15.
+    assert fewer[1] is None
+    assert any(found is not None for found in fewer.values())
+    for gpus, found in fewer.items():
+        if found is None:
+            continue
+        scope = Scope(allocation="general", max_k=2)
+        assert check(replace(found, scope=scope)) == ()
+        assert {stage.gpus[0] for stage in found.stages} <= set(range(gpus))
+        assert [o.start_ns for o in found.pattern.operations] == [
+            o.start_ns for o in plan.pattern.operations
+        ]
+        same = sum(a.gpus == b.gpus for a, b in pairwise(found.stages))
+        assert len(found.pattern.transfers) == len(plan.pattern.transfers) - 4 * same
+    # No GPU has room for what the first stage keeps.
+    most = max(gpu.sum_bytes for gpu in memory(plan))
+    assert stack(plan, Platform(5, most - 1, bandwidth="1GB/s")) is None
+    assert stack(plan, Platform(5, most, bandwidth="1GB/s")) is not None
