@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 
 EXIT_CODES = "Exit codes: 0 done · 1 a fault of ours · 2 bad usage or bad input · 130 interrupted"
 SHIPPED = Path("instances")
+
+TimeLimit: TypeAlias = Annotated[float, typer.Option(help="Seconds for each run.", metavar="S")]
+Figures: TypeAlias = Annotated[
+    Path, typer.Option("--output", "-o", help="The figures; the tables lie beside.", metavar="FILE")
+]
 
 bench_app = Commands(
     help="Compare solvers and measure how fast they are.", epilog=EXIT_CODES, no_args_is_help=True
@@ -55,7 +60,7 @@ def bench_solvers(
     solvers: Annotated[
         str, typer.Option(help="Which solvers.", metavar="NAME,NAME")
     ] = "even_split,next_fit,contiguous",
-    time_limit: Annotated[float, typer.Option(help="Seconds for each run.", metavar="S")] = 60.0,
+    time_limit: TimeLimit = 60.0,
     seed: Annotated[int, typer.Option(help="For solvers that draw.", metavar="N")] = 0,
     output: Annotated[
         Path,
@@ -152,10 +157,7 @@ def bench_speed(
 
 @bench_app.command("periodic", epilog=EXIT_CODES)
 def bench_periodic(
-    output: Annotated[
-        Path,
-        typer.Option("--output", "-o", help="The figures; the tables lie beside.", metavar="FILE"),
-    ] = Path("results/periodic.json"),
+    output: Figures = Path("results/periodic.json"),
     seeds: Annotated[
         int,
         typer.Option(
@@ -163,7 +165,7 @@ def bench_periodic(
         ),
     ] = 20,
     workers: Annotated[int, typer.Option(help="Threads of the solver.", metavar="N")] = 2,
-    time_limit: Annotated[float, typer.Option(help="Seconds for each run.", metavar="S")] = 60.0,
+    time_limit: TimeLimit = 60.0,
 ) -> None:
     """Measure how long exact proofs take, each beside its goal in seconds.
 
@@ -213,16 +215,13 @@ def bench_general(
         str | None,
         typer.Option(help="One part: chains, theorems or speed.", metavar="PART"),
     ] = None,
-    time_limit: Annotated[float, typer.Option(help="Seconds for each run.", metavar="S")] = 60.0,
+    time_limit: TimeLimit = 60.0,
     workers: Annotated[int, typer.Option(help="Threads of a solver.", metavar="N")] = 2,
     seed: Annotated[
         int,
         typer.Option(help="For solvers that draw, and the first of random chains.", metavar="N"),
     ] = 0,
-    output: Annotated[
-        Path,
-        typer.Option("--output", "-o", help="The figures; the tables lie beside.", metavar="FILE"),
-    ] = Path("results/general.json"),
+    output: Figures = Path("results/general.json"),
 ) -> None:
     """Measure what plans with any allocation gain, each figure beside its goal.
 

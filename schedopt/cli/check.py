@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from schedopt.cli.options import PlanFile
+
 
 def check_plan(
-    plan: Annotated[Path, typer.Argument(help="A schedopt.plan/1 file.", metavar="PLAN")],
+    plan: PlanFile,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Check a plan with code that knows no solver: every violation, with its place, or none.

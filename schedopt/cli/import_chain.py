@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from schedopt.cli.options import naming_options
+from schedopt.cli.options import AsJson, naming_options
 
 if TYPE_CHECKING:
     from schedopt.chain import Chain
@@ -45,9 +45,7 @@ def import_profile(
             help="Of the chain. Default: that of the file.", metavar="NAME", show_default=False
         ),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document and nothing else.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Turn a published profile (PipeDream, dnn-partitioning, Piper) into a chain.
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from schedopt.cli.commands import Commands
-from schedopt.cli.options import naming_options
+from schedopt.cli.options import AsJson, ChainOutput, naming_options
 
 if TYPE_CHECKING:
     from schedopt.families import Fact, Instance
@@ -34,15 +34,11 @@ instance_app = Commands(
     no_args_is_help=True,
 )
 
-Output = Annotated[
-    Path, typer.Option("--output", "-o", help="Where to write the chain.", metavar="FILE")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 Gpus = Annotated[int, typer.Option(help="How many GPUs the chain is for.", metavar="P")]
 
 
 @instance_app.command("section6-1", epilog=EXIT_CODES)
-def section_6_1(output: Output, as_json: AsJson = False) -> None:
+def section_6_1(output: ChainOutput, as_json: AsJson = False) -> None:
     """Write costs 1, 2, 1 on 2 GPUs: contiguous 3, any allocation 2.
 
     Beaumont et al. 2021, section 6.1. One unit of time is 1 ms; all sizes are 0.
@@ -57,7 +53,7 @@ def section_6_1(output: Output, as_json: AsJson = False) -> None:
 
 
 @instance_app.command("lemma2", epilog=EXIT_CODES)
-def lemma_2(output: Output, as_json: AsJson = False) -> None:
+def lemma_2(output: ChainOutput, as_json: AsJson = False) -> None:
     """Write weights 1, 2, 1 on 2 GPUs with memory 2: only a general allocation fits.
 
     Beaumont et al. 2021, Lemma 2, which gives no costs: each layer takes 1 ms.
@@ -75,7 +71,7 @@ def lemma_2(output: Output, as_json: AsJson = False) -> None:
 @instance_app.command("theorem4", epilog=EXIT_CODES)
 def theorem_4(
     k: Annotated[int, typer.Option(help="1 to 4095.", metavar="K")],
-    output: Output,
+    output: ChainOutput,
     as_json: AsJson = False,
 ) -> None:
     """Write k + 1 layers whose best pattern needs k micro-batches: 2 (1 + 1 / k).
@@ -94,7 +90,7 @@ def theorem_4(
 @instance_app.command("theorem5", epilog=EXIT_CODES)
 def theorem_5(
     k: Annotated[int, typer.Option(help="2 to 45.", metavar="K")],
-    output: Output,
+    output: ChainOutput,
     as_json: AsJson = False,
 ) -> None:
     """Write a chain whose best contiguous period is 4 k / (2 k + 1) times the best of all.
@@ -114,7 +110,7 @@ def theorem_5(
 @instance_app.command("theorem6", epilog=EXIT_CODES)
 def theorem_6(
     k: Annotated[int, typer.Option(help="2 to 740.", metavar="K")],
-    output: Output,
+    output: ChainOutput,
     memory: Annotated[
         int | None,
         typer.Option(
@@ -141,7 +137,7 @@ def theorem_6(
 @instance_app.command("uniform", epilog=EXIT_CODES)
 def uniform(
     layers: Annotated[int, typer.Option(help="How many, 1 to 4096.", metavar="N")],
-    output: Output,
+    output: ChainOutput,
     forward: Annotated[str, typer.Option(help="Of each layer.", metavar="TIME")] = "1ms",
     backward: Annotated[str, typer.Option(help="Of each layer.", metavar="TIME")] = "2ms",
     weight: Annotated[str, typer.Option(help="Of each layer.", metavar="SIZE")] = "10MB",
@@ -194,7 +190,7 @@ def uniform(
 def random(
     layers: Annotated[int, typer.Option(help="How many, 1 to 4096.", metavar="N")],
     seed: Annotated[int, typer.Option(help="The same seed, the same chain.", metavar="S")],
-    output: Output,
+    output: ChainOutput,
     gpus: Gpus = 4,
     mem: Annotated[
         str | None,

@@ -1,16 +1,61 @@
-"""What several commands do with their options: names in errors, and what is typed alike."""
+"""Options of several commands: how they are written, read, and named in errors."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeAlias
+
+import typer
 
 from schedopt.errors import InputError
 
 if TYPE_CHECKING:
     from typer import BadParameter
+
+OF_PLATFORM: Final[Mapping[str, str]] = MappingProxyType(
+    {"memory": "mem", "memory_bytes": "mem", "reserved_bytes": "reserved"}
+)
+"""Fields of a platform whose option has another name."""
+
+# What a solve looks for.
+Recompute: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--recompute", help="Compute layers again before the backward, where that is faster."
+    ),
+]
+Grain: TypeAlias = Annotated[
+    Literal["stage", "layer"],
+    typer.Option(help="Whether the layers of a GPU run as one stage, or each on its own."),
+]
+Memory: TypeAlias = Annotated[
+    Literal["sum", "peak"],
+    typer.Option(
+        help="What must fit: each kind of memory at its own maximum, added up, or the true "
+        "maximum over time."
+    ),
+]
+Seed: TypeAlias = Annotated[int, typer.Option(help="Of random choices.", min=0, metavar="N")]
+
+# What a command reads and writes.
+PlanFile: TypeAlias = Annotated[
+    Path, typer.Argument(help="A schedopt.plan/1 file.", metavar="PLAN")
+]
+ChainOutput: TypeAlias = Annotated[
+    Path, typer.Option("--output", "-o", help="Where to write the chain.", metavar="FILE")
+]
+PictureOutput: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        "--output", "-o", help="Draw a picture instead: .svg, .png or .pdf.", metavar="FILE"
+    ),
+]
+AsJson: TypeAlias = Annotated[
+    bool, typer.Option("--json", help="Print one JSON document and nothing else.")
+]
 
 
 @contextmanager

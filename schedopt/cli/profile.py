@@ -5,12 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from schedopt.cli.options import naming_options
+from schedopt.cli.options import ChainOutput, naming_options
 from schedopt.errors import InputError
 
 if TYPE_CHECKING:
@@ -29,9 +28,7 @@ def profile_model(
             metavar="MODEL",
         ),
     ],
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="Where to write the chain.", metavar="FILE")
-    ],
+    output: ChainOutput,
     batch: Annotated[
         int | None, typer.Option(help="Samples of a micro-batch, for hf: models.", metavar="N")
     ] = None,

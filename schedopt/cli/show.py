@@ -7,17 +7,14 @@ from typing import Annotated
 
 import typer
 
+from schedopt.cli.options import PictureOutput
+
 
 def show_plan(
     plan: Annotated[
         Path, typer.Argument(help="A schedopt.plan/1 or schedopt.platform/1 file.", metavar="FILE")
     ],
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", "-o", help="Draw a picture instead: .svg, .png or .pdf.", metavar="FILE"
-        ),
-    ] = None,
+    output: PictureOutput = None,
 ) -> None:
     """Show what each GPU does when, and its memory over time.
 

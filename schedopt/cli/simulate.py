@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from schedopt.cli.options import naming_options
+from schedopt.cli.options import AsJson, PictureOutput, PlanFile, naming_options
 
 if TYPE_CHECKING:
     from schedopt.simulation import Simulation
 
 
 def simulate_plan(
-    plan: Annotated[Path, typer.Argument(help="A schedopt.plan/1 file.", metavar="PLAN")],
+    plan: PlanFile,
     microbatches: Annotated[
         int | None,
         typer.Option(
@@ -31,15 +30,8 @@ def simulate_plan(
             "or at the times of the pattern."
         ),
     ] = "asap",
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", "-o", help="Draw a picture instead: .svg, .png or .pdf.", metavar="FILE"
-        ),
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document and nothing else.")
-    ] = False,
+    output: PictureOutput = None,
+    as_json: AsJson = False,
 ) -> None:
     """Run a plan for one step: warm-up, steady state, drain.
 

@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from schedopt.cli.fixed import say_what_it_has, still_valid
-from schedopt.cli.options import check_time_limit, naming_options
+from schedopt.cli.options import (
+    OF_PLATFORM,
+    AsJson,
+    Grain,
+    Memory,
+    Recompute,
+    Seed,
+    check_time_limit,
+    naming_options,
+)
 from schedopt.cli.signals import usual_signals
 from schedopt.effort import TIME_LIMIT
 from schedopt.errors import InputError
@@ -24,8 +33,6 @@ if TYPE_CHECKING:
     from schedopt.solving import Progress
 
 EXITS = {"optimal": 0, "feasible": 0, "infeasible": 3, "unknown": 4}
-OPTIONS = {"memory": "mem", "memory_bytes": "mem", "reserved_bytes": "reserved"}
-"""Fields of the platform whose option has another name."""
 
 
 def solve_chain(
@@ -107,23 +114,9 @@ def solve_chain(
             help="Let the weight half of a backward run later; needs both halves in the chain.",
         ),
     ] = False,
-    recompute: Annotated[
-        bool,
-        typer.Option(
-            "--recompute", help="Compute layers again before the backward, where that is faster."
-        ),
-    ] = False,
-    grain: Annotated[
-        Literal["stage", "layer"],
-        typer.Option(help="Whether the layers of a GPU run as one stage, or each on its own."),
-    ] = "stage",
-    memory: Annotated[
-        Literal["sum", "peak"],
-        typer.Option(
-            help="What must fit: each kind of memory at its own maximum, added up, or the true "
-            "maximum over time."
-        ),
-    ] = "sum",
+    recompute: Recompute = False,
+    grain: Grain = "stage",
+    memory: Memory = "sum",
     microbatches: Annotated[
         int | None,
         typer.Option(
@@ -163,7 +156,7 @@ def solve_chain(
             show_default=False,
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of random choices.", min=0, metavar="N")] = 0,
+    seed: Seed = 0,
     work_limit: Annotated[
         int | None,
         typer.Option(
@@ -176,9 +169,7 @@ def solve_chain(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Where to write the plan.", metavar="FILE")
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document and nothing else.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Find the allocation and the periodic schedule with the least period, with a proof.
 
@@ -268,7 +259,7 @@ def solve_chain(
     usual = usual_scope(solver, fixed=fixed is not None)
     if allocation is not None:
         usual = Scope(allocation=allocation, max_k=LONGEST_POLISH if allocation == "general" else 1)
-    with naming_options(OPTIONS):
+    with naming_options(OF_PLATFORM):
         scope = Scope(
             allocation=usual.allocation,
             max_k=None if microbatches is not None else max_k or usual.max_k,
@@ -372,7 +363,7 @@ def _platform(
                 way_out="Leave it out, or fix a plan for equal GPUs",
             )
         own = own[:1] * (gpus or 1)
-    with naming_options(OPTIONS):
+    with naming_options(OF_PLATFORM):
         typed = Platform(
             len(own) if gpus is None else gpus,
             [gpu.memory_bytes for gpu in own] if mem is None else mem.split(","),

@@ -10,16 +10,23 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from schedopt.cli.options import check_time_limit, naming_options, parse_counts
+from schedopt.cli.options import (
+    OF_PLATFORM,
+    AsJson,
+    Grain,
+    Memory,
+    Recompute,
+    Seed,
+    check_time_limit,
+    naming_options,
+    parse_counts,
+)
 from schedopt.cli.progress import progress_bar
 from schedopt.errors import InputError
 
 if TYPE_CHECKING:
     from schedopt.chain import Chain
     from schedopt.sweeping import Place, Pool, Sweep
-
-OPTIONS = {"memory_bytes": "mem", "reserved_bytes": "reserved"}
-"""Fields of the platform whose option has another name."""
 
 
 def sweep_chain(
@@ -58,23 +65,9 @@ def sweep_chain(
         bool,
         typer.Option("--split-backward", help="Let the weight half of a backward run later."),
     ] = False,
-    recompute: Annotated[
-        bool,
-        typer.Option(
-            "--recompute", help="Compute layers again before the backward, where that is faster."
-        ),
-    ] = False,
-    grain: Annotated[
-        Literal["stage", "layer"],
-        typer.Option(help="Whether the layers of a GPU run as one stage, or each on its own."),
-    ] = "stage",
-    memory: Annotated[
-        Literal["sum", "peak"],
-        typer.Option(
-            help="What must fit: each kind of memory at its own maximum, added up, or the true "
-            "maximum over time."
-        ),
-    ] = "sum",
+    recompute: Recompute = False,
+    grain: Grain = "stage",
+    memory: Memory = "sum",
     solver: Annotated[
         str | None,
         typer.Option(help="One by name, as in schedopt solve.", metavar="NAME"),
@@ -82,7 +75,7 @@ def sweep_chain(
     time_limit: Annotated[
         float, typer.Option(help="Seconds for each point; inf: never.", metavar="S")
     ] = 60.0,
-    seed: Annotated[int, typer.Option(help="Of random choices.", min=0, metavar="N")] = 0,
+    seed: Seed = 0,
     jobs: Annotated[
         int | None,
         typer.Option(
@@ -117,9 +110,7 @@ def sweep_chain(
         Path | None,
         typer.Option(help="A folder for the plan of each point.", metavar="DIR"),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document and nothing else.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Find the least period for ranges of memory, GPUs and bandwidths.
 
@@ -153,7 +144,7 @@ def sweep_chain(
             field="--latency",
             way_out="Give the bandwidth too; without one transfers are free",
         )
-    with naming_options(OPTIONS):
+    with naming_options(OF_PLATFORM):
         if solver is not None:
             load_solver(solver)
         options = Options(
@@ -236,7 +227,7 @@ def _places(gpus: str, mem: str, bandwidth: str) -> list[Place]:
         for rate in bandwidth.split(",")
     ]
     sizes = [size for part in mem.split(",") for size in _sizes(part)]
-    with naming_options(OPTIONS):
+    with naming_options(OF_PLATFORM):
         return [
             Place(gpus=count, memory_bytes=size, bandwidth_bytes_per_s=rate)
             for count, rate, size in product(parse_counts(gpus), rates, sizes)
