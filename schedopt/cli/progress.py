@@ -1,10 +1,14 @@
-"""How far work of many parts is, on a terminal."""
+"""How far work is, on a terminal."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from schedopt.solving import Progress
 
 
 @contextmanager
@@ -27,3 +31,31 @@ def progress_bar() -> Iterator[Callable[[int, int, str], None]]:
         yield lambda done, total, name: bar.update(
             task, completed=done, total=total, description=name
         )
+
+
+@contextmanager
+def search_line() -> Iterator[Callable[[Progress], None] | None]:
+    """Show the best period and the bound while a search runs; nothing without a terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress as Line
+    from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    from schedopt.units import format_duration
+
+    console = Console(stderr=True, highlight=False)
+    columns = (SpinnerColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
+    with Line(*columns, console=console, transient=True) as line:
+        task = line.add_task("solving", total=None)
+
+        def show(progress: Progress) -> None:
+            parts = [progress.solver]
+            for name, value in (("best", progress.period), ("bound", progress.bound)):
+                parts.append(f"{name} {'none' if value is None else format_duration(value)}")
+            if progress.period is not None and progress.bound:
+                parts.append(f"gap {float(progress.period / progress.bound - 1):.2%}")
+            line.update(task, description=", ".join(parts))
+
+        yield show

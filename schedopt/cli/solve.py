@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -23,14 +21,16 @@ from schedopt.cli.options import (
     check_time_limit,
     naming_options,
 )
+from schedopt.cli.platform_options import PlatformOptions
+from schedopt.cli.progress import search_line
 from schedopt.cli.signals import usual_signals
 from schedopt.effort import TIME_LIMIT
 from schedopt.errors import InputError
 
 if TYPE_CHECKING:
-    from schedopt.platform import Platform
+    from schedopt.chain import Chain
+    from schedopt.plan import Plan
     from schedopt.result import Result
-    from schedopt.solving import Progress
 
 EXITS = {"optimal": 0, "feasible": 0, "infeasible": 3, "unknown": 4}
 
@@ -185,77 +185,32 @@ def solve_chain(
 
     schedopt solve --chain chain.json --platform instances/two-nodes.platform.json
     """
-    from schedopt.chain import Chain
     from schedopt.formats import check_writable, save_result
     from schedopt.problem import Problem, Scope
     from schedopt.result import Result
     from schedopt.solving import solve
     from schedopt.solving.defaults import LONGEST_POLISH, usual_scope
-    from schedopt.solving.registry import CHOOSE_ALLOCATION
-    from schedopt.units import parse_duration
 
-    if fix is not None and allocation is not None:
-        raise InputError(
-            "given beside --fix, which keeps the allocation",
-            field="--allocation",
-            way_out="Leave one of them out",
-        )
-    if fix is not None and solver in CHOOSE_ALLOCATION:
-        raise InputError(
-            f"{solver} chooses the allocation itself",
-            field="--solver",
-            way_out="Leave --fix out, or use periodic, which keeps the stages of the plan",
-        )
-    if microbatches is not None and max_k is not None:
-        raise InputError(
-            "given beside --microbatches, which makes one pattern of the whole step",
-            field="--max-k",
-            way_out="Leave one of them out",
-        )
+    _refuse_together(allocation, fix, max_k, microbatches, solver)
     check_time_limit(time_limit)
     if output is not None:
         check_writable(output)
     fixed = Result.load(fix).plan if fix is not None else None
-    if platform is None:
-        machine = _platform(
-            fixed.platform if fixed else None,
-            gpus,
-            mem,
-            reserved,
-            speed,
-            bandwidth,
-            latency,
-            duplex,
-        )
+    typed = PlatformOptions(
+        gpus=gpus,
+        mem=mem,
+        reserved=reserved,
+        speed=speed,
+        bandwidth=bandwidth,
+        latency=latency,
+        duplex=duplex,
+    )
+    if platform is not None:
+        machine = typed.load_instead(platform)
     else:
-        typed = {
-            "gpus": gpus,
-            "mem": mem,
-            "reserved": reserved,
-            "speed": speed,
-            "bandwidth": bandwidth,
-            "latency": latency,
-            "duplex": duplex,
-        }
-        machine = _load_platform(platform, typed)
-    if chain is not None:
-        layers = Chain.load(chain)
-        if fixed is not None and fixed.chain.sha256 != layers.sha256:
-            raise InputError(
-                f"the plan was made for another chain than {chain}",
-                field="chain_sha256",
-                way_out="Leave --chain out, or fix a plan of this chain",
-                source=str(fix),
-            )
-    elif fixed is not None:
-        layers = fixed.chain
-    else:
-        raise InputError("not given", field="--chain", way_out="Name a schedopt.chain/1 file")
-    longest = None if period is None else parse_duration(period, field="--period")
-    if longest == 0:
-        raise InputError(
-            f"{period!r} is less than 1 ns", field="--period", way_out="Give a longer time"
-        )
+        machine = typed.read_over(fixed.platform) if fixed else typed.read()
+    layers = _chain(chain, fixed, fix)
+    longest = None if period is None else _longest(period)
     usual = usual_scope(solver, fixed=fixed is not None)
     if allocation is not None:
         usual = Scope(allocation=allocation, max_k=LONGEST_POLISH if allocation == "general" else 1)
@@ -274,7 +229,7 @@ def solve_chain(
         stages = fixed.stages if fixed is not None else ()
         problem = Problem(chain=layers, platform=machine, scope=scope, stages=stages)
         initial = None if fixed is None else still_valid(fixed, problem)
-        with _progress() as show, usual_signals():
+        with search_line() as show, usual_signals():
             result = solve(
                 layers,
                 machine,
@@ -294,6 +249,67 @@ def solve_chain(
     if fixed is not None and (said := say_what_it_has(fixed, result, str(fix))):
         typer.echo(said, err=as_json)
     raise typer.Exit(EXITS[result.status])
+
+
+def _refuse_together(
+    allocation: str | None,
+    fix: Path | None,
+    max_k: int | None,
+    microbatches: int | None,
+    solver: str | None,
+) -> None:
+    """Refuse options that contradict one another."""
+    from schedopt.solving.registry import CHOOSE_ALLOCATION
+
+    if fix is not None and allocation is not None:
+        raise InputError(
+            "given beside --fix, which keeps the allocation",
+            field="--allocation",
+            way_out="Leave one of them out",
+        )
+    if fix is not None and solver in CHOOSE_ALLOCATION:
+        raise InputError(
+            f"{solver} chooses the allocation itself",
+            field="--solver",
+            way_out="Leave --fix out, or use periodic, which keeps the stages of the plan",
+        )
+    if microbatches is not None and max_k is not None:
+        raise InputError(
+            "given beside --microbatches, which makes one pattern of the whole step",
+            field="--max-k",
+            way_out="Leave one of them out",
+        )
+
+
+def _chain(path: Path | None, plan: Plan | None, fix: Path | None) -> Chain:
+    """Return the chain of a file, or without one that of a plan; both are the same."""
+    from schedopt.chain import Chain
+
+    if path is None:
+        if plan is None:
+            raise InputError("not given", field="--chain", way_out="Name a schedopt.chain/1 file")
+        return plan.chain
+    chain = Chain.load(path)
+    if plan is not None and plan.chain.sha256 != chain.sha256:
+        raise InputError(
+            f"the plan was made for another chain than {path}",
+            field="chain_sha256",
+            way_out="Leave --chain out, or fix a plan of this chain",
+            source=str(fix),
+        )
+    return chain
+
+
+def _longest(period: str) -> int:
+    """Return the period that a plan may have at most, ns."""
+    from schedopt.units import parse_duration
+
+    longest = parse_duration(period, field="--period")
+    if longest == 0:
+        raise InputError(
+            f"{period!r} is less than 1 ns", field="--period", way_out="Give a longer time"
+        )
+    return longest
 
 
 @contextmanager
@@ -323,102 +339,3 @@ def _print(result: Result, output: Path | None, as_json: bool) -> None:
     print_result(result)
     if output is not None and result.plan is not None:
         typer.echo(f"Plan written to {output}")
-
-
-def _platform(
-    plan: Platform | None,
-    gpus: int | None,
-    mem: str | None,
-    reserved: str | None,
-    speed: str | None,
-    bandwidth: str | None,
-    latency: str | None,
-    duplex: Literal["half", "full"] | None,
-) -> Platform:
-    """Return the platform that was typed, the rest taken from that of a plan."""
-    from schedopt.platform import Platform
-
-    if plan is None and gpus is None:
-        raise InputError(
-            "not given",
-            field="--gpus",
-            way_out="Say how many GPUs: --gpus 8; or give a file: --platform FILE",
-        )
-    if plan is None and mem is None:
-        raise InputError("not given", field="--mem", way_out="Say how much each has: --mem 16G")
-    if plan is not None and plan.network is not None:
-        links = {"gpus": gpus, "bandwidth": bandwidth, "latency": latency, "duplex": duplex}
-        _refuse(links, "given beside a plan for several nodes", "Give other nodes: --platform FILE")
-    link = None if plan is None else plan.link
-    if link is not None:
-        bandwidth = bandwidth or str(link.bandwidth_bytes_per_s)
-        latency = latency or str(link.latency_ns)
-        duplex = duplex or link.duplex
-    own = () if plan is None else plan.gpus
-    if plan is not None and gpus not in (None, len(own)):
-        if not plan.uniform:
-            raise InputError(
-                f"the GPUs of the plan differ, and it has {len(own)}",
-                field="--gpus",
-                way_out="Leave it out, or fix a plan for equal GPUs",
-            )
-        own = own[:1] * (gpus or 1)
-    with naming_options(OF_PLATFORM):
-        typed = Platform(
-            len(own) if gpus is None else gpus,
-            [gpu.memory_bytes for gpu in own] if mem is None else mem.split(","),
-            reserved=reserved or 0,
-            speed=[gpu.speed for gpu in own] or "1" if speed is None else speed.split(","),
-            bandwidth=bandwidth,
-            latency=latency or 0,
-            duplex=duplex or "half",
-        )
-    if plan is None:
-        return typed
-    made = typed.gpus
-    if reserved is None:
-        pairs = zip(typed.gpus, own, strict=True)
-        made = tuple(replace(gpu, reserved_bytes=old.reserved_bytes) for gpu, old in pairs)
-    return (typed if plan.network is None else plan).with_gpus(made)
-
-
-def _load_platform(path: Path, typed: Mapping[str, object]) -> Platform:
-    """Return the platform of a file, beside which nothing of a platform may be typed."""
-    from schedopt.platform import Platform
-
-    _refuse(typed, "given beside --platform, whose file says it", "Leave one of them out")
-    return Platform.load(path)
-
-
-def _refuse(typed: Mapping[str, object], rule: str, way_out: str) -> None:
-    for name, value in typed.items():
-        if value is not None:
-            raise InputError(rule, field=f"--{name}", way_out=way_out)
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[Progress], None] | None]:
-    """Show the best period and the bound on a terminal while the search runs."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import Progress as Line
-    from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    from schedopt.units import format_duration
-
-    console = Console(stderr=True, highlight=False)
-    columns = (SpinnerColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
-    with Line(*columns, console=console, transient=True) as line:
-        task = line.add_task("solving", total=None)
-
-        def show(progress: Progress) -> None:
-            parts = [progress.solver]
-            for name, value in (("best", progress.period), ("bound", progress.bound)):
-                parts.append(f"{name} {'none' if value is None else format_duration(value)}")
-            if progress.period is not None and progress.bound:
-                parts.append(f"gap {float(progress.period / progress.bound - 1):.2%}")
-            line.update(task, description=", ".join(parts))
-
-        yield show
