@@ -19,6 +19,7 @@ from itertools import combinations, pairwise
 from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, cast
 
 from schedopt.solving.cycles import Difference, least_cycle_time
+from schedopt.solving.precedence import certainly_behind, direct_followers
 from schedopt.solving.steps import Answer, Kept, Step
 
 if TYPE_CHECKING:
@@ -169,34 +170,6 @@ class OrderModel:
     def _start_at_zero(self) -> None:
         self.model.add(self.starts[0] == 0)
 
-    def _links(self) -> Iterator[tuple[int, int]]:
-        """Yield which step directly follows which.
-
-        Recompute follows its forward, the backward both it and the gradient; W follows I, and
-        nothing follows W.
-        """
-        before: list[int] = []
-        tails: list[int] = []
-        again: dict[int, int] = {}
-        for position, step in enumerate(self.way):
-            if step.what == "R":
-                again[step.stage] = position
-                yield self.place["F", step.stage], position
-                continue
-            if step.what == "W":
-                yield self.place["I", step.stage], position
-                continue
-            if step.what in ("B", "I") and step.stage in again:
-                yield again[step.stage], position
-            if step.what == "I":
-                # The other way to run the backward in front of it.
-                whole = tails.pop()
-                yield from ((tail, position) for tail in before)
-                tails = [whole, position]
-                continue
-            yield from ((tail, position) for tail in tails)
-            before, tails = tails, [position]
-
     def _may_meet(self, one: int, two: int) -> bool:
         """Whether two steps are there at once, and not the two ways to run one backward."""
         first, second = self.way[one], self.way[two]
@@ -207,7 +180,7 @@ class OrderModel:
         return ()
 
     def _each_follows_its_way(self) -> None:
-        for one, two in self._links():
+        for one, two in direct_followers(self.way):
             there = self._is_there(self.way[one], self.way[two])
             for j in range(self.k):
                 self._require(self._arc((one, j), (two, j)), *there)
@@ -377,7 +350,7 @@ class OrderModel:
         for step, one in enumerate(self.way):
             for resource in one.resources:
                 on[resource].append(step)
-        apart = self._certainly_behind()
+        apart = certainly_behind(self.way, self.course.kept, self.most, self._gives_up)
         if self.left_out:
             return []
         # Two transfers may have several links in common.
@@ -398,46 +371,6 @@ class OrderModel:
         self._require(before, ~behind, *there)
         self.orders.append((behind, after))
         return behind
-
-    def _certainly_behind(self) -> list[list[int]]:
-        """Return the least n for which step b of micro-batch j + n is behind step a of j: [a][b].
-
-        A path of arcs that hold in every pattern; B and I of a stage are one node, whichever is
-        there, and leave behind as many in flight as either allows.
-        """
-        import networkx
-
-        def node(step: int) -> tuple[str, int]:
-            one = self.way[step]
-            return ("back" if one.what in ("B", "I") else str(one.what), one.stage)
-
-        graph = networkx.DiGraph()
-
-        def add(first: tuple[str, int], second: tuple[str, int], offset: int) -> None:
-            known = graph.get_edge_data(first, second, {"weight": None})["weight"]
-            graph.add_edge(first, second, weight=offset if known is None else max(known, offset))
-
-        for before, behind in self._links():
-            add(node(before), node(behind), 0)
-        through: dict[tuple[int, str], dict[bool, int]] = defaultdict(dict)
-        for one, most in zip(self.course.kept, self.most, strict=True):
-            if one.enter != "I":
-                known = through[one.stage, one.enter].get(bool(one.split), most)
-                through[one.stage, one.enter][bool(one.split)] = min(known, most)
-            if one.leave == "W":
-                enters = "back" if one.enter == "I" else one.enter
-                add(("W", one.stage), (enters, one.stage), most)
-        for (stage, enter), choices in through.items():
-            add(("back", stage), (enter, stage), max(choices.values()))
-        nodes = [node(step) for step in range(len(self.way))]
-        lengths: dict[tuple[str, int], list[int]] = {}
-        for a in nodes:
-            if self._gives_up():
-                break
-            if a not in lengths:
-                to = networkx.single_source_dijkstra_path_length(graph, a)
-                lengths[a] = [int(to[b]) for b in nodes]
-        return [lengths.get(a, []) for a in nodes]
 
     def _all_end_before_the_next(self) -> None:
         """Let all end before micro-batch k begins, and start within the step if they take no time.
