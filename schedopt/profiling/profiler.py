@@ -2,54 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from schedopt.chain import Chain, Layer, Recipe
+from schedopt.chain import Chain, Recipe
 from schedopt.errors import InputError
+from schedopt.profiling.assembling import describe_model, describe_run, make_chain
 from schedopt.profiling.factory import Model, require_torch
+from schedopt.profiling.measuring import Counter, Measured, measure
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from schedopt.profiling.pieces import Outline, Piece
-    from schedopt.profiling.states import States
-    from schedopt.profiling.sweeping import Halves, Peaks, Sweep
-    from schedopt.profiling.verifying import WholeRun
 
 MIN_SHARE = 0.001
 """Layers of a traced model with less than this share of the time are merged into a neighbour."""
-
-
-@dataclass(kw_only=True)
-class Measured:
-    """What was seen of each layer, in order of the layers.
-
-    Parameters
-    ----------
-    pieces : list of Piece
-    recorded : Sweep
-        With the storages saved.
-    timed : list of Sweep
-    halves : list of Halves
-        Empty where the backward could not be split.
-    peaks : Peaks
-    held : list of int
-        Bytes from the end of I to the end of W; empty like `halves`.
-    states : list of States
-    notes : dict
-        For the provenance.
-    """
-
-    pieces: list[Piece]
-    recorded: Sweep
-    timed: list[Sweep]
-    peaks: Peaks
-    states: list[States]
-    halves: list[Halves] = field(default_factory=list)
-    held: list[int] = field(default_factory=list)
-    notes: dict[str, Any] = field(default_factory=dict)
 
 
 def profile(
@@ -115,17 +81,17 @@ def profile(
     _check_optimizer(model, optimizer)
     with training_mode(), torch.random.fork_rng(devices=[place] if place.type == "cuda" else []):
         clock = make_clock(place)
-        count = _Counter(2 * (1 + warmup + repeats) + 2, on_progress)
+        count = Counter(2 * (1 + warmup + repeats) + 2, on_progress)
         try:
             moved = on_device(model, place)
             pieces = _pieces_worth_having(Outline(moved), clock, min_share)
             run = WholeRun(moved, clock) if whole else None
-            measured = _measure(moved, pieces, clock, optimizer, warmup, repeats, count, run)
+            measured = measure(moved, pieces, clock, optimizer, warmup, repeats, count, run)
         except InputError as error:
             if not _out_of_memory(error):
                 raise
             measured = _measure_apart(model, place, clock, optimizer, repeats, min_share)
-    return _chain(model, measured, _provenance(model, place, optimizer, warmup, repeats))
+    return make_chain(model, measured, describe_run(model, place, optimizer, warmup, repeats))
 
 
 def estimate(
@@ -167,13 +133,13 @@ def estimate(
         _check_optimizer(model, optimizer)
         pieces = _estimated_pieces(Outline(model), flops, min_share)
         with FlopClock(flops) as clock:
-            measured = _measure(model, pieces, clock, optimizer, 0, 1, _Counter(0, None))
+            measured = measure(model, pieces, clock, optimizer, 0, 1, Counter(0, None))
         provenance = {
             "source": "estimated",
             "times": f"floating-point operations at {flops} a second",
-            **_story(model, optimizer),
+            **describe_model(model, optimizer),
         }
-        return _chain(model, measured, provenance)
+        return make_chain(model, measured, provenance)
 
 
 def _out_of_memory(error: BaseException | None) -> bool:
@@ -200,7 +166,7 @@ def _measure_apart(
         light = copy_without_values(model, mode, place)
         pieces = _estimated_pieces(Outline(light), 10**12, min_share)
         with FlopClock(10**12) as flops:
-            measured = _measure(light, pieces, flops, optimizer, 0, 1, _Counter(0, None))
+            measured = measure(light, pieces, flops, optimizer, 0, 1, Counter(0, None))
     measured.timed = sweeps_apart(model, pieces, place, clock, repeats)
     measured.halves, measured.held = [], []
     measured.notes |= {
@@ -236,18 +202,6 @@ def cut_again(model: Model, recipe: Recipe) -> list[Piece]:
     return Outline(model).pieces(recipe.cuts)
 
 
-class _Counter:
-    """Counts sweeps for whoever wants to know."""
-
-    def __init__(self, total: int, on_progress: Callable[[int, int], None] | None) -> None:
-        self._done, self._total, self._tell = 0, total, on_progress
-
-    def step(self) -> None:
-        self._done += 1
-        if self._tell is not None:
-            self._tell(min(self._done, self._total), self._total)
-
-
 def _pieces_worth_having(outline: Outline, clock: Any, min_share: float) -> list[Piece]:
     """Return the layers, trivial ones merged after a look at what they cost."""
     from schedopt.profiling.merging import choose_cuts
@@ -278,149 +232,6 @@ def _estimated_pieces(outline: Outline, flops: int, min_share: float) -> list[Pi
         return _pieces_worth_having(outline, clock, min_share)
 
 
-def _measure(
-    model: Model,
-    pieces: list[Piece],
-    clock: Any,
-    optimizer: str,
-    warmup: int,
-    repeats: int,
-    count: _Counter,
-    whole: WholeRun | None = None,
-) -> Measured:
-    from schedopt.profiling.metering import Meter
-    from schedopt.profiling.saving import Recorder
-    from schedopt.profiling.sweeping import metered_halves, metered_sweep, split_sweep, sweep
-
-    inputs = model.tensors
-    permanent = _permanent(pieces)
-    recorded = sweep(pieces, inputs, clock, Recorder(permanent))
-    count.step()
-    timed, halves = [], []
-    for done in range(warmup + repeats):
-        one = sweep(pieces, inputs, clock)
-        if done >= warmup:
-            timed.append(one)
-            if whole is not None:
-                whole.step()
-        count.step()
-    notes: dict[str, Any] = {} if whole is None else {"whole": whole.to_json()}
-    held: list[int] = []
-    try:
-        for done in range(1 + warmup + repeats):
-            split = split_sweep(pieces, inputs, clock)
-            halves += [split] if done > warmup else []
-            count.step()
-        held = metered_halves(pieces, inputs, Meter([*permanent, *inputs.values()]))
-    except (InputError, ImportError) as error:
-        halves, held = [], []
-        notes["halves"] = f"not measured: {error}"[:300]
-    count.step()
-    peaks = metered_sweep(pieces, inputs, Meter([*permanent, *inputs.values()]))
-    count.step()
-    states = _states(model, pieces, optimizer)
-    return Measured(
-        pieces=pieces,
-        recorded=recorded,
-        timed=timed,
-        halves=halves,
-        held=held,
-        peaks=peaks,
-        states=states,
-        notes=notes,
-    )
-
-
-def _permanent(pieces: Sequence[Piece]) -> list[Tensor]:
-    """Return what is counted as weights: parameters, buffers, gradients."""
-    tensors: list[Any] = []
-    for piece in pieces:
-        parameters = list(piece.module.parameters())
-        tensors += [*parameters, *piece.module.buffers()]
-        tensors += [one.grad for one in parameters if one.grad is not None]
-    return tensors
-
-
-def _states(model: Model, pieces: Sequence[Piece], optimizer: str) -> list[States]:
-    from schedopt.profiling.pieces import blaming
-    from schedopt.profiling.states import choose_optimizer, measure_states, own_parameters
-
-    factory = model.optimizer or choose_optimizer(optimizer)
-    states = []
-    owned = own_parameters([piece.module for piece in pieces])
-    for piece, parameters in zip(pieces, owned, strict=True):
-        with blaming(piece.name, "optimizer step"):
-            states.append(measure_states(piece.module, parameters, factory))
-    return states
-
-
-def _chain(model: Model, measured: Measured, provenance: Mapping[str, Any]) -> Chain:
-    from schedopt.profiling.clocks import spread
-    from schedopt.profiling.states import tensor_bytes, tied_layers
-
-    pieces = measured.pieces
-    spreads = {}
-    if len(measured.timed) > 1:
-        for name in ("forward", "backward"):
-            every = _by_layer(measured.timed, f"{name}_ns")
-            spreads[f"{name}_spread"] = [spread(times) for times in every]
-    inputs = model.tensors
-    return Chain(
-        layers=tuple(_layers(measured)),
-        name=_name(model),
-        input_bytes=sum(tensor_bytes(inputs[name]) for name in pieces[0].side),
-        same_gpu=tied_layers([piece.module for piece in pieces]),
-        recipe=_recipe(model, [piece.cut for piece in pieces]),
-        provenance={**provenance, **measured.notes, **spreads},
-    )
-
-
-def _name(model: Model) -> str:
-    if model.factory.startswith("hf:"):
-        return model.factory.split(":")[1]
-    return model.factory.rpartition(":")[2]
-
-
-def _layers(measured: Measured) -> list[Layer]:
-    from schedopt.profiling.clocks import median_ns
-    from schedopt.profiling.saving import first_saved, saved_before
-
-    forward = [median_ns(times) for times in _by_layer(measured.timed, "forward_ns")]
-    backward = [median_ns(times) for times in _by_layer(measured.timed, "backward_ns")]
-    first = [median_ns(times) for times in _by_layer(measured.halves, "input_ns")]
-    second = [median_ns(times) for times in _by_layer(measured.halves, "weight_ns")]
-    recorded, peaks = measured.recorded, measured.peaks
-    saved, before = first_saved(recorded.saved), saved_before(recorded.saved)
-    return [
-        Layer(
-            name=piece.name,
-            forward_ns=forward[position],
-            backward_ns=backward[position],
-            activation_bytes=recorded.activation_bytes[position],
-            saved_bytes=saved[position],
-            saved_input_bytes=before[position],
-            weight_bytes=state.weight_bytes,
-            parameter_bytes=state.parameter_bytes,
-            gradient_bytes=state.gradient_bytes,
-            optimizer_bytes=state.optimizer_bytes,
-            workspace_bytes=max(
-                0, peaks.forward[position] - saved[position], peaks.backward[position]
-            ),
-            backward_input_ns=first[position] if first else None,
-            backward_weight_ns=second[position] if second else None,
-            saved_weight_bytes=measured.held[position] if measured.held else None,
-        )
-        for position, (piece, state) in enumerate(
-            zip(measured.pieces, measured.states, strict=True)
-        )
-    ]
-
-
-def _by_layer(sweeps: Sequence[Any], name: str) -> list[tuple[int, ...]]:
-    """Return the times of each layer over the sweeps."""
-    return list(zip(*(getattr(one, name) for one in sweeps), strict=True))
-
-
 def _check_count(name: str, value: int, least: int) -> None:
     if value < least:
         raise InputError(f"{value} is too few", field=name, way_out=f"Give {least} or more")
@@ -438,46 +249,3 @@ def _check_optimizer(model: Model, optimizer: str) -> None:
 
     if model.optimizer is None:
         choose_optimizer(optimizer)
-
-
-def _recipe(model: Model, cuts: Sequence[str]) -> Recipe | None:
-    if not model.factory:
-        return None
-    return Recipe(
-        factory=model.factory,
-        arguments=dict(model.arguments),
-        torch=str(require_torch().__version__),
-        cuts=tuple(cuts),
-    )
-
-
-def _provenance(
-    model: Model, device: Any, optimizer: str, warmup: int, repeats: int
-) -> dict[str, Any]:
-    from schedopt.profiling.devices import describe
-
-    return {
-        "source": "measured",
-        **describe(device),
-        **_story(model, optimizer),
-        "warmup": warmup,
-        "repeats": repeats,
-        "threads": require_torch().get_num_threads(),
-    }
-
-
-def _story(model: Model, optimizer: str) -> dict[str, Any]:
-    """Return what is the same whether a model is measured or not."""
-    from datetime import UTC, datetime
-
-    dtypes = {
-        str(parameter.dtype).removeprefix("torch.") for parameter in model.module.parameters()
-    }
-    own = getattr(model.optimizer, "__name__", type(model.optimizer).__name__)
-    return {
-        "torch": str(require_torch().__version__),
-        "dtype": ", ".join(sorted(dtypes)),
-        "micro_batch": {name: list(value.shape) for name, value in model.tensors.items()},
-        "optimizer": optimizer if model.optimizer is None else own,
-        "date": datetime.now(UTC).date().isoformat(),
-    }

@@ -1,0 +1,130 @@
+"""A chain from what was seen of each layer, and how that was done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from schedopt.chain import Chain, Layer, Recipe
+from schedopt.profiling.factory import Model, require_torch
+from schedopt.profiling.measuring import Measured
+
+
+def make_chain(model: Model, measured: Measured, provenance: Mapping[str, Any]) -> Chain:
+    """Return the chain of a model that was measured.
+
+    Parameters
+    ----------
+    model : Model
+    measured : Measured
+    provenance : mapping
+        Said beside what the sweeps themselves have to say.
+    """
+    from schedopt.profiling.clocks import spread
+    from schedopt.profiling.states import tensor_bytes, tied_layers
+
+    pieces = measured.pieces
+    spreads = {}
+    if len(measured.timed) > 1:
+        for name in ("forward", "backward"):
+            every = _by_layer(measured.timed, f"{name}_ns")
+            spreads[f"{name}_spread"] = [spread(times) for times in every]
+    inputs = model.tensors
+    return Chain(
+        layers=tuple(_layers(measured)),
+        name=_name(model),
+        input_bytes=sum(tensor_bytes(inputs[name]) for name in pieces[0].side),
+        same_gpu=tied_layers([piece.module for piece in pieces]),
+        recipe=_recipe(model, [piece.cut for piece in pieces]),
+        provenance={**provenance, **measured.notes, **spreads},
+    )
+
+
+def _name(model: Model) -> str:
+    if model.factory.startswith("hf:"):
+        return model.factory.split(":")[1]
+    return model.factory.rpartition(":")[2]
+
+
+def _layers(measured: Measured) -> list[Layer]:
+    from schedopt.profiling.clocks import median_ns
+    from schedopt.profiling.saving import first_saved, saved_before
+
+    forward = [median_ns(times) for times in _by_layer(measured.timed, "forward_ns")]
+    backward = [median_ns(times) for times in _by_layer(measured.timed, "backward_ns")]
+    first = [median_ns(times) for times in _by_layer(measured.halves, "input_ns")]
+    second = [median_ns(times) for times in _by_layer(measured.halves, "weight_ns")]
+    recorded, peaks = measured.recorded, measured.peaks
+    saved, before = first_saved(recorded.saved), saved_before(recorded.saved)
+    return [
+        Layer(
+            name=piece.name,
+            forward_ns=forward[position],
+            backward_ns=backward[position],
+            activation_bytes=recorded.activation_bytes[position],
+            saved_bytes=saved[position],
+            saved_input_bytes=before[position],
+            weight_bytes=state.weight_bytes,
+            parameter_bytes=state.parameter_bytes,
+            gradient_bytes=state.gradient_bytes,
+            optimizer_bytes=state.optimizer_bytes,
+            workspace_bytes=max(
+                0, peaks.forward[position] - saved[position], peaks.backward[position]
+            ),
+            backward_input_ns=first[position] if first else None,
+            backward_weight_ns=second[position] if second else None,
+            saved_weight_bytes=measured.held[position] if measured.held else None,
+        )
+        for position, (piece, state) in enumerate(
+            zip(measured.pieces, measured.states, strict=True)
+        )
+    ]
+
+
+def _by_layer(sweeps: Sequence[Any], name: str) -> list[tuple[int, ...]]:
+    """Return the times of each layer over the sweeps."""
+    return list(zip(*(getattr(one, name) for one in sweeps), strict=True))
+
+
+def _recipe(model: Model, cuts: Sequence[str]) -> Recipe | None:
+    if not model.factory:
+        return None
+    return Recipe(
+        factory=model.factory,
+        arguments=dict(model.arguments),
+        torch=str(require_torch().__version__),
+        cuts=tuple(cuts),
+    )
+
+
+def describe_run(
+    model: Model, device: Any, optimizer: str, warmup: int, repeats: int
+) -> dict[str, Any]:
+    """Return where and how a model was measured."""
+    from schedopt.profiling.devices import describe
+
+    return {
+        "source": "measured",
+        **describe(device),
+        **describe_model(model, optimizer),
+        "warmup": warmup,
+        "repeats": repeats,
+        "threads": require_torch().get_num_threads(),
+    }
+
+
+def describe_model(model: Model, optimizer: str) -> dict[str, Any]:
+    """Return what is the same whether a model is measured or not."""
+    from datetime import UTC, datetime
+
+    dtypes = {
+        str(parameter.dtype).removeprefix("torch.") for parameter in model.module.parameters()
+    }
+    own = getattr(model.optimizer, "__name__", type(model.optimizer).__name__)
+    return {
+        "torch": str(require_torch().__version__),
+        "dtype": ", ".join(sorted(dtypes)),
+        "micro_batch": {name: list(value.shape) for name, value in model.tensors.items()},
+        "optimizer": optimizer if model.optimizer is None else own,
+        "date": datetime.now(UTC).date().isoformat(),
+    }
