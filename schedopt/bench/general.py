@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final
 
 from schedopt.account import memory
 from schedopt.bench.cases import least_memory
-from schedopt.bench.periodic import Effort
+from schedopt.bench.effort import Effort
 from schedopt.chain import Chain
 from schedopt.errors import InputError
 from schedopt.families import (

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from schedopt.bench.effort import Effort
 from schedopt.bench.general import Measured
 from schedopt.bench.machine import describe_machine
-from schedopt.bench.periodic import Effort
 from schedopt.errors import InputError
 from schedopt.interrupts import interrupts
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from schedopt import Chain, Layer, Platform, Scope, solve
+from schedopt.bench.effort import Effort
 from schedopt.bench.general import (
     PARTS,
     Large,
@@ -28,7 +29,7 @@ from schedopt.bench.general import (
 )
 from schedopt.bench.general_runs import load_document, measure, new_document
 from schedopt.bench.general_tables import gap_of, means, missed_goals, ratio_of, to_markdown
-from schedopt.bench.periodic import Effort, halves
+from schedopt.bench.proofs import halves
 from schedopt.errors import InputError
 from schedopt.families import random_chain, section_6_1
 from schedopt.formats import to_text

@@ -11,10 +11,8 @@ from typing import Any
 import pytest
 
 from schedopt import Chain, Layer
+from schedopt.bench.effort import Effort
 from schedopt.bench.periodic import (
-    Drawn,
-    Effort,
-    halves,
     measure,
     problems,
     recompute_contiguous,
@@ -23,6 +21,7 @@ from schedopt.bench.periodic import (
     steps,
 )
 from schedopt.bench.periodic_tables import missed_goals, to_markdown
+from schedopt.bench.proofs import Drawn, halves
 
 EFFORT = Effort(workers=1, time_limit=30.0)
 SMALL = (
