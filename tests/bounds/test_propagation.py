@@ -14,18 +14,9 @@ from schedopt.bounds import load_bound, packing_bound, propagation_bound
 from schedopt.bounds.amounts import Amounts, least_link_ns, least_transfer_ns
 from schedopt.bounds.propagation import propagate
 from tests.bounds.every_plan import Memory, has_plan, tight_problems
+from tests.layers import layer
 
 GENERAL = Scope(allocation="general")
-
-
-def layer(forward: int, backward: int, saved: int, sent: int = 0) -> Layer:
-    return Layer(
-        forward_ns=forward,
-        backward_ns=backward,
-        weight_bytes=0,
-        activation_bytes=sent,
-        saved_bytes=saved,
-    )
 
 
 @pytest.mark.parametrize("memory", ["sum", "peak"])
@@ -50,7 +41,9 @@ def test_no_plan_is_below(
 def two_layers(scope: Scope = GENERAL, *, room: int = 7, bandwidth: str = "1GB/s") -> Problem:
     """Return two layers of F = B = 1 that save 4 bytes, with transfers of 2 bytes."""
     platform = Platform(2, room, bandwidth=bandwidth)
-    return Problem(chain=Chain(layers=(layer(1, 1, 4, 2),) * 2), platform=platform, scope=scope)
+    return Problem(
+        chain=Chain(layers=(layer(1, 1, 4, sent=2),) * 2), platform=platform, scope=scope
+    )
 
 
 @pytest.mark.parametrize("max_k", [1, 2, None])
@@ -89,7 +82,7 @@ def test_what_a_period_forces() -> None:
 def test_recompute_takes_time_where_counts_do_not_fit() -> None:
     # All on one GPU, T is 8. On two, the first layer keeps two micro-batches below T = 8, 8 bytes,
     # or 4 and two inputs of 1 if it works 6 ns instead of 4.
-    chain = Chain(layers=(layer(2, 2, 4, 1), layer(2, 2, 1, 1)), input_bytes=1)
+    chain = Chain(layers=(layer(2, 2, 4, sent=1), layer(2, 2, 1, sent=1)), input_bytes=1)
     scope = replace(GENERAL, recompute=True)
     for room, period in ((6, 6), (8, 4)):
         problem = Problem(chain=chain, platform=Platform(2, room), scope=scope)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from schedopt import Chain, Platform, Stage
 
@@ -42,29 +43,36 @@ def least_period(
 ) -> int | None:
     """Return the least T for k micro-batches, or None if it is above `longest`."""
     ops = way(chain, platform, stages)
-    return next(
-        (
-            period
-            for period in range(1, longest + 1)
-            if exists(chain, platform, stages, ops, k, period, flush=flush)
-        ),
-        None,
-    )
+    after = range(-1, len(ops) - 1)
+    for period in range(1, longest + 1):
+        fitting = partial(fits, chain, platform, stages, ops, period=period)
+        if exists(ops, after, k, period, fitting, flush=flush):
+            return period
+    return None
 
 
 def exists(
-    chain: Chain,
-    platform: Platform,
-    stages: Sequence[Stage],
     ops: Sequence[Op],
+    after: Sequence[int],
     k: int,
     period: int,
+    fitting: Callable[[list[list[int]]], bool],
     *,
     flush: bool = False,
 ) -> bool:
     """Whether there is a pattern with this T; with a flush, one that crosses no period.
 
     A step waits less than T for the one before: waiting T less leaves all in its place.
+
+    Parameters
+    ----------
+    ops : sequence of Op
+    after : sequence of int
+        Which step each one follows; the first follows none.
+    k, period : int
+    fitting : callable
+        Whether memory holds the starts of all micro-batches.
+    flush : bool
     """
     starts: list[list[int]] = []
 
@@ -72,12 +80,13 @@ def exists(
         if step == len(ops):
             return place(micro_batch + 1, 0)
         if micro_batch == k:
-            return fits(chain, platform, stages, ops, starts, period)
+            return fitting(starts)
         if step == 0:
             starts.append([])
             earliest = 0
         else:
-            earliest = starts[micro_batch][step - 1] + ops[step - 1][2]
+            before = after[step]
+            earliest = starts[micro_batch][before] + ops[before][2]
         span = 1 if (micro_batch, step) == (0, 0) else period
         for start in range(earliest, earliest + span):
             if flush and start + max(1, ops[step][2]) > period:

@@ -29,6 +29,7 @@ from schedopt.solving.slots import Slots
 from schedopt.solving.windows import Windows
 from tests.solvers import order_words
 from tests.solvers.brute_force import all_allocations
+from tests.solvers.hints import log_of_model
 from tests.strategies import chains, platforms, short_chains, tight_platforms
 
 
@@ -224,8 +225,6 @@ def without_saved_inputs(chain: Chain) -> Chain:
 
 def log_of(plan: Plan) -> str:
     """Return what CP-SAT says of a plan as a hint for the period that it has."""
-    from ortools.sat.python import cp_model
-
     apart = plan.scope.grain == "layer"
     slots = Pieces(plan.problem) if apart else Slots(plan.problem)
     answer = slots.answer(plan)
@@ -233,14 +232,7 @@ def log_of(plan: Plan) -> str:
     windows = Windows(plan.problem, slots.count, answer.k, answer.period_ns)
     model = PiecesModel(slots, windows) if apart else AllocationModel(slots, windows)
     model.hint(answer)
-    lines: list[str] = []
-    solver = cp_model.CpSolver()
-    solver.parameters.log_search_progress = True
-    solver.parameters.log_to_stdout = False
-    solver.parameters.cp_model_presolve = False
-    solver.log_callback = lines.append
-    solver.solve(model.model)
-    return "\n".join(lines)
+    return log_of_model(model.model)
 
 
 def test_equal_gpus_may_change_places_and_others_not() -> None:

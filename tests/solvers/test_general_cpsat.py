@@ -39,6 +39,7 @@ from schedopt.solving.anywhere import Anywhere, AnywhereWindows
 from schedopt.solving.anywhere_model import AnywhereModel
 from tests.solvers import order_words
 from tests.solvers.brute_force import all_stages
+from tests.solvers.hints import log_of_model
 from tests.strategies import short_chains, tight_platforms
 
 GENERAL = Scope(allocation="general")
@@ -215,22 +216,13 @@ def test_the_best_plan_so_far_is_a_complete_and_feasible_hint(
 
 def log_of(plan: Plan) -> str:
     """Return what CP-SAT says of a plan as a hint for the period that it has."""
-    from ortools.sat.python import cp_model
-
     slots = Anywhere(plan.problem)
     answer = slots.answer(plan)
     assert answer is not None
     windows = AnywhereWindows(plan.problem, slots.count, answer.k, answer.period_ns)
     model = AnywhereModel(slots, windows)
     model.hint(answer)
-    lines: list[str] = []
-    solver = cp_model.CpSolver()
-    solver.parameters.log_search_progress = True
-    solver.parameters.log_to_stdout = False
-    solver.parameters.cp_model_presolve = False
-    solver.log_callback = lines.append
-    solver.solve(model.model)
-    return "\n".join(lines)
+    return log_of_model(model.model)
 
 
 def test_gpus_that_are_alike_change_places_and_others_not() -> None:

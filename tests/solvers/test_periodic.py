@@ -16,6 +16,8 @@ from schedopt.solving.course import Course
 from schedopt.solving.cycles import least_cycle_time
 from schedopt.solving.orders import OrderModel
 from schedopt.solving.steps import Answer
+from tests.layers import layer
+from tests.solvers.hints import log_of_model
 from tests.solvers.patterns import least_period
 from tests.strategies import chains, platforms
 
@@ -200,18 +202,9 @@ def answer_of(plan: Plan, problem: Problem) -> Answer:
 
 def log_of(problem: Problem, answer: Answer) -> str:
     """Return what CP-SAT says of a hint for the period that it has."""
-    from ortools.sat.python import cp_model
-
     model = OrderModel(Course(problem), answer.k, answer.period_ns)
     model.hint(answer)
-    lines: list[str] = []
-    solver = cp_model.CpSolver()
-    solver.parameters.log_search_progress = True
-    solver.parameters.log_to_stdout = False
-    solver.parameters.cp_model_presolve = False
-    solver.log_callback = lines.append
-    solver.solve(model.model)
-    return "\n".join(lines)
+    return log_of_model(model.model)
 
 
 def test_what_stays_for_no_time_counts_at_its_instant() -> None:
@@ -258,15 +251,6 @@ def test_layers_apart_prove_nothing_where_a_stage_saves_its_input() -> None:
 
 def test_the_true_peak_lets_more_in_than_the_sum() -> None:
     # Stage 0 and stage 2 lie on GPU 0. In the reading sum each is counted at its own maximum.
-    def layer(forward: int, backward: int, saved: int) -> Layer:
-        return Layer(
-            forward_ns=forward,
-            backward_ns=backward,
-            weight_bytes=0,
-            activation_bytes=0,
-            saved_bytes=saved,
-        )
-
     readings: tuple[Literal["sum"], Literal["peak"]] = ("sum", "peak")
     chain = Chain(layers=(layer(1, 1, 1), layer(2, 2, 0), layer(1, 1, 2)))
     stages = [Stage(layers=(i, i), gpus=(i % 2,)) for i in range(3)]

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from schedopt import Chain, Gpu, InputError, Layer, Platform, Scope, Stage, check, solve
 from schedopt.account import concurrent_activations, memory
 from schedopt.families import random_chain
+from tests.layers import layer
 from tests.solvers import order_words
 from tests.solvers.brute_force import all_allocations
 from tests.strategies import chains, platforms
@@ -159,15 +160,6 @@ def test_recompute_runs_while_the_stage_behind_works() -> None:
     # 2, R of 2) fits into that group, as R runs while stage 1 does: two micro-batches in flight,
     # which hold 5 once and 1 each for their input, 7 in all. Behind the gradient R would need a
     # period of 12, or a third micro-batch and 8 bytes.
-    def layer(forward: int, backward: int, saved: int) -> Layer:
-        return Layer(
-            forward_ns=forward,
-            backward_ns=backward,
-            weight_bytes=0,
-            activation_bytes=0,
-            saved_bytes=saved,
-        )
-
     chain = Chain(layers=(layer(2, 2, 5), layer(3, 3, 1), layer(5, 5, 1)), input_bytes=1)
     platform = Platform([Gpu(memory_bytes=7), Gpu(memory_bytes=99), Gpu(memory_bytes=99)])
     stages = [Stage(layers=(i, i), gpus=(i,)) for i in range(3)]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schedopt import Chain, Layer, Platform, Problem, Scope, Stage, solve
+from schedopt import Chain, Platform, Problem, Scope, Stage, solve
 from schedopt.bounds import lower_bounds
 from schedopt.rule import Rule
 from schedopt.solvers.relaxation import (
@@ -19,18 +19,9 @@ from schedopt.solvers.relaxation import (
 )
 from schedopt.solving.run import Run
 from tests.bounds.every_plan import Memory, has_plan, tight_problems
+from tests.layers import layer
 
 GENERAL = Scope(allocation="general")
-
-
-def layer(forward: int, backward: int, saved: int = 0, weight: int = 0) -> Layer:
-    return Layer(
-        forward_ns=forward,
-        backward_ns=backward,
-        weight_bytes=weight,
-        activation_bytes=0,
-        saved_bytes=saved,
-    )
 
 
 def relaxed(problem: Problem) -> tuple[Run, list[tuple[Stage, ...]]]:

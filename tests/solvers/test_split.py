@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from itertools import product
 
 from hypothesis import assume, given, settings
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from schedopt import Chain, Layer, Platform, Scope, Stage, check, solve
 from schedopt.solving.course import Course
-from tests.solvers.patterns import Op, is_free
+from tests.solvers.patterns import Op, exists
 from tests.strategies import platforms
 
 small = st.integers(0, 3)
@@ -46,45 +47,11 @@ def least_period(
     """Return the least T over all choices of split and whole backwards, by trying every start."""
     for period in range(1, longest + 1):
         for choice in product((False, True), repeat=len(stages)):
-            if _exists(chain, platform, stages, k, period, choice):
+            ops, after = _ops(chain, platform, stages, choice)
+            fitting = partial(_fits, chain, platform, stages, ops, period=period, choice=choice)
+            if exists(ops, after, k, period, fitting):
                 return period
     return None
-
-
-def _exists(
-    chain: Chain,
-    platform: Platform,
-    stages: list[Stage],
-    k: int,
-    period: int,
-    choice: tuple[bool, ...],
-) -> bool:
-    ops, after = _ops(chain, platform, stages, choice)
-    starts: list[list[int]] = []
-
-    def place(micro_batch: int, step: int) -> bool:
-        if step == len(ops):
-            return place(micro_batch + 1, 0)
-        if micro_batch == k:
-            return _fits(chain, platform, stages, ops, starts, period, choice)
-        if step == 0:
-            starts.append([])
-            earliest = 0
-        else:
-            before = after[step]
-            earliest = starts[micro_batch][before] + ops[before][2]
-        span = 1 if (micro_batch, step) == (0, 0) else period
-        for start in range(earliest, earliest + span):
-            if is_free(ops, starts, step, start, period):
-                starts[micro_batch].append(start)
-                if place(micro_batch, step + 1):
-                    return True
-                starts[micro_batch].pop()
-        if step == 0:
-            starts.pop()
-        return False
-
-    return place(0, 0)
 
 
 def _ops(
