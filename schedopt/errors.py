@@ -11,6 +11,13 @@ Infeasible is not an error: it is the status of a `schedopt.Result`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
 
 class SchedoptError(Exception):
     """Base of everything that schedopt raises on purpose."""
@@ -62,6 +69,15 @@ class InputError(SchedoptError, ValueError):
 
 def _rebuild_input_error(rule: str, field: str, way_out: str, source: str) -> InputError:
     return InputError(rule, field=field, way_out=way_out, source=source)
+
+
+@contextmanager
+def naming_file(path: str | Path) -> Iterator[None]:
+    """Name a file in each error about what it holds."""
+    try:
+        yield
+    except InputError as error:
+        raise error.in_file(str(path)) from None
 
 
 class InvalidPlanError(SchedoptError):

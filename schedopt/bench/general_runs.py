@@ -9,7 +9,7 @@ from typing import Any
 from schedopt.bench.effort import Effort
 from schedopt.bench.general import Measured
 from schedopt.bench.machine import describe_machine
-from schedopt.errors import InputError
+from schedopt.errors import InputError, naming_file
 from schedopt.interrupts import interrupts
 
 
@@ -36,10 +36,8 @@ def load_document(path: Path, effort: Effort) -> dict[str, Any]:
     new = new_document(effort)
     if not path.is_file():
         return new
-    try:
+    with naming_file(path):
         old = parse_object(decode(read_bytes(path)))
-    except InputError as error:
-        raise error.in_file(str(path)) from None
     for name, value in new.items():
         if name != "date" and old.get(name) != value:
             raise InputError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from math import lcm
 
 from schedopt.checking.violations import Violation
@@ -46,21 +46,7 @@ def find_wrong_operations(plan: Plan) -> Iterator[Violation]:
 def _find_wrong_classes(
     items: Sequence[Numbered], k: int, subject: str, kind: str
 ) -> Iterator[Violation]:
-    taken: dict[int, str] = {}
-    for place, item in items:
-        if item.covers > k:
-            yield Violation(
-                "operations", place, f"covers {item.covers} micro-batches of a period of {k}"
-            )
-            continue
-        for i in range(item.shift, item.shift + item.covers):
-            if i % k in taken:
-                yield Violation(
-                    "operations",
-                    place,
-                    f"runs {kind} of {subject}, micro-batch {i}, again, after {taken[i % k]}",
-                )
-            taken.setdefault(i % k, place)
+    taken = yield from _find_repeats(items, k, "operations", f"runs {kind} of {subject}")
     if len(taken) < k:
         first = next(i for i in range(k) if i not in taken)
         yield Violation(
@@ -68,6 +54,24 @@ def _find_wrong_classes(
             f"{subject}, micro-batch {first}, {kind}",
             "is missing" + (f" for {k - len(taken)} of every {k} micro-batches" if k > 1 else ""),
         )
+
+
+def _find_repeats(
+    items: Iterable[Numbered], k: int, kind: str, what: str
+) -> Generator[Violation, None, dict[int, str]]:
+    """Find what covers a micro-batch again; return the place of the first for each, modulo k."""
+    taken: dict[int, str] = {}
+    for place, item in items:
+        if item.covers > k:
+            yield Violation(kind, place, f"covers {item.covers} micro-batches of a period of {k}")
+            continue
+        for i in range(item.shift, item.shift + item.covers):
+            if i % k in taken:
+                yield Violation(
+                    kind, place, f"{what}, micro-batch {i}, again, after {taken[i % k]}"
+                )
+            taken.setdefault(i % k, place)
+    return taken
 
 
 def _find_unknown_halves(plan: Plan, position: int) -> Iterator[Violation]:
@@ -150,21 +154,7 @@ def _find_wrong_boundary(
     plan: Plan, position: int, tensor: str, listed: Sequence[tuple[str, Transfer]]
 ) -> Iterator[Violation]:
     k = plan.pattern.k
-    taken: dict[int, str] = {}
-    for place, transfer in listed:
-        if transfer.covers > k:
-            yield Violation(
-                "transfer", place, f"covers {transfer.covers} micro-batches of a period of {k}"
-            )
-            continue
-        for i in range(transfer.shift, transfer.shift + transfer.covers):
-            if i % k in taken:
-                yield Violation(
-                    "transfer",
-                    place,
-                    f"{tensor} of stage {position}, micro-batch {i}, again, after {taken[i % k]}",
-                )
-            taken.setdefault(i % k, place)
+    taken = yield from _find_repeats(listed, k, "transfer", f"{tensor} of stage {position}")
     if len(taken) == k:
         return
     one, other = plan.stages[position], plan.stages[position + 1]

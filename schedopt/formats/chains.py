@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from schedopt.chain import CHAIN_FORMAT, Chain
-from schedopt.errors import InputError
+from schedopt.errors import naming_file
 from schedopt.formats.explaining import build, dump_plain
 from schedopt.formats.reading import read_document
 from schedopt.formats.writing import to_text, write_whole
@@ -68,7 +68,5 @@ def load_chain(path: str | Path) -> Chain:
         Naming the file, the field, the rule and the way out.
     """
     document = read_document(path, CHAIN_FORMAT)
-    try:
+    with naming_file(path):
         return build(Chain, document)
-    except InputError as error:
-        raise error.in_file(str(path)) from None

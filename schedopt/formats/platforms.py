@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from schedopt.errors import InputError
+from schedopt.errors import InputError, naming_file
 from schedopt.formats.explaining import build
 from schedopt.formats.reading import read_document
 from schedopt.formats.writing import to_text, write_whole
@@ -165,10 +165,8 @@ def load_platform(path: str | Path) -> Platform:
         Naming the file, the field, the rule and the way out.
     """
     document = read_document(path, PLATFORM_FORMAT)
-    try:
+    with naming_file(path):
         return build(TypedPlatform, document).made()
-    except InputError as error:
-        raise error.in_file(str(path)) from None
 
 
 def platform_to_json(platform: Platform) -> str:

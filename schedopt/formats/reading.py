@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from schedopt.errors import InputError
+from schedopt.errors import InputError, naming_file
 from schedopt.formats.values import LONGEST_NUMBER, Fault, check_values
 
 LARGEST_FILE: Final = 256 * 2**20
@@ -27,12 +27,10 @@ def read_document(path: str | Path, expected: str) -> dict[str, Any]:
     InputError
         Naming the file and, where there is one, the place.
     """
-    try:
+    with naming_file(path):
         document = parse_object(decode(read_bytes(path)))
         check_values(document)
         _check_format(document, expected)
-    except InputError as error:
-        raise error.in_file(str(path)) from None
     return document
 
 
@@ -44,10 +42,8 @@ def read_format(path: str | Path) -> object:
     InputError
         If it cannot be read, or is no JSON object.
     """
-    try:
+    with naming_file(path):
         return parse_object(decode(read_bytes(path))).get("format")
-    except InputError as error:
-        raise error.in_file(str(path)) from None
 
 
 def read_bytes(path: str | Path) -> bytes:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from schedopt.chain import Chain
-from schedopt.errors import InputError
+from schedopt.errors import InputError, naming_file
 from schedopt.formats.chains import chain_document
 from schedopt.formats.explaining import build, dump_plain
 from schedopt.formats.reading import read_document
@@ -92,10 +92,8 @@ def load_result(path: str | Path) -> Result:
         Naming the file, the field, the rule and the way out.
     """
     document = read_document(path, PLAN_FORMAT)
-    try:
+    with naming_file(path):
         return _result(document)
-    except InputError as error:
-        raise error.in_file(str(path)) from None
 
 
 def _result(document: dict[str, Any]) -> Result:

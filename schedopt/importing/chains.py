@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
 from schedopt.chain import Chain, Layer
-from schedopt.errors import InputError
+from schedopt.errors import InputError, naming_file
 from schedopt.importing import dnn_partitioning, pipedream, piper
 from schedopt.importing.graph import Graph, Node
 from schedopt.importing.linearising import Group, linearise, merge
@@ -86,7 +86,7 @@ def import_chain(
     _check_word("source", source, SOURCES)
     _check_word("cuts", cuts, CUTS)
     copies = as_whole(copies, "copies", low=1, high=MOST_COPIES)
-    try:
+    with naming_file(path):
         text, digest = read_file(path)
         _check_format(text, source)
         graph = _READERS[source][0](text)
@@ -110,8 +110,6 @@ def import_chain(
                 "absorbed": _short(absorbed),
             },
         )
-    except InputError as error:
-        raise error.in_file(str(path)) from None
     return Imported(chain, _notes(graph, ordered, groups, cuts, absorbed))
 
 

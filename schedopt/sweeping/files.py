@@ -9,7 +9,7 @@ from typing import Any
 
 from schedopt.chain import Chain
 from schedopt.checking import check
-from schedopt.errors import InputError
+from schedopt.errors import InputError, naming_file
 from schedopt.formats.explaining import build, dump_plain
 from schedopt.formats.reading import read_document
 from schedopt.formats.results import leave_out_defaults
@@ -56,10 +56,8 @@ def load_sweep(path: str | Path) -> Sweep:
         Naming the file, the field, the rule and the way out.
     """
     document = read_document(path, SWEEP_FORMAT)
-    try:
+    with naming_file(path):
         return build(Sweep, document)
-    except InputError as error:
-        raise error.in_file(str(path)) from None
 
 
 def resume_sweep(path: str | Path, chain: Chain, options: Options) -> Sweep:
@@ -76,11 +74,9 @@ def resume_sweep(path: str | Path, chain: Chain, options: Options) -> Sweep:
             chain_name=chain.name, chain_sha256=chain.sha256, options=options, version=__version__
         )
     sweep = load_sweep(path)
-    try:
+    with naming_file(path):
         _check_same(sweep, chain, options)
         _check_plans(sweep, chain)
-    except InputError as error:
-        raise error.in_file(str(path)) from None
     return replace(sweep, points=carry(sweep.points), version=__version__)
 
 
