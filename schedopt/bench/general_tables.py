@@ -9,8 +9,8 @@ from statistics import geometric_mean, median
 from typing import Any, Final
 
 from schedopt.bench.general_runs import label
-from schedopt.bench.markdown import table
-from schedopt.units import format_bytes, format_duration
+from schedopt.bench.markdown import circumstances, opening, period, table
+from schedopt.units import format_bytes
 
 Row = Mapping[str, Any]
 
@@ -153,7 +153,7 @@ def _misses(row: Row) -> Iterator[str]:
     if "known_status" in row:
         same = row["period_exact"] == row["known_exact"]
         if row["status"] != row["known_status"] or not same:
-            yield f"{row['status']}, period {_period(row['period_exact'])}"
+            yield f"{row['status']}, period {period(row['period_exact'])}"
     elif "goal_s" in row and row["status"] not in ("optimal", "infeasible"):
         yield f"not proven: {row['status']}"
     if row["seconds"] >= row.get("goal_s", float("inf")):
@@ -171,12 +171,12 @@ def _misses(row: Row) -> Iterator[str]:
 
 def to_markdown(document: Mapping[str, Any]) -> str:
     """Return the figures as Markdown, a table for each family."""
-    lines = ["# Plans with any allocation", "", _protocol(document), ""]
-    missed = missed_goals(document)
-    if missed:
-        lines += ["Not as it should be:", "", *(f"- {one}" for one in missed)]
-    else:
-        lines.append("All that was measured is within its goal.")
+    lines = opening(
+        "Plans with any allocation",
+        _protocol(document),
+        missed_goals(document),
+        "All that was measured is within its goal.",
+    )
     for family, (title, text, rows_of) in TABLES.items():
         if document.get(family):
             lines += ["", f"## {title}", "", text, "", *rows_of(document)]
@@ -184,10 +184,8 @@ def to_markdown(document: Mapping[str, Any]) -> str:
 
 
 def _protocol(document: Mapping[str, Any]) -> str:
-    where = f"schedopt {document['schedopt']}, Python {document['python']}, {document['machine']}"
     return (
-        f"{where}, {document['date']}; workers {document['workers']}, time limit "
-        f"{document['time_limit_s']:g} s a run, seed {document['seed']}. Links of 12 GB/s, half "
+        f"{circumstances(document)}, seed {document['seed']}. Links of 12 GB/s, half "
         "duplex. Memory is *tight*, 1.05 times the least with which a contiguous plan exists; "
         "*loose*, what the best contiguous plan of all needs; or *medium*, their geometric mean. "
         "*Ratio* is the period over that of the exact contiguous plan (k = 1, whole backwards, no "
@@ -236,8 +234,8 @@ def _each_chain(rows: Sequence[Row]) -> list[str]:
             row["level"],
             format_bytes(row["memory_bytes"]),
             FREEDOM[row["recompute"]],
-            _period(row["contiguous_exact"]),
-            _period(row["period_exact"]),
+            period(row["contiguous_exact"]),
+            period(row["period_exact"]),
             _decimal(ratio_of(row)),
             _percent(gap_of(row)),
             row["status"],
@@ -256,8 +254,8 @@ def _theorems(document: Mapping[str, Any]) -> list[str]:
             row["instance"],
             row["gpus"],
             row["allocation"],
-            _period(row["known_exact"]),
-            _period(row["period_exact"]),
+            period(row["known_exact"]),
+            period(row["period_exact"]),
             row["status"],
             f"{row['seconds']:.3f}",
             f"{row['goal_s']:g}",
@@ -318,8 +316,8 @@ def _large(document: Mapping[str, Any]) -> list[str]:
             row["gpus"],
             row["level"],
             format_bytes(row["memory_bytes"]),
-            _period(row["contiguous_exact"]),
-            _period(row["period_exact"]),
+            period(row["contiguous_exact"]),
+            period(row["period_exact"]),
             _decimal(ratio_of(row)),
             "yes" if _shorter(row) else "no",
             "yes" if row["goal_shorter"] else "",
@@ -372,7 +370,3 @@ def _decimal(value: Fraction | float | None) -> str:
 
 def _percent(value: Fraction | float | None) -> str:
     return "" if value is None else f"{float(100 * value):.1f} %"
-
-
-def _period(exact: Sequence[int] | None) -> str:
-    return "none" if exact is None else format_duration(Fraction(*exact))

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from fractions import Fraction
 from typing import Any, Final
 
-from schedopt.bench.markdown import table
-from schedopt.units import format_duration
+from schedopt.bench.markdown import circumstances, opening, period, table
 
 KNOWN: Final = {
     "theorem_4": ("Theorem 4", "The least period is 2 (1 + 1/k) ms."),
@@ -81,7 +79,7 @@ def _given(row: Mapping[str, Any]) -> Iterator[str]:
 def _misses(row: Mapping[str, Any]) -> Iterator[str]:
     if "seconds" in row:
         if row["status"] != "optimal" or row["period_exact"] != row["known_exact"]:
-            yield f"{row['status']}, period {_period(row['period_exact'])}"
+            yield f"{row['status']}, period {period(row['period_exact'])}"
         if row["seconds"] >= row["goal_s"]:
             yield f"{row['seconds']} s, goal {row['goal_s']:g} s"
         return
@@ -96,12 +94,12 @@ def _misses(row: Mapping[str, Any]) -> Iterator[str]:
 
 def to_markdown(document: Mapping[str, Any]) -> str:
     """Return the figures as Markdown, a table for each family."""
-    lines = ["# How long exact proofs take", "", _protocol(document), ""]
-    missed = missed_goals(document)
-    if missed:
-        lines += ["Not as it should be:", "", *(f"- {one}" for one in missed)]
-    else:
-        lines.append("All is proven, and within its goal in seconds where there is one.")
+    lines = opening(
+        "How long exact proofs take",
+        _protocol(document),
+        missed_goals(document),
+        "All is proven, and within its goal in seconds where there is one.",
+    )
     for family, (title, text) in KNOWN.items():
         if family in document:
             lines += ["", f"## {title}", "", text, "", *_known(document[family])]
@@ -112,10 +110,8 @@ def to_markdown(document: Mapping[str, Any]) -> str:
 
 
 def _protocol(document: Mapping[str, Any]) -> str:
-    where = f"schedopt {document['schedopt']}, Python {document['python']}, {document['machine']}"
     return (
-        f"{where}, {document['date']}; workers {document['workers']}, time limit "
-        f"{document['time_limit_s']:g} s a run. Random chains are those of "
+        f"{circumstances(document)}. Random chains are those of "
         "`schedopt instance random`, seeds from 0 on, links half duplex. A memory level is the "
         "memory of a GPU over the least with which a contiguous plan exists, with recompute where "
         "the run may recompute; *shorter* counts the seeds whose ratio is above 1."
@@ -127,8 +123,8 @@ def _known(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     cells = [
         [
             *(row[name] for name in names),
-            _period(row["known_exact"]),
-            _period(row["period_exact"]),
+            period(row["known_exact"]),
+            period(row["period_exact"]),
             row["status"],
             f"{row['seconds']:.3f}",
             f"{row['goal_s']:g}",
@@ -159,7 +155,3 @@ def _cell(name: str, value: object) -> object:
     if name in ("median_s", "longest_s"):
         return f"{value:.3f}"
     return f"{value:g}" if isinstance(value, float) else value
-
-
-def _period(exact: Sequence[int] | None) -> str:
-    return "none" if exact is None else format_duration(Fraction(*exact))
