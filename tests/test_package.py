@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ast
 import pickle
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import schedopt
 from schedopt import Chain, InputError, Layer, Platform, Scope, solve
 
 ROOT = Path(__file__).parents[1]
+SOURCE = (ROOT / "schedopt" / "__init__.py").read_text()
 HEAVY = (
     "ortools",
     "torch",
@@ -47,6 +49,20 @@ def test_every_name_is_there_and_no_other() -> None:
     assert set(schedopt.__all__) <= set(dir(schedopt))
     with pytest.raises(AttributeError, match="no attribute 'Pipeline'"):
         _ = schedopt.Pipeline  # type: ignore[attr-defined]
+
+
+def test_type_checkers_and_programs_see_the_same_names_from_the_same_modules() -> None:
+    (seen,) = (node for node in ast.parse(SOURCE).body if isinstance(node, ast.If))
+    assert ast.unparse(seen.test) == "TYPE_CHECKING"
+    checked = {
+        alias.asname or alias.name: (node.module, alias.name)
+        for node in seen.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    loaded = {name: (home, name) for name, home in vars(schedopt)["_HOMES"].items()}
+    assert checked == loaded
+    assert sorted(schedopt.__all__) == sorted(loaded)
 
 
 def test_solving_needs_no_torch() -> None:
