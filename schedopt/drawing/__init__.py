@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from schedopt.drawing.chart import Box, Chart, Row
 from schedopt.drawing.charts import chart_plan, chart_simulation, name_unused
-from schedopt.drawing.picture import picture_suffix, save_picture
+from schedopt.drawing.files import picture_suffix
+from schedopt.drawing.picture import save_picture
 from schedopt.drawing.terminal import explain_glyphs, render_chart
 
 __all__ = [

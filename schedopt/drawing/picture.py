@@ -1,23 +1,21 @@
-"""Pictures in files: SVG, PNG or PDF."""
+"""Charts as pictures."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from io import BytesIO
+from collections.abc import Sequence
 from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Final
 
 from schedopt.drawing.chart import Box, Chart, Row
+from schedopt.drawing.files import save_figure
 from schedopt.drawing.looks import NAMES, colour, hatch
-from schedopt.errors import InputError
 from schedopt.units import format_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SUFFIXES: Final = (".svg", ".png", ".pdf")
 WIDTH: Final = 14.0
 """Of a picture, inches."""
 LETTERS: Final = 185
@@ -40,32 +38,6 @@ ROOM, NO_ROOM = "#b5c4d0", "#3c4a55"
 """Colours of the memory."""
 
 
-def picture_suffix(path: str | Path) -> str:
-    """Return the kind of a picture by the end of its name, before anything is drawn.
-
-    Raises
-    ------
-    InputError
-        For a name that says no kind, or where matplotlib is not installed.
-    """
-    suffix = Path(path).suffix.lower()
-    if suffix not in SUFFIXES:
-        raise InputError(
-            f"{suffix or 'no ending'} is no kind of picture",
-            way_out=f"End the name in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}",
-            source=str(path),
-        )
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise InputError(
-            "pictures need matplotlib, which is not installed",
-            way_out="Run pip install matplotlib",
-            source=str(path),
-        ) from None
-    return suffix
-
-
 def save_picture(chart: Chart, path: str | Path) -> None:
     """Draw a chart into a file, whole or not at all.
 
@@ -80,28 +52,6 @@ def save_picture(chart: Chart, path: str | Path) -> None:
         matplotlib is not installed.
     """
     save_figure(lambda: _figure(chart), path)
-
-
-def save_figure(draw: Callable[[], Figure], path: str | Path) -> None:
-    """Write what is drawn into a file, whole or not at all; the same figure, the same bytes.
-
-    Raises
-    ------
-    InputError
-        As `save_picture`, before anything is drawn.
-    """
-    from schedopt.formats import check_writable, write_whole
-
-    suffix = picture_suffix(path)
-    check_writable(path)
-    from matplotlib import rc_context
-
-    buffer = BytesIO()
-    with rc_context({"svg.hashsalt": "schedopt", "svg.fonttype": "none", "hatch.linewidth": 0.5}):
-        figure = draw()
-        stamp = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}, ".png": {}}[suffix]
-        figure.savefig(buffer, format=suffix[1:], dpi=150, metadata=stamp)
-    write_whole(path, buffer.getvalue())
 
 
 def _figure(chart: Chart) -> Figure:

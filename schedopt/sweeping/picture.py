@@ -8,8 +8,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from schedopt.drawing.files import save_figure
 from schedopt.drawing.looks import COLOURS
-from schedopt.drawing.picture import save_figure
 from schedopt.sweeping.front import Row, compare_points
 from schedopt.sweeping.sweep import Line, Point, Sweep
 from schedopt.units import format_bandwidth, printable
