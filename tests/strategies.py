@@ -7,7 +7,7 @@ from decimal import Decimal
 
 from hypothesis import strategies as st
 
-from schedopt import Chain, Gpu, Layer, Link, Network, Node, NodeLink, Platform
+from schedopt import Chain, Gpu, Layer, Link, Network, Node, NodeLink, Platform, Stage
 
 small = st.integers(0, 6)
 tiny = st.integers(0, 3)
@@ -135,31 +135,82 @@ def stars(draw: st.DrawFn, *, most: int = 4) -> tuple[Chain, Platform]:
     return Chain(layers=tuple(layers)), Platform(count, room, network=network)
 
 
+def layer_with_halves(
+    draw: st.DrawFn, saved: st.SearchStrategy[int], saved_weight: st.SearchStrategy[int]
+) -> Layer:
+    return Layer(
+        forward_ns=draw(tiny),
+        backward_ns=draw(tiny),
+        backward_input_ns=draw(tiny),
+        backward_weight_ns=draw(tiny),
+        weight_bytes=draw(tiny),
+        activation_bytes=draw(tiny),
+        saved_bytes=draw(saved),
+        saved_input_bytes=draw(st.none() | tiny),
+        saved_weight_bytes=draw(st.none() | saved_weight),
+        workspace_bytes=draw(st.none() | tiny),
+    )
+
+
 @st.composite
 def short_chains(draw: st.DrawFn, longest: int = 3) -> Chain:
     """Draw chains whose backward can be split, some of whose layers take no time."""
-
-    def layer() -> Layer:
-        return Layer(
-            forward_ns=draw(tiny),
-            backward_ns=draw(tiny),
-            backward_input_ns=draw(tiny),
-            backward_weight_ns=draw(tiny),
-            weight_bytes=draw(tiny),
-            activation_bytes=draw(tiny),
-            saved_bytes=draw(st.integers(0, 5)),
-            saved_input_bytes=draw(st.none() | tiny),
-            saved_weight_bytes=draw(st.none() | tiny),
-            workspace_bytes=draw(st.none() | tiny),
-        )
-
-    layers = tuple(layer() for _ in range(draw(st.integers(1, longest))))
-    return Chain(layers=layers, input_bytes=draw(tiny))
+    count = draw(st.integers(1, longest))
+    layers = [layer_with_halves(draw, st.integers(0, 5), tiny) for _ in range(count)]
+    return Chain(layers=tuple(layers), input_bytes=draw(tiny))
 
 
 @st.composite
-def tight_platforms(draw: st.DrawFn, *, most: int = 2, unequal: bool = False) -> Platform:
-    """Draw platforms whose memory matters to short chains."""
+def split_chains(draw: st.DrawFn, longest: int = 3) -> Chain:
+    """Draw chains like `short_chains`, of which each layer saves something."""
+    count, some = draw(st.integers(1, longest)), st.integers(1, 4)
+    return Chain(layers=tuple(layer_with_halves(draw, some, some) for _ in range(count)))
+
+
+@st.composite
+def tight_chains(draw: st.DrawFn, longest: int) -> Chain:
+    """Draw chains that save much more than they send, so that recompute pays."""
+    layers = [
+        Layer(
+            forward_ns=draw(st.integers(0, 3)),
+            backward_ns=draw(st.integers(0, 3)),
+            weight_bytes=draw(st.integers(0, 2)),
+            activation_bytes=draw(st.integers(0, 2)),
+            saved_bytes=draw(st.integers(0, 8)),
+            saved_input_bytes=draw(st.none() | st.integers(0, 2)),
+            workspace_bytes=draw(st.none() | st.integers(0, 2)),
+        )
+        for _ in range(draw(st.integers(1, longest)))
+    ]
+    return Chain(layers=tuple(layers), input_bytes=draw(st.integers(0, 2)))
+
+
+@st.composite
+def tight_platforms(
+    draw: st.DrawFn, *, most: int = 2, room: int = 24, unequal: bool = False
+) -> Platform:
+    """Draw platforms whose memory, at most so many bytes, matters to short chains."""
     platform = draw(platforms(most=most, unequal=unequal))
-    gpus = [replace(gpu, memory_bytes=draw(st.integers(4, 24))) for gpu in platform.gpus]
+    gpus = [replace(gpu, memory_bytes=draw(st.integers(4, room))) for gpu in platform.gpus]
     return platform.with_gpus(gpus if unequal else gpus[:1] * len(gpus))
+
+
+@st.composite
+def allocations(draw: st.DrawFn, chain: Chain, platform: Platform, *, most: int) -> list[Stage]:
+    """Draw consecutive stages, each on any GPU."""
+    count = draw(st.integers(1, min(most, len(chain.layers))))
+    cuts = sorted(
+        draw(
+            st.lists(
+                st.integers(1, len(chain.layers) - 1),
+                min_size=count - 1,
+                max_size=count - 1,
+                unique=True,
+            )
+        )
+        if count > 1
+        else []
+    )
+    edges = [0, *cuts, len(chain.layers)]
+    gpus = [draw(st.integers(0, len(platform.gpus) - 1)) for _ in range(count)]
+    return [Stage(layers=(edges[i], edges[i + 1] - 1), gpus=(gpus[i],)) for i in range(count)]

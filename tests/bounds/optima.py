@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from schedopt import Chain, Gpu, Layer, Link, Platform, Problem, Scope, Stage, solve
 from schedopt.bounds import lower_bounds
-from tests.solvers.brute_force import all_allocations
+from tests.solvers.brute_force import contiguous_stages
 from tests.strategies import networks
 
 small = st.integers(0, 4)
@@ -72,12 +72,12 @@ def tight_platforms(draw: st.DrawFn, *, most: int = 3) -> Platform:
 def contiguous_allocations(chain: Chain, platform: Platform) -> Iterator[list[Stage]]:
     """Yield every contiguous allocation on GPUs in the order given, once for equal GPUs."""
     seen: set[tuple[tuple[int, int], ...]] = set()
-    for cuts in all_allocations(chain, platform):
-        layers = tuple((first, last) for first, last, _ in cuts)
+    for stages in contiguous_stages(chain, platform):
+        layers = tuple(stage.layers for stage in stages)
         if platform.uniform and layers in seen:
             continue
         seen.add(layers)
-        yield [Stage(layers=(first, last), gpus=(gpu,)) for first, last, gpu in cuts]
+        yield stages
 
 
 def general_allocations(chain: Chain, platform: Platform) -> Iterator[list[Stage]]:

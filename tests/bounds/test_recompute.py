@@ -8,12 +8,12 @@ from typing import Literal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schedopt import Chain, Platform, Scope, Stage
+from schedopt import Chain, Platform, Scope
 from schedopt.bounds import contiguous_bound
 from schedopt.problem import Problem
 from tests.solvers import order_words
-from tests.solvers.brute_force import all_allocations
-from tests.solvers.test_recompute import tight_chains, tight_platforms
+from tests.solvers.brute_force import contiguous_stages
+from tests.strategies import tight_chains, tight_platforms
 
 READINGS: tuple[Literal["sum"], Literal["peak"]] = ("sum", "peak")
 
@@ -21,7 +21,7 @@ READINGS: tuple[Literal["sum"], Literal["peak"]] = ("sum", "peak")
 @settings(max_examples=80)
 @given(
     tight_chains(longest=3),
-    tight_platforms(unequal=True),
+    tight_platforms(most=3, room=30, unequal=True),
     st.integers(1, 2),
     st.sampled_from(READINGS),
 )
@@ -31,8 +31,7 @@ def test_no_pattern_is_below(
     scope = Scope(max_k=longest, recompute=True, memory=memory)
     bound = contiguous_bound(Problem(chain=chain, platform=platform, scope=scope))
     periods = []
-    for cuts in all_allocations(chain, platform):
-        stages = [Stage(layers=(first, last), gpus=(gpu,)) for first, last, gpu in cuts]
+    for stages in contiguous_stages(chain, platform):
         for k in range(1, longest + 1 if len(stages) < 3 else 2):
             found = order_words.least_period(
                 chain, platform, stages, k, recompute=True, memory=memory

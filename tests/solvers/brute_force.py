@@ -24,6 +24,12 @@ def all_allocations(chain: Chain, platform: Platform) -> Iterator[Cuts]:
                 yield tuple((bounds[i], bounds[i + 1] - 1, chosen[i]) for i in range(count))
 
 
+def contiguous_stages(chain: Chain, platform: Platform) -> Iterator[list[Stage]]:
+    """Yield the stages of every contiguous allocation, on GPUs in the order of the platform."""
+    for cuts in all_allocations(chain, platform):
+        yield [Stage(layers=(first, last), gpus=(gpu,)) for first, last, gpu in cuts]
+
+
 def all_stages(chain: Chain, platform: Platform) -> Iterator[tuple[Stage, ...]]:
     """Yield every partition of the layers into stages, each on any GPU.
 

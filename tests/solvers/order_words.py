@@ -15,14 +15,15 @@ but then R waits less than T behind F, and B less than T behind R: less than 3 T
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from itertools import combinations, groupby, pairwise, product
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from schedopt import Chain, Platform, Stage
+from schedopt import Chain, Platform, Scope, Stage
 
 Array = np.ndarray[Any, np.dtype[np.int64]]
 Resource = tuple[str, int, int]
@@ -76,6 +77,28 @@ def least_period(
                 best = Found(period, course.stages, starts)
                 break
     return best
+
+
+def least_of(
+    chain: Chain, platform: Platform, allocations: Iterable[Sequence[Stage]], scope: Scope
+) -> Fraction | None:
+    """Return the least normalized period of the allocations, by trying all orders of each."""
+    found = [
+        Fraction(one.period_ns, k)
+        for stages in allocations
+        for k in range(1, (scope.max_k or 1) + 1)
+        if (
+            one := least_period(
+                chain,
+                platform,
+                stages,
+                k,
+                split_backward=scope.split_backward,
+                recompute=scope.recompute,
+            )
+        )
+    ]
+    return min(found, default=None)
 
 
 def is_possible(

@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from schedopt import Chain, Platform, Stage
+from schedopt import Chain, Platform, Problem, Scope, Stage
 
 Op = tuple[str, int, int, tuple[object, ...]]
 """Kind, stage, length, what it occupies."""
+
+
+def fixed_problem(chain: Chain, platform: Platform, stages: Sequence[Stage]) -> Problem:
+    """Return the problem of the best pattern for stages."""
+    scope = Scope(allocation="fixed")
+    return Problem(chain=chain, platform=platform, scope=scope, stages=tuple(stages))
 
 
 def way(chain: Chain, platform: Platform, stages: Sequence[Stage]) -> list[Op]:

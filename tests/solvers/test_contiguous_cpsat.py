@@ -27,35 +27,26 @@ from schedopt.solving.allocations import AllocationModel
 from schedopt.solving.pieces import Pieces, PiecesModel
 from schedopt.solving.slots import Slots
 from schedopt.solving.windows import Windows
-from tests.solvers import order_words
-from tests.solvers.brute_force import all_allocations
+from tests.solvers.brute_force import contiguous_stages
 from tests.solvers.hints import log_of_model
+from tests.solvers.order_words import least_of
 from tests.strategies import chains, platforms, short_chains, tight_platforms
 
 
 def least_period(chain: Chain, platform: Platform, scope: Scope) -> Fraction | None:
     """Return the least period of all contiguous allocations, by trying all orders of each."""
-    found: list[Fraction] = []
-    for cuts in all_allocations(chain, platform):
-        stages = [Stage(layers=(first, last), gpus=(gpu,)) for first, last, gpu in cuts]
-        if scope.grain == "layer":
-            stages = [
-                Stage(layers=(layer, layer), gpus=stage.gpus)
-                for stage in stages
-                for layer in range(stage.first, stage.last + 1)
-            ]
-        for k in range(1, (scope.max_k or 1) + 1):
-            one = order_words.least_period(
-                chain,
-                platform,
-                stages,
-                k,
-                split_backward=scope.split_backward,
-                recompute=scope.recompute,
-            )
-            if one is not None:
-                found.append(Fraction(one.period_ns, k))
-    return min(found, default=None)
+    allocations = contiguous_stages(chain, platform)
+    if scope.grain == "stage":
+        return least_of(chain, platform, allocations, scope)
+    apart = (
+        [
+            Stage(layers=(layer, layer), gpus=stage.gpus)
+            for stage in stages
+            for layer in range(stage.first, stage.last + 1)
+        ]
+        for stages in allocations
+    )
+    return least_of(chain, platform, apart, scope)
 
 
 def prove(chain: Chain, platform: Platform, scope: Scope) -> Result:

@@ -23,8 +23,7 @@ from schedopt.solving.local_search.search import LocalSearch
 from schedopt.solving.local_search.starts import fixed_patterns
 from schedopt.solving.local_search.state import NEED, PERIOD, SPACE, STAGES, new_state
 from schedopt.solving.local_search.tables import make_tables
-from tests.solvers.test_split import split_chains
-from tests.strategies import platforms, platforms_of_nodes, stars
+from tests.strategies import platforms, platforms_of_nodes, split_chains, stars
 
 GENERAL = Scope(allocation="general")
 UNIT = Layer(forward_ns=1, backward_ns=2, weight_bytes=1, activation_bytes=1)

@@ -37,9 +37,9 @@ from schedopt.families import (
 from schedopt.problem import Grain
 from schedopt.solving.anywhere import Anywhere, AnywhereWindows
 from schedopt.solving.anywhere_model import AnywhereModel
-from tests.solvers import order_words
 from tests.solvers.brute_force import all_stages
 from tests.solvers.hints import log_of_model
+from tests.solvers.order_words import least_of
 from tests.strategies import short_chains, tight_platforms
 
 GENERAL = Scope(allocation="general")
@@ -47,22 +47,7 @@ GENERAL = Scope(allocation="general")
 
 def least_period(chain: Chain, platform: Platform, scope: Scope) -> Fraction | None:
     """Return the least period of all allocations, by trying all orders of each."""
-    found = [
-        Fraction(one.period_ns, k)
-        for stages in all_stages(chain, platform)
-        for k in range(1, (scope.max_k or 1) + 1)
-        if (
-            one := order_words.least_period(
-                chain,
-                platform,
-                stages,
-                k,
-                split_backward=scope.split_backward,
-                recompute=scope.recompute,
-            )
-        )
-    ]
-    return min(found, default=None)
+    return least_of(chain, platform, all_stages(chain, platform), scope)
 
 
 def prove(chain: Chain, platform: Platform, scope: Scope) -> Result:
@@ -83,7 +68,9 @@ def test_equal_to_all_orders_of_all_allocations(
     chain: Chain, platform: Platform, grain: Grain
 ) -> None:
     scope = replace(GENERAL, grain=grain)
-    assert prove(chain, platform, scope).period == least_period(chain, platform, scope)
+    assert prove(chain, platform, scope).period == least_of(
+        chain, platform, all_stages(chain, platform), scope
+    )
 
 
 @settings(max_examples=100)
@@ -98,7 +85,9 @@ def test_with_more_freedom_equal_to_all_orders_of_all_allocations(
     chain: Chain, platform: Platform, k: int, split: bool, again: bool
 ) -> None:
     scope = replace(GENERAL, max_k=k, split_backward=split, recompute=again)
-    assert prove(chain, platform, scope).period == least_period(chain, platform, scope)
+    assert prove(chain, platform, scope).period == least_of(
+        chain, platform, all_stages(chain, platform), scope
+    )
 
 
 @settings(max_examples=60)
@@ -167,7 +156,9 @@ def test_an_operation_without_time_comes_not_between_two_of_one_stage() -> None:
     )  # fmt: skip
     chain, platform = Chain(layers=layers), Platform(3, 24)
     scope = replace(GENERAL, split_backward=True)
-    assert prove(chain, platform, scope).period == least_period(chain, platform, scope)
+    assert prove(chain, platform, scope).period == least_of(
+        chain, platform, all_stages(chain, platform), scope
+    )
 
 
 @settings(max_examples=60)

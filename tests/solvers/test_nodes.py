@@ -41,11 +41,6 @@ def problems(*, longest: int = 4, most: int = 4, unequal: bool = False) -> st.Se
     return any_nodes | stars(most=most)
 
 
-def allocations(chain: Chain, platform: Platform) -> Iterator[list[Stage]]:
-    for cuts in brute_force.all_allocations(chain, platform):
-        yield [Stage(layers=(first, last), gpus=(gpu,)) for first, last, gpu in cuts]
-
-
 def gpus_of(stages: Iterator[Stage] | list[Stage] | tuple[Stage, ...]) -> list[int]:
     return [stage.gpus[0] for stage in stages]
 
@@ -70,7 +65,7 @@ def test_the_bound_of_contiguous_is_that_of_cuts_that_do_not_meet(both: Both) ->
 @given(problems(unequal=True))
 def test_contiguous_against_all_orders_of_all_allocations(both: Both) -> None:
     chain, platform = both
-    every = list(allocations(chain, platform))
+    every = list(brute_force.contiguous_stages(chain, platform))
     found = [order_words.least_period(chain, platform, stages, 1) for stages in every]
     least = min((one.period_ns for one in found if one is not None), default=None)
     result = solve(chain, platform, scope=Scope(), time_limit=20)
@@ -88,7 +83,7 @@ def test_contiguous_against_all_orders_of_all_allocations(both: Both) -> None:
 @given(st.data(), problems(), st.integers(1, 2))
 def test_given_stages_against_all_orders(data: st.DataObject, both: Both, max_k: int) -> None:
     chain, platform = both
-    stages = data.draw(st.sampled_from(list(allocations(chain, platform))))
+    stages = data.draw(st.sampled_from(list(brute_force.contiguous_stages(chain, platform))))
     gpus = data.draw(st.permutations(range(len(platform.gpus))))
     stages = [Stage(layers=one.layers, gpus=(gpus[one.gpus[0]],)) for one in stages]
     found = {k: order_words.least_period(chain, platform, stages, k) for k in range(1, max_k + 1)}
@@ -107,7 +102,7 @@ def test_a_step_on_given_stages_against_every_start(
     data: st.DataObject, both: Both, count: int
 ) -> None:
     chain, platform = both
-    stages = data.draw(st.sampled_from(list(allocations(chain, platform))))
+    stages = data.draw(st.sampled_from(list(brute_force.contiguous_stages(chain, platform))))
     work = sum(max(1, length) for *_, length, _ in patterns.way(chain, platform, stages))
     if work * count > 24:
         return

@@ -18,33 +18,12 @@ from schedopt.solving.orders import OrderModel
 from schedopt.solving.steps import Answer
 from tests.layers import layer
 from tests.solvers.hints import log_of_model
-from tests.solvers.patterns import least_period
-from tests.strategies import chains, platforms
+from tests.solvers.patterns import fixed_problem, least_period
+from tests.strategies import allocations, chains, platforms
 
 LONGEST = 12
 MOST_STEPS = 8
 """More take too long to try every start."""
-
-
-@st.composite
-def allocations(draw: st.DrawFn, chain: Chain, platform: Platform, *, most: int) -> list[Stage]:
-    """Return stages on any GPUs, neighbours on different ones."""
-    count = draw(st.integers(1, min(most, len(chain.layers))))
-    cuts = sorted(
-        draw(
-            st.lists(
-                st.integers(1, len(chain.layers) - 1),
-                min_size=count - 1,
-                max_size=count - 1,
-                unique=True,
-            )
-        )
-        if count > 1
-        else []
-    )
-    edges = [0, *cuts, len(chain.layers)]
-    gpus = [draw(st.integers(0, len(platform.gpus) - 1)) for _ in range(count)]
-    return [Stage(layers=(edges[i], edges[i + 1] - 1), gpus=(gpus[i],)) for i in range(count)]
 
 
 @settings(max_examples=150, deadline=None)
@@ -53,7 +32,7 @@ def test_equal_to_trying_every_start(
     data: st.DataObject, chain: Chain, platform: Platform, k: int
 ) -> None:
     stages = data.draw(allocations(chain, platform, most=3 if k == 1 else 2))
-    way = Course(problem_of(chain, platform, stages)).way
+    way = Course(fixed_problem(chain, platform, stages)).way
     total = sum(step.length_ns for step in way)
     assume(k * total <= LONGEST and k * len(way) <= MOST_STEPS)
     result = solve(chain, platform, stages=stages, scope=fixed(k), solver="periodic")
@@ -165,10 +144,6 @@ def test_a_decision_is_yes_exactly_from_the_least_period_on(
 
 def fixed(max_k: int) -> Scope:
     return Scope(allocation="fixed", max_k=max_k)
-
-
-def problem_of(chain: Chain, platform: Platform, stages: list[Stage]) -> Problem:
-    return Problem(chain=chain, platform=platform, scope=fixed(1), stages=tuple(stages))
 
 
 def test_a_hint_is_complete_and_feasible_and_not_when_it_is_spoilt() -> None:

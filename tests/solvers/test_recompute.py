@@ -13,65 +13,32 @@ from schedopt import Chain, Gpu, InputError, Layer, Platform, Scope, Stage, chec
 from schedopt.account import concurrent_activations, memory
 from schedopt.families import random_chain
 from tests.layers import layer
-from tests.solvers import order_words
-from tests.solvers.brute_force import all_allocations
-from tests.strategies import chains, platforms
-
-
-def least_period(chain: Chain, platform: Platform) -> int | None:
-    """Return the least period of any contiguous allocation and any recompute, k = 1."""
-    found = []
-    for cuts in all_allocations(chain, platform):
-        stages = [Stage(layers=(first, last), gpus=(gpu,)) for first, last, gpu in cuts]
-        one = order_words.least_period(chain, platform, stages, 1, recompute=True)
-        if one is not None:
-            found.append(one.period_ns)
-    return min(found, default=None)
-
-
-@st.composite
-def tight_chains(draw: st.DrawFn, longest: int) -> Chain:
-    """Draw chains that save much more than they send, so that recompute pays."""
-    layers = [
-        Layer(
-            forward_ns=draw(st.integers(0, 3)),
-            backward_ns=draw(st.integers(0, 3)),
-            weight_bytes=draw(st.integers(0, 2)),
-            activation_bytes=draw(st.integers(0, 2)),
-            saved_bytes=draw(st.integers(0, 8)),
-            saved_input_bytes=draw(st.none() | st.integers(0, 2)),
-            workspace_bytes=draw(st.none() | st.integers(0, 2)),
-        )
-        for _ in range(draw(st.integers(1, longest)))
-    ]
-    return Chain(layers=tuple(layers), input_bytes=draw(st.integers(0, 2)))
-
-
-@st.composite
-def tight_platforms(draw: st.DrawFn, *, unequal: bool = False) -> Platform:
-    platform = draw(platforms(most=3, unequal=unequal))
-    rooms = st.integers(4, 30)
-    gpus = [replace(gpu, memory_bytes=draw(rooms)) for gpu in platform.gpus]
-    return platform.with_gpus(gpus if unequal else gpus[:1] * len(gpus))
+from tests.solvers.brute_force import contiguous_stages
+from tests.solvers.order_words import least_of
+from tests.strategies import chains, platforms, tight_chains, tight_platforms
 
 
 @settings(max_examples=150)
-@given(tight_chains(longest=3), tight_platforms())
+@given(tight_chains(longest=3), tight_platforms(most=3, room=30))
 def test_the_best_contiguous_plan_equals_a_search_over_all(
     chain: Chain, platform: Platform
 ) -> None:
     result = solve(chain, platform, scope=Scope(recompute=True))
-    assert result.period == least_period(chain, platform)
+    assert result.period == least_of(
+        chain, platform, contiguous_stages(chain, platform), Scope(recompute=True)
+    )
     assert result.status == ("infeasible" if result.period is None else "optimal")
 
 
 @settings(max_examples=60)
-@given(tight_chains(longest=3), tight_platforms(unequal=True))
+@given(tight_chains(longest=3), tight_platforms(most=3, room=30, unequal=True))
 def test_unequal_gpus_in_the_given_order_equal_a_search_over_all(
     chain: Chain, platform: Platform
 ) -> None:
     result = solve(chain, platform, scope=Scope(recompute=True))
-    assert result.period == least_period(chain, platform)
+    assert result.period == least_of(
+        chain, platform, contiguous_stages(chain, platform), Scope(recompute=True)
+    )
 
 
 @settings(max_examples=400)
@@ -107,7 +74,7 @@ def test_recompute_never_makes_a_plan_worse_and_holds_for_its_own_stages(
 
 
 @settings(max_examples=200)
-@given(tight_chains(longest=4), tight_platforms())
+@given(tight_chains(longest=4), tight_platforms(most=3, room=30))
 def test_the_least_memory_would_do_and_one_byte_less_would_not(
     chain: Chain, platform: Platform
 ) -> None:
@@ -123,7 +90,7 @@ def test_the_least_memory_would_do_and_one_byte_less_would_not(
 
 
 @settings(max_examples=200)
-@given(tight_chains(longest=4), tight_platforms())
+@given(tight_chains(longest=4), tight_platforms(most=3, room=30))
 def test_the_least_memory_of_fixed_stages_would_do(chain: Chain, platform: Platform) -> None:
     stages = [
         Stage(layers=(layer, layer), gpus=(layer,))

@@ -13,28 +13,7 @@ from hypothesis import strategies as st
 from schedopt import Chain, Layer, Platform, Scope, Stage, check, solve
 from schedopt.solving.course import Course
 from tests.solvers.patterns import Op, exists
-from tests.strategies import platforms
-
-small = st.integers(0, 3)
-
-
-@st.composite
-def split_chains(draw: st.DrawFn, longest: int = 3) -> Chain:
-    def layer() -> Layer:
-        return Layer(
-            forward_ns=draw(small),
-            backward_ns=draw(small),
-            backward_input_ns=draw(small),
-            backward_weight_ns=draw(small),
-            weight_bytes=draw(small),
-            activation_bytes=draw(small),
-            saved_bytes=draw(st.integers(1, 4)),
-            saved_input_bytes=draw(st.none() | small),
-            saved_weight_bytes=draw(st.none() | st.integers(1, 4)),
-            workspace_bytes=draw(st.none() | small),
-        )
-
-    return Chain(layers=tuple(layer() for _ in range(draw(st.integers(1, longest)))))
+from tests.strategies import platforms, split_chains
 
 
 def scope_of(k: int) -> Scope:

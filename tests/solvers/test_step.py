@@ -13,9 +13,8 @@ from schedopt.simulation import simulate
 from schedopt.solvers import step
 from schedopt.solving import Run
 from schedopt.solving.course import Course
-from tests.solvers.patterns import least_period
-from tests.solvers.test_periodic import allocations, problem_of
-from tests.strategies import chains, platforms
+from tests.solvers.patterns import fixed_problem, least_period
+from tests.strategies import allocations, chains, platforms
 
 LONGEST = 12
 MOST_STEPS = 8
@@ -28,7 +27,7 @@ def test_equal_to_trying_every_start(
     data: st.DataObject, chain: Chain, platform: Platform, count: int
 ) -> None:
     stages = data.draw(allocations(chain, platform, most=3 if count == 1 else 2))
-    way = Course(problem_of(chain, platform, stages)).way
+    way = Course(fixed_problem(chain, platform, stages)).way
     total = sum(step.length_ns for step in way)
     assume(0 < count * total <= LONGEST and count * len(way) <= MOST_STEPS)
     scope = Scope(allocation="fixed", microbatches=count, max_k=None)

@@ -18,8 +18,7 @@ from schedopt.solving import Run
 from schedopt.solving.sharing import plan_at
 from schedopt.solving.stacking import stack
 from schedopt.solving.stage_chain import StageChain, Thinning
-from tests.solvers.test_recompute import tight_chains, tight_platforms
-from tests.strategies import chains, platforms
+from tests.strategies import chains, platforms, tight_chains, tight_platforms
 
 
 @pytest.mark.parametrize("gpus", [4, 6, 8])
@@ -76,7 +75,7 @@ def test_never_below_the_bound_nor_worse_than_k_1(chain: Chain, platform: Platfo
 
 
 @settings(max_examples=200)
-@given(tight_chains(longest=5), tight_platforms(unequal=True))
+@given(tight_chains(longest=5), tight_platforms(most=3, room=30, unequal=True))
 def test_recompute_is_thinned_too(chain: Chain, platform: Platform) -> None:
     scope = Scope(max_k=3, recompute=True)
     run = ladder(Problem(chain=chain, platform=platform, scope=scope))

@@ -17,9 +17,7 @@ from schedopt.bounds import load_bound
 from schedopt.families import theorem_4
 from schedopt.result import Bound
 from schedopt.solving import Run, ladder
-from tests.solvers.test_recompute import tight_platforms
-from tests.solvers.test_split import split_chains
-from tests.strategies import chains, platforms
+from tests.strategies import chains, platforms, split_chains, tight_platforms
 
 EQUAL = Layer(forward_ns=1, backward_ns=2, weight_bytes=0, activation_bytes=1)
 LONG = Layer(forward_ns=5, backward_ns=7, weight_bytes=0, activation_bytes=1)
@@ -195,7 +193,7 @@ def test_infeasible_is_said_whatever_is_allowed_beside_recompute(
 
 
 @settings(max_examples=60)
-@given(split_chains(longest=4), tight_platforms(), st.data())
+@given(split_chains(longest=4), tight_platforms(most=3, room=30), st.data())
 def test_more_freedom_is_never_worse_and_what_is_said_of_it_holds(
     chain: Chain, platform: Platform, data: st.DataObject
 ) -> None:
@@ -225,7 +223,7 @@ def test_more_freedom_is_never_worse_and_what_is_said_of_it_holds(
 
 
 @settings(max_examples=150)
-@given(split_chains(longest=3), tight_platforms(unequal=True), st.booleans())
+@given(split_chains(longest=3), tight_platforms(most=3, room=30, unequal=True), st.booleans())
 def test_the_ladder_says_what_the_search_over_all_says(
     chain: Chain, platform: Platform, recompute: bool
 ) -> None:

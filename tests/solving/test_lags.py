@@ -13,8 +13,7 @@ from schedopt.account import concurrent_activations, memory
 from schedopt.plan import Plan
 from schedopt.simulation import simulate
 from schedopt.solving.lags import without_lags
-from tests.solvers.test_split import split_chains
-from tests.strategies import platforms
+from tests.strategies import platforms, split_chains
 
 
 def spread(plan: Plan, seed: int) -> Plan:
