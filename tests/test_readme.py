@@ -14,7 +14,7 @@ import pytest
 
 from schedopt import Chain, Layer, Platform, Result, Scope, check, solve
 from schedopt.formats import result_to_json
-from tests.cli.test_commands import run
+from tests.cli.commands import run
 from tests.importing.files import PIPEDREAM
 
 ROOT = Path(__file__).parents[1]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from schedopt import Chain, Layer
-from tests.cli.test_commands import run
+from tests.cli.commands import run
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from schedopt.cli.columns import Column, print_table
-from tests.cli.test_commands import GPT2, run
+from tests.cli.commands import GPT2, run
 
 FIGURES = ("Forward", "Backward", "In flight", "Used")
 NAME = "transformer.h.11: ln_1 to attn"

@@ -13,36 +13,7 @@ import pytest
 
 from schedopt import Chain, InputError, Layer, Platform, Scope, Stage, solve
 from schedopt.solving.registry import CHOOSE_ALLOCATION, SOLVERS
-
-ROOT = Path(__file__).parents[2]
-GPT2 = ROOT / "instances" / "gpt2-small.json"
-
-
-def run(
-    *arguments: str | Path, folder: Path | None = None, quick: bool = True
-) -> subprocess.CompletedProcess[str]:
-    """Run the command line as a user does.
-
-    Quick: solve looks for contiguous plans, if nothing else is said, for these are found at once.
-    """
-    typed = [*map(str, arguments)]
-    if quick and typed[:1] == ["solve"] and not {"--allocation", "--fix", "--solver"} & {*typed}:
-        typed += ["--allocation", "contiguous"]
-    return subprocess.run(
-        [sys.executable, "-m", "schedopt", *typed],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=folder,
-        timeout=120,
-    )
-
-
-def solve_json(*arguments: str | Path) -> dict[str, Any]:
-    done = run("solve", *arguments, "--json")
-    assert done.stderr == ""
-    document: dict[str, Any] = json.loads(done.stdout)
-    return document
+from tests.cli.commands import GPT2, run, solve_json
 
 
 @pytest.fixture

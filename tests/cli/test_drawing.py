@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from schedopt.formats import save_result
-from tests.cli.test_commands import run
-from tests.drawing.test_charts import result_of
+from tests.cli.commands import run
+from tests.drawing.helpers import result_of
 from tests.examples import EXAMPLES
 
 

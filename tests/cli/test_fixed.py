@@ -7,7 +7,7 @@ import pytest
 
 from schedopt import Chain, Layer, Platform, Result, Scope, solve
 from schedopt.cli.fixed import say_what_it_has
-from tests.cli.test_commands import run
+from tests.cli.commands import run
 
 
 def one_after_two(scope: Scope, room: int = 2) -> Result:

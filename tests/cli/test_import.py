@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from schedopt import Chain
-from tests.cli.test_commands import run
+from tests.cli.commands import run
 from tests.importing.files import DNN, FILES, PIPEDREAM
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from schedopt import Chain
 from schedopt.cli import main
-from tests.cli.test_commands import run
+from tests.cli.commands import run
 
 MS = 10**6
 

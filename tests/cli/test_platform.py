@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from schedopt import Platform
-from tests.cli.test_commands import GPT2, ROOT, run, solve_json
+from tests.cli.commands import GPT2, ROOT, run, solve_json
 
 TWO = ROOT / "instances" / "two-nodes.platform.json"
 STAR = ROOT / "instances" / "three-on-a-switch.platform.json"

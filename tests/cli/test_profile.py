@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from schedopt import Chain
-from tests.cli.test_commands import run
+from tests.cli.commands import run
 
 GPT2 = "hf:gpt2:layers=2,width=16,heads=2,vocabulary=31,tied=no"
 QUICK = ("--batch", "2", "--seq", "8", "--warmup", "0", "--repeats", "2")

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from schedopt.cli import main
-from tests.cli.test_commands import GPT2
+from tests.cli.commands import GPT2
 
 # Sends the signal when a module is looked for, which is a moment that every run has.
 CODE = """

@@ -16,7 +16,7 @@ import pytest
 
 from schedopt import Result, check
 from schedopt.sweeping import Sweep
-from tests.cli.test_commands import GPT2, ROOT, run
+from tests.cli.commands import GPT2, ROOT, run
 from tests.sweeping.helpers import CHAIN
 
 LLAMA = ROOT / "instances" / "llama-8b.json"

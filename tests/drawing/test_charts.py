@@ -14,12 +14,9 @@ from schedopt import Plan, Platform, Result
 from schedopt.account import load, memory
 from schedopt.drawing import Box, Chart, chart_plan, chart_simulation
 from schedopt.simulation import simulate, usual_micro_batches
+from tests.drawing.helpers import result_of
 from tests.examples import EXAMPLES
 from tests.random_plans import valid_plans
-
-
-def result_of(plan: Plan) -> Result:
-    return Result(problem=plan.problem, status="feasible", plan=plan)
 
 
 def shown(boxes: Iterable[Box]) -> list[tuple[str, int, int, int]]:

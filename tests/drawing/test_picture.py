@@ -15,13 +15,8 @@ from schedopt.drawing import Box, Chart, chart_plan, chart_simulation, save_pict
 from schedopt.drawing.looks import NAMES, colour, hatch
 from schedopt.plan import Kind, Tensor
 from schedopt.simulation import simulate, usual_micro_batches
-from tests.drawing.test_charts import result_of
+from tests.drawing.helpers import result_of, texts
 from tests.examples import EXAMPLES
-
-
-def texts(path: Path) -> list[str]:
-    root = ElementTree.parse(path).getroot()
-    return [(node.text or "").strip() for node in root.iter("{http://www.w3.org/2000/svg}text")]
 
 
 def test_the_picture_says_what_a_reader_looks_for(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from schedopt import Chain, Layer, Plan, Platform, Scope, solve
 from schedopt.drawing import chart_plan, chart_simulation, explain_glyphs, render_chart
 from schedopt.simulation import simulate
-from tests.drawing.test_charts import result_of
+from tests.drawing.helpers import result_of
 from tests.examples import EXAMPLES
 from tests.random_plans import valid_plans
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from schedopt import Chain, InputError, Plan, Problem, Scope, check, solve
 from schedopt.bounds import load_bound
 from schedopt.families import random_chain, uniform_chain
-from tests.families.test_theorems import facts, listed, totals
+from tests.families.helpers import facts, listed, totals
 from tests.solvers.brute_force import least_period
 
 small = st.integers(0, 5)

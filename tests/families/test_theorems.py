@@ -32,8 +32,9 @@ from schedopt.families import (
     theorem_6,
     uniform_chain,
 )
+from tests.families.helpers import MS, facts, listed, totals
 
-MS = MB = 10**6
+MB = 10**6
 
 WITHOUT_ACTIVATIONS: dict[str, Callable[[], Instance]] = {
     "section 6.1": section_6_1,
@@ -75,35 +76,6 @@ def assert_nothing_else(instance: Instance, *, activation: int = 0) -> None:
 
 def memories(instance: Instance) -> list[int]:
     return [gpu.usable_bytes for gpu in instance.platform.gpus]
-
-
-def facts(instance: Instance) -> dict[Any, Any]:
-    """Return period in ms and k for each allocation and longest k, of otherwise plain scopes."""
-    for fact in instance.known:
-        allocation, longest = fact.scope.allocation, fact.scope.max_k
-        assert fact.scope == Scope(allocation=allocation, max_k=longest)
-    found = {
-        (fact.scope.allocation, fact.scope.max_k): (
-            None if fact.period is None else fact.period / MS,
-            fact.k,
-        )
-        for fact in instance.known
-    }
-    assert len(found) == len(instance.known)
-    return found
-
-
-def totals(amounts: Sequence[int], gpus: Sequence[int], count: int) -> list[int]:
-    """Return what each GPU gets."""
-    pairs = list(zip(amounts, gpus, strict=True))
-    return [sum(amount for amount, gpu in pairs if gpu == one) for one in range(count)]
-
-
-def listed(stages: Sequence[Stage]) -> list[int]:
-    """Return the GPU of each layer; the stages follow one another and have one GPU each."""
-    assert [stage.first for stage in stages] == [0, *(stage.last + 1 for stage in stages[:-1])]
-    assert all(len(stage.gpus) == 1 for stage in stages)
-    return [stage.gpus[0] for stage in stages for _ in range(stage.first, stage.last + 1)]
 
 
 def least_contiguous(

@@ -16,7 +16,7 @@ import pytest
 
 from schedopt import InputError
 from schedopt.sweeping import ClusterPool, run_sweep
-from tests.cli.test_commands import run
+from tests.cli.commands import run
 from tests.sweeping.helpers import CHAIN, FAST, INFEASIBLE, SLOW, die_once, empty, places
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ import pytest
 from schedopt import InputError
 from schedopt.sweeping import Options, Point, Sweep, carry
 from schedopt.sweeping.picture import save_sweep_picture
-from tests.drawing.test_picture import texts
+from tests.drawing.helpers import texts
 from tests.sweeping.helpers import CHAIN, point
 
 
