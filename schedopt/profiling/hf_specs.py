@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Final
@@ -76,17 +76,13 @@ def parse_spec(text: str) -> Spec:
     name, colon, rest = text.partition(":")
     name = name.strip()
     if name not in KNOWN:
-        close = get_close_matches(name.lower(), NAMES, n=1)
-        hint = f"Did you mean {close[0]}? " if close else ""
-        raise refuse(f"there is no model hf:{name:.60}", f"{hint}Choose {either(NAMES)}")
+        raise refuse(f"there is no model hf:{name:.60}", _choice(name, NAMES))
     known = FAMILIES[KNOWN[name][0]].options
     given: Sizes = {}
     for part in rest.split(",") if colon else []:
         key, equals, value = (piece.strip() for piece in part.partition("="))
         if key not in known:
-            close = get_close_matches(key.lower(), known, n=1)
-            hint = f"Did you mean {close[0]}? " if close else ""
-            raise refuse(f"{name} has no option {key!r:.60}", f"{hint}Choose {either(known)}")
+            raise refuse(f"{name} has no option {key!r:.60}", _choice(key, known))
         if not equals or not value:
             raise refuse(f"{key} has no value", f"Write it as {key}=VALUE")
         if key in given:
@@ -106,6 +102,12 @@ def either(names: Iterable[str]) -> str:
 def refuse(rule: str, way_out: str) -> InputError:
     """Return an error about a known model."""
     return InputError(rule, field="model", way_out=way_out)
+
+
+def _choice(word: str, names: Sequence[str]) -> str:
+    close = get_close_matches(word.lower(), names, n=1)
+    hint = f"Did you mean {close[0]}? " if close else ""
+    return f"{hint}Choose {either(names)}"
 
 
 def _read(key: str, text: str) -> int | float | bool:

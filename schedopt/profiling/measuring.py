@@ -78,8 +78,8 @@ def measure(
     model : Model
     pieces : list of Piece
         Its layers.
-    clock
-        Of `schedopt.profiling.clocks`, or one that counts operations.
+    clock : Clock or FlopClock
+        What tells times: it measures them, or counts operations.
     optimizer : str
         Unless the model brings its own.
     warmup, repeats : int
