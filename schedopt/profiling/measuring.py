@@ -12,6 +12,7 @@ from schedopt.profiling.factory import Model
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from schedopt.profiling.clocks import Clock
     from schedopt.profiling.pieces import Piece
     from schedopt.profiling.states import States
     from schedopt.profiling.sweeping import Halves, Peaks, Sweep
@@ -64,7 +65,7 @@ class Counter:
 def measure(
     model: Model,
     pieces: list[Piece],
-    clock: Any,
+    clock: Clock,
     optimizer: str,
     warmup: int,
     repeats: int,
@@ -78,7 +79,7 @@ def measure(
     model : Model
     pieces : list of Piece
         Its layers.
-    clock : Clock or FlopClock
+    clock : Clock
         What tells times: it measures them, or counts operations.
     optimizer : str
         Unless the model brings its own.
