@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import cycle
+from sys import getrefcount
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numba.core.errors import NumbaError
 
 from schedopt import Chain, InputError, Layer, Platform, Problem, Scope, Stage, check, solve
 from schedopt.account import memory
@@ -18,6 +20,7 @@ from schedopt.families.instance import Instance
 from schedopt.solving import Run
 from schedopt.solving.local_search.annealing import anneal, replace_all
 from schedopt.solving.local_search.coding import decode, encode
+from schedopt.solving.local_search.compiled import compiled
 from schedopt.solving.local_search.placing import peak_of
 from schedopt.solving.local_search.search import LocalSearch
 from schedopt.solving.local_search.starts import fixed_patterns
@@ -168,6 +171,31 @@ def test_a_decision_is_answered_within_the_period_asked(percent: int) -> None:
     found = search(Problem(chain=chain, platform=platform, scope=scope), 30_000).period()
     assert found is None or found <= asked
     assert found is not None or percent < 100
+
+
+def test_nothing_handed_to_the_search_is_kept_by_it() -> None:
+    problem = Problem(chain=Chain(layers=(UNIT,) * 4), platform=Platform(2, 20), scope=GENERAL)
+    tables = make_tables(problem)
+    state, scratch, best = (new_state(tables, 4) for _ in range(3))
+    found, go = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
+    draw = np.random.default_rng(0)
+    handed = [tables.time, state.row, scratch.line, best.row, found, go, draw, draw.bit_generator]
+    before = [getrefcount(one) for one in handed]
+    for _ in range(3):
+        encode([Stage(layers=(0, 3), gpus=(0,))], state)
+        state.first[:] = -1
+        state.counts[PERIOD] = 10
+        anneal(tables, state, scratch, best, found, draw, 100, 1, 0.01, 0.03, 0.001, go)
+    assert [getrefcount(one) for one in handed] == before
+
+
+def test_what_is_compiled_makes_no_array() -> None:
+    @compiled
+    def make(length: int) -> int:
+        return int(np.zeros(length).size)
+
+    with pytest.raises(NumbaError):
+        make(3)
 
 
 def test_a_start_of_more_stages_than_it_has_room_for_is_passed_over() -> None:

@@ -11,7 +11,7 @@ from math import log
 import numpy as np
 
 from schedopt.solving.local_search import moves
-from schedopt.solving.local_search.compiled import compiled, inlined
+from schedopt.solving.local_search.compiled import compiled, entered, inlined
 from schedopt.solving.local_search.moves import Draw, below
 from schedopt.solving.local_search.placing import measure, place, take_out
 from schedopt.solving.local_search.state import (
@@ -192,6 +192,61 @@ def _first_row(s: State, row: int, kind: int) -> int:
 
 
 @compiled
+def _anneal(
+    t: Tables,
+    s: State,
+    other: State,
+    best: State,
+    found: Ints,
+    draw: Draw,
+    steps: int,
+    low: int,
+    drop: float,
+    heat: float,
+    cold: float,
+    stop: Ints,
+) -> int:
+    """Search from an allocation: see `anneal`, by which Python enters."""
+    for row in range(s.counts[STAGES]):
+        measure(t, s, row)
+    now = replace_all(t, s, s.counts[PERIOD], np.inf)
+    worst = _most_overloaded(t, s)
+    pace = log(cold / heat) / steps
+    for step in range(steps):
+        if now == 0.0:
+            found[0] = _descend(t, s, best, low)
+            if found[0] <= low:
+                return step
+            period = max(low, min(found[0] - 1, int(found[0] * (1.0 - drop))))
+            now = replace_all(t, s, period, np.inf)
+            worst = _most_overloaded(t, s)
+            continue
+        if step % 256 == 0 and stop[0]:
+            return step
+        limit = now - heat * np.exp(pace * step) * np.log(draw.random())
+        row = _draw_row(s, worst, draw)
+        kind = _draw_kind(t, draw)
+        first = _first_row(s, row, kind)
+        _save(s, other, first)
+        if kind == AGAIN:
+            copy_again(s, other)
+        if _move(t, s, row, kind, draw) < 0:
+            continue
+        take_out(s, first)
+        new = place(t, s, first, limit)
+        if new <= limit:
+            now = new
+            worst = _most_overloaded(t, s)
+        else:
+            _restore(s, other, first)
+            if kind == AGAIN:
+                copy_again(other, s)
+    if now == 0.0:
+        found[0] = _descend(t, s, best, low)
+    return steps
+
+
+@entered
 def anneal(
     t: Tables,
     s: State,
@@ -231,40 +286,4 @@ def anneal(
     stop : array, shape (1,)
         Not 0: stop soon.
     """
-    for row in range(s.counts[STAGES]):
-        measure(t, s, row)
-    now = replace_all(t, s, s.counts[PERIOD], np.inf)
-    worst = _most_overloaded(t, s)
-    pace = log(cold / heat) / steps
-    for step in range(steps):
-        if now == 0.0:
-            found[0] = _descend(t, s, best, low)
-            if found[0] <= low:
-                return step
-            period = max(low, min(found[0] - 1, int(found[0] * (1.0 - drop))))
-            now = replace_all(t, s, period, np.inf)
-            worst = _most_overloaded(t, s)
-            continue
-        if step % 256 == 0 and stop[0]:
-            return step
-        limit = now - heat * np.exp(pace * step) * np.log(draw.random())
-        row = _draw_row(s, worst, draw)
-        kind = _draw_kind(t, draw)
-        first = _first_row(s, row, kind)
-        _save(s, other, first)
-        if kind == AGAIN:
-            copy_again(s, other)
-        if _move(t, s, row, kind, draw) < 0:
-            continue
-        take_out(s, first)
-        new = place(t, s, first, limit)
-        if new <= limit:
-            now = new
-            worst = _most_overloaded(t, s)
-        else:
-            _restore(s, other, first)
-            if kind == AGAIN:
-                copy_again(other, s)
-    if now == 0.0:
-        found[0] = _descend(t, s, best, low)
-    return steps
+    return _anneal(t, s, other, best, found, draw, steps, low, drop, heat, cold, stop)

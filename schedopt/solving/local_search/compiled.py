@@ -11,30 +11,48 @@ from collections.abc import Callable
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 import numba
+from numba.core.options import DefaultOptions
 
 F = TypeVar("F", bound=Callable[..., object])
 
+_UNCOUNTED: Final = {"_nrt": False} if hasattr(DefaultOptions, "_nrt") else {}
+"""Lets numba count no references.
+
+It would note in an atomic instruction each time that an array is taken out of a tuple. States have
+many, and the search spent most of its time there. Where numba does not know this setting, the
+search is slower, but the same.
+"""
+
 
 def compiled(function: F) -> F:
-    """Compile a function when it is first called; it runs beside others (no interpreter lock)."""
-    return _compile(function, inline=False)
+    """Compile a function when it is first called; it runs beside others (no interpreter lock).
+
+    It counts no references. So it cannot make an array, which numba refuses; and a generator that
+    Python hands to it would never be freed, which is what `entered` is for.
+    """
+    return _compile(function, **_UNCOUNTED)
 
 
 def inlined(function: F) -> F:
     """Compile a function into those that call it, which spares them to hand over many arrays."""
-    return _compile(function, inline=True)
+    return _compile(function, forceinline=True, **_UNCOUNTED)
 
 
-def _compile(function: F, *, inline: bool) -> F:
+def entered(function: F) -> F:
+    """Compile a function by which Python enters others, with references counted."""
+    return _compile(function)
+
+
+def _compile(function: F, **options: bool) -> F:
     settings = cast(Any, numba.config)
     before = settings.CACHE_DIR
     settings.CACHE_DIR = _folder(before)
     try:
-        compile_ = numba.njit(cache=True, nogil=True, error_model="numpy", forceinline=inline)
-        return cast(F, compile_(function))
+        njit = cast(Any, numba.njit)
+        return cast(F, njit(cache=True, nogil=True, error_model="numpy", **options)(function))
     finally:
         settings.CACHE_DIR = before
 

@@ -30,7 +30,7 @@ from schedopt.solving.run import Run
 from schedopt.stage import Stage
 
 STEPS: Final = 400_000
-"""Placements of one annealing, which then takes a second or two."""
+"""Placements of one annealing, which then takes a fraction of a second."""
 STEPS_OF_LAYERS: Final = 100_000_000
 """The same times layers: those of long chains take longer."""
 DROPS: Final = (0.02, 0.005, 0.05, 0.001)
