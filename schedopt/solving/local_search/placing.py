@@ -131,13 +131,16 @@ def _excess_of_load(t: Tables, s: State) -> float:
     period = s.counts[PERIOD]
     for gpu in range(t.gpus):
         s.load[gpu, TIME] = s.load[gpu, NEED] = 0
-    behind = 0
+    behind, turns = 0, 1
     for row in range(s.counts[STAGES]):
         gpu = s.row[row, GPU]
         work = s.row[row, T_AHEAD] + s.row[row, T_BACK] + s.row[row, T_AGAIN]
         s.load[gpu, TIME] += work + s.row[row, T_REST]
         behind += work
-        need = s.row[row, WEIGHTS] + _turns(behind, period) * s.row[row, TO_BACK]
+        # Divided only where it grows: most stages add less than a period.
+        if behind > turns * period:
+            turns = _turns(behind, period)
+        need = s.row[row, WEIGHTS] + turns * s.row[row, TO_BACK]
         if s.row[row, T_REST] > 0:
             later = _turns(behind + s.row[row, T_REST], period)
             need += later * s.row[row, TO_REST] + s.row[row, HALVES]
