@@ -217,7 +217,7 @@ def solve_chain(
     with naming_options(OF_PLATFORM):
         scope = Scope(
             allocation=usual.allocation,
-            max_k=None if microbatches is not None else max_k or usual.max_k,
+            max_k=None if microbatches is not None else (usual.max_k if max_k is None else max_k),
             microbatches=microbatches,
             split_backward=split_backward,
             recompute=recompute,
