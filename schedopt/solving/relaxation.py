@@ -25,6 +25,7 @@ from ortools.sat.python import cp_model
 
 from schedopt.bounds.propagation import Forced
 from schedopt.platform import Gpu
+from schedopt.solving.crossings import Crossings
 from schedopt.solving.recomputation import runs_of
 from schedopt.stage import Stage
 
@@ -70,6 +71,7 @@ class RelaxationModel:
         self._place_layers()
         self._break_symmetry()
         self._cut_between_gpus()
+        self.crossings = Crossings(self.model, self.scaled, self.on, self.gpus)
         self._keep_apart()
         self._choose_ways()
         self._lengthen_spans()
@@ -81,13 +83,15 @@ class RelaxationModel:
 
     def _row_of_gpus(self) -> list[int]:
         """Return the numbers of the GPUs, equal ones together; no more of these than layers."""
-        gpus = self.problem.platform.gpus
-
-        def kind(number: int) -> int:
-            return gpus.index(gpus[number])
-
-        alike = [list(members) for _, members in groupby(sorted(range(len(gpus)), key=kind), kind)]
+        numbers = sorted(range(len(self.problem.platform.gpus)), key=self._kind)
+        alike = [list(members) for _, members in groupby(numbers, self._kind)]
         return [number for members in alike for number in members[: len(self.layers)]]
+
+    def _kind(self, number: int) -> tuple[int, int]:
+        """Return what GPUs have in common that may take each other's place: also their node."""
+        platform = self.problem.platform
+        node = 0 if platform.network is None else platform.network.node_of[number]
+        return platform.gpus.index(platform.gpus[number]), node
 
     def _literals(self, name: str) -> Literals:
         return [
@@ -106,9 +110,8 @@ class RelaxationModel:
 
     def _break_symmetry(self) -> None:
         """Use a GPU only behind the first use of an equal one before it."""
-        gpus = self.problem.platform.gpus
         for place, (before, number) in enumerate(pairwise(self.gpus)):
-            if gpus[before] != gpus[number]:
+            if self._kind(before) != self._kind(number):
                 continue
             self.model.add(self.on[0][place + 1] == 0)
             used = self.on[0][place]
@@ -177,10 +180,8 @@ class RelaxationModel:
             whole, half = int(scaled.whole[layer]), int(scaled.half[layer])
             way = int(scaled.ahead[layer]) + whole - (whole - half) * self.halves[layer]
             if layer < self.layers[-1]:
-                trip = int(scaled.trips[layer])
-                self.model.add(
-                    self.span[layer] >= self.span[layer + 1] + way + trip * self.cut[layer]
-                )
+                trip = int(scaled.trips[layer]) * self.cut[layer] + self.crossings.longer(layer)
+                self.model.add(self.span[layer] >= self.span[layer + 1] + way + trip)
             else:
                 self.model.add(self.span[layer] >= way)
 
@@ -190,7 +191,7 @@ class RelaxationModel:
         for layer in reversed(self.layers):
             back = max(int(scaled.whole[layer]), int(scaled.half[layer]))
             own = int(scaled.ahead[layer]) + back
-            trip = int(scaled.trips[layer]) if self.forced.may_cut[layer] else 0
+            trip = self.crossings.longest(layer) if self.forced.may_cut[layer] else 0
             span = max(span + own + trip, int(self.forced.spans[layer]))
             found.append(span := scaled.rounded(span, layer))
         return found[::-1]
@@ -359,7 +360,8 @@ class RelaxationModel:
         return found
 
     def _fit_links(self) -> None:
-        """Let all links together carry what all cuts send."""
+        """Let all links together carry what all cuts send, and each hop what goes over it."""
+        self.crossings.fit_hops()
         platform = self.problem.platform
         pairs = permutations(range(len(platform.gpus)), 2)
         links = {link for pair in pairs for link in platform.route(*pair)}
@@ -369,12 +371,13 @@ class RelaxationModel:
 
     def hint(self, stages: Sequence[Stage]) -> None:
         """Start from an allocation; its GPUs are taken in the order of their first use if equal."""
-        gpus, names = self.problem.platform.gpus, dict[int, int]()
-        left = list(self.gpus)
+        names, left = dict[int, int](), list(self.gpus)
         for stage in stages:
             (own,) = stage.gpus
             if own not in names:
-                names[own] = next(number for number in left if gpus[number] == gpus[own])
+                names[own] = next(
+                    number for number in left if self._kind(number) == self._kind(own)
+                )
                 left.remove(names[own])
             again = {layer for one, two in stage.recompute for layer in range(one, two + 1)}
             for layer in range(stage.first, stage.last + 1):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from schedopt import Chain, Gpu, Layer, Platform, Problem, Scope, Stage
 from tests.solvers.order_words import is_possible
+from tests.strategies import networks
 
 Memory = Literal["sum", "peak"]
 
@@ -61,6 +62,8 @@ def tight_problems(
             duplex=draw(st.sampled_from(["half", "full"])),
         )
         platform = linked.with_gpus(gpus)
+    elif count > 1 and draw(st.booleans()):
+        platform = Platform(gpus, network=draw(networks(count)))
     return Problem(
         chain=Chain(layers=tuple(layers), input_bytes=draw(st.integers(0, 2)), same_gpu=groups),
         platform=platform,

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
+from typing import Literal
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schedopt import Chain, Platform, Problem, Scope, Stage, solve
+from schedopt import (
+    Chain,
+    Gpu,
+    Link,
+    Network,
+    Node,
+    NodeLink,
+    Platform,
+    Problem,
+    Scope,
+    Stage,
+    solve,
+)
 from schedopt.bounds import lower_bounds
 from schedopt.rule import Rule
 from schedopt.solvers.relaxation import (
@@ -70,6 +83,38 @@ def test_work_that_cannot_be_shared_evenly() -> None:
     # 22 ns on two GPUs, but no layers of 10, 5, 3, 2 and 2 ns add up to 11.
     layers = (layer(5, 5), layer(2, 3), layer(1, 2), layer(1, 1), layer(1, 1))
     assert_exact(Problem(chain=Chain(layers=layers), platform=Platform(2, 0), scope=GENERAL), 12)
+
+
+@pytest.mark.parametrize(("duplex", "period"), [("half", 20), ("full", 10)])
+def test_a_hop_carries_what_goes_from_node_to_node(
+    duplex: Literal["half", "full"], period: int
+) -> None:
+    # Each GPU has room for the weights of one layer: with three of them, two nodes are in use.
+    # Inside transfers are free; between them they take 10 ns each way, which is more than all work.
+    slow = NodeLink(between=("a", "b"), bandwidth_bytes_per_s=10**8, duplex=duplex)
+    nodes = (Node(name="a", gpus=2), Node(name="b", gpus=2))
+    problem = Problem(
+        chain=Chain(layers=(layer(1, 1, weight=5, sent=1),) * 3),
+        platform=Platform(4, 9, network=Network(nodes=nodes, links=(slow,))),
+        scope=GENERAL,
+    )
+    assert_exact(problem, period)
+
+
+def test_a_way_between_nodes_keeps_micro_batches_in_flight() -> None:
+    # The heavy layer fits the third GPU alone. The other one waits 20 ns for transfers, and 4 go
+    # with the work of both: with room for two micro-batches T is 12.
+    fast = Link(bandwidth_bytes_per_s=10**9, latency_ns=0)
+    slow = NodeLink(between=("a", "b"), bandwidth_bytes_per_s=10**8, duplex="full")
+    nodes = (Node(name="a", gpus=2, link=fast), Node(name="b", gpus=1))
+    layers = (layer(1, 1, 4, weight=1, sent=1), layer(1, 1, 1, weight=9))
+    gpus = [Gpu(memory_bytes=9), Gpu(memory_bytes=9), Gpu(memory_bytes=12)]
+    problem = Problem(
+        chain=Chain(layers=layers),
+        platform=Platform(gpus, network=Network(nodes=nodes, links=(slow,))),
+        scope=GENERAL,
+    )
+    assert_exact(problem, 12)
 
 
 def test_weights_that_cannot_be_shared_evenly() -> None:
