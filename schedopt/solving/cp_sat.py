@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from schedopt.solving.run import Run
 
 POLL_S = 0.05
+HURRIED: Final = ("no_lp", "default_lp", "max_lp", "pseudo_costs", "quick_restart_no_lp")
+"""What each worker does in a hurry. CP-SAT adds searches of its own for the first answer."""
 
 
 def solve_model(
@@ -25,7 +27,8 @@ def solve_model(
     most_s : float, optional
         Seconds after which it is given up, whatever is left of the run.
     hurry : bool
-        Whether to simplify the model but little before the search.
+        Whether to simplify the model but little before the search, and to search first without
+        linear programmes.
 
     Returns
     -------
@@ -43,6 +46,8 @@ def solve_model(
     if hurry:
         parameters.cp_model_probing_level = 0
         parameters.max_presolve_iterations = 1
+        parameters.linearization_level = 0
+        parameters.subsolvers.extend(HURRIED)
     # Ctrl-C is for the run, which then stops the solver.
     parameters.catch_sigint_signal = False
     limits = [limit for limit in (run.remaining(), most_s) if limit is not None]
