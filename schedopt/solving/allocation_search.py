@@ -101,7 +101,8 @@ class AllocationSearch:
         def ask(period: int) -> Answer | None:
             return self._ask(k, period, run)
 
-        return probe(low, high, ask, run, known=best is not None)
+        far = k == 1 and self.problem.scope.allocation == "general"
+        return probe(low, high, ask, run, known=best is not None, far=far)
 
     def _hint(self, k: int) -> Answer | None:
         """Return the best answer for a divisor of k as one for k."""
@@ -133,9 +134,9 @@ class AllocationSearch:
         known = self._hint(k)
         for one in windows.narrow_first():
             found = decide(self.model(self.slots, one), known, run)
-            if found is not None and found.starts:
+            if found is not None and (found.starts or one.holds_all):
                 return found
-        return found
+        return None
 
     def report_bounds(self, run: Run) -> None:
         """Report what holds for every k that was looked at."""

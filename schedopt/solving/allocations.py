@@ -200,7 +200,8 @@ class AllocationModel(OrderModel):
         )
         most = 1 + sum(~literal for literal in literals)
         kept = self.model.add(spans <= self.period_ns * most)
-        if there := self._is_there(one):
+        told = [self.told[number]] if number in self.told else []
+        if there := (*self._is_there(one), *told):
             kept.only_enforce_if(*there)
 
     def _stages(self, solver: cp_model.CpSolver) -> tuple[Stage, ...]:

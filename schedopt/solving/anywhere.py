@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from copy import copy
 from itertools import accumulate, pairwise, product
+from operator import sub
 from typing import TYPE_CHECKING, Final
 
 from schedopt.account.timeline import layer_ns
@@ -115,15 +116,31 @@ class AnywhereWindows(Windows):
         return True
 
     def narrow_first(self) -> Iterator[Windows]:
-        """Yield windows with few in flight, in which there often is a pattern, and then all."""
-        narrow = copy(self)
-        narrow.most = [
-            min(most, least + 2 * self.k + 1)
-            for most, least in zip(self.most, self.least, strict=True)
-        ]
+        """Yield windows with few in flight, and then all.
+
+        With the fewest told apart, what is impossible mostly shows, and in a few more there often
+        is a pattern.
+        """
+        few = 2 * self.k + 1
+        if max(map(sub, self.most, self.least)) > 0:
+            yield self._narrow(0, beyond=True)
+        narrow = self._narrow(few, beyond=False)
         if sum(self.most) > WIDE * sum(narrow.most):
             yield narrow
+            yield self._narrow(few, beyond=True)
         yield self
+
+    def _narrow(self, above: int, *, beyond: bool) -> Windows:
+        """Return windows with so many above the least, the others left out or not told apart."""
+        narrow = copy(self)
+        narrow.most = [
+            min(most, least + above) for most, least in zip(self.most, self.least, strict=True)
+        ]
+        if beyond:
+            narrow.beyond = list(map(sub, self.most, narrow.most))
+        else:
+            narrow.holds_all = False
+        return narrow
 
     def _may_cut_at(self, cut: int) -> bool:
         return self._may_send_at(cut)

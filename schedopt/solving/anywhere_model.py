@@ -49,6 +49,7 @@ class AnywhereModel(PiecesModel):
     def _choose(self) -> None:
         self.defined: list[tuple[cp_model.IntVar, bool, list[cp_model.LiteralT]]] = []
         self.at_once: list[tuple[Arc, tuple[cp_model.LiteralT, ...]]] = []
+        self.between_unknown = False
         super()._choose()
         self._send()
         self._meet()
@@ -200,7 +201,7 @@ class AnywhereModel(PiecesModel):
         counted: dict[tuple[str, str, int], list[cp_model.IntVar]] = {}
         for number, one in enumerate(self.course.kept):
             portions = self.portions[number]
-            if not portions and not self.placement.joined:
+            if not (portions or self.placement.joined or one.beyond):
                 continue
             enough = self._are_enough(number)
             counted[one.enter, one.leave, one.stage] = enough
@@ -227,11 +228,13 @@ class AnywhereModel(PiecesModel):
         one = self.course.kept[number]
         if one.enter != "F" or one.leave == "W":
             return
-        there = self._is_there(one)
+        there = [*self._is_there(one)]
         for literal in enough[: self.windows.least[one.stage] - 1]:
             self.model.add_bool_or(~literal, *(~also for also in there))
         most = 1 + sum(~literal for literal in enough)
         kept = self.model.add(self.k * self._way_through(one.stage) <= self.period_ns * most)
+        if number in self.told:
+            there.append(self.told[number])
         if there:
             kept.only_enforce_if(*there)
 
@@ -269,6 +272,8 @@ class AnywhereModel(PiecesModel):
                 if of != layer:
                     continue
                 for n, first in enumerate(counted[enter, leave, layer - 1]):
+                    if n >= len(enough) and self.windows.beyond[layer]:
+                        continue
                     unless = [~enough[n]] if n < len(enough) else []
                     self.model.add_bool_or(first, ~joined, *unless)
 
@@ -281,8 +286,13 @@ class AnywhereModel(PiecesModel):
             self.model.add(passed <= self.lengths[one]).only_enforce_if(joined, *there)
             self.at_once.append((arc, (joined, *there)))
         for other, step in enumerate(self.way):
-            if step.resources == (("gpu",),) and not any(length for length, _ in self._terms(step)):
-                self._keep_from_between(other, one, two, joined)
+            if step.resources != (("gpu",),) or any(length for length, _ in self._terms(step)):
+                continue
+            if any(self.windows.beyond):
+                # It may come so late that its order is not known.
+                self.between_unknown = True
+                continue
+            self._keep_from_between(other, one, two, joined)
 
     def _keep_from_between(self, other: int, one: int, two: int, joined: cp_model.IntVar) -> None:
         """Let a step that takes no time not come between two that follow at once."""
@@ -303,6 +313,10 @@ class AnywhereModel(PiecesModel):
             if all(solver.boolean_value(one) for one in if_true):
                 length = int(solver.value(self.lengths[arc.first // self.k]))
                 yield arc.second, arc.first, -arc.turns, -length
+
+    def leaves_open(self, solver: cp_model.CpSolver) -> bool:
+        """Whether something found has more in flight, or more between, than is told apart."""
+        return self.between_unknown or super().leaves_open(solver)
 
     def hint(self, answer: Answer) -> None:
         """Start from an answer, with its stages and what they recompute."""

@@ -112,7 +112,7 @@ class OrderModel:
             if step.what == "I"
         }
         # A micro-batch is through before as many more have come as may be in flight.
-        turns = 3 + sum(self.most) // k
+        turns = 3 + (sum(self.most) + sum(one.beyond for one in course.kept)) // k
         self.starts = [
             self.model.new_int_var(0, period_ns * turns, f"x{step}_{j}")
             for step in range(len(self.way))
@@ -122,6 +122,7 @@ class OrderModel:
         self.orders: list[tuple[cp_model.IntVar, Arc]] = []
         self.between: dict[tuple[int, int], Between] = {}
         self.enough: list[tuple[cp_model.IntVar, list[Arc]]] = []
+        self.told: dict[int, cp_model.IntVar] = {}
         self._choose()
         self._start_at_zero()
         self._each_follows_its_way()
@@ -194,6 +195,8 @@ class OrderModel:
     def _in_flight(self) -> None:
         """Let micro-batch j + n enter when j has left, for the most that may be in flight."""
         for one, most in zip(self.course.kept, self.most, strict=True):
+            if one.beyond:
+                continue
             there = self._is_there(one)
             for arc in self._left_before(one, most):
                 self._require(arc, *there)
@@ -242,7 +245,7 @@ class OrderModel:
         there = self._is_there(one)
         literals = [
             self.model.new_bool_var(f"z{one.stage}{one.enter}{one.leave}{n}")
-            for n in range(1, self.most[number])
+            for n in range(1, self.most[number] + (one.beyond > 0))
         ]
         for n, literal in enumerate(literals, start=1):
             arcs = self._left_before(one, n)
@@ -253,6 +256,8 @@ class OrderModel:
                 self.model.add(literal == 1).only_enforce_if(~there[0])
         for fewer, more in pairwise(literals):
             self.model.add_implication(fewer, more)
+        if one.beyond:
+            self.told[number] = literals[-1]
         return literals
 
     def _room(self, gpu: int) -> int:
@@ -415,6 +420,10 @@ class OrderModel:
     def _known_lengths(self, answer: Answer) -> list[int]:
         """Return the length of each step in an answer, ns."""
         return [step.length_ns for step in self.way]
+
+    def leaves_open(self, solver: cp_model.CpSolver) -> bool:
+        """Whether something found has more in flight than the model tells apart."""
+        return any(not solver.boolean_value(literal) for literal in self.told.values())
 
     def shortest(self, solver: cp_model.CpSolver, stopped: Callable[[], bool] = never) -> Answer:
         """Return the order that was found with the least period that it allows.

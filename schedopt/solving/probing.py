@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Final
 
 from schedopt.solving.cp_sat import solve_model
 from schedopt.solving.orders import OrderModel
 from schedopt.solving.run import Run
 from schedopt.solving.steps import Answer
 
+NEAR: Final = 16
+"""What was found is near if no more than such a part of it is left."""
+
 
 def probe(
-    low: int, high: int, ask: Callable[[int], Answer | None], run: Run, *, known: bool
+    low: int,
+    high: int,
+    ask: Callable[[int], Answer | None],
+    run: Run,
+    *,
+    known: bool,
+    far: bool = False,
 ) -> Iterator[tuple[int, Answer | None]]:
     """Ask for shorter and shorter periods until none is left.
 
@@ -27,6 +37,8 @@ def probe(
     run : Run
     known : bool
         Whether there is something at `high`.
+    far : bool
+        Whether that is likely to be far from the best: until it is near, all questions halve.
 
     Yields
     ------
@@ -35,7 +47,13 @@ def probe(
     found : Answer or None
         What the last question found.
     """
-    period, just_below = (high - 1 if known else high), False
+
+    def shorter() -> int:
+        may_halve = halve or (far and high - low > high // NEAR)
+        return (low + high) // 2 if may_halve and low < high - 1 else high - 1
+
+    halve = False
+    period = shorter() if known else high
     while low <= period and not run.stopped():
         found = ask(period)
         if found is None:
@@ -46,8 +64,8 @@ def probe(
         else:
             low = period + 1
             yield low, None
-        period = (low + high) // 2 if just_below and low < high - 1 else high - 1
-        just_below = not just_below
+        period = shorter()
+        halve = not halve
 
 
 def decide(model: OrderModel, known: Answer | None, run: Run) -> Answer | None:
@@ -67,6 +85,6 @@ def decide(model: OrderModel, known: Answer | None, run: Run) -> Answer | None:
     status, solver = solve_model(model.model, run, hurry=model.hurry)
     if status == cp_model.INFEASIBLE:
         return Answer(model.k, model.period_ns, ())
-    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE) or model.leaves_open(solver):
         return None
     return model.shortest(solver, run.stopped)

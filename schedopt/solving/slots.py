@@ -143,15 +143,16 @@ class Slots:
     def _kept(self, row: int, enter: Kind, leave: Kind, windows: Windows) -> Kept:
         split = leave != "B" if self.problem.scope.split_backward else None
         fit: int | None = None
-        through = self._links_through(row)
+        beyond, through = 0, self._links_through(row)
         if enter == "F":
             # Fewer than k in flight are for the bytes to demand: an empty slot holds any number.
             useful = windows.k * through + self._resources()
             fit = max(windows.k, min(windows.most[row], useful))
+            beyond = max(windows.k, min(windows.most[row] + windows.beyond[row], useful)) - fit
             if leave == "W":
                 fit += windows.k + 1
         links = {"F": through, "R": 1, "I": 0}[enter] + (leave == "W")
-        return Kept(row, row, enter, leave, 0, fit, links, split)
+        return Kept(row, row, enter, leave, 0, fit, links, split, beyond)
 
     def _resources(self) -> int:
         """Return how many GPUs and links there are: as many micro-batches are not waiting."""

@@ -50,6 +50,8 @@ class Kept:
         Steps from the first operation to the second.
     split : bool or None
         As in `Step`.
+    beyond : int
+        So many more may be in flight than `most`, of which a model does not tell how many.
     """
 
     stage: int
@@ -60,6 +62,7 @@ class Kept:
     fit: int | None
     links: int
     split: bool | None = None
+    beyond: int = 0
 
     def most(self, k: int, *, flush: bool = False) -> int:
         """Return how many micro-batches may be in flight, as far as they fit and are of use."""

@@ -33,6 +33,11 @@ class Windows:
     most : list of int
         Micro-batches that each slot may have in flight; one that is empty as many as the next one
         that is not. Where layers run apart: that each layer may have in flight.
+    beyond : list of int
+        So many more than `most`, which are not told apart: what keeps more than `most` takes the
+        bytes of one more, and its order beyond that is left out.
+    holds_all : bool
+        Whether there is no pattern at all if there is none in these windows.
     may_cut : list of bool
         Whether a stage may begin at a layer, or behind the last.
     """
@@ -45,8 +50,10 @@ class Windows:
         self.least = list(self._least_in_flight())
         self.slots_of = self._slots_of()
         self.most: list[int] = []
+        self.holds_all = True
         if all(self.slots_of):
             self.most = self._most_of_layers() if self.apart else self._most_of_slots()
+        self.beyond = [0] * len(self.most)
 
     @property
     def apart(self) -> bool:

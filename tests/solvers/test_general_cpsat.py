@@ -37,6 +37,10 @@ from schedopt.families import (
 from schedopt.problem import Grain
 from schedopt.solving.anywhere import Anywhere, AnywhereWindows
 from schedopt.solving.anywhere_model import AnywhereModel
+from schedopt.solving.probing import decide
+from schedopt.solving.run import Run
+from schedopt.solving.short_chains import keeps_nothing
+from tests.solvers import order_words
 from tests.solvers.brute_force import all_stages
 from tests.solvers.hints import log_of_model
 from tests.solvers.order_words import least_of
@@ -172,6 +176,44 @@ def test_a_decision_is_yes_exactly_from_the_least_period_on(
     assert check(decided) == ()
     assert (decided.plan is not None) == (best is not None and best <= period)
     assert (decided.status == "infeasible") == (decided.plan is None)
+
+
+@settings(max_examples=60)
+@given(
+    short_chains(),
+    tight_platforms() | tight_platforms(unequal=True),
+    st.integers(1, 2),
+    st.booleans(),
+    st.booleans(),
+)
+def test_few_in_flight_told_apart_exclude_nothing_possible_and_find_nothing_impossible(
+    chain: Chain, platform: Platform, k: int, split: bool, again: bool
+) -> None:
+    scope = replace(GENERAL, max_k=k, split_backward=split, recompute=again)
+    found = [
+        one.period_ns
+        for stages in all_stages(chain, platform)
+        if (
+            one := order_words.least_period(
+                chain, platform, stages, k, split_backward=split, recompute=again
+            )
+        )
+    ]
+    if not found or keeps_nothing(problem := Problem(chain=chain, platform=platform, scope=scope)):
+        return
+    slots, run = Anywhere(problem), Run(problem)
+    for period in (min(found), min(found) - 1):
+        windows = AnywhereWindows(problem, slots.count, k, period)
+        if not all(windows.slots_of):
+            assert period < min(found)
+            continue
+        for one in windows.narrow_first():
+            answer = decide(AnywhereModel(slots, one), None, run)
+            if period < min(found):
+                assert answer is None or not answer.starts
+            elif one.holds_all:
+                assert answer is None or answer.starts
+        assert answer is not None
 
 
 @pytest.mark.parametrize(
