@@ -47,6 +47,8 @@ WEIGHTS: Final = {
     "step": 1.0,
 }
 """How those that search share what is left of the time; the others are quick."""
+BESIDE_PROOFS: Final = 1.0
+"""The weight of `general` where `general_cpsat` searches the same allocations, and proves them."""
 WHAT_IF: Final = 0.5
 """The weight of a freedom that is not allowed, to say what it would give."""
 
@@ -74,7 +76,11 @@ class Attempt:
     @property
     def weight(self) -> float:
         """Its part of the time that is left; 0: it takes what it needs."""
-        return WHAT_IF if self.option else WEIGHTS.get(self.solver, 0.0)
+        if self.option:
+            return WHAT_IF
+        if self.solver == "general" and is_short(self.problem):
+            return BESIDE_PROOFS
+        return WEIGHTS.get(self.solver, 0.0)
 
 
 def sharing(attempts: Sequence[Attempt]) -> Iterator[tuple[Attempt, float]]:
