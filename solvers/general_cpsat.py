@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from schedopt.bounds.load import longest_layer_ns
 from schedopt.errors import InputError
 from schedopt.problem import Problem, Scope
 from schedopt.solvers import contiguous
@@ -73,7 +74,7 @@ def _search(problem: Problem) -> AllocationSearch:
     without_orders = keeps_nothing(problem)
     proven = Scope(
         allocation="general",
-        max_k=None if without_orders else longest_k(problem),
+        max_k=_proven_k(problem, without_orders),
         grain="layer",
         memory="peak" if without_orders else "sum",
         split_backward=problem.scope.split_backward,
@@ -88,3 +89,14 @@ def _search(problem: Problem) -> AllocationSearch:
         proven,
         PROOF_WITHOUT_ORDERS if without_orders else PROOF,
     )
+
+
+def _proven_k(problem: Problem, without_orders: bool) -> int | None:
+    """Return the longest pattern that is spoken of; None: any.
+
+    What does its work without a break gains nothing by k > 1. If that takes no time, a pattern
+    takes 1 ns all the same, and T / k is less for longer ones.
+    """
+    if not without_orders:
+        return longest_k(problem)
+    return None if longest_layer_ns(problem) else 1

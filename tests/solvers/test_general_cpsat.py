@@ -8,7 +8,7 @@ from decimal import Decimal
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from schedopt import (
@@ -105,6 +105,8 @@ def test_where_nothing_is_kept_the_load_decides_for_any_k(
         replace(layer, saved_bytes=0, saved_input_bytes=0, saved_weight_bytes=None)
         for layer in chain.layers
     )
+    # Of a pattern that takes no time but 1 ns, a longer one is half as long for each micro-batch.
+    assume(any(layer.forward_ns or (layer.backward_ns and not split) for layer in layers))
     chain = replace(chain, layers=layers)
     scope = replace(GENERAL, split_backward=split)
     expected = least_period(chain, platform, scope)
@@ -327,3 +329,24 @@ def test_what_does_not_fit_has_no_place() -> None:
     # of the first layer, four and two of the others: 24 bytes.
     assert AnywhereWindows(problem, 2, 1, 6).slots_of == [[0], [0, 1], [0, 1]]
     assert AnywhereWindows(problem, 2, 1, 1).slots_of == [[], [], []]
+
+
+def test_work_that_takes_no_time_is_proven_for_one_micro_batch_only() -> None:
+    # A pattern takes 1 ns at least, so that two micro-batches in one take half as long each.
+    one = Layer(
+        forward_ns=0,
+        backward_ns=2,
+        backward_input_ns=0,
+        backward_weight_ns=0,
+        weight_bytes=1,
+        activation_bytes=1,
+        saved_bytes=0,
+    )
+    scope = Scope(allocation="general", max_k=2, split_backward=True)
+    result = solve(Chain(layers=(one,)), Platform(1, 9), scope=scope, solver="general_cpsat")
+    assert result.period is not None
+    assert result.lower_bound is not None
+    assert result.lower_bound <= Fraction(1, 2) <= result.period
+    usual = solve(Chain(layers=(one,)), Platform(1, 9), scope=scope, time_limit=5)
+    assert usual.lower_bound is not None
+    assert usual.lower_bound <= Fraction(1, 2)
