@@ -28,6 +28,8 @@ MOST_PLACES: Final = 3000
 """Layers times GPUs: no more are looked at."""
 MOST_S: Final = 6.0
 """Seconds for one period."""
+LARGEST: Final = 1 << 22
+"""What periods and memories become about at most, so that models may be simplified."""
 MOST_LOST: Final = 3
 """So many questions for the sake of an allocation may stay without an answer."""
 
@@ -88,7 +90,7 @@ class _Search:
 
     def __init__(self, problem: Problem, run: Run) -> None:
         self.problem, self.run = problem, run
-        self.amounts = Amounts(problem)
+        self.amounts = Amounts(problem, LARGEST)
         known = max(run.bound(problem.scope) or Fraction(0), load_bound(problem).period)
         self.low = period_below(max(known, Fraction(1)), problem.scope)
         self.longest = one_after_the_other_ns(problem)
@@ -136,7 +138,7 @@ class _Search:
             return ()
         model = RelaxationModel(forced)
         model.hint(self.start)
-        status, solver = solve_model(model.model, self.run, most_s=MOST_S)
+        status, solver = solve_model(model.model, self.run, most_s=MOST_S, simplify=True)
         if status == cp_model.INFEASIBLE:
             self._refute(period, PROOF)
             return ()

@@ -1,6 +1,6 @@
 """What each layer takes at least, as small whole numbers: times and sizes rounded down.
 
-A period a / b ns is `a` units of 1 / b ns. Where that is more than `LARGEST`, times are rounded
+A period a / b ns is `a` units of 1 / b ns. Where that is more than `largest`, times are rounded
 down to a coarser unit, and sizes likewise, so that sums, products and weighted sums fit 64 bits.
 What must stay below a limit is rounded down with it, which never refutes what is possible.
 """
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     Array = npt.NDArray[np.int64]
 
 LARGEST: Final = 1 << 24
-"""Periods and memories become about this at most."""
+"""Periods and memories become about this at most, if nothing else is said."""
 LONGEST: Final = 1 << 36
 """Spans are taken as at most this."""
 MOST_K: Final = 8
@@ -78,6 +78,8 @@ class Amounts:
     Parameters
     ----------
     problem : Problem
+    largest : int
+        What periods and memories become about at most.
 
     Attributes
     ----------
@@ -94,8 +96,8 @@ class Amounts:
         Bytes of the roomiest GPU, and of all.
     """
 
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
+    def __init__(self, problem: Problem, largest: int = LARGEST) -> None:
+        self.problem, self.largest = problem, largest
         platform = problem.platform
         layers = problem.chain.layers
         fastest = max(platform.gpus, key=lambda gpu: gpu.speed)
@@ -203,11 +205,12 @@ class Scaled:
         self.amounts, self.problem, self.period = amounts, amounts.problem, period
         self.peak = self.problem.scope.memory == "peak"
         whole, part = period.as_integer_ratio()
-        self._time = Fraction(part, max(1, -(-whole // LARGEST)))
+        largest = amounts.largest
+        self._time = Fraction(part, max(1, -(-whole // largest)))
         self.limit, self.above = self.time(period), -self.time(-period)
         # Averages are no whole numbers of bytes: small memories are looked at in parts of a byte.
-        finer = LARGEST // max(1, amounts.room) if self.peak else 1
-        self._size = Fraction(max(1, finer), max(1, -(-amounts.room // LARGEST)))
+        finer = largest // max(1, amounts.room) if self.peak else 1
+        self._size = Fraction(max(1, finer), max(1, -(-amounts.room // largest)))
         self.room, self.rooms = self.size(amounts.room), self.size(amounts.rooms)
 
         def times(values: Iterable[Fraction | int]) -> Array:

@@ -13,12 +13,23 @@ if TYPE_CHECKING:
 POLL_S = 0.05
 HURRIED: Final = ("no_lp", "default_lp", "max_lp", "pseudo_costs", "quick_restart_no_lp")
 """What each worker does in a hurry. CP-SAT adds searches of its own for the first answer."""
+LARGEST_SUM: Final = 1 << 31
+"""From such sums of coefficients on a model must not be simplified."""
 
 
 def solve_model(
-    model: cp_model.CpModel, run: Run, *, most_s: float | None = None, hurry: bool = False
+    model: cp_model.CpModel,
+    run: Run,
+    *,
+    most_s: float | None = None,
+    hurry: bool = False,
+    simplify: bool = False,
 ) -> tuple[int, cp_model.CpSolver]:
     """Solve a model until it is proven, time is up or somebody asks to stop.
+
+    CP-SAT 9.15 calls models infeasible that are not, if it simplifies them first and sums of
+    coefficients exceed `LARGEST_SUM`: of times above a second in ns, say, or of bytes above 2 GB
+    (its search is right).
 
     Parameters
     ----------
@@ -27,8 +38,9 @@ def solve_model(
     most_s : float, optional
         Seconds after which it is given up, whatever is left of the run.
     hurry : bool
-        Whether to simplify the model but little before the search, and to search first without
-        linear programmes.
+        Whether to search first without linear programmes.
+    simplify : bool
+        Whether to simplify the model before the search. Only for models of smaller sums.
 
     Returns
     -------
@@ -43,9 +55,8 @@ def solve_model(
     parameters = solver.parameters
     parameters.random_seed = run.seed % 2**31
     parameters.num_workers = run.workers
+    parameters.cp_model_presolve = simplify
     if hurry:
-        parameters.cp_model_probing_level = 0
-        parameters.max_presolve_iterations = 1
         parameters.linearization_level = 0
         parameters.subsolvers.extend(HURRIED)
     # Ctrl-C is for the run, which then stops the solver.

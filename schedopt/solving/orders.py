@@ -79,7 +79,7 @@ class OrderModel:
     Attributes
     ----------
     hurry : bool
-        Whether simplifying the model takes longer than it saves.
+        Whether to search first without linear programmes.
     untold : set of int
         Stages of which something found has more in flight than the model tells apart.
     between_untold : bool

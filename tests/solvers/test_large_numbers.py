@@ -1,0 +1,157 @@
+"""Proofs in nanoseconds and bytes of large models: what is true of small numbers is true there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schedopt import Chain, Gpu, Layer, Platform, Problem, Scope, check, solve
+from schedopt.bounds.amounts import Amounts
+from schedopt.bounds.propagation import propagate
+from schedopt.solvers.relaxation import LARGEST
+from schedopt.solving.cp_sat import LARGEST_SUM
+from schedopt.solving.relaxation import RelaxationModel
+from tests.bounds.every_plan import Memory, tight_problems
+
+SECONDS = 1 << 32
+GIGABYTES = 1 << 30
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> tuple[Chain, Platform]:
+    """Draw a chain with times of many digits on two or three GPUs that are seldom alike."""
+    times = st.integers(20_000, 1_000_000)
+    layers = [
+        Layer(
+            forward_ns=draw(times),
+            backward_ns=2 * draw(times),
+            weight_bytes=draw(st.sampled_from([0, 0, 40])),
+            activation_bytes=draw(st.sampled_from([0, 4, 25])),
+            saved_bytes=draw(st.sampled_from([None, 0, 30])),
+        )
+        for _ in range(draw(st.integers(3, 5)))
+    ]
+    ties = draw(st.sampled_from([(), ((0, 1),)]))
+    memory = draw(st.integers(100, 160))
+    speeds = st.sampled_from(["1", "0.7"])
+    gpus = [
+        Gpu(memory_bytes=memory, speed=draw(speeds))  # type: ignore[arg-type]
+        for _ in range(draw(st.integers(2, 3)))
+    ]
+    return Chain(layers=tuple(layers), same_gpu=ties), Platform(gpus)
+
+
+def larger(chain: Chain, platform: Platform) -> tuple[Chain, Platform, int]:
+    """Return the same in larger numbers, and how many times as long everything is."""
+    longer = SECONDS // 1_000_000
+    layers = [
+        replace(
+            layer,
+            forward_ns=layer.forward_ns * longer,
+            backward_ns=layer.backward_ns * longer,
+            weight_bytes=layer.weight_bytes * GIGABYTES,
+            activation_bytes=layer.activation_bytes * GIGABYTES,
+            saved_bytes=layer.saved * GIGABYTES,
+        )
+        for layer in chain.layers
+    ]
+    gpus = [replace(gpu, memory_bytes=gpu.memory_bytes * GIGABYTES) for gpu in platform.gpus]
+    return replace(chain, layers=tuple(layers)), Platform(gpus), longer
+
+
+@pytest.mark.parametrize("solver", ["general_cpsat", "contiguous_cpsat"])
+@settings(max_examples=25)
+@given(given=problems(), k=st.integers(1, 2))
+def test_a_proof_does_not_depend_on_the_unit(
+    solver: str, given: tuple[Chain, Platform], k: int
+) -> None:
+    allocation = "general" if solver == "general_cpsat" else "contiguous"
+    scope = Scope(allocation=allocation, max_k=k)  # type: ignore[arg-type]
+    small = solve(*given, scope=scope, solver=solver, time_limit=20, workers=1)
+    chain, platform, longer = larger(*given)
+    large = solve(chain, platform, scope=scope, solver=solver, time_limit=20, workers=1)
+    assert check(large) == ()
+    # Each plan of the small problem is one of the large one, and each time is rounded up less.
+    if small.period is not None:
+        assert large.status in ("optimal", "feasible")
+        assert large.lower_bound is not None
+        assert large.lower_bound <= small.period * longer
+
+
+TIED = [
+    (1063679707, 532809539, 0, 30),
+    (403483950, 1112506631, 0, 0),
+    (1079414042, 390179474, 0, 0),
+    (527302657, 62090801, 0, 30),
+    (193628682, 478062864, 0, 30),
+]
+FREE = [
+    (273010788, 110833142, 0, 30),
+    (111369161, 504337326, 0, 4),
+    (197094820, 376418439, 40, 0),
+    (24037861, 150537513, 40, 0),
+    (63629331, 236555368, 40, 4),
+    (98413118, 95236146, 40, 0),
+]
+
+
+@pytest.mark.parametrize(
+    ("rows", "ties", "memory", "speeds"),
+    [(TIED, ((0, 1),), 128, ["1", "0.7"]), (FREE, (), 139, ["0.5", "0.7", "0.7"])],
+    ids=["tied", "free"],
+)
+def test_what_is_possible_in_microseconds_is_not_refuted_in_nanoseconds(
+    rows: list[tuple[int, int, int, int]],
+    ties: tuple[tuple[int, int], ...],
+    memory: int,
+    speeds: list[str],
+) -> None:
+    # Sums of a few seconds, for which models that were simplified had no solution by mistake.
+    def chain(unit: int) -> Chain:
+        """Return the chain with times rounded up to a unit, ns."""
+        layers = [
+            Layer(
+                forward_ns=-(-forward // unit),
+                backward_ns=-(-backward // unit),
+                weight_bytes=weight,
+                activation_bytes=0,
+                saved_bytes=saved,
+            )
+            for forward, backward, weight, saved in rows
+        ]
+        return Chain(layers=tuple(layers), same_gpu=ties)
+
+    gpus = [Gpu(memory_bytes=memory, speed=speed) for speed in speeds]  # type: ignore[arg-type]
+    scope = Scope(allocation="general")
+    coarse, fine = (
+        solve(chain(unit), Platform(gpus), scope=scope, solver="general_cpsat", time_limit=30)
+        for unit in (1000, 1)
+    )
+    assert coarse.period is not None
+    assert fine.lower_bound is not None
+    assert fine.lower_bound <= 1000 * coarse.period
+
+
+@pytest.mark.parametrize("memory", ["sum", "peak"])
+@settings(max_examples=40)
+@given(data=st.data(), split=st.booleans(), recompute=st.booleans())
+def test_models_that_are_simplified_have_small_sums(
+    data: st.DataObject, memory: Memory, split: bool, recompute: bool
+) -> None:
+    problem: Problem = data.draw(
+        tight_problems(longest=3, split=split, recompute=recompute, memory=memory, k=2)
+    )
+    chain, platform, longer = larger(problem.chain, Platform(problem.platform.gpus))
+    large = replace(problem, chain=chain, platform=platform)
+    forced = propagate(Amounts(large, LARGEST), Fraction(30 * longer))
+    if forced is None:
+        return
+    proto = RelaxationModel(forced).model.proto
+    for constraint in proto.constraints:
+        linear = constraint.linear
+        ends = [max(map(abs, proto.variables[number].domain)) for number in linear.vars]
+        assert sum(abs(c) * end for c, end in zip(linear.coeffs, ends, strict=True)) < LARGEST_SUM
