@@ -118,7 +118,7 @@ class AgainTable:
         rooms = self.rooms[:, :, None].astype(np.float64)
         wrong = WRONG * (lengths + prices * rooms) + 1
         bounds = np.floor((lengths - prices * rooms - wrong).max(axis=2, initial=0.0))
-        table = np.maximum(0, bounds).astype(np.int64)
+        table = np.clip(bounds, 0, NEVER).astype(np.int64)
         table[(sizes * (1 - WRONG) - 1 > self.rooms) | (self.rooms < 0)] = NEVER
         np.maximum.accumulate(table, axis=1, out=table)
         if self.tables:

@@ -181,3 +181,28 @@ def test_the_weight_half_counts_beside_what_is_recomputed() -> None:
     )
     assert check(result) == ()
     assert (result.status, result.period) == ("optimal", Fraction(1))
+
+
+def test_times_and_bytes_of_many_digits_are_not_cut_off() -> None:
+    # At a high price of a byte the least times of recompute are more than 64 bits hold.
+    rows = [
+        (16_366_302_600, 930_631_373_700),
+        (1_634_499_376, 995_295_872_383),
+        (58_791_546_366, 1),
+    ]
+    layers = tuple(
+        Layer(
+            forward_ns=forward,
+            backward_ns=2 * forward,
+            weight_bytes=0,
+            activation_bytes=1,
+            saved_bytes=saved,
+        )
+        for forward, saved in rows
+    )
+    for room in (1_857_381_641_907, 1_200_000_000_000):
+        result = solve(
+            Chain(layers=layers), Platform(2, room), scope=Scope(recompute=True), time_limit=5
+        )
+        assert check(result) == ()
+        assert result.status == "optimal"
