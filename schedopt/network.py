@@ -78,7 +78,7 @@ class NodeLink(Link):
         as_tuple(self, "between")
         if len(self.between) != 2 or self.between[0] == self.between[1]:
             raise InputError(
-                f"{show(self.between)} are not two nodes",
+                f"{show(list(self.between))} are not two nodes",
                 field="between",
                 way_out="Name two different nodes",
             )

@@ -32,17 +32,30 @@ def show_plan(
     from schedopt.cli.charts import load_valid, print_chart
     from schedopt.cli.platforms import print_platform
     from schedopt.drawing import chart_plan, picture_suffix, save_picture
+    from schedopt.errors import InputError
     from schedopt.formats import check_writable, read_format
+    from schedopt.formats.reading import KINDS
+    from schedopt.plan import PLAN_FORMAT
     from schedopt.platform import PLATFORM_FORMAT, Platform
     from schedopt.simulation import simulate, usual_micro_batches
     from schedopt.units import format_duration
+    from schedopt.validation import show
 
     if output is not None:
         picture_suffix(output)
         check_writable(output)
-    elif read_format(plan) == PLATFORM_FORMAT:
-        print_platform(Platform.load(plan))
-        return
+    else:
+        found = read_format(plan)
+        if found == PLATFORM_FORMAT:
+            print_platform(Platform.load(plan))
+            return
+        if found not in KINDS:
+            raise InputError(
+                "is missing" if found is None else f"{show(found)} is not supported here",
+                field="format",
+                way_out=f"Give a {PLAN_FORMAT} or a {PLATFORM_FORMAT} file",
+                source=str(plan),
+            )
     result = load_valid(plan)
     chart = chart_plan(result)
     if output is not None:

@@ -61,7 +61,8 @@ def _note(row: Row) -> str:
     if point.status == "feasible" or point.least_memory_bytes is None:
         return ""
     exact = point.least_memory_bytes == point.proven_memory_bytes
-    return f"needs {'' if exact else 'at most '}{format_bytes(point.least_memory_bytes)}"
+    needed = format_bytes(point.least_memory_bytes)
+    return f"needs {needed}" if exact else f"a plan exists with {needed}"
 
 
 def summarise_sweep(sweep: Sweep) -> dict[str, Any]:

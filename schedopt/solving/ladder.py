@@ -27,6 +27,8 @@ from schedopt.solving.rungs import Attempt, plan_attempts, sharing, what_if
 from schedopt.stage import Stage
 from schedopt.version import __version__
 
+WITHOUT_PLANS: Final = ("relaxation",)
+"""Solvers that prove bounds alone."""
 SHARE_OF_BOUNDS: Final = 0.25
 """Of the time that is left, for bounds without a search."""
 
@@ -234,16 +236,20 @@ def _note(run: Run, attempt: Attempt) -> str:
         return "proven infeasible"
     if best is not None and best == run.bound():
         return "proven optimal" if own == best else "proves that the best is optimal"
-    if best is None:
+    proofs = [proof for proof in run.proofs if proof.scope.covers(scope)]
+    proven = bool(proofs) if best is None else best == run.bound(scope)
+    if attempt.solver in WITHOUT_PLANS:
+        said = "a bound, no plans"
+    elif best is None:
         none = "no plan" if run.stopped() else "no plan that fits"
-        said = f"no plan: {_why(run.proofs[-1], run.problem.platform)}" if run.proofs else none
+        said = f"no plan: {_why(proofs[-1], run.problem.platform)}" if proofs else none
     elif own == best:
-        said = "best of its kind, proven" if own == run.bound(scope) else "not proven optimal"
+        said = "best of its kind, proven" if proven else "not proven optimal"
     else:
-        said = "no better plan exists" if best == run.bound(scope) else "no better plan"
+        said = "no better plan exists" if proven else "no better plan"
     if run.left_out:
         said = f"{said}; {run.left_out}"
-    return f"stopped early: {said}" if run.stopped() else said
+    return f"stopped early: {said}" if run.stopped() and not proven else said
 
 
 def _why(proof: Infeasibility, platform: Platform) -> str:

@@ -15,7 +15,7 @@ from schedopt import Chain, InputError, Layer, Platform, Problem, Rule, Scope, S
 from schedopt.bench.proofs import halves
 from schedopt.bounds import load_bound
 from schedopt.families import theorem_4
-from schedopt.result import Bound
+from schedopt.result import Bound, Infeasibility
 from schedopt.solving import Run, ladder
 from tests.strategies import chains, platforms, split_chains, tight_platforms
 
@@ -125,6 +125,31 @@ def test_a_rung_that_was_stopped_says_so(monkeypatch: pytest.MonkeyPatch) -> Non
     result = solve(Chain(layers=(LONG, EQUAL)), Platform(2, 99), scope=Scope())
     assert [rung.note for rung in result.ladder] == ["stopped early: no plan"]
     assert result.status == "unknown"
+
+
+def test_a_solver_of_bounds_alone_does_not_miss_a_plan() -> None:
+    result = solve(
+        Chain(layers=(LONG, EQUAL)),
+        Platform(2, 99),
+        scope=Scope(allocation="general"),
+        solver="relaxation",
+        time_limit=5,
+    )
+    assert [rung.note for rung in result.ladder] == ["a bound, no plans"]
+    assert result.plan is None
+    assert result.lower_bound is not None
+
+
+def test_a_rung_tells_only_proofs_of_its_own_scope(monkeypatch: pytest.MonkeyPatch) -> None:
+    contiguous = Infeasibility(scope=Scope(), proof="too much for contiguous stages")
+
+    def of_others(problem: Problem, run: Run) -> None:
+        run.report_infeasible(contiguous)
+
+    monkeypatch.setattr("schedopt.solving.ladder.load_solver", lambda name: of_others)
+    scope = Scope(allocation="general")
+    result = solve(Chain(layers=(LONG, EQUAL)), Platform(2, 99), scope=scope, solver="general")
+    assert [rung.note for rung in result.ladder] == ["no plan that fits"]
 
 
 HALVES = Layer(
