@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import cycle
 
 from schedopt.errors import InputError
@@ -74,15 +75,17 @@ def _bounds_beside(
 ) -> Iterator[tuple[deque[Allocation], threading.Thread]]:
     """Prove bounds in a thread, and collect the allocations that come with them.
 
+    They hold for as long patterns as the run is asked for, of which the search makes the shortest.
     A search that ends by its work waits for the thread, one that has its proof does not.
     """
     found: deque[Allocation] = deque()
     beside = run.beside(workers=1, share=SHARE_OF_BOUNDS)
     failures: list[Exception] = []
+    asked = replace(problem, scope=replace(problem.scope, max_k=run.problem.scope.max_k))
 
     def prove() -> None:
         try:
-            found.extend(relaxed_allocations(problem, beside))
+            found.extend(relaxed_allocations(asked, beside))
         except Exception as failure:
             failures.append(failure)
 

@@ -17,6 +17,7 @@ from schedopt.account import memory
 from schedopt.bounds import lower_bounds
 from schedopt.families import lemma_2, section_6_1, theorem_5, theorem_6
 from schedopt.families.instance import Instance
+from schedopt.solvers import general
 from schedopt.solving import Run
 from schedopt.solving.local_search.annealing import anneal, replace_all
 from schedopt.solving.local_search.coding import decode, encode
@@ -207,3 +208,20 @@ def test_a_start_of_more_stages_than_it_has_room_for_is_passed_over() -> None:
     for plan in LocalSearch(problem, run, 1).rounds(lambda number: apart):
         run.report(plan)
     assert run.best() is not None
+
+
+def test_the_bound_beside_holds_for_all_that_is_asked() -> None:
+    # 22 ns on two GPUs, but no layers of 10, 5, 3, 2 and 2 ns add up to 11. The search makes
+    # patterns of one micro-batch, and the run asks for two.
+    layers = tuple(
+        Layer(forward_ns=ahead, backward_ns=back, weight_bytes=0, activation_bytes=0)
+        for ahead, back in ((5, 5), (2, 3), (1, 2), (1, 1), (1, 1))
+    )
+    one = Scope(allocation="general")
+    two = replace(one, max_k=2)
+    problem = Problem(chain=Chain(layers=layers), platform=Platform(2, 0), scope=two)
+    run = Run(problem, time_limit=20, workers=1)
+    run.begin("general")
+    general.solve(replace(problem, scope=one), run)
+    assert run.period() == 12
+    assert run.bound(two) == 12
