@@ -82,6 +82,33 @@ def test_a_proof_does_not_depend_on_the_unit(
         assert large.lower_bound <= small.period * longer
 
 
+@pytest.mark.parametrize(
+    "scope",
+    [
+        Scope(allocation="fixed", max_k=2),
+        Scope(allocation="fixed", max_k=None, microbatches=4),
+        Scope(allocation="fixed", max_k=2, recompute=True),
+    ],
+    ids=["periodic", "step", "recompute"],
+)
+@settings(max_examples=25)
+@given(given=problems())
+def test_nor_does_one_for_stages_that_are_given(
+    scope: Scope, given: tuple[Chain, Platform]
+) -> None:
+    found = solve(*given, scope=Scope(), solver="contiguous")
+    if found.plan is None:
+        return
+    stages = found.plan.stages
+    small = solve(*given, stages=stages, scope=scope, time_limit=20, workers=1)
+    chain, platform, longer = larger(*given)
+    large = solve(chain, platform, stages=stages, scope=scope, time_limit=20, workers=1)
+    assert check(large) == ()
+    assert small.period is not None
+    assert large.lower_bound is not None
+    assert large.lower_bound <= small.period * longer
+
+
 TIED = [
     (1063679707, 532809539, 0, 30),
     (403483950, 1112506631, 0, 0),
