@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from schedopt import Chain, Layer, Platform, Scope, Stage, check, solve
 from schedopt.solving.course import Course
-from tests.solvers.patterns import Op, exists
+from tests.solvers.patterns import Op, exists, holding
 from tests.strategies import platforms, split_chains
 
 
@@ -93,14 +93,8 @@ def _fits(
         """Return the most micro-batches at once, at least one."""
         begin, end = place[enter, stage], place[leave, stage]
         spans = [(row[begin], row[end] + ops[end][2]) for row in starts]
-        found = 1
-        for instant in {time % period for span in spans for time in span}:
-            turns = range(-(max(end for _, end in spans) // period) - 2, 2)
-            found = max(
-                found,
-                sum(a + q * period <= instant < b + q * period for a, b in spans for q in turns),
-            )
-        return found
+        instants = {time % period for span in spans for time in span}
+        return max(1, *(sum(holding(*span, at, period) for span in spans) for at in instants))
 
     for number, gpu in enumerate(platform.gpus):
         need = workspace = 0
