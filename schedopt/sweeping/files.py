@@ -89,13 +89,18 @@ def _check_same(sweep: Sweep, chain: Chain, options: Options) -> None:
             way_out=f"{way_out}, or give that chain",
         )
     ours, theirs = _flat(options), _flat(sweep.options)
-    for name in ours | theirs:
-        if ours.get(name) != theirs.get(name):
-            raise InputError(
-                f"the sweep was made with {_said(theirs.get(name))}, not {_said(ours.get(name))}",
-                field=f"options.{name}",
-                way_out=f"{way_out}, or give the same options",
-            )
+    differ = [name for name in ours | theirs if ours.get(name) != theirs.get(name)]
+    if differ:
+        made = " and ".join(
+            f"{f'{name} ' if len(differ) > 1 else ''}{_said(theirs.get(name))}, "
+            f"not {_said(ours.get(name))}"
+            for name in differ
+        )
+        raise InputError(
+            f"the sweep was made with {made}",
+            field=f"options.{differ[0]}" if len(differ) == 1 else "options",
+            way_out=f"{way_out}, or give the same options",
+        )
 
 
 def _flat(options: Options) -> dict[str, Any]:

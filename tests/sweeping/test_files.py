@@ -62,12 +62,23 @@ def test_other_options_are_refused(name: str, sweep: Sweep, tmp_path: Path) -> N
     assert caught.value.source == str(tmp_path / "sweep.json")
 
 
-def test_another_scope_is_refused_by_its_field(sweep: Sweep, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"max_k": 1}, r"options\.max_k: the sweep was made with 3, not 1"),
+        (
+            {"max_k": 1, "grain": "layer"},
+            r'options: .* made with max_k 3, not 1 and grain "stage", not "layer"\. Write',
+        ),
+    ],
+)
+def test_another_scope_is_refused_by_its_field(
+    changes: dict[str, Any], error: str, sweep: Sweep, tmp_path: Path
+) -> None:
     sweep.save(tmp_path / "sweep.json")
-    with pytest.raises(InputError, match=r"options\.max_k: the sweep was made with 3, not 1"):
-        resume_sweep(
-            tmp_path / "sweep.json", CHAIN, replace(sweep.options, scope=Scope(memory="peak"))
-        )
+    scope = replace(sweep.options.scope, **changes)
+    with pytest.raises(InputError, match=error):
+        resume_sweep(tmp_path / "sweep.json", CHAIN, replace(sweep.options, scope=scope))
 
 
 def test_another_chain_is_refused(sweep: Sweep, tmp_path: Path) -> None:
