@@ -132,17 +132,11 @@ class AllocationSearch:
         if not all(windows.slots_of):
             return Answer(k, period, ())
         known = self._hint(k)
-        narrow_first = windows.narrow_first()
-        one = next(narrow_first)
-        while True:
-            model = self.model(self.slots, one)
-            found = decide(model, known, run)
+        for one in windows.narrow_first():
+            found = decide(self.model(self.slots, one), known, run)
             if found is not None and (found.starts or one.holds_all):
                 return found
-            try:
-                one = narrow_first.send(model.untold)
-            except StopIteration:
-                return None
+        return None
 
     def report_bounds(self, run: Run) -> None:
         """Report what holds for every k that was looked at."""

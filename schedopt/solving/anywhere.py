@@ -8,7 +8,7 @@ layers can do one behind the other.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from copy import copy
 from itertools import accumulate, pairwise, product
 from operator import sub
@@ -115,40 +115,31 @@ class AnywhereWindows(Windows):
         """Whether layers run apart."""
         return True
 
-    def narrow_first(self) -> Generator[Windows, Collection[int] | None]:
-        """Yield windows with few in flight, then with more, at last with all.
+    def narrow_first(self) -> Iterator[Windows]:
+        """Yield windows with few in flight, and then all.
 
         With the fewest told apart, what is impossible mostly shows, and in a few more there often
-        is a pattern. Where more are in flight than are told apart, twice as many are next.
+        is a pattern.
         """
-        above = [0] * self.count
-        untold = yield self._told_apart(above)
-        narrow = self._narrow([2 * self.k + 1] * self.count)
+        few = 2 * self.k + 1
+        if max(map(sub, self.most, self.least)) > 0:
+            yield self._narrow(0, beyond=True)
+        narrow = self._narrow(few, beyond=False)
         if sum(self.most) > WIDE * sum(narrow.most):
-            narrow.holds_all = False
             yield narrow
-            self.bounds_waits = True
-        while untold and self.bounds_waits:
-            above = [
-                max(2 * self.k, 2 * more) if layer in untold else more
-                for layer, more in enumerate(above)
-            ]
-            untold = yield self._told_apart(above)
+            yield self._narrow(few, beyond=True)
         yield self
 
-    def _narrow(self, above: Sequence[int]) -> Windows:
-        """Return windows with so many above the least in flight."""
+    def _narrow(self, above: int, *, beyond: bool) -> Windows:
+        """Return windows with so many above the least, the others left out or not told apart."""
         narrow = copy(self)
         narrow.most = [
-            min(most, least + more)
-            for most, least, more in zip(self.most, self.least, above, strict=True)
+            min(most, least + above) for most, least in zip(self.most, self.least, strict=True)
         ]
-        return narrow
-
-    def _told_apart(self, above: Sequence[int]) -> Windows:
-        """Return windows with so many above the least told apart."""
-        narrow = self._narrow(above)
-        narrow.beyond = list(map(sub, self.most, narrow.most))
+        if beyond:
+            narrow.beyond = list(map(sub, self.most, narrow.most))
+        else:
+            narrow.holds_all = False
         return narrow
 
     def _may_cut_at(self, cut: int) -> bool:

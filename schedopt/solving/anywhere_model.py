@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, cast
 from schedopt.plan import Kind
 from schedopt.solving.anywhere import LINK, Anywhere, AnywherePlacement
 from schedopt.solving.pieces import PiecesModel
-from schedopt.solving.precedence import direct_followers
 from schedopt.solving.recomputation import input_bytes
-from schedopt.solving.slots import recomputed
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
@@ -51,6 +49,7 @@ class AnywhereModel(PiecesModel):
     def _choose(self) -> None:
         self.defined: list[tuple[cp_model.IntVar, bool, list[cp_model.LiteralT]]] = []
         self.at_once: list[tuple[Arc, tuple[cp_model.LiteralT, ...]]] = []
+        self.between_unknown = False
         super()._choose()
         self._send()
         self._meet()
@@ -156,59 +155,6 @@ class AnywhereModel(PiecesModel):
             if if_true:
                 kept.only_enforce_if(*if_true)
         self.arcs.append((arc, if_true))
-
-    def _each_follows_its_way(self) -> None:
-        super()._each_follows_its_way()
-        self.nearer: dict[int, cp_model.IntVar] = {}
-        if self.windows.bounds_waits:
-            self._wait_less_than_a_period()
-
-    def _wait_less_than_a_period(self) -> None:
-        """Let nothing wait for a period or longer: nothing is gained by that.
-
-        A step of which each micro-batch could take the place of the next one, and still end before
-        what follows it, does so, and so does all in front of it: less is in flight. If all is as
-        late as it can be, each step has one that follows and does not wait for it for k
-        micro-batches, so never for a period. That is what comes next, or of a forward its
-        recompute. What is not sent takes no time, at the end of what is in front of it.
-
-        The layers of a stage move together. One recompute of them, or one W, is that near, and the
-        others are within the work of the stage, which is no longer than a period.
-        """
-        chosen, sent = self.placement, self.sent
-        beside = 2 if chosen.joined else 1
-        for layer in range(len(self.layers)) if chosen.again else ():
-            near = self.nearer[layer] = self.model.new_bool_var(f"near{layer}")
-            again = [chosen.again[layer, slot] for slot in self.windows.slots_of[layer]]
-            joined = [chosen.joined[layer]] if layer in chosen.joined else []
-            self.model.add_bool_or(~near, *again, *joined)
-            self._follow_within(self.place["F", layer], self.place["R", layer], 2, near)
-        for one, two in direct_followers(self.way):
-            first, second = self.way[one], self.way[two]
-            there = self._is_there(first, second)
-            if (first.what, second.what) == ("F", "R"):
-                continue
-            if second.resources == LINK:
-                unless = sent.get(second.stage)
-                self._follow_within(one, two, 0, *there, *([] if unless is None else [~unless]))
-            if first.what == "F" and self.nearer:
-                self._follow_within(one, two, 1, ~self.nearer[first.stage], *there)
-            elif first.what == "activation" and self.nearer:
-                self._follow_within(one, two, 1, ~self.nearer[first.stage], *there)
-                if first.stage in sent:
-                    self._follow_within(one, two, 1, sent[first.stage], *there)
-            else:
-                is_beside = second.what == "W" or first.what == "R"
-                self._follow_within(one, two, beside if is_beside else 1, *there)
-
-    def _follow_within(self, one: int, two: int, periods: int, *if_true: cp_model.LiteralT) -> None:
-        """Let a step wait for another one less than some periods, or not at all."""
-        most = max(0, periods * self.period_ns - 1)
-        for j in range(self.k):
-            passed = self.starts[two * self.k + j] - self.starts[one * self.k + j]
-            kept = self.model.add(passed - self.lengths[one] <= most)
-            if if_true:
-                kept.only_enforce_if(*if_true)
 
     def _may_meet(self, one: int, two: int) -> bool:
         if self.way[one].resources == LINK:
@@ -344,7 +290,7 @@ class AnywhereModel(PiecesModel):
                 continue
             if any(self.windows.beyond):
                 # It may come so late that its order is not known.
-                self.between_untold = True
+                self.between_unknown = True
                 continue
             self._keep_from_between(other, one, two, joined)
 
@@ -368,10 +314,13 @@ class AnywhereModel(PiecesModel):
                 length = int(solver.value(self.lengths[arc.first // self.k]))
                 yield arc.second, arc.first, -arc.turns, -length
 
+    def leaves_open(self, solver: cp_model.CpSolver) -> bool:
+        """Whether something found has more in flight, or more between, than is told apart."""
+        return self.between_unknown or super().leaves_open(solver)
+
     def hint(self, answer: Answer) -> None:
         """Start from an answer, with its stages and what they recompute."""
         super().hint(answer)
-        self._hint_what_is_near(answer)
         hints = self.model.proto.solution_hint
         known = {
             number: bool(value) for number, value in zip(hints.vars, hints.values, strict=True)
@@ -384,18 +333,6 @@ class AnywhereModel(PiecesModel):
         for literal, of_all, others in self.defined:
             known[literal.index] = (all if of_all else any)(map(is_true, others))
             self.model.add_hint(literal, known[literal.index])
-
-    def _hint_what_is_near(self, answer: Answer) -> None:
-        lengths = self._known_lengths(answer)
-        again = set().union(*map(recomputed, answer.stages))
-        firsts = {stage.first for stage in answer.stages}
-        for layer, near in self.nearer.items():
-            one = self.place["F", layer]
-            begins = zip(answer.starts[one], answer.starts[self.place["R", layer]], strict=True)
-            most = 2 * answer.period_ns + lengths[one]
-            is_near = all(behind - begin < most for begin, behind in begins)
-            may = layer in again or (layer in self.placement.joined and layer not in firsts)
-            self.model.add_hint(near, may and is_near)
 
 
 def index_of(literal: cp_model.LiteralT) -> int:

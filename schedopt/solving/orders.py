@@ -80,10 +80,6 @@ class OrderModel:
     ----------
     hurry : bool
         Whether to search first without linear programmes.
-    untold : set of int
-        Stages of which something found has more in flight than the model tells apart.
-    between_untold : bool
-        Whether something found may be no pattern, as not all orders are told apart.
     left_out : str
         Why the model is not complete and must not be asked: too large, or stopped. Else empty.
     """
@@ -127,8 +123,6 @@ class OrderModel:
         self.between: dict[tuple[int, int], Between] = {}
         self.enough: list[tuple[cp_model.IntVar, list[Arc]]] = []
         self.told: dict[int, cp_model.IntVar] = {}
-        self.untold: set[int] = set()
-        self.between_untold = False
         self._choose()
         self._start_at_zero()
         self._each_follows_its_way()
@@ -427,13 +421,9 @@ class OrderModel:
         """Return the length of each step in an answer, ns."""
         return [step.length_ns for step in self.way]
 
-    def look_beyond(self, solver: cp_model.CpSolver) -> None:
-        """Note where something found has more in flight than is told apart."""
-        self.untold = {
-            self.course.kept[number].stage
-            for number, literal in self.told.items()
-            if not solver.boolean_value(literal)
-        }
+    def leaves_open(self, solver: cp_model.CpSolver) -> bool:
+        """Whether something found has more in flight than the model tells apart."""
+        return any(not solver.boolean_value(literal) for literal in self.told.values())
 
     def shortest(self, solver: cp_model.CpSolver, stopped: Callable[[], bool] = never) -> Answer:
         """Return the order that was found with the least period that it allows.

@@ -85,9 +85,6 @@ def decide(model: OrderModel, known: Answer | None, run: Run) -> Answer | None:
     status, solver = solve_model(model.model, run, hurry=model.hurry)
     if status == cp_model.INFEASIBLE:
         return Answer(model.k, model.period_ns, ())
-    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        return None
-    model.look_beyond(solver)
-    if model.untold or model.between_untold:
+    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE) or model.leaves_open(solver):
         return None
     return model.shortest(solver, run.stopped)

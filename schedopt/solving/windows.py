@@ -7,7 +7,7 @@ must fit with n, and all that comes behind with as many as its way takes.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from schedopt.bounds.load import least_backward, way_back
 from schedopt.platform import Gpu
@@ -38,9 +38,6 @@ class Windows:
         bytes of one more, and its order beyond that is left out.
     holds_all : bool
         Whether there is no pattern at all if there is none in these windows.
-    bounds_waits : bool
-        Whether a model of layers anywhere says that none waits longer than is of use. That is worth
-        its time only if many are in flight.
     may_cut : list of bool
         Whether a stage may begin at a layer, or behind the last.
     """
@@ -53,7 +50,7 @@ class Windows:
         self.least = list(self._least_in_flight())
         self.slots_of = self._slots_of()
         self.most: list[int] = []
-        self.holds_all, self.bounds_waits = True, False
+        self.holds_all = True
         if all(self.slots_of):
             self.most = self._most_of_layers() if self.apart else self._most_of_slots()
         self.beyond = [0] * len(self.most)
@@ -63,11 +60,8 @@ class Windows:
         """Whether layers run apart."""
         return self.problem.scope.grain == "layer"
 
-    def narrow_first(self) -> Generator[Windows, Collection[int] | None]:
-        """Yield windows in which a pattern is looked for; there is none if the last has none.
-
-        Sent back is where more are in flight than they tell apart.
-        """
+    def narrow_first(self) -> Iterator[Windows]:
+        """Yield windows in which a pattern is looked for; there is none if the last has none."""
         yield self
 
     def _cuts(self) -> Iterator[bool]:
