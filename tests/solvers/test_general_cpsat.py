@@ -204,7 +204,7 @@ def test_few_in_flight_told_apart_exclude_nothing_possible_and_find_nothing_impo
     if not found or keeps_nothing(problem := Problem(chain=chain, platform=platform, scope=scope)):
         return
     slots, run = Anywhere(problem), Run(problem)
-    for period in (min(found), min(found) - 1):
+    for period in range(max(1, min(found) - 1), min(found) + 1):
         windows = AnywhereWindows(problem, slots.count, k, period)
         if not all(windows.slots_of):
             assert period < min(found)
