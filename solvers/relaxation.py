@@ -26,8 +26,11 @@ from schedopt.stage import Stage
 PROOF: Final = "CP-SAT over all allocations, with spans, counts and sums but without orders"
 MOST_PLACES: Final = 3000
 """Layers times GPUs: no more are looked at."""
+FIRST_S: Final = 0.4
 MOST_S: Final = 6.0
-"""Seconds for one period."""
+"""Seconds for one period: at first, and when all that was quick is answered."""
+MORE: Final = 4
+"""Each time so many times as long."""
 LARGEST: Final = 1 << 22
 """What periods and memories become about at most, so that models may be simplified."""
 MOST_LOST: Final = 3
@@ -77,7 +80,7 @@ def one_after_the_other_ns(problem: Problem) -> Fraction:
 
 
 class _Search:
-    """The bisection.
+    """The bisection, with little time for each period at first, and then again with more.
 
     After a question without an answer a longer period is asked for, for an allocation to start
     from, until `MOST_LOST` of these have none either.
@@ -100,9 +103,21 @@ class _Search:
         self.asked: set[Fraction] = set()
         self.seeking, self.lost = False, 0
         self.impossible = False
+        self.patience_s, self.is_open = FIRST_S, False
 
     def next_period(self) -> Fraction | None:
-        """Return the period to look at next.
+        """Return the period to look at next; None if all are answered that can be."""
+        period = self._bisect()
+        while period is None and self.is_open and self.patience_s < MOST_S:
+            self.patience_s = min(MOST_S, MORE * self.patience_s)
+            self.is_open, self.seeking, self.lost = False, False, 0
+            self.high = self.fits
+            self.asked.clear()
+            period = self._bisect()
+        return period
+
+    def _bisect(self) -> Fraction | None:
+        """Return the period to look at next, with so much time for each; None at the end.
 
         Without a plan that of one micro-batch after the other comes first, and at last whether
         the best plan can be beaten.
@@ -138,11 +153,12 @@ class _Search:
             return ()
         model = RelaxationModel(forced)
         model.hint(self.start)
-        status, solver = solve_model(model.model, self.run, most_s=MOST_S, simplify=True)
+        status, solver = solve_model(model.model, self.run, most_s=self.patience_s, simplify=True)
         if status == cp_model.INFEASIBLE:
             self._refute(period, PROOF)
             return ()
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+            self.is_open = True
             self.lost += period > self.high
             self.seeking, self.high = True, min(self.high, period)
             return ()

@@ -9,6 +9,7 @@ from typing import Literal
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ortools.sat.python import cp_model
 
 from schedopt import (
     Chain,
@@ -25,11 +26,14 @@ from schedopt import (
 )
 from schedopt.bounds import lower_bounds
 from schedopt.rule import Rule
+from schedopt.solvers import relaxation
 from schedopt.solvers.relaxation import (
     MOST_PLACES,
+    MOST_S,
     one_after_the_other_ns,
     relaxed_allocations,
 )
+from schedopt.solving.cp_sat import solve_model
 from schedopt.solving.run import Run
 from tests.bounds.every_plan import Memory, has_plan, tight_problems
 from tests.layers import layer
@@ -115,6 +119,27 @@ def test_a_way_between_nodes_keeps_micro_batches_in_flight() -> None:
         scope=GENERAL,
     )
     assert_exact(problem, 12)
+
+
+def test_what_takes_long_is_asked_again_with_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    patience: list[float] = []
+
+    def slow(
+        model: cp_model.CpModel, run: Run, *, most_s: float, simplify: bool
+    ) -> tuple[int, cp_model.CpSolver]:
+        patience.append(most_s)
+        if most_s < MOST_S:
+            return int(cp_model.UNKNOWN), cp_model.CpSolver()
+        return solve_model(model, run, most_s=most_s, simplify=simplify)
+
+    monkeypatch.setattr(relaxation, "solve_model", slow)
+    layers = (layer(5, 5), layer(2, 3), layer(1, 2), layer(1, 1), layer(1, 1))
+    problem = Problem(chain=Chain(layers=layers), platform=Platform(2, 0), scope=GENERAL)
+    run, found = relaxed(problem)
+    assert run.bound() == 12
+    assert found
+    assert patience == sorted(patience)
+    assert patience[0] < MOST_S == patience[-1]
 
 
 def test_weights_that_cannot_be_shared_evenly() -> None:
