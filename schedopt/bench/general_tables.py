@@ -77,12 +77,21 @@ class Mean:
         return f"chains, {FREEDOM[self.recompute]}, {self.level} memory"
 
     @property
+    def least(self) -> float | None:
+        """The mean of bounds over contiguous plans: no plans at all have a smaller ratio."""
+        if self.ratio is None or self.gap is None:
+            return None
+        return self.ratio / (1 + self.gap)
+
+    @property
     def misses(self) -> Iterator[str]:
         """What is not as it should be, in words."""
         if self.plans < self.runs:
             yield f"{self.plans} of {self.runs} with a plan"
         if self.ratio is not None and self.ratio > self.goal_ratio:
-            yield f"ratio {self.ratio:.3f}, goal {self.goal_ratio:g}"
+            beyond = self.least is not None and self.least > self.goal_ratio
+            why = f" (no plans have less than {self.least:.3f})" if beyond else ""
+            yield f"ratio {self.ratio:.3f}, goal {self.goal_ratio:g}{why}"
         if self.goal_gap is None:
             return
         if self.gap is None:
@@ -189,7 +198,8 @@ def _protocol(document: Mapping[str, Any]) -> str:
         "duplex. Memory is *tight*, 1.05 times the least with which a contiguous plan exists; "
         "*loose*, what the best contiguous plan of all needs; or *medium*, their geometric mean. "
         "*Ratio* is the period over that of the exact contiguous plan (k = 1, whole backwards, no "
-        "recompute), found in the same run; *gap* is the distance to the bound, over the bound."
+        "recompute), found in the same run, and bounds prove that it can be *no less than* so "
+        "much; *gap* is the distance to the bound, over the bound."
     )
 
 
@@ -202,6 +212,7 @@ def _chains(document: Mapping[str, Any]) -> list[str]:
         "proven",
         "ratio",
         "goal",
+        "no less than",
         "best",
         "gap",
         "goal",
@@ -215,6 +226,7 @@ def _chains(document: Mapping[str, Any]) -> list[str]:
             mean.proven,
             _decimal(mean.ratio),
             f"{mean.goal_ratio:g}",
+            _decimal(mean.least),
             _decimal(mean.best),
             _percent(mean.gap),
             _percent(mean.goal_gap),

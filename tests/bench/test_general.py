@@ -223,6 +223,8 @@ def test_means_are_geometric() -> None:
     assert mean.ratio == pytest.approx(0.25)
     assert mean.best == pytest.approx(0.125)
     assert mean.gap == pytest.approx(1.0)
+    # 400 / 800 and 25 / 800.
+    assert mean.least == pytest.approx(0.125)
 
 
 def test_goals_that_are_missed_are_named() -> None:
@@ -230,6 +232,9 @@ def test_goals_that_are_missed_are_named() -> None:
     assert missed_goals({"chains": [good]}) == []
     # 680 / 800 = 0.85; 800 / 752 is 6.4 % above; 0 is no bound.
     assert missed_goals({"chains": [_chain_row("tight", 680, 680)]}) == [
+        "chains, placement, tight memory: ratio 0.850, goal 0.84 (no plans have less than 0.850)"
+    ]
+    assert missed_goals({"chains": [_chain_row("tight", 680, 665)]}) == [
         "chains, placement, tight memory: ratio 0.850, goal 0.84"
     ]
     assert missed_goals({"chains": [_chain_row("loose", 752, 706)]}) == [
