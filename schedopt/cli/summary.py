@@ -20,6 +20,7 @@ def summarise(result: Result) -> dict[str, Any]:
         "lower_bound_ns": number(bound),
         "lower_bound_exact": None if bound is None else list(as_ratio(bound)),
         "gap": None if gap is None else float(gap),
+        "bounds": [dataclasses.asdict(one) for one in result.bounds],
         "scope": dataclasses.asdict(result.problem.scope),
         "pattern": None,
         "stages": None,

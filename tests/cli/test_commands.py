@@ -60,11 +60,14 @@ def test_reserved_memory_is_echoed() -> None:
 def test_json_has_what_is_promised_and_nothing_else_is_printed() -> None:
     document = solve_json("--chain", GPT2, "--gpus", "4", "--mem", "2G", "--bandwidth", "12GB/s")
     promised = """status period_ns period_exact lower_bound_ns lower_bound_exact gap scope pattern
-        stages memory_bytes memory_peak_bytes solver seconds ladder"""
+        stages memory_bytes memory_peak_bytes solver seconds ladder bounds"""
     assert set(promised.split()) <= set(document)
     assert document["status"] == "optimal"
     assert document["period_exact"] == document["lower_bound_exact"] == [document["period_ns"], 1]
     assert document["gap"] == 0
+    (proof,) = (one for one in document["bounds"] if one["exact"] == document["period_exact"])
+    assert "dynamic programme" in proof["proof"]
+    assert proof["scope"]["allocation"] == "contiguous"
     assert document["pattern"]["k"] == 1
     assert document["stages"][0]["layers"][0] == 0
     assert document["stages"][-1]["layers"][1] == len(Chain.load(GPT2).layers) - 1
