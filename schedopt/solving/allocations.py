@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, cast
 
 from schedopt.account.timeline import layer_ns
-from schedopt.bounds.load import least_backward
 from schedopt.solving.orders import OrderModel
 from schedopt.solving.placement import Placement
 from schedopt.solving.recomputation import held_bytes, input_bytes
@@ -174,8 +173,10 @@ class AllocationModel(OrderModel):
             gpu, total = self.problem.platform.gpus[slot], cast("Expr", self.model.new_constant(0))
             for layer in self._in_slot(slot):
                 one, pair = self.layers[layer], (layer, slot)
-                forward = gpu.duration_ns(one.forward_ns)
-                backward = gpu.duration_ns(least_backward(one, split))
+                forward, backward = map(gpu.duration_ns, (one.forward_ns, one.backward_ns))
+                if split:
+                    halves = (one.backward_input_ns or 0, one.backward_weight_ns or 0)
+                    backward = min(backward, sum(map(gpu.duration_ns, halves)))
                 total += (forward + backward) * self.placement.inside[pair]
                 if pair in self.placement.again:
                     total += forward * self.placement.again[pair]

@@ -350,3 +350,20 @@ def test_work_that_takes_no_time_is_proven_for_one_micro_batch_only() -> None:
     usual = solve(Chain(layers=(one,)), Platform(1, 9), scope=scope, time_limit=5)
     assert usual.lower_bound is not None
     assert usual.lower_bound <= Fraction(1, 2)
+
+
+def test_halves_that_are_rounded_up_each_are_no_shorter() -> None:
+    # On GPUs of speed 2 halves of 1 ns each take 1 ns, both 2; as long as the whole of 3 ns.
+    layer = Layer(
+        forward_ns=0,
+        backward_ns=3,
+        backward_input_ns=1,
+        backward_weight_ns=1,
+        weight_bytes=1,
+        activation_bytes=1,
+        saved_bytes=0,
+        saved_weight_bytes=0,
+    )
+    scope = Scope(allocation="general", split_backward=True)
+    platform = Platform(2, 9, speed="2")
+    assert prove(Chain(layers=(layer,)), platform, scope).period == 2
