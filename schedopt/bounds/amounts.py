@@ -72,6 +72,11 @@ def _pairs(platform: Platform) -> tuple[tuple[int, int, bool], ...]:
     )
 
 
+def shares_links(platform: Platform) -> bool:
+    """Whether what goes from one GPU to another and what comes back always share a link."""
+    return all(shared for _, _, shared in _pairs(platform))
+
+
 class Amounts:
     """What each layer takes at least, on a GPU as fast as the fastest and as roomy as the roomiest.
 
@@ -90,6 +95,8 @@ class Amounts:
     trips, links : list of int
         Behind each layer but the last, ns: transfers ahead and back, and what they occupy a link
         for.
+    shares_links : bool
+        Whether what goes ahead and what comes back always share a link.
     gpus : Fraction
         How many of the fastest GPU all of them are, in speed.
     room, rooms : int
@@ -124,6 +131,7 @@ class Amounts:
         sent = [layer.activation_bytes for layer in layers[:-1]]
         self.trips = [2 * least_transfer_ns(platform, count) for count in sent]
         self.links = [least_link_ns(platform, count) for count in sent]
+        self.shares_links = shares_links(platform)
         self.gpus = sum((Fraction(gpu.speed) / speed for gpu in platform.gpus), Fraction(0))
         self.room = max(gpu.usable_bytes for gpu in platform.gpus)
         self.rooms = sum(gpu.usable_bytes for gpu in platform.gpus)
@@ -254,18 +262,38 @@ class Scaled:
 
         return np.asarray(np.maximum(1, -(-np.minimum(times, LONGEST) // self.above)))
 
-    def rounded(self, span: int, layer: int) -> int:
-        """Return the least span of a layer from `span` on that leaves room for its operations.
+    def rounded(self, span: int, own: int) -> int:
+        """Return the least span from `span` on that leaves room for what is at its two ends.
 
-        A pattern that repeats after time t has span = m t + r, 0 < r <= t. Forward and backward
-        lie on one GPU, so that both fit r.
+        A pattern that repeats after time t has span = m t + r, 0 < r <= t. Forward and backward of
+        a layer lie on one GPU, and there and back a transfer may be on one link, so that both fit
+        r.
+
+        Parameters
+        ----------
+        span : int
+        own : int
+            How long both take.
         """
         repeat = self.amounts.repeat
         if repeat is None:
             return span
-        own = int(self.ahead[layer] + self.back[layer])
         turns = -(-span // (repeat * self.above)) - 1
         return max(span, turns * repeat * self.limit + own)
+
+    def sent(self, span: int, layer: int) -> int:
+        """Return the least time from the start of a layer's transfer to its gradient's arrival.
+
+        Parameters
+        ----------
+        span : int
+            Of the next layer.
+        layer : int
+        """
+        through = span + int(self.trips[layer])
+        if not self.amounts.shares_links:
+            return through
+        return self.rounded(through, int(self.links[layer]))
 
     def held(self, spans: Array) -> Held:
         """Return what layers keep whose spans are at least these.

@@ -176,18 +176,22 @@ class Runs:
         begun = np.full(self.count + 1, NEVER, dtype=np.int64)
         begun[-1] = 0
         inner = begun.copy()
-        behind = np.where(may_cut, scaled.trips, NEVER)
+        # Behind each layer, if a run ends with it. Nothing is behind the last.
+        behind = np.full(self.count, NEVER, dtype=np.int64)
+        behind[-1] = 0
         for first in range(self.count - 1, -1, -1):
             ends = slice(first + 1, min(self.count, first + self.window) + 1)
-            added = ways[ends] - ways[first] + behind[first : ends.stop - 1] + begun[ends]
+            added = ways[ends] - ways[first] + behind[first : ends.stop - 1]
             places = slice(0, ends.stop - first - 1)
             own = int(ways[first + 1] - ways[first])
             for found, can_be in ((begun, self.begun), (inner, self.inner)):
                 span = int(added[can_be[places, first]].min(initial=NEVER))
                 span = max(span, own + int(inner[first + 1]))
-                found[first] = NEVER if span >= NEVER else scaled.rounded(span, first)
+                found[first] = NEVER if span >= NEVER else scaled.rounded(span, own)
             if inner[first] >= NEVER:
                 return None
+            if first and may_cut[first - 1] and begun[first] < NEVER:
+                behind[first - 1] = scaled.sent(int(begun[first]), first - 1)
         return begun[:-1], inner[:-1]
 
     def fit_together(self, may_cut: Flags) -> bool:

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     Sizes = Sequence[int] | Array
 
 MOST_CLAUSES: Final = 200_000
+LONG: Final = 8
+"""A transfer is long if it takes such a part of a period."""
 PARTS: Final = 16
 """In the reading *peak* counts are averages, looked at in such parts."""
 
@@ -180,10 +182,31 @@ class RelaxationModel:
             whole, half = int(scaled.whole[layer]), int(scaled.half[layer])
             way = int(scaled.ahead[layer]) + whole - (whole - half) * self.halves[layer]
             if layer < self.layers[-1]:
-                trip = int(scaled.trips[layer]) * self.cut[layer] + self.crossings.longer(layer)
-                self.model.add(self.span[layer] >= self.span[layer + 1] + way + trip)
+                self.model.add(self.span[layer] >= self._sent(layer) + way)
             else:
                 self.model.add(self.span[layer] >= way)
+
+    def _sent(self, layer: int) -> cp_model.LinearExpr | cp_model.IntVar:
+        """Return the least time from the end of a layer's forward to its gradient's arrival.
+
+        With a cut both transfers may have to share a link: see `Scaled.sent`. That is worth its
+        time only if they are long.
+        """
+        scaled, repeat = self.scaled, self.scaled.amounts.repeat
+        trip = int(scaled.trips[layer]) * self.cut[layer] + self.crossings.longer(layer)
+        through = self.span[layer + 1] + trip
+        busy = int(scaled.links[layer])
+        if repeat is None or LONG * busy < scaled.limit or not scaled.amounts.shares_links:
+            return through
+        most = self.most[layer + 1] + self.crossings.longest(layer)
+        most = max(most, scaled.rounded(most, busy))
+        sent = self.model.new_int_var(0, most, "")
+        self.model.add(sent >= through)
+        turn = self.model.new_int_var(0, most // (repeat * scaled.above) + 1, "")
+        self.model.add(sent <= repeat * scaled.above * (turn + 1))
+        fits = self.model.add(sent >= repeat * scaled.limit * turn + busy)
+        fits.only_enforce_if(self.cut[layer])
+        return sent
 
     def _longest_spans(self) -> list[int]:
         """Return what spans come to if every cut is made; none needs to be longer."""
@@ -191,9 +214,13 @@ class RelaxationModel:
         for layer in reversed(self.layers):
             back = max(int(scaled.whole[layer]), int(scaled.half[layer]))
             own = int(scaled.ahead[layer]) + back
-            trip = self.crossings.longest(layer) if self.forced.may_cut[layer] else 0
-            span = max(span + own + trip, int(self.forced.spans[layer]))
-            found.append(span := scaled.rounded(span, layer))
+            if layer < self.layers[-1] and self.forced.may_cut[layer]:
+                span += self.crossings.longest(layer)
+                if scaled.amounts.shares_links:
+                    span = scaled.rounded(span, int(scaled.links[layer]))
+            span = max(span + own, int(self.forced.spans[layer]))
+            span = scaled.rounded(span, int(scaled.ahead[layer] + scaled.back[layer]))
+            found.append(span)
         return found[::-1]
 
     def _count_micro_batches(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
+from typing import Literal
 
 import pytest
 from hypothesis import given, settings
@@ -38,9 +39,15 @@ def test_no_plan_is_below(
         assert not has_plan(problem, bound.period, below=True)
 
 
-def two_layers(scope: Scope = GENERAL, *, room: int = 7, bandwidth: str = "1GB/s") -> Problem:
+def two_layers(
+    scope: Scope = GENERAL,
+    *,
+    room: int = 7,
+    bandwidth: str = "1GB/s",
+    duplex: Literal["half", "full"] = "half",
+) -> Problem:
     """Return two layers of F = B = 1 that save 4 bytes, with transfers of 2 bytes."""
-    platform = Platform(2, room, bandwidth=bandwidth)
+    platform = Platform(2, room, bandwidth=bandwidth, duplex=duplex)
     return Problem(
         chain=Chain(layers=(layer(1, 1, 4, sent=2),) * 2), platform=platform, scope=scope
     )
@@ -64,7 +71,7 @@ def test_a_cut_that_is_forced_lengthens_spans(memory: Memory, max_k: int | None)
 
 
 def test_what_a_period_forces() -> None:
-    problem = two_layers(room=8, bandwidth="2GB/s")
+    problem = two_layers(room=8, bandwidth="2GB/s", duplex="full")
     forced = propagate(Amounts(problem), Fraction(4))
     assert forced is not None
     assert forced.spans.tolist() == [4, 2]
@@ -112,6 +119,22 @@ def test_spans_leave_room_for_forward_and_backward_where_the_pattern_repeats() -
     assert spans([3, 3, 5], 5, 2) == [13, 8, 5]
     assert spans([3, 3, 5], 5, 3) == [11, 8, 5]
     assert spans([3, 3, 5], 5, None) == [11, 8, 5]
+
+
+def test_transfers_there_and_back_share_a_link() -> None:
+    # With T = 3 what is sent in [1, 2) comes back from 4 on, in [5, 6) since [4, 5) is taken, and
+    # the backward waits from 6 to 7 for a forward: 8 ns, three micro-batches of 4 bytes. With two
+    # directions the backward is through after 6 ns, and two micro-batches fit.
+    half, full = (
+        two_layers(room=8, bandwidth="2GB/s", duplex=duplex) for duplex in ("half", "full")
+    )
+    assert propagate(Amounts(half), Fraction(3)) is None
+    forced = propagate(Amounts(full), Fraction(3))
+    assert forced is not None
+    assert forced.counts.tolist() == [2, 1]
+    grain = replace(half, scope=replace(half.scope, grain="layer"))
+    assert not has_plan(grain, Fraction(3))
+    assert has_plan(grain, Fraction(4))
 
 
 def test_layers_larger_than_half_a_gpu_each_need_their_own() -> None:
