@@ -27,9 +27,10 @@ def solve_model(
 ) -> tuple[int, cp_model.CpSolver]:
     """Solve a model until it is proven, time is up or somebody asks to stop.
 
-    CP-SAT 9.15 calls models infeasible that are not, if it simplifies them first and sums of
-    coefficients exceed `LARGEST_SUM`: of times above a second in ns, say, or of bytes above 2 GB
-    (its search is right).
+    CP-SAT 9.15 calls models infeasible that are not where numbers are large, of times above a
+    second in ns, say, or of bytes above 2 GB: if it simplifies them first and sums of coefficients
+    exceed `LARGEST_SUM`; and in its search if it looks for enforced constraints of which one must
+    hold and a coefficient times a domain exceeds 64 bits. It is told to do neither.
 
     Parameters
     ----------
@@ -56,6 +57,7 @@ def solve_model(
     parameters.random_seed = run.seed % 2**31
     parameters.num_workers = run.workers
     parameters.cp_model_presolve = simplify
+    parameters.auto_detect_greater_than_at_least_one_of = False
     if hurry:
         parameters.linearization_level = 0
         parameters.subsolvers.extend(HURRIED)

@@ -8,13 +8,15 @@ from fractions import Fraction
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ortools.sat.python import cp_model
 
-from schedopt import Chain, Gpu, Layer, Platform, Problem, Scope, check, solve
+from schedopt import Chain, Gpu, Layer, Platform, Problem, Result, Scope, Stage, check, solve
 from schedopt.bounds.amounts import Amounts
 from schedopt.bounds.propagation import propagate
 from schedopt.solvers.relaxation import LARGEST
-from schedopt.solving.cp_sat import LARGEST_SUM
+from schedopt.solving.cp_sat import LARGEST_SUM, solve_model
 from schedopt.solving.relaxation import RelaxationModel
+from schedopt.solving.run import Run
 from tests.bounds.every_plan import Memory, tight_problems
 
 SECONDS = 1 << 32
@@ -107,6 +109,68 @@ def test_nor_does_one_for_stages_that_are_given(
     assert small.period is not None
     assert large.lower_bound is not None
     assert large.lower_bound <= small.period * longer
+
+
+def test_large_coefficients_of_two_ways_refute_nothing() -> None:
+    # Either x or y is as large as c, if at all; nothing is easier than that.
+    most, large = 25_673_301_912, 14_288_452_160
+    model = cp_model.CpModel()
+    way, one = model.new_bool_var(""), model.new_bool_var("")
+    x, y = (model.new_int_var(0, most, "") for _ in range(2))
+    model.add(x >= large * one).only_enforce_if(~way)
+    model.add(y >= large * one).only_enforce_if(way)
+    layer = Layer(forward_ns=1, backward_ns=1, weight_bytes=0, activation_bytes=0)
+    run = Run(Problem(chain=Chain(layers=(layer,)), platform=Platform(1, 0)), workers=1)
+    for hurry in (False, True):
+        status, _ = solve_model(model, run, hurry=hurry)
+        assert status == cp_model.OPTIMAL
+
+
+ROWS = [
+    (75154336, 176725577, 7161372446, 1753707865, 1814212281, 1073741824, 52733904, 36876548),
+    (63504117, 139597889, 0, 0, 0, 536870912, 78670733, 66306139),
+    (42039000, 10259303, 0, 0, 14288452160, 148811365, 72125047, 29321013),
+    (80435106, 175744988, 0, 0, 0, None, 59101994, 21938838),
+]
+
+
+def test_recompute_of_gigabytes_is_not_refuted() -> None:
+    def solved(unit: int) -> Result:
+        """Solve with bytes rounded up to a unit, and the room rounded down."""
+
+        def size(count: int | None) -> int:
+            return -(-(count or 0) // unit)
+
+        layers = [
+            Layer(
+                forward_ns=forward,
+                backward_ns=backward,
+                weight_bytes=size(weight),
+                activation_bytes=size(sent),
+                saved_bytes=size(saved),
+                saved_input_bytes=size(also),
+                backward_input_ns=half,
+                backward_weight_ns=rest,
+            )
+            for forward, backward, weight, sent, saved, also, half, rest in ROWS
+        ]
+        stages = [
+            Stage(layers=(a, b), gpus=(gpu,)) for a, b, gpu in ((0, 1, 0), (2, 2, 1), (3, 3, 0))
+        ]
+        return solve(
+            Chain(layers=tuple(layers), input_bytes=size(839769174)),
+            Platform(2, 25673301912 // unit),
+            stages=stages,
+            scope=Scope(allocation="fixed", split_backward=True, recompute=True),
+            time_limit=30,
+            workers=1,
+        )
+
+    coarse, fine = solved(1 << 28), solved(1)
+    assert coarse.period is not None
+    assert fine.lower_bound is not None
+    assert fine.lower_bound <= coarse.period
+    assert fine.status != "infeasible"
 
 
 TIED = [
