@@ -75,17 +75,21 @@ def _bounds_beside(
 ) -> Iterator[tuple[deque[Allocation], threading.Thread]]:
     """Prove bounds in a thread, and collect the allocations that come with them.
 
-    They hold for as long patterns as the run is asked for, of which the search makes the shortest.
-    A search that ends by its work waits for the thread, one that has its proof does not.
+    First those that hold for as long patterns as the run is asked for, then those for the patterns
+    that the search makes. A search that ends by its work waits for the thread, one that has its
+    proof does not.
     """
     found: deque[Allocation] = deque()
     beside = run.beside(workers=1, share=SHARE_OF_BOUNDS)
     failures: list[Exception] = []
     asked = replace(problem, scope=replace(problem.scope, max_k=run.problem.scope.max_k))
+    problems = [asked] if asked == problem else [asked, problem]
 
     def prove() -> None:
         try:
-            found.extend(relaxed_allocations(asked, beside))
+            for number, one in enumerate(problems):
+                part = beside.beside(workers=1, share=1 / (len(problems) - number))
+                found.extend(relaxed_allocations(one, part))
         except Exception as failure:
             failures.append(failure)
 
