@@ -158,7 +158,7 @@ def _climb(run: Run, initial: Plan | None, named: str | None) -> list[Rung]:
         elif run.ended() or run.settled() or run.settled(attempt.problem.scope):
             continue
         run.begin(attempt.solver, share)
-        begin = run.seconds()
+        begin, known = run.seconds(), len(run.proofs)
         try:
             solvers[attempt.solver](attempt.problem, run)
         except InputError as error:
@@ -174,7 +174,7 @@ def _climb(run: Run, initial: Plan | None, named: str | None) -> list[Rung]:
                 period_exact=None if run.own is None else as_ratio(run.own),
                 bound_exact=None if bound is None else as_ratio(bound),
                 seconds=round(run.seconds() - begin, 6),
-                note=_note(run, attempt),
+                note=_note(run, attempt, run.proofs[known:]),
             )
         )
     if not run.ended() and not run.settled():
@@ -229,15 +229,14 @@ def _prove(run: Run, proofs: Iterator[Bound]) -> None:
         run.add_bound(proven)
 
 
-def _note(run: Run, attempt: Attempt) -> str:
-    """Say what is known after an attempt."""
+def _note(run: Run, attempt: Attempt, proofs: Sequence[Infeasibility]) -> str:
+    """Say what is known after an attempt, which proved so much to be impossible."""
     own, best, scope = run.own, run.period(), attempt.problem.scope
     if run.infeasibility() is not None:
         return "proven infeasible"
     if best is not None and best == run.bound():
         return "proven optimal" if own == best else "proves that the best is optimal"
-    proofs = [proof for proof in run.proofs if proof.scope.covers(scope)]
-    proven = bool(proofs) if best is None else best == run.bound(scope)
+    proven = best is not None and best == run.bound(scope)
     if attempt.solver in WITHOUT_PLANS:
         said = "a bound, no plans"
     elif best is None:

@@ -140,16 +140,22 @@ def test_a_solver_of_bounds_alone_does_not_miss_a_plan() -> None:
     assert result.lower_bound is not None
 
 
-def test_a_rung_tells_only_proofs_of_its_own_scope(monkeypatch: pytest.MonkeyPatch) -> None:
-    contiguous = Infeasibility(scope=Scope(), proof="too much for contiguous stages")
+def test_a_rung_tells_its_own_proofs_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    proof = Infeasibility(scope=Scope(), proof="too much for contiguous stages")
 
-    def of_others(problem: Problem, run: Run) -> None:
-        run.report_infeasible(contiguous)
+    def load(name: str) -> Callable[[Problem, Run], None]:
+        def solver(problem: Problem, run: Run) -> None:
+            if name == "contiguous":
+                run.report_infeasible(proof)
 
-    monkeypatch.setattr("schedopt.solving.ladder.load_solver", lambda name: of_others)
+        return solver
+
+    monkeypatch.setattr("schedopt.solving.ladder.load_solver", load)
     scope = Scope(allocation="general")
-    result = solve(Chain(layers=(LONG, EQUAL)), Platform(2, 99), scope=scope, solver="general")
-    assert [rung.note for rung in result.ladder] == ["no plan that fits"]
+    result = solve(Chain(layers=(LONG, EQUAL)), Platform(2, 99), scope=scope)
+    notes = {rung.solver: rung.note for rung in result.ladder}
+    assert notes["contiguous"] == "no plan: too much for contiguous stages"
+    assert notes["general"] == "no plan that fits"
 
 
 HALVES = Layer(
