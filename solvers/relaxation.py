@@ -89,6 +89,10 @@ class _Search:
     ----------
     low, high, fits : Fraction
         Refuted; not refuted, or not known; and not refuted, ns.
+    patience_s : float
+        Seconds for each period, by now.
+    is_open : bool
+        Whether some period was not answered in that time.
     """
 
     def __init__(self, problem: Problem, run: Run) -> None:
