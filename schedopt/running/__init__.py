@@ -1,0 +1,1 @@
+"""Running a plan: what each rank does, and three ways to do it."""
