@@ -18,8 +18,9 @@ from torch.func import functional_call
 
 from schedopt.profiling.clocks import Clock
 from schedopt.profiling.factory import Model
+from schedopt.profiling.halves import enter
 from schedopt.profiling.pieces import Outline, Piece, blaming
-from schedopt.profiling.sweeping import Sweep, enter
+from schedopt.profiling.sweeping import Sweep
 from schedopt.profiling.tracing import WithLoss
 
 

@@ -19,11 +19,10 @@ if TYPE_CHECKING:
 
     Loss: TypeAlias = Callable[[Any], Tensor]
     OptimizerFactory: TypeAlias = Callable[[Iterable[nn.Parameter]], Optimizer]
+    DataFactory: TypeAlias = Callable[[int], Any]
 
 _FIELD: Final = "model"
-_RETURNS: Final = (
-    "Return (module, inputs), (module, inputs, loss) or (module, inputs, loss, optimizer)"
-)
+_RETURNS: Final = "Return (module, inputs), then, if you like, loss, optimizer and data"
 _CONSTANTS: Final = (bool, int, float, str, type(None))
 _EXTRAS: Final = {"torch": "torch", "transformers": "hf"}
 
@@ -47,6 +46,9 @@ class Model:
         returns if it has one, else the sum of the tensor that it returns.
     optimizer : callable, optional
         From parameters to a ``torch.optim.Optimizer``, in place of the one named when profiling.
+    data : callable, optional
+        From the number of a micro-batch to what it is fed in a run, as `inputs`. Default: elements
+        of `inputs`, drawn at random.
     factory : str
         ``package.module:function`` or ``hf:NAME``, where the model came from one.
     arguments : mapping
@@ -62,6 +64,7 @@ class Model:
     inputs: Tensor | Sequence[Tensor] | Mapping[str, Any]
     loss: Loss | None = None
     optimizer: OptimizerFactory | None = None
+    data: DataFactory | None = None
     factory: str = ""
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
@@ -78,7 +81,7 @@ class Model:
                 "the nn.Sequential has no layer", field=_FIELD, way_out="Put a layer into it"
             )
         self._check_inputs(torch)
-        for what in ("loss", "optimizer"):
+        for what in ("loss", "optimizer", "data"):
             value = getattr(self, what)
             if value is not None and not callable(value):
                 raise InputError(
@@ -191,8 +194,7 @@ def as_model(returned: object, *, factory: str = "") -> Model:
     Parameters
     ----------
     returned : tuple
-        (module, inputs), (module, inputs, loss) or (module, inputs, loss, optimizer); the last
-        two may be None.
+        (module, inputs), then optionally loss, optimizer and data, each of which may be None.
     factory : str
         Where it came from.
 
@@ -201,12 +203,12 @@ def as_model(returned: object, *, factory: str = "") -> Model:
     InputError
         With the rule and the way out.
     """
-    if not isinstance(returned, tuple) or not 2 <= len(returned) <= 4:
+    if not isinstance(returned, tuple) or not 2 <= len(returned) <= 5:
         size = f" of {len(returned)}" if isinstance(returned, tuple) else ""
         raise InputError(
             f"the factory returned {_kind(returned)}{size}", field=_FIELD, way_out=_RETURNS
         )
-    names = ("module", "inputs", "loss", "optimizer")
+    names = ("module", "inputs", "loss", "optimizer", "data")
     return Model(**dict(zip(names, returned, strict=False)), factory=factory)
 
 

@@ -47,7 +47,7 @@ class Meter(TorchDispatchMode):
         results = func(*args, **(kwargs or {}))
         for result in tree_leaves(results):
             if isinstance(result, Tensor) and result.layout == torch.strided:
-                self._note(result)
+                self.note(result)
         return results
 
     def leave_out(self, permanent: Iterable[Tensor]) -> None:
@@ -58,7 +58,8 @@ class Meter(TorchDispatchMode):
         """Count the most from here on."""
         self.most = self.now
 
-    def _note(self, tensor: Tensor) -> None:
+    def note(self, tensor: Tensor) -> None:
+        """Count a tensor that was made elsewhere."""
         storage = tensor.untyped_storage()
         key, size = storage_key(tensor), storage.nbytes()
         if key in self._known:

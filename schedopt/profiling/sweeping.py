@@ -13,6 +13,7 @@ from torch import Tensor
 
 from schedopt.errors import InputError
 from schedopt.profiling.clocks import Clock
+from schedopt.profiling.halves import backward_input, backward_weight, enter
 from schedopt.profiling.metering import Meter
 from schedopt.profiling.pieces import Piece, blaming
 from schedopt.profiling.saving import Recorder, Storages
@@ -121,14 +122,14 @@ def split_sweep(pieces: Sequence[Piece], inputs: Mapping[str, Tensor], clock: Cl
         for piece, output, gradient, value in _from_the_last(pieces, steps):
             with blaming(piece.name, "backward in halves"):
                 start = clock.mark()
-                rest = _backward_input(piece, output, gradient, value)
+                rest = backward_input(piece, output, gradient, value)
                 marks[id(piece)].append((start, clock.mark()))
             waiting.append((piece, rest))
             del output, gradient, value
         for piece, rest in waiting:
             with blaming(piece.name, "backward in halves"):
                 start = clock.mark()
-                _backward_weight(piece, rest)
+                backward_weight(piece, rest)
                 marks[id(piece)].append((start, clock.mark()))
         clock.settle()
     found = [[clock.between(*pair) for pair in marks[id(piece)]] or [0, 0] for piece in pieces]
@@ -181,12 +182,12 @@ def metered_halves(
         del value, output, own
         waiting = []
         for piece, output, gradient, value in _from_the_last(pieces, steps):
-            waiting.append((piece, _backward_input(piece, output, gradient, value)))
+            waiting.append((piece, backward_input(piece, output, gradient, value)))
             del output, gradient, value
         # Nothing lives now but what the second halves hold: it goes as they run.
         for piece in [piece for piece, _ in waiting]:
             before = meter.now
-            _backward_weight(*waiting.pop(0))
+            backward_weight(*waiting.pop(0))
             held[id(piece)] = max(0, before - meter.now)
     return [held.get(id(piece), 0) for piece in pieces]
 
@@ -258,61 +259,9 @@ def _from_the_last(
         del value, output
 
 
-def _backward_input(
-    piece: Piece, output: Tensor, gradient: Tensor | None, value: Tensor | None
-) -> Any:
-    """Make the gradient of what a layer took; return what the other half needs.
-
-    A layer that takes nothing with a gradient has only the other half.
-    """
-    from torch.distributed.pipelining._backward import stage_backward_input
-
-    if value is None or not value.requires_grad:
-        # Not the output itself, which nobody needs any more.
-        return torch.autograd.graph.get_gradient_edge(output), gradient
-    # A view cannot be cut off from its graph afterwards.
-    whole = output.clone() if output._is_view() else output
-    _, groups = stage_backward_input(
-        [whole],
-        None if gradient is None else [gradient],
-        [value],
-        iter(_trained(piece)),
-    )
-    return groups
-
-
-def _backward_weight(piece: Piece, rest: Any) -> None:
-    from torch.distributed.pipelining._backward import stage_backward_weight
-
-    if isinstance(rest, tuple):
-        torch.autograd.backward(*rest)
-    else:
-        stage_backward_weight(iter(_trained(piece)), rest)
-
-
-def _trained(piece: Piece) -> list[Any]:
-    return [parameter for parameter in piece.module.parameters() if parameter.requires_grad]
-
-
 def _gradients(pieces: Sequence[Piece]) -> list[Tensor]:
     found = (parameter.grad for piece in pieces for parameter in piece.module.parameters())
     return [one for one in found if one is not None and one.layout == torch.strided]
-
-
-def enter(value: Tensor) -> Tensor:
-    """Hand a leaf on in the same storage, so that a layer may write over it."""
-    entered: Tensor = _Entry.apply(value)  # type: ignore[no-untyped-call]
-    return entered
-
-
-class _Entry(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, value: Tensor) -> Tensor:
-        return value.detach()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        return gradients[0]
 
 
 @contextmanager

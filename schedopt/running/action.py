@@ -58,6 +58,14 @@ class Action:
         return range(self.first, self.first + self.count)
 
     @property
+    def singles(self) -> list[Action]:
+        """The same for each micro-batch alone."""
+        return [
+            Action(self.stage, self.kind, micro_batch, 1, self.version)
+            for micro_batch in self.micro_batches
+        ]
+
+    @property
     def is_transfer(self) -> bool:
         """Whether it is one end of a transfer."""
         return len(self.kind) > 1

@@ -1,0 +1,135 @@
+"""The ranks of a plan, ready to run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from schedopt.errors import InputError
+from schedopt.plan import Plan
+from schedopt.profiling.pieces import Piece
+from schedopt.profiling.states import own_parameters
+from schedopt.running.actions import Actions
+from schedopt.running.fitting import Boundary
+from schedopt.running.rank import Rank
+from schedopt.running.stage_work import Before, Data, StageWork
+from schedopt.running.weights import Weights
+
+if TYPE_CHECKING:
+    from schedopt.profiling.factory import OptimizerFactory
+
+Names = Mapping[int, str]
+"""What the model calls a parameter, by its identity."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What a plan runs.
+
+    Parameters
+    ----------
+    plan : Plan
+    actions : Actions
+    pieces : sequence of Piece
+        All layers; those of other ranks may be without values.
+    boundaries : sequence of Boundary
+        What each layer hands on.
+    optimizer : callable
+        From parameters to an optimizer.
+    data : callable
+    before : callable
+    names : mapping
+    device : torch.device
+    begin : callable
+        Called at the start of each operation.
+    """
+
+    plan: Plan
+    actions: Actions
+    pieces: Sequence[Piece]
+    boundaries: Sequence[Boundary]
+    optimizer: OptimizerFactory
+    data: Data
+    before: Before
+    names: Names
+    device: torch.device
+    begin: Callable[[], None] = lambda: None
+
+    @property
+    def updates_of(self) -> int:
+        """The micro-batches of one update."""
+        return self.plan.rule.update_every or self.actions.micro_batches
+
+
+def name_parameters(model: nn.Module, loss: Any) -> dict[int, str]:
+    """Return what a model calls its parameters, and those of its loss, by their identity."""
+    names = {id(one): name for name, one in model.named_parameters()}
+    if isinstance(loss, nn.Module):
+        for name, one in loss.named_parameters():
+            names.setdefault(id(one), f"loss.{name}")
+    return names
+
+
+def make_rank(work: Work, number: int) -> Rank:
+    """Return a rank of a plan.
+
+    Raises
+    ------
+    InputError
+        If stages share parameters, but are updated apart.
+    """
+    stages = work.actions.stages(number)
+    layers = [
+        [work.pieces[layer].module for layer in range(*_bounds(work.plan, s))] for s in stages
+    ]
+    owned = own_parameters([nn.ModuleList(modules) for modules in layers])
+    if not work.plan.rule.is_given:
+        _refuse_shared(work.plan, layers, owned)
+    made = {}
+    for stage, parameters in zip(stages, owned, strict=True):
+        trained = {work.names[id(one)]: one for one in parameters if one.requires_grad}
+        weights = Weights(trained, work.optimizer(list(trained.values())) if trained else None)
+        made[stage] = StageWork(
+            work.plan.stages[stage],
+            work.pieces,
+            [boundary.needs_gradient for boundary in work.boundaries],
+            weights,
+            work.data,
+            work.before,
+            work.device,
+        )
+    return Rank(number, made, len(work.plan.stages) - 1, work.updates_of, work.device, work.begin)
+
+
+def begin_step(rank: Rank, actions: Actions) -> None:
+    """Count versions from 0 again, and who reads them."""
+    for stage, work in rank.stages.items():
+        reads: Counter[int] = Counter()
+        for action in actions.ranks[rank.number]:
+            if action.stage == stage and action.version is not None:
+                reads[action.version] += action.count
+        work.weights.begin_step(reads if reads else None)
+
+
+def _bounds(plan: Plan, stage: int) -> tuple[int, int]:
+    first, last = plan.stages[stage].layers
+    return first, last + 1
+
+
+def _refuse_shared(
+    plan: Plan, layers: Sequence[Sequence[nn.Module]], owned: Sequence[Sequence[nn.Parameter]]
+) -> None:
+    for modules, own in zip(layers, owned, strict=True):
+        every = {id(one) for module in modules for one in module.parameters()}
+        if every - {id(one) for one in own}:
+            raise InputError(
+                f"two stages share parameters, and rule updates them every "
+                f"{plan.rule.update_every} micro-batches",
+                field="rule.update_every",
+                way_out="Untie the weights, or put both layers into one stage",
+            )

@@ -1,0 +1,149 @@
+"""Whether a model is the one that a plan was made for: names and bytes, never times."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from schedopt.chain import Chain
+from schedopt.errors import InputError
+from schedopt.profiling import Model, cut_again
+from schedopt.profiling.halves import enter
+from schedopt.profiling.pieces import Piece, blaming, try_out
+from schedopt.profiling.states import own_parameters, tensor_bytes
+from schedopt.units import format_bytes, printable
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """What a layer hands on for a micro-batch.
+
+    Parameters
+    ----------
+    shape : tuple of int
+    dtype : torch.dtype
+    needs_gradient : bool
+        Whether the backward of the layer needs its gradient.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    needs_gradient: bool
+
+    def empty(self, device: torch.device) -> Tensor:
+        """Return room for it."""
+        return torch.empty(self.shape, dtype=self.dtype, device=device)
+
+    @property
+    def bytes(self) -> int:
+        """Its size."""
+        return self.dtype.itemsize * torch.Size(self.shape).numel()
+
+
+def cut_as_planned(model: Model, chain: Chain) -> list[Piece]:
+    """Cut a model where the model of a chain was cut.
+
+    Parameters
+    ----------
+    model : Model
+        What the user named. The factory in the chain's recipe is never called.
+    chain : Chain
+
+    Raises
+    ------
+    InputError
+        If the chain has no recipe, or the model has other cuts.
+    """
+    if chain.recipe is None:
+        raise InputError(
+            "it does not say where the model was cut",
+            field="chain.recipe",
+            way_out="Measure the model with schedopt profile and solve again, or run sleeping "
+            "layers with --synthetic",
+        )
+    try:
+        return cut_again(model, chain.recipe)
+    except InputError as error:
+        raise _another(
+            chain, f"the plan was made for {_told(chain)}, which was cut elsewhere: {error.rule}"
+        ) from error
+
+
+def look(pieces: Sequence[Piece], inputs: dict[str, Tensor]) -> tuple[list[Piece], list[Boundary]]:
+    """Return the layers, with those known that write over their input, and what each hands on.
+
+    Nothing is computed and no memory is taken.
+
+    Raises
+    ------
+    InputError
+        Naming the layer that fails.
+    """
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fakes = {name: mode.from_tensor(value) for name, value in inputs.items()}
+        tried = try_out(list(pieces), fakes)
+        boundaries = []
+        value: Tensor | None = None
+        needs_gradient = False
+        for piece in tried:
+            given = value
+            if value is not None and needs_gradient:
+                given = enter(value.detach().requires_grad_())
+            with blaming(piece.name, "forward"):
+                output = piece.run(given, {name: one.clone() for name, one in fakes.items()})
+            needs_gradient = output.requires_grad
+            boundaries.append(Boundary(tuple(output.shape), output.dtype, needs_gradient))
+            value = output
+    return tried, boundaries
+
+
+def check_bytes(
+    chain: Chain, pieces: Sequence[Piece], boundaries: Sequence[Boundary], inputs: dict[str, Tensor]
+) -> None:
+    """Refuse a model whose parameters, outputs or inputs are not those of the chain.
+
+    Raises
+    ------
+    InputError
+        Naming the first layer and figure that differ.
+    """
+    if len(pieces) != len(chain.layers):
+        raise _another(chain, f"it has {len(pieces)} layers, the plan {len(chain.layers)}")
+    owned = own_parameters([piece.module for piece in pieces])
+    given = sum(tensor_bytes(inputs[name]) for name in pieces[0].side)
+    figures = [("the input", chain.input_bytes, given)]
+    for position, (layer, boundary) in enumerate(zip(chain.layers, boundaries, strict=True)):
+        where = f"layer {position} ({printable(layer.name)})" if layer.name else f"layer {position}"
+        size = sum(tensor_bytes(parameter) for parameter in owned[position])
+        if layer.parameter_bytes is not None:
+            figures.append((f"the parameters of {where}", layer.parameter_bytes, size))
+        figures.append((f"the output of {where}", layer.activation_bytes, boundary.bytes))
+    for what, planned, found in figures:
+        if planned != found:
+            raise _another(
+                chain, f"{what} takes {format_bytes(found)}, in the plan {format_bytes(planned)}"
+            )
+
+
+def _another(chain: Chain, rule: str) -> InputError:
+    return InputError(
+        rule,
+        field="model",
+        way_out=f"Name the model and the options that the plan was made for ({_told(chain)}), or "
+        "profile this one and solve again",
+    )
+
+
+def _told(chain: Chain) -> str:
+    """Say what the chain was measured on, as one would type it."""
+    if chain.recipe is None:
+        return printable(chain.name) or "an unnamed chain"
+    options = [
+        f"--{printable(name)} {printable(str(value))}"
+        for name, value in chain.recipe.arguments.items()
+    ]
+    return " ".join([printable(chain.recipe.factory), *options])
