@@ -1,0 +1,258 @@
+"""Layers that sleep and hold memory for as long and as much as their chain says.
+
+With them the fidelity of a schedule shows on a machine that could not compute it: a sleeping
+layer takes no processor, and its bytes are asked for and never touched, so that they take none.
+
+The graph of a layer, each node with one number but for what the layer takes and hands on::
+
+    input ──▶ _Entry ──┐
+                       ├──▶ _Join ──▶ _Sleep ──▶ output
+    weight ──▶ _Weight ┘
+
+`_Sleep` sleeps in the forward and in the backward, or its input half, and holds what is saved.
+Torch cuts a backward in halves below it, at `_Join`: the input half runs `_Sleep`, `_Join` and
+`_Entry`, then `_Sleep` is freed, and the weight half runs `_Join` again and `_Weight`, which sleeps
+there. What the weight half holds is the storage of the gradient between `_Sleep` and `_Join`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from schedopt.account.timeline import Timeline, layer_ns, recomputed, stage_layers
+from schedopt.errors import InputError
+from schedopt.plan import Plan
+from schedopt.platform import Gpu
+from schedopt.profiling.pieces import Piece
+
+_FLOAT: Final = 4
+_SPIN_NS: Final = 50_000
+"""Linux may end a sleep so much late (its timer slack), so this last bit is waited for awake."""
+
+
+class Sleeper:
+    """Tells the sleeping layers of a process until when they sleep."""
+
+    def __init__(self) -> None:
+        self._due_ns = time.monotonic_ns()
+
+    def begin(self) -> None:
+        """Start an operation: what its layers sleep counts from now, with all between them."""
+        self._due_ns = time.monotonic_ns()
+
+    def sleep(self, nanoseconds: int) -> None:
+        """Sleep until so long after what the operation slept before. Return at once if late."""
+        self._due_ns += nanoseconds
+        asleep = self._due_ns - time.monotonic_ns() - _SPIN_NS
+        if asleep > 0:
+            time.sleep(asleep / 1e9)
+        while time.monotonic_ns() < self._due_ns:
+            pass
+
+
+def sleeping_pieces(plan: Plan, sleeper: Sleeper) -> list[Piece]:
+    """Return a layer that sleeps for each layer of a plan's chain, the loss in the last.
+
+    Between the layers of a stage one number is handed on; where a stage ends, and to layers that
+    are computed again, as many as the activation has. The gradient of each weight is 1.
+
+    Parameters
+    ----------
+    plan : Plan
+        Valid: `schedopt.check` finds nothing.
+    sleeper : Sleeper
+        Of this process.
+
+    Raises
+    ------
+    InputError
+        If a stage has GPUs of several speeds.
+    """
+    works = [work for stage in range(len(plan.stages)) for work in _works(plan, stage)]
+    return [
+        Piece(
+            name=layer.name or str(number),
+            module=_SleepingLayer(work, layer.weight_bytes, sleeper),
+            side=() if number else ("input",),
+            first=number == 0,
+            cut=str(number),
+        )
+        for number, (layer, work) in enumerate(zip(plan.chain.layers, works, strict=True))
+    ]
+
+
+def sleeping_inputs(plan: Plan) -> dict[str, Tensor]:
+    """Return the input of one micro-batch, as large as the chain says, never touched.
+
+    It requires a gradient, so that the first layer too has an input half to sleep in.
+    """
+    return {"input": _numbers(plan.chain.input_bytes).requires_grad_()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Work:
+    """How long a layer sleeps, ns, and what it holds, bytes, in the stage where it lies.
+
+    Parameters
+    ----------
+    forward_ns : int
+    backward_ns : int
+        Of the whole backward, or of its input half.
+    weight_ns : int
+        Of the weight half; 0 where the backward is whole.
+    output_bytes : int or None
+        What is handed on; None for the loss.
+    saved_bytes : int
+        From the start of the forward to the end of what lasts `backward_ns`.
+    weight_half_bytes : int or None
+        From the start of that to the end of the weight half; None if what is saved stays so long.
+    workspace_bytes : int
+        While it sleeps.
+    """
+
+    forward_ns: int
+    backward_ns: int
+    weight_ns: int
+    output_bytes: int | None
+    saved_bytes: int
+    weight_half_bytes: int | None
+    workspace_bytes: int
+
+
+def _works(plan: Plan, stage: int) -> Iterator[_Work]:
+    """Yield what the layers of a stage do."""
+    device = _gpu(plan, stage)
+    split = Timeline(plan).has("I", stage)
+    inside = stage_layers(plan, stage)
+    again = set(recomputed(plan, stage))
+    checkpoints = {first - 1 for first, _ in plan.stages[stage].recompute}
+    for number in inside:
+        layer = plan.chain.layers[number]
+        is_loss = number == len(plan.chain.layers) - 1
+        is_carried = number == inside[-1] or number in checkpoints
+        is_entered = number not in again and (number == inside[0] or number - 1 in again)
+        output_bytes = layer.activation_bytes if is_carried else 0
+        yield _Work(
+            forward_ns=device.duration_ns(layer_ns(layer, "F")),
+            backward_ns=device.duration_ns(layer_ns(layer, "I" if split else "B")),
+            weight_ns=device.duration_ns(layer_ns(layer, "W")) if split else 0,
+            output_bytes=None if is_loss else output_bytes,
+            saved_bytes=layer.saved + ((layer.saved_input_bytes or 0) if is_entered else 0),
+            weight_half_bytes=layer.saved_weight_bytes if split else 0,
+            workspace_bytes=layer.workspace_bytes or 0,
+        )
+
+
+def _gpu(plan: Plan, stage: int) -> Gpu:
+    """Return the GPU of a stage, or one of several that are equally fast."""
+    found = [plan.platform.gpus[gpu] for gpu in plan.stages[stage].gpus]
+    if len({gpu.speed for gpu in found}) > 1:
+        raise InputError(
+            "its GPUs are not equally fast, and a sleeping layer does not know which it is on",
+            field=f"stages[{stage}].gpus",
+            way_out="Run a plan in which the replicas of a stage have one speed",
+        )
+    return found[0]
+
+
+class _SleepingLayer(nn.Module):
+    """A layer with one weight, and a buffer for the rest of the bytes of its weights."""
+
+    rest: Tensor
+
+    def __init__(self, work: _Work, weight_bytes: int, sleeper: Sleeper) -> None:
+        super().__init__()
+        self._work = work
+        self._sleeper = sleeper
+        self.weight = nn.Parameter(torch.zeros(1))
+        rest = torch.empty(max(0, weight_bytes - _FLOAT), dtype=torch.uint8)
+        self.register_buffer("rest", rest, persistent=False)
+
+    def forward(self, value: Tensor) -> Tensor:
+        entered = _Entry.apply(value)  # type: ignore[no-untyped-call]
+        weight = _Weight.apply(self.weight, self._work, self._sleeper)  # type: ignore[no-untyped-call]
+        joined = _Join.apply(entered, weight)  # type: ignore[no-untyped-call]
+        output: Tensor = _Sleep.apply(joined, self._work, self._sleeper)  # type: ignore[no-untyped-call]
+        return output
+
+
+class _Sleep(torch.autograd.Function):
+    """Sleeps, and holds what is saved, in the forward and in what is no weight half."""
+
+    @staticmethod
+    def forward(ctx: Any, joined: Tensor, work: _Work, sleeper: Sleeper) -> Tensor:
+        ctx.work, ctx.sleeper = work, sleeper
+        ctx.save_for_backward(_holding(work.saved_bytes))
+        _sleep(sleeper, work.forward_ns, work)
+        return torch.zeros(()) if work.output_bytes is None else _numbers(work.output_bytes)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        (saved,) = ctx.saved_tensors
+        held = ctx.work.weight_half_bytes
+        gradient = saved if held is None else _holding(held)
+        _sleep(ctx.sleeper, ctx.work.backward_ns, ctx.work)
+        return gradient, None, None
+
+
+class _Join(torch.autograd.Function):
+    """Where the halves of a backward part."""
+
+    @staticmethod
+    def forward(ctx: Any, entered: Tensor, weight: Tensor) -> Tensor:
+        return _numbers(0)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients[0], gradients[0]
+
+
+class _Entry(torch.autograd.Function):
+    """Takes an input of any size without keeping it."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor) -> Tensor:
+        ctx.shape, ctx.dtype = value.shape, value.dtype
+        return _numbers(0)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return torch.empty(ctx.shape, dtype=ctx.dtype)
+
+
+class _Weight(torch.autograd.Function):
+    """Sleeps in the weight half."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, work: _Work, sleeper: Sleeper) -> Tensor:
+        ctx.work, ctx.sleeper = work, sleeper
+        return _numbers(0)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        _sleep(ctx.sleeper, ctx.work.weight_ns, ctx.work)
+        return torch.ones(1), None, None
+
+
+def _sleep(sleeper: Sleeper, nanoseconds: int, work: _Work) -> None:
+    """Sleep with a workspace, which what takes no time does not need."""
+    if nanoseconds:
+        workspace = _holding(work.workspace_bytes)
+        sleeper.sleep(nanoseconds)
+        del workspace
+
+
+def _numbers(count: int) -> Tensor:
+    """Return at least one number, in so many bytes or up to three more."""
+    return torch.empty(max(1, -(-count // _FLOAT)))
+
+
+def _holding(count: int) -> Tensor:
+    """Return one number, whose storage takes so many bytes, or the four that it needs."""
+    return torch.empty(max(count, _FLOAT), dtype=torch.uint8)[:_FLOAT].view(torch.float32)
