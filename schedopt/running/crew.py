@@ -101,7 +101,6 @@ def make_rank(work: Work, number: int) -> Rank:
             weights,
             work.data,
             work.before,
-            work.device,
         )
     return Rank(number, made, len(work.plan.stages) - 1, work.updates_of, work.device, work.begin)
 

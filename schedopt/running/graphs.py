@@ -83,14 +83,18 @@ def forward(
     needs_gradient : bool
         Whether the layer before needs the gradient of it.
     inputs : mapping
-        The inputs of the model by name.
+        The inputs of the model by name. One of the first layer may require a gradient, which goes
+        nowhere: it lets that layer have an input half.
     """
-    begin, given = None, value
+    begin = None
     if value is not None and needs_gradient:
-        begin = _stand_in(value).requires_grad_()
-        given = _Entry.apply(begin, value)  # type: ignore[no-untyped-call]
+        begin, value = _entered(value)
+    for name in piece.side:
+        if value is None and inputs[name].requires_grad:
+            begin, given = _entered(inputs[name])
+            inputs = {**inputs, name: given}
     with blaming(piece.name, "forward"):
-        output = piece.run(given, inputs)
+        output = piece.run(value, inputs)
     end = _Exit.apply(output) if output.requires_grad else None  # type: ignore[no-untyped-call]
     return Graph(piece, begin, end), output.detach()
 
@@ -100,6 +104,12 @@ def forward_only(piece: Piece, value: Tensor | None, inputs: Mapping[str, Tensor
     """Run the forward of a layer that is computed again later, and keep nothing."""
     with blaming(piece.name, "forward"):
         return piece.run(value, inputs)
+
+
+def _entered(value: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a stand-in for a value that takes its gradient, and the value to compute with."""
+    begin = _stand_in(value).requires_grad_()
+    return begin, _Entry.apply(begin, value.detach())  # type: ignore[no-untyped-call]
 
 
 def _stand_in(tensor: Tensor) -> Tensor:

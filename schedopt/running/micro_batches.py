@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from schedopt.errors import InputError
 from schedopt.profiling.factory import Model
@@ -24,10 +24,13 @@ class MicroBatches:
     count : int
         Of one step.
     seed : int
+    device : torch.device
     """
 
-    def __init__(self, model: Model, count: int, seed: int) -> None:
-        self._model, self._count, self._seed = model, count, seed
+    def __init__(self, model: Model, count: int, seed: int, device: torch.device) -> None:
+        self._example = {name: one.detach().cpu() for name, one in model.tensors.items()}
+        self._data = model.data
+        self._count, self._seed, self._device = count, seed, device
         self._step = -1
         self._made: list[dict[str, Tensor]] = []
 
@@ -37,9 +40,10 @@ class MicroBatches:
             self._step = step
             self._made = [self._make(step * self._count + i) for i in range(self._count)]
 
-    def __call__(self, micro_batch: int) -> Mapping[str, Tensor]:
-        """Return the inputs of a micro-batch of the step, by name."""
-        return self._made[micro_batch]
+    def __call__(self, micro_batch: int, names: Collection[str]) -> dict[str, Tensor]:
+        """Return copies of inputs of a micro-batch of the step on the device, by name."""
+        made = self._made[micro_batch]
+        return {name: made[name].to(self._device, copy=True) for name in made if name in names}
 
     def seed_layer(self, layer: int, micro_batch: int) -> None:
         """Let a layer draw the same random numbers for a micro-batch wherever it runs."""
@@ -47,24 +51,21 @@ class MicroBatches:
         torch.manual_seed((self._seed * 1_000_003 + number) % 2**63)
 
     def _make(self, number: int) -> dict[str, Tensor]:
-        example = self._model.tensors
-        if self._model.data is not None:
-            return self._from_factory(self._model.data(number), example)
+        if self._data is not None:
+            return self._from_factory(self._data(number))
         draw = torch.Generator().manual_seed(self._seed * 1_000_003 + number)
         made = {}
-        for name, tensor in example.items():
-            flat = tensor.detach().cpu().reshape(-1)
+        for name, tensor in self._example.items():
+            flat = tensor.reshape(-1)
             if flat.numel():
                 flat = flat[torch.randint(flat.numel(), flat.shape, generator=draw)]
             made[name] = flat.reshape(tensor.shape)
         return made
 
-    def _from_factory(self, given: Any, example: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _from_factory(self, given: Any) -> dict[str, Tensor]:
         """Return the tensors of a micro-batch of the factory's own data, by name."""
-        from dataclasses import replace
-
-        found = replace(self._model, inputs=given).tensors
-        for name, tensor in example.items():
+        found = Model(module=nn.Identity(), inputs=given).tensors
+        for name, tensor in self._example.items():
             if name not in found or found[name].shape != tensor.shape:
                 raise InputError(
                     f"{name} of a micro-batch is not of shape {tuple(tensor.shape)}",
@@ -72,4 +73,4 @@ class MicroBatches:
                     way_out="Return from data(i) what the factory returns as inputs, in the same "
                     "shapes",
                 )
-        return {name: found[name].detach().cpu() for name in example}
+        return {name: found[name].detach().cpu() for name in self._example}

@@ -73,6 +73,11 @@ class Rank:
         """Return what a micro-batch made to be sent; None for a gradient that nothing needs."""
         return self._outgoing.pop(send)
 
+    def release(self) -> dict[Action, Tensor | None]:
+        """Return all that is to be sent, by its sending end."""
+        released, self._outgoing = self._outgoing, {}
+        return released
+
     def put(self, receive: Action, tensor: Tensor | None) -> None:
         """Take in what was received for a micro-batch."""
         self._boxes(receive)[receive.stage, receive.first] = tensor

@@ -112,7 +112,7 @@ def _named(model: Model) -> dict[str, nn.Parameter]:
 
 
 def _loss(whole: nn.Module, model: Model, work: Work, micro_batch: int) -> Tensor:
-    given = {name: value.to(work.device) for name, value in work.data(micro_batch).items()}
+    given = work.data(micro_batch, model.tensors)
     loss: Tensor
     loss = whole(**{**model.kwargs, **given}) if model.kwargs else whole(*given.values())
     return loss
@@ -154,10 +154,8 @@ class _Emulation:
         """Add up the gradients of a micro-batch."""
         value: Tensor | None = None
         leaves: list[tuple[int, dict[str, Tensor]]] = []
-        given = {
-            name: one.to(self.work.device, copy=True)
-            for name, one in self.work.data(micro_batch).items()
-        }
+        needed = {name for piece in self.work.pieces for name in piece.side}
+        given = self.work.data(micro_batch, needed)
         with self._reading(micro_batch) as known:
             for stage in range(len(self.stages)):
                 value = self._stage(stage, micro_batch, value, given, leaves, known)

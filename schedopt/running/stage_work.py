@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from schedopt.profiling.pieces import Piece
 from schedopt.running.graphs import Graph, forward, forward_only
 from schedopt.running.weights import Reading, Weights
 from schedopt.stage import Stage
 
-Data: TypeAlias = Callable[[int], Mapping[str, Tensor]]
-"""The inputs of the model for a micro-batch, by name."""
+Data: TypeAlias = Callable[[int, Collection[str]], dict[str, Tensor]]
+"""From a micro-batch and names of inputs of the model to copies of them on the device."""
 Before: TypeAlias = Callable[[int, int], None]
 """What is called with a layer and a micro-batch before the layer is computed."""
 
@@ -28,6 +28,8 @@ class _Flight:
     graphs: dict[int, Graph] = field(default_factory=dict)
     inputs: dict[int, Tensor | None] = field(default_factory=dict)
     """What runs of layers took that are computed again, by their first layer."""
+    given: dict[str, Tensor] = field(default_factory=dict)
+    """What the first layer of the model took, where it is computed again."""
     readings: list[Reading | None] = field(default_factory=list)
     rests: list[tuple[Graph, Any]] = field(default_factory=list)
     """What the weight halves need."""
@@ -46,7 +48,6 @@ class StageWork:
     weights : Weights
     data : callable
     before : callable
-    device : torch.device
     """
 
     def __init__(
@@ -57,17 +58,21 @@ class StageWork:
         weights: Weights,
         data: Data,
         before: Before,
-        device: torch.device,
     ) -> None:
         self._pieces = {layer: pieces[layer] for layer in range(stage.first, stage.last + 1)}
         self._runs = dict(stage.recompute)
         self._last_layer = len(pieces) - 1
         self._needs_gradient = needs_gradient
-        self._data, self._before, self._device = data, before, device
+        self._data, self._before = data, before
         self._flights: dict[int, _Flight] = {}
         self._live: set[int] = set()
         self.weights = weights
         self.most_live = 0
+
+    @property
+    def modules(self) -> list[nn.Module]:
+        """The layers."""
+        return [piece.module for piece in self._pieces.values()]
 
     def forward(self, micro_batch: int, value: Tensor | None, version: int | None) -> Tensor:
         """Run the forward of a micro-batch and return the output."""
@@ -75,6 +80,8 @@ class StageWork:
         self._live.add(micro_batch)
         self.most_live = max(self.most_live, len(self._live))
         inputs = self._inputs(micro_batch)
+        if 0 in self._runs:
+            flight.given = {name: inputs[name].clone() for name in self._pieces[0].side}
         with self.weights.reading(version) as reading:
             flight.readings.append(reading)
             again = -1
@@ -96,7 +103,7 @@ class StageWork:
     def recompute(self, micro_batch: int, version: int | None) -> None:
         """Compute again what was not kept."""
         flight = self._flights[micro_batch]
-        inputs = self._inputs(micro_batch)
+        inputs = {**self._inputs(micro_batch), **flight.given}
         with self.weights.reading(version) as reading:
             flight.readings.append(reading)
             for first, last in self._runs.items():
@@ -130,6 +137,7 @@ class StageWork:
             gradient, rest = graph.backward_input(gradient, is_last)
             rests.append((graph, rest))
         self._flights[micro_batch].inputs.clear()
+        self._flights[micro_batch].given.clear()
         self._live.discard(micro_batch)
         self.weights.done(version)
         return gradient
@@ -158,10 +166,8 @@ class StageWork:
             yield flight.graphs.pop(layer), layer == self._last_layer
 
     def _inputs(self, micro_batch: int) -> dict[str, Tensor]:
-        """Return copies, over which a layer may write."""
-        needed = {name for piece in self._pieces.values() for name in piece.side}
-        given = self._data(micro_batch)
-        return {name: given[name].to(self._device, copy=True) for name in sorted(needed)}
+        """Return what the model itself is given, over which a layer may write."""
+        return self._data(micro_batch, {name for one in self._pieces.values() for name in one.side})
 
 
 def _clone(value: Tensor | None) -> Tensor | None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from schedopt.profiling.saving import storage_bytes, storage_key
+from schedopt.profiling.saving import storage_key
 
 
 @dataclass(eq=False)
@@ -111,18 +111,18 @@ class Weights:
             parameter.grad.zero_()  # type: ignore[union-attr]
         self.newest += 1
 
-    def state_bytes(self) -> int:
-        """Return the bytes of parameters, gradients and optimizer state."""
-        tensors: list[Tensor] = []
+    def tensors(self) -> list[Tensor]:
+        """Return parameters, gradients and the optimizer's state on the device."""
+        found: list[Tensor] = []
         for parameter in self.parameters.values():
-            tensors += [one for one in (parameter, parameter.grad) if one is not None]
             state = {} if self.optimizer is None else self.optimizer.state.get(parameter, {})
-            tensors += [
+            found += [one for one in (parameter, parameter.grad) if one is not None]
+            found += [
                 one
                 for one in state.values()
                 if isinstance(one, Tensor) and one.device == parameter.device
             ]
-        return sum({storage_key(one): storage_bytes(one) for one in tensors}.values())
+        return found
 
     def version_bytes(self) -> int:
         """Return the bytes of one version."""

@@ -1,0 +1,76 @@
+"""What is asked of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, get_args
+
+from schedopt.errors import InputError
+from schedopt.plan import Plan
+from schedopt.running.actions import Actions, make_actions
+from schedopt.validation import as_whole, check_choice
+
+Backend = Literal["logical", "p2p", "pytorch"]
+BACKENDS: Final[tuple[Backend, ...]] = get_args(Backend)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What is asked of a run.
+
+    Parameters
+    ----------
+    plan : Plan
+        Valid: `schedopt.check` finds nothing.
+    model : str or None
+        What `schedopt.profiling.load_model` takes. None runs sleeping layers.
+    backend : {"logical", "p2p", "pytorch"}
+        All ranks in this process; a process each; or torch's own pipeline runtime.
+    microbatches : int
+        Of one step.
+    steps : int
+        That are timed, after those that are not.
+    device : str
+        ``cpu``; ``cuda``, where each rank has a GPU; or one GPU for all, such as ``cuda:0``.
+    seed : int
+        Of weights, inputs and dropout.
+    optimizer : str
+        Unless the model brings its own.
+    options : mapping
+        For ``hf:`` models.
+    compare : bool
+        Whether gradients are compared with those of one process.
+
+    Raises
+    ------
+    InputError
+        With the rule and the way out.
+    """
+
+    plan: Plan
+    model: str | None
+    backend: Backend
+    microbatches: int
+    steps: int = 3
+    device: str = "cpu"
+    seed: int = 0
+    optimizer: str = "adamw"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    compare: bool = True
+
+    def __post_init__(self) -> None:
+        check_choice(self, "backend", BACKENDS)
+        for name, low in (("microbatches", 1), ("steps", 1), ("seed", 0)):
+            value = as_whole(getattr(self, name), name, low=low, high=2**20)
+            object.__setattr__(self, name, value)
+        if self.model is None and self.device != "cpu":
+            raise InputError(
+                f"{self.device!r:.60} is given, but sleeping layers compute nothing",
+                field="device",
+                way_out="Leave it out",
+            )
+
+    def actions(self) -> Actions:
+        """Return what each rank does in a step."""
+        return make_actions(self.plan, self.microbatches)

@@ -1,0 +1,204 @@
+"""Transfers between the ranks of torch.distributed, one process a rank.
+
+Over gloo a send ends when it has been received, and must be waited for once. So each way to
+another rank has a thread, which does its transfers one after the other in the order of the list,
+while the rank computes. Over NCCL the device does that, so all is started in the order of the list.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from schedopt.running.action import Action
+from schedopt.running.actions import Actions
+from schedopt.running.spans import Span
+
+Room: TypeAlias = Callable[[Action], Tensor]
+"""Makes room for what a receive takes in, on the host or, over NCCL, on the device."""
+
+
+class Links(Protocol):
+    """The ways from a rank to the others, for one step."""
+
+    def offer(self, send: Action, tensor: Tensor | None) -> None:
+        """Give what a micro-batch made to be sent, as soon as it is there."""
+        ...
+
+    def reach(self, action: Action) -> None:
+        """Say that the list has come to an end of a transfer."""
+        ...
+
+    def wait(self, receive: Action) -> Tensor:
+        """Return what a receive took in."""
+        ...
+
+    def finish(self) -> list[Span]:
+        """Wait for all transfers, and return when those that this rank sent took place."""
+        ...
+
+
+class ThreadLinks:
+    """Links over gloo.
+
+    Parameters
+    ----------
+    rank : int
+    actions : Actions
+    room : callable
+    device : torch.device
+        Where the tensors of the rank are; gloo carries them over the host.
+    lasts_ns : callable, optional
+        How long a transfer takes, for sleeping layers: it then carries one number only, and links
+        of one way at a time are such.
+    one_way : bool
+        Whether both ways to a rank share a link.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        actions: Actions,
+        room: Room,
+        device: torch.device,
+        lasts_ns: Callable[[Action], int] | None = None,
+        one_way: bool = False,
+    ) -> None:
+        self._rank, self._room, self._device = rank, room, device
+        self._lasts_ns = lasts_ns
+        self._changed = threading.Condition()
+        self._offered: dict[Action, Tensor | None] = {}
+        self._taken: dict[Action, Tensor] = {}
+        self._spans: list[Span] = []
+        self._error: BaseException | None = None
+        ways: dict[Any, list[tuple[int, Action]]] = {}
+        for action in actions.ranks[rank]:
+            if action.is_transfer:
+                peer = actions.rank_of[action.other_end.stage]
+                way = peer if one_way else (peer, action.is_send)
+                ways.setdefault(way, []).extend((peer, one) for one in action.singles)
+        self._threads = [
+            threading.Thread(target=self._carry, args=(transfers,), daemon=True)
+            for transfers in ways.values()
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def offer(self, send: Action, tensor: Tensor | None) -> None:
+        """Give what a micro-batch made to be sent, as soon as it is there."""
+        with self._changed:
+            self._offered[send] = tensor
+            self._changed.notify_all()
+
+    def reach(self, action: Action) -> None:
+        """Do nothing: the threads go by themselves."""
+
+    def wait(self, receive: Action) -> Tensor:
+        """Return what a receive took in."""
+        with self._changed:
+            self._changed.wait_for(lambda: receive in self._taken or self._error)
+            self._raise()
+            tensor = self._taken.pop(receive)
+        return tensor.to(self._device)
+
+    def finish(self) -> list[Span]:
+        """Wait for all transfers, and return when those that this rank sent took place."""
+        for thread in self._threads:
+            thread.join()
+        self._raise()
+        return self._spans
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _carry(self, transfers: Sequence[tuple[int, Action]]) -> None:
+        try:
+            for peer, action in transfers:
+                if action.is_send:
+                    self._send(peer, action)
+                else:
+                    room = self._room(action)
+                    carried = room if self._lasts_ns is None else torch.empty(1)
+                    dist.recv(carried, peer)
+                    with self._changed:
+                        self._taken[action] = room
+                        self._changed.notify_all()
+        except BaseException as error:
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
+
+    def _send(self, peer: int, send: Action) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: send in self._offered or self._error)
+            if self._error is not None:
+                return
+            tensor = self._offered.pop(send)
+        start = time.monotonic_ns()
+        if self._lasts_ns is not None:
+            tensor = torch.empty(1)
+            time.sleep(self._lasts_ns(send) / 1e9)
+        elif tensor is None:
+            tensor = torch.zeros_like(self._room(send.other_end))
+        dist.send(tensor.cpu().contiguous(), peer)
+        self._spans.append(Span(self._rank, send, start, time.monotonic_ns()))
+
+
+class StreamLinks:
+    """Links over NCCL: both ends are started in the order of the lists.
+
+    Parameters
+    ----------
+    rank, actions, room
+        As for `ThreadLinks`.
+    """
+
+    def __init__(self, rank: int, actions: Actions, room: Room) -> None:
+        self._rank, self._actions, self._room = rank, actions, room
+        self._offered: dict[Action, Tensor | None] = {}
+        self._under_way: dict[Action, tuple[Any, Tensor]] = {}
+
+    def offer(self, send: Action, tensor: Tensor | None) -> None:
+        """Keep what a micro-batch made until the list comes to its sending end."""
+        self._offered[send] = tensor
+
+    def reach(self, action: Action) -> None:
+        """Start an end of a transfer."""
+        peer = self._actions.rank_of[action.other_end.stage]
+        for one in action.singles:
+            if one.is_send:
+                tensor = self._offered.pop(one)
+                if tensor is None:
+                    tensor = torch.zeros_like(self._room(one.other_end))
+                tensor = tensor.contiguous()
+                self._under_way[one] = dist.isend(tensor, peer), tensor
+            else:
+                room = self._room(one)
+                self._under_way[one] = dist.irecv(room, peer), room
+        self._let_go()
+
+    def wait(self, receive: Action) -> Tensor:
+        """Return what a receive took in, for the stream that computes."""
+        work, room = self._under_way.pop(receive)
+        work.wait()
+        return room
+
+    def finish(self) -> list[Span]:
+        """Wait for all transfers. When they took place is not known."""
+        for work, _ in self._under_way.values():
+            work.wait()
+        self._under_way.clear()
+        return []
+
+    def _let_go(self) -> None:
+        """Free what has been sent."""
+        for action, (work, _) in list(self._under_way.items()):
+            if action.is_send and work.is_completed():
+                del self._under_way[action]

@@ -1,0 +1,227 @@
+"""One rank as a process of its own: ``python -m schedopt.running.process DIRECTORY``."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from schedopt.errors import InputError
+from schedopt.plan import Plan
+from schedopt.profiling.devices import find_device
+from schedopt.running.action import Action
+from schedopt.running.actions import Actions, gpu_ranks
+from schedopt.running.crew import Work, begin_step, make_rank
+from schedopt.running.job import Job
+from schedopt.running.links import Links, StreamLinks, ThreadLinks
+from schedopt.running.rank import Rank
+from schedopt.running.records import Outcome
+from schedopt.running.session import Step, conduct, judge, prepare, train_alone
+from schedopt.running.spans import Span
+
+JOB: Final = "job.pickle"
+OUTCOME: Final = "outcome.pickle"
+_PATIENCE: Final = timedelta(minutes=30)
+"""How long a rank waits for another: as long as the slowest step may take."""
+
+
+def main(directory: Path) -> None:
+    """Run the rank that the environment names, of the job that lies in a directory.
+
+    The first rank writes the outcome there; a rank that fails says there why, and ends at once,
+    since others may never answer it.
+    """
+    os.dup2(2, 1)
+    _end_with(os.getppid())
+    number = int(os.environ["RANK"])
+    try:
+        job = pickle.loads((directory / JOB).read_bytes())
+        outcome = run_rank(job, number, int(os.environ["LOCAL_RANK"]))
+        if outcome is not None:
+            (directory / OUTCOME).write_bytes(pickle.dumps(outcome))
+    except BaseException as error:
+        told = {"time": time.time(), "rank": number, **_tell(error)}
+        (directory / f"error-{number}.json").write_text(json.dumps(told))
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+    os._exit(0)
+
+
+def run_rank(job: Job, number: int, local: int) -> Outcome | None:
+    """Run one rank of a job; the first returns what all measured."""
+    actions = job.actions()
+    device = _device(job, number, local)
+    over_nccl = device.type == "cuda" and job.device == "cuda"
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        # Its threads would take memory and time where nobody sees it.
+        torch.autograd.set_multithreading_enabled(False)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if over_nccl else "gloo", timeout=_PATIENCE)
+    if dist.get_world_size() != len(actions.ranks):
+        raise InputError(
+            f"{dist.get_world_size()} processes were started for {len(actions.ranks)} ranks",
+            field="nproc-per-node",
+            way_out="Start one process for each GPU of the plan that has a stage",
+        )
+    prepared = prepare(job, actions, device)
+    alone = train_alone(prepared) if job.compare and job.model and number == 0 else None
+    rank = make_rank(prepared.work, number)
+    step = _stepper(job, prepared.work, rank, over_nccl)
+    light = replace(prepared, work=replace(prepared.work, pieces=()), model=None)
+    del prepared
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        _cap(job.plan, number, device)
+    records, kept = conduct(light, [rank], step, _gather, job.steps, job.compare)
+    together: list[Any] | None = [None] * len(actions.ranks) if number == 0 else None
+    dist.gather_object((records, kept), together)
+    if together is None:
+        return None
+    for _, other in together[1:]:
+        kept.gradients.update(other.gradients)
+        kept.weights.update(other.weights)
+    every = [record for found, _ in together for record in found]
+    return judge(every, kept, alone, job.plan.rule.is_given)
+
+
+def _stepper(job: Job, work: Work, rank: Rank, over_nccl: bool) -> Step:
+    """Return what runs a step of this rank."""
+    if job.backend == "pytorch":
+        from schedopt.running.pipelining import TorchRuntime
+
+        runtime = TorchRuntime(
+            work.plan,
+            work.actions,
+            rank.number,
+            work.pieces,
+            work.device,
+            lambda micro_batch: work.data(micro_batch, _names(work)),
+            work.before,
+        )
+        return partial(_torch_step, runtime, rank, work.actions)
+    return partial(_step, rank, work.actions, _make_links(job, work, rank, over_nccl))
+
+
+def _names(work: Work) -> set[str]:
+    return {name for piece in work.pieces for name in piece.side}
+
+
+def _torch_step(runtime: Any, rank: Rank, actions: Actions) -> list[Span]:
+    begin_step(rank, actions)
+    spans: list[Span] = runtime.step()
+    updates = [action for action in actions.ranks[rank.number] if action.kind == "U"]
+    return spans + [rank.perform(action) for action in updates]
+
+
+def _step(rank: Rank, actions: Actions, make_links: Callable[[], Links]) -> list[Span]:
+    """Do the list of a rank: compute, and let the links carry."""
+    begin_step(rank, actions)
+    links = make_links()
+    mine = actions.ranks[rank.number]
+    expected = {one for action in mine if action.is_transfer for one in action.singles}
+    spans = []
+    for action in mine:
+        if action.is_transfer:
+            links.reach(action)
+            continue
+        for receive in _receives(action):
+            if receive in expected:
+                rank.put(receive, links.wait(receive))
+        spans.append(rank.perform(action))
+        for send, tensor in rank.release().items():
+            links.offer(send, tensor)
+    spans += links.finish()
+    rank.finish()
+    return spans
+
+
+def _receives(action: Action) -> list[Action]:
+    """Return what an operation may have to wait for."""
+    match action.kind:
+        case "F":
+            return [Action(action.stage, "RECV_F", i) for i in action.micro_batches]
+        case "B" | "I":
+            return [Action(action.stage, "RECV_B", i) for i in action.micro_batches]
+        case _:
+            return []
+
+
+def _make_links(job: Job, work: Work, rank: Rank, over_nccl: bool) -> Callable[[], Links]:
+    plan, actions = work.plan, work.actions
+    host = work.device if over_nccl else torch.device("cpu")
+
+    def room(receive: Action) -> Tensor:
+        stage = plan.stages[receive.stage]
+        layer = stage.first - 1 if receive.kind == "RECV_F" else stage.last
+        return work.boundaries[layer].empty(host)
+
+    if over_nccl:
+        return lambda: StreamLinks(rank.number, actions, room)
+    if job.model is not None:
+        return lambda: ThreadLinks(rank.number, actions, room, work.device)
+
+    def lasts_ns(send: Action) -> int:
+        ends = [plan.stages[one.stage].gpus[0] for one in (send, send.other_end)]
+        layer = plan.stages[min(send.stage, send.other_end.stage)].last
+        count = plan.chain.layers[layer].activation_bytes
+        return plan.platform.transfer_ns(count, *ends)
+
+    one_way = plan.platform.link is not None and plan.platform.link.duplex == "half"
+    return lambda: ThreadLinks(rank.number, actions, room, work.device, lasts_ns, one_way)
+
+
+def _device(job: Job, number: int, local: int) -> torch.device:
+    if job.device != "cuda":
+        return find_device(job.device)
+    return find_device(f"cuda:{local}")
+
+
+def _cap(plan: Plan, number: int, device: torch.device) -> None:
+    """Let the rank have no more memory than the plan gives its GPU."""
+    (gpu,) = [gpu for gpu, rank in gpu_ranks(plan).items() if rank == number]
+    total = torch.cuda.get_device_properties(device).total_memory
+    share = plan.platform.gpus[gpu].usable_bytes / total
+    if share < 1:
+        torch.cuda.set_per_process_memory_fraction(share, device)
+
+
+def _gather() -> None:
+    """Wait until all ranks are here."""
+    dist.all_reduce(torch.zeros(1))
+
+
+def _tell(error: BaseException) -> dict[str, Any]:
+    if isinstance(error, InputError):
+        parts = (error.rule, error.field, error.way_out, error.source)
+        return {"input": parts}
+    return {"fault": f"{type(error).__name__}: {error}"[:2000]}
+
+
+def _end_with(parent: int) -> None:
+    """End when the process that started this one has ended, however it did."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

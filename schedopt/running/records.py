@@ -1,0 +1,75 @@
+"""What the ranks measured, as it goes to the report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from schedopt.running.spans import Span
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """What one rank measured.
+
+    Parameters
+    ----------
+    rank : int
+    host : str
+        The machine; only times of one machine can be compared.
+    steps : tuple of tuple of Span
+        What ran in each step that was timed.
+    zeros_ns : tuple of int
+        When each of these steps began, by the clock of the rank.
+    weights_bytes : int
+        Parameters, gradients, optimizer state and buffers, each version of parameters once.
+    saved_bytes : int or None
+        The most that lay in memory beside the weights between two operations.
+    peak_bytes : int
+        The most in all, that which operations take and give back included.
+    allocated_bytes : int or None
+        The most that the allocator of the GPU gave out.
+    live : dict of int to int
+        The most micro-batches in flight at once, by stage.
+    versions : dict of int to int
+        The most versions of the weights at once, by stage.
+    losses : tuple of dict
+        Of each micro-batch of each step that was timed, on the rank of the last stage.
+    threads : int
+        That torch computes with.
+    """
+
+    rank: int
+    host: str
+    steps: tuple[tuple[Span, ...], ...]
+    zeros_ns: tuple[int, ...]
+    weights_bytes: int
+    saved_bytes: int | None
+    peak_bytes: int
+    allocated_bytes: int | None
+    live: Mapping[int, int]
+    versions: Mapping[int, int]
+    losses: tuple[Mapping[int, float], ...]
+    threads: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What all ranks measured.
+
+    Parameters
+    ----------
+    records : tuple of Record
+        One a rank, in order.
+    gradient_difference : float or None
+        Between the gradients of the first step and those of one process; None if not compared.
+    weight_difference : float or None
+        The same of the weights after that step, under a rule that updates them within it.
+    compared_with : str
+        What that one process ran.
+    """
+
+    records: tuple[Record, ...]
+    gradient_difference: float | None
+    weight_difference: float | None
+    compared_with: str

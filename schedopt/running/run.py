@@ -1,0 +1,75 @@
+"""`run`: execute a plan, and put what was measured beside what was predicted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from schedopt.errors import InputError
+from schedopt.profiling.factory import require_torch
+from schedopt.running.actions import Actions
+from schedopt.running.job import Job
+from schedopt.running.records import Outcome
+
+
+def execute(job: Job, *, port: int = 0) -> Outcome:
+    """Run a job on this machine.
+
+    Parameters
+    ----------
+    job : Job
+    port : int
+        For ranks that are processes; see `schedopt.running.launching.launch`.
+
+    Raises
+    ------
+    InputError
+        If torch or a device is missing, or the model is not that of the plan.
+    schedopt.running.launching.RankError
+        If a rank fails.
+    """
+    require_torch()
+    actions = job.actions()
+    if job.backend == "logical":
+        return _run_here(job, actions)
+    _check_devices(job, len(actions.ranks))
+    from schedopt.running.launching import launch
+
+    return launch(job, len(actions.ranks), port)
+
+
+def _run_here(job: Job, actions: Actions) -> Outcome:
+    import torch
+
+    from schedopt.profiling.devices import find_device
+    from schedopt.running import logical
+    from schedopt.running.crew import make_rank
+    from schedopt.running.session import conduct, judge, prepare, train_alone
+
+    device = find_device(job.device)
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        prepared = prepare(job, actions, device)
+        alone = train_alone(prepared) if job.compare and job.model is not None else None
+        ranks = [make_rank(prepared.work, number) for number in range(len(actions.ranks))]
+        records, kept = conduct(
+            prepared,
+            ranks,
+            lambda: logical.step(ranks, actions),
+            lambda: None,
+            job.steps,
+            job.compare,
+        )
+    return judge(records, kept, alone, job.plan.rule.is_given)
+
+
+def _check_devices(job: Job, ranks: int) -> None:
+    from schedopt.profiling.devices import find_device
+
+    find_device(job.device)
+    torch: Any = require_torch()
+    if job.device == "cuda" and torch.cuda.device_count() < ranks:
+        raise InputError(
+            f"the plan has {ranks} ranks, and this machine {torch.cuda.device_count()} GPUs",
+            field="device",
+            way_out="Use --device cuda:0 for all ranks on one GPU, or --backend logical",
+        )

@@ -1,0 +1,249 @@
+"""A run from the first step to the last, the same for every way to run."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from schedopt.profiling import Model, load_model
+from schedopt.profiling.metering import Meter
+from schedopt.profiling.pieces import on_device
+from schedopt.profiling.saving import storage_bytes, storage_key
+from schedopt.profiling.states import choose_optimizer
+from schedopt.profiling.sweeping import training_mode
+from schedopt.running.actions import Actions
+from schedopt.running.crew import Work, name_parameters
+from schedopt.running.fitting import Boundary, check_bytes, cut_as_planned, look
+from schedopt.running.job import Job
+from schedopt.running.micro_batches import MicroBatches
+from schedopt.running.rank import Rank
+from schedopt.running.records import Outcome, Record
+from schedopt.running.reference import Trained, difference, emulate, train_unsplit
+from schedopt.running.sleeping import Sleeper, sleeping_inputs, sleeping_pieces
+from schedopt.running.spans import Span
+
+Step = Callable[[], list[Span]]
+"""Runs a step and returns what ran."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a run works on.
+
+    Parameters
+    ----------
+    work : Work
+    load : callable
+        Makes the inputs of a step.
+    model : Model or None
+        The whole model on the device, before any step; None for sleeping layers.
+    """
+
+    work: Work
+    load: Callable[[int], None]
+    model: Model | None
+
+
+def prepare(job: Job, actions: Actions, device: torch.device) -> Prepared:
+    """Build the model that a job names, and cut it as the plan says.
+
+    Raises
+    ------
+    InputError
+        If it is not the model of the plan.
+    """
+    if job.model is None:
+        return _prepare_sleeping(job, actions, device)
+    torch.manual_seed(job.seed)
+    model = on_device(load_model(job.model, **job.options), device)
+    chain = job.plan.chain
+    pieces, boundaries = look(cut_as_planned(model, chain), model.tensors)
+    check_bytes(chain, pieces, boundaries, model.tensors)
+    batches = MicroBatches(model, actions.micro_batches, job.seed, device)
+    work = Work(
+        plan=job.plan,
+        actions=actions,
+        pieces=pieces,
+        boundaries=boundaries,
+        optimizer=model.optimizer or choose_optimizer(job.optimizer),
+        data=batches,
+        before=batches.seed_layer,
+        names=name_parameters(model.module, model.loss),
+        device=device,
+    )
+    return Prepared(work, batches.load, model)
+
+
+def _prepare_sleeping(job: Job, actions: Actions, device: torch.device) -> Prepared:
+    sleeper = Sleeper()
+    pieces = sleeping_pieces(job.plan, sleeper)
+    sizes = [-(-layer.activation_bytes // 4) for layer in job.plan.chain.layers]
+    work = Work(
+        plan=job.plan,
+        actions=actions,
+        pieces=pieces,
+        boundaries=[Boundary((max(1, size),), torch.float32, True) for size in sizes],
+        optimizer=choose_optimizer("sgd"),
+        data=lambda micro_batch, names: sleeping_inputs(job.plan) if "input" in names else {},
+        before=lambda layer, micro_batch: None,
+        names={
+            id(one): f"{layer}.{name}"
+            for layer, piece in enumerate(pieces)
+            for name, one in piece.module.named_parameters()
+        },
+        device=device,
+        begin=sleeper.begin,
+    )
+    return Prepared(work, lambda step: None, None)
+
+
+def train_alone(prepared: Prepared) -> tuple[Trained, str]:
+    """Do the first step in one process, on a copy of the model, and say how."""
+    work, model = prepared.work, prepared.model
+    assert model is not None
+    prepared.load(0)
+    with training_mode():
+        if work.plan.rule.is_given:
+            found = train_unsplit(on_device(model, work.device), work)
+            if found is not None:
+                return found, "the unsplit model"
+        return emulate(work), "one process, micro-batch by micro-batch"
+
+
+def conduct(
+    prepared: Prepared,
+    ranks: Sequence[Rank],
+    step: Step,
+    gather: Callable[[], None],
+    steps: int,
+    compare: bool,
+) -> tuple[list[Record], Trained]:
+    """Run all steps: one that is compared, one in which bytes are counted, and those timed.
+
+    Parameters
+    ----------
+    prepared : Prepared
+    ranks : sequence of Rank
+        Those of this process.
+    step : callable
+    gather : callable
+        Waits until all processes are here.
+    steps : int
+        That are timed.
+    compare : bool
+
+    Returns
+    -------
+    list of Record
+        Of these ranks.
+    Trained
+        What the first step did to their weights.
+    """
+    kept = Trained()
+    device = prepared.work.device
+    with training_mode():
+        _keep(ranks, kept if compare else None)
+        _run(prepared, step, gather, 0)
+        _keep(ranks, None)
+        if compare:
+            kept.weights.update(_weights(ranks))
+        for rank in ranks:
+            rank.meter = Meter(_permanent(rank))
+        _run(prepared, step, gather, 1)
+        most = [rank.meter.most for rank in ranks if rank.meter is not None]
+        for rank in ranks:
+            rank.meter = None
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        timed, losses = [], []
+        for number in range(steps):
+            timed.append(_run(prepared, step, gather, 2 + number))
+            losses.append([dict(rank.losses) for rank in ranks])
+    allocated = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+    records = [
+        Record(
+            rank=rank.number,
+            host=socket.gethostname(),
+            steps=tuple(
+                tuple(span for span in spans if span.rank == rank.number) for _, spans in timed
+            ),
+            zeros_ns=tuple(zero for zero, _ in timed),
+            weights_bytes=_weights_bytes(rank),
+            saved_bytes=rank.most_saved,
+            peak_bytes=_weights_bytes(rank) + most[place],
+            allocated_bytes=allocated if len(ranks) == 1 else None,
+            live={stage: work.most_live for stage, work in rank.stages.items()},
+            versions={stage: work.weights.most_held for stage, work in rank.stages.items()},
+            losses=tuple(one[place] for one in losses),
+            threads=torch.get_num_threads(),
+        )
+        for place, rank in enumerate(ranks)
+    ]
+    return records, kept
+
+
+def judge(
+    records: Sequence[Record], kept: Trained, alone: tuple[Trained, str] | None, is_given: bool
+) -> Outcome:
+    """Return what all ranks measured, compared with what one process did."""
+    if alone is None:
+        return Outcome(
+            records=tuple(records),
+            gradient_difference=None,
+            weight_difference=None,
+            compared_with="",
+        )
+    trained, how = alone
+    return Outcome(
+        records=tuple(records),
+        gradient_difference=difference(kept.gradients, trained.gradients),
+        weight_difference=None if is_given else difference(kept.weights, trained.weights),
+        compared_with=how,
+    )
+
+
+def _run(
+    prepared: Prepared, step: Step, gather: Callable[[], None], number: int
+) -> tuple[int, list[Span]]:
+    prepared.load(number)
+    gather()
+    return time.monotonic_ns(), step()
+
+
+def _keep(ranks: Iterable[Rank], kept: Trained | None) -> None:
+    for rank in ranks:
+        for work in rank.stages.values():
+            work.weights.on_update = None if kept is None else kept.keep
+
+
+def _weights(ranks: Iterable[Rank]) -> dict[str, Tensor]:
+    return {
+        name: one.detach().to("cpu", copy=True)
+        for rank in ranks
+        for work in rank.stages.values()
+        for name, one in work.weights.parameters.items()
+    }
+
+
+def _permanent(rank: Rank) -> list[Tensor]:
+    """Return what lies there whatever the schedule."""
+    found: list[Tensor] = []
+    for work in rank.stages.values():
+        found += work.weights.tensors()
+        for module in work.modules:
+            found += [*module.parameters(), *module.buffers()]
+    return found
+
+
+def _weights_bytes(rank: Rank) -> int:
+    """Return the bytes of weights, their gradients and the optimizer's state, and of buffers."""
+    found = {storage_key(one): storage_bytes(one) for one in _permanent(rank)}
+    older = sum(
+        (work.weights.most_held - 1) * work.weights.version_bytes() for work in rank.stages.values()
+    )
+    return sum(found.values()) + older
