@@ -4,7 +4,8 @@
 
     SchedoptError
     ├── InputError         what was given breaks a rule (also a ValueError)
-    └── InvalidPlanError   a solver returned a plan that the check refuses (a fault of ours)
+    ├── InvalidPlanError   a solver returned a plan that the check refuses (a fault of ours)
+    └── RankError          a rank of a run failed or was killed
 
 Infeasible is not an error: it is the status of a `schedopt.Result`.
 """
@@ -82,3 +83,7 @@ def naming_file(path: str | Path) -> Iterator[None]:
 
 class InvalidPlanError(SchedoptError):
     """A solver returned a plan that the independent check refuses."""
+
+
+class RankError(SchedoptError):
+    """A rank of a run failed or was killed."""

@@ -22,7 +22,7 @@ def main() -> None:
 
 def _run() -> None:
     from schedopt.cli.app import app
-    from schedopt.errors import InputError
+    from schedopt.errors import InputError, RankError
 
     if hasattr(signal, "SIGPIPE"):
         # Who reads only the first lines (head) ends the program quietly, as with other commands.
@@ -36,6 +36,9 @@ def _run() -> None:
     except InputError as error:
         print(f"Error: {error}", file=sys.stderr)
         sys.exit(2)
+    except RankError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        sys.exit(1)
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise

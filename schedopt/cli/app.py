@@ -12,6 +12,7 @@ from schedopt.cli.commands import Commands
 from schedopt.cli.import_chain import import_profile
 from schedopt.cli.instance import instance_app
 from schedopt.cli.profile import profile_model
+from schedopt.cli.run import run_plan
 from schedopt.cli.show import show_plan
 from schedopt.cli.simulate import simulate_plan
 from schedopt.cli.solve import solve_chain
@@ -57,5 +58,6 @@ app.command("sweep", epilog=f"{EXIT_CODES} · 130 interrupted")(sweep_chain)
 app.command("check", epilog=EXIT_CODES)(check_plan)
 app.command("show", epilog=EXIT_CODES)(show_plan)
 app.command("simulate", epilog=EXIT_CODES)(simulate_plan)
+app.command("run", epilog=EXIT_CODES)(run_plan)
 app.add_typer(instance_app, name="instance")
 app.add_typer(bench_app, name="bench")

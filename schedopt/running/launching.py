@@ -18,14 +18,10 @@ from typing import Any
 from unittest import mock
 from uuid import uuid4
 
-from schedopt.errors import InputError, SchedoptError
+from schedopt.errors import InputError, RankError, SchedoptError
 from schedopt.running.job import Job
 from schedopt.running.process import JOB, OUTCOME
 from schedopt.running.records import Outcome
-
-
-class RankError(SchedoptError):
-    """A rank of a run failed."""
 
 
 def launch(job: Job, ranks: int, port: int = 0) -> Outcome:

@@ -23,7 +23,7 @@ class Record:
         When each of these steps began, by the clock of the rank.
     weights_bytes : int
         Parameters, gradients, optimizer state and buffers, each version of parameters once.
-    saved_bytes : int or None
+    saved_bytes : int
         The most that lay in memory beside the weights between two operations.
     peak_bytes : int
         The most in all, that which operations take and give back included.
@@ -44,7 +44,7 @@ class Record:
     steps: tuple[tuple[Span, ...], ...]
     zeros_ns: tuple[int, ...]
     weights_bytes: int
-    saved_bytes: int | None
+    saved_bytes: int
     peak_bytes: int
     allocated_bytes: int | None
     live: Mapping[int, int]

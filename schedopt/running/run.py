@@ -24,7 +24,7 @@ def execute(job: Job, *, port: int = 0) -> Outcome:
     ------
     InputError
         If torch or a device is missing, or the model is not that of the plan.
-    schedopt.running.launching.RankError
+    RankError
         If a rank fails.
     """
     require_torch()

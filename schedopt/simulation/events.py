@@ -69,8 +69,8 @@ def unroll(timeline: Timeline, micro_batches: int) -> list[Event]:
     return [move(event, event.start_ns - begin) for event in found]
 
 
-def move(event: Event, start_ns: int) -> Event:
-    """Return the same event at another time."""
+def move(event: Event, start_ns: int, length_ns: int | None = None) -> Event:
+    """Return the same event at another time, and of another length if one is given."""
     return Event(
         event.item,
         event.first,
@@ -79,7 +79,7 @@ def move(event: Event, start_ns: int) -> Event:
         event.source,
         event.sent_bytes,
         start_ns,
-        start_ns + event.length_ns,
+        start_ns + (event.length_ns if length_ns is None else length_ns),
     )
 
 

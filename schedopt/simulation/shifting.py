@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 
@@ -12,8 +12,12 @@ from schedopt.plan import Operation, Plan, Transfer
 from schedopt.simulation.events import Event, move
 
 
-def shift_left(plan: Plan, events: list[Event]) -> list[Event]:
+def shift_left(
+    plan: Plan, events: list[Event], length_ns: Callable[[Event], int] | None = None
+) -> list[Event]:
     """Return the events, each as early as the order of the pattern allows.
+
+    With `length_ns` they last as long as it says, such as what was measured.
 
     What two events share (a GPU, a link, an activation or its gradient, the weights of a stage on
     a GPU) they use in the order of the pattern. So each GPU runs its operations in that order, and
@@ -27,7 +31,7 @@ def shift_left(plan: Plan, events: list[Event]) -> list[Event]:
             # New weights arrive no sooner than the GPU has let go of what it had let go of.
             ended = users["gpu", event.gpu].free_from(event.end_ns)
             begin = max(begin, ended - event.length_ns)
-        moved = move(event, begin)
+        moved = move(event, begin, None if length_ns is None else length_ns(event))
         found.append(moved)
         for thing in _uses(plan, event):
             users[thing].add(event.end_ns, moved.end_ns)

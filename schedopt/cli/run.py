@@ -1,0 +1,262 @@
+"""``schedopt run``."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from schedopt.cli.options import AsJson, PlanFile, Seed, naming_options
+from schedopt.errors import InputError
+
+if TYPE_CHECKING:
+    from schedopt.running.job import Job
+    from schedopt.running.report import Report
+
+
+def run_plan(
+    plan: PlanFile,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="The model that the plan was made for, as for profile: hf:NAME or "
+            "package.module:factory. Only what is named here is imported and run.",
+            metavar="MODEL",
+        ),
+    ] = None,
+    synthetic: Annotated[
+        bool,
+        typer.Option(
+            "--synthetic",
+            help="Run layers that sleep as long and hold as much as the plan says, instead of a "
+            "model: does its order hold on real processes?",
+        ),
+    ] = False,
+    backend: Annotated[
+        Literal["logical", "p2p", "pytorch"],
+        typer.Option(
+            help="All ranks in one process, one operation after the other; a process for each "
+            "rank on torch.distributed; or torch's own pipeline runtime, a process for each rank."
+        ),
+    ] = "p2p",
+    microbatches: Annotated[
+        int | None,
+        typer.Option(
+            help="Of one step. Default: 4 for each GPU that has a stage.",
+            metavar="M",
+            show_default=False,
+        ),
+    ] = None,
+    steps: Annotated[
+        int, typer.Option(help="That are timed, after two that are not.", metavar="N")
+    ] = 3,
+    device: Annotated[
+        str,
+        typer.Option(
+            help="cpu; cuda, a GPU for each rank; or cuda:0, all ranks on this one.",
+            metavar="DEVICE",
+        ),
+    ] = "cpu",
+    optimizer: Annotated[
+        Literal["adamw", "adam", "sgd"],
+        typer.Option(help="Unless the factory brings its own."),
+    ] = "adamw",
+    seed: Seed = 0,
+    batch: Annotated[
+        int | None, typer.Option(help="Samples of a micro-batch, for hf: models.", metavar="N")
+    ] = None,
+    seq: Annotated[
+        int | None, typer.Option(help="Tokens of a sample, for hf: models.", metavar="N")
+    ] = None,
+    image: Annotated[
+        int | None, typer.Option(help="Pixels of a side, for hf: models.", metavar="N")
+    ] = None,
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16", "float64"] | None,
+        typer.Option(help="Of the weights, for hf: models. Default: float32.", show_default=False),
+    ] = None,
+    compare: Annotated[
+        bool,
+        typer.Option(
+            help="Train the whole model in one process for a step, and compare the gradients."
+        ),
+    ] = True,
+    port: Annotated[
+        int, typer.Option(help="At which the ranks meet. Default: any.", show_default=False)
+    ] = 0,
+    nodes: Annotated[
+        int,
+        typer.Option(
+            help="Print the torchrun line for so many machines instead of running.", metavar="N"
+        ),
+    ] = 1,
+    actions: Annotated[
+        bool,
+        typer.Option("--actions", help="Print what each rank does, a line each, and do not run."),
+    ] = False,
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="Write both timelines for ui.perfetto.dev (.json).", metavar="FILE"),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Write what --json prints.", metavar="FILE"),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run a plan, and print what was measured beside what was predicted.
+
+    The model is cut where the plan says. Names and bytes must be those of the plan; times may
+    differ, and are compared. Each step runs M micro-batches from an empty pipeline to an empty
+    one. Needs torch, and transformers for hf: models.
+
+    Examples
+    --------
+    schedopt run plan.json --model hf:gpt2:tied=no --microbatches 16
+
+    schedopt run plan.json --model package.module:factory --backend logical
+
+    schedopt run plan.json --synthetic --microbatches 16 --trace trace.json
+
+    schedopt run plan.json --model package.module:factory --nodes 2
+    """
+    from schedopt.cli.charts import load_valid
+    from schedopt.formats import check_writable
+    from schedopt.simulation import usual_micro_batches
+
+    for path in (trace, output):
+        if path is not None:
+            check_writable(path)
+    loaded = load_valid(plan).plan
+    assert loaded is not None
+    count = usual_micro_batches(loaded) if microbatches is None else microbatches
+    if actions:
+        from schedopt.running.actions import make_actions
+
+        with naming_options():
+            typer.echo(str(make_actions(loaded, count)), nl=False)
+        return
+    if (model is None) != synthetic:
+        raise InputError(
+            "give one of them",
+            field="--model and --synthetic",
+            way_out="Name the model that the plan was made for, or let sleeping layers run",
+        )
+    from schedopt.running.job import Job
+
+    options = {"batch": batch, "seq": seq, "image": image, "dtype": dtype}
+    with naming_options({"nproc_per_node": "nproc-per-node"}):
+        job = Job(
+            plan=loaded,
+            model=model,
+            backend=backend,
+            microbatches=count,
+            steps=steps,
+            device=device,
+            seed=seed,
+            optimizer=optimizer,
+            options={name: value for name, value in options.items() if value is not None},
+            compare=compare,
+        )
+        if nodes != 1:
+            _print_torchrun(job, nodes, port)
+            return
+        report = _run(job, port)
+    if report is None:
+        return
+    _write(report, trace, output)
+    if as_json:
+        typer.echo(json.dumps(report.to_json(), indent=2))
+    else:
+        from schedopt.cli.run_tables import print_report
+
+        print_report(report)
+    _check_memory(report)
+
+
+def _run(job: Job, port: int) -> Report | None:
+    """Run a job; None in a process that is one of its ranks but the first."""
+    from schedopt.running.report import Report
+
+    if job.backend != "logical" and "TORCHELASTIC_RUN_ID" in os.environ:
+        from schedopt.running.process import run_rank
+
+        with _own_output():
+            number, local = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK"))
+            outcome = run_rank(job, number, local)
+        return None if outcome is None else Report(job, outcome)
+    from schedopt.running.run import execute
+
+    with _own_output():
+        return Report(job, execute(job, port=port))
+
+
+@contextmanager
+def _own_output() -> Iterator[None]:
+    """Keep what a model prints out of what the command prints."""
+    with redirect_stdout(sys.stderr):
+        yield
+
+
+def _write(report: Report, trace: Path | None, output: Path | None) -> None:
+    from schedopt.formats import write_whole
+
+    if trace is not None:
+        from schedopt.running.trace import make_trace
+
+        write_whole(trace, json.dumps(make_trace(report)) + "\n")
+    if output is not None:
+        write_whole(output, json.dumps(report.to_json(), indent=2) + "\n")
+
+
+def _check_memory(report: Report) -> None:
+    """End with exit code 5 if a rank took more memory than its GPU has."""
+    from schedopt.units import format_bytes
+
+    for rank in report.over[:1]:
+        taken = format_bytes(report.measured.memory_bytes[rank])
+        limit = format_bytes(report.plan.platform.gpus[report.gpus[rank]].usable_bytes)
+        typer.echo(
+            f"rank {rank}: took {taken}, more than the {limit} of GPU {report.gpus[rank]} in the "
+            "plan. Profile the model on this device again, and solve with what it says",
+            err=True,
+        )
+        raise typer.Exit(5)
+
+
+def _print_torchrun(job: Job, nodes: int, port: int) -> None:
+    """Print the line that starts this command as each rank, on each of several machines."""
+    from schedopt.running.actions import gpu_ranks
+
+    ranks = len(gpu_ranks(job.plan))
+    if nodes < 1 or ranks % nodes:
+        raise InputError(
+            f"{ranks} ranks cannot be shared evenly by {nodes} machines",
+            field="nodes",
+            way_out="Give a number that divides the ranks",
+        )
+    rest = shlex.join(_without(sys.argv[1:], "--nodes", "--port"))
+    typer.echo(
+        f"torchrun --nnodes {nodes} --nproc-per-node {ranks // nodes} --rdzv-backend c10d "
+        f"--rdzv-id schedopt --rdzv-endpoint HOST:{port or 29400} -m schedopt {rest}"
+    )
+    typer.echo("Run it on each machine, HOST being one of them; the first rank reports.", err=True)
+
+
+def _without(words: list[str], *options: str) -> list[str]:
+    """Leave options with their values out of a command line."""
+    found: list[str] = []
+    skip = False
+    for word in words:
+        name = word.partition("=")[0]
+        if not skip and name not in options:
+            found.append(word)
+        skip = name in options and "=" not in word
+    return found

@@ -1,0 +1,158 @@
+"""What a run measured, as tables beside what was predicted."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from rich.console import Console
+
+from schedopt.cli.columns import Column, print_table
+from schedopt.cli.tables import make_console
+from schedopt.running.report import Parting, Report
+from schedopt.units import format_bytes, format_duration
+
+MOST_PARTINGS = 5
+"""Operations in which prediction and measurement part most that are shown."""
+
+
+def print_report(report: Report) -> None:
+    """Print times, memory and operations, predicted and measured, and what they say."""
+    console = make_console()
+    job = report.job
+    what = "sleeping layers" if job.model is None else job.model
+    ranks = len(report.gpus)
+    steps = f"{job.steps} step{'s' if job.steps > 1 else ''}"
+    console.print(
+        f"{what}: {ranks} rank{'s' if ranks > 1 else ''}, {job.backend}, "
+        f"{job.microbatches} micro-batches a step, {steps} timed",
+        style="bold",
+    )
+    _print_step(console, report)
+    _print_memory(console, report)
+    _print_partings(console, report)
+    _print_facts(console, report)
+
+
+def _print_step(console: Console, report: Report) -> None:
+    planned, found = report.predicted, report.measured
+    rows = []
+    if planned.period_ns is not None and found.period_ns is not None:
+        rows.append(_times("Period of a micro-batch", planned.period_ns, found.period_ns))
+    rows.append(_times("Step", planned.step_ns, found.step_ns))
+    rows.append(
+        (
+            "Bubble",
+            f"{planned.bubble:.1%}",
+            f"{found.bubble:.1%}",
+            f"{100 * (found.bubble - planned.bubble):+.1f} points",
+        )
+    )
+    replayed = report.job.backend == "logical"
+    columns = [
+        Column("", words=True),
+        Column("Predicted"),
+        Column("Replayed" if replayed else "Measured"),
+        Column("Difference"),
+    ]
+    print_table(console, "Times: medians over steps", columns, rows)
+
+
+def _print_memory(console: Console, report: Report) -> None:
+    planned, found = report.predicted, report.measured
+    rows = []
+    for rank, gpu in enumerate(report.gpus):
+        limit = report.plan.platform.gpus[gpu].usable_bytes
+        rows.append(
+            (
+                f"rank {rank}, GPU {gpu}",
+                *_sizes(planned.weights_bytes[rank], found.weights_bytes[rank]),
+                *_sizes(planned.saved_bytes[rank], found.saved_bytes[rank]),
+                *_sizes(planned.memory_bytes[rank], found.memory_bytes[rank]),
+                format_bytes(limit),
+            )
+        )
+    names = ("Weights", "Saved", "Peak")
+    columns = [Column("", words=True)]
+    for name in names:
+        columns += [Column(f"{name} predicted"), Column(f"{name} measured"), Column("Difference")]
+    print_table(console, "Memory", [*columns, Column("Limit")], rows)
+
+
+def _print_partings(console: Console, report: Report) -> None:
+    rows = [
+        _times(_told(parting), parting.predicted_ns, parting.measured_ns)
+        for parting in report.partings[:MOST_PARTINGS]
+    ]
+    columns = [
+        Column("", words=True),
+        Column("Predicted"),
+        Column("Measured"),
+        Column("Difference"),
+    ]
+    print_table(console, "Where they part most: one micro-batch", columns, rows)
+
+
+def _print_facts(console: Console, report: Report) -> None:
+    outcome, place = report.outcome, report.to_json()
+    if outcome.gradient_difference is not None:
+        console.print(
+            f"Gradients  {_apart(outcome.gradient_difference)} from {outcome.compared_with}"
+        )
+    if outcome.weight_difference is not None:
+        console.print(
+            f"Weights    {_apart(outcome.weight_difference)} from {outcome.compared_with}, after a "
+            "step"
+        )
+    flying = ", ".join(map(str, report.measured.live))
+    planned = ", ".join(map(str, report.predicted.live))
+    same = "as predicted" if flying == planned else f"predicted {planned}"
+    console.print(f"In flight  {flying}: the most micro-batches of each stage at once, {same}")
+    console.print(
+        f"Machine    {place['device_name']}: {place['cores']} cores, {place['threads']} a rank, "
+        f"load {place['load']}, torch {place['torch']}"
+    )
+    if report.job.backend == "logical":
+        console.print(
+            "Note: the ranks took turns in one process; the step is replayed from what each "
+            "operation took, with transfers as planned."
+        )
+    wanted = len(report.gpus) * place["threads"]
+    if report.job.backend != "logical" and report.job.model and wanted > place["cores"]:
+        console.print(
+            f"Note: {wanted} threads share {place['cores']} cores, so times say little. "
+            "--synthetic shows whether the order holds."
+        )
+
+
+def _times(name: str, planned: float, found: float) -> tuple[str, str, str, str]:
+    apart = f"{found / planned - 1:+.1%}" if planned else ""
+    return name, _duration(planned), _duration(found), apart
+
+
+def _duration(nanoseconds: float) -> str:
+    return format_duration(Fraction(nanoseconds))
+
+
+def _sizes(planned: int, found: int) -> tuple[str, str, str]:
+    apart = f"{found / planned - 1:+.1%}" if planned else ""
+    return format_bytes(planned), format_bytes(found), apart
+
+
+def _apart(figure: float) -> str:
+    return "no different" if figure == 0 else f"{figure:.1e} (relative)"
+
+
+def _told(parting: Parting) -> str:
+    stage = parting.name.rstrip("FBIWRUSEND_C")
+    names = {
+        "F": "forward",
+        "B": "backward",
+        "I": "backward, input half",
+        "W": "backward, weight half",
+        "R": "recompute",
+        "U": "update",
+        "SEND_F": "activation sent by",
+        "SEND_B": "gradient sent by",
+    }
+    kind = parting.name[len(stage) :]
+    return f"{parting.name}: {names[kind]} stage {stage}"

@@ -1,0 +1,259 @@
+"""The same figures of a step, from spans that were predicted and from spans that were measured."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from statistics import median
+
+from schedopt.account.levels import highest
+from schedopt.plan import Kind, Operation, Plan
+from schedopt.running.action import Action
+from schedopt.running.actions import gpu_ranks
+from schedopt.running.records import Outcome
+from schedopt.running.spans import Span
+from schedopt.simulation import Event, Simulation
+from schedopt.simulation.shifting import shift_left
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """What a step takes.
+
+    Parameters
+    ----------
+    period_ns : float or None
+        The time of a micro-batch in the middle third of the step; None for a single one.
+    step_ns : int
+        From the first start to the last end, the updates behind a flush left out.
+    bubble : float
+        The share of that in which the ranks compute nothing.
+    memory_bytes : tuple of int
+        The most on each rank at once.
+    weights_bytes, saved_bytes : tuple of int
+        Of that the weights with what belongs to them, versions included, and what lies there
+        beside them between two operations.
+    live : tuple of int
+        The most micro-batches in flight at once, a stage an entry.
+    lengths_ns : dict of str to int
+        The median of each operation, such as ``2F``, and of each transfer, such as ``2SEND_F``.
+    """
+
+    period_ns: float | None
+    step_ns: int
+    bubble: float
+    memory_bytes: tuple[int, ...]
+    weights_bytes: tuple[int, ...]
+    saved_bytes: tuple[int, ...]
+    live: tuple[int, ...]
+    lengths_ns: Mapping[str, int]
+
+
+def predict(step: Simulation) -> Figures:
+    """Return the figures of a simulated step."""
+    plan = step.plan
+    spans = planned_spans(plan, step.events)
+    gpus = sorted(gpu_ranks(plan))
+    lying = [one for one in step.residencies if one.gpu in gpus]
+    weights = [
+        highest(
+            [
+                (one.count, one.start_ns, one.end_ns)
+                for one in lying
+                if one.gpu == gpu and one.kind == "weights"
+            ],
+            step.makespan_ns + 1,
+        )
+        for gpu in gpus
+    ]
+    return Figures(
+        period_ns=period(spans, plan.pattern.k),
+        step_ns=length(spans),
+        bubble=bubble(spans),
+        memory_bytes=tuple(step.memory[gpu].peak_bytes for gpu in gpus),
+        weights_bytes=tuple(weights),
+        saved_bytes=tuple(_saved_between(step, gpu) for gpu in gpus),
+        live=_live(step),
+        lengths_ns=_lengths([spans]),
+    )
+
+
+def measure(plan: Plan, outcome: Outcome, steps: Sequence[Sequence[Span]]) -> Figures:
+    """Return the figures of what was measured: of times the median over steps.
+
+    Parameters
+    ----------
+    plan : Plan
+    outcome : Outcome
+    steps : sequence of sequence of Span
+        What ran in each step, by one clock.
+    """
+    records = outcome.records
+    periods = [found for one in steps if (found := period(one, plan.pattern.k)) is not None]
+    return Figures(
+        period_ns=median(periods) if periods else None,
+        step_ns=int(median(length(one) for one in steps)),
+        bubble=median(bubble(one) for one in steps),
+        memory_bytes=tuple(one.allocated_bytes or one.peak_bytes for one in records),
+        weights_bytes=tuple(one.weights_bytes for one in records),
+        saved_bytes=tuple(one.saved_bytes for one in records),
+        live=by_stage(plan, [one.live for one in records]),
+        lengths_ns=_lengths(steps),
+    )
+
+
+def planned_spans(plan: Plan, events: Iterable[Event]) -> list[Span]:
+    """Return what the events of a step are on the ranks."""
+    ranks = gpu_ranks(plan)
+    found = []
+    for event in events:
+        item = event.item
+        if isinstance(item, Operation):
+            first = event.first if item.kind != "U" else event.first // _every(plan)
+            action = Action(item.stage, item.kind, first, event.count)
+            found.append(Span(ranks[event.gpu], action, event.start_ns, event.end_ns))
+        elif item.is_boundary and event.source is not None:
+            forward = item.tensor == "activation"
+            sender = item.stage if forward else item.stage + 1
+            send = Action(sender, "SEND_F" if forward else "SEND_B", event.first, event.count)
+            found.append(Span(ranks[event.source], send, event.start_ns, event.end_ns))
+    return found
+
+
+def by_one_clock(outcome: Outcome) -> list[list[Span]]:
+    """Return what ran in each step that was timed, from 0 on.
+
+    Ranks of one machine have one clock; those of several count from the start of the step.
+    """
+    records = outcome.records
+    together = len({one.host for one in records}) == 1
+    found = []
+    for number in range(len(records[0].steps)):
+        zeros = [one.zeros_ns[number] for one in records]
+        shifts = [min(zeros)] * len(zeros) if together else zeros
+        found.append(
+            [
+                Span(span.rank, span.action, span.start_ns - shift, span.end_ns - shift)
+                for record, shift in zip(records, shifts, strict=True)
+                for span in record.steps[number]
+            ]
+        )
+    return found
+
+
+def replay(step: Simulation, outcome: Outcome) -> list[list[Span]]:
+    """Return a step as it would run where each operation takes as long as it was measured.
+
+    For ranks that took turns in one process. Transfers take as long as planned.
+    """
+    lengths: dict[tuple[int, str, int], list[int]] = defaultdict(list)
+    for record in outcome.records:
+        for spans in record.steps:
+            for span in spans:
+                key = (span.action.stage, span.action.kind, span.action.first)
+                lengths[key].append(span.length_ns)
+
+    def length_ns(event: Event) -> int:
+        item = event.item
+        if not isinstance(item, Operation):
+            return event.length_ns
+        measured = lengths.get((item.stage, item.kind, event.first))
+        return event.length_ns if measured is None else int(median(measured))
+
+    return [planned_spans(step.plan, shift_left(step.plan, list(step.events), length_ns))]
+
+
+def period(spans: Sequence[Span], k: int) -> float | None:
+    """Return the time of a micro-batch in the middle third of a step, ns.
+
+    The median time between the ends of backwards in the last stage that are k apart, over k.
+    """
+    last = max(span.action.stage for span in spans)
+    kinds = {span.action.kind for span in spans if span.action.stage == last}
+    kind = "I" if "I" in kinds else "B"
+    ends = {
+        micro_batch: span.end_ns
+        for span in spans
+        if span.action.stage == last and span.action.kind == kind
+        for micro_batch in span.action.micro_batches
+    }
+    through = list(accumulate((ends[i] for i in sorted(ends)), max))
+    count = len(through)
+    if count <= k:
+        return None
+    begin = min(-(-count // 3), count - k - 1)
+    end = max(begin + 1, min(2 * count // 3, count - k))
+    return median((through[i + k] - through[i]) / k for i in range(begin, end))
+
+
+def length(spans: Iterable[Span]) -> int:
+    """Return the time from the first start to the last end, ns."""
+    inside = list(_without_flush(spans))
+    return max(span.end_ns for span in inside) - min(span.start_ns for span in inside)
+
+
+def bubble(spans: Sequence[Span]) -> float:
+    """Return the share of the step in which the ranks compute nothing."""
+    inside = list(_without_flush(spans))
+    whole = length(inside) * len({span.rank for span in inside})
+    busy = sum(span.length_ns for span in inside if not span.action.is_transfer)
+    return 1 - busy / whole if whole else 0.0
+
+
+def _without_flush(spans: Iterable[Span]) -> Iterable[Span]:
+    """Leave out the updates behind everything else."""
+    every = list(spans)
+    ends = [span.end_ns for span in every if span.action.kind != "U"]
+    latest = max(ends)
+    return [span for span in every if span.action.kind != "U" or span.start_ns < latest]
+
+
+def _lengths(steps: Iterable[Iterable[Span]]) -> dict[str, int]:
+    found: dict[tuple[int, str], list[int]] = defaultdict(list)
+    for spans in steps:
+        for span in spans:
+            each = span.length_ns // span.action.count
+            found[span.action.stage, span.action.kind].append(each)
+    return {f"{stage}{kind}": int(median(each)) for (stage, kind), each in sorted(found.items())}
+
+
+def _saved_between(step: Simulation, gpu: int) -> int:
+    """Return the most that lies on a GPU beside its weights when an operation begins.
+
+    There what lasts as long as the operation before is gone, and what is left of it is there.
+    """
+    lying = [
+        (one.start_ns, one.end_ns, one.count)
+        for one in step.residencies
+        if one.gpu == gpu
+        and one.kind not in ("weights", "workspace")
+        and one.start_ns is not None
+        and one.end_ns is not None
+    ]
+    starts = [run.start_ns for _, _, run in step.operations() if run.gpu == gpu]
+    return max(sum(count for begin, end, count in lying if begin < at < end) for at in starts)
+
+
+def by_stage(plan: Plan, parts: Iterable[Mapping[int, int]]) -> tuple[int, ...]:
+    """Return the figures of all stages in their order."""
+    together = {stage: figure for part in parts for stage, figure in part.items()}
+    return tuple(together[stage] for stage in range(len(plan.stages)))
+
+
+def _live(step: Simulation) -> tuple[int, ...]:
+    """Return the most micro-batches in flight at once in each stage of the step."""
+    found = []
+    for stage in range(len(step.plan.stages)):
+        half: Kind = "I" if step.has("I", stage) else "B"
+        spans = [
+            (1, step.at("F", stage, i).start_ns, step.at(half, stage, i).end_ns)
+            for i in range(step.microbatches)
+        ]
+        found.append(highest(spans, step.makespan_ns + 1))
+    return tuple(found)
+
+
+def _every(plan: Plan) -> int:
+    return plan.rule.update_every or 1

@@ -1,0 +1,169 @@
+"""What was measured, beside what was predicted."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import Any, Final
+
+from schedopt.plan import Plan
+from schedopt.running.actions import gpu_ranks
+from schedopt.running.figures import (
+    Figures,
+    by_one_clock,
+    by_stage,
+    measure,
+    planned_spans,
+    predict,
+    replay,
+)
+from schedopt.running.job import Job
+from schedopt.running.records import Outcome
+from schedopt.running.spans import Span
+from schedopt.simulation import Simulation, simulate
+
+RUN_FORMAT: Final = "schedopt.run/1"
+
+
+@dataclass(frozen=True)
+class Parting:
+    """Where prediction and measurement part.
+
+    Parameters
+    ----------
+    name : str
+        An operation or a transfer, such as ``2F``: forward of stage 2.
+    predicted_ns, measured_ns : int
+        Of one micro-batch.
+    """
+
+    name: str
+    predicted_ns: int
+    measured_ns: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was measured, beside what was predicted.
+
+    Parameters
+    ----------
+    job : Job
+    outcome : Outcome
+    """
+
+    job: Job
+    outcome: Outcome
+
+    @property
+    def plan(self) -> Plan:
+        """What ran."""
+        return self.job.plan
+
+    @cached_property
+    def simulated(self) -> Simulation:
+        """The step as the plan has it."""
+        return simulate(self.plan, self.job.microbatches)
+
+    @cached_property
+    def steps(self) -> list[list[Span]]:
+        """What ran in each step, in one process as if in one a rank."""
+        if self.job.backend == "logical":
+            return replay(self.simulated, self.outcome)
+        return by_one_clock(self.outcome)
+
+    @cached_property
+    def planned(self) -> list[Span]:
+        """What was to run."""
+        return planned_spans(self.plan, self.simulated.events)
+
+    @cached_property
+    def predicted(self) -> Figures:
+        """The figures of the plan."""
+        return predict(self.simulated)
+
+    @cached_property
+    def measured(self) -> Figures:
+        """The figures of the run."""
+        return measure(self.plan, self.outcome, self.steps)
+
+    @property
+    def partings(self) -> list[Parting]:
+        """Operations and transfers, those first that take most time more or less than planned."""
+        planned, found = self.predicted.lengths_ns, self.measured.lengths_ns
+        both = [Parting(name, planned[name], found[name]) for name in planned if name in found]
+        return sorted(both, key=lambda one: -abs(one.measured_ns - one.predicted_ns))
+
+    @property
+    def gpus(self) -> list[int]:
+        """The GPU of the plan that each rank stands for."""
+        return sorted(gpu_ranks(self.plan))
+
+    @property
+    def over(self) -> list[int]:
+        """The ranks that took more memory than the plan gives their GPU."""
+        return [
+            rank
+            for rank, (gpu, taken) in enumerate(
+                zip(self.gpus, self.measured.memory_bytes, strict=True)
+            )
+            if taken > self.plan.platform.gpus[gpu].usable_bytes
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as a JSON document: times in ns, memory in bytes, a list has one entry a rank.
+
+        ``period_ns`` is that of the middle third of the step, predicted and measured alike;
+        ``plan_period_ns`` that of the plan, T / k.
+        """
+        job, outcome = self.job, self.outcome
+        chain, pattern = self.plan.chain, self.plan.pattern
+        return {
+            "format": RUN_FORMAT,
+            "chain_name": chain.name,
+            "chain_sha256": chain.sha256,
+            "model": job.model,
+            "synthetic": job.model is None,
+            "backend": job.backend,
+            "microbatches": job.microbatches,
+            "steps": job.steps,
+            "seed": job.seed,
+            "gpus": self.gpus,
+            **describe_place(job, outcome),
+            "plan_period_ns": pattern.period_total_ns / pattern.k,
+            "predicted": asdict(self.predicted),
+            "measured": asdict(self.measured),
+            "gradient_difference": outcome.gradient_difference,
+            "weight_difference": outcome.weight_difference,
+            "compared_with": outcome.compared_with,
+            "versions": by_stage(self.plan, [one.versions for one in outcome.records]),
+            "losses": _losses(outcome),
+        }
+
+
+def describe_place(job: Job, outcome: Outcome) -> dict[str, Any]:
+    """Return where a job ran, and what else kept the machine busy."""
+    import torch
+
+    from schedopt.effort import usable_cores
+    from schedopt.profiling.devices import describe, find_device
+    from schedopt.version import __version__
+
+    return {
+        **describe(find_device("cuda" if job.device == "cuda" else job.device)),
+        "hosts": len({one.host for one in outcome.records}),
+        "cores": usable_cores(),
+        "threads": outcome.records[0].threads,
+        "load": round(os.getloadavg()[0], 2),
+        "torch": str(torch.__version__),
+        "schedopt": __version__,
+        "date": datetime.now(UTC).date().isoformat(),
+    }
+
+
+def _losses(outcome: Outcome) -> list[float]:
+    """Return the mean loss of each step that was timed."""
+    last = max(outcome.records, key=lambda one: sum(map(len, one.losses)))
+    return [sum(one.values()) / len(one) for one in last.losses if one]
