@@ -25,7 +25,7 @@ def shift_left(
     """
     users: dict[Hashable, _Uses] = defaultdict(_Uses)
     found = []
-    for event in _in_order(events):
+    for event in _in_order(plan, events):
         begin = max(users[thing].free_from(event.start_ns) for thing in _uses(plan, event))
         if isinstance(event.item, Transfer) and not event.item.is_boundary:
             # New weights arrive no sooner than the GPU has let go of what it had let go of.
@@ -84,23 +84,27 @@ def _tensors(event: Event) -> Iterator[Hashable]:
             yield *name, micro_batch
 
 
-def _in_order(events: list[Event]) -> Iterator[Event]:
+def _in_order(plan: Plan, events: list[Event]) -> Iterator[Event]:
     """Yield the events so that each comes after all that have ended when it starts."""
     ordered = sorted(events, key=lambda event: (event.end_ns, event.start_ns))
     for (_, length), group in groupby(ordered, key=lambda event: (event.end_ns, event.length_ns)):
         together = list(group)
-        yield from together if length or len(together) == 1 else _instant(together)
+        yield from together if length or len(together) == 1 else _instant(plan, together)
 
 
-def _instant(events: list[Event]) -> list[Event]:
+def _instant(plan: Plan, events: list[Event]) -> list[Event]:
     """Order events without length of one instant: by what they need, releases first."""
     import networkx as nx
 
     graph = nx.DiGraph()
     graph.add_nodes_from(range(len(events)))
+    every = plan.rule.update_every or 1
     sharing: dict[Hashable, list[int]] = defaultdict(list)
     for number, event in enumerate(events):
         covered = range(event.first, event.first + event.count)
+        if getattr(event.item, "kind", "") == "U":
+            first = event.first // every * every
+            covered = range(first, first + every)
         of_stage = (("stage", event.item.stage, micro_batch) for micro_batch in covered)
         for key in (*_tensors(event), *of_stage):
             sharing[key].append(number)
