@@ -22,6 +22,7 @@ from schedopt.errors import InputError
 
 ActionKind = Literal["F", "B", "I", "W", "R", "U", "SEND_F", "RECV_F", "SEND_B", "RECV_B"]
 ACTION_KINDS: Final[tuple[ActionKind, ...]] = get_args(ActionKind)
+MOST_MICRO_BATCHES: Final = 2**20
 
 _TEXT: Final = re.compile(
     rf"(\d{{1,7}})({'|'.join(ACTION_KINDS)})(\d{{1,7}})(?:-(\d{{1,7}}))?(?:v(\d{{1,7}}))?",
@@ -125,5 +126,12 @@ def parse_action(text: str) -> Action:
             f"{text.strip()!r:.60} covers no micro-batches",
             way_out="Write the first before the last, and of an update only the mini-batch",
         )
+    if int(last or first) >= MOST_MICRO_BATCHES:
+        raise InputError(
+            f"{text.strip()!r:.60} is of micro-batch {last or first}",
+            way_out=f"Run at most {MOST_MICRO_BATCHES} micro-batches",
+        )
+    if version is not None and (kind == "U" or len(kind) > 1):
+        raise InputError(f"{text.strip()!r:.60} reads no weights", way_out=f"Leave v{version} out")
     read = None if version is None else int(version)
     return Action(int(stage), cast(ActionKind, kind), int(first), count, read)

@@ -1,29 +1,29 @@
 """What each rank does, one list a rank, all parts of one total order.
 
-They follow the events of a simulated step: both ends of a transfer stand where it starts. So the
-earliest action that is not done can always go on, and nothing waits for ever.
+They follow the events of a simulated step: both ends of a transfer stand where it starts, before
+the operations that start with it. So the earliest action that is not done can always go on, nothing
+waits for ever, and no transfer waits for an operation that does not concern it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
-from math import lcm
 
-from schedopt.account.timeline import Timeline
-from schedopt.account.versions import Reader
 from schedopt.errors import InputError
-from schedopt.plan import Operation, Plan, Transfer
+from schedopt.plan import Plan, Transfer
+from schedopt.rule import Rule
 from schedopt.running.action import Action, ActionKind, parse_action
 from schedopt.running.waiting import order_lists
 from schedopt.simulation import Event, Simulation, simulate
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Actions:
-    """What each rank does in one step.
+    """What each rank does in one step. Two are equal if each rank has the same list in both.
 
     Parameters
     ----------
@@ -32,6 +32,12 @@ class Actions:
     """
 
     order: tuple[tuple[int, Action], ...]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Actions) and self.ranks == other.ranks
+
+    def __hash__(self) -> int:
+        return hash(self.ranks)
 
     @cached_property
     def ranks(self) -> tuple[tuple[Action, ...], ...]:
@@ -65,13 +71,13 @@ def parse_actions(text: str) -> Actions:
     Raises
     ------
     InputError
-        If something is no action, if an action lacks what it needs, or if actions wait for each
-        other in a circle, with their names.
+        If something is no action, if an action is missing or lacks what it needs, or if actions
+        wait for each other in a circle, with their names.
     """
     lists = []
-    for number, line in enumerate(text.strip("\n").splitlines()):
+    for number, line in enumerate(text.rstrip().splitlines()):
         try:
-            lists.append([parse_action(one) for one in line.split(",") if one.strip()])
+            lists.append([parse_action(one) for one in line.split(",")])
         except InputError as error:
             raise error.within(f"rank {number}") from None
     return Actions(tuple(order_lists(lists)))
@@ -88,33 +94,41 @@ def make_actions(plan: Plan, microbatches: int) -> Actions:
     plan : Plan
         Valid: `schedopt.check` finds nothing.
     microbatches : int
-        A multiple of the replicas of each stage and of the micro-batches of one update.
+        A multiple of the micro-batches of one update.
 
     Raises
     ------
     InputError
-        For a number of micro-batches that does not fit.
+        For a number of micro-batches that does not fit, and for stages with several GPUs.
     """
-    every = lcm(*(len(stage.gpus) for stage in plan.stages), plan.rule.update_every or 1)
-    if microbatches % every:
-        raise InputError(
-            f"{microbatches} is no multiple of {every}, after which GPUs and updates repeat",
-            field="microbatches",
-            way_out=f"Give {max(1, microbatches // every) * every}",
-        )
+    _refuse_replicas(plan)
     return actions_of(simulate(plan, microbatches))
 
 
 def actions_of(step: Simulation) -> Actions:
     """Return what each rank does in a simulated step."""
     plan = step.plan
+    _refuse_replicas(plan)
     order = [placed for _, placed in sorted(_placed(step))]
     if plan.rule.is_given:
         ranks = gpu_ranks(plan)
         order += [(ranks[stage.gpus[0]], Action(s, "U", 0)) for s, stage in enumerate(plan.stages)]
+    else:
+        order = list(_with_versions(plan.rule, order))
     found = Actions(tuple(order))
     order_lists(found.ranks)
     return found
+
+
+def _refuse_replicas(plan: Plan) -> None:
+    for number, stage in enumerate(plan.stages):
+        if len(set(stage.gpus)) > 1:
+            raise InputError(
+                f"stage {number} has replicas on GPUs {', '.join(map(str, stage.gpus))}, and "
+                f"transfers between replicas are not run yet",
+                field=f"stages[{number}].gpus",
+                way_out="Run a plan in which each stage has one GPU",
+            )
 
 
 def gpu_ranks(plan: Plan) -> dict[int, int]:
@@ -124,41 +138,40 @@ def gpu_ranks(plan: Plan) -> dict[int, int]:
 
 
 _Moment = tuple[int, int, int, int]
-"""Start and end, ns, of an event, its number, and the place of an action in it."""
+"""Start of an event, ns, what goes first at one instant, number of the event, place in it."""
 
 
 def _placed(step: Simulation) -> Iterator[tuple[_Moment, tuple[int, Action]]]:
     """Yield the actions of a step with what orders them."""
     plan = step.plan
     ranks = gpu_ranks(plan)
-    reader = None if plan.rule.is_given else Reader(Timeline(plan))
     updates = dict(_updates_left_out(step))
+    instants = {(event.gpu, event.start_ns) for event in step.events if not event.length_ns}
     for number, event in enumerate(step.events):
         item = event.item
-        actions: list[tuple[int, Action]]
         if isinstance(item, Transfer):
             actions = _ends(event, item, ranks)
         elif item.kind == "U":
             mini_batch = event.first // (plan.rule.update_every or 1)
             actions = [(ranks[event.gpu], Action(item.stage, "U", mini_batch))]
         else:
-            read = _by_version(event, item, reader)
-            actions = [(ranks[event.gpu], Action(item.stage, item.kind, *one)) for one in read]
+            operation = Action(item.stage, item.kind, event.first, event.count)
+            actions = [(ranks[event.gpu], operation)]
+        # What takes no time may be what another event of the instant needs.
+        turn = 0 if not event.length_ns else 1 if isinstance(item, Transfer) else 2
         for place, action in enumerate(actions):
-            yield (event.start_ns, event.end_ns, number, place), action
-        after = [*_free_transfers(plan, event, ranks), *updates.get(number, ())]
-        for place, action in enumerate(after, start=len(actions)):
-            yield (event.end_ns, event.end_ns, number, place), action
+            yield (event.start_ns, turn, number, place), action
+        for place, action in enumerate(_free_transfers(plan, event, ranks), start=1):
+            yield (event.end_ns, 0, number, place), action
+        # Another rank waits for what is sent, and only operations of this one for the update.
+        soon = (event.gpu, event.end_ns) in instants
+        moment = (event.end_ns, 0, number) if soon else (event.end_ns, 2, -1)
+        for place, action in enumerate(updates.get(number, ()), start=len(step.events)):
+            yield (*moment, place), action
 
 
 def _ends(event: Event, transfer: Transfer, ranks: dict[int, int]) -> list[tuple[int, Action]]:
     """Return what both ends of a transfer do."""
-    if not transfer.is_boundary:
-        raise InputError(
-            f"{transfer} is between replicas, which are not run yet",
-            field="pattern.transfers",
-            way_out="Run a plan in which each stage has one GPU",
-        )
     if event.source is None or event.source == event.gpu:
         return []
     forward = transfer.tensor == "activation"
@@ -193,40 +206,74 @@ def _free_transfers(
 def _updates_left_out(step: Simulation) -> Iterator[tuple[int, list[tuple[int, Action]]]]:
     """Yield the updates that a plan leaves out, by the number of the event after which they come.
 
-    Without an operation U a stage is updated when the last gradient of the mini-batch is there.
+    Without an operation U a stage is updated when the last gradient of the mini-batch is there,
+    and those of the mini-batches before.
     """
     plan = step.plan
     if plan.rule.update_every is None:
         return
     ranks = gpu_ranks(plan)
     told = {operation.stage for operation in plan.pattern.operations if operation.kind == "U"}
-    last: dict[tuple[int, int, int], int] = {}
+    last: dict[tuple[int, int], int] = {}
     for number, event in enumerate(step.events):
         item = event.item
         if isinstance(item, Transfer) or item.stage in told:
             continue
         if item.kind == ("W" if step.has("W", item.stage) else "B"):
             for micro_batch in range(event.first, event.first + event.count):
-                last[item.stage, event.gpu, micro_batch // plan.rule.update_every] = number
-    after: dict[int, list[tuple[int, Action]]] = {}
-    for (stage, gpu, mini_batch), number in last.items():
-        after.setdefault(number, []).append((ranks[gpu], Action(stage, "U", mini_batch)))
+                last[item.stage, micro_batch // plan.rule.update_every] = number
+    after: dict[int, list[tuple[int, Action]]] = defaultdict(list)
+    through: dict[int, int] = defaultdict(int)
+    for stage, mini_batch in sorted(last):
+        through[stage] = max(through[stage], last[stage, mini_batch])
+        rank = ranks[plan.stages[stage].gpus[0]]
+        after[through[stage]].append((rank, Action(stage, "U", mini_batch)))
     yield from after.items()
 
 
-def _by_version(
-    event: Event, operation: Operation, reader: Reader | None
-) -> list[tuple[int, int, int | None]]:
-    """Return first micro-batch, count and version of the parts of an operation that read the same.
+def _with_versions(rule: Rule, order: Iterable[tuple[int, Action]]) -> Iterator[tuple[int, Action]]:
+    """Yield rank and action with the versions that are read, as many as an operation reads.
 
     What would read a version from before the step reads the one that the step starts from.
     """
-    if reader is None:
-        return [(event.first, event.count, None)]
-    covered = range(event.first, event.first + event.count)
-    read = [max(0, reader.reads(operation.stage, i)[operation.kind]) for i in covered]
-    parts: list[tuple[int, int, int | None]] = []
-    for version, group in groupby(zip(covered, read, strict=True), key=lambda pair: pair[1]):
-        found = [micro_batch for micro_batch, _ in group]
-        parts.append((found[0], len(found), version))
-    return parts
+    made: dict[int, int] = defaultdict(int)
+    read: dict[tuple[str, int, int], int] = {}
+    for rank, action in order:
+        if action.kind == "U":
+            made[action.stage] += 1
+        if action.kind == "U" or action.is_transfer:
+            yield rank, action
+            continue
+        stage, kind = action.stage, action.kind
+        for i in action.micro_batches:
+            read[kind, stage, i] = _version(rule, action, i, made, read)
+        versions = [read[kind, stage, i] for i in action.micro_batches]
+        first = action.first
+        for version, group in groupby(versions):
+            count = len(list(group))
+            yield rank, Action(stage, kind, first, count, version)
+            first += count
+
+
+def _version(
+    rule: Rule,
+    action: Action,
+    i: int,
+    made: dict[int, int],
+    read: dict[tuple[str, int, int], int],
+) -> int:
+    """Return the version that an action reads for micro-batch i, after what was made and read."""
+    stage = action.stage
+    if action.kind == "F":
+        delay = rule.forward_delay(i, stage)
+        if delay is not None:
+            return max(0, i // (rule.update_every or 1) - delay)
+        return read["F", 0, i] if rule.forward_reads == "entry" and stage else made[stage]
+    if action.kind == "W":
+        return read["I", stage, i]
+    again = action.kind == "R" and rule.backward_reads == "recomputed"
+    if again or rule.backward_reads == "live":
+        return made[stage]
+    if rule.backward_reads == "recomputed" and ("R", stage, i) in read:
+        return read["R", stage, i]
+    return read["F", stage, i]

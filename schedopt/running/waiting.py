@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from dataclasses import dataclass
+from itertools import groupby, pairwise
 
 from schedopt.errors import InputError
 from schedopt.running.action import Action
@@ -20,11 +21,12 @@ def order_lists(lists: Sequence[Sequence[Action]]) -> list[tuple[int, Action]]:
     Raises
     ------
     InputError
-        If an action lacks what it needs on its rank or its other end, or if actions wait for
-        each other in a circle, with their names.
+        If an action is missing or lacks what it needs on its rank or its other end, or if actions
+        wait for each other in a circle, with their names.
     """
     import networkx as nx
 
+    _check_places(lists)
     _check_needs(lists)
     meeting = dict(_pair_ends(lists))
     graph = nx.DiGraph()
@@ -32,28 +34,29 @@ def order_lists(lists: Sequence[Sequence[Action]]) -> list[tuple[int, Action]]:
         places = [meeting.get((rank, place), (rank, place)) for place in range(len(actions))]
         graph.add_nodes_from(places)
         graph.add_edges_from(pairwise(places), rank=rank)
+    receivers = {sender: other for other, sender in meeting.items() if other != sender}
     try:
-        circle = nx.find_cycle(graph)
+        before, after = nx.find_cycle(graph)[0][:2]
     except nx.NetworkXNoCycle:
-        receivers = {sender: other for other, sender in meeting.items() if other != sender}
         found: list[tuple[int, Action]] = []
         for placed in nx.topological_sort(graph):
             ends = [placed, receivers[placed]] if placed in receivers else [placed]
             found += [(rank, lists[rank][place]) for rank, place in ends]
         return found
+    circle = pairwise([before, *nx.shortest_path(graph, after, before)])
     told = []
-    for before, after in circle:
-        rank = graph.edges[before, after]["rank"]
-        told.append(f"{_name(lists, after)} waits for {_name(lists, before)} on rank {rank}")
+    for rank, group in groupby(circle, lambda edge: graph.edges[edge]["rank"]):
+        row = list(group)
+        # Of a row on one rank only the first and the last matter.
+        names = []
+        for placed in (row[-1][1], row[0][0]):
+            here = placed if placed[0] == rank else receivers[placed]
+            names.append(str(lists[here[0]][here[1]]))
+        told.append(f"{' waits for '.join(names)} on rank {rank}")
     raise InputError(
         f"actions wait for each other for ever: {'; '.join(told)}",
         way_out="Put both ends of each transfer in the same order on both ranks",
     )
-
-
-def _name(lists: Sequence[Sequence[Action]], placed: Placed) -> Action:
-    rank, place = placed
-    return lists[rank][place]
 
 
 def _pair_ends(lists: Sequence[Sequence[Action]]) -> Iterator[tuple[Placed, Placed]]:
@@ -67,6 +70,8 @@ def _pair_ends(lists: Sequence[Sequence[Action]]) -> Iterator[tuple[Placed, Plac
                 raise _broken(rank, action, "is there twice")
             ends[action] = rank, place
     for action, placed in ends.items():
+        if action.other_end.stage < 0:
+            raise _broken(placed[0], action, "is of the first stage, which has none before it")
         other = ends.get(action.other_end)
         if other is None:
             raise _broken(placed[0], action, f"has no other end {action.other_end} on any rank")
@@ -75,46 +80,154 @@ def _pair_ends(lists: Sequence[Sequence[Action]]) -> Iterator[tuple[Placed, Plac
         yield placed, placed if action.is_send else other
 
 
-def _check_needs(lists: Sequence[Sequence[Action]]) -> None:
-    """Refuse an action that comes before what it needs on its rank."""
-    stages = [action.stage for actions in lists for action in actions]
-    if not stages:
+def _check_places(lists: Sequence[Sequence[Action]]) -> None:
+    """Refuse a rank that has nothing to do, and a stage on several ranks."""
+    if not lists:
         raise InputError("there are no actions", way_out="Give one line for each rank")
-    last = max(stages)
+    rank_of: dict[int, int] = {}
     for rank, actions in enumerate(lists):
-        done: set[tuple[int, str, int]] = set()
+        if not actions:
+            raise InputError(
+                "there are no actions", field=f"rank {rank}", way_out="Give each rank a stage"
+            )
         for action in actions:
-            for micro_batch in action.micro_batches:
-                for ways in _needs(action, micro_batch, last):
-                    if done.isdisjoint(ways):
-                        names = [f"{stage}{kind}{first}" for stage, kind, first in ways]
-                        raise _broken(rank, action, f"comes before {' or '.join(names)}")
+            if rank_of.setdefault(action.stage, rank) != rank:
+                raise _broken(
+                    rank, action, f"is of a stage that is on rank {rank_of[action.stage]}"
+                )
+
+
+@dataclass(frozen=True)
+class _Extent:
+    """What a step is about.
+
+    Parameters
+    ----------
+    stages, micro_batches : int
+    updates : dict of int to int
+        How many updates each stage has.
+    recomputing : frozenset of int
+        The stages that recompute.
+    """
+
+    stages: int
+    micro_batches: int
+    updates: dict[int, int]
+    recomputing: frozenset[int]
+
+
+def _measure(lists: Sequence[Sequence[Action]]) -> _Extent:
+    everything = [action for actions in lists for action in actions]
+    updates = dict.fromkeys((action.stage for action in everything), 0)
+    for action in everything:
+        updates[action.stage] += action.kind == "U"
+    return _Extent(
+        1 + max(action.stage for action in everything),
+        max((a.micro_batches.stop for a in everything if a.kind != "U"), default=1),
+        updates,
+        frozenset(action.stage for action in everything if action.kind == "R"),
+    )
+
+
+def _check_updates(extent: _Extent) -> None:
+    """Refuse updates that do not share the micro-batches out evenly, the same in each stage."""
+    most = max(extent.updates.values(), default=0)
+    for stage, count in sorted(extent.updates.items()):
+        if count != most or (most and extent.micro_batches % most):
+            raise InputError(
+                f"stage {stage} has {count} updates for {extent.micro_batches} micro-batches, "
+                f"and some stage has {most}",
+                way_out="Give each stage an update for each mini-batch",
+            )
+
+
+_Done = tuple[int, str, int]
+"""Stage, kind and micro-batch of an action."""
+
+
+def _check_needs(lists: Sequence[Sequence[Action]]) -> None:
+    """Refuse an action that is missing, is there twice or comes before what it needs."""
+    extent = _measure(lists)
+    _check_updates(extent)
+    for rank, actions in enumerate(lists):
+        done: set[_Done] = set()
+        for action in actions:
+            for ways in _needs(action, extent):
+                if done.isdisjoint(ways):
+                    names = " or ".join(_name(one) for one in ways)
+                    raise _broken(rank, action, f"comes before {names}")
             for micro_batch in action.micro_batches:
                 key = (action.stage, action.kind, micro_batch)
                 if key in done:
                     raise _broken(rank, action, "is there twice")
                 done.add(key)
+        for stage in sorted({action.stage for action in actions}):
+            _check_gradients(rank, stage, done, extent)
 
 
-def _needs(action: Action, i: int, last: int) -> Iterator[list[tuple[int, str, int]]]:
-    """Yield what must have come before, each as the ways in which it can."""
+def _check_gradients(rank: int, stage: int, done: set[_Done], extent: _Extent) -> None:
+    """Refuse a stage that has not exactly one gradient of each micro-batch."""
+    for i in range(extent.micro_batches):
+        whole, half = (stage, "B", i), (stage, "W", i)
+        if whole in done and (stage, "I", i) in done:
+            raise InputError(
+                f"{_name(whole)} is there beside its halves",
+                field=f"rank {rank}",
+                way_out="Take either the whole backward or its halves",
+            )
+        if whole not in done and half not in done:
+            raise InputError(
+                f"neither {_name(whole)} nor {_name(half)} is there",
+                field=f"rank {rank}",
+                way_out="Run each micro-batch forward and backward in each stage",
+            )
+
+
+def _needs(action: Action, extent: _Extent) -> Iterator[list[_Done]]:
+    """Yield what must have come before on the rank, each as the ways in which it can."""
     s = action.stage
-    match action.kind:
-        case "F":
-            if s:
-                yield [(s, "RECV_F", i), (s - 1, "F", i)]
-        case "B" | "I":
-            yield [(s, "F", i)]
-            if s < last:
-                yield [(s, "RECV_B", i), (s + 1, "B", i), (s + 1, "I", i)]
-        case "W":
-            yield [(s, "I", i)]
-        case "R" | "SEND_F":
-            yield [(s, "F", i)]
-        case "SEND_B":
-            yield [(s, "B", i), (s, "I", i)]
-        case _:
-            pass
+    if action.kind == "U":
+        yield from _needs_of_update(action, extent)
+        return
+    if action.version:
+        yield [(s, "U", action.version - 1)]
+    for i in action.micro_batches:
+        match action.kind:
+            case "F":
+                if s:
+                    yield [(s, "RECV_F", i), (s - 1, "F", i)]
+            case "B" | "I":
+                yield [(s, "F", i)]
+                if s < extent.stages - 1:
+                    yield [(s, "RECV_B", i), (s + 1, "B", i), (s + 1, "I", i)]
+                if s in extent.recomputing:
+                    yield [(s, "R", i)]
+            case "W":
+                yield [(s, "I", i)]
+            case "R" | "SEND_F":
+                yield [(s, "F", i)]
+            case "SEND_B":
+                yield [(s, "B", i), (s, "I", i)]
+            case _:
+                pass
+
+
+def _needs_of_update(update: Action, extent: _Extent) -> Iterator[list[_Done]]:
+    """Yield the update before and the gradients of the mini-batch.
+
+    The updates of a stage share the micro-batches of the step out evenly.
+    """
+    s = update.stage
+    if update.first:
+        yield [(s, "U", update.first - 1)]
+    every = extent.micro_batches // extent.updates[s]
+    for i in range(update.first * every, (update.first + 1) * every):
+        yield [(s, "B", i), (s, "W", i)]
+
+
+def _name(done: _Done) -> str:
+    stage, kind, first = done
+    return f"{stage}{kind}{first}"
 
 
 def _broken(rank: int, action: Action, what: str) -> InputError:
