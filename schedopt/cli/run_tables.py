@@ -61,21 +61,19 @@ def _print_memory(console: Console, report: Report) -> None:
     planned, found = report.predicted, report.measured
     rows = []
     for rank, gpu in enumerate(report.gpus):
-        limit = report.plan.platform.gpus[gpu].usable_bytes
-        rows.append(
-            (
-                f"rank {rank}, GPU {gpu}",
-                *_sizes(planned.weights_bytes[rank], found.weights_bytes[rank]),
-                *_sizes(planned.saved_bytes[rank], found.saved_bytes[rank]),
-                *_sizes(planned.memory_bytes[rank], found.memory_bytes[rank]),
-                format_bytes(limit),
-            )
+        limit = format_bytes(report.plan.platform.gpus[gpu].usable_bytes)
+        kinds = (
+            ("weights", planned.weights_bytes[rank], found.weights_bytes[rank], ""),
+            ("saved", planned.saved_bytes[rank], found.saved_bytes[rank], ""),
+            ("peak", planned.memory_bytes[rank], found.memory_bytes[rank], limit),
         )
-    names = ("Weights", "Saved", "Peak")
-    columns = [Column("", words=True)]
-    for name in names:
-        columns += [Column(f"{name} predicted"), Column(f"{name} measured"), Column("Difference")]
-    print_table(console, "Memory", [*columns, Column("Limit")], rows)
+        for place, (kind, before, after, most) in enumerate(kinds):
+            name = "" if place else f"rank {rank}, GPU {gpu}"
+            apart = f"{after / before - 1:+.1%}" if before else ""
+            rows.append((name, kind, format_bytes(before), format_bytes(after), apart, most))
+    columns = [Column("", words=True), Column("Memory", left=True)]
+    columns += [Column(name) for name in ("Predicted", "Measured", "Difference", "Limit")]
+    print_table(console, "Memory: the most at once", columns, rows, keys=2)
 
 
 def _print_partings(console: Console, report: Report) -> None:
@@ -131,11 +129,6 @@ def _times(name: str, planned: float, found: float) -> tuple[str, str, str, str]
 
 def _duration(nanoseconds: float) -> str:
     return format_duration(Fraction(nanoseconds))
-
-
-def _sizes(planned: int, found: int) -> tuple[str, str, str]:
-    apart = f"{found / planned - 1:+.1%}" if planned else ""
-    return format_bytes(planned), format_bytes(found), apart
 
 
 def _apart(figure: float) -> str:

@@ -121,19 +121,18 @@ class ThreadLinks:
     def _carry(self, transfers: Sequence[tuple[int, Action]]) -> None:
         try:
             for peer, action in transfers:
-                if action.is_send:
-                    self._send(peer, action)
-                else:
-                    room = self._room(action)
-                    carried = room if self._lasts_ns is None else torch.empty(1)
-                    dist.recv(carried, peer)
-                    with self._changed:
-                        self._taken[action] = room
-                        self._changed.notify_all()
+                (self._send if action.is_send else self._receive)(peer, action)
         except BaseException as error:
             with self._changed:
                 self._error = error
                 self._changed.notify_all()
+
+    def _receive(self, peer: int, receive: Action) -> None:
+        room = self._room(receive)
+        dist.recv(room if self._lasts_ns is None else torch.empty(1), peer)
+        with self._changed:
+            self._taken[receive] = room
+            self._changed.notify_all()
 
     def _send(self, peer: int, send: Action) -> None:
         with self._changed:

@@ -48,7 +48,11 @@ class MicroBatches:
     def seed_layer(self, layer: int, micro_batch: int) -> None:
         """Let a layer draw the same random numbers for a micro-batch wherever it runs."""
         number = (self._step * self._count + micro_batch) * 8192 + layer
-        torch.manual_seed((self._seed * 1_000_003 + number) % 2**63)
+        seed = (self._seed * 1_000_003 + number) % 2**63
+        # torch.manual_seed would seed every device, which takes longer than many a layer.
+        torch.default_generator.manual_seed(seed)
+        if self._device.type == "cuda":
+            torch.cuda.default_generators[self._device.index].manual_seed(seed)
 
     def _make(self, number: int) -> dict[str, Tensor]:
         if self._data is not None:
