@@ -68,6 +68,8 @@ def cut_as_planned(model: Model, chain: Chain) -> list[Piece]:
     try:
         return cut_again(model, chain.recipe)
     except InputError as error:
+        if error.field != "recipe.cuts":
+            raise
         raise _another(
             chain, f"the plan was made for {_told(chain)}, which was cut elsewhere: {error.rule}"
         ) from error
