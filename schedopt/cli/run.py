@@ -39,6 +39,14 @@ def run_plan(
             "model: does its order hold on real processes?",
         ),
     ] = False,
+    stretch: Annotated[
+        float,
+        typer.Option(
+            help="With --synthetic: sleep so many times as long, for plans of microseconds or of "
+            "minutes. What is printed is in the time of the plan.",
+            metavar="X",
+        ),
+    ] = 1.0,
     backend: Annotated[
         Literal["logical", "p2p", "pytorch"],
         typer.Option(
@@ -123,7 +131,7 @@ def run_plan(
 
     schedopt run plan.json --model package.module:factory --backend logical
 
-    schedopt run plan.json --synthetic --microbatches 16 --trace trace.json
+    schedopt run plan.json --synthetic --stretch 0.1 --microbatches 16 --trace trace.json
 
     schedopt run plan.json --model package.module:factory --nodes 2
     """
@@ -164,6 +172,7 @@ def run_plan(
             optimizer=optimizer,
             options={name: value for name, value in options.items() if value is not None},
             compare=compare,
+            stretch=stretch,
         )
         if nodes != 1:
             _print_torchrun(job, nodes, port)

@@ -19,7 +19,9 @@ def print_report(report: Report) -> None:
     """Print times, memory and operations, predicted and measured, and what they say."""
     console = make_console()
     job = report.job
-    what = "sleeping layers" if job.model is None else job.model
+    what = job.model or "sleeping layers"
+    if job.stretch != 1:
+        what += f", times stretched by {job.stretch:g}"
     ranks = len(report.gpus)
     steps = f"{job.steps} step{'s' if job.steps > 1 else ''}"
     console.print(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from schedopt.errors import InputError
 from schedopt.plan import Plan
@@ -47,6 +47,8 @@ class Work:
     device : torch.device
     begin : callable
         Called at the start of each operation.
+    copy : callable
+        Copies what a stage hands to another one.
     """
 
     plan: Plan
@@ -59,6 +61,7 @@ class Work:
     names: Names
     device: torch.device
     begin: Callable[[], None] = lambda: None
+    copy: Callable[[Tensor], Tensor] = torch.clone
 
     @property
     def updates_of(self) -> int:
@@ -102,7 +105,9 @@ def make_rank(work: Work, number: int) -> Rank:
             work.data,
             work.before,
         )
-    return Rank(number, made, len(work.plan.stages) - 1, work.updates_of, work.device, work.begin)
+    return Rank(
+        number, made, len(work.plan.stages) - 1, work.updates_of, work.device, work.begin, work.copy
+    )
 
 
 def begin_step(rank: Rank, actions: Actions) -> None:

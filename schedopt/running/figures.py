@@ -122,8 +122,8 @@ def planned_spans(plan: Plan, events: Iterable[Event]) -> list[Span]:
     return found
 
 
-def by_one_clock(outcome: Outcome) -> list[list[Span]]:
-    """Return what ran in each step that was timed, from 0 on.
+def by_one_clock(outcome: Outcome, stretch: float = 1) -> list[list[Span]]:
+    """Return what ran in each step that was timed, from 0 on, in the time of the plan.
 
     Ranks of one machine have one clock; those of several count from the start of the step.
     """
@@ -135,7 +135,12 @@ def by_one_clock(outcome: Outcome) -> list[list[Span]]:
         shifts = [min(zeros)] * len(zeros) if together else zeros
         found.append(
             [
-                Span(span.rank, span.action, span.start_ns - shift, span.end_ns - shift)
+                Span(
+                    span.rank,
+                    span.action,
+                    int((span.start_ns - shift) / stretch),
+                    int((span.end_ns - shift) / stretch),
+                )
                 for record, shift in zip(records, shifts, strict=True)
                 for span in record.steps[number]
             ]
@@ -143,7 +148,7 @@ def by_one_clock(outcome: Outcome) -> list[list[Span]]:
     return found
 
 
-def replay(step: Simulation, outcome: Outcome) -> list[list[Span]]:
+def replay(step: Simulation, outcome: Outcome, stretch: float = 1) -> list[list[Span]]:
     """Return a step as it would run where each operation takes as long as it was measured.
 
     For ranks that took turns in one process. Transfers take as long as planned.
@@ -153,7 +158,7 @@ def replay(step: Simulation, outcome: Outcome) -> list[list[Span]]:
         for spans in record.steps:
             for span in spans:
                 key = (span.action.stage, span.action.kind, span.action.first)
-                lengths[key].append(span.length_ns)
+                lengths[key].append(int(span.length_ns / stretch))
 
     def length_ns(event: Event) -> int:
         item = event.item

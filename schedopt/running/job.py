@@ -41,6 +41,9 @@ class Job:
         For ``hf:`` models.
     compare : bool
         Whether gradients are compared with those of one process.
+    stretch : float
+        By how much longer sleeping layers and their transfers take than the plan says. What is
+        measured is told in the time of the plan.
 
     Raises
     ------
@@ -58,12 +61,23 @@ class Job:
     optimizer: str = "adamw"
     options: Mapping[str, Any] = field(default_factory=dict)
     compare: bool = True
+    stretch: float = 1
 
     def __post_init__(self) -> None:
         check_choice(self, "backend", BACKENDS)
         for name, low in (("microbatches", 1), ("steps", 1), ("seed", 0)):
             value = as_whole(getattr(self, name), name, low=low, high=2**20)
             object.__setattr__(self, name, value)
+        if not 0 < self.stretch < float("inf"):
+            raise InputError(
+                f"{self.stretch:g} is no factor", field="stretch", way_out="Give more than 0"
+            )
+        if self.model is not None and self.stretch != 1:
+            raise InputError(
+                "given, but a model takes the time that it takes",
+                field="stretch",
+                way_out="Leave it out, or run sleeping layers",
+            )
         if self.model is None and self.device != "cpu":
             raise InputError(
                 f"{self.device!r:.60} is given, but sleeping layers compute nothing",

@@ -23,7 +23,7 @@ def step(ranks: Sequence[Rank] | Mapping[int, Rank], actions: Actions) -> list[S
                 receive = send.other_end
                 tensor = ranks[number].take(send)
                 target = ranks[actions.rank_of[receive.stage]]
-                target.put(receive, None if tensor is None else tensor.clone())
+                target.put(receive, target.copied(tensor))
     for number in range(len(ranks)):
         ranks[number].finish()
     return spans

@@ -179,7 +179,7 @@ def _make_links(job: Job, work: Work, rank: Rank, over_nccl: bool) -> Callable[[
         ends = [plan.stages[one.stage].gpus[0] for one in (send, send.other_end)]
         layer = plan.stages[min(send.stage, send.other_end.stage)].last
         count = plan.chain.layers[layer].activation_bytes
-        return plan.platform.transfer_ns(count, *ends)
+        return int(plan.platform.transfer_ns(count, *ends) * job.stretch)
 
     one_way = plan.platform.link is not None and plan.platform.link.duplex == "half"
     return lambda: ThreadLinks(rank.number, actions, room, work.device, lasts_ns, one_way)

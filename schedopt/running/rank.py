@@ -31,6 +31,8 @@ class Rank:
     device : torch.device
     begin : callable
         Called at the start of each operation.
+    copy : callable
+        Copies what a stage hands to another one.
 
     Attributes
     ----------
@@ -48,6 +50,7 @@ class Rank:
     updates_of: int
     device: torch.device
     begin: Callable[[], None] = lambda: None
+    copy: Callable[[Tensor], Tensor] = torch.clone
     meter: Meter | None = None
     most_saved: int = 0
     losses: dict[int, float] = field(default_factory=dict)
@@ -81,6 +84,10 @@ class Rank:
     def put(self, receive: Action, tensor: Tensor | None) -> None:
         """Take in what was received for a micro-batch."""
         self._boxes(receive)[receive.stage, receive.first] = tensor
+
+    def copied(self, tensor: Tensor | None) -> Tensor | None:
+        """Return a copy in memory of its own."""
+        return None if tensor is None else self.copy(tensor)
 
     def finish(self) -> None:
         """Look once more at what lies in memory."""
@@ -135,9 +142,9 @@ class Rank:
         """
         receive = send.other_end
         if receive.stage in self.stages:
-            self._boxes(receive)[receive.stage, send.first] = _copy(tensor)
+            self._boxes(receive)[receive.stage, send.first] = self.copied(tensor)
         else:
-            self._outgoing[send] = tensor if self.meter is None else _copy(tensor)
+            self._outgoing[send] = tensor if self.meter is None else self.copied(tensor)
 
     def _boxes(self, receive: Action) -> dict[tuple[int, int], Tensor | None]:
         return self._values if receive.kind == "RECV_F" else self._gradients
@@ -149,7 +156,3 @@ class Rank:
             if tensor is not None:
                 self.meter.note(tensor)
         return self.meter
-
-
-def _copy(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.clone()

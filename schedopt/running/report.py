@@ -71,8 +71,8 @@ class Report:
     def steps(self) -> list[list[Span]]:
         """What ran in each step, in one process as if in one a rank."""
         if self.job.backend == "logical":
-            return replay(self.simulated, self.outcome)
-        return by_one_clock(self.outcome)
+            return replay(self.simulated, self.outcome, self.job.stretch)
+        return by_one_clock(self.outcome, self.job.stretch)
 
     @cached_property
     def planned(self) -> list[Span]:
@@ -126,6 +126,7 @@ class Report:
             "chain_sha256": chain.sha256,
             "model": job.model,
             "synthetic": job.model is None,
+            "stretch": job.stretch,
             "backend": job.backend,
             "microbatches": job.microbatches,
             "steps": job.steps,

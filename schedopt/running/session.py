@@ -41,12 +41,15 @@ class Prepared:
     load : callable
         Makes the inputs of a step.
     model : Model or None
-        The whole model on the device, before any step; None for sleeping layers.
+        The whole model on the device, before any step, as long as somebody needs it.
+    is_asleep : bool
+        Whether the layers sleep.
     """
 
     work: Work
     load: Callable[[int], None]
     model: Model | None
+    is_asleep: bool = False
 
 
 def prepare(job: Job, actions: Actions, device: torch.device) -> Prepared:
@@ -80,8 +83,11 @@ def prepare(job: Job, actions: Actions, device: torch.device) -> Prepared:
 
 
 def _prepare_sleeping(job: Job, actions: Actions, device: torch.device) -> Prepared:
-    sleeper = Sleeper()
+    sleeper = Sleeper(job.stretch)
     pieces = sleeping_pieces(job.plan, sleeper)
+    for piece in pieces:
+        for parameter in piece.module.parameters():
+            parameter.grad = torch.zeros_like(parameter)
     sizes = [-(-layer.activation_bytes // 4) for layer in job.plan.chain.layers]
     work = Work(
         plan=job.plan,
@@ -98,8 +104,10 @@ def _prepare_sleeping(job: Job, actions: Actions, device: torch.device) -> Prepa
         },
         device=device,
         begin=sleeper.begin,
+        # Nothing is in it, and to touch it would take time and memory.
+        copy=torch.empty_like,
     )
-    return Prepared(work, lambda step: None, None)
+    return Prepared(work, lambda step: None, None, is_asleep=True)
 
 
 def train_alone(prepared: Prepared) -> tuple[Trained, str]:
@@ -147,9 +155,11 @@ def conduct(
     kept = Trained()
     device = prepared.work.device
     with training_mode():
-        _keep(ranks, kept if compare else None)
-        _run(prepared, step, gather, 0)
-        _keep(ranks, None)
+        if not prepared.is_asleep:
+            # Gradients and the optimizer's state are there from then on.
+            _keep(ranks, kept if compare else None)
+            _run(prepared, step, gather, 0)
+            _keep(ranks, None)
         if compare:
             kept.weights.update(_weights(ranks))
         for rank in ranks:

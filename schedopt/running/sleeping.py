@@ -37,9 +37,16 @@ _SPIN_NS: Final = 50_000
 
 
 class Sleeper:
-    """Tells the sleeping layers of a process until when they sleep."""
+    """Tells the sleeping layers of a process until when they sleep.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    stretch : float
+        By how much all that they are told is multiplied.
+    """
+
+    def __init__(self, stretch: float = 1) -> None:
+        self._stretch = stretch
         self._due_ns = time.monotonic_ns()
 
     def begin(self) -> None:
@@ -48,7 +55,7 @@ class Sleeper:
 
     def sleep(self, nanoseconds: int) -> None:
         """Sleep until so long after what the operation slept before. Return at once if late."""
-        self._due_ns += nanoseconds
+        self._due_ns += int(nanoseconds * self._stretch)
         asleep = self._due_ns - time.monotonic_ns() - _SPIN_NS
         if asleep > 0:
             time.sleep(asleep / 1e9)
