@@ -285,6 +285,40 @@ def bench_general(
         raise typer.Exit(130)
 
 
+@bench_app.command("running", epilog=EXIT_CODES)
+def bench_running(
+    chain: Annotated[
+        Path, typer.Option(help="The chain whose plans are run.", metavar="FILE")
+    ] = SHIPPED / "gpt2-medium.json",
+    steps: Annotated[
+        int, typer.Option(help="That are timed in each run; the median counts.", metavar="N")
+    ] = 5,
+    output: Figures = Path("results/running.json"),
+) -> None:
+    """Measure whether plans hold when they run: predicted beside measured periods.
+
+    Contiguous and other plans, with patterns of two micro-batches, split backwards and recompute,
+    on 4 and 8 ranks, as processes whose layers sleep. Needs torch. Written only when all is
+    measured; Ctrl-C leaves what was there.
+
+    Example: schedopt bench running -o results/running.json
+    """
+    from schedopt.bench.running import measure_running, missed_goals, to_markdown
+    from schedopt.chain import Chain
+    from schedopt.formats import to_text, write_whole
+
+    _check_least("--steps", steps, 1)
+    tables = _tables_beside(output)
+    loaded = Chain.load(chain)
+    with progress_bar() as show:
+        document = measure_running(loaded, steps, show)
+    write_whole(output, to_text(document))
+    write_whole(tables, to_markdown(document))
+    for missed in missed_goals(document):
+        typer.echo(f"Not as it should be: {missed}")
+    typer.echo(f"Figures in {output}, tables in {tables}")
+
+
 def _check_least(option: str, value: int, least: int) -> None:
     if value < least:
         raise InputError(f"{value} is too few", field=option, way_out=f"Give {least} or more")

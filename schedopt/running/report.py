@@ -103,7 +103,9 @@ class Report:
 
     @property
     def over(self) -> list[int]:
-        """The ranks that took more memory than the plan gives their GPU."""
+        """The ranks whose model took more memory than the plan gives their GPU."""
+        if self.job.model is None:
+            return []
         return [
             rank
             for rank, (gpu, taken) in enumerate(
