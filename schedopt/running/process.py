@@ -104,26 +104,26 @@ def _stepper(job: Job, work: Work, rank: Rank, over_nccl: bool) -> Step:
     if job.backend == "pytorch":
         from schedopt.running.pipelining import TorchRuntime
 
+        names = {name for piece in work.pieces for name in piece.side}
         runtime = TorchRuntime(
             work.plan,
             work.actions,
             rank.number,
             work.pieces,
+            work.boundaries,
             work.device,
-            lambda micro_batch: work.data(micro_batch, _names(work)),
+            lambda micro_batch: work.data(micro_batch, names),
             work.before,
+            work.begin,
         )
         return partial(_torch_step, runtime, rank, work.actions)
     return partial(_step, rank, work.actions, _make_links(job, work, rank, over_nccl))
 
 
-def _names(work: Work) -> set[str]:
-    return {name for piece in work.pieces for name in piece.side}
-
-
 def _torch_step(runtime: Any, rank: Rank, actions: Actions) -> list[Span]:
     begin_step(rank, actions)
     spans: list[Span] = runtime.step()
+    rank.losses.update(runtime.losses)
     updates = [action for action in actions.ranks[rank.number] if action.kind == "U"]
     return spans + [rank.perform(action) for action in updates]
 

@@ -113,7 +113,7 @@ class StageWork:
                     if piece.in_place and layer == first:
                         value = _clone(value)
                     self._before(layer, micro_batch)
-                    with _same_buffers(piece):
+                    with same_buffers(piece):
                         flight.graphs[layer], value = self._run(layer, value, inputs)
         self.weights.done(version)
 
@@ -175,7 +175,7 @@ def _clone(value: Tensor | None) -> Tensor | None:
 
 
 @contextmanager
-def _same_buffers(piece: Piece) -> Iterator[None]:
+def same_buffers(piece: Piece) -> Iterator[None]:
     """Leave the buffers of a layer as they were: the first forward has changed them already."""
     before = [(one, one.clone()) for one in piece.module.buffers()]
     yield

@@ -1,0 +1,105 @@
+"""The layers of a stage as one module, for runtimes that know only modules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from itertools import count
+
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
+
+from schedopt.profiling.halves import enter
+from schedopt.profiling.pieces import Piece, blaming
+from schedopt.running.stage_work import same_buffers
+from schedopt.stage import Stage
+
+Data = Callable[[int], Mapping[str, Tensor]]
+Before = Callable[[int, int], None]
+
+
+class StageModule(nn.Module):
+    """The layers of a stage.
+
+    It runs the micro-batch that is set. What it returns is contiguous, fit to be sent.
+
+    Parameters
+    ----------
+    stage : Stage
+    pieces : sequence of Piece
+        All layers of the model.
+    data, before : callable
+    in_halves : bool
+        Whether the backward is split.
+    """
+
+    def __init__(
+        self, stage: Stage, pieces: Sequence[Piece], data: Data, before: Before, in_halves: bool
+    ) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(piece.module for piece in pieces[stage.first : stage.last + 1])
+        self.micro_batch = 0
+        self._stage = stage
+        self._pieces = pieces
+        self._data = data
+        self._before = before
+        self._in_halves = in_halves
+
+    @property
+    def name(self) -> str:
+        """The first and the last layer."""
+        first, last = (self._pieces[layer].name for layer in self._stage.layers)
+        return first if first == last else f"{first} to {last}"
+
+    def forward(self, *received: Tensor) -> Tensor:
+        """Run the layers for the micro-batch that is set."""
+        value = received[0] if received else None
+        if value is not None and value.requires_grad and self._pieces[self._stage.first].in_place:
+            value = enter(value)
+        for first, last, again in _segments(self._stage):
+            run = self._run_again if again else self._run
+            value = run(first, last, self.micro_batch, value)
+        assert value is not None
+        whole = value.contiguous()
+        # A view cannot be cut off from its graph between the halves.
+        return whole.clone() if self._in_halves and whole._is_view() else whole
+
+    def _run_again(self, first: int, last: int, micro_batch: int, value: Tensor | None) -> Tensor:
+        """Run layers that keep only what they take, and are computed again in the backward."""
+        times = count()
+
+        def run(taken: Tensor | None) -> Tensor:
+            if taken is not None and self._pieces[first].in_place:
+                taken = taken.clone()
+            with ExitStack() as stack:
+                if next(times):
+                    for layer in range(first, last + 1):
+                        stack.enter_context(same_buffers(self._pieces[layer]))
+                return self._run(first, last, micro_batch, taken)
+
+        # Stopped early, a layer would end in an exception that is not its own.
+        with set_checkpoint_early_stop(False):
+            output: Tensor = checkpoint(run, value, use_reentrant=False, preserve_rng_state=False)
+        return output
+
+    def _run(self, first: int, last: int, micro_batch: int, value: Tensor | None) -> Tensor:
+        inputs = self._data(micro_batch)
+        for layer in range(first, last + 1):
+            piece = self._pieces[layer]
+            self._before(layer, micro_batch)
+            with blaming(piece.name, "forward"):
+                value = piece.run(value, inputs)
+        assert value is not None
+        return value
+
+
+def _segments(stage: Stage) -> Iterator[tuple[int, int, bool]]:
+    """Yield first and last layer of the parts of a stage, and whether each is computed again."""
+    layer = stage.first
+    for first, last in sorted(stage.recompute):
+        if layer < first:
+            yield layer, first - 1, False
+        yield first, last, True
+        layer = last + 1
+    if layer <= stage.last:
+        yield layer, stage.last, False

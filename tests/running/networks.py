@@ -1,0 +1,332 @@
+"""Plans with models to run them on, and what the unsplit model gives."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from schedopt.chain import Chain
+from schedopt.plan import Pattern, Plan
+from schedopt.platform import Platform
+from schedopt.problem import Scope
+from schedopt.profiling import Model
+from schedopt.profiling.pieces import Outline, Piece
+from schedopt.running.fitting import Boundary, look
+from schedopt.stage import Stage
+from tests import examples
+from tests.examples import layer, op
+from tests.profiling.networks import tiny
+
+
+@dataclass(frozen=True)
+class Case:
+    """A plan with a model.
+
+    Parameters
+    ----------
+    plan : callable
+    microbatches : int
+    network : callable
+        Returns the model, in double precision.
+    """
+
+    plan: Callable[[], Plan]
+    microbatches: int
+    network: Callable[[], Model]
+
+    def model(self) -> Model:
+        """Return the same model each time."""
+        torch.manual_seed(1)
+        return self.network()
+
+
+class Transposed(nn.Module):
+    """Returns a view that is not contiguous."""
+
+    def forward(self, value: Tensor) -> Tensor:
+        return value.transpose(0, 1)
+
+
+class Viewed(nn.Module):
+    """Returns a view of what it takes."""
+
+    def forward(self, value: Tensor) -> Tensor:
+        return value.view(4, 4)
+
+
+class WritesOver(nn.Module):
+    """Writes over what it takes; twice would be once too often."""
+
+    def forward(self, value: Tensor) -> Tensor:
+        return value.mul_(3).add_(1)
+
+
+class Failing(nn.Module):
+    """Fails forward or backward."""
+
+    def __init__(self, backward: bool) -> None:
+        super().__init__()
+        self.backward = backward
+
+    def forward(self, value: Tensor) -> Tensor:
+        if not self.backward:
+            raise RuntimeError("no luck")
+        value = value + 0
+        if value.requires_grad:
+            value.register_hook(self._fail)  # type: ignore[no-untyped-call]
+        return value
+
+    def _fail(self, gradient: Tensor) -> None:
+        raise RuntimeError("no luck")
+
+
+def sequence(*layers: nn.Module) -> Callable[[], Model]:
+    """Return what makes a model of layers, of 4 numbers to 4 numbers, with new parameters."""
+
+    def build() -> Model:
+        module = copy.deepcopy(nn.Sequential(*layers)).double()
+        for part in module.modules():
+            if isinstance(part, nn.Linear):
+                part.reset_parameters()
+        return Model(module=module, inputs=_sample(0))
+
+    return build
+
+
+def _sample(seed: int) -> Tensor:
+    made = torch.Generator().manual_seed(seed)
+    return torch.randn(4, 4, generator=made, dtype=torch.float64)
+
+
+def block(*more: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), *more)
+
+
+def frozen(module: nn.Module) -> nn.Module:
+    return module.requires_grad_(False)
+
+
+def in_turn(
+    *rows: tuple[int, int, int],
+    recompute: Sequence[tuple[int, int]] = (),
+    split: Iterable[int] = (),
+    overlap: bool = False,
+) -> Callable[[], Plan]:
+    """Return what makes a plan of stages, each with its first and last layer and its GPU.
+
+    One micro-batch runs after the other. With `overlap` as 1F1B does, each stage on its own GPU.
+    Stages in `split` have a split backward, the second half after everything.
+    """
+
+    def build() -> Plan:
+        count, halves = len(rows), set(split)
+        starts = [("F", stage, stage) for stage in range(count)]
+        starts += [
+            ("I" if stage in halves else "B", stage, 2 * count - 1 - stage)
+            for stage in range(count)
+        ]
+        starts += [("W", stage, 2 * count + stage) for stage in halves]
+        starts += [
+            ("R", number, 2 * count - 1 - number)
+            for number, (first, last, _) in enumerate(rows)
+            if any(first <= run[0] <= last for run in recompute)
+        ]
+        period = 2 if overlap else 3 * count
+        return Plan(
+            chain=Chain(
+                layers=tuple(
+                    layer(0, 0, 0, backward_input_ns=0, backward_weight_ns=0)
+                    for _ in range(rows[-1][1] + 1)
+                )
+            ),
+            platform=Platform(gpus=max(gpu for _, _, gpu in rows) + 1, memory=2**40),
+            scope=Scope(allocation="general", split_backward=True, recompute=True),
+            stages=tuple(
+                Stage(
+                    layers=(first, last),
+                    gpus=(gpu,),
+                    recompute=tuple(run for run in recompute if first <= run[0] <= last),
+                )
+                for first, last, gpu in rows
+            ),
+            pattern=Pattern(
+                k=1,
+                period_total_ns=period,
+                operations=tuple(
+                    op(kind, stage, -(start // period), start % period)
+                    for kind, stage, start in starts
+                ),
+            ),
+        )
+
+    return build
+
+
+def out_of_order() -> Plan:
+    """Return a plan whose last stage runs micro-batch 1 before micro-batch 0."""
+    plan = in_turn((0, 0, 0), (1, 1, 1))()
+    starts: list[tuple[Any, int, int, int]] = [
+        ("F", 0, 0, 0),
+        ("F", 0, 1, 1),
+        ("F", 1, 1, 2),
+        ("F", 1, 0, 3),
+        ("B", 1, 1, 4),
+        ("B", 1, 0, 5),
+        ("B", 0, 0, 6),
+        ("B", 0, 1, 7),
+    ]
+    return replace(
+        plan,
+        scope=Scope(allocation="general", max_k=2),
+        pattern=Pattern(
+            k=2,
+            period_total_ns=8,
+            operations=tuple(op(kind, stage, i, start) for kind, stage, i, start in starts),
+        ),
+    )
+
+
+def _tied() -> Model:
+    shared = block()
+    return sequence(shared, block(), shared)()
+
+
+_GPT: Final = 14
+"""Where a GPT-2 of two layers can be cut."""
+
+CASES: Final[Mapping[str, Case]] = {
+    "contiguous": Case(examples.contiguous, 5, sequence(block(), block(), block())),
+    "two-periodic": Case(examples.two_periodic, 4, sequence(block(), block(), Transposed())),
+    "general": Case(examples.general, 4, sequence(block(), block(), block())),
+    "tied": Case(examples.general, 3, _tied),
+    "split": Case(
+        examples.split_backward, 4, sequence(block(Transposed()), block(), block(Transposed()))
+    ),
+    "split-everywhere": Case(
+        in_turn((0, 0, 0), (1, 1, 1), (2, 2, 0), split=(0, 1, 2)),
+        3,
+        sequence(block(), block(Viewed()), Transposed()),
+    ),
+    "recomputed": Case(
+        examples.recomputed,
+        4,
+        sequence(
+            nn.Sequential(WritesOver(), block(nn.Dropout(0.5))),
+            block(nn.BatchNorm1d(4, momentum=0.5), nn.Dropout(0.5)),
+            block(nn.BatchNorm1d(4, momentum=0.5)),
+            block(nn.Dropout(0.5)),
+        ),
+    ),
+    "recomputed-in-place": Case(
+        in_turn((0, 1, 0), (2, 3, 1), recompute=((1, 1), (2, 3))),
+        2,
+        sequence(
+            nn.Linear(4, 4),
+            nn.Sequential(WritesOver(), block(nn.Linear(4, 4))),
+            nn.Sequential(WritesOver(), block(nn.Dropout(0.5))),
+            block(),
+        ),
+    ),
+    "in-place": Case(
+        in_turn((0, 0, 0), (1, 1, 0), (2, 2, 1)),
+        2,
+        sequence(nn.Linear(4, 4), nn.Sequential(WritesOver(), nn.Linear(4, 4)), WritesOver()),
+    ),
+    "covering": Case(examples.covering, 2, sequence(block(), block())),
+    "flushed": Case(examples.flushed, 2, sequence(block(), block())),
+    "out-of-order": Case(out_of_order, 4, sequence(block(), block(nn.Dropout(0.5)))),
+    "frozen": Case(
+        in_turn((0, 0, 0), (1, 1, 1), (2, 2, 0), split=(2,)),
+        2,
+        sequence(frozen(block()), block(), block()),
+    ),
+    "one-gpu": Case(in_turn((0, 0, 0), (1, 2, 0)), 2, sequence(block(), block(), block())),
+    "one-stage": Case(in_turn((0, 2, 0), split=(0,)), 2, sequence(block(), block(), block())),
+    "gpt2": Case(
+        in_turn((0, 2, 0), (3, 5, 1), (6, _GPT - 1, 2), overlap=True),
+        4,
+        lambda: tiny("gpt2", dtype="float64"),
+    ),
+    "gpt2-general": Case(
+        in_turn((0, 2, 0), (3, 5, 1), (6, _GPT - 1, 0), split=(1, 2)),
+        3,
+        lambda: tiny("gpt2", dtype="float64"),
+    ),
+    "gpt2-dropout": Case(
+        in_turn((0, 2, 0), (3, 5, 1), (6, _GPT - 1, 0), recompute=((0, 1), (3, 5), (7, 8))),
+        3,
+        lambda: tiny("gpt2-dropout", dtype="float64"),
+    ),
+    "fails-forward": Case(in_turn((0, 2, 0)), 2, sequence(block(), Failing(False), block())),
+    "fails-backward": Case(in_turn((0, 2, 0)), 2, sequence(block(), Failing(True), block())),
+}
+
+
+def cut(model: Model) -> tuple[list[Piece], list[Boundary]]:
+    """Return all layers of a model, and what each hands on."""
+    outline = Outline(model)
+    return look(outline.pieces(outline.cuts), model.tensors)
+
+
+def micro_batch(model: Model, number: int) -> dict[str, Tensor]:
+    """Return a micro-batch: whole numbers below 31, or numbers of any kind."""
+    return {
+        name: (value + number) % 31 if value.dtype == torch.int64 else _sample(number)
+        for name, value in model.tensors.items()
+    }
+
+
+def seed(layer: int, number: int) -> None:
+    """Seed the random numbers of a layer for a micro-batch."""
+    torch.manual_seed(1000 * layer + number)
+
+
+def run_unsplit(case: Case) -> tuple[Model, dict[int, float]]:
+    """Return the unsplit model with the sum of its gradients, and the loss of each micro-batch."""
+    model = case.model()
+    dropped = [part for part in model.module.modules() if isinstance(part, nn.Dropout) and part.p]
+    losses = {}
+    for number in range(case.microbatches):
+        loss = _seeded_loss(model, number) if dropped else _loss(model, number)
+        loss.backward()  # type: ignore[no-untyped-call]
+        losses[number] = float(loss.detach())
+    return model, losses
+
+
+def gradients(module: nn.Module) -> dict[str, Tensor]:
+    """Return copies of the gradients of a model."""
+    return {
+        name: parameter.grad.clone()
+        for name, parameter in module.named_parameters()
+        if parameter.grad is not None
+    }
+
+
+def buffers(module: nn.Module) -> dict[str, Tensor]:
+    """Return copies of the means and variances that a model keeps."""
+    return {name: buffer.clone() for name, buffer in module.named_buffers() if buffer.dim()}
+
+
+def _loss(model: Model, number: int) -> Tensor:
+    """Return the loss of the model itself."""
+    given = micro_batch(model, number)
+    found: Any = model.module(*given.values()) if len(given) == 1 else model.module(**given)
+    loss: Tensor = found.loss if hasattr(found, "loss") else found.sum()
+    return loss
+
+
+def _seeded_loss(model: Model, number: int) -> Tensor:
+    """Return the loss, layer by layer, so that each draws the random numbers of its own seed."""
+    value: Tensor | None = None
+    inputs = micro_batch(model, number)
+    outline = Outline(model)
+    for position, piece in enumerate(outline.pieces(outline.cuts)):
+        seed(position, number)
+        value = piece.run(value, inputs)
+    assert value is not None
+    return value
