@@ -99,12 +99,9 @@ class Sleeping:
 
 def _largest(found: Sequence[int], planned: Sequence[int]) -> float:
     """Return the ratio that is farthest from 1."""
-
-    def apart(ratio: float) -> float:
-        return abs(ratio - 1)
-
     ratios = [one / other for one, other in zip(found, planned, strict=True) if other]
-    return round(max(ratios, key=apart), 4)
+    _, farthest = max((abs(ratio - 1), ratio) for ratio in ratios)
+    return round(farthest, 4)
 
 
 def measure_running(

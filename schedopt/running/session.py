@@ -87,7 +87,8 @@ def _prepare_sleeping(job: Job, actions: Actions, device: torch.device) -> Prepa
     pieces = sleeping_pieces(job.plan, sleeper)
     for piece in pieces:
         for parameter in piece.module.parameters():
-            parameter.grad = torch.zeros_like(parameter)
+            if parameter.requires_grad:
+                parameter.grad = torch.zeros_like(parameter)
     sizes = [-(-layer.activation_bytes // 4) for layer in job.plan.chain.layers]
     work = Work(
         plan=job.plan,

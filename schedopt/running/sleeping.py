@@ -169,9 +169,7 @@ def _gpu(plan: Plan, stage: int) -> Gpu:
 
 
 class _SleepingLayer(nn.Module):
-    """A layer with one weight, and a buffer for the rest of the bytes of its weights."""
-
-    rest: Tensor
+    """A layer with one weight, and a frozen parameter for the rest of the bytes of its weights."""
 
     def __init__(self, work: _Work, weight_bytes: int, sleeper: Sleeper) -> None:
         super().__init__()
@@ -179,7 +177,7 @@ class _SleepingLayer(nn.Module):
         self._sleeper = sleeper
         self.weight = nn.Parameter(torch.zeros(1))
         rest = torch.empty(max(0, weight_bytes - _FLOAT), dtype=torch.uint8)
-        self.register_buffer("rest", rest, persistent=False)
+        self.rest = nn.Parameter(rest, requires_grad=False)
 
     def forward(self, value: Tensor) -> Tensor:
         entered = _Entry.apply(value)  # type: ignore[no-untyped-call]

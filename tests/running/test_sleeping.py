@@ -89,7 +89,8 @@ def apart(count: int) -> tuple[Stage, ...]:
 
 
 def trained(pieces: Sequence[Piece]) -> list[torch.nn.Parameter]:
-    return [parameter for piece in pieces for parameter in piece.module.parameters()]
+    every = [parameter for piece in pieces for parameter in piece.module.parameters()]
+    return [parameter for parameter in every if parameter.requires_grad]
 
 
 def counts(pieces: Sequence[Piece]) -> list[float | None]:
@@ -123,8 +124,8 @@ def leaf(size: int) -> Tensor:
 
 @contextmanager
 def metered(pieces: Sequence[Piece], *permanent: Tensor) -> Iterator[Meter]:
-    buffers = [buffer for piece in pieces for buffer in piece.module.buffers()]
-    with Meter([*trained(pieces), *buffers, *permanent]) as meter:
+    weights = [weight for piece in pieces for weight in piece.module.parameters()]
+    with Meter([*weights, *permanent]) as meter:
         yield meter
 
 
