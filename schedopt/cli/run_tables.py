@@ -71,8 +71,9 @@ def _print_memory(console: Console, report: Report) -> None:
         )
         for place, (kind, before, after, most) in enumerate(kinds):
             name = "" if place else f"rank {rank}, GPU {gpu}"
-            apart = f"{after / before - 1:+.1%}" if before else ""
-            rows.append((name, kind, format_bytes(before), format_bytes(after), apart, most))
+            apart = f"{after / before - 1:+.1%}" if before and after is not None else ""
+            taken = "" if after is None else format_bytes(after)
+            rows.append((name, kind, format_bytes(before or 0), taken, apart, most))
     columns = [Column("", words=True), Column("Memory", left=True)]
     columns += [Column(name) for name in ("Predicted", "Measured", "Difference", "Limit")]
     print_table(console, "Memory: the most at once", columns, rows, keys=2)
@@ -115,6 +116,11 @@ def _print_facts(console: Console, report: Report) -> None:
         console.print(
             "Note: the ranks took turns in one process; the step is replayed from what each "
             "operation took, with transfers as planned."
+        )
+    if report.job.backend == "pytorch":
+        console.print(
+            "Note: torch's runtime keeps outputs and receive buffers for all micro-batches of a "
+            "step, which the plan does not count, and its recompute is part of the backward."
         )
     wanted = len(report.gpus) * place["threads"]
     if report.job.backend != "logical" and report.job.model and wanted > place["cores"]:

@@ -34,7 +34,7 @@ class Figures:
         The most on each rank at once.
     weights_bytes, saved_bytes : tuple of int
         Of that the weights with what belongs to them, versions included, and what lies there
-        beside them between two operations.
+        beside them between two operations; None where that was not measured.
     live : tuple of int
         The most micro-batches in flight at once, a stage an entry.
     lengths_ns : dict of str to int
@@ -46,7 +46,7 @@ class Figures:
     bubble: float
     memory_bytes: tuple[int, ...]
     weights_bytes: tuple[int, ...]
-    saved_bytes: tuple[int, ...]
+    saved_bytes: tuple[int | None, ...]
     live: tuple[int, ...]
     lengths_ns: Mapping[str, int]
 

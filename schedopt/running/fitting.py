@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +16,7 @@ from schedopt.profiling import Model, cut_again
 from schedopt.profiling.halves import enter
 from schedopt.profiling.pieces import Piece, blaming, try_out
 from schedopt.profiling.states import own_parameters, tensor_bytes
+from schedopt.running.stage_work import same_buffers
 from schedopt.units import format_bytes, printable
 
 
@@ -85,7 +87,11 @@ def look(pieces: Sequence[Piece], inputs: dict[str, Tensor]) -> tuple[list[Piece
     InputError
         Naming the layer that fails.
     """
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+    with ExitStack() as stack:
+        # Some write over buffers whose values are real here, too.
+        for piece in pieces:
+            stack.enter_context(same_buffers(piece))
+        mode = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         fakes = {name: mode.from_tensor(value) for name, value in inputs.items()}
         tried = try_out(list(pieces), fakes)
         boundaries = []

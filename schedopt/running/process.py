@@ -10,6 +10,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -88,6 +89,8 @@ def run_rank(job: Job, number: int, local: int) -> Outcome | None:
         torch.cuda.empty_cache()
         _cap(job.plan, number, device)
     records, kept = conduct(light, [rank], step, _gather, job.steps, job.compare)
+    if job.backend == "pytorch":
+        records = [replace(record, saved_bytes=None) for record in records]
     together: list[Any] | None = [None] * len(actions.ranks) if number == 0 else None
     dist.gather_object((records, kept), together)
     if together is None:
@@ -122,8 +125,10 @@ def _stepper(job: Job, work: Work, rank: Rank, over_nccl: bool) -> Step:
 
 def _torch_step(runtime: Any, rank: Rank, actions: Actions) -> list[Span]:
     begin_step(rank, actions)
-    spans: list[Span] = runtime.step()
+    with rank.meter or nullcontext():
+        spans: list[Span] = runtime.step()
     rank.losses.update(runtime.losses)
+    rank.count_live(spans)
     updates = [action for action in actions.ranks[rank.number] if action.kind == "U"]
     return spans + [rank.perform(action) for action in updates]
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -88,6 +89,14 @@ class Rank:
     def copied(self, tensor: Tensor | None) -> Tensor | None:
         """Return a copy in memory of its own."""
         return None if tensor is None else self.copy(tensor)
+
+    def count_live(self, spans: Iterable[Span]) -> None:
+        """Note how many micro-batches were in flight at once, where another runtime ran them."""
+        for stage, work in self.stages.items():
+            kinds = [span.action.kind for span in spans if span.action.stage == stage]
+            half = "I" if "I" in kinds else "B"
+            steps = ((kind == "F") - (kind == half) for kind in kinds)
+            work.most_live = max(work.most_live, *accumulate(steps))
 
     def finish(self) -> None:
         """Look once more at what lies in memory."""

@@ -23,8 +23,9 @@ class Record:
         When each of these steps began, by the clock of the rank.
     weights_bytes : int
         Parameters, gradients, optimizer state and buffers, each version of parameters once.
-    saved_bytes : int
-        The most that lay in memory beside the weights between two operations.
+    saved_bytes : int or None
+        The most that lay in memory beside the weights between two operations. None where
+        another runtime ran them.
     peak_bytes : int
         The most in all, that which operations take and give back included.
     allocated_bytes : int or None
@@ -44,7 +45,7 @@ class Record:
     steps: tuple[tuple[Span, ...], ...]
     zeros_ns: tuple[int, ...]
     weights_bytes: int
-    saved_bytes: int
+    saved_bytes: int | None
     peak_bytes: int
     allocated_bytes: int | None
     live: Mapping[int, int]

@@ -103,8 +103,11 @@ class Report:
 
     @property
     def over(self) -> list[int]:
-        """The ranks whose model took more memory than the plan gives their GPU."""
-        if self.job.model is None:
+        """The ranks that took more memory than the plan gives their GPU.
+
+        Sleeping layers are not asked, nor torch's runtime, which keeps buffers of its own.
+        """
+        if self.job.model is None or self.job.backend == "pytorch":
             return []
         return [
             rank
