@@ -88,7 +88,7 @@ def profile(
             run = WholeRun(moved, clock) if whole else None
             measured = measure(moved, pieces, clock, optimizer, warmup, repeats, count, run)
         except InputError as error:
-            if not _out_of_memory(error):
+            if not out_of_memory(error):
                 raise
             measured = _measure_apart(model, place, clock, optimizer, repeats, min_share)
     return make_chain(model, measured, describe_run(model, place, optimizer, warmup, repeats))
@@ -142,7 +142,7 @@ def estimate(
         return make_chain(model, measured, provenance)
 
 
-def _out_of_memory(error: BaseException | None) -> bool:
+def out_of_memory(error: BaseException | None) -> bool:
     """Whether a lack of memory is behind an error."""
     torch = require_torch()
     while error is not None:

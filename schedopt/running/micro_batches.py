@@ -40,6 +40,10 @@ class MicroBatches:
             self._step = step
             self._made = [self._make(step * self._count + i) for i in range(self._count)]
 
+    def settle(self, device: torch.device) -> None:
+        """Give copies on this device from now on."""
+        self._device = device
+
     def __call__(self, micro_batch: int, names: Collection[str]) -> dict[str, Tensor]:
         """Return copies of inputs of a micro-batch of the step on the device, by name."""
         made = self._made[micro_batch]

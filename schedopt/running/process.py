@@ -31,7 +31,7 @@ from schedopt.running.job import Job
 from schedopt.running.links import Links, StreamLinks, ThreadLinks
 from schedopt.running.rank import Rank
 from schedopt.running.records import Outcome
-from schedopt.running.session import Step, conduct, judge, prepare, train_alone
+from schedopt.running.session import Step, conduct, judge, prepare, settle, train_alone
 from schedopt.running.spans import Span
 
 JOB: Final = "job.pickle"
@@ -81,6 +81,7 @@ def run_rank(job: Job, number: int, local: int) -> Outcome | None:
         )
     prepared = prepare(job, actions, device)
     alone = train_alone(prepared) if job.compare and job.model and number == 0 else None
+    prepared = settle(prepared, actions.stages(number), device)
     rank = make_rank(prepared.work, number)
     step = _stepper(job, prepared.work, rank, over_nccl)
     light = replace(prepared, work=replace(prepared.work, pieces=()), model=None)

@@ -43,13 +43,14 @@ def _run_here(job: Job, actions: Actions) -> Outcome:
     from schedopt.profiling.devices import find_device
     from schedopt.running import logical
     from schedopt.running.crew import make_rank
-    from schedopt.running.session import conduct, judge, prepare, train_alone
+    from schedopt.running.session import conduct, judge, prepare, settle, train_alone
 
     device = find_device(job.device)
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         prepared = prepare(job, actions, device)
         alone = train_alone(prepared) if job.compare and job.model is not None else None
+        prepared = settle(prepared, range(len(job.plan.stages)), device)
         ranks = [make_rank(prepared.work, number) for number in range(len(actions.ranks))]
         records, kept = conduct(
             prepared,

@@ -5,14 +5,16 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from schedopt.errors import InputError
 from schedopt.profiling import Model, load_model
 from schedopt.profiling.metering import Meter
 from schedopt.profiling.pieces import on_device
+from schedopt.profiling.profiler import out_of_memory
 from schedopt.profiling.saving import storage_bytes, storage_key
 from schedopt.profiling.states import choose_optimizer
 from schedopt.profiling.sweeping import training_mode
@@ -21,6 +23,7 @@ from schedopt.running.crew import Work, name_parameters
 from schedopt.running.fitting import Boundary, check_bytes, cut_as_planned, look
 from schedopt.running.job import Job
 from schedopt.running.micro_batches import MicroBatches
+from schedopt.running.moving import move_piece
 from schedopt.running.rank import Rank
 from schedopt.running.records import Outcome, Record
 from schedopt.running.reference import Trained, difference, emulate, train_unsplit
@@ -41,7 +44,11 @@ class Prepared:
     load : callable
         Makes the inputs of a step.
     model : Model or None
-        The whole model on the device, before any step, as long as somebody needs it.
+        The whole model before any step, as long as somebody needs it.
+    place : torch.device
+        Where it lies, and the layers with it.
+    settle : callable
+        Moves what the inputs and random numbers of layers need.
     is_asleep : bool
         Whether the layers sleep.
     """
@@ -49,11 +56,15 @@ class Prepared:
     work: Work
     load: Callable[[int], None]
     model: Model | None
+    place: torch.device
+    settle: Callable[[torch.device], None] = lambda device: None
     is_asleep: bool = False
 
 
 def prepare(job: Job, actions: Actions, device: torch.device) -> Prepared:
     """Build the model that a job names, and cut it as the plan says.
+
+    On the device, or on the host if the whole model does not fit there: see `settle`.
 
     Raises
     ------
@@ -63,11 +74,22 @@ def prepare(job: Job, actions: Actions, device: torch.device) -> Prepared:
     if job.model is None:
         return _prepare_sleeping(job, actions, device)
     torch.manual_seed(job.seed)
-    model = on_device(load_model(job.model, **job.options), device)
+    loaded = load_model(job.model, **job.options)
+    try:
+        return _prepare_on(job, actions, loaded, device)
+    except InputError as error:
+        if device.type == "cpu" or not out_of_memory(error):
+            raise
+    torch.cuda.empty_cache()
+    return _prepare_on(job, actions, loaded, torch.device("cpu"))
+
+
+def _prepare_on(job: Job, actions: Actions, loaded: Model, place: torch.device) -> Prepared:
+    model = on_device(loaded, place)
     chain = job.plan.chain
     pieces, boundaries = look(cut_as_planned(model, chain), model.tensors)
     check_bytes(chain, pieces, boundaries, model.tensors)
-    batches = MicroBatches(model, actions.micro_batches, job.seed, device)
+    batches = MicroBatches(model, actions.micro_batches, job.seed, place)
     work = Work(
         plan=job.plan,
         actions=actions,
@@ -77,9 +99,9 @@ def prepare(job: Job, actions: Actions, device: torch.device) -> Prepared:
         data=batches,
         before=batches.seed_layer,
         names=name_parameters(model.module, model.loss),
-        device=device,
+        device=place,
     )
-    return Prepared(work, batches.load, model)
+    return Prepared(work, batches.load, model, place, batches.settle)
 
 
 def _prepare_sleeping(job: Job, actions: Actions, device: torch.device) -> Prepared:
@@ -108,7 +130,19 @@ def _prepare_sleeping(job: Job, actions: Actions, device: torch.device) -> Prepa
         # Nothing is in it, and to touch it would take time and memory.
         copy=torch.empty_like,
     )
-    return Prepared(work, lambda step: None, None, is_asleep=True)
+    return Prepared(work, lambda step: None, None, device, is_asleep=True)
+
+
+def settle(prepared: Prepared, stages: Iterable[int], device: torch.device) -> Prepared:
+    """Return what runs on a device: if the model lies elsewhere, these stages of it are moved."""
+    work = prepared.work
+    if prepared.place != device:
+        for stage in stages:
+            first, last = work.plan.stages[stage].layers
+            for piece in work.pieces[first : last + 1]:
+                move_piece(piece, device)
+        prepared.settle(device)
+    return replace(prepared, work=replace(work, device=device))
 
 
 def train_alone(prepared: Prepared) -> tuple[Trained, str]:
