@@ -26,7 +26,7 @@ BLOCKS = dict(re.findall(r"```(python|json)\n(.*?)```", README, re.DOTALL))
 def test_the_commands_of_the_tour_run_in_order(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "instances", tmp_path / "instances")
     (tmp_path / "graph.txt").write_text(PIPEDREAM)
-    tour = [command for command in COMMANDS if not command.startswith("profile")]
+    tour = [one for one in COMMANDS if not one.startswith("profile") and "--model" not in one]
     assert len(tour) >= 7
     for command in tour:
         expected = 3 if "0.9G" in command else 0

@@ -25,10 +25,11 @@ from schedopt.formats import read_format
 from schedopt.plan import PLAN_FORMAT
 from schedopt.platform import PLATFORM_FORMAT, Platform
 from schedopt.problem import Scope
+from schedopt.running.report import RUN_FORMAT
 from schedopt.solving import solve
 from schedopt.sweeping.sweep import SWEEP_FORMAT
 
-OTHERS = frozenset({PLAN_FORMAT, PLATFORM_FORMAT, SWEEP_FORMAT})
+OTHERS = frozenset({PLAN_FORMAT, PLATFORM_FORMAT, RUN_FORMAT, SWEEP_FORMAT})
 """Formats of files beside chains."""
 OWN = "own"
 """The memory level of an instance that comes with its platform."""
