@@ -34,6 +34,7 @@ HEAVY = (
         "schedopt.checking",
         "schedopt.drawing",
         "schedopt.profiling",
+        "schedopt.running",
         "schedopt.sweeping",
     ],
 )

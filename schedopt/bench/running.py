@@ -16,7 +16,6 @@ from schedopt.plan import Plan
 from schedopt.platform import Platform
 from schedopt.problem import Scope
 from schedopt.running.job import Job
-from schedopt.running.report import Report
 from schedopt.running.run import execute
 from schedopt.solving import solve
 from schedopt.units import format_duration
@@ -73,7 +72,7 @@ class Sleeping:
             steps=steps,
             stretch=stretch,
         )
-        found = Report(job, execute(job)).to_json()
+        found = execute(job).to_json()
         planned, measured = found["predicted"], found["measured"]
         return {
             "chain": self.chain.name,

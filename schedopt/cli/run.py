@@ -204,7 +204,7 @@ def _run(job: Job, port: int) -> Report | None:
     from schedopt.running.run import execute
 
     with _own_output():
-        return Report(job, execute(job, port=port))
+        return execute(job, port=port)
 
 
 @contextmanager

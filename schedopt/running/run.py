@@ -1,4 +1,4 @@
-"""`run`: execute a plan, and put what was measured beside what was predicted."""
+"""`execute`: run a plan on this machine."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from schedopt.profiling.factory import require_torch
 from schedopt.running.actions import Actions
 from schedopt.running.job import Job
 from schedopt.running.records import Outcome
+from schedopt.running.report import Report
 
 
-def execute(job: Job, *, port: int = 0) -> Outcome:
-    """Run a job on this machine.
+def execute(job: Job, *, port: int = 0) -> Report:
+    """Run a job on this machine, and put what was measured beside what was predicted.
 
     Parameters
     ----------
@@ -30,11 +31,11 @@ def execute(job: Job, *, port: int = 0) -> Outcome:
     require_torch()
     actions = job.actions()
     if job.backend == "logical":
-        return _run_here(job, actions)
+        return Report(job, _run_here(job, actions))
     _check_devices(job, len(actions.ranks))
     from schedopt.running.launching import launch
 
-    return launch(job, len(actions.ranks), port)
+    return Report(job, launch(job, len(actions.ranks), port))
 
 
 def _run_here(job: Job, actions: Actions) -> Outcome:
