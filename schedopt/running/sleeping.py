@@ -6,13 +6,13 @@ layer takes no processor, and its bytes are asked for and never touched, so that
 The graph of a layer, each node with one number but for what the layer takes and hands on::
 
     input ──▶ _Entry ──┐
-                       ├──▶ _Join ──▶ _Sleep ──▶ output
+                       ├──▶ sum ──▶ _Sleep ──▶ output
     weight ──▶ _Weight ┘
 
 `_Sleep` sleeps in the forward and in the backward, or its input half, and holds what is saved.
-Torch cuts a backward in halves below it, at `_Join`: the input half runs `_Sleep`, `_Join` and
-`_Entry`, then `_Sleep` is freed, and the weight half runs `_Join` again and `_Weight`, which sleeps
-there. What the weight half holds is the storage of the gradient between `_Sleep` and `_Join`.
+Torch cuts a backward in halves below it, at the sum: the input half runs `_Sleep`, the sum and
+`_Entry`, then `_Sleep` is freed, and the weight half runs the sum again and `_Weight`, which sleeps
+there. What the weight half holds is the storage of the gradient between `_Sleep` and the sum.
 """
 
 from __future__ import annotations
@@ -182,7 +182,8 @@ class _SleepingLayer(nn.Module):
     def forward(self, value: Tensor) -> Tensor:
         entered = _Entry.apply(value)  # type: ignore[no-untyped-call]
         weight = _Weight.apply(self.weight, self._work, self._sleeper)  # type: ignore[no-untyped-call]
-        joined = _Join.apply(entered, weight)  # type: ignore[no-untyped-call]
+        # Torch 2.11 can start the weight half at nodes of its own only.
+        joined = entered + weight
         output: Tensor = _Sleep.apply(joined, self._work, self._sleeper)  # type: ignore[no-untyped-call]
         return output
 
@@ -204,18 +205,6 @@ class _Sleep(torch.autograd.Function):
         gradient = saved if held is None else _holding(held)
         _sleep(ctx.sleeper, ctx.work.backward_ns, ctx.work)
         return gradient, None, None
-
-
-class _Join(torch.autograd.Function):
-    """Where the halves of a backward part."""
-
-    @staticmethod
-    def forward(ctx: Any, entered: Tensor, weight: Tensor) -> Tensor:
-        return _numbers(0)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        return gradients[0], gradients[0]
 
 
 class _Entry(torch.autograd.Function):
