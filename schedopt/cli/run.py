@@ -113,6 +113,12 @@ def run_plan(
         Path | None,
         typer.Option(help="Write both timelines for ui.perfetto.dev (.json).", metavar="FILE"),
     ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            help="Draw both timelines, one below the other: .svg, .png or .pdf.", metavar="FILE"
+        ),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="Write what --json prints.", metavar="FILE"),
@@ -136,10 +142,13 @@ def run_plan(
     schedopt run plan.json --model package.module:factory --nodes 2
     """
     from schedopt.cli.charts import load_valid
+    from schedopt.drawing import picture_suffix
     from schedopt.formats import check_writable
     from schedopt.simulation import usual_micro_batches
 
-    for path in (trace, output):
+    if plot is not None:
+        picture_suffix(plot)
+    for path in (trace, plot, output):
         if path is not None:
             check_writable(path)
     loaded = load_valid(plan).plan
@@ -180,7 +189,7 @@ def run_plan(
         report = _run(job, port)
     if report is None:
         return
-    _write(report, trace, output)
+    _write(report, trace, plot, output)
     if as_json:
         typer.echo(json.dumps(report.to_json(), indent=2))
     else:
@@ -214,13 +223,18 @@ def _own_output() -> Iterator[None]:
         yield
 
 
-def _write(report: Report, trace: Path | None, output: Path | None) -> None:
+def _write(report: Report, trace: Path | None, plot: Path | None, output: Path | None) -> None:
     from schedopt.formats import write_whole
 
     if trace is not None:
         from schedopt.running.trace import make_trace
 
         write_whole(trace, json.dumps(make_trace(report)) + "\n")
+    if plot is not None:
+        from schedopt.drawing import save_picture
+        from schedopt.running.chart import chart_run
+
+        save_picture(chart_run(report), plot)
     if output is not None:
         write_whole(output, json.dumps(report.to_json(), indent=2) + "\n")
 

@@ -136,7 +136,7 @@ class Chart:
     gpus : tuple of Row
         Those that have a stage.
     memory : tuple of MemoryRow
-        One for each GPU.
+        One for each GPU, or none.
     links : tuple of Row
         Those that carry something.
     spans : tuple of Span

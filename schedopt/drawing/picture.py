@@ -73,9 +73,11 @@ def _figure(chart: Chart) -> Figure:
     axes.set_ylim(body, 0)
     size = max(4.0, min(9.0, 24 * gpu_height))
     top = 0.15
+    share = 0.52 if chart.memory else 0.88
     for number, row in enumerate(chart.gpus):
-        _draw_row(axes, chart, row, top + 0.04 * gpu_height, 0.52 * gpu_height)
-        _draw_memory(axes, chart, number, top + 0.6 * gpu_height, 0.32 * gpu_height)
+        _draw_row(axes, chart, row, top + 0.04 * gpu_height, share * gpu_height)
+        if chart.memory:
+            _draw_memory(axes, chart, number, top + 0.6 * gpu_height, 0.32 * gpu_height)
         _note(axes, chart, number, top, gpu_height, size)
         top += gpu_height
     top += 0.1
@@ -219,17 +221,20 @@ def _draw_memory(axes: Axes, chart: Chart, number: int, top: float, height: floa
 
 def _note(axes: Axes, chart: Chart, number: int, top: float, height: float, size: float) -> None:
     """Write the name of a GPU, how busy it is and how full."""
-    row, memory = chart.gpus[number], chart.memory[number]
+    row = chart.gpus[number]
     busiest = number == chart.busiest
     # Beside what they speak of where there is room for two lines, else in one.
-    two = height > 0.35
+    two = height > 0.35 and bool(chart.memory)
     busy = f"  {float(row.busy):.1%} busy" + (", the most" if busiest and two else "")
-    used = f"memory {memory.share:.1%} of {format_bytes(memory.limit_bytes)}"
-    used += ", no room" if memory.lacks else ""
     first, second = (0.28, 0.76) if two else (0.5, 0.5)
     _beside(axes, 0, top + first * height, f"{row.name} ", size, ha="right")
     bold = "bold" if busiest else "normal"
     _beside(axes, chart.length_ns, top + first * height, busy, size, weight=bold)
+    if not chart.memory:
+        return
+    memory = chart.memory[number]
+    used = f"memory {memory.share:.1%} of {format_bytes(memory.limit_bytes)}"
+    used += ", no room" if memory.lacks else ""
     bold = "bold" if memory.lacks else "normal"
     right = 0 if two else 10.5 * size
     _beside(axes, chart.length_ns, top + second * height, f"  {used}", size, right, weight=bold)
@@ -327,7 +332,11 @@ def _draw_legend(figure: Figure, chart: Chart, height: float) -> None:
                 label=NAMES[what],
             )
         )
-    memory = [Patch(facecolor=ROOM, label="memory over time (the line above it is the limit)")]
+    memory = []
+    if chart.memory:
+        told += " Dotted: the memory that decides (in the reading of the scope)."
+        label = "memory over time (the line above it is the limit)"
+        memory.append(Patch(facecolor=ROOM, label=label))
     if any(memory.lacks for memory in chart.memory):
         memory.append(Patch(facecolor=NO_ROOM, label="the same, no room for one more micro-batch"))
     # Two lines: all kinds at once are as wide as the picture.
@@ -336,7 +345,7 @@ def _draw_legend(figure: Figure, chart: Chart, height: float) -> None:
             handles=handles,
             loc="lower left",
             bbox_to_anchor=(0.2 / WIDTH, bottom / height),
-            ncols=len(handles),
+            ncols=max(1, len(handles)),
             fontsize=8,
             frameon=False,
             handlelength=2.4,
@@ -346,7 +355,7 @@ def _draw_legend(figure: Figure, chart: Chart, height: float) -> None:
     figure.text(
         0.2 / WIDTH,
         0.06 / height,
-        f"{told} Dotted: the memory that decides (in the reading of the scope).",
+        told,
         size=8,
         va="bottom",
     )

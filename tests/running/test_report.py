@@ -1,0 +1,139 @@
+"""What was measured beside what was predicted, on sleeping layers in one process."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from schedopt import InputError, check
+from schedopt.drawing import save_picture
+from schedopt.plan import Plan
+from schedopt.running import Job, Report, execute, make_trace
+from schedopt.running.chart import chart_run
+from schedopt.running.report import RUN_FORMAT
+from tests.examples import contiguous, general, recomputed, split_backward
+
+STRETCH = 200_000
+"""Nanoseconds of the examples take so many times as long."""
+
+
+@cache
+def report_of(make: str, microbatches: int = 6) -> Report:
+    plan = {
+        "contiguous": contiguous,
+        "general": general,
+        "recomputed": recomputed,
+        "split": split_backward,
+    }[make]()
+    assert check(plan) == ()
+    return run(plan, microbatches)
+
+
+def run(plan: Plan, microbatches: int) -> Report:
+    return execute(
+        Job(
+            plan=plan,
+            model=None,
+            backend="logical",
+            microbatches=microbatches,
+            steps=2,
+            stretch=STRETCH,
+        )
+    )
+
+
+def test_the_prediction_is_what_was_worked_out_by_hand() -> None:
+    planned = report_of("contiguous").predicted
+    # F0 0-2, link, F1, link, F2, B2 to 10, link, B1 to 14, link, B0: 5 and 3 in flight. The
+    # last backward of stage 2 ends at 10 and then every 4 ns; all is over 5 micro-batches later.
+    assert planned.live == (5, 3, 1)
+    assert planned.period_ns == 4
+    assert planned.weights_bytes == (10, 20, 30)
+    assert planned.lengths_ns["0F"] == planned.lengths_ns["2B"] == 2
+    assert planned.lengths_ns["0SEND_F"] == planned.lengths_ns["2SEND_B"] == 1
+    assert len(planned.memory_bytes) == 3
+
+
+@pytest.mark.parametrize("make", ["contiguous", "general", "recomputed", "split"])
+def test_what_lies_in_memory_is_as_predicted(make: str) -> None:
+    report = report_of(make)
+    assert report.measured.live == report.predicted.live
+    # Storages are at least 4 bytes, and a layer hands on one number where the plan says 1 byte.
+    for found, planned in zip(
+        report.measured.saved_bytes, report.predicted.saved_bytes, strict=True
+    ):
+        assert found is not None
+        assert planned is not None
+        assert abs(found - planned) <= 64
+
+
+def test_a_replayed_step_takes_no_less_than_the_plan() -> None:
+    report = report_of("contiguous")
+    assert report.measured.step_ns >= report.predicted.step_ns
+    assert report.measured.period_ns is not None
+    assert report.measured.period_ns >= 4
+
+
+def test_the_document_is_json_and_holds_both() -> None:
+    report = report_of("general")
+    document = json.loads(json.dumps(report.to_json()))
+    assert document["format"] == RUN_FORMAT
+    assert document["plan_period_ns"] == 6
+    assert document["gradient_difference"] is None
+    for name in ("predicted", "measured"):
+        found = document[name]
+        assert {"period_ns", "step_ns", "bubble", "memory_bytes", "live"} <= found.keys()
+        assert len(found["memory_bytes"]) == 2
+
+
+def test_the_trace_shows_every_operation_of_the_plan_and_of_each_step() -> None:
+    report = report_of("contiguous")
+    events = make_trace(report)["traceEvents"]
+    for process in (1, 2):
+        names = sorted(
+            event["name"]
+            for event in events
+            if event["ph"] == "X" and event["pid"] == process and event["cat"] in "FB"
+        )
+        assert names == sorted(f"{s}{kind}{i}" for s in range(3) for kind in "FB" for i in range(6))
+    last = max(
+        event["ts"] + event["dur"] for event in events if event.get("pid") == 1 if "ts" in event
+    )
+    assert last == pytest.approx(report.predicted.step_ns / 1000)
+    threads = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert "rank 2, GPU 2" in threads
+
+
+def test_the_picture_has_two_rows_a_rank(tmp_path: Path) -> None:
+    chart = chart_run(report_of("general"))
+    assert [row.name for row in chart.gpus] == ["0 plan", "0 replayed", "1 plan", "1 replayed"]
+    assert all(len(row.boxes) == 6 * 4 for row in chart.gpus[:1])
+    save_picture(chart, tmp_path / "run.svg")
+    assert b"0 replayed" in (tmp_path / "run.svg").read_bytes()
+
+
+def test_where_they_part_most_comes_first() -> None:
+    report = report_of("contiguous")
+    apart = [abs(one.measured_ns - one.predicted_ns) for one in report.partings]
+    assert apart == sorted(apart, reverse=True)
+    assert {one.name for one in report.partings} >= {"0F", "1F", "2F", "0B", "1B", "2B"}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("microbatches", 0),
+        ("steps", 0),
+        ("seed", -1),
+        ("stretch", 0.0),
+        ("device", "cuda"),
+        ("backend", "mpi"),
+    ],
+)
+def test_a_job_that_makes_no_sense_is_refused(field: str, value: object) -> None:
+    given = {"plan": contiguous(), "model": None, "backend": "logical", "microbatches": 4}
+    with pytest.raises(InputError, match=field):
+        Job(**{**given, field: value})  # type: ignore[arg-type]
