@@ -60,7 +60,7 @@ AsJson: TypeAlias = Annotated[
 
 @contextmanager
 def naming_options(names: Mapping[str, str] = MappingProxyType({})) -> Iterator[None]:
-    """Name the option in each error about a parameter; what is wrong in a file stays as it is.
+    """Name the option in each error about a parameter; what is wrong elsewhere stays as it is.
 
     Parameters
     ----------
@@ -70,7 +70,7 @@ def naming_options(names: Mapping[str, str] = MappingProxyType({})) -> Iterator[
     try:
         yield
     except InputError as error:
-        if error.source or not error.field or error.field.startswith("--"):
+        if error.source or not error.field or error.field.startswith("--") or " " in error.field:
             raise
         name = names.get(error.field, error.field).replace("_", "-")
         field = name if name.isupper() else f"--{name}"

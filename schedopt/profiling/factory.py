@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from schedopt.errors import InputError
+from schedopt.profiling.telling import tell
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -179,9 +180,9 @@ def load_model(spec: str, **options: Any) -> Model:
         returned = factory()
     except InputError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(
-            f"{spec} raised {_told(error)}",
+            f"{spec} raised {tell(error)}",
             field=_FIELD,
             way_out="Give a function that needs no arguments and returns the model",
         ) from error
@@ -302,7 +303,7 @@ def _import(name: str) -> ModuleType:
 
 def _import_failed(name: str, error: BaseException) -> InputError:
     return InputError(
-        f"importing {name} raised {_told(error)}",
+        f"importing {name} raised {tell(error)}",
         field=_FIELD,
         way_out=f"Make python -c 'import {name}' work first",
     )
@@ -320,7 +321,3 @@ def _kind(value: object) -> str:
     name = type(value).__name__
     article = "an" if name[0] in "AEIOUaeiou" else "a"
     return "None" if value is None else f"{article} {name}"
-
-
-def _told(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"[:300]

@@ -13,6 +13,7 @@ from torch import Tensor, fx, nn
 from schedopt.errors import InputError
 from schedopt.profiling.factory import Model
 from schedopt.profiling.segmenting import find_cuts, make_segments
+from schedopt.profiling.telling import tell
 from schedopt.profiling.tracing import WithLoss, no_tensor, trace
 
 
@@ -120,7 +121,7 @@ def on_device(model: Model, device: torch.device) -> Model:
         module, loss = copy.deepcopy((model.module, loss))
     except Exception as error:
         raise InputError(
-            f"the model cannot be copied: {error}"[:300],
+            f"the model cannot be copied: {tell(error)}",
             field="model",
             way_out="Build it without running it, so that it holds parameters and buffers only",
         ) from error
@@ -177,9 +178,9 @@ def blaming(name: str, what: str) -> Iterator[None]:
             field=place,
             way_out="Take a smaller micro-batch or a GPU with more memory, or free this one",
         ) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(
-            f"its {what} raised {type(error).__name__}: {error}"[:400],
+            f"its {what} raised {tell(error)}",
             field=place,
             way_out="Make one training step of the whole model work first",
         ) from error

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import logging
 import sys
-import traceback
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from functools import partial
 from io import StringIO
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from unittest import mock
 
@@ -19,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from schedopt.errors import InputError
 from schedopt.profiling.saving import storage_key
+from schedopt.profiling.telling import place
 
 if TYPE_CHECKING:
     from schedopt.profiling.factory import Loss, Model
@@ -34,7 +33,6 @@ BREAKS: Final = (
     "UserError",
 )
 """What torch raises where the way through a model depends on values."""
-_NOT_THE_MODEL: Final = ("site-packages", "schedopt", "<")
 FAILURE: Final = "Make one forward of the model with these inputs work first"
 
 
@@ -118,7 +116,7 @@ def trace(model: Model) -> fx.GraphModule:
         kind = type(error).__name__
         reason = str(error).strip().partition("\n")[0].rstrip(".")
         raise InputError(
-            f"it cannot be traced{_place(error)}: {kind}: {reason}"[:400],
+            f"it cannot be traced{place(error, ' at ')}: {kind}: {reason}"[:400],
             field="model",
             way_out=BREAK if kind in BREAKS else FAILURE,
         ) from error
@@ -130,13 +128,6 @@ def trace(model: Model) -> fx.GraphModule:
     for node, name in zip(used, model.tensors, strict=True):
         node.meta["input"] = name
     return graph_module
-
-
-def _place(error: BaseException) -> str:
-    """Return the last line of the model's own code that ran, as far as it is known."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [one for one in frames if not any(part in one.filename for part in _NOT_THE_MODEL)]
-    return f" at {Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
 
 
 @contextmanager
