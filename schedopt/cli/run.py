@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
@@ -14,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from schedopt.cli.options import AsJson, PlanFile, Seed, naming_options
-from schedopt.errors import InputError
+from schedopt.cli.signals import usual_signals
+from schedopt.errors import InputError, SchedoptError
 
 if TYPE_CHECKING:
     from schedopt.running.job import Job
@@ -169,7 +171,7 @@ def run_plan(
     from schedopt.running.job import Job
 
     options = {"batch": batch, "seq": seq, "image": image, "dtype": dtype}
-    with naming_options({"nproc_per_node": "nproc-per-node"}):
+    with naming_options():
         job = Job(
             plan=loaded,
             model=model,
@@ -206,8 +208,8 @@ def _run(job: Job, port: int) -> Report | None:
     if job.backend != "logical" and "TORCHELASTIC_RUN_ID" in os.environ:
         from schedopt.running.process import run_rank
 
-        with _own_output():
-            number, local = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK"))
+        number, local = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK"))
+        with _ending_at_once(), _own_output():
             outcome = run_rank(job, number, local)
         return None if outcome is None else Report(job, outcome)
     from schedopt.running.run import execute
@@ -217,10 +219,30 @@ def _run(job: Job, port: int) -> Report | None:
 
 
 @contextmanager
+def _ending_at_once() -> Iterator[None]:
+    """End a rank that fails at once: its threads may wait for the other ranks for ever."""
+    with usual_signals():
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        try:
+            with naming_options():
+                yield
+        except SchedoptError as error:
+            print(f"Error: {error}", file=sys.stderr, flush=True)
+            os._exit(2 if isinstance(error, InputError) else 1)
+
+
+@contextmanager
 def _own_output() -> Iterator[None]:
-    """Keep what a model prints out of what the command prints."""
-    with redirect_stdout(sys.stderr):
-        yield
+    """Keep what a model prints, in whatever language, out of what the command prints."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def _write(report: Report, trace: Path | None, plot: Path | None, output: Path | None) -> None:

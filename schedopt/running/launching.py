@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import pickle
@@ -13,12 +12,12 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from signal import Signals
-from typing import Any
 from unittest import mock
 from uuid import uuid4
 
-from schedopt.errors import InputError, RankError, SchedoptError
+from schedopt.errors import InputError, RankError
+from schedopt.profiling.telling import tell
+from schedopt.running.failing import first_failure
 from schedopt.running.job import Job
 from schedopt.running.process import JOB, OUTCOME
 from schedopt.running.records import Outcome
@@ -27,7 +26,8 @@ from schedopt.running.records import Outcome
 def launch(job: Job, ranks: int, port: int = 0) -> Outcome:
     """Run each rank of a job as a process of this machine, started by torchrun's launcher.
 
-    All of them have ended on return. A rank that fails ends the others.
+    All of them have ended on return. A rank that fails ends the others, and so does an exception
+    that a signal raises here; should this process be killed, they end by themselves.
 
     Parameters
     ----------
@@ -41,12 +41,33 @@ def launch(job: Job, ranks: int, port: int = 0) -> Outcome:
     InputError
         What a rank raised as such, or if the port is in use.
     RankError
-        If a rank failed otherwise, or was killed.
+        If a rank failed otherwise, was killed, or could not be started.
     """
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     _check_port(port)
+    directory = _make_directory()
+    try:
+        (directory / JOB).write_bytes(pickle.dumps(job))
+        with _quietly(), mock.patch.dict(os.environ, _environment(ranks)):
+            _start(directory, ranks, port)
+        if not (directory / OUTCOME).exists():
+            raise first_failure(directory, {})
+        outcome: Outcome = pickle.loads((directory / OUTCOME).read_bytes())
+    except ChildFailedError as failed:
+        raise first_failure(directory, failed.failures) from None
+    except (OSError, RuntimeError) as error:
+        raise RankError(f"the ranks could not be started: {tell(error)}") from error
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    return outcome
+
+
+def _start(directory: Path, ranks: int, port: int) -> None:
+    """Start the ranks, and wait for their end."""
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -54,74 +75,62 @@ def launch(job: Job, ranks: int, port: int = 0) -> Outcome:
         run_id=uuid4().hex,
         rdzv_backend="c10d",
         rdzv_endpoint=f"localhost:{port}",
+        local_addr="localhost",
         max_restarts=0,
         monitor_interval=0.1,
+        logs_specs=DefaultLogsSpecs(log_dir=str(directory / "logs")),
+        # They stay with those who had them.
+        signals_to_handle="",
     )
-    directory = Path(tempfile.mkdtemp(prefix="schedopt-run-"))
+    module = ("-m", "schedopt.running.process")
+    elastic_launch(config, sys.executable)(*module, str(directory), str(os.getpid()))
+
+
+def _make_directory() -> Path:
     try:
-        (directory / JOB).write_bytes(pickle.dumps(job))
-        command = (sys.executable, "-m", "schedopt.running.process", str(directory))
-        try:
-            with _quietly(), mock.patch.dict(os.environ, _environment(ranks)):
-                elastic_launch(config, command[0])(*command[1:])
-        except ChildFailedError as failed:
-            raise _failure(directory, failed.failures) from None
-        outcome: Outcome = pickle.loads((directory / OUTCOME).read_bytes())
-        return outcome
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+        return Path(tempfile.mkdtemp(prefix="schedopt-run-"))
+    except OSError as error:
+        raise InputError(
+            f"there is no directory for temporary files: {error.strerror or error}",
+            field="TMPDIR",
+            way_out="Let it name one that can be written, or use --backend logical",
+        ) from None
 
 
 def _environment(ranks: int) -> dict[str, str]:
-    """Share the cores among the ranks, unless the user said how many threads each has."""
+    """Share the cores among the ranks, unless the user said how many threads each has.
+
+    What torch logs beside its errors is not for users.
+    """
     share = max(1, len(os.sched_getaffinity(0)) // ranks)
-    return {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(share))}
+    usual = {"OMP_NUM_THREADS": str(share), "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    return {name: os.environ.get(name, value) for name, value in usual.items()}
 
 
 def _check_port(port: int) -> None:
     with socket.socket() as tried:
+        # As the launcher does, so that a port is free again as soon as a run has ended.
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             tried.bind(("", port))
         except (OSError, OverflowError) as error:
             raise InputError(
-                f"{port} cannot be used: {getattr(error, 'strerror', None) or error}",
+                f"{port} cannot be used: {_why(error)}",
                 field="port",
                 way_out="Give one that is free, or leave it out to take any that is",
             ) from None
 
 
-def _failure(directory: Path, failures: dict[int, Any]) -> SchedoptError:
-    """Return the error of the rank that failed first: what others say may follow from it."""
-    told = [json.loads(path.read_text()) for path in directory.glob("error-*.json")]
-    killed = [
-        (failure.timestamp, rank, -failure.exitcode)
-        for rank, failure in failures.items()
-        if failure.exitcode < 0 and rank not in {one["rank"] for one in told}
-    ]
-    first = min(told, key=lambda one: float(one["time"]), default=None)
-    if killed and (first is None or min(killed)[0] <= first["time"]):
-        _, rank, number = min(killed)
-        return RankError(f"rank {rank} was ended by {Signals(number).name}{_guess(number)}")
-    if first is None:
-        rank, failure = min(failures.items())
-        return RankError(f"rank {rank} ended with exit code {failure.exitcode}")
-    if "input" in first:
-        rule, field, way_out, source = first["input"]
-        return InputError(rule, field=field, way_out=way_out, source=source)
-    return RankError(f"rank {first['rank']} raised {first['fault']}")
-
-
-def _guess(number: int) -> str:
-    return ": the machine may have run out of memory" if number == Signals.SIGKILL else ""
+def _why(error: OSError | OverflowError) -> str:
+    return (getattr(error, "strerror", None) or str(error)).rstrip(".")
 
 
 @contextmanager
 def _quietly() -> Iterator[None]:
     """Keep the launcher from logging what the error says anyway."""
-    logger = logging.getLogger("torch.distributed.elastic")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL + 1)
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
     try:
         yield
     finally:
-        logger.setLevel(before)
+        logging.disable(before)

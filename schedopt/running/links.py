@@ -83,12 +83,9 @@ class ThreadLinks:
                 peer = actions.rank_of[action.other_end.stage]
                 way = peer if one_way else (peer, action.is_send)
                 ways.setdefault(way, []).extend((peer, one) for one in action.singles)
-        self._threads = [
-            threading.Thread(target=self._carry, args=(transfers,), daemon=True)
-            for transfers in ways.values()
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._running = len(ways)
+        for transfers in ways.values():
+            threading.Thread(target=self._carry, args=(transfers,), daemon=True).start()
 
     def offer(self, send: Action, tensor: Tensor | None) -> None:
         """Give what a micro-batch made to be sent, as soon as it is there."""
@@ -109,9 +106,9 @@ class ThreadLinks:
 
     def finish(self) -> list[Span]:
         """Wait for all transfers, and return when those that this rank sent took place."""
-        for thread in self._threads:
-            thread.join()
-        self._raise()
+        with self._changed:
+            self._changed.wait_for(lambda: not self._running or self._error)
+            self._raise()
         return self._spans
 
     def _raise(self) -> None:
@@ -124,7 +121,10 @@ class ThreadLinks:
                 (self._send if action.is_send else self._receive)(peer, action)
         except BaseException as error:
             with self._changed:
-                self._error = error
+                self._error = self._error or error
+        finally:
+            with self._changed:
+                self._running -= 1
                 self._changed.notify_all()
 
     def _receive(self, peer: int, receive: Action) -> None:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
+import shutil
+import signal
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -27,6 +27,7 @@ from schedopt.profiling.devices import find_device
 from schedopt.running.action import Action
 from schedopt.running.actions import Actions, gpu_ranks
 from schedopt.running.crew import Work, begin_step, make_rank
+from schedopt.running.failing import FAILURE, Failure, LostError, as_failure
 from schedopt.running.job import Job
 from schedopt.running.links import Links, StreamLinks, ThreadLinks
 from schedopt.running.rank import Rank
@@ -36,18 +37,25 @@ from schedopt.running.spans import Span
 
 JOB: Final = "job.pickle"
 OUTCOME: Final = "outcome.pickle"
+_PAUSE_S: Final = 2
 _PATIENCE: Final = timedelta(minutes=30)
 """How long a rank waits for another: as long as the slowest step may take."""
 
 
-def main(directory: Path) -> None:
+def main(directory: Path, parent: int) -> None:
     """Run the rank that the environment names, of the job that lies in a directory.
 
-    The first rank writes the outcome there; a rank that fails says there why, and ends at once,
-    since others may never answer it.
+    The first rank writes the outcome there; a rank that fails says there why. What it started
+    ends with it.
+
+    Parameters
+    ----------
+    directory : Path
+    parent : int
+        The process that started this one, and may have ended since.
     """
     os.dup2(2, 1)
-    _end_with(os.getppid())
+    _end_with(parent, directory)
     number = int(os.environ["RANK"])
     try:
         job = pickle.loads((directory / JOB).read_bytes())
@@ -55,16 +63,34 @@ def main(directory: Path) -> None:
         if outcome is not None:
             (directory / OUTCOME).write_bytes(pickle.dumps(outcome))
     except BaseException as error:
-        told = {"time": time.time(), "rank": number, **_tell(error)}
-        (directory / f"error-{number}.json").write_text(json.dumps(told))
-        traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(1)
-    os._exit(0)
+        told = Failure(time.time(), number, as_failure(error, number))
+        # Nobody listens any more where the launcher was ended as this rank started.
+        with suppress(OSError):
+            (directory / f"{FAILURE}-{number}.pickle").write_bytes(pickle.dumps(told))
+        _end(1)
+    _end(0)
 
 
 def run_rank(job: Job, number: int, local: int) -> Outcome | None:
-    """Run one rank of a job; the first returns what all measured."""
+    """Run one rank of a job; the first returns what all measured.
+
+    Raises
+    ------
+    InputError
+    RankError
+        Whatever it is that the model raises. One that lost the others waits before it says so:
+        the launcher is to see first which of them ended.
+    """
+    try:
+        return _run_rank(job, number, local)
+    except (Exception, SystemExit) as error:
+        failure = as_failure(error, number)
+        if isinstance(failure, LostError):
+            time.sleep(_PAUSE_S)
+        raise failure from error
+
+
+def _run_rank(job: Job, number: int, local: int) -> Outcome | None:
     actions = job.actions()
     device = _device(job, number, local)
     over_nccl = device.type == "cuda" and job.device == "cuda"
@@ -211,23 +237,33 @@ def _gather() -> None:
     dist.all_reduce(torch.zeros(1))
 
 
-def _tell(error: BaseException) -> dict[str, Any]:
-    if isinstance(error, InputError):
-        parts = (error.rule, error.field, error.way_out, error.source)
-        return {"input": parts}
-    return {"fault": f"{type(error).__name__}: {error}"[:2000]}
-
-
-def _end_with(parent: int) -> None:
+def _end_with(parent: int, directory: Path) -> None:
     """End when the process that started this one has ended, however it did."""
 
     def watch() -> None:
         while os.getppid() == parent:
-            time.sleep(1)
+            time.sleep(0.5)
+        shutil.rmtree(directory, ignore_errors=True)
+        if _is_leader():
+            os.killpg(0, signal.SIGKILL)
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
 
 
+def _end(code: int) -> NoReturn:
+    """End at once, since threads may wait for others for ever, with all that was started here."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if _is_leader():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        os.killpg(0, signal.SIGTERM)
+    os._exit(code)
+
+
+def _is_leader() -> bool:
+    return os.getpgrp() == os.getpid()
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from schedopt.errors import InputError
+from schedopt.errors import InputError, RankError, SchedoptError
 from schedopt.profiling.factory import require_torch
+from schedopt.profiling.telling import tell
 from schedopt.running.actions import Actions
 from schedopt.running.job import Job
 from schedopt.running.records import Outcome
@@ -31,7 +32,12 @@ def execute(job: Job, *, port: int = 0) -> Report:
     require_torch()
     actions = job.actions()
     if job.backend == "logical":
-        return Report(job, _run_here(job, actions))
+        try:
+            return Report(job, _run_here(job, actions))
+        except SchedoptError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise RankError(f"the run raised {tell(error)}") from error
     _check_devices(job, len(actions.ranks))
     from schedopt.running.launching import launch
 

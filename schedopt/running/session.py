@@ -13,7 +13,7 @@ from torch import Tensor
 from schedopt.errors import InputError
 from schedopt.profiling import Model, load_model
 from schedopt.profiling.metering import Meter
-from schedopt.profiling.pieces import on_device
+from schedopt.profiling.pieces import blaming, on_device
 from schedopt.profiling.profiler import out_of_memory
 from schedopt.profiling.saving import storage_bytes, storage_key
 from schedopt.profiling.states import choose_optimizer
@@ -150,7 +150,7 @@ def train_alone(prepared: Prepared) -> tuple[Trained, str]:
     work, model = prepared.work, prepared.model
     assert model is not None
     prepared.load(0)
-    with training_mode():
+    with blaming("model", "step in one process"), training_mode():
         if work.plan.rule.is_given:
             found = train_unsplit(on_device(model, work.device), work)
             if found is not None:
