@@ -48,7 +48,7 @@ def launch(job: Job, ranks: int, port: int = 0) -> Outcome:
     _check_port(port)
     directory = _make_directory()
     try:
-        (directory / JOB).write_bytes(pickle.dumps(job))
+        (directory / JOB).write_bytes(pickle.dumps((job, sys.path)))
         with _quietly(), mock.patch.dict(os.environ, _environment(ranks)):
             _start(directory, ranks, port)
         if not (directory / OUTCOME).exists():

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from schedopt.account.timeline import stage_layers
 from schedopt.errors import InputError
 from schedopt.plan import Plan
 from schedopt.profiling.devices import find_device
@@ -58,7 +59,8 @@ def main(directory: Path, parent: int) -> None:
     _end_with(parent, directory)
     number = int(os.environ["RANK"])
     try:
-        job = pickle.loads((directory / JOB).read_bytes())
+        job, path = pickle.loads((directory / JOB).read_bytes())
+        sys.path += [folder for folder in path if folder not in sys.path]
         outcome = run_rank(job, number, int(os.environ["LOCAL_RANK"]))
         if outcome is not None:
             (directory / OUTCOME).write_bytes(pickle.dumps(outcome))
@@ -110,12 +112,10 @@ def _run_rank(job: Job, number: int, local: int) -> Outcome | None:
     prepared = settle(prepared, actions.stages(number), device)
     rank = make_rank(prepared.work, number)
     step = _stepper(job, prepared.work, rank, over_nccl)
-    light = replace(prepared, work=replace(prepared.work, pieces=()), model=None)
-    del prepared
     if device.type == "cuda":
         torch.cuda.empty_cache()
         _cap(job.plan, number, device)
-    records, kept = conduct(light, [rank], step, _gather, job.steps, job.compare)
+    records, kept = conduct(prepared, [rank], step, _gather, job.steps, job.compare)
     if job.backend == "pytorch":
         records = [replace(record, saved_bytes=None) for record in records]
     together: list[Any] | None = [None] * len(actions.ranks) if number == 0 else None
@@ -134,7 +134,8 @@ def _stepper(job: Job, work: Work, rank: Rank, over_nccl: bool) -> Step:
     if job.backend == "pytorch":
         from schedopt.running.pipelining import TorchRuntime
 
-        names = {name for piece in work.pieces for name in piece.side}
+        own = [layer for stage in rank.stages for layer in stage_layers(work.plan, stage)]
+        names = {name for layer in own for name in work.pieces[layer].side}
         runtime = TorchRuntime(
             work.plan,
             work.actions,

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from schedopt.account.timeline import stage_layers
 from schedopt.errors import InputError
 from schedopt.profiling import Model, load_model
 from schedopt.profiling.metering import Meter
@@ -134,15 +135,18 @@ def _prepare_sleeping(job: Job, actions: Actions, device: torch.device) -> Prepa
 
 
 def settle(prepared: Prepared, stages: Iterable[int], device: torch.device) -> Prepared:
-    """Return what runs on a device: if the model lies elsewhere, these stages of it are moved."""
+    """Return what these stages run on a device: the rest of the model is let go of."""
     work = prepared.work
+    own = [layer for stage in stages for layer in stage_layers(work.plan, stage)]
     if prepared.place != device:
-        for stage in stages:
-            first, last = work.plan.stages[stage].layers
-            for piece in work.pieces[first : last + 1]:
-                move_piece(piece, device)
+        for layer in own:
+            move_piece(work.pieces[layer], device)
         prepared.settle(device)
-    return replace(prepared, work=replace(work, device=device))
+    pieces = [
+        piece if layer in own else replace(piece, module=nn.Identity())
+        for layer, piece in enumerate(work.pieces)
+    ]
+    return replace(prepared, work=replace(work, pieces=pieces, device=device), model=None)
 
 
 def train_alone(prepared: Prepared) -> tuple[Trained, str]:
