@@ -1,13 +1,18 @@
-"""Random valid plans: any allocation, replicas, k, links, split backward, recompute, updates."""
+"""Random valid plans: any allocation, replicas, k, links, split backward, recompute, updates.
+
+Of random chains with few bytes, or of a chain that is given.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from itertools import pairwise
 from math import lcm
+from typing import Any, get_args
 
+from hypothesis import assume
 from hypothesis import strategies as st
 
 from schedopt import (
@@ -23,9 +28,11 @@ from schedopt import (
     Scope,
     Stage,
     Transfer,
+    check,
 )
 from schedopt.network import Resource
 from schedopt.plan import Kind, place_in_period
+from schedopt.rule import BackwardReads
 from tests.strategies import networks
 
 small = st.integers(0, 4)
@@ -106,43 +113,98 @@ def layers(draw: st.DrawFn) -> Layer:
 
 
 @st.composite
-def stages(draw: st.DrawFn, count: int, gpus: int, replicas: bool) -> tuple[Stage, ...]:
-    cuts = sorted(draw(st.sets(st.integers(1, count - 1), max_size=3))) if count > 1 else []
+def stages(
+    draw: st.DrawFn,
+    count: int,
+    gpus: int,
+    replicas: bool,
+    same_gpu: Sequence[Sequence[int]] = (),
+    least_cuts: int = 0,
+    most_runs: int = 1,
+) -> tuple[Stage, ...]:
+    places = st.integers(1, max(1, count - 1))
+    cuts = sorted(draw(st.sets(places, min_size=least_cuts, max_size=3))) if count > 1 else []
     bounds = [0, *cuts, count]
-    found = []
+    found: list[Stage] = []
     for first, end in pairwise(bounds):
         many = draw(st.integers(1, 3)) if replicas else 1
         chosen = draw(st.lists(st.integers(0, gpus - 1), min_size=many, max_size=many))
-        runs = []
-        if draw(st.booleans()):
-            begin = draw(st.integers(first, end - 1))
-            runs.append((begin, draw(st.integers(begin, end - 1))))
-        found.append(Stage(layers=(first, end - 1), gpus=tuple(chosen), recompute=tuple(runs)))
+        for group in same_gpu:
+            others = [one for one in found if any(one.first <= a <= one.last for a in group)]
+            if others and any(first <= a < end for a in group):
+                chosen = list(others[0].gpus)
+        runs = draw(recomputed_runs(first, end, most_runs)) if draw(st.booleans()) else ()
+        found.append(Stage(layers=(first, end - 1), gpus=tuple(chosen), recompute=runs))
     return tuple(found)
 
 
 @st.composite
-def valid_plans(draw: st.DrawFn, *, updates: bool = False) -> Plan:
-    """Draw a plan that every rule of a plan allows, on GPUs with ample memory."""
-    chain = Chain(
-        layers=tuple(draw(st.lists(layers(), min_size=1, max_size=5))), input_bytes=draw(small)
+def recomputed_runs(
+    draw: st.DrawFn, first: int, end: int, most: int
+) -> tuple[tuple[int, int], ...]:
+    """Draw one or more runs of the layers from `first` on, before `end`."""
+    found: list[tuple[int, int]] = []
+    while first < end and len(found) < most:
+        begin = draw(st.integers(first, end - 1))
+        found.append((begin, draw(st.integers(begin, end - 1))))
+        first = found[-1][1] + 1
+        if len(found) < most and draw(st.booleans()):
+            break
+    return tuple(found)
+
+
+@st.composite
+def quickened(draw: st.DrawFn, chain: Chain) -> Chain:
+    """Draw times of a few ns for a chain; its bytes stay as they are.
+
+    No stage takes no time: a step in which all happens at once counts all as held at once.
+    """
+    some = st.integers(1, 4)
+    times: dict[str, Any] = {"forward_ns": some, "backward_ns": some}
+    times |= {"backward_input_ns": small, "backward_weight_ns": small}
+    found = []
+    for layer in chain.layers:
+        drawn: dict[str, Any] = {name: draw(one) for name, one in times.items()}
+        found.append(replace(layer, **drawn))
+    return replace(chain, layers=tuple(found))
+
+
+@st.composite
+def valid_plans(draw: st.DrawFn, *, updates: bool = False, given: Chain | None = None) -> Plan:
+    """Draw a plan that every rule of a plan allows, on GPUs with ample memory.
+
+    For a chain that is given, with other times, without replicas, and with links that carry
+    everything in a nanosecond or two.
+    """
+    chain = (
+        draw(quickened(given))
+        if given is not None
+        else Chain(
+            layers=tuple(draw(st.lists(layers(), min_size=1, max_size=5))), input_bytes=draw(small)
+        )
     )
     platform = Platform(
         [
-            Gpu(memory_bytes=AMPLE, speed=Decimal(draw(st.sampled_from(["1", "1", "2"]))))
-            for _ in range(draw(st.integers(1, 3)))
+            Gpu(
+                memory_bytes=AMPLE if given is None else 10**12,
+                speed=Decimal(draw(st.sampled_from(["1", "1", "2"]))),
+            )
+            for _ in range(draw(st.integers(1, 3) if given is None else st.integers(2, 4)))
         ]
     )
-    if draw(st.integers(0, 2)) == 0:
+    if given is None and draw(st.integers(0, 2)) == 0:
         platform = Platform(platform.gpus, network=draw(networks(len(platform.gpus))))
     elif draw(st.booleans()):
         link = Link(
-            bandwidth_bytes_per_s=10**9,
+            bandwidth_bytes_per_s=10**9 if given is None else 10**15,
             latency_ns=draw(st.integers(0, 1)),
             duplex=draw(st.sampled_from(["half", "full"])),
         )
         object.__setattr__(platform, "link", link)
-    found = draw(stages(len(chain.layers), len(platform.gpus), not updates))
+    replicas = given is None and not updates
+    # Many stages and runs of layers, where not a rule of a plan is tried but what it runs.
+    more = (0, 1) if given is None else (min(2, len(chain.layers) - 1), 2)
+    found = draw(stages(len(chain.layers), len(platform.gpus), replicas, chain.same_gpu, *more))
     rule = Rule()
     if updates:
         rule = Rule(
@@ -158,13 +220,19 @@ def valid_plans(draw: st.DrawFn, *, updates: bool = False) -> Plan:
         + a.backward_ns
         + (a.backward_input_ns or 0)
         + (a.backward_weight_ns or 0)
-        + 4 * (a.activation_bytes + 4)
+        + 4 * (4 + (a.activation_bytes if given is None else 1))
         for a in chain.layers
     )
-    period = draw(st.integers(work * k // 2 + 1, 2 * work * k))
-    pattern = _fill(draw, chain, platform, found, split, k, period, length)
+    if given is None:
+        period = draw(st.integers(work * k // 2 + 1, 2 * work * k))
+    else:
+        period = work * k // draw(st.integers(6, 24)) + 1
+    pattern = fill(draw, chain, platform, found, split, k, period, length)
+    while pattern is None and given is not None:
+        period += period // 2 + 1
+        pattern = fill(draw, chain, platform, found, split, k, period, length)
     if pattern is None:
-        pattern = _fill(draw, chain, platform, found, split, k, 6 * work * k, length)
+        pattern = fill(draw, chain, platform, found, split, k, 6 * work * k, length)
         assert pattern is not None
     return Plan(
         chain=chain,
@@ -182,7 +250,30 @@ def valid_plans(draw: st.DrawFn, *, updates: bool = False) -> Plan:
     )
 
 
-def _fill(
+@st.composite
+def runnable(draw: st.DrawFn, given: Chain | None = None) -> tuple[Plan, int]:
+    """Draw a valid plan of any rule without replicas, and how many micro-batches it runs."""
+    plan = draw(valid_plans(updates=True, given=given))
+    kind = draw(st.sampled_from(["given", "newest", "newest", "delay", "table"]))
+    backward = draw(st.sampled_from(get_args(BackwardReads)))
+    every, delays = plan.rule.update_every, st.integers(0, 3)
+    more: dict[str, Any] = {"forward_reads": kind}
+    if kind == "given":
+        plan = replace(plan, rule=Rule())
+    elif kind == "newest":
+        plan = replace(plan, rule=replace(plan.rule, backward_reads=backward))
+    else:
+        if kind == "delay":
+            more["delay"] = draw(delays)
+        else:
+            row = st.lists(delays, min_size=len(plan.stages), max_size=len(plan.stages))
+            more["table"] = draw(st.lists(row, min_size=1, max_size=2))
+        plan = replace(plan, rule=Rule(update_every=every, backward_reads=backward, **more))
+        assume(not check(plan))
+    return plan, draw(st.integers(1, 7)) * (plan.rule.update_every or 1)
+
+
+def fill(
     draw: st.DrawFn,
     chain: Chain,
     platform: Platform,

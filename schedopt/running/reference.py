@@ -137,14 +137,22 @@ class _Emulation:
         }
         self.parameters: dict[str, nn.Parameter] = {}
         self.stages: list[dict[str, nn.Parameter]] = []
-        for stage in work.plan.stages:
+        self.used: list[set[str]] = []
+        self.owner: dict[str, int] = {}
+        """The first stage that has a parameter; stages can share some under the rule given."""
+        for number, stage in enumerate(work.plan.stages):
             own: dict[str, nn.Parameter] = {}
+            used: set[str] = set()
             for layer in range(stage.first, stage.last + 1):
                 for one in work.pieces[layer].module.parameters():
                     name = work.names[id(one)]
+                    if one.requires_grad:
+                        used.add(name)
                     if one.requires_grad and name not in self.parameters:
                         own[name] = self.parameters[name] = nn.Parameter(one.detach().clone())
+                        self.owner[name] = number
             self.stages.append(own)
+            self.used.append(used)
         self.versions: list[list[Tensors]] = [[_copies(own)] for own in self.stages]
         self.optimizers = [
             work.optimizer(list(own.values())) if own else None for own in self.stages
@@ -218,8 +226,8 @@ class _Emulation:
         known: dict[int, tuple[int, str]],
     ) -> dict[str, Tensor]:
         own = {
-            name: one.detach().clone().requires_grad_()
-            for name, one in self.versions[stage][version].items()
+            name: self.versions[self.owner[name]][version][name].clone().requires_grad_()
+            for name in self.used[stage]
         }
         leaves.append((stage, own))
         known.update({storage_key(one): (stage, name) for name, one in own.items()})
@@ -259,7 +267,7 @@ class _Emulation:
             (stage, name), *place = packed
             half = (stage, "I", i)
             version = self.read[half if half in self.read else (stage, "B", i)]
-            values: Tensor = self.versions[stage][version][name]
+            values: Tensor = self.versions[self.owner[name]][version][name]
             return values.as_strided(*place)
 
         with torch.autograd.graph.saved_tensors_hooks(pack, unpack):

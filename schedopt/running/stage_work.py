@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-import torch
 from torch import Tensor, nn
 
 from schedopt.profiling.pieces import Piece
@@ -179,6 +178,6 @@ def same_buffers(piece: Piece) -> Iterator[None]:
     """Leave the buffers of a layer as they were: the first forward has changed them already."""
     before = [(one, one.clone()) for one in piece.module.buffers()]
     yield
-    with torch.no_grad():
-        for buffer, value in before:
-            buffer.copy_(value)
+    for buffer, value in before:
+        # A graph that keeps the buffer takes it for changed, unless it is written to as `data`.
+        buffer.data.copy_(value)

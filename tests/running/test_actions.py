@@ -5,42 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, get_args
 
 import pytest
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings
 
 from schedopt import Chain, InputError, Pattern, Plan, Platform, Rule, Scope, Stage, check
 from schedopt.account import concurrent_activations
 from schedopt.rule import BackwardReads
 from schedopt.running.actions import Actions, make_actions, parse_actions
 from tests.examples import BYTE_A_NS, EXAMPLES, op, stages, weighty
-from tests.random_plans import valid_plans
+from tests.random_plans import runnable
 from tests.running.interpreters import ONE_GPU_EACH, Lists, Place, run
-
-
-@st.composite
-def runnable(draw: st.DrawFn) -> tuple[Plan, int]:
-    """Draw a valid plan of any rule without replicas, and how many micro-batches it runs."""
-    plan = draw(valid_plans(updates=True))
-    kind = draw(st.sampled_from(["given", "newest", "newest", "delay", "table"]))
-    backward = draw(st.sampled_from(get_args(BackwardReads)))
-    every, delays = plan.rule.update_every, st.integers(0, 3)
-    more: dict[str, Any] = {"forward_reads": kind}
-    if kind == "given":
-        plan = replace(plan, rule=Rule())
-    elif kind == "newest":
-        plan = replace(plan, rule=replace(plan.rule, backward_reads=backward))
-    else:
-        if kind == "delay":
-            more["delay"] = draw(delays)
-        else:
-            row = st.lists(delays, min_size=len(plan.stages), max_size=len(plan.stages))
-            more["table"] = draw(st.lists(row, min_size=1, max_size=2))
-        plan = replace(plan, rule=Rule(update_every=every, backward_reads=backward, **more))
-        assume(not check(plan))
-    return plan, draw(st.integers(1, 7)) * (plan.rule.update_every or 1)
 
 
 def examples() -> Iterator[tuple[Plan, int]]:

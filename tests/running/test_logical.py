@@ -1,0 +1,258 @@
+"""What the ranks of a plan make of a model, against plain torch on the unsplit model."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+from schedopt import Chain, Plan
+from schedopt.account import concurrent_activations
+from schedopt.profiling import Model
+from schedopt.running.figures import predict
+from schedopt.running.reference import emulate
+from schedopt.simulation import simulate
+from tests.profiling.networks import tiny
+from tests.random_plans import valid_plans
+from tests.running.crews import Crew, apart, hire, kinds_of_plans, profile_of, sequential
+
+MOST = 1e-12
+COUNT = 6
+KINDS = list(kinds_of_plans(profile_of(tiny("vit"))))
+
+
+class Scale(nn.Module):
+    """Has one parameter for all, and takes its input on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.by = nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, value: Tensor) -> Tensor:
+        return value * self.by
+
+
+def frozen(layer: nn.Module) -> nn.Module:
+    return layer.requires_grad_(False)
+
+
+def mixed() -> Model:
+    torch.manual_seed(1)
+    return sequential(
+        nn.Flatten(),
+        nn.Tanh(),
+        nn.Linear(8, 6),
+        nn.BatchNorm1d(6),
+        nn.ReLU(inplace=True),
+        nn.Identity(),
+        nn.Linear(6, 5),
+        nn.Unflatten(1, (1, 5)),
+        nn.Flatten(),
+        Scale(),
+        nn.GELU(),
+        nn.LayerNorm(5),
+        nn.LeakyReLU(inplace=True),
+        nn.Linear(5, 3),
+        nn.Softmax(dim=1),
+        value=torch.randn(4, 2, 4).double(),
+    )
+
+
+def partly_frozen() -> Model:
+    torch.manual_seed(2)
+    return sequential(
+        nn.ReLU(inplace=True),
+        frozen(nn.Linear(6, 6)),
+        nn.ReLU(inplace=True),
+        frozen(nn.LayerNorm(6)),
+        nn.Linear(6, 5),
+        nn.Tanh(),
+        frozen(nn.Linear(5, 5)),
+        nn.ReLU(inplace=True),
+        nn.Linear(5, 4),
+        nn.Identity(),
+        frozen(nn.Linear(4, 4)),
+        nn.ELU(inplace=True),
+        value=torch.randn(3, 6).double(),
+    )
+
+
+def with_dropout() -> Model:
+    torch.manual_seed(3)
+    return sequential(
+        nn.Dropout(0.2),
+        nn.Linear(6, 8),
+        nn.Dropout(0.5, inplace=True),
+        nn.Linear(8, 8),
+        nn.ReLU(inplace=True),
+        nn.Dropout(0.3),
+        nn.BatchNorm1d(8),
+        nn.Linear(8, 3),
+        nn.Dropout(0.1),
+        value=torch.randn(5, 6).double(),
+    )
+
+
+SEQUENTIAL = {"mixed": mixed, "frozen": partly_frozen, "dropout": with_dropout}
+MODELS: dict[str, Model] = {name: make() for name, make in SEQUENTIAL.items()} | {
+    name: tiny(name, "float64")
+    for name in ("gpt2", "gpt2-tied", "llama", "bert", "vit", "resnet18")
+}
+CHAINS: dict[str, Chain] = {}
+
+
+def chain_of(name: str) -> Chain:
+    if name not in CHAINS:
+        CHAINS[name] = profile_of(MODELS[name])
+    return CHAINS[name]
+
+
+def unsplit(crew: Crew, model: Model) -> tuple[nn.Module, float]:
+    """Train a copy of a model on the micro-batches in order, in plain torch, without an update.
+
+    Layers of an `nn.Sequential` that draw random numbers do so from the seed of their own.
+    """
+    module = copy.deepcopy(model.module)
+    crew.batches.load(0)
+    losses = 0.0
+    for micro_batch in range(COUNT):
+        given = crew.batches(micro_batch, model.tensors)
+        if isinstance(module, nn.Sequential):
+            output: Any = given["input"]
+            for position, layer in enumerate(module):
+                crew.batches.seed_layer(position, micro_batch)
+                output = layer(output)
+        else:
+            output = module(**{**model.kwargs, **given})
+        loss = model.loss(output) if model.loss is not None else output.loss
+        loss.backward()
+        losses += loss.item()
+    return module, losses
+
+
+def assert_trained_alike(plan: Plan, model: Model) -> None:
+    crew = hire(plan, model, COUNT)
+    module, losses = unsplit(crew, model)
+    crew.step()
+    got = crew.done.gradients
+    wanted = {name: one.grad for name, one in module.named_parameters() if one.grad is not None}
+    assert {name for _, name in got} == wanted.keys()
+    for name, gradient in wanted.items():
+        assert apart(got[0, name], gradient / COUNT) < MOST, name
+    assert sum(sum(rank.losses.values()) for rank in crew.ranks) == pytest.approx(losses, rel=MOST)
+    if all(is_in_order(crew)):
+        for name, one in module.named_buffers():
+            own = crew.model.module.get_buffer(name)
+            assert apart(own.double(), one.double()) < MOST, name
+    assert_live(crew)
+
+
+def is_in_order(crew: Crew) -> Iterator[bool]:
+    """Yield for each stage whether its forwards run in the order of micro-batches."""
+    for stage in range(len(crew.plan.stages)):
+        order = [
+            action.first
+            for _, action in crew.work.actions.order
+            if (action.kind, action.stage) == ("F", stage)
+        ]
+        yield order == sorted(order)
+
+
+def assert_live(crew: Crew) -> None:
+    plan = crew.plan
+    assert crew.most_live == predict(simulate(plan, COUNT)).live, str(crew.work.actions)
+    most = concurrent_activations(plan)
+    for stage, live in enumerate(crew.most_live):
+        assert live <= most[stage, plan.stages[stage].gpus[0]]
+    for rank in crew.ranks:
+        for work in rank.stages.values():
+            assert not work._flights
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_kind_of_plan_trains_like_the_unsplit_model(name: str) -> None:
+    for plan in kinds_of_plans(chain_of(name)).values():
+        assert_trained_alike(plan, MODELS[name])
+
+
+@settings(max_examples=40)
+@given(
+    plan_and_name=st.sampled_from(sorted(SEQUENTIAL)).flatmap(
+        lambda name: st.tuples(valid_plans(given=chain_of(name)), st.just(name))
+    )
+)
+def test_random_plans_train_like_the_unsplit_model(plan_and_name: tuple[Plan, str]) -> None:
+    plan, name = plan_and_name
+    assert_trained_alike(plan, MODELS[name])
+
+
+@settings(max_examples=12)
+@given(valid_plans(given=chain_of("gpt2-tied")))
+def test_random_plans_of_tied_weights(plan: Plan) -> None:
+    assert_trained_alike(plan, MODELS["gpt2-tied"])
+
+
+def test_dropout_of_a_traced_model_draws_what_one_process_draws() -> None:
+    model = tiny("gpt2-dropout", "float64")
+    losses = set()
+    for plan in kinds_of_plans(profile_of(model)).values():
+        crew = hire(plan, model, COUNT)
+        alone = emulate(crew.work)
+        crew.step()
+        assert crew.done.gradients.keys() == alone.gradients.keys()
+        for key, gradient in alone.gradients.items():
+            assert apart(crew.done.gradients[key], gradient) < MOST
+        losses.add(round(sum(sum(rank.losses.values()) for rank in crew.ranks), 9))
+        crew.step()
+        losses.add(round(sum(sum(rank.losses.values()) for rank in crew.ranks), 9))
+    assert len(losses) == 2, "one for each step, the same for all plans"
+
+
+class Noise(nn.Module):
+    """Drops about half of what it takes, and remembers what."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.masks: list[tuple[bool, ...]] = []
+
+    def forward(self, value: Tensor) -> Tensor:
+        mask = torch.rand_like(value) < 0.5
+        if not isinstance(mask, FakeTensor):
+            self.masks.append(tuple(mask.flatten().tolist()))
+        return value * mask
+
+
+def test_what_is_computed_again_drops_the_same_elements() -> None:
+    layers = [nn.Linear(9, 9), Noise(), nn.Tanh(), nn.Linear(9, 9), Noise(), nn.Linear(9, 9)]
+    model = sequential(*layers, Noise(), nn.Linear(9, 5), value=torch.randn(8, 9).double())
+    for plan in kinds_of_plans(profile_of(model)).values():
+        crew = hire(plan, model, COUNT)
+        noises = {
+            number: layer
+            for number, layer in enumerate(crew.model.module.children())
+            if isinstance(layer, Noise)
+        }
+        for noise in noises.values():
+            noise.masks.clear()
+        crew.step()
+        again = {
+            layer
+            for stage in plan.stages
+            for first, last in stage.recompute
+            for layer in range(first, last + 1)
+        }
+        every = []
+        for number, noise in noises.items():
+            found = noise.masks
+            times = 2 if number in again else 1
+            assert sorted(found) == sorted([*set(found)] * times)
+            assert len(set(found)) == COUNT
+            every += list(set(found))
+        assert len(set(every)) == len(every)
