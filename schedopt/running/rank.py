@@ -108,12 +108,8 @@ class Rank:
 
     def _operate(self, action: Action, micro_batch: int) -> None:
         """Run an operation of one micro-batch, and hand on what it made for another stage."""
-        key = (action.stage, micro_batch)
-        value = self._values.pop(key, None) if action.kind == "F" else None
-        gradient = self._gradients.pop(key, None) if action.kind in ("B", "I") else None
-        with self._metering(value, gradient):
-            made = self._made(action, micro_batch, value, gradient)
-        del value, gradient
+        with self._metering(action, micro_batch):
+            made = self._made(action, micro_batch)
         match action.kind:
             case "F" if action.stage == self.last_stage:
                 assert made is not None
@@ -125,23 +121,25 @@ class Rank:
             case _:
                 pass
 
-    def _made(
-        self, action: Action, micro_batch: int, value: Tensor | None, gradient: Tensor | None
-    ) -> Tensor | None:
+    def _made(self, action: Action, micro_batch: int) -> Tensor | None:
+        """Run it and return what it made. What it takes is let go of on the way, not at the end."""
         work, version = self.stages[action.stage], action.version
-        match action.kind:
-            case "F":
-                return work.forward(micro_batch, value, version)
-            case "R":
-                work.recompute(micro_batch, version)
-            case "B":
-                return work.backward(micro_batch, gradient, version)
-            case "I":
-                return work.backward_input(micro_batch, gradient, version)
-            case "W":
-                work.backward_weight(micro_batch, version)
-            case _:
-                raise ValueError(f"{action} is no operation")
+        key = (action.stage, micro_batch)
+        if action.kind == "F":
+            return work.forward(micro_batch, self._values.pop(key, None), version)
+        if action.kind == "R":
+            work.recompute(micro_batch, version)
+            return None
+        with work.weights.adding(micro_batch // self.updates_of):
+            match action.kind:
+                case "B":
+                    return work.backward(micro_batch, self._gradients.pop(key, None), version)
+                case "I":
+                    return work.backward_input(micro_batch, self._gradients.pop(key, None), version)
+                case "W":
+                    work.backward_weight(micro_batch, version)
+                case _:
+                    raise ValueError(f"{action} is no operation")
         return None
 
     def _hand_on(self, send: Action, tensor: Tensor | None) -> None:
@@ -158,10 +156,11 @@ class Rank:
     def _boxes(self, receive: Action) -> dict[tuple[int, int], Tensor | None]:
         return self._values if receive.kind == "RECV_F" else self._gradients
 
-    def _metering(self, *received: Tensor | None) -> AbstractContextManager[object]:
+    def _metering(self, action: Action, micro_batch: int) -> AbstractContextManager[object]:
         if self.meter is None:
             return nullcontext()
-        for tensor in received:
-            if tensor is not None:
-                self.meter.note(tensor)
+        boxes = {"F": self._values, "B": self._gradients, "I": self._gradients}
+        received = boxes.get(action.kind, {}).get((action.stage, micro_batch))
+        if received is not None:
+            self.meter.note(received)
         return self.meter

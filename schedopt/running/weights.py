@@ -27,7 +27,8 @@ class Weights:
     """The weights of a stage.
 
     There is one parameter with one gradient, whatever the number of versions: what a graph saves
-    of a parameter is kept as its name, and looked up in the version that the backward reads.
+    of a parameter is kept as its name, and looked up in the version that the backward reads. Only
+    where a backward comes before the update of an earlier mini-batch, its gradients are kept apart.
 
     Parameters
     ----------
@@ -43,7 +44,7 @@ class Weights:
     Attributes
     ----------
     newest : int
-        The version that the parameters hold.
+        The version that the parameters hold, and the mini-batch whose update is next.
     most_held : int
         The most versions at once.
     """
@@ -55,6 +56,8 @@ class Weights:
     newest: int = 0
     most_held: int = 1
     _older: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+    _early: dict[int, dict[str, Tensor | None]] = field(default_factory=dict)
+    """Gradients of mini-batches that come after the one whose update is next."""
 
     def begin_step(self, reads: Counter[int] | None) -> None:
         """Count versions from 0 again: what the parameters hold now."""
@@ -85,6 +88,18 @@ class Weights:
             with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
                 yield reading
 
+    @contextmanager
+    def adding(self, mini_batch: int) -> Iterator[None]:
+        """Let backwards add their gradients to those of a mini-batch."""
+        if mini_batch == self.newest:
+            yield
+            return
+        own = self._swapped_gradients(self._early.get(mini_batch, {}))
+        try:
+            yield
+        finally:
+            self._early[mini_batch] = self._swapped_gradients(own)
+
     def done(self, version: int | None) -> None:
         """Count one reader of a version as through; a version that nobody reads any more goes."""
         if self.reads is None or version is None:
@@ -110,6 +125,10 @@ class Weights:
         for parameter in trained:
             parameter.grad.zero_()  # type: ignore[union-attr]
         self.newest += 1
+        if self.newest in self._early:
+            for name, gradient in self._early.pop(self.newest).items():
+                if gradient is not None:
+                    self.parameters[name].grad = gradient
 
     def tensors(self) -> list[Tensor]:
         """Return parameters, gradients and the optimizer's state on the device."""
@@ -134,6 +153,13 @@ class Weights:
         if version != self.newest:
             raise RuntimeError(f"version {version} is not held: the newest is {self.newest}")
         return {name: one.detach() for name, one in self.parameters.items()}
+
+    def _swapped_gradients(self, given: Mapping[str, Tensor | None]) -> dict[str, Tensor | None]:
+        """Give the parameters other gradients and return those that they had."""
+        found = {name: one.grad for name, one in self.parameters.items()}
+        for name, one in self.parameters.items():
+            one.grad = given.get(name)
+        return found
 
     @contextmanager
     def _swapped(self, version: int) -> Iterator[None]:

@@ -1,0 +1,166 @@
+"""Versions of the weights, against formulas that say explicitly which one a backward reads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, get_args
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from schedopt import Plan, Rule, Stage, check
+from schedopt.account.levels import highest
+from schedopt.rule import BackwardReads
+from schedopt.running.action import Action
+from schedopt.running.actions import Actions
+from schedopt.running.reference import emulate
+from schedopt.simulation import simulate
+from tests.random_plans import runnable
+from tests.running import by_hand
+from tests.running.by_hand import ByHand
+from tests.running.crews import Crew, apart, hire, place, profile_of
+
+MOST = 1e-12
+MODEL = by_hand.net()
+CHAIN = profile_of(MODEL)
+OPTIMIZERS: dict[str, Any] = {"sgd": by_hand.sgd, "adamw": by_hand.adamw}
+
+
+def staged(rule: Rule, *, recompute: bool = False, split: bool = False) -> Plan:
+    """Return a plan of the net on 3 GPUs."""
+    again = {0: ((0, 1),), 1: ((4, 4), (5, 5)), 2: ()} if recompute else {}
+    rows = ((0, 2), (3, 5), (6, 8))
+    found = [Stage(layers=row, gpus=(s,), recompute=again.get(s, ())) for s, row in enumerate(rows)]
+    return place(CHAIN, *found, split=(0, 1, 2) if split else (), rule=rule)
+
+
+def every_rule() -> dict[str, Rule]:
+    found = {}
+    for backward in get_args(BackwardReads):
+        for name, more in {
+            "live": {"forward_reads": "live"},
+            "entry": {"forward_reads": "entry"},
+            "2BW": {"forward_reads": "delay", "delay": 1},
+            "later": {"forward_reads": "delay", "delay": 3},
+            "table": {"forward_reads": "table", "table": ((1, 2, 1), (2, 1, 1), (1, 1, 3))},
+        }.items():
+            for every in (1, 2, 3):
+                rule = Rule(update_every=every, backward_reads=backward, **more)  # type: ignore[arg-type]
+                found[f"{name}, every {every}, backward {backward}"] = rule
+    return found
+
+
+def assert_trained_by_the_words(plan: Plan, count: int, optimizer: str) -> None:
+    crew = hire(plan, MODEL, count, OPTIMIZERS[optimizer])
+    inputs = [crew.batches(i, ["input"])["input"] for i in range(count)]
+    alone = emulate(crew.work)
+    hand = ByHand(plan, MODEL, inputs, optimizer)
+    for _, action in crew.work.actions.order:
+        hand.do(action)
+    crew.step()
+    for wanted, got in (
+        (hand.gradients, crew.done.gradients),
+        (hand.weights, crew.done.weights),
+        (hand.gradients, alone.gradients),
+        (hand.weights, alone.weights),
+    ):
+        assert_alike(got, wanted)
+    assert_versions(crew, count)
+
+
+def assert_alike(got: dict[Any, Tensor], wanted: dict[Any, Tensor]) -> None:
+    assert got.keys() == wanted.keys()
+    for name, one in wanted.items():
+        assert apart(got[name], one) < MOST, name
+
+
+def assert_versions(crew: Crew, count: int) -> None:
+    """Hold the most versions at once against the account of the step.
+
+    Where a mini-batch is through before the one before it, the account counts its version from
+    then on, but it is made only with the other one.
+    """
+    step = simulate(crew.plan, count)
+    held: dict[int, list[Any]] = {stage: [] for stage in range(len(crew.plan.stages))}
+    for version in step._versions():
+        held[version.stage].append((1, version.made_ns, version.end_ns))
+    for rank in crew.ranks:
+        for stage, work in rank.stages.items():
+            most = highest(held[stage], step.makespan_ns + 1) if held[stage] else 1
+            if held[stage] == sorted(held[stage], key=lambda span: span[1]):
+                assert work.weights.most_held == most
+            assert work.weights.most_held <= most
+            assert not work.weights._older
+            assert not work.weights._early
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("split", [False, True])
+def test_every_rule(optimizer: str, recompute: bool, split: bool) -> None:
+    run = 0
+    for rule in every_rule().values():
+        try:
+            plan = staged(rule, recompute=recompute, split=split)
+        except AssertionError:
+            continue
+        run += 1
+        assert_trained_by_the_words(plan, 12, optimizer)
+    assert run >= 20, run
+
+
+@settings(max_examples=100)
+@given(runnable(given=CHAIN), st.sampled_from(sorted(OPTIMIZERS)))
+def test_random_plans_of_any_rule(drawn: tuple[Plan, int], optimizer: str) -> None:
+    assume(not check(drawn[0]))
+    assert_trained_by_the_words(*drawn, optimizer)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_steps_go_on_where_the_one_before_ended(optimizer: str) -> None:
+    for rule in (Rule(), Rule(update_every=2), Rule(update_every=2, backward_reads="live")):
+        plan = staged(rule, recompute=True, split=True)
+        crew = hire(plan, MODEL, 4, OPTIMIZERS[optimizer])
+        hand: ByHand | None = None
+        for step in range(3):
+            crew.batches.load(step)
+            inputs = [crew.batches(i, ["input"])["input"] for i in range(4)]
+            hand = ByHand(plan, MODEL, inputs, optimizer, after=hand)
+            for _, action in crew.work.actions.order:
+                hand.do(action)
+            crew.step()
+            assert_alike(crew.done.gradients, hand.gradients)
+            assert_alike(crew.done.weights, hand.weights)
+
+
+def test_an_early_gradient_waits_for_its_own_update() -> None:
+    """Of micro-batches 0 and 1, each a mini-batch, the second runs its backward first."""
+    plan = staged(Rule(update_every=1, backward_reads="live"))
+    crew = hire(plan, MODEL, 2, by_hand.sgd)
+    assert isinstance(plan, Plan)
+    hand = ByHand(plan, MODEL, [crew.batches(i, ["input"])["input"] for i in range(2)], "sgd")
+    order = [
+        (rank, action)
+        for kind, i in (("F", 0), ("F", 1), ("B", 1), ("B", 0), ("U", 0), ("U", 1))
+        for rank, action in ordered(kind, i)
+    ]
+    crew.work = replace(crew.work, actions=Actions(tuple(order)))
+    for _, action in order:
+        hand.do(action)
+    crew.step()
+    assert_alike(crew.done.gradients, hand.gradients)
+    assert_alike(crew.done.weights, hand.weights)
+
+
+def ordered(kind: Any, i: int) -> list[tuple[int, Action]]:
+    """Return an operation of all three stages, a rank each, with its transfers."""
+    found = []
+    for stage in (2, 1, 0) if kind == "B" else (0, 1, 2):
+        found.append((stage, Action(stage, kind, i, 1, None if kind == "U" else 0)))
+        target = stage + 1 if kind == "F" else stage - 1
+        if kind != "U" and 0 <= target <= 2:
+            sending = Action(stage, f"SEND_{kind}", i)  # type: ignore[arg-type]
+            found += [(stage, sending), (target, sending.other_end)]
+    return found
