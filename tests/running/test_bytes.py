@@ -1,0 +1,125 @@
+"""What lies in memory on each rank, followed storage by storage, against the account."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import nn
+
+from schedopt import Chain, Plan
+from schedopt.profiling import Model
+from schedopt.profiling.hf import build_model
+from schedopt.profiling.metering import Meter
+from schedopt.profiling.saving import storage_bytes, storage_key
+from schedopt.running.figures import predict
+from schedopt.running.session import _permanent, _weights_bytes
+from schedopt.simulation import Simulation, simulate
+from tests.running.crews import Crew, hire, kinds_of_plans, profile_of
+
+COUNT = 6
+STRAY = 64
+"""Bytes of stand-ins and the like."""
+HF = {
+    "gpt2": "gpt2:layers=2,width=64,heads=2,vocabulary=31,tied=no",
+    "gpt2-tied": "gpt2:layers=2,width=64,heads=2,vocabulary=31",
+    "gpt2-dropout": "gpt2:layers=2,width=64,heads=2,vocabulary=31,dropout=0.3",
+    "llama": "llama:layers=2,width=64,heads=4,kv_heads=2,mlp=96,vocabulary=31",
+    "bert": "bert-base:layers=2,width=64,heads=2,vocabulary=31",
+    "vit": "vit-b16:layers=2,width=64,heads=2,classes=5",
+    "resnet18": "resnet18:width=16,classes=5",
+}
+SEQUENTIAL = ("mixed", "normalized")
+CHAINS: dict[str, tuple[Model, Chain]] = {}
+
+
+def layers(name: str) -> list[nn.Module]:
+    if name == "normalized":
+        return [
+            *(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU(inplace=True)),
+            *(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU(inplace=True)),
+            *(nn.Linear(64, 64), nn.Identity(), nn.Linear(64, 64), nn.Sigmoid(), nn.Linear(64, 5)),
+        ]
+    return [
+        *(nn.Linear(64, 64), nn.ReLU(inplace=True), nn.Linear(64, 64), nn.Tanh()),
+        *(nn.Linear(64, 128), nn.GELU(), nn.LayerNorm(128), nn.Linear(128, 64), nn.Dropout(0.3)),
+        *(nn.Linear(64, 64), nn.ReLU(), nn.Flatten(), nn.Linear(64, 10)),
+    ]
+
+
+def measured(name: str) -> tuple[Model, Chain]:
+    if name not in CHAINS:
+        if name in HF:
+            model = build_model(HF[name], batch=4, seq=64, image=64)
+        else:
+            module = nn.Sequential(*layers(name))
+            given = torch.randn(512, 64)
+            model = Model(module=module, inputs=given, loss=torch.mean, factory="tests:none")
+        CHAINS[name] = model, profile_of(model)
+    return CHAINS[name]
+
+
+def metered(plan: Plan, model: Model) -> Crew:
+    """Run a step, and a second one under meters."""
+    crew = hire(plan, model, COUNT, torch.optim.AdamW)
+    crew.step()
+    for rank in crew.ranks:
+        rank.meter = Meter(_permanent(rank))
+    crew.step()
+    return crew
+
+
+def most_of(step: Simulation, kinds: Sequence[str]) -> list[int]:
+    """Return the most that lies on each rank between operations, of some kinds alone."""
+    found = []
+    for gpu in sorted({gpu for stage in step.plan.stages for gpu in stage.gpus}):
+        lying = [one for one in step.residencies if one.gpu == gpu and one.kind in kinds]
+        starts = [run.start_ns for _, _, run in step.operations() if run.gpu == gpu]
+        sums = [
+            sum(one.count for one in lying if (one.start_ns or 0) < at < (one.end_ns or 0))
+            for at in starts
+        ]
+        found.append(max(sums))
+    return found
+
+
+@pytest.mark.parametrize("name", [*HF, *SEQUENTIAL])
+def test_bytes_of_every_kind_of_plan(name: str) -> None:
+    model, chain = measured(name)
+    largest = max(layer.activation_bytes for layer in chain.layers)
+    for kind, plan in kinds_of_plans(chain).items():
+        crew = metered(plan, model)
+        step = simulate(plan, COUNT)
+        wanted = predict(step)
+        again = any(stage.recompute for stage in plan.stages)
+        halves = any(operation.kind == "I" for operation in plan.pattern.operations)
+        # The input of a run of layers may be what the layer before saves, or what the run itself
+        # saves once it is computed again: it then lies there once, and counts twice.
+        sure = most_of(step, ("activation", "recomputed", "weight_half"))
+        for number, rank in enumerate(crew.ranks):
+            most = wanted.saved_bytes[number]
+            where = f"{kind}, rank {number}: {rank.most_saved} of {most}"
+            assert rank.most_saved <= most + STRAY, where
+            # A sum hands one gradient to all its terms, three embeddings at most: one tensor, which
+            # the profile of the weight half of each layer counts.
+            shared = 2 * largest if halves and name in HF else 0
+            least = sure[number] if again else most * 99 // 100
+            assert rank.most_saved >= least - shared, where
+            assert_weights(crew, number, wanted.weights_bytes[number])
+            assert rank.meter is not None
+            peak = _weights_bytes(rank) + rank.meter.most
+            assert peak <= wanted.memory_bytes[number] * 1001 // 1000, where
+
+
+def assert_weights(crew: Crew, number: int, wanted: int) -> None:
+    """Hold the bytes of weights against the account, which counts a shared buffer each time."""
+    rank = crew.ranks[number]
+    counted = 0
+    every: dict[int, int] = {}
+    for work in rank.stages.values():
+        for module in work.modules:
+            own = {storage_key(one): storage_bytes(one) for one in module.buffers()}
+            counted += sum(own.values())
+            every |= own
+    assert _weights_bytes(rank) == wanted - (counted - sum(every.values()))

@@ -1,0 +1,192 @@
+"""Periods, bubbles and replays of spans with known answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schedopt import Chain, Plan, Stage
+from schedopt.running.action import Action
+from schedopt.running.figures import bubble, by_one_clock, length, period, predict, replay
+from schedopt.running.records import Outcome, Record
+from schedopt.running.spans import Span
+from schedopt.simulation import Simulation, simulate
+from tests.examples import EXAMPLES, layer
+from tests.running.crews import place
+from tests.running.interpreters import ONE_GPU_EACH
+
+
+def spans_of(*rows: tuple[int, str, int, int]) -> list[Span]:
+    """Return spans from rank, action, start and end."""
+    found = []
+    for rank, text, start, end in rows:
+        stage, kind, first = int(text[0]), text[1:-1], int(text[-1])
+        found.append(Span(rank, Action(stage, kind, first), start, end))  # type: ignore[arg-type]
+    return found
+
+
+def ends_at(*ends: int, kind: Any = "B") -> list[Span]:
+    """Return the backwards of one stage, each of 1 ns."""
+    return [Span(0, Action(0, kind, i), end - 1, end) for i, end in enumerate(ends)]
+
+
+def test_the_period_is_the_median_gap_in_the_middle_third() -> None:
+    # Of 9 micro-batches the gaps behind 3, 4 and 5 count: 10, 12 and 30.
+    ends = (1, 101, 201, 301, 311, 323, 353, 900, 1900)
+    assert period(ends_at(*ends), 1) == 12
+    assert period(ends_at(*ends, kind="I"), 1) == 12
+
+
+def test_the_period_of_several_micro_batches_is_of_gaps_that_far_apart() -> None:
+    # Micro-batches come in pairs, 3 ns apart, a pair every 20 ns.
+    ends = [20 * pair + 3 * second + 1 for pair in range(6) for second in (0, 1)]
+    assert period(ends_at(*ends), 2) == 10
+
+
+def test_the_period_counts_what_is_through_where_a_later_one_ends_first() -> None:
+    # The second of each pair ends first: both are through when the first is.
+    ends = [20 * pair + (9 if first else 5) for pair in range(6) for first in (1, 0)]
+    assert period(ends_at(*ends), 2) == 10
+
+
+def test_there_is_no_period_of_too_few_micro_batches() -> None:
+    assert period(ends_at(5), 1) is None
+    assert period(ends_at(5, 9), 2) is None
+    assert period(ends_at(5, 9), 1) == 4
+
+
+def test_only_backwards_of_the_last_stage_count() -> None:
+    others = spans_of((0, "0B0", 50, 60), (0, "0B1", 70, 95), (0, "1W0", 96, 99))
+    last = spans_of((1, "1I0", 1, 2), (1, "1I1", 5, 9))
+    assert period([*others, *last], 1) == 7
+
+
+def test_bubble_and_length() -> None:
+    # Two ranks over 2 to 12: 4 and 6 of 10 ns each are busy; the transfer is no work.
+    rows = [(0, "0F0", 2, 4), (0, "0B0", 10, 12), (1, "1F0", 4, 7), (1, "1B0", 7, 10)]
+    spans = spans_of(*rows, (0, "0SEND_F0", 4, 9))
+    assert length(spans) == 10
+    assert bubble(spans) == pytest.approx(0.5)
+    flush = spans_of((0, "0U0", 12, 40), (1, "1U0", 12, 90))
+    assert length([*spans, *flush]) == 10
+    assert bubble([*spans, *flush]) == pytest.approx(0.5)
+    # An update in the middle is work.
+    assert bubble([*spans, *spans_of((0, "0U0", 5, 7))]) == pytest.approx(0.4)
+
+
+def outcome(
+    rows: Iterable[Iterable[Iterable[Span]]], hosts: str, zeros: list[list[int]]
+) -> Outcome:
+    """Return what ranks measured: for each rank, for each step, its spans."""
+    records = [
+        Record(
+            rank=rank,
+            host=hosts[rank],
+            steps=tuple(tuple(spans) for spans in steps),
+            zeros_ns=tuple(zeros[rank]),
+            weights_bytes=0,
+            saved_bytes=0,
+            peak_bytes=0,
+            allocated_bytes=None,
+            live={},
+            versions={},
+            losses=(),
+            threads=1,
+        )
+        for rank, steps in enumerate(rows)
+    ]
+    return Outcome(
+        records=tuple(records), gradient_difference=None, weight_difference=None, compared_with=""
+    )
+
+
+def test_one_clock_on_one_machine_and_one_start_on_several() -> None:
+    rows = [[spans_of((0, "0F0", 110, 120))], [spans_of((1, "1F0", 530, 540))]]
+    together = by_one_clock(outcome(rows, "aa", [[100], [500]]))
+    assert [(one.start_ns, one.end_ns) for one in together[0]] == [(10, 20), (430, 440)]
+    apart = by_one_clock(outcome(rows, "ab", [[100], [500]]))
+    assert [(one.start_ns, one.end_ns) for one in apart[0]] == [(10, 20), (30, 40)]
+
+
+def chain_of(count: int) -> Chain:
+    return Chain(layers=tuple(layer(1, 2, 1) for _ in range(count)))
+
+
+def one_each(count: int) -> tuple[Stage, ...]:
+    return tuple(Stage(layers=(s, s), gpus=(s,)) for s in range(count))
+
+
+def as_if_measured(step: Simulation, factor: dict[int, int]) -> Outcome:
+    """Return an outcome of two steps in which the operations of a stage take so much longer."""
+    rows: list[list[list[Span]]] = [[] for _ in step.plan.stages]
+    for _ in range(2):
+        for rank in range(len(rows)):
+            rows[rank].append([])
+        for operation, first, run in step.operations():
+            span = Span(
+                run.gpu,
+                Action(operation.stage, operation.kind, first),
+                7 * run.start_ns,
+                7 * run.start_ns + (run.end_ns - run.start_ns) * factor[operation.stage],
+            )
+            rows[run.gpu][-1].append(span)
+    return outcome(rows, "a" * len(rows), [[0, 0]] * len(rows))
+
+
+@pytest.mark.parametrize("slow", [0, 1, 2])
+def test_a_replay_runs_at_the_pace_of_the_slowest(slow: int) -> None:
+    step = simulate(place(chain_of(3), *one_each(3)), 24)
+    same = replay(step, as_if_measured(step, {0: 1, 1: 1, 2: 1}))
+    assert period(same[0], 1) == predict(step).period_ns == 3
+    assert length(same[0]) == step.makespan_ns
+    factor = {stage: 10 if stage == slow else 1 for stage in range(3)}
+    (slower,) = replay(step, as_if_measured(step, factor))
+    lengths = {(one.action.stage, one.action.kind): one.length_ns for one in slower}
+    assert lengths[slow, "F"] == 10
+    assert lengths[slow, "B"] == 20
+    assert lengths[(slow + 1) % 3, "B"] == 2
+    assert period(slower, 1) == pytest.approx(30)
+
+
+@pytest.mark.parametrize("name", [one for one in ONE_GPU_EACH if one != "covering"])
+def test_the_predicted_period_of_a_long_step_is_that_of_the_plan(name: str) -> None:
+    plan = EXAMPLES[name]()
+    every = plan.rule.update_every or 1
+    step = simulate(plan, 60 * every * plan.pattern.k)
+    assert predict(step).period_ns == plan.pattern.period_total_ns / plan.pattern.k
+
+
+def test_the_predicted_period_of_three_micro_batches_is_that_of_the_plan() -> None:
+    # Rank 0 works 3 + 3 of a micro-batch of each stage, 3 micro-batches in 18 ns.
+    rows = (Stage(layers=(0, 0), gpus=(0,)), Stage(layers=(1, 1), gpus=(1,)))
+    plan = place(chain_of(3), *rows, Stage(layers=(2, 2), gpus=(0,)), k=3)
+    assert plan.pattern.k == 3
+    found = predict(simulate(plan, 120)).period_ns
+    assert found == pytest.approx(plan.pattern.period_total_ns / 3)
+
+
+@settings(max_examples=30)
+@given(st.integers(1, 3), st.permutations([0, 0, 1, 1, 2]), st.booleans())
+def test_the_predicted_period_never_exceeds_the_plan(k: int, gpus: list[int], split: bool) -> None:
+    found = tuple(Stage(layers=(s, s), gpus=(gpu,)) for s, gpu in enumerate(gpus))
+    plan: Plan = place(chain_of_halves(5), *found, split=range(5) if split else (), k=k)
+    step = simulate(plan, 60 * k)
+    got = predict(step)
+    assert got.period_ns is not None
+    # By the load of the busiest GPU no step is faster, and as soon as possible none is slower.
+    busiest = max(step.busy_ns) / step.microbatches
+    assert busiest <= got.period_ns * (1 + 1e-12)
+    assert got.period_ns <= float(plan.pattern.period_total_ns) / k * (1 + 1e-12)
+    assert got.bubble == pytest.approx(float(step.bubble))
+    assert got.step_ns == step.makespan_ns
+
+
+def chain_of_halves(count: int) -> Chain:
+    halves = {"backward_input_ns": 1, "backward_weight_ns": 1}
+    one = chain_of(1).layers[0]
+    return replace(chain_of(1), layers=tuple(replace(one, **halves) for _ in range(count)))
