@@ -133,7 +133,7 @@ def check_bytes(
     for what, planned, found in figures:
         if planned != found:
             raise _another(
-                chain, f"{what}: {format_bytes(found)}, in the plan {format_bytes(planned)}"
+                chain, f"{what} takes {format_bytes(found)}, in the plan {format_bytes(planned)}"
             )
 
 

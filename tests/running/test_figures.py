@@ -187,6 +187,6 @@ def test_the_predicted_period_never_exceeds_the_plan(k: int, gpus: list[int], sp
 
 
 def chain_of_halves(count: int) -> Chain:
-    halves = {"backward_input_ns": 1, "backward_weight_ns": 1}
+    halves: dict[str, Any] = {"backward_input_ns": 1, "backward_weight_ns": 1}
     one = chain_of(1).layers[0]
     return replace(chain_of(1), layers=tuple(replace(one, **halves) for _ in range(count)))

@@ -96,9 +96,15 @@ def assert_versions(crew: Crew, count: int) -> None:
             assert not work.weights._early
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize(
+    ("optimizer", "recompute", "split"),
+    [
+        ("sgd", False, False),
+        ("sgd", True, True),
+        ("adamw", False, True),
+        ("adamw", True, False),
+    ],
+)
 def test_every_rule(optimizer: str, recompute: bool, split: bool) -> None:
     run = 0
     for rule in every_rule().values():
