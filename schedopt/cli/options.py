@@ -40,6 +40,32 @@ Memory: TypeAlias = Annotated[
 ]
 Seed: TypeAlias = Annotated[int, typer.Option(help="Of random choices.", min=0, metavar="N")]
 
+# The model that is measured or run.
+Batch: TypeAlias = Annotated[
+    int | None, typer.Option(help="Samples of a micro-batch, for hf: models.", metavar="N")
+]
+Seq: TypeAlias = Annotated[
+    int | None, typer.Option(help="Tokens of a sample, for hf: models.", metavar="N")
+]
+Image: TypeAlias = Annotated[
+    int | None, typer.Option(help="Pixels of a side, for hf: models.", metavar="N")
+]
+Dtype: TypeAlias = Annotated[
+    Literal["float32", "bfloat16", "float16", "float64"] | None,
+    typer.Option(help="Of the weights, for hf: models. Default: float32.", show_default=False),
+]
+OptimizerName: TypeAlias = Literal["adamw", "adam", "sgd"]
+
+# A finite step.
+Microbatches: TypeAlias = Annotated[
+    int | None,
+    typer.Option(
+        help="Of one step. Default: 4 for each GPU that has a stage.",
+        metavar="M",
+        show_default=False,
+    ),
+]
+
 # What a command reads and writes.
 PlanFile: TypeAlias = Annotated[
     Path, typer.Argument(help="A schedopt.plan/1 file.", metavar="PLAN")

@@ -5,11 +5,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from schedopt.cli.options import ChainOutput, naming_options
+from schedopt.cli.options import (
+    Batch,
+    ChainOutput,
+    Dtype,
+    Image,
+    OptimizerName,
+    Seq,
+    naming_options,
+)
 from schedopt.errors import InputError
 
 if TYPE_CHECKING:
@@ -29,22 +37,13 @@ def profile_model(
         ),
     ],
     output: ChainOutput,
-    batch: Annotated[
-        int | None, typer.Option(help="Samples of a micro-batch, for hf: models.", metavar="N")
-    ] = None,
-    seq: Annotated[
-        int | None, typer.Option(help="Tokens of a sample, for hf: models.", metavar="N")
-    ] = None,
-    image: Annotated[
-        int | None, typer.Option(help="Pixels of a side, for hf: models.", metavar="N")
-    ] = None,
-    dtype: Annotated[
-        Literal["float32", "bfloat16", "float16", "float64"] | None,
-        typer.Option(help="Of the weights, for hf: models. Default: float32.", show_default=False),
-    ] = None,
+    batch: Batch = None,
+    seq: Seq = None,
+    image: Image = None,
+    dtype: Dtype = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, or cuda:1.", metavar="DEVICE")] = "cpu",
     optimizer: Annotated[
-        Literal["adamw", "adam", "sgd"],
+        OptimizerName,
         typer.Option(help="Whose state is counted, unless the factory brings its own."),
     ] = "adamw",
     warmup: Annotated[int, typer.Option(help="Sweeps that are not timed.", metavar="N")] = 3,

@@ -14,7 +14,18 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from schedopt.cli.options import AsJson, PlanFile, Seed, naming_options
+from schedopt.cli.options import (
+    AsJson,
+    Batch,
+    Dtype,
+    Image,
+    Microbatches,
+    OptimizerName,
+    PlanFile,
+    Seed,
+    Seq,
+    naming_options,
+)
 from schedopt.cli.signals import usual_signals
 from schedopt.errors import InputError, SchedoptError
 
@@ -56,14 +67,7 @@ def run_plan(
             "rank on torch.distributed; or torch's own pipeline runtime, a process for each rank."
         ),
     ] = "p2p",
-    microbatches: Annotated[
-        int | None,
-        typer.Option(
-            help="Of one step. Default: 4 for each GPU that has a stage.",
-            metavar="M",
-            show_default=False,
-        ),
-    ] = None,
+    microbatches: Microbatches = None,
     steps: Annotated[
         int, typer.Option(help="That are timed, after two that are not.", metavar="N")
     ] = 3,
@@ -75,23 +79,14 @@ def run_plan(
         ),
     ] = "cpu",
     optimizer: Annotated[
-        Literal["adamw", "adam", "sgd"],
+        OptimizerName,
         typer.Option(help="Unless the factory brings its own."),
     ] = "adamw",
     seed: Seed = 0,
-    batch: Annotated[
-        int | None, typer.Option(help="Samples of a micro-batch, for hf: models.", metavar="N")
-    ] = None,
-    seq: Annotated[
-        int | None, typer.Option(help="Tokens of a sample, for hf: models.", metavar="N")
-    ] = None,
-    image: Annotated[
-        int | None, typer.Option(help="Pixels of a side, for hf: models.", metavar="N")
-    ] = None,
-    dtype: Annotated[
-        Literal["float32", "bfloat16", "float16", "float64"] | None,
-        typer.Option(help="Of the weights, for hf: models. Default: float32.", show_default=False),
-    ] = None,
+    batch: Batch = None,
+    seq: Seq = None,
+    image: Image = None,
+    dtype: Dtype = None,
     compare: Annotated[
         bool,
         typer.Option(

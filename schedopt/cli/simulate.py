@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from schedopt.cli.options import AsJson, PictureOutput, PlanFile, naming_options
+from schedopt.cli.options import (
+    AsJson,
+    Microbatches,
+    PictureOutput,
+    PlanFile,
+    naming_options,
+)
 
 if TYPE_CHECKING:
     from schedopt.simulation import Simulation
@@ -15,14 +21,7 @@ if TYPE_CHECKING:
 
 def simulate_plan(
     plan: PlanFile,
-    microbatches: Annotated[
-        int | None,
-        typer.Option(
-            help="Of one step. Default: 4 for each GPU that has a stage.",
-            metavar="M",
-            show_default=False,
-        ),
-    ] = None,
+    microbatches: Microbatches = None,
     timing: Annotated[
         Literal["asap", "pattern"],
         typer.Option(
