@@ -30,7 +30,7 @@ from schedopt.running.actions import Actions, gpu_ranks
 from schedopt.running.crew import Work, begin_step, make_rank
 from schedopt.running.failing import FAILURE, Failure, LostError, as_failure
 from schedopt.running.job import Job
-from schedopt.running.links import Links, StreamLinks, ThreadLinks
+from schedopt.running.links import Links, Room, StreamLinks, ThreadLinks
 from schedopt.running.rank import Rank
 from schedopt.running.records import Outcome
 from schedopt.running.session import Step, conduct, judge, prepare, settle, train_alone
@@ -148,7 +148,7 @@ def _stepper(job: Job, work: Work, rank: Rank, over_nccl: bool) -> Step:
             work.begin,
         )
         return partial(_torch_step, runtime, rank, work.actions)
-    return partial(_step, rank, work.actions, _make_links(job, work, rank, over_nccl))
+    return partial(step, rank, work.actions, _make_links(job, work, rank, over_nccl))
 
 
 def _torch_step(runtime: Any, rank: Rank, actions: Actions) -> list[Span]:
@@ -161,7 +161,7 @@ def _torch_step(runtime: Any, rank: Rank, actions: Actions) -> list[Span]:
     return spans + [rank.perform(action) for action in updates]
 
 
-def _step(rank: Rank, actions: Actions, make_links: Callable[[], Links]) -> list[Span]:
+def step(rank: Rank, actions: Actions, make_links: Callable[[], Links]) -> list[Span]:
     """Do the list of a rank: compute, and let the links carry."""
     begin_step(rank, actions)
     links = make_links()
@@ -196,13 +196,7 @@ def _receives(action: Action) -> list[Action]:
 
 def _make_links(job: Job, work: Work, rank: Rank, over_nccl: bool) -> Callable[[], Links]:
     plan, actions = work.plan, work.actions
-    host = work.device if over_nccl else torch.device("cpu")
-
-    def room(receive: Action) -> Tensor:
-        stage = plan.stages[receive.stage]
-        layer = stage.first - 1 if receive.kind == "RECV_F" else stage.last
-        return work.boundaries[layer].empty(host)
-
+    room = make_room(work, work.device if over_nccl else torch.device("cpu"))
     if over_nccl:
         return lambda: StreamLinks(rank.number, actions, room)
     if job.model is not None:
@@ -216,6 +210,18 @@ def _make_links(job: Job, work: Work, rank: Rank, over_nccl: bool) -> Callable[[
 
     one_way = plan.platform.link is not None and plan.platform.link.duplex == "half"
     return lambda: ThreadLinks(rank.number, actions, room, work.device, lasts_ns, one_way)
+
+
+def make_room(work: Work, device: torch.device) -> Room:
+    """Return what makes room on a device for what a receive takes in."""
+    stages, boundaries = work.plan.stages, work.boundaries
+
+    def room(receive: Action) -> Tensor:
+        stage = stages[receive.stage]
+        layer = stage.first - 1 if receive.kind == "RECV_F" else stage.last
+        return boundaries[layer].empty(device)
+
+    return room
 
 
 def _device(job: Job, number: int, local: int) -> torch.device:

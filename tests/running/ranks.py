@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,17 @@ from torch import Tensor
 
 from schedopt.errors import InputError
 from schedopt.running.actions import make_actions
+from schedopt.running.crew import Work, make_rank, name_parameters
+from schedopt.running.links import Links, StreamLinks, ThreadLinks
 from schedopt.running.pipelining import TorchRuntime
+from schedopt.running.process import make_room, step
+from schedopt.running.reference import Trained
 from tests.running.networks import CASES, Case, buffers, cut, gradients, micro_batch, seed
 
 RANKS = 3
 STEPS = 2
+ENGINES = ("runtime", "threads", "streams")
+"""Torch's own runtime, and ours with a thread for each way or all started in order."""
 
 
 def run_all(rank: int, folder: str) -> None:
@@ -34,12 +41,60 @@ def run_all(rank: int, folder: str) -> None:
             timeout=timedelta(seconds=20),
         )
         try:
-            found = _run(case, rank)
-        except InputError as error:
-            found = [str(error)]
+            for engine in ENGINES:
+                try:
+                    found = (
+                        _run(case, rank) if engine == "runtime" else _run_ours(case, rank, engine)
+                    )
+                except InputError as error:
+                    found = [str(error)]
+                torch.save(found, Path(folder, f"{name}.{engine}.{rank}"))
         finally:
             dist.destroy_process_group()
-        torch.save(found, Path(folder, f"{name}.{rank}"))
+
+
+def _run_ours(case: Case, number: int, engine: str) -> list[Any]:
+    """Return the same of a rank of ours; its gradients are means."""
+    model, plan = case.model(), case.plan()
+    actions = make_actions(plan, case.microbatches)
+    pieces, boundaries = cut(model)
+    device = torch.device("cpu")
+
+    def data(i: int, names: Collection[str]) -> dict[str, Tensor]:
+        return {name: one.clone() for name, one in micro_batch(model, i).items() if name in names}
+
+    work = Work(
+        plan=plan,
+        actions=actions,
+        pieces=pieces,
+        boundaries=boundaries,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, 0.0),
+        data=data,
+        before=seed,
+        names=name_parameters(model.module, None),
+        device=device,
+    )
+    rank = make_rank(work, number)
+
+    def links() -> Links:
+        if engine == "streams":
+            return StreamLinks(number, actions, make_room(work, device))
+        return ThreadLinks(number, actions, make_room(work, device), device)
+
+    found = []
+    for _ in range(STEPS):
+        kept = Trained()
+        for one in rank.stages.values():
+            one.weights.on_update = kept.keep
+        spans = step(rank, actions, links)
+        means = {name: gradient for (_, name), gradient in kept.gradients.items()}
+        told = [
+            (span.rank, str(span.action), span.start_ns, span.end_ns)
+            for span in spans
+            if span.action.kind in ("F", "B", "I", "W")
+        ]
+        found.append((means, told, dict(rank.losses), buffers(model.module)))
+    return found
 
 
 def _run(case: Case, rank: int) -> list[Any]:

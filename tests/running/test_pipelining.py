@@ -1,4 +1,4 @@
-"""Whether torch's runtime makes of a plan the gradients of the unsplit model."""
+"""Whether torch's runtime and ours make of a plan the gradients of the unsplit model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from schedopt.running.pipelining import TorchRuntime
 from schedopt.stage import Stage
 from tests import examples
 from tests.running.networks import CASES, buffers, gradients, in_turn, run_unsplit
-from tests.running.ranks import RANKS, STEPS, relative_difference
+from tests.running.ranks import ENGINES, RANKS, STEPS, relative_difference
 
 FAILING = {"fails-forward": "forward", "fails-backward": "backward"}
 RUNNING = sorted(CASES.keys() - FAILING.keys())
@@ -58,22 +58,29 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {}
     for name, case in CASES.items():
         count = len(make_actions(case.plan(), case.microbatches).ranks)
-        files = [folder / f"{name}.{rank}" for rank in range(count)]
-        found[name] = [torch.load(file, weights_only=False) for file in files]
+        for engine in ENGINES:
+            key = name if engine == "runtime" else f"{name}.{engine}"
+            files = [folder / f"{name}.{engine}.{rank}" for rank in range(count)]
+            found[key] = [torch.load(file, weights_only=False) for file in files]
     return found
 
 
+@pytest.mark.parametrize("engine", ["", ".threads", ".streams"])
 @pytest.mark.parametrize("name", RUNNING)
 def test_gradients_and_losses_are_those_of_the_unsplit_model(
-    name: str, results: dict[str, list[Any]]
+    name: str, engine: str, results: dict[str, list[Any]]
 ) -> None:
     model, losses = run_unsplit(CASES[name])
+    for parameter in model.module.parameters():
+        if engine and parameter.grad is not None:
+            parameter.grad /= CASES[name].microbatches
     expected = gradients(model.module)
     assert expected
     for step in range(STEPS):
-        [told] = [one for rank in results[name] if (one := rank[step][2])]
+        of_ranks = results[name + engine]
+        [told] = [one for rank in of_ranks if (one := rank[step][2])]
         assert told == pytest.approx(losses, rel=1e-12)
-        found = [rank[step][0] for rank in results[name]]
+        found = [rank[step][0] for rank in of_ranks]
         assert sorted(key for rank in found for key in rank) == sorted(expected)
         for rank in found:
             for key, gradient in rank.items():
