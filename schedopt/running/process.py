@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import random
 import shutil
 import signal
 import sys
@@ -17,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
+import numpy
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -107,6 +109,9 @@ def _run_rank(job: Job, number: int, local: int) -> Outcome | None:
             field="nproc-per-node",
             way_out="Start one process for each GPU of the plan that has a stage",
         )
+    # Factories that draw otherwise than by torch are to draw the same in every rank, too.
+    random.seed(job.seed)
+    numpy.random.seed(job.seed)  # noqa: NPY002
     prepared = prepare(job, actions, device)
     alone = train_alone(prepared) if job.compare and job.model and number == 0 else None
     prepared = settle(prepared, actions.stages(number), device)
