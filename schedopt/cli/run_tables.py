@@ -49,6 +49,9 @@ def _print_step(console: Console, report: Report) -> None:
             f"{100 * (found.bubble - planned.bubble):+.1f} points",
         )
     )
+    if planned.transfers and found.transfers:
+        name = f"All {found.transfers} transfers"
+        rows.append(_times(name, planned.transfers_ns, found.transfers_ns))
     replayed = report.job.backend == "logical"
     columns = [
         Column("", words=True),

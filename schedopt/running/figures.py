@@ -30,6 +30,8 @@ class Figures:
         From the first start to the last end, the updates behind a flush left out.
     bubble : float
         The share of that in which the ranks compute nothing.
+    transfers, transfers_ns : int
+        How many activations and gradients are sent, and the time that this takes in all.
     memory_bytes : tuple of int
         The most on each rank at once.
     weights_bytes, saved_bytes : tuple of int
@@ -44,6 +46,8 @@ class Figures:
     period_ns: float | None
     step_ns: int
     bubble: float
+    transfers: int
+    transfers_ns: int
     memory_bytes: tuple[int, ...]
     weights_bytes: tuple[int, ...]
     saved_bytes: tuple[int | None, ...]
@@ -72,6 +76,8 @@ def predict(step: Simulation) -> Figures:
         period_ns=period(spans, plan.pattern.k),
         step_ns=length(spans),
         bubble=bubble(spans),
+        transfers=_sent(spans),
+        transfers_ns=_sending_ns(spans),
         memory_bytes=tuple(step.memory[gpu].peak_bytes for gpu in gpus),
         weights_bytes=tuple(weights),
         saved_bytes=tuple(_saved_between(step, gpu) for gpu in gpus),
@@ -96,6 +102,8 @@ def measure(plan: Plan, outcome: Outcome, steps: Sequence[Sequence[Span]]) -> Fi
         period_ns=median(periods) if periods else None,
         step_ns=int(median(length(one) for one in steps)),
         bubble=median(bubble(one) for one in steps),
+        transfers=max(map(_sent, steps)),
+        transfers_ns=int(median(map(_sending_ns, steps))),
         memory_bytes=tuple(one.allocated_bytes or one.peak_bytes for one in records),
         weights_bytes=tuple(one.weights_bytes for one in records),
         saved_bytes=tuple(one.saved_bytes for one in records),
@@ -205,6 +213,14 @@ def bubble(spans: Sequence[Span]) -> float:
     whole = length(inside) * len({span.rank for span in inside})
     busy = sum(span.length_ns for span in inside if not span.action.is_transfer)
     return 1 - busy / whole if whole else 0.0
+
+
+def _sent(spans: Iterable[Span]) -> int:
+    return sum(span.action.count for span in spans if span.action.is_transfer)
+
+
+def _sending_ns(spans: Iterable[Span]) -> int:
+    return sum(span.length_ns for span in spans if span.action.is_transfer)
 
 
 def _without_flush(spans: Iterable[Span]) -> Iterable[Span]:
