@@ -19,7 +19,8 @@ class Rule:
 
     Version v of a stage is its weights after v updates. Micro-batch i belongs to mini-batch
     g = i // m; update g applies the gradients of that mini-batch, all of them, and makes version
-    g + 1. How many versions lie in memory, and how stale a gradient is, follow from the pattern.
+    g + 1 from version g, so that nothing of a mini-batch reads a later version than g. How many
+    versions lie in memory, and how stale a gradient is, follow from the pattern.
 
     Parameters
     ----------

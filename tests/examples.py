@@ -46,6 +46,22 @@ def stages(*rows: tuple[int, int, Sequence[int]]) -> tuple[Stage, ...]:
     return tuple(Stage(layers=(first, last), gpus=tuple(gpus)) for first, last, gpus in rows)
 
 
+def on_one_gpu(
+    rule: Rule, period: int, *operations: Operation, again: bool = False, backward_ns: int = 1
+) -> Plan:
+    """Return a stage of one layer that keeps nothing but 30 bytes and 20 for each version."""
+    k = sum(1 for operation in operations if operation.kind == "F")
+    only = weighty(1, backward_ns, 0, update_ns=int(operations[-1].kind == "U"))
+    return Plan(
+        chain=Chain(layers=(only,)),
+        platform=Platform(gpus=1, memory=1000),
+        rule=rule,
+        scope=Scope(max_k=k, recompute=again),
+        stages=(Stage(layers=(0, 0), gpus=(0,), recompute=((0, 0),) if again else ()),),
+        pattern=Pattern(k=k, period_total_ns=period, operations=operations),
+    )
+
+
 def contiguous() -> Plan:
     """1F1B on 3 GPUs with half-duplex links: F and B last 2, transfers 1, T = 4.
 

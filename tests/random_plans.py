@@ -120,7 +120,6 @@ def stages(
     replicas: bool,
     same_gpu: Sequence[Sequence[int]] = (),
     least_cuts: int = 0,
-    most_runs: int = 1,
 ) -> tuple[Stage, ...]:
     places = st.integers(1, max(1, count - 1))
     cuts = sorted(draw(st.sets(places, min_size=least_cuts, max_size=3))) if count > 1 else []
@@ -133,22 +132,20 @@ def stages(
             others = [one for one in found if any(one.first <= a <= one.last for a in group)]
             if others and any(first <= a < end for a in group):
                 chosen = list(others[0].gpus)
-        runs = draw(recomputed_runs(first, end, most_runs)) if draw(st.booleans()) else ()
+        runs = draw(recomputed_runs(first, end)) if draw(st.booleans()) else ()
         found.append(Stage(layers=(first, end - 1), gpus=tuple(chosen), recompute=runs))
     return tuple(found)
 
 
 @st.composite
-def recomputed_runs(
-    draw: st.DrawFn, first: int, end: int, most: int
-) -> tuple[tuple[int, int], ...]:
-    """Draw one or more runs of the layers from `first` on, before `end`."""
+def recomputed_runs(draw: st.DrawFn, first: int, end: int) -> tuple[tuple[int, int], ...]:
+    """Draw one or two runs of the layers from `first` on, before `end`."""
     found: list[tuple[int, int]] = []
-    while first < end and len(found) < most:
+    while first < end and len(found) < 2:
         begin = draw(st.integers(first, end - 1))
         found.append((begin, draw(st.integers(begin, end - 1))))
         first = found[-1][1] + 1
-        if len(found) < most and draw(st.booleans()):
+        if draw(st.booleans()):
             break
     return tuple(found)
 
@@ -202,17 +199,21 @@ def valid_plans(draw: st.DrawFn, *, updates: bool = False, given: Chain | None =
         )
         object.__setattr__(platform, "link", link)
     replicas = given is None and not updates
-    # Many stages and runs of layers, where not a rule of a plan is tried but what it runs.
-    more = (0, 1) if given is None else (min(2, len(chain.layers) - 1), 2)
-    found = draw(stages(len(chain.layers), len(platform.gpus), replicas, chain.same_gpu, *more))
+    # Many stages, where not a rule of a plan is tried but what it runs.
+    least = 0 if given is None else min(2, len(chain.layers) - 1)
+    found = draw(stages(len(chain.layers), len(platform.gpus), replicas, chain.same_gpu, least))
     rule = Rule()
     if updates:
+        backward: list[BackwardReads] = ["forward", "live"]
+        if all(stage.recompute for stage in found):
+            backward.append("recomputed")
         rule = Rule(
             update_every=draw(st.integers(1, 3)),
             forward_reads=draw(st.sampled_from(["live", "entry"])),
-            backward_reads=draw(st.sampled_from(["forward", "live"])),
+            backward_reads=draw(st.sampled_from(backward)),
         )
     k = draw(st.integers(1, 3))
+    order = draw(st.permutations(range(k)))
     split = [draw(st.booleans()) for _ in found]
     length = lcm(k, *(len(stage.gpus) for stage in found))
     work = 2 + sum(
@@ -227,12 +228,12 @@ def valid_plans(draw: st.DrawFn, *, updates: bool = False, given: Chain | None =
         period = draw(st.integers(work * k // 2 + 1, 2 * work * k))
     else:
         period = work * k // draw(st.integers(6, 24)) + 1
-    pattern = fill(draw, chain, platform, found, split, k, period, length)
+    pattern = fill(draw, chain, platform, found, split, order, period, length)
     while pattern is None and given is not None:
         period += period // 2 + 1
-        pattern = fill(draw, chain, platform, found, split, k, period, length)
+        pattern = fill(draw, chain, platform, found, split, order, period, length)
     if pattern is None:
-        pattern = fill(draw, chain, platform, found, split, k, 6 * work * k, length)
+        pattern = fill(draw, chain, platform, found, split, order, 6 * work * k, length)
         assert pattern is not None
     return Plan(
         chain=chain,
@@ -279,10 +280,16 @@ def fill(
     platform: Platform,
     found: tuple[Stage, ...],
     split: list[bool],
-    k: int,
+    order: Sequence[int],
     period: int,
     length: int,
 ) -> Pattern | None:
+    """Place the micro-batches of a period in an order, and draw how long each thing waits.
+
+    What comes later in the order finds less room, and is often through later. Some wait between
+    forward and backward for a whole period.
+    """
+    k = len(order)
     table = Timetable(platform, k, period, length)
     operations: list[Operation] = []
     transfers: list[Transfer] = []
@@ -319,7 +326,7 @@ def fill(
         transfers.append(Transfer(tensor=tensor, stage=stage, shift=shift, start_ns=begin))  # type: ignore[arg-type]
         return start + max(n for _, n in runs)
 
-    for j in range(k):
+    for j in order:
         clock: int | None = draw(st.integers(0, 5))
         forward_ends: list[int] = []
         for stage in range(last + 1):
@@ -329,6 +336,8 @@ def fill(
             forward_ends.append(clock)
             if stage < last:
                 clock = send(True, stage, j, clock)
+        if clock is not None:
+            clock += draw(st.sampled_from([0, 0, 0, period]))
         for stage in reversed(range(last + 1)):
             if clock is not None and stage < last:
                 clock = send(False, stage, j, clock)

@@ -33,6 +33,11 @@ class Schedule(Protocol):
         """Micro-batches."""
         ...
 
+    @property
+    def length_ns(self) -> int:
+        """After how long it repeats; a finite step ends before."""
+        ...
+
     def has(self, kind: Kind, stage: int) -> bool:
         """Whether a stage has operations of a kind."""
         ...

@@ -5,8 +5,10 @@ For rules with updates only; nothing here is typed in: it follows from the patte
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from dataclasses import dataclass
+from itertools import accumulate
 
 from schedopt.account.levels import Span, highest
 from schedopt.account.timeline import Interval, Schedule, Timeline
@@ -76,20 +78,27 @@ def held_versions(timeline: Timeline) -> list[HeldVersion]:
                 key = (stage, run.gpu, version - cycles * updates)
                 end = run.end_ns - cycles * timeline.length_ns
                 last_use[key] = max(last_use.get(key, end), end)
-    return [
-        HeldVersion(
-            stage,
-            gpu,
-            reader.made(stage, gpu, version),
-            max(
-                reader.made(stage, gpu, version + 1),
-                last_use.get((stage, gpu, version), reader.made(stage, gpu, version)),
-            ),
-        )
-        for stage in range(len(plan.stages))
-        for gpu in dict.fromkeys(plan.stages[stage].gpus)
-        for version in range(1, updates + 1)
-    ]
+    found = []
+    for stage in range(len(plan.stages)):
+        for gpu in dict.fromkeys(plan.stages[stage].gpus):
+            for version in range(1, updates + 1):
+                made, replaced = (reader.made(stage, gpu, v) for v in (version, version + 1))
+                used = last_use.get((stage, gpu, version))
+                found += held_version(stage, gpu, made, replaced, used)
+    return found
+
+
+def held_version(
+    stage: int, gpu: int, made_ns: int, replaced_ns: int, used_ns: int | None
+) -> list[HeldVersion]:
+    """Return a version from when it is made to when it is replaced or used last, if it is held.
+
+    Where several updates come at once, one that nobody uses has no memory of its own.
+    """
+    if used_ns is None and made_ns == replaced_ns:
+        return []
+    end_ns = replaced_ns if used_ns is None else max(replaced_ns, used_ns)
+    return [HeldVersion(stage, gpu, made_ns, end_ns)]
 
 
 VersionTimes = dict[tuple[int, int, int], int]
@@ -97,67 +106,67 @@ VersionTimes = dict[tuple[int, int, int], int]
 
 
 class Reader:
-    """Which version each operation of a pattern reads."""
+    """Which version each operation of a schedule reads."""
 
-    def __init__(self, timeline: Timeline) -> None:
-        self.timeline = timeline
-        self.plan = timeline.plan
-        self.every = timeline.plan.rule.update_every or 1
-        self.updates = timeline.length // self.every
-        self._made = find_made(timeline)
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self.rule = schedule.plan.rule
+        self.every = schedule.plan.rule.update_every or 1
+        self.updates = schedule.length // self.every
+        self._made = find_made(schedule)
 
     def backward(self, stage: int) -> Kind:
         """Return the operation that reads the weights first in the backward of a stage."""
-        return "I" if self.timeline.has("I", stage) else "B"
+        return "I" if self.schedule.has("I", stage) else "B"
 
     def made(self, stage: int, gpu: int, version: int) -> int:
-        """Return when a version is there, ns: one hyperperiod later for each cycle of updates."""
-        cycles, position = divmod(version - 1, self.updates)
-        return self._made[stage, gpu, position] + cycles * self.timeline.length_ns
+        """Return when a version is there, ns: one round later for each round of updates."""
+        rounds, position = divmod(version - 1, self.updates)
+        return self._made[stage, gpu][position] + rounds * self.schedule.length_ns
 
     def newest(self, stage: int, gpu: int, instant: int) -> int:
         """Return the newest version at an instant."""
-        version = 1
-        cycles = (instant - self.made(stage, gpu, 1)) // self.timeline.length_ns
-        version += cycles * self.updates
-        while self.made(stage, gpu, version) > instant:
-            version -= 1
-        while self.made(stage, gpu, version + 1) <= instant:
-            version += 1
-        return version
+        made = self._made[stage, gpu]
+        rounds, rest = divmod(instant - made[0], self.schedule.length_ns)
+        return rounds * self.updates + bisect_right(made, made[0] + rest)
 
     def reads(self, stage: int, micro_batch: int) -> dict[Kind, int]:
         """Return the version that each operation of a micro-batch reads in a stage."""
-        rule = self.plan.rule
+        rule = self.rule
         forward = self._forward(stage, micro_batch)
         found: dict[Kind, int] = {"F": forward}
         behind = forward
-        if self.timeline.has("R", stage):
+        if self.schedule.has("R", stage):
             if rule.backward_reads != "forward":
-                behind = self._newest_at(self.timeline.at("R", stage, micro_batch), stage)
+                behind = self._newest_at("R", stage, micro_batch)
             found["R"] = behind
         half = self.backward(stage)
         if rule.backward_reads == "live":
-            behind = self._newest_at(self.timeline.at(half, stage, micro_batch), stage)
+            behind = self._newest_at(half, stage, micro_batch)
         found[half] = behind
         if half == "I":
             found["W"] = behind
         return found
 
     def _forward(self, stage: int, micro_batch: int) -> int:
-        rule = self.plan.rule
-        delay = rule.forward_delay(micro_batch, stage)
+        delay = self.rule.forward_delay(micro_batch, stage)
         if delay is not None:
             return micro_batch // self.every - delay
-        first = 0 if rule.forward_reads == "entry" else stage
-        return self._newest_at(self.timeline.at("F", first, micro_batch), first)
+        first = 0 if self.rule.forward_reads == "entry" else stage
+        return self._newest_at("F", first, micro_batch)
 
-    def _newest_at(self, run: Interval, stage: int) -> int:
-        return self.newest(stage, run.gpu, run.start_ns)
+    def _newest_at(self, kind: Kind, stage: int, micro_batch: int) -> int:
+        run = self.schedule.at(kind, stage, micro_batch)
+        # Where nothing takes time, its own gradient may be applied at the same instant, but after.
+        return min(self.newest(stage, run.gpu, run.start_ns), micro_batch // self.every)
 
 
-def find_made(schedule: Schedule) -> VersionTimes:
-    """Find when each mini-batch of a schedule has made a version, by stage, GPU and mini-batch."""
+def find_made(schedule: Schedule) -> dict[tuple[int, int], list[int]]:
+    """Find when each mini-batch of a schedule has made a version, ns, by stage and GPU.
+
+    An update starts from the version before it. So where mini-batches end out of order, also those
+    of the round before, a version is made when all gradients up to its own are there.
+    """
     plan = schedule.plan
     every = plan.rule.update_every or 1
     made: VersionTimes = {}
@@ -181,4 +190,9 @@ def find_made(schedule: Schedule) -> VersionTimes:
         for i in range(schedule.length):
             keep_latest(added, stage, schedule.at(last, stage, i), i)
     # A copy that arrives counts before an own update, that before the last gradient.
-    return added | made | sent
+    latest = added | made | sent
+    found = {}
+    for stage, gpu in dict.fromkeys(key[:2] for key in latest):
+        times = [latest[stage, gpu, update] for update in range(schedule.length // every)]
+        found[stage, gpu] = list(accumulate([max(times) - schedule.length_ns, *times], max))[1:]
+    return found

@@ -160,8 +160,18 @@ class _Reads:
         self.times = _sort_times(history)
         self.entry = _sort_times(entry) if entry is not None else {}
 
-    def newest(self, gpu: int, time: int) -> int:
-        return bisect_right(self.times[gpu], time)
+    def newest(self, name: Name, i: int) -> int:
+        """Return the newest version at the start of an operation of a micro-batch.
+
+        Not of later mini-batches, and not what the micro-batch itself makes in no time.
+        """
+        plan = self.timeline.plan
+        assert plan.rule.update_every is not None
+        start, _ = self.timeline.span(name, i)
+        _, stage = name
+        times = self.times if stage == self.stage else self.entry
+        there = bisect_right(times[plan.stages[stage].gpu(i)], start)
+        return min(there, i // plan.rule.update_every)
 
     def forward(self, i: int) -> int:
         """Return the version that F of a micro-batch asks for."""
@@ -170,11 +180,8 @@ class _Reads:
         if delay is not None:
             assert plan.rule.update_every is not None
             return max(0, i // plan.rule.update_every - delay)
-        if plan.rule.forward_reads == "entry":
-            start, _ = self.timeline.span(("F", 0), i)
-            return bisect_right(self.entry[plan.stages[0].gpu(i)], start)
-        start, _ = self.timeline.span(("F", self.stage), i)
-        return self.newest(plan.stages[self.stage].gpu(i), start)
+        entering = plan.rule.forward_reads == "entry"
+        return self.newest(("F", 0 if entering else self.stage), i)
 
     def find_absent(self) -> Iterator[Violation]:
         """Yield where F starts before the version that it reads is on its GPU."""
@@ -198,18 +205,17 @@ class _Reads:
     def list_reads(self, i: int) -> Iterator[tuple[int, Name]]:
         """Yield each operation of a micro-batch behind the version that it reads."""
         rule, stage = self.timeline.plan.rule, self.stage
-        gpu = self.timeline.plan.stages[stage].gpu(i)
         forward = self.forward(i)
         yield forward, ("F", stage)
         again = forward
         if ("R", stage) in self.timeline.slots:
             if rule.backward_reads != "forward":
-                again = self.newest(gpu, self.timeline.span(("R", stage), i)[0])
+                again = self.newest(("R", stage), i)
             yield again, ("R", stage)
         name = self.timeline.backward(stage)
         backward = forward
         if rule.backward_reads == "live":
-            backward = self.newest(gpu, self.timeline.span(name, i)[0])
+            backward = self.newest(name, i)
         elif rule.backward_reads == "recomputed":
             backward = again
         yield backward, name
@@ -237,6 +243,8 @@ class _Reads:
         for gpu in dict.fromkeys(stage.gpus):
             for version in steady:
                 made, replaced = self.made[gpu][version], self.made[gpu][version + 1]
+                if made == replaced and (gpu, version) not in last_read:
+                    continue  # It is updated again where it lies before anything sees it.
                 until = max(replaced, last_read.get((gpu, version), replaced))
                 group = (gpu, "weights", self.stage, "")
                 yield Residency(group, size, made, until, every_ns)

@@ -14,7 +14,7 @@ from schedopt.account.levels import Level
 from schedopt.account.memory import GpuMemory, memory_levels, memory_of
 from schedopt.account.residencies import Residency, residencies_of
 from schedopt.account.timeline import Interval, Timeline
-from schedopt.account.versions import HeldVersion, Reader, find_made
+from schedopt.account.versions import HeldVersion, Reader, held_version
 from schedopt.errors import InputError
 from schedopt.plan import Kind, Operation, Plan, Transfer
 from schedopt.simulation.events import Event, unroll
@@ -64,6 +64,11 @@ class Simulation:
     def length(self) -> int:
         """Micro-batches."""
         return self.microbatches
+
+    @property
+    def length_ns(self) -> int:
+        """A period that is longer than the step, so that nothing repeats in it."""
+        return self.makespan_ns + 1
 
     @cached_property
     def makespan_ns(self) -> int:
@@ -128,12 +133,12 @@ class Simulation:
     @cached_property
     def memory(self) -> tuple[GpuMemory, ...]:
         """What each GPU of the platform needs during the step."""
-        return memory_of(self.plan, self.residencies, self._after)
+        return memory_of(self.plan, self.residencies, self.length_ns)
 
     @cached_property
     def memory_levels(self) -> tuple[tuple[Level, ...], ...]:
         """The bytes on each GPU over time."""
-        return memory_levels(self.plan, self.residencies, self._after)
+        return memory_levels(self.plan, self.residencies, self.length_ns)
 
     @cached_property
     def residencies(self) -> tuple[Residency, ...]:
@@ -160,11 +165,6 @@ class Simulation:
             if isinstance(event.item, Transfer) and event.source is not None:
                 yield event.item, event.first, event.source, event.sent_bytes, _interval(event)
 
-    @property
-    def _after(self) -> int:
-        """A period that is longer than the step, so that nothing repeats in it."""
-        return self.makespan_ns + 1
-
     @cached_property
     def _runs(self) -> dict[tuple[Kind, int, int], Interval]:
         return {
@@ -175,12 +175,10 @@ class Simulation:
         }
 
     def _versions(self) -> Iterator[HeldVersion]:
-        """Yield the versions of weights; each operation reads the one that the pattern says."""
-        every = self.plan.rule.update_every
-        if every is None:
+        """Yield the versions of weights, each until it is replaced and used no more."""
+        if self.plan.rule.is_given:
             return
-        reader = Reader(Timeline(self.plan))
-        made = find_made(self)
+        reader = Reader(self)
         last_use: dict[tuple[int, int, int], int] = {}
         for stage in range(len(self.plan.stages)):
             for micro_batch in range(self.microbatches):
@@ -188,15 +186,12 @@ class Simulation:
                     run = self.at(kind, stage, micro_batch)
                     key = (stage, run.gpu, max(0, version))
                     last_use[key] = max(last_use.get(key, 0), run.end_ns)
-        updates = self.microbatches // every
         for stage in range(len(self.plan.stages)):
             for gpu in dict.fromkeys(self.plan.stages[stage].gpus):
-                times = [0, *(made[stage, gpu, update] for update in range(updates))]
-                for version, (begin, end) in enumerate(
-                    zip(times, [*times[1:], self.makespan_ns], strict=True)
-                ):
-                    used = last_use.get((stage, gpu, version), begin)
-                    yield HeldVersion(stage, gpu, begin, max(end, used))
+                versions = range(1, reader.updates + 1)
+                times = [0, *(reader.made(stage, gpu, version) for version in versions)]
+                for version, span in enumerate(pairwise([*times, self.makespan_ns])):
+                    yield from held_version(stage, gpu, *span, last_use.get((stage, gpu, version)))
 
 
 def _interval(event: Event) -> Interval:

@@ -7,11 +7,8 @@ import pytest
 
 from schedopt.chain import Chain
 from schedopt.checking import Violation, check
-from schedopt.plan import Operation, Pattern, Plan
-from schedopt.platform import Platform
-from schedopt.problem import Scope
+from schedopt.plan import Pattern, Plan
 from schedopt.rule import BackwardReads, Rule
-from schedopt.stage import Stage
 from tests.changes import (
     add_operation,
     add_transfer,
@@ -27,10 +24,10 @@ from tests.examples import (
     data_parallel,
     double_buffered,
     flushed,
+    on_one_gpu,
     op,
     send,
     split_backward,
-    weighty,
 )
 
 
@@ -169,19 +166,6 @@ def test_an_update_that_takes_time_delays_its_version() -> None:
 def test_a_plan_whose_weights_cannot_be_followed_is_refused() -> None:
     far = change_operation(double_buffered(), 5, shift=-(10**9))
     assert places(far, "rule") == ["stage 0"]
-
-
-def on_one_gpu(rule: Rule, period: int, *operations: Operation, again: bool = False) -> Plan:
-    """Return a stage of one layer that keeps nothing but 30 bytes and 20 for each version."""
-    k = sum(1 for operation in operations if operation.kind == "F")
-    return Plan(
-        chain=Chain(layers=(weighty(1, 1, 0, update_ns=int(operations[-1].kind == "U")),)),
-        platform=Platform(gpus=1, memory=1000),
-        rule=rule,
-        scope=Scope(max_k=k, recompute=again),
-        stages=(Stage(layers=(0, 0), gpus=(0,), recompute=((0, 0),) if again else ()),),
-        pattern=Pattern(k=k, period_total_ns=period, operations=operations),
-    )
 
 
 def with_updates(plan: Plan, **more: Any) -> Plan:

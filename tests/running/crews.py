@@ -67,7 +67,7 @@ def place(
     platform = Platform(gpus=gpus, memory="1T")
     halves = [stage in split for stage in range(len(stages))]
     for period in range(1, 10**6):
-        pattern = fill(lambda _: 0, quick, platform, stages, halves, k, period, k)  # type: ignore[arg-type]
+        pattern = fill(lambda _: 0, quick, platform, stages, halves, range(k), period, k)  # type: ignore[arg-type]
         if pattern is not None:
             break
     assert pattern is not None
