@@ -9,7 +9,7 @@ from itertools import accumulate
 from statistics import median
 
 from schedopt.account.levels import highest
-from schedopt.plan import Kind, Operation, Plan
+from schedopt.plan import Operation, Plan
 from schedopt.running.action import Action
 from schedopt.running.actions import gpu_ranks
 from schedopt.running.records import Outcome
@@ -264,16 +264,24 @@ def by_stage(plan: Plan, parts: Iterable[Mapping[int, int]]) -> tuple[int, ...]:
 
 
 def _live(step: Simulation) -> tuple[int, ...]:
-    """Return the most micro-batches in flight at once in each stage of the step."""
-    found = []
-    for stage in range(len(step.plan.stages)):
-        half: Kind = "I" if step.has("I", stage) else "B"
-        spans = [
-            (1, step.at("F", stage, i).start_ns, step.at(half, stage, i).end_ns)
-            for i in range(step.microbatches)
-        ]
-        found.append(highest(spans, step.makespan_ns + 1))
-    return tuple(found)
+    """Return the most micro-batches in flight at once in each stage of the step.
+
+    At one instant the events count in their order, since what takes no time still comes one after
+    the other.
+    """
+    changes: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
+    for number, event in enumerate(step.events):
+        item = event.item
+        if not isinstance(item, Operation):
+            continue
+        if item.kind == "F":
+            changes[item.stage].append((event.start_ns, number, event.count))
+        elif item.kind == ("I" if step.has("I", item.stage) else "B"):
+            changes[item.stage].append((event.end_ns, number, -event.count))
+    return tuple(
+        max(accumulate(count for _, _, count in sorted(changes[stage])))
+        for stage in range(len(step.plan.stages))
+    )
 
 
 def _every(plan: Plan) -> int:

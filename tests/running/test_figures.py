@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schedopt import Chain, Plan, Stage
+from schedopt import Chain, Pattern, Plan, Platform, Stage, check
 from schedopt.running.action import Action
 from schedopt.running.figures import bubble, by_one_clock, length, period, predict, replay
 from schedopt.running.records import Outcome, Record
 from schedopt.running.spans import Span
 from schedopt.simulation import Simulation, simulate
-from tests.examples import EXAMPLES, layer
+from tests.examples import EXAMPLES, layer, op
 from tests.running.crews import place
 from tests.running.interpreters import ONE_GPU_EACH
 
@@ -184,6 +184,19 @@ def test_the_predicted_period_never_exceeds_the_plan(k: int, gpus: list[int], sp
     assert got.period_ns <= float(plan.pattern.period_total_ns) / k * (1 + 1e-12)
     assert got.bubble == pytest.approx(float(step.bubble))
     assert got.step_ns == step.makespan_ns
+
+
+def test_what_takes_no_time_is_in_flight_one_after_the_other() -> None:
+    none = replace(chain_of(2), layers=(layer(0, 0, 1), layer(0, 0, 1)))
+    forwards, backwards = ([op(kind, s, 0, 0) for s in (0, 1)] for kind in "FB")
+    plan = Plan(
+        chain=none,
+        platform=Platform(gpus=2, memory=100),
+        stages=one_each(2),
+        pattern=Pattern(k=1, period_total_ns=1, operations=(*forwards, *backwards)),
+    )
+    assert check(plan) == ()
+    assert predict(simulate(plan, 6)).live == (1, 1)
 
 
 def chain_of_halves(count: int) -> Chain:
