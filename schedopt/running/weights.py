@@ -28,7 +28,8 @@ class Weights:
 
     There is one parameter with one gradient, whatever the number of versions: what a graph saves
     of a parameter is kept as its name, and looked up in the version that the backward reads. Only
-    where a backward comes before the update of an earlier mini-batch, its gradients are kept apart.
+    where a backward comes before the update of an earlier mini-batch, its gradients are kept apart:
+    that is memory which the account, with one `gradient_bytes` a stage, does not count.
 
     Parameters
     ----------
