@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from fractions import Fraction
 from typing import cast
 
 from schedopt.drawing import Box, Chart, Row
 from schedopt.plan import Kind
-from schedopt.running.figures import bubble, length
+from schedopt.running.figures import bubble, busy_share, length
 from schedopt.running.report import Report
 from schedopt.running.spans import Span
 from schedopt.units import format_duration
@@ -22,7 +21,7 @@ def chart_run(report: Report) -> Chart:
     both = {"plan": report.planned, done: measured}
     shown = max(max(span.end_ns for span in spans) for spans in both.values())
     rows = [
-        _row(f"{rank} {name}", [span for span in spans if span.rank == rank], shown)
+        _row(f"{rank} {name}", rank, spans)
         for rank in range(len(report.gpus))
         for name, spans in both.items()
     ]
@@ -48,7 +47,8 @@ def chart_run(report: Report) -> Chart:
     )
 
 
-def _row(name: str, spans: Sequence[Span], shown: int) -> Row:
+def _row(name: str, rank: int, spans: Sequence[Span]) -> Row:
+    """Return what a rank does, and for which share of the step of these spans it computes."""
     boxes = [
         Box(
             span.start_ns,
@@ -58,8 +58,7 @@ def _row(name: str, spans: Sequence[Span], shown: int) -> Row:
             span.action.first,
         )
         for span in spans
-        if not span.action.is_transfer and span.start_ns < span.end_ns
+        if span.rank == rank and not span.action.is_transfer and span.start_ns < span.end_ns
     ]
     boxes.sort(key=lambda box: box.start_ns)
-    busy = Fraction(sum(box.end_ns - box.start_ns for box in boxes), shown)
-    return Row(name, tuple(boxes), busy)
+    return Row(name, tuple(boxes), busy_share(spans, rank))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import accumulate
 from statistics import median
 
@@ -213,6 +214,14 @@ def bubble(spans: Sequence[Span]) -> float:
     whole = length(inside) * len({span.rank for span in inside})
     busy = sum(span.length_ns for span in inside if not span.action.is_transfer)
     return 1 - busy / whole if whole else 0.0
+
+
+def busy_share(spans: Sequence[Span], rank: int) -> Fraction:
+    """Return the share of the step in which one rank computes."""
+    inside = [span for span in _without_flush(spans) if not span.action.is_transfer]
+    whole = length(spans)
+    busy = sum(span.length_ns for span in inside if span.rank == rank)
+    return Fraction(busy, whole) if whole else Fraction(0)
 
 
 def _sent(spans: Iterable[Span]) -> int:

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, get_args
 from schedopt.errors import InputError
 from schedopt.plan import Plan
 from schedopt.running.actions import Actions, make_actions
-from schedopt.validation import as_whole, check_choice
+from schedopt.validation import as_whole, check_choice, show
 
 Backend = Literal["logical", "p2p", "pytorch"]
 BACKENDS: Final[tuple[Backend, ...]] = get_args(Backend)
@@ -72,6 +72,7 @@ class Job:
             raise InputError(
                 f"{self.stretch:g} is no factor", field="stretch", way_out="Give more than 0"
             )
+        self._check_model()
         if self.model is not None and self.stretch != 1:
             raise InputError(
                 "given, but a model takes the time that it takes",
@@ -83,6 +84,23 @@ class Job:
                 f"{self.device!r:.60} is given, but sleeping layers compute nothing",
                 field="device",
                 way_out="Leave it out",
+            )
+
+    def _check_model(self) -> None:
+        if self.model is None:
+            return
+        if not isinstance(self.model, str):
+            raise InputError(
+                f"{show(self.model)} is not the name of a model",
+                field="model",
+                way_out="Name it as in models:build, so that each rank can build it",
+            )
+        if self.backend != "logical" and self.model.startswith("__main__:"):
+            raise InputError(
+                "__main__ is another module in each rank",
+                field="model",
+                way_out="Put the function into a module of its own and name that, or take the "
+                "backend logical",
             )
 
     def actions(self) -> Actions:

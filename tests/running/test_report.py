@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from fractions import Fraction
 from functools import cache
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import pytest
 from schedopt import InputError, check
 from schedopt.drawing import save_picture
 from schedopt.plan import Plan
-from schedopt.running import Job, Report, execute, make_trace
+from schedopt.running import Backend, Job, Report, execute, make_trace
 from schedopt.running.chart import chart_run
 from schedopt.running.report import RUN_FORMAT
 from tests.examples import contiguous, general, recomputed, split_backward
@@ -115,6 +117,17 @@ def test_the_picture_has_two_rows_a_rank(tmp_path: Path) -> None:
     assert b"0 replayed" in (tmp_path / "run.svg").read_bytes()
 
 
+def test_the_picture_tells_how_busy_ranks_are_in_a_step_of_its_own_length() -> None:
+    report = report_of("contiguous")
+    slow = Report(replace(report.job, stretch=STRETCH / 2), report.outcome)
+    assert slow.measured.step_ns > 1.5 * slow.predicted.step_ns
+    rows = {row.name: row for row in chart_run(slow).gpus}
+    # Each rank works 2 + 2 ns on each of 6 micro-batches in a step of 36 ns, however long the run.
+    assert [rows[f"{rank} plan"].busy for rank in range(3)] == [Fraction(24, 36)] * 3
+    idle = [1 - float(row.busy) for name, row in rows.items() if name.endswith("replayed")]
+    assert sum(idle) / 3 == pytest.approx(slow.measured.bubble)
+
+
 def test_where_they_part_most_comes_first() -> None:
     report = report_of("contiguous")
     apart = [abs(one.measured_ns - one.predicted_ns) for one in report.partings]
@@ -131,9 +144,20 @@ def test_where_they_part_most_comes_first() -> None:
         ("stretch", 0.0),
         ("device", "cuda"),
         ("backend", "mpi"),
+        ("model", contiguous),
     ],
 )
 def test_a_job_that_makes_no_sense_is_refused(field: str, value: object) -> None:
     given = {"plan": contiguous(), "model": None, "backend": "logical", "microbatches": 4}
     with pytest.raises(InputError, match=field):
         Job(**{**given, field: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("backend", ["p2p", "pytorch"])
+def test_a_factory_in_the_script_itself_is_not_looked_for_in_the_ranks(backend: Backend) -> None:
+    with pytest.raises(InputError, match="model: __main__ is another module in each rank"):
+        Job(plan=contiguous(), model="__main__:build", backend=backend, microbatches=4)
+
+
+def test_a_factory_in_the_script_itself_may_run_where_there_is_one_process() -> None:
+    Job(plan=contiguous(), model="__main__:build", backend="logical", microbatches=4)
