@@ -96,7 +96,9 @@ def naming_options(names: Mapping[str, str] = MappingProxyType({})) -> Iterator[
     try:
         yield
     except InputError as error:
-        if error.source or not error.field or error.field.startswith("--") or " " in error.field:
+        if error.source or not error.field or error.field.startswith("--"):
+            raise
+        if any(sign in error.field for sign in " .["):
             raise
         name = names.get(error.field, error.field).replace("_", "-")
         field = name if name.isupper() else f"--{name}"

@@ -282,6 +282,12 @@ def _print_torchrun(job: Job, nodes: int, port: int) -> None:
             field="nodes",
             way_out="Give a number that divides the ranks",
         )
+    if job.backend == "logical":
+        raise InputError(
+            "the backend logical is one process on one machine",
+            field="nodes",
+            way_out="Leave it out, or take the backend p2p or pytorch",
+        )
     rest = shlex.join(_without(sys.argv[1:], "--nodes", "--port"))
     typer.echo(
         f"torchrun --nnodes {nodes} --nproc-per-node {ranks // nodes} --rdzv-backend c10d "

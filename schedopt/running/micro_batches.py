@@ -60,7 +60,7 @@ class MicroBatches:
 
     def _make(self, number: int) -> dict[str, Tensor]:
         if self._data is not None:
-            return self._from_factory(self._data(number))
+            return self._from_factory(number, self._data(number))
         draw = torch.Generator().manual_seed(self._seed * 1_000_003 + number)
         made = {}
         for name, tensor in self._example.items():
@@ -70,14 +70,14 @@ class MicroBatches:
             made[name] = flat.reshape(tensor.shape)
         return made
 
-    def _from_factory(self, given: Any) -> dict[str, Tensor]:
+    def _from_factory(self, number: int, given: Any) -> dict[str, Tensor]:
         """Return the tensors of a micro-batch of the factory's own data, by name."""
         found = Model(module=nn.Identity(), inputs=given).tensors
         for name, tensor in self._example.items():
             if name not in found or found[name].shape != tensor.shape:
                 raise InputError(
-                    f"{name} of a micro-batch is not of shape {tuple(tensor.shape)}",
-                    field="data",
+                    f"{name} of what data({number}) returns is not of shape {tuple(tensor.shape)}",
+                    field="model",
                     way_out="Return from data(i) what the factory returns as inputs, in the same "
                     "shapes",
                 )

@@ -106,6 +106,10 @@ def test_a_model_that_fails_in_this_process_is_told_in_one_line(
         ((*MODEL, "--steps", "0"), "--steps: 0 is out of range"),
         ((*MODEL, "--seed", str(2**70)), "--seed: a number of 22 digits is out of range"),
         ((*MODEL, "--nodes", "3"), "--nodes: 2 ranks cannot be shared evenly by 3 machines"),
+        (
+            (*MODEL, "--nodes", "2", "--backend", "logical"),
+            "--nodes: the backend logical is one process",
+        ),
         ((), "--model and --synthetic: give one of them"),
         ((*MODEL, "--device", "cuda:99"), "--device: 'cuda:99' is not "),
     ],
@@ -117,6 +121,15 @@ def test_what_cannot_run_is_refused_before_it_starts(
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"Error: {message}")
     assert done.stderr.count("\n") == 1
+
+
+def test_what_is_wrong_in_the_plan_is_not_called_an_option(folder: Path) -> None:
+    tree = json.loads((folder / "plan.json").read_text())
+    del tree["chain"]["recipe"]
+    (folder / "unknown.json").write_text(json.dumps(tree))
+    done = run("run", "unknown.json", *QUICK, folder=folder)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("Error: chain.recipe: it does not say where")
 
 
 def test_a_signal_ends_the_command_and_all_ranks(folder: Path) -> None:
