@@ -34,7 +34,7 @@ class Segment:
     Parameters
     ----------
     name : str
-        The modules of the model that it runs.
+        The modules of the model that it runs; else an operator between them, or the loss.
     cut : str
         The name of its last node in the graph: the tensor that it hands on.
     module : GraphModule
@@ -250,10 +250,13 @@ def _beside(owner: fx.Node, own: dict[fx.Node, None], buffers: set[fx.Node]) -> 
 
 
 def _name(own: dict[fx.Node, None]) -> str:
-    """Name a segment after the modules that its operators come from."""
+    """Name a segment after the modules that its operators come from.
+
+    One between the modules is named after its first operator, one behind them is the loss.
+    """
     paths = [path for node in own if (path := _module_path(node))]
     if not paths:
-        return "loss"
+        return next((node.name for node in own if _is_in_model(node)), "loss")
     common = commonpath(paths)
     inner = [path for path in paths if path != common] or [common]
     first, last = (_below(common, path) for path in (inner[0], inner[-1]))
@@ -261,12 +264,20 @@ def _name(own: dict[fx.Node, None]) -> str:
     return ": ".join(part for part in (common, parts) if part).replace("/", ".")
 
 
+def _innermost(node: fx.Node) -> str:
+    stack = node.meta.get("nn_module_stack") or {}
+    return str([entry[0] for entry in stack.values()][-1]) if stack else ""
+
+
+def _is_in_model(node: fx.Node) -> bool:
+    """Whether an operator comes from the model itself, not from the loss behind it."""
+    return _innermost(node).removeprefix("L['self'].").partition(".")[0] == "module"
+
+
 def _module_path(node: fx.Node) -> str:
     """Return the innermost module that an operator comes from, as a path with slashes."""
-    stack = node.meta.get("nn_module_stack") or {}
-    path = [entry[0] for entry in stack.values()][-1] if stack else ""
-    inner = path.removeprefix("L['self'].").partition("module.")[2]
-    return str(inner).replace(".", "/")
+    inner = _innermost(node).removeprefix("L['self'].").partition("module.")[2]
+    return inner.replace(".", "/")
 
 
 def _below(common: str, path: str) -> str:

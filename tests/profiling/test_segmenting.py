@@ -485,3 +485,8 @@ def test_a_model_that_cannot_be_cut_is_told_why(model: Model, told: str) -> None
     with pytest.raises(InputError, match=told) as caught:
         find_cuts(trace(model))
     assert "\n" not in str(caught.value)
+
+
+def test_operators_between_the_modules_have_their_own_names_and_are_no_loss() -> None:
+    segments = segments_of(two(chained, loss=lambda output: output.exp().mean()))
+    assert [one.name for one in segments] == ["a", "tanh", "b", "loss", "loss"]
