@@ -145,9 +145,15 @@ def run_plan(
 
     if plot is not None:
         picture_suffix(plot)
-    for path in (trace, plot, output):
-        if path is not None:
-            check_writable(path)
+    paths = [path for path in (trace, plot, output) if path is not None]
+    for path in paths:
+        check_writable(path)
+    if len(set(paths)) < len(paths):
+        raise InputError(
+            f"{paths[-1]} is named twice",
+            field="--trace, --plot and --output",
+            way_out="Name a file for each",
+        )
     loaded = load_valid(plan).plan
     assert loaded is not None
     count = usual_micro_batches(loaded) if microbatches is None else microbatches
@@ -193,6 +199,7 @@ def run_plan(
         from schedopt.cli.run_tables import print_report
 
         print_report(report)
+    _check_gradients(report)
     _check_memory(report)
 
 
@@ -203,10 +210,11 @@ def _run(job: Job, port: int) -> Report | None:
     if job.backend != "logical" and "TORCHELASTIC_RUN_ID" in os.environ:
         from schedopt.running.process import run_rank
 
+        load = os.getloadavg()[0]
         number, local = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK"))
         with _ending_at_once(), _own_output():
             outcome = run_rank(job, number, local)
-        return None if outcome is None else Report(job, outcome)
+        return None if outcome is None else Report(job, outcome, load)
     from schedopt.running.run import execute
 
     with _own_output():
@@ -254,6 +262,17 @@ def _write(report: Report, trace: Path | None, plot: Path | None, output: Path |
         save_picture(chart_run(report), plot)
     if output is not None:
         write_whole(output, json.dumps(report.to_json(), indent=2) + "\n")
+
+
+def _check_gradients(report: Report) -> None:
+    """End with exit code 5 if what was trained is not what one process trains."""
+    if not report.outcome.agrees:
+        typer.echo(
+            f"gradients: they are not those of {report.outcome.compared_with}, or no numbers. Does "
+            "the factory build the same model each time, from torch's seed, and its data no NaN?",
+            err=True,
+        )
+        raise typer.Exit(5)
 
 
 def _check_memory(report: Report) -> None:

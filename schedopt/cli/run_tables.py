@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from fractions import Fraction
+from math import isfinite
+from typing import Final
 
 from rich.console import Console
 
@@ -11,8 +14,10 @@ from schedopt.cli.tables import make_console
 from schedopt.running.report import Parting, Report
 from schedopt.units import format_bytes, format_duration
 
-MOST_PARTINGS = 5
+MOST_PARTINGS: Final = 5
 """Operations in which prediction and measurement part most that are shown."""
+SHORT_NS: Final = 10_000_000
+"""In less time than this a micro-batch of sleeping layers says little."""
 
 
 def print_report(report: Report) -> None:
@@ -24,9 +29,10 @@ def print_report(report: Report) -> None:
         what += f", times stretched by {job.stretch:g}"
     ranks = len(report.gpus)
     steps = f"{job.steps} step{'s' if job.steps > 1 else ''}"
+    fed = f"{job.microbatches} micro-batch{'es' if job.microbatches > 1 else ''}"
     console.print(
         f"{what}: {ranks} rank{'s' if ranks > 1 else ''}, {job.backend}, "
-        f"{job.microbatches} micro-batches a step, {steps} timed",
+        f"{fed} a step, {steps} timed",
         style="bold",
     )
     _print_step(console, report)
@@ -125,12 +131,28 @@ def _print_facts(console: Console, report: Report) -> None:
             "Note: torch's runtime keeps outputs and receive buffers for all micro-batches of a "
             "step, which the plan does not count, and its recompute is part of the backward."
         )
-    wanted = len(report.gpus) * place["threads"]
-    if report.job.backend != "logical" and report.job.model and wanted > place["cores"]:
-        console.print(
-            f"Note: {wanted} threads share {place['cores']} cores, so times say little. "
-            "--synthetic shows whether the order holds."
+    for note in _notes(report, place["cores"], place["threads"]):
+        console.print(f"Note: {note}")
+
+
+def _notes(report: Report, cores: int, threads: int) -> Iterator[str]:
+    """Yield what one should know before one trusts the times."""
+    job, period = report.job, report.measured.period_ns
+    if job.model is None and period is not None and period * job.stretch < SHORT_NS:
+        yield (
+            f"a micro-batch took {format_duration(round(period * job.stretch))}, of which starting "
+            "and ending operations is a part that shows. A larger --stretch shows less of it."
         )
+    wanted = len(report.gpus) * threads if job.model is not None else 0
+    if job.backend == "logical":
+        return
+    if wanted > cores:
+        yield (
+            f"{wanted} threads share {cores} cores, so times say little. --synthetic shows whether "
+            "the order holds."
+        )
+    elif report.load + wanted > cores + 0.5:
+        yield f"the machine was busy with other work (load {report.load:.1f}), so times say little."
 
 
 def _times(name: str, planned: float, found: float) -> tuple[str, str, str, str]:
@@ -143,6 +165,8 @@ def _duration(nanoseconds: float) -> str:
 
 
 def _apart(figure: float) -> str:
+    if not isfinite(figure):
+        return "no numbers, and so neither far nor near"
     return "no different" if figure == 0 else f"{figure:.1e} (relative)"
 
 

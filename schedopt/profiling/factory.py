@@ -184,7 +184,8 @@ def load_model(spec: str, **options: Any) -> Model:
         raise InputError(
             f"{spec} raised {tell(error)}",
             field=_FIELD,
-            way_out="Give a function that needs no arguments and returns the model",
+            way_out="Give a function that needs no arguments; make python -c "
+            f"'import {factory.__module__} as m; m.{spec.partition(':')[2]}()' work first",
         ) from error
     return as_model(returned, factory=spec)
 

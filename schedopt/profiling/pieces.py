@@ -95,7 +95,7 @@ class Outline:
         """Return the children of an ``nn.Sequential``, each time that one stands there."""
         if tuple(cuts) != self.cuts:
             raise InputError(
-                f"the layers are {list(self.cuts)!r:.100}, not {list(cuts)!r:.100}",
+                _other_layers(self.cuts, cuts),
                 field="recipe.cuts",
                 way_out="Profile the model again: it has changed since",
             )
@@ -106,6 +106,15 @@ class Outline:
             Piece(name, module, () if position else ("input",), position == 0, name)
             for position, (name, module) in enumerate(zip(self.cuts, modules, strict=True))
         ]
+
+
+def _other_layers(found: Sequence[str], wanted: Sequence[str]) -> str:
+    """Say in what the layers of a model differ from those that are wanted."""
+    if len(found) != len(wanted):
+        return f"it has {len(found)} layers, not {len(wanted)}"
+    both = enumerate(zip(found, wanted, strict=True))
+    number, (one, other) = next((n, pair) for n, pair in both if pair[0] != pair[1])
+    return f"layer {number} is called {one!r:.60}, not {other!r:.60}"
 
 
 def on_device(model: Model, device: torch.device) -> Model:

@@ -64,13 +64,25 @@ class Job:
     stretch: float = 1
 
     def __post_init__(self) -> None:
+        if not isinstance(self.plan, Plan):
+            raise InputError(
+                f"{show(self.plan)} is no Plan", field="plan", way_out="Give result.plan"
+            )
         check_choice(self, "backend", BACKENDS)
+        if not isinstance(self.device, str):
+            raise InputError(
+                f"{show(self.device)} is not the name of a device",
+                field="device",
+                way_out="Choose cpu, cuda or cuda:0",
+            )
         for name, low in (("microbatches", 1), ("steps", 1), ("seed", 0)):
             value = as_whole(getattr(self, name), name, low=low, high=2**20)
             object.__setattr__(self, name, value)
-        if not 0 < self.stretch < float("inf"):
+        if not isinstance(self.stretch, int | float) or not 0 < self.stretch < float("inf"):
             raise InputError(
-                f"{self.stretch:g} is no factor", field="stretch", way_out="Give more than 0"
+                f"{show(self.stretch)} is no factor",
+                field="stretch",
+                way_out="Give a number above 0, such as 0.1",
             )
         self._check_model()
         if self.model is not None and self.stretch != 1:

@@ -68,9 +68,18 @@ class Outcome:
         The same of the weights after that step, under a rule that updates them within it.
     compared_with : str
         What that one process ran.
+    tolerance : float
+        How much numbers of this precision may differ where they are added up in another order.
     """
 
     records: tuple[Record, ...]
     gradient_difference: float | None
     weight_difference: float | None
     compared_with: str
+    tolerance: float = 0.0
+
+    @property
+    def agrees(self) -> bool:
+        """Whether nothing that was compared differs by more than it may."""
+        both = (self.gradient_difference, self.weight_difference)
+        return all(one is None or one <= self.tolerance for one in both)

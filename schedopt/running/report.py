@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import math
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -23,6 +23,7 @@ from schedopt.running.job import Job
 from schedopt.running.records import Outcome
 from schedopt.running.spans import Span
 from schedopt.simulation import Simulation, simulate
+from schedopt.units import format_duration
 
 RUN_FORMAT: Final = "schedopt.run/1"
 
@@ -52,10 +53,18 @@ class Report:
     ----------
     job : Job
     outcome : Outcome
+    load : float
+        Of the machine in the minute before the run: how many processes were busy with other work.
     """
 
     job: Job
     outcome: Outcome
+    load: float
+
+    def __repr__(self) -> str:
+        period = self.measured.period_ns
+        told = "" if period is None else f", {format_duration(round(period))} a micro-batch"
+        return f"<Report of {self.job.model or 'sleeping layers'} on {self.job.backend}{told}>"
 
     @property
     def plan(self) -> Plan:
@@ -138,11 +147,13 @@ class Report:
             "seed": job.seed,
             "gpus": self.gpus,
             **describe_place(job, outcome),
+            "load": round(self.load, 2),
             "plan_period_ns": pattern.period_total_ns / pattern.k,
             "predicted": asdict(self.predicted),
             "measured": asdict(self.measured),
-            "gradient_difference": outcome.gradient_difference,
-            "weight_difference": outcome.weight_difference,
+            "gradient_difference": _number(outcome.gradient_difference),
+            "weight_difference": _number(outcome.weight_difference),
+            "agrees": outcome.agrees,
             "compared_with": outcome.compared_with,
             "versions": by_stage(self.plan, [one.versions for one in outcome.records]),
             "losses": _losses(outcome),
@@ -162,14 +173,18 @@ def describe_place(job: Job, outcome: Outcome) -> dict[str, Any]:
         "hosts": len({one.host for one in outcome.records}),
         "cores": usable_cores(),
         "threads": outcome.records[0].threads,
-        "load": round(os.getloadavg()[0], 2),
         "torch": str(torch.__version__),
         "schedopt": __version__,
         "date": datetime.now(UTC).date().isoformat(),
     }
 
 
-def _losses(outcome: Outcome) -> list[float]:
+def _losses(outcome: Outcome) -> list[float | None]:
     """Return the mean loss of each step that was timed."""
     last = max(outcome.records, key=lambda one: sum(map(len, one.losses)))
-    return [sum(one.values()) / len(one) for one in last.losses if one]
+    return [_number(sum(one.values()) / len(one)) for one in last.losses if one]
+
+
+def _number(figure: float | None) -> float | None:
+    """Return a figure that JSON can hold: None for what is no number."""
+    return figure if figure is not None and math.isfinite(figure) else None

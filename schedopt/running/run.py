@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from schedopt.errors import InputError, RankError, SchedoptError
@@ -31,9 +32,10 @@ def execute(job: Job, *, port: int = 0) -> Report:
     """
     require_torch()
     actions = job.actions()
+    load = os.getloadavg()[0]
     if job.backend == "logical":
         try:
-            return Report(job, _run_here(job, actions))
+            return Report(job, _run_here(job, actions), load)
         except SchedoptError:
             raise
         except (Exception, SystemExit) as error:
@@ -41,7 +43,7 @@ def execute(job: Job, *, port: int = 0) -> Report:
     _check_devices(job, len(actions.ranks))
     from schedopt.running.launching import launch
 
-    return Report(job, launch(job, len(actions.ranks), port))
+    return Report(job, launch(job, len(actions.ranks), port), load)
 
 
 def _run_here(job: Job, actions: Actions) -> Outcome:

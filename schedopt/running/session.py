@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -253,7 +254,14 @@ def judge(
         gradient_difference=difference(kept.gradients, trained.gradients),
         weight_difference=None if is_given else difference(kept.weights, trained.weights),
         compared_with=how,
+        tolerance=_tolerance(trained),
     )
+
+
+def _tolerance(trained: Trained) -> float:
+    """Return the square root of the smallest step of the least precise numbers above 1."""
+    dtypes = {one.dtype for one in trained.gradients.values()}
+    return max((math.sqrt(torch.finfo(dtype).eps) for dtype in dtypes), default=0.0)
 
 
 def _run(

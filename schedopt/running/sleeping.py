@@ -184,7 +184,7 @@ class _SleepingLayer(nn.Module):
         weight = _Weight.apply(self.weight, self._work, self._sleeper)  # type: ignore[no-untyped-call]
         # Torch 2.11 can start the weight half at nodes of its own only.
         joined = entered + weight
-        output: Tensor = _Sleep.apply(joined, self._work, self._sleeper)  # type: ignore[no-untyped-call]
+        output: Tensor = _Sleep.apply(joined, self._work, self._sleeper, _size(value))  # type: ignore[no-untyped-call]
         return output
 
 
@@ -192,10 +192,10 @@ class _Sleep(torch.autograd.Function):
     """Sleeps, and holds what is saved, in the forward and in what is no weight half."""
 
     @staticmethod
-    def forward(ctx: Any, joined: Tensor, work: _Work, sleeper: Sleeper) -> Tensor:
+    def forward(ctx: Any, joined: Tensor, work: _Work, sleeper: Sleeper, taken: int) -> Tensor:
         ctx.work, ctx.sleeper = work, sleeper
         ctx.save_for_backward(_holding(work.saved_bytes))
-        _sleep(sleeper, work.forward_ns, work)
+        _sleep(sleeper, work.forward_ns, work, taken)
         return torch.zeros(()) if work.output_bytes is None else _numbers(work.output_bytes)
 
     @staticmethod
@@ -203,8 +203,8 @@ class _Sleep(torch.autograd.Function):
         (saved,) = ctx.saved_tensors
         held = ctx.work.weight_half_bytes
         gradient = saved if held is None else _holding(held)
-        _sleep(ctx.sleeper, ctx.work.backward_ns, ctx.work)
-        return gradient, None, None
+        _sleep(ctx.sleeper, ctx.work.backward_ns, ctx.work, _size(gradients[0]))
+        return gradient, None, None, None
 
 
 class _Entry(torch.autograd.Function):
@@ -230,16 +230,24 @@ class _Weight(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        _sleep(ctx.sleeper, ctx.work.weight_ns, ctx.work)
+        _sleep(ctx.sleeper, ctx.work.weight_ns, ctx.work, 0)
         return torch.ones(1), None, None
 
 
-def _sleep(sleeper: Sleeper, nanoseconds: int, work: _Work) -> None:
-    """Sleep with a workspace, which what takes no time does not need."""
+def _sleep(sleeper: Sleeper, nanoseconds: int, work: _Work, taken: int) -> None:
+    """Sleep with a workspace, which what takes no time does not need.
+
+    What a real layer takes is part of its workspace; here it lies beside it.
+    """
     if nanoseconds:
-        workspace = _holding(work.workspace_bytes)
+        workspace = _holding(work.workspace_bytes - taken)
         sleeper.sleep(nanoseconds)
         del workspace
+
+
+def _size(tensor: Tensor) -> int:
+    """Return the bytes of what was handed over, unless it is the one number inside a stage."""
+    return tensor.numel() * tensor.element_size() if tensor.numel() > 1 else 0
 
 
 def _numbers(count: int) -> Tensor:

@@ -119,7 +119,7 @@ def test_the_picture_has_two_rows_a_rank(tmp_path: Path) -> None:
 
 def test_the_picture_tells_how_busy_ranks_are_in_a_step_of_its_own_length() -> None:
     report = report_of("contiguous")
-    slow = Report(replace(report.job, stretch=STRETCH / 2), report.outcome)
+    slow = Report(replace(report.job, stretch=STRETCH / 2), report.outcome, 0.0)
     assert slow.measured.step_ns > 1.5 * slow.predicted.step_ns
     rows = {row.name: row for row in chart_run(slow).gpus}
     # Each rank works 2 + 2 ns on each of 6 micro-batches in a step of 36 ns, however long the run.
