@@ -151,7 +151,7 @@ def _notes(report: Report, cores: int, threads: int) -> Iterator[str]:
             f"{wanted} threads share {cores} cores, so times say little. --synthetic shows whether "
             "the order holds."
         )
-    elif report.load + wanted > cores + 0.5:
+    elif report.load + wanted > cores + 1:
         yield f"the machine was busy with other work (load {report.load:.1f}), so times say little."
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from schedopt.running.action import Action
 from schedopt.running.actions import Actions
+from schedopt.running.sleeping import sleep_until
 from schedopt.running.spans import Span
 
 Room: TypeAlias = Callable[[Action], Tensor]
@@ -54,9 +55,6 @@ class ThreadLinks:
     room : callable
     device : torch.device
         Where the tensors of the rank are; gloo carries them over the host.
-    lasts_ns : callable, optional
-        How long a transfer takes, for sleeping layers: it then carries one number only, and links
-        of one way at a time are such.
     one_way : bool
         Whether both ways to a rank share a link.
     """
@@ -67,13 +65,11 @@ class ThreadLinks:
         actions: Actions,
         room: Room,
         device: torch.device,
-        lasts_ns: Callable[[Action], int] | None = None,
         one_way: bool = False,
     ) -> None:
         self._rank, self._room, self._device = rank, room, device
-        self._lasts_ns = lasts_ns
         self._changed = threading.Condition()
-        self._offered: dict[Action, Tensor | None] = {}
+        self._offered: dict[Action, tuple[Tensor | None, int]] = {}
         self._taken: dict[Action, Tensor] = {}
         self._spans: list[Span] = []
         self._error: BaseException | None = None
@@ -90,7 +86,7 @@ class ThreadLinks:
     def offer(self, send: Action, tensor: Tensor | None) -> None:
         """Give what a micro-batch made to be sent, as soon as it is there."""
         with self._changed:
-            self._offered[send] = tensor
+            self._offered[send] = tensor, time.monotonic_ns()
             self._changed.notify_all()
 
     def reach(self, action: Action) -> None:
@@ -129,24 +125,76 @@ class ThreadLinks:
 
     def _receive(self, peer: int, receive: Action) -> None:
         room = self._room(receive)
-        dist.recv(room if self._lasts_ns is None else torch.empty(1), peer)
-        with self._changed:
-            self._taken[receive] = room
-            self._changed.notify_all()
+        dist.recv(room, peer)
+        self._take(receive, room)
 
     def _send(self, peer: int, send: Action) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: send in self._offered or self._error)
-            if self._error is not None:
-                return
-            tensor = self._offered.pop(send)
+        tensor, _ = self._await(send)
         start = time.monotonic_ns()
-        if self._lasts_ns is not None:
-            tensor = torch.empty(1)
-            time.sleep(self._lasts_ns(send) / 1e9)
-        elif tensor is None:
+        if tensor is None:
             tensor = torch.zeros_like(self._room(send.other_end))
         dist.send(tensor.cpu().contiguous(), peer)
+        self._spans.append(Span(self._rank, send, start, time.monotonic_ns()))
+
+    def _take(self, receive: Action, tensor: Tensor) -> None:
+        with self._changed:
+            self._taken[receive] = tensor
+            self._changed.notify_all()
+
+    def _await(self, send: Action) -> tuple[Tensor | None, int]:
+        """Return what is to be sent, and since when it is there."""
+        with self._changed:
+            self._changed.wait_for(lambda: send in self._offered or self._error)
+            self._raise()
+            return self._offered.pop(send)
+
+
+class SleepingLinks(ThreadLinks):
+    """Links of sleeping layers: a transfer carries nothing and takes as long as the plan says.
+
+    It carries the instant at which it ends, so that what carrying takes is a part of it.
+
+    Parameters
+    ----------
+    rank, actions, room, device, one_way
+        As for `ThreadLinks`.
+    lasts_ns : callable
+        How long a transfer takes, by its sending end.
+    one_clock : bool
+        Whether all ranks are on one machine. Else a transfer ends so long after it was told of.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        actions: Actions,
+        room: Room,
+        device: torch.device,
+        one_way: bool,
+        lasts_ns: Callable[[Action], int],
+        one_clock: bool,
+    ) -> None:
+        self._lasts_ns, self._one_way, self._one_clock = lasts_ns, one_way, one_clock
+        self._free_ns: dict[Any, int] = {}
+        super().__init__(rank, actions, room, device, one_way)
+
+    def _receive(self, peer: int, receive: Action) -> None:
+        told = torch.zeros(1, dtype=torch.int64)
+        dist.recv(told, peer)
+        due = int(told)
+        if not self._one_clock:
+            due = time.monotonic_ns() + self._lasts_ns(receive.other_end)
+        sleep_until(due)
+        if self._one_way:
+            self._free_ns[peer] = due
+        self._take(receive, self._room(receive))
+
+    def _send(self, peer: int, send: Action) -> None:
+        _, offered = self._await(send)
+        start = max(offered, self._free_ns.get(peer, 0))
+        due = self._free_ns[peer] = start + self._lasts_ns(send)
+        dist.send(torch.tensor([due]), peer)
+        sleep_until(due)
         self._spans.append(Span(self._rank, send, start, time.monotonic_ns()))
 
 

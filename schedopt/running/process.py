@@ -32,7 +32,7 @@ from schedopt.running.actions import Actions, gpu_ranks
 from schedopt.running.crew import Work, begin_step, make_rank
 from schedopt.running.failing import FAILURE, Failure, LostError, as_failure
 from schedopt.running.job import Job
-from schedopt.running.links import Links, Room, StreamLinks, ThreadLinks
+from schedopt.running.links import Links, Room, SleepingLinks, StreamLinks, ThreadLinks
 from schedopt.running.rank import Rank
 from schedopt.running.records import Outcome
 from schedopt.running.session import Step, conduct, judge, prepare, settle, train_alone
@@ -214,7 +214,10 @@ def _make_links(job: Job, work: Work, rank: Rank, over_nccl: bool) -> Callable[[
         return int(plan.platform.transfer_ns(count, *ends) * job.stretch)
 
     one_way = plan.platform.link is not None and plan.platform.link.duplex == "half"
-    return lambda: ThreadLinks(rank.number, actions, room, work.device, lasts_ns, one_way)
+    one_clock = os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE")
+    return lambda: SleepingLinks(
+        rank.number, actions, room, work.device, one_way, lasts_ns, one_clock
+    )
 
 
 def make_room(work: Work, device: torch.device) -> Room:

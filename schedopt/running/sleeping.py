@@ -56,11 +56,16 @@ class Sleeper:
     def sleep(self, nanoseconds: int) -> None:
         """Sleep until so long after what the operation slept before. Return at once if late."""
         self._due_ns += int(nanoseconds * self._stretch)
-        asleep = self._due_ns - time.monotonic_ns() - _SPIN_NS
-        if asleep > 0:
-            time.sleep(asleep / 1e9)
+        sleep_until(self._due_ns)
         while time.monotonic_ns() < self._due_ns:
             pass
+
+
+def sleep_until(due_ns: int) -> None:
+    """Sleep until about an instant of `time.monotonic_ns`, without waiting for it awake."""
+    asleep = due_ns - time.monotonic_ns() - _SPIN_NS
+    if asleep > 0:
+        time.sleep(asleep / 1e9)
 
 
 def sleeping_pieces(plan: Plan, sleeper: Sleeper) -> list[Piece]:
