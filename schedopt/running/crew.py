@@ -46,7 +46,7 @@ class Work:
     names : mapping
     device : torch.device
     begin : callable
-        Called at the start of each operation.
+        Called at the start of each operation, with the instant since when what it needs is there.
     copy : callable
         Copies what a stage hands to another one.
     """
@@ -60,7 +60,7 @@ class Work:
     before: Before
     names: Names
     device: torch.device
-    begin: Callable[[], None] = lambda: None
+    begin: Callable[[int | None], None] = lambda ready_ns: None
     copy: Callable[[Tensor], Tensor] = torch.clone
 
     @property

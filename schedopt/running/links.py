@@ -36,8 +36,8 @@ class Links(Protocol):
         """Say that the list has come to an end of a transfer."""
         ...
 
-    def wait(self, receive: Action) -> Tensor:
-        """Return what a receive took in."""
+    def wait(self, receive: Action) -> tuple[Tensor, int]:
+        """Return what a receive took in, and since when it is there."""
         ...
 
     def finish(self) -> list[Span]:
@@ -70,7 +70,7 @@ class ThreadLinks:
         self._rank, self._room, self._device = rank, room, device
         self._changed = threading.Condition()
         self._offered: dict[Action, tuple[Tensor | None, int]] = {}
-        self._taken: dict[Action, Tensor] = {}
+        self._taken: dict[Action, tuple[Tensor, int]] = {}
         self._spans: list[Span] = []
         self._error: BaseException | None = None
         ways: dict[Any, list[tuple[int, Action]]] = {}
@@ -92,13 +92,13 @@ class ThreadLinks:
     def reach(self, action: Action) -> None:
         """Do nothing: the threads go by themselves."""
 
-    def wait(self, receive: Action) -> Tensor:
-        """Return what a receive took in."""
+    def wait(self, receive: Action) -> tuple[Tensor, int]:
+        """Return what a receive took in, and since when it is there."""
         with self._changed:
             self._changed.wait_for(lambda: receive in self._taken or self._error)
             self._raise()
-            tensor = self._taken.pop(receive)
-        return tensor.to(self._device)
+            tensor, since = self._taken.pop(receive)
+        return tensor.to(self._device), since
 
     def finish(self) -> list[Span]:
         """Wait for all transfers, and return when those that this rank sent took place."""
@@ -126,7 +126,7 @@ class ThreadLinks:
     def _receive(self, peer: int, receive: Action) -> None:
         room = self._room(receive)
         dist.recv(room, peer)
-        self._take(receive, room)
+        self._take(receive, room, time.monotonic_ns())
 
     def _send(self, peer: int, send: Action) -> None:
         tensor, _ = self._await(send)
@@ -136,9 +136,9 @@ class ThreadLinks:
         dist.send(tensor.cpu().contiguous(), peer)
         self._spans.append(Span(self._rank, send, start, time.monotonic_ns()))
 
-    def _take(self, receive: Action, tensor: Tensor) -> None:
+    def _take(self, receive: Action, tensor: Tensor, since: int) -> None:
         with self._changed:
-            self._taken[receive] = tensor
+            self._taken[receive] = tensor, since
             self._changed.notify_all()
 
     def _await(self, send: Action) -> tuple[Tensor | None, int]:
@@ -187,7 +187,7 @@ class SleepingLinks(ThreadLinks):
         sleep_until(due)
         if self._one_way:
             self._free_ns[peer] = due
-        self._take(receive, self._room(receive))
+        self._take(receive, self._room(receive), due)
 
     def _send(self, peer: int, send: Action) -> None:
         _, offered = self._await(send)
@@ -231,11 +231,11 @@ class StreamLinks:
                 self._under_way[one] = dist.irecv(room, peer), room
         self._let_go()
 
-    def wait(self, receive: Action) -> Tensor:
+    def wait(self, receive: Action) -> tuple[Tensor, int]:
         """Return what a receive took in, for the stream that computes."""
         work, room = self._under_way.pop(receive)
         work.wait()
-        return room
+        return room, time.monotonic_ns()
 
     def finish(self) -> list[Span]:
         """Wait for all transfers. When they took place is not known."""

@@ -84,7 +84,7 @@ class TorchRuntime:
         device: torch.device,
         data: Data,
         before: Before,
-        begin: Callable[[], None] = lambda: None,
+        begin: Callable[[int | None], None] = lambda ready_ns: None,
     ) -> None:
         _check_torch()
         _check_plan(plan, actions)
@@ -171,7 +171,7 @@ class TorchRuntime:
 
     @contextmanager
     def _span(self, action: Action) -> Iterator[None]:
-        self._begin()
+        self._begin(None)
         start = self._clock.mark()
         yield
         self._marks.append((action, start, self._clock.mark()))

@@ -177,12 +177,17 @@ def step(rank: Rank, actions: Actions, make_links: Callable[[], Links]) -> list[
         if action.is_transfer:
             links.reach(action)
             continue
+        ready = 0
         for receive in _receives(action):
             if receive in expected:
-                rank.put(receive, links.wait(receive))
-        spans.append(rank.perform(action))
-        for send, tensor in rank.release().items():
-            links.offer(send, tensor)
+                tensor, since = links.wait(receive)
+                rank.put(receive, tensor)
+                ready = max(ready, since)
+                del tensor
+        spans.append(rank.perform(action, ready))
+        for send, output in rank.release().items():
+            links.offer(send, output)
+            del output
     spans += links.finish()
     rank.finish()
     return spans

@@ -31,7 +31,7 @@ class Rank:
         The micro-batches of one update.
     device : torch.device
     begin : callable
-        Called at the start of each operation.
+        Called at the start of each operation, with the instant since when what it needs is there.
     copy : callable
         Copies what a stage hands to another one.
 
@@ -50,7 +50,7 @@ class Rank:
     last_stage: int
     updates_of: int
     device: torch.device
-    begin: Callable[[], None] = lambda: None
+    begin: Callable[[int | None], None] = lambda ready_ns: None
     copy: Callable[[Tensor], Tensor] = torch.clone
     meter: Meter | None = None
     most_saved: int = 0
@@ -59,11 +59,11 @@ class Rank:
     _gradients: dict[tuple[int, int], Tensor | None] = field(default_factory=dict)
     _outgoing: dict[Action, Tensor | None] = field(default_factory=dict)
 
-    def perform(self, action: Action) -> Span:
-        """Do an operation; what it needs from other ranks is there."""
+    def perform(self, action: Action, ready_ns: int | None = None) -> Span:
+        """Do an operation; what it needs from other ranks is there, since when if that is known."""
         self._sample()
         start = time.monotonic_ns()
-        self.begin()
+        self.begin(ready_ns)
         if action.kind == "U":
             self.stages[action.stage].weights.update(action.first, self.updates_of)
         else:

@@ -35,6 +35,9 @@ _FLOAT: Final = 4
 _SPIN_NS: Final = 50_000
 """Linux may end a sleep so much late (its timer slack), so this last bit is waited for awake."""
 
+_NOTICED_NS: Final = 1_000_000
+"""So much later than it could an operation may start because of the process that runs it."""
+
 
 class Sleeper:
     """Tells the sleeping layers of a process until when they sleep.
@@ -49,9 +52,19 @@ class Sleeper:
         self._stretch = stretch
         self._due_ns = time.monotonic_ns()
 
-    def begin(self) -> None:
-        """Start an operation: what its layers sleep counts from now, with all between them."""
-        self._due_ns = time.monotonic_ns()
+    def begin(self, ready_ns: int | None = None) -> None:
+        """Start an operation: what its layers sleep counts from now, with all between them.
+
+        Parameters
+        ----------
+        ready_ns : int or None
+            Since when what it needs is there, where that is known. Then it counts from when both
+            that was so and the operation before was over, if that is no longer ago than a process
+            takes to notice: a GPU does not wait for it either.
+        """
+        now = time.monotonic_ns()
+        free = now if ready_ns is None else max(self._due_ns, ready_ns)
+        self._due_ns = free if now - free < _NOTICED_NS else now
 
     def sleep(self, nanoseconds: int) -> None:
         """Sleep until so long after what the operation slept before. Return at once if late."""
