@@ -31,8 +31,8 @@ def profile_model(
         typer.Argument(
             help="hf:NAME, such as hf:resnet50, or with options as in hf:gpt2:tied=no,layers=6, "
             "built from a config with random weights; or package.module:factory, a function "
-            "without arguments that returns (module, inputs), and optionally a loss and an "
-            "optimizer.",
+            "without arguments that returns (module, inputs), and optionally a loss, an optimizer "
+            "and, for runs, data.",
             metavar="MODEL",
         ),
     ],
