@@ -174,11 +174,15 @@ def _ends(event: Event, transfer: Transfer, ranks: dict[int, int]) -> list[tuple
     """Return what both ends of a transfer do."""
     if event.source is None or event.source == event.gpu:
         return []
-    forward = transfer.tensor == "activation"
-    kind: ActionKind = "SEND_F" if forward else "SEND_B"
-    sender = transfer.stage if forward else transfer.stage + 1
-    send = Action(sender, kind, event.first, event.count)
+    send = sending_end(transfer, event)
     return [(ranks[event.source], send), (ranks[event.gpu], send.other_end)]
+
+
+def sending_end(transfer: Transfer, event: Event) -> Action:
+    """Return what the source of an activation or its gradient does."""
+    if transfer.tensor == "activation":
+        return Action(transfer.stage, "SEND_F", event.first, event.count)
+    return Action(transfer.stage + 1, "SEND_B", event.first, event.count)
 
 
 def _free_transfers(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from schedopt.account.timeline import stage_layers
 from schedopt.errors import InputError
 from schedopt.plan import Plan
 from schedopt.profiling.pieces import Piece
@@ -87,9 +88,7 @@ def make_rank(work: Work, number: int) -> Rank:
         If stages share parameters, but are updated apart.
     """
     stages = work.actions.stages(number)
-    layers = [
-        [work.pieces[layer].module for layer in range(*_bounds(work.plan, s))] for s in stages
-    ]
+    layers = [[work.pieces[layer].module for layer in stage_layers(work.plan, s)] for s in stages]
     owned = own_parameters([nn.ModuleList(modules) for modules in layers])
     if not work.plan.rule.is_given:
         _refuse_shared(work.plan, layers, owned)
@@ -118,11 +117,6 @@ def begin_step(rank: Rank, actions: Actions) -> None:
             if action.stage == stage and action.version is not None:
                 reads[action.version] += action.count
         work.weights.begin_step(reads if reads else None)
-
-
-def _bounds(plan: Plan, stage: int) -> tuple[int, int]:
-    first, last = plan.stages[stage].layers
-    return first, last + 1
 
 
 def _refuse_shared(

@@ -12,7 +12,7 @@ from statistics import median
 from schedopt.account.levels import highest
 from schedopt.plan import Operation, Plan
 from schedopt.running.action import Action
-from schedopt.running.actions import gpu_ranks
+from schedopt.running.actions import gpu_ranks, sending_end
 from schedopt.running.records import Outcome
 from schedopt.running.spans import Span
 from schedopt.simulation import Event, Simulation
@@ -124,9 +124,7 @@ def planned_spans(plan: Plan, events: Iterable[Event]) -> list[Span]:
             action = Action(item.stage, item.kind, first, event.count)
             found.append(Span(ranks[event.gpu], action, event.start_ns, event.end_ns))
         elif item.is_boundary and event.source is not None:
-            forward = item.tensor == "activation"
-            sender = item.stage if forward else item.stage + 1
-            send = Action(sender, "SEND_F" if forward else "SEND_B", event.first, event.count)
+            send = sending_end(item, event)
             found.append(Span(ranks[event.source], send, event.start_ns, event.end_ns))
     return found
 

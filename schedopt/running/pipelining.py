@@ -28,7 +28,8 @@ from schedopt.running.action import Action, ActionKind
 from schedopt.running.actions import Actions
 from schedopt.running.fitting import Boundary
 from schedopt.running.spans import Span
-from schedopt.running.stage_module import Before, Data, StageModule
+from schedopt.running.stage_module import Inputs, StageModule
+from schedopt.running.stage_work import Before
 
 _SUPPORTED: Final = "2.11 to 2.13"
 _WAY_OUT: Final = "Use p2p or logical"
@@ -82,7 +83,7 @@ class TorchRuntime:
         pieces: Sequence[Piece],
         boundaries: Sequence[Boundary],
         device: torch.device,
-        data: Data,
+        data: Inputs,
         before: Before,
         begin: Callable[[int | None], None] = lambda ready_ns: None,
     ) -> None:

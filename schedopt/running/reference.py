@@ -42,12 +42,13 @@ class Trained:
 
 
 def train_unsplit(model: Model, work: Work) -> Trained | None:
-    """Train the unsplit model for one step with a flush.
+    """Run the unsplit model forward and backward for a step with a flush.
 
     Returns
     -------
     Trained or None
-        None if the model draws random numbers, which an unsplit model draws in another order.
+        The gradients; the weights are not updated. None if the model draws random numbers, which
+        an unsplit model draws in another order.
     """
     whole = WithLoss(model.module, model.loss)
     parameters = {name: one for name, one in _named(model).items() if one.requires_grad}
@@ -62,8 +63,6 @@ def train_unsplit(model: Model, work: Work) -> Trained | None:
         if one.grad is not None:
             one.grad /= count
     found.keep(0, parameters)
-    work.optimizer(list(parameters.values())).step()
-    found.weights.update(_on_host(parameters))
     return found
 
 

@@ -200,7 +200,7 @@ def conduct(
             _keep(ranks, kept if compare else None)
             _run(prepared, step, gather, 0)
             _keep(ranks, None)
-        if compare:
+        if compare and not prepared.work.plan.rule.is_given:
             kept.weights.update(_weights(ranks))
         for rank in ranks:
             rank.meter = Meter(_permanent(rank))

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import count
+from typing import TypeAlias
 
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from schedopt.profiling.halves import enter
 from schedopt.profiling.pieces import Piece, blaming
-from schedopt.running.stage_work import same_buffers
+from schedopt.running.stage_work import Before, same_buffers
 from schedopt.stage import Stage
 
-Data = Callable[[int], Mapping[str, Tensor]]
-Before = Callable[[int, int], None]
+Inputs: TypeAlias = Callable[[int], Mapping[str, Tensor]]
+"""From a micro-batch to the inputs of the model by name, over which layers may write."""
 
 
 class StageModule(nn.Module):
@@ -34,7 +35,7 @@ class StageModule(nn.Module):
     """
 
     def __init__(
-        self, stage: Stage, pieces: Sequence[Piece], data: Data, before: Before, in_halves: bool
+        self, stage: Stage, pieces: Sequence[Piece], data: Inputs, before: Before, in_halves: bool
     ) -> None:
         super().__init__()
         self.layers = nn.ModuleList(piece.module for piece in pieces[stage.first : stage.last + 1])
