@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import cache
 from math import ceil
 from typing import Any, Final
 
@@ -62,7 +63,7 @@ class Sleeping:
 
     def measure(self, steps: int) -> dict[str, Any]:
         """Return what was predicted and measured, medians over so many steps."""
-        plan = self._plan()
+        plan = _plan(self.chain, self.kind, self.gpus)
         stretch = PERIOD_NS * plan.pattern.k / plan.pattern.period_total_ns
         job = Job(
             plan=plan,
@@ -88,12 +89,15 @@ class Sleeping:
             "load": found["load"],
         }
 
-    def _plan(self) -> Plan:
-        least = least_memory(self.chain, self.gpus, BANDWIDTH)
-        platform = Platform(self.gpus, ceil(least * LEVEL), bandwidth=BANDWIDTH)
-        plan = solve(self.chain, platform, scope=KINDS[self.kind], time_limit=5).plan
-        assert plan is not None
-        return plan
+
+@cache
+def _plan(chain: Chain, kind: str, gpus: int) -> Plan:
+    """Return a plan; steps of every length run the same one."""
+    least = least_memory(chain, gpus, BANDWIDTH)
+    platform = Platform(gpus, ceil(least * LEVEL), bandwidth=BANDWIDTH)
+    plan = solve(chain, platform, scope=KINDS[kind], time_limit=5).plan
+    assert plan is not None
+    return plan
 
 
 def _largest(found: Sequence[int], planned: Sequence[int]) -> float:

@@ -311,7 +311,11 @@ def bench_running(
     tables = _tables_beside(output)
     loaded = Chain.load(chain)
     with progress_bar() as show:
-        document = measure_running(loaded, steps, show)
+        try:
+            document = measure_running(loaded, steps, show)
+        except KeyboardInterrupt:
+            typer.echo("Interrupted. Nothing was written.", err=True)
+            raise typer.Exit(130) from None
     write_whole(output, to_text(document))
     write_whole(tables, to_markdown(document))
     for missed in missed_goals(document):
