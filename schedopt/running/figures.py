@@ -231,11 +231,13 @@ def _sending_ns(spans: Iterable[Span]) -> int:
 
 
 def _without_flush(spans: Iterable[Span]) -> Iterable[Span]:
-    """Leave out the updates behind everything else."""
+    """Leave out the updates behind everything else that their rank computes."""
     every = list(spans)
-    ends = [span.end_ns for span in every if span.action.kind != "U"]
-    latest = max(ends)
-    return [span for span in every if span.action.kind != "U" or span.start_ns < latest]
+    last: dict[int, int] = defaultdict(int)
+    for span in every:
+        if span.action.kind != "U" and not span.action.is_transfer:
+            last[span.rank] = max(last[span.rank], span.end_ns)
+    return [span for span in every if span.action.kind != "U" or span.start_ns < last[span.rank]]
 
 
 def _lengths(steps: Iterable[Iterable[Span]]) -> dict[str, int]:

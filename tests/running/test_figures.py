@@ -203,3 +203,16 @@ def chain_of_halves(count: int) -> Chain:
     halves: dict[str, Any] = {"backward_input_ns": 1, "backward_weight_ns": 1}
     one = chain_of(1).layers[0]
     return replace(chain_of(1), layers=tuple(replace(one, **halves) for _ in range(count)))
+
+
+def test_an_update_behind_a_rank_that_is_through_early_is_no_part_of_the_step() -> None:
+    spans = [
+        Span(0, Action(0, "F", 0), 0, 10),
+        Span(1, Action(1, "F", 0), 10, 20),
+        Span(1, Action(1, "B", 0), 20, 40),
+        Span(1, Action(1, "U", 0), 40, 90),
+        Span(0, Action(0, "B", 0), 40, 60),
+        Span(0, Action(0, "U", 0), 60, 100),
+    ]
+    assert length(spans) == 60
+    assert bubble(spans) == 0.5
