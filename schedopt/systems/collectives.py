@@ -1,0 +1,120 @@
+"""Collectives as lists of transfers between the replicas of a stage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Literal
+
+from schedopt.plan import Transfer
+from schedopt.systems.timetable import Name, Timetable
+
+Before = Callable[[int], Iterable[Name | Transfer]]
+"""What a replica must have done before it sends."""
+
+
+def home(stage: int, chunk: int, replicas: int) -> int:
+    """Return the replica at which a chunk of a stage is at home."""
+    return (stage + chunk) % replicas
+
+
+def reduce_scatter(
+    timetable: Timetable, stage: int, micro_batch: int, before: Before
+) -> list[Transfer]:
+    """Add the gradients of a stage up, each chunk at its home, by a ring.
+
+    R replicas cut the gradient into R chunks. Each chunk goes round once, from the replica behind
+    its home to its home, and each replica adds its own: R - 1 hops of 1 / R of the gradient
+    (Patarasuk and Yuan 2009).
+
+    Parameters
+    ----------
+    timetable : Timetable
+    stage, micro_batch : int
+        The first micro-batch of the mini-batch, on replica 0.
+    before : callable
+        What a replica has done when its own gradient is whole.
+
+    Returns
+    -------
+    list of Transfer
+        The last hop of each chunk.
+    """
+    replicas = len(timetable.stages[stage].gpus)
+    last = []
+    for chunk in range(replicas):
+        before_hop: list[Name | Transfer] = []
+        for hop in range(replicas - 1):
+            source = (home(stage, chunk, replicas) + 1 + hop) % replicas
+            item = _part("weight_gradient", stage, micro_batch, source, replicas, chunk, "reduce")
+            timetable.send(item, after=[*before(source), *before_hop])
+            before_hop = [item]
+        last += [item]
+    return last
+
+
+def all_gather(
+    timetable: Timetable,
+    stage: int,
+    micro_batch: int,
+    before: Before,
+    tensor: Literal["weight_gradient", "weights"],
+) -> list[Transfer]:
+    """Take each chunk of a stage from its home to all replicas, by a ring.
+
+    Parameters
+    ----------
+    before : callable
+        What must have happened before the home of a chunk, given its number, sends it.
+
+    Returns
+    -------
+    list of Transfer
+        All of them.
+    """
+    replicas = len(timetable.stages[stage].gpus)
+    every = []
+    for chunk in range(replicas):
+        before_hop = list(before(chunk))
+        for hop in range(replicas - 1):
+            source = (home(stage, chunk, replicas) + hop) % replicas
+            item = _part(tensor, stage, micro_batch, source, replicas, chunk, "copy")
+            timetable.send(item, after=before_hop)
+            before_hop = [item]
+            every.append(item)
+    return every
+
+
+def all_reduce(
+    timetable: Timetable, stage: int, micro_batch: int, before: Before
+) -> list[Transfer]:
+    """Add the gradients of a stage up on every replica: reduce-scatter, then all-gather."""
+    added = reduce_scatter(timetable, stage, micro_batch, before)
+
+    def at_home(chunk: int) -> list[Name | Transfer]:
+        replicas = len(timetable.stages[stage].gpus)
+        return [added[chunk], *before(home(stage, chunk, replicas))]
+
+    return all_gather(timetable, stage, micro_batch, at_home, "weight_gradient")
+
+
+def _part(
+    tensor: Literal["weight_gradient", "weights"],
+    stage: int,
+    micro_batch: int,
+    source: int,
+    replicas: int,
+    chunk: int,
+    mode: Literal["copy", "reduce"],
+) -> Transfer:
+    """Return one hop, from a replica to the next one."""
+    return Transfer(
+        tensor=tensor,
+        stage=stage,
+        shift=micro_batch,
+        start_ns=0,
+        source=source,
+        target=(source + 1) % replicas,
+        chunk=chunk,
+        chunks=replicas,
+        mode=mode,
+    )

@@ -1,0 +1,113 @@
+"""What a system is asked to make a plan for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from schedopt.chain import Chain
+from schedopt.errors import InputError
+from schedopt.plan import Plan
+from schedopt.platform import Platform
+from schedopt.problem import Problem, Scope
+from schedopt.rule import Rule
+from schedopt.stage import Stage
+from schedopt.systems.timetable import Timetable
+from schedopt.validation import check_whole
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """A chain, the GPUs, and how many micro-batches make one update where a system may choose.
+
+    Parameters
+    ----------
+    chain : Chain
+    platform : Platform
+        Of which a system may leave GPUs unused. Whether a plan fits into the memory is not its
+        question.
+    microbatches : int
+        m, the micro-batches of a step. Systems whose updates do not follow from their idea (a
+        flush, data parallelism) update once in m.
+    bucket_bytes : int
+        Gradients that are sent together where a system has buckets.
+    """
+
+    chain: Chain
+    platform: Platform
+    microbatches: int
+    bucket_bytes: int = 25 * 2**20
+
+    def __post_init__(self) -> None:
+        check_whole(self, "microbatches", low=1, high=2**20)
+        check_whole(self, "bucket_bytes", low=1)
+
+    def timetable(self, rule: Rule, stages: list[Stage], *, ordered: bool = True) -> Timetable:
+        """Return an empty timetable of stages under a rule."""
+        problem = Problem(chain=self.chain, platform=self.platform, rule=rule)
+        return Timetable(problem, stages, ordered=ordered)
+
+    def flushed(self, timetable: Timetable, *, split: bool = False) -> Plan:
+        """Return the plan of a step of m micro-batches, from an empty pipeline to a flush."""
+        timetable.settle()
+        scope = Scope(
+            allocation="general", microbatches=self.microbatches, split_backward=split, max_k=None
+        )
+        return timetable.plan(timetable.step(self.microbatches), scope)
+
+    def steady(self, timetable: Timetable, k: int) -> Plan:
+        """Return the plan of the steady state, of k micro-batches or a few times k."""
+        timetable.settle()
+        scope = Scope(allocation="general", max_k=None)
+        return timetable.plan(timetable.steady(k), scope)
+
+
+def balanced_cuts(chain: Chain, parts: int) -> list[tuple[int, int]]:
+    """Cut a chain into consecutive parts so that the longest takes least, F and B together.
+
+    Parameters
+    ----------
+    chain : Chain
+    parts : int
+
+    Returns
+    -------
+    list of (int, int)
+        First and last layer of each part.
+
+    Raises
+    ------
+    InputError
+        If there are fewer places to cut than are needed; layers that must share a GPU are not
+        parted.
+    """
+    tied = [(group[0], group[-1]) for group in chain.same_gpu]
+    count = len(chain.layers)
+    free = [c for c in range(1, count) if not any(a < c <= b for a, b in tied)]
+    if len(free) < parts - 1:
+        why = f"{count} layers" + (", some of which must share a GPU," if tied else "")
+        raise InputError(
+            f"{why} cannot be cut into {parts} stages",
+            field="gpus",
+            way_out=f"Use at most {len(free) + 1} stages",
+        )
+    places = [0, *free, count]
+    times = [layer.forward_ns + layer.backward_ns for layer in chain.layers]
+    ahead = [sum(times[:place]) for place in places]
+    # best[p]: the least longest part, and where the last one begins, over the first places.
+    best: list[tuple[int, int]] = [(ahead[i], 0) for i in range(len(places))]
+    history = [best]
+    for _ in range(parts - 1):
+        best = [
+            min(
+                ((max(best[j][0], ahead[i] - ahead[j]), j) for j in range(1, i)),
+                default=(2**63, 0),
+            )
+            for i in range(len(places))
+        ]
+        history.append(best)
+    cuts, end = [], len(places) - 1
+    for row in reversed(history):
+        begin = row[end][1]
+        cuts.append((places[begin], places[end] - 1))
+        end = begin
+    return cuts[::-1]
