@@ -37,18 +37,18 @@ def reduce_scatter(
     Returns
     -------
     list of Transfer
-        The last hop of each chunk.
+        The last hop of each chunk; none where there is one replica.
     """
     replicas = len(timetable.stages[stage].gpus)
     last = []
     for chunk in range(replicas):
-        before_hop: list[Name | Transfer] = []
+        before_hop: list[Transfer] = []
         for hop in range(replicas - 1):
             source = (home(stage, chunk, replicas) + 1 + hop) % replicas
             item = _part("weight_gradient", stage, micro_batch, source, replicas, chunk, "reduce")
             timetable.send(item, after=[*before(source), *before_hop])
             before_hop = [item]
-        last += [item]
+        last += before_hop
     return last
 
 
@@ -86,15 +86,23 @@ def all_gather(
 
 def all_reduce(
     timetable: Timetable, stage: int, micro_batch: int, before: Before
-) -> list[Transfer]:
-    """Add the gradients of a stage up on every replica: reduce-scatter, then all-gather."""
+) -> list[list[Transfer]]:
+    """Add the gradients of a stage up on every replica: reduce-scatter, then all-gather.
+
+    Returns
+    -------
+    list of lists of Transfer
+        For each replica those after which its gradient is whole.
+    """
+    replicas = len(timetable.stages[stage].gpus)
     added = reduce_scatter(timetable, stage, micro_batch, before)
 
     def at_home(chunk: int) -> list[Name | Transfer]:
-        replicas = len(timetable.stages[stage].gpus)
-        return [added[chunk], *before(home(stage, chunk, replicas))]
+        return [*added[chunk : chunk + 1], *before(home(stage, chunk, replicas))]
 
-    return all_gather(timetable, stage, micro_batch, at_home, "weight_gradient")
+    gathered = all_gather(timetable, stage, micro_batch, at_home, "weight_gradient")
+    arrivals = [*added, *gathered]
+    return [[item for item in arrivals if item.target == r] for r in range(replicas)]
 
 
 def _part(
