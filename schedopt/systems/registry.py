@@ -48,7 +48,39 @@ class System:
         return cast(Constructor, getattr(import_module(module), function))(setting)
 
 
-SYSTEMS: Final[tuple[System, ...]] = ()
+SYSTEMS: Final[tuple[System, ...]] = (
+    System(
+        "one_gpu",
+        "one GPU",
+        "schedopt.solvers.gradient_accumulation:plan",
+        "gradient accumulation",
+    ),
+    System(
+        "dp_blocking",
+        "data parallelism, all-reduce after the backward",
+        "schedopt.solvers.data_parallel:blocking",
+        "Patarasuk and Yuan 2009 (ring)",
+    ),
+    System(
+        "dp_overlapped",
+        "data parallelism, all-reduce layer by layer",
+        "schedopt.solvers.data_parallel:overlapped",
+        "Li et al. 2020",
+    ),
+    System(
+        "dp_bucketed",
+        "data parallelism, all-reduce in buckets",
+        "schedopt.solvers.data_parallel:bucketed",
+        "Li et al. 2020 (PyTorch DDP)",
+    ),
+    System("gpipe", "GPipe", "schedopt.solvers.gpipe:plan", "Huang et al. 2019"),
+    System(
+        "one_f_one_b_flush",
+        "1F1B with a flush",
+        "schedopt.solvers.one_f_one_b:flush",
+        "Narayanan et al. 2021 (PipeDream-Flush), Fan et al. 2021 (DAPPLE)",
+    ),
+)
 
 
 def find_system(name: str) -> System:

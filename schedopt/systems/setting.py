@@ -41,6 +41,37 @@ class Setting:
         check_whole(self, "microbatches", low=1, high=2**20)
         check_whole(self, "bucket_bytes", low=1)
 
+    def flush_rule(self, *, replicated: bool) -> Rule:
+        """Return the rule of a flush: an update every m micro-batches, which all wait for.
+
+        Where there are no replicas, a chain that does not say what its weights take is scheduled
+        by the rule *given*: its `weight_bytes` are all that a flush needs.
+        """
+        known = all(
+            layer.parameter_bytes is not None and layer.gradient_bytes is not None
+            for layer in self.chain.layers
+        )
+        if not (known or replicated):
+            return Rule()
+        return Rule(update_every=self.microbatches, forward_reads="delay", delay=0)
+
+    def require_multiple(self, why: str) -> None:
+        """Refuse a number of micro-batches that is no multiple of the number of GPUs."""
+        gpus = len(self.platform.gpus)
+        below = self.microbatches // gpus * gpus
+        if below != self.microbatches:
+            raise InputError(
+                f"{self.microbatches} is no multiple of {gpus}, and {why}",
+                field="microbatches",
+                way_out=f"Use {f'{below} or ' if below else ''}{below + gpus} micro-batches, or "
+                f"another number of GPUs",
+            )
+
+    def pipeline(self) -> list[Stage]:
+        """Return one stage for each GPU, in order, balanced."""
+        cuts = balanced_cuts(self.chain, len(self.platform.gpus))
+        return [Stage(layers=cut, gpus=(gpu,)) for gpu, cut in enumerate(cuts)]
+
     def timetable(self, rule: Rule, stages: list[Stage], *, ordered: bool = True) -> Timetable:
         """Return an empty timetable of stages under a rule."""
         problem = Problem(chain=self.chain, platform=self.platform, rule=rule)

@@ -123,6 +123,19 @@ class Timetable:
         if kind in ("B", "I") and stage:
             self._send_on("gradient", stage - 1, micro_batch, covers, (kind, stage), priority)
 
+    def update(
+        self, stage: int, micro_batch: int, *, after: Iterable[Name | Transfer] = ()
+    ) -> None:
+        """Add the update of a stage on the GPU of a micro-batch, if the rule has one with a length.
+
+        It waits for what `run` lets it wait for.
+        """
+        layers = range(self.stages[stage].first, self.stages[stage].last + 1)
+        if self.problem.rule.is_given:
+            return
+        if any(self.problem.chain.layers[layer].update_ns for layer in layers):
+            self.run("U", stage, micro_batch, after=after)
+
     def _send_on(
         self,
         tensor: str,

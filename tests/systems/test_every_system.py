@@ -1,0 +1,90 @@
+"""What holds for every system: the check accepts it, and needs each of its transfers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from schedopt import Chain, Layer, Plan, Platform, check
+from schedopt.account import busy_time, load
+from schedopt.errors import InputError
+from schedopt.network import Duplex
+from schedopt.simulation import simulate
+from schedopt.systems.registry import SYSTEMS, System, find_system
+from schedopt.systems.setting import Setting
+from tests.systems.settings import AMPLE, settings_
+
+every_system = pytest.mark.parametrize("system", SYSTEMS, ids=lambda system: system.name)
+
+
+@every_system
+@settings(max_examples=12)
+@given(data=st.data())
+def test_plans_are_valid_and_no_faster_than_what_they_occupy(
+    system: System, data: st.DataObject
+) -> None:
+    setting = data.draw(settings_())
+    plan = _plan_or_reject(system, setting)
+    assert check(plan) == ()
+    period = Fraction(plan.pattern.period_total_ns, plan.pattern.k)
+    assert period >= max(load.busy_ns for load in load(plan))
+    assert all(period >= busy for busy in busy_time(plan).values())
+    if plan.scope.microbatches is not None:
+        step = simulate(plan, setting.microbatches)
+        assert step.makespan_ns <= plan.pattern.period_total_ns
+
+
+def _plan_or_reject(system: System, setting: Setting) -> Plan:
+    try:
+        return system.plan(setting)
+    except InputError:
+        assume(False)
+        raise
+
+
+@every_system
+@pytest.mark.parametrize(("gpus", "duplex"), [(2, "half"), (4, "full")])
+def test_every_transfer_is_needed(system: System, gpus: int, duplex: Duplex) -> None:
+    plan = system.plan(_uneven(gpus, duplex))
+    assert check(plan) == ()
+    transfers = plan.pattern.transfers
+    assert transfers or plan.stages[0].gpus == plan.stages[-1].gpus == (0,)
+    for left_out in transfers:
+        rest = tuple(transfer for transfer in transfers if transfer is not left_out)
+        assert check(replace(plan, pattern=replace(plan.pattern, transfers=rest))), left_out
+
+
+def _uneven(gpus: int, duplex: Duplex) -> Setting:
+    layers = tuple(
+        Layer(
+            forward_ns=10 + n,
+            backward_ns=20 - n,
+            backward_input_ns=9,
+            backward_weight_ns=11 - n,
+            weight_bytes=60,
+            activation_bytes=3 + n,
+            saved_bytes=5,
+            parameter_bytes=8 + n,
+            gradient_bytes=8 + n,
+            optimizer_bytes=16,
+            update_ns=2,
+        )
+        for n in range(8)
+    )
+    return Setting(
+        chain=Chain(layers=layers),
+        platform=Platform(gpus=gpus, memory=AMPLE, bandwidth="1GB/s", latency=1, duplex=duplex),
+        microbatches=4,
+        bucket_bytes=30,
+    )
+
+
+def test_names_are_of_one_system_each() -> None:
+    assert len({system.name for system in SYSTEMS}) == len(SYSTEMS)
+    assert all(find_system(system.name) is system for system in SYSTEMS)
+    with pytest.raises(InputError, match=r"'gpip' is not known.*gpipe"):
+        find_system("gpip")

@@ -1,0 +1,113 @@
+"""Systems with a flush: makespan, activations and versions, worked out by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from schedopt import Chain, Layer, Platform
+from schedopt.account import concurrent_activations, versions
+from schedopt.errors import InputError
+from schedopt.solvers import data_parallel, gpipe, gradient_accumulation, one_f_one_b
+from schedopt.solvers.data_parallel import list_buckets
+from schedopt.systems.setting import Setting
+from tests.systems.settings import AMPLE, equal
+
+
+def test_gpipe_takes_m_and_p_less_one_rounds_and_keeps_all_activations() -> None:
+    # F 0-1 ... on GPU 0; the last F ends at m + P - 1, the last B takes as many rounds of 2.
+    plan = gpipe.plan(equal(4, 6))
+    assert plan.pattern.period_total_ns == (1 + 2) * (6 + 4 - 1)
+    assert set(concurrent_activations(plan).values()) == {6}
+    assert set(versions(plan).held.values()) == {1}
+
+
+@pytest.mark.parametrize("microbatches", [2, 4, 7])
+def test_one_f_one_b_takes_as_long_and_keeps_one_activation_less_a_stage(microbatches: int) -> None:
+    plan = one_f_one_b.flush(equal(4, microbatches))
+    assert plan.pattern.period_total_ns == (1 + 2) * (microbatches + 4 - 1)
+    held = {(stage, stage): min(microbatches, 4 - stage) for stage in range(4)}
+    assert concurrent_activations(plan) == held
+    assert set(versions(plan).held.values()) == {1}
+
+
+def test_one_gpu_does_all_the_work_and_then_updates_once() -> None:
+    plan = gradient_accumulation.plan(equal(3, 5, layers=4, update_ns=7))
+    assert plan.pattern.period_total_ns == 5 * 4 * (1 + 2) + 4 * 7
+    assert concurrent_activations(plan) == {(0, 0): 1}
+
+
+def linked(gpus: int, microbatches: int, **more: int) -> Setting:
+    """Return 3 layers of 3 ns whose gradients of 4 bytes take 4 ns from GPU to GPU."""
+    setting = equal(gpus, microbatches, layers=3, **({"gradient_bytes": 4} | more))
+    platform = Platform(gpus=gpus, memory=AMPLE, bandwidth=10**9, duplex="full")
+    return replace(setting, platform=platform)
+
+
+def test_a_blocking_all_reduce_follows_all_backwards() -> None:
+    # 2 micro-batches a GPU; 12 bytes in 2 chunks, out and back over 6 ns each; the update.
+    plan = data_parallel.blocking(linked(2, 4, update_ns=1))
+    assert plan.pattern.period_total_ns == 2 * 9 + 2 * 6 + 3
+    assert len(plan.pattern.transfers) == 2 * 2
+    # In 3 chunks over 3 GPUs: 2 hops of 4 ns each way.
+    plan = data_parallel.blocking(linked(3, 3))
+    assert plan.pattern.period_total_ns == 9 + 2 * 2 * 4
+    assert len(plan.pattern.transfers) == 2 * 2 * 3
+
+
+def test_an_overlapped_all_reduce_goes_on_beside_the_backward() -> None:
+    # The last layer's all-reduce lasts 4 ns from 5 on, the next from 9, the first from 13.
+    plan = data_parallel.overlapped(linked(2, 2))
+    assert plan.pattern.period_total_ns == 5 + 3 * 4
+    # Where it takes 2 ns each, only the first layer's shows.
+    plan = data_parallel.overlapped(linked(2, 2, gradient_bytes=2))
+    assert plan.pattern.period_total_ns == 9 + 2
+    assert set(versions(plan).held.values()) == {1}
+
+
+def test_buckets_are_filled_from_the_end() -> None:
+    layers = tuple(
+        Layer(
+            forward_ns=1,
+            backward_ns=1,
+            weight_bytes=100,
+            activation_bytes=1,
+            gradient_bytes=count,
+            parameter_bytes=count,
+        )
+        for count in (1, 5, 2, 4, 3)
+    )
+    chain = Chain(layers=layers)
+    assert list_buckets(chain, 6) == [(0, 0), (1, 2), (3, 4)]
+    assert list_buckets(chain, 8) == [(0, 1), (2, 4)]
+    assert list_buckets(chain, 1) == [(n, n) for n in range(5)]
+    assert list_buckets(chain, 16) == [(0, 4)]
+    setting = Setting(
+        chain=chain, platform=Platform(gpus=2, memory=AMPLE), microbatches=2, bucket_bytes=6
+    )
+    assert [stage.layers for stage in data_parallel.bucketed(setting).stages] == [
+        (0, 0),
+        (1, 2),
+        (3, 4),
+    ]
+
+
+def test_what_a_system_cannot_do_is_refused_with_a_way_out() -> None:
+    with pytest.raises(InputError, match=r"5 is no multiple of 2.*Use 4 or 6 micro-batches"):
+        data_parallel.blocking(equal(2, 5))
+    with pytest.raises(InputError, match="3 layers cannot be cut into 4 stages"):
+        gpipe.plan(equal(4, 4, layers=3))
+    bare = equal(2, 2)
+    layers = (replace(bare.chain.layers[0], gradient_bytes=None),) * 2
+    bare = replace(bare, chain=Chain(layers=layers))
+    for constructor in (
+        data_parallel.blocking,
+        data_parallel.overlapped,
+        data_parallel.bucketed,
+    ):
+        with pytest.raises(InputError, match=r"layers\[0\].gradient_bytes"):
+            constructor(bare)
+    # Without replicas no version is looked at.
+    assert gpipe.plan(bare).rule.is_given
+    assert one_f_one_b.flush(bare).pattern.period_total_ns == 3 * 3
