@@ -6,15 +6,15 @@ one all-reduce a step adds those of the GPUs. What is sent together is a stage.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from schedopt.chain import Chain
 from schedopt.plan import Plan
 from schedopt.rule import Rule
 from schedopt.stage import Stage
-from schedopt.systems.collectives import all_reduce
+from schedopt.systems.collectives import all_reduce_and_update
 from schedopt.systems.setting import Setting
-from schedopt.systems.timetable import Name, Timetable
+from schedopt.systems.timetable import Timetable
 
 
 def blocking(setting: Setting) -> Plan:
@@ -62,18 +62,8 @@ def lay_out(setting: Setting, rule: Rule, buckets: Sequence[tuple[int, int]]) ->
     return timetable
 
 
-def last_backward(setting: Setting, stage: int) -> Callable[[int], list[Name]]:
-    """Return what each replica has done when its own gradient of a stage is whole."""
-    first = setting.microbatches - len(setting.platform.gpus)
-    return lambda replica: [("B", stage, first + replica)]
-
-
 def _plan(setting: Setting, buckets: Sequence[tuple[int, int]]) -> Plan:
     timetable = lay_out(setting, setting.flush_rule(replicated=True), buckets)
-    gpus = len(setting.platform.gpus)
     for stage in reversed(range(len(buckets))):
-        arrivals = all_reduce(timetable, stage, 0, last_backward(setting, stage))
-        for replica in range(gpus):
-            last = setting.microbatches - gpus + replica
-            timetable.update(stage, last, after=arrivals[replica])
+        all_reduce_and_update(timetable, stage, setting.microbatches)
     return setting.flushed(timetable)

@@ -105,6 +105,18 @@ def all_reduce(
     return [[item for item in arrivals if item.target == r] for r in range(replicas)]
 
 
+def all_reduce_and_update(timetable: Timetable, stage: int, microbatches: int) -> None:
+    """Add the gradients of a step of m micro-batches up behind its last backwards, and apply them.
+
+    Backwards of a replica end in the order of its micro-batches.
+    """
+    replicas = len(timetable.stages[stage].gpus)
+    last = range(microbatches - replicas, microbatches)
+    whole = all_reduce(timetable, stage, 0, lambda replica: [("B", stage, last[replica])])
+    for replica in range(replicas):
+        timetable.update(stage, last[replica], after=whole[replica])
+
+
 def _part(
     tensor: Literal["weight_gradient", "weights"],
     stage: int,

@@ -80,6 +80,16 @@ SYSTEMS: Final[tuple[System, ...]] = (
         "schedopt.solvers.one_f_one_b:flush",
         "Narayanan et al. 2021 (PipeDream-Flush), Fan et al. 2021 (DAPPLE)",
     ),
+    System(
+        "interleaved",
+        "interleaved 1F1B, two stages a GPU",
+        "schedopt.solvers.interleaved:plan",
+        "Narayanan et al. 2021 (Megatron-LM)",
+    ),
+    System("chimera", "Chimera", "schedopt.solvers.chimera:plan", "Li and Hoefler 2021"),
+    System(
+        "zero_bubble", "zero bubble (ZB-H1)", "schedopt.solvers.zero_bubble:h1", "Qi et al. 2023"
+    ),
 )
 
 

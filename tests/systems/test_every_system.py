@@ -22,7 +22,7 @@ every_system = pytest.mark.parametrize("system", SYSTEMS, ids=lambda system: sys
 
 
 @every_system
-@settings(max_examples=12)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_plans_are_valid_and_no_faster_than_what_they_occupy(
     system: System, data: st.DataObject
@@ -53,7 +53,8 @@ def test_every_transfer_is_needed(system: System, gpus: int, duplex: Duplex) -> 
     assert check(plan) == ()
     transfers = plan.pattern.transfers
     assert transfers or plan.stages[0].gpus == plan.stages[-1].gpus == (0,)
-    for left_out in transfers:
+    # A prime step, so that all chunks and hops of rings have their turn.
+    for left_out in transfers[:: 1 if len(transfers) < 100 else 5]:
         rest = tuple(transfer for transfer in transfers if transfer is not left_out)
         assert check(replace(plan, pattern=replace(plan.pattern, transfers=rest))), left_out
 

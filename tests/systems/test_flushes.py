@@ -9,7 +9,15 @@ import pytest
 from schedopt import Chain, Layer, Platform
 from schedopt.account import concurrent_activations, versions
 from schedopt.errors import InputError
-from schedopt.solvers import data_parallel, gpipe, gradient_accumulation, one_f_one_b
+from schedopt.solvers import (
+    chimera,
+    data_parallel,
+    gpipe,
+    gradient_accumulation,
+    interleaved,
+    one_f_one_b,
+    zero_bubble,
+)
 from schedopt.solvers.data_parallel import list_buckets
 from schedopt.systems.setting import Setting
 from tests.systems.settings import AMPLE, equal
@@ -36,6 +44,60 @@ def test_one_gpu_does_all_the_work_and_then_updates_once() -> None:
     plan = gradient_accumulation.plan(equal(3, 5, layers=4, update_ns=7))
     assert plan.pattern.period_total_ns == 5 * 4 * (1 + 2) + 4 * 7
     assert concurrent_activations(plan) == {(0, 0): 1}
+
+
+@pytest.mark.parametrize("microbatches", [4, 8, 12])
+def test_two_stages_a_gpu_halve_the_bubble(microbatches: int) -> None:
+    # F 2 and B 4 on each of 4 GPUs; 3 rounds of a stage instead of a GPU stay idle.
+    plan = interleaved.plan(equal(4, microbatches, layers=8))
+    assert plan.pattern.period_total_ns == 6 * microbatches + 3 * 3
+    assert [stage.gpus for stage in plan.stages] == [(n,) for n in (0, 1, 2, 3, 0, 1, 2, 3)]
+    if microbatches == 8:
+        # GPU 3 runs ahead F of stage 3 four times, then F7 B7 F7 B7 F7 B7 F7 B7 F3 B3: 5 of
+        # stage 3 and 1 of stage 7. GPU 0 runs 10 ahead: 0-3, 0-3 of stage 4, 4 and 5 of stage 0.
+        held = concurrent_activations(plan)
+        assert (held[3, 3], held[7, 3], held[0, 0], held[4, 0]) == (5, 1, 8, 4)
+
+
+@pytest.mark.parametrize("microbatches", [4, 8, 12])
+def test_chimera_leaves_two_slots_less_than_its_depth(microbatches: int) -> None:
+    # Li and Hoefler 2021, figure 3, with B as long as F: slots of 1 ns, P - 2 of them idle, and
+    # 1 ns in which the last transfers, that take no time, start.
+    plan = chimera.plan(equal(4, microbatches, backward_ns=1))
+    assert plan.pattern.period_total_ns == 2 * microbatches + 4 - 2 + 1
+    assert [stage.gpus for stage in plan.stages] == [(0, 3), (1, 2), (2, 1), (3, 0)]
+    down = {(0, 0): 2, (1, 1): 2, (2, 2): 2, (3, 3): 1}
+    up = {(0, 3): 2, (1, 2): 2, (2, 1): 2, (3, 0): 1}
+    assert concurrent_activations(plan) == down | up
+    assert set(versions(plan).held.values()) == {1}
+
+
+def test_a_unit_of_chimera_with_long_backwards_is_as_in_the_paper() -> None:
+    # Bubble of (P - 2) / (3 N / 2 + P - 2) with B = 2 F and N = P = 4: a quarter of 16.
+    plan = chimera.plan(equal(4, 4))
+    assert plan.pattern.period_total_ns == 16 + 1
+
+
+@pytest.mark.parametrize("microbatches", [4, 5, 9])
+def test_zero_bubble_leaves_f_and_i_less_w_a_stage(microbatches: int) -> None:
+    # Qi et al. 2023, table 1: (P - 1) (F + I - W), and the memory of P micro-batches.
+    times = {"forward_ns": 5, "backward_input_ns": 7, "backward_weight_ns": 4}
+    plan = zero_bubble.h1(equal(4, microbatches, **times))
+    assert plan.pattern.period_total_ns == 16 * microbatches + 3 * 8
+    for stage in range(4):
+        started = [o.start_ns for o in plan.pattern.operations if (o.kind, o.stage) == ("F", stage)]
+        ended = [
+            o.start_ns + 4 for o in plan.pattern.operations if (o.kind, o.stage) == ("W", stage)
+        ]
+        in_flight = [sum(s <= t for s in started) - sum(e <= t for e in ended) for t in started]
+        assert max(in_flight) <= 4
+    assert concurrent_activations(plan) == {(s, s): min(microbatches, 4 - s) for s in range(4)}
+
+
+def test_zero_bubble_names_the_field_that_it_needs() -> None:
+    setting = equal(2, 2, backward_input_ns=None, backward_weight_ns=None)
+    with pytest.raises(InputError, match=r"layers\[0\].backward_input_ns"):
+        zero_bubble.h1(setting)
 
 
 def linked(gpus: int, microbatches: int, **more: int) -> Setting:
@@ -98,6 +160,12 @@ def test_what_a_system_cannot_do_is_refused_with_a_way_out() -> None:
         data_parallel.blocking(equal(2, 5))
     with pytest.raises(InputError, match="3 layers cannot be cut into 4 stages"):
         gpipe.plan(equal(4, 4, layers=3))
+    with pytest.raises(InputError, match=r"6 is no multiple of 4.*Use 4 or 8 micro-batches"):
+        interleaved.plan(equal(4, 6, layers=8))
+    with pytest.raises(InputError, match=r"3 is no multiple of 4.*Use 4 micro-batches"):
+        chimera.plan(equal(4, 3))
+    with pytest.raises(InputError, match=r"even number of GPUs.*Use 2 or 4 GPUs"):
+        chimera.plan(equal(3, 3))
     bare = equal(2, 2)
     layers = (replace(bare.chain.layers[0], gradient_bytes=None),) * 2
     bare = replace(bare, chain=Chain(layers=layers))
@@ -105,6 +173,7 @@ def test_what_a_system_cannot_do_is_refused_with_a_way_out() -> None:
         data_parallel.blocking,
         data_parallel.overlapped,
         data_parallel.bucketed,
+        chimera.plan,
     ):
         with pytest.raises(InputError, match=r"layers\[0\].gradient_bytes"):
             constructor(bare)
