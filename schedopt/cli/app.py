@@ -6,8 +6,10 @@ from typing import Annotated
 
 import typer
 
+from schedopt.cli.bench import EXIT_CODES as BENCH_EXIT_CODES
 from schedopt.cli.bench import bench_app
 from schedopt.cli.check import check_plan
+from schedopt.cli.claims import bench_claims
 from schedopt.cli.commands import Commands
 from schedopt.cli.import_chain import import_profile
 from schedopt.cli.instance import instance_app
@@ -60,4 +62,5 @@ app.command("show", epilog=EXIT_CODES)(show_plan)
 app.command("simulate", epilog=EXIT_CODES)(simulate_plan)
 app.command("run", epilog=f"{EXIT_CODES} · 1 also if a rank fails")(run_plan)
 app.add_typer(instance_app, name="instance")
+bench_app.command("claims", epilog=BENCH_EXIT_CODES)(bench_claims)
 app.add_typer(bench_app, name="bench")

@@ -181,7 +181,7 @@ def bench_periodic(
 
     _check_least("--seeds", seeds, 1)
     _check_least("--workers", workers, 1)
-    tables = _tables_beside(output)
+    tables = tables_beside(output)
     with progress_bar() as show:
         try:
             document = measure_periodic(seeds, workers, time_limit, show)
@@ -252,7 +252,7 @@ def bench_general(
     _check_least("--workers", workers, 1)
     _check_least("--seed", seed, 0)
     check_time_limit(time_limit)
-    tables = _tables_beside(output)
+    tables = tables_beside(output)
     parts = [only] if only else [*PARTS]
     # Theorems need no chains.
     found = [] if parts == ["theorems"] else load_chains(chains)
@@ -308,7 +308,7 @@ def bench_running(
     from schedopt.formats import to_text, write_whole
 
     _check_least("--steps", steps, 1)
-    tables = _tables_beside(output)
+    tables = tables_beside(output)
     loaded = Chain.load(chain)
     with progress_bar() as show:
         try:
@@ -328,7 +328,7 @@ def _check_least(option: str, value: int, least: int) -> None:
         raise InputError(f"{value} is too few", field=option, way_out=f"Give {least} or more")
 
 
-def _tables_beside(output: Path) -> Path:
+def tables_beside(output: Path) -> Path:
     """Return where tables go that lie beside figures; both can be written."""
     from schedopt.formats import check_writable
 

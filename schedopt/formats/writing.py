@@ -17,7 +17,7 @@ WIDTH: Final = 110
 """What fits into so many characters stands on one line: a layer, an operation."""
 
 
-def to_text(document: dict[str, Any]) -> str:
+def to_text(document: dict[str, Any] | list[Any]) -> str:
     """Return the text of a file that can be read back.
 
     Raises

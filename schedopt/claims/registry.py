@@ -1,0 +1,73 @@
+"""The rows of the suite: which function computes which claim again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Final, TypeAlias
+
+from schedopt.claims.claim import Finding, Step
+from schedopt.errors import InputError
+
+Find: TypeAlias = Callable[[Step], Finding]
+
+CLAIMS: Final = {
+    "P3": "schedopt.claims.periods:find_periods_of_theorem_4",
+}
+"""Row to "module:function": C for cyclic data parallelism, T for TiMePReSt, P for the complexity
+of pipelined model parallelism, B for data parallelism."""
+
+PACKAGES: Final = {"sklearn": "scikit-learn"}
+"""What is installed under another name than it is imported under."""
+
+
+def choose_claims(only: str | None) -> list[str]:
+    """Return the rows that are asked for, in the order of the table.
+
+    Parameters
+    ----------
+    only : str, optional
+        Rows with commas between them. Default: all.
+
+    Raises
+    ------
+    InputError
+        For a row that there is not.
+    """
+    if only is None:
+        return [*CLAIMS]
+    asked = [name.strip() for name in only.split(",")]
+    for name in asked:
+        if name not in CLAIMS:
+            raise InputError(
+                f"{name!r:.60} is no claim", field="--only", way_out=f"Choose {', '.join(CLAIMS)}"
+            )
+    return [name for name in CLAIMS if name in asked]
+
+
+def load_claims(names: Sequence[str]) -> dict[str, Find]:
+    """Return what computes each row; all are imported before any is run.
+
+    Raises
+    ------
+    InputError
+        If a package is not installed.
+    """
+    return {name: _load(name) for name in names}
+
+
+def _load(name: str) -> Find:
+    module, _, function = CLAIMS[name].partition(":")
+    try:
+        found: Find = getattr(import_module(module), function)
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing == "schedopt":
+            raise
+        package = PACKAGES.get(missing, missing)
+        raise InputError(
+            f"{package} is not installed, and {name} needs it",
+            field="--only",
+            way_out=f"Run pip install {package}, or leave {name} out",
+        ) from error
+    return found
