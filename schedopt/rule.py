@@ -40,8 +40,27 @@ class Rule:
         What B reads: the version of its F (weight stashing); the newest; or the newest when its
         stage was recomputed.
     partition : {"none", "optimizer", "gradient", "parameter"}
-        What is sharded over the replicas of a stage. Chunk c of a stage is at home on replica
-        c mod R.
+        What is sharded over the replicas of a stage (Rajbhandari et al. 2020, ZeRO 1, 2 and 3).
+        A stage is cut into as many equal chunks as its transfers of weights and of their gradients
+        say (1 if it has none); chunk c of stage s is at home on replica (s + c) mod R.
+
+        *optimizer*: only the home of a chunk has its optimizer state. So the gradient of a chunk
+        must come to its home, which updates it (an update takes its share of ``update_ns``); then
+        transfers of weights, named by a micro-batch of the mini-batch applied, bring the chunk to
+        the other replicas. A version is there when all chunks are.
+
+        *gradient*: also, the gradient of a chunk stays at home only. Elsewhere it lies from the
+        start of the first backward (B or W) of its mini-batch there, or of what comes earlier, to
+        the end of its last transfer.
+
+        *parameter*: also, each version of a chunk stays at home only, and is there when all homes
+        have made theirs. Each operation that reads weights (F, R, B or I, W) needs every chunk
+        that is not at home there exactly once, by a transfer to its own replica (``target`` 0)
+        named by its micro-batch (the first that it covers): it is for the first of that
+        micro-batch's operations in that stage that starts at or after its end, and brings the
+        version which that operation reads. It comes from the home, or from a copy that lies
+        complete on another replica. A copy lies there from the start of its transfer to the end
+        of that operation, or of what is sent on from it.
     """
 
     __pydantic_config__: ClassVar[Any] = STRICT

@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from schedopt.account.timeline import Schedule, Timeline, recomputed, stage_layers
-from schedopt.account.versions import HeldVersion, held_versions
-from schedopt.errors import InputError
-from schedopt.plan import Plan
+from schedopt.account.gathering import find_copies
+from schedopt.account.homes import Homes
+from schedopt.account.reading import Reader
+from schedopt.account.timeline import (
+    Interval,
+    Schedule,
+    Timeline,
+    recomputed,
+    stage_bytes,
+    stage_layers,
+)
+from schedopt.account.versions import held_versions
+from schedopt.plan import Kind, Plan
 
 ResidencyKind = Literal[
-    "weights", "activation", "checkpoint", "recomputed", "weight_half", "workspace"
+    "weights",
+    "gathered",
+    "gradient",
+    "activation",
+    "checkpoint",
+    "recomputed",
+    "weight_half",
+    "workspace",
 ]
 
 
@@ -24,7 +40,8 @@ class Residency:
     ----------
     gpu : int
     kind : str
-        weights (and versions of them), activation, checkpoint (the input of recomputed layers),
+        weights (and versions of them), gathered (copies of weights away from home), gradient (of
+        weights, away from home), activation, checkpoint (the input of recomputed layers),
         recomputed, weight_half (what W needs), workspace.
     stage : int
     count : int
@@ -45,33 +62,21 @@ class Residency:
 
 
 def residencies(plan: Plan) -> list[Residency]:
-    """Return everything that lies in memory during one hyperperiod.
-
-    Raises
-    ------
-    InputError
-        If the rule shards weights over replicas, which is not accounted for yet.
-    """
-    timeline = Timeline(plan)
-    return residencies_of(timeline, [] if plan.rule.is_given else held_versions(timeline))
+    """Return everything that lies in memory during one hyperperiod."""
+    return residencies_of(Timeline(plan))
 
 
-def residencies_of(schedule: Schedule, versions: Iterable[HeldVersion]) -> list[Residency]:
-    """Return everything that lies in memory during a schedule that holds such versions.
-
-    Raises
-    ------
-    InputError
-        As `residencies`.
-    """
+def residencies_of(schedule: Schedule) -> list[Residency]:
+    """Return everything that lies in memory during a schedule."""
     plan = schedule.plan
-    if plan.rule.partition != "none":
-        raise InputError(
-            f"{plan.rule.partition} is not accounted for yet",
-            field="rule.partition",
-            way_out="Use none",
-        )
-    found = list(_weights(plan, versions))
+    found = list(_always(plan, Homes(plan)))
+    if not plan.rule.is_given:
+        reader = Reader(schedule)
+        found += _versions(reader)
+        if plan.rule.partition in ("gradient", "parameter"):
+            found += _gradients(reader)
+        if plan.rule.partition == "parameter":
+            found += _gathered(reader)
     for stage in range(len(plan.stages)):
         for micro_batch in range(schedule.length):
             found += _of_micro_batch(schedule, stage, micro_batch)
@@ -79,23 +84,65 @@ def residencies_of(schedule: Schedule, versions: Iterable[HeldVersion]) -> list[
     return found
 
 
-def _weights(plan: Plan, versions: Iterable[HeldVersion]) -> Iterator[Residency]:
-    layers = plan.chain.layers
-    for index, stage in enumerate(plan.stages):
-        total = sum(layers[layer].weight_bytes for layer in stage_layers(plan, index))
-        versioned = 0 if plan.rule.is_given else _parameter_bytes(plan, index)
-        for gpu in dict.fromkeys(stage.gpus):
-            yield Residency(gpu, "weights", index, total - versioned)
-    for version in versions:
-        count = _parameter_bytes(plan, version.stage)
-        yield Residency(
-            version.gpu, "weights", version.stage, count, version.made_ns, version.end_ns
-        )
+def _always(plan: Plan, homes: Homes) -> Iterator[Residency]:
+    """Yield what always lies there of each stage; of what is sharded, what is at home."""
+    partition = plan.rule.partition
+    sharded = {"none": (), "optimizer": ("optimizer_bytes",)}.get(
+        partition, ("optimizer_bytes", "gradient_bytes")
+    )
+    for stage, one in enumerate(plan.stages):
+        count = stage_bytes(plan, stage, "weight_bytes")
+        if not plan.rule.is_given:
+            count -= stage_bytes(plan, stage, "parameter_bytes")
+        totals = [stage_bytes(plan, stage, name) for name in sharded]
+        for gpu in dict.fromkeys(one.gpus):
+            shares = sum(homes.share(total, stage, gpu) for total in totals)
+            yield Residency(gpu, "weights", stage, count - sum(totals) + shares)
 
 
-def _parameter_bytes(plan: Plan, stage: int) -> int:
-    layers = plan.chain.layers
-    return sum(layers[layer].parameter_bytes or 0 for layer in stage_layers(plan, stage))
+def _versions(reader: Reader) -> Iterator[Residency]:
+    for version in held_versions(reader):
+        stage, chunk = version.stage, version.chunk
+        count = stage_bytes(reader.schedule.plan, stage, "parameter_bytes")
+        if chunk is not None:
+            count = reader.homes.part(count, stage, chunk)
+        yield Residency(version.gpu, "weights", stage, count, version.made_ns, version.end_ns)
+
+
+def _gathered(reader: Reader) -> Iterator[Residency]:
+    for copy in find_copies(reader):
+        total = stage_bytes(reader.schedule.plan, copy.stage, "parameter_bytes")
+        count = reader.homes.part(total, copy.stage, copy.chunk)
+        yield Residency(copy.gpu, "gathered", copy.stage, count, copy.start_ns, copy.end_ns)
+
+
+def _gradients(reader: Reader) -> Iterator[Residency]:
+    """Yield the gradients of a mini-batch where they are not at home, while they lie there.
+
+    From the first backward, or arrival if that comes before, to the last transfer.
+    """
+    schedule, homes = reader.schedule, reader.homes
+    lying: dict[tuple[int, int, int, int], tuple[int, int]] = {}
+
+    def touch(stage: int, gpu: int, chunk: int, i: int, run: Interval) -> None:
+        key = (stage, gpu, chunk, i // reader.every)
+        start, end = lying.get(key, (run.start_ns, run.end_ns))
+        lying[key] = (min(start, run.start_ns), max(end, run.end_ns))
+
+    for stage in range(len(schedule.plan.stages)):
+        kind: Kind = "W" if schedule.has("W", stage) else "B"
+        for i in range(schedule.length):
+            run = schedule.at(kind, stage, i)
+            for chunk in homes.abroad(stage, run.gpu):
+                touch(stage, run.gpu, chunk, i, run)
+    for transfer, i, source, _, run in schedule.transfers():
+        if transfer.tensor == "weight_gradient":
+            for gpu in (source, run.gpu):
+                if transfer.chunk not in homes.at_home(transfer.stage, gpu):
+                    touch(transfer.stage, gpu, transfer.chunk, i, run)
+    for (stage, gpu, chunk, _), (start, end) in lying.items():
+        total = stage_bytes(schedule.plan, stage, "gradient_bytes")
+        yield Residency(gpu, "gradient", stage, homes.part(total, stage, chunk), start, end)
 
 
 def _of_micro_batch(schedule: Schedule, stage: int, micro_batch: int) -> Iterator[Residency]:

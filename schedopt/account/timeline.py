@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import lcm
 from typing import Protocol
 
+from schedopt.account.homes import Homes, part_of
 from schedopt.chain import Layer
 from schedopt.plan import Kind, Operation, Plan, Transfer
 
@@ -38,6 +39,11 @@ class Schedule(Protocol):
         """After how long it repeats; a finite step ends before."""
         ...
 
+    @property
+    def end_ns(self) -> int | None:
+        """When a finite step ends."""
+        ...
+
     def has(self, kind: Kind, stage: int) -> bool:
         """Whether a stage has operations of a kind."""
         ...
@@ -65,7 +71,12 @@ class Timeline:
         Micro-batches after which GPUs, rule and pattern repeat together.
     length_ns : int
         The time that takes.
+    end_ns : None
+        It goes on for ever.
+    homes : Homes
     """
+
+    end_ns = None
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -80,6 +91,7 @@ class Timeline:
             classes = self._operations.setdefault((operation.kind, operation.stage), {})
             for offset in range(operation.covers):
                 classes[(operation.shift + offset) % pattern.k] = (operation, offset)
+        self.homes = Homes(plan)
         self._stage_ns: dict[tuple[Kind, int, int], int] = {}
 
     def has(self, kind: Kind, stage: int) -> bool:
@@ -141,11 +153,18 @@ class Timeline:
         if key not in self._stage_ns:
             device = self.plan.platform.gpus[gpu]
             layers = (recomputed if kind == "R" else stage_layers)(self.plan, stage)
-            self._stage_ns[key] = sum(
+            whole = sum(
                 device.duration_ns(layer_ns(self.plan.chain.layers[layer], kind))
                 for layer in layers
             )
+            self._stage_ns[key] = self._share_ns(whole, stage, gpu) if kind == "U" else whole
         return self._stage_ns[key]
+
+    def _share_ns(self, whole: int, stage: int, gpu: int) -> int:
+        """Return how long an update lasts of what is at home on a GPU, rounded up."""
+        total = stage_bytes(self.plan, stage, "parameter_bytes")
+        share = self.homes.share(total, stage, gpu)
+        return -(-whole * share // total) if total else whole
 
 
 def layer_ns(layer: Layer, kind: Kind) -> int:
@@ -183,6 +202,10 @@ def transfer_bytes(plan: Plan, transfer: Transfer) -> int:
     if transfer.is_boundary:
         return layers[stage.last].activation_bytes * transfer.covers
     name = "gradient_bytes" if transfer.tensor == "weight_gradient" else "parameter_bytes"
-    total = sum(getattr(layers[layer], name) or 0 for layer in range(stage.first, stage.last + 1))
-    begin, end = (total * part // transfer.chunks for part in (transfer.chunk, transfer.chunk + 1))
-    return end - begin
+    return part_of(stage_bytes(plan, transfer.stage, name), transfer.chunk, transfer.chunks)
+
+
+def stage_bytes(plan: Plan, stage: int, name: str) -> int:
+    """Return what a field of bytes adds up to in a stage; absent counts as 0."""
+    layers = plan.chain.layers
+    return sum(getattr(layers[layer], name) or 0 for layer in stage_layers(plan, stage))

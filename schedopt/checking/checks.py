@@ -61,9 +61,6 @@ def _check_plan(plan: Plan) -> list[Violation]:
     endless = list(find_endless(plan))
     if endless:
         return endless
-    if plan.rule.partition != "none":
-        text = f"a partition of {plan.rule.partition} is not accounted for yet"
-        return [Violation("rule", "rule.partition", text)]
     found = _check_structure(plan)
     if any(violation.kind in _STRUCTURAL for violation in found):
         return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -31,11 +31,14 @@ class History:
     ----------
     made : dict
         For each GPU of the stage, the time in ns of each version after the first, which is there
-        from the start.
+        from the start. Where parameters stay at home, on every GPU when all homes have made it.
+    parts : dict
+        The same for each GPU and chunk; for those at home there, where parameters stay at home.
     violations : tuple of Violation
     """
 
     made: dict[int, dict[int, int]]
+    parts: dict[tuple[int, int], dict[int, int]]
     violations: tuple[Violation, ...]
 
 
@@ -54,14 +57,15 @@ def replay_gradients(timeline: Timeline, stage: int, replayed: int, checked: int
     replay = _Replay(timeline, stage, replayed, checked)
     replay.run()
     replay.find_lost()
-    return History(replay.made, tuple(replay.violations.values()))
+    return History(replay.made, replay.parts, tuple(replay.violations.values()))
 
 
 @dataclass
 class _Replay:
     """The buffers of one stage while time goes on.
 
-    A buffer is a set of micro-batches of one mini-batch, kept as the bits of an integer.
+    A buffer is a set of micro-batches of one mini-batch, kept as the bits of an integer. A chunk is
+    updated where it is at home; without a partition that is everywhere.
     """
 
     timeline: Timeline
@@ -69,9 +73,11 @@ class _Replay:
     replayed: int
     checked: int
     made: dict[int, dict[int, int]] = field(default_factory=dict)
-    newest: dict[int, int] = field(default_factory=dict)
+    parts: dict[tuple[int, int], dict[int, int]] = field(default_factory=dict)
+    newest: dict[tuple[int, int], int] = field(default_factory=dict)
     buffers: dict[tuple[int, int], list[int]] = field(default_factory=dict)
-    received: dict[tuple[int, int], set[int]] = field(default_factory=dict)
+    received: set[tuple[int, int, int]] = field(default_factory=set)
+    there: dict[tuple[int, int], int] = field(default_factory=dict)
     updating: set[tuple[int, int]] = field(default_factory=set)
     violations: dict[tuple[str, str, str], Violation] = field(default_factory=dict)
     queue: list[tuple[int, int, int, Event]] = field(default_factory=list)
@@ -82,22 +88,30 @@ class _Replay:
         assert plan.rule.update_every is not None
         self.m = plan.rule.update_every
         self.whole = (1 << self.m) - 1
-        self.gpus = plan.stages[self.stage].gpus
+        self.gpus = tuple(dict.fromkeys(plan.stages[self.stage].gpus))
+        self.sharded = plan.rule.partition != "none"
+        self.scattered = plan.rule.partition == "parameter"
         items = self.timeline.by_stage[self.stage]
         self.transfers = [
             (place, item)
             for place, item in items
-            if isinstance(item, Transfer) and not item.is_boundary
+            if isinstance(item, Transfer)
+            and not item.is_boundary
+            # What is gathered is not what makes a version.
+            and not (self.scattered and item.tensor == "weights")
         ]
         self.updates = [
             (place, item)
             for place, item in items
             if isinstance(item, Operation) and item.kind == "U"
         ]
-        self.chunks = self.transfers[0][1].chunks if self.transfers else 1
+        self.chunks = self.timeline.chunks[self.stage]
+        self.home = {gpu: sorted(self.timeline.home(self.stage, gpu)) for gpu in self.gpus}
         for gpu in self.gpus:
             self.made[gpu] = {}
-            self.newest[gpu] = 0
+            for chunk in self.home[gpu] if self.scattered else range(self.chunks):
+                self.parts[gpu, chunk] = {}
+                self.newest[gpu, chunk] = 0
 
     def run(self) -> None:
         k = self.timeline.plan.pattern.k
@@ -134,43 +148,54 @@ class _Replay:
     def buffer(self, gpu: int, mini_batch: int) -> list[int]:
         return self.buffers.setdefault((gpu, mini_batch), [0] * self.chunks)
 
-    def is_whole(self, gpu: int, mini_batch: int) -> bool:
-        return all(chunk == self.whole for chunk in self.buffer(gpu, mini_batch))
-
     def add_own(self, micro_batch: int, time: int) -> None:
         gpu = self.timeline.plan.stages[self.stage].gpu(micro_batch)
         mini_batch, position = divmod(micro_batch, self.m)
         buffer = self.buffer(gpu, mini_batch)
         for chunk in range(self.chunks):
             buffer[chunk] |= 1 << position
-        self.update_soon(gpu, mini_batch, time)
+            self.update_soon(gpu, chunk, mini_batch, time)
 
-    def update_soon(self, gpu: int, mini_batch: int, time: int) -> None:
-        if not self.updates and self.is_whole(gpu, mini_batch):
-            self.push(time, _UPDATE, partial(self.update, gpu))
-
-    def update(self, gpu: int, time: int) -> None:
-        while self.is_whole(gpu, self.newest[gpu]):
-            self.newest[gpu] += 1
-            self.made[gpu][self.newest[gpu]] = time
-
-    def make(self, place: str, gpu: int, mini_batch: int, first: int, time: int) -> None:
-        version = mini_batch + 1
-        if version in self.made[gpu]:
+    def update_soon(self, gpu: int, chunk: int, mini_batch: int, time: int) -> None:
+        if self.updates or chunk not in self.home[gpu]:
             return
-        if self.newest[gpu] != mini_batch:
+        if self.buffer(gpu, mini_batch)[chunk] == self.whole:
+            self.push(time, _UPDATE, partial(self.update, gpu, chunk))
+
+    def update(self, gpu: int, chunk: int, time: int) -> None:
+        while self.buffer(gpu, self.newest[gpu, chunk])[chunk] == self.whole:
+            self.newest[gpu, chunk] += 1
+            self.note(gpu, chunk, self.newest[gpu, chunk], time)
+
+    def note(self, gpu: int, chunk: int, version: int, time: int) -> None:
+        """Note that a version of a chunk is there, and the version that is whole with it."""
+        self.parts[gpu, chunk][version] = time
+        together = (-1 if self.scattered else gpu, version)
+        self.there[together] = self.there.get(together, 0) + 1
+        if self.there[together] == (len(self.parts) if self.scattered else self.chunks):
+            for one in self.gpus if self.scattered else (gpu,):
+                self.made[one][version] = time
+
+    def make(
+        self, place: str, gpu: int, chunk: int, mini_batch: int, first: int, time: int
+    ) -> None:
+        version = mini_batch + 1
+        if version in self.parts[gpu, chunk]:
+            return
+        newest = self.newest[gpu, chunk]
+        if newest != mini_batch:
             self.report(
                 "version",
                 place,
                 "order",
                 first,
                 f"version {version} of stage {self.stage} comes to GPU {gpu} at {time} ns, where "
-                f"the newest is version {self.newest[gpu]}",
+                f"the newest is version {newest}",
             )
-        self.made[gpu][version] = time
-        self.newest[gpu] = max(self.newest[gpu], version)
-        if not self.updates:
-            self.update(gpu, time)
+        self.note(gpu, chunk, version, time)
+        self.newest[gpu, chunk] = max(newest, version)
+        if not self.updates and chunk in self.home[gpu]:
+            self.update(gpu, chunk, time)
 
     def start_update(self, place: str, item: Operation, first: int, time: int) -> None:
         gpu = self.timeline.plan.stages[self.stage].gpu(first)
@@ -185,17 +210,18 @@ class _Replay:
             )
             return
         self.updating.add((gpu, mini_batch))
-        if not self.is_whole(gpu, mini_batch):
+        gap = self.describe_gap(gpu, mini_batch)
+        if gap:
             self.report(
                 "gradient",
                 place,
                 "early",
                 first,
-                f"{name_item(item, first)} starts at {time} ns, but on GPU {gpu} "
-                f"{self.describe_gap(gpu, mini_batch)}",
+                f"{name_item(item, first)} starts at {time} ns, but on GPU {gpu} {gap}",
             )
         end = time + self.timeline.length(item, first)
-        self.push(end, _UPDATE, partial(self.make, place, gpu, mini_batch, first))
+        for chunk in self.home[gpu]:
+            self.push(end, _UPDATE, partial(self.make, place, gpu, chunk, mini_batch, first))
 
     def send_gradient(self, place: str, item: Transfer, first: int, time: int) -> None:
         source, target = self.timeline.ends(item, first)
@@ -222,8 +248,11 @@ class _Replay:
         buffer = self.buffer(target, mini_batch)
         own = buffer[item.chunk]
         what = f"{name_item(item, first)} reaches GPU {target} at {time} ns"
-        if mini_batch + 1 in self.made[target]:
-            made = self.made[target][mini_batch + 1]
+        applied: dict[int, int] = {}
+        if item.chunk in self.home[target]:
+            applied = self.parts[target, item.chunk] if self.sharded else self.made[target]
+        if mini_batch + 1 in applied:
+            made = applied[mini_batch + 1]
             self.report(
                 "gradient",
                 place,
@@ -241,19 +270,20 @@ class _Replay:
                 lost = self.describe(own & ~carried, mini_batch)
                 self.report("gradient", place, "lost", first, f"{what} and overwrites {lost}")
             buffer[item.chunk] = carried
-        self.update_soon(target, mini_batch, time)
+        self.update_soon(target, item.chunk, mini_batch, time)
 
     def send_weights(self, place: str, item: Transfer, first: int, time: int) -> None:
         source, target = self.timeline.ends(item, first)
         mini_batch = first // self.m
-        if mini_batch + 1 not in self.made[source]:
+        there = self.parts[source, item.chunk] if self.sharded else self.made[source]
+        if mini_batch + 1 not in there:
             self.report(
                 "version",
                 place,
                 "absent",
                 first,
                 f"{name_item(item, first)} starts at {time} ns, when GPU {source} has version "
-                f"{self.newest[source]}, not {mini_batch + 1}",
+                f"{max(there, default=0)}, not {mini_batch + 1}",
             )
             return
         end = time + self.timeline.length(item, first)
@@ -263,10 +293,17 @@ class _Replay:
         self, place: str, item: Transfer, first: int, target: int, time: int
     ) -> None:
         mini_batch = first // self.m
-        chunks = self.received.setdefault((target, mini_batch), set())
-        chunks.add(item.chunk)
-        if len(chunks) == self.chunks:
-            self.push(time, _UPDATE, partial(self.make, place, target, mini_batch, first))
+        what = f"{name_item(item, first)} reaches GPU {target} at {time} ns"
+        if self.sharded and item.chunk in self.home[target]:
+            self.report("version", place, "home", first, f"{what}, where that chunk is at home")
+            return
+        key = (target, item.chunk, mini_batch)
+        if self.sharded and key in self.received:
+            self.report("version", place, "twice", first, f"{what}, where it came already")
+            return
+        self.received.add(key)
+        arrived = partial(self.make, place, target, item.chunk, mini_batch, first)
+        self.push(time, _UPDATE, arrived)
 
     def describe(self, bits: int, mini_batch: int) -> str:
         numbers = [n + mini_batch * self.m for n in range(self.m) if bits >> n & 1]
@@ -275,27 +312,37 @@ class _Replay:
         return f"micro-batch{'es' if len(numbers) > 1 else ''} {named}{more}"
 
     def describe_gap(self, gpu: int, mini_batch: int) -> str:
-        for chunk, held in enumerate(self.buffer(gpu, mini_batch)):
+        """Say what a mini-batch lacks that is at home on a GPU; nothing if it is whole."""
+        for chunk in self.home[gpu]:
+            held = self.buffer(gpu, mini_batch)[chunk]
             if held != self.whole:
                 missing = self.describe(self.whole & ~held, mini_batch)
                 part = f"chunk {chunk} of " if self.chunks > 1 else ""
                 return f"{part}mini-batch {mini_batch} lacks {missing}"
-        return f"mini-batch {mini_batch} is whole"
+        return ""
 
     def find_lost(self) -> None:
-        sent = any(item.tensor == "weights" for _, item in self.transfers)
-        for gpu in dict.fromkeys(self.gpus):
+        for gpu in self.gpus:
+            mine = [chunk for place, chunk in self.parts if place == gpu]
             for mini_batch in range(self.checked // self.m):
-                if mini_batch + 1 not in self.made[gpu]:
+                lost = [chunk for chunk in mine if mini_batch + 1 not in self.parts[gpu, chunk]]
+                if lost:
                     place = f"stage {self.stage}, GPU {gpu}, mini-batch {mini_batch}"
+                    reasons = ", and ".join(self.explain_loss(gpu, lost, mini_batch))
                     self.report(
                         "gradient",
                         place,
                         "never",
                         mini_batch * self.m,
-                        f"never becomes version {mini_batch + 1} there: "
-                        f"{self.describe_gap(gpu, mini_batch)}"
-                        f"{', and no U applies it' if self.updates else ''}"
-                        f"{', and its weights do not come' if sent else ''}",
+                        f"never becomes version {mini_batch + 1} there: {reasons}",
                     )
                     break
+
+    def explain_loss(self, gpu: int, lost: list[int], mini_batch: int) -> Iterator[str]:
+        at_home = any(chunk in self.home[gpu] for chunk in lost)
+        if at_home:
+            yield self.describe_gap(gpu, mini_batch) or f"mini-batch {mini_batch} is whole"
+        if at_home and self.updates:
+            yield "no U applies it"
+        if not at_home or any(item.tensor == "weights" for _, item in self.transfers):
+            yield "its weights do not come"

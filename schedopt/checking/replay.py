@@ -51,14 +51,20 @@ def find_memory_violations(
 
 def _count_constants(timeline: Timeline, unknown: frozenset[int]) -> dict[Group, int]:
     plan = timeline.plan
+    partition = plan.rule.partition
+    sharded = [] if partition == "none" else ["optimizer_bytes"]
+    if partition in ("gradient", "parameter"):
+        sharded.append("gradient_bytes")
     constants: dict[Group, int] = {}
     for position, stage in enumerate(plan.stages):
-        layers = plan.chain.layers[stage.first : stage.last + 1]
-        size = sum(layer.weight_bytes for layer in layers)
+        size = timeline.size(position, "weight_bytes")
         if not plan.rule.is_given and position not in unknown:
-            size -= sum(layer.parameter_bytes or 0 for layer in layers)
+            size -= timeline.size(position, "parameter_bytes")
         for gpu in stage.gpus:
-            constants[gpu, "weights", position, ""] = size
+            home = timeline.home(position, gpu)
+            away = set(range(timeline.chunks[position])) - home
+            less = sum(timeline.size(position, part, away) for part in sharded)
+            constants[gpu, "weights", position, ""] = size - less
     return constants
 
 

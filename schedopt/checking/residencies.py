@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import lcm
 
 from schedopt.chain import Layer
 from schedopt.checking.timeline import Timeline
-from schedopt.plan import Operation
+from schedopt.plan import Operation, Transfer
 from schedopt.stage import Stage
 
 Group = tuple[int, str, int, str]
@@ -140,3 +141,37 @@ def _list_workspaces(timeline: Timeline, position: int) -> Iterator[Residency]:
                 start + length,
                 timeline.duration_of(every),
             )
+
+
+def list_gradients(timeline: Timeline, position: int) -> Iterator[Residency]:
+    """Yield the gradients that lie away from home, where a rule keeps them only at home.
+
+    From the first backward of their mini-batch there, or what arrives before, to the last transfer
+    that they need.
+    """
+    plan = timeline.plan
+    if plan.rule.partition not in ("gradient", "parameter") or plan.rule.update_every is None:
+        return
+    m, stage = plan.rule.update_every, plan.stages[position]
+    every = lcm(timeline.repeat(position), m)
+    moments: dict[tuple[int, int, int], list[int]] = {}
+
+    def note(gpu: int, chunk: int, i: int, *times: int) -> None:
+        if chunk not in timeline.home(position, gpu):
+            moments.setdefault((gpu, chunk, i // m), []).extend(times)
+
+    last = ("W" if timeline.is_split(position) else "B", position)
+    for i in range(every):
+        for chunk in range(timeline.chunks[position]):
+            note(stage.gpu(i), chunk, i, *timeline.span(last, i))
+    for _, item in timeline.by_stage[position]:
+        if not isinstance(item, Transfer) or item.tensor != "weight_gradient":
+            continue
+        for i in range(item.shift % plan.pattern.k, every, plan.pattern.k):
+            start = timeline.start(item, i)
+            for gpu in timeline.ends(item, i):
+                note(gpu, item.chunk, i, start, start + timeline.length(item, i))
+    for (gpu, chunk, _), times in moments.items():
+        size = timeline.size(position, "gradient_bytes", [chunk])
+        group = (gpu, "gradient", position, "")
+        yield Residency(group, size, min(times), max(times), timeline.duration_of(every))

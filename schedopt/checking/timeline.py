@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import lcm
@@ -98,7 +98,12 @@ class Timeline:
         once = self._lengths.get(key)
         if once is None:
             once = self._lengths[key] = self._measure(*key)
-        return once if operation.kind == "U" else once * operation.covers
+        if operation.kind != "U":
+            return once * operation.covers
+        # An update of a shard takes its share of the whole.
+        whole = self.size(operation.stage, "parameter_bytes")
+        share = self.size(operation.stage, "parameter_bytes", self.home(operation.stage, gpu))
+        return -(-once * share // whole) if whole else once
 
     def _measure(self, kind: str, stage: int, machine: Gpu) -> int:
         fields = {
@@ -131,14 +136,36 @@ class Timeline:
 
     def carried(self, transfer: Transfer) -> int:
         """How many bytes a transfer carries."""
-        first, last = self.plan.stages[transfer.stage].layers
-        layers = self.plan.chain.layers[first : last + 1]
         if transfer.is_boundary:
-            return layers[-1].activation_bytes * transfer.covers
+            last = self.plan.stages[transfer.stage].last
+            return self.plan.chain.layers[last].activation_bytes * transfer.covers
         part = "parameter_bytes" if transfer.tensor == "weights" else "gradient_bytes"
-        total = sum(getattr(layer, part) for layer in layers)
-        chunk, chunks = transfer.chunk, transfer.chunks
-        return int((chunk + 1) * total // chunks - chunk * total // chunks)
+        return _cut(self.size(transfer.stage, part), transfer.chunk, transfer.chunks)
+
+    @cached_property
+    def chunks(self) -> tuple[int, ...]:
+        """Into how many chunks the weights of each stage are cut."""
+        found = [1] * len(self.plan.stages)
+        for _, item in self.items:
+            if isinstance(item, Transfer) and not item.is_boundary:
+                found[item.stage] = item.chunks
+        return tuple(found)
+
+    def home(self, stage: int, gpu: int) -> frozenset[int]:
+        """Return the chunks of a stage that are at home on a GPU; all without a partition."""
+        chunks, gpus = self.chunks[stage], self.plan.stages[stage].gpus
+        if self.plan.rule.partition == "none":
+            return frozenset(range(chunks))
+        return frozenset(c for c in range(chunks) if gpus[(stage + c) % len(gpus)] == gpu)
+
+    def size(self, stage: int, part: str, chunks: Iterable[int] | None = None) -> int:
+        """Return the bytes that chunks of a stage have of a part of its weights; all by default."""
+        first, last = self.plan.stages[stage].layers
+        layers = self.plan.chain.layers[first : last + 1]
+        total = sum(getattr(layer, part) or 0 for layer in layers)
+        if chunks is None:
+            return total
+        return sum(_cut(total, chunk, self.chunks[stage]) for chunk in chunks)
 
     def stages_of(self, item: Item) -> tuple[int, ...]:
         """Return the stages on which the GPUs of an item depend."""
@@ -154,6 +181,10 @@ class Timeline:
         """How long so many micro-batches take, a multiple of k, in ns."""
         pattern = self.plan.pattern
         return micro_batches // pattern.k * pattern.period_total_ns
+
+
+def _cut(total: int, chunk: int, chunks: int) -> int:
+    return (chunk + 1) * total // chunks - chunk * total // chunks
 
 
 def lay_out(plan: Plan) -> Timeline:

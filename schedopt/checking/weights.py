@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from math import lcm
+from itertools import chain, product
 from typing import Final
 
+from schedopt.checking.gathers import Shard, follow_gathers
 from schedopt.checking.gradients import History, replay_gradients
-from schedopt.checking.residencies import Residency
+from schedopt.checking.residencies import Residency, list_gradients
 from schedopt.checking.timeline import Name, Timeline, name_place
 from schedopt.checking.violations import Violation
-from schedopt.plan import Operation
+from schedopt.checking.window import Window, open_window
+from schedopt.plan import Transfer
 
 MOST_REPLAYED: Final = 2_000_000
 """So many micro-batches, times items, are replayed for one stage; longer plans are refused."""
@@ -34,37 +36,6 @@ class Followed:
     violations: tuple[Violation, ...]
     residencies: tuple[Residency, ...]
     unknown: frozenset[int]
-
-
-@dataclass(frozen=True)
-class Window:
-    """What is replayed of the endless run, in micro-batches from 0 on.
-
-    Parameters
-    ----------
-    every : int
-        After so many everything repeats.
-    rounds : int
-        So many times `every` until nothing of the cold start is left.
-    """
-
-    every: int
-    rounds: int
-
-    @property
-    def checked(self) -> int:
-        """The end of the steady round."""
-        return (self.rounds + 1) * self.every
-
-    @property
-    def readers(self) -> int:
-        """No later micro-batch reads a version of the steady round."""
-        return (2 * self.rounds + 1) * self.every
-
-    @property
-    def replayed(self) -> int:
-        """No later micro-batch makes a version that a reader could read."""
-        return (2 * self.rounds + 2) * self.every
 
 
 def follow_weights(timeline: Timeline) -> Followed:
@@ -90,13 +61,17 @@ def follow_weights(timeline: Timeline) -> Followed:
             violations.extend(history.violations)
             unknown.add(stage)
             continue
-        reads = _Reads(timeline, stage, window, history, entry)
+        reads = Reads(timeline, stage, window, history, entry)
         absent = list(reads.find_absent())
         violations.extend(absent)
-        if absent:
+        gathers = follow_gathers(timeline, stage, window, history, reads.list_reads)
+        violations.extend(gathers.violations)
+        if absent or gathers.violations:
             unknown.add(stage)
         else:
-            residencies.extend(reads.list_versions())
+            residencies.extend(reads.list_versions(gathers.sent))
+            residencies.extend(gathers.residencies)
+            residencies.extend(list_gradients(timeline, stage))
     return Followed(tuple(violations), tuple(residencies), frozenset(unknown))
 
 
@@ -113,36 +88,7 @@ def _refuse(stage: int, window: Window) -> Violation:
     )
 
 
-def open_window(timeline: Timeline, stages: range | list[int]) -> Window:
-    """Return how much must be replayed, from how far the events of a micro-batch lie apart."""
-    plan = timeline.plan
-    rule, k, period = plan.rule, plan.pattern.k, plan.pattern.period_total_ns
-    m = rule.update_every or 1
-    replicas = timeline.repeat(*stages)
-    every = lcm(replicas, m, len(rule.table) or 1)
-    offsets = [
-        moment * k - first * period
-        for stage in stages
-        for first, moment in _list_moments(timeline, stage)
-    ]
-    spread = -(-(max(offsets) - min(offsets)) // (every * period))
-    delay = max((max(row) for row in rule.table), default=rule.delay)
-    return Window(every, spread - (-delay * m // every) + 2)
-
-
-def _list_moments(timeline: Timeline, stage: int) -> Iterator[tuple[int, int]]:
-    k, every = timeline.plan.pattern.k, timeline.repeat(stage)
-    for _, item in timeline.by_stage[stage]:
-        if not isinstance(item, Operation) and item.is_boundary:
-            continue
-        for first in range(item.shift, item.shift + every, k):
-            start = timeline.start(item, first)
-            for moment in (start, start + timeline.length(item, first)):
-                yield first, moment
-                yield first + item.covers - 1, moment
-
-
-class _Reads:
+class Reads:
     """What the operations of one stage read, micro-batch by micro-batch."""
 
     def __init__(
@@ -156,7 +102,12 @@ class _Reads:
         self.timeline = timeline
         self.stage = stage
         self.window = window
-        self.made = history.made
+        self.made, self.parts = history.made, history.parts
+        scattered = timeline.plan.rule.partition == "parameter"
+        self.keeps: dict[int, list[int | None]] = {
+            gpu: [*sorted(timeline.home(stage, gpu))] if scattered else [None]
+            for gpu in dict.fromkeys(timeline.plan.stages[stage].gpus)
+        }
         self.times = _sort_times(history)
         self.entry = _sort_times(entry) if entry is not None else {}
 
@@ -222,32 +173,53 @@ class _Reads:
         if self.timeline.is_split(stage):
             yield backward, ("W", stage)
 
-    def list_versions(self) -> Iterator[Residency]:
-        """Yield the versions of one steady round on each GPU, from made to no longer needed."""
+    def list_versions(self, sent: Mapping[Shard, int]) -> Iterator[Residency]:
+        """Yield the versions of one steady round on each GPU, from made to no longer needed.
+
+        Also where they are sent for as long as `sent` says.
+        """
         plan, window = self.timeline.plan, self.window
         m = plan.rule.update_every
         assert m is not None
-        stage = plan.stages[self.stage]
-        size = sum(
-            plan.chain.layers[layer].parameter_bytes or 0
-            for layer in range(stage.first, stage.last + 1)
-        )
-        last_read: dict[tuple[int, int], int] = {}
+        last_use: dict[Shard, int] = {}
+
+        def use(shard: Shard, end: int) -> None:
+            last_use[shard] = max(end, last_use.get(shard, end))
+
         for i in range(window.readers):
-            gpu = stage.gpu(i)
+            gpu = plan.stages[self.stage].gpu(i)
             for version, name in self.list_reads(i):
-                _, end = self.timeline.span(name, i)
-                last_read[gpu, version] = max(end, last_read.get((gpu, version), end))
-        steady = range(window.rounds * window.every // m, window.checked // m)
+                for chunk in self.keeps[gpu]:
+                    use((gpu, chunk, version), self.timeline.span(name, i)[1])
+        for shard, end in chain(self.list_sends(), sent.items()):
+            use(shard, end)
+        steady = range(window.steady.start // m, window.steady.stop // m)
         every_ns = self.timeline.duration_of(window.every)
-        for gpu in dict.fromkeys(stage.gpus):
-            for version in steady:
-                made, replaced = self.made[gpu][version], self.made[gpu][version + 1]
-                if made == replaced and (gpu, version) not in last_read:
+        for gpu, chunks in self.keeps.items():
+            for chunk, version in product(chunks, steady):
+                times = self.made[gpu] if chunk is None else self.parts[gpu, chunk]
+                made, replaced = times[version], times[version + 1]
+                if made == replaced and (gpu, chunk, version) not in last_use:
                     continue  # It is updated again where it lies before anything sees it.
-                until = max(replaced, last_read.get((gpu, version), replaced))
+                until = max(replaced, last_use.get((gpu, chunk, version), replaced))
                 group = (gpu, "weights", self.stage, "")
+                only = None if chunk is None else [chunk]
+                size = self.timeline.size(self.stage, "parameter_bytes", only)
                 yield Residency(group, size, made, until, every_ns)
+
+    def list_sends(self) -> Iterator[tuple[Shard, int]]:
+        """Yield which versions are sent from where until when, as soon as they are made."""
+        plan = self.timeline.plan
+        assert plan.rule.update_every is not None
+        for _, item in self.timeline.by_stage[self.stage]:
+            if not isinstance(item, Transfer) or item.tensor != "weights":
+                continue
+            if plan.rule.partition == "parameter":
+                continue
+            for i in range(item.shift % plan.pattern.k, self.window.readers, plan.pattern.k):
+                source, _ = self.timeline.ends(item, i)
+                end = self.timeline.start(item, i) + self.timeline.length(item, i)
+                yield (source, None, i // plan.rule.update_every + 1), end
 
 
 def _sort_times(history: History) -> dict[int, list[int]]:

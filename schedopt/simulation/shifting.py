@@ -29,13 +29,24 @@ def shift_left(
         begin = max(users[thing].free_from(event.start_ns) for thing in _uses(plan, event))
         if isinstance(event.item, Transfer) and not event.item.is_boundary:
             # New weights arrive no sooner than the GPU has let go of what it had let go of.
-            ended = users["gpu", event.gpu].free_from(event.end_ns)
+            ended = max(users[thing].free_from(event.end_ns) for thing in _frees(event.gpu))
             begin = max(begin, ended - event.length_ns)
+        if plan.rule.partition in ("gradient", "parameter"):
+            # Here what comes and goes lies there from the start of what brings it.
+            freed = (users[thing].free_from(event.start_ns) for thing in _frees(event.gpu))
+            begin = max(begin, *freed)
         moved = move(event, begin, None if length_ns is None else length_ns(event))
         found.append(moved)
         for thing in _uses(plan, event):
             users[thing].add(event.end_ns, moved.end_ns)
+        if isinstance(event.item, Transfer) and not event.item.is_boundary:
+            users["sent", event.source].add(event.end_ns, moved.end_ns)
     return found
+
+
+def _frees(gpu: int) -> tuple[Hashable, Hashable]:
+    """Return the things whose uses, when they end, free memory of a GPU."""
+    return ("gpu", gpu), ("sent", gpu)
 
 
 @dataclass

@@ -14,7 +14,6 @@ from schedopt.account.levels import Level
 from schedopt.account.memory import GpuMemory, memory_levels, memory_of
 from schedopt.account.residencies import Residency, residencies_of
 from schedopt.account.timeline import Interval, Timeline
-from schedopt.account.versions import HeldVersion, Reader, held_version
 from schedopt.errors import InputError
 from schedopt.plan import Kind, Operation, Plan, Transfer
 from schedopt.simulation.events import Event, unroll
@@ -69,6 +68,11 @@ class Simulation:
     def length_ns(self) -> int:
         """A period that is longer than the step, so that nothing repeats in it."""
         return self.makespan_ns + 1
+
+    @property
+    def end_ns(self) -> int:
+        """The end of the step."""
+        return self.makespan_ns
 
     @cached_property
     def makespan_ns(self) -> int:
@@ -143,7 +147,7 @@ class Simulation:
     @cached_property
     def residencies(self) -> tuple[Residency, ...]:
         """Everything that lies in memory during the step."""
-        return tuple(residencies_of(self, self._versions()))
+        return tuple(residencies_of(self))
 
     def has(self, kind: Kind, stage: int) -> bool:
         """Whether a stage has operations of a kind."""
@@ -173,25 +177,6 @@ class Simulation:
             if isinstance(event.item, Operation)
             for micro_batch in range(event.first, event.first + event.count)
         }
-
-    def _versions(self) -> Iterator[HeldVersion]:
-        """Yield the versions of weights, each until it is replaced and used no more."""
-        if self.plan.rule.is_given:
-            return
-        reader = Reader(self)
-        last_use: dict[tuple[int, int, int], int] = {}
-        for stage in range(len(self.plan.stages)):
-            for micro_batch in range(self.microbatches):
-                for kind, version in reader.reads(stage, micro_batch).items():
-                    run = self.at(kind, stage, micro_batch)
-                    key = (stage, run.gpu, max(0, version))
-                    last_use[key] = max(last_use.get(key, 0), run.end_ns)
-        for stage in range(len(self.plan.stages)):
-            for gpu in dict.fromkeys(self.plan.stages[stage].gpus):
-                versions = range(1, reader.updates + 1)
-                times = [0, *(reader.made(stage, gpu, version) for version in versions)]
-                for version, span in enumerate(pairwise([*times, self.makespan_ns])):
-                    yield from held_version(stage, gpu, *span, last_use.get((stage, gpu, version)))
 
 
 def _interval(event: Event) -> Interval:

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from schedopt import Plan, check
 from schedopt.account import load, memory, versions
-from tests.examples import EXAMPLES, cyclic, double_buffered
+from tests.examples import cyclic, double_buffered
+from tests.partitions import EVERY_PLAN
 from tests.random_plans import valid_plans
 
 
@@ -57,9 +58,9 @@ def test_no_gpu_works_more_than_the_whole_period(plan: Plan) -> None:
     assert all(0 <= one.share <= 1 for one in load(plan))
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", EVERY_PLAN)
 def test_the_plans_by_hand_need_what_the_check_finds(name: str) -> None:
-    plan = EXAMPLES[name]()
+    plan = EVERY_PLAN[name]()
     needs = [need.reading(plan.scope.memory) for need in memory(plan)]
     assert check(with_memory(plan, needs)) == ()
     for short in range(len(needs)):

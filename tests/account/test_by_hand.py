@@ -5,11 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from fractions import Fraction
 
-import pytest
-
 from schedopt import (
     Chain,
-    InputError,
     Layer,
     Operation,
     Pattern,
@@ -25,7 +22,6 @@ from schedopt.account import (
     concurrent_activations,
     load,
     memory,
-    residencies,
     traffic,
     versions,
 )
@@ -103,23 +99,6 @@ def test_reading_live_weights_in_the_backward_holds_one_version() -> None:
     found = versions(plan)
     assert set(found.held.values()) == {1}
     assert set(found.backward_staleness.values()) == {0}
-
-
-def test_shards_are_refused_rather_than_guessed() -> None:
-    layer = Layer(
-        forward_ns=1,
-        backward_ns=1,
-        weight_bytes=10,
-        activation_bytes=4,
-        parameter_bytes=3,
-        gradient_bytes=2,
-        optimizer_bytes=1,
-    )
-    plan = figure_3a(
-        chain=Chain(layers=(layer,) * 3), rule=Rule(update_every=1, partition="optimizer")
-    )
-    with pytest.raises(InputError, match="partition"):
-        residencies(plan)
 
 
 def test_an_empty_residency_counts_once() -> None:

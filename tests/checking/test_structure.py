@@ -239,13 +239,6 @@ def test_a_transfer_over_replicas_is_found() -> None:
     assert "transfers[2]" in places(spread, "placement")
 
 
-def test_a_partition_is_not_accounted_for_yet() -> None:
-    plan = data_parallel()
-    layers = tuple(replace(layer, optimizer_bytes=0) for layer in plan.chain.layers)
-    known = replace(plan, chain=replace(plan.chain, layers=layers))
-    assert [v.kind for v in check(change_rule(known, partition="gradient"))] == ["rule"]
-
-
 def test_a_table_of_another_width_is_found() -> None:
     narrow = change_rule(cyclic(), table=((1, 1), (1, 0), (0, 0)))
     assert places(narrow, "rule") == ["rule.table"]

@@ -16,6 +16,7 @@ from schedopt.drawing import Box, Chart, chart_plan, chart_simulation
 from schedopt.simulation import simulate, usual_micro_batches
 from tests.drawing.helpers import result_of
 from tests.examples import EXAMPLES
+from tests.partitions import EVERY_PLAN
 from tests.random_plans import valid_plans
 
 
@@ -104,9 +105,9 @@ def _assert_sound(chart: Chart, plan: Plan) -> None:
         assert starts[0] == 0
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", EVERY_PLAN)
 def test_charts_of_plans_by_hand(name: str) -> None:
-    plan = EXAMPLES[name]()
+    plan = EVERY_PLAN[name]()
     _assert_sound(chart_plan(result_of(plan)), plan)
     _assert_sound(chart_simulation(simulate(plan, usual_micro_batches(plan))), plan)
 

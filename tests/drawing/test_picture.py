@@ -17,6 +17,7 @@ from schedopt.plan import Kind, Tensor
 from schedopt.simulation import simulate, usual_micro_batches
 from tests.drawing.helpers import result_of, texts
 from tests.examples import EXAMPLES
+from tests.partitions import EVERY_PLAN
 
 
 def test_the_picture_says_what_a_reader_looks_for(tmp_path: Path) -> None:
@@ -41,10 +42,10 @@ def test_the_picture_says_what_a_reader_looks_for(tmp_path: Path) -> None:
     assert any(text.startswith("Binding: GPU 0 works 100.0% of the period") for text in found)
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", EVERY_PLAN)
 @pytest.mark.parametrize("kind", ["plan", "step"])
 def test_every_plan_by_hand_can_be_drawn(name: str, kind: str, tmp_path: Path) -> None:
-    plan = EXAMPLES[name]()
+    plan = EVERY_PLAN[name]()
     if kind == "plan":
         chart = chart_plan(result_of(plan))
     else:

@@ -25,8 +25,8 @@ from schedopt import (
     solve,
 )
 from schedopt.formats import chain_to_json
-from tests.examples import EXAMPLES
 from tests.formats import anything
+from tests.partitions import EVERY_PLAN
 from tests.random_plans import valid_plans
 from tests.strategies import chains, platforms
 
@@ -211,9 +211,9 @@ def test_one_layer_and_one_operation_stand_on_a_line(tmp_path: Path) -> None:
     assert sum('"kind"' in line for line in lines) == 4
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", EVERY_PLAN)
 def test_the_plans_by_hand_load_as_they_were_saved(tmp_path: Path, name: str) -> None:
-    plan = EXAMPLES[name]()
+    plan = EVERY_PLAN[name]()
     result = Result(problem=plan.problem, plan=plan, status="feasible")
     result.save(tmp_path / "plan.json")
     assert Result.load(tmp_path / "plan.json") == result

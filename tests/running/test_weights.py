@@ -12,6 +12,8 @@ from torch import Tensor
 
 from schedopt import Operation, Plan, Rule, Stage, check
 from schedopt.account.levels import highest
+from schedopt.account.reading import Reader
+from schedopt.account.versions import held_versions
 from schedopt.rule import BackwardReads
 from schedopt.running.action import Action
 from schedopt.running.actions import Actions
@@ -89,7 +91,7 @@ def assert_versions(crew: Crew, count: int) -> None:
     """
     step = simulate(crew.plan, count)
     held: dict[int, list[Any]] = {stage: [] for stage in range(len(crew.plan.stages))}
-    for version in step._versions():
+    for version in held_versions(Reader(step)):
         held[version.stage].append((1, version.made_ns, version.end_ns))
     in_no_time = {run.item.stage for run in step.events if not run.length_ns and is_read(run)}
     for rank in crew.ranks:

@@ -16,6 +16,7 @@ from schedopt.account import memory
 from schedopt.plan import Operation
 from schedopt.simulation import Simulation, Timing, simulate, usual_micro_batches
 from tests.examples import EXAMPLES, layer, op, stages
+from tests.partitions import EVERY_PLAN
 from tests.random_plans import valid_plans
 from tests.strategies import chains
 
@@ -89,10 +90,10 @@ def test_random_plans_with_updates(plan: Plan, rounds: int) -> None:
         assert_a_step_is_sound(simulate(plan, count, timing=timing))
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", EVERY_PLAN)
 @pytest.mark.parametrize("timing", TIMINGS)
 def test_the_plans_by_hand(name: str, timing: Timing) -> None:
-    plan = EXAMPLES[name]()
+    plan = EVERY_PLAN[name]()
     for rounds in (1, 2, 5):
         assert_a_step_is_sound(simulate(plan, rounds * every(plan), timing=timing))
 

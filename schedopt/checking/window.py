@@ -1,0 +1,75 @@
+"""How much of the endless run is replayed to follow the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import lcm
+
+from schedopt.checking.timeline import Timeline
+from schedopt.plan import Operation
+
+
+@dataclass(frozen=True)
+class Window:
+    """What is replayed of the endless run, in micro-batches from 0 on.
+
+    Parameters
+    ----------
+    every : int
+        After so many everything repeats.
+    rounds : int
+        So many times `every` until nothing of the cold start is left.
+    """
+
+    every: int
+    rounds: int
+
+    @property
+    def steady(self) -> range:
+        """The steady round."""
+        return range(self.rounds * self.every, self.checked)
+
+    @property
+    def checked(self) -> int:
+        """The end of the steady round."""
+        return (self.rounds + 1) * self.every
+
+    @property
+    def readers(self) -> int:
+        """No later micro-batch reads a version of the steady round."""
+        return (2 * self.rounds + 1) * self.every
+
+    @property
+    def replayed(self) -> int:
+        """No later micro-batch makes a version that a reader could read."""
+        return (2 * self.rounds + 2) * self.every
+
+
+def open_window(timeline: Timeline, stages: range | list[int]) -> Window:
+    """Return how much must be replayed, from how far the events of a micro-batch lie apart."""
+    plan = timeline.plan
+    rule, k, period = plan.rule, plan.pattern.k, plan.pattern.period_total_ns
+    m = rule.update_every or 1
+    replicas = timeline.repeat(*stages)
+    every = lcm(replicas, m, len(rule.table) or 1)
+    offsets = [
+        moment * k - first * period
+        for stage in stages
+        for first, moment in _list_moments(timeline, stage)
+    ]
+    spread = -(-(max(offsets) - min(offsets)) // (every * period))
+    delay = max((max(row) for row in rule.table), default=rule.delay)
+    return Window(every, spread - (-delay * m // every) + 2)
+
+
+def _list_moments(timeline: Timeline, stage: int) -> Iterator[tuple[int, int]]:
+    k, every = timeline.plan.pattern.k, timeline.repeat(stage)
+    for _, item in timeline.by_stage[stage]:
+        if not isinstance(item, Operation) and item.is_boundary:
+            continue
+        for first in range(item.shift, item.shift + every, k):
+            start = timeline.start(item, first)
+            for moment in (start, start + timeline.length(item, first)):
+                yield first, moment
+                yield first + item.covers - 1, moment

@@ -1,0 +1,186 @@
+"""Sharded weights, gradients and optimizer states."""
+
+from __future__ import annotations
+
+import pytest
+
+from schedopt.checking import check
+from tests.changes import (
+    add_transfer,
+    change_gpu,
+    change_layer,
+    change_operation,
+    change_rule,
+    change_transfer,
+    drop_operation,
+    drop_transfer,
+)
+from tests.checking.helpers import kinds, of_kind, places, words
+from tests.examples import covering, data_parallel, send
+from tests.partitions import (
+    PARTITIONS,
+    gradient_on_three,
+    optimizer_on_two,
+    parameter_on_three,
+    parameter_on_two,
+)
+
+EVERY_TRANSFER = [
+    (name, number)
+    for name, make in PARTITIONS.items()
+    for number in range(len(make().pattern.transfers))
+]
+EVERY_GATHER = [
+    (name, number)
+    for name, number in EVERY_TRANSFER
+    if name.startswith("parameter")
+    and PARTITIONS[name]().pattern.transfers[number].tensor == "weights"
+]
+
+
+@pytest.mark.parametrize("name", PARTITIONS)
+def test_a_sound_plan_has_no_violation(name: str) -> None:
+    assert check(PARTITIONS[name]()) == ()
+
+
+@pytest.mark.parametrize("name", PARTITIONS)
+def test_one_byte_less_does_not_fit(name: str) -> None:
+    plan = PARTITIONS[name]()
+    for gpu, device in enumerate(plan.platform.gpus):
+        smaller = change_gpu(plan, gpu, memory_bytes=device.memory_bytes - 1)
+        assert places(smaller, "memory") == [f"GPU {gpu}"]
+
+
+@pytest.mark.parametrize(("name", "number"), EVERY_TRANSFER)
+def test_leaving_out_any_transfer_is_found(name: str, number: int) -> None:
+    plan = PARTITIONS[name]()
+    gathered = (name, number) in EVERY_GATHER
+    assert ("version" if gathered else "gradient") in kinds(drop_transfer(plan, number))
+
+
+@pytest.mark.parametrize(("name", "number"), EVERY_TRANSFER)
+def test_a_transfer_that_comes_twice_is_found(name: str, number: int) -> None:
+    plan = PARTITIONS[name]()
+    again = add_transfer(plan, plan.pattern.transfers[number])
+    assert {"gradient", "version"} & kinds(again)
+
+
+@pytest.mark.parametrize("number", [4, 5])
+def test_leaving_out_an_update_is_found(number: int) -> None:
+    (lost, other) = (drop_operation(optimizer_on_two(), number), number - 4)
+    home = f"stage 0, GPU {other}, mini-batch 0"
+    assert home in places(lost, "gradient")
+    assert "no U applies it" in words(of_kind(lost, "gradient"))
+
+
+def test_an_update_of_a_shard_takes_its_share_of_the_time() -> None:
+    # U of chunk 0 lasts 2 ns, of chunk 1 3 ns, so neither chunk can set off a ns earlier.
+    for number, start in ((2, 10), (3, 12)):
+        early = change_transfer(optimizer_on_two(), number, start_ns=start)
+        assert places(early, "version") == [f"transfers[{number}]"]
+
+
+def test_an_update_before_its_own_chunk_is_whole_is_found() -> None:
+    # The other chunk, which comes later to the other GPU, does not matter.
+    early = change_operation(optimizer_on_two(), 4, start_ns=8)
+    assert "lacks micro-batch 1" in words(of_kind(early, "gradient"))
+    assert places(early, "gradient") == ["operations[4]"]
+
+
+def test_gradients_must_come_to_the_home_of_their_chunk() -> None:
+    # Chunk 0 goes to GPU 1, where chunk 1 is at home.
+    astray = change_transfer(optimizer_on_two(), 0, source=0, target=1)
+    assert "operations[4]" in places(astray, "gradient")
+    assert "chunk 0 of mini-batch 0 lacks micro-batch 1" in words(of_kind(astray, "gradient"))
+
+
+def test_an_all_reduce_updates_no_shard_away_from_home() -> None:
+    plan = data_parallel()
+    for number in range(len(plan.chain.layers)):
+        plan = change_layer(plan, number, optimizer_bytes=1)
+    lost = of_kind(change_rule(plan, partition="optimizer"), "gradient")
+    assert [violation.place for violation in lost] == [
+        f"stage {stage}, GPU {gpu}, mini-batch 0" for stage in (0, 1) for gpu in (0, 1)
+    ]
+    assert "its weights do not come" in words(lost)
+
+
+def test_weights_sent_to_where_they_are_at_home_are_found() -> None:
+    back = send("weights", 0, 0, 14, source=1, target=0, chunk=0, chunks=2)
+    assert "is at home" in words(of_kind(add_transfer(optimizer_on_two(), back), "version"))
+
+
+def test_weights_may_be_sent_on_by_a_replica_that_has_only_that_chunk() -> None:
+    # In the ring chunk 0 goes from GPU 1 to GPU 2 when chunk 2 has not come to GPU 1.
+    assert check(gradient_on_three()) == ()
+    early = change_transfer(gradient_on_three(), 9, start_ns=10)
+    assert "transfers[9]" in places(early, "version")
+
+
+def test_two_versions_are_held_at_home() -> None:
+    # Of parameters 3 bytes a version: read one period later, two versions at a time.
+    late = change_rule(parameter_on_three(), delay=1)
+    for gpu, need in enumerate((131, 128, 128)):
+        more = change_gpu(late, gpu, memory_bytes=need)
+        assert f"GPU {gpu}" not in places(more, "memory")
+        less = change_gpu(late, gpu, memory_bytes=need - 1)
+        assert f"GPU {gpu}" in places(less, "memory")
+
+
+def test_a_copy_that_is_sent_on_lies_there_to_the_end_of_that() -> None:
+    # From home instead, GPU 1 holds 2 copies over 10-12, and so never more than 2.
+    plan = change_transfer(parameter_on_three(), 5, source=-2)
+    assert check(change_gpu(plan, 1, memory_bytes=122)) == ()
+    assert check(change_gpu(parameter_on_three(), 1, memory_bytes=124)) != ()
+
+
+@pytest.mark.parametrize(("number", "start"), [(5, 5), (11, 18)])
+def test_a_copy_that_is_not_there_cannot_be_sent_on(number: int, start: int) -> None:
+    # Chunk 0 lies on GPU 1 over 3-10, complete from 6 on, and over 10-17, complete from 13 on.
+    early = change_transfer(parameter_on_three(), number, start_ns=start)
+    assert f"transfers[{number}]" in places(early, "version")
+
+
+def test_weights_that_are_not_made_yet_cannot_be_gathered() -> None:
+    # Chunk 1 is made at 25, and chunk 2 at 23.
+    early = change_transfer(parameter_on_three(), 0, shift=3, start_ns=24)
+    assert places(early, "version") == ["transfers[0]"]
+    assert not of_kind(change_transfer(parameter_on_three(), 1, shift=3, start_ns=24), "version")
+
+
+def test_weights_gathered_before_the_forward_are_not_those_of_the_backward() -> None:
+    # Chunk 2 for B of micro-batch 0 comes over 4-7; over 0-3 it is for F, which has it twice.
+    early = change_transfer(parameter_on_three(), 7, start_ns=0)
+    found = words(of_kind(early, "version"))
+    assert "again for stage 0, micro-batch" in found
+    assert "where chunk 2 of 3 does not come" in found
+
+
+def test_weights_that_come_after_their_reader_are_found() -> None:
+    late = change_transfer(parameter_on_two(), 6, start_ns=9)
+    assert "nothing reads it afterwards" in words(of_kind(late, "version"))
+
+
+def test_weights_named_by_another_micro_batch_than_their_reader_are_found() -> None:
+    other = change_transfer(parameter_on_three(), 0, shift=1, source=0, target=-1)
+    assert "but the micro-batch runs on GPU 1" in words(of_kind(other, "version"))
+
+
+def test_an_operation_that_covers_two_versions_cannot_gather_them() -> None:
+    # F of micro-batches 0 and 1, each a mini-batch of its own, reads what is two updates old.
+    plan = change_layer(covering(), 0, optimizer_bytes=0)
+    plan = change_layer(plan, 1, optimizer_bytes=0)
+    rule = {"update_every": 1, "forward_reads": "delay", "delay": 6, "partition": "parameter"}
+    both = change_rule(plan, backward_reads="forward", **rule)
+    found = {place[:7] + place[-3:] for place in places(both, "version")}
+    assert found == {"stage 0, B", "stage 1, B"}
+    assert "but gathers one" in words(of_kind(both, "version"))
+    assert not of_kind(change_rule(both, update_every=2), "version")
+
+
+def test_everything_is_at_home_on_one_gpu() -> None:
+    plan = covering()
+    for number in (0, 1):
+        plan = change_layer(plan, number, optimizer_bytes=10)
+    for partition in ("none", "optimizer", "gradient", "parameter"):
+        assert check(change_rule(plan, partition=partition)) == ()

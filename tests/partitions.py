@@ -1,0 +1,254 @@
+"""Plans with sharded weights, gradients or optimizer states, worked out by hand.
+
+Links are full duplex and carry 1 byte a ns. The memory of each GPU is exactly what the plan needs
+there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from schedopt.chain import Chain
+from schedopt.plan import Operation, Pattern, Plan, Transfer
+from schedopt.platform import Platform
+from schedopt.problem import Scope
+from schedopt.rule import Partition, Rule
+from tests.examples import BYTE_A_NS, EXAMPLES, layer, op, send, stages
+
+
+def sharded(
+    partition: Partition,
+    memory: Sequence[int],
+    chain: Chain,
+    period: int,
+    operations: Sequence[Operation],
+    transfers: Sequence[Transfer],
+) -> Plan:
+    """Return replicas of every stage on every GPU, a micro-batch and an update each."""
+    count = len(memory)
+    everywhere = ((number, number, range(count)) for number in range(len(chain.layers)))
+    return Plan(
+        chain=chain,
+        platform=Platform(gpus=count, memory=memory, bandwidth=BYTE_A_NS, duplex="full"),
+        rule=Rule(update_every=count, forward_reads="delay", partition=partition),
+        scope=Scope(allocation="general", max_k=count),
+        stages=stages(*everywhere),
+        pattern=Pattern(
+            k=count,
+            period_total_ns=period,
+            operations=tuple(operations),
+            transfers=tuple(transfers),
+        ),
+    )
+
+
+def move(tensor: Any, stage: int, chunk: int, source: int, target: int, start: int) -> Transfer:
+    """Return a transfer named by micro-batch 0, whose replicas are the GPUs, in 3 chunks."""
+    mode = "reduce" if tensor == "weight_gradient" else "copy"
+    ends = {"source": source, "target": target, "chunk": chunk, "chunks": 3}
+    return send(tensor, stage, 0, start, mode=mode, **ends)
+
+
+def pair(partition: Partition, memory: Sequence[int]) -> Plan:
+    """Two GPUs, a stage in 2 chunks, updates that take 5 ns for the whole stage, T = 16.
+
+    Of 30 bytes 5 are parameters (2 and 3 in chunks 0 and 1), 7 gradients (3 and 4), 9 optimizer
+    states (4 and 5), so 9 are of none of these. Chunk 0 is at home on GPU 0, chunk 1 on GPU 1.
+
+    F 0-2, B 2-6. Gradients: chunk 0 to GPU 0 6-9, chunk 1 to GPU 1 6-10. U lasts ceil(5 * 2/5) = 2
+    on GPU 0, 9-11, and 3 on GPU 1, 10-13. Weights: chunk 0 to GPU 1 11-13, chunk 1 to GPU 0 13-16.
+    A version is on GPU 0 from 16 on and on GPU 1 from 13 on: one at a time.
+    """
+    sizes = {"parameter_bytes": 5, "gradient_bytes": 7, "optimizer_bytes": 9}
+    forth = {"source": 0, "target": 1, "chunks": 2}
+    back = {"source": 1, "target": 0, "chunks": 2}
+    return sharded(
+        partition,
+        memory,
+        Chain(layers=(layer(2, 4, 30, saved_bytes=100, update_ns=5, **sizes),)),
+        16,
+        (
+            *(op(kind, 0, i, start) for i in (0, 1) for kind, start in (("F", 0), ("B", 2))),
+            op("U", 0, 0, 9),
+            op("U", 0, 1, 10),
+        ),
+        (
+            send("weight_gradient", 0, 0, 6, chunk=0, mode="reduce", **back),
+            send("weight_gradient", 0, 0, 6, chunk=1, mode="reduce", **forth),
+            send("weights", 0, 0, 11, chunk=0, **forth),
+            send("weights", 0, 0, 13, chunk=1, **back),
+        ),
+    )
+
+
+def optimizer_on_two() -> Plan:
+    """`pair`, optimizer states sharded: 9 + 5 + 7 + 4 or 5, and 100 saved."""
+    return pair("optimizer", [125, 126])
+
+
+def gradient_on_two() -> Plan:
+    """`pair`, gradients sharded too.
+
+    GPU 0 keeps 9 + 5 + 4 + 3, and chunk 1 of the gradient (4) from 2 to 10; GPU 1 keeps 9 + 5 +
+    5 + 4, and chunk 0 (3) from 2 to 9. With 100 saved from 0 to 6 this is as much as before.
+    """
+    return pair("gradient", [125, 126])
+
+
+def ring(partition: Partition, memory: Sequence[int]) -> Plan:
+    """Three GPUs, a stage in 3 chunks that go round, T = 13.
+
+    Of 40 bytes 6 are parameters (2 a chunk), 7 gradients (2, 2 and 3), 10 optimizer states (3, 3
+    and 4), so 17 are of none of these. Chunk c is at home on GPU c. F 0-1, B 1-3.
+
+    Gradients: from 3 on chunk c goes from GPU c + 1 to c + 2, until 5, 5 and 6; from 6 on from
+    there to GPU c, until 8, 8 and 9. Weights: from 9 to 11 chunk c goes from GPU c to c + 1, from
+    11 to 13 from there to c + 2. A version is there from 13 on: one at a time.
+    """
+    sizes = {"parameter_bytes": 6, "gradient_bytes": 7, "optimizer_bytes": 10}
+    return sharded(
+        partition,
+        memory,
+        Chain(layers=(layer(1, 2, 40, saved_bytes=100, **sizes),)),
+        13,
+        [op(kind, 0, i, start) for i in range(3) for kind, start in (("F", 0), ("B", 1))],
+        [
+            move(tensor, 0, chunk, (chunk + hop) % 3, (chunk + hop + 1) % 3, start)
+            for tensor, hop, start in (
+                ("weight_gradient", 1, 3),
+                ("weight_gradient", 2, 6),
+                ("weights", 0, 9),
+                ("weights", 1, 11),
+            )
+            for chunk in range(3)
+        ],
+    )
+
+
+def optimizer_on_three() -> Plan:
+    """`ring`, optimizer states sharded: 17 + 6 + 7 + 3, 3 or 4, and 100 saved."""
+    return ring("optimizer", [133, 133, 134])
+
+
+def gradient_on_three() -> Plan:
+    """`ring`, gradients sharded too.
+
+    GPU 0 keeps 17 + 6 + 3 + 2, chunk 1 of the gradient (2) from 1 to 8 and chunk 2 (3) from 1 to
+    6. GPU 1 keeps as much, chunk 0 (2) from 1 to 5 and chunk 2 (3) from 1 to 9. GPU 2 keeps 17 +
+    6 + 4 + 3, chunk 0 (2) from 1 to 8 and chunk 1 (2) from 1 to 5. 100 are saved from 0 to 3.
+    """
+    return ring("gradient", [133, 133, 134])
+
+
+def parameter_on_two() -> Plan:
+    """Two GPUs, two stages in 2 chunks, parameters sharded too, T = 18.
+
+    Stage 0: of 24 bytes 5 are parameters (2 and 3), 5 gradients (2 and 3), 10 optimizer states (5
+    and 5), so 4 of none; chunk 0 is at home on GPU 0, chunk 1 on GPU 1. Stage 1: of 20 bytes 4 are
+    parameters (2 and 2), 6 gradients (3 and 3), 8 optimizer states (4 and 4), so 2 of none; chunk
+    0 is at home on GPU 1, chunk 1 on GPU 0.
+
+    Both GPUs: F0 3-5, F1 5-7, B1 7-11, B0 11-15. Weights come for F0 over 0-3 (to GPU 1 0-2), for
+    F1 3-5, for B1 5-7, for B0 7-10 (to GPU 1 7-9). Gradients of stage 1 go home 11-14, those of
+    stage 0 15-17 (to GPU 0) and 15-18. One version at a time.
+
+    Away from home GPU 0 holds 3 bytes of stage 0 over 0-5 and 7-15, GPU 1 2 bytes: once at a time.
+    Each holds 2 bytes of stage 1 over 3-7 and 5-11: twice. Of gradients GPU 0 holds 3 bytes of
+    stage 0 over 11-18, GPU 1 2 bytes over 11-17, and each 3 bytes of stage 1 over 7-14.
+
+    GPU 0: 4 + 2 + 2 + 5 + 3 + 3 + 100 and 2 + 2 + 3 + 4 + 4 + 3 + 50.
+    GPU 1: 4 + 3 + 3 + 5 + 2 + 2 + 100 and as much of stage 1.
+    """
+    first = {"parameter_bytes": 5, "gradient_bytes": 5, "optimizer_bytes": 10}
+    second = {"parameter_bytes": 4, "gradient_bytes": 6, "optimizer_bytes": 8}
+    starts = (("F", 0, 3), ("F", 1, 5), ("B", 1, 7), ("B", 0, 11))
+    # What is at home on GPU 0 and comes to GPU 1 is chunk 0 of stage 0 and chunk 1 of stage 1.
+    gathers = [
+        send("weights", stage, i, start, source=1, target=0, chunk=(stage + 1 - i) % 2, chunks=2)
+        for stage, start in ((0, 0), (1, 3), (1, 5), (0, 7))
+        for i in (0, 1)
+    ]
+    gradients = [
+        send("weight_gradient", stage, i, start, source=0, target=1, mode="reduce", **part)
+        for stage, start in ((1, 11), (0, 15))
+        for i in (0, 1)
+        for part in ({"chunk": (stage + 1 - i) % 2, "chunks": 2},)
+    ]
+    return sharded(
+        "parameter",
+        [119 + 68, 119 + 68],
+        Chain(
+            layers=(
+                layer(2, 4, 24, saved_bytes=100, **first),
+                layer(2, 4, 20, saved_bytes=50, **second),
+            )
+        ),
+        18,
+        [op(kind, stage, i, start) for i in (0, 1) for kind, stage, start in starts],
+        [*gathers, *gradients],
+    )
+
+
+def parameter_on_three() -> Plan:
+    """Three GPUs, a stage in 3 chunks, parameters sharded too, two copies sent on, T = 25.
+
+    Of 30 bytes 9 are parameters (3 a chunk), 6 gradients (2), 12 optimizer states (4), so 3 of
+    none. Chunk c is at home on GPU c. GPU 0: F 3-7, B 9-13; GPU 1: F 6-10, B 13-17; GPU 2: F
+    12-16, B 19-23.
+
+    Weights for F come to GPU 0 over 0-3, to GPU 1 over 3-6, to GPU 2 chunk 1 over 6-9 and chunk 0
+    over 9-12, from the copy on GPU 1. For B to GPU 0 chunk 1 over 6-9 and chunk 2 over 4-7, to GPU
+    1 over 10-13, to GPU 2 chunk 1 over 12-15 and chunk 0 over 16-19, from the copy on GPU 1.
+    Gradients go home from GPU 0 over 13-15, from GPU 1 chunk 0 over 17-19 and chunk 2 over 19-21,
+    from GPU 2 over 23-25. So chunks 0 and 1 are made at 25 and chunk 2 at 23.
+
+    Copies: GPU 0 0-7 twice, 6-13, 4-13: 4 over 6-7. GPU 1 3-12, 3-10, 10-19, 10-17: 3 over 10-12.
+    GPU 2 6-16, 9-16, 12-23, 16-23: 3 over 12-16. Gradients: 2 chunks at a time.
+
+    3 + 3 + 2 + 4, 100 saved, 2 * 2 of gradients and 3 for each copy.
+    """
+    sizes = {"parameter_bytes": 9, "gradient_bytes": 6, "optimizer_bytes": 12}
+    gathers = [
+        # Micro-batch and target, chunk, source, start
+        *((0, 1, 1, 0), (0, 2, 2, 0), (1, 0, 0, 3), (1, 2, 2, 3), (2, 1, 1, 6), (2, 0, 1, 9)),
+        *((0, 1, 1, 6), (0, 2, 2, 4), (1, 0, 0, 10), (1, 2, 2, 10), (2, 1, 1, 12), (2, 0, 1, 16)),
+    ]
+    gradients = ((1, 0, 13), (2, 0, 13), (0, 1, 17), (2, 1, 19), (0, 2, 23), (1, 2, 23))
+    starts = ((3, 9), (6, 13), (12, 19))
+    return sharded(
+        "parameter",
+        [12 + 100 + 4 + 12, 12 + 100 + 4 + 9, 12 + 100 + 4 + 9],
+        Chain(layers=(layer(4, 4, 30, saved_bytes=100, **sizes),)),
+        25,
+        [
+            op(kind, 0, i, start)
+            for i in range(3)
+            for kind, start in zip("FB", starts[i], strict=True)
+        ],
+        [
+            *(
+                send("weights", 0, i, start, source=source - i, target=0, chunk=chunk, chunks=3)
+                for i, chunk, source, start in gathers
+            ),
+            *(
+                move("weight_gradient", 0, home, source, home, start)
+                for home, source, start in gradients
+            ),
+        ],
+    )
+
+
+PARTITIONS: Final[Mapping[str, Callable[[], Plan]]] = {
+    plan.__name__: plan
+    for plan in (
+        optimizer_on_two,
+        optimizer_on_three,
+        gradient_on_two,
+        gradient_on_three,
+        parameter_on_two,
+        parameter_on_three,
+    )
+}
+
+EVERY_PLAN: Final[Mapping[str, Callable[[], Plan]]] = {**EXAMPLES, **PARTITIONS}
