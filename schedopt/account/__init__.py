@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from schedopt.account.binding import Binding, find_binding
 from schedopt.account.levels import Level
-from schedopt.account.load import GpuLoad, bubble, busy_time, load, traffic
+from schedopt.account.load import GpuLoad, bubble, busy_time, load, messages, simultaneous, traffic
 from schedopt.account.memory import GpuMemory, concurrent_activations, memory, memory_levels
 from schedopt.account.residencies import Residency, residencies
 from schedopt.account.versions import Versions, versions
@@ -27,7 +27,9 @@ __all__ = [
     "load",
     "memory",
     "memory_levels",
+    "messages",
     "residencies",
+    "simultaneous",
     "traffic",
     "versions",
 ]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 
+from schedopt.account.levels import Span, highest
 from schedopt.account.timeline import Timeline
 from schedopt.network import Resource
 from schedopt.plan import Plan
@@ -64,3 +66,28 @@ def traffic(plan: Plan) -> dict[tuple[int, int], Fraction]:
         if source != interval.gpu:
             sent[source, interval.gpu] += count
     return {ends: Fraction(count, timeline.length) for ends, count in sent.items()}
+
+
+def messages(plan: Plan) -> dict[int, int]:
+    """Return the most transfers under way at once that come from or go to each GPU.
+
+    Over one hyperperiod and around it; those of no length count for an instant.
+    """
+    timeline = Timeline(plan)
+    spans: dict[int, list[Span]] = {gpu: [] for gpu in range(len(plan.platform.gpus))}
+    for ends, span in _sent(timeline):
+        for gpu in ends:
+            spans[gpu].append(span)
+    return {gpu: highest(found, timeline.length_ns) for gpu, found in spans.items()}
+
+
+def simultaneous(plan: Plan) -> int:
+    """Return the most transfers under way at once between any GPUs, as `messages`."""
+    timeline = Timeline(plan)
+    return highest((span for _, span in _sent(timeline)), timeline.length_ns)
+
+
+def _sent(timeline: Timeline) -> Iterator[tuple[tuple[int, int], Span]]:
+    for _, _, source, _, interval in timeline.transfers():
+        if source != interval.gpu:
+            yield (source, interval.gpu), (1, interval.start_ns, interval.end_ns)
