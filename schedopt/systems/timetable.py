@@ -125,16 +125,21 @@ class Timetable:
 
     def update(
         self, stage: int, micro_batch: int, *, after: Iterable[Name | Transfer] = ()
-    ) -> None:
+    ) -> list[Name]:
         """Add the update of a stage on the GPU of a micro-batch, if the rule has one with a length.
 
-        It waits for what `run` lets it wait for.
+        Returns
+        -------
+        list of Name
+            What follows the update waits for it: its name, or nothing where there is none.
         """
         layers = range(self.stages[stage].first, self.stages[stage].last + 1)
         if self.problem.rule.is_given:
-            return
-        if any(self.problem.chain.layers[layer].update_ns for layer in layers):
-            self.run("U", stage, micro_batch, after=after)
+            return []
+        if not any(self.problem.chain.layers[layer].update_ns for layer in layers):
+            return []
+        self.run("U", stage, micro_batch, after=after)
+        return [("U", stage, micro_batch)]
 
     def _send_on(
         self,
@@ -161,7 +166,8 @@ class Timetable:
     ) -> Transfer:
         """Add a transfer whose shift is its micro-batch; return it, to be waited for.
 
-        Activations and their gradients are sent by `run`.
+        Activations and their gradients are sent by `run`. Its `start_ns` is no time yet, but tells
+        apart transfers that are otherwise the same: the weights that F gathers, and B again.
         """
         source, target, count = self._timeline.ends(item, item.shift)
         platform = self.problem.platform
@@ -225,12 +231,28 @@ class Timetable:
         ValueError
             If things wait for each other in a circle, or for what never comes.
         """
+        self._share_updates()
         waiting_for = [0] * len(self._tasks)
         for number, task in enumerate(self._tasks):
             for needed in set(self._needs(task)):
                 self._tasks[needed].followers.append(number)
                 waiting_for[number] += 1
         _Engine(self._tasks, waiting_for).run()
+
+    def _share_updates(self) -> None:
+        """Let updates last as long as what is at home takes: how many chunks the transfers say."""
+        if self.problem.rule.partition == "none":
+            return
+        sent = tuple(
+            replace(task.item, start_ns=0)
+            for task in self._tasks
+            if isinstance(task.item, Transfer)
+        )
+        empty = Pattern(k=1, period_total_ns=1, operations=(), transfers=sent)
+        timeline = Timeline(self._plan(empty))
+        for task in self._tasks:
+            if isinstance(task.item, Operation) and task.item.kind == "U":
+                task.length_ns = timeline.stage_ns("U", task.item.stage, task.gpu)
 
     def step(self, microbatches: int) -> Pattern:
         """Return the whole run as one period of so many micro-batches, in which nothing crosses."""
@@ -322,9 +344,12 @@ class _Engine:
             now = self.events[0][0]
             touched: set[tuple[Hashable, ...]] = set()
             while self.events and self.events[0][0] == now:
-                _, number = heapq.heappop(self.events)
-                self._happen(number, now, touched)
-            self._start(now, touched)
+                while self.events and self.events[0][0] == now:
+                    _, number = heapq.heappop(self.events)
+                    self._happen(number, now, touched)
+                # What takes no time is over before anything else is chosen.
+                self._start(now, touched, lasting=False)
+            self._start(now, touched, lasting=True)
         if self.ended < len(self.tasks):
             stuck = next(t.item for t in self.tasks if t.start_ns < 0)
             raise ValueError(f"{stuck} waits in a circle")
@@ -352,7 +377,7 @@ class _Engine:
             if not self.waiting_for[follower]:
                 heapq.heappush(self.events, (self.ready_ns[follower], follower))
 
-    def _start(self, now: int, touched: set[tuple[Hashable, ...]]) -> None:
+    def _start(self, now: int, touched: set[tuple[Hashable, ...]], *, lasting: bool) -> None:
         """Start what can start, the first of those that wait for the same things first."""
         while True:
             able = [
@@ -360,6 +385,8 @@ class _Engine:
                 for key in touched
                 if self.queues[key] and not self.busy.intersection(key)
             ]
+            if not lasting:
+                able = [pair for pair in able if not self.tasks[pair[0][2]].length_ns]
             if not able:
                 return
             (_, _, number), key = min(able, key=lambda pair: pair[0])
