@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from schedopt.chain import Chain
-from schedopt.plan import Plan
+from schedopt.plan import Kind, Plan
 from schedopt.rule import Rule
 from schedopt.stage import Stage
 from schedopt.systems.collectives import all_reduce_and_update
@@ -24,7 +24,7 @@ def blocking(setting: Setting) -> Plan:
 
 def overlapped(setting: Setting) -> Plan:
     """Return a step in which each layer's all-reduce begins when its last backward is done."""
-    return _plan(setting, [(layer, layer) for layer in range(len(setting.chain.layers))])
+    return _plan(setting, list_buckets(setting.chain, 1))
 
 
 def bucketed(setting: Setting) -> Plan:
@@ -35,35 +35,41 @@ def bucketed(setting: Setting) -> Plan:
 def list_buckets(chain: Chain, bucket_bytes: int) -> list[tuple[int, int]]:
     """Return the first and last layers of buckets that are filled from the end of the chain.
 
-    A bucket is closed by the layer with which its gradients reach `bucket_bytes`.
+    A bucket is closed by the layer with which its gradients reach `bucket_bytes`. Layers at the
+    start of the chain that have no gradient belong to the bucket behind them.
     """
     chain.require("gradient_bytes", range(len(chain.layers)), needed_by="a bucket")
-    found = []
-    last, filled = len(chain.layers) - 1, 0
-    for first in reversed(range(len(chain.layers))):
-        filled += chain.layers[first].gradient_bytes or 0
-        if filled >= bucket_bytes or not first:
-            found.append((first, last))
-            last, filled = first - 1, 0
-    return found[::-1]
+    closing, filled = [], 0
+    for number, layer in reversed(list(enumerate(chain.layers))):
+        filled += layer.gradient_bytes or 0
+        if filled >= bucket_bytes:
+            closing.append(number)
+            filled = 0
+    if filled or not closing:
+        closing.append(0)
+    firsts = [0, *closing[-2::-1]]
+    lasts = [first - 1 for first in firsts[1:]] + [len(chain.layers) - 1]
+    return list(zip(firsts, lasts, strict=True))
+
+
+def course(stages: int) -> list[tuple[Kind, int]]:
+    """Return the forwards and backwards of a micro-batch in order."""
+    forwards: list[tuple[Kind, int]] = [("F", stage) for stage in range(stages)]
+    return forwards + [("B", stage) for stage in reversed(range(stages))]
 
 
 def lay_out(setting: Setting, rule: Rule, buckets: Sequence[tuple[int, int]]) -> Timetable:
-    """Return the forwards and backwards of a step, all GPUs alike."""
+    """Return the empty timetable of a step in which every GPU has all stages."""
     setting.require_multiple("each GPU runs as many micro-batches")
     gpus = tuple(range(len(setting.platform.gpus)))
-    stages = [Stage(layers=layers, gpus=gpus) for layers in buckets]
-    timetable = setting.timetable(rule, stages)
-    for i in range(setting.microbatches):
-        for stage in range(len(stages)):
-            timetable.run("F", stage, i)
-        for stage in reversed(range(len(stages))):
-            timetable.run("B", stage, i)
-    return timetable
+    return setting.timetable(rule, [Stage(layers=layers, gpus=gpus) for layers in buckets])
 
 
 def _plan(setting: Setting, buckets: Sequence[tuple[int, int]]) -> Plan:
     timetable = lay_out(setting, setting.flush_rule(replicated=True), buckets)
+    for i in range(setting.microbatches):
+        for kind, stage in course(len(buckets)):
+            timetable.run(kind, stage, i)
     for stage in reversed(range(len(buckets))):
         all_reduce_and_update(timetable, stage, setting.microbatches)
     return setting.flushed(timetable)

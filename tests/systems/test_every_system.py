@@ -41,8 +41,9 @@ def test_plans_are_valid_and_no_faster_than_what_they_occupy(
 def _plan_or_reject(system: System, setting: Setting) -> Plan:
     try:
         return system.plan(setting)
-    except InputError:
-        assume(False)
+    except InputError as error:
+        # Too few layers, or an odd number of GPUs.
+        assume(error.field != "gpus")
         raise
 
 
