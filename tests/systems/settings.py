@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Any
 
 from hypothesis import strategies as st
 
 from schedopt import Chain, Gpu, Layer, Link, Platform
 from schedopt.systems.setting import Setting
+from tests.strategies import networks
 
 AMPLE = 10**9
 small = st.integers(0, 5)
 
 
 @st.composite
-def layers(draw: st.DrawFn) -> Layer:
+def layers(draw: st.DrawFn, shortest: int) -> Layer:
     sizes = {name: draw(small) for name in ("parameter_bytes", "gradient_bytes", "optimizer_bytes")}
     values: dict[str, Any] = {
-        "forward_ns": draw(small),
+        "forward_ns": draw(st.integers(shortest, 5)),
         "backward_ns": draw(small),
         "backward_input_ns": draw(small),
         "backward_weight_ns": draw(small),
@@ -32,19 +34,26 @@ def layers(draw: st.DrawFn) -> Layer:
 
 
 @st.composite
-def settings_(draw: st.DrawFn, *, linked: bool = False) -> Setting:
-    """Draw unequal layers, enough for some systems, equal GPUs and links of any kind."""
+def settings_(draw: st.DrawFn, *, shortest: int = 0) -> Setting:
+    """Draw unequal layers, enough for most systems, and GPUs and links of any kind.
+
+    Forwards last `shortest` ns or more.
+    """
     gpus = draw(st.integers(1, 4))
     count = draw(st.integers(gpus, 9))
-    chain = Chain(layers=tuple(draw(st.lists(layers(), min_size=count, max_size=count))))
-    platform = Platform([Gpu(memory_bytes=AMPLE)] * gpus)
-    link = st.builds(
-        Link,
-        bandwidth_bytes_per_s=st.sampled_from([10**9, 2 * 10**9]),
-        latency_ns=st.integers(0, 2),
-        duplex=st.sampled_from(["half", "full"]),
-    )
-    object.__setattr__(platform, "link", draw(link if linked else st.none() | link))
+    chain = Chain(layers=tuple(draw(st.lists(layers(shortest), min_size=count, max_size=count))))
+    speeds = draw(st.lists(st.sampled_from(["1", "1", "2"]), min_size=gpus, max_size=gpus))
+    machines = [Gpu(memory_bytes=AMPLE, speed=Decimal(speed)) for speed in speeds]
+    platform = Platform(machines)
+    if draw(st.integers(0, 3)) == 0:
+        platform = Platform(machines, network=draw(networks(gpus)))
+    elif draw(st.integers(0, 2)):
+        link = Link(
+            bandwidth_bytes_per_s=draw(st.sampled_from([10**9, 2 * 10**9])),
+            latency_ns=draw(st.integers(0, 2)),
+            duplex=draw(st.sampled_from(["half", "full"])),
+        )
+        object.__setattr__(platform, "link", link)
     microbatches = draw(st.integers(1, 3)) * gpus
     return Setting(
         chain=chain,

@@ -128,23 +128,31 @@ def test_an_overlapped_all_reduce_goes_on_beside_the_backward() -> None:
     assert set(versions(plan).held.values()) == {1}
 
 
-def test_buckets_are_filled_from_the_end() -> None:
-    layers = tuple(
-        Layer(
-            forward_ns=1,
-            backward_ns=1,
-            weight_bytes=100,
-            activation_bytes=1,
-            gradient_bytes=count,
-            parameter_bytes=count,
+def _with_gradients(*sizes: int) -> Chain:
+    return Chain(
+        layers=tuple(
+            Layer(
+                forward_ns=1,
+                backward_ns=1,
+                weight_bytes=100,
+                activation_bytes=1,
+                gradient_bytes=size,
+                parameter_bytes=size,
+            )
+            for size in sizes
         )
-        for count in (1, 5, 2, 4, 3)
     )
-    chain = Chain(layers=layers)
+
+
+def test_buckets_are_filled_from_the_end() -> None:
+    chain = _with_gradients(1, 5, 2, 4, 3)
     assert list_buckets(chain, 6) == [(0, 0), (1, 2), (3, 4)]
     assert list_buckets(chain, 8) == [(0, 1), (2, 4)]
     assert list_buckets(chain, 1) == [(n, n) for n in range(5)]
     assert list_buckets(chain, 16) == [(0, 4)]
+    # Layers without gradients wait for one that has some, or join the first that has.
+    assert list_buckets(_with_gradients(0, 0, 2, 0, 3, 0), 1) == [(0, 3), (4, 5)]
+    assert list_buckets(_with_gradients(0, 0), 1) == [(0, 1)]
     setting = Setting(
         chain=chain, platform=Platform(gpus=2, memory=AMPLE), microbatches=2, bucket_bytes=6
     )
