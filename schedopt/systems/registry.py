@@ -73,6 +73,24 @@ SYSTEMS: Final[tuple[System, ...]] = (
         "schedopt.solvers.data_parallel:bucketed",
         "Li et al. 2020 (PyTorch DDP)",
     ),
+    System(
+        "zero_1",
+        "ZeRO-1, sharded optimizer state",
+        "schedopt.solvers.zero:optimizer",
+        "Rajbhandari et al. 2020",
+    ),
+    System(
+        "zero_2",
+        "ZeRO-2, sharded gradients too",
+        "schedopt.solvers.zero:gradient",
+        "Rajbhandari et al. 2020",
+    ),
+    System(
+        "zero_3",
+        "ZeRO-3, sharded parameters too",
+        "schedopt.solvers.zero:parameter",
+        "Rajbhandari et al. 2020",
+    ),
     System("gpipe", "GPipe", "schedopt.solvers.gpipe:plan", "Huang et al. 2019"),
     System(
         "one_f_one_b_flush",

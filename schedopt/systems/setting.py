@@ -8,7 +8,7 @@ from schedopt.chain import Chain
 from schedopt.errors import InputError
 from schedopt.plan import Plan
 from schedopt.platform import Platform
-from schedopt.problem import Problem, Scope
+from schedopt.problem import MemoryReading, Problem, Scope
 from schedopt.rule import Rule
 from schedopt.stage import Stage
 from schedopt.systems.timetable import Timetable
@@ -77,11 +77,17 @@ class Setting:
         problem = Problem(chain=self.chain, platform=self.platform, rule=rule)
         return Timetable(problem, stages, ordered=ordered)
 
-    def flushed(self, timetable: Timetable, *, split: bool = False) -> Plan:
+    def flushed(
+        self, timetable: Timetable, *, split: bool = False, memory: MemoryReading = "sum"
+    ) -> Plan:
         """Return the plan of a step of m micro-batches, from an empty pipeline to a flush."""
         timetable.settle()
         scope = Scope(
-            allocation="general", microbatches=self.microbatches, split_backward=split, max_k=None
+            allocation="general",
+            microbatches=self.microbatches,
+            split_backward=split,
+            max_k=None,
+            memory=memory,
         )
         return timetable.plan(timetable.step(self.microbatches), scope)
 

@@ -169,16 +169,19 @@ class Timetable:
         Activations and their gradients are sent by `run`. Its `start_ns` is no time yet, but tells
         apart transfers that are otherwise the same: the weights that F gathers, and B again.
         """
-        source, target, count = self._timeline.ends(item, item.shift)
-        platform = self.problem.platform
-        length = platform.transfer_ns(count, source, target)
-        route = platform.route(source, target)
-        task = _Task(item, target, route, length, list(after), 0, priority)
+        source, target, _ = self._timeline.ends(item, item.shift)
+        route = self.problem.platform.route(source, target)
+        task = _Task(item, target, route, self.length_ns(item), list(after), 0, priority)
         names: list[Name | Transfer] = [item]
         if item.is_boundary:
             names += [(item.tensor, item.stage, item.shift + i) for i in range(item.covers)]
         self._add(task, names)
         return item
+
+    def length_ns(self, item: Transfer) -> int:
+        """Return how long a transfer takes."""
+        source, target, count = self._timeline.ends(item, item.shift)
+        return self.problem.platform.transfer_ns(count, source, target)
 
     def _add(self, task: _Task, names: Iterable[Name | Transfer]) -> None:
         for name in names:
