@@ -12,6 +12,7 @@ from schedopt.errors import InputError
 Find: TypeAlias = Callable[[Step], Finding]
 
 CLAIMS: Final = {
+    "C7": "schedopt.claims.algorithm_1:find_algorithm_1",
     "P3": "schedopt.claims.periods:find_periods_of_theorem_4",
 }
 """Row to "module:function": C for cyclic data parallelism, T for TiMePReSt, P for the complexity
