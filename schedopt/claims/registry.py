@@ -14,6 +14,7 @@ Find: TypeAlias = Callable[[Step], Finding]
 CLAIMS: Final = {
     "C7": "schedopt.claims.algorithm_1:find_algorithm_1",
     "P3": "schedopt.claims.periods:find_periods_of_theorem_4",
+    "B2": "schedopt.claims.overlap:find_overlap",
 }
 """Row to "module:function": C for cyclic data parallelism, T for TiMePReSt, P for the complexity
 of pipelined model parallelism, B for data parallelism."""
