@@ -16,6 +16,23 @@ def least_cycle_time(
 ) -> tuple[int, list[int]] | None:
     """Return the least whole T for which starts exist, and the starts; None if it is stopped.
 
+    Parameters
+    ----------
+    count, arcs, least, stopped
+        As of `slowest_cycle`.
+    """
+    found = slowest_cycle(count, arcs, least, stopped)
+    return found and found[:2]
+
+
+def slowest_cycle(
+    count: int,
+    arcs: Iterable[Difference],
+    least: int,
+    stopped: Callable[[], bool] = lambda: False,
+) -> tuple[int, list[int], list[Difference]] | None:
+    """Return the least whole T, starts for it, and a cycle that allows no T below.
+
     A cycle that takes C and crosses h periods needs T >= C / h; T grows from cycle to cycle until
     there is none left (Bellman and Ford). A cycle among the arcs by which the starts came is one
     that T does not allow, and is looked for after each round.
@@ -29,9 +46,14 @@ def least_cycle_time(
         A T below which there is nothing to look for.
     stopped : callable
         Whether to give up.
+
+    Returns
+    -------
+    tuple or None
+        The cycle is empty where `least` decides; None if it is stopped.
     """
     behind = _behind(count, arcs)
-    period = least
+    period, slowest = least, list[Difference]()
     while True:
         starts = [0] * count
         came: list[Difference | None] = [None] * count
@@ -43,7 +65,8 @@ def least_cycle_time(
             changed = _relax(behind, period, starts, came, changed)
             cycle = _cycle(came)
         if not cycle:
-            return period, starts
+            return period, starts, slowest
+        slowest = cycle
         total = sum(length for *_, length in cycle)
         crossed = sum(turns for _, _, turns, _ in cycle)
         period = max(period + 1, -(-total // crossed))

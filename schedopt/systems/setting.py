@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 from schedopt.chain import Chain
 from schedopt.errors import InputError
@@ -13,6 +15,10 @@ from schedopt.rule import Rule
 from schedopt.stage import Stage
 from schedopt.systems.timetable import Timetable
 from schedopt.validation import check_whole
+
+_FEWEST_ROUNDS: Final = 24
+_MANY_ROUNDS: Final = 4 * _FEWEST_ROUNDS
+_MOST_ROUNDS: Final = 32 * _FEWEST_ROUNDS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,11 +97,32 @@ class Setting:
         )
         return timetable.plan(timetable.step(self.microbatches), scope)
 
-    def steady(self, timetable: Timetable, k: int) -> Plan:
-        """Return the plan of the steady state, of k micro-batches or a few times k."""
-        timetable.settle()
-        scope = Scope(allocation="general", max_k=None)
-        return timetable.plan(timetable.steady(k), scope)
+    def steady(self, follow: Callable[[int], Timetable], k: int) -> Plan:
+        """Return the plan of the steady state, of k micro-batches or a few times k.
+
+        Parameters
+        ----------
+        follow : callable
+            Returns the run of so many micro-batches, a multiple of k, from an empty pipeline.
+        k : int
+
+        Raises
+        ------
+        InputError
+            If even a long run does not settle.
+        """
+        rounds = _FEWEST_ROUNDS
+        while True:
+            timetable = follow(k * rounds)
+            timetable.settle()
+            try:
+                pattern = timetable.steady(k, fold=rounds > _MANY_ROUNDS)
+            except InputError:
+                if rounds >= _MOST_ROUNDS:
+                    raise
+                rounds *= 2
+            else:
+                return timetable.plan(pattern, Scope(allocation="general", max_k=None))
 
 
 def balanced_cuts(chain: Chain, parts: int) -> list[tuple[int, int]]:

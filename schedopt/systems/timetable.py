@@ -6,19 +6,16 @@ import heapq
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from math import lcm
-from typing import Final
 
 from schedopt.account.timeline import Timeline
 from schedopt.errors import InputError
 from schedopt.plan import Kind, Operation, Pattern, Plan, Transfer, place_in_period
 from schedopt.problem import Problem, Scope
 from schedopt.stage import Stage
+from schedopt.systems.steady_state import find_steady_state
 
 Name = tuple[str, int, int]
 """What runs a micro-batch: ``("B", 2, 5)``, ``("activation", 0, 5)``, with stage and number."""
-
-_LONGEST_CYCLE: Final = 4
 
 
 @dataclass
@@ -37,6 +34,8 @@ class _Task:
     priority: int
     behind: int | None = None
     start_ns: int = -1
+    turn: int = -1
+    needed: list[int] = field(default_factory=list)
     followers: list[int] = field(default_factory=list)
 
     @property
@@ -237,9 +236,10 @@ class Timetable:
         self._share_updates()
         waiting_for = [0] * len(self._tasks)
         for number, task in enumerate(self._tasks):
-            for needed in set(self._needs(task)):
+            task.needed = sorted(set(self._needs(task)))
+            waiting_for[number] = len(task.needed)
+            for needed in task.needed:
                 self._tasks[needed].followers.append(number)
-                waiting_for[number] += 1
         _Engine(self._tasks, waiting_for).run()
 
     def _share_updates(self) -> None:
@@ -268,57 +268,28 @@ class Timetable:
             period,
         )
 
-    def steady(self, k: int) -> Pattern:
+    def steady(self, k: int, *, fold: bool = False) -> Pattern:
         """Return the pattern of k micro-batches, or a few times k, to which the run settles.
+
+        Parameters
+        ----------
+        k : int
+        fold : bool
+            Where links are so contended for that the order on them never settles, take one that
+            does.
 
         Raises
         ------
         InputError
             If the run has not settled; more micro-batches may do.
         """
-        for cycle in range(1, _LONGEST_CYCLE + 1):
-            found = self._repeated(k * cycle)
-            if found is not None:
-                return found
+        found = find_steady_state(self._tasks, k, fold=fold)
+        if found is not None:
+            return _pattern(found.items, found.k, found.period_ns)
         raise InputError(
             "the order of this system has not become periodic in the run that was looked at",
             field="microbatches",
             way_out="Take another number of GPUs or micro-batches",
-        )
-
-    def _repeated(self, k: int) -> Pattern | None:
-        """Return the last period of the longest run of equal ones, if it outlasts what crosses."""
-        starts: dict[Hashable, dict[int, _Task]] = defaultdict(dict)
-        for task in self._tasks:
-            i = task.item.shift
-            starts[replace(task.item, shift=i % k)][i // k] = task
-        rounds = sorted(set.intersection(*(set(row) for row in starts.values())))
-        if len(rounds) < 3:
-            return None
-        steps = {
-            r: {row[r + 1].start_ns - row[r].start_ns for row in starts.values()}
-            for r in rounds
-            if r + 1 in rounds
-        }
-        middle = rounds[len(rounds) // 2]
-        period = next(iter(steps.get(middle, {0})))
-        if period < 1:
-            return None
-        tasks = [row[middle] for row in starts.values()]
-        first = min(task.start_ns for task in tasks)
-        crossing = -(-(max(task.end_ns for task in tasks) - first) // period)
-        looked = range(middle - crossing, middle + crossing + 1)
-        if any(steps.get(r) != {period} for r in looked):
-            return None
-        return _pattern(
-            [
-                replace(
-                    task.item, shift=task.item.shift - middle * k, start_ns=task.start_ns - first
-                )
-                for task in tasks
-            ],
-            k,
-            period,
         )
 
     def plan(self, pattern: Pattern, scope: Scope) -> Plan:
@@ -337,7 +308,7 @@ class _Engine:
         self.queues: dict[tuple[Hashable, ...], list[tuple[int, int, int]]] = defaultdict(list)
         self.busy: set[Hashable] = set()
         self.users: dict[Hashable, set[tuple[Hashable, ...]]] = defaultdict(set)
-        self.ended = 0
+        self.started = self.ended = 0
 
     def run(self) -> None:
         for number, count in enumerate(self.waiting_for):
@@ -395,7 +366,8 @@ class _Engine:
             (_, _, number), key = min(able, key=lambda pair: pair[0])
             heapq.heappop(self.queues[key])
             task = self.tasks[number]
-            task.start_ns = now
+            task.start_ns, task.turn = now, self.started
+            self.started += 1
             self.busy.update(key)
             heapq.heappush(self.events, (task.end_ns, number))
 
@@ -412,9 +384,3 @@ def _pattern(items: Iterable[Operation | Transfer], k: int, period_ns: int) -> P
     return Pattern(
         k=k, period_total_ns=period_ns, operations=tuple(operations), transfers=tuple(transfers)
     )
-
-
-def enough_rounds(stages: Sequence[Stage], k: int) -> int:
-    """Return for how many micro-batches a run is followed to see its steady state."""
-    length = lcm(k, *(len(stage.gpus) for stage in stages))
-    return length * max(12, -(-6 * len(stages) // length))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from itertools import combinations, pairwise
 
 import pytest
@@ -16,7 +17,7 @@ from schedopt.network import Duplex
 from schedopt.plan import Transfer
 from schedopt.systems.collectives import all_gather, all_reduce, reduce_scatter
 from schedopt.systems.setting import Setting, balanced_cuts
-from schedopt.systems.timetable import Timetable, enough_rounds
+from schedopt.systems.timetable import Timetable
 from tests.systems.settings import AMPLE, equal
 
 
@@ -142,8 +143,7 @@ def one_f_one_b(setting: Setting, rounds: int) -> Timetable:
 
 def test_an_endless_run_settles_to_the_work_of_a_gpu() -> None:
     setting = equal(3, 1)
-    timetable = one_f_one_b(setting, enough_rounds(empty(setting, 3).stages, 1))
-    plan = setting.steady(timetable, 1)
+    plan = setting.steady(partial(one_f_one_b, setting), 1)
     assert (plan.pattern.k, plan.pattern.period_total_ns) == (1, 3)
     assert concurrent_activations(plan) == {(0, 0): 3, (1, 1): 2, (2, 2): 1}
     assert check(plan) == ()
@@ -156,7 +156,7 @@ def test_a_slow_stage_in_the_middle_sets_the_period() -> None:
     setting = Setting(
         chain=Chain(layers=(one, slow, one)), platform=setting.platform, microbatches=1
     )
-    plan = setting.steady(one_f_one_b(setting, 36), 1)
+    plan = setting.steady(partial(one_f_one_b, setting), 1)
     # Two in flight on the slow stage are enough to keep it busy: 4 + 5.
     assert plan.pattern.period_total_ns == 9
     assert check(plan) == ()
@@ -164,8 +164,10 @@ def test_a_slow_stage_in_the_middle_sets_the_period() -> None:
 
 def test_a_run_that_is_too_short_has_no_steady_state() -> None:
     setting = equal(3, 1)
+    timetable = one_f_one_b(setting, 4)
+    timetable.settle()
     with pytest.raises(InputError, match="has not become periodic"):
-        setting.steady(one_f_one_b(setting, 4), 1)
+        timetable.steady(1)
 
 
 def ring(gpus: int) -> Timetable:

@@ -1,0 +1,260 @@
+"""The pattern to which a run settles."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Final, Protocol
+
+from schedopt.plan import Operation, Transfer
+from schedopt.solving.cycles import Difference, slowest_cycle
+
+_LONGEST_CYCLE: Final = 4
+_NEVER: Final = -(2**63)
+
+
+class Task(Protocol):
+    """Something of a run: an item whose shift is its micro-batch, counted from its start."""
+
+    item: Operation | Transfer
+    resources: tuple[Hashable, ...]
+    needed: list[int]
+    length_ns: int
+    earliest_ns: int
+    start_ns: int
+    turn: int
+    """As the how manieth it started."""
+
+    @property
+    def end_ns(self) -> int:
+        """When it is over."""
+        ...
+
+
+@dataclass(frozen=True)
+class SteadyState:
+    """Items with starts of one period, ns, each micro-batch counted from the first of a period."""
+
+    k: int
+    period_ns: int
+    items: list[Operation | Transfer]
+
+
+def find_steady_state(tasks: Sequence[Task], k: int, *, fold: bool = False) -> SteadyState | None:
+    """Return the steady state of k micro-batches, or of 2, 3 or 4 times k; None if there is none.
+
+    A run that goes as fast as its slowest cycle of waits comes to repeat itself (it is linear in
+    the max-plus algebra), but after many rounds where a second cycle is nearly as slow. What the
+    run would come to is known before that, from the order in which all follows each other.
+
+    Parameters
+    ----------
+    tasks : sequence of Task
+        All with their starts.
+    k : int
+    fold : bool
+        Where the order never settles, take one that does.
+    """
+    behind = _list_orders(tasks)
+    runs = [_Rounds(tasks, behind, k * cycle) for cycle in range(1, _LONGEST_CYCLE + 1)]
+    for find in (_Rounds.repeated, _Rounds.ordered):
+        for run in runs:
+            if (found := find(run)) is not None:
+                return found
+    folded = [found for run in runs if fold and (found := run.ordered(fold=True)) is not None]
+    return min(folded, key=lambda found: Fraction(found.period_ns, found.k), default=None)
+
+
+class _Rounds:
+    """A run cut into rounds of k micro-batches, and the round in its middle.
+
+    The tasks that are alike but for the round are one class; classes are numbered.
+    """
+
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        behind: dict[Hashable, list[list[int]]],
+        k: int,
+    ) -> None:
+        self.tasks = tasks
+        self.k = k
+        numbers: dict[Operation | Transfer, int] = {}
+        self.place: list[tuple[int, int]] = []
+        self.at: dict[tuple[int, int], int] = {}
+        rounds: dict[int, set[int]] = defaultdict(set)
+        for number, task in enumerate(tasks):
+            i = task.item.shift
+            which = numbers.setdefault(replace(task.item, shift=i % k), len(numbers))
+            self.place.append((which, i // k))
+            self.at[which, i // k] = number
+            rounds[which].add(i // k)
+        self.behind = behind
+        self.shifts = [item.shift for item in numbers]
+        self.classes = range(len(numbers))
+        self.whole = sorted(set.intersection(*rounds.values()))
+        self.middle = self.whole[len(self.whole) // 2] if self.whole else 0
+
+    def start(self, which: int) -> int:
+        return self.tasks[self.at[which, self.middle]].start_ns
+
+    def steps(self, number: int) -> set[int]:
+        """Return how long after their like of the round before all of a round start."""
+        return {
+            self.tasks[self.at[which, number + 1]].start_ns
+            - self.tasks[self.at[which, number]].start_ns
+            for which in self.classes
+        }
+
+    def window(self) -> range | None:
+        """Return the rounds that run beside the middle one, if the run holds them and another."""
+        if len(self.whole) < 3:
+            return None
+        first = min(self.start(which) for which in self.classes)
+        last = max(self.tasks[self.at[which, self.middle]].end_ns for which in self.classes)
+        step = max(1, *self.steps(self.middle))
+        crossing = -(-(last - first) // step)
+        found = range(self.middle - crossing, self.middle + crossing + 1)
+        return found if self.whole[0] <= found[0] and found[-1] < self.whole[-1] else None
+
+    def repeated(self) -> SteadyState | None:
+        """Return the middle round, if those beside it are its like."""
+        looked = self.window()
+        period = min(self.steps(self.middle)) if looked else 0
+        if not looked or not period or any(self.steps(i) != {period} for i in looked):
+            return None
+        return self.state(period, [self.start(which) for which in self.classes])
+
+    def ordered(self, *, fold: bool = False) -> SteadyState | None:
+        """Return what the run comes to, if from round to round all follows in one order.
+
+        Parameters
+        ----------
+        fold : bool
+            Put what a GPU or link does in changing order into that of the earliest starts that
+            there would be without it.
+        """
+        looked = self.window()
+        if not looked:
+            return None
+        needs = self.changes(looked, [task.needed for task in self.tasks])
+        orders = {which: self.changes(looked, behind) for which, behind in self.behind.items()}
+        changing = [which for which, order in orders.items() if order is None]
+        if needs is None or (changing and not fold):
+            return None
+        arcs = [*needs, *(arc for order in orders.values() for arc in order or ())]
+        if changing:
+            period, starts = self.earliest(arcs, self.average(looked))
+            if min(starts) == _NEVER:
+                return None
+            for resource in changing:
+                arcs += self.fold(resource, period, starts)
+        period, starts = self.earliest(arcs, 1)
+        return self.state(period, starts) if min(starts) > _NEVER else None
+
+    def changes(self, looked: range, behind: Sequence[Sequence[int]]) -> list[Difference] | None:
+        """Return which class waits for which, over how many rounds; None where that changes."""
+        waits: set[tuple[int, int, int]] | None = None
+        for number in looked:
+            here = {
+                (self.place[other][0], which, number - self.place[other][1])
+                for which in self.classes
+                for other in behind[self.at[which, number]]
+            }
+            if waits is not None and here != waits:
+                return None
+            waits = here
+        return [
+            (first, which, turns, self.length(first)) for first, which, turns in sorted(waits or ())
+        ]
+
+    def earliest(self, arcs: Sequence[Difference], least: int) -> tuple[int, list[int]]:
+        """Return the period and the starts of an endless run; `_NEVER` for what outruns it."""
+        pace, begins = self.pace()
+        found = slowest_cycle(len(self.classes), arcs, max(least, pace))
+        assert found is not None
+        period, _, cycle = found
+        if cycle or not begins:
+            begins = {cycle[0][0] if cycle else min(self.classes, key=self.start): 0}
+        return period, _earliest(begins, len(self.classes), arcs, period)
+
+    def average(self, looked: range) -> int:
+        """Return the period of a run whose rounds differ, rounded up, ns."""
+        ends = (self.at[0, number] for number in (looked[0], looked[-1] + 1))
+        first, last = (self.tasks[number].start_ns for number in ends)
+        return -((first - last) // len(looked))
+
+    def fold(self, resource: Hashable, period: int, starts: Sequence[int]) -> list[Difference]:
+        """Return the order of starts modulo a period on a resource."""
+        middle = [self.tasks[self.at[which, self.middle]] for which in self.classes]
+        users = [which for which in self.classes if resource in middle[which].resources]
+        users.sort(key=lambda which: (starts[which] % period, middle[which].turn))
+        rounds = {which: starts[which] // period for which in users}
+        return [
+            (
+                first,
+                second,
+                rounds[first] - rounds[second] + (place == len(users) - 1),
+                self.length(first),
+            )
+            for place, (first, second) in enumerate(zip(users, users[1:] + users[:1], strict=True))
+        ]
+
+    def length(self, which: int) -> int:
+        return self.tasks[self.at[which, self.middle]].length_ns
+
+    def pace(self) -> tuple[int, dict[int, int]]:
+        """Return how often the run lets a round begin, if it does, and what begins when, ns."""
+        begins, paces = {}, {0}
+        for which in self.classes:
+            here, behind = (self.tasks[self.at[which, self.middle + i]] for i in (0, 1))
+            if here.earliest_ns:
+                begins[which] = here.earliest_ns
+                paces.add(behind.earliest_ns - here.earliest_ns)
+        return max(paces), begins
+
+    def state(self, period: int, starts: Sequence[int]) -> SteadyState:
+        first = min(starts)
+        items = [
+            replace(
+                self.tasks[self.at[which, self.middle]].item, shift=shift, start_ns=start - first
+            )
+            for which, (shift, start) in enumerate(zip(self.shifts, starts, strict=True))
+        ]
+        return SteadyState(self.k, period, items)
+
+
+def _list_orders(tasks: Sequence[Task]) -> dict[Hashable, list[list[int]]]:
+    """Return which task each one came behind on each resource, if any."""
+    orders: dict[Hashable, list[list[int]]] = {}
+    last: dict[Hashable, int] = {}
+    for number in sorted(range(len(tasks)), key=lambda number: tasks[number].turn):
+        for resource in tasks[number].resources:
+            behind = orders.setdefault(resource, [[] for _ in tasks])
+            if resource in last:
+                behind[number].append(last[resource])
+            last[resource] = number
+    return orders
+
+
+def _earliest(
+    begins: dict[int, int], count: int, arcs: Sequence[Difference], period: int
+) -> list[int]:
+    """Return the earliest starts behind those that are given; `_NEVER` where nothing leads."""
+    starts = [begins.get(which, _NEVER) for which in range(count)]
+    behind: list[list[Difference]] = [[] for _ in range(count)]
+    for arc in arcs:
+        behind[arc[0]].append(arc)
+    changed = set(begins)
+    while changed:
+        moved = set()
+        for node in sorted(changed):
+            for _, second, turns, length in behind[node]:
+                time = starts[node] + length - turns * period
+                if time > starts[second]:
+                    starts[second] = time
+                    moved.add(second)
+        changed = moved
+    return starts
