@@ -108,6 +108,30 @@ SYSTEMS: Final[tuple[System, ...]] = (
     System(
         "zero_bubble", "zero bubble (ZB-H1)", "schedopt.solvers.zero_bubble:h1", "Qi et al. 2023"
     ),
+    System(
+        name="pipedream",
+        title="PipeDream",
+        constructor="schedopt.solvers.pipedream:pipedream",
+        source="Narayanan et al. 2019",
+    ),
+    System(
+        name="pipedream_vertical",
+        title="PipeDream, vertical sync",
+        constructor="schedopt.solvers.pipedream:pipedream_vertical",
+        source="Narayanan et al. 2019",
+    ),
+    System(
+        name="pipedream_2bw",
+        title="PipeDream-2BW",
+        constructor="schedopt.solvers.pipedream:pipedream_2bw",
+        source="Narayanan et al. 2021",
+    ),
+    System(
+        name="pipemare",
+        title="PipeMare",
+        constructor="schedopt.solvers.pipedream:pipemare",
+        source="Yang et al. 2021",
+    ),
 )
 
 

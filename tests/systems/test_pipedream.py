@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as options
+
+from schedopt import Chain, Platform
+from schedopt.account import concurrent_activations, versions
+from schedopt.solvers.pipedream import (
+    pipedream,
+    pipedream_2bw,
+    pipedream_vertical,
+    pipemare,
+)
+from schedopt.systems.registry import Constructor
+from schedopt.systems.setting import Setting
+from tests.systems.soundness import (
+    BYTE_A_NS,
+    ROOM,
+    assert_each_transfer_counts,
+    assert_sound,
+    normalized,
+    settings,
+    unit_chain,
+    unit_setting,
+)
+
+ALL = (pipedream, pipedream_vertical, pipedream_2bw, pipemare)
+
+
+@pytest.mark.parametrize("system", ALL)
+@given(setting=settings())
+@options(max_examples=25, deadline=None)
+def test_every_plan_is_valid(system: Constructor, setting: Setting) -> None:
+    plan = system(setting)
+    assert_sound(plan)
+    gpus = len(plan.stages)
+    for (stage, _), count in concurrent_activations(plan).items():
+        assert count <= gpus - stage
+
+
+@pytest.mark.parametrize("system", ALL)
+@pytest.mark.parametrize("gpus", [1, 2, 3, 5])
+def test_without_transfers_equal_stages_never_wait(system: Constructor, gpus: int) -> None:
+    plan = system(unit_setting(gpus, forward=1, backward=2))
+    assert (plan.pattern.k, plan.pattern.period_total_ns) == (1, 3)
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 3, 5])
+def test_stashing_holds_a_version_for_each_micro_batch_in_flight(gpus: int) -> None:
+    # F of micro-batch i starts when B of i - (P - s) has made version i - (P - s) + 1.
+    plan = pipedream(unit_setting(gpus))
+    assert concurrent_activations(plan) == {(s, s): gpus - s for s in range(gpus)}
+    assert versions(plan).held == {(s, s): gpus - s for s in range(gpus)}
+    assert versions(plan).forward_staleness == {(0, s): gpus - s - 1 for s in range(gpus)}
+    assert versions(plan).backward_staleness == versions(plan).forward_staleness
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 3, 5])
+def test_vertical_sync_holds_as_many_everywhere(gpus: int) -> None:
+    # All read version i - P + 1, that of the entry; version i + 1 replaces it at the end of B.
+    plan = pipedream_vertical(unit_setting(gpus))
+    assert versions(plan).held == {(s, s): gpus for s in range(gpus)}
+    assert versions(plan).forward_staleness == {(0, s): gpus - 1 for s in range(gpus)}
+
+
+@pytest.mark.parametrize(("gpus", "least"), [(1, 1), (2, 1), (3, 2), (5, 4)])
+def test_double_buffering_needs_one_micro_batch_less_than_printed(gpus: int, least: int) -> None:
+    plan = pipedream_2bw(unit_setting(gpus))
+    assert plan.rule.update_every == least
+    assert set(versions(plan).held.values()) == {2}
+    assert set(versions(plan).forward_staleness.values()) == {1}
+
+
+@given(settings())
+@options(max_examples=25, deadline=None)
+def test_double_buffering_holds_two_versions(setting: Setting) -> None:
+    plan = pipedream_2bw(setting)
+    assert max(versions(plan).held.values()) <= 2
+    most = max(concurrent_activations(plan).values())
+    assert plan.rule.update_every is not None
+    assert most <= plan.rule.update_every + 1
+
+
+def test_the_newest_weights_alone_need_no_second_version() -> None:
+    plan = pipemare(unit_setting(4, microbatches=3))
+    assert set(versions(plan).held.values()) == {1}
+    # B_s runs 2 (P - s) - 1 units after F_s, an update comes every 3 * 2 units.
+    assert max(versions(plan).forward_staleness.values()) == 1
+    assert set(versions(plan).backward_staleness.values()) == {0}
+
+
+def test_what_a_run_comes_to_is_known_before_it_gets_there() -> None:
+    # Stage 1 is slower than stage 0 by 1 in 10**9, so that stage 0 gains a micro-batch on it in
+    # some 10**9 rounds, and then always has the 3 in flight that it may have.
+    setting = unit_setting(3, forward=10**9, backward=10**9)
+    first, second, third = setting.chain.layers
+    slower = replace(second, backward_ns=10**9 + 1)
+    fast = replace(third, forward_ns=0, backward_ns=0)
+    plan = pipedream(replace(setting, chain=Chain(layers=(first, slower, fast))))
+    assert_sound(plan)
+    assert normalized(plan) == 2 * 10**9 + 1
+    assert concurrent_activations(plan) == {(0, 0): 3, (1, 1): 2, (2, 2): 1}
+
+
+@pytest.mark.parametrize("system", ALL)
+def test_no_transfer_can_be_left_out(system: Constructor) -> None:
+    platform = Platform(gpus=3, memory=ROOM, bandwidth=BYTE_A_NS)
+    setting = Setting(chain=unit_chain(4, 2, 3), platform=platform, microbatches=2)
+    assert_each_transfer_counts(system(setting))
