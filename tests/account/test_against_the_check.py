@@ -13,6 +13,7 @@ from schedopt.account import load, memory, versions
 from tests.examples import cyclic, double_buffered
 from tests.partitions import EVERY_PLAN
 from tests.random_plans import valid_plans
+from tests.sharded_plans import sharded_plans
 
 
 def with_memory(plan: Plan, sizes: list[int]) -> Plan:
@@ -46,8 +47,14 @@ def test_memory_with_versions_of_the_weights(plan: Plan, data: st.DataObject) ->
     assert_the_check_finds_the_same_memory(plan, data)
 
 
+@settings(max_examples=400)
+@given(sharded_plans(), st.data())
+def test_memory_with_shards(plan: Plan, data: st.DataObject) -> None:
+    assert_the_check_finds_the_same_memory(plan, data)
+
+
 @settings(max_examples=200)
-@given(valid_plans())
+@given(valid_plans() | sharded_plans())
 def test_peak_is_never_above_sum(plan: Plan) -> None:
     assert all(need.peak_bytes <= need.sum_bytes for need in memory(plan))
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from schedopt.checking import check
+from schedopt.plan import Plan
 from tests.changes import (
     add_transfer,
     change_gpu,
@@ -24,6 +27,7 @@ from tests.partitions import (
     parameter_on_three,
     parameter_on_two,
 )
+from tests.sharded_plans import sharded_plans
 
 EVERY_TRANSFER = [
     (name, number)
@@ -184,3 +188,20 @@ def test_everything_is_at_home_on_one_gpu() -> None:
         plan = change_layer(plan, number, optimizer_bytes=10)
     for partition in ("none", "optimizer", "gradient", "parameter"):
         assert check(change_rule(plan, partition=partition)) == ()
+
+
+@settings(max_examples=200)
+@given(sharded_plans(), st.data())
+def test_leaving_out_or_doubling_a_transfer_of_a_random_plan_is_found(
+    plan: Plan, data: st.DataObject
+) -> None:
+    numbers = [
+        number
+        for number, transfer in enumerate(plan.pattern.transfers)
+        if plan.rule.partition != "none" and not transfer.is_boundary
+    ]
+    if numbers:
+        number = data.draw(st.sampled_from(numbers))
+        assert {"gradient", "version"} & kinds(drop_transfer(plan, number))
+        twice = add_transfer(plan, plan.pattern.transfers[number])
+        assert {"gradient", "version"} & kinds(twice)
