@@ -171,7 +171,7 @@ def _apart(figure: float) -> str:
 
 
 def _told(parting: Parting) -> str:
-    stage = parting.name.rstrip("FBIWRUSEND_C")
+    stage = parting.name.rstrip("ABCDEFGHIJKLMNOPQRSTUVWXYZ_")
     names = {
         "F": "forward",
         "B": "backward",
@@ -181,6 +181,8 @@ def _told(parting: Parting) -> str:
         "U": "update",
         "SEND_F": "activation sent by",
         "SEND_B": "gradient sent by",
+        "SEND_G": "gradient of weights sent between replicas of",
+        "SEND_V": "weights sent between replicas of",
     }
     kind = parting.name[len(stage) :]
     return f"{parting.name}: {names[kind]} stage {stage}"

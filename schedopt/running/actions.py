@@ -2,21 +2,24 @@
 
 They follow the events of a simulated step: both ends of a transfer stand where it starts, before
 the operations that start with it. So the earliest action that is not done can always go on, nothing
-waits for ever, and no transfer waits for an operation that does not concern it.
+waits for ever, and no transfer waits for an operation that does not concern it. What comes from
+another replica is taken in where its transfer ends.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
+from typing import Any, Final, cast
 
+from schedopt.account.timeline import transfer_bytes
 from schedopt.errors import InputError
-from schedopt.plan import Plan, Transfer
+from schedopt.plan import Operation, Plan, Tensor, Transfer
 from schedopt.rule import Rule
-from schedopt.running.action import Action, ActionKind, parse_action
+from schedopt.running.action import Action, ActionKind, Part, parse_action
 from schedopt.running.waiting import order_lists
 from schedopt.simulation import Event, Simulation, simulate
 
@@ -48,9 +51,23 @@ class Actions:
         return tuple(map(tuple, lists))
 
     @cached_property
-    def rank_of(self) -> dict[int, int]:
-        """The rank of each stage."""
-        return {action.stage: rank for rank, action in self.order if action.kind == "F"}
+    def rank_of(self) -> dict[tuple[int, int], int]:
+        """The rank of each micro-batch in each stage."""
+        return {
+            (action.stage, i): rank
+            for rank, action in self.order
+            if action.kind == "F"
+            for i in action.micro_batches
+        }
+
+    @cached_property
+    def owners(self) -> dict[int, tuple[int, ...]]:
+        """The ranks of each stage, ascending."""
+        found = {(action.stage, rank) for rank, action in self.order}
+        ranks: dict[int, list[int]] = defaultdict(list)
+        for stage, rank in sorted(found):
+            ranks[stage].append(rank)
+        return {stage: tuple(owners) for stage, owners in ranks.items()}
 
     @property
     def micro_batches(self) -> int:
@@ -59,7 +76,14 @@ class Actions:
 
     def stages(self, rank: int) -> tuple[int, ...]:
         """Return the stages of a rank, ascending."""
-        return tuple(sorted(stage for stage, owner in self.rank_of.items() if owner == rank))
+        return tuple(sorted(stage for stage, owners in self.owners.items() if rank in owners))
+
+    def peer(self, end: Action) -> int:
+        """Return the rank of the other end of a transfer of one micro-batch."""
+        other = end.other_end
+        if other.part is not None:
+            return other.part.source if other.is_send else other.part.target
+        return self.rank_of[other.stage, other.first]
 
     def __str__(self) -> str:
         return "".join(",".join(map(str, actions)) + "\n" for actions in self.ranks)
@@ -99,16 +123,16 @@ def make_actions(plan: Plan, microbatches: int) -> Actions:
     Raises
     ------
     InputError
-        For a number of micro-batches that does not fit, and for stages with several GPUs.
+        For a number of micro-batches that does not fit, and for a plan that is not run yet.
     """
-    _refuse_replicas(plan)
+    _refuse(plan)
     return actions_of(simulate(plan, microbatches))
 
 
 def actions_of(step: Simulation) -> Actions:
     """Return what each rank does in a simulated step."""
     plan = step.plan
-    _refuse_replicas(plan)
+    _refuse(plan)
     order = [placed for _, placed in sorted(_placed(step))]
     if plan.rule.is_given:
         ranks = gpu_ranks(plan)
@@ -120,15 +144,40 @@ def actions_of(step: Simulation) -> Actions:
     return found
 
 
-def _refuse_replicas(plan: Plan) -> None:
+def _refuse(plan: Plan) -> None:
+    """Refuse what cannot be run: shards, and replicas of which nothing says how they agree."""
+    if plan.rule.partition != "none":
+        raise InputError(
+            f"{plan.rule.partition} is sharded over replicas, which is not run yet",
+            field="rule.partition",
+            way_out="Run a plan with partition none",
+        )
+    for number, transfer in enumerate(plan.pattern.transfers):
+        if transfer.tensor not in _SENT:
+            raise InputError(
+                f"{transfer.tensor} is not sent yet where a plan is run",
+                field=f"pattern.transfers[{number}].tensor",
+                way_out="Run a plan in which each replica runs the whole backward of its own "
+                "micro-batches",
+            )
     for number, stage in enumerate(plan.stages):
-        if len(set(stage.gpus)) > 1:
+        if plan.rule.is_given and len(set(stage.gpus)) > 1:
             raise InputError(
                 f"stage {number} has replicas on GPUs {', '.join(map(str, stage.gpus))}, and "
-                f"transfers between replicas are not run yet",
-                field=f"stages[{number}].gpus",
-                way_out="Run a plan in which each stage has one GPU",
+                f"the rule says nothing of updates",
+                field="rule.update_every",
+                way_out="Give the micro-batches of one update, or each stage one GPU",
             )
+
+
+def sent_bytes(plan: Plan, send: Action) -> int:
+    """Return what the transfer of one micro-batch carries, bytes."""
+    (tensor,) = [tensor for tensor, kind in _SENT.items() if send.kind.endswith(kind)]
+    more: dict[str, Any] = {}
+    if send.part is not None:
+        more = {"source": 0, "target": 1, "chunk": send.part.chunk, "chunks": send.part.chunks}
+    stage = min(send.stage, send.other_end.stage)
+    return transfer_bytes(plan, Transfer(tensor=tensor, stage=stage, shift=0, start_ns=0, **more))
 
 
 def gpu_ranks(plan: Plan) -> dict[int, int]:
@@ -136,6 +185,14 @@ def gpu_ranks(plan: Plan) -> dict[int, int]:
     used = sorted({gpu for stage in plan.stages for gpu in stage.gpus})
     return {gpu: rank for rank, gpu in enumerate(used)}
 
+
+_SENT: Final[Mapping[Tensor, str]] = {
+    "activation": "F",
+    "gradient": "B",
+    "weight_gradient": "G",
+    "weights": "V",
+}
+"""The kinds of what a transfer carries, behind ``SEND_`` and ``RECV_``."""
 
 _Moment = tuple[int, int, int, int]
 """Start of an event, ns, what goes first at one instant, number of the event, place in it."""
@@ -145,7 +202,8 @@ def _placed(step: Simulation) -> Iterator[tuple[_Moment, tuple[int, Action]]]:
     """Yield the actions of a step with what orders them."""
     plan = step.plan
     ranks = gpu_ranks(plan)
-    updates = dict(_updates_left_out(step))
+    versions = _versions_left_out(step)
+    passed_on = {t.stage for t in plan.pattern.transfers if t.tensor == "weights"}
     instants = {(event.gpu, event.start_ns) for event in step.events if not event.length_ns}
     for number, event in enumerate(step.events):
         item = event.item
@@ -161,12 +219,14 @@ def _placed(step: Simulation) -> Iterator[tuple[_Moment, tuple[int, Action]]]:
         turn = 0 if not event.length_ns else 1 if isinstance(item, Transfer) else 2
         for place, action in enumerate(actions):
             yield (event.start_ns, turn, number, place), action
-        for place, action in enumerate(_free_transfers(plan, event, ranks), start=1):
+        taken = _taken_in(event, ranks)
+        for place, action in enumerate((*taken, *_free_transfers(plan, event, ranks)), start=2):
             yield (event.end_ns, 0, number, place), action
-        # Another rank waits for what is sent, and only operations of this one for the update.
-        soon = (event.gpu, event.end_ns) in instants
+        # Another rank waits for what is sent, and only operations of this one for the update,
+        # unless the weights are sent.
+        soon = (event.gpu, event.end_ns) in instants or item.stage in passed_on
         moment = (event.end_ns, 0, number) if soon else (event.end_ns, 2, -1)
-        for place, action in enumerate(updates.get(number, ()), start=len(step.events)):
+        for place, action in enumerate(versions.get(number, ()), start=len(step.events)):
             yield (*moment, place), action
 
 
@@ -174,15 +234,45 @@ def _ends(event: Event, transfer: Transfer, ranks: dict[int, int]) -> list[tuple
     """Return what both ends of a transfer do."""
     if event.source is None or event.source == event.gpu:
         return []
-    send = sending_end(transfer, event)
+    send = sending_end(transfer, event, ranks)
     return [(ranks[event.source], send), (ranks[event.gpu], send.other_end)]
 
 
-def sending_end(transfer: Transfer, event: Event) -> Action:
-    """Return what the source of an activation or its gradient does."""
-    if transfer.tensor == "activation":
-        return Action(transfer.stage, "SEND_F", event.first, event.count)
-    return Action(transfer.stage + 1, "SEND_B", event.first, event.count)
+def sending_end(transfer: Transfer, event: Event, ranks: dict[int, int]) -> Action:
+    """Return what the source of a transfer does.
+
+    Parameters
+    ----------
+    transfer : Transfer
+    event : Event
+    ranks : dict of int to int
+        The rank of each GPU.
+    """
+    assert event.source is not None
+    kind = cast(ActionKind, f"SEND_{_SENT[transfer.tensor]}")
+    if transfer.is_boundary:
+        stage = transfer.stage + (transfer.tensor == "gradient")
+        return Action(stage, kind, event.first, event.count)
+    part = Part(
+        ranks[event.source],
+        ranks[event.gpu],
+        transfer.chunk,
+        transfer.chunks,
+        transfer.mode == "reduce",
+    )
+    return Action(transfer.stage, kind, event.first, 1, None, part)
+
+
+def _taken_in(event: Event, ranks: dict[int, int]) -> list[tuple[int, Action]]:
+    """Return where the target of a gradient of weights takes it in."""
+    item = event.item
+    if isinstance(item, Operation) or item.tensor != "weight_gradient":
+        return []
+    return [
+        (rank, Action(end.stage, "G", end.first, 1, None, end.part))
+        for rank, end in _ends(event, item, ranks)
+        if not end.is_send
+    ]
 
 
 def _free_transfers(
@@ -207,32 +297,41 @@ def _free_transfers(
             yield ranks[target], send.other_end
 
 
-def _updates_left_out(step: Simulation) -> Iterator[tuple[int, list[tuple[int, Action]]]]:
-    """Yield the updates that a plan leaves out, by the number of the event after which they come.
+def _versions_left_out(step: Simulation) -> dict[int, list[tuple[int, Action]]]:
+    """Return what makes versions and is no operation, by the number of the event behind which.
 
-    Without an operation U a stage is updated when the last gradient of the mini-batch is there,
-    and those of the mini-batches before.
+    Where the weights of a mini-batch come, they are the next version when all chunks are there.
+    Elsewhere, without an operation U, a stage is updated when the last gradient of the mini-batch
+    is there, and those of the mini-batches before.
     """
     plan = step.plan
-    if plan.rule.update_every is None:
-        return
+    every = plan.rule.update_every
+    if every is None:
+        return {}
     ranks = gpu_ranks(plan)
     told = {operation.stage for operation in plan.pattern.operations if operation.kind == "U"}
-    last: dict[tuple[int, int], int] = {}
+    last: dict[tuple[int, int, int], tuple[bool, int, int]] = {}
     for number, event in enumerate(step.events):
-        item = event.item
-        if isinstance(item, Transfer) or item.stage in told:
+        item, is_copy = event.item, False
+        if isinstance(item, Transfer):
+            if item.is_boundary or event.source == event.gpu:
+                continue
+            is_copy = item.tensor == "weights"
+        elif item.kind != ("W" if step.has("W", item.stage) else "B"):
             continue
-        if item.kind == ("W" if step.has("W", item.stage) else "B"):
-            for micro_batch in range(event.first, event.first + event.count):
-                last[item.stage, micro_batch // plan.rule.update_every] = number
+        for micro_batch in range(event.first, event.first + event.count):
+            key = item.stage, ranks[event.gpu], micro_batch // every
+            # Of what makes a version, a copy that arrives counts before gradients.
+            last[key] = max(last.get(key, (False, 0, -1)), (is_copy, event.end_ns, number))
     after: dict[int, list[tuple[int, Action]]] = defaultdict(list)
-    through: dict[int, int] = defaultdict(int)
-    for stage, mini_batch in sorted(last):
-        through[stage] = max(through[stage], last[stage, mini_batch])
-        rank = ranks[plan.stages[stage].gpus[0]]
-        after[through[stage]].append((rank, Action(stage, "U", mini_batch)))
-    yield from after.items()
+    through: dict[tuple[int, int], tuple[int, int]] = defaultdict(lambda: (0, -1))
+    for (stage, rank, mini_batch), (is_copy, end_ns, number) in sorted(last.items()):
+        if stage in told and not is_copy:
+            continue
+        through[stage, rank] = max(through[stage, rank], (end_ns, number))
+        kind: ActionKind = "V" if is_copy else "U"
+        after[through[stage, rank][1]].append((rank, Action(stage, kind, mini_batch)))
+    return after
 
 
 def _with_versions(rule: Rule, order: Iterable[tuple[int, Action]]) -> Iterator[tuple[int, Action]]:
@@ -240,17 +339,17 @@ def _with_versions(rule: Rule, order: Iterable[tuple[int, Action]]) -> Iterator[
 
     What would read a version from before the step reads the one that the step starts from.
     """
-    made: dict[int, int] = defaultdict(int)
+    made: dict[tuple[int, int], int] = defaultdict(int)
     read: dict[tuple[str, int, int], int] = {}
     for rank, action in order:
-        if action.kind == "U":
-            made[action.stage] += 1
-        if action.kind == "U" or action.is_transfer:
+        if action.makes_version:
+            made[action.stage, rank] += 1
+        if not action.is_read:
             yield rank, action
             continue
         stage, kind = action.stage, action.kind
         for i in action.micro_batches:
-            read[kind, stage, i] = _version(rule, action, i, made, read)
+            read[kind, stage, i] = _version(rule, action, i, made[stage, rank], read)
         versions = [read[kind, stage, i] for i in action.micro_batches]
         first = action.first
         for version, group in groupby(versions):
@@ -263,7 +362,7 @@ def _version(
     rule: Rule,
     action: Action,
     i: int,
-    made: dict[int, int],
+    newest: int,
     read: dict[tuple[str, int, int], int],
 ) -> int:
     """Return the version that an action reads for micro-batch i, after what was made and read."""
@@ -272,12 +371,12 @@ def _version(
         delay = rule.forward_delay(i, stage)
         if delay is not None:
             return max(0, i // (rule.update_every or 1) - delay)
-        return read["F", 0, i] if rule.forward_reads == "entry" and stage else made[stage]
+        return read["F", 0, i] if rule.forward_reads == "entry" and stage else newest
     if action.kind == "W":
         return read["I", stage, i]
     again = action.kind == "R" and rule.backward_reads == "recomputed"
     if again or rule.backward_reads == "live":
-        return made[stage]
+        return newest
     if rule.backward_reads == "recomputed" and ("R", stage, i) in read:
         return read["R", stage, i]
     return read["F", stage, i]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +17,7 @@ from schedopt.plan import Plan
 from schedopt.profiling.pieces import Piece
 from schedopt.profiling.states import own_parameters
 from schedopt.running.actions import Actions
+from schedopt.running.exchange import follow
 from schedopt.running.fitting import Boundary
 from schedopt.running.rank import Rank
 from schedopt.running.stage_work import Before, Data, StageWork
@@ -79,6 +81,38 @@ def name_parameters(model: nn.Module, loss: Any) -> dict[int, str]:
     return names
 
 
+def make_ranks(work: Work) -> list[Rank]:
+    """Return all ranks of a plan, each with layers of its own.
+
+    Raises
+    ------
+    InputError
+        As `make_rank`.
+    """
+    return [
+        make_rank(_with_copies(work, number), number) for number in range(len(work.actions.ranks))
+    ]
+
+
+def _with_copies(work: Work, number: int) -> Work:
+    """Return the work of a rank, with copies of the layers that a rank before it has as well."""
+    copied = [
+        layer
+        for stage in work.actions.stages(number)
+        if work.actions.owners[stage][0] != number
+        for layer in stage_layers(work.plan, stage)
+    ]
+    if not copied:
+        return work
+    pieces, names = list(work.pieces), dict(work.names)
+    copies = copy.deepcopy([work.pieces[layer] for layer in copied])
+    for layer, piece in zip(copied, copies, strict=True):
+        pairs = zip(work.pieces[layer].module.parameters(), piece.module.parameters(), strict=True)
+        names.update({id(mine): work.names[id(one)] for one, mine in pairs})
+        pieces[layer] = piece
+    return replace(work, pieces=pieces, names=names)
+
+
 def make_rank(work: Work, number: int) -> Rank:
     """Return a rank of a plan.
 
@@ -105,18 +139,27 @@ def make_rank(work: Work, number: int) -> Rank:
             work.before,
         )
     return Rank(
-        number, made, len(work.plan.stages) - 1, work.updates_of, work.device, work.begin, work.copy
+        number,
+        made,
+        len(work.plan.stages) - 1,
+        work.updates_of,
+        work.device,
+        work.actions.rank_of,
+        work.begin,
+        work.copy,
     )
 
 
 def begin_step(rank: Rank, actions: Actions) -> None:
-    """Count versions from 0 again, and who reads them."""
+    """Count versions from 0 again, and who reads them and needs gradients."""
+    rank.exchange = exchange = follow(actions.ranks[rank.number], rank.updates_of)
     for stage, work in rank.stages.items():
         reads: Counter[int] = Counter()
         for action in actions.ranks[rank.number]:
             if action.stage == stage and action.version is not None:
                 reads[action.version] += action.count
-        work.weights.begin_step(reads if reads else None)
+        shares = {one: count for (of, one), count in exchange.shares.items() if of == stage}
+        work.weights.begin_step(reads if reads else None, shares)
 
 
 def _refuse_shared(

@@ -32,14 +32,14 @@ class Figures:
     bubble : float
         The share of that in which the ranks compute nothing.
     transfers, transfers_ns : int
-        How many activations and gradients are sent, and the time that this takes in all.
+        How many activations, gradients and weights are sent, and the time that this takes in all.
     memory_bytes : tuple of int
         The most on each rank at once.
     weights_bytes, saved_bytes : tuple of int
         Of that the weights with what belongs to them, versions included, and what lies there
         beside them between two operations; None where that was not measured.
     live : tuple of int
-        The most micro-batches in flight at once, a stage an entry.
+        The most micro-batches in flight at once on one rank, a stage an entry.
     lengths_ns : dict of str to int
         The median of each operation, such as ``2F``, and of each transfer, such as ``2SEND_F``.
     """
@@ -123,8 +123,8 @@ def planned_spans(plan: Plan, events: Iterable[Event]) -> list[Span]:
             first = event.first if item.kind != "U" else event.first // _every(plan)
             action = Action(item.stage, item.kind, first, event.count)
             found.append(Span(ranks[event.gpu], action, event.start_ns, event.end_ns))
-        elif item.is_boundary and event.source is not None:
-            send = sending_end(item, event)
+        elif event.source is not None and event.source != event.gpu:
+            send = sending_end(item, event, ranks)
             found.append(Span(ranks[event.source], send, event.start_ns, event.end_ns))
     return found
 
@@ -171,7 +171,8 @@ def replay(step: Simulation, outcome: Outcome, stretch: float = 1) -> list[list[
         item = event.item
         if not isinstance(item, Operation):
             return event.length_ns
-        measured = lengths.get((item.stage, item.kind, event.first))
+        first = event.first // _every(step.plan) if item.kind == "U" else event.first
+        measured = lengths.get((item.stage, item.kind, first))
         return event.length_ns if measured is None else int(median(measured))
 
     return [planned_spans(step.plan, shift_left(step.plan, list(step.events), length_ns))]
@@ -267,30 +268,33 @@ def _saved_between(step: Simulation, gpu: int) -> int:
 
 
 def by_stage(plan: Plan, parts: Iterable[Mapping[int, int]]) -> tuple[int, ...]:
-    """Return the figures of all stages in their order."""
-    together = {stage: figure for part in parts for stage, figure in part.items()}
-    return tuple(together[stage] for stage in range(len(plan.stages)))
+    """Return the most that any rank has of each stage, in the order of stages."""
+    every = list(parts)
+    return tuple(
+        max(part[stage] for part in every if stage in part) for stage in range(len(plan.stages))
+    )
 
 
 def _live(step: Simulation) -> tuple[int, ...]:
-    """Return the most micro-batches in flight at once in each stage of the step.
+    """Return the most micro-batches in flight at once on one GPU, in each stage of the step.
 
     At one instant the events count in their order, since what takes no time still comes one after
     the other.
     """
-    changes: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
+    changes: dict[tuple[int, int], list[tuple[int, int, int]]] = defaultdict(list)
     for number, event in enumerate(step.events):
         item = event.item
         if not isinstance(item, Operation):
             continue
         if item.kind == "F":
-            changes[item.stage].append((event.start_ns, number, event.count))
+            changes[item.stage, event.gpu].append((event.start_ns, number, event.count))
         elif item.kind == ("I" if step.has("I", item.stage) else "B"):
-            changes[item.stage].append((event.end_ns, number, -event.count))
-    return tuple(
-        max(accumulate(count for _, _, count in sorted(changes[stage])))
-        for stage in range(len(step.plan.stages))
-    )
+            changes[item.stage, event.gpu].append((event.end_ns, number, -event.count))
+    most = [
+        {stage: max(accumulate(count for _, _, count in sorted(found)))}
+        for (stage, _), found in changes.items()
+    ]
+    return by_stage(step.plan, most)
 
 
 def _every(plan: Plan) -> int:

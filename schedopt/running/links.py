@@ -18,6 +18,7 @@ from torch import Tensor
 
 from schedopt.running.action import Action
 from schedopt.running.actions import Actions
+from schedopt.running.exchange import Exchange, Mailbox
 from schedopt.running.sleeping import sleep_until
 from schedopt.running.spans import Span
 
@@ -53,6 +54,8 @@ class ThreadLinks:
     rank : int
     actions : Actions
     room : callable
+    exchange : Exchange
+        Of the rank: a message to a replica is added up as soon as the last summand is there.
     device : torch.device
         Where the tensors of the rank are; gloo carries them over the host.
     one_way : bool
@@ -64,21 +67,23 @@ class ThreadLinks:
         rank: int,
         actions: Actions,
         room: Room,
+        exchange: Exchange,
         device: torch.device,
         one_way: bool = False,
     ) -> None:
         self._rank, self._room, self._device = rank, room, device
+        self._exchange = exchange
         self._changed = threading.Condition()
         self._offered: dict[Action, tuple[Tensor | None, int]] = {}
-        self._taken: dict[Action, tuple[Tensor, int]] = {}
+        self._taken = Mailbox[tuple[Tensor, int]](exchange.uses)
         self._spans: list[Span] = []
         self._error: BaseException | None = None
         ways: dict[Any, list[tuple[int, Action]]] = {}
         for action in actions.ranks[rank]:
-            if action.is_transfer:
-                peer = actions.rank_of[action.other_end.stage]
+            for one in action.singles if action.is_transfer else ():
+                peer = actions.peer(one)
                 way = peer if one_way else (peer, action.is_send)
-                ways.setdefault(way, []).extend((peer, one) for one in action.singles)
+                ways.setdefault(way, []).append((peer, one))
         self._running = len(ways)
         for transfers in ways.values():
             threading.Thread(target=self._carry, args=(transfers,), daemon=True).start()
@@ -94,10 +99,7 @@ class ThreadLinks:
 
     def wait(self, receive: Action) -> tuple[Tensor, int]:
         """Return what a receive took in, and since when it is there."""
-        with self._changed:
-            self._changed.wait_for(lambda: receive in self._taken or self._error)
-            self._raise()
-            tensor, since = self._taken.pop(receive)
+        tensor, since = self._arrived(receive)
         return tensor.to(self._device), since
 
     def finish(self) -> list[Span]:
@@ -129,7 +131,7 @@ class ThreadLinks:
         self._take(receive, room, time.monotonic_ns())
 
     def _send(self, peer: int, send: Action) -> None:
-        tensor, _ = self._await(send)
+        tensor, _ = self._message(send)
         start = time.monotonic_ns()
         if tensor is None:
             tensor = torch.zeros_like(self._room(send.other_end))
@@ -138,8 +140,29 @@ class ThreadLinks:
 
     def _take(self, receive: Action, tensor: Tensor, since: int) -> None:
         with self._changed:
-            self._taken[receive] = tensor, since
+            self._taken.put(receive, (tensor, since))
             self._changed.notify_all()
+
+    def _arrived(self, receive: Action) -> tuple[Tensor, int]:
+        with self._changed:
+            self._changed.wait_for(lambda: receive in self._taken or self._error)
+            self._raise()
+            return self._taken.get(receive)
+
+    def _message(self, send: Action) -> tuple[Tensor | None, int]:
+        """Return what is to be sent, and since when all of it is there."""
+        ready = [0]
+
+        def noting(found: tuple[Tensor | None, int]) -> Any:
+            ready.append(found[1])
+            return found[0]
+
+        tensor = self._exchange.message(
+            send,
+            lambda one: noting(self._await(one)),
+            lambda one: noting(self._arrived(one)),
+        )
+        return tensor, max(ready)
 
     def _await(self, send: Action) -> tuple[Tensor | None, int]:
         """Return what is to be sent, and since when it is there."""
@@ -156,7 +179,7 @@ class SleepingLinks(ThreadLinks):
 
     Parameters
     ----------
-    rank, actions, room, device, one_way
+    rank, actions, room, exchange, device, one_way
         As for `ThreadLinks`.
     lasts_ns : callable
         How long a transfer takes, by its sending end.
@@ -169,6 +192,7 @@ class SleepingLinks(ThreadLinks):
         rank: int,
         actions: Actions,
         room: Room,
+        exchange: Exchange,
         device: torch.device,
         one_way: bool,
         lasts_ns: Callable[[Action], int],
@@ -176,7 +200,7 @@ class SleepingLinks(ThreadLinks):
     ) -> None:
         self._lasts_ns, self._one_way, self._one_clock = lasts_ns, one_way, one_clock
         self._free_ns: dict[Any, int] = {}
-        super().__init__(rank, actions, room, device, one_way)
+        super().__init__(rank, actions, room, exchange, device, one_way)
 
     def _receive(self, peer: int, receive: Action) -> None:
         told = torch.zeros(1, dtype=torch.int64)
@@ -190,7 +214,7 @@ class SleepingLinks(ThreadLinks):
         self._take(receive, self._room(receive), due)
 
     def _send(self, peer: int, send: Action) -> None:
-        _, offered = self._await(send)
+        _, offered = self._message(send)
         start = max(offered, self._free_ns.get(peer, 0))
         due = self._free_ns[peer] = start + self._lasts_ns(send)
         dist.send(torch.tensor([due]), peer)
@@ -201,16 +225,21 @@ class SleepingLinks(ThreadLinks):
 class StreamLinks:
     """Links over NCCL: both ends are started in the order of the lists.
 
+    So a message to a replica is added up where the list comes to it, and what the rank computes
+    then waits for what came, too.
+
     Parameters
     ----------
-    rank, actions, room
+    rank, actions, room, exchange
         As for `ThreadLinks`.
     """
 
-    def __init__(self, rank: int, actions: Actions, room: Room) -> None:
+    def __init__(self, rank: int, actions: Actions, room: Room, exchange: Exchange) -> None:
         self._rank, self._actions, self._room = rank, actions, room
+        self._exchange = exchange
         self._offered: dict[Action, Tensor | None] = {}
         self._under_way: dict[Action, tuple[Any, Tensor]] = {}
+        self._taken = Mailbox[Tensor](exchange.uses)
 
     def offer(self, send: Action, tensor: Tensor | None) -> None:
         """Keep what a micro-batch made until the list comes to its sending end."""
@@ -218,10 +247,10 @@ class StreamLinks:
 
     def reach(self, action: Action) -> None:
         """Start an end of a transfer."""
-        peer = self._actions.rank_of[action.other_end.stage]
         for one in action.singles:
+            peer = self._actions.peer(one)
             if one.is_send:
-                tensor = self._offered.pop(one)
+                tensor = self._exchange.message(one, self._offered.pop, self._arrived)
                 if tensor is None:
                     tensor = torch.zeros_like(self._room(one.other_end))
                 tensor = tensor.contiguous()
@@ -233,9 +262,7 @@ class StreamLinks:
 
     def wait(self, receive: Action) -> tuple[Tensor, int]:
         """Return what a receive took in, for the stream that computes."""
-        work, room = self._under_way.pop(receive)
-        work.wait()
-        return room, time.monotonic_ns()
+        return self._arrived(receive), time.monotonic_ns()
 
     def finish(self) -> list[Span]:
         """Wait for all transfers. When they took place is not known."""
@@ -243,6 +270,13 @@ class StreamLinks:
             work.wait()
         self._under_way.clear()
         return []
+
+    def _arrived(self, receive: Action) -> Tensor:
+        if receive in self._under_way:
+            work, room = self._under_way.pop(receive)
+            work.wait()
+            self._taken.put(receive, room)
+        return self._taken.get(receive)
 
     def _let_go(self) -> None:
         """Free what has been sent."""

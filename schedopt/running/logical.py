@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from torch import Tensor
+
+from schedopt.running.action import Action
 from schedopt.running.actions import Actions
 from schedopt.running.crew import begin_step
+from schedopt.running.exchange import Mailbox
 from schedopt.running.rank import Rank
 from schedopt.running.spans import Span
 
@@ -15,15 +19,36 @@ def step(ranks: Sequence[Rank] | Mapping[int, Rank], actions: Actions) -> list[S
     for number in range(len(ranks)):
         begin_step(ranks[number], actions)
     spans = []
+    mailboxes = [Mailbox[Tensor](ranks[n].exchange.uses) for n in range(len(ranks))]
     for number, action in actions.order:
-        if not action.is_transfer:
-            spans.append(ranks[number].perform(action))
-        elif action.is_send:
+        rank, mailbox = ranks[number], mailboxes[number]
+        if action.is_send:
             for send in action.singles:
-                receive = send.other_end
-                tensor = ranks[number].take(send)
-                target = ranks[actions.rank_of[receive.stage]]
-                target.put(receive, target.copied(tensor))
+                peer = actions.peer(send)
+                _carry(send, rank, mailbox, ranks[peer], mailboxes[peer])
+        elif action.kind == "V":
+            _deliver(rank, action, mailbox)
+            rank.renew(action)
+        elif not action.is_transfer and action.kind != "G":
+            _deliver(rank, action, mailbox)
+            spans.append(rank.perform(action))
     for number in range(len(ranks)):
         ranks[number].finish()
     return spans
+
+
+def _carry(
+    send: Action, rank: Rank, mailbox: Mailbox[Tensor], target: Rank, box: Mailbox[Tensor]
+) -> None:
+    """Give another rank its own copy of what is sent."""
+    came = target.copied(rank.exchange.message(send, rank.take, mailbox.get))
+    if came is None or send.part is None:
+        target.put(send.other_end, came)
+    else:
+        box.put(send.other_end, came)
+
+
+def _deliver(rank: Rank, action: Action, mailbox: Mailbox[Tensor]) -> None:
+    """Give a rank what came from other replicas for an update or new weights."""
+    for receive in rank.exchange.needs(action):
+        rank.put(receive, mailbox.get(receive))

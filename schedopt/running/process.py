@@ -28,7 +28,7 @@ from schedopt.errors import InputError
 from schedopt.plan import Plan
 from schedopt.profiling.devices import find_device
 from schedopt.running.action import Action
-from schedopt.running.actions import Actions, gpu_ranks
+from schedopt.running.actions import Actions, gpu_ranks, sent_bytes
 from schedopt.running.crew import Work, begin_step, make_rank
 from schedopt.running.failing import FAILURE, Failure, LostError, as_failure
 from schedopt.running.job import Job
@@ -127,11 +127,9 @@ def _run_rank(job: Job, number: int, local: int) -> Outcome | None:
     dist.gather_object((records, kept), together)
     if together is None:
         return None
-    for _, other in together[1:]:
-        kept.gradients.update(other.gradients)
-        kept.weights.update(other.weights)
     every = [record for found, _ in together for record in found]
-    return judge(every, kept, alone, job.plan.rule.is_given)
+    trained = [one for _, found in together for one in found]
+    return judge(every, trained, alone, job.plan.rule.is_given)
 
 
 def _stepper(job: Job, work: Work, rank: Rank, over_nccl: bool) -> Step:
@@ -173,18 +171,22 @@ def step(rank: Rank, actions: Actions, make_links: Callable[[], Links]) -> list[
     mine = actions.ranks[rank.number]
     expected = {one for action in mine if action.is_transfer for one in action.singles}
     spans = []
+    ready = 0
     for action in mine:
         if action.is_transfer:
             links.reach(action)
             continue
-        ready = 0
-        for receive in _receives(action):
+        for receive in (*_receives(action), *rank.exchange.needs(action)):
             if receive in expected:
                 tensor, since = links.wait(receive)
                 rank.put(receive, tensor)
                 ready = max(ready, since)
                 del tensor
-        spans.append(rank.perform(action, ready))
+        if action.kind == "V":
+            rank.renew(action)
+        elif action.kind != "G":
+            spans.append(rank.perform(action, ready))
+            ready = 0
         for send, output in rank.release().items():
             links.offer(send, output)
             del output
@@ -206,30 +208,32 @@ def _receives(action: Action) -> list[Action]:
 
 def _make_links(job: Job, work: Work, rank: Rank, over_nccl: bool) -> Callable[[], Links]:
     plan, actions = work.plan, work.actions
-    room = make_room(work, work.device if over_nccl else torch.device("cpu"))
+    room = make_room(work, rank, work.device if over_nccl else torch.device("cpu"))
     if over_nccl:
-        return lambda: StreamLinks(rank.number, actions, room)
+        return lambda: StreamLinks(rank.number, actions, room, rank.exchange)
     if job.model is not None:
-        return lambda: ThreadLinks(rank.number, actions, room, work.device)
+        return lambda: ThreadLinks(rank.number, actions, room, rank.exchange, work.device)
+    gpus = sorted(gpu_ranks(plan))
 
     def lasts_ns(send: Action) -> int:
-        ends = [plan.stages[one.stage].gpus[0] for one in (send, send.other_end)]
-        layer = plan.stages[min(send.stage, send.other_end.stage)].last
-        count = plan.chain.layers[layer].activation_bytes
-        return int(plan.platform.transfer_ns(count, *ends) * job.stretch)
+        ends = [gpus[actions.peer(one)] for one in (send.other_end, send)]
+        return int(plan.platform.transfer_ns(sent_bytes(plan, send), *ends) * job.stretch)
 
     one_way = plan.platform.link is not None and plan.platform.link.duplex == "half"
     one_clock = os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE")
     return lambda: SleepingLinks(
-        rank.number, actions, room, work.device, one_way, lasts_ns, one_clock
+        rank.number, actions, room, rank.exchange, work.device, one_way, lasts_ns, one_clock
     )
 
 
-def make_room(work: Work, device: torch.device) -> Room:
+def make_room(work: Work, rank: Rank, device: torch.device) -> Room:
     """Return what makes room on a device for what a receive takes in."""
     stages, boundaries = work.plan.stages, work.boundaries
 
     def room(receive: Action) -> Tensor:
+        if receive.part is not None:
+            chunk = receive.part.chunk, receive.part.chunks
+            return rank.stages[receive.stage].weights.empty_part(chunk, device)
         stage = stages[receive.stage]
         layer = stage.first - 1 if receive.kind == "RECV_F" else stage.last
         return boundaries[layer].empty(device)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from schedopt.profiling.metering import Meter
 from schedopt.running.action import Action
+from schedopt.running.exchange import Chunk, Exchange
 from schedopt.running.spans import Span
 from schedopt.running.stage_work import StageWork
 
@@ -30,6 +31,8 @@ class Rank:
     updates_of : int
         The micro-batches of one update.
     device : torch.device
+    rank_of : mapping of (int, int) to int
+        The rank of each micro-batch in each stage.
     begin : callable
         Called at the start of each operation, with the instant since when what it needs is there.
     copy : callable
@@ -42,7 +45,9 @@ class Rank:
     most_saved : int
         The most that lay there between two operations, bytes.
     losses : dict of int to float
-        Of each micro-batch, on the rank of the last stage.
+        Of each micro-batch that this rank runs in the last stage.
+    exchange : Exchange
+        What goes to other replicas and comes from them in this step.
     """
 
     number: int
@@ -50,11 +55,14 @@ class Rank:
     last_stage: int
     updates_of: int
     device: torch.device
+    rank_of: Mapping[tuple[int, int], int]
     begin: Callable[[int | None], None] = lambda ready_ns: None
     copy: Callable[[Tensor], Tensor] = torch.clone
     meter: Meter | None = None
     most_saved: int = 0
     losses: dict[int, float] = field(default_factory=dict)
+    exchange: Exchange = field(default_factory=Exchange)
+    _received: dict[Action, Tensor] = field(default_factory=dict)
     _values: dict[tuple[int, int], Tensor | None] = field(default_factory=dict)
     _gradients: dict[tuple[int, int], Tensor | None] = field(default_factory=dict)
     _outgoing: dict[Action, Tensor | None] = field(default_factory=dict)
@@ -65,7 +73,7 @@ class Rank:
         start = time.monotonic_ns()
         self.begin(ready_ns)
         if action.kind == "U":
-            self.stages[action.stage].weights.update(action.first, self.updates_of)
+            self._update(action)
         else:
             for micro_batch in action.micro_batches:
                 self._operate(action, micro_batch)
@@ -73,8 +81,13 @@ class Rank:
             torch.cuda.current_stream(self.device).synchronize()
         return Span(self.number, action, start, time.monotonic_ns())
 
+    def renew(self, action: Action) -> None:
+        """Go on with the weights that came for a mini-batch."""
+        came = {_chunk(one): self._received.pop(one) for one in self.exchange.needs(action)}
+        self.stages[action.stage].weights.renew(came)
+
     def take(self, send: Action) -> Tensor | None:
-        """Return what a micro-batch made to be sent; None for a gradient that nothing needs."""
+        """Return what was made to be sent; None for a gradient that nothing needs."""
         return self._outgoing.pop(send)
 
     def release(self) -> dict[Action, Tensor | None]:
@@ -83,8 +96,11 @@ class Rank:
         return released
 
     def put(self, receive: Action, tensor: Tensor | None) -> None:
-        """Take in what was received for a micro-batch."""
-        self._boxes(receive)[receive.stage, receive.first] = tensor
+        """Take in what was received."""
+        if receive.part is None:
+            self._boxes(receive)[receive.stage, receive.first] = tensor
+        elif tensor is not None:
+            self._received[receive] = tensor
 
     def copied(self, tensor: Tensor | None) -> Tensor | None:
         """Return a copy in memory of its own."""
@@ -106,10 +122,37 @@ class Rank:
         if self.meter is not None:
             self.most_saved = max(self.most_saved, self.meter.now)
 
+    def _update(self, action: Action) -> None:
+        """Update a stage, with what came from its replicas."""
+        weights = self.stages[action.stage].weights
+        merged = {}
+        for chunk, total in self.exchange.merges.get((action.stage, action.first), ()):
+            own = weights.gradient_part(action.first, chunk) if total.own else None
+            found = total.total(own, self._received.__getitem__)
+            assert found is not None
+            merged[chunk] = found
+        for receive in self.exchange.needs(action):
+            del self._received[receive]
+        if merged:
+            weights.set_gradients(action.first, merged)
+        weights.update(action.first, self.updates_of)
+        for send in self.exchange.behind.get((action.stage, "U", action.first), ()):
+            self._outgoing[send] = weights.weights_part(_chunk(send))
+
+    def _share(self, action: Action, micro_batch: int) -> None:
+        """Let other replicas have what a backward was the last to add to."""
+        weights = self.stages[action.stage].weights
+        mini_batch = micro_batch // self.updates_of
+        for send in self.exchange.behind.get((action.stage, action.kind, micro_batch), ()):
+            self._outgoing[send] = weights.gradient_part(mini_batch, _chunk(send))
+        weights.used(mini_batch)
+
     def _operate(self, action: Action, micro_batch: int) -> None:
         """Run an operation of one micro-batch, and hand on what it made for another stage."""
         with self._metering(action, micro_batch):
             made = self._made(action, micro_batch)
+        if action.kind in ("B", "W"):
+            self._share(action, micro_batch)
         match action.kind:
             case "F" if action.stage == self.last_stage:
                 assert made is not None
@@ -130,7 +173,11 @@ class Rank:
         if action.kind == "R":
             work.recompute(micro_batch, version)
             return None
-        with work.weights.adding(micro_batch // self.updates_of):
+        mini_batch = micro_batch // self.updates_of
+        for chunk in self.exchange.cleared.get((action.stage, action.kind, micro_batch), ()):
+            nothing = torch.zeros_like(work.weights.empty_part(chunk, self.device))
+            work.weights.set_gradients(mini_batch, {chunk: nothing})
+        with work.weights.adding(mini_batch):
             match action.kind:
                 case "B":
                     return work.backward(micro_batch, self._gradients.pop(key, None), version)
@@ -148,7 +195,7 @@ class Rank:
         Where bytes are counted, what waits to be sent does not count as saved.
         """
         receive = send.other_end
-        if receive.stage in self.stages:
+        if self.rank_of[receive.stage, send.first] == self.number:
             self._boxes(receive)[receive.stage, send.first] = self.copied(tensor)
         else:
             self._outgoing[send] = tensor if self.meter is None else self.copied(tensor)
@@ -164,3 +211,9 @@ class Rank:
         if received is not None:
             self.meter.note(received)
         return self.meter
+
+
+def _chunk(end: Action) -> Chunk:
+    """Return which chunk goes between replicas."""
+    assert end.part is not None
+    return end.part.chunk, end.part.chunks

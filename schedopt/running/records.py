@@ -35,7 +35,7 @@ class Record:
     versions : dict of int to int
         The most versions of the weights at once, by stage.
     losses : tuple of dict
-        Of each micro-batch of each step that was timed, on the rank of the last stage.
+        Of each micro-batch of each step that was timed, on the ranks of the last stage.
     threads : int
         That torch computes with.
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -81,17 +81,25 @@ def emulate(work: Work) -> Trained:
     return emulation.found
 
 
-def difference(one: Mapping[Any, Tensor], other: Mapping[Any, Tensor]) -> float:
+def difference(parts: Sequence[Mapping[Any, Tensor]], other: Mapping[Any, Tensor]) -> float:
     """Return the largest relative difference of any two tensors of the same name.
 
     The largest difference of any element, over the largest element of that tensor, or over a
     millionth of the largest of all tensors where that is more. A tensor that only one side has
     differs by 1.
+
+    Parameters
+    ----------
+    parts : sequence of mapping
+        What each rank has; replicas have the same names.
+    other : mapping
+        What one process has.
     """
     largest = max((_most(tensor) for tensor in other.values()), default=0.0)
-    found = 1.0 if one.keys() ^ other.keys() else 0.0
-    for name in one.keys() & other.keys():
-        apart = _most(one[name].double() - other[name].double())
+    names = {name for one in parts for name in one}
+    found = 1.0 if names ^ other.keys() else 0.0
+    for name, tensor in ((name, one[name]) for one in parts for name in one.keys() & other.keys()):
+        apart = _most(tensor.double() - other[name].double())
         if apart != apart:
             return float("inf")
         if apart:

@@ -181,8 +181,11 @@ def describe_place(job: Job, outcome: Outcome) -> dict[str, Any]:
 
 def _losses(outcome: Outcome) -> list[float | None]:
     """Return the mean loss of each step that was timed."""
-    last = max(outcome.records, key=lambda one: sum(map(len, one.losses)))
-    return [_number(sum(one.values()) / len(one)) for one in last.losses if one]
+    found = []
+    for step in zip(*(one.losses for one in outcome.records), strict=True):
+        every = [loss for of_rank in step for loss in of_rank.values()]
+        found += [_number(sum(every) / len(every))] if every else []
+    return found
 
 
 def _number(figure: float | None) -> float | None:

@@ -51,7 +51,7 @@ def _run_here(job: Job, actions: Actions) -> Outcome:
 
     from schedopt.profiling.devices import find_device
     from schedopt.running import logical
-    from schedopt.running.crew import make_rank
+    from schedopt.running.crew import make_ranks
     from schedopt.running.session import conduct, judge, prepare, settle, train_alone
 
     device = find_device(job.device)
@@ -60,7 +60,7 @@ def _run_here(job: Job, actions: Actions) -> Outcome:
         prepared = prepare(job, actions, device)
         alone = train_alone(prepared) if job.compare and job.model is not None else None
         prepared = settle(prepared, range(len(job.plan.stages)), device)
-        ranks = [make_rank(prepared.work, number) for number in range(len(actions.ranks))]
+        ranks = make_ranks(prepared.work)
         records, kept = conduct(
             prepared,
             ranks,

@@ -170,7 +170,7 @@ def conduct(
     gather: Callable[[], None],
     steps: int,
     compare: bool,
-) -> tuple[list[Record], Trained]:
+) -> tuple[list[Record], list[Trained]]:
     """Run all steps: one that is compared, one in which bytes are counted, and those timed.
 
     Parameters
@@ -189,19 +189,20 @@ def conduct(
     -------
     list of Record
         Of these ranks.
-    Trained
-        What the first step did to their weights.
+    list of Trained
+        What the first step did to the weights of each.
     """
-    kept = Trained()
+    kept = [Trained() for _ in ranks]
     device = prepared.work.device
     with training_mode():
         if not prepared.is_asleep:
             # Gradients and the optimizer's state are there from then on.
-            _keep(ranks, kept if compare else None)
+            _keep(ranks, kept if compare else [None] * len(ranks))
             _run(prepared, step, gather, 0)
-            _keep(ranks, None)
+            _keep(ranks, [None] * len(ranks))
         if compare and not prepared.work.plan.rule.is_given:
-            kept.weights.update(_weights(ranks))
+            for rank, found in zip(ranks, kept, strict=True):
+                found.weights.update(_weights(rank))
         for rank in ranks:
             rank.meter = Meter(_permanent(rank))
         _run(prepared, step, gather, 1)
@@ -238,7 +239,10 @@ def conduct(
 
 
 def judge(
-    records: Sequence[Record], kept: Trained, alone: tuple[Trained, str] | None, is_given: bool
+    records: Sequence[Record],
+    kept: Sequence[Trained],
+    alone: tuple[Trained, str] | None,
+    is_given: bool,
 ) -> Outcome:
     """Return what all ranks measured, compared with what one process did."""
     if alone is None:
@@ -251,8 +255,10 @@ def judge(
     trained, how = alone
     return Outcome(
         records=tuple(records),
-        gradient_difference=difference(kept.gradients, trained.gradients),
-        weight_difference=None if is_given else difference(kept.weights, trained.weights),
+        gradient_difference=difference([one.gradients for one in kept], trained.gradients),
+        weight_difference=(
+            None if is_given else difference([one.weights for one in kept], trained.weights)
+        ),
         compared_with=how,
         tolerance=_tolerance(trained),
     )
@@ -272,16 +278,15 @@ def _run(
     return time.monotonic_ns(), step()
 
 
-def _keep(ranks: Iterable[Rank], kept: Trained | None) -> None:
-    for rank in ranks:
+def _keep(ranks: Sequence[Rank], kept: Sequence[Trained | None]) -> None:
+    for rank, found in zip(ranks, kept, strict=True):
         for work in rank.stages.values():
-            work.weights.on_update = None if kept is None else kept.keep
+            work.weights.on_update = None if found is None else found.keep
 
 
-def _weights(ranks: Iterable[Rank]) -> dict[str, Tensor]:
+def _weights(rank: Rank) -> dict[str, Tensor]:
     return {
         name: one.detach().to("cpu", copy=True)
-        for rank in ranks
         for work in rank.stages.values()
         for name, one in work.weights.parameters.items()
     }

@@ -52,6 +52,10 @@ class Sleeper:
         self._stretch = stretch
         self._due_ns = time.monotonic_ns()
 
+    def __deepcopy__(self, memo: object) -> Sleeper:
+        """Return itself: copies of a layer in one process sleep one after the other, too."""
+        return self
+
     def begin(self, ready_ns: int | None = None) -> None:
         """Start an operation: what its layers sleep counts from now, with all between them.
 

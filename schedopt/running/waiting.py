@@ -8,6 +8,7 @@ from itertools import groupby, pairwise
 
 from schedopt.errors import InputError
 from schedopt.running.action import Action
+from schedopt.running.summing import check_sums
 
 Placed = tuple[int, int]
 """An action by its rank and its place in the rank's list."""
@@ -21,13 +22,14 @@ def order_lists(lists: Sequence[Sequence[Action]]) -> list[tuple[int, Action]]:
     Raises
     ------
     InputError
-        If an action is missing or lacks what it needs on its rank or its other end, or if actions
-        wait for each other in a circle, with their names.
+        If an action is missing or lacks what it needs on its rank or its other end, if an update
+        lacks a gradient, or if actions wait for each other in a circle, with their names.
     """
     import networkx as nx
 
     _check_places(lists)
-    _check_needs(lists)
+    extent = _measure(lists)
+    _check_needs(lists, extent)
     meeting = dict(_pair_ends(lists))
     graph = nx.DiGraph()
     for rank, actions in enumerate(lists):
@@ -42,6 +44,7 @@ def order_lists(lists: Sequence[Sequence[Action]]) -> list[tuple[int, Action]]:
         for placed in nx.topological_sort(graph):
             ends = [placed, receivers[placed]] if placed in receivers else [placed]
             found += [(rank, lists[rank][place]) for rank, place in ends]
+        check_sums(found, extent.every)
         return found
     circle = pairwise([before, *nx.shortest_path(graph, after, before)])
     told = []
@@ -70,6 +73,8 @@ def _pair_ends(lists: Sequence[Sequence[Action]]) -> Iterator[tuple[Placed, Plac
                 raise _broken(rank, action, "is there twice")
             ends[action] = rank, place
     for action, placed in ends.items():
+        if action.part is not None and placed[0] != _rank_of(action):
+            raise _broken(placed[0], action, f"is there, and not on rank {_rank_of(action)}")
         if action.other_end.stage < 0:
             raise _broken(placed[0], action, "is of the first stage, which has none before it")
         other = ends.get(action.other_end)
@@ -80,21 +85,21 @@ def _pair_ends(lists: Sequence[Sequence[Action]]) -> Iterator[tuple[Placed, Plac
         yield placed, placed if action.is_send else other
 
 
+def _rank_of(action: Action) -> int:
+    """Return the rank of what names it: an end of a transfer between replicas, or G."""
+    assert action.part is not None
+    return action.part.source if action.is_send else action.part.target
+
+
 def _check_places(lists: Sequence[Sequence[Action]]) -> None:
-    """Refuse a rank that has nothing to do, and a stage on several ranks."""
+    """Refuse a rank that has nothing to do."""
     if not lists:
         raise InputError("there are no actions", way_out="Give one line for each rank")
-    rank_of: dict[int, int] = {}
     for rank, actions in enumerate(lists):
         if not actions:
             raise InputError(
                 "there are no actions", field=f"rank {rank}", way_out="Give each rank a stage"
             )
-        for action in actions:
-            if rank_of.setdefault(action.stage, rank) != rank:
-                raise _broken(
-                    rank, action, f"is of a stage that is on rank {rank_of[action.stage]}"
-                )
 
 
 @dataclass(frozen=True)
@@ -104,40 +109,55 @@ class _Extent:
     Parameters
     ----------
     stages, micro_batches : int
-    updates : dict of int to int
-        How many updates each stage has.
+    versions : dict of (int, int) to int
+        How many versions of a stage are made on a rank, by rank and stage.
     recomputing : frozenset of int
         The stages that recompute.
+    homes : dict of (int, int) to int
+        The rank of a micro-batch in a stage.
     """
 
     stages: int
     micro_batches: int
-    updates: dict[int, int]
+    versions: dict[tuple[int, int], int]
     recomputing: frozenset[int]
+    homes: dict[tuple[int, int], int]
+
+    @property
+    def every(self) -> int:
+        """The micro-batches of one update."""
+        return self.micro_batches // max(1, max(self.versions.values()))
 
 
 def _measure(lists: Sequence[Sequence[Action]]) -> _Extent:
-    everything = [action for actions in lists for action in actions]
-    updates = dict.fromkeys((action.stage for action in everything), 0)
-    for action in everything:
-        updates[action.stage] += action.kind == "U"
-    return _Extent(
-        1 + max(action.stage for action in everything),
-        max((a.micro_batches.stop for a in everything if a.kind != "U"), default=1),
-        updates,
-        frozenset(action.stage for action in everything if action.kind == "R"),
+    placed = [(rank, action) for rank, actions in enumerate(lists) for action in actions]
+    versions = dict.fromkeys(((rank, action.stage) for rank, action in placed), 0)
+    homes: dict[tuple[int, int], int] = {}
+    for rank, action in placed:
+        versions[rank, action.stage] += action.makes_version
+        if action.kind == "F":
+            homes.update({(action.stage, i): rank for i in action.micro_batches})
+    extent = _Extent(
+        1 + max(action.stage for _, action in placed),
+        max((a.micro_batches.stop for _, a in placed if not a.makes_version), default=1),
+        versions,
+        frozenset(action.stage for _, action in placed if action.kind == "R"),
+        homes,
     )
+    _check_updates(extent)
+    return extent
 
 
 def _check_updates(extent: _Extent) -> None:
     """Refuse updates that do not share the micro-batches out evenly, the same in each stage."""
-    most = max(extent.updates.values(), default=0)
-    for stage, count in sorted(extent.updates.items()):
+    most = max(extent.versions.values(), default=0)
+    for (_, stage), count in sorted(extent.versions.items(), key=lambda one: one[0][::-1]):
         if count != most or (most and extent.micro_batches % most):
             raise InputError(
                 f"stage {stage} has {count} updates for {extent.micro_batches} micro-batches, "
                 f"and some stage has {most}",
-                way_out="Give each stage an update for each mini-batch",
+                way_out="Give each stage, on each of its ranks, an update for each mini-batch, or "
+                "the weights",
             )
 
 
@@ -145,29 +165,47 @@ _Done = tuple[int, str, int]
 """Stage, kind and micro-batch of an action."""
 
 
-def _check_needs(lists: Sequence[Sequence[Action]]) -> None:
+def _check_needs(lists: Sequence[Sequence[Action]], extent: _Extent) -> None:
     """Refuse an action that is missing, is there twice or comes before what it needs."""
-    extent = _measure(lists)
-    _check_updates(extent)
     for rank, actions in enumerate(lists):
         done: set[_Done] = set()
         for action in actions:
-            for ways in _needs(action, extent):
+            _check_home(rank, action, extent)
+            for ways in _needs(action, rank, extent):
                 if done.isdisjoint(ways):
                     names = " or ".join(_name(one) for one in ways)
                     raise _broken(rank, action, f"comes before {names}")
-            for micro_batch in action.micro_batches:
+            for micro_batch in action.micro_batches if action.part is None else ():
                 key = (action.stage, action.kind, micro_batch)
                 if key in done:
                     raise _broken(rank, action, "is there twice")
                 done.add(key)
-        for stage in sorted({action.stage for action in actions}):
-            _check_gradients(rank, stage, done, extent)
+        _check_gradients(rank, done, extent)
+    for stage in range(extent.stages):
+        for i in range(extent.micro_batches):
+            if (stage, i) not in extent.homes:
+                raise InputError(
+                    f"{stage}F{i} is not there",
+                    field="actions",
+                    way_out="Run each micro-batch forward and backward in each stage",
+                )
 
 
-def _check_gradients(rank: int, stage: int, done: set[_Done], extent: _Extent) -> None:
-    """Refuse a stage that has not exactly one gradient of each micro-batch."""
-    for i in range(extent.micro_batches):
+def _check_home(rank: int, action: Action, extent: _Extent) -> None:
+    """Refuse what belongs to a micro-batch that runs on another rank."""
+    if not (action.is_read or action.is_boundary):
+        return
+    for i in action.micro_batches:
+        home = extent.homes.get((action.stage, i), rank)
+        if home != rank:
+            raise _broken(rank, action, f"is there, and {action.stage}F{i} on rank {home}")
+
+
+def _check_gradients(rank: int, done: set[_Done], extent: _Extent) -> None:
+    """Refuse a rank that has not exactly one gradient of each of its micro-batches."""
+    for (stage, i), home in extent.homes.items():
+        if home != rank:
+            continue
         whole, half = (stage, "B", i), (stage, "W", i)
         if whole in done and (stage, "I", i) in done:
             raise InputError(
@@ -183,14 +221,17 @@ def _check_gradients(rank: int, stage: int, done: set[_Done], extent: _Extent) -
             )
 
 
-def _needs(action: Action, extent: _Extent) -> Iterator[list[_Done]]:
+def _needs(action: Action, rank: int, extent: _Extent) -> Iterator[list[_Done]]:
     """Yield what must have come before on the rank, each as the ways in which it can."""
     s = action.stage
-    if action.kind == "U":
-        yield from _needs_of_update(action, extent)
+    if action.makes_version:
+        yield from _needs_of_version(action, rank, extent)
         return
+    if action.kind == "SEND_V":
+        mini_batch = action.first // extent.every
+        yield [(s, "U", mini_batch), (s, "V", mini_batch)]
     if action.version:
-        yield [(s, "U", action.version - 1)]
+        yield [(s, "U", action.version - 1), (s, "V", action.version - 1)]
     for i in action.micro_batches:
         match action.kind:
             case "F":
@@ -212,17 +253,17 @@ def _needs(action: Action, extent: _Extent) -> Iterator[list[_Done]]:
                 pass
 
 
-def _needs_of_update(update: Action, extent: _Extent) -> Iterator[list[_Done]]:
-    """Yield the update before and the gradients of the mini-batch.
+def _needs_of_version(action: Action, rank: int, extent: _Extent) -> Iterator[list[_Done]]:
+    """Yield the version before, and of an update the gradients of the mini-batch on its rank.
 
     The updates of a stage share the micro-batches of the step out evenly.
     """
-    s = update.stage
-    if update.first:
-        yield [(s, "U", update.first - 1)]
-    every = extent.micro_batches // extent.updates[s]
-    for i in range(update.first * every, (update.first + 1) * every):
-        yield [(s, "B", i), (s, "W", i)]
+    s, mini_batch = action.stage, action.first
+    if mini_batch:
+        yield [(s, "U", mini_batch - 1), (s, "V", mini_batch - 1)]
+    for i in range(mini_batch * extent.every, (mini_batch + 1) * extent.every):
+        if action.kind == "U" and extent.homes.get((s, i)) == rank:
+            yield [(s, "B", i), (s, "W", i)]
 
 
 def _name(done: _Done) -> str:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from schedopt.profiling.saving import storage_key
+from schedopt.running.exchange import Chunk
 
 
 @dataclass(eq=False)
@@ -28,8 +30,14 @@ class Weights:
 
     There is one parameter with one gradient, whatever the number of versions: what a graph saves
     of a parameter is kept as its name, and looked up in the version that the backward reads. Only
-    where a backward comes before the update of an earlier mini-batch, its gradients are kept apart:
-    that is memory which the account, with one `gradient_bytes` a stage, does not count.
+    where a backward comes before the rank is through with the gradients of an earlier mini-batch,
+    its gradients are kept apart: that is memory which the account, with one `gradient_bytes` a
+    stage, does not count.
+
+    Replicas exchange chunks. For them all that is trained lies in one row, which is cut into equal
+    parts between elements: of n elements chunk c of d begins at element n c // d. The account cuts
+    bytes; where all is of one precision the difference is less than an element. What is of several
+    precisions travels in the widest, and frozen parameters do not travel.
 
     Parameters
     ----------
@@ -45,7 +53,7 @@ class Weights:
     Attributes
     ----------
     newest : int
-        The version that the parameters hold, and the mini-batch whose update is next.
+        The version that the parameters hold.
     most_held : int
         The most versions at once.
     """
@@ -57,12 +65,25 @@ class Weights:
     newest: int = 0
     most_held: int = 1
     _older: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+    _turn: int = 0
+    """The mini-batch whose gradients the parameters hold."""
     _early: dict[int, dict[str, Tensor | None]] = field(default_factory=dict)
-    """Gradients of mini-batches that come after the one whose update is next."""
+    """Gradients of other mini-batches."""
+    _shares: Counter[int] = field(default_factory=Counter)
+    """How many actions still need the gradients of each mini-batch."""
 
-    def begin_step(self, reads: Counter[int] | None) -> None:
-        """Count versions from 0 again: what the parameters hold now."""
+    def begin_step(self, reads: Counter[int] | None, shares: Mapping[int, int]) -> None:
+        """Count versions and mini-batches from 0 again.
+
+        Parameters
+        ----------
+        reads : Counter or None
+            How many actions read each version.
+        shares : mapping of int to int
+            How many actions need the gradients of each mini-batch: see `used`.
+        """
         self.reads, self.newest = reads, 0
+        self._shares, self._turn = Counter(shares), min(shares, default=0)
 
     @contextmanager
     def reading(self, version: int | None) -> Iterator[Reading | None]:
@@ -92,7 +113,7 @@ class Weights:
     @contextmanager
     def adding(self, mini_batch: int) -> Iterator[None]:
         """Let backwards add their gradients to those of a mini-batch."""
-        if mini_batch == self.newest:
+        if mini_batch == self._turn:
             yield
             return
         own = self._swapped_gradients(self._early.get(mini_batch, {}))
@@ -109,27 +130,88 @@ class Weights:
         if self.reads[version] <= 0:
             self._older.pop(version, None)
 
+    def used(self, mini_batch: int) -> None:
+        """Count one of those through that need the gradients of a mini-batch.
+
+        After the last they are 0, and the next mini-batch has its turn.
+        """
+        self._shares[mini_batch] -= 1
+        if self._shares[mini_batch] > 0:
+            return
+        del self._shares[mini_batch]
+        if mini_batch != self._turn:
+            self._early.pop(mini_batch, None)
+            return
+        for one in self.parameters.values():
+            if one.grad is not None:
+                one.grad.zero_()
+        self._turn = min(self._shares, default=self._turn)
+        for name, gradient in self._early.pop(self._turn, {}).items():
+            if gradient is not None:
+                self.parameters[name].grad = gradient
+
     def update(self, mini_batch: int, count: int) -> None:
         """Make a new version with the mean of the gradients of so many micro-batches."""
-        trained = [one for one in self.parameters.values() if one.grad is not None]
-        for parameter in trained:
-            parameter.grad.div_(count)  # type: ignore[union-attr]
+        for parameter in self.parameters.values():
+            if parameter.grad is not None:
+                parameter.grad.div_(count)
         if self.on_update is not None:
             self.on_update(mini_batch, self.parameters)
-        if self.reads is not None and self.reads[self.newest] > 0:
-            self._older[self.newest] = {
-                name: one.detach().clone() for name, one in self.parameters.items()
-            }
-            self.most_held = max(self.most_held, 1 + len(self._older))
+        self._keep_newest()
         if self.optimizer is not None:
             self.optimizer.step()
-        for parameter in trained:
-            parameter.grad.zero_()  # type: ignore[union-attr]
         self.newest += 1
-        if self.newest in self._early:
-            for name, gradient in self._early.pop(self.newest).items():
-                if gradient is not None:
-                    self.parameters[name].grad = gradient
+        self._shares[mini_batch] = 1
+        self.used(mini_batch)
+
+    def renew(self, chunks: Mapping[Chunk, Tensor]) -> None:
+        """Go on with weights that came, all chunks of them, as a new version."""
+        self._keep_newest()
+        for chunk, values in chunks.items():
+            for (name, begin, end), value in self._split(chunk, values):
+                _write(self.parameters[name].data, begin, end, value)
+        self.newest += 1
+
+    def weights_part(self, chunk: Chunk) -> Tensor:
+        """Return a copy of a chunk of the newest version."""
+        return self._joined(
+            [
+                self.parameters[name].detach().reshape(-1)[begin:end]
+                for name, begin, end in self._slices(chunk)
+            ]
+        )
+
+    def gradient_part(self, mini_batch: int, chunk: Chunk) -> Tensor:
+        """Return a copy of a chunk of the gradients of a mini-batch, 0 where there is none."""
+        found = []
+        for name, begin, end in self._slices(chunk):
+            gradient = self._gradient(mini_batch, name)
+            if gradient is None:
+                found.append(self.parameters[name].new_zeros(end - begin))
+            else:
+                found.append(gradient.reshape(-1)[begin:end])
+        return self._joined(found)
+
+    def set_gradients(self, mini_batch: int, chunks: Mapping[Chunk, Tensor]) -> None:
+        """Let chunks of the gradients of a mini-batch be these values.
+
+        What no backward of this rank gives a gradient gets none, if there was a backward.
+        """
+        with self.adding(mini_batch):
+            named = self.parameters.items()
+            trained = {name for name, one in named if one.grad is not None} or set(self.parameters)
+            for chunk, values in chunks.items():
+                for (name, begin, end), value in self._split(chunk, values):
+                    parameter = self.parameters[name]
+                    if parameter.grad is None and name in trained:
+                        parameter.grad = torch.zeros_like(parameter)
+                    if parameter.grad is not None:
+                        _write(parameter.grad, begin, end, value)
+
+    def empty_part(self, chunk: Chunk, device: torch.device) -> Tensor:
+        """Return room for a chunk of weights or gradients on a device."""
+        count = sum(end - begin for _, begin, end in self._slices(chunk))
+        return torch.empty(count, dtype=self._widest, device=device)
 
     def tensors(self) -> list[Tensor]:
         """Return parameters, gradients and the optimizer's state on the device."""
@@ -147,6 +229,50 @@ class Weights:
     def version_bytes(self) -> int:
         """Return the bytes of one version."""
         return sum(one.numel() * one.element_size() for one in self.parameters.values())
+
+    @property
+    def _widest(self) -> torch.dtype:
+        """The precision in which chunks travel."""
+        kinds = {one.dtype for one in self.parameters.values()} or {torch.get_default_dtype()}
+        return reduce(torch.promote_types, kinds)
+
+    def _slices(self, chunk: Chunk) -> Iterator[tuple[str, int, int]]:
+        """Yield the parameters that a chunk touches, with its first element there and the end."""
+        number, chunks = chunk
+        total = sum(one.numel() for one in self.parameters.values())
+        begin, end = total * number // chunks, total * (number + 1) // chunks
+        passed = 0
+        for name, one in self.parameters.items():
+            first, last = max(0, begin - passed), min(one.numel(), end - passed)
+            if first < last:
+                yield name, first, last
+            passed += one.numel()
+
+    def _joined(self, parts: list[Tensor]) -> Tensor:
+        nothing = torch.empty(0, dtype=self._widest)
+        return torch.cat([one.to(self._widest) for one in parts]) if parts else nothing
+
+    def _split(self, chunk: Chunk, values: Tensor) -> Iterator[tuple[tuple[str, int, int], Tensor]]:
+        """Yield each place of a chunk with the values that belong there."""
+        passed = 0
+        for place in self._slices(chunk):
+            name, begin, end = place
+            part = values[passed : passed + end - begin]
+            yield place, part.to(self.parameters[name].device, self.parameters[name].dtype)
+            passed += end - begin
+
+    def _gradient(self, mini_batch: int, name: str) -> Tensor | None:
+        if mini_batch == self._turn:
+            return self.parameters[name].grad
+        return self._early.get(mini_batch, {}).get(name)
+
+    def _keep_newest(self) -> None:
+        """Keep a copy of the newest version, if it is still read when the next one is made."""
+        if self.reads is not None and self.reads[self.newest] > 0:
+            self._older[self.newest] = {
+                name: one.detach().clone() for name, one in self.parameters.items()
+            }
+            self.most_held = max(self.most_held, 1 + len(self._older))
 
     def _values(self, version: int) -> Mapping[str, Tensor]:
         if version in self._older:
@@ -174,3 +300,11 @@ class Weights:
         finally:
             for name, one in self.parameters.items():
                 one.data = newest[name]
+
+
+def _write(tensor: Tensor, begin: int, end: int, values: Tensor) -> None:
+    """Write over some elements of a tensor, as they stand in one row."""
+    row = tensor.reshape(-1)
+    row[begin:end] = values
+    if row.data_ptr() != tensor.data_ptr():
+        tensor.copy_(row.reshape(tensor.shape))

@@ -16,7 +16,7 @@ from schedopt.profiling import Model, profile
 from schedopt.profiling.pieces import Outline, Piece
 from schedopt.running import logical
 from schedopt.running.actions import make_actions
-from schedopt.running.crew import Work, make_rank, name_parameters
+from schedopt.running.crew import Work, make_ranks, name_parameters
 from schedopt.running.fitting import Boundary, check_bytes, look
 from schedopt.running.micro_batches import MicroBatches
 from schedopt.running.rank import Rank
@@ -180,8 +180,7 @@ def hire(plan: Plan, model: Model, count: int, optimizer: Optimizer = sgd, seed:
         names=name_parameters(own.module, own.loss),
         device=torch.device("cpu"),
     )
-    ranks = [make_rank(work, number) for number in range(len(actions.ranks))]
-    return Crew(plan, own, work, batches, ranks)
+    return Crew(plan, own, work, batches, make_ranks(work))
 
 
 def apart(one: Tensor, other: Tensor) -> float:

@@ -78,8 +78,9 @@ def _run_ours(case: Case, number: int, engine: str) -> list[Any]:
 
     def links() -> Links:
         if engine == "streams":
-            return StreamLinks(number, actions, make_room(work, device))
-        return ThreadLinks(number, actions, make_room(work, device), device)
+            return StreamLinks(number, actions, make_room(work, rank, device), rank.exchange)
+        room = make_room(work, rank, device)
+        return ThreadLinks(number, actions, room, rank.exchange, device)
 
     found = []
     for _ in range(STEPS):

@@ -19,6 +19,7 @@ from schedopt.errors import RankError
 from schedopt.profiling.telling import tell
 from schedopt.running.action import Action
 from schedopt.running.actions import make_actions
+from schedopt.running.exchange import Exchange
 from schedopt.running.failing import LostError
 from schedopt.running.job import Job
 from schedopt.running.links import ThreadLinks
@@ -132,7 +133,7 @@ def test_what_a_link_raises_ends_the_rank_though_another_link_waits(
         raise MemoryError(str(receive))
 
     monkeypatch.setattr("schedopt.running.links.dist.send", send)
-    links = ThreadLinks(1, make_actions(plan, 4), no_room, torch.device("cpu"))
+    links = ThreadLinks(1, make_actions(plan, 4), no_room, Exchange(), torch.device("cpu"))
     links.offer(Action(1, "SEND_B", 0), torch.zeros(1))
     with pytest.raises(MemoryError):
         links.finish()
