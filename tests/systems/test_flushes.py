@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from schedopt import Chain, Layer, Platform
+from schedopt import Chain, Layer, Plan, Platform
 from schedopt.account import concurrent_activations, versions
 from schedopt.errors import InputError
 from schedopt.solvers import (
@@ -23,11 +23,18 @@ from schedopt.systems.setting import Setting
 from tests.systems.settings import AMPLE, equal
 
 
+def order(plan: Plan, gpu: int) -> list[tuple[str, int, int]]:
+    """Return kind, stage and micro-batch of what a GPU runs, in a step."""
+    here = [o for o in plan.pattern.operations if plan.stages[o.stage].gpu(o.shift) == gpu]
+    return [(o.kind, o.stage, o.shift) for o in sorted(here, key=lambda one: one.start_ns)]
+
+
 def test_gpipe_takes_m_and_p_less_one_rounds_and_keeps_all_activations() -> None:
     # F 0-1 ... on GPU 0; the last F ends at m + P - 1, the last B takes as many rounds of 2.
     plan = gpipe.plan(equal(4, 6))
     assert plan.pattern.period_total_ns == (1 + 2) * (6 + 4 - 1)
     assert set(concurrent_activations(plan).values()) == {6}
+    assert order(plan, 1) == [(kind, 1, i) for kind in ("F", "B") for i in range(6)]
     assert set(versions(plan).held.values()) == {1}
 
 
@@ -52,6 +59,11 @@ def test_two_stages_a_gpu_halve_the_bubble(microbatches: int) -> None:
     plan = interleaved.plan(equal(4, microbatches, layers=8))
     assert plan.pattern.period_total_ns == 6 * microbatches + 3 * 3
     assert [stage.gpus for stage in plan.stages] == [(n,) for n in (0, 1, 2, 3, 0, 1, 2, 3)]
+    # The first four of stage 0, of stage 4, and so on; 10, 8, 6 and 4 forwards ahead.
+    assert order(plan, 0)[:8] == [("F", stage, i) for stage in (0, 4) for i in range(4)]
+    if microbatches > 4:
+        ahead = [[kind for kind, _, _ in order(plan, gpu)].index("B") for gpu in range(4)]
+        assert ahead == [10 + 1, 8 + 1, 6 + 1, 4 + 1]
     if microbatches == 8:
         # GPU 3 runs ahead F of stage 3 four times, then F7 B7 F7 B7 F7 B7 F7 B7 F3 B3: 5 of
         # stage 3 and 1 of stage 7. GPU 0 runs 10 ahead: 0-3, 0-3 of stage 4, 4 and 5 of stage 0.
