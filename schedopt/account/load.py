@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import pairwise
 
 from schedopt.account.levels import Span, highest
 from schedopt.account.timeline import Timeline
@@ -59,12 +60,26 @@ def busy_time(plan: Plan) -> dict[Resource, Fraction]:
 
 
 def traffic(plan: Plan) -> dict[tuple[int, int], Fraction]:
-    """Return the bytes sent from one GPU to another for each micro-batch."""
+    """Return the bytes sent from one GPU to another for each micro-batch.
+
+    Activations and gradients that a plan without links leaves out count too: they take no time,
+    but are sent.
+    """
     timeline = Timeline(plan)
     sent: dict[tuple[int, int], int] = defaultdict(int)
-    for _, _, source, count, interval in timeline.transfers():
+    listed = set()
+    for transfer, first, source, count, interval in timeline.transfers():
+        for i in range(first, first + transfer.covers):
+            listed.add((transfer.tensor, transfer.stage, i % timeline.length))
         if source != interval.gpu:
             sent[source, interval.gpu] += count
+    for stage, (before, behind) in enumerate(pairwise(plan.stages)):
+        count = plan.chain.layers[before.last].activation_bytes
+        for i in range(timeline.length):
+            there = before.gpu(i), behind.gpu(i)
+            for tensor, ends in (("activation", there), ("gradient", there[::-1])):
+                if there[0] != there[1] and (tensor, stage, i) not in listed:
+                    sent[ends] += count
     return {ends: Fraction(count, timeline.length) for ends, count in sent.items()}
 
 

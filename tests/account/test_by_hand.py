@@ -84,6 +84,21 @@ def test_transfers_count_for_links_and_traffic() -> None:
     assert traffic(plan) == {(0, 1): 4, (1, 0): 4}
 
 
+def test_what_takes_no_time_is_sent_all_the_same() -> None:
+    layers = [
+        Layer(forward_ns=1, backward_ns=1, weight_bytes=0, activation_bytes=count)
+        for count in (4, 2, 8)
+    ]
+    plan = solve(
+        Chain(layers=tuple(layers)),
+        Platform(2, 100),
+        stages=[Stage(layers=(s, s), gpus=(gpu,)) for s, gpu in enumerate((0, 1, 1))],
+    ).plan
+    assert plan is not None
+    assert plan.pattern.transfers == ()
+    assert traffic(plan) == {(0, 1): 4, (1, 0): 4}
+
+
 def test_stashing_holds_as_many_versions_as_activations() -> None:
     plan = figure_3a(rule=Rule(update_every=1))
     # With an update behind each backward, a forward three backwards ahead reads what is newest.
