@@ -15,6 +15,8 @@ from schedopt.errors import InputError
 if TYPE_CHECKING:
     from typer import BadParameter
 
+    from schedopt.chain import Chain
+
 OF_PLATFORM: Final[Mapping[str, str]] = MappingProxyType(
     {"memory": "mem", "memory_bytes": "mem", "reserved_bytes": "reserved"}
 )
@@ -39,6 +41,31 @@ Memory: TypeAlias = Annotated[
     ),
 ]
 Seed: TypeAlias = Annotated[int, typer.Option(help="Of random choices.", min=0, metavar="N")]
+TimeLimit: TypeAlias = Annotated[
+    float,
+    typer.Option(
+        help="Stop after so many seconds with the best plan so far; inf: never.", metavar="S"
+    ),
+]
+Workers: TypeAlias = Annotated[
+    int | None,
+    typer.Option(
+        help="Threads. Default: one for each core that may be used.",
+        min=1,
+        metavar="N",
+        show_default=False,
+    ),
+]
+
+TrainingStateName: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        help="What training keeps of each parameter, instead of what was measured: mixed-adam (2 "
+        "bytes, 2 of gradient, 12 of optimizer). With the bytes of an element now where the chain "
+        "does not record them: mixed-adam:4.",
+        metavar="NAME",
+    ),
+]
 
 # The model that is measured or run.
 Batch: TypeAlias = Annotated[
@@ -129,6 +156,21 @@ def usage_error(error: BadParameter) -> InputError:
             )
     text = first["msg"].removeprefix("Value error, ").removesuffix(".")
     return InputError(text, field=field)
+
+
+def load_chain(path: Path, training_state: str | None) -> Chain:
+    """Read a chain, perhaps as it is trained with another state."""
+    from schedopt.chain import Chain
+    from schedopt.training_state import with_training_state
+
+    chain = Chain.load(path)
+    if training_state is None:
+        return chain
+    try:
+        with naming_options():
+            return with_training_state(chain, training_state)
+    except InputError as error:
+        raise (error if error.field.startswith("--") else error.in_file(str(path))) from None
 
 
 def check_time_limit(seconds: float) -> None:

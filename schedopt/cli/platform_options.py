@@ -1,17 +1,62 @@
-"""The options of ``schedopt solve`` that describe a platform, and what stands in their place."""
+"""The options that describe a platform, and what stands in their place."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+
+import typer
 
 from schedopt.cli.options import OF_PLATFORM, naming_options
 from schedopt.errors import InputError
 
 if TYPE_CHECKING:
     from schedopt.platform import Gpu, Platform
+
+PlatformFile: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        help="A schedopt.platform/1 file: nodes with GPUs, and the links between them. In "
+        "place of the options from --gpus to --duplex.",
+        metavar="FILE",
+    ),
+]
+Gpus: TypeAlias = Annotated[int | None, typer.Option(help="How many GPUs.", metavar="P")]
+Mem: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        help="Memory of a GPU: 16G (powers of 1000), 16GiB, or bytes; or one for each GPU, "
+        "16G,16G,8G.",
+        metavar="SIZE",
+    ),
+]
+Reserved: TypeAlias = Annotated[
+    str | None,
+    typer.Option(help="Memory of each GPU that is not ours. Default: 0.", metavar="SIZE"),
+]
+Speed: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        help="Speed of the GPUs against the one that was measured: 1, or 1,1,0.5. Default: 1.",
+        metavar="FACTORS",
+    ),
+]
+Bandwidth: TypeAlias = Annotated[
+    str | None,
+    typer.Option(help="Of each link: 12GB/s. Absent: transfers are free.", metavar="RATE"),
+]
+Latency: TypeAlias = Annotated[
+    str | None, typer.Option(help="Added to each transfer: 5us. Default: 0.", metavar="TIME")
+]
+DuplexChoice: TypeAlias = Annotated[
+    Literal["half", "full"] | None,
+    typer.Option(
+        help="Whether the two directions of a link share it (half, the default) or not (full).",
+        show_default=False,
+    ),
+]
 
 
 @dataclass(frozen=True, kw_only=True)

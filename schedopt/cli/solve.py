@@ -18,10 +18,24 @@ from schedopt.cli.options import (
     Memory,
     Recompute,
     Seed,
+    TimeLimit,
+    TrainingStateName,
+    Workers,
     check_time_limit,
+    load_chain,
     naming_options,
 )
-from schedopt.cli.platform_options import PlatformOptions
+from schedopt.cli.platform_options import (
+    Bandwidth,
+    DuplexChoice,
+    Gpus,
+    Latency,
+    Mem,
+    PlatformFile,
+    PlatformOptions,
+    Reserved,
+    Speed,
+)
 from schedopt.cli.progress import search_line
 from schedopt.cli.signals import usual_signals
 from schedopt.effort import TIME_LIMIT
@@ -42,48 +56,14 @@ def solve_chain(
             help="A schedopt.chain/1 file. With --fix it may be left out.", metavar="FILE"
         ),
     ] = None,
-    platform: Annotated[
-        Path | None,
-        typer.Option(
-            help="A schedopt.platform/1 file: nodes with GPUs, and the links between them. In "
-            "place of the options from --gpus to --duplex.",
-            metavar="FILE",
-        ),
-    ] = None,
-    gpus: Annotated[int | None, typer.Option(help="How many GPUs.", metavar="P")] = None,
-    mem: Annotated[
-        str | None,
-        typer.Option(
-            help="Memory of a GPU: 16G (powers of 1000), 16GiB, or bytes; or one for each GPU, "
-            "16G,16G,8G.",
-            metavar="SIZE",
-        ),
-    ] = None,
-    reserved: Annotated[
-        str | None,
-        typer.Option(help="Memory of each GPU that is not ours. Default: 0.", metavar="SIZE"),
-    ] = None,
-    speed: Annotated[
-        str | None,
-        typer.Option(
-            help="Speed of the GPUs against the one that was measured: 1, or 1,1,0.5. Default: 1.",
-            metavar="FACTORS",
-        ),
-    ] = None,
-    bandwidth: Annotated[
-        str | None,
-        typer.Option(help="Of each link: 12GB/s. Absent: transfers are free.", metavar="RATE"),
-    ] = None,
-    latency: Annotated[
-        str | None, typer.Option(help="Added to each transfer: 5us. Default: 0.", metavar="TIME")
-    ] = None,
-    duplex: Annotated[
-        Literal["half", "full"] | None,
-        typer.Option(
-            help="Whether the two directions of a link share it (half, the default) or not (full).",
-            show_default=False,
-        ),
-    ] = None,
+    platform: PlatformFile = None,
+    gpus: Gpus = None,
+    mem: Mem = None,
+    reserved: Reserved = None,
+    speed: Speed = None,
+    bandwidth: Bandwidth = None,
+    latency: Latency = None,
+    duplex: DuplexChoice = None,
     allocation: Annotated[
         Literal["contiguous", "general"] | None,
         typer.Option(
@@ -117,6 +97,7 @@ def solve_chain(
     recompute: Recompute = False,
     grain: Grain = "stage",
     memory: Memory = "sum",
+    training_state: TrainingStateName = None,
     microbatches: Annotated[
         int | None,
         typer.Option(
@@ -141,21 +122,8 @@ def solve_chain(
             metavar="NAME",
         ),
     ] = None,
-    time_limit: Annotated[
-        float,
-        typer.Option(
-            help="Stop after so many seconds with the best plan so far; inf: never.", metavar="S"
-        ),
-    ] = TIME_LIMIT,
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            help="Threads. Default: one for each core that may be used.",
-            min=1,
-            metavar="N",
-            show_default=False,
-        ),
-    ] = None,
+    time_limit: TimeLimit = TIME_LIMIT,
+    workers: Workers = None,
     seed: Seed = 0,
     work_limit: Annotated[
         int | None,
@@ -209,7 +177,7 @@ def solve_chain(
         machine = typed.load_instead(platform)
     else:
         machine = typed.read_over(fixed.platform) if fixed else typed.read()
-    layers = _chain(chain, fixed, fix)
+    layers = _chain(chain, training_state, fixed, fix)
     longest = None if period is None else _longest(period)
     usual = usual_scope(solver, fixed=fixed is not None)
     if allocation is not None:
@@ -281,15 +249,21 @@ def _refuse_together(
         )
 
 
-def _chain(path: Path | None, plan: Plan | None, fix: Path | None) -> Chain:
+def _chain(
+    path: Path | None, training_state: str | None, plan: Plan | None, fix: Path | None
+) -> Chain:
     """Return the chain of a file, or without one that of a plan; both are the same."""
-    from schedopt.chain import Chain
-
     if path is None:
         if plan is None:
             raise InputError("not given", field="--chain", way_out="Name a schedopt.chain/1 file")
+        if training_state is not None:
+            raise InputError(
+                "given without a chain",
+                field="--training-state",
+                way_out="Name the chain too (--chain), or leave it out: the plan has its own",
+            )
         return plan.chain
-    chain = Chain.load(path)
+    chain = load_chain(path, training_state)
     if plan is not None and plan.chain.sha256 != chain.sha256:
         raise InputError(
             f"the plan was made for another chain than {path}",

@@ -1,0 +1,116 @@
+"""What training keeps of each parameter, where it is not what was measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from schedopt.chain import Chain, Layer
+from schedopt.errors import InputError
+from schedopt.validation import show
+
+ELEMENT_BYTES: Final = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+"""Of a parameter, by the dtype that a profile records."""
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """Bytes for each parameter.
+
+    Parameters
+    ----------
+    parameter, gradient, optimizer : int
+    """
+
+    parameter: int
+    gradient: int
+    optimizer: int
+
+
+TRAINING_STATES: Final = {"mixed-adam": TrainingState(parameter=2, gradient=2, optimizer=12)}
+"""By name. mixed-adam: bf16 parameters and gradients, and for Adam an fp32 copy, momentum and
+variance, 16 bytes in all (Boehm 2022)."""
+
+
+def with_training_state(chain: Chain, name: str) -> Chain:
+    """Return a chain as it is trained with another state for each parameter.
+
+    Parameters, gradients, optimizer state and `weight_bytes` change, in which buffers stay. Times
+    and activations stay as they were measured. A layer that was measured without a gradient keeps
+    having none.
+
+    Parameters
+    ----------
+    chain : Chain
+        With `parameter_bytes`, `gradient_bytes` and `optimizer_bytes`.
+    name : str
+        One of `TRAINING_STATES`. Where the chain does not record its dtype, with the bytes of an
+        element in it: ``"mixed-adam:4"``.
+
+    Raises
+    ------
+    InputError
+        For another name, or where the chain lacks what is needed.
+    """
+    kind, colon, typed = name.partition(":")
+    if kind not in TRAINING_STATES:
+        raise InputError(
+            f"{show(kind)} is not known",
+            field="training_state",
+            way_out=f"Choose {', '.join(TRAINING_STATES)}",
+        )
+    element = _typed_element(typed) if colon else _recorded_element(chain, kind)
+    for part in ("parameter_bytes", "gradient_bytes", "optimizer_bytes"):
+        chain.require(part, range(len(chain.layers)), needed_by="another training state")
+    state = TRAINING_STATES[kind]
+    layers = tuple(
+        _with_state(layer, position, element, state) for position, layer in enumerate(chain.layers)
+    )
+    return replace(chain, layers=layers, provenance={**chain.provenance, "training_state": kind})
+
+
+def _with_state(layer: Layer, position: int, element: int, state: TrainingState) -> Layer:
+    parameter, gradient = layer.parameter_bytes or 0, layer.gradient_bytes or 0
+    for name, count in (("parameter_bytes", parameter), ("gradient_bytes", gradient)):
+        if count % element:
+            raise InputError(
+                f"{count} bytes are no whole number of elements of {element} bytes",
+                field=f"layers[{position}].{name}",
+                way_out="Say how many bytes an element has: mixed-adam:4",
+            )
+    trained = gradient // element
+    others = layer.weight_bytes - parameter - gradient - (layer.optimizer_bytes or 0)
+    kept = parameter // element * state.parameter
+    return replace(
+        layer,
+        weight_bytes=others + kept + trained * (state.gradient + state.optimizer),
+        parameter_bytes=kept,
+        gradient_bytes=trained * state.gradient,
+        optimizer_bytes=trained * state.optimizer,
+    )
+
+
+def _typed_element(text: str) -> int:
+    if text not in {str(count) for count in ELEMENT_BYTES.values()}:
+        raise InputError(
+            f"{show(text)} is no size of an element",
+            field="training_state",
+            way_out="Give 2, 4 or 8 bytes: mixed-adam:4",
+        )
+    return int(text)
+
+
+def _recorded_element(chain: Chain, kind: str) -> int:
+    """Return the bytes of an element in the chain as it is now."""
+    known = chain.provenance.get("training_state")
+    if isinstance(known, str) and known in TRAINING_STATES:
+        return TRAINING_STATES[known].parameter
+    arguments = {} if chain.recipe is None else chain.recipe.arguments
+    dtype = chain.provenance.get("dtype") or arguments.get("dtype")
+    if not isinstance(dtype, str) or dtype not in ELEMENT_BYTES:
+        raise InputError(
+            "the chain does not say how many bytes an element of its parameters has now",
+            field="training_state",
+            way_out=f"Say it, 4 for float32: {kind}:4",
+        )
+    return ELEMENT_BYTES[dtype]
