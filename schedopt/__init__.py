@@ -1,7 +1,8 @@
 """Provably good allocations and periodic schedules for pipelined training.
 
 The five nouns: `Chain` and `Platform` make a `Problem`; `solve` answers with a `Result`, which
-holds a `Plan`; `check` says whether a plan is valid.
+holds a `Plan`; `check` says whether a plan is valid; `compare` puts the systems that people train
+with beside it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 __all__ = [
     "Bound",
     "Chain",
+    "Comparison",
     "Gpu",
     "Infeasibility",
     "InputError",
@@ -37,6 +39,7 @@ __all__ = [
     "Violation",
     "__version__",
     "check",
+    "compare",
     "solve",
 ]
 
@@ -54,6 +57,8 @@ if TYPE_CHECKING:
     from schedopt.rule import Rule
     from schedopt.solving import solve
     from schedopt.stage import Stage
+    from schedopt.systems.comparing import compare
+    from schedopt.systems.comparison import Comparison
     from schedopt.version import __version__
 else:
     _HOMES = {
@@ -84,6 +89,8 @@ else:
         "Rule": "schedopt.rule",
         "solve": "schedopt.solving",
         "Stage": "schedopt.stage",
+        "Comparison": "schedopt.systems.comparison",
+        "compare": "schedopt.systems.comparing",
         "__version__": "schedopt.version",
     }
 

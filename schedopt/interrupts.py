@@ -33,22 +33,48 @@ def interrupts() -> Iterator[Callable[[], bool]]:
         nonlocal asked
         asked = True
 
-    if threading.current_thread() is not threading.main_thread():
+    with _handling(note):
         yield lambda: asked
+
+
+@contextmanager
+def raising_stopped() -> Iterator[None]:
+    """Raise `Stopped` the moment somebody asks to stop; only the main thread hears of it.
+
+    Who asks again gets a KeyboardInterrupt.
+    """
+    asked = False
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+        raise Stopped
+
+    with _handling(stop):
+        yield
+
+
+@contextmanager
+def _handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Let a handler hear of requests to stop, in the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
         return
     # None: a handler that was not set from Python, and cannot be set again from it.
     before = {
-        number: handler
+        number: known
         for number in (signal.SIGINT, signal.SIGTERM)
-        if (handler := signal.getsignal(number)) is not None
+        if (known := signal.getsignal(number)) is not None
     }
     for number in before:
-        signal.signal(number, note)
+        signal.signal(number, handler)
     try:
-        yield lambda: asked
+        yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, known in before.items():
+            signal.signal(number, known)
 
 
 @contextmanager

@@ -36,6 +36,8 @@ HEAVY = (
         "schedopt.profiling",
         "schedopt.running",
         "schedopt.sweeping",
+        "schedopt.systems.comparing",
+        "schedopt.systems.picture",
     ],
 )
 def test_importing_loads_nothing_heavy(module: str) -> None:

@@ -11,6 +11,7 @@ from schedopt.cli.bench import bench_app
 from schedopt.cli.check import check_plan
 from schedopt.cli.claims import bench_claims
 from schedopt.cli.commands import Commands
+from schedopt.cli.compare import compare_systems
 from schedopt.cli.import_chain import import_profile
 from schedopt.cli.instance import instance_app
 from schedopt.cli.profile import profile_model
@@ -56,6 +57,9 @@ def _options(
 app.command("profile", epilog=EXIT_CODES)(profile_model)
 app.command("import", epilog=EXIT_CODES)(import_profile)
 app.command("solve", epilog=EXIT_CODES)(solve_chain)
+app.command("compare", epilog=f"{EXIT_CODES} · 3 also if nothing fits · 130 interrupted")(
+    compare_systems
+)
 app.command("sweep", epilog=f"{EXIT_CODES} · 130 interrupted")(sweep_chain)
 app.command("check", epilog=EXIT_CODES)(check_plan)
 app.command("show", epilog=EXIT_CODES)(show_plan)

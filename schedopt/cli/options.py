@@ -23,6 +23,13 @@ OF_PLATFORM: Final[Mapping[str, str]] = MappingProxyType(
 """Fields of a platform whose option has another name."""
 
 # What a solve looks for.
+SplitBackward: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--split-backward",
+        help="Let the weight half of a backward run later; needs both halves in the chain.",
+    ),
+]
 Recompute: TypeAlias = Annotated[
     bool,
     typer.Option(

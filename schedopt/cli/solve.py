@@ -18,6 +18,7 @@ from schedopt.cli.options import (
     Memory,
     Recompute,
     Seed,
+    SplitBackward,
     TimeLimit,
     TrainingStateName,
     Workers,
@@ -87,13 +88,7 @@ def solve_chain(
             show_default=False,
         ),
     ] = None,
-    split_backward: Annotated[
-        bool,
-        typer.Option(
-            "--split-backward",
-            help="Let the weight half of a backward run later; needs both halves in the chain.",
-        ),
-    ] = False,
+    split_backward: SplitBackward = False,
     recompute: Recompute = False,
     grain: Grain = "stage",
     memory: Memory = "sum",

@@ -17,6 +17,7 @@ from schedopt.cli.options import (
     Memory,
     Recompute,
     Seed,
+    SplitBackward,
     check_time_limit,
     naming_options,
     parse_counts,
@@ -61,10 +62,7 @@ def sweep_chain(
         int,
         typer.Option(help="The longest pattern, in micro-batches that it repeats.", metavar="K"),
     ] = 1,
-    split_backward: Annotated[
-        bool,
-        typer.Option("--split-backward", help="Let the weight half of a backward run later."),
-    ] = False,
+    split_backward: SplitBackward = False,
     recompute: Recompute = False,
     grain: Grain = "stage",
     memory: Memory = "sum",
@@ -128,7 +126,7 @@ def sweep_chain(
     """
     from schedopt.chain import Chain
     from schedopt.drawing import picture_suffix
-    from schedopt.formats import check_writable
+    from schedopt.formats import check_writable, make_folder
     from schedopt.problem import Problem, Scope
     from schedopt.solving import load_solver
     from schedopt.sweeping import Options, run_sweep
@@ -173,7 +171,7 @@ def sweep_chain(
     known = resume_sweep(output, layers, options)
     check_writable(output)
     if plans is not None:
-        _make_folder(plans)
+        make_folder(plans)
     with naming_options(), progress_bar() as show:
         outcome = run_sweep(
             known,
@@ -271,17 +269,6 @@ def _pool(jobs: int | None, dask: str | None) -> Pool:
     # What it would say of a lost connection, our error says in one line.
     logging.getLogger("distributed").setLevel(logging.CRITICAL)
     return pool
-
-
-def _make_folder(path: Path) -> None:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(
-            f"cannot be made: {error.strerror}",
-            way_out="Name a folder that is there, or can be made",
-            source=str(path),
-        ) from None
 
 
 def _write_plans(sweep: Sweep, chain: Chain, folder: Path) -> None:

@@ -6,7 +6,7 @@ from schedopt.formats.chains import chain_to_json, load_chain, save_chain
 from schedopt.formats.platforms import load_platform, platform_to_json, save_platform
 from schedopt.formats.reading import read_format
 from schedopt.formats.results import load_result, result_to_json, save_result
-from schedopt.formats.writing import check_writable, to_text, write_whole
+from schedopt.formats.writing import check_writable, make_folder, to_text, write_whole
 
 __all__ = [
     "chain_to_json",
@@ -14,6 +14,7 @@ __all__ = [
     "load_chain",
     "load_platform",
     "load_result",
+    "make_folder",
     "platform_to_json",
     "read_format",
     "result_to_json",

@@ -106,6 +106,24 @@ def check_writable(path: str | Path) -> None:
         raise _unwritable(path, error) from None
 
 
+def make_folder(path: str | Path) -> None:
+    """Make a folder if it is not there.
+
+    Raises
+    ------
+    InputError
+        Naming the path and the reason.
+    """
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"cannot be made: {error.strerror}",
+            way_out="Name a folder that is there, or can be made",
+            source=str(path),
+        ) from None
+
+
 def _replace(target: Path, data: bytes, rights: int) -> None:
     handle, temporary = _temporary(target)
     try:

@@ -1,0 +1,92 @@
+"""A comparison of systems as a table."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Final
+
+from schedopt.cli.columns import Column, print_table
+from schedopt.cli.tables import make_console
+from schedopt.systems.comparison import Comparison, Row
+from schedopt.systems.figures import Figures
+from schedopt.units import format_bytes, format_duration, readable
+
+_FIGURES: Final = (
+    *("Step", "Micro- batches/s", "Period", "Memory", "Fits", "GPUs"),
+    *("Sent by one", "Sent by all", "Messages", "Versions", "Staleness F/B"),
+)
+
+
+def print_comparison(comparison: Comparison) -> None:
+    """Print a row for each system, those that fit first, and what the columns mean."""
+    console = make_console()
+    count = comparison.microbatches
+    console.print(f"Chain     {comparison.chain}")
+    console.print(f"Platform  {comparison.platform}")
+    console.print(f"Step      {count} micro-batch{'es' if count > 1 else ''}")
+    columns = [Column("System", left=True), *map(Column, _FIGURES), Column("Note", words=True)]
+    print_table(
+        console,
+        "Systems side by side",
+        columns,
+        [_cells(row, comparison) for row in comparison.rows],
+    )
+    console.print(_explain(comparison))
+
+
+def _cells(row: Row, comparison: Comparison) -> list[str]:
+    figures = row.figures
+    if figures is None:
+        return [row.system.name, *("-" for _ in _FIGURES), readable(row.note)]
+    speed = figures.throughput
+    sent = figures.sent
+    return [
+        row.system.name,
+        format_duration(figures.step_ns),
+        "-" if speed is None else f"{float(speed):.4g}",
+        format_duration(figures.period),
+        format_bytes(figures.most_bytes(comparison.memory)),
+        "no" if figures.over_bytes else "yes",
+        str(figures.gpus_used),
+        format_bytes(_rounded(max(sent))),
+        format_bytes(_rounded(sum(sent, Fraction(0)))),
+        "-" if figures.messages is None else str(max(figures.messages)),
+        "-" if figures.versions is None else str(figures.versions),
+        "-"
+        if figures.versions is None
+        else f"{figures.forward_staleness}/{figures.backward_staleness}",
+        "; ".join(part for part in (_too_large(figures), readable(row.note)) if part),
+    ]
+
+
+def _rounded(count: Fraction) -> int:
+    """Return whole bytes, rounded up."""
+    return -(-count.numerator // count.denominator)
+
+
+def _too_large(figures: Figures) -> str:
+    if not figures.over_bytes:
+        return ""
+    return f"GPU {figures.over_gpu} lacks {format_bytes(figures.over_bytes)}"
+
+
+def _explain(comparison: Comparison) -> str:
+    platform = comparison.platform
+    free = platform.link is None and platform.network is None
+    lines = [
+        "Step: from an empty pipeline to an empty one; micro-batches/s are those of the step.",
+        "Period: of a micro-batch in an endless run, under the updates of the system.",
+        f"Memory: of the GPU that needs most, as {comparison.memory}.",
+        "Sent: bytes for each micro-batch, by the GPU that sends most, and by all.",
+        "Messages: the most that are under way at once from and to one GPU.",
+        "Versions: the most of the weights of a stage that lie on a GPU.",
+        "Staleness: the most updates that forward and backward are behind.",
+    ]
+    if any(row.figures is not None and row.figures.versions is None for row in comparison.rows):
+        lines.append(
+            "Without versions (-): the weights take what the chain says, one version; for steps "
+            "with a flush."
+        )
+    if free:
+        lines.append("Transfers are free (no bandwidth given): what is sent takes no time here.")
+    return "\n".join(lines)

@@ -1,0 +1,113 @@
+"""Every system and our best plans on the same GPUs, side by side."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Final, Literal
+
+from schedopt.chain import Chain
+from schedopt.platform import Platform
+from schedopt.problem import MemoryReading
+from schedopt.result import Result
+from schedopt.systems.figures import Figures
+from schedopt.systems.registry import System
+
+LEAST_PERIOD: Final = System(
+    name="schedopt",
+    title="the least period that schedopt finds",
+    constructor="schedopt.solving:solve",
+    source="",
+)
+LEAST_STEP: Final = System(
+    name="schedopt_step",
+    title="the shortest step with a flush that schedopt finds",
+    constructor="schedopt.solving:solve",
+    source="",
+)
+OURS: Final = (LEAST_PERIOD, LEAST_STEP)
+"""The rows of our plans."""
+
+Outcome = Literal["fits", "too large", "impossible"]
+Order = Literal["throughput", "memory", "name"]
+_OUTCOMES: Final[tuple[Outcome, ...]] = ("fits", "too large", "impossible")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One system: what its plan costs, or why it has none.
+
+    Parameters
+    ----------
+    system : System
+    figures : Figures, optional
+        None without a plan.
+    result : Result, optional
+        The plan with what is known about it; or that our solver found none.
+    note : str
+        Why there is no plan, or what is particular about it.
+    """
+
+    system: System
+    figures: Figures | None = None
+    result: Result | None = None
+    note: str = ""
+
+    @property
+    def outcome(self) -> Outcome:
+        """Whether there is a plan, and whether it fits into the memory."""
+        if self.figures is None:
+            return "impossible"
+        return "too large" if self.figures.over_bytes else "fits"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Systems side by side.
+
+    Parameters
+    ----------
+    chain : Chain
+    platform : Platform
+    microbatches : int
+        Of a step, as far as the updates of a system allow it.
+    memory : {"sum", "peak"}
+        The reading of memory that must fit.
+    bucket_bytes : int
+        Gradients that systems with buckets send together.
+    rows : tuple of Row
+        Those that fit first, the fastest step first.
+    missing : tuple of str
+        Systems that were not looked at any more when somebody asked to stop.
+    version : str
+        Of schedopt.
+    """
+
+    chain: Chain
+    platform: Platform
+    microbatches: int
+    memory: MemoryReading
+    bucket_bytes: int
+    rows: tuple[Row, ...]
+    missing: tuple[str, ...] = ()
+    version: str = ""
+
+    def ordered(self, by: Order) -> Comparison:
+        """Return the same in another order; those that fit stay first, then those too large."""
+
+        def key(row: Row) -> tuple[int, Fraction, str]:
+            group = _OUTCOMES.index(row.outcome)
+            if row.figures is None or by == "name":
+                return group, Fraction(0), row.system.name
+            if by == "memory":
+                return group, Fraction(row.figures.most_bytes(self.memory)), row.system.name
+            return group, row.figures.step_of_one, row.system.name
+
+        return replace(self, rows=tuple(sorted(self.rows, key=key)))
+
+    def save(self, path: str | Path) -> None:
+        """Write it to a ``schedopt.comparison/1`` file, whole or not at all."""
+        from schedopt.systems.files import save_comparison
+
+        save_comparison(self, path)

@@ -1,0 +1,164 @@
+"""``schedopt compare``."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from schedopt.systems.registry import SYSTEMS
+from tests.cli.commands import ROOT, run
+from tests.systems.stand_ins import CHAIN, names
+
+STAND_INS = """
+import sys
+from schedopt.systems import registry
+from schedopt.systems.registry import System
+from tests.systems import stand_ins
+registry.SYSTEMS = (*stand_ins.SYSTEMS, *(
+    System(name, name, f"tests.systems.stand_ins:{name}", "") for name in ("wrong", "interrupting")
+))
+from schedopt.cli import main
+main()
+"""
+
+
+@pytest.fixture
+def chain(tmp_path: Path) -> Path:
+    CHAIN.save(tmp_path / "chain.json")
+    return tmp_path / "chain.json"
+
+
+def compare(chain: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    """Run the command with the systems that are easy to follow."""
+    typed = ["compare", "--chain", str(chain), "--gpus", "2", "--bandwidth", "1GB/s", *more]
+    return subprocess.run(
+        [sys.executable, "-c", STAND_INS, *typed],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        timeout=120,
+        env={"PYTHONPATH": str(ROOT), "COLUMNS": "200", "PATH": ""},
+    )
+
+
+SOME = ("--systems", ",".join(names))
+
+
+def test_the_table(chain: Path) -> None:
+    done = compare(chain, "--mem", "32", *SOME)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = [line.split() for line in done.stdout.splitlines()]
+    found = {line[0]: line[1:] for line in lines if line and line[0] in names}
+    assert list(found) == ["alone", "in_pairs", "there_and_back", "stale", "halves"]
+    free = ["0", "B", "0", "B"]
+    assert found["alone"] == [
+        *("48", "ns", "1.667e+08", "6", "ns", "30", "B", "yes", "1"), *free, "0", "-", "-"
+    ]  # fmt: skip
+    assert found["there_and_back"] == [
+        *("96", "ns", "8.333e+07", "12", "ns", "15", "B", "yes", "2"),
+        *("3", "B", "6", "B", "1", "-", "-"),
+    ]
+    assert found["stale"][5:] == [
+        *("34", "B", "no", "1"), *free, "0", "2", "1/1", "GPU", "0", "lacks", "2", "B"
+    ]  # fmt: skip
+    assert "layers[0].backward_input_ns: absent" in " ".join(found["halves"])
+    assert "Step      8 micro-batches" in done.stdout
+    assert "Transfers are free" not in done.stdout
+
+
+def test_everything_is_written(chain: Path) -> None:
+    folder = chain.parent
+    done = compare(
+        chain, "--mem", "32", "--systems", "alone,halves,schedopt", "--sort", "name", "--json",
+        "--plans", str(folder / "plans"), "-o", str(folder / "c.json"),
+        "--plot", str(folder / "c.svg"), "--microbatches", "3",
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    document = json.loads(done.stdout)
+    assert document == json.loads((folder / "c.json").read_text())
+    assert [row["system"] for row in document["rows"]] == ["alone", "schedopt", "halves"]
+    assert [row.get("period_exact") for row in document["rows"]] == [[6, 1], [6, 1], None]
+    assert (document["microbatches"], document["rows"][0]["step_ns"]) == (3, 18)
+    assert "throughput against memory" in (folder / "c.svg").read_text()
+    assert sorted(path.name for path in (folder / "plans").iterdir()) == [
+        "alone.json",
+        "schedopt.json",
+    ]
+    for path in (folder / "plans").iterdir():
+        assert run("check", path).returncode == 0
+
+
+def test_nothing_fits(chain: Path) -> None:
+    done = compare(chain, "--mem", "14", "--systems", "alone,there_and_back,schedopt")
+    assert (done.returncode, done.stderr) == (3, "")
+    assert "GPU 0 lacks 16 B" in done.stdout
+    assert "a plan exists with 15 B" in done.stdout
+
+
+def test_another_training_state_changes_what_fits(chain: Path) -> None:
+    # Each layer has one parameter of 2 bytes: 16 and the 2 of buffers instead of 10.
+    done = compare(
+        chain, "--mem", "32", "--systems", "there_and_back", "--training-state", "mixed-adam"
+    )
+    assert "23 B" in done.stdout
+    solved = run(
+        "solve", "--chain", chain, "--gpus", "2", "--mem", "22", "--training-state", "mixed-adam"
+    )
+    assert solved.returncode == 3
+    assert "23 bytes" in solved.stdout
+
+
+def test_an_interrupt_keeps_the_rows_so_far(chain: Path) -> None:
+    output = chain.parent / "c.json"
+    done = compare(
+        chain, "--mem", "32", "--systems", "alone,interrupting,schedopt", "-o", str(output)
+    )
+    assert done.returncode == 130
+    assert done.stderr == (
+        "Interrupted: without interrupting, schedopt. Start again for all of them.\n"
+    )
+    assert "alone" in done.stdout
+    document = json.loads(output.read_text())
+    assert [row["system"] for row in document["rows"]] == ["alone"]
+    assert document["missing"] == ["interrupting", "schedopt"]
+
+
+def test_a_plan_that_is_not_valid_is_our_fault(chain: Path) -> None:
+    done = compare(chain, "--mem", "32", "--systems", "wrong")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "the plan of wrong is not valid" in done.stderr
+
+
+def test_every_system_has_a_row(chain: Path) -> None:
+    done = run("compare", "--chain", chain, "--gpus", "2", "--mem", "1K", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    found = {row["system"] for row in json.loads(done.stdout)["rows"]}
+    assert found == {system.name for system in SYSTEMS} | {"schedopt", "schedopt_step"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--gpus", "0", "--mem", "1"], "Error: --gpus: 0 is out of range"),
+        (["--gpus", "2"], "Error: --mem: not given"),
+        (["--gpus", "2", "--mem", "1", "--systems", "best"], "--systems: 'best' is not known"),
+        (["--gpus", "2", "--mem", "1", "--microbatches", "0"], "--microbatches: 0 is out of"),
+        (["--gpus", "2", "--mem", "1", "--bucket", "big"], "--bucket: 'big' is not a size"),
+        (["--gpus", "2", "--mem", "1", "--bucket", "0"], "--bucket: 0 is out of range"),
+        (["--gpus", "2", "--mem", "1", "--time-limit", "0"], "--time-limit: 0 is no time"),
+        (["--gpus", "2", "--mem", "1", "--training-state", "x"], "--training-state: 'x' is not"),
+        (["--gpus", "2", "--mem", "1", "--plot", "x.gif"], ".gif is no kind of picture"),
+        (["--gpus", "2", "--mem", "1", "--plans", "chain.json"], "chain.json: cannot be made"),
+        (["--gpus", "2", "--mem", "1", "-o", "no/c.json"], "no/c.json: cannot be written"),
+    ],
+)
+def test_bad_usage_is_one_clear_error(arguments: list[str], message: str, chain: Path) -> None:
+    done = run("compare", "--chain", chain, *arguments, folder=chain.parent)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1

@@ -1,0 +1,176 @@
+"""Systems that are easy to follow by hand, in place of those that there are.
+
+Two layers of F = 1 and B = 2 ns; of each 10 bytes of weights, of which 2 are parameters, and 5 for
+a micro-batch in flight; 3 bytes are sent between them, at 1 byte a ns.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import replace
+from typing import Final
+
+import pytest
+
+from schedopt import (
+    Chain,
+    InputError,
+    Layer,
+    Operation,
+    Pattern,
+    Plan,
+    Platform,
+    Rule,
+    Scope,
+    Stage,
+    Transfer,
+)
+from schedopt.plan import Kind
+from schedopt.systems import registry
+from schedopt.systems.registry import System
+from schedopt.systems.setting import Setting
+
+CHAIN = Chain(
+    name="two",
+    layers=(
+        Layer(
+            forward_ns=1,
+            backward_ns=2,
+            weight_bytes=10,
+            activation_bytes=3,
+            saved_bytes=5,
+            parameter_bytes=2,
+            gradient_bytes=2,
+            optimizer_bytes=4,
+        ),
+    )
+    * 2,
+    provenance={"dtype": "bfloat16"},
+)
+PLATFORM = Platform(gpus=2, memory=32, bandwidth="1GB/s")
+
+_ORDER: Final[tuple[tuple[Kind, int], ...]] = (("F", 0), ("F", 1), ("B", 1), ("B", 0))
+
+_BOTH: Final[tuple[tuple[Kind, int], ...]] = (("F", 0), ("B", 2))
+
+names = ("alone", "stale", "there_and_back", "in_pairs", "halves")
+SYSTEMS = tuple(
+    System(name, f"title of {name}", f"tests.systems.stand_ins:{name}", f"source of {name}")
+    for name in names
+)
+
+
+def install(monkeypatch: pytest.MonkeyPatch, *systems: System) -> None:
+    monkeypatch.setattr(registry, "SYSTEMS", systems or SYSTEMS)
+
+
+def _plan(setting: Setting, rule: Rule, stages: list[Stage], pattern: Pattern) -> Plan:
+    return Plan(
+        chain=setting.chain,
+        platform=setting.platform,
+        rule=rule,
+        scope=Scope(allocation="general", max_k=None),
+        stages=tuple(stages),
+        pattern=pattern,
+    )
+
+
+def _on_gpu_0(setting: Setting, rule: Rule) -> Plan:
+    stage = Stage(layers=(0, 1), gpus=(0,))
+    forward = Operation(kind="F", stage=0, shift=0, start_ns=0)
+    backward = Operation(kind="B", stage=0, shift=0, start_ns=2)
+    pattern = Pattern(k=1, period_total_ns=6, operations=(forward, backward))
+    return _plan(setting, rule, [stage], pattern)
+
+
+def _one_by_one(*starts: int) -> tuple[Operation, ...]:
+    """Return F of both stages and B of both, which start at these times."""
+    return tuple(
+        Operation(kind=kind, stage=stage, shift=0, start_ns=start)
+        for (kind, stage), start in zip(_ORDER, starts, strict=True)
+    )
+
+
+def alone(setting: Setting) -> Plan:
+    """6 ns a micro-batch; 20 bytes of weights and 10 in flight."""
+    return _on_gpu_0(setting, Rule())
+
+
+def stale(setting: Setting) -> Plan:
+    """As alone, but each micro-batch reads the version before the newest, so that two lie there."""
+    return _on_gpu_0(setting, Rule(update_every=1, forward_reads="delay", delay=1))
+
+
+def there_and_back(setting: Setting) -> Plan:
+    """1 + 3 + 1 + 2 + 3 + 2 = 12 ns for a micro-batch, which goes through both GPUs alone."""
+    stages = [Stage(layers=(gpu, gpu), gpus=(gpu,)) for gpu in range(2)]
+    pattern = Pattern(
+        k=1,
+        period_total_ns=12,
+        operations=_one_by_one(0, 4, 5, 10),
+        transfers=(
+            Transfer(tensor="activation", stage=0, shift=0, start_ns=1),
+            Transfer(tensor="gradient", stage=0, shift=0, start_ns=7),
+        ),
+    )
+    return _plan(setting, Rule(), stages, pattern)
+
+
+def layered(setting: Setting) -> Plan:
+    """As alone, but each layer is a stage."""
+    stages = [Stage(layers=(layer, layer), gpus=(0,)) for layer in range(2)]
+    return _plan(
+        setting, Rule(), stages, Pattern(k=1, period_total_ns=6, operations=_one_by_one(0, 1, 2, 4))
+    )
+
+
+def in_pairs(setting: Setting) -> Plan:
+    """As alone, with an update after an even number of micro-batches only."""
+    if setting.microbatches % 2:
+        raise InputError("is odd", field="microbatches")
+    rule = Rule(update_every=setting.microbatches)
+    return _on_gpu_0(setting, rule)
+
+
+def flushed(setting: Setting) -> Plan:
+    """As alone, but written as a step."""
+    m = setting.microbatches
+    stage = Stage(layers=(0, 1), gpus=(0,))
+    pattern = Pattern(
+        k=m,
+        period_total_ns=6 * m,
+        operations=tuple(
+            Operation(kind=kind, stage=0, shift=i, start_ns=6 * i + start)
+            for i in range(m)
+            for kind, start in _BOTH
+        ),
+    )
+    plan = _plan(setting, Rule(update_every=m, forward_reads="delay"), [stage], pattern)
+    return replace(plan, scope=replace(plan.scope, microbatches=m))
+
+
+def halves(setting: Setting) -> Plan:
+    """Nothing, as the chain has no halves of a backward."""
+    setting.chain.require("backward_input_ns", range(2), needed_by="a split")
+    raise AssertionError
+
+
+def wrong(setting: Setting) -> Plan:
+    """Let both operations run at once."""
+    plan = alone(setting)
+    pattern = Pattern(
+        k=1,
+        period_total_ns=6,
+        operations=tuple(
+            Operation(kind=one.kind, stage=0, shift=0, start_ns=0)
+            for one in plan.pattern.operations
+        ),
+    )
+    return _plan(setting, Rule(), list(plan.stages), pattern)
+
+
+def interrupting(setting: Setting) -> Plan:
+    """Press Ctrl-C in the midst of it."""
+    os.kill(os.getpid(), signal.SIGINT)
+    return alone(setting)
