@@ -13,7 +13,9 @@ Find: TypeAlias = Callable[[Step], Finding]
 
 CLAIMS: Final = {
     "C7": "schedopt.claims.algorithm_1:find_algorithm_1",
+    "P2": "schedopt.claims.activations:find_fewest_activations",
     "P3": "schedopt.claims.periods:find_periods_of_theorem_4",
+    "P4": "schedopt.claims.allocations:find_ratios",
     "B2": "schedopt.claims.overlap:find_overlap",
 }
 """Row to "module:function": C for cyclic data parallelism, T for TiMePReSt, P for the complexity
