@@ -13,10 +13,13 @@ Find: TypeAlias = Callable[[Step], Finding]
 
 CLAIMS: Final = {
     "C7": "schedopt.claims.algorithm_1:find_algorithm_1",
+    "T4": "schedopt.claims.staleness:find_influence",
     "P2": "schedopt.claims.activations:find_fewest_activations",
     "P3": "schedopt.claims.periods:find_periods_of_theorem_4",
     "P4": "schedopt.claims.allocations:find_ratios",
+    "B1": "schedopt.claims.shards:find_consistency",
     "B2": "schedopt.claims.overlap:find_overlap",
+    "B3": "schedopt.claims.states:find_bytes_a_parameter",
 }
 """Row to "module:function": C for cyclic data parallelism, T for TiMePReSt, P for the complexity
 of pipelined model parallelism, B for data parallelism."""

@@ -66,6 +66,7 @@ def test_a_rule_that_keeps_one_more_than_it_must_fails(monkeypatch: pytest.Monke
     monkeypatch.setattr(
         activations, "fewest", lambda times, period: [1 + n for n in fewest(times, period)]
     )
-    found = find_fewest_activations(nothing, Effort(drawn=2, listed=1))
+    monkeypatch.setattr(activations, "drawn_stages", lambda seed, **_: EVEN[:2])
+    found = find_fewest_activations(nothing, Effort(drawn=1, listed=1))
     assert [part.verdict for part in found.parts[:2]] == ["fails", "fails"]
     assert found.verdict == "fails"
