@@ -132,6 +132,54 @@ SYSTEMS: Final[tuple[System, ...]] = (
         constructor="schedopt.solvers.pipedream:pipemare",
         source="Yang et al. 2021",
     ),
+    System(
+        name="cdp_v1",
+        title="CDP-v1, data parallelism",
+        constructor="schedopt.solvers.cyclic:cdp_v1",
+        source="Fournier and Oyallon",
+    ),
+    System(
+        name="cdp_v1_one_gpu",
+        title="CDP-v1, one GPU",
+        constructor="schedopt.solvers.cyclic:cdp_v1_one_gpu",
+        source="Fournier and Oyallon",
+    ),
+    System(
+        name="cdp_v1_mp",
+        title="CDP-v1, model parallelism",
+        constructor="schedopt.solvers.cyclic:cdp_v1_mp",
+        source="Fournier and Oyallon",
+    ),
+    System(
+        name="cdp_v1_pp",
+        title="CDP-v1, pipeline",
+        constructor="schedopt.solvers.cyclic:cdp_v1_pp",
+        source="Fournier and Oyallon",
+    ),
+    System(
+        name="cdp_v2",
+        title="CDP-v2, data parallelism",
+        constructor="schedopt.solvers.cyclic:cdp_v2",
+        source="Fournier and Oyallon",
+    ),
+    System(
+        name="cdp_v2_one_gpu",
+        title="CDP-v2, one GPU",
+        constructor="schedopt.solvers.cyclic:cdp_v2_one_gpu",
+        source="Fournier and Oyallon",
+    ),
+    System(
+        name="cdp_v2_mp",
+        title="CDP-v2, model parallelism",
+        constructor="schedopt.solvers.cyclic:cdp_v2_mp",
+        source="Fournier and Oyallon",
+    ),
+    System(
+        name="cdp_v2_pp",
+        title="CDP-v2, pipeline",
+        constructor="schedopt.solvers.cyclic:cdp_v2_pp",
+        source="Fournier and Oyallon",
+    ),
 )
 
 

@@ -17,8 +17,8 @@ from schedopt.systems.timetable import Timetable
 from schedopt.validation import check_whole
 
 _FEWEST_ROUNDS: Final = 24
-_MANY_ROUNDS: Final = 4 * _FEWEST_ROUNDS
-_MOST_ROUNDS: Final = 32 * _FEWEST_ROUNDS
+_MANY_ROUNDS: Final = 2 * _FEWEST_ROUNDS
+_MOST_ROUNDS: Final = 16 * _FEWEST_ROUNDS
 
 
 @dataclass(frozen=True, kw_only=True)
