@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cache
 from typing import Final, Protocol
 
 from schedopt.plan import Operation, Transfer
@@ -58,12 +59,19 @@ def find_steady_state(tasks: Sequence[Task], k: int, *, fold: bool = False) -> S
         Where the order never settles, take one that does.
     """
     behind = _list_orders(tasks)
-    runs = [_Rounds(tasks, behind, k * cycle) for cycle in range(1, _LONGEST_CYCLE + 1)]
+    # All but the micro-batch.
+    alike = [tuple({**vars(task.item), "shift": 0}.values()) for task in tasks]
+
+    @cache
+    def cut(cycle: int) -> _Rounds:
+        return _Rounds(tasks, behind, alike, k * cycle)
+
+    cycles = range(1, _LONGEST_CYCLE + 1)
     for find in (_Rounds.repeated, _Rounds.ordered):
-        for run in runs:
-            if (found := find(run)) is not None:
+        for cycle in cycles:
+            if (found := find(cut(cycle))) is not None:
                 return found
-    folded = [found for run in runs if fold and (found := run.ordered(fold=True)) is not None]
+    folded = [found for n in cycles if fold and (found := cut(n).ordered(fold=True)) is not None]
     return min(folded, key=lambda found: Fraction(found.period_ns, found.k), default=None)
 
 
@@ -76,23 +84,24 @@ class _Rounds:
     def __init__(
         self,
         tasks: Sequence[Task],
-        behind: dict[Hashable, list[list[int]]],
+        behind: dict[Hashable, dict[int, list[int]]],
+        alike: Sequence[Hashable],
         k: int,
     ) -> None:
         self.tasks = tasks
         self.k = k
-        numbers: dict[Operation | Transfer, int] = {}
+        numbers: dict[tuple[Hashable, int], int] = {}
         self.place: list[tuple[int, int]] = []
         self.at: dict[tuple[int, int], int] = {}
         rounds: dict[int, set[int]] = defaultdict(set)
         for number, task in enumerate(tasks):
             i = task.item.shift
-            which = numbers.setdefault(replace(task.item, shift=i % k), len(numbers))
+            which = numbers.setdefault((alike[number], i % k), len(numbers))
             self.place.append((which, i // k))
             self.at[which, i // k] = number
             rounds[which].add(i // k)
         self.behind = behind
-        self.shifts = [item.shift for item in numbers]
+        self.shifts = [shift for _, shift in numbers]
         self.classes = range(len(numbers))
         self.whole = sorted(set.intersection(*rounds.values()))
         self.middle = self.whole[len(self.whole) // 2] if self.whole else 0
@@ -139,7 +148,7 @@ class _Rounds:
         looked = self.window()
         if not looked:
             return None
-        needs = self.changes(looked, [task.needed for task in self.tasks])
+        needs = self.changes(looked, {i: task.needed for i, task in enumerate(self.tasks)})
         orders = {which: self.changes(looked, behind) for which, behind in self.behind.items()}
         changing = [which for which, order in orders.items() if order is None]
         if needs is None or (changing and not fold):
@@ -154,14 +163,16 @@ class _Rounds:
         period, starts = self.earliest(arcs, 1)
         return self.state(period, starts) if min(starts) > _NEVER else None
 
-    def changes(self, looked: range, behind: Sequence[Sequence[int]]) -> list[Difference] | None:
+    def changes(
+        self, looked: range, behind: Mapping[int, Sequence[int]]
+    ) -> list[Difference] | None:
         """Return which class waits for which, over how many rounds; None where that changes."""
         waits: set[tuple[int, int, int]] | None = None
         for number in looked:
             here = {
                 (self.place[other][0], which, number - self.place[other][1])
                 for which in self.classes
-                for other in behind[self.at[which, number]]
+                for other in behind.get(self.at[which, number], ())
             }
             if waits is not None and here != waits:
                 return None
@@ -226,15 +237,13 @@ class _Rounds:
         return SteadyState(self.k, period, items)
 
 
-def _list_orders(tasks: Sequence[Task]) -> dict[Hashable, list[list[int]]]:
+def _list_orders(tasks: Sequence[Task]) -> dict[Hashable, dict[int, list[int]]]:
     """Return which task each one came behind on each resource, if any."""
-    orders: dict[Hashable, list[list[int]]] = {}
+    orders: dict[Hashable, dict[int, list[int]]] = defaultdict(dict)
     last: dict[Hashable, int] = {}
     for number in sorted(range(len(tasks)), key=lambda number: tasks[number].turn):
         for resource in tasks[number].resources:
-            behind = orders.setdefault(resource, [[] for _ in tasks])
-            if resource in last:
-                behind[number].append(last[resource])
+            orders[resource][number] = [last[resource]] if resource in last else []
             last[resource] = number
     return orders
 
