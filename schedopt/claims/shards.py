@@ -146,7 +146,7 @@ def compare(
         "dtype": _name(dtype),
         "shards": sizes,
         "batch_norm": batch_norm,
-        "difference": difference(one, whole),
+        "difference": difference([one], whole),
         "bits": "equal" if _same(one, whole) else "differ",
         "orders": "equal" if _same(one, other) else "differ",
     }
@@ -177,7 +177,7 @@ def _weights_instead(name: str) -> float:
         mean = _mean([_weights(copy) for copy in copies])
         for copy in copies:
             copy.load_state_dict(mean)
-    return difference(_weights(copies[0]), _weights(whole))
+    return difference([_weights(copies[0])], _weights(whole))
 
 
 def _model(dtype: torch.dtype, batch_norm: bool) -> nn.Module:

@@ -43,12 +43,12 @@ def find_influence(
             _influence(trainee, v, data, _disturbed(data, t)) for t in range(mini_batches)
         ]
         apart = max(
-            apart, difference(_walk(trainee, v, data, newest=True), _train(trainee, v, data))
+            apart, difference([_walk(trainee, v, data, newest=True)], _train(trainee, v, data))
         )
         step(f"v = {v}, updates of the version that was read")
         whole = _walk(trainee, v, data, newest=False)
         old_base[v] = [
-            difference(_walk(trainee, v, _disturbed(data, t), newest=False), whole)
+            difference([_walk(trainee, v, _disturbed(data, t), newest=False)], whole)
             for t in range(mini_batches)
         ]
     tried = (
@@ -109,7 +109,7 @@ Batches = list[tuple[Tensor, Tensor]]
 
 
 def _influence(trainee: Trainee, v: int, data: Batches, disturbed: Batches) -> float:
-    return difference(_train(trainee, v, disturbed), _train(trainee, v, data))
+    return difference([_train(trainee, v, disturbed)], _train(trainee, v, data))
 
 
 def _train(trainee: Trainee, v: int, data: Batches) -> dict[str, Tensor]:
