@@ -54,7 +54,7 @@ def settings_(draw: st.DrawFn, *, shortest: int = 0) -> Setting:
             duplex=draw(st.sampled_from(["half", "full"])),
         )
         object.__setattr__(platform, "link", link)
-    microbatches = draw(st.integers(1, 3)) * gpus
+    microbatches = draw(st.integers(1, 2)) * gpus
     return Setting(
         chain=chain,
         platform=platform,

@@ -36,7 +36,7 @@ def plans(draw: st.DrawFn, system: System) -> Plan:
 
 
 @every_system
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(data=st.data())
 def test_plans_are_valid_and_no_faster_than_what_they_occupy(
     system: System, data: st.DataObject
@@ -52,7 +52,7 @@ def test_plans_are_valid_and_no_faster_than_what_they_occupy(
 
 
 @every_system
-@settings(max_examples=10)
+@settings(max_examples=6)
 @given(data=st.data())
 def test_the_check_wants_exactly_the_memory_of_the_account(
     system: System, data: st.DataObject
