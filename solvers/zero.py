@@ -55,7 +55,7 @@ def parameter(setting: Setting) -> Plan:
         _run(timetable, operation, gathering)
     for stage in reversed(range(len(timetable.stages))):
         _reduce_and_update(timetable, stage, setting.microbatches)
-    return setting.flushed(timetable, memory="peak")
+    return setting.flushed(timetable)
 
 
 def _empty(setting: Setting, partition: Partition) -> Timetable:
@@ -72,7 +72,7 @@ def _replicated(setting: Setting, partition: Partition) -> Plan:
         made = _reduce_and_update(timetable, stage, setting.microbatches)
         at_home = partial(_at_home, stage=stage, made=made)
         all_gather(timetable, stage, 0, at_home, "weights")
-    return setting.flushed(timetable, memory="peak")
+    return setting.flushed(timetable)
 
 
 def _at_home(chunk: int, *, stage: int, made: list[Done]) -> Done:

@@ -153,12 +153,13 @@ def parameter_on_two() -> Plan:
     F1 3-5, for B1 5-7, for B0 7-10 (to GPU 1 7-9). Gradients of stage 1 go home 11-14, those of
     stage 0 15-17 (to GPU 0) and 15-18. One version at a time.
 
-    Away from home GPU 0 holds 3 bytes of stage 0 over 0-5 and 7-15, GPU 1 2 bytes: once at a time.
-    Each holds 2 bytes of stage 1 over 3-7 and 5-11: twice. Of gradients GPU 0 holds 3 bytes of
-    stage 0 over 11-18, GPU 1 2 bytes over 11-17, and each 3 bytes of stage 1 over 7-14.
+    Away from home GPU 0 holds 3 bytes of stage 0 over 0-5 and 7-15, GPU 1 2 bytes; each holds 2
+    bytes of stage 1 over 3-7 and 5-11. So 3 + 2 over 3-5 and 7-11, and on GPU 1 2 + 2 over 3-11.
+    Of gradients GPU 0 holds 3 bytes of stage 0 over 11-18, GPU 1 2 bytes over 11-17, and each 3
+    bytes of stage 1 over 7-14: all over 11-14.
 
-    GPU 0: 4 + 2 + 2 + 5 + 3 + 3 + 100 and 2 + 2 + 3 + 4 + 4 + 3 + 50.
-    GPU 1: 4 + 3 + 3 + 5 + 2 + 2 + 100 and as much of stage 1.
+    GPU 0: 4 + 2 + 2 + 5 + 3 + 100 and 2 + 2 + 3 + 4 + 3 + 50, and 5 of copies.
+    GPU 1: 4 + 3 + 3 + 5 + 2 + 100 and as much of stage 1, and 4 of copies.
     """
     first = {"parameter_bytes": 5, "gradient_bytes": 5, "optimizer_bytes": 10}
     second = {"parameter_bytes": 4, "gradient_bytes": 6, "optimizer_bytes": 8}
@@ -177,7 +178,7 @@ def parameter_on_two() -> Plan:
     ]
     return sharded(
         "parameter",
-        [119 + 68, 119 + 68],
+        [116 + 64 + 5, 117 + 64 + 4],
         Chain(
             layers=(
                 layer(2, 4, 24, saved_bytes=100, **first),

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
 from schedopt.account.levels import Level, Span, highest, levels
 from schedopt.account.residencies import Residency, residencies
 from schedopt.account.timeline import Timeline
 from schedopt.plan import Kind, Plan
+
+_TOGETHER: Final = frozenset({"workspace", "gathered", "gradient"})
+"""Kinds that the stages of a GPU need one after the other, so that they count together."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +24,7 @@ class GpuMemory:
     ----------
     sum_bytes : int
         Each kind and stage at its own maximum, added up: the sum of NCA times saved of Beaumont
-        et al. 2021, section 3.2.
+        et al. 2021, section 3.2. What stages need one after the other counts together.
     peak_bytes : int
         The maximum over time.
     by_kind : dict of str to int
@@ -63,8 +67,7 @@ def _by_gpu(plan: Plan, found: Iterable[Residency]) -> list[list[Residency]]:
 def _gpu_memory(found: list[Residency], period: int) -> GpuMemory:
     groups: dict[tuple[str, int, str], list[Residency]] = defaultdict(list)
     for residency in found:
-        # One operation runs at a time, so the workspaces of a GPU are one group.
-        stage = -1 if residency.kind == "workspace" else residency.stage
+        stage = -1 if residency.kind in _TOGETHER else residency.stage
         groups[residency.kind, stage, residency.until].append(residency)
     by_kind: dict[str, int] = defaultdict(int)
     for (kind, _, _), members in groups.items():

@@ -285,5 +285,5 @@ class _Gathering:
             size = self.timeline.size(self.stage, "parameter_bytes", [chunk or 0])
             for copy in copies:
                 if copy.first in self.steady:
-                    group = (gpu, "gathered", self.stage, "")
+                    group = (gpu, "gathered", -1, "")
                     yield Residency(group, size, copy.since, copy.until, every_ns)

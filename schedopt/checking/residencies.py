@@ -173,5 +173,5 @@ def list_gradients(timeline: Timeline, position: int) -> Iterator[Residency]:
                 note(gpu, item.chunk, i, start, start + timeline.length(item, i))
     for (gpu, chunk, _), times in moments.items():
         size = timeline.size(position, "gradient_bytes", [chunk])
-        group = (gpu, "gradient", position, "")
+        group = (gpu, "gradient", -1, "")
         yield Residency(group, size, min(times), max(times), timeline.duration_of(every))

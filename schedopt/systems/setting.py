@@ -10,7 +10,7 @@ from schedopt.chain import Chain
 from schedopt.errors import InputError
 from schedopt.plan import Plan
 from schedopt.platform import Platform
-from schedopt.problem import MemoryReading, Problem, Scope
+from schedopt.problem import Problem, Scope
 from schedopt.rule import Rule
 from schedopt.stage import Stage
 from schedopt.systems.timetable import Timetable
@@ -83,9 +83,7 @@ class Setting:
         problem = Problem(chain=self.chain, platform=self.platform, rule=rule)
         return Timetable(problem, stages, ordered=ordered)
 
-    def flushed(
-        self, timetable: Timetable, *, split: bool = False, memory: MemoryReading = "sum"
-    ) -> Plan:
+    def flushed(self, timetable: Timetable, *, split: bool = False) -> Plan:
         """Return the plan of a step of m micro-batches, from an empty pipeline to a flush."""
         timetable.settle()
         scope = Scope(
@@ -93,7 +91,6 @@ class Setting:
             microbatches=self.microbatches,
             split_backward=split,
             max_k=None,
-            memory=memory,
         )
         return timetable.plan(timetable.step(self.microbatches), scope)
 

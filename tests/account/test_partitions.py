@@ -35,7 +35,7 @@ def test_what_each_partition_keeps() -> None:
     ]
     assert [need.by_kind for need in memory(parameter_on_two())] == [
         {"weights": weights, "gathered": copies, "gradient": gradients, "activation": 150}
-        for weights, copies, gradients in ((13 + 11, 3 + 4, 3 + 3), (15 + 13 - 2, 2 + 4, 2 + 3))
+        for weights, copies, gradients in ((13 + 11, 3 + 2, 3 + 3), (15 + 11, 2 + 2, 2 + 3))
     ]
     assert [need.by_kind for need in memory(parameter_on_three())] == [
         {"weights": 12, "gathered": copies, "gradient": 4, "activation": 100}
