@@ -5,9 +5,6 @@ as overlapped data parallelism, a stage for each layer that has gradients, in as
 there are GPUs. Each GPU adds the gradients of its m / P micro-batches up, and they are reduced to
 their homes once a step, behind the last backward of the stage. So a gradient away from home lies
 there from the first backward of the step on, and sharding gradients saves most where m = P.
-
-Memory is its maximum over time: what one stage gathers or reduces makes room for the next, which
-the sum over stages of the maximum of each would not show.
 """
 
 from __future__ import annotations
