@@ -73,7 +73,8 @@ class Transfer:
     ----------
     tensor : {"activation", "gradient", "weight_gradient", "weights"}
         The output of the stage, sent to the next one; the gradient of that output, sent back; the
-        gradient of the stage's weights for the mini-batch of i; or the weights after its update.
+        gradient of the stage's weights for the mini-batch of i; or the weights after its update,
+        but where a rule shards parameters those that an operation of i reads.
     stage : int
         The stage whose output or weights they are.
     shift : int

@@ -172,13 +172,13 @@ class _Gathering:
             for i in range(begin + (item.shift - begin) % k, self.steady.stop, k):
                 _, target = self.timeline.ends(item, i)
                 runs = self.gpus[i % len(self.gpus)]
-                what = f"{name_item(item, i)} comes to GPU {target}, "
+                if target == runs and item.chunk not in self.home[target]:
+                    continue
+                what = f"{name_item(item, i)} comes to GPU {target}"
+                why = "where that chunk is at home"
                 if target != runs:
                     why = f"but the micro-batch runs on GPU {runs}"
-                    self.report("version", place, "target", i, what + why)
-                elif item.chunk in self.home[target]:
-                    why = "where that chunk is at home"
-                    self.report("version", place, "target", i, what + why)
+                self.report("version", place, "target", i, f"{what}, {why}")
 
     def assign(self) -> None:
         """Find the operation that each transfer is for: the first that starts when it has ended."""
@@ -188,19 +188,15 @@ class _Gathering:
                 start = self.timeline.start(item, i)
                 end = start + self.timeline.length(item, i)
                 source, target = self.timeline.ends(item, i)
-                what = f"{name_item(item, i)} reaches GPU {target} at {end} ns"
                 reader = next((one for one in self.readers[i] if one.start >= end), None)
-                if reader is None:
-                    self.report(
-                        "version", place, "unread", i, f"{what}, but nothing reads it afterwards"
-                    )
+                if reader is None or (reader.name, i, item.chunk) in self.got:
+                    what = f"{name_item(item, i)} reaches GPU {target} at {end} ns"
+                    why = "but nothing reads it afterwards"
+                    if reader is not None:
+                        why = f"again for {name_place(reader.name, i)}"
+                    self.report("version", place, "unread", i, f"{what}, {why}")
                     continue
-                key = (reader.name, reader.first, item.chunk)
-                if key in self.got:
-                    whom = name_place(reader.name, reader.first)
-                    self.report("version", place, "twice", i, f"{what}, again for {whom}")
-                    continue
-                self.got.add(key)
+                self.got.add((reader.name, i, item.chunk))
                 sending = _Sending(place, item, i, source, target, start, end, reader)
                 self.sendings.append(sending)
 

@@ -29,8 +29,8 @@ class Violation:
     deadlock     operations that wait for each other in a circle
     memory       a GPU needs more than it has
     gradient     a gradient is lost, counted twice, late, or never applied
-    version      weights are read or sent that are not there
-    rule         the rule cannot be followed, or is not accounted for yet
+    version      weights are read or sent that are not there, or come for nothing
+    rule         the rule cannot be followed
     scope        the plan, or what a result claims to answer, was not asked for
     bound        a result claims what its plan and bounds do not show
     ===========  ==================================================================
