@@ -12,6 +12,8 @@ from schedopt.errors import InputError
 Find: TypeAlias = Callable[[Step], Finding]
 
 CLAIMS: Final = {
+    "C1": "schedopt.claims.cyclic_steps:find_starts",
+    "C2": "schedopt.claims.cyclic_steps:find_occupied",
     "C7": "schedopt.claims.algorithm_1:find_algorithm_1",
     "T4": "schedopt.claims.staleness:find_influence",
     "P2": "schedopt.claims.activations:find_fewest_activations",

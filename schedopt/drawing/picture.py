@@ -51,10 +51,11 @@ def save_picture(chart: Chart, path: str | Path) -> None:
         For a name that says no kind of picture, a path that cannot be written, or where
         matplotlib is not installed.
     """
-    save_figure(lambda: _figure(chart), path)
+    save_figure(lambda: draw_picture(chart), path)
 
 
-def _figure(chart: Chart) -> Figure:
+def draw_picture(chart: Chart) -> Figure:
+    """Return the picture of a chart, as `save_picture` writes it."""
     from matplotlib.figure import Figure
 
     rows = len(chart.gpus)
