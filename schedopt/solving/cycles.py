@@ -50,7 +50,8 @@ def slowest_cycle(
     Returns
     -------
     tuple or None
-        The cycle is empty where `least` decides; None if it is stopped.
+        The cycle is empty where `least` decides; None if it is stopped, or if a cycle takes time
+        and crosses no period.
     """
     behind = _behind(count, arcs)
     period, slowest = least, list[Difference]()
@@ -69,6 +70,8 @@ def slowest_cycle(
         slowest = cycle
         total = sum(length for *_, length in cycle)
         crossed = sum(turns for _, _, turns, _ in cycle)
+        if crossed < 1:
+            return None
         period = max(period + 1, -(-total // crossed))
 
 

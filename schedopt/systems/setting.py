@@ -16,9 +16,9 @@ from schedopt.stage import Stage
 from schedopt.systems.timetable import Timetable
 from schedopt.validation import check_whole
 
-_FEWEST_ROUNDS: Final = 24
-_MANY_ROUNDS: Final = 2 * _FEWEST_ROUNDS
-_MOST_ROUNDS: Final = 16 * _FEWEST_ROUNDS
+_FEWEST_ROUNDS: Final = 12
+_MANY_ROUNDS: Final = 4 * _FEWEST_ROUNDS
+_MOST_ROUNDS: Final = 32 * _FEWEST_ROUNDS
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -155,13 +155,13 @@ class _Rounds:
             return None
         arcs = [*needs, *(arc for order in orders.values() for arc in order or ())]
         if changing:
-            period, starts = self.earliest(arcs, self.average(looked))
-            if min(starts) == _NEVER:
+            found = self.earliest(arcs, self.average(looked))
+            if found is None:
                 return None
             for resource in changing:
-                arcs += self.fold(resource, period, starts)
-        period, starts = self.earliest(arcs, 1)
-        return self.state(period, starts) if min(starts) > _NEVER else None
+                arcs += self.fold(resource, *found)
+        found = self.earliest(arcs, 1)
+        return self.state(*found) if found else None
 
     def changes(
         self, looked: range, behind: Mapping[int, Sequence[int]]
@@ -181,15 +181,17 @@ class _Rounds:
             (first, which, turns, self.length(first)) for first, which, turns in sorted(waits or ())
         ]
 
-    def earliest(self, arcs: Sequence[Difference], least: int) -> tuple[int, list[int]]:
-        """Return the period and the starts of an endless run; `_NEVER` for what outruns it."""
+    def earliest(self, arcs: Sequence[Difference], least: int) -> tuple[int, list[int]] | None:
+        """Return the period and the starts of an endless run; None if something outruns it."""
         pace, begins = self.pace()
         found = slowest_cycle(len(self.classes), arcs, max(least, pace))
-        assert found is not None
+        if found is None:
+            return None
         period, _, cycle = found
         if cycle or not begins:
             begins = {cycle[0][0] if cycle else min(self.classes, key=self.start): 0}
-        return period, _earliest(begins, len(self.classes), arcs, period)
+        starts = _earliest(begins, len(self.classes), arcs, period)
+        return (period, starts) if min(starts) > _NEVER else None
 
     def average(self, looked: range) -> int:
         """Return the period of a run whose rounds differ, rounded up, ns."""
@@ -201,7 +203,10 @@ class _Rounds:
         """Return the order of starts modulo a period on a resource."""
         middle = [self.tasks[self.at[which, self.middle]] for which in self.classes]
         users = [which for which in self.classes if resource in middle[which].resources]
-        users.sort(key=lambda which: (starts[which] % period, middle[which].turn))
+        # What takes no time is through before what starts at the same instant.
+        users.sort(
+            key=lambda which: (starts[which] % period, self.length(which) > 0, middle[which].turn)
+        )
         rounds = {which: starts[which] // period for which in users}
         return [
             (

@@ -23,6 +23,7 @@ from schedopt.solvers.cyclic import (
 from schedopt.solvers.pipedream import pipedream_2bw
 from schedopt.systems.registry import Constructor
 from schedopt.systems.setting import Setting
+
 from tests.systems.soundness import (
     BYTE_A_NS,
     ROOM,

@@ -1,0 +1,63 @@
+"""TiMePReSt (Dutta, Chaki and De): the forwards of a mini-batch one by one, one backward for all.
+
+A backward that has arrived goes before forwards, and both read the newest weights. The source sets
+no bound to the forwards that run ahead; once steady, each GPU alternates N of them and a backward
+(section 4.2). Stages that differ need a bound: at stage s of P, P - s mini-batches in flight, as in
+PipeDream. It changes nothing in the source's figures 7, 9 and 10.
+"""
+
+from __future__ import annotations
+
+from schedopt.plan import Plan
+from schedopt.rule import Rule
+from schedopt.stage import Stage
+from schedopt.systems.setting import Setting, balanced_cuts
+from schedopt.systems.timetable import Timetable
+
+
+def timeprest(setting: Setting) -> Plan:
+    """Return TiMePReSt on balanced stages, one for each GPU, with m micro-batches a mini-batch."""
+    gpus = len(setting.platform.gpus)
+    cuts = balanced_cuts(setting.chain, gpus)
+    stages = [Stage(layers=cut, gpus=(gpu,)) for gpu, cut in enumerate(cuts)]
+    return timeprest_plan(setting, stages, setting.microbatches)
+
+
+def timeprest_plan(
+    setting: Setting, stages: list[Stage], count: int, *, bounded: bool = True
+) -> Plan:
+    """Return the steady state of TiMePReSt on stages.
+
+    Parameters
+    ----------
+    setting : Setting
+    stages : list of Stage
+    count : int
+        N, the micro-batches of a mini-batch.
+    bounded : bool
+        Whether at most P - s mini-batches are in flight at stage s. Else there is no steady state
+        where a stage is faster than one behind it.
+    """
+    rule = Rule(update_every=count, backward_reads="live")
+    return setting.steady(lambda n: timeprest_run(setting, rule, stages, n, bounded), count)
+
+
+def timeprest_run(
+    setting: Setting, rule: Rule, stages: list[Stage], microbatches: int, bounded: bool = True
+) -> Timetable:
+    """Return the run of so many micro-batches from an empty pipeline."""
+    count = rule.update_every or 1
+    updated = any(layer.update_ns is not None for layer in setting.chain.layers)
+    timetable = setting.timetable(rule, stages, ordered=False)
+    for stage in range(len(stages)):
+        ahead = count * (len(stages) - stage)
+        for i in range(microbatches):
+            behind = i - ahead
+            freed = [("B", stage, behind)] if bounded and behind >= 0 else []
+            timetable.run("F", stage, i, after=freed, priority=2)
+        for first in range(0, microbatches, count):
+            timetable.run("B", stage, first, covers=count, priority=1)
+            if updated:
+                covered = [("B", stage, first)]
+                timetable.run("U", stage, first + count - 1, after=covered, priority=0)
+    return timetable

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as options
+
+from schedopt import Chain, InputError, Platform, Stage
+from schedopt.account import concurrent_activations, versions
+from schedopt.account.timeline import Timeline
+from schedopt.plan import Plan
+from schedopt.rule import Rule
+from schedopt.solvers.timeprest import timeprest, timeprest_plan, timeprest_run
+from schedopt.systems.setting import Setting
+
+from .settings import (
+    BYTE_A_NS,
+    ROOM,
+    assert_each_transfer_counts,
+    assert_sound,
+    settings,
+    unit_chain,
+    unit_setting,
+)
+
+
+@given(settings())
+@options(max_examples=25, deadline=None)
+def test_every_plan_is_valid(setting: Setting) -> None:
+    plan = timeprest(setting)
+    assert_sound(plan)
+    gpus, count = len(plan.stages), setting.microbatches
+    for (stage, _), most in concurrent_activations(plan).items():
+        assert most <= count * (gpus - stage)
+
+
+def figure(gpus: int, count: int) -> tuple[Setting, list[Stage]]:
+    """Return stages whose backward for all N micro-batches is as long as one forward: N ns."""
+    setting = unit_setting(gpus, count, forward=count, backward=1)
+    return setting, [Stage(layers=(s, s), gpus=(s,)) for s in range(gpus)]
+
+
+@pytest.mark.parametrize("bounded", [False, True])
+@pytest.mark.parametrize(
+    ("gpus", "count", "entries", "ends"),
+    [
+        # Figure 7a: mini-batches 3 and 4 have entered before any update, and mini-batch 5 right
+        # behind that of mini-batch 1.
+        (4, 2, [[0, 1], [2, 3], [4, 5], [6, 7], [9, 10], [12, 13]], [9, 12, 15, 18, 21, 24]),
+        # Figure 7b: C and D of mini-batch 3 start right behind the update of mini-batch 1.
+        (4, 4, [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 11, 12], [13, 14, 16, 17]], [11, 16, 21, 26]),
+    ],
+)
+def test_the_runs_of_figure_7(
+    gpus: int, count: int, entries: list[list[int]], ends: list[int], bounded: bool
+) -> None:
+    setting, stages = figure(gpus, count)
+    rule = Rule(update_every=count, backward_reads="live")
+    timetable = timeprest_run(setting, rule, stages, 40, bounded)
+    timetable.settle()
+    starts = {
+        (o.kind, o.stage, o.shift): o.start_ns // count for o in timetable.step(40).operations
+    }
+    for mini_batch, (entered, end) in enumerate(zip(entries, ends, strict=True)):
+        first = mini_batch * count
+        assert [starts["F", 0, first + i] for i in range(count)] == entered
+        assert starts["B", 0, first] + 1 == end
+        # A backward follows the last forward at once, and takes W points.
+        assert starts["B", gpus - 1, first] == end - gpus
+
+
+def difference(plan: Plan, count: int) -> int:
+    """Return how far back the last mini-batch is that is through when a backward begins."""
+    timeline, last = Timeline(plan), len(plan.stages) - 1
+    begin = timeline.at("B", last, 0).start_ns
+    return next(v for v in range(1, 99) if timeline.at("B", 0, -v * count).end_ns <= begin)
+
+
+@pytest.mark.parametrize("bounded", [False, True])
+@pytest.mark.parametrize(
+    ("gpus", "count", "expected"), [(4, 2, 2), (4, 4, 1), (3, 3, 1), (5, 3, 2), (2, 2, 1)]
+)
+def test_the_version_differences_of_the_figures(
+    gpus: int, count: int, expected: int, bounded: bool
+) -> None:
+    plan = timeprest_plan(*figure(gpus, count), count, bounded=bounded)
+    assert_sound(plan)
+    assert (plan.pattern.k, plan.pattern.period_total_ns) == (count, (count + 1) * count)
+    assert difference(plan, count) == expected
+    assert set(versions(plan).held.values()) == {1}
+    assert set(versions(plan).backward_staleness.values()) == {0}
+
+
+def test_no_transfer_can_be_left_out() -> None:
+    platform = Platform(gpus=3, memory=ROOM, bandwidth=BYTE_A_NS)
+    setting = Setting(chain=unit_chain(4, 2, 3), platform=platform, microbatches=2)
+    assert_each_transfer_counts(timeprest(setting))
+
+
+def test_without_a_bound_a_fast_first_stage_runs_away() -> None:
+    setting = unit_setting(2, microbatches=2)
+    fast, slow = setting.chain.layers[0], replace(setting.chain.layers[1], forward_ns=9)
+    setting = replace(setting, chain=Chain(layers=(fast, slow)))
+    stages = [Stage(layers=(s, s), gpus=(s,)) for s in range(2)]
+    with pytest.raises(InputError, match="has not become periodic"):
+        timeprest_plan(setting, stages, 2, bounded=False)
+    assert_sound(timeprest_plan(setting, stages, 2))
