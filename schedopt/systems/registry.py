@@ -180,6 +180,7 @@ SYSTEMS: Final[tuple[System, ...]] = (
         constructor="schedopt.solvers.cyclic:cdp_v2_pp",
         source="Fournier and Oyallon",
     ),
+    System("timeprest", "TiMePReSt", "schedopt.solvers.timeprest:timeprest", "Dutta, Chaki and De"),
 )
 
 

@@ -9,7 +9,6 @@ from hypothesis import settings as options
 from schedopt import Platform
 from schedopt.account import concurrent_activations, load, versions
 from schedopt.account.timeline import Timeline
-from schedopt.plan import Plan
 from schedopt.solvers.cyclic import (
     cdp_v1,
     cdp_v1_mp,
@@ -23,11 +22,9 @@ from schedopt.solvers.cyclic import (
 from schedopt.solvers.pipedream import pipedream_2bw
 from schedopt.systems.registry import Constructor
 from schedopt.systems.setting import Setting
-
 from tests.systems.soundness import (
     BYTE_A_NS,
     ROOM,
-    assert_each_transfer_counts,
     assert_sound,
     settings,
     unit_chain,
@@ -49,7 +46,7 @@ def setting_of(system: Constructor, count: int, length: int = 1, **links: str | 
 
 @pytest.mark.parametrize("system", ALL)
 @given(setting=settings(fewest=2))
-@options(max_examples=15, deadline=None)
+@options(max_examples=8, deadline=None)
 def test_every_plan_is_valid_and_holds_two_versions(system: Constructor, setting: Setting) -> None:
     if system in (cdp_v1_one_gpu, cdp_v2_one_gpu):
         most = len(setting.chain.layers)
@@ -133,9 +130,3 @@ def test_the_pyramid_is_the_largest_that_the_gpus_make() -> None:
         return [len(stage.gpus) for stage in cdp_v2_mp(unit_setting(gpus)).stages]
 
     assert [used(gpus) for gpus in (1, 2, 3, 5, 6)] == [[1], [1], [2, 1], [2, 1], [3, 2, 1]]
-
-
-@pytest.mark.parametrize("system", ALL)
-def test_no_transfer_can_be_left_out(system: Constructor) -> None:
-    plan: Plan = system(setting_of(system, 3, 4, bandwidth=BYTE_A_NS))
-    assert_each_transfer_counts(plan)

@@ -6,27 +6,22 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as options
 
-from schedopt import Chain, InputError, Platform, Stage
+from schedopt import Chain, InputError, Stage
 from schedopt.account import concurrent_activations, versions
 from schedopt.account.timeline import Timeline
 from schedopt.plan import Plan
 from schedopt.rule import Rule
 from schedopt.solvers.timeprest import timeprest, timeprest_plan, timeprest_run
 from schedopt.systems.setting import Setting
-
-from .settings import (
-    BYTE_A_NS,
-    ROOM,
-    assert_each_transfer_counts,
+from tests.systems.soundness import (
     assert_sound,
     settings,
-    unit_chain,
     unit_setting,
 )
 
 
 @given(settings())
-@options(max_examples=25, deadline=None)
+@options(max_examples=10, deadline=None)
 def test_every_plan_is_valid(setting: Setting) -> None:
     plan = timeprest(setting)
     assert_sound(plan)
@@ -90,12 +85,6 @@ def test_the_version_differences_of_the_figures(
     assert difference(plan, count) == expected
     assert set(versions(plan).held.values()) == {1}
     assert set(versions(plan).backward_staleness.values()) == {0}
-
-
-def test_no_transfer_can_be_left_out() -> None:
-    platform = Platform(gpus=3, memory=ROOM, bandwidth=BYTE_A_NS)
-    setting = Setting(chain=unit_chain(4, 2, 3), platform=platform, microbatches=2)
-    assert_each_transfer_counts(timeprest(setting))
 
 
 def test_without_a_bound_a_fast_first_stage_runs_away() -> None:
