@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 
@@ -25,23 +25,56 @@ def shift_left(
     """
     users: dict[Hashable, _Uses] = defaultdict(_Uses)
     found = []
-    for event in _in_order(plan, events):
-        begin = max(users[thing].free_from(event.start_ns) for thing in _uses(plan, event))
-        if isinstance(event.item, Transfer) and not event.item.is_boundary:
-            # New weights arrive no sooner than the GPU has let go of what it had let go of.
-            ended = max(users[thing].free_from(event.end_ns) for thing in _frees(event.gpu))
-            begin = max(begin, ended - event.length_ns)
-        if plan.rule.partition in ("gradient", "parameter"):
-            # Here what comes and goes lies there from the start of what brings it.
-            freed = (users[thing].free_from(event.start_ns) for thing in _frees(event.gpu))
-            begin = max(begin, *freed)
-        moved = move(event, begin, None if length_ns is None else length_ns(event))
-        found.append(moved)
-        for thing in _uses(plan, event):
-            users[thing].add(event.end_ns, moved.end_ns)
-        if isinstance(event.item, Transfer) and not event.item.is_boundary:
-            users["sent", event.source].add(event.end_ns, moved.end_ns)
+    for together in _in_order(plan, events):
+        lengths = [event.length_ns if length_ns is None else length_ns(event) for event in together]
+        begins = [_begin(plan, users, event) for event in together]
+        _hold_up(users, together, lengths, begins)
+        for event, begin, length in zip(together, begins, lengths, strict=True):
+            found.append(move(event, begin, length))
+            for thing in _uses(plan, event):
+                users[thing].add(event.end_ns, begin + length)
+            if _moves_weights(event):
+                users["sent", event.source].add(event.end_ns, begin + length)
     return found
+
+
+def _begin(plan: Plan, users: Mapping[Hashable, _Uses], event: Event) -> int:
+    """Return the earliest start behind all that has ended when an event starts."""
+    things = [*_uses(plan, event)]
+    if plan.rule.partition in ("gradient", "parameter"):
+        # Here what comes and goes lies there from the start of what brings it.
+        things += _frees(event.gpu)
+    return max(users[thing].free_from(event.start_ns) for thing in things)
+
+
+def _hold_up(
+    users: Mapping[Hashable, _Uses], together: list[Event], lengths: list[int], begins: list[int]
+) -> None:
+    """Let new weights arrive no sooner than the GPU lets go of what it lets go of before.
+
+    What it lets go of at the same instant ends together with them.
+    """
+    ends = {
+        number: max(users[thing].free_from(event.end_ns) for thing in _frees(event.gpu))
+        for number, event in enumerate(together)
+        if _moves_weights(event)
+    }
+    late = list(ends)
+    while late:
+        for number in late:
+            begins[number] = max(begins[number], ends[number] - lengths[number])
+        freed: dict[int | None, int] = {}
+        for event, begin, length in zip(together, begins, lengths, strict=True):
+            gpu = event.gpu if isinstance(event.item, Operation) else event.source
+            if isinstance(event.item, Operation) or _moves_weights(event):
+                freed[gpu] = max(freed.get(gpu, 0), begin + length)
+        for number in ends:
+            ends[number] = max(ends[number], freed.get(together[number].gpu, 0))
+        late = [number for number in ends if begins[number] + lengths[number] < ends[number]]
+
+
+def _moves_weights(event: Event) -> bool:
+    return isinstance(event.item, Transfer) and not event.item.is_boundary
 
 
 def _frees(gpu: int) -> tuple[Hashable, Hashable]:
@@ -95,12 +128,20 @@ def _tensors(event: Event) -> Iterator[Hashable]:
             yield *name, micro_batch
 
 
-def _in_order(plan: Plan, events: list[Event]) -> Iterator[Event]:
-    """Yield the events so that each comes after all that have ended when it starts."""
+def _in_order(plan: Plan, events: list[Event]) -> Iterator[list[Event]]:
+    """Yield the events so that each comes after all that have ended when it starts.
+
+    Those that end at the same instant come together, but one by one if they take no time.
+    """
     ordered = sorted(events, key=lambda event: (event.end_ns, event.start_ns))
-    for (_, length), group in groupby(ordered, key=lambda event: (event.end_ns, event.length_ns)):
+    for (_, takes_time), group in groupby(
+        ordered, key=lambda event: (event.end_ns, event.length_ns > 0)
+    ):
         together = list(group)
-        yield from together if length or len(together) == 1 else _instant(plan, together)
+        if takes_time or len(together) == 1:
+            yield together
+        else:
+            yield from ([event] for event in _instant(plan, together))
 
 
 def _instant(plan: Plan, events: list[Event]) -> list[Event]:
