@@ -10,11 +10,11 @@ n and j counted from 1, those of the last update iff j >= N - n + 1.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from functools import partial
 from math import ceil
-from typing import Final, Literal
+from typing import Final, Literal, Protocol
 
 from schedopt.plan import Plan, Transfer
 from schedopt.rule import Rule
@@ -81,7 +81,8 @@ def freshest(count: int) -> Rule:
 def _on_many(setting: Setting, rule: Rule) -> Plan:
     gpus = range(len(setting.platform.gpus))
     cuts = balanced_cuts(setting.chain, len(gpus))
-    return _spread(setting, rule, [Stage(layers=cut, gpus=tuple(gpus)) for cut in cuts])
+    stages = [Stage(layers=cut, gpus=tuple(gpus)) for cut in cuts]
+    return keep_pace(setting, partial(_Workers, setting, rule, stages), len(gpus))
 
 
 def _largest_pyramid(setting: Setting) -> int:
@@ -97,15 +98,32 @@ def _model_parallel(setting: Setting, rule: Rule) -> Plan:
     for replicas, cut in zip(range(count, 0, -1), balanced_cuts(setting.chain, count), strict=True):
         stages.append(Stage(layers=cut, gpus=tuple(range(first, first + replicas))))
         first += replicas
-    return _spread(setting, rule, stages)
+    return keep_pace(setting, partial(_Workers, setting, rule, stages), count)
 
 
-def _spread(setting: Setting, rule: Rule, stages: list[Stage]) -> Plan:
-    """Return the plan on several GPUs, at the least pace that its run keeps up with.
+class Crew(Protocol):
+    """Workers on several GPUs."""
+
+    timetable: Timetable
+
+    def micro_batch(self, i: int, earliest_ns: int) -> None:
+        """Add a micro-batch that begins then or later, and what is passed on behind it."""
+        ...
+
+
+def keep_pace(setting: Setting, assemble: Callable[[], Crew], count: int) -> Plan:
+    """Return the plan of a crew at the least pace that its run keeps up with.
 
     The pace is a whole chain on the slowest GPU, unless waiting for transfers makes it longer.
+
+    Parameters
+    ----------
+    setting : Setting
+    assemble : callable
+        Returns workers that have done nothing.
+    count : int
+        N, the micro-batches of an update, which begin 1 / N of the pace apart.
     """
-    count = len(stages)
     chain = setting.chain.layers
     pace = max(
         sum(gpu.duration_ns(t) for layer in chain for t in (layer.forward_ns, layer.backward_ns))
@@ -113,10 +131,10 @@ def _spread(setting: Setting, rule: Rule, stages: list[Stage]) -> Plan:
     )
 
     def follow(pace: int, microbatches: int) -> Timetable:
-        run = _Workers(setting, rule, stages)
+        crew = assemble()
         for i in range(microbatches):
-            run.micro_batch(i, i // count * pace + i % count * pace // count)
-        return run.timetable
+            crew.micro_batch(i, i // count * pace + i % count * pace // count)
+        return crew.timetable
 
     for _ in range(_MOST_PACES):
         plan = setting.steady(partial(follow, pace), count)
@@ -134,7 +152,6 @@ class _Workers:
         self.timetable = setting.timetable(rule, stages)
         self.rule = rule
         self.count = len(stages)
-        self.updated = any(layer.update_ns is not None for layer in setting.chain.layers)
         self.passed: dict[tuple[int, int], Transfer] = {}
         self.arrived: dict[tuple[int, int, int], list[Name | Transfer]] = {}
 
@@ -178,10 +195,7 @@ class _Workers:
                 mode: Literal["copy", "reduce"] = "reduce" if adding else "copy"
                 self.passed[stage, i] = self.send("weight_gradient", stage, i, (0, 1), whole, mode)
             return
-        if self.updated:
-            self.timetable.run("U", stage, i, after=whole)
-            whole = [("U", stage, i)]
-        self.arrived[stage, i, 0] = whole
+        self.arrived[stage, i, 0] = [*self.timetable.update(stage, i, after=whole)] or whole
         for source, target in self.hops(stage, i):
             item = self.send("weights", stage, i, (source, target), self.arrived[stage, i, source])
             self.arrived[stage, i, target] = [item]
@@ -225,7 +239,6 @@ def _on_one(setting: Setting, rule: Rule) -> Plan:
     """Return the plan on one GPU: in a time step each micro-batch on its way does one operation."""
     count = rule.update_every or 1
     stages = [Stage(layers=cut, gpus=(0,)) for cut in balanced_cuts(setting.chain, count)]
-    updated = any(layer.update_ns is not None for layer in setting.chain.layers)
 
     def follow(microbatches: int) -> Timetable:
         timetable = setting.timetable(rule, stages)
@@ -238,8 +251,8 @@ def _on_one(setting: Setting, rule: Rule) -> Plan:
                     continue
                 stage = 2 * count - 1 - stage
                 timetable.run("B", stage, i)
-                if updated and (i + 1) % count == 0:
-                    timetable.run("U", stage, i)
+                if (i + 1) % count == 0:
+                    timetable.update(stage, i)
         return timetable
 
     return setting.steady(follow, count)

@@ -180,6 +180,18 @@ SYSTEMS: Final[tuple[System, ...]] = (
         constructor="schedopt.solvers.cyclic:cdp_v2_pp",
         source="Fournier and Oyallon",
     ),
+    System(
+        name="cdp_v1_zero",
+        title="CDP-v1, sharded as ZeRO-3",
+        constructor="schedopt.solvers.cyclic_zero:cdp_v1",
+        source="Fournier and Oyallon",
+    ),
+    System(
+        name="cdp_v2_zero",
+        title="CDP-v2, sharded as ZeRO-3",
+        constructor="schedopt.solvers.cyclic_zero:cdp_v2",
+        source="Fournier and Oyallon",
+    ),
     System("timeprest", "TiMePReSt", "schedopt.solvers.timeprest:timeprest", "Dutta, Chaki and De"),
 )
 

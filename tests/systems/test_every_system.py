@@ -19,6 +19,8 @@ from schedopt.systems.registry import SYSTEMS, System, find_system
 from schedopt.systems.setting import Setting
 from tests.systems.settings import AMPLE, settings_
 
+FETCHING = ("zero_3", "cdp_v1_zero", "cdp_v2_zero")
+
 every_system = pytest.mark.parametrize("system", SYSTEMS, ids=lambda system: system.name)
 
 
@@ -26,7 +28,7 @@ every_system = pytest.mark.parametrize("system", SYSTEMS, ids=lambda system: sys
 def plans(draw: st.DrawFn, system: System) -> Plan:
     """Draw a plan of a system for a random setting that it can do."""
     # In no time, weights that come for F could not be told from those for B.
-    setting = draw(settings_(shortest=int(system.name == "zero_3")))
+    setting = draw(settings_(shortest=int(system.name in FETCHING)))
     try:
         return system.plan(setting)
     except InputError as error:

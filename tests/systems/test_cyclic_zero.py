@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from schedopt import Plan, Platform
+from schedopt.account import residencies, versions
+from schedopt.solvers import cyclic_zero
+from schedopt.systems.registry import Constructor
+from schedopt.systems.setting import Setting
+from tests.systems.soundness import BYTE_A_NS, ROOM, assert_sound, unit_chain
+
+BOTH = (cyclic_zero.cdp_v1, cyclic_zero.cdp_v2)
+
+
+def setting_of(count: int, length: int = 10) -> Setting:
+    """Return equal layers whose weights and gradients take 2 ns to send."""
+    platform = Platform(gpus=count, memory=ROOM, bandwidth=BYTE_A_NS, duplex="full")
+    return Setting(chain=unit_chain(count, length, length), platform=platform, microbatches=count)
+
+
+@pytest.mark.parametrize(("system", "period"), [(BOTH[0], 40), (BOTH[1], 44)])
+def test_only_what_the_newest_weights_wait_for_makes_the_period_longer(
+    system: Constructor, period: int
+) -> None:
+    # CDP-v2: the gradient of B0 of the last worker goes home, and the weights come back for its
+    # next operation, F0.
+    plan = system(setting_of(2))
+    assert_sound(plan)
+    assert (plan.pattern.k, plan.pattern.period_total_ns) == (2, period)
+
+
+@pytest.mark.parametrize("system", BOTH)
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_weights_come_from_home_and_gradients_go_home(system: Constructor, count: int) -> None:
+    plan = system(setting_of(count))
+    assert_sound(plan)
+    away = {(stage, i) for stage in range(count) for i in range(count) if stage != i}
+    for tensor, times in (("weights", 2), ("weight_gradient", 1)):
+        sent = [item for item in plan.pattern.transfers if item.tensor == tensor]
+        assert len(sent) == times * len(away)
+        assert {(item.stage, item.shift % count) for item in sent} == away
+    for (stage, gpu), most in versions(plan).held.items():
+        assert most <= (2 if stage == gpu else 0)
+
+
+@pytest.mark.parametrize("system", BOTH)
+@pytest.mark.parametrize("updated", [None, 3])
+def test_a_gpu_has_fetched_the_weights_of_two_stages_at_most(
+    system: Constructor, updated: int | None
+) -> None:
+    setting = setting_of(4)
+    layers = tuple(replace(layer, update_ns=updated) for layer in setting.chain.layers)
+    plan: Plan = system(replace(setting, chain=replace(setting.chain, layers=layers)))
+    assert_sound(plan)
+    spans = [
+        (one.gpu, one.start_ns, one.end_ns)
+        for one in residencies(plan)
+        if one.kind == "gathered" and one.start_ns is not None and one.end_ns is not None
+    ]
+    assert len(spans) == 2 * 4 * 3
+    period = plan.pattern.period_total_ns
+    for gpu, start, _ in spans:
+        lying = [g == gpu and (start - begin) % period < end - begin for g, begin, end in spans]
+        assert sum(lying) <= 2
