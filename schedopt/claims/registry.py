@@ -14,6 +14,9 @@ Find: TypeAlias = Callable[[Step], Finding]
 CLAIMS: Final = {
     "C1": "schedopt.claims.cyclic_steps:find_starts",
     "C2": "schedopt.claims.cyclic_steps:find_occupied",
+    "C3": "schedopt.claims.cyclic_memory:find_activations",
+    "C4": "schedopt.claims.cyclic_rule:find_rule",
+    "C5": "schedopt.claims.pyramid:find_gpus",
     "C7": "schedopt.claims.algorithm_1:find_algorithm_1",
     "T4": "schedopt.claims.staleness:find_influence",
     "P2": "schedopt.claims.activations:find_fewest_activations",
