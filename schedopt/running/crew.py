@@ -160,6 +160,8 @@ def begin_step(rank: Rank, actions: Actions) -> None:
                 reads[action.version] += action.count
         shares = {one: count for (of, one), count in exchange.shares.items() if of == stage}
         work.weights.begin_step(reads if reads else None, shares)
+        kinds = {one.kind for one in actions.ranks[rank.number] if one.stage == stage}
+        work.weights.takes_turns = {"U", "V"} <= kinds
 
 
 def _refuse_shared(

@@ -144,6 +144,8 @@ def _measure(lists: Sequence[Sequence[Action]]) -> _Extent:
         frozenset(action.stage for _, action in placed if action.kind == "R"),
         homes,
     )
+    for rank, action in placed:
+        _check_home(rank, action, extent)
     _check_updates(extent)
     return extent
 
@@ -170,7 +172,6 @@ def _check_needs(lists: Sequence[Sequence[Action]], extent: _Extent) -> None:
     for rank, actions in enumerate(lists):
         done: set[_Done] = set()
         for action in actions:
-            _check_home(rank, action, extent)
             for ways in _needs(action, rank, extent):
                 if done.isdisjoint(ways):
                     names = " or ".join(_name(one) for one in ways)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from schedopt.errors import InputError
 from schedopt.profiling.saving import storage_key
 from schedopt.running.exchange import Chunk
 
@@ -47,6 +48,8 @@ class Weights:
         None where there are none.
     reads : Counter, optional
         How many actions read each version. None where no action reads any but the newest.
+    takes_turns : bool
+        Whether some updates of the step are made here and some on other ranks.
     on_update : callable, optional
         Called with the mini-batch before each step of the optimizer, when the gradients are means.
 
@@ -61,6 +64,7 @@ class Weights:
     parameters: Mapping[str, nn.Parameter]
     optimizer: Optimizer | None
     reads: Counter[int] | None = None
+    takes_turns: bool = False
     on_update: Callable[[int, Mapping[str, nn.Parameter]], None] | None = None
     newest: int = 0
     most_held: int = 1
@@ -151,7 +155,13 @@ class Weights:
                 self.parameters[name].grad = gradient
 
     def update(self, mini_batch: int, count: int) -> None:
-        """Make a new version with the mean of the gradients of so many micro-batches."""
+        """Make a new version with the mean of the gradients of so many micro-batches.
+
+        Raises
+        ------
+        InputError
+            If ranks take turns, and the optimizer goes on from what it kept of the update before.
+        """
         for parameter in self.parameters.values():
             if parameter.grad is not None:
                 parameter.grad.div_(count)
@@ -160,6 +170,7 @@ class Weights:
         self._keep_newest()
         if self.optimizer is not None:
             self.optimizer.step()
+            self._refuse_turns(self.optimizer)
         self.newest += 1
         self._shares[mini_batch] = 1
         self.used(mini_batch)
@@ -229,6 +240,17 @@ class Weights:
     def version_bytes(self) -> int:
         """Return the bytes of one version."""
         return sum(one.numel() * one.element_size() for one in self.parameters.values())
+
+    def _refuse_turns(self, optimizer: Optimizer) -> None:
+        kept = [one for state in optimizer.state.values() for one in state.values()]
+        if self.takes_turns and any(isinstance(one, Tensor) for one in kept):
+            raise InputError(
+                "it keeps a state, and the replicas of a stage take turns in updating it, while "
+                "the plan sends only weights from one to the other",
+                field="optimizer",
+                way_out="Use sgd without momentum, or a plan in which one replica makes all "
+                "updates, or each of them",
+            )
 
     @property
     def _widest(self) -> torch.dtype:

@@ -34,6 +34,10 @@ def sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, LEARNING, momentum=MOMENTUM)
 
 
+def plain(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, LEARNING)
+
+
 def adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, LEARNING, BETAS, TINY, DECAY)
 
@@ -61,8 +65,11 @@ class StageByHand:
         new = dict(self.versions[-1])
         for name, gradient in self.gradients[mini_batch].items():
             gradient /= every
-            new[name] = (self._sgd if self.optimizer == "sgd" else self._adamw)(name, gradient)
+            new[name] = getattr(self, f"_{self.optimizer}")(name, gradient)
         self.versions.append(new)
+
+    def _plain(self, name: str, gradient: Tensor) -> Tensor:
+        return self.versions[-1][name] - LEARNING * gradient
 
     def _sgd(self, name: str, gradient: Tensor) -> Tensor:
         if name not in self.momenta:
@@ -127,6 +134,18 @@ class ByHand:
         elif not action.is_transfer:
             for i in action.micro_batches:
                 getattr(self, f"_{action.kind}")(action.stage, i)
+
+    def train(self) -> None:
+        """Do one micro-batch after the other, for rules that say which version a forward reads."""
+        everywhere = range(len(self.stages))
+        for i in range(len(self.inputs)):
+            for stage in everywhere:
+                self._F(stage, i)
+            for stage in reversed(everywhere):
+                self._B(stage, i)
+            if (i + 1) % self.every == 0:
+                for stage in everywhere:
+                    self.do(Action(stage, "U", i // self.every))
 
     @property
     def weights(self) -> Values:

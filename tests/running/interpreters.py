@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 from schedopt.running.action import Action, parse_action
 from tests.examples import EXAMPLES
@@ -16,10 +17,11 @@ Place = tuple[str, int, int]
 """Kind, stage and micro-batch."""
 
 
-def other_end(action: Action) -> tuple[str, int, int, int]:
-    kind = {"SEND_F": "RECV_F", "RECV_F": "SEND_F", "SEND_B": "RECV_B", "RECV_B": "SEND_B"}
-    step = 1 if action.kind in ("SEND_F", "RECV_B") else -1
-    return kind[action.kind], action.stage + step, action.first, action.count
+def other_end(action: Action) -> Action:
+    way, what = action.kind.split("_")
+    step = 0 if action.part else 1 if (way == "SEND") == (what == "F") else -1
+    kind: Any = f"{'RECV' if way == 'SEND' else 'SEND'}_{what}"
+    return Action(action.stage + step, kind, action.first, action.count, None, action.part)
 
 
 def run(lists: Lists, *, buffered: bool = False) -> bool:
@@ -29,26 +31,25 @@ def run(lists: Lists, *, buffered: bool = False) -> bool:
     on at once.
     """
     place = [0] * len(lists)
-    sent: set[tuple[str, int, int, int]] = set()
+    sent: set[Action] = set()
     ready = list(range(len(lists)))
     while ready:
         rank = ready.pop()
         while place[rank] < len(lists[rank]):
             action = lists[rank][place[rank]]
             if action.is_transfer:
-                key = (action.kind, action.stage, action.first, action.count)
                 other = other_end(action)
                 if buffered and action.is_send:
                     sent.add(other)
                     ready = list(range(len(lists)))
                 elif buffered:
-                    if key not in sent:
+                    if action not in sent:
                         break
                 else:
                     found = [
                         r
                         for r, at in enumerate(place)
-                        if r != rank and at < len(lists[r]) and same(lists[r][at], other)
+                        if r != rank and at < len(lists[r]) and lists[r][at] == other
                     ]
                     if not found:
                         break
@@ -56,10 +57,6 @@ def run(lists: Lists, *, buffered: bool = False) -> bool:
                     ready.append(found[0])
             place[rank] += 1
     return all(at == len(actions) for at, actions in zip(place, lists, strict=True))
-
-
-def same(action: Action, key: tuple[str, int, int, int]) -> bool:
-    return (action.kind, action.stage, action.first, action.count) == key
 
 
 def in_order(lists: Lists) -> bool:

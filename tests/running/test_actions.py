@@ -315,18 +315,3 @@ def test_micro_batches_out_of_order_are_updated_in_order() -> None:
 def test_bad_numbers_of_micro_batches(count: object) -> None:
     with pytest.raises(InputError, match="microbatches"):
         make_actions(EXAMPLES["double_buffered"](), count)  # type: ignore[arg-type]
-
-
-def test_replicas_are_refused() -> None:
-    for name in ("data_parallel", "cyclic"):
-        with pytest.raises(InputError, match=r"stages\[0\]\.gpus: .* replicas on GPUs 0, 1"):
-            make_actions(EXAMPLES[name](), 1)
-    alone = replace(
-        EXAMPLES["data_parallel"](),
-        rule=Rule(),
-        stages=stages((0, 1, [0, 1])),
-        pattern=Pattern(k=1, period_total_ns=9, operations=(op("F", 0, 0, 0), op("B", 0, 0, 4))),
-    )
-    for plan in (alone, replace(alone, stages=stages((0, 0, [1]), (1, 1, [1, 0])))):
-        with pytest.raises(InputError, match="one GPU"):
-            make_actions(plan, 2)

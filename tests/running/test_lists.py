@@ -2,30 +2,48 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schedopt import InputError
-from schedopt.running.action import ACTION_KINDS, Action, parse_action
+from schedopt.running.action import ACTION_KINDS, Action, Part, parse_action
 from schedopt.running.actions import make_actions, parse_actions
 from schedopt.running.waiting import order_lists
 from tests.examples import EXAMPLES
 from tests.running.interpreters import ONE_GPU_EACH, assert_circle, in_order, run
 
+
+def only_gradients_are_added(kind: str, part: Part) -> Part:
+    return part if kind.endswith("G") else replace(part, is_added=False)
+
+
 any_action = st.builds(
-    lambda stage, kind, first, count, version: Action(
+    lambda stage, kind, first, count, version, part: Action(
         stage,
         kind,
         first,
-        1 if kind == "U" else count,
-        None if kind == "U" or len(kind) > 1 else version,
+        1 if kind in ("U", "V") or kind[-1] in "GV" else count,
+        version if kind in ("F", "B", "I", "W", "R") else None,
+        None if kind == "V" or kind[-1] not in "GV" else only_gradients_are_added(kind, part),
     ),
     st.integers(0, 9999999),
     st.sampled_from(ACTION_KINDS),
     st.integers(0, 2**19),
     st.integers(1, 2**19),
     st.none() | st.integers(0, 9999999),
+    st.integers(1, 9999999).flatmap(
+        lambda chunks: st.builds(
+            Part,
+            st.integers(0, 9999999),
+            st.integers(0, 9999999),
+            st.integers(0, chunks - 1),
+            st.just(chunks),
+            st.booleans(),
+        )
+    ),
 )
 
 
@@ -38,7 +56,9 @@ def test_actions_survive_their_text(action: Action) -> None:
 
 
 @settings(max_examples=200)
-@given(st.text("0123456789FBIWRUSENDCV_v-, \n\u0663\u00b2", max_size=12) | st.text(max_size=8))
+@given(
+    st.text("0123456789FBIWRUGVSENDCVrc/+_v-, \n\u0663\u00b2", max_size=12) | st.text(max_size=8)
+)
 def test_any_text_is_read_or_refused(text: str) -> None:
     try:
         actions = parse_actions(text)
@@ -69,7 +89,19 @@ BROKEN = [
     ("0F1", "0F1v1", "rank 0: 0F1v1 comes before 0U0"),
     (",1W1", "", "rank 1: 1U0 comes before 1B1 or 1W1"),
     ("1W1,1U0", "1B1,1U0", "rank 1: 1B1 is there beside its halves"),
-    ("1W1", "1W1,0B1", "rank 1: 0B1 is of a stage that is on rank 0"),
+    ("1W1", "1W1,0B1", "rank 1: 0B1 is there, and 0F1 on rank 0"),
+    ("1W1", "1W1,0R1", "rank 1: 0R1 is there, and 0F1 on rank 0"),
+    ("0U0", "0SEND_G0,0U0", "rank 0: '0SEND_G0' goes between replicas, or does not"),
+    ("0U0", "0U0r0-1", "rank 0: '0U0r0-1' goes between replicas, or does not"),
+    ("0U0", "0SEND_V0r0-1+,0U0", "'0SEND_V0r0-1+' goes between replicas, or does not"),
+    ("0U0", "0G0r0-1c2/2,0U0", "rank 0: '0G0r0-1c2/2' is no chunk"),
+    ("0U0", "0G0r0-1c0/1,0U0", "rank 0: '0G0r0-1c0/1' is no chunk"),
+    ("0U0", "0SEND_G0-1r0-1,0U0", "rank 0: '0SEND_G0-1r0-1' covers no micro-batches"),
+    ("0U0", "0SEND_G0v1r0-1,0U0", "rank 0: '0SEND_G0v1r0-1' reads no weights"),
+    ("0U0", "0SEND_G0r0-0,0RECV_G0r0-0,0G0r0-0,0U0", "0SEND_G0r0-0 is sent to its own rank"),
+    ("0U0", "0SEND_G0r1-0,0U0", "rank 0: 0SEND_G0r1-0 is there, and not on rank 1"),
+    ("0U0", "0SEND_G0r0-1,0U0", "0SEND_G0r0-1 has no other end 0RECV_G0r0-1"),
+    ("0U0", "0SEND_V0r0-1,0U0", "rank 0: 0SEND_V0r0-1 comes before 0U0 or 0V0"),
     ("0SEND_F0", "0SEND_B0,0SEND_F0", "rank 0: 0SEND_B0 comes before 0B0"),
     ("0F0,", "0RECV_F0,0F0,", "rank 0: 0RECV_F0 is of the first stage"),
     ("1W1", "1W1,1SEND_F1", "rank 1: 1SEND_F1 has no other end 2RECV_F1"),

@@ -1,0 +1,423 @@
+"""Plans with replicas, all ranks in one process, against plain torch and formulas by hand."""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from schedopt import Chain, InputError, Pattern, Plan, Rule, check
+from schedopt.account import concurrent_activations
+from schedopt.account.levels import highest
+from schedopt.account.reading import Reader
+from schedopt.account.versions import held_versions
+from schedopt.running import logical
+from schedopt.running.actions import Actions, make_actions, parse_actions, sent_bytes
+from schedopt.running.crew import begin_step
+from schedopt.running.figures import predict
+from schedopt.running.reference import Trained, emulate
+from schedopt.running.weights import Weights
+from schedopt.simulation import Simulation, simulate
+from tests.examples import EXAMPLES
+from tests.running import by_hand
+from tests.running.by_hand import ByHand
+from tests.running.crews import Crew, Optimizer, apart, hire, profile_of, sequential
+from tests.running.interpreters import run
+from tests.running.replicated import cyclic, every_plan, exchanged, gathered
+
+MOST = 1e-12
+MODEL = by_hand.net()
+OPTIMIZERS: dict[str, Optimizer] = {
+    "plain": by_hand.plain,
+    "sgd": by_hand.sgd,
+    "adamw": by_hand.adamw,
+}
+
+
+@cache
+def chain() -> Chain:
+    return profile_of(MODEL)
+
+
+@cache
+def plans() -> dict[str, tuple[Plan, int]]:
+    return every_plan(chain())
+
+
+NAMES = tuple(plans())
+
+
+def step(crew: Crew) -> list[Trained]:
+    """Run a step; return the gradients that each rank applies, and all its weights behind it."""
+    found = []
+    for rank in crew.ranks:
+        found.append(Trained())
+        for work in rank.stages.values():
+            work.weights.on_update = found[-1].keep
+    crew.batches.load(crew.steps)
+    crew.steps += 1
+    logical.step(crew.ranks, crew.work.actions)
+    for rank, kept in zip(crew.ranks, found, strict=True):
+        for work in rank.stages.values():
+            for name, one in work.weights.parameters.items():
+                kept.weights[name] = one.detach().clone()
+    return found
+
+
+def assert_alike(got: dict[Any, Tensor], wanted: dict[Any, Tensor]) -> None:
+    assert got.keys() <= wanted.keys()
+    for name, one in got.items():
+        assert apart(one, wanted[name]) < MOST, name
+
+
+def takes_turns(actions: Actions) -> bool:
+    """Return whether some rank makes some updates of a stage and is sent the others."""
+    kinds = defaultdict(set)
+    for rank, action in actions.order:
+        kinds[rank, action.stage].add(action.kind)
+    return any({"U", "V"} <= found for found in kinds.values())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_and_weights_are_those_of_formulas(name: str) -> None:
+    plan, count = plans()[name]
+    actions = make_actions(plan, count)
+    every = plan.rule.update_every
+    assert every is not None
+    for optimizer in ["plain"] if takes_turns(actions) else OPTIMIZERS:
+        crew = hire(plan, MODEL, count, OPTIMIZERS[optimizer])
+        hand: ByHand | None = None
+        for number in range(2):
+            crew.batches.load(number)
+            inputs = [crew.batches(i, ["input"])["input"] for i in range(count)]
+            hand = ByHand(plan, MODEL, inputs, optimizer, after=hand)
+            hand.train()
+            alone = emulate(crew.work) if number == 0 else None
+            found = step(crew)
+            assert {key for one in found for key in one.gradients} == hand.gradients.keys()
+            for one in found:
+                assert_alike(one.gradients, hand.gradients)
+                assert_alike(one.weights, hand.weights)
+            if alone is not None:
+                assert alone.gradients.keys() == hand.gradients.keys()
+                assert_alike(alone.gradients, hand.gradients)
+                assert_alike(alone.weights, hand.weights)
+            assert_nothing_left(crew)
+        assert_live(crew, count)
+        assert_versions(crew, simulate(plan, count))
+
+
+def assert_nothing_left(crew: Crew) -> None:
+    for rank in crew.ranks:
+        assert not rank._received
+        assert not rank._outgoing
+        for work in rank.stages.values():
+            assert not work._flights
+            assert not work.weights._older
+            assert not work.weights._early
+            assert all(not one.grad.any() for one in work.weights.parameters.values())  # type: ignore[union-attr]
+
+
+def assert_live(crew: Crew, count: int) -> None:
+    plan = crew.plan
+    gpus = sorted({gpu for stage in plan.stages for gpu in stage.gpus})
+    most = concurrent_activations(plan)
+    predicted = predict(simulate(plan, count)).live
+    for stage in range(len(plan.stages)):
+        found = {
+            gpus[rank.number]: rank.stages[stage].most_live
+            for rank in crew.ranks
+            if stage in rank.stages
+        }
+        assert found.keys() == set(plan.stages[stage].gpus)
+        assert max(found.values()) == predicted[stage]
+        assert all(live <= most[stage, gpu] for gpu, live in found.items())
+        # Of a step that is long enough, some replica has as many as the endless run.
+        assert max(found.values()) == max(most[stage, gpu] for gpu in found)
+
+
+def assert_versions(crew: Crew, of: Simulation) -> None:
+    """Hold the most versions at once on each rank against the account of the step.
+
+    A rank takes in what comes between two operations, the account when it comes.
+    """
+    plan = of.plan
+    gpus = sorted({gpu for stage in plan.stages for gpu in stage.gpus})
+    runs = [run for operation, _, run in of.operations() if operation.kind != "U"]
+    held: dict[tuple[int, int], list[tuple[int, int, int]]] = defaultdict(list)
+    for version in held_versions(Reader(of)):
+        during = [
+            run.end_ns
+            for run in runs
+            if run.gpu == version.gpu and run.start_ns < version.made_ns < run.end_ns
+        ]
+        made = max([version.made_ns, *during])
+        held[version.stage, version.gpu].append((1, made, max(made, version.end_ns)))
+    for rank in crew.ranks:
+        for stage, work in rank.stages.items():
+            spans = held[stage, gpus[rank.number]]
+            assert work.weights.most_held == (highest(spans, of.length_ns) if spans else 1)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_leaving_out_a_transfer_is_refused(name: str) -> None:
+    plan, count = plans()[name]
+    everything = plan.pattern.transfers
+    assert everything
+    # Of many a prime step, so that all chunks and hops of rings have their turn.
+    for left_out in everything[:: 1 if len(everything) < 20 else 5]:
+        rest = tuple(one for one in everything if one is not left_out)
+        less = replace(plan, pattern=replace(plan.pattern, transfers=rest))
+        if left_out.is_boundary and all(
+            (one.tensor, one.stage) != (left_out.tensor, left_out.stage) for one in rest
+        ):
+            continue  # Then it counts as free, and is sent all the same.
+        with pytest.raises(InputError):
+            make_actions(less, count)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_lists_survive_their_text_and_run(name: str) -> None:
+    plan, count = plans()[name]
+    actions = make_actions(plan, count)
+    assert parse_actions(str(actions)) == actions
+    assert run(actions.ranks)
+    assert run(actions.ranks, buffered=True)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_lists_without_a_transfer_are_refused(name: str) -> None:
+    plan, count = plans()[name]
+    lists = make_actions(plan, count).ranks
+    sends = [one for own in lists for one in own if one.is_send and one.part]
+    for send in sends[:: 1 if len(sends) < 20 else 11]:
+        gone = {send, send.other_end, replace(send, kind="G")}
+        text = "\n".join(",".join(str(one) for one in own if one not in gone) for own in lists)
+        with pytest.raises(InputError):
+            parse_actions(text)
+
+
+def test_lists_by_hand() -> None:
+    """`cyclic`: the gradient of stage 2 stays where it is, that of 1 comes back to its replica."""
+    ranks = str(make_actions(EXAMPLES["cyclic"](), 3)).splitlines()
+    assert ranks[1] == (
+        "0F1v0,0SEND_F1,0RECV_G0r0-1,0G0r0-1,0RECV_B1,0B1v0,0SEND_G1r1-2,0RECV_V2r2-1,0V0"
+    )
+    assert "1RECV_G1r4-3,1G1r4-3,1RECV_B2,1B2v0,1U0,1SEND_B2,1SEND_V2r3-4" in ranks[3]
+    assert ranks[5].endswith("2F2v0,2B2v0,2SEND_B2,2U0")
+
+
+BROKEN = [
+    ("0G0r1-0+,", "", "rank 0: 0U0 lacks micro-batch 1"),
+    ("0G0r1-0+,0U0", "0U0,0G0r1-0+", "rank 0: 0U0 lacks micro-batch 1"),
+    ("0G0r1-0+", "0G0r1-0+,0G0r1-0+", "rank 0: 0G0r1-0+ comes before 0RECV_G0r1-0+"),
+    ("0RECV_G0r1-0+,0G0r1-0+", "0G0r1-0+,0RECV_G0r1-0+", "comes before 0RECV_G0r1-0+"),
+    ("0B0v0,0SEND_G0r0-1+", "0SEND_G0r0-1+,0B0v0", "0SEND_G0r0-1+ has nothing of mini-batch 0"),
+    ("0SEND_G0r0-1+", "0SEND_G0r0-1", "has no other end 0RECV_G0r0-1 on any rank"),
+    ("0SEND_G0r0-1+", "0SEND_G0r0-1c0/2+", "has no other end 0RECV_G0r0-1c0/2+"),
+    ("0RECV_G0r1-0+,0G0r1-0+,", "", "0SEND_G0r1-0+ has no other end"),
+    ("0B1v0", "0B0v0", "rank 1: 0B0v0 is there, and 0F0 on rank 0"),
+    ("0F1v0,", "", "0B1v0 comes before 0F1"),
+    ("0U0\n", "0V0\n", "0V0 comes before chunk 0 of the weights"),
+    (",0U0\n", "\n", "stage 0 has 0 updates"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "message"), BROKEN)
+def test_lists_broken_by_hand(old: str, new: str, message: str) -> None:
+    good = (
+        "0F0v0,0B0v0,0SEND_G0r0-1+,0RECV_G0r1-0+,0G0r1-0+,0U0\n"
+        "0F1v0,0B1v0,0RECV_G0r0-1+,0SEND_G0r1-0+,0G0r0-1+,0U0\n"
+    )
+    assert str(parse_actions(good)) == good
+    assert old in good
+    with pytest.raises(InputError) as error:
+        parse_actions(good.replace(old, new, 1))
+    assert message in str(error.value)
+
+
+def test_what_is_counted_twice_or_lost_is_named() -> None:
+    good = str(make_actions(exchanged(chain()), 2))
+    for mode, message in (("+", "counts micro-batch 1 twice"), ("", "loses micro-batch 0")):
+        send = f"0SEND_G1r1-0{mode}"
+        again = good.splitlines()
+        again[0] = again[0].replace(",0U0", f",0RECV_G1r1-0{mode},0G1r1-0{mode},0U0")
+        # Before the other rank takes in what it is sent, it has micro-batch 1 alone.
+        again[1] = again[1].replace("0G0r0-1+", f"{send},0G0r0-1+")
+        with pytest.raises(InputError, match=message):
+            parse_actions("\n".join(again))
+
+
+def test_a_circle_of_gradients_names_its_actions() -> None:
+    lists = str(make_actions(exchanged(chain()), 2)).splitlines()
+    send, receive = "0SEND_G0r0-1+", "0RECV_G0r1-0+"
+    assert lists[0].index(send) < lists[0].index(receive)
+    lists[0] = lists[0].replace(send, "x").replace(receive, send).replace("x", receive)
+    with pytest.raises(InputError, match="wait for each other for ever") as error:
+        parse_actions("\n".join(lists))
+    assert "G0r" in str(error.value)
+
+
+def test_data_parallelism_has_the_gradient_of_the_unsplit_model() -> None:
+    """Also where a parameter is shared, frozen or has no gradient, and with dropout."""
+
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.line, self.unused = nn.Linear(6, 6), nn.Linear(6, 6)
+
+        def forward(self, value: Tensor) -> Tensor:
+            output: Tensor = self.line(value)
+            return output
+
+    torch.manual_seed(7)
+    shared = nn.Linear(6, 6)
+    layers = [shared, nn.Tanh(), Odd(), nn.Linear(6, 6).requires_grad_(False), shared, nn.Tanh()]
+    model = sequential(*layers, nn.Linear(6, 3), value=torch.randn(5, 6).double())
+    of = profile_of(model)
+    for name, plan in {
+        "exchanged": exchanged(of, 5),
+        "gathered": gathered(of, 3, 2),
+    }.items():
+        every = plan.rule.update_every or 1
+        crew = hire(plan, model, every, torch.optim.AdamW)
+        module = copy.deepcopy(model.module)
+        for i in range(every):
+            model.loss(module(crew.batches(i, ["input"])["input"])).backward()  # type: ignore[misc]
+        wanted = {
+            (0, name): one.grad / every
+            for name, one in module.named_parameters()
+            if one.grad is not None
+        }
+        optimizer = torch.optim.AdamW(module.parameters())
+        for parameter in module.parameters():
+            if parameter.grad is not None:
+                parameter.grad /= every
+        optimizer.step()
+        found = step(crew)
+        assert {key for one in found for key in one.gradients} == wanted.keys(), name
+        for one in found:
+            assert_alike(one.gradients, wanted)
+            assert_alike(one.weights, {n: w.detach() for n, w in module.named_parameters()})
+
+
+def test_parts_are_equal_and_cover_everything() -> None:
+    """Chunks of 1 to 300 parts, also with more parts than elements in some parameters."""
+    crew = hire(exchanged(chain()), MODEL, 2)
+    begin_step(crew.ranks[0], crew.work.actions)
+    weights = crew.ranks[0].stages[0].weights
+    count = sum(one.numel() for one in weights.parameters.values())
+    row = torch.cat([one.detach().reshape(-1) for one in weights.parameters.values()])
+    for chunks in (1, 2, 3, 7, count, count + 5):
+        parts = [weights.weights_part((c, chunks)) for c in range(chunks)]
+        assert torch.equal(torch.cat(parts), row)
+        assert [len(one) for one in parts] == [
+            count * (c + 1) // chunks - count * c // chunks for c in range(chunks)
+        ]
+        changed = {(c, chunks): one + 1 for c, one in enumerate(parts)}
+        weights.renew(changed)
+        row = row + 1
+        assert torch.equal(weights.weights_part((0, 1)), row)
+
+
+def test_weights_of_two_precisions_and_not_in_one_row() -> None:
+    convolution = nn.Conv2d(2, 3, 3)
+    convolution.weight.data = convolution.weight.data.contiguous(memory_format=torch.channels_last)
+    assert not convolution.weight.is_contiguous()
+    module = nn.Sequential(convolution, nn.Linear(4, 4).half())
+    weights = Weights(dict(module.named_parameters()), None)
+    parts = {(c, 5): weights.weights_part((c, 5)) for c in range(5)}
+    assert {one.dtype for one in parts.values()} == {torch.float32}
+    before = {name: one.detach().clone() for name, one in module.named_parameters()}
+    weights.renew({chunk: one * 2 for chunk, one in parts.items()})
+    for name, one in module.named_parameters():
+        assert torch.equal(one, before[name] * 2), name
+
+
+def test_bytes_of_transfers_are_those_of_the_account() -> None:
+    for plan, count in plans().values():
+        of = simulate(plan, count)
+        wanted = sorted(
+            sent // item.covers
+            for item, _, _, sent, _ in of.transfers()
+            for _ in range(item.covers)
+        )
+        actions = make_actions(plan, count)
+        found = [sent_bytes(plan, one) for own in actions.ranks for one in own if one.is_send]
+        assert sorted(count for count in found if count) == [count for count in wanted if count]
+
+
+def test_replicas_that_take_turns_want_an_optimizer_without_a_state() -> None:
+    plan = cyclic(chain(), 3, fresh=True, spread=True)
+    for optimizer in (by_hand.sgd, by_hand.adamw):
+        crew = hire(plan, MODEL, 6, optimizer)
+        with pytest.raises(InputError, match="take turns in updating"):
+            step(crew)
+        # Of each step the first replica makes the only update.
+        step(hire(plan, MODEL, 3, optimizer))
+
+
+def test_what_is_not_run_yet_is_refused() -> None:
+    plan = exchanged(chain())
+    for partition in ("optimizer", "gradient", "parameter"):
+        sharded = replace(plan, rule=replace(plan.rule, partition=partition))
+        with pytest.raises(InputError, match=rf"rule\.partition: {partition}"):
+            make_actions(sharded, 2)
+    with pytest.raises(InputError, match=r"rule\.update_every: stage 0 has replicas"):
+        make_actions(replace(plan, rule=Rule()), 2)
+
+
+def test_a_replica_without_a_micro_batch_of_its_own_takes_part() -> None:
+    """Of three replicas the third has none in a step of two, and is sent the weights."""
+    whole = gathered(chain(), 3)
+    alone = replace(
+        whole,
+        rule=replace(whole.rule, update_every=1),
+        pattern=Pattern(
+            k=1,
+            period_total_ns=60,
+            operations=tuple(replace(one, shift=0) for one in whole.pattern.operations[:2]),
+            transfers=tuple(
+                replace(one, start_ns=10 + one.start_ns)
+                for one in whole.pattern.transfers
+                if one.tensor == "weights"
+            ),
+        ),
+    )
+    assert check(alone) == ()
+    crew = hire(alone, MODEL, 2, by_hand.plain)
+    hand = ByHand(alone, MODEL, [crew.batches(i, ["input"])["input"] for i in range(2)], "plain")
+    hand.train()
+    assert len(crew.ranks) == 3
+    assert not any(one.kind == "F" for one in crew.work.actions.ranks[2])
+    for one in step(crew):
+        assert_alike(one.weights, hand.weights)
+
+
+def test_the_emulation_and_the_run_part_where_a_gradient_is_changed() -> None:
+    """So that the tests above can fail: one rank's share is doubled on its way."""
+    plan = exchanged(chain())
+    crew = hire(plan, MODEL, 2, by_hand.plain)
+    alone = emulate(crew.work)
+    crew.ranks[0].copy = lambda one: 2 * one
+    found = step(crew)
+    worst = [
+        max(apart(one, alone.weights[name]) for name, one in part.weights.items()) for part in found
+    ]
+    assert worst[0] > 1e-3
+    assert worst[1] < MOST
+
+
+def test_models_are_not_shared_between_replicas() -> None:
+    crew = hire(exchanged(chain()), MODEL, 2)
+    first, second = (rank.stages[0].weights.parameters for rank in crew.ranks)
+    assert first.keys() == second.keys()
+    for name in first:
+        assert first[name] is not second[name]
+        assert torch.equal(first[name], second[name])
