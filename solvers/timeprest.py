@@ -8,6 +8,8 @@ PipeDream. It changes nothing in the source's figures 7, 9 and 10.
 
 from __future__ import annotations
 
+from typing import Literal
+
 from schedopt.plan import Plan
 from schedopt.rule import Rule
 from schedopt.stage import Stage
@@ -24,7 +26,12 @@ def timeprest(setting: Setting) -> Plan:
 
 
 def timeprest_plan(
-    setting: Setting, stages: list[Stage], count: int, *, bounded: bool = True
+    setting: Setting,
+    stages: list[Stage],
+    count: int,
+    *,
+    bounded: bool = True,
+    forward_reads: Literal["live", "entry"] = "live",
 ) -> Plan:
     """Return the steady state of TiMePReSt on stages.
 
@@ -37,8 +44,10 @@ def timeprest_plan(
     bounded : bool
         Whether at most P - s mini-batches are in flight at stage s. Else there is no steady state
         where a stage is faster than one behind it.
+    forward_reads : {"live", "entry"}
+        The source has the newest weights in each pass, and also vertical sync within a forward.
     """
-    rule = Rule(update_every=count, backward_reads="live")
+    rule = Rule(update_every=count, forward_reads=forward_reads, backward_reads="live")
     return setting.steady(lambda n: timeprest_run(setting, rule, stages, n, bounded), count)
 
 

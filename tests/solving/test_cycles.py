@@ -5,7 +5,7 @@ from itertools import permutations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schedopt.solving.cycles import Difference, least_cycle_time
+from schedopt.solving.cycles import Difference, least_cycle_time, slowest_cycle
 
 NODES = 4
 
@@ -47,6 +47,22 @@ def test_equal_to_the_longest_of_all_cycles(arcs: list[Difference], least: int) 
     assert period == least_by_all_cycles(arcs, least)
     for first, second, turns, length in arcs:
         assert starts[second] + turns * period >= starts[first] + length
+
+
+@given(orders())
+def test_the_slowest_cycle_allows_no_period_below(arcs: list[Difference]) -> None:
+    found = slowest_cycle(NODES, arcs, 1)
+    assert found is not None
+    period, _, cycle = found
+    assert bool(cycle) == (period > 1)
+    assert all(arc in arcs for arc in cycle)
+    assert all(one[0] == other[1] for one, other in zip(cycle, cycle[1:] + cycle[:1], strict=True))
+    if cycle:
+        assert period == -(-sum(arc[3] for arc in cycle) // sum(arc[2] for arc in cycle))
+
+
+def test_a_cycle_that_crosses_no_period_allows_none() -> None:
+    assert slowest_cycle(2, [(0, 1, 1, 5), (1, 0, -1, 2)], 1) is None
 
 
 def test_gives_up_when_it_is_stopped() -> None:

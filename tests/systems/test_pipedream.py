@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 
 import pytest
 from hypothesis import given
 from hypothesis import settings as options
 
-from schedopt import Chain, Platform
+from schedopt import Chain, InputError, Platform, Rule, Scope
 from schedopt.account import concurrent_activations, versions
+from schedopt.plan import Kind
 from schedopt.solvers.pipedream import (
     pipedream,
     pipedream_2bw,
@@ -110,3 +112,29 @@ def test_no_transfer_can_be_left_out(system: Constructor) -> None:
     platform = Platform(gpus=3, memory=ROOM, bandwidth=BYTE_A_NS)
     setting = Setting(chain=unit_chain(4, 2, 3), platform=platform, microbatches=2)
     assert_each_transfer_counts(system(setting))
+
+
+def test_links_on_which_no_order_settles_get_one() -> None:
+    # The half-duplex links carry activations and gradients in ever new order.
+    rows = [(1, 2, 10), (5, 4, 6), (5, 9, 2)]
+    one = unit_chain(1).layers[0]
+    layers = tuple(
+        replace(one, forward_ns=ahead, backward_ns=back, activation_bytes=sent)
+        for ahead, back, sent in rows
+    )
+    platform = Platform(gpus=3, memory=ROOM, bandwidth=BYTE_A_NS)
+    setting = Setting(chain=Chain(layers=layers), platform=platform, microbatches=1)
+    timetable = setting.timetable(Rule(update_every=1), setting.pipeline())
+    for stage, in_flight in enumerate((3, 2, 1)):
+        order: list[tuple[Kind, int, int]] = [("F", i, i - in_flight) for i in range(200)]
+        order += [("B", i, i) for i in range(200)]
+        for kind, i, _ in sorted(order, key=lambda row: (row[2], row[0] == "F")):
+            timetable.run(kind, stage, i)
+    timetable.settle()
+    with pytest.raises(InputError, match="has not become periodic"):
+        timetable.steady(1)
+    plan = timetable.plan(timetable.steady(1, fold=True), Scope(max_k=None))
+    assert_sound(plan)
+    ran = timetable.step(200).operations
+    ends = sorted(o.start_ns for o in ran if (o.kind, o.stage) == ("B", 0))
+    assert normalized(plan) * 100 <= Fraction(11, 10) * (ends[150] - ends[50])
