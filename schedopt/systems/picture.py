@@ -29,10 +29,14 @@ DISTANCES: Final = (7, 16, 26, 38, 52, 68, 86, 106)
 """Of a name from its point, in points of print."""
 NEAR: Final = 1.6
 """Up to how many times the most memory that is needed a limit is drawn in its place."""
+WIDE: Final = 6
+"""From how many times the least memory on the axis is logarithmic."""
 CLOSE: Final = 5
 """Pixels up to which points have their names together."""
 FAR: Final = 12
 """From where on a line leads from a name to its point, in points of print."""
+CROSSING: Final = 100
+"""Pixels of a name covered that are as bad as a ninth of a line that runs over one."""
 DIRECTIONS: Final = ((1, 0), (-1, 0), (1, 1), (1, -1), (-1, 1), (-1, -1), (0, 1), (0, -1))
 
 
@@ -93,7 +97,7 @@ def _figure(comparison: Comparison) -> Figure:
     near = [limit for limit in limits if not most or limit / unit[1] <= NEAR * most]
     for limit in near:
         _draw_limit(axes, limit, unit[1])
-    axes.set_xlim(0, 1.12 * max([most, *(limit / unit[1] for limit in near)]) or 1)
+    _scale_memory(axes, [*(dot.size for dot in dots), *(limit / unit[1] for limit in near)])
     if len(near) < len(limits):
         words = f"{format_bytes(limits[-1])} usable \N{RIGHTWARDS ARROW}"
         _write_above(axes, words, (1, 1), "axes fraction", "right")
@@ -116,6 +120,21 @@ def _dots(comparison: Comparison, unit: int) -> list[_Dot]:
             key = (size, float(row.figures.throughput), row.outcome == "fits")
             places.setdefault(key, []).append(row)
     return [_Dot(size, speed, tuple(rows)) for (size, speed, _), rows in places.items()]
+
+
+def _scale_memory(axes: Axes, sizes: Sequence[float]) -> None:
+    """Lay out the axis of memory, in powers where sizes differ much."""
+    from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
+
+    least, most = min(sizes, default=0), max(sizes, default=0)
+    if not 0 < least * WIDE < most:
+        axes.set_xlim(0, 1.12 * most or 1)
+        return
+    axes.set_xscale("log")
+    axes.set_xlim(least / 1.7, most * 1.4)
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter(FormatStrFormatter("%g"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
 
 
 def _draw_limit(axes: Axes, limit: int, unit: int) -> None:
@@ -193,6 +212,8 @@ def _write_names(figure: Figure, axes: Axes, dots: Sequence[_Dot]) -> None:
         )
         best = _best_place(place, text.get_window_extent().size, point, taken, whole)
         taken.append(best)
+        if _distance(best, place) > FAR * point:
+            taken += [Bbox.from_bounds(x - 1, y - 1, 2, 2) for x, y in _leader(best, place)]
         middle = (best.x0 + best.x1) / 2, (best.y0 + best.y1) / 2
         text.set_position(((middle[0] - place[0]) / point, (middle[1] - place[1]) / point))
         if text.arrow_patch is not None:
@@ -230,12 +251,23 @@ def _best_place(
         y = place[1] + up * (away * point * (0.6 if right else 1) + high / 2)
         box = Bbox.from_bounds(x - wide / 2, y - high / 2, wide, high)
         covered = sum(_shared(box, other) for other in taken) + wide * high - _shared(box, whole)
+        if away > FAR:
+            covered += CROSSING * sum(
+                other.contains(*at) for other in taken for at in _leader(box, place)
+            )
         if found is None or covered < found[0] - 1:
             found = covered, box
         if covered < 1:
             break
     assert found is not None
     return found[1]
+
+
+def _leader(box: Bbox, place: tuple[float, float]) -> list[tuple[float, float]]:
+    """Return points on the line from a place to a box."""
+    x, y = min(max(place[0], box.x0), box.x1), min(max(place[1], box.y0), box.y1)
+    shares = [part / 12 for part in range(3, 12)]
+    return [(place[0] + q * (x - place[0]), place[1] + q * (y - place[1])) for q in shares]
 
 
 def _shared(one: Bbox, other: Bbox) -> float:

@@ -273,3 +273,12 @@ def test_a_limit_far_off_stands_at_the_edge(tmp_path: Path) -> None:
     nothing = compare(CHAIN, platform, systems=["halves"])
     save_comparison_picture(nothing, tmp_path / "c.svg")
     assert "1.00 KB usable" in texts(tmp_path / "c.svg")
+
+
+def test_memories_that_differ_much_stand_in_powers(tmp_path: Path) -> None:
+    found = compare(CHAIN, Platform(gpus=2, memory=[2, 40]), systems=["there_and_back", "stale"])
+    save_comparison_picture(found, tmp_path / "c.svg")
+    said = texts(tmp_path / "c.svg")
+    for text in ("2", "5", "10", "20", "2 B usable", "40 B usable"):
+        assert text in said, text
+    assert "30" not in said
