@@ -37,13 +37,18 @@ def cdp_v2(setting: Setting) -> Plan:
 
 
 def cdp_v1_one_gpu(setting: Setting) -> Plan:
-    """Return CDP-v1 on the first GPU: m stages and m micro-batches, time step by time step."""
-    return _on_one(setting, one_ago(setting.microbatches))
+    """Return CDP-v1 on the first GPU: as many stages as micro-batches, time step by time step."""
+    return _on_one(setting, one_ago(_most_on_one(setting)))
 
 
 def cdp_v2_one_gpu(setting: Setting) -> Plan:
-    """Return CDP-v2 on the first GPU: m stages and m micro-batches, time step by time step."""
-    return _on_one(setting, freshest(setting.microbatches))
+    """Return CDP-v2 on the first GPU: as many stages as micro-batches, time step by time step."""
+    return _on_one(setting, freshest(_most_on_one(setting)))
+
+
+def _most_on_one(setting: Setting) -> int:
+    """Return N: the micro-batches of a step, or the layers where they are fewer."""
+    return min(setting.microbatches, len(setting.chain.layers))
 
 
 def cdp_v1_mp(setting: Setting) -> Plan:

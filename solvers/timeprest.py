@@ -18,11 +18,14 @@ from schedopt.systems.timetable import Timetable
 
 
 def timeprest(setting: Setting) -> Plan:
-    """Return TiMePReSt on balanced stages, one for each GPU, with m micro-batches a mini-batch."""
+    """Return TiMePReSt on balanced stages, one for each GPU, with P micro-batches a mini-batch.
+
+    Fewer than P - 1 would let backwards of two mini-batches overlap (section 4.4).
+    """
     gpus = len(setting.platform.gpus)
     cuts = balanced_cuts(setting.chain, gpus)
     stages = [Stage(layers=cut, gpus=(gpu,)) for gpu, cut in enumerate(cuts)]
-    return timeprest_plan(setting, stages, setting.microbatches)
+    return timeprest_plan(setting, stages, gpus)
 
 
 def timeprest_plan(

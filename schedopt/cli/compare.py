@@ -14,7 +14,6 @@ from schedopt.cli.options import (
     Memory,
     Recompute,
     Seed,
-    SplitBackward,
     TimeLimit,
     TrainingStateName,
     Workers,
@@ -73,7 +72,6 @@ def compare_systems(
     ] = None,
     training_state: TrainingStateName = None,
     memory: Memory = "sum",
-    split_backward: SplitBackward = False,
     recompute: Recompute = False,
     sort: Annotated[
         Literal["throughput", "memory", "name"],
@@ -144,7 +142,6 @@ def compare_systems(
                 systems=None if systems is None else systems.split(","),
                 bucket_bytes=bucket_bytes,
                 memory=memory,
-                split_backward=split_backward,
                 recompute=recompute,
                 time_limit=time_limit,
                 seed=seed,

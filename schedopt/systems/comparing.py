@@ -35,7 +35,6 @@ def compare(
     systems: Sequence[str] | None = None,
     bucket_bytes: int | None = None,
     memory: MemoryReading = "sum",
-    split_backward: bool = False,
     recompute: bool = False,
     time_limit: float | None = TIME_LIMIT,
     seed: int = 0,
@@ -62,8 +61,9 @@ def compare(
         Gradients that systems with buckets send together. Default: 25 MiB.
     memory : {"sum", "peak"}
         The reading of memory that must fit.
-    split_backward, recompute : bool
-        What our plans may do, as in a `Scope`.
+    recompute : bool
+        Whether our plans may recompute, as in a `Scope`. They may split the backward wherever the
+        chain has its halves.
     time_limit : float, optional
         Seconds for our plans together; None: until they are proven.
     seed : int
@@ -98,7 +98,7 @@ def compare(
         scope=replace(
             usual_scope(None, fixed=False),
             memory=memory,
-            split_backward=split_backward,
+            split_backward=_has_halves(chain),
             recompute=recompute,
         ),
         time_limit=time_limit,
@@ -117,6 +117,10 @@ def compare(
         missing=tuple(system.name for system in chosen[len(rows.done) :]),
         version=__version__,
     ).ordered("throughput")
+
+
+def _has_halves(chain: Chain) -> bool:
+    return all(layer.backward_input_ns is not None for layer in chain.layers)
 
 
 def _chosen(names: Sequence[str] | None) -> list[System]:
