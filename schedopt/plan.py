@@ -14,8 +14,14 @@ PLAN_FORMAT: Final = "schedopt.plan/1"
 
 Kind = Literal["F", "B", "I", "W", "R", "U"]
 KINDS: Final[tuple[Kind, ...]] = ("F", "B", "I", "W", "R", "U")
-Tensor = Literal["activation", "gradient", "weight_gradient", "weights"]
-TENSORS: Final[tuple[Tensor, ...]] = ("activation", "gradient", "weight_gradient", "weights")
+Tensor = Literal["activation", "gradient", "weight_gradient", "weights", "weight_half"]
+TENSORS: Final[tuple[Tensor, ...]] = (
+    "activation",
+    "gradient",
+    "weight_gradient",
+    "weights",
+    "weight_half",
+)
 Mode = Literal["copy", "reduce"]
 
 _MOST: Final = 2**20
@@ -41,6 +47,10 @@ class Operation:
         The operation runs this many micro-batches in a row, the first being q k + `shift`. It
         lasts the sum, and frees what they held at its end. Not for U, which always applies the
         whole mini-batch of its micro-batch.
+    replica : int
+        Which replica runs it, counted from that of micro-batch i, so that the GPU is
+        ``gpus[(i + replica) % R]``. Other than 0 for W only: what it needs is sent there (a
+        transfer of *weight_half*), so that each replica makes the whole gradient itself.
     """
 
     __pydantic_config__: ClassVar[Any] = STRICT
@@ -50,6 +60,7 @@ class Operation:
     shift: int
     start_ns: int
     covers: int = 1
+    replica: int = 0
 
     def __post_init__(self) -> None:
         check_choice(self, "kind", KINDS)
@@ -57,9 +68,17 @@ class Operation:
         check_whole(self, "shift", low=-LARGEST)
         check_whole(self, "start_ns")
         check_whole(self, "covers", low=1, high=_MOST)
+        check_whole(self, "replica", low=-_MOST, high=_MOST)
+        if self.replica and self.kind != "W":
+            raise InputError(
+                f"{self.kind} runs on the replica of its micro-batch",
+                field="replica",
+                way_out="Leave it out; only W may run on another one",
+            )
 
     def __str__(self) -> str:
-        return f"{self.kind} of stage {self.stage}, shift {self.shift}"
+        where = f", replica {self.replica:+}" if self.replica else ""
+        return f"{self.kind} of stage {self.stage}, shift {self.shift}{where}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,19 +90,21 @@ class Transfer:
 
     Parameters
     ----------
-    tensor : {"activation", "gradient", "weight_gradient", "weights"}
+    tensor : {"activation", "gradient", "weight_gradient", "weights", "weight_half"}
         The output of the stage, sent to the next one; the gradient of that output, sent back; the
-        gradient of the stage's weights for the mini-batch of i; or the weights after its update,
-        but where a rule shards parameters those that an operation of i reads.
+        gradient of the stage's weights for the mini-batch of i; the weights after its update, but
+        where a rule shards parameters those that an operation of i reads; or what W of i needs
+        (`saved_weight_bytes` of all layers), for a W on another replica: the all-gather of Boehm
+        2022, instead of a reduction.
     stage : int
         The stage whose output or weights they are.
     shift : int
     start_ns : int
         In [0, T).
     source, target : int, optional
-        For the tensors of weights: which replicas, counted from that of micro-batch i, so that
-        the GPUs are ``gpus[(i + source) % R]`` and ``gpus[(i + target) % R]``. Absent for
-        activations and their gradients, whose ends follow from the stages.
+        For all but activations and their gradients, whose ends follow from the stages: which
+        replicas, counted from that of micro-batch i, so that the GPUs are
+        ``gpus[(i + source) % R]`` and ``gpus[(i + target) % R]``.
     chunk, chunks : int
         Which of how many equal parts of the stage's weights.
     mode : {"copy", "reduce"}
@@ -120,16 +141,17 @@ class Transfer:
                 raise InputError(
                     f"{'missing' if not self.is_boundary else 'given'} for {self.tensor}",
                     field=name,
-                    way_out="Tensors of weights name two replicas; activations and their "
-                    "gradients follow the stages",
+                    way_out="Tensors of weights and what W needs name two replicas; activations "
+                    "and their gradients follow the stages",
                 )
-        if self.is_boundary and (self.chunks != 1 or self.mode != "copy"):
+        if not self.moves_weights and (self.chunks != 1 or self.mode != "copy"):
             raise InputError(
                 f"{self.tensor} is copied whole", field="mode", way_out="Leave mode and chunks out"
             )
         if not self.is_boundary and self.covers != 1:
+            owner = "mini-batch" if self.moves_weights else "micro-batch"
             raise InputError(
-                f"{self.tensor} belongs to a mini-batch", field="covers", way_out="Leave it out"
+                f"{self.tensor} belongs to a {owner}", field="covers", way_out="Leave it out"
             )
         if self.tensor == "weights" and self.mode == "reduce":
             raise InputError("weights are copied, never added", field="mode", way_out="Use copy")
@@ -138,6 +160,11 @@ class Transfer:
     def is_boundary(self) -> bool:
         """Whether it carries an activation or its gradient between neighbouring stages."""
         return self.tensor in ("activation", "gradient")
+
+    @property
+    def moves_weights(self) -> bool:
+        """Whether it carries the weights of a stage, or their gradient, for a mini-batch."""
+        return self.tensor in ("weight_gradient", "weights")
 
     def __str__(self) -> str:
         part = f", chunk {self.chunk} of {self.chunks}" if self.chunks > 1 else ""

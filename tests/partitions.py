@@ -15,6 +15,7 @@ from schedopt.platform import Platform
 from schedopt.problem import Scope
 from schedopt.rule import Partition, Rule
 from tests.examples import BYTE_A_NS, EXAMPLES, layer, op, send, stages
+from tests.exchanges import EXCHANGES
 
 
 def sharded(
@@ -252,4 +253,4 @@ PARTITIONS: Final[Mapping[str, Callable[[], Plan]]] = {
     )
 }
 
-EVERY_PLAN: Final[Mapping[str, Callable[[], Plan]]] = {**EXAMPLES, **PARTITIONS}
+EVERY_PLAN: Final[Mapping[str, Callable[[], Plan]]] = {**EXAMPLES, **PARTITIONS, **EXCHANGES}

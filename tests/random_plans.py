@@ -1,6 +1,7 @@
 """Random valid plans: any allocation, replicas, k, links, split backward, recompute, updates.
 
-Of random chains with few bytes, or of a chain that is given.
+With updates stages have no replicas, or replicas that send each other what W needs. The plans are
+of random chains with few bytes, or of a chain that is given.
 """
 
 from __future__ import annotations
@@ -151,6 +152,16 @@ def recomputed_runs(draw: st.DrawFn, first: int, end: int) -> tuple[tuple[int, i
 
 
 @st.composite
+def with_sizes_of_halves(draw: st.DrawFn, chain: Chain, found: Sequence[Stage]) -> Chain:
+    """Draw what W needs for all layers of the stages that have replicas."""
+    layers = list(chain.layers)
+    for stage in found:
+        for number in range(stage.first, stage.last + 1) if len(stage.gpus) > 1 else ():
+            layers[number] = replace(layers[number], saved_weight_bytes=draw(small))
+    return replace(chain, layers=tuple(layers))
+
+
+@st.composite
 def quickened(draw: st.DrawFn, chain: Chain) -> Chain:
     """Draw times of a few ns for a chain; its bytes stay as they are."""
     times = ("forward_ns", "backward_ns", "backward_input_ns", "backward_weight_ns")
@@ -162,9 +173,16 @@ def quickened(draw: st.DrawFn, chain: Chain) -> Chain:
 
 
 @st.composite
-def valid_plans(draw: st.DrawFn, *, updates: bool = False, given: Chain | None = None) -> Plan:
+def valid_plans(
+    draw: st.DrawFn,
+    *,
+    updates: bool = False,
+    exchange: bool = False,
+    given: Chain | None = None,
+) -> Plan:
     """Draw a plan that every rule of a plan allows, on GPUs with ample memory.
 
+    With an exchange each replica of a stage runs W of all micro-batches, and is sent what it needs.
     For a chain that is given, with other times, without replicas, and with links that carry
     everything in a nanosecond or two.
     """
@@ -193,23 +211,29 @@ def valid_plans(draw: st.DrawFn, *, updates: bool = False, given: Chain | None =
             duplex=draw(st.sampled_from(["half", "full"])),
         )
         object.__setattr__(platform, "link", link)
-    replicas = given is None and not updates
+    replicas = given is None and (exchange or not updates)
     # Many stages, where not a rule of a plan is tried but what it runs.
     least = 0 if given is None else min(2, len(chain.layers) - 1)
     found = draw(stages(len(chain.layers), len(platform.gpus), replicas, chain.same_gpu, least))
+    if exchange:
+        every_order = st.permutations(range(len(platform.gpus)))
+        found = tuple(
+            replace(one, gpus=tuple(draw(every_order)[: draw(st.integers(1, 3))])) for one in found
+        )
+        chain = draw(with_sizes_of_halves(chain, found))
     rule = Rule()
-    if updates:
+    if updates or exchange:
         backward: list[BackwardReads] = ["forward", "live"]
         if all(stage.recompute for stage in found):
             backward.append("recomputed")
         rule = Rule(
             update_every=draw(st.integers(1, 3)),
-            forward_reads=draw(st.sampled_from(["live", "entry"])),
+            forward_reads="live" if exchange else draw(st.sampled_from(["live", "entry"])),
             backward_reads=draw(st.sampled_from(backward)),
         )
     k = draw(st.integers(1, 3))
     order = draw(st.permutations(range(k)))
-    split = [draw(st.booleans()) for _ in found]
+    split = [(exchange and len(one.gpus) > 1) or draw(st.booleans()) for one in found]
     length = lcm(k, *(len(stage.gpus) for stage in found))
     work = 2 + sum(
         a.forward_ns * 2
@@ -219,16 +243,18 @@ def valid_plans(draw: st.DrawFn, *, updates: bool = False, given: Chain | None =
         + 4 * (4 + (a.activation_bytes if given is None else 1))
         for a in chain.layers
     )
+    if exchange:
+        work *= max(len(one.gpus) for one in found)
     if given is None:
         period = draw(st.integers(work * k // 2 + 1, 2 * work * k))
     else:
         period = work * k // draw(st.integers(6, 24)) + 1
-    pattern = fill(draw, chain, platform, found, split, order, period, length)
+    pattern = fill(draw, chain, platform, found, split, order, period, length, exchange)
     while pattern is None and given is not None:
         period += period // 2 + 1
-        pattern = fill(draw, chain, platform, found, split, order, period, length)
+        pattern = fill(draw, chain, platform, found, split, order, period, length, exchange)
     if pattern is None:
-        pattern = fill(draw, chain, platform, found, split, order, 6 * work * k, length)
+        pattern = fill(draw, chain, platform, found, split, order, 6 * work * k, length, exchange)
         assert pattern is not None
     return Plan(
         chain=chain,
@@ -278,6 +304,7 @@ def fill(
     order: Sequence[int],
     period: int,
     length: int,
+    exchange: bool = False,
 ) -> Pattern | None:
     """Place the micro-batches of a period in an order, and draw how long each thing waits.
 
@@ -290,16 +317,18 @@ def fill(
     transfers: list[Transfer] = []
     last = len(found) - 1
 
-    def run(kind: Kind, stage: int, j: int, ready: int) -> int | None:
+    def run(kind: Kind, stage: int, j: int, ready: int, replica: int = 0) -> int | None:
         runs = []
         for _, i in table.copies(0, j):
-            gpu = found[stage].gpu(i)
+            gpu = found[stage].gpu(i + replica)
             runs.append(((("gpu", gpu),), _duration(chain, platform, found[stage], kind, gpu)))
         start = table.place(ready + draw(st.integers(0, 3)), runs)
         if start is None:
             return None
         begin, shift = place_in_period(start, j, k, period)
-        operations.append(Operation(kind=kind, stage=stage, shift=shift, start_ns=begin))
+        operations.append(
+            Operation(kind=kind, stage=stage, shift=shift, start_ns=begin, replica=replica)
+        )
         return start + max(n for _, n in runs)
 
     def send(forwards: bool, stage: int, j: int, ready: int) -> int | None:
@@ -320,6 +349,33 @@ def fill(
         tensor = "activation" if forwards else "gradient"
         transfers.append(Transfer(tensor=tensor, stage=stage, shift=shift, start_ns=begin))  # type: ignore[arg-type]
         return start + max(n for _, n in runs)
+
+    def send_half(stage: int, j: int, source: int, target: int, ready: int) -> int | None:
+        layers = chain.layers[found[stage].first : found[stage].last + 1]
+        count = sum(layer.saved_weight_bytes or 0 for layer in layers)
+        runs: list[tuple[tuple[Resource, ...], int]] = []
+        for _, i in table.copies(0, j):
+            ends = found[stage].gpu(i + source), found[stage].gpu(i + target)
+            runs.append((platform.route(*ends), platform.transfer_ns(count, *ends)))
+        start = table.place(ready + draw(st.integers(0, 2)), list(runs))
+        if start is None:
+            return None
+        begin, shift = place_in_period(start, j, k, period)
+        ends_of: dict[str, Any] = {"source": source, "target": target}
+        transfers.append(
+            Transfer(tensor="weight_half", stage=stage, shift=shift, start_ns=begin, **ends_of)
+        )
+        return start + max(n for _, n in runs)
+
+    def exchange_halves(stage: int, j: int, ready: int) -> bool:
+        lies = {0: ready}
+        for target in draw(st.permutations(range(1, len(found[stage].gpus)))):
+            source = draw(st.sampled_from(sorted(lies)))
+            arrival = send_half(stage, j, source, target, lies[source])
+            if arrival is None or run("W", stage, j, arrival, target) is None:
+                return False
+            lies[target] = arrival
+        return True
 
     for j in order:
         clock: int | None = draw(st.integers(0, 5))
@@ -343,6 +399,8 @@ def fill(
                 return None
             clock = run("I" if split[stage] else "B", stage, j, clock)
             if clock is None or (split[stage] and run("W", stage, j, clock) is None):
+                return None
+            if exchange and not exchange_halves(stage, j, clock):
                 return None
     return Pattern(
         k=k, period_total_ns=period, operations=tuple(operations), transfers=tuple(transfers)

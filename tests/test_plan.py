@@ -6,7 +6,18 @@ from typing import Any
 
 import pytest
 
-from schedopt import Chain, InputError, Layer, Operation, Pattern, Plan, Platform, Scope, Stage
+from schedopt import (
+    Chain,
+    InputError,
+    Layer,
+    Operation,
+    Pattern,
+    Plan,
+    Platform,
+    Scope,
+    Stage,
+    Transfer,
+)
 from schedopt.plan import count_from_first_backward
 
 LAYER = Layer(forward_ns=1, backward_ns=2, weight_bytes=0, activation_bytes=0)
@@ -49,6 +60,9 @@ BAD_OPERATIONS: dict[str, tuple[dict[str, Any], str]] = {
     "half a shift": ({"shift": 0.5}, "shift"),
     "negative start": ({"start_ns": -1}, "start_ns"),
     "covers nothing": ({"covers": 0}, "covers"),
+    "a forward on another replica": ({"replica": 1}, "replica"),
+    "an input half on another replica": ({"kind": "I", "replica": -1}, "replica"),
+    "half a replica": ({"kind": "W", "replica": 0.5}, "replica"),
 }
 
 
@@ -57,6 +71,31 @@ def test_a_bad_operation_is_refused_by_field(case: str) -> None:
     arguments, field = BAD_OPERATIONS[case]
     with pytest.raises(InputError) as caught:
         Operation(**{"kind": "F", "stage": 0, "shift": 0, "start_ns": 0, **arguments})
+    assert caught.value.field == field
+
+
+def test_w_may_run_on_another_replica() -> None:
+    half = Operation(kind="W", stage=2, shift=-1, start_ns=0, replica=1)
+    assert str(half) == "W of stage 2, shift -1, replica +1"
+
+
+BAD_TRANSFERS: dict[str, tuple[dict[str, Any], str]] = {
+    "no source": ({"source": None}, "source"),
+    "no target": ({"target": None}, "target"),
+    "in parts": ({"chunks": 2}, "mode"),
+    "added": ({"mode": "reduce"}, "mode"),
+    "of two micro-batches": ({"covers": 2}, "covers"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_TRANSFERS)
+def test_what_w_needs_is_sent_whole_from_replica_to_replica(case: str) -> None:
+    arguments, field = BAD_TRANSFERS[case]
+    given: dict[str, Any] = {"tensor": "weight_half", "stage": 0, "shift": 0, "start_ns": 0}
+    given |= {"source": 0, "target": 1}
+    assert str(Transfer(**given)) == "weight half of stage 0, shift 0, replica +0 to +1"
+    with pytest.raises(InputError) as caught:
+        Transfer(**given | arguments)
     assert caught.value.field == field
 
 

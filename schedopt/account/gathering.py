@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from schedopt.account.reading import Reader
-from schedopt.account.timeline import Interval
+from schedopt.account.timeline import Interval, replica_of
 from schedopt.plan import Kind
 
 _READING: Final[tuple[Kind, ...]] = ("F", "R", "B", "I", "W")
@@ -61,7 +61,7 @@ def find_gathers(reader: Reader) -> Iterator[Gather]:
     schedule = reader.schedule
     readers: dict[tuple[int, int], list[tuple[int, int, Interval]]] = defaultdict(list)
     for operation, i, run in schedule.operations():
-        if operation.kind in _READING:
+        if operation.kind in _READING and not replica_of(schedule.plan, operation):
             order = _READING.index(operation.kind)
             readers[operation.stage, i].append((run.start_ns, order, run))
     coming: dict[tuple[int, int, int], list[tuple[int, int, int, int]]] = defaultdict(list)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
-from itertools import accumulate
+from itertools import accumulate, product
 
 from schedopt.account.homes import Homes
-from schedopt.account.timeline import Interval, Schedule
+from schedopt.account.timeline import Interval, Schedule, replica_of
 from schedopt.plan import Kind
 
 Place = tuple[int, int, int | None]
@@ -77,7 +77,10 @@ class Reader:
         return rounds * self.updates + bisect_right(made, made[0] + rest)
 
     def reads(self, stage: int, micro_batch: int) -> dict[Kind, int]:
-        """Return the version that each operation of a micro-batch reads in a stage."""
+        """Return the version that each operation of a micro-batch reads in a stage.
+
+        W on another replica reads none: all that it needs is sent to it.
+        """
         rule = self.rule
         forward = self._forward(stage, micro_batch)
         found: dict[Kind, int] = {"F": forward}
@@ -105,6 +108,19 @@ class Reader:
         run = self.schedule.at(kind, stage, micro_batch)
         # Where nothing takes time, its own gradient may be applied at the same instant, but after.
         return min(self.newest(stage, run.gpu, run.start_ns), micro_batch // self.every)
+
+
+def gradient_runs(schedule: Schedule, stage: int) -> Iterator[tuple[int, Interval]]:
+    """Yield what makes the gradient of a stage for each micro-batch, on each GPU that does."""
+    last: Kind = "W" if schedule.has("W", stage) else "B"
+    replicas = {
+        replica_of(schedule.plan, operation)
+        for operation in schedule.plan.pattern.operations
+        if (operation.kind, operation.stage) == (last, stage)
+    }
+    for replica, i in product(sorted(replicas), range(schedule.length)):
+        if schedule.has(last, stage, i, replica):
+            yield i, schedule.at(last, stage, i, replica)
 
 
 def _find_made(schedule: Schedule, homes: Homes) -> dict[Place, list[int]]:
@@ -149,9 +165,8 @@ class _LastEvents:
             ):
                 self._keep(transfer.tensor, transfer.stage, run, transfer.chunk, i)
         for stage in range(len(schedule.plan.stages)):
-            kind: Kind = "W" if schedule.has("W", stage) else "B"
-            for i in range(schedule.length):
-                self._keep("own", stage, schedule.at(kind, stage, i), None, i)
+            for i, run in gradient_runs(schedule, stage):
+                self._keep("own", stage, run, None, i)
 
     def _keep(self, name: str, stage: int, run: Interval, chunk: int | None, i: int) -> None:
         key = (name, stage, run.gpu, chunk, i // self.every)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from schedopt.account.gathering import find_copies
 from schedopt.account.homes import Homes
-from schedopt.account.reading import Reader
+from schedopt.account.reading import Reader, gradient_runs
 from schedopt.account.timeline import (
     Interval,
     Schedule,
@@ -18,7 +18,7 @@ from schedopt.account.timeline import (
     stage_layers,
 )
 from schedopt.account.versions import held_versions
-from schedopt.plan import Kind, Plan
+from schedopt.plan import Plan
 
 ResidencyKind = Literal[
     "weights",
@@ -31,6 +31,9 @@ ResidencyKind = Literal[
     "workspace",
 ]
 
+_Copy = tuple[int, int, int]
+"""Of what W needs: the stage, the micro-batch, and the replica where it lies, 0 for its own."""
+
 
 @dataclass(frozen=True)
 class Residency:
@@ -42,7 +45,7 @@ class Residency:
     kind : str
         weights (and versions of them), gathered (copies of weights away from home), gradient (of
         weights, away from home), activation, checkpoint (the input of recomputed layers),
-        recomputed, weight_half (what W needs), workspace.
+        recomputed, weight_half (what W needs, also of other replicas), workspace.
     stage : int
     count : int
         Bytes.
@@ -77,9 +80,12 @@ def residencies_of(schedule: Schedule) -> list[Residency]:
             found += _gradients(reader)
         if plan.rule.partition == "parameter":
             found += _gathered(reader)
+    halves = _halves_on_their_way(schedule)
+    sent = _sent_until(halves)
     for stage in range(len(plan.stages)):
         for micro_batch in range(schedule.length):
-            found += _of_micro_batch(schedule, stage, micro_batch)
+            found += _of_micro_batch(schedule, stage, micro_batch, sent)
+    found += _weight_halves_of_others(schedule, halves, sent)
     found += _workspaces(schedule)
     return found
 
@@ -130,9 +136,7 @@ def _gradients(reader: Reader) -> Iterator[Residency]:
         lying[key] = (min(start, run.start_ns), max(end, run.end_ns))
 
     for stage in range(len(schedule.plan.stages)):
-        kind: Kind = "W" if schedule.has("W", stage) else "B"
-        for i in range(schedule.length):
-            run = schedule.at(kind, stage, i)
+        for i, run in gradient_runs(schedule, stage):
             for chunk in homes.abroad(stage, run.gpu):
                 touch(stage, run.gpu, chunk, i, run)
     for transfer, i, source, _, run in schedule.transfers():
@@ -145,7 +149,9 @@ def _gradients(reader: Reader) -> Iterator[Residency]:
         yield Residency(gpu, "gradient", stage, homes.part(total, stage, chunk), start, end)
 
 
-def _of_micro_batch(schedule: Schedule, stage: int, micro_batch: int) -> Iterator[Residency]:
+def _of_micro_batch(
+    schedule: Schedule, stage: int, micro_batch: int, sent: Mapping[_Copy, int]
+) -> Iterator[Residency]:
     """Yield what one micro-batch keeps in one stage (Beaumont et al. 2021, section 3.2)."""
     plan = schedule.plan
     layers = plan.chain.layers
@@ -187,7 +193,52 @@ def _of_micro_batch(schedule: Schedule, stage: int, micro_batch: int) -> Iterato
     if split:
         count = sum(layers[layer].saved_weight_bytes or 0 for layer in stage_layers(plan, stage))
         begin = schedule.at("I", stage, micro_batch).start_ns
-        yield Residency(forward.gpu, "weight_half", stage, count, begin, ends["W"], "W")
+        end = max(ends["W"], sent.get((stage, micro_batch, 0), ends["W"]))
+        yield Residency(forward.gpu, "weight_half", stage, count, begin, end, "W")
+
+
+@dataclass(frozen=True)
+class _Half:
+    """What W needs, on its way from where it lies to another replica."""
+
+    source: _Copy
+    target: _Copy
+    count: int
+    run: Interval
+
+
+def _halves_on_their_way(schedule: Schedule) -> list[_Half]:
+    plan = schedule.plan
+    if not any(transfer.tensor == "weight_half" for transfer in plan.pattern.transfers):
+        return []
+    found = []
+    for transfer, i, _, count, run in schedule.transfers():
+        if transfer.tensor == "weight_half":
+            stage = transfer.stage
+            replicas = len(plan.stages[stage].gpus)
+            source, target = ((end or 0) % replicas for end in (transfer.source, transfer.target))
+            found.append(_Half((stage, i, source), (stage, i, target), count, run))
+    return found
+
+
+def _sent_until(halves: Iterable[_Half]) -> dict[_Copy, int]:
+    """Return when the last transfer ends that takes what W needs on from where it lies."""
+    found: dict[_Copy, int] = {}
+    for half in halves:
+        end = half.run.end_ns
+        found[half.source] = max(found.get(half.source, end), end)
+    return found
+
+
+def _weight_halves_of_others(
+    schedule: Schedule, halves: Iterable[_Half], sent: Mapping[_Copy, int]
+) -> Iterator[Residency]:
+    """Yield what W needs on the replicas to which it was sent, from the start of the transfer."""
+    for half in halves:
+        stage = half.target[0]
+        end = schedule.at("W", *half.target).end_ns
+        end = max(end, sent.get(half.target, end))
+        yield Residency(half.run.gpu, "weight_half", stage, half.count, half.run.start_ns, end, "W")
 
 
 def _workspaces(schedule: Schedule) -> Iterator[Residency]:

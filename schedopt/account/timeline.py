@@ -44,12 +44,12 @@ class Schedule(Protocol):
         """When a finite step ends."""
         ...
 
-    def has(self, kind: Kind, stage: int) -> bool:
-        """Whether a stage has operations of a kind."""
+    def has(self, kind: Kind, stage: int, micro_batch: int = 0, replica: int = 0) -> bool:
+        """Whether a stage has an operation of a kind for a micro-batch, on a replica of it."""
         ...
 
-    def at(self, kind: Kind, stage: int, micro_batch: int) -> Interval:
-        """Return when an operation runs for a micro-batch."""
+    def at(self, kind: Kind, stage: int, micro_batch: int, replica: int = 0) -> Interval:
+        """Return when an operation runs for a micro-batch, W perhaps on another replica."""
         ...
 
     def operations(self) -> Iterator[tuple[Operation, int, Interval]]:
@@ -86,21 +86,23 @@ class Timeline:
             every += [plan.rule.update_every, max(1, len(plan.rule.table))]
         self.length = lcm(*every)
         self.length_ns = pattern.period_total_ns * (self.length // pattern.k)
-        self._operations: dict[tuple[Kind, int], dict[int, tuple[Operation, int]]] = {}
+        self._operations: dict[tuple[Kind, int, int], dict[int, tuple[Operation, int]]] = {}
         for operation in pattern.operations:
-            classes = self._operations.setdefault((operation.kind, operation.stage), {})
+            key = (operation.kind, operation.stage, replica_of(plan, operation))
+            classes = self._operations.setdefault(key, {})
             for offset in range(operation.covers):
                 classes[(operation.shift + offset) % pattern.k] = (operation, offset)
         self.homes = Homes(plan)
         self._stage_ns: dict[tuple[Kind, int, int], int] = {}
 
-    def has(self, kind: Kind, stage: int) -> bool:
-        """Whether a stage has operations of a kind."""
-        return (kind, stage) in self._operations
+    def has(self, kind: Kind, stage: int, micro_batch: int = 0, replica: int = 0) -> bool:
+        """Whether a stage has an operation of a kind for a micro-batch, on a replica of it."""
+        classes = self._operations.get((kind, stage, replica), {})
+        return micro_batch % self.plan.pattern.k in classes
 
-    def at(self, kind: Kind, stage: int, micro_batch: int) -> Interval:
-        """Return when an operation runs for a micro-batch."""
-        classes = self._operations[kind, stage]
+    def at(self, kind: Kind, stage: int, micro_batch: int, replica: int = 0) -> Interval:
+        """Return when an operation runs for a micro-batch, W perhaps on another replica."""
+        classes = self._operations[kind, stage, replica]
         operation, offset = classes[micro_batch % self.plan.pattern.k]
         return self._run(operation, micro_batch - offset)
 
@@ -130,7 +132,7 @@ class Timeline:
         return periods * pattern.period_total_ns + item.start_ns
 
     def _run(self, operation: Operation, micro_batch: int) -> Interval:
-        gpu = self.plan.stages[operation.stage].gpu(micro_batch)
+        gpu = self.plan.stages[operation.stage].gpu(micro_batch + operation.replica)
         start = self.start_ns(operation, micro_batch)
         length = self.stage_ns(operation.kind, operation.stage, gpu) * operation.covers
         return Interval(start, start + length, gpu)
@@ -195,12 +197,27 @@ def recomputed(plan: Plan, stage: int) -> Sequence[int]:
     ]
 
 
+def replica_of(plan: Plan, operation: Operation) -> int:
+    """Return the replica that runs an operation, from 0 (that of its micro-batch) to R - 1."""
+    return operation.replica % len(plan.stages[operation.stage].gpus)
+
+
 def transfer_bytes(plan: Plan, transfer: Transfer) -> int:
-    """Return what a transfer carries, bytes."""
+    """Return what a transfer carries, bytes.
+
+    Raises
+    ------
+    InputError
+        If it carries what W needs, and a layer does not say how much that is.
+    """
     layers = plan.chain.layers
     stage = plan.stages[transfer.stage]
     if transfer.is_boundary:
         return layers[stage.last].activation_bytes * transfer.covers
+    if transfer.tensor == "weight_half":
+        members = stage_layers(plan, transfer.stage)
+        plan.chain.require("saved_weight_bytes", members, needed_by="sending what W needs")
+        return sum(layers[layer].saved_weight_bytes or 0 for layer in members)
     name = "gradient_bytes" if transfer.tensor == "weight_gradient" else "parameter_bytes"
     return part_of(stage_bytes(plan, transfer.stage, name), transfer.chunk, transfer.chunks)
 

@@ -24,6 +24,7 @@ from schedopt.checking.structure import (
 )
 from schedopt.checking.timeline import Timeline, lay_out
 from schedopt.checking.violations import Violation, limit
+from schedopt.checking.weight_halves import find_wrong_weight_halves
 from schedopt.checking.weights import Followed, follow_weights
 from schedopt.plan import Plan
 from schedopt.result import Result
@@ -80,6 +81,7 @@ def _check_structure(plan: Plan) -> list[Violation]:
         found.extend(find_parted_layers(plan))
     found.extend(find_wrong_operations(plan))
     found.extend(find_wrong_transfers(plan))
+    found.extend(find_wrong_weight_halves(plan))
     found.extend(find_wrong_placements(plan))
     found.extend(find_unfit_rules(plan))
     found.extend(find_out_of_scope(plan))

@@ -17,7 +17,8 @@ def find_wrong_operations(plan: Plan) -> Iterator[Violation]:
     numbered = [(f"operations[{n}]", o) for n, o in enumerate(plan.pattern.operations)]
     by_name: dict[tuple[int, str], list[Numbered]] = {}
     for place, operation in numbered:
-        by_name.setdefault((operation.stage, operation.kind), []).append((place, operation))
+        if not runs_elsewhere(plan, operation):
+            by_name.setdefault((operation.stage, operation.kind), []).append((place, operation))
     for position, stage in enumerate(plan.stages):
         halves = [kind for kind in "IW" if (position, kind) in by_name]
         whole = (position, "B") in by_name
@@ -43,10 +44,15 @@ def find_wrong_operations(plan: Plan) -> Iterator[Violation]:
         yield from _find_wrong_updates(plan, position, by_name.get((position, "U"), []))
 
 
+def runs_elsewhere(plan: Plan, operation: Operation) -> bool:
+    """Whether an operation runs on another replica than that of its micro-batch."""
+    return operation.replica % len(plan.stages[operation.stage].gpus) != 0
+
+
 def _find_wrong_classes(
     items: Sequence[Numbered], k: int, subject: str, kind: str
 ) -> Iterator[Violation]:
-    taken = yield from _find_repeats(items, k, "operations", f"runs {kind} of {subject}")
+    taken = yield from find_repeats(items, k, "operations", f"runs {kind} of {subject}")
     if len(taken) < k:
         first = next(i for i in range(k) if i not in taken)
         yield Violation(
@@ -56,7 +62,7 @@ def _find_wrong_classes(
         )
 
 
-def _find_repeats(
+def find_repeats(
     items: Iterable[Numbered], k: int, kind: str, what: str
 ) -> Generator[Violation, None, dict[int, str]]:
     """Find what covers a micro-batch again; return the place of the first for each, modulo k."""
@@ -133,6 +139,8 @@ def find_wrong_transfers(plan: Plan) -> Iterator[Violation]:
     weights: dict[int, list[tuple[str, Transfer]]] = {}
     for number, transfer in enumerate(plan.pattern.transfers):
         numbered = (f"transfers[{number}]", transfer)
+        if transfer.tensor == "weight_half":
+            continue
         if transfer.is_boundary:
             boundary.setdefault((transfer.tensor, transfer.stage), []).append(numbered)
         else:
@@ -154,7 +162,7 @@ def _find_wrong_boundary(
     plan: Plan, position: int, tensor: str, listed: Sequence[tuple[str, Transfer]]
 ) -> Iterator[Violation]:
     k = plan.pattern.k
-    taken = yield from _find_repeats(listed, k, "transfer", f"{tensor} of stage {position}")
+    taken = yield from find_repeats(listed, k, "transfer", f"{tensor} of stage {position}")
     if len(taken) == k:
         return
     one, other = plan.stages[position], plan.stages[position + 1]
@@ -226,7 +234,8 @@ def _find_spread(
     for position in stages:
         stage = plan.stages[position]
         for first in range(item.shift, item.shift + lcm(k, len(stage.gpus)), k):
-            gpus = {stage.gpu(i): i for i in range(first, first + item.covers)}
+            ahead = item.replica if isinstance(item, Operation) else 0
+            gpus = {stage.gpu(i + ahead): i for i in range(first, first + item.covers)}
             if len(gpus) > 1:
                 named = ", ".join(f"{i} on GPU {gpu}" for gpu, i in gpus.items())
                 yield Violation(

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from schedopt.checking.order import needs
 from schedopt.checking.resources import list_uses, name_resource
-from schedopt.checking.timeline import Item, Name, Timeline, name_item, name_place
+from schedopt.checking.timeline import Timeline, name_item, name_of, name_place
 from schedopt.checking.violations import Violation
 
 MOST_OCCURRENCES: Final = 200_000
@@ -80,7 +80,7 @@ def _add_dependencies(graph: Any, timeline: Timeline, nodes: set[Node]) -> list[
     broken: list[tuple[Node, Node]] = []
     for number, first in sorted(nodes):
         item = timeline.items[number][1]
-        name = _name(item)
+        name = name_of(timeline.plan, item)
         if name not in timeline.slots:
             continue
         start = timeline.start(item, first)
@@ -95,10 +95,6 @@ def _add_dependencies(graph: Any, timeline: Timeline, nodes: set[Node]) -> list[
                 if timeline.span(needed, i)[1] > start:
                     broken.append((before, (number, first)))
     return broken
-
-
-def _name(item: Item) -> Name:
-    return (getattr(item, "kind", "") or getattr(item, "tensor", ""), item.stage)
 
 
 def _report(timeline: Timeline, graph: Any, circle: list[Node]) -> Violation:
@@ -121,6 +117,6 @@ def _report(timeline: Timeline, graph: Any, circle: list[Node]) -> Violation:
     number, first = circle[0]
     return Violation(
         "deadlock",
-        name_place(_name(timeline.items[number][1]), first),
+        name_place(name_of(timeline.plan, timeline.items[number][1]), first),
         f"no times can run this: {'; '.join(clauses)}",
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from schedopt.checking.timeline import Item, Timeline, name_item
+from schedopt.checking.timeline import Item, Timeline, name_item, on_replica
 from schedopt.checking.violations import Violation
 from schedopt.plan import Operation, Transfer
 
@@ -96,7 +96,7 @@ class _Replay:
             (place, item)
             for place, item in items
             if isinstance(item, Transfer)
-            and not item.is_boundary
+            and item.moves_weights
             # What is gathered is not what makes a version.
             and not (self.scattered and item.tensor == "weights")
         ]
@@ -115,10 +115,7 @@ class _Replay:
 
     def run(self) -> None:
         k = self.timeline.plan.pattern.k
-        last = ("W" if self.timeline.is_split(self.stage) else "B", self.stage)
-        for i in range(self.replayed):
-            _, end = self.timeline.span(last, i)
-            self.push(end, _ARRIVE, partial(self.add_own, i))
+        self.push_own()
         moving: list[tuple[str, Item]] = [*self.updates, *self.transfers]
         for place, item in moving:
             rank, begin = self._begin(item)
@@ -129,6 +126,18 @@ class _Replay:
         while self.queue:
             time, _, _, event = heapq.heappop(self.queue)
             event(time)
+
+    def push_own(self) -> None:
+        """Await the gradients of all micro-batches, also those that other replicas make again."""
+        places = {id(item): place for place, item in self.timeline.by_stage[self.stage]}
+        last = "W" if self.timeline.is_split(self.stage) else "B"
+        for replica in range(len(self.timeline.plan.stages[self.stage].gpus)):
+            name = (on_replica(last, replica), self.stage)
+            for i in range(self.replayed if name in self.timeline.slots else 0):
+                slot = self.timeline.slot(name, i)
+                if slot is not None:
+                    add = partial(self.add_own, places[id(slot.item)], i, replica)
+                    self.push(self.timeline.span(name, i)[1], _ARRIVE, add)
 
     def _begin(self, item: Operation | Transfer) -> tuple[int, Callable[..., None]]:
         if isinstance(item, Operation):
@@ -148,10 +157,19 @@ class _Replay:
     def buffer(self, gpu: int, mini_batch: int) -> list[int]:
         return self.buffers.setdefault((gpu, mini_batch), [0] * self.chunks)
 
-    def add_own(self, micro_batch: int, time: int) -> None:
-        gpu = self.timeline.plan.stages[self.stage].gpu(micro_batch)
+    def add_own(self, place: str, micro_batch: int, replica: int, time: int) -> None:
+        gpu = self.timeline.plan.stages[self.stage].gpu(micro_batch + replica)
         mini_batch, position = divmod(micro_batch, self.m)
         buffer = self.buffer(gpu, mini_batch)
+        if any(chunk >> position & 1 for chunk in buffer):
+            self.report(
+                "gradient",
+                place,
+                "twice",
+                micro_batch,
+                f"counts micro-batch {micro_batch} at {time} ns, though the gradient on GPU {gpu} "
+                f"has it already",
+            )
         for chunk in range(self.chunks):
             buffer[chunk] |= 1 << position
             self.update_soon(gpu, chunk, mini_batch, time)

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from schedopt.checking.timeline import Name, Timeline, name_place
+from schedopt.checking.timeline import (
+    Name,
+    Timeline,
+    name_kind,
+    name_place,
+    on_replica,
+    replicas_of,
+)
 from schedopt.checking.violations import Violation
+from schedopt.plan import Transfer
 
 
 def find_order_violations(timeline: Timeline) -> Iterator[Violation]:
@@ -33,8 +41,8 @@ def find_order_violations(timeline: Timeline) -> Iterator[Violation]:
                 yield Violation(
                     "order",
                     name_place((kind, stage), i_shown),
-                    f"starts at {start_shown} ns, {end - start} ns before {needed[0]} of stage "
-                    f"{needed[1]} ends",
+                    f"starts at {start_shown} ns, {end - start} ns before {name_kind(needed)} of "
+                    f"stage {needed[1]} ends",
                 )
 
 
@@ -44,6 +52,9 @@ def needs(timeline: Timeline, name: Name, micro_batch: int) -> tuple[Name, ...]:
     The dependencies of Beaumont et al. 2021, figure 1, with transfers and the halves of B.
     """
     kind, stage = name
+    base, _, replica = kind.partition("+")
+    if replica:
+        return (_on_replica(timeline, base, stage, int(replica), micro_batch),)
     if kind == "F":
         return _arrival(timeline, ("activation", stage - 1), ("F", stage - 1), micro_batch)
     if kind in ("activation", "R"):
@@ -57,6 +68,18 @@ def needs(timeline: Timeline, name: Name, micro_batch: int) -> tuple[Name, ...]:
     if stage + 1 < len(timeline.plan.stages):
         behind = _arrival(timeline, ("gradient", stage), timeline.backward(stage + 1), micro_batch)
     return (("F", stage), *recomputed, *behind)
+
+
+def _on_replica(timeline: Timeline, base: str, stage: int, replica: int, micro_batch: int) -> Name:
+    """Name what W on another replica needs, or the transfer that takes it there."""
+    arrival = (on_replica("weight_half", replica), stage)
+    if base == "W":
+        return arrival
+    slot = timeline.slot(arrival, micro_batch)
+    assert slot is not None
+    assert isinstance(slot.item, Transfer)
+    source, _ = replicas_of(timeline.plan, slot.item)
+    return (on_replica("weight_half", source) if source else "I", stage)
 
 
 def _arrival(

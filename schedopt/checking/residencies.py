@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from math import lcm
 
 from schedopt.chain import Layer
-from schedopt.checking.timeline import Timeline
+from schedopt.checking.timeline import Timeline, on_replica, replicas_of
 from schedopt.plan import Operation, Transfer
 from schedopt.stage import Stage
 
@@ -70,6 +71,8 @@ def list_residencies(timeline: Timeline) -> Iterator[Residency]:
             for part in parts:
                 since, _ = timeline.span((part.since, position), i)
                 _, until = timeline.span((part.until, position), i)
+                if part.kind == "weight_half":
+                    until = max(until, _sent_until(timeline, position, i, 0))
                 end = part.until if timeline.is_split(position) else ""
                 yield Residency(
                     (gpu, part.kind, position, end),
@@ -78,7 +81,40 @@ def list_residencies(timeline: Timeline) -> Iterator[Residency]:
                     max(since, until),
                     every_ns,
                 )
+            yield from _list_arrivals(timeline, position, i, every_ns)
         yield from _list_workspaces(timeline, position)
+
+
+def _list_arrivals(timeline: Timeline, position: int, i: int, every_ns: int) -> Iterator[Residency]:
+    """Yield what W of a micro-batch needs on other replicas: it lies there as it comes."""
+    stage = timeline.plan.stages[position]
+    for replica in range(1, len(stage.gpus)):
+        name = (on_replica("weight_half", replica), position)
+        slot = timeline.slot(name, i)
+        if slot is None or not isinstance(slot.item, Transfer):
+            continue
+        since, _ = timeline.span(name, i)
+        _, until = timeline.span((on_replica("W", replica), position), i)
+        group = (stage.gpu(i + replica), "weight_half", position, "W")
+        until = max(until, _sent_until(timeline, position, i, replica))
+        yield Residency(group, timeline.carried(slot.item), since, until, every_ns)
+
+
+def _sent_until(timeline: Timeline, position: int, i: int, source: int) -> int:
+    """Return when the last transfer ends that takes what W of a micro-batch needs from a replica.
+
+    As early as can be if nothing is sent.
+    """
+    replicas = len(timeline.plan.stages[position].gpus)
+    latest = timeline.span(("I", position), i)[0]
+    for target in range(1, replicas):
+        name = (on_replica("weight_half", target), position)
+        slot = timeline.slot(name, i)
+        if slot is None or not isinstance(slot.item, Transfer):
+            continue
+        if replicas_of(timeline.plan, slot.item)[0] == source:
+            latest = max(latest, timeline.span(name, i)[1])
+    return latest
 
 
 def list_parts(timeline: Timeline, position: int) -> list[Part]:
@@ -135,7 +171,7 @@ def _list_workspaces(timeline: Timeline, position: int) -> Iterator[Residency]:
             if not length:
                 continue
             yield Residency(
-                (stage.gpu(first), "workspace", -1, ""),
+                (stage.gpu(first + operation.replica), "workspace", -1, ""),
                 size,
                 start,
                 start + length,
@@ -160,10 +196,12 @@ def list_gradients(timeline: Timeline, position: int) -> Iterator[Residency]:
         if chunk not in timeline.home(position, gpu):
             moments.setdefault((gpu, chunk, i // m), []).extend(times)
 
-    last = ("W" if timeline.is_split(position) else "B", position)
-    for i in range(every):
-        for chunk in range(timeline.chunks[position]):
-            note(stage.gpu(i), chunk, i, *timeline.span(last, i))
+    last = "W" if timeline.is_split(position) else "B"
+    for replica, i in product(range(len(stage.gpus)), range(every)):
+        name = (on_replica(last, replica), position)
+        if timeline.slot(name, i) is not None:
+            for chunk in range(timeline.chunks[position]):
+                note(stage.gpu(i + replica), chunk, i, *timeline.span(name, i))
     for _, item in timeline.by_stage[position]:
         if not isinstance(item, Transfer) or item.tensor != "weight_gradient":
             continue

@@ -53,7 +53,7 @@ def list_uses(timeline: Timeline) -> dict[Resource, list[Use]]:
 
 def _resources(timeline: Timeline, item: Item, first: int) -> tuple[Resource, ...]:
     if isinstance(item, Operation):
-        gpu = timeline.plan.stages[item.stage].gpu(first)
+        gpu = timeline.plan.stages[item.stage].gpu(first + item.replica)
         return (("gpu", gpu, gpu),)
     return timeline.plan.platform.route(*timeline.ends(item, first))
 

@@ -12,7 +12,11 @@ from schedopt.platform import Gpu
 
 Item = Operation | Transfer
 Name = tuple[str, int]
-"""What runs once for each micro-batch: ``("B", 2)``, ``("activation", 0)``."""
+"""What runs once for each micro-batch: ``("B", 2)``, ``("activation", 0)``.
+
+On the replica behind that of the micro-batch W is ``("W+1", 2)``, and the transfer that takes
+there what W needs is ``("weight_half+1", 2)``.
+"""
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,7 @@ class Timeline:
     def length(self, item: Item, first: int) -> int:
         """How long an item lasts whose first covered micro-batch is `first`, in ns."""
         if isinstance(item, Operation):
-            gpu = self.plan.stages[item.stage].gpu(first)
+            gpu = self.plan.stages[item.stage].gpu(first + item.replica)
             return self._operation_length(item, gpu)
         source, target = self.ends(item, first)
         return self.plan.platform.transfer_ns(self.carried(item), source, target)
@@ -139,6 +143,8 @@ class Timeline:
         if transfer.is_boundary:
             last = self.plan.stages[transfer.stage].last
             return self.plan.chain.layers[last].activation_bytes * transfer.covers
+        if transfer.tensor == "weight_half":
+            return self.size(transfer.stage, "saved_weight_bytes")
         part = "parameter_bytes" if transfer.tensor == "weights" else "gradient_bytes"
         return _cut(self.size(transfer.stage, part), transfer.chunk, transfer.chunks)
 
@@ -147,7 +153,7 @@ class Timeline:
         """Into how many chunks the weights of each stage are cut."""
         found = [1] * len(self.plan.stages)
         for _, item in self.items:
-            if isinstance(item, Transfer) and not item.is_boundary:
+            if isinstance(item, Transfer) and item.moves_weights:
                 found[item.stage] = item.chunks
         return tuple(found)
 
@@ -195,11 +201,11 @@ def lay_out(plan: Plan) -> Timeline:
     for number, operation in enumerate(plan.pattern.operations):
         items.append((f"operations[{number}]", operation))
         if operation.kind != "U":
-            _enter(slots, (operation.kind, operation.stage), operation, k)
+            _enter(slots, name_of(plan, operation), operation, k)
     for number, transfer in enumerate(plan.pattern.transfers):
         items.append((f"transfers[{number}]", transfer))
-        if transfer.is_boundary:
-            _enter(slots, (transfer.tensor, transfer.stage), transfer, k)
+        if not transfer.moves_weights:
+            _enter(slots, name_of(plan, transfer), transfer, k)
     return Timeline(plan, tuple(items), {name: tuple(row) for name, row in slots.items()})
 
 
@@ -209,12 +215,44 @@ def _enter(slots: dict[Name, list[Slot | None]], name: Name, item: Item, k: int)
         row[(item.shift + behind) % k] = Slot(item, behind)
 
 
+def on_replica(kind: str, replica: int) -> str:
+    """Return the kind of a `Name`: ``W+1`` on the replica behind that of the micro-batch."""
+    return f"{kind}+{replica}" if replica else kind
+
+
+def replicas_of(plan: Plan, transfer: Transfer) -> tuple[int, int]:
+    """Return from and to which replica a transfer goes, 0 to R - 1 behind that of its micro-batch.
+
+    Of activations and their gradients, which name none: both 0.
+    """
+    replicas = len(plan.stages[transfer.stage].gpus)
+    return (transfer.source or 0) % replicas, (transfer.target or 0) % replicas
+
+
+def name_of(plan: Plan, item: Item) -> Name:
+    """Return what an item runs, or for the tensors of weights its tensor."""
+    if isinstance(item, Operation):
+        kind, ahead = str(item.kind), item.replica
+    else:
+        kind, ahead = item.tensor, (item.target or 0) if item.tensor == "weight_half" else 0
+    if not ahead:
+        return kind, item.stage
+    return on_replica(kind, ahead % len(plan.stages[item.stage].gpus)), item.stage
+
+
+def name_kind(name: Name) -> str:
+    """Write the kind of something: ``B``, ``W on replica +1``, ``weight half to replica +1``."""
+    kind, _, replica = name[0].partition("+")
+    where = f" {'on' if kind == 'W' else 'to'} replica +{replica}" if replica else ""
+    return kind.replace("_", " ") + where
+
+
 def name_place(name: Name, micro_batch: int) -> str:
     """Write where something runs: ``stage 2, micro-batch 5, B``."""
     kind, stage = name
-    if kind in ("activation", "gradient"):
-        return f"{kind} of stage {stage}, micro-batch {micro_batch}"
-    return f"stage {stage}, micro-batch {micro_batch}, {kind}"
+    if kind.startswith(("activation", "gradient", "weight_half")):
+        return f"{name_kind(name)} of stage {stage}, micro-batch {micro_batch}"
+    return f"stage {stage}, micro-batch {micro_batch}, {name_kind(name)}"
 
 
 def name_item(item: Item, first: int) -> str:
@@ -225,4 +263,6 @@ def name_item(item: Item, first: int) -> str:
     if isinstance(item, Transfer) and not item.is_boundary:
         text += f", chunk {item.chunk} of {item.chunks}" if item.chunks > 1 else ""
         text += f", replica {item.source:+} to {item.target:+}"
+    elif isinstance(item, Operation) and item.replica:
+        text += f", on replica {item.replica:+}"
     return text

@@ -154,7 +154,10 @@ class Reads:
                 )
 
     def list_reads(self, i: int) -> Iterator[tuple[int, Name]]:
-        """Yield each operation of a micro-batch behind the version that it reads."""
+        """Yield each operation of a micro-batch behind the version that it reads.
+
+        W on another replica reads none: all that it needs is sent to it.
+        """
         rule, stage = self.timeline.plan.rule, self.stage
         forward = self.forward(i)
         yield forward, ("F", stage)

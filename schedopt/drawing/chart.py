@@ -14,6 +14,7 @@ LETTERS: Final[dict[str, str]] = {
     "gradient": "g",
     "weight_gradient": "w",
     "weights": "p",
+    "weight_half": "h",
 }
 """What a transfer is called in a box; an operation is called by its kind."""
 
@@ -40,7 +41,7 @@ class Box:
 
     @property
     def letter(self) -> str:
-        """F, B, I, W, R or U for an operation; a, g, w or p for a transfer."""
+        """F, B, I, W, R or U for an operation; a, g, w, p or h for a transfer."""
         return LETTERS.get(self.what, self.what)
 
 

@@ -17,20 +17,22 @@ HATCHES: Final = {"B": "////", "I": r"\\\\", "W": "....", "R": "xxxx", "U": "+++
 NAMES: Final[dict[Kind | Tensor, str]] = {
     "F": "forward",
     "B": "backward",
-    "I": "backward, input half",
-    "W": "backward, weight half",
+    "I": "input half",
+    "W": "weight half",
     "R": "recompute",
     "U": "weight update",
     "activation": "activation sent",
     "gradient": "gradient sent",
     "weight_gradient": "weight gradient sent",
     "weights": "weights sent",
+    "weight_half": "weight half sent",
 }
 SENT: Final = {
     "activation": ("#bbbbbb", ""),
     "gradient": ("#777777", "////"),
     "weight_gradient": ("#c9a66b", "xxxx"),
     "weights": ("#7fa87f", "...."),
+    "weight_half": ("#b79bd1", "++++"),
 }
 
 

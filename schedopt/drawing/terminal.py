@@ -33,13 +33,13 @@ class Glyphs:
 
 
 UNICODE: Final = Glyphs(
-    fills=dict(zip("FBIWRUagwp", "░▓▓▒░▒><+=", strict=True)),
+    fills=dict(zip("FBIWRUagwph", "░▓▓▒░▒><+=*", strict=True)),
     idle=" ",
     levels=" ▁▂▃▄▅▆▇█",
     ruler=("├", "─", "┤"),
 )
 ASCII: Final = Glyphs(
-    fills=dict(zip("FBIWRUagwp", "-==~-~><+=", strict=True)),
+    fills=dict(zip("FBIWRUagwph", "-==~-~><+=*", strict=True)),
     idle=" ",
     levels=" .:-=+*#@",
     ruler=("|", "-", "|"),

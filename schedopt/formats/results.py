@@ -53,6 +53,9 @@ def leave_out_defaults(pattern: dict[str, Any]) -> None:
         if "source" not in transfer:
             for name in ("chunk", "chunks", "mode"):
                 del transfer[name]
+    for operation in pattern["operations"]:
+        if not operation["replica"]:
+            del operation["replica"]
 
 
 def _plan_of(result: Result) -> Plan:

@@ -93,7 +93,7 @@ def _occurrences(
         count = min(micro_batches, occurrence + item.covers) - first
         start = timeline.start_ns(item, occurrence)
         if isinstance(item, Operation):
-            gpu = timeline.plan.stages[item.stage].gpu(first)
+            gpu = timeline.plan.stages[item.stage].gpu(first + item.replica)
             length = timeline.stage_ns(item.kind, item.stage, gpu) * count
             yield Event(item, first, count, gpu, None, 0, start, start + length)
         else:

@@ -25,39 +25,56 @@ def shift_left(
     """
     users: dict[Hashable, _Uses] = defaultdict(_Uses)
     found = []
+    passing = any(transfer.tensor == "weight_half" for transfer in plan.pattern.transfers)
     for together in _in_order(plan, events):
         lengths = [event.length_ns if length_ns is None else length_ns(event) for event in together]
-        begins = [_begin(plan, users, event) for event in together]
-        _hold_up(users, together, lengths, begins)
-        for event, begin, length in zip(together, begins, lengths, strict=True):
+        used = [[*_uses(plan, event), *(_halves(event) if passing else ())] for event in together]
+        begins = [
+            max(
+                users[thing].free_from(event.start_ns)
+                for thing in (*things, *_taken_at_start(plan, event, passing))
+            )
+            for event, things in zip(together, used, strict=True)
+        ]
+        _hold_up(users, together, lengths, begins, passing)
+        for event, begin, length, things in zip(together, begins, lengths, used, strict=True):
             found.append(move(event, begin, length))
-            for thing in _uses(plan, event):
+            for thing in things:
                 users[thing].add(event.end_ns, begin + length)
-            if _moves_weights(event):
+            if _leaves_replica(event):
                 users["sent", event.source].add(event.end_ns, begin + length)
     return found
 
 
-def _begin(plan: Plan, users: Mapping[Hashable, _Uses], event: Event) -> int:
-    """Return the earliest start behind all that has ended when an event starts."""
-    things = [*_uses(plan, event)]
-    if plan.rule.partition in ("gradient", "parameter"):
-        # Here what comes and goes lies there from the start of what brings it.
-        things += _frees(event.gpu)
-    return max(users[thing].free_from(event.start_ns) for thing in things)
+def _taken_at_start(plan: Plan, event: Event, passing: bool) -> tuple[Hashable, ...]:
+    """Return the things whose uses free the memory that an event may take when it starts.
+
+    Of a GPU they are in order, but for what was sent from it. Where gradients or parameters are
+    sharded, and in an arrival of what W needs, what comes lies there from the start of what
+    brings it.
+    """
+    half = isinstance(event.item, Transfer) and event.item.tensor == "weight_half"
+    if half or plan.rule.partition in ("gradient", "parameter"):
+        return _frees(event.gpu)
+    return _frees(event.gpu)[1:] if passing and isinstance(event.item, Operation) else ()
 
 
 def _hold_up(
-    users: Mapping[Hashable, _Uses], together: list[Event], lengths: list[int], begins: list[int]
+    users: Mapping[Hashable, _Uses],
+    together: list[Event],
+    lengths: list[int],
+    begins: list[int],
+    passing: bool,
 ) -> None:
-    """Let new weights arrive no sooner than the GPU lets go of what it lets go of before.
+    """Let new weights come no sooner than the GPU lets go of what it lets go of before.
 
-    What it lets go of at the same instant ends together with them.
+    What it lets go of at the same instant ends together with them. Operations may make new
+    weights; they are held up where what W needs is sent, which ends apart from them.
     """
     ends = {
         number: max(users[thing].free_from(event.end_ns) for thing in _frees(event.gpu))
         for number, event in enumerate(together)
-        if _moves_weights(event)
+        if (passing if isinstance(event.item, Operation) else event.item.moves_weights)
     }
     late = list(ends)
     while late:
@@ -66,14 +83,14 @@ def _hold_up(
         freed: dict[int | None, int] = {}
         for event, begin, length in zip(together, begins, lengths, strict=True):
             gpu = event.gpu if isinstance(event.item, Operation) else event.source
-            if isinstance(event.item, Operation) or _moves_weights(event):
+            if isinstance(event.item, Operation) or _leaves_replica(event):
                 freed[gpu] = max(freed.get(gpu, 0), begin + length)
         for number in ends:
             ends[number] = max(ends[number], freed.get(together[number].gpu, 0))
         late = [number for number in ends if begins[number] + lengths[number] < ends[number]]
 
 
-def _moves_weights(event: Event) -> bool:
+def _leaves_replica(event: Event) -> bool:
     return isinstance(event.item, Transfer) and not event.item.is_boundary
 
 
@@ -106,13 +123,25 @@ def _uses(plan: Plan, event: Event) -> Iterator[Hashable]:
         yield "weights", item.stage, event.gpu
     else:
         yield from plan.platform.route(event.source or 0, event.gpu)
-        if not item.is_boundary:
+        if item.moves_weights:
             yield "weights", item.stage, event.source
             yield "weights", item.stage, event.gpu
     yield from _tensors(event)
 
 
-def _tensors(event: Event) -> Iterator[Hashable]:
+def _halves(event: Event) -> Iterator[tuple[Hashable, ...]]:
+    """Yield what W needs, by the GPU where it lies, that an event makes, moves or reads."""
+    item = event.item
+    if isinstance(item, Operation):
+        gpus = [event.gpu] if item.kind in ("I", "W") else []
+    else:
+        gpus = [event.source or 0, event.gpu] if item.tensor == "weight_half" else []
+    for gpu in gpus:
+        for micro_batch in range(event.first, event.first + event.count):
+            yield "weight_half", item.stage, gpu, micro_batch
+
+
+def _tensors(event: Event) -> Iterator[tuple[Hashable, ...]]:
     """Yield the activations and gradients that an event makes, moves or reads."""
     item = event.item
     names: tuple[tuple[str, int], ...] = ()
@@ -151,24 +180,33 @@ def _instant(plan: Plan, events: list[Event]) -> list[Event]:
     graph = nx.DiGraph()
     graph.add_nodes_from(range(len(events)))
     every = plan.rule.update_every or 1
-    sharing: dict[Hashable, list[int]] = defaultdict(list)
+    sharing: dict[tuple[Hashable, ...], list[int]] = defaultdict(list)
     for number, event in enumerate(events):
         covered = range(event.first, event.first + event.count)
         if getattr(event.item, "kind", "") == "U":
             first = event.first // every * every
             covered = range(first, first + every)
-        of_stage = (("stage", event.item.stage, micro_batch) for micro_batch in covered)
-        for key in (*_tensors(event), *of_stage):
+        for key in (*_tensors(event), *_halves(event)):
             sharing[key].append(number)
+        if getattr(event.item, "tensor", "") != "weight_half":
+            for micro_batch in covered:
+                sharing["stage", event.item.stage, micro_batch].append(number)
 
-    for numbers in sharing.values():
-        graph.add_edges_from(pairwise(sorted(numbers, key=lambda n: _place(events[n]))))
+    for key, numbers in sharing.items():
+        ordered = sorted(numbers, key=lambda n: (_place(events[n]), _leaves(events[n], key)))
+        graph.add_edges_from(pairwise(ordered))
 
     def priority(number: int) -> tuple[bool, int, tuple[int, int]]:
         acquires = getattr(events[number].item, "kind", "") in ("F", "R")
         return acquires, events[number].first, _place(events[number])
 
     return [events[n] for n in nx.lexicographical_topological_sort(graph, key=priority)]
+
+
+def _leaves(event: Event, key: tuple[Hashable, ...]) -> bool:
+    """Whether an event sends what W needs from the GPU of a key of `_halves`."""
+    sends = getattr(event.item, "tensor", "") == "weight_half"
+    return sends and event.source == key[2]
 
 
 def _place(event: Event) -> tuple[int, int]:
@@ -185,8 +223,10 @@ def _place(event: Event) -> tuple[int, int]:
             return 2, -2 * item.stage - 1
         case "B" | "I":
             return 2, -2 * item.stage
-        case "W":
+        case "weight_half":
             return 3, 0
+        case "W":
+            return 3, 1
         case "weight_gradient":
             return 4, 0
         case "U":

@@ -13,7 +13,7 @@ from typing import Literal
 from schedopt.account.levels import Level
 from schedopt.account.memory import GpuMemory, memory_levels, memory_of
 from schedopt.account.residencies import Residency, residencies_of
-from schedopt.account.timeline import Interval, Timeline
+from schedopt.account.timeline import Interval, Timeline, replica_of
 from schedopt.errors import InputError
 from schedopt.plan import Kind, Operation, Plan, Transfer
 from schedopt.simulation.events import Event, unroll
@@ -149,13 +149,13 @@ class Simulation:
         """Everything that lies in memory during the step."""
         return tuple(residencies_of(self))
 
-    def has(self, kind: Kind, stage: int) -> bool:
-        """Whether a stage has operations of a kind."""
-        return (kind, stage, 0) in self._runs
+    def has(self, kind: Kind, stage: int, micro_batch: int = 0, replica: int = 0) -> bool:
+        """Whether a stage has an operation of a kind for a micro-batch, on a replica of it."""
+        return (kind, stage, micro_batch, replica) in self._runs
 
-    def at(self, kind: Kind, stage: int, micro_batch: int) -> Interval:
-        """Return when an operation runs for a micro-batch."""
-        return self._runs[kind, stage, micro_batch]
+    def at(self, kind: Kind, stage: int, micro_batch: int, replica: int = 0) -> Interval:
+        """Return when an operation runs for a micro-batch, W perhaps on another replica."""
+        return self._runs[kind, stage, micro_batch, replica]
 
     def operations(self) -> Iterator[tuple[Operation, int, Interval]]:
         """Yield each operation with its first micro-batch."""
@@ -170,13 +170,15 @@ class Simulation:
                 yield event.item, event.first, event.source, event.sent_bytes, _interval(event)
 
     @cached_property
-    def _runs(self) -> dict[tuple[Kind, int, int], Interval]:
-        return {
-            (event.item.kind, event.item.stage, micro_batch): _interval(event)
-            for event in self.events
-            if isinstance(event.item, Operation)
-            for micro_batch in range(event.first, event.first + event.count)
-        }
+    def _runs(self) -> dict[tuple[Kind, int, int, int], Interval]:
+        found = {}
+        for event in self.events:
+            item = event.item
+            if isinstance(item, Operation):
+                replica = replica_of(self.plan, item)
+                for micro_batch in range(event.first, event.first + event.count):
+                    found[item.kind, item.stage, micro_batch, replica] = _interval(event)
+        return found
 
 
 def _interval(event: Event) -> Interval:

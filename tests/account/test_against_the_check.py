@@ -53,6 +53,12 @@ def test_memory_with_shards(plan: Plan, data: st.DataObject) -> None:
     assert_the_check_finds_the_same_memory(plan, data)
 
 
+@settings(max_examples=400)
+@given(valid_plans(exchange=True), st.data())
+def test_memory_where_replicas_send_what_w_needs(plan: Plan, data: st.DataObject) -> None:
+    assert_the_check_finds_the_same_memory(plan, data)
+
+
 @settings(max_examples=200)
 @given(valid_plans() | sharded_plans())
 def test_peak_is_never_above_sum(plan: Plan) -> None:

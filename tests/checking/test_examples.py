@@ -15,9 +15,10 @@ from tests.changes import (
     drop_transfer,
 )
 from tests.checking.helpers import kinds, places
-from tests.examples import (
-    EXAMPLES,
-)
+from tests.examples import EXAMPLES as WITHOUT_EXCHANGE
+from tests.exchanges import EXCHANGES
+
+EXAMPLES = {**WITHOUT_EXCHANGE, **EXCHANGES}
 
 EVERY_OPERATION = [
     (name, number)
@@ -38,10 +39,10 @@ DEPENDENT_OPERATION = [
     for operation in [EXAMPLES[name]().pattern.operations[number]]
     if operation.kind != "U" and (operation.kind, operation.stage) != ("F", 0)
 ]
-BOUNDARY_TRANSFER = [
+TRANSFER_OF_A_MICRO_BATCH = [
     (name, number)
     for name, number in EVERY_TRANSFER
-    if EXAMPLES[name]().pattern.transfers[number].is_boundary
+    if not EXAMPLES[name]().pattern.transfers[number].moves_weights
 ]
 
 
@@ -58,7 +59,7 @@ def test_leaving_out_any_operation_is_found(name: str, number: int) -> None:
 @pytest.mark.parametrize(("name", "number"), EVERY_TRANSFER)
 def test_leaving_out_any_transfer_is_found(name: str, number: int) -> None:
     plan = EXAMPLES[name]()
-    kind = "transfer" if plan.pattern.transfers[number].is_boundary else "gradient"
+    kind = "gradient" if plan.pattern.transfers[number].moves_weights else "transfer"
     assert kind in kinds(drop_transfer(plan, number))
 
 
@@ -67,19 +68,23 @@ def test_an_operation_before_what_it_needs_is_found(name: str, number: int) -> N
     plan = EXAMPLES[name]()
     operation = plan.pattern.operations[number]
     early = change_operation(plan, number, shift=operation.shift + 30 * plan.pattern.k)
-    ending = f", {operation.kind}"
+    replica = operation.replica % len(plan.stages[operation.stage].gpus)
+    ending = f", {operation.kind}" + (f" on replica +{replica}" if replica else "")
     start = f"stage {operation.stage}, "
     assert any(
         place.startswith(start) and place.endswith(ending) for place in places(early, "order")
     )
 
 
-@pytest.mark.parametrize(("name", "number"), BOUNDARY_TRANSFER)
+@pytest.mark.parametrize(("name", "number"), TRANSFER_OF_A_MICRO_BATCH)
 def test_a_transfer_before_what_it_carries_is_found(name: str, number: int) -> None:
     plan = EXAMPLES[name]()
     transfer = plan.pattern.transfers[number]
     early = change_transfer(plan, number, shift=transfer.shift + 30 * plan.pattern.k)
-    start = f"{transfer.tensor} of stage {transfer.stage}, "
+    what = transfer.tensor.replace("_", " ")
+    if transfer.target is not None:
+        what += f" to replica +{transfer.target % len(plan.stages[transfer.stage].gpus)}"
+    start = f"{what} of stage {transfer.stage}, "
     assert any(place.startswith(start) for place in places(early, "order"))
 
 

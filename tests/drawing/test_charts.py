@@ -112,7 +112,7 @@ def test_charts_of_plans_by_hand(name: str) -> None:
     _assert_sound(chart_simulation(simulate(plan, usual_micro_batches(plan))), plan)
 
 
-@given(valid_plans(updates=True))
+@given(valid_plans(updates=True) | valid_plans(exchange=True))
 def test_charts_of_random_plans(plan: Plan) -> None:
     chart = chart_plan(result_of(plan))
     _assert_sound(chart, plan)

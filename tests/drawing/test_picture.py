@@ -13,7 +13,7 @@ from matplotlib.image import imread
 from schedopt import Chain, InputError, Layer, Platform, Scope, solve
 from schedopt.drawing import Box, Chart, chart_plan, chart_simulation, save_picture
 from schedopt.drawing.looks import NAMES, colour, hatch
-from schedopt.plan import Kind, Tensor
+from schedopt.plan import TENSORS, Kind, Tensor
 from schedopt.simulation import simulate, usual_micro_batches
 from tests.drawing.helpers import result_of, texts
 from tests.examples import EXAMPLES
@@ -71,7 +71,7 @@ def chart_of_all_kinds() -> Chart:
     """Return a chart with every kind, and with the widest words beside it."""
     chart = chart_plan(result_of(EXAMPLES["contiguous"]()))
     kinds: tuple[Kind | Tensor, ...] = ("F", "B", "I", "W", "R", "U")
-    sent: tuple[Kind | Tensor, ...] = ("activation", "gradient", "weight_gradient", "weights")
+    sent: tuple[Kind | Tensor, ...] = TENSORS
     first, *others = chart.gpus
     link, *links = chart.links
     first = replace(first, boxes=tuple(Box(i, i + 1, k, 0, 17) for i, k in enumerate(kinds)))

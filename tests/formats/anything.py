@@ -27,7 +27,7 @@ from schedopt import (
     Stage,
     Transfer,
 )
-from schedopt.plan import KINDS
+from schedopt.plan import KINDS, TENSORS
 from schedopt.rule import ForwardReads
 from tests.strategies import networks
 
@@ -165,7 +165,7 @@ stages = st.builds(
 
 @st.composite
 def transfers(draw: st.DrawFn, period: int) -> Transfer:
-    tensor = draw(st.sampled_from(["activation", "gradient", "weight_gradient", "weights"]))
+    tensor = draw(st.sampled_from(TENSORS))
     common: dict[str, Any] = {
         "tensor": tensor,
         "stage": draw(counts),
@@ -174,7 +174,7 @@ def transfers(draw: st.DrawFn, period: int) -> Transfer:
     }
     if tensor in ("activation", "gradient"):
         return Transfer(**common, covers=draw(counts))
-    chunks = draw(counts)
+    chunks = 1 if tensor == "weight_half" else draw(counts)
     modes = ["copy", "reduce"] if tensor == "weight_gradient" else ["copy"]
     return Transfer(
         **common,
@@ -197,10 +197,18 @@ def patterns(draw: st.DrawFn) -> Pattern:
         start_ns=st.integers(0, period - 1),
         covers=counts,
     )
+    elsewhere = st.builds(
+        Operation,
+        kind=st.just("W"),
+        stage=counts,
+        shift=shifts,
+        start_ns=st.integers(0, period - 1),
+        replica=st.integers(-9, 9),
+    )
     return Pattern(
         k=draw(counts),
         period_total_ns=period,
-        operations=tuple(draw(st.lists(operation, max_size=4))),
+        operations=tuple(draw(st.lists(operation | elsewhere, max_size=4))),
         transfers=tuple(draw(st.lists(transfers(period), max_size=4))),
     )
 

@@ -25,6 +25,7 @@ from schedopt import (
     solve,
 )
 from schedopt.formats import chain_to_json
+from tests.exchanges import all_gather
 from tests.formats import anything
 from tests.partitions import EVERY_PLAN
 from tests.random_plans import valid_plans
@@ -54,7 +55,7 @@ def test_a_chain_loads_as_it_was_saved(
 
 
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(valid_plans() | valid_plans(updates=True))
+@given(valid_plans() | valid_plans(updates=True) | valid_plans(exchange=True))
 def test_a_plan_loads_as_it_was_saved(tmp_path: Path, plan: Plan) -> None:
     bound = Bound(exact=(1, 3), scope=Scope(max_k=None, memory="peak"), proof="none")
     rung = Rung(solver="x", period_exact=(5, 2), seconds=0.25, note="…")
@@ -201,6 +202,13 @@ def test_a_result_without_a_plan_is_not_saved(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="without a plan"):
         result.save(tmp_path / "plan.json")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_replica_stands_only_where_it_is_another_one(tmp_path: Path) -> None:
+    plan = all_gather()
+    Result(problem=plan.problem, plan=plan, status="feasible").save(tmp_path / "plan.json")
+    operations = json.loads((tmp_path / "plan.json").read_text())["pattern"]["operations"]
+    assert [one.get("replica") for one in operations] == [None, None, None, 1] * 2
 
 
 def test_one_layer_and_one_operation_stand_on_a_line(tmp_path: Path) -> None:

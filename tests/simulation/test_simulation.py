@@ -42,12 +42,16 @@ def assert_a_step_is_sound(run: Simulation) -> None:
         if isinstance(item, Operation):
             on.setdefault(event.gpu, []).append(span)
             for i in range(event.first, event.first + event.count):
-                assert (item.kind, item.stage, i) not in seen
-                seen[item.kind, item.stage, i] = span
+                name = item.kind + on_replica(plan, item.stage, item.replica)
+                assert (name, item.stage, i) not in seen
+                seen[name, item.stage, i] = span
         else:
             assert event.source is not None
             for link in plan.platform.route(event.source, event.gpu):
                 on.setdefault(link, []).append(span)
+            if item.tensor == "weight_half":
+                name = "weight half" + on_replica(plan, item.stage, item.target)
+                seen[name, item.stage, event.first] = span
             if item.is_boundary:
                 for i in range(event.first, event.first + event.count):
                     seen[item.tensor, item.stage, i] = span
@@ -67,12 +71,35 @@ def assert_a_step_is_sound(run: Simulation) -> None:
             assert (("R", stage, i) in seen) == bool(plan.stages[stage].recompute)
             if ("I", stage, i) in seen:
                 assert seen["I", stage, i][1] <= seen["W", stage, i][0]
+    assert_halves_come_in_time(run, seen)
     if any(residency.start_ns == residency.end_ns is not None for residency in run.residencies):
         return  # What stays for no time counts once at its instant, and instants may coincide.
     for need, limit in zip(run.memory, memory(plan), strict=True):
         assert need.sum_bytes <= limit.sum_bytes
         assert need.peak_bytes <= limit.peak_bytes
         assert need.peak_bytes <= need.sum_bytes
+
+
+def on_replica(plan: Plan, stage: int, replica: int | None) -> str:
+    """Write which replica is meant, nothing for that of the micro-batch."""
+    behind = (replica or 0) % len(plan.stages[stage].gpus)
+    return f" on {behind}" if behind else ""
+
+
+def assert_halves_come_in_time(
+    run: Simulation, seen: dict[tuple[str, int, int], tuple[int, int]]
+) -> None:
+    """What W needs is sent when it is there, and W on another replica runs when it has come."""
+    for event in run.events:
+        item, i, stage = event.item, event.first, event.item.stage
+        if isinstance(item, Operation):
+            there = on_replica(run.plan, stage, item.replica)
+            if there:
+                assert seen["weight half" + there, stage, i][1] <= event.start_ns
+        elif item.tensor == "weight_half":
+            here = on_replica(run.plan, stage, item.source)
+            assert seen["weight half" + here if here else "I", stage, i][1] <= event.start_ns
+            assert ("W" + on_replica(run.plan, stage, item.target), stage, i) in seen
 
 
 @settings(max_examples=300)
@@ -85,7 +112,7 @@ def test_random_plans(plan: Plan, count: int) -> None:
 
 
 @settings(max_examples=200)
-@given(valid_plans(updates=True), st.integers(1, 5))
+@given(valid_plans(updates=True) | valid_plans(exchange=True), st.integers(1, 5))
 def test_random_plans_with_updates(plan: Plan, rounds: int) -> None:
     count = rounds * (plan.rule.update_every or 1)
     for timing in TIMINGS:
@@ -167,6 +194,17 @@ def test_a_long_step_with_shards_needs_the_memory_of_the_account(plan: Plan) -> 
         return  # What stays for no time counts once at its instant, and instants may coincide.
     assert [n.peak_bytes for n in run.memory] == [n.peak_bytes for n in memory(plan)]
     assert [n.sum_bytes for n in run.memory] == [n.sum_bytes for n in memory(plan)]
+
+
+@settings(max_examples=100)
+@given(valid_plans(exchange=True))
+def test_a_long_step_holds_what_w_needs_on_other_replicas_too(plan: Plan) -> None:
+    starts = [item.shift for item in plan.pattern.items]
+    m = every(plan)
+    count = -(-(3 * (max(starts) - min(starts)) + 4 * m) // m) * m
+    run = simulate(plan, count, timing="pattern")
+    for need, whole in zip(run.memory, memory(plan), strict=True):
+        assert need.by_kind.get("weight_half") == whole.by_kind.get("weight_half")
 
 
 @settings(max_examples=60, deadline=None)
