@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 from schedopt import Chain, InputError, Layer, Pattern, Plan, Platform, Scope, check, solve
 from schedopt.account import memory
+from schedopt.account.reading import gradient_runs
+from schedopt.account.timeline import Timeline
 from schedopt.plan import Operation
 from schedopt.simulation import Simulation, Timing, simulate, usual_micro_batches
 from tests.examples import EXAMPLES, layer, op, send, stages
@@ -74,10 +76,29 @@ def assert_a_step_is_sound(run: Simulation) -> None:
     assert_halves_come_in_time(run, seen)
     if any(residency.start_ns == residency.end_ns is not None for residency in run.residencies):
         return  # What stays for no time counts once at its instant, and instants may coincide.
+    if not mini_batches_end_in_order(plan):
+        return  # A version waits for a mini-batch before it, of which the first round has none.
     for need, limit in zip(run.memory, memory(plan), strict=True):
         assert need.sum_bytes <= limit.sum_bytes
         assert need.peak_bytes <= limit.peak_bytes
         assert need.peak_bytes <= need.sum_bytes
+
+
+def mini_batches_end_in_order(plan: Plan) -> bool:
+    """Whether gradients of a later mini-batch are whole no sooner, on every GPU, for ever."""
+    timeline, m = Timeline(plan), plan.rule.update_every
+    if m is None:
+        return True
+    for stage in range(len(plan.stages)):
+        ends: dict[int, dict[int, int]] = {}
+        for i, run in gradient_runs(timeline, stage):
+            of_gpu = ends.setdefault(run.gpu, {})
+            of_gpu[i // m] = max(of_gpu.get(i // m, run.end_ns), run.end_ns)
+        for of_gpu in ends.values():
+            times = [of_gpu[number] for number in sorted(of_gpu)]
+            if sorted(times) != times or times[-1] > times[0] + timeline.length_ns:
+                return False
+    return True
 
 
 def on_replica(plan: Plan, stage: int, replica: int | None) -> str:
