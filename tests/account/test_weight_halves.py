@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import Any
 
 import pytest
 
-from schedopt import InputError
+from schedopt import InputError, check
 from schedopt.account import GpuMemory, busy_time, load, memory, residencies, traffic, versions
 from schedopt.simulation import simulate
-from tests.changes import change_layer, change_operation
+from tests.changes import (
+    add_transfer,
+    change_gpu,
+    change_layer,
+    change_operation,
+    change_rule,
+    drop_transfer,
+)
+from tests.examples import send
 from tests.exchanges import all_gather, mixed_exchange, ring
 
 
@@ -87,3 +96,30 @@ def test_a_step_starts_w_as_soon_as_what_it_needs_has_come() -> None:
     run = simulate(plan, 2)
     assert run.at("W", 0, 0, 1).start_ns == 10
     assert run.makespan_ns == 14
+
+
+@pytest.mark.parametrize(("partition", "gradients"), [("optimizer", 0), ("gradient", 3)])
+def test_what_w_needs_may_be_sent_where_states_are_sharded(partition: Any, gradients: int) -> None:
+    """Each GPU updates one half of the stage, of 3 bytes, and sends it to the other over 14-17.
+
+    Of 4 bytes of optimizer state 2 are at home. Gradients of the half that is not at home lie
+    there with a partition of them over 5-14, from the first W to the last.
+    """
+    plan = change_layer(all_gather(20), 0, optimizer_bytes=4)
+    plan = change_rule(plan, partition=partition)
+    for chunk in (0, 1):
+        ends = {"source": chunk, "target": 1 - chunk}
+        plan = add_transfer(plan, send("weights", 0, 0, 14, chunk=chunk, chunks=2, **ends))
+    fixed = 20 - 2 - (3 if gradients else 0)
+    parts = {"weights": fixed, "activation": 100, "weight_half": 10}
+    found = memory(plan)
+    assert [need.sum_bytes for need in found] == [sum(parts.values()) + gradients] * 2
+    assert all(need.by_kind.items() >= parts.items() for need in found)
+    for gpu in (0, 1):
+        plan = change_gpu(plan, gpu, memory_bytes=found[gpu].sum_bytes)
+    assert check(plan) == ()
+    assert [
+        one.kind for one in check(change_gpu(plan, 1, memory_bytes=found[1].sum_bytes - 1))
+    ] == ["memory"]
+    for number in range(len(plan.pattern.transfers)):
+        assert check(drop_transfer(plan, number))
