@@ -76,6 +76,7 @@ class _Replay:
     parts: dict[tuple[int, int], dict[int, int]] = field(default_factory=dict)
     newest: dict[tuple[int, int], int] = field(default_factory=dict)
     buffers: dict[tuple[int, int], list[int]] = field(default_factory=dict)
+    coming: set[tuple[int, int, int]] = field(default_factory=set)
     received: set[tuple[int, int, int]] = field(default_factory=set)
     there: dict[tuple[int, int], int] = field(default_factory=dict)
     updating: set[tuple[int, int]] = field(default_factory=set)
@@ -120,6 +121,10 @@ class _Replay:
         for place, item in moving:
             rank, begin = self._begin(item)
             for first in range(item.shift % k, self.replayed, k):
+                if isinstance(item, Transfer) and item.tensor == "weights":
+                    _, target = self.timeline.ends(item, first)
+                    if not self.sharded or item.chunk not in self.home[target]:
+                        self.coming.add((target, item.chunk, first // self.m))
                 self.push(
                     self.timeline.start(item, first), rank, partial(begin, place, item, first)
                 )
@@ -177,13 +182,18 @@ class _Replay:
     def update_soon(self, gpu: int, chunk: int, mini_batch: int, time: int) -> None:
         if self.updates or chunk not in self.home[gpu]:
             return
-        if self.buffer(gpu, mini_batch)[chunk] == self.whole:
+        if self.is_due(gpu, chunk, mini_batch):
             self.push(time, _UPDATE, partial(self.update, gpu, chunk))
 
     def update(self, gpu: int, chunk: int, time: int) -> None:
-        while self.buffer(gpu, self.newest[gpu, chunk])[chunk] == self.whole:
+        while self.is_due(gpu, chunk, self.newest[gpu, chunk]):
             self.newest[gpu, chunk] += 1
             self.note(gpu, chunk, self.newest[gpu, chunk], time)
+
+    def is_due(self, gpu: int, chunk: int, mini_batch: int) -> bool:
+        """Whether a GPU can apply a mini-batch to a chunk; where a copy comes, that counts."""
+        whole = self.buffer(gpu, mini_batch)[chunk] == self.whole
+        return whole and (gpu, chunk, mini_batch) not in self.coming
 
     def note(self, gpu: int, chunk: int, version: int, time: int) -> None:
         """Note that a version of a chunk is there, and the version that is whole with it."""
@@ -239,7 +249,8 @@ class _Replay:
             )
         end = time + self.timeline.length(item, first)
         for chunk in self.home[gpu]:
-            self.push(end, _UPDATE, partial(self.make, place, gpu, chunk, mini_batch, first))
+            if (gpu, chunk, mini_batch) not in self.coming:
+                self.push(end, _UPDATE, partial(self.make, place, gpu, chunk, mini_batch, first))
 
     def send_gradient(self, place: str, item: Transfer, first: int, time: int) -> None:
         source, target = self.timeline.ends(item, first)

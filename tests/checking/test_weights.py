@@ -190,6 +190,15 @@ def test_a_version_is_held_to_the_end_of_the_weight_half() -> None:
     assert needs(late, 0, 231)
 
 
+def test_a_copy_that_comes_counts_where_the_gradient_is_whole_too() -> None:
+    # Version 1 of stage 1 could be made on GPU 1 at 12, but comes over 16-18 and 18-20.
+    plan = data_parallel()
+    for chunk in (0, 1):
+        late = send("weights", 1, -2, 2 * chunk, source=0, target=1, chunk=chunk, chunks=2)
+        plan = add_transfer(plan, late)
+    assert places(plan, "version") == ["stage 1, micro-batch 3, F"]
+
+
 def served() -> Plan:
     """Return two replicas of which the first collects gradients and sends weights, in 2 chunks.
 
