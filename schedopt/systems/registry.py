@@ -74,6 +74,12 @@ SYSTEMS: Final[tuple[System, ...]] = (
         "Li et al. 2020 (PyTorch DDP)",
     ),
     System(
+        "dp_by_layer",
+        "data parallelism, gradients or what W needs, layer by layer",
+        "schedopt.solvers.data_parallel_by_layer:plan",
+        "Boehm 2022",
+    ),
+    System(
         "zero_1",
         "ZeRO-1, sharded optimizer state",
         "schedopt.solvers.zero:optimizer",

@@ -1,0 +1,118 @@
+"""Data parallelism that chooses for each layer between its gradient and what its W needs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schedopt import Chain, Layer, Plan, Platform, check
+from schedopt.account import load, traffic
+from schedopt.network import Duplex
+from schedopt.solvers.data_parallel_by_layer import plan as by_layer
+from schedopt.systems.registry import find_system
+from schedopt.systems.setting import Setting
+from tests.systems.settings import AMPLE
+
+
+def layer(gradient: int, half: int, weight_ns: int = 1) -> Layer:
+    return Layer(
+        forward_ns=3,
+        backward_ns=5,
+        backward_input_ns=4,
+        backward_weight_ns=weight_ns,
+        weight_bytes=3 * gradient,
+        activation_bytes=1,
+        saved_bytes=9,
+        saved_weight_bytes=half,
+        parameter_bytes=gradient,
+        gradient_bytes=gradient,
+        optimizer_bytes=gradient,
+    )
+
+
+def two_of_three(gpus: int = 2, microbatches: int = 2, duplex: Duplex = "full") -> Setting:
+    """Return layers of which the first and the last send less by what W needs, 1 byte a ns."""
+    return Setting(
+        chain=Chain(layers=(layer(240, 12), layer(12, 240), layer(120, 6))),
+        platform=Platform(gpus=gpus, memory=AMPLE, bandwidth=10**9, duplex=duplex),
+        microbatches=microbatches,
+    )
+
+
+def sends(plan: Plan) -> dict[int, set[str]]:
+    found: dict[int, set[str]] = {}
+    for transfer in plan.pattern.transfers:
+        found.setdefault(transfer.stage, set()).add(transfer.tensor)
+    return found
+
+
+def test_each_layer_sends_what_is_less() -> None:
+    plan = by_layer(two_of_three())
+    assert check(plan) == ()
+    assert sends(plan) == {0: {"weight_half"}, 1: {"weight_gradient"}, 2: {"weight_half"}}
+    # For each update of two micro-batches: 12 and 6 bytes of halves, and 6 + 6 of the gradient.
+    sent = Fraction(12 + 12 + 6, 2)
+    assert traffic(plan) == {(0, 1): sent, (1, 0): sent}
+    # A micro-batch a GPU: F 3 * 3; I and W 4 + 1 twice, B 5; and W of the other one twice.
+    assert [one.busy_ns for one in load(plan)] == [Fraction(9 + 10 + 5 + 2, 2)] * 2
+
+
+def test_a_layer_whose_w_takes_longer_than_what_it_saves_reduces() -> None:
+    # 240 - 12 = 228 ns less to send for an update; 228 ns of W of the other micro-batch.
+    for weight_ns, tensor in ((227, "weight_half"), (228, "weight_gradient")):
+        setting = two_of_three()
+        chain = Chain(layers=(layer(240, 12, weight_ns), *setting.chain.layers[1:]))
+        plan = by_layer(replace(setting, chain=chain))
+        assert sends(plan)[0] == {tensor}
+
+
+def test_it_is_overlapped_data_parallelism_where_transfers_are_free() -> None:
+    setting = replace(two_of_three(), platform=Platform(gpus=2, memory=AMPLE))
+    one, other = by_layer(setting).pattern, find_system("dp_overlapped").plan(setting).pattern
+    assert one.period_total_ns == other.period_total_ns
+    assert set(one.items) == set(other.items)
+
+
+@pytest.mark.parametrize(("gpus", "duplex"), [(2, "half"), (3, "full"), (4, "half")])
+def test_every_transfer_and_every_weight_half_is_needed(gpus: int, duplex: Duplex) -> None:
+    plan = by_layer(two_of_three(gpus, 2 * gpus, duplex))
+    assert check(plan) == ()
+    assert "weight_half" in sends(plan)[0]
+    pattern = plan.pattern
+    for left_out in pattern.transfers:
+        rest = tuple(item for item in pattern.transfers if item is not left_out)
+        assert check(replace(plan, pattern=replace(pattern, transfers=rest))), left_out
+    for operation in pattern.operations:
+        if operation.kind == "W":
+            others = tuple(item for item in pattern.operations if item is not operation)
+            assert check(replace(plan, pattern=replace(pattern, operations=others))), operation
+
+
+@settings(max_examples=25)
+@given(data=st.data())
+def test_random_chains(data: st.DataObject) -> None:
+    gpus = data.draw(st.integers(1, 4))
+    size, half = st.integers(0, 400), st.integers(0, 20)
+    layers = data.draw(
+        st.lists(st.builds(layer, size, half, st.integers(0, 9)), min_size=1, max_size=4)
+    )
+    setting = Setting(
+        chain=Chain(layers=tuple(layers)),
+        platform=Platform(
+            gpus=gpus,
+            memory=AMPLE,
+            bandwidth=10**9,
+            latency=data.draw(st.integers(0, 3)),
+            duplex=data.draw(st.sampled_from(["half", "full"])),
+        ),
+        microbatches=gpus * data.draw(st.integers(1, 3)),
+    )
+    plan = by_layer(setting)
+    assert check(plan) == ()
+    assert plan.pattern.period_total_ns >= max(
+        gpu.busy_ns * setting.microbatches for gpu in load(plan)
+    )
