@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from schedopt.claims.claim import TIMEPREST, Claim, Finding, Part, Reading, Step, Table
 from schedopt.claims.training import Trainee, make_plan, train
 from schedopt.rule import Rule
+from schedopt.running.actions import make_actions
 from schedopt.running.reference import difference
 
 CLAIM: Final = Claim(
@@ -116,7 +117,8 @@ def _train(trainee: Trainee, v: int, data: Batches) -> dict[str, Tensor]:
     """Return the final weights of a run by the rule: gradients at W(t-v+1), on the newest."""
     rule = Rule(update_every=1, forward_reads="delay", delay=v - 1)
     plan = make_plan(trainee, rule, overlap=v >= len(trainee.layers))
-    return train(trainee, plan, data.__getitem__, len(data), _sgd).weights
+    actions = make_actions(plan, len(data))
+    return train(trainee, plan, actions, data.__getitem__, _sgd).weights
 
 
 def _walk(trainee: Trainee, v: int, data: Batches, *, newest: bool) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ from schedopt.problem import Problem, Scope
 from schedopt.profiling.pieces import Piece
 from schedopt.profiling.states import tensor_bytes
 from schedopt.rule import Rule
-from schedopt.running.actions import make_actions
+from schedopt.running.actions import Actions
 from schedopt.running.crew import Work
 from schedopt.running.reference import Trained, emulate
 from schedopt.solving.stage_chain import StageChain
@@ -98,8 +98,8 @@ def make_plan(trainee: Trainee, rule: Rule, *, overlap: bool) -> Plan:
 def train(
     trainee: Trainee,
     plan: Plan,
+    actions: Actions,
     data: Data,
-    micro_batches: int,
     optimizer: Callable[[Iterable[Any]], torch.optim.Optimizer],
 ) -> Trained:
     """Train from the weights that the layers have, which stay as they are.
@@ -108,10 +108,10 @@ def train(
     ----------
     trainee : Trainee
     plan : Plan
-        Of `make_plan`: its rule says which version each micro-batch reads in each stage.
+        Of `make_plan`.
+    actions : Actions
+        Of the plan, for all micro-batches: they say which version each reads in each stage.
     data : callable
-    micro_batches : int
-        A multiple of those of an update.
     optimizer : callable
         From parameters to an optimizer; each stage has its own.
     """
@@ -127,7 +127,7 @@ def train(
 
     work = Work(
         plan=plan,
-        actions=make_actions(plan, micro_batches),
+        actions=actions,
         pieces=trainee.pieces(),
         boundaries=(),
         optimizer=optimizer,

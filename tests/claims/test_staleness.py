@@ -12,6 +12,7 @@ from schedopt.claims import staleness
 from schedopt.claims.staleness import find_influence, unlike_sequences
 from schedopt.claims.training import Trainee, make_plan, train
 from schedopt.rule import Rule
+from schedopt.running.actions import make_actions
 from tests.claims.findings import nothing
 
 
@@ -33,7 +34,8 @@ def test_a_training_reads_the_versions_of_its_rule(delay: int, weights: list[flo
     rule = Rule(update_every=1, forward_reads="delay", delay=delay)
     plan = make_plan(trainee, rule, overlap=bool(delay))
     for updates in (1, 2):
-        found = train(trainee, plan, lambda i: data, updates, lambda p: torch.optim.SGD(p, 0.5))
+        actions = make_actions(plan, updates)
+        found = train(trainee, plan, actions, lambda i: data, lambda p: torch.optim.SGD(p, 0.5))
         assert float(found.weights["0.weight"]) == weights[updates]
     (weight,) = trainee.layers[0].parameters()
     assert weight.item() == weights[0]
