@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any, Final
@@ -44,11 +44,23 @@ OWN_RATE: Final = "each rule with the learning rate that is best for it"
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is trained: seeds, learning rates, updates."""
+    """How much is trained.
+
+    Parameters
+    ----------
+    seeds : int
+    rates : tuple of float
+        Learning rates.
+    updates : int
+        Of each training.
+    longer : int
+        At the learning rate that is best for data parallelism also so many times as long.
+    """
 
     seeds: int = 5
     rates: tuple[float, ...] = (0.01, 0.03, 0.1)
     updates: int = 200
+    longer: int = 3
 
 
 @dataclass(frozen=True)
@@ -135,7 +147,10 @@ def find_accuracies(step: Step, effort: Effort | None = None) -> Finding:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return judge(_measure(step, tried), tried)
+        scores = _measure(step, tried)
+        rate = best_rate(scores, "DP")
+        long = replace(tried, rates=(rate,), updates=tried.longer * tried.updates)
+        return judge(scores, _measure(step, long), tried)
     finally:
         torch.set_num_threads(threads)
 
@@ -146,7 +161,7 @@ def _measure(step: Step, effort: Effort) -> Scores:
         plan = make_plan(digits.make_network(0), rule, overlap=name != "DP")
         actions = make_actions(plan, STAGES * effort.updates)
         for rate in effort.rates:
-            step(f"{name}, learning rate {rate:g}")
+            step(f"{name}, learning rate {rate:g}, {effort.updates} updates")
             scores[name, rate] = [
                 100 * _score(plan, actions, seed, rate) for seed in range(effort.seeds)
             ]
@@ -171,12 +186,13 @@ def _score(plan: Plan, actions: Actions, seed: int, rate: float) -> float:
     return digits.accuracy(network, weights, tested)
 
 
-def judge(scores: Scores, effort: Effort) -> Finding:
-    """Return what scores say of the claim."""
+def judge(scores: Scores, long: Scores, effort: Effort) -> Finding:
+    """Return what scores say of the claim, and those of longer trainings at DP's best rate."""
     best = {name: best_rate(scores, name) for name in dict.fromkeys(name for name, _ in scores)}
     base = best["DP"]
     same = {name: compare(scores, (name, base), ("DP", base)) for name in ("CDP-v1", "CDP-v2")}
     own = {name: compare(scores, (name, best[name]), ("DP", base)) for name in same}
+    later = {name: compare(long, (name, base), ("DP", base)) for name in same}
     both = compare(scores, ("CDP-v2", base), ("CDP-v1", base))
     both_own = compare(scores, ("CDP-v2", best["CDP-v2"]), ("CDP-v1", best["CDP-v1"]))
     tried = (
@@ -202,6 +218,14 @@ def judge(scores: Scores, effort: Effort) -> Finding:
                             convention=OWN_RATE,
                             tried=tried,
                             counterexamples=[case(name, own[name])] if own[name].is_less else [],
+                        ),
+                        Reading(
+                            convention=f"trained {effort.longer} times as long",
+                            tried=f"{effort.seeds} seeds, learning rate {base:g}, "
+                            f"{effort.longer * effort.updates} updates",
+                            counterexamples=(
+                                [case(name, later[name])] if later[name].is_less else []
+                            ),
                         ),
                     ],
                 )
@@ -229,10 +253,16 @@ def judge(scores: Scores, effort: Effort) -> Finding:
             },
             "over_dp_at_its_rate": {name: found.to_json() for name, found in same.items()},
             "over_dp_at_own_rates": {name: found.to_json() for name, found in own.items()},
+            "over_dp_after_longer_training": {
+                name: found.to_json() for name, found in later.items()
+            },
             "v2_over_v1_at_own_rates": both_own.to_json(),
         },
         notes=[*_limits(own, effort)],
-        tables=[_table(scores, effort)],
+        tables=[
+            _table(scores, effort.rates, f"{effort.updates} updates"),
+            _table(long, (base,), f"{effort.longer * effort.updates} updates"),
+        ],
         pictures=[
             Picture(
                 name="accuracy",
@@ -265,17 +295,18 @@ def _limits(own: dict[str, Compared], effort: Effort) -> Sequence[str]:
     ]
 
 
-def _table(scores: Scores, effort: Effort) -> Table:
+def _table(scores: Scores, rates: Sequence[float], words: str) -> Table:
     names = dict.fromkeys(name for name, _ in scores)
     return Table(
-        title="Test accuracy in per cent, mean ± standard deviation over seeds",
-        header=["rule", *(f"{rate:g}" for rate in effort.rates)],
+        title=f"Test accuracy in per cent by learning rate, mean ± standard deviation over seeds, "
+        f"{words}",
+        header=["rule", *(f"{rate:g}" for rate in rates)],
         rows=[
             (
                 name,
                 *(
                     f"{mean(scores[name, rate]):.1f} ± {stdev(scores[name, rate]):.1f}"
-                    for rate in effort.rates
+                    for rate in rates
                 ),
             )
             for name in names

@@ -21,6 +21,8 @@ from schedopt.claims.accuracy import (
 from schedopt.claims.training import make_plan
 from tests.claims.findings import nothing
 
+ALIKE = {(name, 0.1): [97.0] * 5 for name in ("DP", "CDP-v1", "CDP-v2")}
+WORSE = {**ALIKE, ("CDP-v1", 0.1): [96.0] * 5, ("CDP-v2", 0.1): [96.0] * 5}
 EFFORT = Effort(seeds=5, rates=(0.1, 0.2))
 
 
@@ -70,7 +72,7 @@ def test_a_difference_counts_if_all_seeds_agree() -> None:
     ],
 )
 def test_parts(one: list[float], two: list[float], verdicts: list[str]) -> None:
-    found = judge(scores([96, 98, 97, 97, 96], one, two), EFFORT)
+    found = judge(scores([96, 98, 97, 97, 96], one, two), WORSE, EFFORT)
     assert [part.verdict for part in found.parts] == verdicts
     assert found.pictures[0].draw() is not None
     assert "cannot be resolved" in found.notes[0]
@@ -79,10 +81,18 @@ def test_parts(one: list[float], two: list[float], verdicts: list[str]) -> None:
 def test_a_rule_may_need_another_learning_rate() -> None:
     both = scores([97.0] * 5, [50.0] * 5, [97.0] * 5)
     both["CDP-v1", 0.2] = [97.0] * 5
-    found = judge(both, EFFORT)
+    found = judge(both, WORSE, EFFORT)
     assert found.parts[0].verdict == "holds-under-convention"
 
 
+def test_a_rule_may_need_longer() -> None:
+    short = scores([97.0] * 5, [50.0] * 5, [97.0] * 5)
+    assert judge(short, WORSE, EFFORT).parts[0].verdict == "fails"
+    found = judge(short, ALIKE, EFFORT)
+    assert found.parts[0].verdict == "holds-under-convention"
+    assert found.conventions[0] == "trained 3 times as long"
+
+
 def test_a_short_training_is_better_than_guessing() -> None:
-    found = find_accuracies(nothing, Effort(seeds=2, rates=(0.1,), updates=12))
+    found = find_accuracies(nothing, Effort(seeds=2, rates=(0.1,), updates=12, longer=1))
     assert all(one > 30 for one in found.figures["accuracy_at_best_rate"].values())
