@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from schedopt.errors import InputError
+from schedopt.formats.values import check_values
 from schedopt.validation import as_tuple
 
 if TYPE_CHECKING:
@@ -171,6 +172,9 @@ class Finding:
             as_tuple(self, name)
         if not self.parts:
             raise InputError("no part", field="parts", way_out="Give one at least")
+        # Here, and not after minutes, when it is written.
+        check_values(dict(self.figures), "figures")
+        check_values([dict(case) for case in self.counterexamples], "counterexamples")
 
     @property
     def verdict(self) -> Verdict:

@@ -49,7 +49,7 @@ def find_rule(step: Step, largest: int = 16, largest_stalled: int = 5) -> Findin
     tried = (
         f"N = 2 to {largest}, all stages and micro-batches: one GPU a stage, reading what is there"
     )
-    no_slack = {count: sum(s == 0 for row in slacks[count] for s in row) for count in slacks}
+    no_slack = {str(count): sum(s == 0 for row in slacks[count] for s in row) for count in slacks}
     shown = min(4, largest)
     return Finding(
         claim=CLAIM,

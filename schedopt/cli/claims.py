@@ -48,14 +48,20 @@ def bench_claims(
     picture_suffix(output.with_suffix(".svg"))
     wanted = load_claims(names)
 
+    kept = 0
+
     def keep(done: Done) -> None:
+        nonlocal kept
         save(done, output)
+        kept = len(done)
         finding, seconds = done[-1]
         typer.echo(f"{finding.claim.id}: {finding.verdict}, {seconds:.1f} s")
 
     with progress_bar() as show:
         complete = run_claims(wanted, keep, show)
-    typer.echo(f"Findings in {output}, text in {text}")
+    if kept:
+        typer.echo(f"Findings in {output}, text in {text}")
     if not complete:
-        typer.echo("Interrupted. What is done is kept.", err=True)
+        what = "What is done is kept." if kept else "Nothing was written."
+        typer.echo(f"Interrupted. {what}", err=True)
         raise typer.Exit(130)

@@ -64,3 +64,10 @@ def test_what_says_nothing_is_refused() -> None:
         Part(says="x", readings=[])
     with pytest.raises(InputError, match="parts"):
         Finding(claim=claim(), parts=[])
+
+
+def test_what_json_cannot_hold_is_refused_at_once() -> None:
+    with pytest.raises(InputError, match=r"figures\.most\.2"):
+        finding(figures={"most": {2: 1}})
+    with pytest.raises(InputError, match="counterexamples"):
+        finding([reading({"ratio": float("nan")})])

@@ -45,7 +45,7 @@ def test_the_rule_is_the_newest_and_delays_a_little_less_than_half() -> None:
     found = find_rule(nothing, 4, 2)
     assert [part.verdict for part in found.parts] == ["holds", "holds-under-convention"]
     assert found.figures["delayed"][0] == {"N": 2, "v1": "1", "v2": "1/4", "left": "1/4"}
-    assert found.figures["pairs_without_slack"] == {2: 2, 3: 3, 4: 4}
+    assert found.figures["pairs_without_slack"] == {"2": 2, "3": 3, "4": 4}
     assert [case["periods"][0] for case in found.figures["periods_with_transfers"]] == [1.0, 1.0]
 
 

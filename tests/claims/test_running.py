@@ -172,22 +172,11 @@ def test_bad_usage_is_one_clear_error(arguments: list[str], message: str, tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
-INTERRUPTED = """
-import os, signal, sys
-from schedopt.claims import registry
-from schedopt.cli import main
-registry.CLAIMS.clear()
-registry.CLAIMS.update(X1="tests.claims.test_running:find_well",
-                       X3="tests.claims.test_running:interrupt_and_go_on")
-sys.argv = ["schedopt", "bench", "claims", "-o", sys.argv[1]]
-main()
-"""
-
-
-def test_ctrl_c_ends_the_command_with_what_is_done(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rows", ["X1 X3", "X3"])
+def test_ctrl_c_ends_the_command_with_what_is_done(rows: str, tmp_path: Path) -> None:
     path = tmp_path / "claims.json"
     done = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED, str(path)],
+        [sys.executable, "-c", INTERRUPTED, str(path), *rows.split()],
         capture_output=True,
         text=True,
         check=False,
@@ -195,5 +184,22 @@ def test_ctrl_c_ends_the_command_with_what_is_done(tmp_path: Path) -> None:
         timeout=60,
     )
     assert done.returncode == 130
+    if rows == "X3":
+        assert "Interrupted. Nothing was written." in done.stderr
+        assert not path.exists()
+        return
     assert "Interrupted. What is done is kept." in done.stderr
     assert [row["id"] for row in json.loads(path.read_text())] == ["X1"]
+
+
+INTERRUPTED = """
+import sys
+from schedopt.claims import registry
+from schedopt.cli import main
+known = dict(X1="tests.claims.test_running:find_well",
+             X3="tests.claims.test_running:interrupt_and_go_on")
+registry.CLAIMS.clear()
+registry.CLAIMS.update({name: known[name] for name in sys.argv[2:]})
+sys.argv = ["schedopt", "bench", "claims", "-o", sys.argv[1]]
+main()
+"""
