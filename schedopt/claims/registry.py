@@ -17,6 +17,7 @@ CLAIMS: Final = {
     "C3": "schedopt.claims.cyclic_memory:find_activations",
     "C4": "schedopt.claims.cyclic_rule:find_rule",
     "C5": "schedopt.claims.pyramid:find_gpus",
+    "C6": "schedopt.claims.cyclic_table:find_table",
     "C7": "schedopt.claims.algorithm_1:find_algorithm_1",
     "C8": "schedopt.claims.worker_memory:find_savings",
     "C9": "schedopt.claims.equal_flops:find_evenness",
