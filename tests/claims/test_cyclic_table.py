@@ -20,12 +20,8 @@ def test_a_ring_of_three() -> None:
     # 2 (N - 1) / N of all parameters for each GPU; 4 rounds, in each a message comes and one goes.
     assert found["weights_sent"] == 1
     assert found["messages"] == 8
-    assert (found["activations"], found["parameters"], found["gpus"], found["delay"]) == (
-        1,
-        1,
-        3,
-        0,
-    )
+    names = ("activations", "parameters", "gpus", "delay")
+    assert [int(found[name]) for name in names] == [1, 1, 3, 0]
 
 
 def test_a_pyramid_of_three() -> None:
