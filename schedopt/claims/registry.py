@@ -33,6 +33,7 @@ CLAIMS: Final = {
     "B1": "schedopt.claims.shards:find_consistency",
     "B2": "schedopt.claims.overlap:find_overlap",
     "B3": "schedopt.claims.states:find_bytes_a_parameter",
+    "B4": "schedopt.claims.exchange_volumes:find_volumes",
 }
 """Row to "module:function": C for cyclic data parallelism, T for TiMePReSt, P for the complexity
 of pipelined model parallelism, B for data parallelism."""
