@@ -185,7 +185,8 @@ class Finding:
     def conventions(self) -> tuple[str, ...]:
         """What has to be agreed on for the parts that hold so only."""
         found = (part.holding.convention for part in self.parts if part.holding is not None)
-        return tuple(dict.fromkeys(one for one in found if one))
+        single = (one for several in found for one in several.split("; "))
+        return tuple(dict.fromkeys(one for one in single if one))
 
     @property
     def counterexamples(self) -> tuple[Mapping[str, Any], ...]:
