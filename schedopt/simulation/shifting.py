@@ -26,37 +26,38 @@ def shift_left(
     users: dict[Hashable, _Uses] = defaultdict(_Uses)
     found = []
     passing = any(transfer.tensor == "weight_half" for transfer in plan.pattern.transfers)
+    coming = passing or plan.rule.partition != "none"
     for together in _in_order(plan, events):
         lengths = [event.length_ns if length_ns is None else length_ns(event) for event in together]
         used = [[*_uses(plan, event), *(_halves(event) if passing else ())] for event in together]
         begins = [
             max(
                 users[thing].free_from(event.start_ns)
-                for thing in (*things, *_taken_at_start(plan, event, passing))
+                for thing in (*things, *_taken_at_start(plan, event, coming))
             )
             for event, things in zip(together, used, strict=True)
         ]
-        _hold_up(users, together, lengths, begins, passing)
+        _hold_up(users, together, lengths, begins, coming)
         for event, begin, length, things in zip(together, begins, lengths, used, strict=True):
             found.append(move(event, begin, length))
             for thing in things:
                 users[thing].add(event.end_ns, begin + length)
             if _leaves_replica(event):
-                users["sent", event.source].add(event.end_ns, begin + length)
+                for gpu in (event.source, event.gpu):
+                    users["moved", gpu].add(event.end_ns, begin + length)
     return found
 
 
-def _taken_at_start(plan: Plan, event: Event, passing: bool) -> tuple[Hashable, ...]:
+def _taken_at_start(plan: Plan, event: Event, coming: bool) -> tuple[Hashable, ...]:
     """Return the things whose uses free the memory that an event may take when it starts.
 
-    Of a GPU they are in order, but for what was sent from it. Where gradients or parameters are
-    sharded, and in an arrival of what W needs, what comes lies there from the start of what
-    brings it.
+    Where shards or what W needs come and go, operations wait for them; so do, where gradients or
+    parameters are sharded, and in an arrival of what W needs, what brings them.
     """
-    half = isinstance(event.item, Transfer) and event.item.tensor == "weight_half"
-    if half or plan.rule.partition in ("gradient", "parameter"):
-        return _frees(event.gpu)
-    return _frees(event.gpu)[1:] if passing and isinstance(event.item, Operation) else ()
+    if isinstance(event.item, Operation):
+        return _frees(event.gpu) if coming else ()
+    brings = plan.rule.partition in ("gradient", "parameter")
+    return _frees(event.gpu) if brings or event.item.tensor == "weight_half" else ()
 
 
 def _hold_up(
@@ -64,17 +65,17 @@ def _hold_up(
     together: list[Event],
     lengths: list[int],
     begins: list[int],
-    passing: bool,
+    coming: bool,
 ) -> None:
     """Let new weights come no sooner than the GPU lets go of what it lets go of before.
 
     What it lets go of at the same instant ends together with them. Operations may make new
-    weights; they are held up where what W needs is sent, which ends apart from them.
+    weights; they are held up where shards or what W needs come and go, which end apart from them.
     """
     ends = {
         number: max(users[thing].free_from(event.end_ns) for thing in _frees(event.gpu))
         for number, event in enumerate(together)
-        if (passing if isinstance(event.item, Operation) else event.item.moves_weights)
+        if (coming if isinstance(event.item, Operation) else event.item.moves_weights)
     }
     late = list(ends)
     while late:
@@ -95,8 +96,11 @@ def _leaves_replica(event: Event) -> bool:
 
 
 def _frees(gpu: int) -> tuple[Hashable, Hashable]:
-    """Return the things whose uses, when they end, free memory of a GPU."""
-    return ("gpu", gpu), ("sent", gpu)
+    """Return the things whose uses, when they end, free memory of a GPU.
+
+    Operations; and transfers of weights, which end what is held to be sent, or replace a version.
+    """
+    return ("gpu", gpu), ("moved", gpu)
 
 
 @dataclass
