@@ -31,10 +31,14 @@ def quick(gpus: int) -> Platform:
 
 
 def system(name: str, chain: Chain, gpus: int, microbatches: int, **more: Any) -> Plan:
-    """Return the plan of a system on GPUs without links that take time, or with `platform`."""
+    """Return the plan of a system on GPUs without links that take time, or with `platform`.
+
+    F of a layer takes `unit_ns`, 1 unless it is given, and B twice as long.
+    """
+    unit = more.pop("unit_ns", 1)
     platform = more.pop("platform", Platform(gpus=gpus, memory="1T"))
     setting = Setting(
-        chain=timed(chain, 1, 2), platform=platform, microbatches=microbatches, **more
+        chain=timed(chain, unit, 2 * unit), platform=platform, microbatches=microbatches, **more
     )
     return find_system(name).plan(setting)
 
@@ -200,6 +204,28 @@ def twice_round(chain: Chain) -> Plan:
             transfers=(
                 *(send("weight_gradient", 0, i, 10 * i + 16, **more) for i in range(3)),
                 send("weights", 0, 3, 46, **more),
+            ),
+        ),
+    )
+
+
+def covering(chain: Chain, count: int) -> Plan:
+    """Return nF1B (Dutta, Chaki and De): two stages, one B for so many F of 8 ns each."""
+    rows, period = cut(chain, 2), 2 * 8 * count
+    starts = [("F", s, i, 8 * i + s * period // 2) for s in (0, 1) for i in range(count)]
+    return Plan(
+        chain=staged(chain, rows),
+        platform=Platform(gpus=2, memory="1T"),
+        rule=Rule(update_every=count, backward_reads="live"),
+        scope=Scope(max_k=count),
+        stages=tuple(Stage(layers=row, gpus=(s,)) for s, row in enumerate(rows)),
+        pattern=Pattern(
+            k=count,
+            period_total_ns=period,
+            operations=(
+                *(op(kind, s, i, start) for kind, s, i, start in starts),
+                op("B", 1, -count, 0, covers=count),
+                op("B", 0, -count, period // 2, covers=count),
             ),
         ),
     )

@@ -23,6 +23,7 @@ from tests.random_plans import runnable
 from tests.running import by_hand
 from tests.running.by_hand import ByHand
 from tests.running.crews import Crew, apart, hire, place, profile_of
+from tests.running.replicated import covering
 
 MOST = 1e-12
 MODEL = by_hand.net()
@@ -145,6 +146,14 @@ def test_steps_go_on_where_the_one_before_ended(optimizer: str) -> None:
             crew.step()
             assert_alike(crew.done.gradients, hand.gradients)
             assert_alike(crew.done.weights, hand.weights)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_one_backward_for_many_forwards(count: int) -> None:
+    plan = covering(CHAIN, count)
+    assert check(plan) == ()
+    for optimizer in OPTIMIZERS:
+        assert_trained_by_the_words(plan, 4 * count, optimizer)
 
 
 def test_an_early_gradient_waits_for_its_own_update() -> None:
