@@ -138,7 +138,7 @@ def actions_of(step: Simulation) -> Actions:
         ranks = gpu_ranks(plan)
         order += [(ranks[stage.gpus[0]], Action(s, "U", 0)) for s, stage in enumerate(plan.stages)]
     else:
-        order = list(_with_versions(plan.rule, order))
+        order = list(_with_versions(plan.rule, _when_needed(plan, order)))
     found = Actions(tuple(order))
     order_lists(found.ranks)
     return found
@@ -332,6 +332,28 @@ def _versions_left_out(step: Simulation) -> dict[int, list[tuple[int, Action]]]:
         kind: ActionKind = "V" if is_copy else "U"
         after[through[stage, rank][1]].append((rank, Action(stage, kind, mini_batch)))
     return after
+
+
+def _when_needed(plan: Plan, order: Iterable[tuple[int, Action]]) -> Iterator[tuple[int, Action]]:
+    """Yield rank and action, new versions that wait for other ranks right before they are needed.
+
+    What the rank computes in other stages meanwhile does not wait.
+    """
+    told = {operation.stage for operation in plan.pattern.operations if operation.kind == "U"}
+    merging: set[tuple[int, int]] = set()
+    waiting: dict[tuple[int, int], list[Action]] = defaultdict(list)
+    for rank, action in order:
+        key = rank, action.stage
+        if action.kind == "G":
+            merging.add(key)
+        if action.kind == "V" or (action.kind == "U" and key in merging and key[1] not in told):
+            waiting[key].append(action)
+            continue
+        if action.is_read or action.makes_version or action.kind == "SEND_V":
+            yield from ((rank, one) for one in waiting.pop(key, ()))
+        yield rank, action
+    for (rank, _), left in waiting.items():
+        yield from ((rank, one) for one in left)
 
 
 def _with_versions(rule: Rule, order: Iterable[tuple[int, Action]]) -> Iterator[tuple[int, Action]]:

@@ -24,12 +24,13 @@ from schedopt.running.figures import predict
 from schedopt.running.reference import Trained, emulate
 from schedopt.running.weights import Weights
 from schedopt.simulation import Simulation, simulate
+from schedopt.systems.registry import SYSTEMS
 from tests.examples import EXAMPLES
 from tests.running import by_hand
 from tests.running.by_hand import ByHand
 from tests.running.crews import Crew, Optimizer, apart, hire, profile_of, sequential
 from tests.running.interpreters import run
-from tests.running.replicated import cyclic, every_plan, exchanged, gathered
+from tests.running.replicated import cyclic, every_plan, exchanged, gathered, quick, system
 
 MOST = 1e-12
 MODEL = by_hand.net()
@@ -209,7 +210,7 @@ def test_lists_by_hand() -> None:
     assert ranks[1] == (
         "0F1v0,0SEND_F1,0RECV_G0r0-1,0G0r0-1,0RECV_B1,0B1v0,0SEND_G1r1-2,0RECV_V2r2-1,0V0"
     )
-    assert "1RECV_G1r4-3,1G1r4-3,1RECV_B2,1B2v0,1U0,1SEND_B2,1SEND_V2r3-4" in ranks[3]
+    assert "1RECV_G1r4-3,1G1r4-3,1RECV_B2,1B2v0,1SEND_B2,1U0,1SEND_V2r3-4" in ranks[3]
     assert ranks[5].endswith("2F2v0,2B2v0,2SEND_B2,2U0")
 
 
@@ -351,6 +352,25 @@ def test_bytes_of_transfers_are_those_of_the_account() -> None:
         actions = make_actions(plan, count)
         found = [sent_bytes(plan, one) for own in actions.ranks for one in own if one.is_send]
         assert sorted(count for count in found if count) == [count for count in wanted if count]
+
+
+@pytest.mark.parametrize("name", [one.name for one in SYSTEMS])
+def test_every_system_runs_or_is_refused(name: str) -> None:
+    plan = system(name, chain(), 2, 2, platform=quick(2), bucket_bytes=300)
+    assert check(plan) == ()
+    tensors = {one.tensor for one in plan.pattern.transfers}
+    count = 4 * (plan.rule.update_every or 1)
+    if plan.rule.partition != "none" or "weight_half" in tensors:
+        with pytest.raises(InputError, match=r"rule.partition|weight_half is not sent yet"):
+            make_actions(plan, count)
+        return
+    crew = hire(plan, MODEL, count, by_hand.plain)
+    alone = emulate(crew.work)
+    found = step(crew)
+    assert {key for one in found for key in one.gradients} == alone.gradients.keys()
+    for one in found:
+        assert_alike(one.gradients, alone.gradients)
+        assert_alike(one.weights, alone.weights)
 
 
 def test_replicas_that_take_turns_want_an_optimizer_without_a_state() -> None:

@@ -134,7 +134,7 @@ def test_a_rank_that_fails_ends_the_others(
     begin = time.monotonic()
     with faulty.nothing_left(f"replicas-{fault}-{make.__name__}") as tag:
         monkeypatch.setenv(*next(iter(tag.items())))
-        with pytest.raises((RankError, InputError), match="rank 1|broken, as it was told"):
+        with pytest.raises((RankError, InputError), match=r"rank 1|broken, as it was told"):
             execute(job)
     assert time.monotonic() - begin < 60
 
