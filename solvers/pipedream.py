@@ -10,7 +10,7 @@ from schedopt.account import versions
 from schedopt.plan import Plan
 from schedopt.rule import Rule
 from schedopt.stage import Stage
-from schedopt.systems.setting import Setting, balanced_cuts
+from schedopt.systems.setting import Setting
 from schedopt.systems.timetable import Timetable
 
 
@@ -47,14 +47,20 @@ def pipemare(setting: Setting) -> Plan:
     return one_f_one_b(setting, Rule(update_every=m, backward_reads="live"))
 
 
-def one_f_one_b(setting: Setting, rule: Rule) -> Plan:
-    """Return 1F1B without a flush on balanced stages, one for each GPU, under a rule.
+def one_f_one_b(setting: Setting, rule: Rule, stages: list[Stage] | None = None) -> Plan:
+    """Return 1F1B without a flush on stages, one for each GPU, under a rule.
 
     Updates that take time come right behind the last backward of a mini-batch.
+
+    Parameters
+    ----------
+    setting : Setting
+    rule : Rule
+    stages : list of Stage, optional
+        Default: balanced ones.
     """
     gpus = len(setting.platform.gpus)
-    cuts = balanced_cuts(setting.chain, gpus)
-    stages = [Stage(layers=cut, gpus=(gpu,)) for gpu, cut in enumerate(cuts)]
+    stages = stages or setting.pipeline()
     updated = any(layer.update_ns is not None for layer in setting.chain.layers)
     every = rule.update_every if updated and rule.update_every else 0
 

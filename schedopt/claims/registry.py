@@ -26,6 +26,7 @@ CLAIMS: Final = {
     "T2": "schedopt.claims.version_difference:find_difference",
     "T3": "schedopt.claims.timeprest_order:find_forwards",
     "T4": "schedopt.claims.staleness:find_influence",
+    "T5": "schedopt.claims.weight_versions:find_versions",
     "T6": "schedopt.claims.pipelines:find_pipelines",
     "P1": "schedopt.claims.three_partition:find_reductions",
     "P2": "schedopt.claims.activations:find_fewest_activations",
