@@ -31,7 +31,7 @@ def test_the_commands_of_the_tour_run_in_order(tmp_path: Path) -> None:
     for command in tour:
         expected = 3 if "0.9G" in command else 0
         typed = shlex.split(command)
-        if typed[0] == "solve" and "--help" not in typed:
+        if typed[0] in ("solve", "compare") and "--help" not in typed:
             typed += ["--time-limit", "3"]
         assert run(*typed, folder=tmp_path, quick=False).returncode == expected, command
 
@@ -47,6 +47,17 @@ def test_the_table_of_the_sweep_is_what_is_printed(
     table = re.findall(r"```text\n( +Step.*?)```", README, re.DOTALL)[0].splitlines()
     assert len(table) == 7
     assert set(table) <= set(rows)
+
+
+def test_the_table_of_the_comparison_is_what_is_printed(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "instances", tmp_path / "instances")
+    table = re.findall(r"```text\n( +System.*?)```", README, re.DOTALL)[0].splitlines()
+    rows = [line.split() for line in table]
+    assert len(rows) == 9
+    command = next(command for command in COMMANDS if command.startswith("compare"))
+    names = ",".join(row[0] for row in rows[1:])
+    printed = run(*shlex.split(command), "--systems", names, folder=tmp_path).stdout
+    assert all(row in [line.split() for line in printed.splitlines()] for row in rows)
 
 
 def test_the_library_example_runs() -> None:
