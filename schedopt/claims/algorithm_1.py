@@ -32,6 +32,8 @@ MENDS: Final = {
     "nobody receives it",
 }
 """What must be changed so that the algorithm runs."""
+SLIPS: Final = ("indices", "count", "body", "loss")
+"""Those that a kind reader makes without noticing."""
 PRIME: Final = 2**61 - 1
 """Training is computed modulo this prime, so that equal results are exactly equal."""
 
@@ -190,10 +192,11 @@ def _describe(circle: Collection[tuple[int, int]], waiting: Any) -> str:
 def find_algorithm_1(step: Step, largest: int = 6, steps: int = 4) -> Finding:
     """Run Algorithm 1 as printed, mended, and with each mend left out."""
     sizes = range(2, largest + 1)
-    printed, mended = [], []
+    printed, kind, mended = [], [], []
     for size in sizes:
         step(f"N = {size}")
         printed.append(try_out(size, steps, ()))
+        kind.append(try_out(size, steps, SLIPS))
         mended.append(try_out(size, steps, MENDS))
     without = {
         name: [try_out(size, steps, MENDS.keys() - {name}) for size in sizes] for name in MENDS
@@ -207,8 +210,8 @@ def find_algorithm_1(step: Step, largest: int = 6, steps: int = 4) -> Finding:
                 Reading(tried=tried, counterexamples=[case for case in printed if bad(case)]),
                 Reading(
                     tried=tried,
-                    counterexamples=[case for case in mended if bad(case)],
-                    convention="; ".join(MENDS.values()),
+                    counterexamples=[case for case in kind if bad(case)],
+                    convention="; ".join(MENDS[name] for name in SLIPS if name in MENDS),
                 ),
             ],
         )
@@ -228,6 +231,16 @@ def find_algorithm_1(step: Step, largest: int = 6, steps: int = 4) -> Finding:
             part(
                 "the parameters in the end are those of the equation (CDP-v2)",
                 lambda case: not case["as_the_rule"],
+            ),
+            Part(
+                says="with all mends that are listed all of this is so",
+                readings=[
+                    Reading(
+                        tried=tried,
+                        counterexamples=[case for case in mended if not _is_well(case)],
+                        convention="; ".join(MENDS.values()),
+                    )
+                ],
             ),
         ],
         figures={

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from schedopt.account import residencies
 from schedopt.claims.claim import CDP, Claim, Finding, Part, Picture, Reading, Step, against
-from schedopt.claims.cyclic_plans import STEPS, cyclic_plan, equal_stages, timeline_of
+from schedopt.claims.cyclic_plans import CONSTRUCTORS, STEPS, cyclic_plan, equal_stages, timeline_of
 from schedopt.drawing.charts import chart_simulation
 from schedopt.drawing.picture import draw_picture
 from schedopt.plan import Plan
@@ -27,6 +27,8 @@ OCCUPIED: Final = Claim(
     says="A GPU that runs stage j for a micro-batch is occupied for 2 (N - j + 1) steps.",
     sources=(f"{CDP}, Lemma 1",),
 )
+SHOWN: Final = 4
+"""A step in the pictures, ns, where a transfer takes 1."""
 LARGEST_LONGER: Final = 8
 """N with other lengths of F and B."""
 
@@ -77,7 +79,7 @@ def find_starts(step: Step, largest: int = 16) -> Finding:
         pictures=[
             Picture(name=name, title=title, draw=lambda name=name: draw_timeline(name))  # type: ignore[misc]
             for name, title in (
-                ("dp", "Data parallelism, N = 3: three training steps of equal stages"),
+                ("dp", "Data parallelism, N = 3: a training step of equal stages"),
                 ("v1", "CDP-v1, N = 3: three training steps of equal stages"),
                 ("v2", "CDP-v2, N = 3: three training steps of equal stages"),
             )
@@ -177,9 +179,11 @@ def kept(plan: Plan) -> list[list[tuple[int, int]]]:
 
 
 def draw_timeline(name: str, count: int = 3) -> Figure:
-    """Draw some training steps of data parallelism, or of cyclic data parallelism."""
-    if name == "dp":
-        plan, steps = data_parallel.overlapped(equal_stages(count, count)), 1
-    else:
-        plan, steps = cyclic_plan(name, count), count
-    return draw_picture(chart_simulation(simulate(plan, steps * count, timing="pattern")))
+    """Draw some training steps of data parallelism, or of cyclic data parallelism.
+
+    A transfer takes a quarter of a step, so that it can be seen what is sent when.
+    """
+    setting = equal_stages(count, count, (SHOWN, SHOWN), latency_ns=0)
+    shown = 3 if name == "dp" else 3 * count
+    plan = (data_parallel.overlapped if name == "dp" else CONSTRUCTORS[name])(setting)
+    return draw_picture(chart_simulation(simulate(plan, shown, timing="pattern")))

@@ -69,6 +69,7 @@ def find_order(step: Step, largest: int = 10, largest_checked: int = 4) -> Findi
         invalid += [case for name in LENGTHS if (case := _checked(stages, count, name))]
     said = [case for row in SAID if (case := _said(*row))["found"] != case["said"]]
     tried = tried_on(largest)
+    same = [case for case in cases if case["B"] == SOURCE_LENGTH]
     return Finding(
         claim=ORDER,
         parts=[
@@ -80,6 +81,11 @@ def find_order(step: Step, largest: int = 10, largest_checked: int = 4) -> Findi
                 says="backwards come every N + 1 time points",
                 readings=[
                     Reading(tried=tried, counterexamples=wrong_ones(cases, "every", "printed")),
+                    Reading(
+                        convention=AS_LONG,
+                        tried=tried,
+                        counterexamples=wrong_ones(same, "every", "printed"),
+                    ),
                     Reading(
                         convention=LONGER,
                         tried=tried,

@@ -76,22 +76,24 @@ def test_the_rule_begins_as_plain_gradient_descent() -> None:
     }
 
 
-def test_mended_it_runs_and_each_mend_is_needed() -> None:
+def test_it_runs_mended_only_and_each_mend_is_needed() -> None:
     found = find_algorithm_1(nothing, 3, 3)
-    assert found.verdict == "holds-under-convention"
-    assert len(found.conventions) == 1
+    verdicts = [part.verdict for part in found.parts]
+    assert verdicts == ["fails"] * 4 + ["holds-under-convention"]
     assert found.figures["needed"] == dict.fromkeys(MENDS, True)
-    assert len(found.counterexamples) == 4 * 2
+    # A kind reader still has nobody who sends the first parameters: in stage 1 worker 2 receives
+    # them from worker N = 2.
+    kind = found.parts[0].readings[1].counterexamples
+    assert kind[0]["waits"] == "circle (2, 1) waits for (2, 1)"
 
 
 @pytest.mark.parametrize("mend", MENDS)
-def test_with_a_mend_left_out_it_fails(mend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_a_mend_left_out_it_does_not(mend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rest = {name: text for name, text in MENDS.items() if name != mend}
     monkeypatch.setattr(algorithm_1, "MENDS", rest)
-    assert find_algorithm_1(nothing, 2, 3).verdict == "fails"
+    assert find_algorithm_1(nothing, 2, 3).parts[-1].verdict == "fails"
 
 
 def test_against_another_rule_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(algorithm_1, "fresh", lambda size, n, j: j > size - n + 1)
-    found = find_algorithm_1(nothing, 3, 3)
-    assert [part.verdict == "fails" for part in found.parts] == [False, False, True, True]
+    assert find_algorithm_1(nothing, 3, 3).parts[-1].verdict == "fails"
