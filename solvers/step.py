@@ -1,9 +1,10 @@
 """The shortest step of m micro-batches with a flush.
 
-Every allocation at hand is tried: an even split, Next Fit, and what the exact contiguous programme
-finds at several steady periods, for the best steady plan need not be the best for few
-micro-batches. Each is run by 1F1B* at its least period (stages that share a GPU by the best
-pattern for k = 1), started as soon as possible, and scored by its makespan. So is every plan that
+The steps that people know by name come first. Then every allocation at hand is tried: an even
+split, Next Fit, and what the exact contiguous programme finds at several steady periods, for the
+best steady plan need not be the best for few micro-batches. Each is run by 1F1B* at its least
+period (stages that share a GPU by the best pattern for k = 1), started as soon as possible, and
+scored by its makespan. So is every plan that
 the solvers for the steady state find, with all that is allowed, in a share of the time. Then the
 order of the best is searched and proven by the order model, with a last constraint: that all m end
 before the next step begins.
@@ -19,6 +20,8 @@ from functools import partial
 from typing import Final
 
 from schedopt.account import memory
+from schedopt.chain import Layer
+from schedopt.checking import check
 from schedopt.errors import InputError
 from schedopt.plan import Operation, Pattern, Plan, Transfer
 from schedopt.problem import Problem, Scope
@@ -39,6 +42,8 @@ from schedopt.solving.sharing import best_plan
 from schedopt.solving.stage_chain import StageChain
 from schedopt.solving.steps import Answer
 from schedopt.stage import Stage
+from schedopt.systems.registry import find_system
+from schedopt.systems.setting import Setting
 
 STRETCHES: Final = (Fraction(1), Fraction(11, 10), Fraction(5, 4), Fraction(3, 2), Fraction(2))
 """Steady periods at which allocations are looked for, over the least."""
@@ -48,6 +53,10 @@ LONGEST_STEADY: Final = 2
 """The k up to which steady plans are looked for."""
 SHARE: Final = 0.5
 """Of the time that is left, for steady plans."""
+PUBLISHED: Final = ("one_f_one_b_flush", "interleaved", "zero_bubble")
+"""Systems of which a step is one of ours."""
+MOST_PUBLISHED: Final = 4096
+"""Micro-batches times GPUs up to which they are laid out."""
 MOST_CHOICES: Final = 20_000
 """Pairs of operations that the search of the order takes on."""
 PROOF: Final = "CP-SAT over all orders of the step"
@@ -77,6 +86,7 @@ def solve(problem: Problem, run: Run) -> None:
         if impossible is not None:
             run.report_infeasible(impossible)
             return
+    _report_published(problem, count, run)
     found: list[Plan] = []
     for stages in _allocations(steady, run):
         plan = _steady(steady, stages, run)
@@ -96,6 +106,30 @@ def solve(problem: Problem, run: Run) -> None:
     stages = problem.stages or (() if best is None else best.stages)
     if stages:
         _OrderSearch(problem, stages, count).run(run)
+
+
+def _report_published(problem: Problem, count: int, run: Run) -> None:
+    """Report the published steps that answer the problem."""
+    gpus = problem.platform.gpus
+    if problem.scope.allocation == "fixed" or count * len(gpus) > MOST_PUBLISHED:
+        return
+    plain = replace(problem.chain, layers=tuple(map(_without_updates, problem.chain.layers)))
+    setting = Setting(chain=plain, platform=problem.platform, microbatches=count)
+    for name in PUBLISHED:
+        if run.stopped():
+            return
+        with suppress(InputError):
+            step = find_system(name).plan(setting)
+            plan = replace(step, chain=problem.chain, scope=problem.scope)
+            if not check(plan):
+                run.report(plan)
+
+
+def _without_updates(layer: Layer) -> Layer:
+    """Return a layer of which no part of the weights is known, so that no update is laid out."""
+    return replace(
+        layer, parameter_bytes=None, gradient_bytes=None, optimizer_bytes=None, update_ns=None
+    )
 
 
 def _report_best(found: Sequence[Plan], problem: Problem, run: Run) -> None:
