@@ -187,7 +187,7 @@ def _instant(plan: Plan, events: list[Event]) -> list[Event]:
     sharing: dict[tuple[Hashable, ...], list[int]] = defaultdict(list)
     for number, event in enumerate(events):
         covered = range(event.first, event.first + event.count)
-        if getattr(event.item, "kind", "") == "U":
+        if _is_of_mini_batch(plan, event.item):
             first = event.first // every * every
             covered = range(first, first + every)
         for key in (*_tensors(event), *_halves(event)):
@@ -211,6 +211,15 @@ def _leaves(event: Event, key: tuple[Hashable, ...]) -> bool:
     """Whether an event sends what W needs from the GPU of a key of `_halves`."""
     sends = getattr(event.item, "tensor", "") == "weight_half"
     return sends and event.source == key[2]
+
+
+def _is_of_mini_batch(plan: Plan, item: Operation | Transfer) -> bool:
+    """Return whether something concerns a whole mini-batch: its gradients, or what they make."""
+    if isinstance(item, Operation):
+        return item.kind == "U"
+    # Where parameters are sharded, weights are sent to the one micro-batch that reads them.
+    gathered = item.tensor == "weights" and plan.rule.partition == "parameter"
+    return not item.is_boundary and not gathered
 
 
 def _place(event: Event) -> tuple[int, int]:
