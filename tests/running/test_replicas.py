@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from schedopt import Chain, InputError, Pattern, Plan, Rule, check
+from schedopt import Chain, InputError, Pattern, Plan, Platform, Rule, check
 from schedopt.account import concurrent_activations
 from schedopt.account.levels import highest
 from schedopt.account.reading import Reader
@@ -24,13 +26,16 @@ from schedopt.running.figures import predict
 from schedopt.running.reference import Trained, emulate
 from schedopt.running.weights import Weights
 from schedopt.simulation import Simulation, simulate
-from schedopt.systems.registry import SYSTEMS
+from schedopt.systems.registry import SYSTEMS, find_system
+from schedopt.systems.setting import Setting
 from tests.examples import EXAMPLES
+from tests.random_plans import quickened
 from tests.running import by_hand
 from tests.running.by_hand import ByHand
 from tests.running.crews import Crew, Optimizer, apart, hire, profile_of, sequential
 from tests.running.interpreters import run
 from tests.running.replicated import cyclic, every_plan, exchanged, gathered, quick, system
+from tests.systems.test_every_system import plans as random_plans
 
 MOST = 1e-12
 MODEL = by_hand.net()
@@ -369,6 +374,44 @@ def test_every_system_runs_or_is_refused(name: str) -> None:
     found = step(crew)
     assert {key for one in found for key in one.gradients} == alone.gradients.keys()
     for one in found:
+        assert_alike(one.gradients, alone.gradients)
+        assert_alike(one.weights, alone.weights)
+
+
+REPLICATED = ("dp_blocking", "dp_overlapped", "dp_bucketed", "chimera", "cdp_v1", "cdp_v2_mp")
+
+
+@settings(max_examples=60)
+@given(st.sampled_from(REPLICATED).flatmap(lambda name: random_plans(find_system(name))))
+def test_random_systems_give_lists_that_run(plan: Plan) -> None:
+    for rounds in (1, 3):
+        actions = make_actions(plan, rounds * (plan.rule.update_every or 1))
+        assert run(actions.ranks)
+        assert run(actions.ranks, buffered=True)
+        assert parse_actions(str(actions)) == actions
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_random_times_leave_weights_as_they_are(data: st.DataObject) -> None:
+    """Also where operations, transfers or both take no time."""
+    gpus = 2 * data.draw(st.integers(1, 2))
+    link: dict[str, Any] = {
+        "bandwidth": 10**12,
+        "latency": data.draw(st.integers(0, 3)),
+        "duplex": "full",
+    }
+    setting = Setting(
+        chain=data.draw(quickened(chain())),
+        platform=Platform(gpus=gpus, memory="1T", **data.draw(st.sampled_from([{}, link]))),
+        microbatches=gpus * data.draw(st.integers(1, 2)),
+        bucket_bytes=data.draw(st.integers(1, 1000)),
+    )
+    plan = find_system(data.draw(st.sampled_from(REPLICATED))).plan(setting)
+    assume(not check(plan))
+    crew = hire(plan, MODEL, 2 * (plan.rule.update_every or 1), by_hand.plain)
+    alone = emulate(crew.work)
+    for one in step(crew):
         assert_alike(one.gradients, alone.gradients)
         assert_alike(one.weights, alone.weights)
 
