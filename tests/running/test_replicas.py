@@ -172,6 +172,29 @@ def assert_versions(crew: Crew, of: Simulation) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_versions_that_are_read_are_those_of_the_account(name: str) -> None:
+    """Also where the newest on the GPU is read, or that of the first stage."""
+    planned, count = plans()[name]
+    m = planned.rule.update_every
+    live = Rule(update_every=m, forward_reads="live")
+    newest = Rule(update_every=m, forward_reads="live", backward_reads="live")
+    entry = Rule(update_every=m, forward_reads="entry")
+    seen = set()
+    for rule in (planned.rule, live, newest, entry):
+        plan = replace(planned, rule=rule)
+        if check(plan):
+            assert rule is entry  # A version that the first stage has may be absent elsewhere.
+            continue
+        reader = Reader(simulate(plan, count))
+        for _, action in make_actions(plan, count).order:
+            for i in action.micro_batches if action.is_read else ():
+                wanted = reader.reads(action.stage, i)[action.kind]  # type: ignore[index]
+                assert action.version == max(0, wanted), f"{action} under {rule}"
+                seen.add(action.version)
+    assert len(seen) > 2
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_leaving_out_a_transfer_is_refused(name: str) -> None:
     plan, count = plans()[name]
     everything = plan.pattern.transfers
