@@ -31,14 +31,16 @@ def plan(setting: Setting) -> Plan:
     Raises
     ------
     InputError
-        As overlapped data parallelism; a layer that does not say what its W needs reduces.
+        As overlapped data parallelism. A layer that does not say what its W needs reduces, and so
+        do all where one does not say how long the halves of its backward take.
     """
     buckets = list_buckets(setting.chain, 1)
     exchanges = choose_exchange(setting.chain, len(setting.platform.gpus), setting.microbatches)
+    halves = all(layer.backward_input_ns is not None for layer in setting.chain.layers)
     gathering = frozenset(
         stage
         for stage, (first, last) in enumerate(buckets)
-        if _gathers(setting, exchanges[first : last + 1])
+        if halves and _gathers(setting, exchanges[first : last + 1])
     )
     timetable = lay_out(setting, setting.flush_rule(replicated=True), buckets)
     replicas, m = len(setting.platform.gpus), setting.microbatches
@@ -50,7 +52,7 @@ def plan(setting: Setting) -> Plan:
             continue
         for i in range(m - replicas, m):
             timetable.update(stage, i)
-    return setting.flushed(timetable, split=True)
+    return setting.flushed(timetable, split=bool(gathering))
 
 
 def _gathers(setting: Setting, exchanges: Sequence[Exchange]) -> bool:

@@ -77,6 +77,21 @@ def test_it_is_overlapped_data_parallelism_where_transfers_are_free() -> None:
     assert set(one.items) == set(other.items)
 
 
+@pytest.mark.parametrize("lacking", [(0, 1, 2), (1,)])
+def test_it_is_overlapped_data_parallelism_without_halves(lacking: tuple[int, ...]) -> None:
+    setting = two_of_three()
+    nothing = {"backward_input_ns": None, "backward_weight_ns": None, "saved_weight_bytes": None}
+    layers = [
+        replace(one, **nothing) if number in lacking else one  # type: ignore[arg-type]
+        for number, one in enumerate(setting.chain.layers)
+    ]
+    setting = replace(setting, chain=Chain(layers=tuple(layers)))
+    one, other = by_layer(setting), find_system("dp_overlapped").plan(setting)
+    assert check(one) == ()
+    assert one.pattern.period_total_ns == other.pattern.period_total_ns
+    assert set(one.pattern.items) == set(other.pattern.items)
+
+
 @pytest.mark.parametrize(("gpus", "duplex"), [(2, "half"), (3, "full"), (4, "half")])
 def test_every_transfer_and_every_weight_half_is_needed(gpus: int, duplex: Duplex) -> None:
     plan = by_layer(two_of_three(gpus, 2 * gpus, duplex))
