@@ -20,10 +20,11 @@ from schedopt.plan import Plan, Transfer
 from schedopt.rule import Rule
 from schedopt.solvers.pipedream import one_f_one_b
 from schedopt.stage import Stage
-from schedopt.systems.setting import Setting, balanced_cuts
+from schedopt.systems.setting import Setting, balanced_cuts, require_time
 from schedopt.systems.timetable import Name, Timetable
 
 _MOST_PACES: Final = 4
+_IN_TURN: Final = "a sum of gradients must come before the backward that adds to it ends"
 
 
 def cdp_v1(setting: Setting) -> Plan:
@@ -193,6 +194,8 @@ class _Workers:
         before = self.passed.get((stage, i - 1))
         came = [before] if before else []
         adding = replicas >= self.count
+        if came and not adding:
+            require_time(self.timetable, stage, "backward_ns", _IN_TURN)
         self.timetable.run("B", stage, i, after=[] if adding else came)
         whole: list[Name | Transfer] = [("B", stage, i), *came]
         if (i + 1) % self.count:

@@ -15,8 +15,9 @@ from functools import partial
 from schedopt.plan import Kind, Plan, Transfer
 from schedopt.rule import Rule
 from schedopt.solvers.cyclic import freshest, keep_pace, one_ago
+from schedopt.solvers.zero import AT_ONCE
 from schedopt.stage import Stage
-from schedopt.systems.setting import Setting, balanced_cuts
+from schedopt.systems.setting import Setting, balanced_cuts, require_time
 from schedopt.systems.timetable import Name
 
 Done = list[Name | Transfer]
@@ -85,7 +86,10 @@ class _Workers:
             source=(stage - i) % self.count,
             target=0,
         )
-        held_up = self.updated or not self.timetable.length_ns(item)
+        at_once = not self.timetable.length_ns(item)
+        if kind == "B" and at_once:
+            require_time(self.timetable, stage, "forward_ns", AT_ONCE)
+        held_up = self.updated or at_once
         if kind == "B" and stage == self.count - 1 and held_up:
             # What comes before F begins, which an update may hold up, would be taken for its own.
             after = [*after, ("F", stage, i)]

@@ -12,15 +12,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Final
 
 from schedopt.plan import Kind, Plan, Transfer
 from schedopt.rule import Partition
 from schedopt.solvers.data_parallel import course, lay_out, list_buckets
 from schedopt.systems.collectives import all_gather, home, reduce_scatter
-from schedopt.systems.setting import Setting
+from schedopt.systems.setting import Setting, require_time
 from schedopt.systems.timetable import Name, Timetable
 
 Done = list[Name | Transfer]
+
+AT_ONCE: Final = "weights that come for B in no time cannot be told from those for F"
 
 
 def optimizer(setting: Setting) -> Plan:
@@ -125,6 +128,8 @@ def _gather(
                 chunk=(replica - 1 - step - stage) % replicas,
                 chunks=replicas,
             )
+            if kind == "B" and not timetable.length_ns(item):
+                require_time(timetable, stage, "forward_ns", AT_ONCE)
             if steps:
                 after: Done = [steps[-1][replica - 1], steps[-1][replica]]
             else:

@@ -122,6 +122,28 @@ class Setting:
                 return timetable.plan(pattern, Scope(allocation="general", max_k=None))
 
 
+def require_time(timetable: Timetable, stage: int, name: str, why: str) -> None:
+    """Refuse a stage whose layers all take no time, where nothing else tells what comes first.
+
+    Parameters
+    ----------
+    timetable : Timetable
+    stage : int
+    name : str
+        The field of the time.
+    why : str
+    """
+    first, last = timetable.stages[stage].layers
+    layers = timetable.problem.chain.layers[first : last + 1]
+    if not any(getattr(layer, name) for layer in layers):
+        others = f", like that of all layers to {last} of its stage" if last > first else ""
+        raise InputError(
+            f"0 ns{others}, and {why}",
+            field=f"layers[{first}].{name}",
+            way_out="Give it 1 ns, or choose another system",
+        )
+
+
 def balanced_cuts(chain: Chain, parts: int) -> list[tuple[int, int]]:
     """Cut a chain into consecutive parts so that the longest takes least, F and B together.
 

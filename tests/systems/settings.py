@@ -16,10 +16,10 @@ small = st.integers(0, 5)
 
 
 @st.composite
-def layers(draw: st.DrawFn, shortest: int) -> Layer:
+def layers(draw: st.DrawFn) -> Layer:
     sizes = {name: draw(small) for name in ("parameter_bytes", "gradient_bytes", "optimizer_bytes")}
     values: dict[str, Any] = {
-        "forward_ns": draw(st.integers(shortest, 5)),
+        "forward_ns": draw(small),
         "backward_ns": draw(small),
         "backward_input_ns": draw(small),
         "backward_weight_ns": draw(small),
@@ -34,14 +34,11 @@ def layers(draw: st.DrawFn, shortest: int) -> Layer:
 
 
 @st.composite
-def settings_(draw: st.DrawFn, *, shortest: int = 0) -> Setting:
-    """Draw unequal layers, enough for most systems, and GPUs and links of any kind.
-
-    Forwards last `shortest` ns or more.
-    """
+def settings_(draw: st.DrawFn) -> Setting:
+    """Draw unequal layers, enough for most systems, and GPUs and links of any kind."""
     gpus = draw(st.integers(1, 4))
     count = draw(st.integers(gpus, 9))
-    chain = Chain(layers=tuple(draw(st.lists(layers(shortest), min_size=count, max_size=count))))
+    chain = Chain(layers=tuple(draw(st.lists(layers(), min_size=count, max_size=count))))
     speeds = draw(st.lists(st.sampled_from(["1", "1", "2"]), min_size=gpus, max_size=gpus))
     machines = [Gpu(memory_bytes=AMPLE, speed=Decimal(speed)) for speed in speeds]
     platform = Platform(machines)
