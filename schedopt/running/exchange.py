@@ -4,6 +4,9 @@ What a rank sends of a gradient is the sum of what stands before the sending end
 its backwards added since something took the place of it, and what came. So the list alone says
 what each message is the sum of, and a thread can add it up as soon as the last summand is there,
 whatever the rank computes meanwhile.
+
+What came lies there until an update takes it in, and a copy of what is to be sent until it is sent:
+memory which the account does not count, at most another gradient and another version of a stage.
 """
 
 from __future__ import annotations
