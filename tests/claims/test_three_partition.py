@@ -25,7 +25,7 @@ from tests.claims.findings import nothing
 
 SMALL = Effort(sizes=(1, 2), totals=(20, 100), generic=2)
 LAYER = Layer(forward_ns=1, backward_ns=0, weight_bytes=0, activation_bytes=0)
-RUN = Run(Problem(chain=Chain(layers=(LAYER,)), platform=Platform(1, 1)), time_limit=60)
+NOTHING = Problem(chain=Chain(layers=(LAYER,)), platform=Platform(1, 1))
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -42,7 +42,7 @@ def test_packing_by_trying_everything(seed: int) -> None:
             for room, most in enumerate(rooms)
         )
 
-    found = pack(sizes, rooms, RUN)
+    found = pack(sizes, rooms, Run(NOTHING, time_limit=60))
     possible = any(map(fits, product(range(len(rooms)), repeat=len(sizes))))
     assert (found is not None) == possible
     assert found is None or fits(found)
