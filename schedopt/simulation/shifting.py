@@ -27,6 +27,7 @@ def shift_left(
     found = []
     passing = any(transfer.tensor == "weight_half" for transfer in plan.pattern.transfers)
     coming = passing or plan.rule.partition != "none"
+    making = _making_weights(plan, coming)
     for together in _in_order(plan, events):
         lengths = [event.length_ns if length_ns is None else length_ns(event) for event in together]
         used = [[*_uses(plan, event), *(_halves(event) if passing else ())] for event in together]
@@ -37,7 +38,7 @@ def shift_left(
             )
             for event, things in zip(together, used, strict=True)
         ]
-        _hold_up(users, together, lengths, begins, coming)
+        _hold_up(users, together, lengths, begins, making)
         for event, begin, length, things in zip(together, begins, lengths, used, strict=True):
             found.append(move(event, begin, length))
             for thing in things:
@@ -46,6 +47,19 @@ def shift_left(
                 for gpu in (event.source, event.gpu):
                     users["moved", gpu].add(event.end_ns, begin + length)
     return found
+
+
+def _making_weights(plan: Plan, coming: bool) -> frozenset[tuple[str, int]]:
+    """Return the kinds of operations that are held up, each with its stage.
+
+    Where shards or what W needs come and go, all; else those at whose end a version may be made.
+    """
+    listed = {(operation.kind, operation.stage) for operation in plan.pattern.operations}
+    return frozenset(
+        (kind, stage)
+        for kind, stage in listed
+        if coming or kind == "U" or (kind in ("B", "W") and ("U", stage) not in listed)
+    )
 
 
 def _taken_at_start(plan: Plan, event: Event, coming: bool) -> tuple[Hashable, ...]:
@@ -65,17 +79,21 @@ def _hold_up(
     together: list[Event],
     lengths: list[int],
     begins: list[int],
-    coming: bool,
+    making: frozenset[tuple[str, int]],
 ) -> None:
     """Let new weights come no sooner than the GPU lets go of what it lets go of before.
 
-    What it lets go of at the same instant ends together with them. Operations may make new
-    weights; they are held up where shards or what W needs come and go, which end apart from them.
+    What it lets go of at the same instant ends together with them. So do operations that may make
+    new weights, as what comes to their GPU and goes from it ends apart from them.
     """
     ends = {
         number: max(users[thing].free_from(event.end_ns) for thing in _frees(event.gpu))
         for number, event in enumerate(together)
-        if (coming if isinstance(event.item, Operation) else event.item.moves_weights)
+        if (
+            (event.item.kind, event.item.stage) in making
+            if isinstance(event.item, Operation)
+            else event.item.moves_weights
+        )
     }
     late = list(ends)
     while late:

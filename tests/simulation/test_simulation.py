@@ -18,11 +18,13 @@ from schedopt.account.reading import gradient_runs
 from schedopt.account.timeline import Timeline
 from schedopt.plan import Operation
 from schedopt.simulation import Simulation, Timing, simulate, usual_micro_batches
+from schedopt.systems.registry import find_system
 from tests.examples import EXAMPLES, layer, op, send, stages
 from tests.partitions import EVERY_PLAN, sharded
 from tests.random_plans import valid_plans
 from tests.sharded_plans import sharded_plans
 from tests.strategies import chains
+from tests.systems.settings import AMPLE, equal
 
 TIMINGS: tuple[Timing, Timing] = ("pattern", "asap")
 
@@ -177,6 +179,20 @@ def test_weights_that_arrive_as_a_backward_ends_do_not_arrive_before() -> None:
     assert [need.sum_bytes for need in run.memory] == [11, 5]
     arrivals = [r.end_ns for t, _, _, _, r in run.transfers() if t.tensor == "weights"]
     assert arrivals[0] == 9
+
+
+@pytest.mark.parametrize("update_ns", [None, 1])
+def test_a_version_that_is_being_sent_is_gone_before_the_next_one(update_ns: int | None) -> None:
+    # 40 ns to send the weights of the first stage, and 10 ns to send its gradient.
+    equal_layers = equal(
+        3, 2, layers=2, parameter_bytes=40, gradient_bytes=10, weight_bytes=99, update_ns=update_ns
+    )
+    platform = Platform(gpus=3, memory=AMPLE, bandwidth="1GB/s", duplex="full")
+    plan = find_system("cdp_v2_mp").plan(replace(equal_layers, platform=platform))
+    run = simulate(plan, 6)
+    for need, limit in zip(run.memory, memory(plan), strict=True):
+        assert need.sum_bytes <= limit.sum_bytes
+        assert need.peak_bytes <= limit.peak_bytes
 
 
 @pytest.mark.parametrize("name", EVERY_PLAN)
