@@ -17,6 +17,7 @@ from schedopt.cli.options import (
     TimeLimit,
     TrainingStateName,
     Workers,
+    check_outputs,
     check_time_limit,
     load_chain,
     naming_options,
@@ -107,7 +108,7 @@ def compare_systems(
     mixed-adam --plot systems.svg --plans plans
     """
     from schedopt.drawing import picture_suffix
-    from schedopt.formats import check_writable, make_folder
+    from schedopt.formats import make_folder
     from schedopt.systems.comparing import compare
     from schedopt.systems.files import save_plans
     from schedopt.systems.picture import save_comparison_picture
@@ -127,9 +128,7 @@ def compare_systems(
     layers = load_chain(chain, training_state)
     if plot is not None:
         picture_suffix(plot)
-        check_writable(plot)
-    if output is not None:
-        check_writable(output)
+    check_outputs({"--plot": plot, "--output": output})
     if plans is not None:
         make_folder(plans)
     with naming_options({**OF_PLATFORM, "bucket_bytes": "bucket"}):

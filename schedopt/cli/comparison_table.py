@@ -31,7 +31,16 @@ def print_comparison(comparison: Comparison) -> None:
         columns,
         [_cells(row, comparison) for row in comparison.rows],
     )
-    console.print(_explain(comparison))
+    console.print(_nothing_fits(comparison) + _explain(comparison))
+
+
+def _nothing_fits(comparison: Comparison) -> str:
+    """Say which system lacks least where none fits; nothing elsewhere."""
+    large = [(row.figures, row.system.name) for row in comparison.rows if row.figures is not None]
+    if not large or not all(figures.over_bytes for figures, _ in large):
+        return ""
+    figures, name = min(large, key=lambda pair: pair[0].over_bytes)
+    return f"No plan fits: {name} is the closest, where {_too_large(figures)}.\n"
 
 
 def _cells(row: Row, comparison: Comparison) -> list[str]:

@@ -190,6 +190,24 @@ def check_time_limit(seconds: float) -> None:
         )
 
 
+def check_outputs(named: Mapping[str, Path | None]) -> None:
+    """Refuse files that cannot be written, or that two options name."""
+    from schedopt.formats import check_writable
+
+    taken: dict[Path, str] = {}
+    for option, path in named.items():
+        if path is None:
+            continue
+        check_writable(path)
+        if path in taken:
+            raise InputError(
+                f"{path} is named twice",
+                field=f"{taken[path]} and {option}",
+                way_out="Name a file for each",
+            )
+        taken[path] = option
+
+
 def parse_counts(text: str) -> list[int]:
     """Return the numbers of GPUs that were typed: ``2,4,8``."""
     return [_count(part) for part in text.split(",")]

@@ -24,6 +24,7 @@ from schedopt.cli.options import (
     PlanFile,
     Seed,
     Seq,
+    check_outputs,
     naming_options,
 )
 from schedopt.cli.signals import usual_signals
@@ -140,20 +141,11 @@ def run_plan(
     """
     from schedopt.cli.charts import load_valid
     from schedopt.drawing import picture_suffix
-    from schedopt.formats import check_writable
     from schedopt.simulation import usual_micro_batches
 
     if plot is not None:
         picture_suffix(plot)
-    paths = [path for path in (trace, plot, output) if path is not None]
-    for path in paths:
-        check_writable(path)
-    if len(set(paths)) < len(paths):
-        raise InputError(
-            f"{paths[-1]} is named twice",
-            field="--trace, --plot and --output",
-            way_out="Name a file for each",
-        )
+    check_outputs({"--trace": trace, "--plot": plot, "--output": output})
     loaded = load_valid(plan).plan
     assert loaded is not None
     count = usual_micro_batches(loaded) if microbatches is None else microbatches

@@ -98,6 +98,9 @@ def test_nothing_fits(chain: Path) -> None:
     assert (done.returncode, done.stderr) == (3, "")
     assert "GPU 0 lacks 16 B" in done.stdout
     assert "a plan exists with 15 B" in done.stdout
+    assert "No plan fits: there_and_back is the closest, where GPU 0 lacks 1 B." in done.stdout
+    some = compare(chain, "--mem", "15", "--systems", "alone,there_and_back")
+    assert "No plan fits" not in some.stdout
 
 
 def test_another_training_state_changes_what_fits(chain: Path) -> None:
@@ -155,6 +158,10 @@ def test_every_system_has_a_row(chain: Path) -> None:
         (["--gpus", "2", "--mem", "1", "--plot", "x.gif"], ".gif is no kind of picture"),
         (["--gpus", "2", "--mem", "1", "--plans", "chain.json"], "chain.json: cannot be made"),
         (["--gpus", "2", "--mem", "1", "-o", "no/c.json"], "no/c.json: cannot be written"),
+        (
+            ["--gpus", "2", "--mem", "1", "-o", "c.svg", "--plot", "c.svg"],
+            "Error: --plot and --output: c.svg is named twice. Name a file for each",
+        ),
     ],
 )
 def test_bad_usage_is_one_clear_error(arguments: list[str], message: str, chain: Path) -> None:
