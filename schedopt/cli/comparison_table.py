@@ -94,7 +94,7 @@ def _explain(comparison: Comparison) -> str:
     if any(row.figures is not None and row.figures.versions is None for row in comparison.rows):
         lines.append(
             "Without versions (-): the weights take what the chain says, one version; for steps "
-            "with a flush."
+            "with a flush. Their updates are in the step, not in the period."
         )
     if free:
         lines.append("Transfers are free (no bandwidth given): what is sent takes no time here.")

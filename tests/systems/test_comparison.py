@@ -77,6 +77,31 @@ def test_figures_by_hand() -> None:
     assert figures(found, "alone").throughput == Fraction(10**9, 6)
 
 
+def test_steps_of_all_plans_have_updates() -> None:
+    slow = replace(CHAIN, layers=tuple(replace(layer, update_ns=7) for layer in CHAIN.layers))
+    found = compare(slow, PLATFORM, systems=["alone", "there_and_back", "schedopt_step"])
+    # Both layers on one GPU; one on each, of which GPU 0 is through last.
+    assert figures(found, "alone").step_ns == 48 + 2 * 7
+    assert figures(found, "there_and_back").step_ns == 96 + 7
+    assert figures(found, "alone").period == 6
+    # 8 micro-batches of 6 ns are 48 on one GPU or on the link.
+    assert figures(found, "schedopt_step").step_ns >= 48 + 7
+
+
+def test_what_is_known_of_the_weights_makes_no_step_shorter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    install(monkeypatch, System("gpipe", "", "schedopt.solvers.gpipe:plan", ""))
+    first, second = (replace(layer, update_ns=7) for layer in CHAIN.layers)
+    unknown = replace(first, parameter_bytes=None, gradient_bytes=None, optimizer_bytes=None)
+    steps = [
+        figures(compare(replace(CHAIN, layers=layers), PLATFORM, systems=["gpipe"]), "gpipe")
+        for layers in ((first, second), (unknown, second))
+    ]
+    assert [step.versions for step in steps] == [1, None]
+    assert steps[0].step_ns == steps[1].step_ns
+
+
 def test_without_links_nothing_is_under_way() -> None:
     free = compare(CHAIN, Platform(gpus=2, memory=32), systems=["there_and_back", "schedopt"])
     there = figures(free, "there_and_back")
