@@ -27,10 +27,10 @@ def pipedream_vertical(setting: Setting) -> Plan:
 def pipedream_2bw(setting: Setting) -> Plan:
     """Return PipeDream-2BW (Narayanan et al. 2021): a delay of one update, two versions.
 
-    An update comes as often as that allows: every m micro-batches, for the least m with which all
-    that is in flight began at most one update ago. The source has m >= P.
+    An update comes every m micro-batches of the step, or as soon after as that allows: all that
+    is in flight began at most one update ago. The source has m >= P.
     """
-    m = 1
+    m = setting.microbatches
     while True:
         newest = one_f_one_b(setting, Rule(update_every=m))
         if max(versions(newest).forward_staleness.values()) <= 1:

@@ -70,10 +70,11 @@ def test_vertical_sync_holds_as_many_everywhere(gpus: int) -> None:
 
 @pytest.mark.parametrize(("gpus", "least"), [(1, 1), (2, 1), (3, 2), (5, 4)])
 def test_double_buffering_needs_one_micro_batch_less_than_printed(gpus: int, least: int) -> None:
-    plan = pipedream_2bw(unit_setting(gpus))
-    assert plan.rule.update_every == least
-    assert set(versions(plan).held.values()) == {2}
-    assert set(versions(plan).forward_staleness.values()) == {1}
+    for asked in (1, 2 * gpus):
+        plan = pipedream_2bw(unit_setting(gpus, microbatches=asked))
+        assert plan.rule.update_every == max(asked, least)
+        assert set(versions(plan).held.values()) == {2}
+        assert set(versions(plan).forward_staleness.values()) == {1}
 
 
 @given(settings())
