@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from fractions import Fraction
@@ -244,6 +245,14 @@ def _bad(cases: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
+def _most_activations(plan: Plan) -> int:
+    """Return the activations of the GPU that keeps most, of all its stages."""
+    of_gpu = Counter[int]()
+    for (_, gpu), count in concurrent_activations(plan).items():
+        of_gpu[gpu] += count
+    return max(of_gpu.values())
+
+
 def _table(stages: int, count: int) -> Table:
     rows: list[tuple[object, ...]] = []
     for name in SYSTEMS:
@@ -256,7 +265,7 @@ def _table(stages: int, count: int) -> Table:
                 plan.rule.update_every,
                 simulate(plan, count).makespan_ns,
                 str(steady),
-                max(concurrent_activations(plan).values()),
+                _most_activations(plan),
                 max(found.held.values()),
                 max(found.forward_staleness.values()),
             )

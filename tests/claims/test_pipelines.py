@@ -29,6 +29,9 @@ def test_all_is_so_but_one_update_may_come_sooner() -> None:
     # 2 (M + W - 1), W = 4, M = 12; Chimera idles 2 slots.
     assert table["GPipe"][0] == 30
     assert table["Chimera"][0] == 26
+    # Half of the W in flight in each direction, of both stages of GPU 1 (Li and Hoefler 2021,
+    # table 2).
+    assert table["Chimera"][2] == 4
     assert table["XPipe"][0] == "not a plan"
 
 
