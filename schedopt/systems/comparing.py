@@ -276,18 +276,16 @@ def _row(system: System, setting: Setting, memory: MemoryReading) -> Row:
 def _made(system: System, setting: Setting) -> tuple[Plan, int]:
     """Return the plan of a system for m micro-batches, or else for the next number that it can do.
 
-    A number that it cannot do is one that does not go up in its GPUs, or not in pairs of them.
+    A number that it cannot do is one that does not go up in its GPUs.
     """
     gpus, asked = len(setting.platform.gpus), setting.microbatches
-    for factor in (1, 2):
-        try:
-            return system.plan(setting), setting.microbatches
-        except InputError as error:
-            if error.field != "microbatches":
-                raise
-        more = -(-asked // (factor * gpus)) * factor * gpus
-        setting = replace(setting, microbatches=more)
-    return system.plan(setting), setting.microbatches
+    more = -(-asked // gpus) * gpus
+    try:
+        return system.plan(setting), asked
+    except InputError as error:
+        if error.field != "microbatches" or more == asked:
+            raise
+    return system.plan(replace(setting, microbatches=more)), more
 
 
 def _impossible(system: System, error: InputError) -> Row:

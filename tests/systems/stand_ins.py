@@ -133,6 +133,15 @@ def in_pairs(setting: Setting) -> Plan:
     return _on_gpu_0(setting, rule)
 
 
+asked_for: list[int] = []
+
+
+def never(setting: Setting) -> Plan:
+    """Write down for how many micro-batches there is no plan."""
+    asked_for.append(setting.microbatches)
+    raise InputError("does not settle", field="microbatches")
+
+
 def flushed(setting: Setting) -> Plan:
     """As alone, but written as a step."""
     m = setting.microbatches

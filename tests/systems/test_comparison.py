@@ -21,6 +21,7 @@ from schedopt.systems.files import comparison_document, save_plans
 from schedopt.systems.picture import save_comparison_picture
 from schedopt.systems.registry import System
 from tests.drawing.helpers import texts
+from tests.systems import stand_ins
 from tests.systems.stand_ins import CHAIN, PLATFORM, SYSTEMS, install, names
 
 
@@ -203,6 +204,17 @@ def test_a_step_is_rounded_up_to_what_a_system_can_do() -> None:
         8,
         "a step of 8",
     )
+
+
+@pytest.mark.parametrize(("asked", "tried"), [(8, [8]), (7, [7, 8])])
+def test_what_cannot_be_done_is_not_tried_again(
+    asked: int, tried: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch, System("never", "", "tests.systems.stand_ins:never", ""))
+    monkeypatch.setattr(stand_ins, "asked_for", found := [])
+    row = compare(CHAIN, PLATFORM, systems=["never"], microbatches=asked).rows[0]
+    assert (row.outcome, row.note) == ("impossible", "microbatches: does not settle")
+    assert found == tried
 
 
 def test_bad_input_is_an_error_and_no_row() -> None:
