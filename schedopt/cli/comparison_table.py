@@ -13,7 +13,7 @@ from schedopt.units import format_bytes, format_duration, readable
 
 _FIGURES: Final = (
     *("Step", "Micro- batches/s", "Period", "Memory", "Fits", "GPUs"),
-    *("Sent by one", "Sent by all", "Messages", "Versions", "Staleness F/B"),
+    *("Sent by one", "Sent by all", "Messages", "Update", "Versions", "Staleness F/B"),
 )
 
 
@@ -60,6 +60,7 @@ def _cells(row: Row, comparison: Comparison) -> list[str]:
         format_bytes(_rounded(max(sent))),
         format_bytes(_rounded(sum(sent, Fraction(0)))),
         "-" if figures.messages is None else str(max(figures.messages)),
+        str(figures.update_every),
         "-" if figures.versions is None else str(figures.versions),
         "-"
         if figures.versions is None
@@ -88,6 +89,7 @@ def _explain(comparison: Comparison) -> str:
         f"Memory: of the GPU that needs most, as {comparison.memory}.",
         "Sent: bytes for each micro-batch, by the GPU that sends most, and by all.",
         "Messages: the most that are under way at once from and to one GPU.",
+        "Update: after so many micro-batches.",
         "Versions: the most of the weights of a stage that lie on a GPU.",
         "Staleness: the most updates that forward and backward are behind.",
     ]

@@ -25,6 +25,8 @@ class Figures:
         T / k, ns: the time of a micro-batch in the endless run of the pattern.
     microbatches : int
         Of the step.
+    update_every : int
+        Micro-batches of one update; of a plan whose weights are given all of the step.
     step_ns : int
         From an empty pipeline to an empty one, everything as soon as possible. In a plan whose
         weights are given each GPU updates behind all else.
@@ -52,6 +54,7 @@ class Figures:
 
     period_exact: Ratio
     microbatches: int
+    update_every: int
     step_ns: int
     memory_sum_bytes: tuple[int, ...]
     memory_peak_bytes: tuple[int, ...]
@@ -122,6 +125,7 @@ def measure_plan(plan: Plan, microbatches: int, name: str) -> Figures:
     return Figures(
         period_exact=as_ratio(Fraction(plan.pattern.period_total_ns, plan.pattern.k)),
         microbatches=count,
+        update_every=plan.rule.update_every or count,
         step_ns=_step_ns(plan, count),
         memory_sum_bytes=tuple(need.sum_bytes for need in needs),
         memory_peak_bytes=tuple(need.peak_bytes for need in needs),

@@ -57,14 +57,14 @@ def test_the_table(chain: Path) -> None:
     assert list(found) == ["alone", "in_pairs", "there_and_back", "stale", "halves"]
     free = ["0", "B", "0", "B"]
     assert found["alone"] == [
-        *("48", "ns", "1.667e+08", "6", "ns", "30", "B", "yes", "1"), *free, "0", "-", "-"
+        *("48", "ns", "1.667e+08", "6", "ns", "30", "B", "yes", "1"), *free, "0", "8", "-", "-"
     ]  # fmt: skip
     assert found["there_and_back"] == [
         *("96", "ns", "8.333e+07", "12", "ns", "15", "B", "yes", "2"),
-        *("3", "B", "6", "B", "1", "-", "-"),
+        *("3", "B", "6", "B", "1", "8", "-", "-"),
     ]
     assert found["stale"][5:] == [
-        *("34", "B", "no", "1"), *free, "0", "2", "1/1", "GPU", "0", "lacks", "2", "B"
+        *("34", "B", "no", "1"), *free, "0", "1", "2", "1/1", "GPU", "0", "lacks", "2", "B"
     ]  # fmt: skip
     assert "layers[0].backward_input_ns: absent" in " ".join(found["halves"])
     assert "Step      8 micro-batches" in done.stdout

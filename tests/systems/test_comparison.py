@@ -46,6 +46,7 @@ def test_figures_by_hand() -> None:
     assert figures(found, "alone") == Figures(
         period_exact=(6, 1),
         microbatches=8,
+        update_every=8,
         step_ns=48,
         memory_sum_bytes=(30, 0),
         memory_peak_bytes=(30, 0),
@@ -62,6 +63,7 @@ def test_figures_by_hand() -> None:
     assert figures(found, "there_and_back") == Figures(
         period_exact=(12, 1),
         microbatches=8,
+        update_every=8,
         step_ns=96,
         memory_sum_bytes=(15, 15),
         memory_peak_bytes=(15, 15),
@@ -117,6 +119,7 @@ def test_versions_and_what_is_too_large() -> None:
     found = compare(CHAIN, PLATFORM, systems=["stale"])
     old = figures(found, "stale")
     assert (old.versions, old.forward_staleness, old.backward_staleness) == (2, 1, 1)
+    assert (old.microbatches, old.update_every) == (8, 1)
     # A second version of the 4 bytes of parameters.
     assert old.most_bytes("sum") == old.most_bytes("peak") == 34
     assert (old.over_bytes, old.over_gpu) == (2, 0)
