@@ -13,7 +13,7 @@ from typing import Literal
 from schedopt.plan import Plan
 from schedopt.rule import Rule
 from schedopt.stage import Stage
-from schedopt.systems.setting import Setting, balanced_cuts
+from schedopt.systems.setting import Setting
 from schedopt.systems.timetable import Timetable
 
 
@@ -22,10 +22,7 @@ def timeprest(setting: Setting) -> Plan:
 
     Fewer than P - 1 would let backwards of two mini-batches overlap (section 4.4).
     """
-    gpus = len(setting.platform.gpus)
-    cuts = balanced_cuts(setting.chain, gpus)
-    stages = [Stage(layers=cut, gpus=(gpu,)) for gpu, cut in enumerate(cuts)]
-    return timeprest_plan(setting, stages, gpus)
+    return timeprest_plan(setting, setting.pipeline(), len(setting.platform.gpus))
 
 
 def timeprest_plan(

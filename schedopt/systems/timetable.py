@@ -104,9 +104,8 @@ class Timetable:
         priority : int
             The least goes first, where GPUs are not ordered.
         """
-        more = {"replica": replica} if replica else {}
         item = Operation(
-            kind=kind, stage=stage, shift=micro_batch, start_ns=0, covers=covers, **more
+            kind=kind, stage=stage, shift=micro_batch, start_ns=0, covers=covers, replica=replica
         )
         gpu = self.stages[stage].gpu(micro_batch + replica)
         once = self._timeline.stage_ns(kind, stage, gpu)
@@ -209,7 +208,7 @@ class Timetable:
             yield self._arrival(("activation", stage - 1, i), ("F", stage - 1, i))
         elif item.kind == "R":
             yield "F", stage, i
-        elif item.kind == "W" and not getattr(item, "replica", 0):
+        elif item.kind == "W" and not item.replica:
             yield "I", stage, i
         elif item.kind in ("B", "I"):
             yield "F", stage, i

@@ -214,7 +214,8 @@ def test_what_cannot_be_done_is_not_tried_again(
     asked: int, tried: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(monkeypatch, System("never", "", "tests.systems.stand_ins:never", ""))
-    monkeypatch.setattr(stand_ins, "asked_for", found := [])
+    found: list[int] = []
+    monkeypatch.setattr(stand_ins, "asked_for", found)
     row = compare(CHAIN, PLATFORM, systems=["never"], microbatches=asked).rows[0]
     assert (row.outcome, row.note) == ("impossible", "microbatches: does not settle")
     assert found == tried
