@@ -49,7 +49,7 @@ class _Workers:
         self.timetable = setting.timetable(rule, stages, ordered=False)
         self.rule = rule
         self.count = len(stages)
-        self.updated = any(layer.update_ns for layer in setting.chain.layers)
+        self.updated = setting.updated
         self.before: dict[int, list[Name]] = defaultdict(list)
         self.came_home: dict[tuple[int, int], Done] = defaultdict(list)
         self.made: dict[tuple[int, int], Done] = {}

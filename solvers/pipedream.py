@@ -50,7 +50,8 @@ def pipemare(setting: Setting) -> Plan:
 def one_f_one_b(setting: Setting, rule: Rule, stages: list[Stage] | None = None) -> Plan:
     """Return 1F1B without a flush on stages, one for each GPU, under a rule.
 
-    Updates that take time come right behind the last backward of a mini-batch.
+    Updates come right behind the last backward of a mini-batch. If they take time, the pattern is
+    one of whole mini-batches.
 
     Parameters
     ----------
@@ -61,8 +62,7 @@ def one_f_one_b(setting: Setting, rule: Rule, stages: list[Stage] | None = None)
     """
     gpus = len(setting.platform.gpus)
     stages = stages or setting.pipeline()
-    updated = any(layer.update_ns is not None for layer in setting.chain.layers)
-    every = rule.update_every if updated and rule.update_every else 0
+    every = rule.update_every or 1
 
     def follow(count: int) -> Timetable:
         timetable = setting.timetable(rule, stages)
@@ -70,7 +70,7 @@ def one_f_one_b(setting: Setting, rule: Rule, stages: list[Stage] | None = None)
             _run_stage(timetable, stage, gpus - stage, count, every)
         return timetable
 
-    return setting.steady(follow, every or 1)
+    return setting.steady(follow, every if setting.updated else 1)
 
 
 def _run_stage(
@@ -80,7 +80,7 @@ def _run_stage(
         timetable.run("F", stage, i)
     for i in range(count):
         timetable.run("B", stage, i)
-        if update_every and (i + 1) % update_every == 0:
-            timetable.run("U", stage, i)
+        if (i + 1) % update_every == 0:
+            timetable.update(stage, i)
         if i + in_flight < count:
             timetable.run("F", stage, i + in_flight)

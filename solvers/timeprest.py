@@ -56,7 +56,6 @@ def timeprest_run(
 ) -> Timetable:
     """Return the run of so many micro-batches from an empty pipeline."""
     count = rule.update_every or 1
-    updated = any(layer.update_ns is not None for layer in setting.chain.layers)
     timetable = setting.timetable(rule, stages, ordered=False)
     for stage in range(len(stages)):
         ahead = count * (len(stages) - stage)
@@ -66,7 +65,5 @@ def timeprest_run(
             timetable.run("F", stage, i, after=freed, priority=2)
         for first in range(0, microbatches, count):
             timetable.run("B", stage, first, covers=count, priority=1)
-            if updated:
-                covered = [("B", stage, first)]
-                timetable.run("U", stage, first + count - 1, after=covered, priority=0)
+            timetable.update(stage, first + count - 1, after=[("B", stage, first)])
     return timetable

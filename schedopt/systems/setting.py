@@ -47,6 +47,11 @@ class Setting:
         check_whole(self, "microbatches", low=1, high=2**20)
         check_whole(self, "bucket_bytes", low=1)
 
+    @property
+    def updated(self) -> bool:
+        """Whether updates take time."""
+        return any(layer.update_ns for layer in self.chain.layers)
+
     def flush_rule(self, *, replicated: bool) -> Rule:
         """Return the rule of a flush: an update every m micro-batches, which all wait for.
 

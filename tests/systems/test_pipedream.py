@@ -87,6 +87,17 @@ def test_double_buffering_holds_two_versions(setting: Setting) -> None:
     assert most <= plan.rule.update_every + 1
 
 
+def test_updates_that_take_no_time_make_no_pattern_longer() -> None:
+    setting = unit_setting(3, microbatches=6)
+    layers = tuple(replace(layer, update_ns=0) for layer in setting.chain.layers)
+    at_once = pipemare(replace(setting, chain=Chain(layers=layers)))
+    assert at_once.pattern == pipemare(setting).pattern
+    layers = tuple(replace(layer, update_ns=5) for layer in setting.chain.layers)
+    slow = pipemare(replace(setting, chain=Chain(layers=layers)))
+    # 6 forwards and backwards of 1 and an update.
+    assert (slow.pattern.k, slow.pattern.period_total_ns) == (6, 17)
+
+
 def test_the_newest_weights_alone_need_no_second_version() -> None:
     plan = pipemare(unit_setting(4, microbatches=3))
     assert set(versions(plan).held.values()) == {1}
