@@ -58,11 +58,14 @@ def course(stages: int) -> list[tuple[Kind, int]]:
     return forwards + [("B", stage) for stage in reversed(range(stages))]
 
 
-def lay_out(setting: Setting, rule: Rule, buckets: Sequence[tuple[int, int]]) -> Timetable:
+def lay_out(
+    setting: Setting, rule: Rule, buckets: Sequence[tuple[int, int]], *, ordered: bool = True
+) -> Timetable:
     """Return the empty timetable of a step in which every GPU has all stages."""
     setting.require_multiple("each GPU runs as many micro-batches")
     gpus = tuple(range(len(setting.platform.gpus)))
-    return setting.timetable(rule, [Stage(layers=layers, gpus=gpus) for layers in buckets])
+    stages = [Stage(layers=layers, gpus=gpus) for layers in buckets]
+    return setting.timetable(rule, stages, ordered=ordered)
 
 
 def _plan(setting: Setting, buckets: Sequence[tuple[int, int]]) -> Plan:

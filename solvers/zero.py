@@ -9,6 +9,7 @@ there from the first backward of the step on, and sharding gradients saves most 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -58,16 +59,20 @@ def parameter(setting: Setting) -> Plan:
     return setting.flushed(timetable)
 
 
-def _empty(setting: Setting, partition: Partition) -> Timetable:
+def _empty(setting: Setting, partition: Partition, *, ordered: bool = True) -> Timetable:
     rule = replace(setting.flush_rule(replicated=True), partition=partition)
-    return lay_out(setting, rule, list_buckets(setting.chain, 1))
+    return lay_out(setting, rule, list_buckets(setting.chain, 1), ordered=ordered)
 
 
 def _replicated(setting: Setting, partition: Partition) -> Plan:
-    timetable = _empty(setting, partition)
+    # An update comes in between as soon as it can, so that its weights are on their way.
+    timetable = _empty(setting, partition, ordered=False)
+    before: dict[int, list[Name]] = defaultdict(list)
     for i in range(setting.microbatches):
         for kind, stage in course(len(timetable.stages)):
-            timetable.run(kind, stage, i)
+            replica = i % len(setting.platform.gpus)
+            timetable.run(kind, stage, i, after=before[replica], priority=1)
+            before[replica] = [(kind, stage, i)]
     for stage in reversed(range(len(timetable.stages))):
         made = _reduce_and_update(timetable, stage, setting.microbatches)
         at_home = partial(_at_home, stage=stage, made=made)

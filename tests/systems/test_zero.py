@@ -10,9 +10,10 @@ from dataclasses import replace
 
 import pytest
 
-from schedopt import Plan, Platform
+from schedopt import Plan, Platform, check
 from schedopt.account import memory, traffic, versions
 from schedopt.solvers import data_parallel, zero
+from schedopt.systems.registry import Constructor
 from schedopt.systems.setting import Setting
 from tests.systems.settings import AMPLE, equal
 
@@ -46,6 +47,20 @@ def test_data_parallelism_holds_everything_everywhere() -> None:
 def test_zero_1_shards_the_optimizer_state() -> None:
     # As many bytes as an all-reduce: gradients to their homes, weights back.
     assert summary(zero.optimizer(two_layers())) == (12, FULL - 8 + 2, 8)
+
+
+@pytest.mark.parametrize("system", [zero.optimizer, zero.gradient])
+def test_updated_weights_set_out_while_others_are_still_computed(system: Constructor) -> None:
+    # F over 0-3, B2 3-11, B1 11-19. Half of layer 2's gradient comes over 11-15, so its update
+    # (half of 2 ns) goes before B0, over 19-20; that of layer 1 comes over 19-23, and layer 2's
+    # weights leave over 23-27. B0 20-28, layer 1's update 28-29, layer 0's gradient 28-32, layer
+    # 1's weights 32-36, layer 0's update 32-33 and its weights 36-40.
+    sizes = {"weight_bytes": 32, "parameter_bytes": 8, "gradient_bytes": 8, "optimizer_bytes": 16}
+    setting = equal(2, 2, layers=3, backward_ns=8, update_ns=2, **sizes)
+    platform = Platform(gpus=2, memory=AMPLE, bandwidth=10**9, duplex="full")
+    plan = system(replace(setting, platform=platform))
+    assert check(plan) == ()
+    assert plan.pattern.period_total_ns == 40
 
 
 def test_zero_2_shards_the_gradients() -> None:
