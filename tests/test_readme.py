@@ -49,8 +49,11 @@ def test_the_table_of_the_sweep_is_what_is_printed(
     assert set(table) <= set(rows)
 
 
-def test_the_table_of_the_comparison_is_what_is_printed(tmp_path: Path) -> None:
+def test_the_table_of_the_comparison_is_what_is_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shutil.copytree(ROOT / "instances", tmp_path / "instances")
+    monkeypatch.setenv("COLUMNS", "100")
     table = re.findall(r"```text\n( +System.*?)```", README, re.DOTALL)[0].splitlines()
     rows = [line.split() for line in table]
     assert len(rows) == 9

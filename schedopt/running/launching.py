@@ -100,10 +100,10 @@ def _make_directory() -> Path:
 def _environment(ranks: int) -> dict[str, str]:
     """Share the cores among the ranks, unless the user said how many threads each has.
 
-    What torch logs beside its errors is not for users.
+    What torch logs is not for users: its errors are raised too, and said once.
     """
     share = max(1, len(os.sched_getaffinity(0)) // ranks)
-    usual = {"OMP_NUM_THREADS": str(share), "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    usual = {"OMP_NUM_THREADS": str(share), "TORCH_CPP_LOG_LEVEL": "FATAL"}
     return {name: os.environ.get(name, value) for name, value in usual.items()}
 
 
