@@ -185,13 +185,7 @@ def balanced_cuts(chain: Chain, parts: int) -> list[tuple[int, int]]:
     best: list[tuple[int, int]] = [(ahead[i], 0) for i in range(len(places))]
     history = [best]
     for _ in range(parts - 1):
-        best = [
-            min(
-                ((max(best[j][0], ahead[i] - ahead[j]), j) for j in range(1, i)),
-                default=(2**63, 0),
-            )
-            for i in range(len(places))
-        ]
+        best = [_add_part(best, ahead, i) for i in range(len(places))]
         history.append(best)
     cuts, end = [], len(places) - 1
     for row in reversed(history):
@@ -199,3 +193,14 @@ def balanced_cuts(chain: Chain, parts: int) -> list[tuple[int, int]]:
         cuts.append((places[begin], places[end] - 1))
         end = begin
     return cuts[::-1]
+
+
+def _add_part(best: list[tuple[int, int]], ahead: list[int], end: int) -> tuple[int, int]:
+    """Return the least longest part of the first places with one part more, and its begin."""
+    found = (2**63, 0)
+    for begin in reversed(range(1, end)):
+        last = ahead[end] - ahead[begin]
+        if last > found[0]:
+            break
+        found = min(found, (max(best[begin][0], last), begin))
+    return found
