@@ -6,12 +6,14 @@ Both through the interface of concurrent.futures, so that nothing else tells the
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context
+from contextlib import contextmanager
+from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any, Self, TypeVar
 
@@ -96,6 +98,11 @@ class ProcessPool(Pool):
             self._jobs, mp_context=context, initializer=_begin, initargs=(reader,)
         )
         return self
+
+    def submit(self, work: Callable[[S], T], task: S) -> Future[T]:
+        """Have a task done. A process that starts for it never hears of Ctrl-C."""
+        with _interrupts_held_back():
+            return super().submit(work, task)
 
     def renew(self) -> None:
         """Start new processes."""
@@ -196,11 +203,26 @@ def _version() -> str:
     return __version__
 
 
+@contextmanager
+def _interrupts_held_back() -> Iterator[None]:
+    """Let Ctrl-C wait, here and in processes that are started meanwhile."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    # The first process starts this too, which would let interrupts through again.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _begin(alive: Connection[Any, Any]) -> None:
     """Prepare a process: Ctrl-C is for the parent, and without that it ends."""
-    import signal
-
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     threading.Thread(target=_end_with_parent, args=(alive,), daemon=True).start()
 
 

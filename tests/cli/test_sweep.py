@@ -195,6 +195,31 @@ def test_an_interrupt_keeps_what_is_done(number: int, all_hear: bool, tmp_path: 
     assert slow.is_alone()
 
 
+def _has_children(process: subprocess.Popen[str]) -> bool:
+    return bool(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text())
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs /proc")
+def test_an_interrupt_while_processes_start_is_one_line(chain: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "schedopt", "sweep", "--chain", str(LLAMA), "--gpus", "8",
+         "--mem", "8G,24G", "--jobs", "2", "-o", str(chain.parent / "sweep.json")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    while not _has_children(process):
+        time.sleep(0.01)
+    # The first is the tracker of resources; those that solve start behind it, and import much.
+    time.sleep(0.04)
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+    assert len(errors.splitlines()) == 1
+
+
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="no groups of processes")
 def test_no_process_outlives_the_command(tmp_path: Path) -> None:
     slow = Slow(tmp_path)
