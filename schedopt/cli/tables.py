@@ -71,10 +71,11 @@ def print_plan(result: Result) -> None:
 def make_console() -> Console:
     """Return standard output as a console.
 
-    As wide as the terminal, or as COLUMNS says; else 100 columns.
+    As wide as the terminal, or as COLUMNS says; else 100 columns. Text is printed as it is: a name
+    such as `models:factory:` is no emoji.
     """
     width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 100
-    return Console(highlight=False, markup=False, soft_wrap=True, width=width)
+    return Console(emoji=False, highlight=False, markup=False, soft_wrap=True, width=width)
 
 
 def _print_problem(console: Console, problem: Problem) -> None:

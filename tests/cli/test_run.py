@@ -79,6 +79,14 @@ def test_what_a_model_prints_and_too_much_memory_leave_the_document_whole(
     assert "more than the 800 B of GPU" in last
 
 
+def test_the_model_is_printed_as_it_was_given(folder: Path) -> None:
+    (folder / "models.py").write_text("from faulty_model import build as factory\n")
+    quick = ("--steps", "1", "--microbatches", "4", "--no-compare", "--backend", "logical")
+    done = run("run", "plan.json", "--model", "models:factory", *quick, folder=folder)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("models:factory: 2 ranks, logical, ")
+
+
 @pytest.mark.parametrize(
     ("fault", "code", "message"),
     [
