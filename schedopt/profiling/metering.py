@@ -51,8 +51,12 @@ class Meter(TorchDispatchMode):
         return results
 
     def leave_out(self, permanent: Iterable[Tensor]) -> None:
-        """Count these tensors no more than the permanent ones."""
-        self._known.update(storage_key(tensor) for tensor in permanent)
+        """Count these tensors no more than the permanent ones, as long as they live."""
+        for tensor in permanent:
+            key = storage_key(tensor)
+            if key not in self._known:
+                self._known.add(key)
+                weakref.finalize(tensor.untyped_storage(), self._known.discard, key)
 
     def reset(self) -> None:
         """Count the most from here on."""

@@ -210,6 +210,8 @@ class Rank:
         received = boxes.get(action.kind, {}).get((action.stage, micro_batch))
         if received is not None:
             self.meter.note(received)
+        # They count as weights. A backward that reads them must not count them as made by it.
+        self.meter.leave_out(self.stages[action.stage].weights.older())
         return self.meter
 
 

@@ -237,6 +237,10 @@ class Weights:
             ]
         return found
 
+    def older(self) -> list[Tensor]:
+        """Return the versions that are held beside the newest, as tensors."""
+        return [one for version in self._older.values() for one in version.values()]
+
     def version_bytes(self) -> int:
         """Return the bytes of one version."""
         return sum(one.numel() * one.element_size() for one in self.parameters.values())

@@ -66,6 +66,19 @@ def test_permanent_tensors_and_their_views_are_not_counted() -> None:
     assert (meter.now, meter.most, view.shape) == (0, 0, (10, 10))
 
 
+def test_an_older_tensor_that_was_left_out_is_not_counted_when_it_is_read() -> None:
+    older, meter = torch.zeros(100), Meter()
+    meter.leave_out([older])
+    with meter:
+        view = older[:50]
+        assert (meter.now, meter.most) == (0, 0)
+    del older, view
+    made = [torch.zeros(100) for _ in range(100)]
+    with meter:
+        views = [one[:50] for one in made]
+    assert (meter.now, len(views)) == (100 * 400, 100)
+
+
 def test_an_expanded_scalar_takes_one_number() -> None:
     with Meter() as meter:
         kept = torch.ones(()).expand(100)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from schedopt import Chain, Plan
+from schedopt import Chain, Plan, Rule, Stage
 from schedopt.profiling import Model
 from schedopt.profiling.hf import build_model
 from schedopt.profiling.metering import Meter
@@ -16,7 +16,7 @@ from schedopt.profiling.saving import storage_bytes, storage_key
 from schedopt.running.figures import predict
 from schedopt.running.session import _permanent, _weights_bytes
 from schedopt.simulation import Simulation, simulate
-from tests.running.crews import Crew, hire, kinds_of_plans, profile_of
+from tests.running.crews import Crew, hire, kinds_of_plans, place, profile_of
 
 COUNT = 6
 STRAY = 64
@@ -113,6 +113,28 @@ def test_bytes_of_every_kind_of_plan(name: str) -> None:
             assert_weights(crew, number, weights)
             peak = _weights_bytes(rank) + rank.meter.most
             assert peak <= memory * 1001 // 1000, where
+
+
+@pytest.mark.parametrize("delay", [None, 1])
+def test_a_version_that_a_backward_reads_counts_once(delay: int | None) -> None:
+    model, chain = measured("mixed")
+    rows = ((0, 3), (4, 8), (9, len(chain.layers) - 1))
+    stages = [Stage(layers=row, gpus=(gpu,)) for gpu, row in enumerate(rows)]
+    rule = Rule(update_every=1)
+    if delay is not None:
+        rule = Rule(update_every=2, forward_reads="delay", delay=delay)
+    plan = place(chain, *stages, rule=rule)
+    crew = metered(plan, model)
+    wanted = predict(simulate(plan, COUNT))
+    assert any(work.weights.most_held > 1 for rank in crew.ranks for work in rank.stages.values())
+    for number, rank in enumerate(crew.ranks):
+        most, memory = wanted.saved_bytes[number], wanted.memory_bytes[number]
+        assert most is not None
+        assert memory is not None
+        assert rank.meter is not None
+        assert most * 99 // 100 <= rank.most_saved <= most + STRAY, number
+        assert _weights_bytes(rank) == wanted.weights_bytes[number]
+        assert _weights_bytes(rank) + rank.meter.most <= memory * 1001 // 1000, number
 
 
 def assert_weights(crew: Crew, number: int, wanted: int) -> None:
