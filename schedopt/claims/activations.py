@@ -12,7 +12,7 @@ from schedopt.account import concurrent_activations
 from schedopt.chain import Chain, Layer
 from schedopt.checking import check
 from schedopt.claims.claim import COMPLEXITY, Claim, Finding, Part, Reading, Step
-from schedopt.plan import Operation, Pattern, Plan, place_in_period
+from schedopt.plan import Kind, Operation, Pattern, Plan, place_in_period
 from schedopt.platform import Platform
 from schedopt.problem import Grain, Problem, Scope
 from schedopt.solving import solve
@@ -162,13 +162,14 @@ def schedules(times: Times, period: int, longest_wait: int) -> Iterator[Plan]:
     """
     problem = _problem(times)
     count = len(times)
-    way = [("F", s) for s in range(count)] + [("B", s) for s in reversed(range(count))]
+    way: list[tuple[Kind, int]] = [("F", s) for s in range(count)]
+    way += [("B", s) for s in reversed(range(count))]
     lengths = [times[stage][kind == "B"] for kind, stage in way]
     for waits in product(range(longest_wait + 1), repeat=len(way) - 1):
         now, operations = 0, []
         for (kind, stage), wait, length in zip(way, (0, *waits), lengths, strict=True):
             start, shift = place_in_period(now + wait, 0, 1, period)
-            operations.append(Operation(kind=kind, stage=stage, shift=shift, start_ns=start))  # type: ignore[arg-type]
+            operations.append(Operation(kind=kind, stage=stage, shift=shift, start_ns=start))
             now += wait + length
         plan = Plan(
             chain=problem.chain,

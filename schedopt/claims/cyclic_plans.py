@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Final
+from typing import Any, Final
 
 from schedopt.account.timeline import Timeline
 from schedopt.chain import Chain, Layer
@@ -47,10 +47,12 @@ def equal_stages(
         gradient_bytes=PARAMETERS,
         optimizer_bytes=PARAMETERS,
     )
-    links = {} if latency_ns is None else {"bandwidth": "1TB/s", "latency": latency_ns}
+    links: dict[str, Any] = (
+        {} if latency_ns is None else {"bandwidth": "1TB/s", "latency": latency_ns}
+    )
     return Setting(
         chain=Chain(layers=(layer,) * count, name=f"{count} equal stages"),
-        platform=Platform(gpus, ROOM, **links),  # type: ignore[arg-type]
+        platform=Platform(gpus, ROOM, **links),
         microbatches=count,
     )
 
