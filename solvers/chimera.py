@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from schedopt.cuts import balanced_cuts
 from schedopt.errors import InputError
 from schedopt.plan import Kind, Plan
 from schedopt.stage import Stage
 from schedopt.systems.collectives import all_reduce_and_update
-from schedopt.systems.setting import Setting, balanced_cuts
+from schedopt.systems.setting import Setting
 
 
 def plan(setting: Setting) -> Plan:

@@ -16,11 +16,12 @@ from functools import partial
 from math import ceil
 from typing import Final, Literal, Protocol
 
+from schedopt.cuts import balanced_cuts
 from schedopt.plan import Plan, Transfer
 from schedopt.rule import Rule
 from schedopt.solvers.pipedream import one_f_one_b
 from schedopt.stage import Stage
-from schedopt.systems.setting import Setting, balanced_cuts, require_time
+from schedopt.systems.setting import Setting, require_time
 from schedopt.systems.timetable import Name, Timetable
 
 _MOST_PACES: Final = 4

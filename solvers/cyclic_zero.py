@@ -12,12 +12,13 @@ from collections import defaultdict
 from dataclasses import replace
 from functools import partial
 
+from schedopt.cuts import balanced_cuts
 from schedopt.plan import Kind, Plan, Transfer
 from schedopt.rule import Rule
 from schedopt.solvers.cyclic import freshest, keep_pace, one_ago
 from schedopt.solvers.zero import AT_ONCE
 from schedopt.stage import Stage
-from schedopt.systems.setting import Setting, balanced_cuts, require_time
+from schedopt.systems.setting import Setting, require_time
 from schedopt.systems.timetable import Name
 
 Done = list[Name | Transfer]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from schedopt.cuts import balanced_cuts
 from schedopt.plan import Plan
 from schedopt.stage import Stage
-from schedopt.systems.setting import Setting, balanced_cuts
+from schedopt.systems.setting import Setting
 
 CHUNKS: Final = 2
 """v, the stages of each GPU."""

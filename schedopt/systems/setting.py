@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from schedopt.chain import Chain
+from schedopt.cuts import balanced_cuts, stages_in_order
 from schedopt.errors import InputError
 from schedopt.plan import Plan
 from schedopt.platform import Platform
@@ -80,8 +81,7 @@ class Setting:
 
     def pipeline(self) -> list[Stage]:
         """Return one stage for each GPU, in order, balanced."""
-        cuts = balanced_cuts(self.chain, len(self.platform.gpus))
-        return [Stage(layers=cut, gpus=(gpu,)) for gpu, cut in enumerate(cuts)]
+        return stages_in_order(balanced_cuts(self.chain, len(self.platform.gpus)))
 
     def timetable(self, rule: Rule, stages: list[Stage], *, ordered: bool = True) -> Timetable:
         """Return an empty timetable of stages under a rule."""
@@ -147,60 +147,3 @@ def require_time(timetable: Timetable, stage: int, name: str, why: str) -> None:
             field=f"layers[{first}].{name}",
             way_out="Give it 1 ns, or choose another system",
         )
-
-
-def balanced_cuts(chain: Chain, parts: int) -> list[tuple[int, int]]:
-    """Cut a chain into consecutive parts so that the longest takes least, F and B together.
-
-    Parameters
-    ----------
-    chain : Chain
-    parts : int
-
-    Returns
-    -------
-    list of (int, int)
-        First and last layer of each part.
-
-    Raises
-    ------
-    InputError
-        If there are fewer places to cut than are needed; layers that must share a GPU are not
-        parted.
-    """
-    tied = [(group[0], group[-1]) for group in chain.same_gpu]
-    count = len(chain.layers)
-    free = [c for c in range(1, count) if not any(a < c <= b for a, b in tied)]
-    if len(free) < parts - 1:
-        why = f"{count} layers" + (", some of which must share a GPU," if tied else "")
-        raise InputError(
-            f"{why} cannot be cut into {parts} stages",
-            field="gpus",
-            way_out=f"Use at most {len(free) + 1} stages",
-        )
-    places = [0, *free, count]
-    times = [layer.forward_ns + layer.backward_ns for layer in chain.layers]
-    ahead = [sum(times[:place]) for place in places]
-    # best[p]: the least longest part, and where the last one begins, over the first places.
-    best: list[tuple[int, int]] = [(ahead[i], 0) for i in range(len(places))]
-    history = [best]
-    for _ in range(parts - 1):
-        best = [_add_part(best, ahead, i) for i in range(len(places))]
-        history.append(best)
-    cuts, end = [], len(places) - 1
-    for row in reversed(history):
-        begin = row[end][1]
-        cuts.append((places[begin], places[end] - 1))
-        end = begin
-    return cuts[::-1]
-
-
-def _add_part(best: list[tuple[int, int]], ahead: list[int], end: int) -> tuple[int, int]:
-    """Return the least longest part of the first places with one part more, and its begin."""
-    found = (2**63, 0)
-    for begin in reversed(range(1, end)):
-        last = ahead[end] - ahead[begin]
-        if last > found[0]:
-            break
-        found = min(found, (max(best[begin][0], last), begin))
-    return found

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from schedopt import Chain, Layer, Operation, Platform, Problem, Rule, Scope, Stage, check
 from schedopt.account import concurrent_activations, traffic
+from schedopt.cuts import balanced_cuts
 from schedopt.errors import InputError
 from schedopt.network import Duplex
 from schedopt.plan import Transfer
 from schedopt.systems.collectives import all_gather, all_reduce, reduce_scatter
-from schedopt.systems.setting import Setting, balanced_cuts
+from schedopt.systems.setting import Setting
 from schedopt.systems.timetable import Timetable
 from tests.systems.settings import AMPLE, equal
 
