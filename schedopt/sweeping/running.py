@@ -1,22 +1,17 @@
-"""The run of a sweep: which point next, what is kept, and what is done when a process is lost."""
+"""The run of a sweep: which point next, from which plan it starts, and what is kept."""
 
 from __future__ import annotations
 
-from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
 from dataclasses import dataclass, replace
 
 from schedopt.chain import Chain
 from schedopt.errors import InputError
-from schedopt.interrupts import broken_pipes_as_errors, interrupts
 from schedopt.sweeping.carrying import best_below, carry
 from schedopt.sweeping.pools import Pool
+from schedopt.sweeping.queue import Queue
 from schedopt.sweeping.sweep import MOST_POINTS, Place, Point, Sweep
 from schedopt.sweeping.worker import Task, solve_point
-
-LOOK_S = 0.2
-"""How often to look whether somebody asked to stop."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,113 +80,20 @@ def run_sweep(
         (place for key, place in asked.items() if key not in done),
         key=lambda place: (place.memory_bytes, place.key),
     )
-    if not missing:
-        return Outcome(sweep=sweep, interrupted=False, given_up=())
-    with interrupts() as interrupted, broken_pipes_as_errors(), pool:
-        return _Run(sweep, chain, missing, pool, work, save, on_point).go(interrupted)
+    known = sweep
 
+    def task(place: Place) -> Task:
+        line = (point for point in known.points if point.line == place.line)
+        start = best_below(place.memory_bytes, line)
+        return Task(chain=chain, options=sweep.options, place=place, start=start)
 
-class _Run:
-    """What is to do, what runs, and what is suspected.
+    def keep(point: Point) -> None:
+        nonlocal known
+        known = replace(known, points=carry((*known.points, point)))
+        save(known)
 
-    When a process ends without an answer, each point that ran then is suspected, and tried again
-    while nothing else runs; so none is given up for the fault of another.
-    """
-
-    def __init__(
-        self,
-        sweep: Sweep,
-        chain: Chain,
-        missing: list[Place],
-        pool: Pool,
-        work: Callable[[Task], Point],
-        save: Callable[[Sweep], None],
-        on_point: Callable[[int, int, str], None],
-    ) -> None:
-        self.sweep, self.chain, self.pool, self.work = sweep, chain, pool, work
-        self.save, self.on_point = save, on_point
-        self.total = len(sweep.points) + len(missing)
-        self.to_do = deque(missing)
-        self.suspects: deque[Place] = deque()
-        self.alone = False
-        self.ends: Counter[Place] = Counter()
-        self.given_up: list[Place] = []
-        self.runs: dict[Future[Point], Place] = {}
-
-    def go(self, interrupted: Callable[[], bool]) -> Outcome:
-        while not interrupted() and (self.to_do or self.suspects or self.runs):
-            self._fill()
-            for future in wait(self.runs, LOOK_S, FIRST_COMPLETED).done:
-                if future in self.runs and not interrupted():
-                    self._take(future)
-        left = bool(self.to_do or self.suspects or self.runs)
-        return Outcome(sweep=self.sweep, interrupted=left, given_up=tuple(self.given_up))
-
-    def _fill(self) -> None:
-        if not self.runs:
-            self.alone = bool(self.suspects)
-            if self.alone:
-                self._submit_first(self.suspects)
-        while self.to_do and not self.alone and not self.suspects and self._has_room():
-            if not self._submit_first(self.to_do):
-                return
-
-    def _has_room(self) -> bool:
-        return len(self.runs) < self.pool.slots()
-
-    def _submit_first(self, places: deque[Place]) -> bool:
-        """Have the first place of a queue solved; not if a process was lost meanwhile."""
-        place = places[0]
-        line = (point for point in self.sweep.points if point.line == place.line)
-        task = Task(
-            chain=self.chain,
-            options=self.sweep.options,
-            place=place,
-            start=best_below(place.memory_bytes, line),
-        )
-        try:
-            future = self.pool.submit(self.work, task)
-        except self.pool.lost:
-            if not self.runs:
-                self.pool.renew()
-            return False
-        self.runs[future] = places.popleft()
-        self.on_point(len(self.sweep.points), self.total, str(place))
-        return True
-
-    def _take(self, future: Future[Point]) -> None:
-        try:
-            point = future.result()
-        except self.pool.lost:
-            self._suspect()
-            return
-        except CancelledError:
-            raise InputError(
-                "the connection to the cluster is lost",
-                field="dask",
-                way_out="What is done is kept: start again to go on",
-            ) from None
-        except InputError as error:
-            place = self.runs[future]
-            raise InputError(
-                f"{error.rule} ({place})", field=error.field, way_out=error.way_out
-            ) from None
-        del self.runs[future]
-        self.sweep = replace(self.sweep, points=carry((*self.sweep.points, point)))
-        self.save(self.sweep)
-        self.on_point(len(self.sweep.points), self.total, str(point.place))
-
-    def _suspect(self) -> None:
-        """Sort what ran when a process was lost into answers, suspects, and what is given up."""
-        broken = [
-            future
-            for future in wait(self.runs, LOOK_S).done
-            if not future.cancelled() and isinstance(future.exception(), self.pool.lost)
-        ]
-        for future in broken:
-            place = self.runs.pop(future)
-            self.ends[place] += self.alone
-            if self.ends[place] < self.pool.tries:
-                self.suspects.append(place)
-            else:
-                self.given_up.append(place)
+    queue = Queue(
+        missing, pool, work, task=task, keep=keep, on_item=on_point, done=len(sweep.points)
+    )
+    complete = queue.go()
+    return Outcome(sweep=known, interrupted=not complete, given_up=tuple(queue.given_up))
