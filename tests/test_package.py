@@ -33,6 +33,7 @@ HEAVY = (
         "schedopt",
         "schedopt.checking",
         "schedopt.drawing",
+        "schedopt.exporting",
         "schedopt.profiling",
         "schedopt.running",
         "schedopt.sweeping",

@@ -12,6 +12,7 @@ from schedopt.cli.check import check_plan
 from schedopt.cli.claims import bench_claims
 from schedopt.cli.commands import Commands
 from schedopt.cli.compare import compare_systems
+from schedopt.cli.export import export_plan
 from schedopt.cli.import_chain import import_profile
 from schedopt.cli.instance import instance_app
 from schedopt.cli.profile import profile_model
@@ -64,6 +65,7 @@ app.command("sweep", epilog=f"{EXIT_CODES} · 130 interrupted")(sweep_chain)
 app.command("check", epilog=EXIT_CODES)(check_plan)
 app.command("show", epilog=EXIT_CODES)(show_plan)
 app.command("simulate", epilog=EXIT_CODES)(simulate_plan)
+app.command("export", epilog=EXIT_CODES)(export_plan)
 app.command("run", epilog=f"{EXIT_CODES} · 1 also if a rank fails")(run_plan)
 app.add_typer(instance_app, name="instance")
 bench_app.command("claims", epilog=BENCH_EXIT_CODES)(bench_claims)

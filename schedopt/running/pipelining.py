@@ -27,13 +27,12 @@ from schedopt.profiling.pieces import Piece, blaming
 from schedopt.running.action import Action, ActionKind
 from schedopt.running.actions import Actions
 from schedopt.running.fitting import Boundary
+from schedopt.running.rows import Rows, make_rows
 from schedopt.running.spans import Span
 from schedopt.running.stage_module import Inputs, StageModule
 from schedopt.running.stage_work import Before
 
 _SUPPORTED: Final = "2.11 to 2.13"
-_WAY_OUT: Final = "Use p2p or logical"
-_RUN: Final = ("F", "B", "I", "W")
 _OF_SCHEDULES: Final = ("_Action", "_PipelineScheduleRuntime")
 _OF_RUNTIME: Final = ("_prepare_schedule_with_comms", "step")
 _OF_STAGES: Final = ("forward_one_chunk", "backward_one_chunk", "backward_weight_one_chunk")
@@ -88,10 +87,10 @@ class TorchRuntime:
         begin: Callable[[int | None], None] = lambda ready_ns: None,
     ) -> None:
         _check_torch()
-        _check_plan(plan, actions)
+        rows = make_rows(plan, actions)
         _check_group(actions, device)
         self._rank = rank
-        self._micro_batches = _forward_order(plan, actions)
+        self._micro_batches = rows.micro_batches
         outputs = [_outline(boundaries[stage.last]) for stage in plan.stages]
         halves = {action.stage for action in actions.ranks[rank] if action.kind == "I"}
         self._stages = [
@@ -109,25 +108,19 @@ class TorchRuntime:
         self.losses: dict[int, float] = {}
         self._clock = make_clock(device)
         self._marks: list[tuple[Action, Any, Any]] = []
-        self._schedule = self._lowered(actions)
+        self._schedule = self._lowered(rows)
         # Sets up what all ranks share; the runtime expects it before the first transfer.
         dist.all_reduce(torch.zeros(1, device=device))
 
-    def _lowered(self, actions: Actions) -> Any:
+    def _lowered(self, rows: Rows) -> Any:
         """Return the runtime with the actions in its own words."""
         runtime = schedules._PipelineScheduleRuntime(  # type: ignore[no-untyped-call]
             self._stages, len(self._micro_batches), loss_fn=_keep_loss, scale_grads=False
         )
-        numbers = {one: number for number, one in enumerate(self._micro_batches)}
         runtime._prepare_schedule_with_comms(
             {
-                rank: [
-                    schedules._Action.from_str(f"{action.stage}{action.kind}{numbers[one]}")
-                    for action in own
-                    if action.kind in _RUN
-                    for one in action.micro_batches
-                ]
-                for rank, own in enumerate(actions.ranks)
+                rank: [schedules._Action.from_str(action) for action in row]
+                for rank, row in enumerate(rows.ranks)
             }
         )
         return runtime
@@ -300,43 +293,15 @@ def _named(error: BaseException | None) -> InputError | None:
     return error
 
 
-def _forward_order(plan: Plan, actions: Actions) -> list[int]:
-    """Return the micro-batches as the last stage runs them: so the runtime numbers them."""
-    last = len(plan.stages) - 1
-    return [
-        micro_batch
-        for own in actions.ranks
-        for action in own
-        if (action.stage, action.kind) == (last, "F")
-        for micro_batch in action.micro_batches
-    ]
-
-
-def _check_plan(plan: Plan, actions: Actions) -> None:
-    """Refuse what the runtime cannot run."""
-    for number, stage in enumerate(plan.stages):
-        if len(set(stage.gpus)) > 1:
-            raise _refused(f"stage {number} lies on {len(set(stage.gpus))} GPUs, not on one")
-    halves = {action.stage for _, action in actions.order if action.kind == "I"}
-    for number in sorted(halves):
-        if plan.stages[number].recompute:
-            raise _refused(
-                f"stage {number} is computed again and its backward is split, which torch would "
-                "do once for each group of parameters"
-            )
-    for _, action in actions.order:
-        if (action.first if action.kind == "U" else action.version or 0) > 0:
-            raise _refused(f"the weights are updated within a step: {action}")
-
-
 def _check_group(actions: Actions, device: torch.device) -> None:
     """Refuse transfers between GPUs that the default process group does not make."""
     if len(actions.ranks) > 1 and device.type != "cpu" and dist.get_backend() == "gloo":
-        raise _refused(f"gloo sends nothing that lies on {device}, and NCCL is not used")
-
-
-def _refused(rule: str) -> InputError:
-    return InputError(f"torch's runtime cannot run this: {rule}", field="backend", way_out=_WAY_OUT)
+        raise InputError(
+            f"torch's runtime cannot run this: gloo sends nothing that lies on {device}, and NCCL "
+            "is not used",
+            field="backend",
+            way_out="Use p2p or logical",
+        )
 
 
 def _check_torch() -> None:

@@ -1,0 +1,83 @@
+"""The one table of targets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Final, cast
+
+from schedopt.errors import InputError
+from schedopt.plan import Plan
+
+Exporter = Callable[[Plan, int], Mapping[str, str]]
+"""From a valid plan and the micro-batches of a step to the texts of files, by name.
+
+Raises `InputError` for what the target cannot express.
+"""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A tool that takes plans.
+
+    Parameters
+    ----------
+    name : str
+        What one types.
+    title : str
+        What one reads.
+    exporter : str
+        "module:function", an `Exporter`.
+    """
+
+    name: str
+    title: str
+    exporter: str
+
+    def export(self, plan: Plan, microbatches: int) -> Mapping[str, str]:
+        """Return the texts of the files of this target, by name.
+
+        Parameters
+        ----------
+        plan : Plan
+            Valid: `schedopt.check` finds nothing.
+        microbatches : int
+            Of one step.
+
+        Raises
+        ------
+        InputError
+            For what the target cannot express, with the reason and the way out.
+        """
+        module, _, function = self.exporter.partition(":")
+        return cast(Exporter, getattr(import_module(module), function))(plan, microbatches)
+
+
+TARGETS: Final[tuple[Target, ...]] = (
+    Target(
+        "torch-csv",
+        "compute-only rows for torch.distributed.pipelining",
+        "schedopt.exporting.torch_csv:export",
+    ),
+)
+
+
+def find_target(name: str) -> Target:
+    """Return a target by name.
+
+    Raises
+    ------
+    InputError
+        With the list of those that there are.
+    """
+    for target in TARGETS:
+        if target.name == name:
+            return target
+    known = ", ".join(target.name for target in TARGETS)
+    raise InputError(f"{name!r:.60} is not known", field="to", way_out=f"Choose {known}")
+
+
+def refused(target: str, rule: str, way_out: str) -> InputError:
+    """Return the error for what a target cannot express."""
+    return InputError(f"{target} cannot express it: {rule}", field="to", way_out=way_out)

@@ -1,0 +1,47 @@
+"""``schedopt export`` as a user runs it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from schedopt.exporting import TARGETS
+from tests.cli.commands import ROOT, run
+
+PLAN = ROOT / "instances" / "two-stages.plan.json"
+
+
+def test_a_target_of_one_file_is_written_where_it_is_told(tmp_path: Path) -> None:
+    options = ("--to", "torch-csv", "--microbatches", "2", "-o", "rows.csv")
+    done = run("export", PLAN, *options, folder=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "Written: rows.csv\n"
+    # The first GPU runs both forwards before the first gradient is there.
+    assert (tmp_path / "rows.csv").read_text() == "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"
+
+
+@pytest.mark.parametrize("target", [target.name for target in TARGETS])
+def test_an_invalid_plan_is_refused_and_nothing_is_written(target: str, tmp_path: Path) -> None:
+    document = json.loads(PLAN.read_text())
+    document["pattern"]["operations"][0]["start_ns"] = 1
+    broken = tmp_path / "broken.json"
+    broken.write_text(json.dumps(document))
+    done = run("export", broken, "--to", target, "-o", tmp_path / "out")
+    assert done.returncode == 5
+    assert "not a valid plan" in done.stderr
+    assert list(tmp_path.iterdir()) == [broken]
+
+
+def test_bad_usage_is_told_in_one_line(tmp_path: Path) -> None:
+    done = run("export", PLAN, "--to", "paper", "-o", tmp_path / "out")
+    assert done.returncode == 2
+    assert done.stderr.startswith("Error: --to: 'paper' is not known. Choose torch-csv")
+    done = run("export", PLAN, "--to", "torch-csv", "--microbatches", "0", "-o", tmp_path / "out")
+    assert done.returncode == 2
+    assert done.stderr.startswith("Error: --microbatches: 0 ")
+    done = run("export", PLAN, "--to", "torch-csv", "-o", tmp_path)
+    assert done.returncode == 2
+    assert "is a folder" in done.stderr
+    assert list(tmp_path.iterdir()) == []
