@@ -60,6 +60,11 @@ TARGETS: Final[tuple[Target, ...]] = (
         "compute-only rows for torch.distributed.pipelining",
         "schedopt.exporting.torch_csv:export",
     ),
+    Target(
+        "perfetto",
+        "a step to scale with memory, for ui.perfetto.dev",
+        "schedopt.exporting.perfetto:export",
+    ),
 )
 
 

@@ -5,6 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from schedopt.drawing.trace_events import (
+    Event,
+    lasting,
+    make_document,
+    name_process,
+    name_thread,
+)
 from schedopt.running.report import Report
 from schedopt.running.spans import Span
 
@@ -17,34 +24,28 @@ def make_trace(report: Report) -> dict[str, Any]:
     measured = "replayed" if report.job.backend == "logical" else "measured"
     groups = [("predicted", report.planned)]
     groups += [(f"{measured}, step {number}", spans) for number, spans in enumerate(report.steps)]
-    events: list[dict[str, Any]] = []
+    events: list[Event] = []
     for process, (name, spans) in enumerate(groups, start=1):
-        events.append(_called("process_name", process, 0, name))
+        events.append(name_process(process, name))
         events += _named_threads(report, process)
         events += _events(process, spans)
-    return {"displayTimeUnit": "ms", "traceEvents": events}
+    return make_document(events)
 
 
-def _named_threads(report: Report, process: int) -> Iterator[dict[str, Any]]:
+def _named_threads(report: Report, process: int) -> Iterator[Event]:
     for rank, gpu in enumerate(report.gpus):
-        yield _called("thread_name", process, 2 * rank, f"rank {rank}, GPU {gpu}")
-        yield _called("thread_name", process, 2 * rank + 1, f"rank {rank} sends")
+        yield name_thread(process, 2 * rank, f"rank {rank}, GPU {gpu}")
+        yield name_thread(process, 2 * rank + 1, f"rank {rank} sends")
 
 
-def _called(kind: str, process: int, thread: int, name: str) -> dict[str, Any]:
-    return {"ph": "M", "name": kind, "pid": process, "tid": thread, "args": {"name": name}}
-
-
-def _events(process: int, spans: Iterable[Span]) -> Iterator[dict[str, Any]]:
+def _events(process: int, spans: Iterable[Span]) -> Iterator[Event]:
     for span in spans:
         action = span.action
-        yield {
-            "ph": "X",
-            "name": str(action),
-            "cat": action.kind,
-            "pid": process,
-            "tid": 2 * span.rank + action.is_transfer,
-            "ts": span.start_ns / 1000,
-            "dur": span.length_ns / 1000,
-            "args": {"stage": action.stage, "micro-batch": action.first},
-        }
+        yield lasting(
+            str(action),
+            action.kind,
+            (process, 2 * span.rank + action.is_transfer),
+            span.start_ns,
+            span.end_ns,
+            {"stage": action.stage, "micro-batch": action.first},
+        )
