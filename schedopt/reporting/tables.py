@@ -1,0 +1,156 @@
+"""What is known of a plan as rows of text, for the terminal and for a page."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+from schedopt.account import concurrent_activations, load, memory
+from schedopt.account.timeline import Timeline
+from schedopt.plan import Kind, Plan
+from schedopt.result import Result
+from schedopt.stage import Stage
+from schedopt.units import format_bytes, format_duration, printable, readable
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Rows of text under names of columns.
+
+    Parameters
+    ----------
+    title : str
+    columns : tuple of str
+    rows : tuple of tuples of str
+        A cell for each column.
+    keys : int
+        How many columns, from the first, say what a row is about.
+    left : frozenset of str
+        Columns whose figures stand at the left.
+    words : frozenset of str
+        Columns of text.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    keys: int = 1
+    left: frozenset[str] = frozenset()
+    words: frozenset[str] = frozenset()
+
+
+def stage_table(plan: Plan) -> Table:
+    """Return a row for each stage on each of its GPUs."""
+    again = any(stage.recompute for stage in plan.stages)
+    keys = ("Stage", "GPU", "Layers")
+    columns = (
+        *(*keys, "Forward", "Backward", "Busy", "In flight"),
+        *(("Recompute",) if again else ()),
+        "Names",
+    )
+    timeline, counts, loads = Timeline(plan), concurrent_activations(plan), load(plan)
+    rows = []
+    for index, stage in enumerate(plan.stages):
+        backward: tuple[Kind, ...] = ("I", "W") if timeline.has("I", index) else ("B",)
+        rows += [
+            (
+                str(index),
+                str(gpu),
+                layer_range(stage),
+                format_duration(timeline.stage_ns("F", index, gpu)),
+                format_duration(sum(timeline.stage_ns(half, index, gpu) for half in backward)),
+                f"{float(loads[gpu].share):.1%}",
+                str(counts[index, gpu]),
+                *([_recomputed(stage)] if again else []),
+                layer_names(plan, stage),
+            )
+            for gpu in dict.fromkeys(stage.gpus)
+        ]
+    return Table(
+        title="Stages",
+        columns=columns,
+        rows=tuple(rows),
+        left=frozenset(keys),
+        words=frozenset(("Recompute", "Names")),
+    )
+
+
+def layer_range(stage: Stage) -> str:
+    """Return the numbers of the layers of a stage: 3-5, or 3."""
+    return f"{stage.first}-{stage.last}" if stage.first < stage.last else str(stage.first)
+
+
+def layer_names(plan: Plan, stage: Stage) -> str:
+    """Return the names of the first and the last layer of a stage; empty if they have none."""
+    names = [plan.chain.layers[layer].name for layer in stage.layers]
+    return printable(" … ".join(dict.fromkeys(name for name in names if name)))
+
+
+def _recomputed(stage: Stage) -> str:
+    """Return the runs of layers that a stage recomputes."""
+    runs = (str(first) if first == last else f"{first}-{last}" for first, last in stage.recompute)
+    return ", ".join(runs) or "-"
+
+
+def memory_table(plan: Plan) -> Table:
+    """Return what each GPU of the platform needs, by kind, against its limit."""
+    needs = memory(plan)
+    kinds = list(
+        dict.fromkeys(kind for need in needs for kind, count in need.by_kind.items() if count)
+    )
+    reading = plan.scope.memory
+    names = [kind.replace("_", " ").capitalize() for kind in kinds]
+    rows = []
+    for index, (need, gpu) in enumerate(zip(needs, plan.platform.gpus, strict=True)):
+        total = need.reading(reading)
+        used = f"{total / gpu.usable_bytes:.1%}" if gpu.usable_bytes else "-"
+        rows.append(
+            (
+                str(index),
+                *(format_bytes(need.by_kind.get(kind, 0)) for kind in kinds),
+                format_bytes(total),
+                format_bytes(gpu.usable_bytes),
+                used,
+            )
+        )
+    return Table(
+        title="Memory",
+        columns=("GPU", *names, f"Total ({reading})", "Limit", "Used"),
+        rows=tuple(rows),
+    )
+
+
+def ladder_table(result: Result) -> Table:
+    """Return what each solver found, and how much faster than the best before."""
+    freedoms = any(rung.freedom for rung in result.ladder)
+    keys = ("Solver", *(("In addition",) if freedoms else ()))
+    best: Fraction | None = None
+    rows = []
+    for rung in result.ladder:
+        period, bound = (
+            None if exact is None else Fraction(*exact)
+            for exact in (rung.period_exact, rung.bound_exact)
+        )
+        faster = ""
+        if period is not None and (best is None or period < best):
+            faster = "" if best is None else f"{float(best / period):.3f}x"
+            best = period
+        rows.append(
+            (
+                rung.solver,
+                *([rung.freedom] if freedoms else []),
+                "none" if period is None else format_duration(period),
+                faster,
+                "" if bound is None else format_duration(bound),
+                f"{rung.seconds:.3f} s",
+                readable(rung.note),
+            )
+        )
+    return Table(
+        title="Ladder: what each solver found, and how much faster than the best before",
+        columns=(*keys, "Period", "Faster", "Bound", "Time", "Note"),
+        rows=tuple(rows),
+        keys=len(keys),
+        left=frozenset(keys),
+        words=frozenset(("Note",)),
+    )
