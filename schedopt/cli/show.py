@@ -19,7 +19,8 @@ def show_plan(
     """Show what each GPU does when, and its memory over time.
 
     Two periods of the pattern, on the terminal or as a picture (which needs the extra draw). Of a
-    platform: its nodes, and the ways between them.
+    platform: its nodes, and the ways between them. A plan that is over memory is drawn too, with a
+    warning and exit code 5.
 
     Examples
     --------
@@ -29,7 +30,7 @@ def show_plan(
 
     schedopt show instances/two-nodes.platform.json
     """
-    from schedopt.cli.charts import load_valid, print_chart
+    from schedopt.cli.charts import load_drawable, print_chart
     from schedopt.cli.platforms import print_platform
     from schedopt.drawing import chart_plan, picture_suffix, save_picture
     from schedopt.errors import InputError
@@ -56,12 +57,12 @@ def show_plan(
                 way_out=f"Give a {PLAN_FORMAT} or a {PLATFORM_FORMAT} file",
                 source=str(plan),
             )
-    result = load_valid(plan)
+    result, code = load_drawable(plan)
     chart = chart_plan(result)
     if output is not None:
         save_picture(chart, output)
         typer.echo(f"Picture written to {output}")
-        return
+        raise typer.Exit(code)
     print_chart(chart)
     assert result.plan is not None
     step = simulate(result.plan, usual_micro_batches(result.plan))
@@ -70,3 +71,4 @@ def show_plan(
         f"{format_duration(step.makespan_ns)}, {format_duration(step.time_per_micro_batch)} each, "
         f"bubble {float(step.bubble):.1%}. See: schedopt simulate {plan}"
     )
+    raise typer.Exit(code)

@@ -35,7 +35,8 @@ def simulate_plan(
     """Run a plan for one step: warm-up, steady state, drain.
 
     The pipeline is empty before and after (a flush). Prints how long the step takes, the idle
-    time of the GPUs (the bubble) and the memory of each GPU over time.
+    time of the GPUs (the bubble) and the memory of each GPU over time. A plan that is over memory
+    is run too, with a warning and exit code 5.
 
     Examples
     --------
@@ -43,7 +44,7 @@ def simulate_plan(
 
     schedopt simulate plan.json --microbatches 32 -o step.svg
     """
-    from schedopt.cli.charts import load_valid, print_chart
+    from schedopt.cli.charts import load_drawable, print_chart
     from schedopt.drawing import chart_simulation, picture_suffix, save_picture
     from schedopt.formats import check_writable
     from schedopt.simulation import simulate, usual_micro_batches
@@ -51,7 +52,8 @@ def simulate_plan(
     if output is not None:
         picture_suffix(output)
         check_writable(output)
-    loaded = load_valid(plan).plan
+    result, code = load_drawable(plan)
+    loaded = result.plan
     assert loaded is not None
     count = usual_micro_batches(loaded) if microbatches is None else microbatches
     with naming_options():
@@ -64,6 +66,7 @@ def simulate_plan(
         print_chart(chart_simulation(step))
     else:
         typer.echo(f"Picture written to {output}")
+    raise typer.Exit(code)
 
 
 def _document(step: Simulation) -> dict[str, object]:

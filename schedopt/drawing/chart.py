@@ -105,6 +105,13 @@ class MemoryRow:
         return most
 
     @property
+    def room(self) -> str:
+        """What stands behind the share where memory decides, in words."""
+        if self.need_bytes > self.limit_bytes:
+            return ", too much"
+        return ", no room" if self.lacks else ""
+
+    @property
     def share(self) -> float:
         """The need over the limit; 0 if the limit is 0."""
         return self.need_bytes / self.limit_bytes if self.limit_bytes else 0.0

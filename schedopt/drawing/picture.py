@@ -234,8 +234,7 @@ def _note(axes: Axes, chart: Chart, number: int, top: float, height: float, size
     if not chart.memory:
         return
     memory = chart.memory[number]
-    used = f"memory {memory.share:.1%} of {format_bytes(memory.limit_bytes)}"
-    used += ", no room" if memory.lacks else ""
+    used = f"memory {memory.share:.1%} of {format_bytes(memory.limit_bytes)}{memory.room}"
     bold = "bold" if memory.lacks else "normal"
     right = 0 if two else 10.5 * size
     _beside(axes, chart.length_ns, top + second * height, f"  {used}", size, right, weight=bold)

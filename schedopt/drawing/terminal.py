@@ -203,5 +203,4 @@ def _memory(chart: Chart, memory: MemoryRow, columns: int, glyphs: Glyphs) -> st
 
 
 def _used(memory: MemoryRow) -> str:
-    room = ", no room" if memory.lacks else ""
-    return f"{memory.share:6.1%} of {format_bytes(memory.limit_bytes)}{room}"
+    return f"{memory.share:6.1%} of {format_bytes(memory.limit_bytes)}{memory.room}"

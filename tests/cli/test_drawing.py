@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from schedopt import Platform
 from schedopt.formats import save_result
 from tests.cli.commands import run
 from tests.drawing.helpers import result_of
@@ -85,3 +87,23 @@ def test_a_plan_that_is_not_valid_is_not_drawn(command: str, plan: Path) -> None
     assert done.returncode == 5
     assert "not a valid plan" in done.stderr
     assert "schedopt check" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["show", "simulate"])
+def test_a_plan_that_is_over_memory_is_drawn_with_a_warning(command: str, tmp_path: Path) -> None:
+    # Its GPUs need 510, 641 and 330 bytes.
+    valid = EXAMPLES["contiguous"]()
+    short = replace(valid, platform=Platform(gpus=3, memory=[509, 637, 330]))
+    path = tmp_path / "short.json"
+    save_result(result_of(short), path)
+    done = run(command, path, folder=tmp_path)
+    assert done.returncode == 5
+    assert done.stderr == (
+        f"{path}: over memory: GPU 1 needs 4 B more than its 637 B; 1 more GPU too. "
+        f"See: schedopt check {path}\n"
+    )
+    for text in ("GPU 2", "100.6% of 637 B, too much", "100.0% of 330 B, no room"):
+        assert text in done.stdout
+    picture = run(command, path, "-o", tmp_path / "short.svg")
+    assert (picture.returncode, picture.stderr) == (5, done.stderr)
+    assert "100.6% of 637 B, too much" in (tmp_path / "short.svg").read_text()
