@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 def bench_claims(
     only: Annotated[
         str | None,
-        typer.Option(help="Rows. Default: all.", metavar="ROW,ROW", show_default=False),
+        typer.Option(
+            help="These rows, into those that the file has. Default: all, anew.",
+            metavar="ROW,ROW",
+            show_default=False,
+        ),
     ] = None,
     output: Annotated[
         Path,
@@ -30,7 +34,7 @@ def bench_claims(
 
     Each row ends as holds, holds-under-convention (which is said) or fails (with the
     counterexamples). Rows are written one after the other, so that Ctrl-C loses one at most. A
-    file that is there is written anew.
+    file that is there is written anew; with --only its other rows stay as they are.
 
     Examples
     --------
@@ -40,19 +44,20 @@ def bench_claims(
     """
     from schedopt.claims.registry import choose_claims, load_claims
     from schedopt.claims.running import run_claims
-    from schedopt.claims.writing import save
+    from schedopt.claims.writing import load_rows, save
     from schedopt.drawing import picture_suffix
 
     names = choose_claims(only)
     text = tables_beside(output)
     picture_suffix(output.with_suffix(".svg"))
     wanted = load_claims(names)
+    before = {} if only is None else load_rows(output)
 
     kept = 0
 
     def keep(done: Done) -> None:
         nonlocal kept
-        save(done, output)
+        save(done, output, before)
         kept = len(done)
         finding, seconds = done[-1]
         typer.echo(f"{finding.claim.id}: {finding.verdict}, {seconds:.1f} s")

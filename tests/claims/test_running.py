@@ -17,7 +17,7 @@ from schedopt.claims import registry
 from schedopt.claims.claim import Finding, Picture, Step, Table
 from schedopt.claims.registry import CLAIMS, choose_claims, load_claims
 from schedopt.claims.running import Done, run_claims
-from schedopt.claims.writing import save
+from schedopt.claims.writing import load_rows, save
 from tests.claims.findings import finding, reading
 from tests.cli.commands import run
 
@@ -117,7 +117,7 @@ def test_files(tmp_path: Path) -> None:
     )
     done: Done = [(finding(name="X1"), 0.123456), (shown, 2.0)]
     path = tmp_path / "found.json"
-    save(done, path)
+    save(done, path, {})
     rows = json.loads(path.read_text())
     assert [set(row) for row in rows] == [KEYS, KEYS]
     assert rows[0]["verdict"] == "holds"
@@ -145,15 +145,63 @@ def test_files(tmp_path: Path) -> None:
     assert (tmp_path / "found-X2-line.svg").read_text().startswith("<?xml")
 
 
-def test_the_command_writes_the_rows_that_are_asked_for(tmp_path: Path) -> None:
+def test_the_command_puts_the_rows_that_are_asked_for_into_the_file(tmp_path: Path) -> None:
     path = tmp_path / "claims.json"
+    save([(finding(name="P4"), 1.0), (finding(name="C1"), 1.0)], path, {})
     done = run("bench", "claims", "--only", "P3", "-o", path)
     assert (done.returncode, done.stderr) == (0, "")
     assert "P3: holds" in done.stdout
-    (row,) = json.loads(path.read_text())
-    assert set(row) == KEYS
-    assert row["id"] == "P3"
+    rows = json.loads(path.read_text())
+    assert [row["id"] for row in rows] == ["C1", "P3", "P4"]
+    assert [set(row) for row in rows] == [KEYS] * 3
     assert "## P3" in path.with_suffix(".md").read_text()
+
+
+def test_other_rows_stay_as_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("schedopt.claims.writing.CLAIMS", dict.fromkeys(("X0", "X1", "X2"), ""))
+    path = tmp_path / "found.json"
+    drawn = finding(name="X0", pictures=[Picture(name="line", title="A line", draw=draw)])
+    save([(drawn, 1.0), (finding([reading({"n": 3})], name="X2"), 2.0)], path, {})
+    figures, text = json.loads(path.read_text()), path.with_suffix(".md").read_text()
+    before = load_rows(path)
+    save([(finding(name="X1"), 3.0)], path, before)
+    rows = json.loads(path.read_text())
+    assert [row["id"] for row in rows] == ["X0", "X1", "X2"]
+    assert [rows[0], rows[2]] == figures
+    now = path.with_suffix(".md").read_text()
+    assert "2 holds, 0 holds-under-convention, 1 fails." in now
+    for section in text.split("\n## ")[1:]:
+        assert f"\n## {section.rstrip()}\n" in now
+    # The same rows again, one of them with another verdict.
+    save([(finding(name="X2"), 4.0)], path, load_rows(path))
+    again = json.loads(path.read_text())
+    assert again[:2] == rows[:2]
+    assert (again[2]["verdict"], again[2]["seconds"]) == ("holds", 4.0)
+    last = path.with_suffix(".md").read_text()
+    assert [line for line in last.splitlines() if line.startswith("## ")] == [
+        "## X0",
+        "## X1",
+        "## X2",
+    ]
+    assert "Counterexamples" not in last
+
+
+def test_a_text_without_a_row_of_the_figures_is_not_written_over(tmp_path: Path) -> None:
+    path = tmp_path / "found.json"
+    save([(finding(name="C2"), 1.0)], path, {})
+    path.with_suffix(".md").write_text("# Nothing\n")
+    with pytest.raises(
+        InputError, match=r"found\.md: lacks C2, whose figures are in found\.json\. "
+    ):
+        load_rows(path)
+
+
+@pytest.mark.parametrize("text", ["{}", "[1]", "[{}]", "no", '[{"id": "C2"}]'])
+def test_a_file_of_something_else_is_not_written_over(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "other.json"
+    path.write_text(text)
+    with pytest.raises(InputError, match=r"other\.json: holds no findings of claims\. Write to"):
+        load_rows(path)
 
 
 @pytest.mark.parametrize(
