@@ -13,6 +13,10 @@ Cut = tuple[int, int]
 """First and last layer of a part."""
 
 
+class NoPartition(InputError):
+    """What a partitioner raises that finds none by its own account; there may be one that fits."""
+
+
 def cut_places(chain: Chain) -> list[int]:
     """Return the layers with which a part may begin, and the number of layers behind them.
 

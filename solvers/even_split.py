@@ -1,32 +1,24 @@
-"""Even split: equal numbers of layers for each GPU, run by 1F1B*.
+"""Even split: equal numbers of layers for each GPU.
 
-What people do by hand. Any other allocation is measured against it.
+What people do by hand, and Megatron-LM with the layers of a transformer (Narayanan et al. 2021).
 """
 
 from __future__ import annotations
 
+from schedopt.cuts import cuts_between, stages_in_order
 from schedopt.errors import InputError
 from schedopt.problem import Problem
-from schedopt.solvers.one_f_one_b_star import refuse_unsupported, report_stages
-from schedopt.solving.run import Run
 from schedopt.stage import Stage
 
 
-def solve(problem: Problem, run: Run) -> None:
-    """Report the plan of the even split, at the least period with which it fits into memory.
+def partition(problem: Problem) -> list[Stage]:
+    """Return one stage for each GPU, with equal numbers of layers.
 
     Raises
     ------
     InputError
-        If the split would part tied layers, or the problem asks for more than whole operations.
+        If the split would part tied layers.
     """
-    refuse_unsupported(problem, "even_split")
-    if problem.scope.allocation == "fixed":
-        raise InputError(
-            "even_split makes an allocation",
-            field="solver",
-            way_out="Leave the fixed stages out, or use one_f_one_b_star",
-        )
     stages = even_split(len(problem.chain.layers), len(problem.platform.gpus))
     for group in problem.chain.same_gpu:
         if not any(stage.first <= group[0] and group[-1] <= stage.last for stage in stages):
@@ -35,7 +27,7 @@ def solve(problem: Problem, run: Run) -> None:
                 field="solver",
                 way_out="Use contiguous",
             )
-    report_stages(problem, stages, run)
+    return stages
 
 
 def even_split(layers: int, gpus: int) -> list[Stage]:
@@ -49,5 +41,4 @@ def even_split(layers: int, gpus: int) -> list[Stage]:
     [(0, 0), (1, 2), (3, 4)]
     """
     count = min(layers, gpus)
-    cuts = [layers * gpu // count for gpu in range(count + 1)]
-    return [Stage(layers=(cuts[gpu], cuts[gpu + 1] - 1), gpus=(gpu,)) for gpu in range(count)]
+    return stages_in_order(cuts_between([layers * gpu // count for gpu in range(count + 1)]))

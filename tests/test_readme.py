@@ -116,6 +116,7 @@ def test_the_plan_example_is_the_shipped_one_and_valid() -> None:
         "platform",
         "solving.ladder",
         "solvers.even_split",
+        "solvers.block_partition",
         "families.instance",
         "cli.commands",
     ],

@@ -1,24 +1,28 @@
-"""The one table of solvers. Solvers of third parties come from the entry points."""
+"""The tables of solvers and partitioners. Solvers of third parties come from the entry points."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import Final, cast
+from typing import Any, Final, cast
 
 from schedopt.errors import InputError
 from schedopt.problem import Problem
 from schedopt.solving.run import Run
+from schedopt.stage import Stage
 
 Solver = Callable[[Problem, Run], None]
 """Reports plans, bounds and proofs to the run; raises `InputError` for what it cannot do."""
+Partitioner = Callable[[Problem], list[Stage]]
+"""Returns consecutive stages, each on a GPU of its own; raises `InputError` if it finds none."""
 
 GROUP: Final = "schedopt.solvers"
 SOLVERS: Final = {
     "contiguous": "schedopt.solvers.contiguous:solve",
     "contiguous_cpsat": "schedopt.solvers.contiguous_cpsat:solve",
-    "even_split": "schedopt.solvers.even_split:solve",
     "general": "schedopt.solvers.general:solve",
     "general_cpsat": "schedopt.solvers.general_cpsat:solve",
     "next_fit": "schedopt.solvers.next_fit:solve",
@@ -29,8 +33,78 @@ SOLVERS: Final = {
     "thinned": "schedopt.solvers.thinned:solve",
 }
 
+
+@dataclass(frozen=True, kw_only=True)
+class PartitionerEntry:
+    """A way in which people cut a chain into stages.
+
+    Parameters
+    ----------
+    title : str
+        What a table calls it.
+    source : str
+        Authors and year.
+    function : str
+        ``package.module:function`` of a `Partitioner`.
+    """
+
+    title: str
+    source: str
+    function: str
+
+
+PARTITIONERS: Final = {
+    "even_split": PartitionerEntry(
+        title="even split",
+        source="Narayanan et al. 2021 (Megatron-LM)",
+        function="schedopt.solvers.even_split:partition",
+    ),
+    "parameters_balanced": PartitionerEntry(
+        title="parameters balanced",
+        source="Rasley et al. 2020 (DeepSpeed)",
+        function="schedopt.solvers.parameters_balanced:partition",
+    ),
+    "time_balanced": PartitionerEntry(
+        title="time balanced",
+        source="Pinar and Aykanat 2004",
+        function="schedopt.solvers.time_balanced:partition",
+    ),
+    "block_partition": PartitionerEntry(
+        title="block partition",
+        source="Barany and Grinberg 2015; Kim et al. 2020 (torchgpipe)",
+        function="schedopt.solvers.block_partition:partition",
+    ),
+    "pipedream": PartitionerEntry(
+        title="PipeDream",
+        source="Harlap et al. 2018; Narayanan et al. 2019",
+        function="schedopt.solvers.pipedream_partition:partition",
+    ),
+    "pipedream_memory": PartitionerEntry(
+        title="PipeDream with its memory option",
+        source="Narayanan et al. 2019, the published optimizer",
+        function="schedopt.solvers.pipedream_partition:partition_within_memory",
+    ),
+    "piper": PartitionerEntry(
+        title="Piper",
+        source="Tarnawski et al. 2021",
+        function="schedopt.solvers.piper:partition",
+    ),
+}
+"""What people use instead. Each is a solver too, under its name and the endings of `SCHEDULES`."""
+SCHEDULES: Final = {
+    "": "schedopt.solvers.partitioned:run_star",
+    "_1f1b": "schedopt.solvers.partitioned:run_eager",
+}
+"""What runs the stages of a partitioner: 1F1B* and 1F1B."""
+PARTITIONED: Final = {
+    f"{name}{ending}": (name, schedule)
+    for name in PARTITIONERS
+    for ending, schedule in SCHEDULES.items()
+}
+"""The partitioners as solvers: the name of each, and what runs its stages."""
+
 CHOOSE_ALLOCATION: Final = frozenset(
-    {"contiguous", "contiguous_cpsat", "even_split", "general", "general_cpsat", "next_fit"}
+    {"contiguous", "contiguous_cpsat", "general", "general_cpsat", "next_fit", *PARTITIONED}
 )
 """Those that choose the allocation themselves, and refuse one that is given."""
 ANY_ALLOCATION: Final = frozenset({"general", "general_cpsat", "relaxation"})
@@ -39,7 +113,7 @@ ANY_ALLOCATION: Final = frozenset({"general", "general_cpsat", "relaxation"})
 
 def solver_names() -> list[str]:
     """Return the names of all solvers that are installed."""
-    return sorted({*SOLVERS, *(point.name for point in entry_points(group=GROUP))})
+    return sorted({*SOLVERS, *PARTITIONED, *(point.name for point in entry_points(group=GROUP))})
 
 
 def load_solver(name: str) -> Solver:
@@ -51,10 +125,23 @@ def load_solver(name: str) -> Solver:
         With the list of those that are installed.
     """
     if name in SOLVERS:
-        module, _, function = SOLVERS[name].partition(":")
-        return cast(Solver, getattr(import_module(module), function))
+        return cast(Solver, _load(SOLVERS[name]))
+    if name in PARTITIONED:
+        partitioner, schedule = PARTITIONED[name]
+        return partial(_load(schedule), partitioner)
     for point in entry_points(group=GROUP, name=name):
         return cast(Solver, point.load())
     raise InputError(
         f"{name!r} is not known", field="solver", way_out=f"Choose {', '.join(solver_names())}"
     )
+
+
+def load_partitioner(name: str) -> Partitioner:
+    """Return a partitioner by name, one of `PARTITIONERS`."""
+    return cast(Partitioner, _load(PARTITIONERS[name].function))
+
+
+def _load(path: str) -> Any:
+    """Return what ``package.module:name`` says."""
+    module, _, name = path.partition(":")
+    return getattr(import_module(module), name)

@@ -345,6 +345,10 @@ class StageChain:
             chosen = self.choose(period)
             assert chosen is not None
             return chosen.plan(period)
+        return self.plan_of(self.begins(period), period)
+
+    def begins(self, period: int) -> list[Begins]:
+        """Return when each item begins under 1F1B*, with the recompute that the stages say."""
         clock = 0
         begins: list[Begins] = []
         for item, span in zip(self.items, self.spans(period), strict=True):
@@ -352,7 +356,7 @@ class StageChain:
             gap = backward - clock - item.forward_ns
             begins.append(Begins(clock, backward, backward - item.again_before(gap, period)))
             clock += item.forward_ns
-        return self.plan_of(begins, period)
+        return begins
 
     def plan_of(self, begins: Sequence[Begins], period: int) -> Plan:
         """Return the pattern in which each item begins at given times."""

@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 
 from schedopt import Chain, InputError, Layer, Platform, Scope, Stage, solve
-from schedopt.solving.registry import CHOOSE_ALLOCATION, SOLVERS
+from schedopt.solving.registry import CHOOSE_ALLOCATION, PARTITIONED, SOLVERS
 from tests.cli.commands import GPT2, run, solve_json
 
 
@@ -293,7 +293,7 @@ def test_a_split_backward_without_halves_names_the_file_and_the_option(tmp_path:
     assert "--split-backward" in done.stderr
 
 
-@pytest.mark.parametrize("solver", sorted(SOLVERS))
+@pytest.mark.parametrize("solver", sorted({*SOLVERS, *PARTITIONED}))
 def test_solvers_that_choose_the_allocation_refuse_a_plan_that_is_fixed(solver: str) -> None:
     layer = Layer(forward_ns=1, backward_ns=2, weight_bytes=0, activation_bytes=1)
     stages = (Stage(layers=(0, 0), gpus=(0,)), Stage(layers=(1, 1), gpus=(1,)))

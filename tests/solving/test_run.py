@@ -136,7 +136,7 @@ def test_an_initial_plan_that_does_not_fit_is_refused() -> None:
 
 
 def test_an_unknown_solver_gets_the_list() -> None:
-    with pytest.raises(InputError, match="contiguous, contiguous_cpsat, even_split, general"):
+    with pytest.raises(InputError, match="block_partition, block_partition_1f1b, contiguous, "):
         load_solver("magic")
 
 

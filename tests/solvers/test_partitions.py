@@ -1,0 +1,331 @@
+"""What people use to cut a chain: each against its own published objective, and as a solver."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from itertools import combinations, pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schedopt import Chain, Gpu, InputError, Layer, Platform, Rule, Scope, Stage, check, solve
+from schedopt.cuts import NoPartition
+from schedopt.problem import Problem
+from schedopt.solvers.block_partition import block_starts
+from schedopt.solvers.even_split import even_split
+from schedopt.solving.registry import PARTITIONED, PARTITIONERS, load_partitioner, solver_names
+from tests.strategies import chains, platforms, platforms_of_nodes
+
+Parts = tuple[tuple[int, int], ...]
+"""First layer of each part, and the layer behind its last one."""
+
+
+def all_parts(chain: Chain, count: int) -> Iterator[Parts]:
+    """Yield every way to cut a chain into so many parts that keeps tied layers together."""
+    layers = len(chain.layers)
+    for cuts in combinations(range(1, layers), count - 1):
+        if not any(group[0] < cut <= group[-1] for group in chain.same_gpu for cut in cuts):
+            yield tuple(pairwise((0, *cuts, layers)))
+
+
+def most_stages(chain: Chain, platform: Platform) -> int:
+    counts = range(1, min(len(chain.layers), len(platform.gpus)) + 1)
+    return max(count for count in counts if any(all_parts(chain, count)))
+
+
+def partition(name: str, chain: Chain, platform: Platform) -> list[Stage]:
+    return load_partitioner(name)(Problem(chain=chain, platform=platform))
+
+
+def parts_of(stages: list[Stage]) -> Parts:
+    assert [stage.gpus for stage in stages] == [(gpu,) for gpu in range(len(stages))]
+    return tuple((stage.first, stage.last + 1) for stage in stages)
+
+
+def time_of(chain: Chain, first: int, end: int) -> int:
+    return sum(a.forward_ns + a.backward_ns for a in chain.layers[first:end])
+
+
+def there_and_back(chain: Chain, platform: Platform, cut: int) -> int:
+    """Return what the slowest pair of GPUs takes for an activation and its gradient."""
+    gpus = range(len(platform.gpus))
+    size = chain.layers[cut - 1].activation_bytes
+    return 2 * max(platform.transfer_ns(size, a, b) for a in gpus for b in gpus)
+
+
+def smallest(platform: Platform) -> int:
+    return min(gpu.memory_bytes for gpu in platform.gpus)
+
+
+def heaviest(chain: Chain, platform: Platform, parts: Parts) -> int:
+    return max(sum(a.weight_bytes for a in chain.layers[first:end]) for first, end in parts)
+
+
+def longest(chain: Chain, platform: Platform, parts: Parts) -> int:
+    return max(time_of(chain, *part) for part in parts)
+
+
+def of_pipedream(chain: Chain, platform: Platform, parts: Parts) -> int:
+    sent = [there_and_back(chain, platform, first) for first, _ in parts[1:]]
+    return max([longest(chain, platform, parts), *sent])
+
+
+def of_pipedream_with_memory(chain: Chain, platform: Platform, parts: Parts) -> int | None:
+    for stage, (first, end) in enumerate(parts):
+        size = sum(a.saved + a.weight_bytes for a in chain.layers[first:end])
+        if (len(parts) - (stage + 1)) * size > smallest(platform):
+            return None
+    return of_pipedream(chain, platform, parts)
+
+
+def of_piper(chain: Chain, platform: Platform, parts: Parts) -> int | None:
+    loads = []
+    for kept, (first, end) in zip(range(len(parts), 0, -1), parts, strict=True):
+        layers, time = chain.layers[first:end], time_of(chain, first, end)
+        saved = sum(a.saved for a in layers) + (layers[0].saved_input_bytes or 0)
+        workspace = max(a.workspace_bytes or 0 for a in layers) if time else 0
+        weights = sum(a.weight_bytes for a in layers)
+        if weights + workspace + kept * saved > smallest(platform):
+            return None
+        cuts = [cut for cut in (first, end) if 0 < cut < len(chain.layers)]
+        loads.append(time + sum(there_and_back(chain, platform, cut) for cut in cuts))
+    return max(loads)
+
+
+OBJECTIVES: dict[str, Callable[[Chain, Platform, Parts], int | None]] = {
+    "parameters_balanced": heaviest,
+    "time_balanced": longest,
+    "pipedream": of_pipedream,
+    "pipedream_memory": of_pipedream_with_memory,
+    "piper": of_piper,
+}
+
+
+@settings(max_examples=120)
+@given(chains(longest=7, tied=True), platforms(unequal=True, most=5) | platforms_of_nodes())
+def test_none_is_better_by_its_own_account_than_what_a_partitioner_finds(
+    chain: Chain, platform: Platform
+) -> None:
+    most = most_stages(chain, platform)
+    for name, account in OBJECTIVES.items():
+        counts = range(1, most + 1) if name == "piper" else [most]
+        values = {
+            parts: account(chain, platform, parts)
+            for count in counts
+            for parts in all_parts(chain, count)
+        }
+        possible = {parts: value for parts, value in values.items() if value is not None}
+        if not possible:
+            with pytest.raises(NoPartition):
+                partition(name, chain, platform)
+            continue
+        found = parts_of(partition(name, chain, platform))
+        least = min(possible.values())
+        assert possible[found] == least
+        if name == "piper":
+            # It uses no GPU that brings nothing.
+            assert len(found) == min(len(p) for p, value in possible.items() if value == least)
+
+
+@settings(max_examples=500)
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=12), st.data())
+def test_blocks_differ_by_the_largest_element_at_most(
+    sizes: list[int], data: st.DataObject
+) -> None:
+    # Barany and Grinberg 2015, Theorem 1.
+    blocks = data.draw(st.integers(1, len(sizes)))
+    starts = block_starts(sizes, blocks)
+    assert (starts[0], starts[-1], len(starts)) == (0, len(sizes), blocks + 1)
+    assert starts == sorted(starts)
+    totals = [sum(sizes[first:end]) for first, end in pairwise(starts)]
+    assert max(totals) - min(totals) <= max(sizes)
+
+
+@settings(max_examples=50)
+@given(chains(longest=8, tied=True), platforms())
+def test_the_block_partition_covers_the_chain_and_keeps_tied_layers_together(
+    chain: Chain, platform: Platform
+) -> None:
+    found = parts_of(partition("block_partition", chain, platform))
+    assert found in set(all_parts(chain, len(found)))
+    assert len(found) <= len(platform.gpus)
+
+
+def chain_of(*rows: tuple[int, int, int]) -> Chain:
+    """Return layers of (F + B, weights, activation), each of which saves its activation."""
+    return Chain(
+        layers=tuple(
+            Layer(
+                forward_ns=time // 2,
+                backward_ns=time - time // 2,
+                weight_bytes=w,
+                activation_bytes=a,
+            )
+            for time, w, a in rows
+        )
+    )
+
+
+def test_by_hand_weights_and_times_are_balanced_apart() -> None:
+    # Weights 5 | 1 1 1: the heaviest part weighs 5. Times 1 1 1 | 6: the longest takes 6.
+    chain = chain_of((1, 5, 0), (1, 1, 0), (1, 1, 0), (6, 1, 0))
+    assert parts_of(partition("parameters_balanced", chain, Platform(2, 99))) == ((0, 1), (1, 4))
+    assert parts_of(partition("time_balanced", chain, Platform(2, 99))) == ((0, 3), (3, 4))
+
+
+def test_by_hand_the_block_partition_need_not_be_the_best() -> None:
+    # It starts from equal numbers, 3 1 | 1 1 with 4 and 2. They differ by 2, the largest is 3: it
+    # stops there, where 3 | 1 1 1 is balanced.
+    chain = chain_of((3, 0, 0), (1, 0, 0), (1, 0, 0), (1, 0, 0))
+    assert parts_of(partition("block_partition", chain, Platform(2, 99))) == ((0, 2), (2, 4))
+    assert parts_of(partition("time_balanced", chain, Platform(2, 99))) == ((0, 1), (1, 4))
+
+
+def test_by_hand_blocks_move_elements_away_from_the_largest() -> None:
+    # 9 9 | 1 1 | 1 1: 18, 2 and 2 differ by more than 9. The nearest of the small ones takes a 9
+    # from its neighbour, the largest: 9 | 9 1 1 | 1 1 with 9, 11 and 2 differ by 9.
+    assert block_starts([9, 9, 1, 1, 1, 1], 3) == [0, 1, 4, 6]
+    # 4 4 | 4 4 | 1 1 | 1 1, with 8, 8, 2, 2: the third takes a 4 of the second, 8, 4, 6, 2. These
+    # still differ by more than 4. Now the last takes a 1 of the third, 8, 4, 5, 3, and then
+    # again, 8, 4, 4, 4: they differ by 4.
+    assert block_starts([4, 4, 4, 4, 1, 1, 1, 1], 4) == [0, 2, 3, 4, 8]
+
+
+def test_by_hand_pipedream_avoids_a_slow_transfer() -> None:
+    # Behind layer 0: stages of 2 and 6, 2 x 1 ns for the transfers, so 6. Behind layer 1: 4 and 4,
+    # but 2 x 10 ns.
+    chain = chain_of((2, 0, 1), (2, 0, 10), (4, 0, 0))
+    slow = Platform(2, 99, bandwidth=10**9)
+    assert parts_of(partition("pipedream", chain, slow)) == ((0, 1), (1, 3))
+    assert parts_of(partition("pipedream", chain, Platform(2, 99))) == ((0, 2), (2, 3))
+
+
+def test_by_hand_the_memory_option_of_pipedream_is_wrong_in_both_directions() -> None:
+    # Stage 0 counts (2 - 1) x (1 + 1) = 2 <= 5 bytes, stage 1 counts 0, though it needs 11.
+    chain = chain_of((2, 1, 1), (2, 10, 1))
+    found = partition("pipedream_memory", chain, Platform(2, 5))
+    assert parts_of(found) == ((0, 1), (1, 2))
+    assert solve(chain, Platform(2, 5), solver="pipedream_memory").plan is None
+    # Of three stages the first counts twice, 2 x (4 + 0) = 8 > 6, but holds its weights once.
+    thrice = chain_of((2, 4, 0), (2, 4, 0), (2, 4, 0))
+    with pytest.raises(NoPartition, match="into 3 stages"):
+        partition("pipedream_memory", thrice, Platform(3, 6))
+    assert solve(thrice, Platform(3, 6), solver="contiguous").period == 2
+
+
+def test_by_hand_piper_adds_transfers_to_the_load_and_counts_from_the_end() -> None:
+    # One stage takes 8. Cut in the middle each takes 4 and 2 x 2 ns of transfers: 8 too, so one
+    # GPU is enough. With 2 x 1 ns it is 6, on two.
+    far, near = (chain_of((4, 0, a), (4, 0, 0)) for a in (2, 1))
+    platform = Platform(2, 99, bandwidth=10**9)
+    assert parts_of(partition("piper", far, platform)) == ((0, 2),)
+    assert parts_of(partition("piper", near, platform)) == ((0, 1), (1, 2))
+    # Three stages of 4: the first keeps 3 x 5 bytes; with 14 the first two layers must not lie
+    # apart. 0 1 | 2 keeps 2 x (5 + 1) = 12 and takes 8; 0 | 1 2 keeps 2 x 5 and takes 8 too.
+    three = chain_of((4, 0, 5), (4, 0, 1), (4, 0, 1))
+    assert len(partition("piper", three, Platform(3, 15))) == 3
+    assert parts_of(partition("piper", three, Platform(3, 14))) == ((0, 1), (1, 3))
+    # With 9 only one stage holds 5 + 1 + 1 once, with 6 none does.
+    assert parts_of(partition("piper", three, Platform(3, 9))) == ((0, 3),)
+    with pytest.raises(NoPartition, match="the s-th stage from the end"):
+        partition("piper", three, Platform(3, 6))
+
+
+def _is_parted_evenly(chain: Chain, platform: Platform) -> bool:
+    """Whether equal numbers of layers for each GPU part layers that are tied."""
+    stages = even_split(len(chain.layers), len(platform.gpus))
+    return parts_of(stages) not in set(all_parts(chain, len(stages)))
+
+
+@settings(max_examples=80)
+@given(chains(tied=True), platforms(unequal=True) | platforms())
+def test_every_plan_is_valid_and_none_beats_the_exact_contiguous_one(
+    chain: Chain, platform: Platform
+) -> None:
+    exact = solve(chain, platform, solver="contiguous")
+    periods: dict[str, Fraction | None] = {}
+    for name in PARTITIONED:
+        if name.startswith("even_split") and _is_parted_evenly(chain, platform):
+            with pytest.raises(InputError, match="parts the tied layers"):
+                solve(chain, platform, solver=name)
+            continue
+        result = solve(chain, platform, solver=name)
+        assert check(result) == ()
+        periods[name] = result.period
+        if result.period is not None:
+            assert exact.period is not None
+            assert result.period >= exact.period
+    for name in PARTITIONERS:
+        star, eager = periods.get(name), periods.get(f"{name}_1f1b")
+        if eager is not None:
+            assert star is not None
+            assert star <= eager
+
+
+@settings(max_examples=80)
+@given(chains(tied=True), platforms())
+def test_what_piper_finds_fits_under_1f1b(chain: Chain, platform: Platform) -> None:
+    try:
+        partition("piper", chain, platform)
+    except NoPartition:
+        return
+    assert solve(chain, platform, solver="piper_1f1b").plan is not None
+
+
+LAYER = Layer(
+    forward_ns=1,
+    backward_ns=2,
+    weight_bytes=4,
+    activation_bytes=1,
+    parameter_bytes=1,
+    gradient_bytes=1,
+)
+CHAIN = Chain(layers=(LAYER,) * 4)
+
+
+@pytest.mark.parametrize("name", PARTITIONED)
+def test_what_they_do_not_do_is_refused(name: str) -> None:
+    fixed = [Stage(layers=(0, 3), gpus=(0,))]
+    with pytest.raises(InputError, match=f"{name} does not do a rule with updates"):
+        solve(CHAIN, Platform(2, 99), rule=Rule(update_every=1), solver=name)
+    with pytest.raises(InputError, match=f"{name} does not do a finite step"):
+        solve(CHAIN, Platform(2, 99), scope=Scope(microbatches=4, max_k=None), solver=name)
+    with pytest.raises(InputError, match=f"{name} makes an allocation"):
+        solve(CHAIN, Platform(2, 99), stages=fixed, solver=name)
+
+
+@pytest.mark.parametrize("name", PARTITIONED)
+def test_a_period_asked_and_too_little_memory_are_no_errors(name: str) -> None:
+    # Two layers on each GPU take 6 ns; of 9 bytes 8 are weights, and 2 are saved.
+    for scope, memory, period in (
+        (Scope(period_ns=6), 99, 6),
+        (Scope(period_ns=5), 99, None),
+        (Scope(), 9, None),
+    ):
+        result = solve(CHAIN, Platform(2, memory), scope=scope, solver=name)
+        assert result.period == period
+        assert check(result) == ()
+
+
+def test_why_there_is_no_plan_stands_in_the_ladder() -> None:
+    (rung,) = solve(CHAIN, Platform(2, 9), solver="piper").ladder
+    assert rung.note.startswith("no plan that fits; no partition fits when the s-th stage")
+    # Stage 0 holds 8 bytes of weights and 2 micro-batches of 2 bytes.
+    (rung,) = solve(CHAIN, Platform(2, 11), solver="time_balanced_1f1b").ladder
+    assert rung.note == "no plan that fits; 1F1B needs 1 B more for stage 0"
+
+
+def test_each_partitioner_is_a_solver_by_two_names_and_says_where_it_comes_from() -> None:
+    assert {*PARTITIONERS, *(f"{name}_1f1b" for name in PARTITIONERS)} <= set(solver_names())
+    for entry in PARTITIONERS.values():
+        assert entry.title
+        assert re.search(r"\b(19|20)\d\d\b", entry.source)
+
+
+def test_unequal_gpus_count_with_the_smallest_memory() -> None:
+    gpus = [Gpu(memory_bytes=99), Gpu(memory_bytes=9)]
+    with pytest.raises(NoPartition):
+        partition("piper", CHAIN, Platform(gpus))
