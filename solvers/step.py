@@ -20,7 +20,6 @@ from functools import partial
 from typing import Final
 
 from schedopt.account import memory
-from schedopt.chain import Layer
 from schedopt.checking import check
 from schedopt.errors import InputError
 from schedopt.plan import Operation, Pattern, Plan, Transfer
@@ -42,8 +41,7 @@ from schedopt.solving.sharing import best_plan
 from schedopt.solving.stage_chain import StageChain
 from schedopt.solving.steps import Answer
 from schedopt.stage import Stage
-from schedopt.systems.registry import find_system
-from schedopt.systems.setting import Setting
+from schedopt.systems.published import published_step
 
 STRETCHES: Final = (Fraction(1), Fraction(11, 10), Fraction(5, 4), Fraction(3, 2), Fraction(2))
 """Steady periods at which allocations are looked for, over the least."""
@@ -113,23 +111,14 @@ def _report_published(problem: Problem, count: int, run: Run) -> None:
     gpus = problem.platform.gpus
     if problem.scope.allocation == "fixed" or count * len(gpus) > MOST_PUBLISHED:
         return
-    plain = replace(problem.chain, layers=tuple(map(_without_updates, problem.chain.layers)))
-    setting = Setting(chain=plain, platform=problem.platform, microbatches=count)
     for name in PUBLISHED:
         if run.stopped():
             return
         with suppress(InputError):
-            step = find_system(name).plan(setting)
-            plan = replace(step, chain=problem.chain, scope=problem.scope)
+            step = published_step(name, problem.chain, problem.platform, count)
+            plan = replace(step, scope=problem.scope)
             if not check(plan):
                 run.report(plan)
-
-
-def _without_updates(layer: Layer) -> Layer:
-    """Return a layer of which no part of the weights is known, so that no update is laid out."""
-    return replace(
-        layer, parameter_bytes=None, gradient_bytes=None, optimizer_bytes=None, update_ns=None
-    )
 
 
 def _report_best(found: Sequence[Plan], problem: Problem, run: Run) -> None:
