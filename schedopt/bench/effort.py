@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from schedopt.chain import Chain
+from schedopt.plan import Plan
 from schedopt.platform import Platform
 from schedopt.problem import Scope
 from schedopt.result import Result
@@ -39,6 +40,7 @@ class Effort:
         scope: Scope,
         solver: str | None = None,
         stages: Sequence[Stage] = (),
+        initial: Plan | None = None,
     ) -> Result:
         """Solve with this effort; without a solver, by what the scope calls for."""
         return solve(
@@ -50,4 +52,5 @@ class Effort:
             workers=self.workers,
             time_limit=self.time_limit,
             seed=self.seed,
+            initial=initial,
         )

@@ -1,16 +1,30 @@
-"""The runs of `schedopt.bench.general`, each recorded once in one document."""
+"""The runs of a suite, each recorded once in one document."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 from schedopt.bench.effort import Effort
-from schedopt.bench.general import Measured
 from schedopt.bench.machine import describe_machine
 from schedopt.errors import InputError, naming_file
 from schedopt.interrupts import interrupts
+
+
+class Wanted(Protocol):
+    """A run that a suite wants."""
+
+    family: ClassVar[str]
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """What tells it from others of the family."""
+        ...
+
+    def measure(self, effort: Effort) -> dict[str, Any]:
+        """Return the figures."""
+        ...
 
 
 def new_document(effort: Effort) -> dict[str, Any]:
@@ -50,7 +64,7 @@ def load_document(path: Path, effort: Effort) -> dict[str, Any]:
 
 
 def measure(
-    wanted: Sequence[Measured],
+    wanted: Sequence[Wanted],
     effort: Effort,
     document: dict[str, Any],
     save: Callable[[dict[str, Any]], None],
@@ -60,7 +74,7 @@ def measure(
 
     Parameters
     ----------
-    wanted : sequence of Measured
+    wanted : sequence of Wanted
     effort : Effort
     document : dict
         Rows are added to it.
