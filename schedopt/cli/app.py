@@ -8,6 +8,7 @@ import typer
 
 from schedopt.cli.bench import EXIT_CODES as BENCH_EXIT_CODES
 from schedopt.cli.bench import bench_app
+from schedopt.cli.bench_schedules import bench_schedules
 from schedopt.cli.check import check_plan
 from schedopt.cli.claims import bench_claims
 from schedopt.cli.commands import Commands
@@ -68,5 +69,6 @@ app.command("simulate", epilog=EXIT_CODES)(simulate_plan)
 app.command("export", epilog=EXIT_CODES)(export_plan)
 app.command("run", epilog=f"{EXIT_CODES} · 1 also if a rank fails")(run_plan)
 app.add_typer(instance_app, name="instance")
+bench_app.command("schedules", epilog=BENCH_EXIT_CODES)(bench_schedules)
 bench_app.command("claims", epilog=BENCH_EXIT_CODES)(bench_claims)
 app.add_typer(bench_app, name="bench")

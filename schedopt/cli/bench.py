@@ -179,8 +179,8 @@ def bench_periodic(
     from schedopt.bench.periodic_tables import missed_goals, to_markdown
     from schedopt.formats import to_text, write_whole
 
-    _check_least("--seeds", seeds, 1)
-    _check_least("--workers", workers, 1)
+    check_least("--seeds", seeds, 1)
+    check_least("--workers", workers, 1)
     tables = tables_beside(output)
     with progress_bar() as show:
         try:
@@ -249,8 +249,8 @@ def bench_general(
         raise InputError(
             f"{only!r:.60} is no part", field="--only", way_out=f"Choose {', '.join(PARTS)}"
         )
-    _check_least("--workers", workers, 1)
-    _check_least("--seed", seed, 0)
+    check_least("--workers", workers, 1)
+    check_least("--seed", seed, 0)
     check_time_limit(time_limit)
     tables = tables_beside(output)
     parts = [only] if only else [*PARTS]
@@ -307,7 +307,7 @@ def bench_running(
     from schedopt.chain import Chain
     from schedopt.formats import to_text, write_whole
 
-    _check_least("--steps", steps, 1)
+    check_least("--steps", steps, 1)
     tables = tables_beside(output)
     loaded = Chain.load(chain)
     with progress_bar() as show:
@@ -323,7 +323,8 @@ def bench_running(
     typer.echo(f"Figures in {output}, tables in {tables}")
 
 
-def _check_least(option: str, value: int, least: int) -> None:
+def check_least(option: str, value: int, least: int) -> None:
+    """Refuse a number that is too small."""
     if value < least:
         raise InputError(f"{value} is too few", field=option, way_out=f"Give {least} or more")
 

@@ -208,14 +208,14 @@ def check_outputs(named: Mapping[str, Path | None]) -> None:
         taken[path] = option
 
 
-def parse_counts(text: str) -> list[int]:
-    """Return the numbers of GPUs that were typed: ``2,4,8``."""
-    return [_count(part) for part in text.split(",")]
+def parse_counts(text: str, field: str = "--gpus", what: str = "GPUs") -> list[int]:
+    """Return the numbers of GPUs, or of something else, that were typed: ``2,4,8``."""
+    return [_count(part, field, what) for part in text.split(",")]
 
 
-def _count(text: str) -> int:
+def _count(text: str, field: str, what: str) -> int:
     if not text.isascii() or not text.isdigit() or not 1 <= int(text[:9]) <= 4096:
         raise InputError(
-            f"{text!r:.60} is no number of GPUs", field="--gpus", way_out="Give 1 to 4096: 2,4,8"
+            f"{text!r:.60} is no number of {what}", field=field, way_out="Give 1 to 4096: 2,4,8"
         )
     return int(text)

@@ -1,0 +1,296 @@
+"""Pattern search against fixed schedules: equal memory, figures by hand, goals, tables, picture."""
+
+from __future__ import annotations
+
+import copy
+import os
+import signal
+from collections import Counter
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schedopt import Chain, Layer, Platform, account
+from schedopt.bench.effort import Effort
+from schedopt.bench.general_runs import measure, new_document
+from schedopt.bench.proofs import halves
+from schedopt.bench.schedules import SCHEDULES, Match, all_chains, matches
+from schedopt.bench.schedules_picture import save_picture
+from schedopt.bench.schedules_tables import SEARCHES, means, missed_goals, ratio_of, to_markdown
+from schedopt.checking import check
+from schedopt.families import random_chain
+from schedopt.result import Result
+from schedopt.simulation import simulate
+
+EFFORT = Effort(workers=1, time_limit=20.0)
+"""More than proofs for two layers take."""
+BRIEF = Effort(workers=1, time_limit=0.2)
+UNEQUAL = Chain(
+    layers=(
+        Layer(forward_ns=100, backward_ns=200, weight_bytes=50, activation_bytes=12),
+        Layer(forward_ns=10, backward_ns=20, weight_bytes=7, activation_bytes=12),
+    ),
+    name="unequal",
+)
+"""A transfer takes 1 ns."""
+HALVES = replace(
+    UNEQUAL,
+    layers=tuple(
+        replace(
+            layer,
+            backward_input_ns=layer.backward_ns // 2,
+            backward_weight_ns=layer.backward_ns // 2,
+            parameter_bytes=3,
+            gradient_bytes=2,
+            optimizer_bytes=2,
+            update_ns=1000,
+        )
+        for layer in UNEQUAL.layers
+    ),
+    name="halves",
+)
+DRAWN = replace(
+    halves(random_chain(5, 3).chain),
+    layers=tuple(
+        replace(layer, parameter_bytes=4_000_000, gradient_bytes=4_000_000)
+        for layer in halves(random_chain(5, 3).chain).layers
+    ),
+    name="drawn",
+)
+
+
+def forget(document: dict[str, Any]) -> None:
+    pass
+
+
+@pytest.fixture(scope="module")
+def document() -> dict[str, Any]:
+    found = new_document(EFFORT)
+    assert measure(matches([HALVES], [2], [1]), EFFORT, found, forget)
+    assert measure(matches([DRAWN], [2], [1]), BRIEF, found, forget)
+    assert measure([Match(UNEQUAL, 2, 2, "zero_bubble")], BRIEF, found, forget)
+    return found
+
+
+def row_of(document: dict[str, Any], chain: Chain, schedule: str) -> dict[str, Any]:
+    (row,) = (
+        row
+        for row in document["schedules"]
+        if (row["chain_sha256"], row["schedule"]) == (chain.sha256, schedule)
+    )
+    return dict(row)
+
+
+def exact(period: int, count: int) -> list[int]:
+    return list(Fraction(period, count).as_integer_ratio())
+
+
+def test_every_chain_with_every_number_and_schedule() -> None:
+    found = matches([UNEQUAL, DRAWN], [2, 4], [1, 3])
+    assert len(found) == 2 * 2 * 2 * len(SCHEDULES)
+    count = Counter((one.gpus, one.microbatches) for one in found)
+    assert [*count] == [(2, 2), (2, 6), (4, 4), (4, 12)]
+    assert [len(chain.layers) for chain in all_chains([UNEQUAL])] == [2, 32, 40]
+
+
+def test_gpipe_by_hand(document: dict[str, Any]) -> None:
+    """GPU 0 runs F at 0 and 100, GPU 1 F at 101 and 201.
+
+    GPipe: GPU 1 runs B at 211 and 231, so that GPU 0 has its gradients at 232 and 252, and B from
+    232 to 632. With B between its two F, at 111, GPU 1 keeps GPU 0 busy from 0 to 600.
+    """
+    row = row_of(document, HALVES, "gpipe")
+    # The updates of 1 us are left out. Two micro-batches in flight on GPU 0.
+    assert row["fixed"]["period_exact"] == exact(632, 2)
+    assert row["memory_bytes"] == 50 + 2 * 12
+    # GPU 0 works 600 ns, GPU 1 60 ns.
+    assert row["fixed"]["bubble"] == pytest.approx(1 - 660 / (2 * 632), abs=1e-4)
+    assert row["split_backward"] is False
+    for name in ("order_step", "order_period"):
+        found = row["searches"][name]
+        assert found["status"] == "optimal"
+        assert found["period_exact"] == found["bound_exact"] == [300, 1]
+        assert found["bubble"] == pytest.approx(1 - 660 / (2 * 600))
+    assert ratio_of(row, "order_step") == Fraction(632, 600)
+
+
+def test_1f1b_by_hand(document: dict[str, Any]) -> None:
+    row = row_of(document, HALVES, "one_f_one_b_flush")
+    assert row["fixed"]["period_exact"] == exact(600, 2)
+    assert row["memory_bytes"] == 50 + 2 * 12
+    assert row["searches"]["order_step"]["solver"] == "initial"
+    assert ratio_of(row, "order_step") == 1
+
+
+def test_zero_bubble_by_hand(document: dict[str, Any]) -> None:
+    # The order F, F, I, I, W, W keeps GPU 0 busy: 600 ns. The searches may split as well.
+    row = row_of(document, HALVES, "zero_bubble")
+    assert row["fixed"]["period_exact"] == exact(600, 2)
+    assert row["split_backward"] is True
+    assert ratio_of(row, "order_period") == 1
+
+
+def test_what_a_schedule_cannot_do_is_a_row(document: dict[str, Any]) -> None:
+    row = row_of(document, UNEQUAL, "zero_bubble")
+    assert "backward_input_ns: absent" in row["refused"]
+    assert ratio_of(row, "any_step") is None
+    row = row_of(document, HALVES, "interleaved")
+    assert row["refused"] == "gpus: 2 layers cannot be cut into 4 stages"
+
+
+def test_chimera_has_no_search_on_its_own_stages(document: dict[str, Any]) -> None:
+    row = row_of(document, HALVES, "chimera")
+    assert [*row["searches"]] == ["any_step", "any_period"]
+    # Both replicas lie on each GPU, with one micro-batch in flight in each.
+    assert row["memory_bytes"] >= 57 + 2 * 12
+    # A GPU has 330 ns of work for its micro-batch; the other's goes on beside it.
+    assert Fraction(*row["fixed"]["period_exact"]) >= Fraction(330, 2)
+
+
+def test_memory_is_equal_and_no_search_is_worse(document: dict[str, Any]) -> None:
+    made = [row for row in document["schedules"] if not row["refused"]]
+    assert len(made) == 9
+    for row in made:
+        fixed = Fraction(*row["fixed"]["period_exact"])
+        periods = {}
+        for name, found in row["searches"].items():
+            assert found["memory_bytes"] <= row["memory_bytes"]
+            periods[name] = Fraction(*found["period_exact"])
+            assert periods[name] >= Fraction(*found["bound_exact"])
+            assert (found["status"] == "optimal") == (found["period_exact"] == found["bound_exact"])
+        if row["schedule"] != "chimera":
+            assert periods["any_step"] <= periods["order_step"] <= fixed
+            assert periods["any_period"] <= periods["order_period"]
+    assert not [one for one in missed_goals(document) if "Chimera" not in one]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_the_memory_is_what_the_schedule_needs(schedule: str, document: dict[str, Any]) -> None:
+    one = Match(DRAWN, 2, 2, schedule)
+    plan = one.plan()
+    row = row_of(document, DRAWN, schedule)
+    most = row["memory_bytes"]
+    assert most == max(need.sum_bytes for need in account.memory(plan))
+    assert simulate(plan, 2).makespan_ns == 2 * Fraction(*row["fixed"]["period_exact"])
+    enough = replace(plan, platform=Platform(2, most, bandwidth="12GB/s"))
+    assert not check(enough)
+    less = replace(plan, platform=Platform(2, most - 1, bandwidth="12GB/s"))
+    assert {violation.kind for violation in check(less)} == {"memory"}
+
+
+def test_ctrl_c_between_two_searches_drops_the_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    solved: list[str] = []
+    solve = Effort.solve
+
+    def stop_in_the_second(self: Effort, *args: Any, **options: Any) -> Result:
+        solved.append("")
+        if len(solved) == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        return solve(self, *args, **options)
+
+    monkeypatch.setattr(Effort, "solve", stop_in_the_second)
+    found = new_document(EFFORT)
+    wanted = matches([UNEQUAL], [2], [1])[:2]
+    assert not measure(wanted, EFFORT, found, forget)
+    assert (len(solved), "schedules" in found) == (2, False)
+    assert measure(wanted, EFFORT, found, forget)
+    assert [row["schedule"] for row in found["schedules"]] == ["gpipe", "one_f_one_b_flush"]
+    count = len(solved)
+    assert measure(wanted, EFFORT, found, forget)
+    assert len(solved) == count == 2 + 4 + 4
+
+
+def _found(period: int | None, bound: int = 1, memory: int = 10) -> dict[str, Any]:
+    return {
+        "status": "unknown" if period is None else "feasible",
+        "period_exact": None if period is None else [period, 1],
+        "bound_exact": [bound, 1],
+        "bubble": None if period is None else 0.25,
+        "memory_bytes": None if period is None else memory,
+        "solver": "step",
+        "seconds": 1.0,
+    }
+
+
+def _row(periods: dict[str, dict[str, Any]], **more: Any) -> dict[str, Any]:
+    return {"chain": "c", "chain_sha256": "", "gpus": 4, "microbatches": 4, "schedule": "gpipe",
+            "refused": None, "memory_bytes": 10, "split_backward": False,
+            "fixed": {"period_exact": [100, 1], "bubble": 0.5}, "searches": periods,
+            **more}  # fmt: skip
+
+
+def test_means_are_geometric_and_of_one_schedule_and_length() -> None:
+    rows = [
+        _row({"order_step": _found(100), "any_step": _found(50, 50)}),
+        _row({"order_step": _found(25), "any_step": {**_found(50, 50), "status": "optimal"}}),
+        {**_row({}), "refused": "no"},
+        _row({"order_step": _found(80)}, microbatches=16),
+    ]
+    short, long = means({"schedules": rows})
+    assert (short.turns, short.runs, short.refused, short.bubble) == (1, 3, 1, 0.5)
+    # sqrt(100 / 100 * 100 / 25)
+    assert short.ratios["order_step"] == pytest.approx((2, 1, 4))
+    assert short.ratios["any_step"] == pytest.approx((2, 2, 2))
+    assert (short.proven["order_step"], short.proven["any_step"]) == (0, 1)
+    assert long.turns == 4
+    assert long.ratios["order_step"] == pytest.approx((1.25, 1.25, 1.25))
+    assert "order_period" not in long.ratios
+
+
+def test_goals_that_are_missed_are_named() -> None:
+    good = _row({"order_step": _found(100), "any_step": _found(99), "any_period": _found(120)})
+    assert missed_goals({"schedules": [good, {**good, "refused": "no"}]}) == []
+    bad = _row(
+        {
+            "order_step": _found(125),
+            "any_step": _found(90, 91),
+            "order_period": _found(90, memory=11),
+            "any_period": _found(95),
+        }
+    )
+    where = "c, 4 GPUs, 4 micro-batches, GPipe"
+    assert missed_goals({"schedules": [bad]}) == [
+        f"{where}: step, same stages: 1.250 times as long",
+        f"{where}: step, any stages: below its bound",
+        f"{where}: period, same stages: more memory than the fixed schedule",
+        f"{where}: period, any stages: worse than on the same stages",
+    ]
+    assert missed_goals({"schedules": [_row({"any_step": _found(None)})]}) == [
+        f"{where}: step, any stages: unknown, no plan"
+    ]
+    chimera = _row({"any_step": _found(125)}, schedule="chimera")
+    assert missed_goals({"schedules": [chimera]}) == [
+        "c, 4 GPUs, 4 micro-batches, Chimera: step, any stages: 1.250 times as long; "
+        "it has two GPUs for each stage, which no search has"
+    ]
+
+
+def test_markdown_names_machine_settings_and_figures(document: dict[str, Any]) -> None:
+    text = to_markdown(document)
+    for part in (
+        document["machine"],
+        "workers 1, time limit 20 s a run, seed 0. Links 12GB/s.",
+        "| GPipe | Huang et al. 2019 | P | 2 | 0 |",
+        "| zero bubble (ZB-H1) | Qi et al. 2023 | P | 2 | 1 |",
+        *SEARCHES.values(),
+        "| halves | 2 | 2 | GPipe | 74 B | 632 ns | 47.8% | 600 ns | 1.053 | proven | 45.0% |",
+        "| halves | 2 | 2 | GPipe | 74 B | 316 ns | 47.8% | 300 ns | 1.053 | proven | 45.0% |",
+        "| unequal | 2 | 2 | zero bubble (ZB-H1) | layers[0].backward_input_ns: absent",
+    ):
+        assert part in text
+    assert "## Refused" not in to_markdown({**document, "schedules": []})
+
+
+def test_the_same_figures_give_the_same_picture(document: dict[str, Any], tmp_path: Path) -> None:
+    save_picture(document, tmp_path / "one.svg")
+    save_picture(copy.deepcopy(document), tmp_path / "two.svg")
+    text = (tmp_path / "one.svg").read_text()
+    assert text == (tmp_path / "two.svg").read_text()
+    for part in ("GPipe", "m = P", "on the same stages", "on any stages", "on 2 chains"):
+        assert part in text
+    refused = {"schedules": [row_of(document, UNEQUAL, "zero_bubble")]}
+    save_picture(refused, tmp_path / "none.svg")
+    assert "on 0 chains" in (tmp_path / "none.svg").read_text()
