@@ -126,6 +126,7 @@ def compare_systems(
     )
     machine = typed.load_instead(platform) if platform is not None else typed.read()
     layers = load_chain(chain, training_state)
+    names = None if systems is None else [name.strip() for name in systems.split(",")]
     if plot is not None:
         picture_suffix(plot)
     check_outputs({"--plot": plot, "--output": output})
@@ -138,7 +139,7 @@ def compare_systems(
                 layers,
                 machine,
                 microbatches=microbatches,
-                systems=None if systems is None else systems.split(","),
+                systems=names,
                 bucket_bytes=bucket_bytes,
                 memory=memory,
                 recompute=recompute,

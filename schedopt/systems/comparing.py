@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from time import monotonic
 
@@ -23,7 +23,7 @@ from schedopt.systems.figures import measure_plan
 from schedopt.systems.registry import System
 from schedopt.systems.setting import Setting
 from schedopt.units import format_duration
-from schedopt.validation import as_whole
+from schedopt.validation import as_whole, show
 from schedopt.version import __version__
 
 
@@ -83,6 +83,8 @@ def compare(
     InvalidPlanError
         If a plan is refused by the check for another reason than memory.
     """
+    # Refuses what is no chain or no platform.
+    Problem(chain=chain, platform=platform)
     if microbatches is None:
         microbatches = 4 * len(platform.gpus)
     as_whole(microbatches, "microbatches", low=1, high=2**20)
@@ -126,14 +128,22 @@ def _has_halves(chain: Chain) -> bool:
 def _chosen(names: Sequence[str] | None) -> list[System]:
     """Return the systems of these names, each once, ours last."""
     known = {system.name: system for system in (*registry.SYSTEMS, *OURS)}
-    for name in names or ():
-        if name not in known:
+    if names is None:
+        return [*known.values()]
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        raise InputError(
+            f"{show(names)} is no list of names",
+            field="systems",
+            way_out="Give a list, such as ['gpipe', 'schedopt']",
+        )
+    wanted = [*names]
+    for name in wanted:
+        if not isinstance(name, str) or name not in known:
             raise InputError(
-                f"{name!r:.60} is not known",
+                f"{show(name)} is not known",
                 field="systems",
                 way_out=f"Choose {', '.join(known)}",
             )
-    wanted = known if names is None else {*names}
     return [system for name, system in known.items() if name in wanted]
 
 

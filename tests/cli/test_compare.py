@@ -74,7 +74,7 @@ def test_the_table(chain: Path) -> None:
 def test_everything_is_written(chain: Path) -> None:
     folder = chain.parent
     done = compare(
-        chain, "--mem", "32", "--systems", "alone,halves,schedopt", "--sort", "name", "--json",
+        chain, "--mem", "32", "--systems", "alone, halves,schedopt", "--sort", "name", "--json",
         "--plans", str(folder / "plans"), "-o", str(folder / "c.json"),
         "--plot", str(folder / "c.svg"), "--microbatches", "3",
     )  # fmt: skip

@@ -224,6 +224,15 @@ def test_what_cannot_be_done_is_not_tried_again(
 def test_bad_input_is_an_error_and_no_row() -> None:
     with pytest.raises(InputError, match=r"'alon' is not known.*alone, .*schedopt"):
         compare(CHAIN, PLATFORM, systems=["alon"])
+    for wrong in ("alone", 3):
+        with pytest.raises(InputError, match=rf"^systems: {wrong!r} is no list of names. Give a"):
+            compare(CHAIN, PLATFORM, systems=wrong)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"^systems: \[\] is not known"):
+        compare(CHAIN, PLATFORM, systems=[[]])  # type: ignore[list-item]
+    with pytest.raises(InputError, match=r"^chain: 1 is no Chain"):
+        compare(1, PLATFORM)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"^platform: 2 is no Platform"):
+        compare(CHAIN, 2)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="microbatches"):
         compare(CHAIN, PLATFORM, microbatches=0)
     with pytest.raises(InputError, match="bucket_bytes"):
