@@ -7,7 +7,7 @@ from typing import Final
 
 from schedopt.cli.columns import Column, print_table
 from schedopt.cli.tables import make_console
-from schedopt.systems.comparison import Comparison, Row
+from schedopt.systems.comparison import OURS, Comparison, Row
 from schedopt.systems.figures import Figures
 from schedopt.units import format_bytes, format_duration, readable
 
@@ -97,6 +97,11 @@ def _explain(comparison: Comparison) -> str:
         lines.append(
             "Without versions (-): the weights take what the chain says, one version; for steps "
             "with a flush. Their updates are in the step, not in the period."
+        )
+    if any(row.system in OURS for row in comparison.rows):
+        lines.append(
+            "Ours are looked for, and proven, among plans without replicas: what is proven says "
+            "nothing of data parallelism and other plans in which several GPUs run a stage."
         )
     if free:
         lines.append("Transfers are free (no bandwidth given): what is sent takes no time here.")

@@ -188,7 +188,7 @@ class _Search:
             )
         except InputError as error:
             return _impossible(system, error)
-        note = f"{result.verdict}, without replicas"
+        note = f"{result.verdict} among plans without replicas"
         if start is not None and result.solver == "initial":
             note = f"that of {start[0]}; {note}"
         if result.plan is not None:
@@ -305,6 +305,8 @@ def _impossible(system: System, error: InputError) -> Row:
 
 def _why_none(result: Result) -> str:
     note, why = result.verdict, result.infeasibility
+    if result.status == "infeasible":
+        note += " without replicas"
     if why is None or why.least_memory_bytes is None:
         return note
     least = why.say(why.least_memory_bytes, result.problem.platform)

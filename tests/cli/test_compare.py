@@ -69,6 +69,7 @@ def test_the_table(chain: Path) -> None:
     assert "layers[0].backward_input_ns: absent" in " ".join(found["halves"])
     assert "Step      8 micro-batches" in done.stdout
     assert "Transfers are free" not in done.stdout
+    assert "without replicas" not in done.stdout
 
 
 def test_everything_is_written(chain: Path) -> None:
@@ -98,6 +99,7 @@ def test_nothing_fits(chain: Path) -> None:
     assert (done.returncode, done.stderr) == (3, "")
     assert "GPU 0 lacks 16 B" in done.stdout
     assert "a plan exists with 15 B" in done.stdout
+    assert "Ours are looked for, and proven, among plans without replicas" in done.stdout
     assert "No plan fits: there_and_back is the closest, where GPU 0 lacks 1 B." in done.stdout
     some = compare(chain, "--mem", "15", "--systems", "alone,there_and_back")
     assert "No plan fits" not in some.stdout

@@ -152,14 +152,14 @@ def test_our_plan_is_a_row_like_the_others() -> None:
     assert {row.system.name for row in found.rows} == {*names, "schedopt", "schedopt_step"}
     # One GPU has 6 ns of work in a micro-batch, and so has the link between two.
     assert figures(found, "schedopt").period == 6
-    assert rows(found)["schedopt"].note == "proven optimal, without replicas"
+    assert rows(found)["schedopt"].note == "proven optimal among plans without replicas"
     step = rows(found)["schedopt_step"].result
     assert step is not None
     assert step.problem.scope.microbatches == 8
     assert figures(found, "schedopt_step").step_ns <= figures(found, "schedopt").step_ns
     small = compare(CHAIN, Platform(gpus=2, memory=12, bandwidth="1GB/s"), systems=["schedopt"])
     assert small.rows[0].outcome == "impossible"
-    assert small.rows[0].note == "proven infeasible: a plan exists with 15 B"
+    assert small.rows[0].note == "proven infeasible without replicas: a plan exists with 15 B"
 
 
 def test_our_step_starts_from_the_shortest_of_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +176,7 @@ def test_our_step_starts_from_the_shortest_of_its_kind(monkeypatch: pytest.Monke
     )
     assert figures(found, "schedopt_step").step_ns == 12
     assert rows(found)["schedopt_step"].note == (
-        "that of flushed; not proven optimal, without replicas"
+        "that of flushed; not proven optimal among plans without replicas"
     )
 
 
