@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from time import monotonic
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
@@ -39,6 +41,9 @@ from schedopt.effort import TIME_LIMIT
 
 if TYPE_CHECKING:
     from schedopt.systems.comparison import Comparison
+
+PATIENCE_S: Final = 30
+"""How long systems are laid out before somebody hears what would be quicker."""
 
 
 def compare_systems(
@@ -146,7 +151,7 @@ def compare_systems(
                 time_limit=time_limit,
                 seed=seed,
                 workers=workers,
-                on_progress=show,
+                on_progress=telling(show),
             ).ordered(sort)
     if plans is not None:
         save_plans(found, plans)
@@ -162,6 +167,29 @@ def compare_systems(
         )
         raise typer.Exit(130)
     raise typer.Exit(0 if any(row.outcome == "fits" for row in found.rows) else 3)
+
+
+def telling(show: Callable[[int, int, str], None]) -> Callable[[int, int, str], None]:
+    """Return what shows progress, and says once what would be quicker where systems take long."""
+    from schedopt.systems.comparison import OURS
+
+    begin, told = monotonic(), False
+    ours = tuple(system.name for system in OURS)
+
+    def tell(done: int, total: int, name: str) -> None:
+        nonlocal told
+        show(done, total, name)
+        # Our plans have a time limit.
+        if told or name.startswith(ours) or monotonic() - begin < PATIENCE_S:
+            return
+        told = True
+        typer.echo(
+            f"{done} of {total} rows are done. Fewer micro-batches (--microbatches) or only some "
+            "systems (--systems) are quicker; Ctrl-C ends with the rows so far.",
+            err=True,
+        )
+
+    return tell
 
 
 def _print(found: Comparison, output: Path | None, as_json: bool) -> None:

@@ -270,17 +270,17 @@ class _Rows:
 def _row(system: System, setting: Setting, memory: MemoryReading) -> Row:
     try:
         plan, count = _made(system, setting)
+        plan = replace(plan, scope=replace(plan.scope, memory=memory))
+        result = Result(
+            problem=plan.problem,
+            status="feasible",
+            plan=plan,
+            solver=system.name,
+            version=__version__,
+        )
+        return _measured(system, result, setting.microbatches, count)
     except InputError as error:
         return _impossible(system, error)
-    plan = replace(plan, scope=replace(plan.scope, memory=memory))
-    result = Result(
-        problem=plan.problem,
-        status="feasible",
-        plan=plan,
-        solver=system.name,
-        version=__version__,
-    )
-    return _measured(system, result, setting.microbatches, count)
 
 
 def _made(system: System, setting: Setting) -> tuple[Plan, int]:

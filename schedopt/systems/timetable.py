@@ -11,6 +11,7 @@ from schedopt.account.timeline import Timeline
 from schedopt.errors import InputError
 from schedopt.plan import Kind, Operation, Pattern, Plan, Transfer, place_in_period
 from schedopt.problem import Problem, Scope
+from schedopt.simulation.events import MOST_EVENTS
 from schedopt.stage import Stage
 from schedopt.systems.steady_state import find_steady_state
 
@@ -182,6 +183,12 @@ class Timetable:
         return self.problem.platform.transfer_ns(count, source, target)
 
     def _add(self, task: _Task, names: Iterable[Name | Transfer]) -> None:
+        if len(self._tasks) >= MOST_EVENTS:
+            raise InputError(
+                f"the run would have more than {MOST_EVENTS} operations and transfers",
+                field="microbatches",
+                way_out="Use fewer micro-batches or GPUs",
+            )
         for name in names:
             if name in self._named:
                 raise ValueError(f"{name} is added twice")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from schedopt.cli.compare import telling
 from schedopt.systems.registry import SYSTEMS
 from tests.cli.commands import ROOT, run
 from tests.systems.stand_ins import CHAIN, names
@@ -131,6 +132,29 @@ def test_an_interrupt_keeps_the_rows_so_far(chain: Path) -> None:
     document = json.loads(output.read_text())
     assert [row["system"] for row in document["rows"]] == ["alone"]
     assert document["missing"] == ["interrupting", "schedopt"]
+
+
+def test_what_takes_long_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("schedopt.cli.compare.monotonic", lambda: now[0])
+    shown: list[str] = []
+    tell = telling(lambda done, total, name: shown.append(name))
+    said = []
+    for seconds, name in (
+        (0, "one"),
+        (29, "two"),
+        (31, "schedopt: step"),
+        (31, "three"),
+        (99, "4"),
+    ):
+        now[0] = seconds
+        tell(len(shown), 5, name)
+        said.append(capsys.readouterr().err)
+    assert shown == ["one", "two", "schedopt: step", "three", "4"]
+    assert [bool(words) for words in said] == [False, False, False, True, False]
+    assert said[3].startswith("3 of 5 rows are done. Fewer micro-batches (--microbatches) or only")
 
 
 def test_a_plan_that_is_not_valid_is_our_fault(chain: Path) -> None:

@@ -199,6 +199,35 @@ def test_what_a_system_cannot_do_is_a_row() -> None:
     assert found.rows[0].note == "layers[0].backward_input_ns: absent, and a split needs it"
 
 
+@pytest.mark.parametrize(
+    ("most", "place", "name", "note"),
+    [
+        # F and B of 8 micro-batches.
+        (15, "schedopt.simulation.events", "alone", "microbatches: 8 would make 16 events"),
+        # The same on two GPUs, with activation and gradient between them: 8 times 6.
+        (
+            47,
+            "schedopt.systems.timetable",
+            "gpipe",
+            "microbatches: the run would have more than 47 operations and transfers",
+        ),
+    ],
+    ids=["simulation", "timetable"],
+)
+def test_more_than_can_be_laid_out_is_a_row(
+    most: int, place: str, name: str, note: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch, SYSTEMS[0], System("gpipe", "", "schedopt.solvers.gpipe:plan", ""))
+    for limit, outcome in ((most, "impossible"), (most + 1, "fits")):
+        monkeypatch.setattr(f"{place}.MOST_EVENTS", limit)
+        (row,) = compare(
+            CHAIN, Platform(gpus=2, memory=200, bandwidth="1GB/s"), systems=[name]
+        ).rows
+        assert row.outcome == outcome
+        if outcome == "impossible":
+            assert row.note == note
+
+
 def test_a_step_is_rounded_up_to_what_a_system_can_do() -> None:
     found = compare(CHAIN, PLATFORM, systems=["alone", "in_pairs"], microbatches=7)
     assert (figures(found, "alone").microbatches, rows(found)["alone"].note) == (7, "")
