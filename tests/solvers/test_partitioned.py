@@ -1,0 +1,107 @@
+"""The partitions that people use as solvers, run by 1F1B* and by 1F1B."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+
+from schedopt import Chain, InputError, Layer, Platform, Rule, Scope, Stage, check, solve
+from schedopt.cuts import NoPartition
+from schedopt.problem import Problem
+from schedopt.solvers.even_split import even_split
+from schedopt.solving.registry import PARTITIONED, PARTITIONERS, load_partitioner, solver_names
+from tests.strategies import chains, platforms
+
+
+def _is_parted_evenly(chain: Chain, platform: Platform) -> bool:
+    """Whether equal numbers of layers for each GPU part layers that are tied."""
+    starts = [stage.first for stage in even_split(len(chain.layers), len(platform.gpus))]
+    return any(group[0] < start <= group[-1] for group in chain.same_gpu for start in starts)
+
+
+@settings(max_examples=80)
+@given(chains(tied=True), platforms(unequal=True) | platforms())
+def test_every_plan_is_valid_and_none_beats_the_exact_contiguous_one(
+    chain: Chain, platform: Platform
+) -> None:
+    exact = solve(chain, platform, solver="contiguous")
+    periods: dict[str, Fraction | None] = {}
+    for name in PARTITIONED:
+        if name.startswith("even_split") and _is_parted_evenly(chain, platform):
+            with pytest.raises(InputError, match="parts the tied layers"):
+                solve(chain, platform, solver=name)
+            continue
+        result = solve(chain, platform, solver=name)
+        assert check(result) == ()
+        periods[name] = result.period
+        if result.period is not None:
+            assert exact.period is not None
+            assert result.period >= exact.period
+    for name in PARTITIONERS:
+        star, eager = periods.get(name), periods.get(f"{name}_1f1b")
+        if eager is not None:
+            assert star is not None
+            assert star <= eager
+
+
+@settings(max_examples=80)
+@given(chains(tied=True), platforms())
+def test_what_piper_finds_fits_under_1f1b(chain: Chain, platform: Platform) -> None:
+    try:
+        load_partitioner("piper")(Problem(chain=chain, platform=platform))
+    except NoPartition:
+        return
+    assert solve(chain, platform, solver="piper_1f1b").plan is not None
+
+
+LAYER = Layer(
+    forward_ns=1,
+    backward_ns=2,
+    weight_bytes=4,
+    activation_bytes=1,
+    parameter_bytes=1,
+    gradient_bytes=1,
+)
+CHAIN = Chain(layers=(LAYER,) * 4)
+
+
+@pytest.mark.parametrize("name", PARTITIONED)
+def test_what_they_do_not_do_is_refused(name: str) -> None:
+    fixed = [Stage(layers=(0, 3), gpus=(0,))]
+    with pytest.raises(InputError, match=f"{name} does not do a rule with updates"):
+        solve(CHAIN, Platform(2, 99), rule=Rule(update_every=1), solver=name)
+    with pytest.raises(InputError, match=f"{name} does not do a finite step"):
+        solve(CHAIN, Platform(2, 99), scope=Scope(microbatches=4, max_k=None), solver=name)
+    with pytest.raises(InputError, match=f"{name} makes an allocation"):
+        solve(CHAIN, Platform(2, 99), stages=fixed, solver=name)
+
+
+@pytest.mark.parametrize("name", PARTITIONED)
+def test_a_period_asked_and_too_little_memory_are_no_errors(name: str) -> None:
+    # Two layers on each GPU take 6 ns; of 9 bytes 8 are weights, and 2 are saved.
+    for scope, memory, period in (
+        (Scope(period_ns=6), 99, 6),
+        (Scope(period_ns=5), 99, None),
+        (Scope(), 9, None),
+    ):
+        result = solve(CHAIN, Platform(2, memory), scope=scope, solver=name)
+        assert result.period == period
+        assert check(result) == ()
+
+
+def test_why_there_is_no_plan_stands_in_the_ladder() -> None:
+    (rung,) = solve(CHAIN, Platform(2, 9), solver="piper").ladder
+    assert rung.note.startswith("no plan that fits; no partition fits when the s-th stage")
+    # Stage 0 holds 8 bytes of weights and 2 micro-batches of 2 bytes.
+    (rung,) = solve(CHAIN, Platform(2, 11), solver="time_balanced_1f1b").ladder
+    assert rung.note == "no plan that fits; 1F1B needs 1 B more for stage 0"
+
+
+def test_each_partitioner_is_a_solver_by_two_names_and_says_where_it_comes_from() -> None:
+    assert {*PARTITIONERS, *(f"{name}_1f1b" for name in PARTITIONERS)} <= set(solver_names())
+    for entry in PARTITIONERS.values():
+        assert entry.title
+        assert re.search(r"\b(19|20)\d\d\b", entry.source)
