@@ -35,6 +35,7 @@ HEAVY = (
         "schedopt.drawing",
         "schedopt.exporting",
         "schedopt.profiling",
+        "schedopt.reporting.page",
         "schedopt.running",
         "schedopt.sweeping",
         "schedopt.systems.comparing",

@@ -17,6 +17,7 @@ from schedopt.cli.export import export_plan
 from schedopt.cli.import_chain import import_profile
 from schedopt.cli.instance import instance_app
 from schedopt.cli.profile import profile_model
+from schedopt.cli.report import report_plan
 from schedopt.cli.run import run_plan
 from schedopt.cli.show import show_plan
 from schedopt.cli.simulate import simulate_plan
@@ -67,6 +68,7 @@ app.command("check", epilog=EXIT_CODES)(check_plan)
 app.command("show", epilog=EXIT_CODES)(show_plan)
 app.command("simulate", epilog=EXIT_CODES)(simulate_plan)
 app.command("export", epilog=EXIT_CODES)(export_plan)
+app.command("report", epilog=EXIT_CODES)(report_plan)
 app.command("run", epilog=f"{EXIT_CODES} · 1 also if a rank fails")(run_plan)
 app.add_typer(instance_app, name="instance")
 bench_app.command("schedules", epilog=BENCH_EXIT_CODES)(bench_schedules)

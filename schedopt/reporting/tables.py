@@ -86,6 +86,37 @@ def layer_names(plan: Plan, stage: Stage) -> str:
     return printable(" … ".join(dict.fromkeys(name for name in names if name)))
 
 
+def layer_table(plan: Plan) -> Table:
+    """Return a row for each layer of the chain, at speed 1."""
+    stage_of = {
+        layer: number
+        for number, stage in enumerate(plan.stages)
+        for layer in range(stage.first, stage.last + 1)
+    }
+    return Table(
+        title="Layers",
+        columns=(
+            *("Layer", "Name", "Stage", "Forward", "Backward"),
+            *("Weights", "Saved", "Output"),
+        ),
+        rows=tuple(
+            (
+                str(number),
+                printable(layer.name) or "-",
+                str(stage_of[number]),
+                format_duration(layer.forward_ns),
+                format_duration(layer.backward_ns),
+                format_bytes(layer.weight_bytes),
+                format_bytes(layer.saved),
+                format_bytes(layer.activation_bytes),
+            )
+            for number, layer in enumerate(plan.chain.layers)
+        ),
+        left=frozenset(("Layer",)),
+        words=frozenset(("Name",)),
+    )
+
+
 def _recomputed(stage: Stage) -> str:
     """Return the runs of layers that a stage recomputes."""
     runs = (str(first) if first == last else f"{first}-{last}" for first, last in stage.recompute)

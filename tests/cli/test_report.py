@@ -1,0 +1,76 @@
+"""``schedopt report``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from schedopt.formats import save_result
+from tests.cli.commands import run
+from tests.drawing.helpers import result_of
+from tests.examples import EXAMPLES
+from tests.reporting.pages import Reader
+
+
+def saved(name: str, folder: Path) -> Path:
+    path = folder / f"{name}.json"
+    save_result(result_of(EXAMPLES[name]()), path)
+    return path
+
+
+def test_a_page_is_written(tmp_path: Path) -> None:
+    plan, page = saved("contiguous", tmp_path), tmp_path / "page.html"
+    done = run("report", plan, "-o", page, "--compare-with", plan, "--microbatches", "2")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"Page written to {page} (")
+    reader = Reader(page.read_text(encoding="utf-8"))
+    # GPU 2 is through with micro-batch 1 at 14, and nothing is in its way then: 15, 17, 18, 20.
+    assert "A step of 2 micro-batches takes 20 ns" in reader.words
+    assert "this plan is 1.00 times as fast as the best of the others" in reader.words
+    assert f"schedopt simulate {plan} --microbatches 2" in reader.words
+    assert sum(str(plan) in text for text in reader.texts["th"]) == 1
+
+
+def test_a_plan_that_is_not_valid_has_no_page(tmp_path: Path) -> None:
+    good, bad = saved("contiguous", tmp_path), saved("general", tmp_path)
+    document = json.loads(bad.read_text())
+    document["pattern"]["operations"].pop()
+    bad.write_text(json.dumps(document))
+    page = tmp_path / "page.html"
+    for arguments in ([bad], [good, "--compare-with", bad]):
+        done = run("report", *arguments, "-o", page)
+        assert done.returncode == 5
+        assert f"{bad}: not a valid plan" in done.stderr
+        assert not page.exists()
+
+
+def test_a_plan_over_its_memory_has_no_page(tmp_path: Path) -> None:
+    plan, page = saved("contiguous", tmp_path), tmp_path / "page.html"
+    document = json.loads(plan.read_text())
+    document["platform"]["gpus"][0]["memory_bytes"] -= 1
+    plan.write_text(json.dumps(document))
+    done = run("report", plan, "-o", page)
+    assert done.returncode == 5
+    assert "not a valid plan: memory" in done.stderr
+    assert not page.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["PLAN"], "--output"),
+        (["PLAN", "-o", "missing/page.html"], "missing/page.html: cannot be written"),
+        (["PLAN", "-o", "page.html", "--microbatches", "0"], "--microbatches: 0 is out of range"),
+        (["PLAN", "-o", "page.html", "--compare-with", "OTHER"], "for another chain"),
+        (["missing.json", "-o", "page.html"], "missing.json"),
+    ],
+)
+def test_bad_usage_is_one_clear_error(arguments: list[str], message: str, tmp_path: Path) -> None:
+    names = {"PLAN": saved("contiguous", tmp_path), "OTHER": saved("general", tmp_path)}
+    done = run("report", *[str(names.get(word, word)) for word in arguments], folder=tmp_path)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert message in done.stderr
+    assert not (tmp_path / "page.html").exists()
