@@ -27,6 +27,8 @@ from schedopt.solving.run import Run
 from schedopt.solving.steps import Answer
 from schedopt.stage import Stage
 
+MANY_STAGES: Final = 8
+"""From here on a greedy placement is there long before the first answer of the order model."""
 PROOF: Final = "CP-SAT over all orders of k micro-batches"
 LOAD: Final = "a GPU or link works so long for each micro-batch"
 EXTRA: Final = (Fraction(0), *(Fraction(percent, 100) for percent in (2, 5, 10, 20, 40, 80)))
@@ -69,6 +71,7 @@ def _solve_given(problem: Problem, run: Run) -> None:
     require_stages(problem, "periodic")
     given = replace(problem, stages=_pieces(problem.stages, problem))
     search = _Search(given, free=problem.scope.recompute)
+    _report_placed(given, run)
     for answer in search.scan(run):
         run.report(search.plan(answer))
     if not covers_grain(problem):
@@ -77,6 +80,19 @@ def _solve_given(problem: Problem, run: Run) -> None:
         run.report_infeasible(search.explain())
     else:
         search.report_bound(run)
+
+
+def _report_placed(problem: Problem, run: Run) -> None:
+    """Report the greedy placement of stages that are too many for the first question."""
+    used = {stage.gpus[0] for stage in problem.stages}
+    if run.best() is not None or len(problem.stages) < max(MANY_STAGES, len(used) + 1):
+        return
+    from schedopt.solving.local_search.search import is_compiled, place_stages
+
+    plan = place_stages(problem, run) if is_compiled(run) else None
+    asked = problem.scope.period_ns
+    if plan is not None and (asked is None or plan.pattern.period_total_ns <= asked):
+        run.report(plan)
 
 
 def _allocations(

@@ -82,6 +82,25 @@ def _compile() -> None:
     anneal(tables, state, scratch, best, flag.copy(), draw, 1, 2, DROPS[0], HEAT, COLD, flag)
 
 
+def place_stages(problem: Problem, run: Run) -> Plan | None:
+    """Return a 1-periodic plan of the stages that are given; None if the greedy rule finds none.
+
+    From the last stage to the first, F lies as late and B as early as the others leave room, at
+    the least period that bisection finds.
+    """
+    tables, most = make_tables(problem), len(problem.stages)
+    state, scratch, best = (new_state(tables, most) for _ in range(3))
+    encode(problem.stages, state)
+    state.first[:] = -1
+    state.counts[PERIOD] = max(1, longest_way(problem))
+    found, stop = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
+    draw = np.random.default_rng(run.seed)
+    low = ceil(run.bound() or 1)
+    # The first step of an annealing bisects, and moves nothing.
+    anneal(tables, state, scratch, best, found, draw, 1, low, DROPS[0], HEAT, COLD, stop)
+    return without_lags(decode(problem, tables, best)) if found[0] else None
+
+
 class LocalSearch:
     """The search for a general allocation with k = 1.
 
