@@ -336,6 +336,15 @@ def test_the_picture_names_each_plan(tmp_path: Path) -> None:
     # alone and in_pairs are at one place.
     for text in ("alone", "in_pairs", "stale", "there_and_back", "schedopt", "32 B usable"):
         assert text in said, text
+    places = {
+        (row.figures.most_bytes("sum"), row.figures.throughput)
+        for row in found.rows
+        if row.figures is not None
+    }
+    # Each place has a number beside its point, and once more beside the names.
+    for number in range(1, len(places) + 1):
+        assert said.count(str(number)) >= 2, number
+    assert said.count(str(len(places) + 1)) < 2
     assert "halves" not in said
     assert "two on 2 GPUs: throughput against memory" in said
     assert any(text.endswith("grey does not fit") for text in said)
