@@ -98,6 +98,10 @@ def _explain(comparison: Comparison) -> str:
             "Without versions (-): the weights take what the chain says, one version; for steps "
             "with a flush. Their updates are in the step, not in the period."
         )
+    if all(layer.update_ns is None for layer in comparison.chain.layers):
+        lines.append(
+            "Updates of the weights take no time here: no layer of the chain has update_ns."
+        )
     if any(row.system in OURS for row in comparison.rows):
         lines.append(
             "Ours are looked for, and proven, among plans without replicas: what is proven says "

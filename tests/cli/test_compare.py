@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,15 @@ def test_the_table(chain: Path) -> None:
     assert "Step      8 micro-batches" in done.stdout
     assert "Transfers are free" not in done.stdout
     assert "without replicas" not in done.stdout
+
+
+def test_updates_that_nobody_timed_are_told_of(chain: Path) -> None:
+    words = "Updates of the weights take no time here: no layer of the chain has update_ns."
+    assert words in compare(chain, "--mem", "32", "--systems", "alone").stdout
+    first, *others = CHAIN.layers
+    timed = replace(CHAIN, layers=(replace(first, update_ns=0), *others))
+    timed.save(chain)
+    assert words not in compare(chain, "--mem", "32", "--systems", "alone").stdout
 
 
 def test_everything_is_written(chain: Path) -> None:
