@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, Literal
 
-from schedopt.chain import Chain
 from schedopt.checking import check
 from schedopt.claims.claim import COMPLEXITY, Claim, Finding, Part, Reading, Step, Table
-from schedopt.claims.holes import forced_starts, holes, pack, place
-from schedopt.families.partition import draw_numbers, find_triples, theorem_1, theorem_2
-from schedopt.plan import Kind, Plan
-from schedopt.problem import Problem, Scope
+from schedopt.families.partition import draw_numbers, find_triples, wrong_groups
+from schedopt.families.reductions import Reduction
+from schedopt.plan import Plan
+from schedopt.result import Result
 from schedopt.solving import solve
-from schedopt.solving.run import Run
-from schedopt.stage import Stage
+from schedopt.solving.packing import Undecided
 
 CLAIM: Final = Claim(
     id="P1",
@@ -56,15 +55,18 @@ class Theorem:
     Parameters
     ----------
     title : str
+    number : {1, 2}
     answer : callable
         From numbers to a plan of the period, or None if it is proven that there is none.
-    groups : callable
-        From a plan to the places that lie together.
     """
 
     title: str
+    number: Literal[1, 2]
     answer: Callable[[Sequence[int]], Plan | None]
-    groups: Callable[[Plan], list[list[int]]]
+
+    def groups(self, plan: Plan, numbers: Sequence[int]) -> list[list[int]]:
+        """Return the places that lie together in a plan."""
+        return Reduction(self.number, tuple(numbers)).groups(plan)
 
 
 def find_reductions(step: Step, effort: Effort | None = None) -> Finding:
@@ -147,7 +149,7 @@ def compare(theorem: Theorem, numbers: Sequence[int]) -> dict[str, Any]:
     """Answer both problems of some numbers, and look at the groups that the plan makes."""
     m = len(numbers) // 3
     plan = theorem.answer(numbers)
-    wrong = "" if plan is None else _look(theorem.groups(plan), numbers, check(plan))
+    wrong = "" if plan is None else _look(theorem.groups(plan, numbers), numbers, check(plan))
     partition = find_triples(numbers) is not None
     return {
         "theorem": theorem.title,
@@ -162,120 +164,44 @@ def compare(theorem: Theorem, numbers: Sequence[int]) -> dict[str, Any]:
 
 def _look(groups: list[list[int]], numbers: Sequence[int], violations: Sequence[object]) -> str:
     """Say what is wrong about a plan and its groups, if anything."""
-    total = 3 * sum(numbers) // len(numbers)
     if violations:
         return f"the plan is not valid: {violations[0]}"
-    if sorted(place for group in groups for place in group) != [*range(len(numbers))]:
-        return "the groups do not hold every number once"
-    sizes = [[numbers[place] for place in group] for group in groups]
-    if any(sum(group) != total for group in sizes):
-        return f"a group does not add up to V: {sizes}"
-    if any(len(group) != 3 for group in sizes):
-        return f"a group is not of three: {sizes}"
-    return ""
+    return wrong_groups(groups, numbers)
 
 
 def _wrong(cases: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [case for case in cases if case["partition"] != case["plan"] or "wrong" in case]
 
 
-def answer_theorem_1(numbers: Sequence[int]) -> Plan | None:
-    """Return a plan of period V on any allocation, or None if there is none.
+def _answer(theorem: Literal[1, 2], numbers: Sequence[int]) -> Plan | None:
+    result = _solve(Reduction(theorem, tuple(numbers)), "packing")
+    if result.status == "unknown":
+        raise Undecided
+    return result.plan
 
-    The chain keeps nothing, so that each GPU runs its layers in any order: load alone counts.
-    """
-    instance = theorem_1(numbers)
-    period = sum(numbers) // len(instance.platform.gpus)
-    free = Problem(
-        chain=instance.chain, platform=instance.platform, scope=Scope(allocation="general")
+
+def _solve(reduction: Reduction, solver: str) -> Result:
+    problem = reduction.problem()
+    return solve(
+        problem.chain,
+        problem.platform,
+        scope=problem.scope,
+        stages=problem.stages,
+        solver=solver,
+        workers=1,
+        time_limit=TIME_LIMIT,
     )
-    rooms = [period] * len(instance.platform.gpus)
-    gpus = pack(numbers, rooms, Run(free, time_limit=TIME_LIMIT))
-    if gpus is None:
-        return None
-    stages = tuple(Stage(layers=(n, n), gpus=(gpu,)) for n, gpu in enumerate(gpus))
-    begins = [0] * len(rooms)
-    phases: dict[tuple[Kind, int], int] = {}
-    for layer, gpu in enumerate(gpus):
-        phases["F", layer] = begins[gpu]
-        begins[gpu] += numbers[layer]
-    scope = Scope(allocation="fixed")
-    return place(replace(free, scope=scope, stages=stages), phases, period)
-
-
-def groups_of_theorem_1(plan: Plan) -> list[list[int]]:
-    """Return the layers of each GPU."""
-    return [
-        [number for number, stage in enumerate(plan.stages) if stage.gpus == (gpu,)]
-        for gpu in range(len(plan.platform.gpus))
-    ]
-
-
-def answer_theorem_2(numbers: Sequence[int]) -> Plan | None:
-    """Return a plan of period 2 m V on the given allocation, or None if there is none."""
-    instance, stages = theorem_2(numbers)
-    m = len(numbers) // 3
-    period = 2 * sum(numbers)
-    problem = Problem(
-        chain=instance.chain,
-        platform=instance.platform,
-        scope=Scope(allocation="fixed"),
-        stages=stages,
-    )
-    forced = forced_starts(problem, period)
-    assert forced is not None
-    free = holes(problem, forced, period)
-    phases = {one: start % period for one, start in forced.items()}
-    own = {0: range(m, 4 * m), 1: range(m)}
-    for gpu, layers in own.items():
-        sizes = [instance.chain.layers[layer].forward_ns for layer in layers]
-        rooms = pack(sizes, [room for _, room in free[gpu]], Run(problem, time_limit=TIME_LIMIT))
-        if rooms is None:
-            return None
-        begins = [start for start, _ in free[gpu]]
-        for layer, size, room in zip(layers, sizes, rooms, strict=True):
-            phases["F", layer] = begins[room]
-            begins[room] += size
-    return place(problem, phases, period)
-
-
-def groups_of_theorem_2(plan: Plan) -> list[list[int]]:
-    """Return the numbers between any two of the layers that keep something, by their place."""
-    m = len(plan.stages) // 6
-    forwards = sorted(
-        (one for one in plan.pattern.operations if one.kind == "F"), key=lambda one: one.start_ns
-    )
-    groups: list[list[int]] = [[]]
-    for one in forwards:
-        if plan.stages[one.stage].gpus != (0,):
-            continue
-        if one.stage >= 4 * m:
-            groups.append([])
-        else:
-            groups[-1].append(one.stage - m)
-    # What comes before the first of them comes behind the last.
-    return [group for group in [groups[0] + groups[-1], *groups[1:-1]] if group]
 
 
 THEOREMS: Final = (
-    Theorem("Theorem 1", answer_theorem_1, groups_of_theorem_1),
-    Theorem("Theorem 2", answer_theorem_2, groups_of_theorem_2),
+    Theorem("Theorem 1", 1, partial(_answer, 1)),
+    Theorem("Theorem 2", 2, partial(_answer, 2)),
 )
 
 
 def _by_solver(numbers: Sequence[int]) -> dict[str, Any]:
     """Ask the solver of all allocations for the period of Theorem 1."""
-    instance = theorem_1(numbers)
-    period = sum(numbers) // len(instance.platform.gpus)
-    chain: Chain = instance.chain
-    result = solve(
-        chain,
-        instance.platform,
-        scope=Scope(allocation="general", period_ns=period),
-        solver="general_cpsat",
-        workers=1,
-        time_limit=TIME_LIMIT,
-    )
+    result = _solve(Reduction(1, tuple(numbers)), "general_cpsat")
     partition = find_triples(numbers) is not None
     wanted = "optimal" if partition else "infeasible"
     return {

@@ -35,7 +35,8 @@ class Fact:
     k : int or None
         A pattern of this many micro-batches reaches the period. None where there is no plan.
     stages : sequence of Stage
-        An allocation that reaches it, where the proof names one; else empty.
+        An allocation that reaches it, where the proof names one, or the one that is given for the
+        scope fixed; else empty.
     """
 
     scope: Scope

@@ -1,26 +1,28 @@
-"""Instances of 3-partition, and the scheduling problems that decide them.
+"""Numbers for 3-partition: with groups and without, and the search that tells the two apart.
 
-Beaumont et al. 2021, Theorems 1 and 2. Given 3 m numbers that add up to m V, are there m groups of
-three that add up to V each?
+Given 3 m numbers that add up to m V, each between V / 4 and V / 2: are there m groups of three that
+add up to V each? NP-complete in the strong sense (Garey and Johnson 1979, problem SP15).
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import combinations
-from typing import Final
+from typing import Final, TypeAlias
 
-from schedopt.chain import Layer
 from schedopt.errors import InputError
-from schedopt.families.instance import Instance, make_instance
-from schedopt.families.theorems import PAPER
-from schedopt.platform import Platform
-from schedopt.stage import Stage
+from schedopt.interrupts import go_on, never
 from schedopt.validation import as_numbers, as_whole
 
+Triple: TypeAlias = tuple[int, int, int]
+"""Places of three numbers."""
+
 LARGEST_M: Final = 256
-"""The chain of Theorem 2 has 6 m layers."""
+LARGEST_TOTAL: Final = 2**20
+LARGEST_M_WITHOUT: Final = 12
+"""Up to this m `find_triples` took less than a second on all numbers that were tried."""
+MOST_DRAWS: Final = 100
 
 
 def draw_numbers(m: int, total: int, seed: int, *, solvable: bool) -> tuple[int, ...]:
@@ -37,42 +39,105 @@ def draw_numbers(m: int, total: int, seed: int, *, solvable: bool) -> tuple[int,
         Whether they are drawn in groups that add up to V. Else any; whether there are such groups
         is for `find_triples` to say.
     """
-    m = as_whole(m, "m", low=1, high=LARGEST_M)
-    total = as_whole(total, "total", low=9, high=2**20)
-    draw = random.Random(f"{m} {total} {seed} {solvable}")
-    low, high = total // 4 + 1, (total - 1) // 2
     if solvable:
-        triples = [_draw_triple(draw, low, high, total) for _ in range(m)]
-        numbers = [one for triple in triples for one in triple]
-    else:
-        numbers = [draw.randint(low, high) for _ in range(3 * m)]
-        while (apart := sum(numbers) - m * total) != 0:
-            place = draw.randrange(3 * m)
-            moved = numbers[place] - (1 if apart > 0 else -1)
-            if low <= moved <= high:
-                numbers[place] = moved
+        return draw_triples(m, total, seed)[0]
+    draw, low, high = _source(m, total, seed, solvable=False)
+    numbers = [draw.randint(low, high) for _ in range(3 * m)]
+    while (apart := sum(numbers) - m * total) != 0:
+        place = draw.randrange(3 * m)
+        moved = numbers[place] - (1 if apart > 0 else -1)
+        if low <= moved <= high:
+            numbers[place] = moved
     draw.shuffle(numbers)
     return tuple(numbers)
 
 
-def _draw_triple(draw: random.Random, low: int, high: int, total: int) -> tuple[int, int, int]:
+def draw_triples(m: int, total: int, seed: int) -> tuple[tuple[int, ...], list[Triple]]:
+    """Return numbers as `draw_numbers` does, with the groups in which they were drawn."""
+    draw, low, high = _source(m, total, seed, solvable=True)
+    numbers = [one for _ in range(m) for one in _draw_triple(draw, low, high, total)]
+    order = [*range(3 * m)]
+    draw.shuffle(order)
+    place = {one: at for at, one in enumerate(order)}
+    groups = [(place[one], place[one + 1], place[one + 2]) for one in range(0, 3 * m, 3)]
+    return tuple(numbers[one] for one in order), groups
+
+
+def draw_without_triples(m: int, total: int, seed: int) -> tuple[int, ...]:
+    """Return numbers as `draw_numbers` does, proven by `find_triples` to have no such groups.
+
+    Parameters
+    ----------
+    m : int
+        2 to 12.
+    total : int
+        V. For some, such as 9 to 12, all numbers have groups.
+    seed : int
+
+    Raises
+    ------
+    InputError
+        Also if all of 100 draws have groups.
+    """
+    if as_whole(m, "m", low=1, high=LARGEST_M) == 1:
+        raise InputError(
+            "3 numbers that add up to V are a group",
+            field="m",
+            way_out=f"Give an integer from 2 to {LARGEST_M_WITHOUT}",
+        )
+    if m > LARGEST_M_WITHOUT:
+        raise InputError(
+            f"{m} groups are too many to prove that there are none",
+            field="m",
+            way_out=f"Give an integer from 2 to {LARGEST_M_WITHOUT}",
+        )
+    seed = as_whole(seed, "seed", high=2**32)
+    for number in range(seed * MOST_DRAWS, (seed + 1) * MOST_DRAWS):
+        numbers = draw_numbers(m, total, number, solvable=False)
+        if find_triples(numbers) is None:
+            return numbers
+    raise InputError(
+        f"each of {MOST_DRAWS} draws of {3 * m} numbers between V / 4 and V / 2 has groups that "
+        f"add up to V = {total}",
+        field="total",
+        way_out="Give a larger one, or another seed",
+    )
+
+
+def _source(m: int, total: int, seed: int, *, solvable: bool) -> tuple[random.Random, int, int]:
+    """Return where numbers are drawn from, the least of them and the largest."""
+    m = as_whole(m, "m", low=1, high=LARGEST_M)
+    total = as_whole(total, "total", low=9, high=LARGEST_TOTAL)
+    seed = as_whole(seed, "seed")
+    return random.Random(f"{m} {total} {seed} {solvable}"), total // 4 + 1, (total - 1) // 2
+
+
+def _draw_triple(draw: random.Random, low: int, high: int, total: int) -> Triple:
     while True:
         one, two = draw.randint(low, high), draw.randint(low, high)
         if low <= total - one - two <= high:
             return one, two, total - one - two
 
 
-def find_triples(numbers: Sequence[int]) -> list[tuple[int, int, int]] | None:
+def find_triples(
+    numbers: Sequence[int], stopped: Callable[[], bool] = never
+) -> list[Triple] | None:
     """Return groups of three places whose numbers have one and the same sum, or None.
 
     By trying, for the first place that is left, all pairs of others; the same numbers are tried
     once only.
+
+    Raises
+    ------
+    Stopped
+        If `stopped` says so before the end. In time and memory exponential in m.
     """
-    numbers = _checked(numbers)
+    numbers = as_sums(numbers)
     total = 3 * sum(numbers) // len(numbers)
     without: set[tuple[int, ...]] = set()
 
-    def group(left: tuple[int, ...]) -> list[tuple[int, int, int]] | None:
+    def group(left: tuple[int, ...]) -> list[Triple] | None:
+        go_on(stopped)
         if not left:
             return []
         key = tuple(sorted(numbers[one] for one in left))
@@ -90,59 +155,27 @@ def find_triples(numbers: Sequence[int]) -> list[tuple[int, int, int]] | None:
     return group(tuple(range(len(numbers))))
 
 
-def theorem_1(numbers: Sequence[int]) -> Instance:
-    """Return a chain on m GPUs that has a plan with period V if there are such groups.
+def wrong_groups(groups: Sequence[Sequence[int]], numbers: Sequence[int]) -> str:
+    """Say why groups of places are no 3-partition of the numbers; empty if they are."""
+    total = 3 * sum(numbers) // len(numbers)
+    if sorted(place for group in groups for place in group) != [*range(len(numbers))]:
+        return "the groups do not hold every number once"
+    sizes = [[numbers[place] for place in group] for group in groups]
+    if any(sum(group) != total for group in sizes):
+        return f"a group does not add up to V: {sizes}"
+    if any(len(group) != 3 for group in sizes):
+        return f"a group is not of three: {sizes}"
+    return ""
 
-    Each number is a layer that takes so many ns forward and nothing back; all sizes are 0.
 
-    Parameters
-    ----------
-    numbers : sequence of int
-        3 m of them, that add up to a multiple of m.
+def as_sums(numbers: Sequence[int]) -> tuple[int, ...]:
+    """Return numbers that m groups may share evenly.
+
+    Raises
+    ------
+    InputError
+        If they are not 3 m positive ones whose sum is a multiple of m.
     """
-    numbers = _checked(numbers)
-    m = len(numbers) // 3
-    return make_instance(
-        name=f"theorem-1-m-{m}",
-        family="theorem-1",
-        parameters={"m": m, "total": sum(numbers) // m},
-        layers=[_layer(one) for one in numbers],
-        platform=Platform(m, 1),
-        source=f"{PAPER}, Theorem 1",
-    )
-
-
-def theorem_2(numbers: Sequence[int]) -> tuple[Instance, tuple[Stage, ...]]:
-    """Return a chain on 2 GPUs and stages that run with period 2 m V if there are such groups.
-
-    Memory is m. m layers of V on the second GPU; the numbers on the first; then 2 m layers of V
-    with an activation of 1, on the second and the first GPU in turn. Nothing takes time back.
-    """
-    numbers = _checked(numbers)
-    m = len(numbers) // 3
-    total = sum(numbers) // m
-    instance = make_instance(
-        name=f"theorem-2-m-{m}",
-        family="theorem-2",
-        parameters={"m": m, "total": total},
-        layers=[
-            *[_layer(total)] * m,
-            *(_layer(one) for one in numbers),
-            *[_layer(total, activation=1)] * (2 * m),
-        ],
-        platform=Platform(2, m),
-        source=f"{PAPER}, Theorem 2",
-    )
-    gpus = [1] * m + [0] * (3 * m) + [1, 0] * m
-    stages = tuple(Stage(layers=(layer, layer), gpus=(gpu,)) for layer, gpu in enumerate(gpus))
-    return instance, stages
-
-
-def _layer(forward_ns: int, activation: int = 0) -> Layer:
-    return Layer(forward_ns=forward_ns, backward_ns=0, weight_bytes=0, activation_bytes=activation)
-
-
-def _checked(numbers: Sequence[int]) -> tuple[int, ...]:
     given = as_numbers(numbers, "numbers", low=1, high=2**30)
     if not given or len(given) % 3 or 3 * sum(given) % len(given):
         raise InputError(

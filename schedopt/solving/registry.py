@@ -27,6 +27,7 @@ SOLVERS: Final = {
     "general_cpsat": "schedopt.solvers.general_cpsat:solve",
     "next_fit": "schedopt.solvers.next_fit:solve",
     "one_f_one_b_star": "schedopt.solvers.one_f_one_b_star:solve",
+    "packing": "schedopt.solvers.packing:solve",
     "periodic": "schedopt.solvers.periodic:solve",
     "relaxation": "schedopt.solvers.relaxation:solve",
     "step": "schedopt.solvers.step:solve",
@@ -107,7 +108,7 @@ CHOOSE_ALLOCATION: Final = frozenset(
     {"contiguous", "contiguous_cpsat", "general", "general_cpsat", "next_fit", *PARTITIONED}
 )
 """Those that choose the allocation themselves, and refuse one that is given."""
-ANY_ALLOCATION: Final = frozenset({"general", "general_cpsat", "relaxation"})
+ANY_ALLOCATION: Final = frozenset({"general", "general_cpsat", "packing", "relaxation"})
 """Those that are for allocations of any kind."""
 
 

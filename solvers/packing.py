@@ -1,0 +1,257 @@
+"""Exact where a period leaves no freedom but who shares a GPU, or which hole is filled.
+
+With any allocation, of a chain that keeps nothing and sends for free: each GPU runs its layers in
+any order without a break, so a plan of period T is a packing of the layers into GPUs with room for
+T each (Beaumont et al. 2021, proof of Theorem 1).
+
+Of stages that are given, where the first stage that keeps something, and all behind it, must fill
+T: one micro-batch after the other, if its GPU has no room for a second. All of that is forced. What
+comes before keeps nothing and is free to wait, so a plan is a packing into the holes that are left
+(proof of Theorem 2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from schedopt.errors import InputError
+from schedopt.plan import Kind, Operation, Pattern, Plan, place_in_period
+from schedopt.problem import Problem, Scope
+from schedopt.result import Infeasibility
+from schedopt.solvers.one_f_one_b_star import refuse_unsupported
+from schedopt.solving.course import Course, require_stages
+from schedopt.solving.packing import Undecided, pack
+from schedopt.solving.run import Run
+from schedopt.solving.short_chains import keeps_nothing
+from schedopt.solving.steps import Step
+from schedopt.stage import Stage
+
+ONTO_GPUS: Final = "CP-SAT over all ways to pack the layers onto GPUs"
+INTO_HOLES: Final = "CP-SAT over all ways to fill the holes that forced operations leave"
+GENERAL_WAY: Final = "Use general_cpsat, or leave the choice of solvers to schedopt"
+FIXED_WAY: Final = "Use periodic, or leave the choice of solvers to schedopt"
+
+Key = tuple[Kind, int]
+"""An operation: its kind and its stage."""
+
+
+class Hole(NamedTuple):
+    """A part of the period, ns; it may run over its end."""
+
+    start: int
+    length: int
+
+
+def solve(problem: Problem, run: Run) -> None:
+    """Report a plan of at most the period that is asked, or that there is none.
+
+    Raises
+    ------
+    InputError
+        If no period is asked, or it leaves more to choose than a packing.
+    """
+    refuse_unsupported(problem, "packing")
+    period = problem.scope.period_ns
+    if period is None:
+        raise InputError(
+            "packing decides whether a plan of a given period exists",
+            field="solver",
+            way_out="Ask for a period (--period)",
+        )
+    try:
+        match problem.scope.allocation:
+            case "general":
+                _onto_gpus(problem, period, run)
+            case "fixed":
+                _into_holes(problem, period, run)
+            case "contiguous":
+                raise InputError(
+                    "packing looks for any allocation, or fills the holes of stages that are given",
+                    field="solver",
+                    way_out="Ask for any (--allocation general), or use contiguous",
+                )
+    except Undecided:
+        return
+
+
+def _onto_gpus(problem: Problem, period: int, run: Run) -> None:
+    """Pack layers onto GPUs."""
+    gpus, layers = problem.platform.gpus, problem.chain.layers
+    taken = sum(layer.weight_bytes for layer in layers)
+    taken += max(layer.workspace_bytes or 0 for layer in layers)
+    _refuse(
+        GENERAL_WAY,
+        (not keeps_nothing(problem), "layers that keep something for a micro-batch, or recompute"),
+        (problem.scope.split_backward, "a backward that may be split"),
+        (_has_links(problem), "transfers that take time"),
+        (len({gpu.speed for gpu in gpus}) > 1, "GPUs of different speeds"),
+        (bool(problem.chain.same_gpu), "tied layers"),
+        (taken > min(gpu.usable_bytes for gpu in gpus), "memory that may not hold all layers"),
+    )
+    lengths: dict[Key, int] = {}
+    for n, layer in enumerate(layers):
+        lengths["F", n] = gpus[0].duration_ns(layer.forward_ns)
+        lengths["B", n] = gpus[0].duration_ns(layer.backward_ns)
+    sizes = [lengths["F", n] + lengths["B", n] for n in range(len(layers))]
+    placed = pack(sizes, [period] * len(gpus), run)
+    if placed is None:
+        # Each micro-batch takes so long on its GPUs, in whatever order and for every k.
+        scope = Scope(
+            allocation="general",
+            max_k=None,
+            grain="layer",
+            memory="peak",
+            gpu_order="any",
+            period_ns=period,
+        )
+        run.report_infeasible(Infeasibility(scope=scope, proof=ONTO_GPUS))
+        return
+    begins = [0] * len(gpus)
+    phases: dict[Key, int] = {}
+    for n, gpu in enumerate(placed):
+        phases["F", n], phases["B", n] = begins[gpu], begins[gpu] + lengths["F", n]
+        begins[gpu] += sizes[n]
+    stages = [Stage(layers=(n, n), gpus=(gpu,)) for n, gpu in enumerate(placed)]
+    run.report(_plan(problem, stages, phases, lengths, max(1, *begins)))
+
+
+def _into_holes(problem: Problem, period: int, run: Run) -> None:
+    """Pack the operations before the first stage that keeps something into holes."""
+    scope, stages = problem.scope, problem.stages
+    require_stages(problem, "packing")
+    _refuse(
+        FIXED_WAY,
+        (scope.split_backward, "a backward that may be split"),
+        (scope.recompute, "layers that may be computed again"),
+        (_has_links(problem), "transfers that take time"),
+        (scope.memory == "peak", "memory read as its peak"),
+        (scope.max_k != 1, "patterns of more than one micro-batch"),
+        (
+            scope.grain == "layer" and any(stage.first < stage.last for stage in stages),
+            "layers of a stage that run apart",
+        ),
+    )
+    course = Course(problem)
+    proven = Scope(allocation="fixed", grain=scope.grain, gpu_order="any", period_ns=period)
+    gpu, short = course.lacking()
+    if short > 0:
+        proof = f"GPU {gpu} lacks {short} bytes with one micro-batch in flight"
+        run.report_infeasible(Infeasibility(scope=proven, proof=proof, gpu=gpu))
+        return
+    lengths = {key: step.length_ns for key, step in _operations(course)}
+    first = _first_that_fills(course)
+    forced, span = {}, 0
+    for key in lengths:
+        if key[1] >= first:
+            forced[key] = span
+            span += lengths[key]
+    if span > period:
+        proof = (
+            f"stage {first} keeps one micro-batch at a time, for {span} ns: there is no room for "
+            "a second"
+        )
+        run.report_infeasible(Infeasibility(scope=proven, proof=proof, gpu=stages[first].gpus[0]))
+        return
+    if span < period:
+        _refuse(
+            FIXED_WAY,
+            (True, f"a period of {period} ns, of which what keeps something fills {span} ns only"),
+        )
+    phases = dict(forced)
+    for gpu in range(len(problem.platform.gpus)):
+        own = [key for key in lengths if stages[key[1]].gpus == (gpu,)]
+        fixed = {key: forced[key] for key in own if key in forced}
+        free = [key for key in own if key not in forced]
+        gaps = holes(fixed, lengths, period)
+        filled = [key for key in free if lengths[key]]
+        rooms = pack([lengths[key] for key in filled], [gap.length for gap in gaps], run)
+        if rooms is None:
+            run.report_infeasible(Infeasibility(scope=proven, proof=INTO_HOLES, gpu=gpu))
+            return
+        begins = [gap.start for gap in gaps]
+        for key, room in zip(filled, rooms, strict=True):
+            phases[key] = begins[room] % period
+            begins[room] += lengths[key]
+        # What takes no time lies between two that do, never inside one.
+        edge = next((at + lengths[key] for key, at in fixed.items()), 0)
+        phases |= {key: edge % period for key in free if not lengths[key]}
+    run.report(_plan(problem, stages, phases, lengths, period))
+
+
+def _refuse(way_out: str, *found: tuple[bool, str]) -> None:
+    """Raise `InputError` for the first thing that is there."""
+    for present, what in found:
+        if present:
+            raise InputError(f"packing does not do {what}", field="solver", way_out=way_out)
+
+
+def _has_links(problem: Problem) -> bool:
+    return problem.platform.link is not None or problem.platform.network is not None
+
+
+def _operations(course: Course) -> Iterator[tuple[Key, Step]]:
+    """Yield the operations of a micro-batch in their order."""
+    for step in course.way:
+        if step.what == "F" or step.what == "B":
+            yield (step.what, step.stage), step
+
+
+def _first_that_fills(course: Course) -> int:
+    """Return the first stage that keeps something, of which only one micro-batch fits."""
+    keeping = [one for one in course.kept if one.each_bytes]
+    if not keeping:
+        _refuse(FIXED_WAY, (True, "stages that keep nothing for a micro-batch"))
+    first = keeping[0]
+    room = course.spare[first.gpu]
+    room -= sum(one.each_bytes for one in keeping if one.gpu == first.gpu)
+    _refuse(
+        FIXED_WAY,
+        (room >= first.each_bytes, f"memory that holds two micro-batches of stage {first.stage}"),
+    )
+    return first.stage
+
+
+def holes(forced: Mapping[Key, int], lengths: Mapping[Key, int], period: int) -> list[Hole]:
+    """Return what the forced operations of one GPU leave free of a period.
+
+    One that takes no time parts two holes: nothing runs across it.
+    """
+    if not forced:
+        return [Hole(0, period)]
+    starts = sorted((at, lengths[key]) for key, at in forced.items())
+    following = [at for at, _ in starts[1:]] + [starts[0][0] + period]
+    found = [
+        Hole(at + length, then - at - length)
+        for (at, length), then in zip(starts, following, strict=True)
+    ]
+    return [hole for hole in found if hole.length]
+
+
+def _plan(
+    problem: Problem,
+    stages: Sequence[Stage],
+    phases: Mapping[Key, int],
+    lengths: Mapping[Key, int],
+    period: int,
+) -> Plan:
+    """Return the 1-periodic plan in which each operation starts at its time of the period.
+
+    It runs the micro-batch that is ready then.
+    """
+    count = len(stages)
+    way: list[Key] = [("F", s) for s in range(count)]
+    way += [("B", s) for s in reversed(range(count))]
+    now, operations = 0, []
+    for kind, stage in way:
+        now += (phases[kind, stage] - now) % period
+        start, shift = place_in_period(now, 0, 1, period)
+        operations.append(Operation(kind=kind, stage=stage, shift=shift, start_ns=start))
+        now += lengths[kind, stage]
+    return Plan(
+        chain=problem.chain,
+        platform=problem.platform,
+        scope=problem.scope,
+        stages=tuple(stages),
+        pattern=Pattern(k=1, period_total_ns=period, operations=tuple(operations)),
+    )

@@ -1,0 +1,320 @@
+"""Packing as a solver: onto GPUs, and into the holes that forced operations leave."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import permutations, product
+from typing import Any
+
+import pytest
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+
+from schedopt import Chain, Layer, Platform, Problem, Result, Scope, Stage, check, solve
+from schedopt.errors import InputError
+from schedopt.families.partition import find_triples
+from schedopt.families.reductions import Reduction
+from schedopt.solvers.packing import Hole, Key, holes
+from schedopt.solvers.packing import solve as packing
+from schedopt.solving.run import Run
+
+NUMBERS = (3, 2, 2, 3, 3, 1)
+
+
+def layer(forward: int, backward: int = 0, **more: Any) -> Layer:
+    return Layer(
+        **{"weight_bytes": 0, "activation_bytes": 0, **more},
+        forward_ns=forward,
+        backward_ns=backward,
+    )
+
+
+def ask(problem: Problem, solver: str = "packing", limit: float = 60) -> Result:
+    result = solve(
+        problem.chain,
+        problem.platform,
+        scope=problem.scope,
+        stages=problem.stages,
+        solver=solver,
+        workers=1,
+        time_limit=limit,
+    )
+    assert check(result) == ()
+    return result
+
+
+def loads_fit(times: Sequence[int], gpus: int, period: int) -> bool:
+    return any(
+        all(
+            sum(time for time, one in zip(times, placed, strict=True) if one == gpu) <= period
+            for gpu in range(gpus)
+        )
+        for placed in product(range(gpus), repeat=len(times))
+    )
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=6),
+    st.integers(1, 3),
+    st.integers(1, 20),
+)
+@example([(0, 0)], 1, 1)
+@example([(3, 0), (3, 0), (2, 0), (2, 0), (2, 0)], 2, 6)
+def test_onto_gpus_by_trying_everything(
+    times: list[tuple[int, int]], gpus: int, period: int
+) -> None:
+    chain = Chain(layers=tuple(layer(*pair, weight_bytes=1) for pair in times))
+    platform = Platform(gpus, len(times))
+    asked = Problem(
+        chain=chain, platform=platform, scope=Scope(allocation="general", period_ns=period)
+    )
+    run = Run(asked, time_limit=60)
+    packing(asked, run)
+    possible = loads_fit([sum(pair) for pair in times], gpus, period)
+    found, proof = run.best(), run.infeasibility()
+    assert (found is not None, proof is not None) == (possible, not possible)
+    if found is not None:
+        assert check(found) == ()
+        assert found.pattern.period_total_ns <= period
+    # What is proven holds for any k, and layers apart.
+    wide = Scope(allocation="general", period_ns=period, max_k=None, grain="layer", memory="peak")
+    assert proof is None or proof.scope.covers(wide)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.integers(1, 8), min_size=3, max_size=6).filter(lambda one: len(one) != 4))
+def test_what_both_theorems_ask_is_the_same_packing(drawn: list[int]) -> None:
+    """Any numbers, also those whose groups are not of three."""
+    numbers = tuple(drawn[: len(drawn) // 3 * 3])
+    assume(3 * sum(numbers) % len(numbers) == 0)
+    one, two = Reduction(1, numbers), Reduction(2, numbers)
+    possible = loads_fit(numbers, one.m, one.total)
+    for reduction in (one, two):
+        found = ask(reduction.problem())
+        assert found.status == ("optimal" if possible else "infeasible")
+        if found.plan is not None:
+            assert found.period == found.lower_bound == reduction.period_ns
+            groups = reduction.groups(found.plan)
+            assert sorted(place for group in groups for place in group) == [*range(len(numbers))]
+            assert {sum(numbers[place] for place in group) for group in groups} == {one.total}
+    assert possible or find_triples(numbers) is None
+
+
+@st.composite
+def filled(draw: st.DrawFn) -> Problem:
+    """Draw stages of which those that keep something fill the period, one micro-batch at a time."""
+    free = draw(st.integers(0, 3))
+    keeping = draw(st.integers(1, 2))
+    times = st.integers(0, 4)
+    stages, layers = [], []
+    for n in range(free + keeping):
+        kept = 2 if n == free else draw(st.integers(0, 2)) if n > free else 0
+        stages.append(Stage(layers=(n, n), gpus=(draw(st.integers(0, 1)),)))
+        layers.append(layer(draw(times), draw(times), saved_bytes=kept))
+    behind = layers[free:]
+    period = sum(one.forward_ns + one.backward_ns for one in behind)
+    assume(period)
+    room = [
+        sum(one.saved for one, stage in zip(layers, stages, strict=True) if stage.gpus == (gpu,))
+        for gpu in (0, 1)
+    ]
+    platform = Platform(2, 1)
+    gpus = [
+        replace(gpu, memory_bytes=max(1, n)) for gpu, n in zip(platform.gpus, room, strict=True)
+    ]
+    return Problem(
+        chain=Chain(layers=tuple(layers)),
+        platform=platform.with_gpus(gpus),
+        scope=Scope(allocation="fixed", period_ns=period),
+        stages=tuple(stages),
+    )
+
+
+@settings(deadline=None, max_examples=40)
+@given(filled())
+def test_into_holes_as_the_solver_of_all_given_allocations(problem: Problem) -> None:
+    run = Run(problem, time_limit=60)
+    packing(problem, run)
+    found, proof = run.best(), run.infeasibility()
+    other = ask(problem, "periodic")
+    assert other.status != "unknown"
+    assert (found is not None, proof is not None) == (
+        other.plan is not None,
+        other.status == "infeasible",
+    )
+    if found is not None:
+        assert check(found) == ()
+        assert found.pattern.period_total_ns == problem.scope.period_ns
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.integers(1, 4), min_size=1, max_size=4),
+    st.lists(st.integers(1, 5), min_size=1, max_size=3),
+)
+def test_holes_by_looking_at_every_moment(ahead: list[int], behind: list[int]) -> None:
+    """Stages that keep something alternate between two GPUs; numbers wait on the first."""
+    stages = [Stage(layers=(n, n), gpus=(0,)) for n in range(len(ahead))]
+    layers = [layer(one) for one in ahead]
+    for n, time in enumerate(behind):
+        stages.append(Stage(layers=(len(layers),) * 2, gpus=(1 - n % 2,)))
+        layers.append(layer(time, saved_bytes=1))
+    period = sum(behind)
+    platform = Platform(2, len(behind))
+    room = [len(behind) // 2, len(behind) - len(behind) // 2]
+    gpus = [
+        replace(gpu, memory_bytes=max(1, n)) for gpu, n in zip(platform.gpus, room, strict=True)
+    ]
+    problem = Problem(
+        chain=Chain(layers=tuple(layers)),
+        platform=platform.with_gpus(gpus),
+        scope=Scope(allocation="fixed", period_ns=period),
+        stages=tuple(stages),
+    )
+    busy = {
+        moment % period
+        for n, time in enumerate(behind)
+        if n % 2
+        for moment in range(sum(behind[:n]), sum(behind[:n]) + time)
+    }
+    # All backwards take no time, at the end of the period.
+    cut = 0 if any(n % 2 for n in range(len(behind))) else None
+    possible = any(
+        _lays(order, start, busy, cut, period)
+        for order in permutations(ahead)
+        for start in range(period)
+    )
+    assert (ask(problem).plan is not None) == possible
+
+
+def _lays(order: Sequence[int], start: int, busy: set[int], cut: int | None, period: int) -> bool:
+    """Whether one after the other finds a gap, each at the first moment, once around."""
+    now, end = start, start + period
+    taken = set(busy)
+    for time in order:
+        while now + time <= end:
+            moments = [moment % period for moment in range(now, now + time)]
+            inside = cut is not None and cut in moments[1:]
+            if not inside and not taken & {*moments}:
+                break
+            now += 1
+        else:
+            return False
+        now += time
+    return True
+
+
+def test_holes_by_hand() -> None:
+    lengths: dict[Key, int] = {("F", 0): 7, ("F", 1): 7, ("B", 0): 0}
+    assert holes({}, {}, 28) == [Hole(0, 28)]
+    # The second one runs over the end of the period; then what takes no time parts it.
+    over = holes({("F", 0): 7, ("F", 1): 21 - 3}, lengths, 28)
+    assert over == [Hole(14, 4), Hole(25, 10)]
+    parted = holes({("F", 0): 7, ("F", 1): 18, ("B", 0): 28}, lengths, 28)
+    assert parted == [Hole(14, 4), Hole(25, 3), Hole(28, 7)]
+
+
+def test_both_theorems_by_hand() -> None:
+    for theorem in (1, 2):
+        reduction = Reduction(theorem, NUMBERS)
+        found = ask(reduction.problem())
+        assert found.plan is not None
+        sizes = [sorted(NUMBERS[n] for n in group) for group in reduction.groups(found.plan)]
+        assert sorted(sizes) == [[1, 3, 3], [2, 2, 3]]
+        # V = 12, but groups make 9, 11, 13 and 15.
+        assert ask(Reduction(theorem, (5, 5, 5, 3, 3, 3)).problem()).status == "infeasible"
+
+
+def test_a_shorter_period_than_what_is_kept_takes_is_impossible() -> None:
+    problem = Reduction(2, NUMBERS).problem()
+    shorter = replace(problem, scope=replace(problem.scope, period_ns=27))
+    run = Run(shorter, time_limit=60)
+    packing(shorter, run)
+    proof = run.infeasibility()
+    assert proof is not None
+    assert "for 28 ns" in proof.proof
+
+
+def test_memory_that_lacks_is_proven() -> None:
+    problem = Reduction(2, NUMBERS).problem()
+    gpus = [replace(gpu, memory_bytes=1) for gpu in problem.platform.gpus]
+    tight = replace(problem, platform=problem.platform.with_gpus(gpus))
+    result = ask(tight)
+    assert result.status == "infeasible"
+    assert result.infeasibility is not None
+    assert "lacks 1 bytes" in result.infeasibility.proof
+
+
+def test_no_time_is_no_answer() -> None:
+    reduction = Reduction(1, NUMBERS)
+    run = Run(reduction.problem(), time_limit=1e-9)
+    packing(reduction.problem(), run)
+    assert run.best() is None
+    assert run.infeasibility() is None
+
+
+ONE = Reduction(1, NUMBERS).problem()
+TWO = Reduction(2, NUMBERS).problem()
+KEEPS = Chain(layers=tuple(replace(one, activation_bytes=1) for one in ONE.chain.layers))
+TIED = replace(ONE.chain, same_gpu=((0, 1),))
+LINKED = Platform(2, 1, bandwidth="1GB/s")
+PAIRS = tuple(Stage(layers=(2 * n, 2 * n + 1), gpus=(n % 2,)) for n in range(6))
+ROOMY = TWO.platform.with_gpus([replace(gpu, memory_bytes=3) for gpu in TWO.platform.gpus])
+SPLIT = tuple(replace(n, backward_input_ns=0, backward_weight_ns=0) for n in ONE.chain.layers)
+REFUSED: dict[str, tuple[Problem, dict[str, Any], str]] = {
+    "no period": (ONE, {"scope": Scope(allocation="general")}, "Ask for a period"),
+    "contiguous": (ONE, {"scope": Scope(period_ns=7)}, "--allocation general"),
+    "what is kept": (ONE, {"chain": KEEPS}, "keep something for a micro-batch"),
+    "recompute": (ONE, {"scope": replace(ONE.scope, recompute=True)}, "or recompute"),
+    "split": (
+        ONE,
+        {"chain": Chain(layers=SPLIT), "scope": replace(ONE.scope, split_backward=True)},
+        "may be split",
+    ),
+    "links": (ONE, {"platform": LINKED}, "transfers that take time"),
+    "speeds": (ONE, {"platform": Platform(2, 1, speed=["1", "0.5"])}, "different speeds"),
+    "ties": (ONE, {"chain": TIED}, "tied layers"),
+    "memory": (
+        ONE,
+        {"chain": Chain(layers=tuple(replace(n, weight_bytes=1) for n in ONE.chain.layers))},
+        "memory that may not hold all layers",
+    ),
+    "a step": (ONE, {"scope": replace(ONE.scope, microbatches=2)}, "does not do a finite step"),
+    "links, given": (TWO, {"platform": Platform(2, 2, bandwidth="1GB/s")}, "transfers that take"),
+    "recompute, given": (TWO, {"scope": replace(TWO.scope, recompute=True)}, "computed again"),
+    "peak": (TWO, {"scope": replace(TWO.scope, memory="peak")}, "as its peak"),
+    "k": (TWO, {"scope": replace(TWO.scope, max_k=2)}, "more than one micro-batch"),
+    "apart": (
+        TWO,
+        {"scope": replace(TWO.scope, grain="layer"), "stages": PAIRS},
+        "layers of a stage that run apart",
+    ),
+    "more time": (TWO, {"scope": replace(TWO.scope, period_ns=29)}, "fills 28 ns only"),
+    "more memory": (TWO, {"platform": ROOMY}, "two micro-batches of stage 8"),
+    "nothing kept": (
+        TWO,
+        {"chain": Chain(layers=tuple(replace(n, activation_bytes=0) for n in TWO.chain.layers))},
+        "stages that keep nothing",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_no_packing_is_refused(case: str) -> None:
+    problem, change, words = REFUSED[case]
+    with pytest.raises(InputError) as caught:
+        ask(replace(problem, **change))
+    assert words in str(caught.value)
+    assert caught.value.way_out
+
+
+def test_the_last_layers_fill_the_period_by_another_solver() -> None:
+    chain = Chain(layers=TWO.chain.layers[8:])
+    stages = tuple(Stage(layers=(n, n), gpus=(1 - n % 2,)) for n in range(4))
+    found = solve(
+        chain, TWO.platform, stages=stages, scope=Scope(allocation="fixed"), solver="periodic"
+    )
+    assert found.status == "optimal"
+    assert found.period == 28
