@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 from schedopt.bench.effort import Effort
 from schedopt.bench.machine import describe_machine
@@ -12,10 +12,13 @@ from schedopt.errors import InputError, naming_file
 from schedopt.interrupts import interrupts
 
 
-class Wanted(Protocol):
-    """A run that a suite wants."""
+class Measurable(Protocol):
+    """What becomes one row of a document."""
 
-    family: ClassVar[str]
+    @property
+    def family(self) -> str:
+        """The list that it goes into."""
+        ...
 
     @property
     def given(self) -> dict[str, Any]:
@@ -64,7 +67,7 @@ def load_document(path: Path, effort: Effort) -> dict[str, Any]:
 
 
 def measure(
-    wanted: Sequence[Wanted],
+    wanted: Sequence[Measurable],
     effort: Effort,
     document: dict[str, Any],
     save: Callable[[dict[str, Any]], None],
@@ -74,7 +77,7 @@ def measure(
 
     Parameters
     ----------
-    wanted : sequence of Wanted
+    wanted : sequence of Measurable
     effort : Effort
     document : dict
         Rows are added to it.

@@ -2,32 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import shlex
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from schedopt.cli.commands import Commands
-from schedopt.cli.options import AsJson, ChainOutput, naming_options
-
-if TYPE_CHECKING:
-    from schedopt.families import Fact, Instance
+from schedopt.cli.instance_output import solve_command, write, writing
+from schedopt.cli.options import AsJson, ChainOutput
 
 EXIT_CODES = "Exit codes: 0 the chain was written · 1 a fault of ours · 2 bad usage or bad input"
-OPTIONS = {
-    "forward_ns": "forward",
-    "backward_ns": "backward",
-    "weight_bytes": "weight",
-    "activation_bytes": "activation",
-    "saved_bytes": "saved",
-    "memory_bytes": "mem",
-}
-"""Parameters of a family whose option has another name."""
-
 instance_app = Commands(
     help="Write a chain by rule: the instances of the theorems, uniform or random layers.",
     epilog=EXIT_CODES,
@@ -47,9 +30,9 @@ def section_6_1(output: ChainOutput, as_json: AsJson = False) -> None:
     """
     from schedopt import families
 
-    with _writing(output):
+    with writing(output):
         instance = families.section_6_1()
-    _write(instance, output, as_json)
+    write(instance, output, as_json)
 
 
 @instance_app.command("lemma2", epilog=EXIT_CODES)
@@ -63,9 +46,9 @@ def lemma_2(output: ChainOutput, as_json: AsJson = False) -> None:
     """
     from schedopt import families
 
-    with _writing(output):
+    with writing(output):
         instance = families.lemma_2()
-    _write(instance, output, as_json)
+    write(instance, output, as_json)
 
 
 @instance_app.command("theorem4", epilog=EXIT_CODES)
@@ -82,9 +65,9 @@ def theorem_4(
     """
     from schedopt import families
 
-    with _writing(output):
+    with writing(output):
         instance = families.theorem_4(k)
-    _write(instance, output, as_json)
+    write(instance, output, as_json)
 
 
 @instance_app.command("theorem5", epilog=EXIT_CODES)
@@ -102,9 +85,9 @@ def theorem_5(
     """
     from schedopt import families
 
-    with _writing(output):
+    with writing(output):
         instance = families.theorem_5(k)
-    _write(instance, output, as_json)
+    write(instance, output, as_json)
 
 
 @instance_app.command("theorem6", epilog=EXIT_CODES)
@@ -129,9 +112,9 @@ def theorem_6(
     """
     from schedopt import families
 
-    with _writing(output):
+    with writing(output):
         instance = families.theorem_6(k, memory)
-    _write(instance, output, as_json)
+    write(instance, output, as_json)
 
 
 @instance_app.command("uniform", epilog=EXIT_CODES)
@@ -172,7 +155,7 @@ def uniform(
     from schedopt import families
     from schedopt.units import parse_bytes, parse_duration
 
-    with _writing(output):
+    with writing(output):
         instance = families.uniform_chain(
             layers,
             forward_ns=parse_duration(forward, field="forward"),
@@ -183,7 +166,7 @@ def uniform(
             gpus=gpus,
             memory=None if mem is None else parse_bytes(mem, field="mem"),
         )
-    _write(instance, output, as_json)
+    write(instance, output, as_json)
 
 
 @instance_app.command("random", epilog=EXIT_CODES)
@@ -209,83 +192,49 @@ def random(
     from schedopt import families
     from schedopt.units import parse_bytes
 
-    with _writing(output):
+    with writing(output):
         instance = families.random_chain(
             layers, seed, gpus=gpus, memory=None if mem is None else parse_bytes(mem, field="mem")
         )
-    _write(instance, output, as_json)
+    write(instance, output, as_json)
 
 
-@contextmanager
-def _writing(output: Path) -> Iterator[None]:
-    """Refuse a file that cannot be written; name the option of each bad parameter."""
-    from schedopt.formats import check_writable
+@instance_app.command("three-partition", epilog=EXIT_CODES)
+def three_partition(
+    theorem: Annotated[
+        Literal["1", "2"],
+        typer.Option(help="1: any allocation on m GPUs; 2: a given one on 2 GPUs.", metavar="1|2"),
+    ],
+    m: Annotated[int, typer.Option(help="Groups, 1 to 256; with --no 2 to 12.", metavar="M")],
+    solvable: Annotated[
+        bool,
+        typer.Option(
+            "--yes/--no", help="Whether the numbers have a 3-partition, so that there is a plan."
+        ),
+    ],
+    output: ChainOutput,
+    seed: Annotated[int, typer.Option(help="The same seed, the same chain.", metavar="S")] = 0,
+    total: Annotated[
+        int, typer.Option(help="V, what each group adds up to, 9 to 2^20.", metavar="V")
+    ] = 1000,
+    as_json: AsJson = False,
+) -> None:
+    """Write 3 m numbers as a chain: a plan of one given period is a 3-partition of them.
 
-    check_writable(output)
-    with naming_options(OPTIONS):
-        yield
+    Beaumont et al. 2021, Theorems 1 and 2. Are there m groups of three numbers that add up to V
+    each? The numbers lie between V / 4 and V / 2, and take as many ns. With --yes groups are
+    built; with --no numbers are drawn until none are found by trying all.
 
+    Example: schedopt instance three-partition --theorem 1 --m 8 --no -o c.json
+    """
+    from schedopt.families.reductions import three_partition as make
 
-def _write(instance: Instance, output: Path, as_json: bool) -> None:
-    instance.chain.save(output)
-    command = _solve_command(instance, output)
-    if as_json:
-        typer.echo(json.dumps(_document(instance, command), indent=2))
+    with writing(output):
+        instance = make(1 if theorem == "1" else 2, m, total, seed, solvable=solvable)
+    if theorem == "1":
+        command = solve_command(instance, output)
+        command += ["--allocation", "general", "--period", str(total), "--solver", "packing"]
     else:
-        _print(instance, output, command)
-
-
-def _solve_command(instance: Instance, output: Path) -> list[str]:
-    """Return what solves the instance on its platform."""
-    platform = instance.platform
-    machine = ["--gpus", str(len(platform.gpus)), "--mem", str(platform.gpus[0].memory_bytes)]
-    return ["schedopt", "solve", "--chain", str(output), *machine]
-
-
-def _document(instance: Instance, command: list[str]) -> dict[str, object]:
-    from schedopt.families.instance import platform_to_json
-
-    return {
-        "name": instance.chain.name,
-        "layers": len(instance.chain.layers),
-        "platform": platform_to_json(instance.platform),
-        "known": [fact.to_json() for fact in instance.known],
-        "chain_sha256": instance.chain.sha256,
-        "solve": command,
-    }
-
-
-def _print(instance: Instance, output: Path, command: list[str]) -> None:
-    from schedopt.units import format_bytes, format_duration
-
-    chain, gpus = instance.chain, instance.platform.gpus
-    work = sum(layer.forward_ns + layer.backward_ns for layer in chain.layers)
-    count = f"{len(chain.layers)} layer{'s' if len(chain.layers) > 1 else ''}"
-    typer.echo(
-        f"Chain     {chain.name}: {count}, {format_duration(work)} for one micro-batch on one GPU"
-    )
-    typer.echo(
-        f"Platform  {len(gpus)} GPU{'s' if len(gpus) > 1 else ''} of "
-        f"{format_bytes(gpus[0].memory_bytes)}; transfers are free"
-    )
-    for fact in instance.known:
-        typer.echo(f"Known     {_sentence(fact)} ({fact.source})")
-    if not instance.known:
-        typer.echo("Known     nothing")
-    typer.echo(f"Chain written to {output}")
-    typer.echo(f"Solve     {shlex.join(command)}")
-
-
-def _sentence(fact: Fact) -> str:
-    from schedopt.units import format_duration
-
-    scope = fact.scope
-    plans = "contiguous" if scope.allocation == "contiguous" else "any allocation"
-    if scope.max_k is None:
-        plans += ", any k"
-    else:
-        plans += ", k = 1" if scope.max_k == 1 else f", k up to {scope.max_k}"
-    if fact.period is None:
-        return f"{plans}: infeasible"
-    reached = f", reached with k = {fact.k}" if scope.max_k != 1 else ""
-    return f"{plans}: {format_duration(fact.period)} or {fact.period} ns{reached}"
+        # No option of solve takes an allocation without a plan.
+        command = ["schedopt", "bench", "hardness", "--instance", str(output)]
+    write(instance, output, as_json, command)

@@ -1,0 +1,172 @@
+"""``schedopt instance three-partition`` and ``schedopt bench hardness``."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schedopt import Chain
+from tests.cli.test_instance import Here, here, written
+
+__all__ = ["here"]
+
+EXITS = {"yes": 0, "no": 3}
+
+
+@pytest.mark.parametrize("theorem", ["1", "2"])
+@pytest.mark.parametrize("solvable", ["yes", "no"])
+def test_what_is_written_is_answered_as_printed(
+    theorem: str, solvable: str, here: Here, tmp_path: Path
+) -> None:
+    shown = here.print(
+        "instance", "three-partition", "--theorem", theorem, "--m", "4", f"--{solvable}",
+        "--seed", "2", "--total", "100", "-o", "my chain.json",
+    )  # fmt: skip
+    kind = "any allocation, any k" if theorem == "1" else "the given allocation"
+    assert f"Known     {kind}" in shown
+    assert ("infeasible" in shown) == (solvable == "no")
+    command = written(shown)
+    if theorem == "1":
+        assert command == [
+            "solve", "--chain", "my chain.json", "--gpus", "4", "--mem", "1",
+            "--allocation", "general", "--period", "100", "--solver", "packing",
+        ]  # fmt: skip
+        code, printed, errors = here.run(*command, "--json")
+        assert (code, errors) == (EXITS[solvable], "")
+        status = {"yes": "optimal", "no": "infeasible"}[solvable]
+        assert json.loads(printed)["status"] == status
+    found = json.loads(here.print("bench", "hardness", "--instance", "my chain.json", "--json"))
+    assert (found["answer"], found["theorem"], found["m"], found["V"]) == (
+        solvable, int(theorem), 4, 100,
+    )  # fmt: skip
+    assert found["period_ns"] == (100 if theorem == "1" else 800)
+    assert len(found["numbers"]) == 12
+    assert sum(found["numbers"]) == 400
+    assert [sum(group) for group in found["groups"]] == ([100] * 4 if solvable == "yes" else [])
+    own = sorted(number for group in found["groups"] for number in group)
+    assert own == (sorted(found["numbers"]) if solvable == "yes" else [])
+    assert found["exhaustive_search"] == (None if solvable == "yes" else "agrees")
+    assert found["seconds"] < 60
+    assert "checked" in found["proof"] or "CP-SAT" in found["proof"]
+    text = here.print("bench", "hardness", "--instance", "my chain.json")
+    assert f"Answer    {solvable}, in " in text
+    assert text.count("Group     ") == (4 if solvable == "yes" else 0)
+
+
+def test_the_command_of_theorem_2_is_printed_and_quoted(here: Here) -> None:
+    arguments = ("three-partition", "--theorem", "2", "--m", "2", "--yes", "-o", "my chain.json")
+    shown = here.print("instance", *arguments)
+    assert "Solve     schedopt bench hardness --instance 'my chain.json'" in shown
+    document = json.loads(here.print("instance", *arguments, "--json"))
+    assert document["solve"] == shlex.split("schedopt bench hardness --instance 'my chain.json'")
+    assert document["known"][0]["period_exact"] == [4000, 1]
+
+
+BAD: dict[str, tuple[str, str]] = {
+    "theorem 3": ("--theorem 3 --m 2 --yes", "--theorem: "),
+    "no theorem": ("--m 2 --yes", "--theorem"),
+    "neither": ("--theorem 1 --m 2", "--yes"),
+    "m = 0": ("--theorem 1 --m 0 --yes", "--m: 0 is out of range. Give an integer from 1 to 256"),
+    "m too large": ("--theorem 2 --m 257 --yes", "--m: 257 is out of range."),
+    "one group": ("--theorem 1 --m 1 --no", "--m: 3 numbers that add up to V are a group"),
+    "too many to prove": ("--theorem 1 --m 13 --no", "--m: 13 groups are too many to prove"),
+    "V too small": ("--theorem 1 --m 2 --total 8 --yes", "--total: 8 is out of range."),
+    "V too large": ("--theorem 1 --m 2 --total 1048577 --no", "--total: 1048577 is out of range."),
+    "V without a no": ("--theorem 1 --m 2 --total 9 --no", "--total: each of 100 draws"),
+    "a negative seed": ("--theorem 1 --m 2 --yes --seed -1", "--seed: -1 is out of range."),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_values_give_2_and_the_option(case: str, here: Here, tmp_path: Path) -> None:
+    arguments, words = BAD[case]
+    errors = here.fail("instance", "three-partition", *arguments.split(), "-o", "chain.json")
+    assert words in errors
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_cannot_be_written_gives_2(here: Here, tmp_path: Path) -> None:
+    arguments = ("instance", "three-partition", "--theorem", "1", "--m", "2", "--yes", "-o")
+    assert "cannot be written" in here.fail(*arguments, tmp_path / "none" / "chain.json")
+    assert "is a folder" in here.fail(*arguments, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--json"], "--json: goes with --instance. Name one"),
+        (["--instance", "chain.json", "--quick"], "--quick: given beside --instance"),
+        (["--instance", "chain.json", "-o", "x.json"], "--output: given beside --instance"),
+        (["--instance", "none.json"], "none.json: "),
+        (["--workers", "0"], "--workers: "),
+        (["--time-limit", "0"], "--time-limit: 0 is no time"),
+        (["-o", "x.md"], "--output: x.md does not end in .json"),
+        (["-o", "none/x.json"], "none/x.json: cannot be written"),
+    ],
+)
+def test_bad_usage(arguments: list[str], words: str, here: Here, tmp_path: Path) -> None:
+    errors = here.fail("bench", "hardness", *arguments)
+    assert words in errors
+    assert errors.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_chain_of_another_family_is_refused_by_its_file(here: Here, tmp_path: Path) -> None:
+    here.print("instance", "uniform", "--layers", "6", "-o", "uniform.json")
+    errors = here.fail("bench", "hardness", "--instance", "uniform.json")
+    assert errors.startswith("Error: uniform.json: provenance.family: 'uniform' is no family of")
+    here.print("instance", "three-partition", "--theorem", "2", "--m", "2", "--no", "-o", "no.json")
+    document: dict[str, Any] = json.loads((tmp_path / "no.json").read_text())
+    document["layers"][-1]["activation_bytes"] = 2
+    (tmp_path / "no.json").write_text(json.dumps(document))
+    errors = here.fail("bench", "hardness", "--instance", "no.json", "--json")
+    assert errors.startswith(
+        "Error: no.json: layers[11].activation_bytes: 2, and 1 in Theorem 2. Write one with"
+    )
+
+
+def test_no_answer_in_time_gives_4(here: Here) -> None:
+    here.print("instance", "three-partition", "--theorem", "1", "--m", "8", "--no", "-o", "c.json")
+    code, printed, errors = here.run(
+        "bench", "hardness", "--instance", "c.json", "--time-limit", "1e-9", "--json"
+    )
+    assert (code, errors) == (4, "")
+    assert json.loads(printed)["answer"] == "unknown"
+
+
+def test_help_and_its_example(here: Here, tmp_path: Path) -> None:
+    shown = here.print("instance", "three-partition", "--help")
+    (example,) = (
+        line.strip().removeprefix("Example: ")
+        for line in shown.splitlines()
+        if line.strip().startswith("Example: ")
+    )
+    here.print(*shlex.split(example)[1:])
+    assert len(Chain.load(tmp_path / "c.json").layers) == 24
+    assert " three-partition " in here.print("instance", "--help")
+    shown = here.print("bench", "hardness", "--help")
+    assert "4 no answer" in shown
+    assert "schedopt bench hardness --instance chain.json --json" in shown
+
+
+def test_the_suite_writes_figures_tables_and_picture_and_goes_on(
+    here: Here, tmp_path: Path
+) -> None:
+    arguments = ("bench", "hardness", "--quick", "--time-limit", "0.2", "-o", "quick.json")
+    printed = here.print(*arguments)
+    assert "Theorem 2, exact cover: " in printed
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "quick.json", "quick.md", "quick.svg",
+    ]  # fmt: skip
+    first = (tmp_path / "quick.json").read_text()
+    sizes = {row["m"] for row in json.loads(first)["answers"]}
+    assert sizes == {2, 4, 8}
+    assert "](quick.svg)" in (tmp_path / "quick.md").read_text()
+    assert here.print(*arguments) == printed
+    assert (tmp_path / "quick.json").read_text() == first
+    errors = here.fail(*arguments, "--workers", "1")
+    assert "quick.json: workers: is 2 there, and 1 now" in errors
