@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from schedopt.cuts import balanced_cuts
 from schedopt.errors import InputError
 from schedopt.plan import Plan
 from schedopt.problem import Problem, Scope
@@ -13,7 +14,6 @@ from schedopt.solvers.one_f_one_b_star import solve
 from schedopt.solving.run import Run
 from schedopt.stage import Stage
 from schedopt.systems.figures import Figures, measure_plan
-from schedopt.systems.setting import balanced_cuts
 
 
 @dataclass(frozen=True, kw_only=True)
