@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from schedopt.cli.options import Microbatches, PlanFile, naming_options
+from schedopt.cli.progress import progress_bar
 
 
 def report_plan(
@@ -48,19 +49,20 @@ def report_plan(
 
     check_writable(output)
     result = load_valid(plan)
-    others = [(str(path), load_valid(path).plan) for path in compare_with or ()]
+    others = [(path.name, load_valid(path).plan) for path in compare_with or ()]
     loaded = result.plan
     assert loaded is not None
     count = usual_micro_batches(loaded) if microbatches is None else microbatches
-    with naming_options():
-        step = simulate(loaded, count)
-    named = [named_rival(name, other, loaded, count) for name, other in others if other is not None]
-    page = render_page(
-        result,
-        file=str(plan),
-        step=step,
-        ours=measure_plan(loaded, count, str(plan)),
-        rivals=[*named, *usual_rivals(loaded, count)],
-    )
+    with progress_bar() as show:
+        show(0, 3, "the step")
+        with naming_options():
+            step = simulate(loaded, count)
+        show(1, 3, "what it is compared with")
+        named = [named_rival(name, other, loaded, count) for name, other in others if other]
+        rivals = [*named, *usual_rivals(loaded, count)]
+        ours = measure_plan(loaded, count, plan.name)
+        show(2, 3, "the page")
+        # Without the folders of whoever writes it.
+        page = render_page(result, file=plan.name, step=step, ours=ours, rivals=rivals)
     write_whole(output, page)
     typer.echo(f"Page written to {output} ({format_bytes(len(page.encode()))})")

@@ -20,7 +20,7 @@ def commands(plan: Plan, file: str, step: Simulation) -> Iterator[tuple[str, str
     ----------
     plan : Plan
     file : str
-        Where it lies.
+        Its file.
     step : Simulation
         The step that is run.
     """

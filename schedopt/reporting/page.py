@@ -67,7 +67,7 @@ def render_page(
     result : Result
         With a plan.
     file : str
-        Where the plan lies, for the commands.
+        That of the plan, for the commands.
     step : Simulation
         Of that plan.
     ours : Figures
@@ -168,9 +168,11 @@ def _legend(plan: Plan) -> Iterator[str]:
 def _verdict(result: Result) -> str:
     period = result.period
     assert period is not None
-    found = f" Found by {result.solver} in {result.seconds:.1f} s." if result.solver else ""
+    by = ""
+    if result.ladder:
+        by = f" Found by the solver {result.solver}; the search took {result.seconds:.1f} s."
     said = result.verdict[0].upper() + result.verdict[1:]
-    return f"Period {format_duration(period)}. {said}.{found}"
+    return f"Period {format_duration(period)}. {said}.{by}"
 
 
 def _step_sentences(step: Simulation) -> Iterator[str]:

@@ -9,6 +9,7 @@ from fractions import Fraction
 from schedopt.account import bubble, find_binding, load, memory, versions
 from schedopt.plan import Plan
 from schedopt.problem import Scope
+from schedopt.reporting.proofs import explain_proof
 from schedopt.reporting.tables import layer_names, layer_range
 from schedopt.result import Result
 from schedopt.simulation import Simulation
@@ -71,7 +72,9 @@ def first_figures(result: Result, step: Simulation) -> Iterator[Figure]:
 
 def _quality(result: Result) -> Figure:
     if result.status == "optimal":
-        return Figure(name="Gap to the best", value="0%", meaning="proven: no plan is faster")
+        return Figure(
+            name="Gap to the best", value="0%", meaning="proven: no plan of its kind is faster"
+        )
     if result.gap is None:
         return Figure(name="Gap to the best", value="unknown", meaning="nothing was proven")
     return Figure(
@@ -199,7 +202,7 @@ def bound_sentences(result: Result) -> Iterator[str]:
             f"Whatever plan of this kind anybody finds, at most {float(saved):.2%} of the period "
             "can still be saved."
         )
-    yield f"Why it holds: {printable(readable(result.proof))}."
+    yield f"Why it holds: {printable(readable(result.proof))}. {explain_proof(result.proof)}"
     yield (
         "A bound rests on the times and bytes of the layers in the plan file, and speaks only of "
         "plans of the kind below: with one GPU for each stage, and one micro-batch for each "

@@ -244,7 +244,7 @@ def test_a_plan_of_64_gpus_and_512_micro_batches_opens_at_once(
     seconds = time.monotonic() - begin
     record_property("megabytes", path.stat().st_size / 1e6)
     record_property("seconds", seconds)
-    # Timings depend on the load of the machine: 2 s is the aim, and ten times that is a fault.
+    # The aim is 2 s. Timings depend on the load of the machine, but ten times that is a fault.
     assert seconds < 20
     assert page.locator(".row:not(.axis)").count() == 64 + 126
     page.click("#in")

@@ -128,7 +128,8 @@ def test_the_words_are_those_of_the_plan() -> None:
         "into 3 stages on 3 of 3 GPUs",
         "GPU 0 runs layers 0-1 (block 0 … block 1)",
         "layers 4-5",
-        "Proven optimal",
+        "Proven optimal. Found by the solver even_split",
+        "A GPU or a link cannot do more in a period than work all the time.",
         "The two are equal, as exact fractions: this plan is the best possible, proven.",
         f"can have a period of less than {format_duration(period)}. This plan",
         "each GPU runs one stage, of neighbouring layers",
@@ -155,6 +156,7 @@ def test_a_plan_of_which_nothing_is_known_says_so() -> None:
     words = Reader(page_of(EXAMPLES["contiguous"]())).words
     assert "Nothing is proven about this plan" in words
     assert "The plan file does not say what else was tried." in words
+    assert "Found by" not in words
     assert "Gap to the best unknown" in words
 
 
