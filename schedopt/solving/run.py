@@ -30,12 +30,15 @@ class Progress:
         Since the start.
     period, bound : Fraction or None
         The best so far, ns.
+    settled : bool
+        Whether nothing is left to find: see `Run.settled`.
     """
 
     solver: str
     seconds: float
     period: Fraction | None
     bound: Fraction | None
+    settled: bool
 
 
 @dataclass
@@ -250,6 +253,7 @@ class Run:
         with self._known.lock:
             self.proofs.append(proof)
             self._compare()
+        self._tell()
 
     def infeasibility(self) -> Infeasibility | None:
         """Return the proof that the scope asked holds no plan, with the least memory known.
@@ -302,7 +306,9 @@ class Run:
 
     def _tell(self) -> None:
         if self._on_progress is not None:
-            self._on_progress(Progress(self.solver, self.seconds(), self.period(), self.bound()))
+            self._on_progress(
+                Progress(self.solver, self.seconds(), self.period(), self.bound(), self.settled())
+            )
 
 
 def _period(plan: Plan) -> Fraction:

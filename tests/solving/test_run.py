@@ -73,6 +73,15 @@ def test_progress_tells_period_and_bound() -> None:
     assert seen[-1].period == result.period
     assert seen[-1].bound == result.lower_bound
     assert seen[-1].solver == "contiguous"
+    assert [one.settled for one in seen] == [False] * (len(seen) - 1) + [True]
+
+
+def test_progress_tells_of_a_proof_that_there_is_no_plan() -> None:
+    seen: list[Progress] = []
+    too_little = Platform(gpus=2, memory=1)
+    result = solve(CHAIN, too_little, solver="contiguous", on_progress=seen.append)
+    assert result.status == "infeasible"
+    assert (seen[-1].period, seen[-1].settled) == (None, True)
 
 
 def test_a_run_out_of_time_says_so() -> None:
