@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -22,12 +21,13 @@ from schedopt.cli.options import (
     naming_options,
     parse_counts,
 )
+from schedopt.cli.pools import make_pool
 from schedopt.cli.progress import progress_bar
 from schedopt.errors import InputError
 
 if TYPE_CHECKING:
     from schedopt.chain import Chain
-    from schedopt.sweeping import Place, Pool, Sweep
+    from schedopt.sweeping import Place, Sweep
 
 
 def sweep_chain(
@@ -177,7 +177,7 @@ def sweep_chain(
             known,
             layers,
             places,
-            _pool(jobs, dask),
+            make_pool(jobs, dask),
             save=lambda sweep: sweep.save(output),
             on_point=show,
         )
@@ -252,23 +252,6 @@ def _sizes(text: str) -> list[int]:
             f"{text!r:.60} has {len(sizes)} sizes", field="--mem", way_out="Give a larger step"
         )
     return list(sizes)
-
-
-def _pool(jobs: int | None, dask: str | None) -> Pool:
-    from schedopt.sweeping import ClusterPool, ProcessPool
-
-    if dask is None:
-        return ProcessPool(jobs)
-    if jobs is not None:
-        raise InputError(
-            "given beside --dask, whose workers say how many points run at a time",
-            field="jobs",
-            way_out="Leave one of them out",
-        )
-    pool = ClusterPool(dask)
-    # What it would say of a lost connection, our error says in one line.
-    logging.getLogger("distributed").setLevel(logging.CRITICAL)
-    return pool
 
 
 def _write_plans(sweep: Sweep, chain: Chain, folder: Path) -> None:
