@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import product
 from math import ceil
 from pathlib import Path
+from typing import Final
 
 from schedopt.chain import Chain
 from schedopt.errors import InputError
@@ -45,14 +46,48 @@ class Case:
     platform : Platform
     level : str
         Memory of a GPU over the least with which a contiguous plan exists, or "own".
-    bandwidth : str
-        As it was typed; "free" for none.
     """
 
     chain: Chain
     platform: Platform
     level: str
-    bandwidth: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """What chains are combined with.
+
+    Parameters
+    ----------
+    gpus : tuple of int
+        How many.
+    levels : tuple of Decimal
+        Memory of a GPU over the least with which a contiguous plan exists.
+    bandwidths : tuple of int or None
+        Bytes per second of each link; None: transfers are free.
+    """
+
+    gpus: tuple[int, ...]
+    levels: tuple[Decimal, ...]
+    bandwidths: tuple[int | None, ...]
+
+    def cases(self, chains: Iterable[Chain]) -> Iterator[Case]:
+        """Yield every chain with every number of GPUs, bandwidth and memory level."""
+        for chain, count, rate in product(chains, self.gpus, self.bandwidths):
+            least = least_memory(chain, count, rate)
+            for level in self.levels:
+                platform = Platform(count, ceil(least * level), bandwidth=rate)
+                yield Case(chain, platform, str(level))
+
+
+FULL: Final = Grid(
+    gpus=(2, 4, 8),
+    levels=(Decimal(1), Decimal("1.5"), Decimal(4)),
+    bandwidths=(12 * 10**9, 10**9),
+)
+QUICK: Final = Grid(gpus=(4, 8), levels=(Decimal("1.5"), Decimal(4)), bandwidths=(12 * 10**9,))
+QUICK_CHAINS: Final = frozenset({"gpt2", "resnet50", "random-layers-40-seed-1"})
+"""Those of our chains, by name, that a quick suite takes."""
 
 
 def family_chains() -> list[Chain]:
@@ -64,7 +99,7 @@ def theorem_cases() -> Iterator[Case]:
     """Yield the instances of the theorems, each on its own platform."""
     instances: list[Instance] = [section_6_1(), lemma_2(), theorem_4(3), theorem_5(2), theorem_6(4)]
     for instance in instances:
-        yield Case(instance.chain, instance.platform, OWN, "free")
+        yield Case(instance.chain, instance.platform, OWN)
 
 
 def load_chains(folder: Path) -> list[Chain]:
@@ -87,22 +122,9 @@ def load_chains(folder: Path) -> list[Chain]:
     return [Chain.load(path) for path in paths]
 
 
-def grid(
-    chains: Iterable[Chain],
-    gpus: Sequence[int],
-    levels: Sequence[Decimal],
-    bandwidths: Sequence[str],
-) -> Iterator[Case]:
-    """Yield every chain with every number of GPUs, memory level and bandwidth."""
-    for chain, count, bandwidth in product(chains, gpus, bandwidths):
-        rate = None if bandwidth == "free" else bandwidth
-        least = least_memory(chain, count, rate)
-        for level in levels:
-            platform = Platform(count, ceil(least * level), bandwidth=rate)
-            yield Case(chain, platform, str(level), bandwidth)
-
-
-def least_memory(chain: Chain, gpus: int, rate: str | None, *, recompute: bool = False) -> int:
+def least_memory(
+    chain: Chain, gpus: int, rate: str | int | None, *, recompute: bool = False
+) -> int:
     """Return the least memory of a GPU with which a contiguous plan exists, at least 1 byte."""
     platform = Platform(gpus, 1, bandwidth=rate)
     result = solve(chain, platform, scope=Scope(recompute=recompute), solver="contiguous")

@@ -4,70 +4,111 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 from schedopt.errors import InputError
+from schedopt.problem import Scope
+from schedopt.result import Ratio, check_ratio
+from schedopt.validation import STRICT
+
+InstanceKey = tuple[str, int, int, int | None]
+"""What tells an instance from others: the chain's sha256, GPUs, bytes of each, bandwidth."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """One run of one solver.
+    """One run of one contender.
 
     Parameters
     ----------
     chain, chain_sha256, layers
         The chain.
-    gpus, memory_bytes, level, bandwidth
-        The platform, and how its memory was chosen.
-    solver, time_limit_s, seed, workers
-        What ran.
+    gpus, memory_bytes, bandwidth_bytes_per_s, level
+        The platform, without a bandwidth where transfers are free, and how its memory was chosen.
+    solver, scope
+        Who was asked, and for which plans.
+    time_limit_s, seed, workers, jobs
+        What a run may take, and how many ran at a time.
     status : str
         As in a result, or "refused" where the solver does not do such problems.
+    reason : str
+        Why it refused.
     period_exact, bound_exact : (int, int) or None
-        The normalized period and the best bound, ns.
+        The normalized period and the best bound in the scope, ns.
+    found_by : str
+        Which solver found the plan: of a run of several, the one of them.
     seconds : float
+    to_best_s, to_proof_s : float or None
+        Seconds to the plan that was the best at the end, and to the proof that none is better or
+        that there is none.
     schedopt, python, machine, date
-        Where and with what.
+        With what, where and when it ran.
     """
+
+    __pydantic_config__: ClassVar[Any] = STRICT
 
     chain: str
     chain_sha256: str
     layers: int
     gpus: int
     memory_bytes: int
+    bandwidth_bytes_per_s: int | None
     level: str
-    bandwidth: str
     solver: str
+    scope: Scope
     time_limit_s: float
     seed: int
     workers: int
-    status: str
-    period_exact: tuple[int, int] | None
-    bound_exact: tuple[int, int] | None
+    jobs: int
+    status: Literal["optimal", "feasible", "infeasible", "unknown", "refused"]
+    reason: str
+    period_exact: Ratio | None
+    bound_exact: Ratio | None
+    found_by: str
     seconds: float
+    to_best_s: float | None
+    to_proof_s: float | None
     schedopt: str
     python: str
     machine: str
     date: str
 
-    @property
-    def case(self) -> tuple[str, int, int, str]:
-        """What was solved."""
-        return self.chain_sha256, self.gpus, self.memory_bytes, self.bandwidth
+    def __post_init__(self) -> None:
+        check_ratio(self, "period_exact")
+        check_ratio(self, "bound_exact")
 
     @property
-    def key(self) -> tuple[object, ...]:
-        """What must agree for a run to count as done."""
-        limits = self.time_limit_s, self.seed, self.workers
-        return *self.case, self.solver, *limits, self.schedopt
+    def instance(self) -> InstanceKey:
+        """What was solved."""
+        return self.chain_sha256, self.gpus, self.memory_bytes, self.bandwidth_bytes_per_s
+
+    @property
+    def asked(self) -> tuple[object, ...]:
+        """What was solved, by whom and in which scope."""
+        return self.instance, self.solver, self.scope
+
+    @property
+    def limits(self) -> tuple[object, ...]:
+        """What must agree for a run to count as done, beside what was asked."""
+        return self.time_limit_s, self.seed, self.workers, self.schedopt
 
     @property
     def period(self) -> Fraction | None:
         """The normalized period, ns."""
         return None if self.period_exact is None else Fraction(*self.period_exact)
+
+    @property
+    def bound(self) -> Fraction | None:
+        """What no plan of the scope can beat, ns."""
+        return None if self.bound_exact is None else Fraction(*self.bound_exact)
+
+    @property
+    def proven(self) -> bool:
+        """Whether nothing is left to find."""
+        return self.status in ("optimal", "infeasible")
 
 
 def append_record(path: Path, record: Record) -> None:
@@ -113,24 +154,23 @@ def load_records(path: Path) -> list[Record]:
 
 
 def latest(records: Iterable[Record]) -> list[Record]:
-    """Return the last record of each solver on each case."""
-    return list({(record.case, record.solver): record for record in records}.values())
+    """Return the last record of each contender on each instance."""
+    return list({record.asked: record for record in records}.values())
 
 
 def _read(line: str, number: int, path: Path) -> Record:
-    names = {field.name for field in fields(Record)}
+    from schedopt.formats.explaining import build
+    from schedopt.formats.reading import parse_object
+    from schedopt.formats.values import check_values
+
     try:
-        document: dict[str, Any] = json.loads(line)
-        for name in ("period_exact", "bound_exact"):
-            if document[name] is not None:
-                top, bottom = document[name]
-                document[name] = (int(top), int(bottom))
-        if set(document) != names:
-            raise ValueError
-        return Record(**document)
-    except (ValueError, TypeError, KeyError):
+        document = parse_object(line)
+        check_values(document)
+        return build(Record, document)
+    except InputError as error:
+        what = ": ".join(part for part in (error.field, error.rule) if part)
         raise InputError(
-            "is no record of a run",
+            f"is no record of a run of this version ({what})",
             field=f"line {number}",
             way_out="Take the line away, or write to another file",
             source=str(path),

@@ -3,33 +3,42 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from fractions import Fraction
 from statistics import geometric_mean, median
+from typing import TypeVar
 
-from schedopt.bench.markdown import table
-from schedopt.bench.records import Record
-from schedopt.units import format_bytes, format_duration
+from schedopt.bench.best_known import BestKnown
+from schedopt.bench.cases import OWN
+from schedopt.bench.contenders import OURS, RIVALS
+from schedopt.bench.records import InstanceKey, Record
+
+Key = TypeVar("Key")
+Best = dict[InstanceKey, Fraction]
+"""The least period that is known of each instance, ns."""
 
 
 @dataclass(frozen=True)
 class Standing:
-    """How one solver did.
+    """How one contender did.
 
     Parameters
     ----------
     solver : str
-    runs, plans, proven, refused : int
-        Of so many runs: with a plan, with a proof (optimal or infeasible), not done at all.
+    runs, plans, possible, proven, refused : int
+        Of so many runs: with a plan, on an instance of which a plan is known, with a proof
+        (optimal or infeasible in its scope), not done at all.
     mean, worst : float or None
-        Its period over the best that any solver found, where it has a plan: geometric mean, most.
+        Its period over the best known, where it has a plan: geometric mean, most.
     median_s, longest_s : float
     """
 
     solver: str
     runs: int
     plans: int
+    possible: int
     proven: int
     refused: int
     mean: float | None
@@ -37,134 +46,179 @@ class Standing:
     median_s: float
     longest_s: float
 
+    @property
+    def feasible(self) -> float | None:
+        """The share of the instances with a known plan for which it has one."""
+        return self.plans / self.possible if self.possible else None
 
-def best_periods(records: Iterable[Record]) -> dict[tuple[object, ...], Fraction]:
-    """Return the best period of each case, ns."""
-    best: dict[tuple[object, ...], Fraction] = {}
+
+@dataclass(frozen=True)
+class Duel:
+    """The exact contiguous plans beside those of another partitioner.
+
+    Parameters
+    ----------
+    other : str
+    both, above : int
+        Instances for which both have a plan, and on which that of the other is shorter.
+    mean, worst : float or None
+        Period of the other over ours where both have a plan: geometric mean, most.
+    only_ours, only_theirs : int
+        Instances for which one alone has a plan.
+    """
+
+    other: str
+    both: int
+    above: int
+    mean: float | None
+    worst: float | None
+    only_ours: int
+    only_theirs: int
+
+
+def in_order(records: Iterable[Record]) -> list[Record]:
+    """Return runs by chain and platform, on each in the order of the contenders."""
+    places = {name: place for place, name in enumerate((*OURS, *RIVALS))}
+    return sorted(
+        records,
+        key=lambda run: (
+            run.level == OWN,
+            run.chain,
+            run.chain_sha256,
+            run.gpus,
+            -(run.bandwidth_bytes_per_s or 0),
+            run.memory_bytes,
+            places.get(run.solver, len(places)),
+            run.solver,
+        ),
+    )
+
+
+def solvers_of(records: Iterable[Record]) -> list[str]:
+    """Return who took part, in the order of the contenders."""
+    seen = {record.solver for record in records}
+    known = [name for name in (*OURS, *RIVALS) if name in seen]
+    return [*known, *sorted(seen.difference(known))]
+
+
+def best_periods(records: Iterable[Record], known: Iterable[BestKnown]) -> Best:
+    """Return the best period of each instance, of the runs and of what else is known, ns."""
+    best = {one.instance: one.plan.period for one in known if one.plan is not None}
     for record in records:
         if record.period is not None:
-            best[record.case] = min(record.period, best.get(record.case, record.period))
+            best[record.instance] = min(record.period, best.get(record.instance, record.period))
     return best
 
 
-def standings(records: Sequence[Record]) -> list[Standing]:
-    """Return how each solver did, in the order of their first runs."""
-    best = best_periods(records)
-    of_solver: dict[str, list[Record]] = defaultdict(list)
-    for record in records:
-        of_solver[record.solver].append(record)
-    return [_standing(solver, runs, best) for solver, runs in of_solver.items()]
+def ratios(records: Iterable[Record], best: Best) -> list[float]:
+    """Return period over best period of the runs with a plan."""
+    return [float(run.period / best[run.instance]) for run in records if run.period is not None]
 
 
-def by_level(records: Sequence[Record]) -> dict[str, dict[str, float | None]]:
-    """Return for each memory level the geometric mean of each solver's period over the best."""
-    best = best_periods(records)
-    groups: dict[str, dict[str, list[float]]] = {}
-    for record in records:
-        ratios = groups.setdefault(record.level, {}).setdefault(record.solver, [])
-        if record.period is not None:
-            ratios.append(float(record.period / best[record.case]))
-    return {
-        level: {solver: geometric_mean(found) if found else None for solver, found in row.items()}
-        for level, row in groups.items()
-    }
+def standings(records: Sequence[Record], best: Best) -> list[Standing]:
+    """Return how each contender did."""
+    runs_of = _grouped(records, lambda run: run.solver)
+    return [_standing(solver, runs_of[solver], best) for solver in solvers_of(records)]
 
 
-def _standing(
-    solver: str, runs: list[Record], best: dict[tuple[object, ...], Fraction]
-) -> Standing:
-    ratios = [float(run.period / best[run.case]) for run in runs if run.period is not None]
-    seconds = [run.seconds for run in runs]
-    return Standing(
-        solver,
-        len(runs),
-        len(ratios),
-        sum(run.status in ("optimal", "infeasible") for run in runs),
-        sum(run.status == "refused" for run in runs),
-        geometric_mean(ratios) if ratios else None,
-        max(ratios, default=None),
-        median(seconds),
-        max(seconds),
-    )
-
-
-def to_markdown(records: Sequence[Record]) -> str:
-    """Return the tables of a suite as Markdown: solvers, memory levels, every case."""
-    solvers = list(dict.fromkeys(record.solver for record in records))
-    lines = ["# Solvers side by side", "", _protocol(records), ""]
-    lines += table(
-        ["solver", "runs", "plans", "proven", "refused", "over best, mean", "most", "median s",
-         "longest s"],
-        [
-            [one.solver, one.runs, one.plans, one.proven, one.refused, _ratio(one.mean),
-             _ratio(one.worst), f"{one.median_s:.3f}", f"{one.longest_s:.3f}"]
-            for one in standings(records)
-        ],
-    )  # fmt: skip
-    lines += [
-        "",
-        "Period over the best that any solver found, geometric mean, by memory level:",
-        "",
-    ]
-    lines += table(
-        ["memory level", *solvers],
-        [
-            [level, *(_ratio(row.get(solver)) for solver in solvers)]
-            for level, row in by_level(records).items()
-        ],
-    )
-    lines += ["", "Every case, with the period that each solver found (the best in bold):", ""]
-    lines += table(
-        ["chain", "layers", "GPUs", "memory", "level", "bandwidth", "bound", *solvers],
-        _case_rows(records, solvers),
-    )
-    return "\n".join(lines) + "\n"
-
-
-def _protocol(records: Sequence[Record]) -> str:
-    def values(name: str) -> str:
-        return ", ".join(dict.fromkeys(str(getattr(record, name)) for record in records))
-
-    return (
-        f"schedopt {values('schedopt')}, Python {values('python')}, {values('machine')}, "
-        f"{values('date')}; seed {values('seed')}, workers {values('workers')}, time limit "
-        f"{values('time_limit_s')} s a run. Contiguous allocations, k = 1. A memory level is the "
-        "memory of a GPU over the least with which a contiguous plan exists; instances of theorems "
-        "have their own memory."
-    )
-
-
-def _case_rows(records: Sequence[Record], solvers: Sequence[str]) -> list[list[object]]:
-    best = best_periods(records)
-    cases: dict[tuple[object, ...], list[Record]] = defaultdict(list)
-    for record in records:
-        cases[record.case].append(record)
-    rows = []
-    for case, runs in cases.items():
-        one = runs[0]
-        bounds = [Fraction(*run.bound_exact) for run in runs if run.bound_exact is not None]
-        found = {run.solver: _period(run, best.get(case)) for run in runs}
-        rows.append(
-            [
-                one.chain,
-                one.layers,
-                one.gpus,
-                format_bytes(one.memory_bytes),
-                one.level,
-                one.bandwidth,
-                format_duration(max(bounds)) if bounds else "",
-                *(found.get(solver, "") for solver in solvers),
-            ]
-        )
+def by_level(records: Sequence[Record], best: Best) -> dict[str, dict[str, float | None]]:
+    """Return for each memory level the geometric mean of each contender's period over the best."""
+    groups = _grouped(records, lambda run: run.level)
+    levels = sorted(groups, key=lambda level: (level == OWN, Decimal(0 if level == OWN else level)))
+    rows: dict[str, dict[str, float | None]] = {}
+    for level in levels:
+        runs_of = _grouped(groups[level], lambda run: run.solver)
+        rows[level] = {solver: _mean(ratios(runs, best)) for solver, runs in runs_of.items()}
     return rows
 
 
-def _period(run: Record, best: Fraction | None) -> str:
-    if run.period is None:
-        return run.status
-    text = format_duration(run.period)
-    return f"**{text}**" if run.period == best else text
+def duels(records: Sequence[Record]) -> list[Duel]:
+    """Return the exact contiguous plans beside those of all others asked in the same scope."""
+    ours = {run.instance: run for run in records if run.solver == "contiguous"}
+    scopes = {run.scope for run in ours.values()}
+    others = [run for run in records if run.solver != "contiguous" and run.scope in scopes]
+    runs_of = _grouped([run for run in others if run.instance in ours], lambda run: run.solver)
+    return [
+        _duel(solver, [(ours[run.instance], run) for run in runs_of[solver]])
+        for solver in solvers_of(records)
+        if solver in runs_of
+    ]
 
 
-def _ratio(value: float | None) -> str:
-    return "" if value is None else f"{value:.3f}"
+def missed_goals(records: Sequence[Record]) -> list[str]:
+    """Return in words what should not be so."""
+    missed = [
+        f"the contiguous plan is not proven: {_where(run)}"
+        for run in records
+        if run.solver == "contiguous" and not run.proven and run.status != "refused"
+    ]
+    for duel in duels(records):
+        if duel.above:
+            missed.append(f"{duel.other} is below the exact contiguous plan on {duel.above} rows")
+        if duel.only_theirs:
+            missed.append(f"{duel.other} alone has a contiguous plan on {duel.only_theirs} rows")
+    return missed + [
+        f"{one.solver} proved what the plan of {other.solver} refutes: {_where(one)}"
+        for same in _grouped(records, lambda run: run.instance).values()
+        for one in same
+        for other in same
+        if is_refuted(one, other)
+    ]
+
+
+def is_refuted(one: Record, other: Record) -> bool:
+    """Whether a run has a plan where another one proved that there is none, or none so short."""
+    if other.period is None or not one.scope.covers(other.scope):
+        return False
+    return one.status == "infeasible" or (one.bound is not None and one.bound > other.period)
+
+
+def _grouped(records: Iterable[Record], key: Callable[[Record], Key]) -> dict[Key, list[Record]]:
+    groups: dict[Key, list[Record]] = defaultdict(list)
+    for record in records:
+        groups[key(record)].append(record)
+    return groups
+
+
+def _standing(solver: str, runs: list[Record], best: Best) -> Standing:
+    found = ratios(runs, best)
+    seconds = [run.seconds for run in runs]
+    return Standing(
+        solver=solver,
+        runs=len(runs),
+        plans=len(found),
+        possible=sum(run.instance in best for run in runs),
+        proven=sum(run.proven for run in runs),
+        refused=sum(run.status == "refused" for run in runs),
+        mean=_mean(found),
+        worst=max(found, default=None),
+        median_s=median(seconds),
+        longest_s=max(seconds),
+    )
+
+
+def _duel(other: str, pairs: Sequence[tuple[Record, Record]]) -> Duel:
+    both = [
+        theirs.period / ours.period
+        for ours, theirs in pairs
+        if ours.period is not None and theirs.period is not None
+    ]
+    return Duel(
+        other=other,
+        both=len(both),
+        above=sum(ratio < 1 for ratio in both),
+        mean=_mean([float(ratio) for ratio in both]),
+        worst=float(max(both)) if both else None,
+        only_ours=sum(ours.period is not None and theirs.period is None for ours, theirs in pairs),
+        only_theirs=sum(
+            ours.period is None and theirs.period is not None for ours, theirs in pairs
+        ),
+    )
+
+
+def _mean(found: Sequence[float]) -> float | None:
+    return geometric_mean(found) if found else None
+
+
+def _where(run: Record) -> str:
+    return f"{run.chain}, {run.gpus} GPUs, level {run.level}"

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import typer
 
 from schedopt.cli.commands import Commands
-from schedopt.cli.options import check_time_limit, parse_counts
+from schedopt.cli.options import check_time_limit
 from schedopt.cli.progress import progress_bar
 from schedopt.cli.signals import usual_signals
 from schedopt.errors import InputError
-
-if TYPE_CHECKING:
-    from schedopt.bench.records import Record
 
 EXIT_CODES = "Exit codes: 0 done · 1 a fault of ours · 2 bad usage or bad input · 130 interrupted"
 SHIPPED = Path("instances")
@@ -34,98 +30,6 @@ bench_app = Commands(
 def _options(context: typer.Context) -> None:
     # The suites keep what they have measured when they are interrupted.
     context.with_resource(usual_signals())
-
-
-@bench_app.command("solvers", epilog=EXIT_CODES)
-def bench_solvers(
-    chains: Annotated[
-        Path | None,
-        typer.Option(
-            help="A folder of chains of one's own. Default: instances, and chains by rule.",
-            metavar="DIR",
-            show_default=False,
-        ),
-    ] = None,
-    gpus: Annotated[str, typer.Option(help="How many GPUs.", metavar="P,P")] = "2,4,8",
-    levels: Annotated[
-        str,
-        typer.Option(
-            help="Memory of a GPU over the least with which a contiguous plan exists.",
-            metavar="X,X",
-        ),
-    ] = "1,1.5,4",
-    bandwidths: Annotated[
-        str, typer.Option(help="Of each link; free for none.", metavar="RATE,RATE")
-    ] = "free,12GB/s,1GB/s",
-    solvers: Annotated[
-        str, typer.Option(help="Which solvers.", metavar="NAME,NAME")
-    ] = "even_split,next_fit,contiguous",
-    time_limit: TimeLimit = 60.0,
-    seed: Annotated[int, typer.Option(help="For solvers that draw.", metavar="N")] = 0,
-    output: Annotated[
-        Path,
-        typer.Option(
-            "--output", "-o", help="The runs, one a line; the tables lie beside.", metavar="FILE"
-        ),
-    ] = Path("results/solvers.jsonl"),
-) -> None:
-    """Run solvers on chains x GPUs x memory levels x bandwidths, and compare what they find.
-
-    Each run is recorded at once. Started again, the command does only what is missing, so that
-    Ctrl-C loses one run at most.
-
-    Examples
-    --------
-    schedopt bench solvers
-
-    schedopt bench solvers --chains profiles --gpus 4,8 --levels 1,2 -o profiles.jsonl
-    """
-    from schedopt.bench.cases import family_chains, grid, load_chains, theorem_cases
-    from schedopt.bench.records import latest, load_records
-    from schedopt.bench.solvers import run_suite
-    from schedopt.bench.summary import to_markdown
-    from schedopt.formats import check_writable, write_whole
-    from schedopt.solving import load_solver
-    from schedopt.units import parse_bandwidth
-
-    if output.suffix != ".jsonl":
-        raise InputError(
-            f"{output} does not end in .jsonl",
-            field="--output",
-            way_out="Let it; the tables go beside it, into a file that ends in .md",
-        )
-    tables = output.with_suffix(".md")
-    counts = parse_counts(gpus)
-    multiples = [_multiple(text, "--levels") for text in levels.split(",")]
-    rates = bandwidths.split(",")
-    for rate in rates:
-        if rate != "free":
-            parse_bandwidth(rate, field="--bandwidths")
-    names = solvers.split(",")
-    for name in names:
-        load_solver(name)
-    check_time_limit(time_limit)
-    found = None if chains is None else load_chains(chains)
-    check_writable(output)
-    check_writable(tables)
-    if found is not None:
-        cases = list(grid(found, counts, multiples, rates))
-    else:
-        shipped = load_chains(SHIPPED) if SHIPPED.is_dir() else []
-        cases = list(grid([*shipped, *family_chains()], counts, multiples, rates))
-        cases += theorem_cases()
-    with progress_bar() as show:
-        complete = run_suite(
-            cases, names, output, time_limit=time_limit, seed=seed, workers=1, on_run=show
-        )
-    records = latest(load_records(output))
-    if records:
-        write_whole(tables, to_markdown(records))
-        _print(records)
-    typer.echo(f"Runs in {output}, tables in {tables}")
-    if not complete:
-        typer.echo("Interrupted. Start it again to go on.", err=True)
-        raise typer.Exit(130)
 
 
 @bench_app.command("speed", epilog=EXIT_CODES)
@@ -352,35 +256,3 @@ def _sizes(row: dict[str, Any]) -> str:
     else:
         words.append(f"k up to {row['max_k']}")
     return ", ".join(words)
-
-
-def _print(records: list[Record]) -> None:
-    from schedopt.bench.summary import standings
-    from schedopt.cli.columns import Column, print_table
-    from schedopt.cli.tables import make_console
-
-    figures = ("Runs", "Plans", "Proven", "Mean", "Most", "Median", "Longest")
-    rows = []
-    for one in standings(records):
-        ratios = ("" if value is None else f"{value:.3f}" for value in (one.mean, one.worst))
-        times = (f"{value:.3f} s" for value in (one.median_s, one.longest_s))
-        counts = (str(count) for count in (one.runs, one.plans, one.proven))
-        rows.append((one.solver, *counts, *ratios, *times))
-    print_table(
-        make_console(),
-        "Solvers: period over the best that any of them found",
-        [Column("Solver", left=True), *map(Column, figures)],
-        rows,
-    )
-
-
-def _multiple(text: str, field: str) -> Decimal:
-    try:
-        value = Decimal(text)
-    except InvalidOperation:
-        value = Decimal(0)
-    if not value.is_finite() or not 1 <= value <= 1000:
-        raise InputError(
-            f"{text!r:.60} is no memory level", field=field, way_out="Give 1 to 1000: 1,1.5,4"
-        )
-    return value

@@ -12,6 +12,7 @@ from schedopt.formats.values import LONGEST_NUMBER, Fault, check_values
 
 LARGEST_FILE: Final = 256 * 2**20
 KINDS: Final = {
+    "schedopt.bks/1": "a list of best-known plans",
     "schedopt.chain/1": "a chain",
     "schedopt.plan/1": "a plan",
     "schedopt.platform/1": "a platform",

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
 
 from schedopt.chain import Chain
 from schedopt.result import Result, as_ratio
 from schedopt.solving import solve
 from schedopt.sweeping.sweep import Options, Place, Point
+
+T = TypeVar("T")
+S = TypeVar("S")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,16 +38,22 @@ class Task:
 def solve_point(task: Task) -> Point:
     """Solve one place.
 
-    In a thread of its own: in the main thread `solve` would take Ctrl-C for "stop here", and a
-    point that was cut short would count as done.
-
     Raises
     ------
     InputError
         As `schedopt.solve`.
     """
+    return in_own_thread(_solve, task)
+
+
+def in_own_thread(work: Callable[[S], T], task: S) -> T:
+    """Have a task done in a thread of its own, and return the answer.
+
+    In the main thread `solve` would take Ctrl-C for "stop here", and what was cut short would
+    count as done.
+    """
     with ThreadPoolExecutor(max_workers=1) as alone:
-        return alone.submit(_solve, task).result()
+        return alone.submit(work, task).result()
 
 
 def _solve(task: Task) -> Point:

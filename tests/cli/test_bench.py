@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from schedopt import Chain, Layer
-from tests.cli.commands import run
+from schedopt import Chain, Layer, Result, check
+from schedopt.bench.best_known_files import BestKnownFile
+from tests.cli.commands import ROOT, run
 
 
 @pytest.fixture
@@ -20,18 +26,73 @@ def chains(tmp_path: Path) -> Path:
     return folder
 
 
-def test_bench_solvers_writes_runs_and_tables_and_goes_on(chains: Path, tmp_path: Path) -> None:
+def test_bench_solvers_writes_runs_tables_and_plans_and_goes_on(
+    chains: Path, tmp_path: Path
+) -> None:
     arguments = ("bench", "solvers", "--chains", chains, "--gpus", "2", "--levels", "1,3",
-                 "--bandwidths", "free", "-o", tmp_path / "runs.jsonl")  # fmt: skip
+                 "--bandwidths", "free", "--solvers", "contiguous,even_split,relaxation",
+                 "--jobs", "2", "-o", tmp_path / "runs.jsonl")  # fmt: skip
     done = run(*arguments)
     assert (done.returncode, done.stderr) == (0, "")
-    for word in ("even_split", "next_fit", "contiguous", "Mean", "runs.jsonl", "runs.md"):
+    for word in ("even_split", "relaxation", "contiguous", "Mean", "runs.jsonl", "runs.md",
+                 "runs.svg", "Best-known plans of 2 instances in"):  # fmt: skip
         assert word in done.stdout
     first = (tmp_path / "runs.jsonl").read_text()
     assert len(first.splitlines()) == 6
-    assert "| five | 5 | 2 |" in (tmp_path / "runs.md").read_text()
-    assert run(*arguments).stdout == done.stdout
-    assert (tmp_path / "runs.jsonl").read_text() == first
+    plans = sorted((tmp_path / "plans").iterdir())
+    assert len(plans) == 2
+    text = (tmp_path / "runs.md").read_text()
+    for plan in plans:
+        assert check(Result.load(plan)) == ()
+        assert f"| [five](plans/{plan.name}) | 2 |" in text
+    other = run(*arguments, "--time-limit", "5")
+    assert other.returncode == 0
+    assert "6 runs in" in other.stderr
+    assert "were made otherwise (schedopt" in other.stderr
+    assert len(other.stderr.splitlines()) == 1
+    both = (tmp_path / "runs.jsonl").read_text()
+    assert both.startswith(first)
+    assert len(both.splitlines()) == 12
+
+
+def test_a_quick_suite_of_our_chains_and_the_theorems(tmp_path: Path) -> None:
+    done = run("bench", "solvers", "--quick", "--solvers", "contiguous,piper", "--jobs", "2",
+               "-o", tmp_path / "runs.jsonl", folder=ROOT)  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Not as it should be" not in done.stdout
+    records = [json.loads(line) for line in (tmp_path / "runs.jsonl").read_text().splitlines()]
+    assert len(records) == 2 * (3 * 2 * 2 + 5)
+    assert {record["time_limit_s"] for record in records} == {3.0}
+    assert len({record["chain"] for record in records}) == 3 + 5
+
+
+@pytest.mark.skipif(not hasattr(os, "killpg"), reason="no groups of processes")
+def test_a_suite_that_is_killed_goes_on(chains: Path, tmp_path: Path) -> None:
+    path = tmp_path / "runs.jsonl"
+    arguments = ["bench", "solvers", "--chains", str(chains), "--gpus", "2,3,4,5",
+                 "--levels", "1,1.2,1.6,3", "--bandwidths", "free", "--jobs", "2",
+                 "--solvers", "contiguous,time_balanced", "-o", str(path)]  # fmt: skip
+    process = subprocess.Popen(
+        [sys.executable, "-m", "schedopt", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    while not path.exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    done = path.read_text().count("\n")
+    assert done < 32
+    again = run(*arguments)
+    assert again.returncode == 0
+    lines = path.read_text().splitlines()
+    assert len(lines) == 32
+    records = [json.loads(line) for line in lines]
+    asked = {(record["gpus"], record["memory_bytes"], record["solver"]) for record in records}
+    assert len(asked) == 32
+    assert len(BestKnownFile(tmp_path / "bks.json").instances) == 16
 
 
 @pytest.mark.parametrize(
@@ -42,7 +103,8 @@ def test_bench_solvers_writes_runs_and_tables_and_goes_on(chains: Path, tmp_path
         (["--levels", "0.5"], "--levels: '0.5' is no memory level"),
         (["--levels", "1,nan"], "--levels: 'nan' is no memory level"),
         (["--bandwidths", "fast"], "--bandwidths: 'fast' is not a rate"),
-        (["--solvers", "magic"], "'magic' is not known"),
+        (["--solvers", "magic"], "--solvers: 'magic' is not known"),
+        (["--jobs", "1", "--dask", "tcp://h:1"], "--jobs: given beside --dask"),
         (["--time-limit", "0"], "--time-limit: 0 is no time"),
         (["--chains", "nowhere"], "nowhere: is no folder"),
         (["-o", "nowhere/runs.jsonl"], "nowhere/runs.jsonl: cannot be written"),
@@ -57,6 +119,14 @@ def test_bad_usage_is_one_clear_error(arguments: list[str], message: str, tmp_pa
     assert message in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_list_of_plans_that_was_edited_ends_it_before_anything_runs(tmp_path: Path) -> None:
+    (tmp_path / "bks.json").write_text("{}")
+    done = run("bench", "solvers", "-o", "runs.jsonl", folder=tmp_path)
+    assert done.returncode == 2
+    assert 'bks.json: format: is missing. The first line is "format"' in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["bks.json"]
 
 
 def test_bench_periodic_writes_its_figures(tmp_path: Path) -> None:

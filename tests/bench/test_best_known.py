@@ -1,0 +1,261 @@
+"""Best-known plans: what gives way to what, and that the files show what they say."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schedopt import InputError, Platform, check, solve
+from schedopt.bench.best_known import BestBound, BestKnown, BestPlan, NoPlan, Origin
+from schedopt.bench.best_known_files import BestKnownFile, load_best_known
+from schedopt.bench.cases import Case, theorem_cases
+from schedopt.bench.contenders import contender
+from schedopt.bench.effort import Effort
+from schedopt.bench.general import GENERAL
+from schedopt.bench.records import load_records
+from schedopt.bench.solvers import plan_suite
+from schedopt.bench.summary import is_refuted
+from schedopt.errors import InvalidPlanError
+from schedopt.result import Bound, Infeasibility, Result
+from tests.bench.suites import case, run
+
+RESULTS = Path(__file__).parents[2] / "results"
+NOTHING = BestKnown(chain="c", chain_sha256="0" * 64, layers=3, gpus=2, memory_bytes=9)
+OPTIMUM = 20
+
+
+def by(solver: str) -> Origin:
+    return Origin(solver=solver, date="2026-01-01", machine="m", schedopt="0.1.0")
+
+
+def plan(period: Fraction | int, solver: str = "a") -> BestPlan:
+    exact = Fraction(period).as_integer_ratio()
+    return BestPlan(period_exact=exact, certificate="plans/c.plan.json", by=by(solver))
+
+
+def bound(value: Fraction | int, solver: str = "a") -> BestBound:
+    return BestBound(exact=Fraction(value).as_integer_ratio(), proof="p", by=by(solver))
+
+
+small = st.fractions(min_value=0, max_value=OPTIMUM, max_denominator=3)
+found = st.lists(st.tuples(st.booleans(), small, st.sampled_from("abc")), max_size=12)
+
+
+@given(found)
+def test_the_best_that_was_ever_found_is_known_and_who_found_it_first(
+    steps: list[tuple[bool, Fraction, str]],
+) -> None:
+    known = NOTHING
+    plans: list[BestPlan] = []
+    bounds: list[BestBound] = []
+    for is_plan, value, solver in steps:
+        if is_plan:
+            # Plans lie above the optimum, bounds below.
+            plans.append(plan(2 * OPTIMUM - value, solver))
+            known = known.learn(plan=plans[-1])
+        else:
+            bounds.append(bound(value, solver))
+            known = known.learn(bound=bounds[-1])
+    assert known.plan == min(plans, key=lambda one: one.period, default=None)
+    assert known.bound == max(bounds, key=lambda one: one.period, default=None)
+    equal = known.plan and known.bound and known.plan.period == known.bound.period
+    assert known.status == ("unknown" if not plans else "optimal" if equal else "feasible")
+    assert known.learn(known.plan, known.bound) == known
+
+
+def test_equals_do_not_give_way() -> None:
+    known = NOTHING.learn(plan(Fraction(7, 2), "first"), bound(3, "first"))
+    assert known.learn(plan(Fraction(7, 2), "second"), bound(3, "second")) == known
+    better = known.learn(plan(Fraction(10, 3), "second"), bound(Fraction(10, 3), "third"))
+    assert better.plan is not None
+    assert better.bound is not None
+    assert (better.plan.by.solver, better.bound.by.solver) == ("second", "third")
+    assert better.status == "optimal"
+
+
+def test_what_contradicts_a_proof_is_a_fault() -> None:
+    with pytest.raises(InvalidPlanError, match=r"contradicts what was proven \(b, a\)"):
+        NOTHING.learn(bound=bound(5)).learn(plan(Fraction(49, 10), "b"))
+    with pytest.raises(InvalidPlanError):
+        NOTHING.learn(plan(5)).learn(bound=bound(6))
+    none = NOTHING.learn(no_plan=NoPlan(proof="p", by=by("a")))
+    assert none.status == "infeasible"
+    assert none.learn(no_plan=NoPlan(proof="q", by=by("b"))) == none
+    with pytest.raises(InvalidPlanError):
+        none.learn(plan(5))
+
+
+def keep(file: BestKnownFile, one: Case, result: Result, solver: str = "contiguous") -> BestKnown:
+    """Write down a result as one of a solver, and return what is known then."""
+    (asked,) = plan_suite([one], [contender(solver)], Effort(1, 60))
+    file.keep(asked.record, result)
+    return next(known for known in file.instances if known.instance == asked.record.instance)
+
+
+def test_contiguous_plans_count_and_their_bounds_do_not(tmp_path: Path) -> None:
+    file, one = BestKnownFile(tmp_path / "bks.json"), case(2, 30)
+    result = solve(one.chain, one.platform, scope=contender("contiguous").scope)
+    assert result.status == "optimal"
+    assert result.period == 12
+    general = max(held.period for held in result.bounds if held.scope.covers(GENERAL))
+    assert general < 12
+    known = keep(file, one, result)
+    assert known.status == "feasible"
+    assert known.plan is not None
+    assert known.bound is not None
+    assert known.plan.period == 12
+    assert known.bound.period == general
+    stored = Result.load(tmp_path / known.plan.certificate)
+    assert (stored.status, stored.problem.scope) == ("feasible", GENERAL)
+    assert stored.period == 12
+    assert stored.lower_bound == general
+    assert check(stored) == ()
+    # A better bound is written into the file of the plan too, which stays.
+    twelve = Bound(exact=(12, 1), scope=GENERAL, proof="by hand")
+    better = keep(
+        file, one, replace(result, plan=None, status="unknown", bounds=(twelve,)), "relaxation"
+    )
+    assert (better.status, better.plan) == ("optimal", known.plan)
+    assert better.bound is not None
+    assert (better.bound.proof, better.bound.by.solver) == ("by hand", "relaxation")
+    stored = Result.load(tmp_path / known.plan.certificate)
+    assert (stored.status, stored.proof, check(stored)) == ("optimal", "by hand", ())
+    assert load_best_known(tmp_path / "bks.json") == (better,)
+    assert BestKnownFile(tmp_path / "bks.json").instances == (better,)
+
+
+def test_lemma_2_has_no_contiguous_plan_and_one_of_another_kind(tmp_path: Path) -> None:
+    path = tmp_path / "runs.jsonl"
+    lemma = [one for one in theorem_cases() if one.chain.name == "lemma-2"]
+    run(lemma, path)
+    (known,) = load_best_known(tmp_path / "bks.json")
+    assert (known.status, known.plan, known.no_plan) == ("unknown", None, None)
+    run(lemma, path, ("contiguous", "general_cpsat"))
+    (known,) = load_best_known(tmp_path / "bks.json")
+    assert known.status == "optimal"
+    assert [record.status for record in load_records(path)] == ["infeasible", "optimal"]
+
+
+def test_an_instance_without_any_plan(tmp_path: Path) -> None:
+    path = tmp_path / "runs.jsonl"
+    run([case(2, 9)], path, ("relaxation", "contiguous"))
+    (known,) = load_best_known(tmp_path / "bks.json")
+    assert known.status == "infeasible"
+    assert known.no_plan is not None
+    assert known.no_plan.by.solver == "relaxation"
+    assert not (tmp_path / "plans").exists()
+
+
+def test_a_proof_for_contiguous_plans_alone_says_nothing_of_others(tmp_path: Path) -> None:
+    one = case(2, 30)
+    scope = contender("contiguous").scope
+    result = solve(one.chain, one.platform, scope=scope)
+    none = Infeasibility(scope=scope, proof="by hand")
+    narrow = replace(result, status="infeasible", plan=None, infeasibility=none)
+    known = keep(BestKnownFile(tmp_path / "bks.json"), one, narrow)
+    assert (known.status, known.no_plan) == ("unknown", None)
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Path:
+    """Return a list with one plan, not proven the best."""
+    run([case(2, 30)], tmp_path / "runs.jsonl")
+    return tmp_path / "bks.json"
+
+
+def edit(path: Path, *place: str | int, to: Any) -> None:
+    document = inner = json.loads(path.read_text())
+    for step in place[:-1]:
+        inner = inner[step]
+    inner[place[-1]] = to
+    path.write_text(json.dumps(document))
+
+
+@pytest.mark.parametrize(
+    ("place", "to", "rule"),
+    [
+        (("instances", 0, "status"), "optimal", "status: is optimal, but plan and bound say"),
+        (("instances", 0, "plan", "period_exact"), [11, 1], "period_total_ns: is 12, and 11"),
+        (("instances", 0, "plan", "period_exact"), [1, 1], "plan: is refuted by what else"),
+        (("instances", 0, "plan", "period_exact"), [1, 0], "[1, 0] is not a fraction"),
+        (("instances", 0, "bound", "exact"), [7, 1], "bounds: is 6, and 7 in the list"),
+        (("instances", 0, "plan", "certificate"), "../x.plan.json", "is no file of plans/"),
+        (("instances", 0, "plan", "certificate"), "plans/x.plan.json", "no such file"),
+        (("instances", 0, "chain_sha256"), "1" * 64, "chain_sha256: is "),
+        (("instances", 0, "memory_bytes"), 31, "platform: is 2 GPUs of 30 B"),
+        (("instances", 0, "gpus"), 0, "gpus: 0 is out of range"),
+        (("instances", 0, "speed"), 1, "instances[0].speed: is not known"),
+        (("scope", "max_k"), 3, "scope: is any allocation, k up to 3"),
+        (("format",), "schedopt.chain/1", "this is a chain, not a list of best-known plans"),
+    ],
+)  # fmt: skip
+def test_a_list_that_was_edited_is_refused(
+    place: tuple[str | int, ...], to: Any, rule: str, stored: Path
+) -> None:
+    (known,) = BestKnownFile(stored).instances
+    assert known.bound is not None
+    assert known.bound.period == 6
+    edit(stored, *place, to=to)
+    with pytest.raises(InputError) as caught:
+        BestKnownFile(stored)
+    assert rule in str(caught.value)
+    assert caught.value.way_out
+
+
+def test_an_instance_that_is_given_twice_is_refused(stored: Path) -> None:
+    document = json.loads(stored.read_text())
+    edit(stored, "instances", to=document["instances"] * 2)
+    with pytest.raises(InputError, match=r"instances\[1\]: four on 2 GPUs.* is given twice"):
+        BestKnownFile(stored)
+
+
+def test_a_plan_that_was_edited_is_refused(stored: Path) -> None:
+    (certificate,) = (stored.parent / "plans").glob("*")
+    document = json.loads(certificate.read_text())
+    document["pattern"]["operations"][0]["start_ns"] += 1
+    certificate.write_text(json.dumps(document))
+    with pytest.raises(InputError, match=r"four.*plan\.json: the plan is not valid"):
+        BestKnownFile(stored)
+
+
+def test_what_is_stored_in_results_holds() -> None:
+    """Each plan passes the check, and no bound of the list or of a run lies above a plan."""
+    instances = BestKnownFile(RESULTS / "bks.json").instances
+    assert instances
+    certificates = {known.plan.certificate for known in instances if known.plan is not None}
+    assert certificates == {
+        f"plans/{path.name}" for path in (RESULTS / "plans").iterdir() if path.is_file()
+    }
+    periods = {}
+    for known in instances:
+        if known.plan is None:
+            continue
+        stored = Result.load(RESULTS / known.plan.certificate)
+        assert check(stored) == ()
+        assert stored.plan is not None
+        assert stored.plan.chain.sha256 == known.chain_sha256
+        assert stored.plan.platform == Platform(
+            known.gpus, known.memory_bytes, bandwidth=known.bandwidth_bytes_per_s
+        )
+        assert stored.problem.scope == GENERAL
+        assert stored.period == known.plan.period
+        assert known.bound is None or known.bound.period <= known.plan.period
+        periods[known.instance] = known.plan.period
+    runs = load_records(RESULTS / "solvers.jsonl")
+    assert {one.instance for one in runs} <= {known.instance for known in instances}
+    of_instance: dict[object, list[Any]] = {}
+    for one in runs:
+        of_instance.setdefault(one.instance, []).append(one)
+        if one.period is not None:
+            assert periods[one.instance] <= one.period
+        if one.bound is not None and one.scope.covers(GENERAL) and one.instance in periods:
+            assert one.bound <= periods[one.instance]
+    for same in of_instance.values():
+        assert not [(one, other) for one in same for other in same if is_refuted(one, other)]
