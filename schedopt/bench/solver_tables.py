@@ -33,13 +33,13 @@ def to_markdown(records: Iterable[Record], known: Sequence[BestKnown], picture: 
         The name of the file that lies beside.
     """
     runs = in_order(records)
-    lines = opening(
-        "Solvers side by side",
-        _protocol(runs),
-        missed_goals(runs),
-        "The exact contiguous plan is proven in all runs, at or below that of each other "
-        "partitioner, and there wherever one of them has a plan; no plan refutes a bound.",
-    )
+    all_well = "No plan refutes a bound."
+    if duels(runs):
+        all_well = (
+            "The exact contiguous plan is proven in all runs, at or below that of each other "
+            "partitioner, and there wherever one of them has a plan; no plan refutes a bound."
+        )
+    lines = opening("Solvers side by side", _protocol(runs), missed_goals(runs), all_well)
     lines += ["", f"![Instances solved within a factor of the best known]({picture})"]
     for part in (_standings(runs, known), _levels(runs, known), _duels(runs), _who(runs)):
         lines += ["", *part]

@@ -160,6 +160,8 @@ def test_markdown_names_machine_seed_and_the_best_known() -> None:
                  "| `general` | 25.0 % | 100 ns | 200 ns (`even_split`) |"):  # fmt: skip
         assert part in text
     assert "Not as it should be" not in text
+    assert "The exact contiguous plan is proven in all runs" in text
+    assert "exact contiguous plan is proven" not in to_markdown([RUN], [], "")
     assert "Not as it should be:" in to_markdown([EXACT, replace(RUN, period_exact=(1, 1))], [], "")
 
 
