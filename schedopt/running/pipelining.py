@@ -1,7 +1,7 @@
-"""One rank of a plan on torch's own runtime for pipelines.
+"""Torch's own runtime for pipelines.
 
-The runtime is not public. All that is used of it to run a plan is named in this file, and looked
-for before it is used.
+The runtime is not public. All that is used of it is named in this file, and looked for before it is
+used.
 
 It adds the transfers itself, and knows no recompute of its own: runs of layers that are computed
 again are so inside their backward. It runs both halves of the backward of stage 0 in W.
@@ -10,10 +10,9 @@ again are so inside their backward. It runs both halves of the backward of stage
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Final, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -22,15 +21,14 @@ from torch.distributed.pipelining import PipelineStage, schedules
 
 from schedopt.errors import InputError
 from schedopt.plan import Plan
-from schedopt.profiling.clocks import make_clock
-from schedopt.profiling.pieces import Piece, blaming
+from schedopt.profiling.pieces import blaming
 from schedopt.running.action import Action, ActionKind
-from schedopt.running.actions import Actions
 from schedopt.running.fitting import Boundary
-from schedopt.running.rows import Rows, make_rows
-from schedopt.running.spans import Span
-from schedopt.running.stage_module import Inputs, StageModule
-from schedopt.running.stage_work import Before
+from schedopt.running.rows import Rows
+from schedopt.running.stage_module import StageModule
+
+Around: TypeAlias = Callable[[Action], AbstractContextManager[None]]
+"""Gives the context in which an action runs."""
 
 _SUPPORTED: Final = "2.11 to 2.13"
 _OF_SCHEDULES: Final = ("_Action", "_PipelineScheduleRuntime")
@@ -39,136 +37,81 @@ _OF_STAGES: Final = ("forward_one_chunk", "backward_one_chunk", "backward_weight
 _OF_A_STAGE: Final = ("fwd_cache", "bwd_cache")
 
 
-class TorchRuntime:
-    """One rank of a plan.
+def make_stages(
+    plan: Plan,
+    rows: Rows,
+    modules: Mapping[int, StageModule],
+    boundaries: Sequence[Boundary],
+    device: torch.device,
+    around: Around,
+) -> list[PipelineStage]:
+    """Return the stages of this rank as the runtime knows them.
 
-    The default process group is there, with as many processes as ranks have actions.
+    The default process group is there, with a process for each row.
 
     Parameters
     ----------
     plan : Plan
-    actions : Actions
-        Of all ranks.
-    rank : int
-    pieces : sequence of Piece
-        All layers of the model. Those of the stages of this rank lie on its device.
+    rows : Rows
+    modules : mapping of int to StageModule
+        By stage, ascending. Those of this rank, on its device.
     boundaries : sequence of Boundary
         What each layer hands on.
     device : torch.device
-    data : callable
-        From a micro-batch to the inputs of the model by name, over which layers may write.
-    before : callable
-        Called with a layer and a micro-batch right before each forward of the layer, also where
-        it is computed again.
-    begin : callable
-        Called at the start of each operation.
-
-    Attributes
-    ----------
-    losses : dict of int to float
-        Of each micro-batch of the last step, on the rank of the last stage.
+    around : callable
 
     Raises
     ------
     InputError
-        For a plan that the runtime cannot run, or a torch without such a runtime.
+        For a torch without such a runtime, or a process group that sends nothing from the device.
     """
+    _check_torch()
+    _check_group(rows, device)
+    outputs = [_outline(boundaries[stage.last]) for stage in plan.stages]
+    return [
+        _TorchStage(module, number, outputs, device, rows.micro_batches, around)
+        for number, module in modules.items()
+    ]
 
-    def __init__(
-        self,
-        plan: Plan,
-        actions: Actions,
-        rank: int,
-        pieces: Sequence[Piece],
-        boundaries: Sequence[Boundary],
-        device: torch.device,
-        data: Inputs,
-        before: Before,
-        begin: Callable[[int | None], None] = lambda ready_ns: None,
-    ) -> None:
-        _check_torch()
-        rows = make_rows(plan, actions)
-        _check_group(actions, device)
-        self._rank = rank
-        self._micro_batches = rows.micro_batches
-        outputs = [_outline(boundaries[stage.last]) for stage in plan.stages]
-        halves = {action.stage for action in actions.ranks[rank] if action.kind == "I"}
-        self._stages = [
-            _TorchStage(
-                StageModule(plan.stages[number], pieces, data, before, number in halves),
-                number,
-                outputs,
-                device,
-                self._micro_batches,
-                self._span,
-            )
-            for number in actions.stages(rank)
-        ]
-        self._begin = begin
-        self.losses: dict[int, float] = {}
-        self._clock = make_clock(device)
-        self._marks: list[tuple[Action, Any, Any]] = []
-        self._schedule = self._lowered(rows)
-        # Sets up what all ranks share; the runtime expects it before the first transfer.
-        dist.all_reduce(torch.zeros(1, device=device))
 
-    def _lowered(self, rows: Rows) -> Any:
-        """Return the runtime with the actions in its own words."""
-        runtime = schedules._PipelineScheduleRuntime(  # type: ignore[no-untyped-call]
-            self._stages, len(self._micro_batches), loss_fn=_keep_loss, scale_grads=False
-        )
-        runtime._prepare_schedule_with_comms(
-            {
-                rank: [schedules._Action.from_str(action) for action in row]
-                for rank, row in enumerate(rows.ranks)
-            }
-        )
-        return runtime
+def make_schedule(
+    stages: Sequence[PipelineStage], rows: Rows, loss: Callable[[Tensor, object], Tensor]
+) -> Any:
+    """Return the runtime with the rows loaded.
 
-    def step(self) -> list[Span]:
-        """Run all micro-batches once.
+    Parameters
+    ----------
+    stages : sequence of PipelineStage
+    rows : Rows
+    loss : callable
+        From the output of the last layer, and what is nothing, to what the backward begins with.
+    """
+    runtime = schedules._PipelineScheduleRuntime(  # type: ignore[no-untyped-call]
+        list(stages), len(rows.micro_batches), loss_fn=loss, scale_grads=False
+    )
+    runtime._prepare_schedule_with_comms(
+        {
+            rank: [schedules._Action.from_str(action) for action in row]
+            for rank, row in enumerate(rows.ranks)
+        }
+    )
+    # Sets up what all ranks share; the runtime expects it before the first transfer.
+    dist.all_reduce(torch.zeros(1, device=stages[0].device))
+    return runtime
 
-        Gradients are added up in ``.grad``, as in every way to run a plan: an update divides
-        them by the number of micro-batches.
 
-        Returns
-        -------
-        list of Span
-            Forwards and backwards, or halves of backwards, in the order of their starts.
+def run_step(schedule: Any, rows: Rows) -> None:
+    """Run all micro-batches once. Gradients are added up in ``.grad``.
 
-        Raises
-        ------
-        InputError
-            Naming the layer that fails.
-        """
-        self._marks.clear()
-        self._clock.settle()
-        start_ns, start = time.monotonic_ns(), self._clock.mark()
-        # The runtime hands part of this to the loss, which takes nothing from it.
-        nothing = torch.zeros(len(self._micro_batches))
-        losses: list[Tensor] = []
-        with _our_errors(), torch.enable_grad():
-            self._schedule.step(target=nothing, losses=losses, return_outputs=False)
-        self._clock.settle()
-        # None but on the rank of the last stage.
-        found = [float(loss.detach()) for loss in losses]
-        self.losses = dict(zip(self._micro_batches, found, strict=False))
-        return [
-            Span(
-                self._rank,
-                action,
-                start_ns + self._clock.between(start, begin),
-                start_ns + self._clock.between(start, end),
-            )
-            for action, begin, end in self._marks
-        ]
-
-    @contextmanager
-    def _span(self, action: Action) -> Iterator[None]:
-        self._begin(None)
-        start = self._clock.mark()
-        yield
-        self._marks.append((action, start, self._clock.mark()))
+    Raises
+    ------
+    InputError
+        Naming the layer that fails.
+    """
+    # The runtime hands part of this to the loss, which takes nothing from it.
+    nothing = torch.zeros(len(rows.micro_batches))
+    with _our_errors(), torch.enable_grad():
+        schedule.step(target=nothing, return_outputs=False)
 
 
 class _TorchStage(PipelineStage):
@@ -183,8 +126,7 @@ class _TorchStage(PipelineStage):
     device : torch.device
     micro_batches : sequence of int
         Which ones the runtime's 0, 1, ... are.
-    span : callable
-        Gives a context that takes the time of an action.
+    around : callable
     """
 
     def __init__(
@@ -194,7 +136,7 @@ class _TorchStage(PipelineStage):
         outputs: Sequence[Tensor],
         device: torch.device,
         micro_batches: Sequence[int],
-        span: Callable[[Action], Any],
+        around: Around,
     ) -> None:
         super().__init__(
             layers,
@@ -207,12 +149,12 @@ class _TorchStage(PipelineStage):
         _check_names(self, _OF_A_STAGE)
         self._layers = layers
         self._micro_batches = micro_batches
-        self._span = span
+        self._around = around
 
     def forward_one_chunk(self, fwd_chunk_id: int, *given: Any, **named: Any) -> Any:
         """Run F."""
         self._layers.micro_batch = self._micro_batches[fwd_chunk_id]
-        with self._span(self._action("F", fwd_chunk_id)):
+        with self._around(self._action("F", fwd_chunk_id)):
             return super().forward_one_chunk(fwd_chunk_id, *given, **named)
 
     def backward_one_chunk(
@@ -225,7 +167,7 @@ class _TorchStage(PipelineStage):
         """Run B or I."""
         _, received = self.fwd_cache[bwd_chunk_id]
         kind: ActionKind = "B" if full_backward else "I"
-        with self._span(self._action(kind, bwd_chunk_id)), self._blaming():
+        with self._around(self._action(kind, bwd_chunk_id)), self._blaming():
             super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
         # Buffers stay for the next step, and would keep their gradients.
         for value in received:
@@ -237,7 +179,7 @@ class _TorchStage(PipelineStage):
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
         """Run W."""
-        with self._span(self._action("W", bwd_chunk_id)), self._blaming():
+        with self._around(self._action("W", bwd_chunk_id)), self._blaming():
             super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
 
     def _get_init_p2p_neighbors_ops(self) -> list[Any]:
@@ -265,11 +207,6 @@ def _outline(boundary: Boundary) -> Tensor:
     return boundary.empty(torch.device("meta")).requires_grad_(boundary.needs_gradient)
 
 
-def _keep_loss(output: Tensor, target: object) -> Tensor:
-    """Return the output of the last layer, which is the loss."""
-    return output
-
-
 @contextmanager
 def _our_errors() -> Iterator[None]:
     """Let what names a layer through as it was, without what the runtime wraps and logs."""
@@ -293,9 +230,9 @@ def _named(error: BaseException | None) -> InputError | None:
     return error
 
 
-def _check_group(actions: Actions, device: torch.device) -> None:
+def _check_group(rows: Rows, device: torch.device) -> None:
     """Refuse transfers between GPUs that the default process group does not make."""
-    if len(actions.ranks) > 1 and device.type != "cpu" and dist.get_backend() == "gloo":
+    if len(rows.ranks) > 1 and device.type != "cpu" and dist.get_backend() == "gloo":
         raise InputError(
             f"torch's runtime cannot run this: gloo sends nothing that lies on {device}, and NCCL "
             "is not used",

@@ -135,7 +135,7 @@ def _run_rank(job: Job, number: int, local: int) -> Outcome | None:
 def _stepper(job: Job, work: Work, rank: Rank, over_nccl: bool) -> Step:
     """Return what runs a step of this rank."""
     if job.backend == "pytorch":
-        from schedopt.running.pipelining import TorchRuntime
+        from schedopt.running.torch_rank import TorchRuntime
 
         own = [layer for stage in rank.stages for layer in stage_layers(work.plan, stage)]
         names = {name for layer in own for name in work.pieces[layer].side}

@@ -26,10 +26,13 @@ class Rows:
         Stage, kind and the runtime's number of the micro-batch, such as ``2F0``.
     micro_batches : tuple of int
         Which ones of the plan the runtime's 0, 1, ... are.
+    stages : tuple of tuple of int
+        Of each rank, ascending.
     """
 
     ranks: tuple[tuple[str, ...], ...]
     micro_batches: tuple[int, ...]
+    stages: tuple[tuple[int, ...], ...]
 
 
 def make_rows(plan: Plan, actions: Actions) -> Rows:
@@ -52,7 +55,13 @@ def make_rows(plan: Plan, actions: Actions) -> Rows:
         )
         for own in actions.ranks
     )
-    return Rows(ranks, micro_batches)
+    stages = tuple(actions.stages(rank) for rank in range(len(ranks)))
+    return Rows(ranks, micro_batches, stages)
+
+
+def halved_stages(plan: Plan) -> frozenset[int]:
+    """Return the stages whose backward is split."""
+    return frozenset(one.stage for one in plan.pattern.operations if one.kind == "I")
 
 
 def _forward_order(plan: Plan, actions: Actions) -> tuple[int, ...]:
@@ -74,8 +83,7 @@ def _check(plan: Plan, actions: Actions) -> None:
                 f"stages[{number}].gpus",
                 f"stage {number} lies on {len(set(stage.gpus))} GPUs, not on one",
             )
-    halves = {action.stage for _, action in actions.order if action.kind == "I"}
-    for number in sorted(halves):
+    for number in sorted(halved_stages(plan)):
         if plan.stages[number].recompute:
             raise _refused(
                 f"stages[{number}].recompute",

@@ -22,7 +22,9 @@ Inputs: TypeAlias = Callable[[int], Mapping[str, Tensor]]
 class StageModule(nn.Module):
     """The layers of a stage.
 
-    It runs the micro-batch that is set. What it returns is contiguous, fit to be sent.
+    It takes what the stage before hands on, if there is one, and the inputs of the model that its
+    layers take, by name. Inputs that are not given are those of the micro-batch that is set. What
+    it returns is contiguous, fit to be sent.
 
     Parameters
     ----------
@@ -32,10 +34,19 @@ class StageModule(nn.Module):
     data, before : callable
     in_halves : bool
         Whether the backward is split.
+    keep_random : bool
+        Whether layers that are computed again draw the random numbers that they drew; not where
+        `before` sees to it.
     """
 
     def __init__(
-        self, stage: Stage, pieces: Sequence[Piece], data: Inputs, before: Before, in_halves: bool
+        self,
+        stage: Stage,
+        pieces: Sequence[Piece],
+        data: Inputs,
+        before: Before,
+        in_halves: bool,
+        keep_random: bool = False,
     ) -> None:
         super().__init__()
         self.layers = nn.ModuleList(piece.module for piece in pieces[stage.first : stage.last + 1])
@@ -45,6 +56,7 @@ class StageModule(nn.Module):
         self._data = data
         self._before = before
         self._in_halves = in_halves
+        self._keep_random = keep_random
 
     @property
     def name(self) -> str:
@@ -52,20 +64,33 @@ class StageModule(nn.Module):
         first, last = (self._pieces[layer].name for layer in self._stage.layers)
         return first if first == last else f"{first} to {last}"
 
-    def forward(self, *received: Tensor) -> Tensor:
-        """Run the layers for the micro-batch that is set."""
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The inputs of the model that the layers take."""
+        own = self._pieces[self._stage.first : self._stage.last + 1]
+        return tuple(dict.fromkeys(name for piece in own for name in piece.side))
+
+    def forward(self, *received: Tensor, **inputs: Tensor) -> Tensor:
+        """Run the layers for a micro-batch."""
         value = received[0] if received else None
         if value is not None and value.requires_grad and self._pieces[self._stage.first].in_place:
             value = enter(value)
         for first, last, again in _segments(self._stage):
             run = self._run_again if again else self._run
-            value = run(first, last, self.micro_batch, value)
+            value = run(first, last, self.micro_batch, value, inputs)
         assert value is not None
         whole = value.contiguous()
         # A view cannot be cut off from its graph between the halves.
         return whole.clone() if self._in_halves and whole._is_view() else whole
 
-    def _run_again(self, first: int, last: int, micro_batch: int, value: Tensor | None) -> Tensor:
+    def _run_again(
+        self,
+        first: int,
+        last: int,
+        micro_batch: int,
+        value: Tensor | None,
+        given: Mapping[str, Tensor],
+    ) -> Tensor:
         """Run layers that keep only what they take, and are computed again in the backward."""
         times = count()
 
@@ -76,15 +101,24 @@ class StageModule(nn.Module):
                 if next(times):
                     for layer in range(first, last + 1):
                         stack.enter_context(same_buffers(self._pieces[layer]))
-                return self._run(first, last, micro_batch, taken)
+                return self._run(first, last, micro_batch, taken, given)
 
         # Stopped early, a layer would end in an exception that is not its own.
         with set_checkpoint_early_stop(False):
-            output: Tensor = checkpoint(run, value, use_reentrant=False, preserve_rng_state=False)
+            output: Tensor = checkpoint(
+                run, value, use_reentrant=False, preserve_rng_state=self._keep_random
+            )
         return output
 
-    def _run(self, first: int, last: int, micro_batch: int, value: Tensor | None) -> Tensor:
-        inputs = self._data(micro_batch)
+    def _run(
+        self,
+        first: int,
+        last: int,
+        micro_batch: int,
+        value: Tensor | None,
+        given: Mapping[str, Tensor],
+    ) -> Tensor:
+        inputs = {**self._data(micro_batch), **given}
         for layer in range(first, last + 1):
             piece = self._pieces[layer]
             self._before(layer, micro_batch)

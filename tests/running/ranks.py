@@ -15,9 +15,9 @@ from schedopt.errors import InputError
 from schedopt.running.actions import make_actions
 from schedopt.running.crew import Work, make_rank, name_parameters
 from schedopt.running.links import Links, StreamLinks, ThreadLinks
-from schedopt.running.pipelining import TorchRuntime
 from schedopt.running.process import make_room, step
 from schedopt.running.reference import Trained
+from schedopt.running.torch_rank import TorchRuntime
 from tests.running.networks import CASES, Case, buffers, cut, gradients, micro_batch, seed
 
 RANKS = 3

@@ -16,7 +16,7 @@ from torch.distributed.pipelining import schedules
 from schedopt.errors import InputError
 from schedopt.plan import Plan
 from schedopt.running.actions import Actions, make_actions
-from schedopt.running.pipelining import TorchRuntime
+from schedopt.running.torch_rank import TorchRuntime
 from schedopt.stage import Stage
 from tests import examples
 from tests.running.networks import CASES, buffers, gradients, in_turn, run_unsplit
