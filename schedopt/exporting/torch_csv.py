@@ -8,6 +8,8 @@ transfers. Each rank passes its own stages, in ascending order.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 from schedopt.exporting.registry import refused
 from schedopt.plan import Plan
 from schedopt.running.actions import make_actions
@@ -24,13 +26,30 @@ def export(plan: Plan, microbatches: int) -> dict[str, str]:
     InputError
         For replicas, updates within a step, and recompute.
     """
+    return {FILE: csv_text(rows_without_recompute(plan, microbatches, "torch-csv"))}
+
+
+def rows_without_recompute(
+    plan: Plan, microbatches: int, target: str
+) -> tuple[tuple[str, ...], ...]:
+    """Return the row of each rank, for a target that takes its stages from elsewhere.
+
+    Raises
+    ------
+    InputError
+        As `export`.
+    """
     for number, stage in enumerate(plan.stages):
         if stage.recompute:
             raise refused(
-                "torch-csv",
-                f"stage {number} computes layers again, which is no action of the runtime",
-                "Solve without --recompute, or let schedopt.torch build the stages, which then "
-                "compute them again within their backward",
+                target,
+                f"stage {number} computes layers again, which no action of torch's runtime does",
+                "Solve without --recompute, or train with schedopt.torch, whose stages compute "
+                "them again within their backward",
             )
-    rows = make_rows(plan, make_actions(plan, microbatches))
-    return {FILE: "".join(",".join(row) + "\n" for row in rows.ranks)}
+    return make_rows(plan, make_actions(plan, microbatches)).ranks
+
+
+def csv_text(rows: Iterable[Sequence[str]]) -> str:
+    """Return rows as lines."""
+    return "".join(",".join(row) + "\n" for row in rows)
