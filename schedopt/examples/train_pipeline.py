@@ -1,0 +1,98 @@
+"""Train a small language model on the text of this file, as a pipeline of two processes.
+
+::
+
+    schedopt profile schedopt.examples.train_pipeline:build -o chain.json
+    schedopt solve --chain chain.json --gpus 2 --mem 1G --allocation contiguous -o plan.json
+    torchrun --nproc-per-node 2 -m schedopt.examples.train_pipeline plan.json
+
+On GPUs take ``nccl`` instead of ``gloo``, and give `pipeline` the device of the process.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional
+
+from schedopt import Result
+from schedopt.torch import pipeline
+
+SIZE, LENGTH, WIDTH, HEADS, BLOCKS = 4, 64, 64, 4, 2
+MICROBATCHES, STEPS, RATE = 8, 15, 3e-3
+
+
+class Block(nn.Module):
+    """Attention and a perceptron, each added to what it takes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.mix, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.wide, self.narrow = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, value: Tensor) -> Tensor:
+        """Take and return (sample, position, width)."""
+        of_heads = (*value.shape[:2], 3, HEADS, WIDTH // HEADS)
+        asked, known, told = self.mix(self.first(value)).view(of_heads).permute(2, 0, 3, 1, 4)
+        seen = functional.scaled_dot_product_attention(asked, known, told, is_causal=True)
+        value = value + self.out(seen.transpose(1, 2).flatten(2))
+        inner = functional.gelu(self.wide(self.second(value)))
+        added: Tensor = self.narrow(inner)
+        return value + added
+
+
+class Language(nn.Module):
+    """The loss of the next byte after each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(256, WIDTH)
+        self.layers = nn.ModuleList(Block() for _ in range(BLOCKS))
+        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 256)
+
+    def forward(self, tokens: Tensor, following: Tensor) -> Tensor:
+        """Take two tensors of (sample, position)."""
+        value = self.embedding(tokens)
+        for layer in self.layers:
+            value = layer(value)
+        found = self.head(self.norm(value))
+        return functional.cross_entropy(found.flatten(0, 1), following.flatten())
+
+
+def build() -> tuple[nn.Module, dict[str, Tensor]]:
+    """Return the model, the same in each process, and the inputs of a micro-batch."""
+    torch.manual_seed(0)
+    return Language(), draw(SIZE, 0)
+
+
+def draw(samples: int, step: int) -> dict[str, Tensor]:
+    """Return pieces of this file, the same in each process."""
+    text = torch.tensor(list(Path(__file__).read_bytes()))
+    starts = torch.randint(
+        len(text) - LENGTH, (samples,), generator=torch.Generator().manual_seed(step)
+    )
+    tokens = torch.stack([text[start : start + LENGTH + 1] for start in starts.tolist()])
+    return {"tokens": tokens[:, :-1], "following": tokens[:, 1:]}
+
+
+def main(plan: str) -> None:
+    """Train, and print the loss where the last stage lies."""
+    dist.init_process_group("gloo")
+    pipe = pipeline(build(), Result.load(plan), MICROBATCHES)
+    optimizer = torch.optim.AdamW(pipe.parameters(), lr=RATE)
+    for step in range(STEPS):
+        loss = pipe.step(**draw(MICROBATCHES * SIZE, step))
+        optimizer.step()
+        optimizer.zero_grad()
+        if loss is not None:
+            print(f"step {step}: loss {loss:.3f}", flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
