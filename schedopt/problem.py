@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Literal
 
 from schedopt.chain import Chain
+from schedopt.engine import ENGINES, TITLES, Engine, stage_begins
 from schedopt.errors import InputError
 from schedopt.platform import Platform
 from schedopt.rule import Rule
@@ -51,6 +52,8 @@ class Scope:
         platform lists them. The same where all GPUs and links are alike.
     period_ns : int, optional
         A decision: only plans with T / k at most this are looked for.
+    engine : {"megatron", "deepspeed"}, optional
+        Only steps that this engine runs: its stages, and its own order. See `schedopt.engine`.
     """
 
     __pydantic_config__: ClassVar[Any] = STRICT
@@ -64,6 +67,7 @@ class Scope:
     microbatches: int | None = None
     gpu_order: GpuOrder = "given"
     period_ns: int | None = None
+    engine: Engine | None = None
 
     def __post_init__(self) -> None:
         check_choice(self, "allocation", ("contiguous", "general", "fixed"))
@@ -76,6 +80,31 @@ class Scope:
         for name in ("split_backward", "recompute"):
             if not isinstance(getattr(self, name), bool):
                 raise InputError("neither True nor False", field=name)
+        if self.engine is not None:
+            self._check_engine()
+
+    def _check_engine(self) -> None:
+        check_choice(self, "engine", ENGINES)
+        name = TITLES[self.engine or ENGINES[0]]
+        if self.microbatches is None:
+            raise InputError(
+                f"{name} ends each step with a flush, and nobody says how long a step is",
+                field="microbatches",
+                way_out="Give the micro-batches of a step",
+            )
+        free = {
+            "split_backward": self.split_backward,
+            "recompute": self.recompute,
+            "grain": self.grain == "layer",
+        }
+        for field_name, asked in free.items():
+            if asked:
+                raise InputError(
+                    f"{name} runs whole forwards and backwards of whole stages, and what it "
+                    "computes again is not chosen here",
+                    field=field_name,
+                    way_out="Leave it out",
+                )
 
     def covers(self, other: Scope) -> bool:
         """Whether every plan of `other` is one of this scope, so that its bounds hold there."""
@@ -88,6 +117,7 @@ class Scope:
             and (self.recompute or not other.recompute)
             and (self.gpu_order == "any" or other.gpu_order == "given")
             and (self.period_ns is None or self.period_ns == other.period_ns)
+            and (self.engine is None or self.engine == other.engine)
         )
 
     def _covers_length(self, other: Scope) -> bool:
@@ -119,6 +149,8 @@ class Scope:
             words.append(f"a step of {self.microbatches} micro-batches with a flush")
         if self.period_ns is not None:
             words.append(f"period at most {self.period_ns} ns")
+        if self.engine is not None:
+            words.append(f"as {TITLES[self.engine]} runs it")
         return ", ".join(words)
 
 
@@ -168,6 +200,8 @@ class Problem:
             self.chain.require("optimizer_bytes", every, needed_by="a partition")
         if self.scope.split_backward:
             self._check_halves()
+        if self.scope.engine is not None:
+            stage_begins(self.chain, self.scope.engine)
 
     def _check_stages(self) -> None:
         if (self.scope.allocation == "fixed") != bool(self.stages):

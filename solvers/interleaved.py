@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 from schedopt.cuts import balanced_cuts
-from schedopt.plan import Plan
+from schedopt.plan import Kind, Plan
 from schedopt.stage import Stage
 from schedopt.systems.setting import Setting
 
@@ -26,26 +27,32 @@ def plan(setting: Setting) -> Plan:
     cuts = balanced_cuts(setting.chain, CHUNKS * gpus)
     stages = [Stage(layers=cut, gpus=(s % gpus,)) for s, cut in enumerate(cuts)]
     timetable = setting.timetable(setting.flush_rule(replicated=False), stages)
-    turns = _turns(setting.microbatches, gpus)
-    for gpu in range(gpus):
-        ahead = min(len(turns), 2 * (gpus - gpu - 1) + (CHUNKS - 1) * gpus)
-        for number in range(-ahead, len(turns)):
-            if number + ahead < len(turns):
-                chunk, i = turns[number + ahead]
-                timetable.run("F", chunk * gpus + gpu, i)
-            if number >= 0:
-                chunk, i = turns[number]
-                timetable.run("B", (CHUNKS - 1 - chunk) * gpus + gpu, i)
+    for kind, stage, i in order(gpus, CHUNKS, setting.microbatches):
+        timetable.run(kind, stage, i)
     for stage in reversed(range(len(stages))):
         timetable.update(stage, setting.microbatches - 1)
     return setting.flushed(timetable)
 
 
-def _turns(microbatches: int, gpus: int) -> list[tuple[int, int]]:
+def order(gpus: int, chunks: int, microbatches: int) -> Iterator[tuple[Kind, int, int]]:
+    """Yield what each GPU runs in a step, one GPU after the other: kind, stage, micro-batch."""
+    turns = _turns(microbatches, gpus, chunks)
+    for gpu in range(gpus):
+        ahead = min(len(turns), 2 * (gpus - gpu - 1) + (chunks - 1) * gpus)
+        for number in range(-ahead, len(turns)):
+            if number + ahead < len(turns):
+                chunk, i = turns[number + ahead]
+                yield "F", chunk * gpus + gpu, i
+            if number >= 0:
+                chunk, i = turns[number]
+                yield "B", (chunks - 1 - chunk) * gpus + gpu, i
+
+
+def _turns(microbatches: int, gpus: int, chunks: int) -> list[tuple[int, int]]:
     """Return the order of a GPU's stages, each with a micro-batch."""
     return [
         (chunk, i)
         for first in range(0, microbatches, gpus)
-        for chunk in range(CHUNKS)
+        for chunk in range(chunks)
         for i in range(first, first + gpus)
     ]

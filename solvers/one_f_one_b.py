@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from schedopt.plan import Plan
+from collections.abc import Iterator
+
+from schedopt.plan import Kind, Plan
 from schedopt.systems.setting import Setting
 
 
@@ -13,16 +15,21 @@ def flush(setting: Setting) -> Plan:
     et al. 2021): stage s of P runs P - s forwards, then a backward and a forward in turn, and
     keeps the activations of at most P - s micro-batches.
     """
-    stages = setting.pipeline()
-    timetable = setting.timetable(setting.flush_rule(replicated=False), stages)
-    m = setting.microbatches
-    for stage in range(len(stages)):
-        ahead = min(m, len(stages) - stage)
-        for i in range(ahead):
-            timetable.run("F", stage, i)
-        for i in range(m):
-            timetable.run("B", stage, i)
-            if i + ahead < m:
-                timetable.run("F", stage, i + ahead)
-        timetable.update(stage, m - 1)
+    timetable = setting.timetable(setting.flush_rule(replicated=False), setting.pipeline())
+    for kind, stage, i in order(len(timetable.stages), setting.microbatches):
+        timetable.run(kind, stage, i)
+    for stage in range(len(timetable.stages)):
+        timetable.update(stage, setting.microbatches - 1)
     return setting.flushed(timetable)
+
+
+def order(gpus: int, microbatches: int) -> Iterator[tuple[Kind, int, int]]:
+    """Yield what each GPU runs in a step, one GPU after the other: kind, stage, micro-batch."""
+    for stage in range(gpus):
+        ahead = min(microbatches, gpus - stage)
+        for i in range(ahead):
+            yield "F", stage, i
+        for i in range(microbatches):
+            yield "B", stage, i
+            if i + ahead < microbatches:
+                yield "F", stage, i + ahead

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import lcm
 
+from schedopt.checking.engine import find_inexpressible
 from schedopt.checking.timeline import Timeline, name_item
 from schedopt.checking.violations import Violation
 from schedopt.plan import Plan
@@ -21,6 +22,8 @@ def find_out_of_scope(plan: Plan) -> Iterator[Violation]:
         yield from _find_wrong_step(plan, scope.microbatches)
     elif scope.max_k is not None and pattern.k > scope.max_k:
         yield Violation("scope", "pattern.k", f"{pattern.k} is more than max_k = {scope.max_k}")
+    if scope.engine is not None:
+        yield from find_inexpressible(plan, scope.engine)
     if not scope.split_backward:
         for number, operation in enumerate(pattern.operations):
             if operation.kind in ("I", "W"):

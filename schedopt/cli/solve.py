@@ -79,6 +79,15 @@ def solve_chain(
             metavar="PLAN",
         ),
     ] = None,
+    engine: Annotated[
+        Literal["megatron", "deepspeed"] | None,
+        typer.Option(
+            "--for",
+            help="Only steps that Megatron-LM or DeepSpeed runs: its own order (1F1B, or "
+            "interleaved 1F1B), cuts where it can cut. Needs --microbatches. See: schedopt export.",
+            show_default=False,
+        ),
+    ] = None,
     max_k: Annotated[
         int | None,
         typer.Option(
@@ -112,7 +121,7 @@ def solve_chain(
     solver: Annotated[
         str | None,
         typer.Option(
-            help="contiguous, contiguous_cpsat, general, general_cpsat, next_fit, "
+            help="contiguous, contiguous_cpsat, engine_step, general, general_cpsat, next_fit, "
             "one_f_one_b_star, packing, periodic, relaxation, step, thinned, or one that is "
             "installed. What people use instead: block_partition, even_split, parameters_balanced, "
             "pipedream, pipedream_memory, piper, time_balanced, run by 1F1B*, and with _1f1b "
@@ -150,6 +159,8 @@ def solve_chain(
     schedopt solve --fix plan.json --bandwidth 6GB/s --max-k 4
 
     schedopt solve --chain chain.json --platform instances/two-nodes.platform.json
+
+    schedopt solve --chain chain.json --gpus 8 --mem 80G --for megatron --microbatches 64
     """
     from schedopt.formats import check_writable, save_result
     from schedopt.problem import Problem, Scope
@@ -158,6 +169,7 @@ def solve_chain(
     from schedopt.solving.defaults import LONGEST_POLISH, usual_scope
 
     _refuse_together(allocation, fix, max_k, microbatches, solver)
+    _refuse_with_engine(engine, fix, microbatches)
     check_time_limit(time_limit)
     if output is not None:
         check_writable(output)
@@ -180,7 +192,7 @@ def solve_chain(
     usual = usual_scope(solver, fixed=fixed is not None)
     if allocation is not None:
         usual = Scope(allocation=allocation, max_k=LONGEST_POLISH if allocation == "general" else 1)
-    with naming_options(OF_PLATFORM):
+    with naming_options({**OF_PLATFORM, "engine": "for"}):
         scope = Scope(
             allocation=usual.allocation,
             max_k=None if microbatches is not None else (usual.max_k if max_k is None else max_k),
@@ -190,6 +202,7 @@ def solve_chain(
             grain=grain,
             memory=memory,
             period_ns=longest,
+            engine=engine,
         )
     with _naming_files(chain or fix, fix):
         stages = fixed.stages if fixed is not None else ()
@@ -244,6 +257,22 @@ def _refuse_together(
             "given beside --microbatches, which makes one pattern of the whole step",
             field="--max-k",
             way_out="Leave one of them out",
+        )
+
+
+def _refuse_with_engine(engine: str | None, fix: Path | None, microbatches: int | None) -> None:
+    """Refuse what contradicts --for, or is missing beside it."""
+    if engine is not None and fix is not None:
+        raise InputError(
+            "given beside --fix, which keeps the stages",
+            field="--for",
+            way_out="Leave one of them out",
+        )
+    if engine is not None and microbatches is None:
+        raise InputError(
+            "given without --microbatches, and each step of it ends with a flush",
+            field="--for",
+            way_out="Say how many micro-batches a step has (--microbatches 64)",
         )
 
 

@@ -23,7 +23,7 @@ from schedopt.rule import Rule
 from schedopt.solving.defaults import usual_scope
 from schedopt.solving.registry import load_solver
 from schedopt.solving.run import Progress, Run
-from schedopt.solving.rungs import Attempt, plan_attempts, sharing, what_if
+from schedopt.solving.rungs import ENGINE_SOLVER, Attempt, plan_attempts, sharing, what_if
 from schedopt.stage import Stage
 from schedopt.version import __version__
 
@@ -109,6 +109,12 @@ def solve(
         scope=scope or usual_scope(solver, fixed=bool(stages)),
         stages=tuple(stages),
     )
+    if problem.scope.engine is not None and solver not in (None, ENGINE_SOLVER):
+        raise InputError(
+            f"{solver} does not look at what an engine can run",
+            field="solver",
+            way_out=f"Leave it out, or leave the engine out; {ENGINE_SOLVER} does",
+        )
     if work_limit is not None and work_limit < 1:
         raise InputError(
             f"{work_limit} is no work", field="work_limit", way_out="Give at least 1 placement"

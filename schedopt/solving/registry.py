@@ -23,6 +23,7 @@ GROUP: Final = "schedopt.solvers"
 SOLVERS: Final = {
     "contiguous": "schedopt.solvers.contiguous:solve",
     "contiguous_cpsat": "schedopt.solvers.contiguous_cpsat:solve",
+    "engine_step": "schedopt.solvers.engine_step:solve",
     "general": "schedopt.solvers.general:solve",
     "general_cpsat": "schedopt.solvers.general_cpsat:solve",
     "next_fit": "schedopt.solvers.next_fit:solve",
@@ -105,7 +106,15 @@ PARTITIONED: Final = {
 """The partitioners as solvers: the name of each, and what runs its stages."""
 
 CHOOSE_ALLOCATION: Final = frozenset(
-    {"contiguous", "contiguous_cpsat", "general", "general_cpsat", "next_fit", *PARTITIONED}
+    {
+        "contiguous",
+        "contiguous_cpsat",
+        "engine_step",
+        "general",
+        "general_cpsat",
+        "next_fit",
+        *PARTITIONED,
+    }
 )
 """Those that choose the allocation themselves, and refuse one that is given."""
 ANY_ALLOCATION: Final = frozenset({"general", "general_cpsat", "packing", "relaxation"})

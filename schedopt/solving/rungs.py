@@ -49,6 +49,8 @@ WEIGHTS: Final = {
 """How those that search share what is left of the time; the others are quick."""
 BESIDE_PROOFS: Final = 1.0
 """The weight of `general` where `general_cpsat` searches the same allocations, and proves them."""
+ENGINE_SOLVER: Final = "engine_step"
+"""What answers the scope of an engine; no other one looks at what an engine can run."""
 WHAT_IF: Final = 0.5
 """The weight of a freedom that is not allowed, to say what it would give."""
 
@@ -95,6 +97,9 @@ def plan_attempts(problem: Problem) -> Iterator[Attempt]:
 
     Steps are looked for in contiguous allocations first, where that takes less time.
     """
+    if problem.scope.engine is not None:
+        yield Attempt(ENGINE_SOLVER, "", problem)
+        return
     anywhere = problem.scope.allocation == "general"
     if anywhere and problem.scope.microbatches is not None:
         yield from plan_attempts(

@@ -26,6 +26,11 @@ def ways_out(problem: Problem) -> str:
 
 def _ways(problem: Problem) -> Iterator[str]:
     scope = problem.scope
+    if scope.engine is not None:
+        yield "another order (leave --for out)"
+        yield "a smaller micro-batch"
+        yield "more GPUs"
+        return
     halves = all(layer.backward_input_ns is not None for layer in problem.chain.layers)
     if scope.period_ns is not None:
         yield "a longer period (without --period the least is found)"

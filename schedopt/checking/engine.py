@@ -1,0 +1,80 @@
+"""Whether an engine runs a plan: its stages, and on each GPU its own order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from schedopt.checking.violations import Violation
+from schedopt.engine import TITLES, Engine, why_not_stages
+from schedopt.errors import InputError
+from schedopt.plan import Plan
+
+Turn = tuple[str, int, int]
+"""Kind, stage and micro-batch of an operation."""
+
+
+def find_inexpressible(plan: Plan, engine: Engine) -> Iterator[Violation]:
+    """Yield what an engine does not run."""
+    try:
+        why = why_not_stages(plan.chain, plan.stages, engine)
+    except InputError as error:
+        why = error.rule
+    if why:
+        yield Violation("scope", "stages", f"{TITLES[engine]} cannot run them: {why}")
+        return
+    ranks = len({stage.gpus for stage in plan.stages})
+    chunks = len(plan.stages) // ranks
+    if chunks > 1 and plan.pattern.k % ranks:
+        yield Violation(
+            "scope",
+            "pattern.k",
+            f"{plan.pattern.k} micro-batches are no multiple of the {ranks} GPUs, and stages of "
+            "a GPU take turns in groups of as many",
+        )
+        return
+    starts: dict[Turn, int] = {
+        (one.kind, one.stage, one.shift): one.start_ns
+        for one in plan.pattern.operations
+        if one.covers == 1
+    }
+    for rank in range(ranks):
+        before: Turn | None = None
+        for turn in _order(rank, ranks, chunks, plan.pattern.k):
+            if turn not in starts:
+                # Other checks name what is missing.
+                break
+            if before is not None and starts[turn] < starts[before]:
+                yield Violation(
+                    "scope",
+                    f"GPU {plan.stages[rank].gpus[0]}",
+                    f"runs {_name(turn)} before {_name(before)}, which {TITLES[engine]} does not",
+                )
+                break
+            before = turn
+
+
+def _name(turn: Turn) -> str:
+    kind, stage, micro_batch = turn
+    return f"{kind} of stage {stage} for micro-batch {micro_batch}"
+
+
+def _order(rank: int, ranks: int, chunks: int, count: int) -> list[Turn]:
+    """Return what a rank runs: so many forwards, then one and a backward in turn, and the rest."""
+    if chunks == 1:
+        forwards = [("F", rank, i) for i in range(count)]
+        backwards = [("B", rank, i) for i in range(count)]
+        ahead = min(count, ranks - rank - 1)
+    else:
+        turns = [
+            (chunk, group + i)
+            for group in range(0, count, ranks)
+            for chunk in range(chunks)
+            for i in range(ranks)
+        ]
+        forwards = [("F", chunk * ranks + rank, i) for chunk, i in turns]
+        backwards = [("B", (chunks - 1 - chunk) * ranks + rank, i) for chunk, i in turns]
+        ahead = min(len(turns), 2 * (ranks - rank - 1) + (chunks - 1) * ranks)
+    order = forwards[:ahead]
+    for forward, backward in zip(forwards[ahead:], backwards, strict=False):
+        order += [forward, backward]
+    return order + backwards[len(forwards) - ahead :]

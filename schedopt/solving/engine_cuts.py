@@ -1,0 +1,290 @@
+"""The cuts of a chain that an engine can run on so many GPUs, and what is known of each."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from itertools import accumulate
+
+from schedopt.engine import stage_begins
+from schedopt.problem import Problem
+from schedopt.stage import Stage
+from schedopt.systems.engine_step import engine_order
+
+Begins = tuple[int, ...]
+"""The first layer of each stage."""
+
+
+class EngineCuts:
+    """Cuts into stages, stage s on GPU s mod `ranks`.
+
+    Parameters
+    ----------
+    problem : Problem
+        Its scope names an engine and the micro-batches of a step.
+    ranks : int
+        The first so many GPUs are used.
+    chunks : int
+        Stages of each.
+    """
+
+    def __init__(self, problem: Problem, ranks: int, chunks: int) -> None:
+        assert problem.scope.microbatches is not None
+        assert problem.scope.engine is not None
+        self.problem, self.ranks, self.chunks = problem, ranks, chunks
+        self.count = problem.scope.microbatches
+        self.parts = ranks * chunks
+        chain, platform = problem.chain, problem.platform
+        self.places = sorted(stage_begins(chain, problem.scope.engine))
+        self.layers = len(chain.layers)
+        self.lengths: list[list[list[int]]] = [
+            [
+                [0, *accumulate(gpu.duration_ns(getattr(layer, name)) for layer in chain.layers)]
+                for gpu in platform.gpus[:ranks]
+            ]
+            for name in ("forward_ns", "backward_ns")
+        ]
+        self.work: list[list[int]] = [
+            [forward + backward for forward, backward in zip(*both, strict=True)]
+            for both in zip(*self.lengths, strict=True)
+        ]
+        self.weights = [0, *accumulate(layer.weight_bytes for layer in chain.layers)]
+        self.saved = [0, *accumulate(layer.saved for layer in chain.layers)]
+
+    @property
+    def exist(self) -> bool:
+        """Whether there are enough places to cut."""
+        return len(self.places) >= self.parts
+
+    def stages(self, begins: Begins) -> list[Stage]:
+        """Return the stages of a cut."""
+        ends = (*begins[1:], self.layers)
+        return [
+            Stage(layers=(begin, end - 1), gpus=(number % self.ranks,))
+            for number, (begin, end) in enumerate(zip(begins, ends, strict=True))
+        ]
+
+    def bound(self, begins: Begins) -> int:
+        """Return a length that no step of a cut beats: to a GPU, all its work, and back, ns."""
+        ends = (*begins[1:], self.layers)
+        work = [
+            self.needs(number, begin, end)[0]
+            for number, (begin, end) in enumerate(zip(begins, ends, strict=True))
+        ]
+        way = best = 0
+        for rank in range(self.ranks):
+            best = max(best, way + self.count * sum(work[rank :: self.ranks]))
+            if rank + 1 < self.parts:
+                way += work[rank] + self.trip(begins[rank + 1], rank)
+        return best
+
+    def trip(self, begin: int, number: int) -> int:
+        """Return how long a micro-batch takes there and back behind a stage."""
+        size = self.problem.chain.layers[begin - 1].activation_bytes
+        ends = number % self.ranks, (number + 1) % self.ranks
+        transfer_ns = self.problem.platform.transfer_ns
+        return transfer_ns(size, *ends) + transfer_ns(size, *ends[::-1])
+
+    def may_fit(self, begins: Begins) -> bool:
+        """Whether tied layers share a GPU, and weights with what one stage keeps are not too much.
+
+        With one stage a GPU that is all but workspaces; with several their most in flight may come
+        at different times.
+        """
+        ends = (*begins[1:], self.layers)
+        for group in self.problem.chain.same_gpu:
+            if len({self._rank_of(layer, begins) for layer in group}) > 1:
+                return False
+        for rank in range(self.ranks):
+            own = [
+                self.needs(number, begins[number], ends[number])
+                for number in range(rank, self.parts, self.ranks)
+            ]
+            weights, most = sum(one[1] for one in own), max(one[2] for one in own)
+            if weights + most > self.problem.platform.gpus[rank].usable_bytes:
+                return False
+        return True
+
+    def _rank_of(self, layer: int, begins: Begins) -> int:
+        return (bisect_left(begins, layer + 1) - 1) % self.ranks
+
+    def needs(self, number: int, begin: int, end: int) -> tuple[int, int, int]:
+        """Return what a stage takes: work, ns; weights and what it keeps in flight, bytes."""
+        ahead = self.work[number % self.ranks]
+        work = ahead[end] - ahead[begin]
+        first = self.problem.chain.layers[begin].saved_input_bytes or 0
+        saved = self.saved[end] - self.saved[begin] + (first if begin else 0)
+        # What takes no time at all may come one after the other at one instant.
+        kept = (self.in_flight[number] if work else 1) * saved
+        return work, self.weights[end] - self.weights[begin], kept
+
+    @cached_property
+    def in_flight(self) -> list[int]:
+        """The most micro-batches that each stage keeps, which the order alone says."""
+        most, held = [0] * self.parts, [0] * self.parts
+        for kind, number, _ in engine_order(self.ranks, self.chunks, self.count):
+            held[number] += 1 if kind == "F" else -1
+            most[number] = max(most[number], held[number])
+        return most
+
+    def way(self, begins: Begins) -> int:
+        """Return how long the step of a cut takes if no transfer waits for another one, ns."""
+        ends = (*begins[1:], self.layers)
+        lengths = [
+            ahead[number % self.ranks][end] - ahead[number % self.ranks][begin]
+            for ahead in self.lengths
+            for number, (begin, end) in enumerate(zip(begins, ends, strict=True))
+        ]
+        sent = [
+            self.problem.platform.transfer_ns(
+                self.problem.chain.layers[end - 1].activation_bytes,
+                *(number % self.ranks, (number + 1) % self.ranks)[::turn],
+            )
+            for turn in (1, -1)
+            for number, end in enumerate(ends)
+        ]
+        free = [0] * self.ranks
+        done: list[int] = []
+        for rank, what, before, link in self._sequence:
+            begin = free[rank]
+            if before >= 0:
+                begin = max(begin, done[before] + (sent[link] if link >= 0 else 0))
+            free[rank] = begin + lengths[what]
+            done.append(free[rank])
+        return max(free)
+
+    @cached_property
+    def _sequence(self) -> list[tuple[int, int, int, int]]:
+        """What runs in a step, each behind what it waits for.
+
+        Rank, stage (a backward counts from `parts` on), what it waits for besides its rank, and
+        the link between, counted as the stages before it (those back from `parts` on); -1: none.
+        """
+        own: list[list[tuple[str, int, int]]] = [[] for _ in range(self.ranks)]
+        for turn in engine_order(self.ranks, self.chunks, self.count):
+            own[turn[1] % self.ranks].append(turn)
+        places: dict[tuple[str, int, int], int] = {}
+        found: list[tuple[int, int, int, int]] = []
+        todo = [0] * self.ranks
+        while len(found) < 2 * self.parts * self.count:
+            for rank, turns in enumerate(own):
+                while todo[rank] < len(turns):
+                    kind, number, i = turns[todo[rank]]
+                    forth, last = kind == "F", number + 1 == self.parts
+                    if forth:
+                        before, link = ("F", number - 1, i), number - 1
+                    else:
+                        before = ("F", number, i) if last else ("B", number + 1, i)
+                        link = -1 if last else self.parts + number
+                    if before not in places and (number or not forth):
+                        break
+                    what = number if forth else self.parts + number
+                    places[turns[todo[rank]]] = len(found)
+                    found.append((rank, what, places.get(before, -1), link))
+                    todo[rank] += 1
+        return found
+
+    def balanced(self) -> Begins:
+        """Return the cut whose longest stage takes least, on GPUs of the speed of the first."""
+        ahead = [self.work[0][place] for place in self.places]
+        ahead.append(self.work[0][self.layers])
+        low, high = 0, ahead[-1]
+        while low < high:
+            middle = (low + high) // 2
+            if self._pack(ahead, middle) is None:
+                low = middle + 1
+            else:
+                high = middle
+        found = self._pack(ahead, low)
+        assert found is not None
+        return found
+
+    def _pack(self, ahead: list[int], most: int) -> Begins | None:
+        """Return a cut into stages of at most so much work, each as long as it may be."""
+        begins: list[int] = []
+        begin = 0
+        for left in range(self.parts, 0, -1):
+            begins.append(self.places[begin])
+            end = begin + 1
+            while len(ahead) - 1 - end >= left and ahead[end + 1] - ahead[begin] <= most:
+                end += 1
+            if ahead[end] - ahead[begin] > most:
+                return None
+            begin = end
+        return tuple(begins) if begin == len(ahead) - 1 else None
+
+    def neighbours(self, begins: Begins) -> Iterator[Begins]:
+        """Yield the cuts that differ by one place."""
+        for number in range(1, self.parts):
+            place = bisect_left(self.places, begins[number])
+            for other in (place - 1, place + 1):
+                if other < len(self.places):
+                    moved = (*begins[:number], self.places[other], *begins[number + 1 :])
+                    after = self.layers if number + 1 == self.parts else begins[number + 1]
+                    if begins[number - 1] < moved[number] < after:
+                        yield moved
+
+    def every(self, limit: int | None, stopped: Callable[[], bool]) -> Iterator[Begins]:
+        """Yield the cuts whose bound lies below a limit and that may fit, until it is stopped."""
+        yield from _Walk(self, limit, stopped).extend([0], 0)
+
+
+class _Walk:
+    """All cuts, stage by stage, without those that a part rules out."""
+
+    def __init__(self, cuts: EngineCuts, limit: int | None, stopped: Callable[[], bool]) -> None:
+        self.cuts, self.limit, self.stopped = cuts, limit, stopped
+        self.loads = [0] * cuts.ranks
+        self.weights = [0] * cuts.ranks
+        self.ways = [0] * cuts.ranks
+        self.least = [
+            min(row[-1] - row[end] for row in cuts.work) for end in range(cuts.layers + 1)
+        ]
+
+    def extend(self, begins: list[int], way: int) -> Iterator[Begins]:
+        """Yield the cuts that go on from stages of which the last one has no end yet.
+
+        Parameters
+        ----------
+        begins : list of int
+        way : int
+            How long a micro-batch takes to that stage and back, ns.
+        """
+        cuts, number = self.cuts, len(begins) - 1
+        rank, left = number % cuts.ranks, cuts.parts - number - 1
+        if number < cuts.ranks:
+            self.ways[rank] = way
+        here = bisect_left(cuts.places, begins[-1])
+        ends = cuts.places[here + 1 : len(cuts.places) - left + 1] if left else [cuts.layers]
+        for end in ends:
+            work, weights, kept = cuts.needs(number, begins[-1], end)
+            gpu = cuts.problem.platform.gpus[rank]
+            late = self.limit is not None and (
+                self.ways[rank] + cuts.count * (self.loads[rank] + work) >= self.limit
+            )
+            if late or self.weights[rank] + weights + kept > gpu.usable_bytes or self.stopped():
+                return
+            self.loads[rank] += work
+            self.weights[rank] += weights
+            if not left:
+                if cuts.may_fit(tuple(begins)):
+                    yield tuple(begins)
+            else:
+                behind = way + work + cuts.trip(end, number)
+                if self._has_room(number, behind, end):
+                    yield from self.extend([*begins, end], behind)
+            self.loads[rank] -= work
+            self.weights[rank] -= weights
+
+    def _has_room(self, number: int, way: int, end: int) -> bool:
+        """Whether the GPUs that have stages to come have the time for the layers from `end` on."""
+        if self.limit is None:
+            return True
+        cuts = self.cuts
+        first = number % cuts.ranks + 1 if number >= cuts.parts - cuts.ranks else 0
+        room = 0
+        for rank in range(first, cuts.ranks):
+            arrival = self.ways[rank] if number >= rank else way
+            room += max(0, (self.limit - 1 - arrival) // cuts.count - self.loads[rank])
+        return self.least[end] <= room

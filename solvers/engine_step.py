@@ -1,0 +1,168 @@
+"""The shortest step that an engine with an order of its own can run.
+
+What is left to choose is where to cut, on how many of the GPUs, and how many stages each has. Of
+each such cut a bound is known without laying out the step: the way to a GPU, all its work, and the
+way back. Cuts that cannot beat the best step so far, or whose memory cannot suffice, are left out;
+the others are laid out, the most promising first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fractions import Fraction
+from itertools import islice
+from typing import Final
+
+from schedopt.account import memory
+from schedopt.engine import TITLES
+from schedopt.errors import InputError
+from schedopt.plan import Plan
+from schedopt.problem import Problem
+from schedopt.result import Infeasibility
+from schedopt.solving.engine_cuts import Begins, EngineCuts
+from schedopt.solving.run import Run
+from schedopt.solving.ways_out import ways_out
+from schedopt.systems.engine_step import engine_step
+
+MOST_CUTS: Final = 20_000
+"""Cuts of one shape that are compared by their bounds; of longer chains only neighbours are."""
+
+
+def solve(problem: Problem, run: Run) -> None:
+    """Report the shortest step found, and its proof where no cut is left.
+
+    Raises
+    ------
+    InputError
+        If no engine is asked for, or there is a rule with updates.
+    """
+    scope = problem.scope
+    if scope.engine is None:
+        raise InputError(
+            "engine_step needs an engine",
+            field="solver",
+            way_out="Name one (--for megatron, --for deepspeed), or use another solver",
+        )
+    if scope.allocation == "fixed":
+        raise InputError(
+            "engine_step chooses the stages itself",
+            field="scope.allocation",
+            way_out="Leave the stages out",
+        )
+    if not problem.rule.is_given:
+        raise InputError(
+            "engine_step takes weight_bytes as all that a flush needs",
+            field="rule",
+            way_out="Leave the rule out",
+        )
+    _Search(problem, run).run_all()
+
+
+class _Search:
+    """The best step so far, and what may still beat it."""
+
+    def __init__(self, problem: Problem, run: Run) -> None:
+        assert problem.scope.microbatches is not None
+        assert problem.scope.engine is not None
+        self.problem, self.run = problem, run
+        self.name = TITLES[problem.scope.engine]
+        self.count = problem.scope.microbatches
+        self.seen: set[tuple[int, Begins]] = set()
+        # A step of this length or more is of no use.
+        asked = problem.scope.period_ns
+        self.limit = None if asked is None else asked * self.count + 1
+        if (known := run.best()) is not None:
+            self.limit = known.pattern.period_total_ns
+
+    def run_all(self) -> None:
+        """Look at every shape: first near a balanced cut, then everywhere."""
+        shapes = list(self._shapes())
+        for cuts in shapes:
+            self._descend(cuts)
+        whole = True
+        for cuts in shapes:
+            whole = self._compare_all(cuts) and whole
+        if not whole:
+            self.run.leave_out("not every cut was looked at")
+            return
+        if not self.problem.platform.uniform:
+            self.run.leave_out("only the first GPUs were looked at, in the given order")
+            return
+        scope, best = self.problem.scope, self.run.best()
+        if best is not None:
+            self.run.report_bound(
+                Fraction(best.pattern.period_total_ns, self.count),
+                scope,
+                f"every cut that {self.name} can run was looked at, or cannot be shorter",
+            )
+        else:
+            why = "fits" if scope.period_ns is None else "fits and is as short as asked"
+            self.run.report_infeasible(
+                Infeasibility(
+                    scope=scope,
+                    proof=f"of all cuts that {self.name} can run, none {why}",
+                    wider=ways_out(self.problem),
+                )
+            )
+
+    def _shapes(self) -> Iterator[EngineCuts]:
+        """Yield the numbers of GPUs and of stages a GPU, those with all GPUs first."""
+        most = len(self.problem.platform.gpus)
+        several = (
+            self.problem.scope.engine == "megatron" and self.problem.scope.allocation == "general"
+        )
+        for ranks in range(most, 0, -1):
+            chunks = 1
+            while (cuts := EngineCuts(self.problem, ranks, chunks)).exist:
+                yield cuts
+                chunks += 1
+                if not several or ranks == 1 or self.count % ranks:
+                    break
+
+    def _descend(self, cuts: EngineCuts) -> None:
+        """Go from a balanced cut to better neighbours, as long as there are any."""
+        here = cuts.balanced()
+        length = cuts.way(here) if cuts.may_fit(here) else None
+        better = True
+        while better and not self.run.stopped():
+            better = False
+            for other in sorted(cuts.neighbours(here), key=cuts.bound):
+                if (length is None or cuts.bound(other) < length) and cuts.may_fit(other):
+                    found = cuts.way(other)
+                    if length is None or found < length:
+                        here, length, better = other, found, True
+                        break
+        self._try(cuts, here)
+
+    def _compare_all(self, cuts: EngineCuts) -> bool:
+        """Lay out all cuts that may be better; return whether none is left."""
+        found = list(islice(cuts.every(self.limit, self.run.stopped), MOST_CUTS + 1))
+        whole = len(found) <= MOST_CUTS and not self.run.stopped()
+        for begins in sorted(found, key=cuts.bound):
+            if self.run.stopped():
+                return False
+            self._try(cuts, begins)
+        return whole
+
+    def _try(self, cuts: EngineCuts, begins: Begins) -> bool:
+        """Lay out a step, once, and report it if it is better and fits."""
+        if (cuts.ranks, begins) in self.seen or (self.run.stopped() and self.limit is not None):
+            return False
+        if self.limit is not None and cuts.bound(begins) >= self.limit:
+            return False
+        if not cuts.may_fit(begins):
+            return False
+        if self.limit is not None and cuts.way(begins) >= self.limit:
+            return False
+        self.seen.add((cuts.ranks, begins))
+        plan = engine_step(self.problem, cuts.stages(begins))
+        length = plan.pattern.period_total_ns
+        if (self.limit is not None and length >= self.limit) or not self._fits(plan):
+            return False
+        self.run.report(plan)
+        self.limit = length
+        return True
+
+    def _fits(self, plan: Plan) -> bool:
+        needs = zip(memory(plan), plan.platform.gpus, strict=True)
+        return all(need.reading(plan.scope.memory) <= gpu.usable_bytes for need, gpu in needs)

@@ -1,0 +1,218 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from fractions import Fraction
+from itertools import combinations
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schedopt import (
+    Chain,
+    InputError,
+    Layer,
+    Pattern,
+    Plan,
+    Platform,
+    Problem,
+    Rule,
+    Scope,
+    Stage,
+    check,
+    solve,
+)
+from schedopt.engine import Engine, why_not_stages
+from schedopt.solving.engine_cuts import EngineCuts
+from schedopt.systems.engine_step import engine_step
+from tests.strategies import platforms
+from tests.transformers import transformers
+
+LAYER = Layer(forward_ns=1, backward_ns=2, weight_bytes=4, activation_bytes=1)
+ENGINES: list[Engine] = ["megatron", "deepspeed"]
+
+
+def asked(engine: Engine, count: int, **more: Any) -> Scope:
+    return Scope(
+        **{"allocation": "general", "max_k": None} | more, engine=engine, microbatches=count
+    )
+
+
+def every_stages(chain: Chain, ranks: int, parts: int) -> Iterator[tuple[Stage, ...]]:
+    """Yield all ways to cut a chain, whoever can run them."""
+    layers = len(chain.layers)
+    for cuts in combinations(range(1, layers), parts - 1):
+        ends = (0, *cuts, layers)
+        yield tuple(
+            Stage(layers=(ends[i], ends[i + 1] - 1), gpus=(i % ranks,)) for i in range(parts)
+        )
+
+
+def shortest(problem: Problem, engine: Engine) -> Fraction | None:
+    """Return the period of the best plan that the check takes, over all cuts."""
+    count = problem.scope.microbatches or 1
+    best: Fraction | None = None
+    for ranks in range(1, len(problem.platform.gpus) + 1):
+        for parts in range(ranks, len(problem.chain.layers) + 1, ranks):
+            for stages in every_stages(problem.chain, ranks, parts):
+                if why_not_stages(problem.chain, stages, engine) or (
+                    parts > ranks and count % ranks
+                ):
+                    continue
+                plan = engine_step(problem, stages)
+                if not check(plan):
+                    period = Fraction(plan.pattern.period_total_ns, count)
+                    best = period if best is None else min(best, period)
+    return best
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@settings(max_examples=60)
+@given(
+    chain=transformers(most=3),
+    platform=platforms(most=3),
+    count=st.sampled_from([1, 2, 3, 4, 6]),
+    reading=st.sampled_from(["sum", "peak"]),
+)
+def test_equal_to_trying_every_cut(
+    engine: Engine, chain: Chain, platform: Platform, count: int, reading: Any
+) -> None:
+    scope = asked(engine, count, memory=reading)
+    result = solve(chain, platform, scope=scope, time_limit=None)
+    assert check(result) == ()
+    least = shortest(Problem(chain=chain, platform=platform, scope=scope), engine)
+    assert result.period == least
+    assert result.status == ("infeasible" if least is None else "optimal")
+
+
+@settings(max_examples=60)
+@given(transformers(most=4), platforms(most=3, roomy=True), st.integers(1, 2), st.integers(1, 2))
+def test_no_step_beats_what_is_said_of_its_cut(
+    chain: Chain, platform: Platform, chunks: int, rounds: int
+) -> None:
+    ranks = len(platform.gpus) if len(platform.gpus) > 1 or chunks == 1 else 1
+    chunks = chunks if ranks > 1 else 1
+    problem = Problem(chain=chain, platform=platform, scope=asked("megatron", ranks * rounds))
+    cuts = EngineCuts(problem, ranks, chunks)
+    if not cuts.exist:
+        return
+    for begins in cuts.every(None, lambda: False):
+        plan = engine_step(problem, cuts.stages(begins))
+        assert check(plan) == ()
+        assert cuts.bound(begins) <= cuts.way(begins) <= plan.pattern.period_total_ns
+        if platform.link is None:
+            assert max(1, cuts.way(begins)) <= plan.pattern.period_total_ns
+
+
+def test_interleaving_shortens_the_step_where_it_may() -> None:
+    names = ["embed", *(f"layers.{n}" for n in range(6)), "head"]
+    chain = Chain(layers=tuple(replace(LAYER, name=name) for name in names))
+    platform = Platform(gpus=2, memory=1000)
+    both = solve(chain, platform, scope=asked("megatron", 4))
+    # 4 layers each: (4 + 1) F + B of 4 layers, or with 2 stages of 2 layers half the bubble.
+    assert both.plan is not None
+    assert len(both.plan.stages) > 2
+    assert both.status == "optimal"
+    one = solve(chain, platform, scope=asked("megatron", 4, allocation="contiguous"))
+    assert one.plan is not None
+    assert len(one.plan.stages) == 2
+    assert (one.period, one.status) == (Fraction(60, 4), "optimal")
+    assert both.period is not None
+    assert both.period < 15
+
+
+def solved(engine: Engine = "megatron") -> Plan:
+    names = ["embed", "layers.0: a", "layers.0: b", "layers.1: a", "layers.1: b", "head", "loss"]
+    chain = Chain(layers=tuple(replace(LAYER, name=name) for name in names))
+    scope = asked(engine, 4, allocation="contiguous")
+    plan = solve(chain, Platform(gpus=2, memory=1000), scope=scope).plan
+    assert plan is not None
+    return plan
+
+
+def test_the_check_refuses_stages_that_the_engine_cannot_run() -> None:
+    plan = solved()
+    cut = replace(plan, stages=(Stage(layers=(0, 1), gpus=(0,)), Stage(layers=(2, 6), gpus=(1,))))
+    told = [str(one) for one in check(cut)]
+    assert any("layer 2, which parts the embedding, a transformer layer or" in one for one in told)
+    as_deepspeed = replace(cut, scope=replace(plan.scope, engine="deepspeed"))
+    assert not any("cannot run" in str(one) for one in check(as_deepspeed))
+    lossy = replace(
+        as_deepspeed, stages=(Stage(layers=(0, 5), gpus=(0,)), Stage(layers=(6, 6), gpus=(1,)))
+    )
+    assert any("belongs to the loss" in str(one) for one in check(lossy))
+
+
+def test_the_check_refuses_another_order() -> None:
+    plan = solved("deepspeed")
+    swapped = {("F", 0, 1): ("F", 0, 2), ("F", 0, 2): ("F", 0, 1)}
+    operations = tuple(
+        replace(one, shift=swapped.get((one.kind, one.stage, one.shift), ("", 0, one.shift))[2])
+        for one in plan.pattern.operations
+    )
+    pattern = Pattern(
+        k=plan.pattern.k,
+        period_total_ns=plan.pattern.period_total_ns,
+        operations=operations,
+        transfers=plan.pattern.transfers,
+    )
+    told = [one for one in check(replace(plan, pattern=pattern)) if one.kind == "scope"]
+    assert any("which DeepSpeed does not" in str(one) for one in told)
+
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "no number of micro-batches": ({"microbatches": None}, "microbatches"),
+    "split": ({"split_backward": True}, "split_backward"),
+    "recompute": ({"recompute": True}, "recompute"),
+    "layers apart": ({"grain": "layer"}, "grain"),
+    "unknown": ({"engine": "slurm"}, "engine"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_scopes_without_sense_are_refused(case: str) -> None:
+    change, field = BAD[case]
+    given: dict[str, Any] = {
+        "allocation": "general",
+        "microbatches": 4,
+        "max_k": None,
+        "engine": "megatron",
+    }
+    with pytest.raises(InputError) as caught:
+        Scope(**given | change)
+    assert caught.value.field == field
+
+
+def test_a_scope_of_an_engine_is_covered_by_all_and_covers_no_other() -> None:
+    megatron, deepspeed = asked("megatron", 4), asked("deepspeed", 4)
+    free = replace(megatron, engine=None)
+    assert free.covers(megatron)
+    assert megatron.covers(megatron)
+    assert not megatron.covers(free)
+    assert not megatron.covers(deepspeed)
+    assert str(megatron).endswith("as Megatron-LM runs it")
+
+
+def test_other_solvers_do_not_look_at_engines() -> None:
+    plan = solved()
+    with pytest.raises(InputError, match="step does not look at what an engine can run"):
+        solve(plan.chain, plan.platform, scope=plan.scope, solver="step")
+    with pytest.raises(InputError, match="engine_step needs an engine"):
+        solve(plan.chain, plan.platform, solver="engine_step")
+    rule = Rule(update_every=4, forward_reads="delay", delay=0)
+    known = replace(LAYER, parameter_bytes=1, gradient_bytes=1)
+    chain = Chain(layers=(known,) * 3)
+    with pytest.raises(InputError, match="takes weight_bytes as all"):
+        solve(chain, plan.platform, rule=rule, scope=asked("deepspeed", 4))
+
+
+def test_too_little_memory_is_proven() -> None:
+    plan = solved()
+    result = solve(plan.chain, Platform(gpus=2, memory=13), scope=plan.scope)
+    assert result.status == "infeasible"
+    assert result.infeasibility is not None
+    assert result.infeasibility.wider == "another order (leave --for out), a smaller " + (
+        "micro-batch, or more GPUs"
+    )
