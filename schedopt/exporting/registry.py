@@ -61,6 +61,16 @@ TARGETS: Final[tuple[Target, ...]] = (
         "schedopt.exporting.torch_csv:export",
     ),
     Target(
+        "megatron",
+        "layout and flags of Megatron-LM",
+        "schedopt.exporting.megatron:export",
+    ),
+    Target(
+        "deepspeed",
+        "boundaries and a PipelineModule for DeepSpeed",
+        "schedopt.exporting.deepspeed:export",
+    ),
+    Target(
         "perfetto",
         "a step to scale with memory, for ui.perfetto.dev",
         "schedopt.exporting.perfetto:export",

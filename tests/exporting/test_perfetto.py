@@ -97,7 +97,7 @@ def test_a_step_by_hand() -> None:
     assert [rows[-1][1] for rows in memory.values()] == [10, 20, 30]
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(valid_plans(), st.integers(1, 2))
 def test_tracks_are_to_scale_and_never_overlap(plan: Plan, rounds: int) -> None:
     count = rounds * Timeline(plan).length
@@ -112,7 +112,7 @@ def test_tracks_are_to_scale_and_never_overlap(plan: Plan, rounds: int) -> None:
     assert sum(work) == sum(one.busy_ns for one in load(plan)) * count
 
 
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(valid_plans())
 def test_counters_rise_in_time_to_the_peak_of_each_gpu(plan: Plan) -> None:
     count = usual_micro_batches(plan)

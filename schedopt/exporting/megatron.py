@@ -1,0 +1,75 @@
+"""The arguments of Megatron-LM that cut a model as a plan does.
+
+They stand in an array of bash, to be passed to ``pretrain_gpt.py``. The layout has a letter for the
+embedding (E), each transformer layer (t) and the head with the loss (L), ``|`` between stages and
+``t*3`` for ``ttt``; stage s is on rank s mod P. So placement is round robin, each rank has equally
+many stages, and the final norm is always with the head.
+
+References
+----------
+Megatron Core developer guide, *Custom pipeline model parallel layout*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Final
+
+from schedopt.exporting.own_order import describe, micro_batch_size, own_step, rank_count
+from schedopt.plan import Plan
+from schedopt.transformer_blocks import EMBEDDING, find_blocks
+
+FILE: Final = "megatron.sh"
+
+
+def export(plan: Plan, microbatches: int) -> dict[str, str]:
+    """Return a file for bash with the arguments.
+
+    Raises
+    ------
+    InputError
+        For stages that part a transformer layer, lie elsewhere than in rounds of all GPUs,
+        compute layers again or have replicas, and for what does not fit in Megatron's own order.
+    """
+    own = own_step(plan, microbatches, "megatron")
+    lines = [f"# {line}" for line in describe(plan, own, "megatron")]
+    lines += [
+        '# Source this file and add "${PIPELINE_ARGS[@]}" to the arguments of pretrain_gpt.py. The '
+        "layout",
+        "# goes with none of --num-layers-per-virtual-pipeline-stage, "
+        "--num-virtual-stages-per-pipeline-rank.",
+    ]
+    if micro_batch_size(plan) is None:
+        lines.append(
+            f"# Set --global-batch-size to {microbatches} times --micro-batch-size, for each "
+            "data-parallel copy."
+        )
+    else:
+        lines.append("# With n data-parallel copies multiply --global-batch-size by n.")
+    arguments = (f"    {line}" for line in _arguments(plan, microbatches))
+    return {FILE: "\n".join([*lines, "PIPELINE_ARGS=(", *arguments, ")"]) + "\n"}
+
+
+def _arguments(plan: Plan, microbatches: int) -> Iterator[str]:
+    yield f"--pipeline-model-parallel-size {rank_count(plan)}"
+    yield f'--pipeline-model-parallel-layout "{make_layout(plan)}"'
+    yield f"--num-layers {find_blocks(plan.chain).count}"
+    if not plan.chain.same_gpu:
+        yield "--untie-embeddings-and-output-weights"
+    size = micro_batch_size(plan)
+    if size is not None:
+        yield f"--micro-batch-size {size}"
+        yield f"--global-batch-size {size * microbatches}"
+
+
+def make_layout(plan: Plan) -> str:
+    """Return the layout of stages that lie between whole transformer layers."""
+    blocks = find_blocks(plan.chain)
+    letters = {EMBEDDING: "E", blocks.count: "L"}
+    parts = []
+    for stage in plan.stages:
+        row = [letters.get(place, "t") for place in blocks.places(*stage.layers)]
+        runs = ((letter, len(list(run))) for letter, run in groupby(row))
+        parts.append("".join(one if many == 1 else f"{one}*{many}" for one, many in runs))
+    return "|".join(parts)

@@ -1,0 +1,59 @@
+"""Plans for engines with an order of their own, as a user makes and exports them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.commands import ROOT, run
+
+CHAIN = ROOT / "instances" / "gpt2-small.json"
+PLATFORM = ("--gpus", "2", "--mem", "8G", "--bandwidth", "12GB/s")
+
+
+@pytest.mark.parametrize("engine", ["megatron", "deepspeed"])
+def test_from_a_chain_to_what_the_engine_takes(engine: str, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    asked = ("--for", engine, "--microbatches", "4")
+    done = run("solve", "--chain", CHAIN, *PLATFORM, *asked, "-o", plan, "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    document = json.loads(done.stdout)
+    assert document["status"] == "optimal"
+    assert document["scope"]["engine"] == engine
+    assert document["bounds"][-1]["proof"].startswith("every cut that ")
+    out = tmp_path / "out"
+    done = run("export", plan, "--to", engine, "--microbatches", "4", "-o", out)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "That is the order of the plan." in out.read_text()
+
+
+def test_a_plan_with_cuts_elsewhere_is_refused(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    asked = ("--allocation", "contiguous", "--gpus", "4", "--mem", "8G")
+    assert run("solve", "--chain", CHAIN, *asked, "-o", plan).returncode == 0
+    done = run("export", plan, "--to", "megatron", "-o", tmp_path / "out")
+    assert done.returncode == 2
+    assert "Error: --to: megatron cannot express it: stage " in done.stderr
+    assert "which parts the embedding, a transformer layer or the head" in done.stderr
+    assert "schedopt solve --for megatron --microbatches 16" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--chain", CHAIN), "Error: --for: given without --microbatches"),
+        (("--fix", CHAIN), "Error: --for: given beside --fix"),
+        (("--chain", CHAIN, "--microbatches", "4", "--recompute"), "Error: --recompute: Megatron"),
+        (
+            ("--chain", ROOT / "instances" / "resnet50.json", "--microbatches", "4"),
+            "layers: the names of the layers do not tell embedding, transformer layers and head",
+        ),
+    ],
+)
+def test_what_makes_no_sense_is_told(options: tuple[str, ...], told: str) -> None:
+    done = run("solve", *options, *PLATFORM, "--for", "megatron")
+    assert done.returncode == 2
+    assert told in done.stderr
