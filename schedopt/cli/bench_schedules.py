@@ -124,9 +124,9 @@ def bench_schedules(
         save(document)
         save_picture(document, picture)
         _print(means(document))
-    for missed in missed_goals(document):
-        typer.echo(f"Not as it should be: {missed}")
-    typer.echo(f"Figures in {output}, tables in {tables}, a picture in {picture}")
+        for missed in missed_goals(document):
+            typer.echo(f"Not as it should be: {missed}")
+        typer.echo(f"Figures in {output}, tables in {tables}, a picture in {picture}")
     if not complete:
         typer.echo("Interrupted. Start it again to go on.", err=True)
         raise typer.Exit(130)
