@@ -37,7 +37,11 @@ def export_plan(
     What the tool cannot express is refused, with the reason and what to ask for instead, before
     anything is written.
 
-    Example: schedopt export plan.json --to torch-csv --microbatches 16 -o schedule.csv
+    Examples
+    --------
+    schedopt export plan.json --to torch-csv --microbatches 16 -o schedule.csv
+
+    schedopt export plan.json --to torchtitan -o titan
     """
     from schedopt.cli.charts import load_valid
     from schedopt.exporting.registry import find_target

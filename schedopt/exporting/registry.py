@@ -61,6 +61,11 @@ TARGETS: Final[tuple[Target, ...]] = (
         "schedopt.exporting.torch_csv:export",
     ),
     Target(
+        "torchtitan",
+        "modules of each part, and the rows",
+        "schedopt.exporting.torchtitan:export",
+    ),
+    Target(
         "megatron",
         "layout and flags of Megatron-LM",
         "schedopt.exporting.megatron:export",

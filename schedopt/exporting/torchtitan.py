@@ -1,0 +1,138 @@
+"""The pipeline of a torchtitan decoder: modules of each part, and the CSV of the schedule.
+
+For torchtitan 0.3, whose decoders consist of ``tok_embeddings``, ``layers.0``, ``layers.1`` and so
+on, ``norm`` and ``lm_head``: what a chain has before its numbered blocks, these, and what it has
+behind them. There is no option for a placement: each rank has as many stages, rank r of P either r,
+r + P, r + 2P, ... (a loop), or r and 2P - 1 - r (a V).
+"""
+
+from __future__ import annotations
+
+from schedopt.errors import InputError
+from schedopt.exporting.own_order import micro_batch_size
+from schedopt.exporting.registry import refused
+from schedopt.exporting.torch_csv import FILE, csv_text, rows_without_recompute
+from schedopt.plan import Plan
+from schedopt.running.actions import gpu_ranks
+from schedopt.transformer_blocks import EMBEDDING, find_blocks
+
+_SCHEDULES = {"loop": "PipelineScheduleMulti", "v": "ZBVZeroBubble"}
+"""Schedules that make torchtitan place the stages so. The CSV takes the place of their order."""
+
+_MODULE = '''\
+"""A pipeline for torchtitan 0.3: {ranks} ranks, {stages} stages, {microbatches} micro-batches.
+
+Ranks of the pipeline are GPUs {gpus} of the plan. Call `apply` in the function that returns your
+Trainer.Config.
+"""
+
+from pathlib import Path
+
+
+def apply(config):
+    """Set the pipeline of a Trainer.Config and return it."""
+    parallelism = config.parallelism
+    parallelism.pipeline_parallel_degree = {ranks}
+    parallelism.module_fqns_per_model_part = [
+{parts}    ]
+    parallelism.pipeline_parallel_schedule = "{schedule}"
+    parallelism.pipeline_parallel_schedule_csv = str(Path(__file__).with_name("{csv}"))
+    size = {size}
+    parallelism.pipeline_parallel_microbatch_size = size
+    config.training.local_batch_size = {microbatches} * size
+    return config
+'''
+
+
+def export(plan: Plan, microbatches: int) -> dict[str, str]:
+    """Return a module that sets the pipeline of a configuration, and the CSV that it names.
+
+    Raises
+    ------
+    InputError
+        For another placement than a loop or a V, stages that are no runs of whole modules of a
+        decoder, weights that stages share, and all that `torch_csv` refuses.
+    """
+    rows = rows_without_recompute(plan, microbatches, "torchtitan")
+    _check_tied(plan)
+    parts = _parts(plan, microbatches)
+    gpus, style = _placement(plan, microbatches)
+    ranks = gpu_ranks(plan)
+    module = _MODULE.format(
+        ranks=len(gpus),
+        stages=len(plan.stages),
+        microbatches=microbatches,
+        gpus=", ".join(map(str, gpus)),
+        parts="".join(f"        {names!r},\n" for names in parts),
+        schedule=_SCHEDULES[style],
+        size=micro_batch_size(plan) or "parallelism.pipeline_parallel_microbatch_size",
+        csv=FILE,
+    )
+    return {"pipeline.py": module, FILE: csv_text(rows[ranks[gpu]] for gpu in gpus)}
+
+
+def _placement(plan: Plan, microbatches: int) -> tuple[list[int], str]:
+    """Return the GPU of each rank of torchtitan, and its name for the placement."""
+    of_stages = [stage.gpus[0] for stage in plan.stages]
+    ranks, count = len(set(of_stages)), len(of_stages)
+    gpus = of_stages[:ranks]
+    if of_stages == gpus * (count // ranks):
+        return gpus, "loop"
+    if of_stages == [*gpus, *reversed(gpus)]:
+        return gpus, "v"
+    told = ", ".join(map(str, of_stages[:12])) + (" …" if count > 12 else "")
+    raise refused(
+        "torchtitan",
+        f"its stages lie on GPUs {told}, neither in a loop nor in a V",
+        f"{_way_out(microbatches)}, or train with schedopt.torch, which takes any placement",
+    )
+
+
+def _parts(plan: Plan, microbatches: int) -> list[list[str]]:
+    """Return the names of the modules of each stage."""
+    try:
+        blocks = find_blocks(plan.chain)
+    except InputError as error:
+        raise refused("torchtitan", error.rule, error.way_out) from None
+    for number, stage in enumerate(plan.stages):
+        if stage.first not in blocks.begins:
+            raise refused(
+                "torchtitan",
+                f"stage {number} begins at layer {stage.first}, which parts the embedding, a block "
+                "or the head",
+                _way_out(microbatches),
+            )
+    names = {EMBEDDING: ["tok_embeddings"], blocks.count: ["norm", "lm_head"]}
+    return [
+        [
+            name
+            for place in blocks.places(*stage.layers)
+            for name in names.get(place, [f"layers.{place}"])
+        ]
+        for stage in plan.stages
+    ]
+
+
+def _way_out(microbatches: int) -> str:
+    return (
+        f"Solve with --for megatron --microbatches {microbatches}, which cuts between whole blocks "
+        "and places stages in a loop"
+    )
+
+
+def _check_tied(plan: Plan) -> None:
+    """Refuse weights that several stages share: torchtitan copies the model for each."""
+    for group in plan.chain.same_gpu:
+        homes = {
+            number
+            for number, stage in enumerate(plan.stages)
+            if any(stage.first <= layer <= stage.last for layer in group)
+        }
+        if len(homes) > 1:
+            told = ", ".join(map(str, sorted(homes)))
+            raise refused(
+                "torchtitan",
+                f"stages {told} have layers that share a GPU, perhaps for tied weights, and "
+                "torchtitan would train a copy in each",
+                "Profile the model with untied weights",
+            )
