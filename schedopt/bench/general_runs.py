@@ -60,7 +60,7 @@ def load_document(path: Path, effort: Effort) -> dict[str, Any]:
             raise InputError(
                 f"is {old.get(name)!r:.60} there, and {value!r} now",
                 field=name,
-                way_out="Take the file away, or write to another one (-o)",
+                way_out="Start anew (--anew), or write to another file (-o)",
                 source=str(path),
             )
     return {**old, "date": new["date"]}

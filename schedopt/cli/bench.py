@@ -20,6 +20,10 @@ TimeLimit: TypeAlias = Annotated[float, typer.Option(help="Seconds for each run.
 Figures: TypeAlias = Annotated[
     Path, typer.Option("--output", "-o", help="The figures; the tables lie beside.", metavar="FILE")
 ]
+Resume: TypeAlias = Annotated[
+    bool,
+    typer.Option("--resume/--anew", help="Go on with the runs in the file, or do all of them."),
+]
 
 bench_app = Commands(
     help="Compare solvers and measure how fast they are.", epilog=EXIT_CODES, no_args_is_help=True
@@ -126,6 +130,7 @@ def bench_general(
         typer.Option(help="For solvers that draw, and the first of random chains.", metavar="N"),
     ] = 0,
     output: Figures = Path("results/general.json"),
+    resume: Resume = True,
 ) -> None:
     """Measure what plans with any allocation gain, each figure beside its goal.
 
@@ -145,7 +150,7 @@ def bench_general(
     from schedopt.bench.cases import load_chains
     from schedopt.bench.effort import Effort
     from schedopt.bench.general import PARTS, problems
-    from schedopt.bench.general_runs import load_document, measure
+    from schedopt.bench.general_runs import load_document, measure, new_document
     from schedopt.bench.general_tables import means, missed_goals, to_markdown
     from schedopt.formats import to_text, write_whole
 
@@ -161,7 +166,7 @@ def bench_general(
     # Theorems need no chains.
     found = [] if parts == ["theorems"] else load_chains(chains)
     effort = Effort(workers, time_limit, seed)
-    document = load_document(output, effort)
+    document = load_document(output, effort) if resume else new_document(effort)
 
     def save(document: dict[str, Any]) -> None:
         write_whole(output, to_text(document))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from schedopt.cli.bench import tables_beside
+from schedopt.cli.bench import Resume, tables_beside
 from schedopt.cli.options import check_time_limit
 from schedopt.cli.progress import progress_bar
 from schedopt.errors import InputError, naming_file
@@ -56,6 +56,7 @@ def bench_hardness(
             show_default=False,
         ),
     ] = None,
+    resume: Resume = True,
 ) -> None:
     """Answer instances of Theorems 1 and 2, by special methods and by solvers of all problems.
 
@@ -85,7 +86,7 @@ def bench_hardness(
                 field="--json",
                 way_out="Name one (--instance), or leave it out: the figures are JSON anyway",
             )
-        _measure(quick, effort, output or OUTPUT)
+        _measure(quick, effort, output or OUTPUT, resume)
         return
     for option, given in (("--quick", quick), ("--output", output is not None)):
         if given:
@@ -129,8 +130,8 @@ def _print(found: Answer) -> None:
         typer.echo(f"Group     {' + '.join(map(str, group))} = {shown['V']}")
 
 
-def _measure(quick: bool, effort: Effort, output: Path) -> None:
-    from schedopt.bench.general_runs import load_document
+def _measure(quick: bool, effort: Effort, output: Path, resume: bool) -> None:
+    from schedopt.bench.general_runs import load_document, new_document
     from schedopt.bench.hardness import FULL, QUICK, measure_hardness
     from schedopt.bench.hardness_picture import save_hardness_picture
     from schedopt.bench.hardness_tables import missed_goals, summary, to_markdown
@@ -140,7 +141,7 @@ def _measure(quick: bool, effort: Effort, output: Path) -> None:
     tables, picture = tables_beside(output), output.with_suffix(".svg")
     picture_suffix(picture)
     check_writable(picture)
-    document = load_document(output, effort)
+    document = load_document(output, effort) if resume else new_document(effort)
 
     def save(document: dict[str, Any]) -> None:
         write_whole(output, to_text(document))

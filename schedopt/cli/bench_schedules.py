@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from schedopt.cli.bench import SHIPPED, check_least, tables_beside
+from schedopt.cli.bench import SHIPPED, Resume, check_least, tables_beside
 from schedopt.cli.options import check_time_limit, parse_counts
 from schedopt.cli.progress import progress_bar
 
@@ -68,6 +68,7 @@ def bench_schedules(
             show_default=False,
         ),
     ] = None,
+    resume: Resume = True,
 ) -> None:
     """Compare searched patterns with GPipe, 1F1B, interleaved 1F1B, ZB-H1 and Chimera.
 
@@ -86,7 +87,7 @@ def bench_schedules(
     """
     from schedopt.bench.cases import load_chains
     from schedopt.bench.effort import Effort
-    from schedopt.bench.general_runs import load_document, measure
+    from schedopt.bench.general_runs import load_document, measure, new_document
     from schedopt.bench.schedules import all_chains, matches
     from schedopt.bench.schedules_picture import save_picture
     from schedopt.bench.schedules_tables import means, missed_goals, to_markdown
@@ -111,7 +112,7 @@ def bench_schedules(
     if quick:
         found = found[:1] + found[1:][-1:]
     effort = Effort(workers, seconds, seed)
-    document = load_document(output, effort)
+    document = load_document(output, effort) if resume else new_document(effort)
 
     def save(document: dict[str, Any]) -> None:
         write_whole(output, to_text(document))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from schedopt.cli.bench import SHIPPED
+from schedopt.cli.bench import SHIPPED, Resume
 from schedopt.cli.options import check_time_limit, naming_options, parse_counts
 from schedopt.cli.pools import make_pool
 from schedopt.cli.progress import progress_bar
@@ -104,6 +104,7 @@ def bench_solvers(
             metavar="FILE",
         ),
     ] = Path("results/solvers.jsonl"),
+    resume: Resume = True,
 ) -> None:
     """Run solvers on chains x GPUs x memory levels x bandwidths, and compare what they find.
 
@@ -151,7 +152,7 @@ def bench_solvers(
     picture_suffix(picture)
     for path in (output, tables, picture, best_known):
         check_writable(path)
-    records = load_records(output)
+    records = load_records(output) if resume else []
     known = BestKnownFile(best_known)
     effort = Effort(workers=1, time_limit=limit, seed=seed)
     try:
@@ -159,6 +160,8 @@ def bench_solvers(
     except KeyboardInterrupt:
         typer.echo("Interrupted. Nothing was run.", err=True)
         raise typer.Exit(130) from None
+    if not resume:
+        output.unlink(missing_ok=True)
     _tell_of_others(asked, records, output)
     with naming_options(), progress_bar() as show:
         outcome = run_suite(asked, records, pool, output, known, on_run=show)

@@ -53,6 +53,8 @@ def test_bench_solvers_writes_runs_tables_and_plans_and_goes_on(
     both = (tmp_path / "runs.jsonl").read_text()
     assert both.startswith(first)
     assert len(both.splitlines()) == 12
+    assert run(*arguments, "--anew").stderr == ""
+    assert len((tmp_path / "runs.jsonl").read_text().splitlines()) == 6
 
 
 def test_a_quick_suite_of_our_chains_and_the_theorems(tmp_path: Path) -> None:
@@ -154,7 +156,7 @@ def test_bench_general_writes_each_run_and_goes_on(chains: Path, tmp_path: Path)
     assert (tmp_path / "general.json").read_text() == first
     other = run(*arguments, "--seed", "1")
     assert other.returncode == 2
-    assert "general.json: seed: is 0 there, and 1 now" in other.stderr
+    assert "general.json: seed: is 0 there, and 1 now. Start anew (--anew)" in other.stderr
 
 
 @pytest.mark.parametrize(

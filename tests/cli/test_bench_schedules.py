@@ -42,6 +42,9 @@ def test_each_run_is_written_and_the_next_command_goes_on(chains: Path, tmp_path
     assert [row["microbatches"] for row in more[10:]] == [4] * 10
     assert "| a | 2 | 4 | GPipe |" in (tmp_path / "found.md").read_text()
     assert "m = 2 P" in (tmp_path / "found.svg").read_text()
+    run(*arguments, "--microbatches", "2", "--anew")
+    alone = json.loads((tmp_path / "found.json").read_text())["schedules"]
+    assert [row["microbatches"] for row in alone] == [4] * 10
 
 
 @pytest.mark.parametrize(
