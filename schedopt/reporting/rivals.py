@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
-from schedopt.cuts import balanced_cuts
 from schedopt.errors import InputError
 from schedopt.plan import Plan
 from schedopt.problem import Problem, Scope
-from schedopt.solvers.even_split import even_split
 from schedopt.solvers.one_f_one_b_star import solve
+from schedopt.solving.registry import load_partitioner
 from schedopt.solving.run import Run
 from schedopt.stage import Stage
 from schedopt.systems.figures import Figures, measure_plan
+
+USUAL: Final = {
+    "even_split": "Equal numbers of layers, 1F1B*",
+    "time_balanced": "Equal times of stages, 1F1B*",
+}
+"""Partitioners, and what a page calls their stages as 1F1B* runs them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,20 +53,15 @@ def usual_rivals(plan: Plan, microbatches: int) -> Iterator[Rival]:
     microbatches : int
         Of a step.
     """
-    count, gpus = len(plan.chain.layers), len(plan.platform.gpus)
-    yield _rival(
-        "Equal numbers of layers, 1F1B*",
-        plan,
-        [stage.layers for stage in even_split(count, gpus)],
-        microbatches,
-    )
-    title = "Equal times of stages, 1F1B*"
-    try:
-        cuts = balanced_cuts(plan.chain, min(count, gpus))
-    except InputError as error:
-        yield Rival(name=title, note=error.rule)
-    else:
-        yield _rival(title, plan, cuts, microbatches)
+    for partitioner, name in USUAL.items():
+        try:
+            stages = load_partitioner(partitioner)(
+                Problem(chain=plan.chain, platform=plan.platform)
+            )
+        except InputError as error:
+            yield Rival(name=name, note=error.rule)
+        else:
+            yield _rival(name, plan, stages, microbatches)
 
 
 def named_rival(name: str, other: Plan, plan: Plan, microbatches: int) -> Rival:
@@ -93,15 +94,12 @@ def named_rival(name: str, other: Plan, plan: Plan, microbatches: int) -> Rival:
     return Rival(name=name, figures=measure_plan(other, microbatches, name), note=note)
 
 
-def _rival(name: str, plan: Plan, cuts: list[tuple[int, int]], microbatches: int) -> Rival:
-    for group in plan.chain.same_gpu:
-        if not any(first <= group[0] and group[-1] <= last for first, last in cuts):
-            return Rival(name=name, note=f"would part the tied layers {group[0]} and {group[-1]}")
+def _rival(name: str, plan: Plan, stages: Sequence[Stage], microbatches: int) -> Rival:
     problem = Problem(
         chain=plan.chain,
         platform=plan.platform,
         scope=Scope(allocation="fixed", memory=plan.scope.memory),
-        stages=tuple(Stage(layers=cut, gpus=(gpu,)) for gpu, cut in enumerate(cuts)),
+        stages=tuple(stages),
     )
     run = Run(problem)
     solve(problem, run)

@@ -74,9 +74,12 @@ def test_tied_layers_are_not_parted() -> None:
     result = best(tied, Platform(gpus=2, memory=100))
     assert result.plan is not None
     even, balanced = usual_rivals(result.plan, 4)
-    assert (even.figures, even.note) == (None, "would part the tied layers 0 and 3")
-    assert balanced.figures is None
-    assert "cannot be cut into 2 stages" in balanced.note
+    assert (even.figures, even.note) == (None, "the even split parts the tied layers 0 and 3")
+    assert balanced.figures is not None
+    # All four are tied: one stage, and all their time.
+    assert balanced.figures.period == sum(
+        layer.forward_ns + layer.backward_ns for layer in tied.layers
+    )
 
 
 @given(data=st.data())
