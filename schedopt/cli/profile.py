@@ -81,7 +81,8 @@ def profile_model(
 
     The model is cut wherever exactly one tensor is live. Times are medians after a warm-up; bytes
     are what autograd really saves, what crosses each boundary, and parameters, gradients and
-    optimizer state. Needs torch, and transformers for hf: models.
+    optimizer state. The update of a layer is a step of the optimizer on its own parameters. Needs
+    torch, and transformers for hf: models.
 
     Examples
     --------
@@ -159,9 +160,10 @@ def _print(chain: Chain) -> None:
     from schedopt.cli.tables import make_console
     from schedopt.units import format_bytes, format_duration, printable
 
-    figures = ("Forward", "Backward", "Spread", "Saved", "Output", "Weights")
+    figures = ("Forward", "Backward", "Spread", "Update", "Saved", "Output", "Weights")
     columns = [Column(""), Column("Layer", words=True), *map(Column, figures)]
     spreads, layers = _spreads(chain), chain.layers
+    updates = [layer.update_ns for layer in layers if layer.update_ns is not None]
     rows = [
         (
             str(number),
@@ -169,6 +171,7 @@ def _print(chain: Chain) -> None:
             format_duration(layer.forward_ns),
             format_duration(layer.backward_ns),
             f"{spreads[number]:.1%}" if spreads else "",
+            "" if layer.update_ns is None else format_duration(layer.update_ns),
             format_bytes(layer.saved),
             format_bytes(layer.activation_bytes),
             format_bytes(layer.weight_bytes),
@@ -181,6 +184,7 @@ def _print(chain: Chain) -> None:
         format_duration(sum(layer.forward_ns for layer in layers)),
         format_duration(sum(layer.backward_ns for layer in layers)),
         "",
+        format_duration(sum(updates)) if updates else "",
         format_bytes(sum(layer.saved for layer in layers)),
         "",
         format_bytes(sum(layer.weight_bytes for layer in layers)),

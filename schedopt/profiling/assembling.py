@@ -74,6 +74,7 @@ def _layers(measured: Measured) -> list[Layer]:
             backward_input_ns=first[position] if first else None,
             backward_weight_ns=second[position] if second else None,
             saved_weight_bytes=measured.held[position] if measured.held else None,
+            update_ns=state.update_ns,
         )
         for position, (piece, state) in enumerate(
             zip(measured.pieces, measured.states, strict=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from schedopt.errors import InputError
@@ -11,6 +12,7 @@ from schedopt.profiling.factory import Model
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.optim import Optimizer
 
     from schedopt.profiling.clocks import Clock
     from schedopt.profiling.pieces import Piece
@@ -74,6 +76,8 @@ def measure(
 ) -> Measured:
     """Sweep over the layers: for bytes, for times, and for the memory of each operation.
 
+    At last the optimizer takes its steps, a layer at a time.
+
     Parameters
     ----------
     model : Model
@@ -84,7 +88,7 @@ def measure(
     optimizer : str
         Unless the model brings its own.
     warmup, repeats : int
-        Sweeps that are not timed and that are.
+        Sweeps, and steps of the optimizer, that are not timed and that are.
     count : Counter
         Told of each sweep.
     whole : WholeRun, optional
@@ -92,6 +96,7 @@ def measure(
     """
     from schedopt.profiling.metering import Meter
     from schedopt.profiling.saving import Recorder
+    from schedopt.profiling.states import step_ns
     from schedopt.profiling.sweeping import metered_halves, metered_sweep, split_sweep, sweep
 
     inputs = model.tensors
@@ -120,7 +125,8 @@ def measure(
     count.step()
     peaks = metered_sweep(pieces, inputs, Meter([*permanent, *inputs.values()]))
     count.step()
-    states = _states(model, pieces, optimizer)
+    take = partial(step_ns, clock=clock, warmup=warmup, repeats=repeats)
+    states = _states(model, pieces, optimizer, take)
     return Measured(
         pieces=pieces,
         recorded=recorded,
@@ -143,7 +149,12 @@ def _permanent(pieces: Sequence[Piece]) -> list[Tensor]:
     return tensors
 
 
-def _states(model: Model, pieces: Sequence[Piece], optimizer: str) -> list[States]:
+def _states(
+    model: Model,
+    pieces: Sequence[Piece],
+    optimizer: str,
+    time_step: Callable[[Optimizer], int],
+) -> list[States]:
     from schedopt.profiling.pieces import blaming
     from schedopt.profiling.states import choose_optimizer, measure_states, own_parameters
 
@@ -152,5 +163,5 @@ def _states(model: Model, pieces: Sequence[Piece], optimizer: str) -> list[State
     owned = own_parameters([piece.module for piece in pieces])
     for piece, parameters in zip(pieces, owned, strict=True):
         with blaming(piece.name, "optimizer step"):
-            states.append(measure_states(piece.module, parameters, factory))
+            states.append(measure_states(piece.module, parameters, factory, time_step))
     return states

@@ -33,8 +33,9 @@ def profile(
 
     A copy of the model is trained for a number of micro-batches, each a sweep over all layers; the
     model itself stays as it was. First the bytes are counted that autograd saves, then times are
-    taken: the median of each layer's forward, backward, and the halves of its backward. At last
-    the memory is followed that each operation takes at its height.
+    taken: the median of each layer's forward, backward, and the halves of its backward. Then the
+    memory is followed that each operation takes at its height, and at last an optimizer of each
+    layer's own parameters takes its steps, of which the median is the time of its update.
 
     Parameters
     ----------
@@ -45,7 +46,7 @@ def profile(
     optimizer : str
         ``adamw``, ``adam`` or ``sgd``, unless the model brings its own.
     warmup, repeats : int
-        Sweeps that are not timed (0 or more) and that are (2 or more).
+        Sweeps, and steps of the optimizer, that are not timed (0 or more) and that are (2 or more).
     min_share : float
         Layers of a traced model with less than this share of the time are merged into a
         neighbour; 0 keeps every cut.

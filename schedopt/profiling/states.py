@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -11,10 +11,12 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from schedopt.errors import InputError
+from schedopt.profiling.clocks import median_ns
 from schedopt.profiling.faking import is_fake
 from schedopt.profiling.saving import storage_bytes, storage_key
 
 if TYPE_CHECKING:
+    from schedopt.profiling.clocks import Clock
     from schedopt.profiling.factory import OptimizerFactory
 
 OPTIMIZERS: Final[Mapping[str, OptimizerFactory]] = {
@@ -27,12 +29,20 @@ OPTIMIZERS: Final[Mapping[str, OptimizerFactory]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class States:
-    """What one layer keeps on the GPU, bytes."""
+    """What one layer keeps on the GPU, bytes, and how long its update takes.
+
+    Parameters
+    ----------
+    parameter_bytes, gradient_bytes, optimizer_bytes, buffer_bytes : int
+    update_ns : int, optional
+        None where nothing is trained, or nobody took the time.
+    """
 
     parameter_bytes: int
     gradient_bytes: int
     optimizer_bytes: int
     buffer_bytes: int
+    update_ns: int | None = None
 
     @property
     def weight_bytes(self) -> int:
@@ -92,11 +102,14 @@ def tied_layers(modules: Sequence[nn.Module]) -> tuple[tuple[int, ...], ...]:
 
 
 def measure_states(
-    module: nn.Module, parameters: Sequence[nn.Parameter], optimizer: OptimizerFactory
+    module: nn.Module,
+    parameters: Sequence[nn.Parameter],
+    optimizer: OptimizerFactory,
+    time_step: Callable[[torch.optim.Optimizer], int] | None = None,
 ) -> States:
-    """Measure one layer after a backward, by a real step of the optimizer.
+    """Measure one layer after a backward, by real steps of the optimizer.
 
-    The step changes the parameters.
+    The steps change the parameters.
 
     Parameters
     ----------
@@ -106,14 +119,38 @@ def measure_states(
         Those of its parameters that are counted.
     optimizer : callable
         From parameters to an optimizer.
+    time_step : callable, optional
+        Takes the time of a step, ns, of an optimizer that has its states. Parameters without
+        values are not asked.
     """
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    trained = [parameter for parameter in parameters if parameter.grad is not None]
+    held, update_ns = 0, None
+    if trained and is_fake(trained[0]):
+        held = _estimated_bytes(trained, optimizer)
+    elif trained:
+        made = _step(trained, optimizer)
+        held = _state_bytes(made, trained)
+        if time_step is not None:
+            update_ns = time_step(made)
     return States(
         parameter_bytes=sum(tensor_bytes(parameter) for parameter in parameters),
-        gradient_bytes=sum(tensor_bytes(gradient) for gradient in gradients),
-        optimizer_bytes=_optimizer_bytes(parameters, optimizer),
+        gradient_bytes=sum(tensor_bytes(one.grad) for one in trained if one.grad is not None),
+        optimizer_bytes=held,
         buffer_bytes=_distinct_bytes(module.buffers()),
+        update_ns=update_ns,
     )
+
+
+def step_ns(optimizer: torch.optim.Optimizer, clock: Clock, warmup: int, repeats: int) -> int:
+    """Return the median time of so many steps after a warm-up, ns."""
+    marks = []
+    clock.settle()
+    for _ in range(warmup + repeats):
+        start = clock.mark()
+        optimizer.step()
+        marks.append((start, clock.mark()))
+    clock.settle()
+    return median_ns([clock.between(*pair) for pair in marks[warmup:]])
 
 
 def tensor_bytes(tensor: Tensor) -> int:
@@ -121,14 +158,8 @@ def tensor_bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def _optimizer_bytes(parameters: Sequence[nn.Parameter], optimizer: OptimizerFactory) -> int:
-    trained = [parameter for parameter in parameters if parameter.grad is not None]
-    if not trained:
-        return 0
-    if is_fake(trained[0]):
-        return _estimated_bytes(trained, optimizer)
-    made = _step(trained, optimizer)
-    devices = {parameter.device for parameter in trained}
+def _state_bytes(made: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]) -> int:
+    devices = {parameter.device for parameter in parameters}
     found = _tensors(list(made.state.values()))
     return _distinct_bytes(tensor for tensor in found if tensor.device in devices)
 

@@ -57,6 +57,9 @@ def test_an_estimate_has_the_layers_of_a_profile() -> None:
     assert [layer.name for layer in measured.layers] == [layer.name for layer in estimated.layers]
     assert measured.recipe == estimated.recipe
     assert measured.input_bytes == estimated.input_bytes
+    # Updates are no products.
+    assert all(layer.update_ns is None for layer in estimated.layers)
+    assert any(layer.update_ns for layer in measured.layers)
 
 
 def test_what_shares_weights_is_found_without_values() -> None:

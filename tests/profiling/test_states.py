@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import time
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
 from schedopt import InputError
-from schedopt.profiling.states import tied_layers
+from schedopt.profiling.states import step_ns, tied_layers
 from tests.profiling.networks import profiled
 
 PARAMETERS = (4 * 3 + 3) * 4
@@ -48,6 +51,47 @@ def test_the_optimizer_of_the_model_comes_first() -> None:
         nn.Linear(4, 3), own_optimizer=lambda ps: torch.optim.SGD(ps, lr=0.1, momentum=0.9)
     )
     assert chain.layers[0].optimizer_bytes == PARAMETERS
+
+
+class Slow(torch.optim.SGD):
+    """An optimizer whose steps take 2 ms and more."""
+
+    def step(self, closure: Any = None) -> Any:
+        time.sleep(0.002)
+        return super().step(closure)
+
+
+def test_the_update_is_a_step_of_the_optimizer_on_the_parameters_of_a_layer() -> None:
+    layers = profiled(
+        nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 3).requires_grad_(False), own_optimizer=Slow
+    ).layers
+    assert layers[0].update_ns is not None
+    assert layers[0].update_ns >= 2_000_000
+    # The others train nothing.
+    assert [layer.update_ns for layer in layers[1:]] == [None, None]
+
+
+def test_the_time_of_an_update_is_the_median_after_the_warm_up() -> None:
+    class Marks:
+        """A clock on which the first step takes 99 ns, then they take 7, 1, 5."""
+
+        def __init__(self) -> None:
+            self.times = iter([0, 99, 100, 107, 110, 111, 120, 125])
+
+        def mark(self) -> int:
+            return next(self.times)
+
+        def settle(self) -> None:
+            pass
+
+        def between(self, start: int, end: int) -> int:
+            return end - start
+
+    parameter = nn.Parameter(torch.ones(1))
+    parameter.grad = torch.ones(1)
+    optimizer = torch.optim.SGD([parameter], lr=0.25)
+    assert step_ns(optimizer, Marks(), warmup=1, repeats=3) == 5
+    assert parameter.item() == 0
 
 
 def test_weights_are_parameters_gradients_optimizer_state_and_buffers() -> None:
