@@ -19,16 +19,17 @@ from tests.importing.files import PIPEDREAM
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-COMMANDS = re.findall(r"^\$ schedopt (.*)$", README, re.MULTILINE)
-BLOCKS = dict(re.findall(r"```(python|json)\n(.*?)```", README, re.DOTALL))
+SOLVERS = (ROOT / "solvers" / "README.md").read_text()
+TOUR = "\n".join(re.findall(r"```console\n(.*?)```", README, re.DOTALL))
+COMMANDS = re.findall(r"^\$ schedopt (.*)$", TOUR, re.MULTILINE)
+PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
 def test_the_commands_of_the_tour_run_in_order(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "instances", tmp_path / "instances")
     (tmp_path / "graph.txt").write_text(PIPEDREAM)
-    tour = [one for one in COMMANDS if not one.startswith("profile") and "--model" not in one]
-    assert len(tour) >= 7
-    for command in tour:
+    assert len(COMMANDS) >= 30
+    for command in COMMANDS:
         expected = 3 if "0.9G" in command else 0
         typed = shlex.split(command)
         if typed[0] in ("solve", "compare") and "--help" not in typed:
@@ -64,7 +65,8 @@ def test_the_table_of_the_comparison_is_what_is_printed(
 
 
 def test_the_library_example_runs() -> None:
-    exec(compile(BLOCKS["python"], "README.md", "exec"), {})
+    (code,) = (one for one in PYTHON if "solve" in one)
+    exec(compile(code, "README.md", "exec"), {})
 
 
 def test_the_chain_example_loads(tmp_path: Path) -> None:
@@ -74,7 +76,7 @@ def test_the_chain_example_loads(tmp_path: Path) -> None:
 
 
 def test_the_notes_of_the_ladder_are_explained() -> None:
-    table = re.findall(r"^\| `([^`]*)` \| ", README.split("| note in the ladder")[1], re.MULTILINE)
+    table = re.findall(r"^\| `([^`]*)` \| ", SOLVERS.split("| note in the ladder")[1], re.MULTILINE)
     explained = {
         part for row in table[: table.index("stopped early") + 1] for part in row.split("`, `")
     }
@@ -131,3 +133,25 @@ def test_the_platform_example_is_the_shipped_one() -> None:
     blocks = re.findall(r"```json\n(.*?)```", README, re.DOTALL)
     example = next(block for block in blocks if "platform/1" in block)
     assert example == (ROOT / "instances" / "two-nodes.platform.json").read_text()
+
+
+def test_links_lead_somewhere() -> None:
+    pages = [page for page in ROOT.rglob("*.md") if ".venv" not in page.parts]
+    assert len(pages) >= 8
+    for page in pages:
+        text = page.read_text()
+        for link in re.findall(r"\]\(([^)#][^)]*)\)", text):
+            path, _, place = link.partition("#")
+            if "://" in path:
+                continue
+            target = page.parent / path
+            assert target.exists(), f"{page.name}: {link}"
+            assert not place or place in _places(target), f"{page.name}: {link}"
+        for place in re.findall(r"\]\(#([^)]*)\)", text):
+            assert place in _places(page), f"{page.name}: #{place}"
+
+
+def _places(page: Path) -> set[str]:
+    """Return the anchors of headings, as they are made of their words."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", one).lower().replace(" ", "-") for one in headings}

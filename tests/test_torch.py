@@ -155,6 +155,13 @@ def test_the_example_trains(found: list[dict[str, Any]]) -> None:
     assert losses[-1] < 0.75 * losses[0]
 
 
+def test_the_lines_of_the_readme_train(found: list[dict[str, Any]]) -> None:
+    model, _ = train_pipeline.build()
+    whole = model(**train_pipeline.draw(16 * train_pipeline.SIZE, 0))
+    assert found[0]["readme"] is None
+    assert float(found[1]["readme"]) == pytest.approx(float(whole.detach()), rel=1e-4)
+
+
 def trained_unsplit() -> list[float]:
     """Return the losses of the example where one process trains the whole model."""
     model, _ = train_pipeline.build()

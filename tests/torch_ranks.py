@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from datetime import timedelta
@@ -70,6 +71,12 @@ def gradients(model: nn.Module, own: set[int]) -> dict[str, Tensor]:
     }
 
 
+def examples_in_readme() -> list[str]:
+    """Return the Python code of the README."""
+    text = (Path(__file__).parents[1] / "README.md").read_text()
+    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+
+
 def run_all(rank: int, folder: str, port: int) -> None:
     """Run one rank of all cases, and leave what came of it in the folder."""
     torch.set_num_threads(1)
@@ -88,6 +95,7 @@ def run_all(rank: int, folder: str, port: int) -> None:
     )
     found: dict[str, Any] = {name: _train(name, rank, folder) for name in MODELS}
     found["rows"] = _run_rows(rank, folder)
+    found["readme"] = _run_readme(folder)
     dist.destroy_process_group()
     with redirect_stdout(StringIO()) as told:
         train_pipeline.main(f"{folder}/example.json")
@@ -107,6 +115,16 @@ def _train(name: str, rank: int, folder: str) -> list[Any]:
         loss = pipe.step(**{one: given[one] for one in pipe.inputs})
         found.append((loss, gradients(model, own)))
     return found
+
+
+def _run_readme(folder: str) -> Any:
+    """Return the loss of the lines that the README shows, with a plan of the example."""
+    code = next(one for one in examples_in_readme() if "pipeline" in one)
+    code = code.replace("plan.json", f"{folder}/example.json")
+    given = train_pipeline.draw(16 * train_pipeline.SIZE, 0)
+    space: dict[str, Any] = {"torch": torch, "build": train_pipeline.build, "batch": given}
+    exec(compile(code, "README.md", "exec"), space)
+    return space["loss"]
 
 
 def _run_rows(rank: int, folder: str) -> list[Any]:
