@@ -49,7 +49,9 @@ def profile_of(model: Model, **options: Any) -> Chain:
 def place(
     chain: Chain, *stages: Stage, split: Sequence[int] = (), k: int = 1, rule: Rule | None = None
 ) -> Plan:
-    """Return a plan of a chain whose layers take 1 ns forward and 2 back, with a short period.
+    """Return a plan of a chain whose layers take 1 ns forward, 2 back and none to update.
+
+    Its period is short.
 
     Parameters
     ----------
@@ -61,6 +63,7 @@ def place(
         "backward_ns": 2,
         "backward_input_ns": 1,
         "backward_weight_ns": 1,
+        "update_ns": None,
     }
     quick = replace(chain, layers=tuple(replace(one, **times) for one in chain.layers))
     gpus = 1 + max(gpu for stage in stages for gpu in stage.gpus)
