@@ -41,6 +41,7 @@ def test_a_fact_has_a_status_and_a_document() -> None:
             "microbatches": None,
             "gpu_order": "given",
             "period_ns": None,
+            "engine": None,
         },
         "source": "here",
     }
