@@ -143,6 +143,15 @@ def _notes(report: Report, cores: int, threads: int) -> Iterator[str]:
             f"a micro-batch took {format_duration(round(period * job.stretch))}, of which starting "
             "and ending operations is a part that shows. A larger --stretch shows less of it."
         )
+    if unlike := report.other_states:
+        stage, planned, found = unlike[0]
+        others = len(unlike) - 1
+        more = f" (and other bytes of {others} more)" if others else ""
+        yield (
+            f"the optimizer keeps {format_bytes(found)} of stage {stage}{more}, in the plan "
+            f"{format_bytes(planned)}: the plan was made for another optimizer. Train with that "
+            "one, or profile with this one and solve again."
+        )
     wanted = len(report.gpus) * threads if job.model is not None else 0
     if job.backend == "logical":
         return

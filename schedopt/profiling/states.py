@@ -136,7 +136,7 @@ def measure_states(
         parameter_bytes=sum(tensor_bytes(parameter) for parameter in parameters),
         gradient_bytes=sum(tensor_bytes(one.grad) for one in trained if one.grad is not None),
         optimizer_bytes=held,
-        buffer_bytes=_distinct_bytes(module.buffers()),
+        buffer_bytes=distinct_bytes(module.buffers()),
         update_ns=update_ns,
     )
 
@@ -161,7 +161,7 @@ def tensor_bytes(tensor: Tensor) -> int:
 def _state_bytes(made: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]) -> int:
     devices = {parameter.device for parameter in parameters}
     found = _tensors(list(made.state.values()))
-    return _distinct_bytes(tensor for tensor in found if tensor.device in devices)
+    return distinct_bytes(tensor for tensor in found if tensor.device in devices)
 
 
 def _step(parameters: Sequence[nn.Parameter], optimizer: OptimizerFactory) -> torch.optim.Optimizer:
@@ -183,7 +183,7 @@ def _estimated_bytes(parameters: Sequence[nn.Parameter], optimizer: OptimizerFac
             sample = nn.Parameter(torch.zeros(count, dtype=dtype))
             sample.grad = torch.zeros_like(sample)
             found = _tensors(list(_step([sample], optimizer).state.values()))
-            each = _distinct_bytes(tensor for tensor in found if tensor.numel() == count)
+            each = distinct_bytes(tensor for tensor in found if tensor.numel() == count)
         elements = sum(one.numel() for one in parameters if one.dtype == dtype)
         total += elements * each // count
     return total
@@ -200,5 +200,6 @@ def _tensors(value: object) -> Iterator[Tensor]:
             yield from _tensors(item)
 
 
-def _distinct_bytes(tensors: Iterable[Tensor]) -> int:
+def distinct_bytes(tensors: Iterable[Tensor]) -> int:
+    """Return the bytes of tensors, each memory once."""
     return sum({storage_key(tensor): storage_bytes(tensor) for tensor in tensors}.values())

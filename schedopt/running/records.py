@@ -34,6 +34,8 @@ class Record:
         The most micro-batches in flight at once, by stage.
     versions : dict of int to int
         The most versions of the weights at once, by stage.
+    optimizer_bytes : dict of int to int
+        What the optimizer keeps, by stage.
     losses : tuple of dict
         Of each micro-batch of each step that was timed, on the ranks of the last stage.
     threads : int
@@ -50,6 +52,7 @@ class Record:
     allocated_bytes: int | None
     live: Mapping[int, int]
     versions: Mapping[int, int]
+    optimizer_bytes: Mapping[int, int]
     losses: tuple[Mapping[int, float], ...]
     threads: int
 

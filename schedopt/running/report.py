@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any, Final
 
+from schedopt.account.timeline import stage_layers
 from schedopt.plan import Plan
 from schedopt.running.actions import gpu_ranks
 from schedopt.running.figures import (
@@ -26,6 +27,8 @@ from schedopt.simulation import Simulation, simulate
 from schedopt.units import format_duration
 
 RUN_FORMAT: Final = "schedopt.run/1"
+UNLIKE: Final = 10
+"""Of what an optimizer keeps, such a part may differ: counters of steps may lie elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -126,11 +129,35 @@ class Report:
             if taken > self.plan.platform.gpus[gpu].usable_bytes
         ]
 
+    @cached_property
+    def optimizer_bytes(self) -> tuple[int, ...]:
+        """What the optimizer keeps of each stage, at most on one rank."""
+        return by_stage(self.plan, [one.optimizer_bytes for one in self.outcome.records])
+
+    @property
+    def other_states(self) -> list[tuple[int, int, int]]:
+        """The stages whose optimizer keeps more or less than in the plan: stage, planned, found.
+
+        Sleeping layers are not asked, nor layers of which the chain does not say it.
+        """
+        if self.job.model is None:
+            return []
+        told = []
+        for stage, found in enumerate(self.optimizer_bytes):
+            layers = [self.plan.chain.layers[layer] for layer in stage_layers(self.plan, stage)]
+            known = [one.optimizer_bytes for one in layers if one.optimizer_bytes is not None]
+            planned = sum(known)
+            apart = UNLIKE * abs(planned - found) > max(planned, found)
+            if apart and len(known) == len(layers):
+                told.append((stage, planned, found))
+        return told
+
     def to_json(self) -> dict[str, Any]:
         """Return it as a JSON document: times in ns, memory in bytes, a list has one entry a rank.
 
-        ``period_ns`` is that of the middle third of the step, predicted and measured alike;
-        ``plan_period_ns`` that of the plan, T / k.
+        ``live``, ``versions`` and ``optimizer_bytes`` have one a stage. ``period_ns`` is that of
+        the middle third of the step, predicted and measured alike; ``plan_period_ns`` that of the
+        plan, T / k.
         """
         job, outcome = self.job, self.outcome
         chain, pattern = self.plan.chain, self.plan.pattern
@@ -156,6 +183,7 @@ class Report:
             "agrees": outcome.agrees,
             "compared_with": outcome.compared_with,
             "versions": by_stage(self.plan, [one.versions for one in outcome.records]),
+            "optimizer_bytes": self.optimizer_bytes,
             "losses": _losses(outcome),
         }
 

@@ -17,8 +17,7 @@ from schedopt.profiling import Model, load_model
 from schedopt.profiling.metering import Meter
 from schedopt.profiling.pieces import blaming, on_device
 from schedopt.profiling.profiler import out_of_memory
-from schedopt.profiling.saving import storage_bytes, storage_key
-from schedopt.profiling.states import choose_optimizer
+from schedopt.profiling.states import choose_optimizer, distinct_bytes
 from schedopt.profiling.sweeping import training_mode
 from schedopt.running.actions import Actions
 from schedopt.running.crew import Work, name_parameters
@@ -230,6 +229,9 @@ def conduct(
             allocated_bytes=allocated if len(ranks) == 1 else None,
             live={stage: work.most_live for stage, work in rank.stages.items()},
             versions={stage: work.weights.most_held for stage, work in rank.stages.items()},
+            optimizer_bytes={
+                stage: distinct_bytes(work.weights.states()) for stage, work in rank.stages.items()
+            },
             losses=tuple(one[place] for one in losses),
             threads=torch.get_num_threads(),
         )
@@ -304,8 +306,7 @@ def _permanent(rank: Rank) -> list[Tensor]:
 
 def _weights_bytes(rank: Rank) -> int:
     """Return the bytes of weights, their gradients and the optimizer's state, and of buffers."""
-    found = {storage_key(one): storage_bytes(one) for one in _permanent(rank)}
     older = sum(
         (work.weights.most_held - 1) * work.weights.version_bytes() for work in rank.stages.values()
     )
-    return sum(found.values()) + older
+    return distinct_bytes(_permanent(rank)) + older

@@ -226,16 +226,19 @@ class Weights:
 
     def tensors(self) -> list[Tensor]:
         """Return parameters, gradients and the optimizer's state on the device."""
-        found: list[Tensor] = []
-        for parameter in self.parameters.values():
-            state = {} if self.optimizer is None else self.optimizer.state.get(parameter, {})
-            found += [one for one in (parameter, parameter.grad) if one is not None]
-            found += [
-                one
-                for one in state.values()
-                if isinstance(one, Tensor) and one.device == parameter.device
-            ]
-        return found
+        both = [(one, one.grad) for one in self.parameters.values()]
+        return [*(one for pair in both for one in pair if one is not None), *self.states()]
+
+    def states(self) -> list[Tensor]:
+        """Return the optimizer's state on the device."""
+        if self.optimizer is None:
+            return []
+        return [
+            one
+            for parameter in self.parameters.values()
+            for one in self.optimizer.state.get(parameter, {}).values()
+            if isinstance(one, Tensor) and one.device == parameter.device
+        ]
 
     def older(self) -> list[Tensor]:
         """Return the versions that are held beside the newest, as tensors."""

@@ -95,6 +95,7 @@ def outcome(
             allocated_bytes=None,
             live={},
             versions={},
+            optimizer_bytes={},
             losses=(),
             threads=1,
         )

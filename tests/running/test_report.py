@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from schedopt import InputError, check
+from schedopt import InputError, Platform, Scope, Stage, check, solve
+from schedopt.cli.run_tables import print_report
 from schedopt.drawing import save_picture
 from schedopt.plan import Plan
+from schedopt.profiling import load_model, profile
 from schedopt.running import Backend, Job, Report, execute, make_trace
 from schedopt.running.chart import chart_run
 from schedopt.running.report import RUN_FORMAT
@@ -161,3 +163,63 @@ def test_a_factory_in_the_script_itself_is_not_looked_for_in_the_ranks(backend: 
 
 def test_a_factory_in_the_script_itself_may_run_where_there_is_one_process() -> None:
     Job(plan=contiguous(), model="__main__:build", backend="logical", microbatches=4)
+
+
+MODULE = """
+import torch
+from torch import nn
+
+def build():
+    return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 32)), torch.randn(4, 64)
+"""
+KEPT = (2 * (64 * 64 + 64) * 4 + 2 * 4, 2 * (64 * 32 + 32) * 4 + 2 * 4)
+"""Of the layers with parameters: two moments of each in single precision, and two counters."""
+
+
+def test_another_optimizer_than_that_of_the_plan_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "three_layers.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    name = "three_layers:build"
+    chain = profile(load_model(name), optimizer="adamw", warmup=0, repeats=2, min_share=0)
+    plan = solve(
+        chain,
+        Platform(gpus=2, memory="1M"),
+        scope=Scope(allocation="fixed"),
+        stages=(Stage(layers=(0, 0), gpus=(0,)), Stage(layers=(1, 2), gpus=(1,))),
+    ).plan
+    assert plan is not None
+    unknown = replace(chain, layers=tuple(replace(a, optimizer_bytes=None) for a in chain.layers))
+    cases: tuple[tuple[Plan, str, tuple[int, int], list[tuple[int, int, int]]], ...] = (
+        (plan, "adamw", KEPT, []),
+        (plan, "adam", KEPT, []),
+        (plan, "sgd", (0, 0), [(0, KEPT[0], 0), (1, KEPT[1], 0)]),
+        (replace(plan, chain=unknown), "sgd", (0, 0), []),
+    )
+    for one, optimizer, found, told in cases:
+        report = execute(
+            Job(
+                plan=one,
+                model=name,
+                backend="logical",
+                microbatches=2,
+                steps=1,
+                optimizer=optimizer,
+            )
+        )
+        assert report.optimizer_bytes == found
+        assert report.other_states == told
+        print_report(report)
+        said = " ".join(capsys.readouterr().out.split())
+        words = (
+            "Note: the optimizer keeps 0 B of stage 0 (and other bytes of 1 more), in the plan "
+            "33.29 KB: the plan was made for another optimizer. Train with that one, or profile "
+            "with this one and solve again."
+        )
+        assert (words in said) == bool(told)
+        assert report.to_json()["optimizer_bytes"] == found
+
+
+def test_sleeping_layers_have_no_optimizer_of_their_own() -> None:
+    assert report_of("contiguous").other_states == []
