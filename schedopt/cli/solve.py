@@ -84,7 +84,8 @@ def solve_chain(
         typer.Option(
             "--for",
             help="Only steps that Megatron-LM or DeepSpeed runs: its own order (1F1B, or "
-            "interleaved 1F1B), cuts where it can cut. Needs --microbatches. See: schedopt export.",
+            "interleaved 1F1B), cuts where it can cut. --microbatches: by default 4 for each GPU. "
+            "See: schedopt export.",
             show_default=False,
         ),
     ] = None,
@@ -169,7 +170,7 @@ def solve_chain(
     from schedopt.solving.defaults import LONGEST_POLISH, usual_scope
 
     _refuse_together(allocation, fix, max_k, microbatches, solver)
-    _refuse_with_engine(engine, fix, microbatches)
+    _refuse_with_engine(engine, fix, max_k)
     check_time_limit(time_limit)
     if output is not None:
         check_writable(output)
@@ -187,6 +188,9 @@ def solve_chain(
         machine = typed.load_instead(platform)
     else:
         machine = typed.read_over(fixed.platform) if fixed else typed.read()
+    if engine is not None and microbatches is None:
+        # Every step of an engine ends with a flush.
+        microbatches = 4 * len(machine.gpus)
     layers = _chain(chain, training_state, fixed, fix)
     longest = None if period is None else _longest(period)
     usual = usual_scope(solver, fixed=fixed is not None)
@@ -260,19 +264,19 @@ def _refuse_together(
         )
 
 
-def _refuse_with_engine(engine: str | None, fix: Path | None, microbatches: int | None) -> None:
-    """Refuse what contradicts --for, or is missing beside it."""
+def _refuse_with_engine(engine: str | None, fix: Path | None, max_k: int | None) -> None:
+    """Refuse what contradicts --for."""
     if engine is not None and fix is not None:
         raise InputError(
             "given beside --fix, which keeps the stages",
             field="--for",
             way_out="Leave one of them out",
         )
-    if engine is not None and microbatches is None:
+    if engine is not None and max_k is not None:
         raise InputError(
-            "given without --microbatches, and each step of it ends with a flush",
-            field="--for",
-            way_out="Say how many micro-batches a step has (--microbatches 64)",
+            "given beside --for, which makes one pattern of the whole step",
+            field="--max-k",
+            way_out="Leave one of them out",
         )
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from schedopt import Result
 from tests.cli.commands import ROOT, run
 
 CHAIN = ROOT / "instances" / "gpt2-small.json"
@@ -29,6 +30,14 @@ def test_from_a_chain_to_what_the_engine_takes(engine: str, tmp_path: Path) -> N
     assert "That is the order of the plan." in out.read_text()
 
 
+def test_a_step_has_four_micro_batches_for_each_gpu_if_nothing_is_said(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    done = run("solve", "--chain", CHAIN, *PLATFORM, "--for", "megatron", "-o", plan)
+    assert (done.returncode, done.stderr) == (0, "")
+    gpus = int(PLATFORM[PLATFORM.index("--gpus") + 1])
+    assert Result.load(plan).problem.scope.microbatches == 4 * gpus
+
+
 def test_a_plan_with_cuts_elsewhere_is_refused(tmp_path: Path) -> None:
     plan = tmp_path / "plan.json"
     asked = ("--allocation", "contiguous", "--gpus", "4", "--mem", "8G")
@@ -44,7 +53,7 @@ def test_a_plan_with_cuts_elsewhere_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (("--chain", CHAIN), "Error: --for: given without --microbatches"),
+        (("--chain", CHAIN, "--max-k", "2"), "Error: --max-k: given beside --for"),
         (("--fix", CHAIN), "Error: --for: given beside --fix"),
         (("--chain", CHAIN, "--microbatches", "4", "--recompute"), "Error: --recompute: Megatron"),
         (
