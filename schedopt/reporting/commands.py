@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
+from schedopt.exporting.registry import TARGETS
 from schedopt.plan import Plan
 from schedopt.simulation import Simulation
 from schedopt.units import printable
@@ -29,6 +30,12 @@ def commands(plan: Plan, file: str, step: Simulation) -> Iterator[tuple[str, str
     yield f"schedopt check {name}", "derives everything again, with code that knows no solver"
     yield f"schedopt show {name}", "draws two periods of the plan on the terminal"
     yield f"schedopt simulate {name} {count}", "computes the step that is drawn above"
+    others = ", ".join(target.name for target in TARGETS if target.name != "perfetto")
+    yield (
+        f"schedopt export {name} --to perfetto {count} -o trace.json",
+        "writes this step to scale, with the memory of each GPU, for ui.perfetto.dev; the other "
+        f"targets are {others}, where they can express the plan",
+    )
     if plan.rule.partition != "none":
         # No way of running does plans that shard weights.
         return

@@ -30,6 +30,9 @@ def test_a_page_is_written(tmp_path: Path) -> None:
     assert "A step of 2 micro-batches takes 20 ns" in reader.words
     assert "this plan is 1.00 times as fast as the best of the others" in reader.words
     assert "schedopt simulate contiguous.json --microbatches 2" in reader.words
+    export = "export contiguous.json --to perfetto --microbatches 2 -o trace.json"
+    assert f"schedopt {export}" in reader.words
+    assert run(*export.split(), folder=tmp_path).returncode == 0
     assert "contiguous.json" in reader.texts["th"]
     assert str(tmp_path) not in page.read_text(encoding="utf-8")
 
