@@ -129,7 +129,11 @@ class EngineCuts:
         return most
 
     def way(self, begins: Begins) -> int:
-        """Return how long the step of a cut takes if no transfer waits for another one, ns."""
+        """Return a length that no step of a cut beats, ns.
+
+        Transfers wait for those before them that go the same way, and for no others: all of a
+        stage take the same time, so that none gains by going before an earlier one.
+        """
         ends = (*begins[1:], self.layers)
         lengths = [
             ahead[number % self.ranks][end] - ahead[number % self.ranks][begin]
@@ -145,14 +149,21 @@ class EngineCuts:
             for number, end in enumerate(ends)
         ]
         free = [0] * self.ranks
+        arrived = [0] * len(sent)
+        whole = 0
         done: list[int] = []
         for rank, what, before, link in self._sequence:
             begin = free[rank]
-            if before >= 0:
-                begin = max(begin, done[before] + (sent[link] if link >= 0 else 0))
+            if link >= 0:
+                arrived[link] = max(arrived[link], done[before]) + sent[link]
+                begin = max(begin, arrived[link])
+            elif before >= 0:
+                begin = max(begin, done[before])
             free[rank] = begin + lengths[what]
             done.append(free[rank])
-        return max(free)
+            # What takes no time begins before the end, too.
+            whole = max(whole, free[rank], begin + 1)
+        return whole
 
     @cached_property
     def _sequence(self) -> list[tuple[int, int, int, int]]:
