@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 WIDTH, HEIGHT = 5.4, 5.8
 """Of one part, inches."""
-TICKS: Final = (1, 1.1, 1.25, 1.5, 2, 3, 4, 6, 8)
+TICKS: Final = (1, 1.25, 1.5, 2, 3, 4, 6, 8)
 MARKERS: Final = "os^DvPX*<"
 DASHES: Final = ("-", "--", "-.", (0, (5, 1, 1, 1, 1, 1)))
 REFERENCE: Final = "contiguous"
