@@ -110,8 +110,11 @@ def _draw(m: int, total: int, seed: int, partition: Partition) -> tuple[int, ...
 
 @cache
 def _load(theorem: Literal[1, 2], method: str) -> None:
-    """Answer a small instance once: what is imported then takes longer than an answer."""
-    by(method, Reduction(theorem, (3, 3, 3)), Effort(workers=1, time_limit=1.0))
+    """Answer a small instance once: what is imported or compiled takes longer than an answer.
+
+    With m = 2 it has enough stages for `periodic` to compile what it uses at every m.
+    """
+    by(method, Reduction(theorem, (3,) * 6), Effort(workers=1, time_limit=1.0))
 
 
 def by(method: str, reduction: Reduction, effort: Effort) -> tuple[str, str]:

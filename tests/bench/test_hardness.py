@@ -37,6 +37,7 @@ from schedopt.errors import InvalidPlanError
 from schedopt.families.partition import wrong_groups
 from schedopt.families.reductions import Reduction
 from schedopt.interrupts import Stopped
+from schedopt.solving.local_search import search
 from schedopt.solving.packing import Undecided
 from schedopt.solving.run import Run
 
@@ -157,6 +158,26 @@ def test_no_time_is_no_answer() -> None:
     for method in ("packing", "general_cpsat"):
         row = Case(1, 8, 1000, "no", 0, method).measure(late)
         assert (row["answer"], row["wrong"]) == ("unknown", "")
+
+
+def test_what_is_measured_was_compiled_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[str] = []
+    events: list[str] = []
+    load, by = search.is_compiled, hardness.by
+
+    def noted(run: Run) -> bool:
+        waits.append(events[-1])
+        return load(run)
+
+    def told(method: str, reduction: Reduction, effort: Effort) -> tuple[str, str]:
+        events.append("loading" if not events else "measured")
+        return by(method, reduction, effort)
+
+    monkeypatch.setattr(search, "is_compiled", noted)
+    monkeypatch.setattr(hardness, "by", told)
+    hardness._load.cache_clear()
+    Case(2, 2, 20, "yes", 0, "periodic").measure(Effort(workers=1, time_limit=1.0))
+    assert waits == ["loading", "measured"]
 
 
 def test_a_wrong_answer_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
