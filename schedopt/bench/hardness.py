@@ -18,6 +18,7 @@ from schedopt.bench.general_runs import measure
 from schedopt.checking import check
 from schedopt.families.partition import draw_numbers, draw_without_triples, wrong_groups
 from schedopt.families.reductions import Reduction
+from schedopt.interrupts import interrupts
 from schedopt.solving import Run
 from schedopt.solving.packing import Undecided
 
@@ -89,10 +90,19 @@ class Case:
         }
 
     def measure(self, effort: Effort) -> dict[str, Any]:
-        """Return the answer, what is wrong about it if anything is, and the seconds."""
-        numbers = _draw(self.m, self.total, self.seed, self.partition)
-        reduction = Reduction(self.theorem, numbers)
-        _load(self.theorem, self.method)
+        """Return the answer, what is wrong about it if anything is, and the seconds.
+
+        Raises
+        ------
+        KeyboardInterrupt
+            If somebody asks to stop before the instance and the method are there.
+        """
+        with interrupts() as asked:
+            numbers = _draw(self.m, self.total, self.seed, self.partition)
+            reduction = Reduction(self.theorem, numbers)
+            _load(self.theorem, self.method)
+        if asked():
+            raise KeyboardInterrupt
         begin = time.perf_counter()
         answer, wrong = by(self.method, reduction, effort)
         seconds = time.perf_counter() - begin

@@ -128,6 +128,20 @@ def test_interrupted_it_goes_on_where_it_was() -> None:
     assert found["answers"] == again
 
 
+def test_interrupted_while_it_loads_it_measures_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(theorem: int, method: str) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def never(*given: object) -> tuple[str, str]:
+        raise AssertionError
+
+    monkeypatch.setattr(hardness, "_load", stop)
+    monkeypatch.setattr(hardness, "by", never)
+    found = new_document(EFFORT)
+    assert not measure_hardness(SMALL, EFFORT, found, forget)
+    assert "answers" not in found
+
+
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.integers(1, 9), min_size=3, max_size=6).filter(lambda one: len(one) % 3 == 0))
 @example([*YES])
