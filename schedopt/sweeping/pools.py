@@ -154,8 +154,11 @@ class ClusterPool(Pool):
 
     def __enter__(self) -> Self:
         from distributed import Client
+        from distributed.comm.addressing import get_address_host_port
 
         try:
+            # A client that is made for what is no address cannot be closed.
+            get_address_host_port(self._address)
             self._client = Client(self._address, timeout=self._timeout, set_as_default=False)
         except (OSError, ValueError) as error:
             raise InputError(

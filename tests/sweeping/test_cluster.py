@@ -99,6 +99,15 @@ def test_a_scheduler_that_does_not_answer_is_one_clear_error() -> None:
         run_sweep(empty(), CHAIN, places([2], [SLOW]), ClusterPool("tcp://127.0.0.1:1", 0.5))
 
 
+@pytest.mark.parametrize("address", ["nonsense", "nonsense://127.0.0.1:1", "tcp://"])
+def test_what_is_no_address_makes_no_client(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    distributed = pytest.importorskip("distributed")
+    # Such a client prints a traceback when it is forgotten.
+    monkeypatch.setattr(distributed, "Client", None)
+    with pytest.raises(InputError, match=f"no Dask scheduler answers at {address}"):
+        run_sweep(empty(), CHAIN, places([2], [SLOW]), ClusterPool(address, 0.5))
+
+
 def test_without_distributed_the_way_out_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(InputError, match=r"needs dask\.distributed") as caught:
