@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from schedopt.bench.effort import Effort
 from schedopt.bench.machine import describe_machine
 from schedopt.errors import InputError, naming_file
 from schedopt.interrupts import interrupts
+
+WAY_OUT: Final = "Start anew (--anew), or write to another file (-o)"
 
 
 class Measurable(Protocol):
@@ -40,13 +42,23 @@ def new_document(effort: Effort) -> dict[str, Any]:
     }
 
 
-def load_document(path: Path, effort: Effort) -> dict[str, Any]:
+def load_document(
+    path: Path, effort: Effort, to_markdown: Callable[[dict[str, Any]], str]
+) -> dict[str, Any]:
     """Return what a file holds, to go on with; a new document if there is no such file.
+
+    Parameters
+    ----------
+    path : Path
+    effort : Effort
+    to_markdown : callable
+        Makes the tables, from a document whose rows are whole.
 
     Raises
     ------
     InputError
-        If it was written otherwise: its figures cannot stand beside new ones.
+        If it was written otherwise, so that its figures cannot stand beside new ones, or no
+        tables can be made of it.
     """
     from schedopt.formats.reading import decode, parse_object, read_bytes
 
@@ -60,9 +72,20 @@ def load_document(path: Path, effort: Effort) -> dict[str, Any]:
             raise InputError(
                 f"is {old.get(name)!r:.60} there, and {value!r} now",
                 field=name,
-                way_out="Start anew (--anew), or write to another file (-o)",
+                way_out=WAY_OUT,
                 source=str(path),
             )
+    for name, rows in old.items():
+        if name not in new and not isinstance(rows, list):
+            raise InputError("is no list of runs", field=name, way_out=WAY_OUT, source=str(path))
+    try:
+        to_markdown(old)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise InputError(
+            f"holds runs that are not whole ({type(error).__name__}: {error!s:.60})",
+            way_out=WAY_OUT,
+            source=str(path),
+        ) from None
     return {**old, "date": new["date"]}
 
 

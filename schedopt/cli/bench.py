@@ -166,7 +166,7 @@ def bench_general(
     # Theorems need no chains.
     found = [] if parts == ["theorems"] else load_chains(chains)
     effort = Effort(workers, time_limit, seed)
-    document = load_document(output, effort) if resume else new_document(effort)
+    document = load_document(output, effort, to_markdown) if resume else new_document(effort)
 
     def save(document: dict[str, Any]) -> None:
         write_whole(output, to_text(document))

@@ -141,11 +141,15 @@ def _measure(quick: bool, effort: Effort, output: Path, resume: bool) -> None:
     tables, picture = tables_beside(output), output.with_suffix(".svg")
     picture_suffix(picture)
     check_writable(picture)
-    document = load_document(output, effort) if resume else new_document(effort)
+
+    def as_tables(document: dict[str, Any]) -> str:
+        return to_markdown(document, picture.name)
+
+    document = load_document(output, effort, as_tables) if resume else new_document(effort)
 
     def save(document: dict[str, Any]) -> None:
         write_whole(output, to_text(document))
-        write_whole(tables, to_markdown(document, picture.name))
+        write_whole(tables, as_tables(document))
 
     with progress_bar() as show:
         complete = measure_hardness(QUICK if quick else FULL, effort, document, save, show)

@@ -112,7 +112,7 @@ def bench_schedules(
     if quick:
         found = found[:1] + found[1:][-1:]
     effort = Effort(workers, seconds, seed)
-    document = load_document(output, effort) if resume else new_document(effort)
+    document = load_document(output, effort, to_markdown) if resume else new_document(effort)
 
     def save(document: dict[str, Any]) -> None:
         write_whole(output, to_text(document))

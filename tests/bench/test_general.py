@@ -191,21 +191,40 @@ def test_what_is_refused_does_not_end_the_suite() -> None:
 
 def test_only_the_same_settings_go_on(tmp_path: Path) -> None:
     path = tmp_path / "general.json"
-    new = load_document(path, EFFORT)
+    new = load_document(path, EFFORT, str)
     path.write_text(to_text({**new, "date": "2001-01-01", "theorems": [{"seconds": 1.5}]}))
-    assert load_document(path, EFFORT) == {**new, "theorems": [{"seconds": 1.5}]}
+    assert load_document(path, EFFORT, str) == {**new, "theorems": [{"seconds": 1.5}]}
     for other, field in (
         (Effort(2, 1.0), "workers"),
         (Effort(1, 2.0), "time_limit_s"),
         (Effort(1, 1.0, seed=1), "seed"),
     ):
         with pytest.raises(InputError) as caught:
-            load_document(path, other)
+            load_document(path, other, str)
         assert (caught.value.field, caught.value.source) == (field, str(path))
     path.write_text("{")
     with pytest.raises(InputError) as caught:
-        load_document(path, EFFORT)
+        load_document(path, EFFORT, str)
     assert caught.value.source == str(path)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"theorems": [{"seconds": 1.5}]},
+        {"theorems": ["a run"]},
+        {"theorems": {}},
+        {"theorems": None},
+        {"placements": [{"per_s": "many"}]},
+    ],
+)
+def test_runs_that_are_not_whole_are_one_clear_error(part: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "general.json"
+    path.write_text(to_text({**new_document(EFFORT), **part}))
+    with pytest.raises(InputError) as caught:
+        load_document(path, EFFORT, to_markdown)
+    assert caught.value.source == str(path)
+    assert "--anew" in caught.value.way_out
 
 
 def _chain_row(level: str, found: int | None, bound: int, **more: Any) -> dict[str, Any]:
