@@ -131,6 +131,10 @@ class BestKnownFile:
         """
         assert known.plan is not None
         path = self.path.parent / known.plan.certificate
+        if not path.is_file():
+            raise InputError(
+                f"is gone, and {self.path.name} names it", way_out=WAY_OUT, source=str(path)
+            )
         result = Result.load(path)
         with naming_file(path):
             _check_certificate(known, result)

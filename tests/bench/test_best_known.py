@@ -187,7 +187,7 @@ def edit(path: Path, *place: str | int, to: Any) -> None:
         (("instances", 0, "plan", "period_exact"), [1, 0], "[1, 0] is not a fraction"),
         (("instances", 0, "bound", "exact"), [7, 1], "bounds: is 6, and 7 in the list"),
         (("instances", 0, "plan", "certificate"), "../x.plan.json", "is no file of plans/"),
-        (("instances", 0, "plan", "certificate"), "plans/x.plan.json", "no such file"),
+        (("instances", 0, "plan", "certificate"), "plans/x.plan.json", "is gone, and bks.json"),
         (("instances", 0, "chain_sha256"), "1" * 64, "chain_sha256: is "),
         (("instances", 0, "memory_bytes"), 31, "platform: is 2 GPUs of 30 B"),
         (("instances", 0, "gpus"), 0, "gpus: 0 is out of range"),
