@@ -33,7 +33,7 @@ def test_the_commands_of_the_tour_run_in_order(tmp_path: Path) -> None:
         expected = 3 if "0.9G" in command else 0
         typed = shlex.split(command)
         if typed[0] in ("solve", "compare") and "--help" not in typed:
-            typed += ["--time-limit", "3"]
+            typed += ["--time-limit", "1"]
         assert run(*typed, folder=tmp_path, quick=False).returncode == expected, command
 
 

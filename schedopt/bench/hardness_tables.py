@@ -25,6 +25,8 @@ def missed_goals(document: Mapping[str, Any]) -> list[str]:
         )
         if row["wrong"]:
             found.append(f"{name}: {row['wrong']}")
+        elif row["answer"] not in ("unknown", row["partition"]):
+            found.append(f"{name}: the answer is {row['answer']}")
         if row["method"] not in SPECIAL:
             continue
         if row["answer"] == "unknown":

@@ -91,7 +91,7 @@ def answer(reduction: Reduction, effort: Effort) -> Answer:
                 raise InvalidPlanError(f"{PACKING}: {wrong}")
             return Answer(reduction, "yes", BUILT, None, groups, seconds)
         if result.infeasibility is None:
-            return Answer(reduction, "unknown", "none was found in time", None, [], seconds)
+            return Answer(reduction, "unknown", "none was found before the end", None, [], seconds)
         until = time.monotonic() + effort.time_limit
         search: Literal["agrees", "not ended"] = "agrees"
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
@@ -12,6 +12,9 @@ from schedopt.cli.options import check_time_limit
 from schedopt.cli.progress import progress_bar
 from schedopt.cli.signals import usual_signals
 from schedopt.errors import InputError
+
+if TYPE_CHECKING:
+    from schedopt.chain import Chain
 
 EXIT_CODES = "Exit codes: 0 done · 1 a fault of ours · 2 bad usage or bad input · 130 interrupted"
 SHIPPED = Path("instances")
@@ -230,6 +233,19 @@ def bench_running(
     for missed in missed_goals(document):
         typer.echo(f"Not as it should be: {missed}")
     typer.echo(f"Figures in {output}, tables in {tables}")
+
+
+def shipped_chains() -> list[Chain]:
+    """Return the chains of the folder `instances`; where there is none, say so."""
+    from schedopt.bench.cases import load_chains
+
+    if SHIPPED.is_dir():
+        return load_chains(SHIPPED)
+    typer.echo(
+        f"There is no folder {SHIPPED} here, with the measured chains: chains by rule only.",
+        err=True,
+    )
+    return []
 
 
 def check_least(option: str, value: int, least: int) -> None:

@@ -24,7 +24,11 @@ OUTPUT = Path("results/hardness.json")
 
 def bench_hardness(
     quick: Annotated[
-        bool, typer.Option("--quick", help="A part of it, in less than a minute.")
+        bool,
+        typer.Option(
+            "--quick",
+            help="A part of it, in about a minute; the first time compiling adds another.",
+        ),
     ] = False,
     instance: Annotated[
         Path | None,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from schedopt.cli.bench import SHIPPED, Resume, check_least, tables_beside
+from schedopt.cli.bench import Resume, check_least, shipped_chains, tables_beside
 from schedopt.cli.options import check_time_limit, parse_counts
 from schedopt.cli.progress import progress_bar
 
@@ -105,10 +105,7 @@ def bench_schedules(
     picture = output.with_suffix(".svg")
     picture_suffix(picture)
     check_writable(picture)
-    if chains is not None:
-        found = load_chains(chains)
-    else:
-        found = all_chains(load_chains(SHIPPED) if SHIPPED.is_dir() else [])
+    found = load_chains(chains) if chains is not None else all_chains(shipped_chains())
     if quick:
         found = found[:1] + found[1:][-1:]
     effort = Effort(workers, seconds, seed)

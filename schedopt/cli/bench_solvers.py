@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from schedopt.cli.bench import SHIPPED, Resume
+from schedopt.cli.bench import Resume, shipped_chains
 from schedopt.cli.options import check_time_limit, naming_options, parse_counts
 from schedopt.cli.pools import make_pool
 from schedopt.cli.progress import progress_bar
@@ -222,11 +222,11 @@ def _rate(text: str) -> int | None:
 
 def _cases(own: Sequence[Chain] | None, grid: Grid, quick: bool) -> list[Case]:
     """Return every chain on every platform; with our own chains the instances of theorems too."""
-    from schedopt.bench.cases import QUICK_CHAINS, family_chains, load_chains, theorem_cases
+    from schedopt.bench.cases import QUICK_CHAINS, family_chains, theorem_cases
 
     if own is not None:
         return list(grid.cases(own))
-    ours = [*(load_chains(SHIPPED) if SHIPPED.is_dir() else []), *family_chains()]
+    ours = [*shipped_chains(), *family_chains()]
     if quick:
         ours = [chain for chain in ours if chain.name in QUICK_CHAINS]
     return [*grid.cases(ours), *theorem_cases()]

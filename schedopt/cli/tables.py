@@ -14,6 +14,7 @@ from schedopt.platform import Platform
 from schedopt.problem import Problem
 from schedopt.reporting.tables import Table, ladder_table, memory_table, stage_table
 from schedopt.result import Infeasibility, Result
+from schedopt.solving.registry import PARTITIONED
 from schedopt.solving.ways_out import ways_out
 from schedopt.units import format_duration, readable
 
@@ -34,7 +35,10 @@ def print_result(result: Result) -> None:
                 console.print(f"Bound     {format_duration(result.lower_bound)}: {result.proof}")
             stopped = any(rung.note.startswith("stopped early") for rung in result.ladder)
             time = "more time (--time-limit), " if stopped else ""
-            console.print(f"Try       {time}{ways_out(result.problem)}")
+            ways = ways_out(result.problem)
+            if result.solver in PARTITIONED:
+                ways = "--solver contiguous, which has a plan wherever a partitioner has one"
+            console.print(f"Try       {time}{ways}")
     if len(result.ladder) > 1:
         _print(make_console(), ladder_table(result))
     elif result.status == "unknown" and result.ladder:

@@ -14,6 +14,7 @@ import pytest
 
 from schedopt import Chain, Layer, Result, check
 from schedopt.bench.best_known_files import BestKnownFile
+from schedopt.cli.bench import shipped_chains
 from tests.cli.commands import ROOT, run
 
 
@@ -69,6 +70,17 @@ def test_a_quick_suite_of_our_chains_and_the_theorems(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="no groups of processes")
+def test_without_the_folder_of_measured_chains_there_is_a_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert shipped_chains() == []
+    assert capsys.readouterr().err.startswith("There is no folder instances here")
+    monkeypatch.chdir(ROOT)
+    assert len(shipped_chains()) == 6
+    assert capsys.readouterr().err == ""
+
+
 def test_a_suite_that_is_killed_goes_on(chains: Path, tmp_path: Path) -> None:
     path = tmp_path / "runs.jsonl"
     arguments = ["bench", "solvers", "--chains", str(chains), "--gpus", "2,3,4,5",

@@ -419,3 +419,9 @@ def test_a_full_disk_behind_standard_output_is_one_error(plan: Path) -> None:
     assert done.returncode == 2
     assert "no space left" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_partitioner_without_a_plan_points_at_the_exact_solver() -> None:
+    done = run("solve", "--chain", GPT2, "--gpus", "4", "--mem", "1.2G", "--solver", "piper")
+    assert done.returncode == 4
+    assert "Try       --solver contiguous" in done.stdout
