@@ -10,7 +10,10 @@ import pytest
 from hypothesis import given, settings
 
 from schedopt import Chain, InputError, Layer, Plan, Platform, Recipe, Result, Scope, Stage, solve
+from schedopt.checking import check
 from schedopt.exporting.megatron import export
+from schedopt.solvers import zero_bubble
+from schedopt.systems.setting import Setting
 from tests import examples
 from tests.exporting.engines import blocks_of, by_rank, engine_plans, parse_layout
 
@@ -118,6 +121,22 @@ def test_what_is_carried_over_is_said() -> None:
         plan, stages=tuple(replace(one, gpus=(1 - one.gpus[0],)) for one in plan.stages)
     )
     assert "Rank 0 is GPU 1 of the plan: layers 0-2." in exported(swapped, 4)
+
+
+def test_halves_of_a_backward_are_not_carried_over() -> None:
+    half = replace(LAYER, backward_input_ns=10, backward_weight_ns=10)
+    layers = tuple(replace(half, name=name) for name in SIX.split("; "))
+    chain = Chain(layers=layers, name="halves")
+    setting = Setting(chain=chain, platform=Platform(gpus=2, memory=10**6), microbatches=4)
+    plan = zero_bubble.h1(setting)
+    assert check(plan) == ()
+    assert {one.kind for one in plan.pattern.operations} >= {"I", "W"}
+    text = exported(plan, 4)
+    assert "That is the order of the plan." not in text
+    # Its own step: (4 + 1) forwards and backwards of three layers.
+    assert "a step of 4 micro-batches takes 450 ns" in text
+    assert f"it takes {plan.pattern.period_total_ns} ns." in text
+    assert plan.pattern.period_total_ns < 450
 
 
 def test_tied_layers_stay_tied() -> None:
