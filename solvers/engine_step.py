@@ -82,9 +82,15 @@ class _Search:
         """Look at every shape: first near a balanced cut, then everywhere."""
         shapes = list(self._shapes())
         for cuts in shapes:
+            # Even what is known of a long step takes time, and without a plan there is no answer.
+            if self.run.stopped() and self.limit is not None:
+                break
             self._descend(cuts)
         whole = True
         for cuts in shapes:
+            if self.run.stopped():
+                whole = False
+                break
             whole = self._compare_all(cuts) and whole
         if not whole:
             self.run.leave_out("not every cut was looked at")

@@ -25,7 +25,9 @@ from schedopt import (
     solve,
 )
 from schedopt.engine import Engine, why_not_stages
+from schedopt.solvers import engine_step as engine_step_solver
 from schedopt.solving.engine_cuts import EngineCuts
+from schedopt.solving.run import Run
 from schedopt.systems.engine_step import engine_step
 from tests.strategies import platforms
 from tests.transformers import transformers
@@ -242,3 +244,30 @@ def test_too_little_memory_is_proven() -> None:
     assert result.infeasibility.wider == "another order (leave --for out), a smaller " + (
         "micro-batch, or more GPUs"
     )
+
+
+def test_no_further_shape_is_looked_at_when_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[tuple[int, int]] = []
+    balanced = EngineCuts.balanced
+
+    def counted(cuts: EngineCuts) -> tuple[int, ...]:
+        looked.append((cuts.ranks, cuts.chunks))
+        return balanced(cuts)
+
+    monkeypatch.setattr(EngineCuts, "balanced", counted)
+    names = ["embed", *(f"layers.{i}" for i in range(8)), "head"]
+    chain = Chain(layers=tuple(replace(LAYER, name=name) for name in names))
+    problem = Problem(
+        chain=chain, platform=Platform(gpus=4, memory=1000), scope=asked("megatron", 8)
+    )
+    engine_step_solver.solve(problem, Run(problem))
+    assert (4, 1) in looked
+    assert len(looked) > 4
+    looked.clear()
+    monkeypatch.setattr(Run, "stopped", lambda run: run.best() is not None)
+    run = Run(problem)
+    engine_step_solver.solve(problem, run)
+    # The first gives a plan.
+    assert looked == [(4, 1)]
+    assert run.best() is not None
+    assert run.left_out
