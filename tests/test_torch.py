@@ -227,6 +227,8 @@ def test_inputs_that_do_not_fit_are_refused(plans: dict[str, Plan]) -> None:
             pipe.step()
         with pytest.raises(InputError, match=r"is of shape \(11, 4\), and 4 .*\(12, 4\)"):
             pipe.step(torch.zeros(11, 4))
+        with pytest.raises(InputError, match=r"2 given by position, .* input\. Give them by these"):
+            pipe.step(torch.zeros(12, 4), torch.zeros(12, 4))
         with pytest.raises(InputError, match="3 is no tensor"):
             pipe.step(3)  # type: ignore[arg-type]
         value = batch(0)["input"]

@@ -42,9 +42,17 @@ class MiniBatch:
         Raises
         ------
         InputError
-            If one that is needed is missing, or has a shape that was not planned.
+            If one that is needed is missing, or has a shape that was not planned; or the model
+            does not take so many by position.
         """
         first = ["input"] if len(args) == 1 else [f"input_{i}" for i in range(len(args))]
+        if not self._shapes.keys() >= set(first):
+            raise InputError(
+                f"{len(args)} given by position, and the model was planned with "
+                f"{', '.join(self._shapes)}",
+                field="args",
+                way_out="Give them by these names",
+            )
         given = {**dict(zip(first, args, strict=True)), **named}
         parts = {name: self._split(name, given.get(name)) for name in self.names}
         self._parts = [{name: parts[name][i] for name in parts} for i in range(self._count)]
