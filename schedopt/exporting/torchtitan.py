@@ -50,8 +50,8 @@ def export(plan: Plan, microbatches: int) -> dict[str, str]:
     Raises
     ------
     InputError
-        For another placement than a loop or a V, stages that are no runs of whole modules of a
-        decoder, weights that stages share, and all that `torch_csv` refuses.
+        For a single GPU, another placement than a loop or a V, stages that are no runs of whole
+        modules of a decoder, weights that stages share, and all that `torch_csv` refuses.
     """
     rows = rows_without_recompute(plan, microbatches, "torchtitan")
     _check_tied(plan)
@@ -76,6 +76,12 @@ def _placement(plan: Plan, microbatches: int) -> tuple[list[int], str]:
     of_stages = [stage.gpus[0] for stage in plan.stages]
     ranks, count = len(set(of_stages)), len(of_stages)
     gpus = of_stages[:ranks]
+    if ranks == 1:
+        raise refused(
+            "torchtitan",
+            "one GPU is no pipeline there, and runs all its micro-batches as a single one",
+            "Solve for more GPUs, or train with schedopt.torch",
+        )
     if of_stages == gpus * (count // ranks):
         return gpus, "loop"
     if of_stages == [*gpus, *reversed(gpus)]:

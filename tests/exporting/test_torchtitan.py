@@ -113,6 +113,14 @@ def test_another_placement_is_refused() -> None:
     assert "0, 0, 1, 1, neither" in refused(named((0, 2, 0), (3, 3, 0), (4, 4, 1), (5, 7, 1)))
 
 
+@pytest.mark.parametrize("rows", [((0, 7, 0),), ((0, 2, 1), (3, 7, 1))])
+def test_a_single_gpu_is_refused(rows: tuple[tuple[int, int, int], ...]) -> None:
+    # Its pipeline_parallel_degree must be above 1 for micro-batches to be cut at all.
+    told = refused(named(*rows))
+    assert "one GPU is no pipeline there" in told
+    assert "Solve for more GPUs" in told
+
+
 def test_stages_that_are_no_whole_modules_are_refused() -> None:
     told = refused(named((0, 1, 0), (2, 7, 1)))
     assert "stage 1 begins at layer 2, which parts the embedding, a block" in told
