@@ -9,7 +9,7 @@ another replica is taken in where its transfer ends.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -203,7 +203,8 @@ def _placed(step: Simulation) -> Iterator[tuple[_Moment, tuple[int, Action]]]:
     plan = step.plan
     ranks = gpu_ranks(plan)
     versions = _versions_left_out(step)
-    passed_on = {t.stage for t in plan.pattern.transfers if t.tensor == "weights"}
+    told = {(t.tensor, t.stage) for t in plan.pattern.transfers}
+    passed_on = {stage for tensor, stage in told if tensor == "weights"}
     instants = {(event.gpu, event.start_ns) for event in step.events if not event.length_ns}
     for number, event in enumerate(step.events):
         item = event.item
@@ -220,7 +221,8 @@ def _placed(step: Simulation) -> Iterator[tuple[_Moment, tuple[int, Action]]]:
         for place, action in enumerate(actions):
             yield (event.start_ns, turn, number, place), action
         taken = _taken_in(event, ranks)
-        for place, action in enumerate((*taken, *_free_transfers(plan, event, ranks)), start=2):
+        free = _free_transfers(plan, event, ranks, told)
+        for place, action in enumerate((*taken, *free), start=2):
             yield (event.end_ns, 0, number, place), action
         # Another rank waits for what is sent, and only operations of this one for the update,
         # unless the weights are sent.
@@ -276,7 +278,7 @@ def _taken_in(event: Event, ranks: dict[int, int]) -> list[tuple[int, Action]]:
 
 
 def _free_transfers(
-    plan: Plan, event: Event, ranks: dict[int, int]
+    plan: Plan, event: Event, ranks: dict[int, int], told: Container[tuple[Tensor, int]]
 ) -> Iterator[tuple[int, Action]]:
     """Yield the transfers of what an operation made, where a plan leaves them out as free."""
     item = event.item
@@ -284,9 +286,8 @@ def _free_transfers(
         return
     forward = item.kind == "F"
     other = item.stage + (1 if forward else -1)
-    tensor, stage = ("activation", item.stage) if forward else ("gradient", other)
-    told = any((t.tensor, t.stage) == (tensor, stage) for t in plan.pattern.transfers)
-    if told or not 0 <= other < len(plan.stages):
+    sent: tuple[Tensor, int] = ("activation", item.stage) if forward else ("gradient", other)
+    if sent in told or not 0 <= other < len(plan.stages):
         return
     kind: ActionKind = "SEND_F" if forward else "SEND_B"
     for micro_batch in range(event.first, event.first + event.count):
