@@ -122,15 +122,8 @@ def page_data(result: Result, step: Simulation) -> dict[str, Any]:
     """Return what the script of a page draws, as a JSON document."""
     plan = step.plan
     shown = set(_letters(plan))
-    pattern = "The planned step" if plan.scope.microbatches is not None else "The repeating pattern"
     return {
-        "views": [
-            {
-                "title": f"A step of {step.microbatches} micro-batches",
-                **encode_chart(chart_simulation(step)),
-            },
-            {"title": pattern, **encode_chart(chart_plan(result))},
-        ],
+        "views": list(_views(result, step)),
         "stages": [name_layers(plan, stage) for stage in plan.stages],
         "names": {what: NAMES[what] for what in NAMES if what in shown},
         "letters": {what: LETTERS.get(what, what) for what in NAMES if what in shown},
@@ -142,6 +135,17 @@ def page_data(result: Result, step: Simulation) -> dict[str, Any]:
         "colours": list(COLOURS),
         "sent": {what: SENT[what][0] for what in SENT if what in shown},
     }
+
+
+def _views(result: Result, step: Simulation) -> Iterator[dict[str, Any]]:
+    """Yield the step, and the pattern unless that is this very step."""
+    planned = step.plan.scope.microbatches
+    title = f"A step of {step.microbatches} micro-batches"
+    yield {"title": title, **encode_chart(chart_simulation(step))}
+    as_planned = step.makespan_ns == step.plan.pattern.period_total_ns
+    if planned != step.microbatches or not as_planned:
+        title = "The repeating pattern" if planned is None else "The planned step"
+        yield {"title": title, **encode_chart(chart_plan(result))}
 
 
 def _read(name: str) -> str:

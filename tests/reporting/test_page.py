@@ -13,7 +13,9 @@ from hypothesis import assume, given, settings
 
 from schedopt import Chain, Layer, Plan, Platform, Result, Scope, check, solve
 from schedopt.account import memory, versions
+from schedopt.reporting.page import page_data
 from schedopt.reporting.rivals import Rival
+from schedopt.simulation import simulate
 from schedopt.units import format_bytes, format_duration
 from tests.examples import EXAMPLES
 from tests.random_plans import valid_plans
@@ -216,3 +218,14 @@ def test_a_plan_of_one_gpu_has_a_page() -> None:
     assert "The model has 1 layer, one after" in words
     assert "into 1 stage on 1 of 1 GPU." in words
     assert "--nodes" not in words
+
+
+def test_a_plan_that_is_a_step_is_drawn_once() -> None:
+    chain = solved().problem.chain
+    platform = Platform(gpus=3, memory="20M")
+    result = solve(chain, platform, scope=Scope(microbatches=4, max_k=None))
+    assert result.plan is not None
+    for count, views in ((4, ["A step of 4 micro-batches"]), (8, None)):
+        step = simulate(result.plan, count)
+        found = [view["title"] for view in page_data(result, step)["views"]]
+        assert found == (views or ["A step of 8 micro-batches", "The planned step"])
