@@ -8,7 +8,7 @@ from fractions import Fraction
 from statistics import geometric_mean, median
 from typing import Any, Final
 
-from schedopt.bench.general_runs import label
+from schedopt.bench.documents import label
 from schedopt.bench.markdown import circumstances, opening, period, table
 from schedopt.units import format_bytes
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any, ClassVar, Final, Literal
 
+from schedopt.bench.documents import measure
 from schedopt.bench.effort import Effort
 from schedopt.bench.exact_cover import cover
-from schedopt.bench.general_runs import measure
 from schedopt.checking import check
 from schedopt.families.partition import draw_numbers, draw_without_triples, wrong_groups
 from schedopt.families.reductions import Reduction

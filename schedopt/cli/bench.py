@@ -151,9 +151,9 @@ def bench_general(
     schedopt bench general --only chains --chains profiles -o profiles.json
     """
     from schedopt.bench.cases import load_chains
+    from schedopt.bench.documents import load_document, measure, new_document
     from schedopt.bench.effort import Effort
     from schedopt.bench.general import PARTS, problems
-    from schedopt.bench.general_runs import load_document, measure, new_document
     from schedopt.bench.general_tables import means, missed_goals, to_markdown
     from schedopt.formats import to_text, write_whole
 

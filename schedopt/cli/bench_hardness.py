@@ -135,7 +135,7 @@ def _print(found: Answer) -> None:
 
 
 def _measure(quick: bool, effort: Effort, output: Path, resume: bool) -> None:
-    from schedopt.bench.general_runs import load_document, new_document
+    from schedopt.bench.documents import load_document, new_document
     from schedopt.bench.hardness import FULL, QUICK, measure_hardness
     from schedopt.bench.hardness_picture import save_hardness_picture
     from schedopt.bench.hardness_tables import missed_goals, summary, to_markdown

@@ -86,8 +86,8 @@ def bench_schedules(
     schedopt bench schedules --chains profiles --gpus 8 --microbatches 2 -o profiles.json
     """
     from schedopt.bench.cases import load_chains
+    from schedopt.bench.documents import load_document, measure, new_document
     from schedopt.bench.effort import Effort
-    from schedopt.bench.general_runs import load_document, measure, new_document
     from schedopt.bench.schedules import all_chains, matches
     from schedopt.bench.schedules_picture import save_picture
     from schedopt.bench.schedules_tables import means, missed_goals, to_markdown

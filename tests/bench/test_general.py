@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from schedopt import Chain, Layer, Platform, Scope, solve
+from schedopt.bench.documents import load_document, measure, new_document
 from schedopt.bench.effort import Effort
 from schedopt.bench.general import (
     PARTS,
@@ -27,7 +28,6 @@ from schedopt.bench.general import (
     memory_at,
     problems,
 )
-from schedopt.bench.general_runs import load_document, measure, new_document
 from schedopt.bench.general_tables import gap_of, means, missed_goals, ratio_of, to_markdown
 from schedopt.bench.proofs import halves
 from schedopt.errors import InputError

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from schedopt import Platform, Problem
 from schedopt.bench import hardness, three_partition
+from schedopt.bench.documents import new_document
 from schedopt.bench.effort import Effort
 from schedopt.bench.exact_cover import cover
-from schedopt.bench.general_runs import new_document
 from schedopt.bench.hardness import (
     FULL,
     QUICK,

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from schedopt import Chain, Layer, Platform, account
+from schedopt.bench.documents import measure, new_document
 from schedopt.bench.effort import Effort
-from schedopt.bench.general_runs import measure, new_document
 from schedopt.bench.proofs import halves
 from schedopt.bench.schedules import SCHEDULES, Match, all_chains, matches
 from schedopt.bench.schedules_picture import save_picture
