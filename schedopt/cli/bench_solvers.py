@@ -11,7 +11,7 @@ import typer
 
 from schedopt.cli.bench import Resume, shipped_chains
 from schedopt.cli.options import check_time_limit, naming_options, parse_counts
-from schedopt.cli.pools import make_pool
+from schedopt.cli.pools import Dask, Jobs, make_pool
 from schedopt.cli.progress import progress_bar
 from schedopt.errors import InputError
 
@@ -78,22 +78,8 @@ def bench_solvers(
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="For solvers that draw.", metavar="N", min=0)] = 0,
-    jobs: Annotated[
-        int | None,
-        typer.Option(
-            help="Runs at a time, each in a process with one thread. Default: one for each core.",
-            min=1,
-            metavar="N",
-            show_default=False,
-        ),
-    ] = None,
-    dask: Annotated[
-        str | None,
-        typer.Option(
-            help="Run on the workers of this Dask cluster instead: tcp://host:8786.",
-            metavar="ADDRESS",
-        ),
-    ] = None,
+    jobs: Jobs = None,
+    dask: Dask = None,
     output: Annotated[
         Path,
         typer.Option(

@@ -3,12 +3,31 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, TypeAlias
+
+import typer
 
 from schedopt.errors import InputError
 
 if TYPE_CHECKING:
     from schedopt.sweeping import Pool
+
+Jobs: TypeAlias = Annotated[
+    int | None,
+    typer.Option(
+        help="How many run at a time, each in a process. Default: one for each core.",
+        min=1,
+        metavar="N",
+        show_default=False,
+    ),
+]
+Dask: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        help="Run on the workers of this Dask cluster instead: tcp://host:8786.",
+        metavar="ADDRESS",
+    ),
+]
 
 
 def make_pool(jobs: int | None, dask: str | None) -> Pool:

@@ -21,7 +21,7 @@ from schedopt.cli.options import (
     naming_options,
     parse_counts,
 )
-from schedopt.cli.pools import make_pool
+from schedopt.cli.pools import Dask, Jobs, make_pool
 from schedopt.cli.progress import progress_bar
 from schedopt.errors import InputError
 
@@ -74,22 +74,8 @@ def sweep_chain(
         float, typer.Option(help="Seconds for each point; inf: never.", metavar="S")
     ] = 60.0,
     seed: Seed = 0,
-    jobs: Annotated[
-        int | None,
-        typer.Option(
-            help="Points that are solved at a time, each in a process. Default: one for each core.",
-            min=1,
-            metavar="N",
-            show_default=False,
-        ),
-    ] = None,
-    dask: Annotated[
-        str | None,
-        typer.Option(
-            help="Solve on the workers of this Dask cluster instead: tcp://host:8786.",
-            metavar="ADDRESS",
-        ),
-    ] = None,
+    jobs: Jobs = None,
+    dask: Dask = None,
     output: Annotated[
         Path,
         typer.Option(
