@@ -24,7 +24,8 @@ from schedopt.problem import Problem
 from schedopt.solvers import contiguous, one_f_one_b_star
 from schedopt.solvers.contiguous import best_stages
 from schedopt.solvers.one_f_one_b_star import refuse_unsupported, require_contiguous
-from schedopt.solving.models.pipeline import LONGEST, AllocatedPipeline, require_stages
+from schedopt.solving.models.pattern_search import LONGEST
+from schedopt.solving.models.pipeline import AllocatedPipeline, require_stages
 from schedopt.solving.run import Run
 from schedopt.solving.sharing import plan_at
 from schedopt.solving.stacking import pack_stages

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from schedopt.problem import Allocation, Problem, Scope
-from schedopt.solving.short_chains import is_short
+from schedopt.solving.models.load_relaxation import is_short
 
 SOLVERS: Final[dict[Allocation, dict[str, tuple[str, ...]]]] = {
     "contiguous": {
