@@ -15,8 +15,8 @@ from schedopt.checking import check
 from schedopt.claims.claim import CDP, Claim, Finding, Part, Reading, Step, Table
 from schedopt.plan import Plan, Transfer
 from schedopt.platform import Platform
-from schedopt.solvers import cyclic, cyclic_zero, data_parallel, gpipe, zero
 from schedopt.stage import Stage
+from schedopt.systems import cyclic, cyclic_zero, data_parallel, gpipe, zero
 from schedopt.systems.collectives import all_reduce_and_update
 from schedopt.systems.setting import Setting
 

@@ -13,8 +13,8 @@ from schedopt.checking import check
 from schedopt.claims.claim import DATA_PARALLEL, Claim, Finding, Part, Reading, Step, Table, against
 from schedopt.plan import Plan, Transfer
 from schedopt.platform import Platform
-from schedopt.solvers import data_parallel
 from schedopt.stage import Stage
+from schedopt.systems import data_parallel
 from schedopt.systems.exchange import choose_exchange
 from schedopt.systems.setting import Setting
 from schedopt.systems.timetable import Timetable

@@ -15,7 +15,7 @@ from schedopt.checking import check
 from schedopt.claims.claim import DATA_PARALLEL, Claim, Finding, Part, Reading, Step, Table
 from schedopt.plan import Plan
 from schedopt.platform import Platform
-from schedopt.solvers import data_parallel
+from schedopt.systems import data_parallel
 from schedopt.systems.setting import Setting
 
 CLAIM: Final = Claim(

@@ -7,7 +7,7 @@ import pytest
 from schedopt.account import versions
 from schedopt.claims import pipelines
 from schedopt.claims.pipelines import SYSTEMS, find_pipelines, plan_of
-from schedopt.solvers import one_f_one_b
+from schedopt.systems import one_f_one_b
 from tests.claims.findings import nothing
 
 
