@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from schedopt.errors import InputError, RankError, SchedoptError
-from schedopt.profiling.factory import require_torch
+from schedopt.profiling.model import require_torch
 from schedopt.profiling.telling import tell
 from schedopt.running.actions import Actions
 from schedopt.running.job import Job

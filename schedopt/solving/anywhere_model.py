@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
     from schedopt.network import Resource
-    from schedopt.solving.cycles import Difference
     from schedopt.solving.orders import Arc, Expr
     from schedopt.solving.placement import Placement
     from schedopt.solving.steps import Answer, Kept, Step
+    from schedopt.systems.cycles import Difference
 
 BACKWARDS: Final[tuple[Kind, ...]] = ("B", "I", "W")
 

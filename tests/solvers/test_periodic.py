@@ -13,9 +13,9 @@ from schedopt.account.timeline import Timeline
 from schedopt.families import theorem_4
 from schedopt.problem import Problem
 from schedopt.solving.course import Course
-from schedopt.solving.cycles import least_cycle_time
 from schedopt.solving.orders import OrderModel
 from schedopt.solving.steps import Answer
+from schedopt.systems.cycles import least_cycle_time
 from tests.layers import layer
 from tests.solvers.hints import log_of_model
 from tests.solvers.patterns import fixed_problem, least_period

@@ -13,12 +13,18 @@ from typing import Any
 import pytest
 
 from schedopt import InputError, InvalidPlanError, Plan, Platform, Result, check, compare
+from schedopt.comparing import builder
+from schedopt.comparing.comparison import (
+    Comparison,
+    Order,
+    Outcome,
+    Row,
+    comparison_document,
+    save_plans,
+)
+from schedopt.comparing.measures import Figures
+from schedopt.comparing.picture import save_comparison_picture
 from schedopt.problem import MemoryReading
-from schedopt.systems import comparing
-from schedopt.systems.comparison import Comparison, Order, Outcome, Row
-from schedopt.systems.figures import Figures
-from schedopt.systems.files import comparison_document, save_plans
-from schedopt.systems.picture import save_comparison_picture
 from schedopt.systems.registry import System
 from tests.drawing.helpers import texts
 from tests.systems import stand_ins
@@ -169,7 +175,7 @@ def test_our_step_starts_from_the_shortest_of_its_kind(monkeypatch: pytest.Monke
         assert initial is not None
         return Result(problem=initial.problem, status="feasible", plan=initial, solver="initial")
 
-    monkeypatch.setattr(comparing, "solve", return_the_start)
+    monkeypatch.setattr(builder, "solve", return_the_start)
     # Of the others each is the pattern of an endless run, of which a step is another plan.
     found = compare(
         CHAIN, PLATFORM, microbatches=2, systems=["there_and_back", "flushed", "schedopt_step"]
