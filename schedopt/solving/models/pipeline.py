@@ -20,14 +20,14 @@ from schedopt.chain import Layer
 from schedopt.errors import InputError
 from schedopt.plan import Kind, Operation, Pattern, Tensor, Transfer, place_in_period
 from schedopt.problem import MemoryReading, Problem
+from schedopt.solving.models.tasks import PatternSolution, Stash, Task
 from schedopt.solving.recomputation import held_bytes, input_bytes
-from schedopt.solving.steps import Answer, Kept, Step
 
 LONGEST: Final = 8
 """The k to which a search goes where any is allowed."""
 
 
-class Course:
+class AllocatedPipeline:
     """What a micro-batch does on a given allocation, and what it keeps on the way.
 
     Parameters
@@ -39,9 +39,9 @@ class Course:
 
     Attributes
     ----------
-    way : list of Step
+    way : list of Task
         Forwards with transfers, then backwards.
-    kept : list of Kept
+    stashes : list of Stash
     usable : dict of int to int
         Bytes that each GPU has beside weights.
     spare : dict of int to int
@@ -50,20 +50,20 @@ class Course:
 
     def __init__(self, problem: Problem, *, free: bool = False) -> None:
         self.problem, self.free = problem, free
-        self.way = list(self._steps())
+        self.path = list(self._steps())
         self.usable = self._usable()
         self.spare = self._spare()
-        self._step_of = {(step.what, step.stage): step for step in self.way}
+        self._step_of = {(step.what, step.stage): step for step in self.path}
         self._exact = self._exact_peaks()
         self._links, self._along = self._links_through(), self._held_along()
-        self.kept = [one for stage in range(len(problem.stages)) for one in self._keeps(stage)]
+        self.stashes = [one for stage in range(len(problem.stages)) for one in self._keeps(stage)]
 
     @property
     def load_ns(self) -> int:
         """The longest time that a resource works for a micro-batch."""
         work: dict[tuple[object, ...], int] = defaultdict(int)
         backward: dict[int, list[int]] = defaultdict(lambda: [0, 0])
-        for step in self.way:
+        for step in self.path:
             if step.split is None:
                 for resource in step.resources:
                     work[resource] += step.length_ns
@@ -76,14 +76,14 @@ class Course:
     @property
     def has_recompute(self) -> bool:
         """Whether a stage recomputes, or may."""
-        return any(step.what == "R" for step in self.way)
+        return any(step.what == "R" for step in self.path)
 
     @property
     def whole_ns(self) -> int:
         """How long a micro-batch takes on its own, its backwards whole, with all recompute."""
-        whole = sum(step.length_ns for step in self.way if not step.split)
+        whole = sum(step.length_ns for step in self.path if not step.split)
         return whole + (
-            sum(step.length_ns for step in self.way if step.what == "F") if self.free else 0
+            sum(step.length_ns for step in self.path if step.what == "F") if self.free else 0
         )
 
     def most_in_flight(self, k: int, *, flush: bool = False) -> list[int]:
@@ -91,11 +91,11 @@ class Course:
 
         A stage has no more than the next one, and what may be between the two.
         """
-        found = [one.most(k, flush=flush) for one in self.kept]
+        found = [one.most(k, flush=flush) for one in self.stashes]
         if flush:
             return found
         through: dict[int, list[int]] = defaultdict(list)
-        for number, one in enumerate(self.kept):
+        for number, one in enumerate(self.stashes):
             if one.enter == "F" and one.leave != "W":
                 through[one.stage].append(number)
         last = len(through) - 1
@@ -109,13 +109,13 @@ class Course:
     def lacking(self) -> tuple[int, int]:
         """Return the GPU that lacks the most with one micro-batch in flight, and the bytes."""
         short = {gpu: -spare for gpu, spare in self.spare.items()}
-        for one in self.kept:
+        for one in self.stashes:
             if not one.split:
                 short[one.gpu] += one.each_bytes
         worst = max(short, key=lambda gpu: short[gpu])
         return worst, short[worst]
 
-    def _steps(self) -> Iterator[Step]:
+    def _steps(self) -> Iterator[Task]:
         count = len(self.problem.stages)
         for stage in range(count):
             yield self._operation("F", stage)
@@ -147,23 +147,23 @@ class Course:
             for layer in self.problem.chain.layers[first : last + 1]
         ]
 
-    def _operation(self, kind: Kind, index: int, *, split: bool | None = None) -> Step:
+    def _operation(self, kind: Kind, index: int, *, split: bool | None = None) -> Task:
         stage = self.problem.stages[index]
         gpu = self.problem.platform.gpus[stage.gpus[0]]
         layers = self._layers(index)
         if kind == "R":
             layers = [] if self.free else self._recomputed(index)
         length = sum(gpu.duration_ns(layer_ns(layer, kind)) for layer in layers)
-        return Step(kind, index, length, (("gpu", stage.gpus[0]),), split)
+        return Task(kind, index, length, (("gpu", stage.gpus[0]),), split)
 
-    def _transfer(self, tensor: Tensor, index: int, source: int, target: int) -> Iterator[Step]:
+    def _transfer(self, tensor: Tensor, index: int, source: int, target: int) -> Iterator[Task]:
         """Yield the transfer between two stages, if they lie on GPUs with a link between them."""
         stages, platform = self.problem.stages, self.problem.platform
         ends = stages[source].gpus[0], stages[target].gpus[0]
         route = platform.route(*ends)
         if route:
             count = self.problem.chain.layers[stages[index].last].activation_bytes
-            yield Step(tensor, index, platform.transfer_ns(count, *ends), route)
+            yield Task(tensor, index, platform.transfer_ns(count, *ends), route)
 
     def _usable(self) -> dict[int, int]:
         usable: dict[int, int] = {}
@@ -209,7 +209,7 @@ class Course:
             if self.problem.stages[stage].gpus[0] == gpu and size > min(sizes)
         ]
 
-    def workspace_bytes(self, step: Step) -> int:
+    def workspace_bytes(self, step: Task) -> int:
         """Return what an operation takes for its length."""
         if step.length_ns == 0:
             return 0
@@ -223,7 +223,7 @@ class Course:
 
         Both are the same for a GPU that keeps one thing only.
         """
-        on = Counter(one.gpu for one in self.kept)
+        on = Counter(one.gpu for one in self.stashes)
         exact = all(
             self.exact_peak(gpu) or (count == 1 and not self.free) for gpu, count in on.items()
         )
@@ -240,10 +240,10 @@ class Course:
     def _exact_peaks(self) -> set[int]:
         if self.free or self.problem.scope.memory == "sum":
             return set()
-        instant = {one for step in self.way if not step.length_ns for one in step.resources}
+        instant = {one for step in self.path if not step.length_ns for one in step.resources}
         return {gpu for gpu in self.usable if ("gpu", gpu) not in instant}
 
-    def _keeps(self, index: int) -> Iterator[Kept]:
+    def _keeps(self, index: int) -> Iterator[Stash]:
         stage = self.problem.stages[index]
         numbers = range(stage.first, stage.last + 1)
         again = self._may_recompute(index)
@@ -279,7 +279,7 @@ class Course:
 
     def _kept(
         self, index: int, enter: Kind, leave: Kind, each: int, *, split: bool | None = None
-    ) -> Kept:
+    ) -> Stash:
         gpu = self.problem.stages[index].gpus[0]
         enters, leaves = self._step_of[enter, index], self._step_of[leave, index]
         room, along = self.spare[gpu], each
@@ -291,7 +291,7 @@ class Course:
         fit = max(1, room // along) if along else None
         through = max(self._links[index], 2 if self._may_recompute(index) else 1)
         links = {"F": through, "R": 1, "I": 0}[enter] + (leave == "W")
-        return Kept(index, gpu, enter, leave, each, fit, links, split)
+        return Stash(index, gpu, enter, leave, each, fit, links, split)
 
     def _held_along(self) -> list[int]:
         """Return what a micro-batch keeps on a stage's GPU for the stages before it, bytes.
@@ -331,19 +331,19 @@ class Course:
         Forwards and backwards of the stages behind with the transfers between them.
         """
         found = [-1] * len(self.problem.stages)
-        for step in self.way:
+        for step in self.path:
             if step.split is not True and step.what != "R":
                 found[step.stage] += 1
         for stage in reversed(range(len(found) - 1)):
             found[stage] += found[stage + 1] + 1
         return found
 
-    def pattern(self, answer: Answer) -> Pattern:
+    def pattern(self, answer: PatternSolution) -> Pattern:
         """Return the pattern of an answer, with starts in [0, T) and index shifts."""
         operations: list[Operation] = []
         transfers: list[Transfer] = []
         stages = answer.stages or self.problem.stages
-        for step, starts in zip(self.way, answer.starts, strict=True):
+        for step, starts in zip(self.path, answer.starts, strict=True):
             if step.what == "R" and not stages[step.stage].recompute:
                 continue
             for micro_batch, begin in enumerate(starts):

@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING
 
 from schedopt.account.timeline import layer_ns
 from schedopt.plan import Kind, Plan
-from schedopt.solving.allocations import AllocationModel
-from schedopt.solving.slots import Slots, recomputed, slot_of_layers, starts_of
-from schedopt.solving.steps import Answer, Step
+from schedopt.solving.models.allocation_model import AllocationModel
+from schedopt.solving.models.slots import GpuSlots, recomputed, slot_of_layers, starts_of
+from schedopt.solving.models.tasks import PatternSolution, Task
 from schedopt.stage import Stage
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
-    from schedopt.solving.orders import Expr
+    from schedopt.solving.models.order_model import Expr
 
 
-class Pieces(Slots):
+class LayerSlots(GpuSlots):
     """The steps of a micro-batch through all layers, each of which lies in one of the slots."""
 
     def _rows(self) -> int:
@@ -35,11 +35,11 @@ class Pieces(Slots):
         """Return whose operations are those of a layer in a slot."""
         return layer
 
-    def _step(self, kind: Kind, row: int, *, split: bool | None = None) -> Step:
+    def _step(self, kind: Kind, row: int, *, split: bool | None = None) -> Task:
         # Any two layers may share a GPU.
-        return Step(kind, row, 0, (("gpu",),), split)
+        return Task(kind, row, 0, (("gpu",),), split)
 
-    def answer(self, plan: Plan) -> Answer | None:
+    def answer(self, plan: Plan) -> PatternSolution | None:
         """Return a plan as an answer, its stages cut into layers that follow one another.
 
         None if its GPUs do not hold neighbours only.
@@ -59,10 +59,10 @@ class Pieces(Slots):
         first = rows["F", 0][0]
         shifted = tuple(
             tuple(begin - first for begin in rows.get((step.what, step.stage), []))
-            for step in self.way
+            for step in self.path
         )
         stages = self._as_stages(stages)
-        return Answer(plan.pattern.k, plan.pattern.period_total_ns, shifted, tuple(stages))
+        return PatternSolution(plan.pattern.k, plan.pattern.period_total_ns, shifted, tuple(stages))
 
     def _as_stages(self, stages: Sequence[Stage]) -> list[Stage]:
         """Return stages of one layer each."""
@@ -100,19 +100,19 @@ class Pieces(Slots):
                     rows.setdefault(("R", layer), rows[kind, layer])
 
 
-class PiecesModel(AllocationModel):
+class LayerModel(AllocationModel):
     """The order model of layers that run apart, with the GPU on which each of them lies."""
 
     def _choose(self) -> None:
         super()._choose()
         self.together: dict[tuple[int, int], cp_model.IntVar] = {}
         self.shares: list[tuple[int, int, int, cp_model.IntVar]] = []
-        for one, two in combinations(range(self.course.rows), 2):
+        for one, two in combinations(range(self.pipeline.rows), 2):
             slots = self.windows.slots_of
             if set(slots[one]) & set(slots[two]):
                 self._say_together(one, two)
 
-    def _known_length(self, step: Step, lengths: Sequence[int]) -> int | None:
+    def _known_length(self, step: Task, lengths: Sequence[int]) -> int | None:
         # A layer always lies somewhere.
         if step.what in ("F", "B", "I", "W") and len(set(lengths)) == 1:
             return lengths[0]
@@ -131,27 +131,27 @@ class PiecesModel(AllocationModel):
                 self.model.add_bool_or(together, ~here, ~also)
 
     def _may_meet(self, one: int, two: int) -> bool:
-        first, second = self.way[one], self.way[two]
+        first, second = self.path[one], self.path[two]
         apart = first.stage != second.stage and first.resources == (("gpu",),)
         pair = min(first.stage, second.stage), max(first.stage, second.stage)
         return super()._may_meet(one, two) and (not apart or pair in self.together)
 
     def _where_they_meet(self, one: int, two: int) -> tuple[cp_model.LiteralT, ...]:
-        first, second = sorted((self.way[one].stage, self.way[two].stage))
-        if first == second or self.way[one].resources != (("gpu",),):
+        first, second = sorted((self.path[one].stage, self.path[two].stage))
+        if first == second or self.path[one].resources != (("gpu",),):
             return ()
         return (self.together[first, second],)
 
     def _room(self, gpu: int) -> int:
-        return max(0, *self.course.usable.values())
+        return max(0, *self.pipeline.usable.values())
 
     def _fit(self) -> None:
         """Fit what the layers of each GPU keep into its memory."""
         on: dict[int, list[Expr]] = defaultdict(list)
-        for number, one in enumerate(self.course.kept):
+        for number, one in enumerate(self.pipeline.stashes):
             for held in self._at_the_most(number):
                 for slot in self.windows.slots_of[one.stage]:
-                    room = max(0, self.course.usable[slot])
+                    room = max(0, self.pipeline.usable[slot])
                     share = self.model.new_int_var(0, room, f"share{number}_{slot}")
                     here = self.placement.inside[one.stage, slot]
                     self.model.add(share >= held).only_enforce_if(here)
@@ -160,7 +160,7 @@ class PiecesModel(AllocationModel):
         for slot, shares in on.items():
             self.model.add(sum(shares) <= self.spare[slot])
 
-    def hint(self, answer: Answer) -> None:
+    def hint(self, answer: PatternSolution) -> None:
         """Start from an answer, with its stages and what they recompute."""
         super().hint(answer)
         slot_of = slot_of_layers(answer.stages)

@@ -6,23 +6,23 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from schedopt.solving.cp_sat import solve_model
-from schedopt.solving.orders import OrderModel
+from schedopt.solving.models.order_model import OrderModel
+from schedopt.solving.models.tasks import PatternSolution
 from schedopt.solving.run import Run
-from schedopt.solving.steps import Answer
 
 NEAR: Final = 16
 """What was found is near if no more than such a part of it is left."""
 
 
-def probe(
+def bisect_period(
     low: int,
     high: int,
-    ask: Callable[[int], Answer | None],
+    ask: Callable[[int], PatternSolution | None],
     run: Run,
     *,
     known: bool,
     far: bool = False,
-) -> Iterator[tuple[int, Answer | None]]:
+) -> Iterator[tuple[int, PatternSolution | None]]:
     """Ask for shorter and shorter periods until none is left.
 
     An order that was found is often the best: so every other question is whether a period 1 ns
@@ -33,7 +33,7 @@ def probe(
     low, high : int
         Nothing is below; something is known at `high`, or looked for first.
     ask : callable
-        Answers for a period as `decide` does.
+        Answers for a period as `query_model` does.
     run : Run
     known : bool
         Whether there is something at `high`.
@@ -44,7 +44,7 @@ def probe(
     ------
     low : int
         What is left to find is not below, ns.
-    found : Answer or None
+    found : PatternSolution or None
         What the last question found.
     """
 
@@ -68,7 +68,9 @@ def probe(
         halve = not halve
 
 
-def decide(model: OrderModel, known: Answer | None, run: Run) -> Answer | None:
+def query_model(
+    model: OrderModel, known: PatternSolution | None, run: Run
+) -> PatternSolution | None:
     """Return an answer up to a period, one without starts if there is none, None if unknown.
 
     Unknown too if the model was left out: see `OrderModel`.
@@ -84,7 +86,7 @@ def decide(model: OrderModel, known: Answer | None, run: Run) -> Answer | None:
         model.hint(known)
     status, solver = solve_model(model.model, run, hurry=model.hurry)
     if status == cp_model.INFEASIBLE:
-        return Answer(model.k, model.period_ns, ())
+        return PatternSolution(model.k, model.period_ns, ())
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE) or model.leaves_open(solver):
         return None
     return model.shortest(solver, run.stopped)

@@ -10,7 +10,7 @@ from schedopt.stage import Stage
 
 
 @dataclass(frozen=True)
-class Step:
+class Task:
     """An operation or a transfer on the way of a micro-batch.
 
     Parameters
@@ -34,7 +34,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Kept:
+class Stash:
     """Bytes that a stage keeps for each micro-batch between two of its operations.
 
     Parameters
@@ -49,7 +49,7 @@ class Kept:
     links : int
         Steps from the first operation to the second.
     split : bool or None
-        As in `Step`.
+        As in `Task`.
     beyond : int
         So many more may be in flight than `most`, of which a model does not tell how many.
     """
@@ -71,7 +71,7 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class Answer:
+class PatternSolution:
     """A pattern: the period and the start of each step of each micro-batch, ns.
 
     A step that is not there has no starts; without steps there is no pattern up to the period.
@@ -83,7 +83,7 @@ class Answer:
     starts: tuple[tuple[int, ...], ...]
     stages: tuple[Stage, ...] = ()
 
-    def repeated(self, turns: int) -> Answer:
+    def repeated(self, turns: int) -> PatternSolution:
         """Return the same with so many periods as one."""
         rows = tuple(
             tuple(begin + turn * self.period_ns for turn in range(turns) for begin in row)
@@ -92,11 +92,11 @@ class Answer:
         return replace(self, k=self.k * turns, period_ns=self.period_ns * turns, starts=rows)
 
 
-class AnyCourse(Protocol):
-    """What the order model asks of a course. See `Course`."""
+class TaskGraph(Protocol):
+    """What the order model asks of a pipeline. See `AllocatedPipeline`."""
 
-    way: list[Step]
-    kept: list[Kept]
+    path: list[Task]
+    stashes: list[Stash]
     usable: dict[int, int]
     spare: dict[int, int]
 
@@ -117,6 +117,6 @@ class AnyCourse(Protocol):
         """Return what takes a workspace only if a backward is whole, or split."""
         ...
 
-    def workspace_bytes(self, step: Step) -> int:
+    def workspace_bytes(self, step: Task) -> int:
         """Return what an operation takes for its length."""
         ...

@@ -12,8 +12,8 @@ from itertools import combinations_with_replacement
 from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, cast
 
 from schedopt.plan import Kind
-from schedopt.solving.anywhere import LINK, Anywhere, AnywherePlacement
-from schedopt.solving.pieces import PiecesModel
+from schedopt.solving.models.free_slots import LINK, FreePlacement, FreeSlots
+from schedopt.solving.models.layer_slots import LayerModel
 from schedopt.solving.recomputation import input_bytes
 
 if TYPE_CHECKING:
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
     from schedopt.network import Resource
     from schedopt.solving.cycles import Difference
-    from schedopt.solving.orders import Arc, Expr
-    from schedopt.solving.placement import Placement
-    from schedopt.solving.steps import Answer, Kept, Step
+    from schedopt.solving.models.order_model import Arc, Expr
+    from schedopt.solving.models.placement import Placement
+    from schedopt.solving.models.tasks import PatternSolution, Stash, Task
 
 BACKWARDS: Final[tuple[Kind, ...]] = ("B", "I", "W")
 
@@ -36,15 +36,15 @@ class Portion(NamedTuple):
     if_true: cp_model.IntVar
 
 
-class AnywhereModel(PiecesModel):
+class FreeModel(LayerModel):
     """The order model of any allocation."""
 
     hurry: ClassVar = True
-    course: Anywhere
-    placement: AnywherePlacement
+    pipeline: FreeSlots
+    placement: FreePlacement
 
     def _place(self) -> Placement:
-        return AnywherePlacement(self.model, self.problem, self.windows)
+        return FreePlacement(self.model, self.problem, self.windows)
 
     def _choose(self) -> None:
         self.defined: list[tuple[cp_model.IntVar, bool, list[cp_model.LiteralT]]] = []
@@ -106,10 +106,10 @@ class AnywhereModel(PiecesModel):
         """Say which two transfers use one link."""
         self.meets: dict[tuple[int, int], cp_model.IntVar] = {}
         known: dict[tuple[object, ...], cp_model.IntVar] = {}
-        sends = [number for number, step in enumerate(self.way) if step.resources == LINK]
+        sends = [number for number, step in enumerate(self.path) if step.resources == LINK]
         for one, two in combinations_with_replacement(sends, 2):
             first, second = (
-                self.uses.get((self.way[n].what, self.way[n].stage), {}) for n in (one, two)
+                self.uses.get((self.path[n].what, self.path[n].stage), {}) for n in (one, two)
             )
             shared = [(first[link], second[link]) for link in first if link in second]
             if one == two or not shared:
@@ -126,20 +126,20 @@ class AnywhereModel(PiecesModel):
         busy: dict[Resource, list[Expr]] = defaultdict(list)
         for (_, layer), links in self.uses.items():
             for link, used in links.items():
-                busy[link].append(self.course.sent_ns(layer) * used)
+                busy[link].append(self.pipeline.sent_ns(layer) * used)
         for times in busy.values():
             self.model.add(self.k * sum(times) <= self.period_ns)
 
-    def _terms(self, step: Step) -> Iterator[tuple[int, cp_model.IntVar]]:
+    def _terms(self, step: Task) -> Iterator[tuple[int, cp_model.IntVar]]:
         if step.resources != LINK:
             yield from super()._terms(step)
             return
         for (layer, source, target), goes in self.placement.goes.items():
             if layer == step.stage and source != target:
-                yield self.course.sent_ns(layer), goes
+                yield self.pipeline.sent_ns(layer), goes
 
     def _require(self, arc: Arc, *if_true: cp_model.LiteralT) -> None:
-        step = self.way[arc.first // self.k]
+        step = self.path[arc.first // self.k]
         sent = self.sent.get(step.stage) if step.resources == LINK else None
         if sent is None:
             super()._require(arc, *if_true)
@@ -148,7 +148,7 @@ class AnywhereModel(PiecesModel):
         passed = self.starts[arc.second] - self.starts[arc.first] + arc.turns * self.period_ns
         meets = any(index_of(literal) in self.met for literal in if_true)
         unless = () if meets else (sent,)
-        kept = self.model.add(passed >= self.course.sent_ns(step.stage))
+        kept = self.model.add(passed >= self.pipeline.sent_ns(step.stage))
         kept.only_enforce_if(*if_true, *unless)
         if not meets:
             kept = self.model.add(passed >= 0)
@@ -157,12 +157,12 @@ class AnywhereModel(PiecesModel):
         self.arcs.append((arc, if_true))
 
     def _may_meet(self, one: int, two: int) -> bool:
-        if self.way[one].resources == LINK:
+        if self.path[one].resources == LINK:
             return (one, two) in self.meets
         return super()._may_meet(one, two)
 
     def _where_they_meet(self, one: int, two: int) -> tuple[cp_model.LiteralT, ...]:
-        if self.way[one].resources == LINK:
+        if self.path[one].resources == LINK:
             return (self.meets[one, two],)
         return super()._where_they_meet(one, two)
 
@@ -174,10 +174,11 @@ class AnywhereModel(PiecesModel):
             for pair, here in chosen.inside.items()
         }
         self.portions = [
-            [portion for portion in self._portions(one) if portion.size] for one in self.course.kept
+            [portion for portion in self._portions(one) if portion.size]
+            for one in self.pipeline.stashes
         ]
 
-    def _portions(self, one: Kept) -> Iterator[Portion]:
+    def _portions(self, one: Stash) -> Iterator[Portion]:
         layer, chosen = self.layers[one.stage], self.placement
         for slot in self.windows.slots_of[one.stage]:
             pair = one.stage, slot
@@ -199,7 +200,7 @@ class AnywhereModel(PiecesModel):
         """Fit what the layers of each GPU keep into its memory."""
         on: dict[int, list[Expr]] = defaultdict(list)
         counted: dict[tuple[str, str, int], list[cp_model.IntVar]] = {}
-        for number, one in enumerate(self.course.kept):
+        for number, one in enumerate(self.pipeline.stashes):
             portions = self.portions[number]
             if not (portions or self.placement.joined or one.beyond):
                 continue
@@ -225,7 +226,7 @@ class AnywhereModel(PiecesModel):
 
     def _are_there_at_least(self, number: int, enough: Sequence[cp_model.IntVar]) -> None:
         """Let as many be in flight as the way to the end and back takes. The orders imply it."""
-        one = self.course.kept[number]
+        one = self.pipeline.stashes[number]
         if one.enter != "F" or one.leave == "W":
             return
         there = [*self._is_there(one)]
@@ -241,13 +242,13 @@ class AnywhereModel(PiecesModel):
     def _way_through(self, layer: int) -> Expr:
         """Return the least time from the forward of a layer through all behind it and back, ns."""
         way = cast("Expr", self.model.new_constant(0))
-        for number, step in enumerate(self.way):
+        for number, step in enumerate(self.path):
             if step.stage < layer or step.what in ("R", "W"):
                 continue
             length = self.lengths[number]
             if step.resources == LINK:
                 if step.stage in self.sent:
-                    way += self.course.sent_ns(step.stage) * self.sent[step.stage]
+                    way += self.pipeline.sent_ns(step.stage) * self.sent[step.stage]
             elif step.split is None:
                 way += length
             elif step.what == "I":
@@ -259,7 +260,7 @@ class AnywhereModel(PiecesModel):
     def _join(self, counted: dict[tuple[str, str, int], list[cp_model.IntVar]]) -> None:
         """Let joined layers run one directly behind the other, and keep as many micro-batches."""
         for layer, joined in self.placement.joined.items():
-            for step in self.way:
+            for step in self.path:
                 if step.stage == layer and step.resources == (("gpu",),):
                     before = self.place[step.what, layer - 1]
                     both = (before, self.place[step.what, layer])
@@ -278,14 +279,14 @@ class AnywhereModel(PiecesModel):
                     self.model.add_bool_or(first, ~joined, *unless)
 
     def _follow_at_once(self, one: int, two: int, joined: cp_model.IntVar) -> None:
-        there = self._is_there(self.way[one], self.way[two])
+        there = self._is_there(self.path[one], self.path[two])
         for j in range(self.k):
             arc = self._arc((one, j), (two, j))
             self._require(arc, joined, *there)
             passed = self.starts[arc.second] - self.starts[arc.first]
             self.model.add(passed <= self.lengths[one]).only_enforce_if(joined, *there)
             self.at_once.append((arc, (joined, *there)))
-        for other, step in enumerate(self.way):
+        for other, step in enumerate(self.path):
             if step.resources != (("gpu",),) or any(length for length, _ in self._terms(step)):
                 continue
             if any(self.windows.beyond):
@@ -298,7 +299,7 @@ class AnywhereModel(PiecesModel):
         """Let a step that takes no time not come between two that follow at once."""
         if not self._are_ordered(other, one) or not self._are_ordered(other, two):
             return
-        there = self._is_there(self.way[other], self.way[one], self.way[two])
+        there = self._is_there(self.path[other], self.path[one], self.path[two])
         there += self._where_they_meet(other, one)
         for j in range(self.k):
             same = self._begun(other, j, one) == self._begun(other, j, two)
@@ -318,7 +319,7 @@ class AnywhereModel(PiecesModel):
         """Whether something found has more in flight, or more between, than is told apart."""
         return self.between_unknown or super().leaves_open(solver)
 
-    def hint(self, answer: Answer) -> None:
+    def hint(self, answer: PatternSolution) -> None:
         """Start from an answer, with its stages and what they recompute."""
         super().hint(answer)
         hints = self.model.proto.solution_hint

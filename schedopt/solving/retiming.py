@@ -12,7 +12,7 @@ from schedopt.account.timeline import Timeline
 from schedopt.plan import Operation, Plan, Transfer, count_from_first_backward
 
 
-def without_lags(plan: Plan) -> Plan:
+def compress_shifts(plan: Plan) -> Plan:
     """Return the plan with everything where it is in the period, and fewer periods between.
 
     From the forward of the last stage outwards, backwards, W and gradients take the earliest run

@@ -7,8 +7,8 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from schedopt.problem import Problem
+from schedopt.solving.models.start_windows import StartWindows
 from schedopt.solving.recomputation import runs_of
-from schedopt.solving.windows import Windows
 from schedopt.stage import Stage
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class Placement:
     ----------
     model : CpModel
     problem : Problem
-    windows : Windows
+    windows : StartWindows
         Where layers may lie.
 
     Attributes
@@ -42,7 +42,7 @@ class Placement:
         where that takes bytes.
     """
 
-    def __init__(self, model: cp_model.CpModel, problem: Problem, windows: Windows) -> None:
+    def __init__(self, model: cp_model.CpModel, problem: Problem, windows: StartWindows) -> None:
         self.model, self.problem, self.windows = model, problem, windows
         self.layers = problem.chain.layers
         self.apart = windows.apart

@@ -10,18 +10,18 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, cast
 
 from schedopt.account.timeline import layer_ns
-from schedopt.solving.orders import OrderModel
-from schedopt.solving.placement import Placement
+from schedopt.solving.models.order_model import OrderModel
+from schedopt.solving.models.placement import Placement
+from schedopt.solving.models.slots import GpuSlots
+from schedopt.solving.models.start_windows import StartWindows
+from schedopt.solving.models.tasks import PatternSolution, Task
 from schedopt.solving.recomputation import held_bytes, input_bytes
-from schedopt.solving.slots import Slots
-from schedopt.solving.steps import Answer, Step
-from schedopt.solving.windows import Windows
 from schedopt.stage import Stage
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
-    from schedopt.solving.orders import Expr
+    from schedopt.solving.models.order_model import Expr
 
 
 class AllocationModel(OrderModel):
@@ -29,14 +29,14 @@ class AllocationModel(OrderModel):
 
     Parameters
     ----------
-    slots : Slots
-    windows : Windows
+    slots : GpuSlots
+    windows : StartWindows
         What k micro-batches in a period allow. They must allow something.
     """
 
-    course: Slots
+    pipeline: GpuSlots
 
-    def __init__(self, slots: Slots, windows: Windows) -> None:
+    def __init__(self, slots: GpuSlots, windows: StartWindows) -> None:
         slots.limit(windows)
         self.problem, self.windows = slots.problem, windows
         self.layers = slots.problem.chain.layers
@@ -58,7 +58,7 @@ class AllocationModel(OrderModel):
 
     def _in_row(self, row: int) -> Iterator[tuple[int, int]]:
         """Yield the layers and slots whose operations are those of a row."""
-        return (pair for pair in self.placement.inside if self.course.row(*pair) == row)
+        return (pair for pair in self.placement.inside if self.pipeline.row(*pair) == row)
 
     def _in_slot(self, slot: int) -> Iterator[int]:
         """Yield the layers that may lie in a slot."""
@@ -66,7 +66,7 @@ class AllocationModel(OrderModel):
 
     def _measure(self) -> None:
         """Add up how long the layers of a row take."""
-        for number, step in enumerate(self.way):
+        for number, step in enumerate(self.path):
             terms = list(self._terms(step))
             known = self._known_length(step, [length for length, _ in terms])
             if known is not None:
@@ -79,11 +79,11 @@ class AllocationModel(OrderModel):
             self.model.add(length == sum(one * literal for one, literal in terms))
             self.lengths[number] = self.measured[number] = length
 
-    def _known_length(self, step: Step, lengths: Sequence[int]) -> int | None:
+    def _known_length(self, step: Task, lengths: Sequence[int]) -> int | None:
         """Return how long a step takes, ns, if that is known, from what may lie in its row."""
         return None if lengths else 0
 
-    def _terms(self, step: Step) -> Iterator[tuple[int, cp_model.IntVar]]:
+    def _terms(self, step: Task) -> Iterator[tuple[int, cp_model.IntVar]]:
         """Yield what may lie in the row of a step, and how much longer it makes the step."""
         chosen, what = self.placement, step.what
         for layer, slot in self._in_row(step.stage):
@@ -95,11 +95,11 @@ class AllocationModel(OrderModel):
                     yield length, literals[layer, slot]
                 case _:
                     if (layer, slot) in chosen.parted:
-                        yield self.course.sent_ns(layer), chosen.parted[layer, slot]
+                        yield self.pipeline.sent_ns(layer), chosen.parted[layer, slot]
 
     def _weigh(self) -> None:
         """Add up what a row keeps for each micro-batch."""
-        for number, one in enumerate(self.course.kept):
+        for number, one in enumerate(self.pipeline.stashes):
             size: Expr = 0
             for layer, slot in self._in_row(one.stage):
                 size += self._bytes(layer, slot, one.enter, one.leave)
@@ -131,9 +131,9 @@ class AllocationModel(OrderModel):
         largest = max(layer.workspace_bytes or 0 for layer in self.layers)
         if not largest:
             return
-        for slot in range(self.course.count):
+        for slot in range(self.pipeline.count):
             self.workspace[slot] = self.model.new_int_var(0, largest, f"workspace{slot}")
-        for row in range(self.course.rows):
+        for row in range(self.pipeline.rows):
             works = self.works[row] = self.model.new_bool_var(f"works{row}")
             for number, slot in self._in_row(row):
                 here, layer = self.placement.inside[number, slot], self.layers[number]
@@ -157,8 +157,8 @@ class AllocationModel(OrderModel):
 
     def _spare(self) -> None:
         """Take weights and workspace of a slot from its GPU."""
-        for slot in range(self.course.count):
-            spare: Expr = self.course.usable[slot]
+        for slot in range(self.pipeline.count):
+            spare: Expr = self.pipeline.usable[slot]
             for layer in self._in_slot(slot):
                 spare -= self.layers[layer].weight_bytes * self.placement.inside[layer, slot]
             if slot in self.workspace:
@@ -169,7 +169,7 @@ class AllocationModel(OrderModel):
     def _work_within_the_period(self) -> None:
         """Let no GPU work longer than a period. The orders imply it."""
         split = self.problem.scope.split_backward
-        for slot in range(self.course.count):
+        for slot in range(self.pipeline.count):
             gpu, total = self.problem.platform.gpus[slot], cast("Expr", self.model.new_constant(0))
             for layer in self._in_slot(slot):
                 one, pair = self.layers[layer], (layer, slot)
@@ -194,7 +194,7 @@ class AllocationModel(OrderModel):
 
     def _are_there_on_average(self, number: int, literals: list[cp_model.IntVar]) -> None:
         """Let the most in flight be no less than the average. The orders imply it."""
-        one = self.course.kept[number]
+        one = self.pipeline.stashes[number]
         enter, leave = self.place[one.enter, one.stage], self.place[one.leave, one.stage]
         spans = self.k * self.lengths[leave] + sum(
             self.starts[leave * self.k + j] - self.starts[enter * self.k + j] for j in range(self.k)
@@ -208,11 +208,11 @@ class AllocationModel(OrderModel):
     def _stages(self, solver: cp_model.CpSolver) -> tuple[Stage, ...]:
         return self.placement.stages(solver)
 
-    def _known_lengths(self, answer: Answer) -> list[int]:
-        known = self.course.lengths(answer.stages)
-        return [known.get((step.what, step.stage), 0) for step in self.way]
+    def _known_lengths(self, answer: PatternSolution) -> list[int]:
+        known = self.pipeline.lengths(answer.stages)
+        return [known.get((step.what, step.stage), 0) for step in self.path]
 
-    def hint(self, answer: Answer) -> None:
+    def hint(self, answer: PatternSolution) -> None:
         """Start from an answer, with its stages and what they recompute."""
         super().hint(answer)
         self.placement.hint(answer.stages)
@@ -222,27 +222,27 @@ class AllocationModel(OrderModel):
         self._hint_workspaces(answer, lengths)
         self._hint_held(answer)
 
-    def _hint_workspaces(self, answer: Answer, lengths: list[int]) -> None:
+    def _hint_workspaces(self, answer: PatternSolution, lengths: list[int]) -> None:
         largest = dict.fromkeys(self.workspace, 0)
         working = {
             step.stage
-            for step, length, starts in zip(self.way, lengths, answer.starts, strict=True)
+            for step, length, starts in zip(self.path, lengths, answer.starts, strict=True)
             if length and starts and step.resources[0][0] == "gpu"
         }
         for row, works in self.works.items():
             self.model.add_hint(works, row in working)
         for stage in answer.stages:
             slot = stage.gpus[0]
-            if self.works and self.course.row(stage.first, slot) in working:
+            if self.works and self.pipeline.row(stage.first, slot) in working:
                 own = (self.layers[n].workspace_bytes or 0 for n in range(*stage_range(stage)))
                 largest[slot] = max(largest[slot], *own)
         for slot, size in largest.items():
             self.model.add_hint(self.workspace[slot], size)
 
-    def _hint_held(self, answer: Answer) -> None:
-        stages = {self.course.row(stage.first, stage.gpus[0]): stage for stage in answer.stages}
+    def _hint_held(self, answer: PatternSolution) -> None:
+        stages = {self.pipeline.row(stage.first, stage.gpus[0]): stage for stage in answer.stages}
         for number, held, enough in self.held:
-            one = self.course.kept[number]
+            one = self.pipeline.stashes[number]
             stage, size = stages.get(one.stage), 0
             whole = one.split is None or not answer.starts[self.place["I", one.stage]]
             if stage is not None and whole != bool(one.split):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 
-from schedopt.solving.steps import Kept, Step
+from schedopt.solving.models.tasks import Stash, Task
 
 
-def direct_followers(way: Sequence[Step]) -> Iterator[tuple[int, int]]:
+def direct_followers(way: Sequence[Task]) -> Iterator[tuple[int, int]]:
     """Yield which step of a micro-batch directly follows which.
 
     Recompute follows its forward, the backward both it and the gradient; W follows I, and
@@ -16,7 +16,7 @@ def direct_followers(way: Sequence[Step]) -> Iterator[tuple[int, int]]:
 
     Parameters
     ----------
-    way : sequence of Step
+    way : sequence of Task
 
     Yields
     ------
@@ -48,8 +48,8 @@ def direct_followers(way: Sequence[Step]) -> Iterator[tuple[int, int]]:
 
 
 def certainly_behind(
-    way: Sequence[Step],
-    kept: Sequence[Kept],
+    way: Sequence[Task],
+    stashes: Sequence[Stash],
     most: Sequence[int],
     stopped: Callable[[], bool],
 ) -> list[list[int]]:
@@ -60,8 +60,8 @@ def certainly_behind(
 
     Parameters
     ----------
-    way : sequence of Step
-    kept : sequence of Kept
+    way : sequence of Task
+    stashes : sequence of Stash
     most : sequence of int
         Micro-batches that may be in flight of each that is kept.
     stopped : callable
@@ -69,7 +69,7 @@ def certainly_behind(
     """
     import networkx
 
-    def node(step: Step) -> tuple[str, int]:
+    def node(step: Task) -> tuple[str, int]:
         return ("back" if step.what in ("B", "I") else str(step.what), step.stage)
 
     graph = networkx.DiGraph()
@@ -81,7 +81,7 @@ def certainly_behind(
     for before, behind in direct_followers(way):
         add(node(way[before]), node(way[behind]), 0)
     through: dict[tuple[int, str], dict[bool, int]] = defaultdict(dict)
-    for one, count in zip(kept, most, strict=True):
+    for one, count in zip(stashes, most, strict=True):
         if one.enter != "I":
             known = through[one.stage, one.enter].get(bool(one.split), count)
             through[one.stage, one.enter][bool(one.split)] = min(known, count)

@@ -15,7 +15,7 @@ from schedopt.problem import Problem
 from schedopt.solving.recomputation import input_bytes
 
 
-class Windows:
+class StartWindows:
     """What load and memory alone allow for k micro-batches in a period.
 
     Parameters
@@ -60,7 +60,7 @@ class Windows:
         """Whether layers run apart."""
         return self.problem.scope.grain == "layer"
 
-    def narrow_first(self) -> Iterator[Windows]:
+    def narrow_first(self) -> Iterator[StartWindows]:
         """Yield windows in which a pattern is looked for; there is none if the last has none."""
         yield self
 

@@ -10,9 +10,9 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from schedopt.solving.anywhere_model import AnywhereModel
-from schedopt.solving.orders import never
-from schedopt.solving.steps import Answer
+from schedopt.solving.models.free_model import FreeModel
+from schedopt.solving.models.order_model import never
+from schedopt.solving.models.tasks import PatternSolution
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from schedopt.plan import Kind, Tensor
 
 
-class LoadModel(AnywhereModel):
+class LoadRelaxation(FreeModel):
     """The model of any allocation without orders. For k = 1."""
 
     def _in_flight(self) -> None:
@@ -32,10 +32,12 @@ class LoadModel(AnywhereModel):
     def _fit(self) -> None:
         """Let weights and workspaces alone fit."""
 
-    def shortest(self, solver: cp_model.CpSolver, stopped: Callable[[], bool] = never) -> Answer:
+    def shortest(
+        self, solver: cp_model.CpSolver, stopped: Callable[[], bool] = never
+    ) -> PatternSolution:
         """Return the pattern of the busiest GPU or link, each of which does one step at once."""
         stages = self._stages(solver)
-        way = self.course.course(stages).way
+        way = self.pipeline.pipeline(stages).path
         length = {(step.what, step.stage): step.length_ns for step in way}
         is_split = {
             layer: length["I", layer] + length["W", layer] < length["B", layer]
@@ -53,6 +55,6 @@ class LoadModel(AnywhereModel):
             begins[what, stage] = begin = ready + (begin - ready) % period
             if what != "W":
                 ready = begin + length[what, stage]
-        starts = (begins.get((step.what, step.stage)) for step in self.way)
+        starts = (begins.get((step.what, step.stage)) for step in self.path)
         rows = tuple(() if begin is None else (begin,) for begin in starts)
-        return Answer(1, period, rows, stages)
+        return PatternSolution(1, period, rows, stages)

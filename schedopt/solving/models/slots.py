@@ -4,7 +4,8 @@ A slot holds a run of consecutive layers, or none. An empty slot keeps nothing a
 and neither does what it sends. It can always stand at the instant at which the next slot that is
 not empty begins and ends, or, if there is none, where the last one turns.
 
-As in `schedopt.solving.course`, between two steps nothing waits at some instant of each period, and
+As in `schedopt.solving.models.pipeline`, between two steps nothing waits at some instant of each
+period, and
 at most k micro-batches until it is so again. All others in flight are being worked on, each by a
 GPU or a link of its own.
 """
@@ -16,13 +17,13 @@ from dataclasses import replace
 
 from schedopt.plan import Kind, Operation, Pattern, Plan, Tensor
 from schedopt.problem import Problem
-from schedopt.solving.course import Course
-from schedopt.solving.steps import Answer, Kept, Step
-from schedopt.solving.windows import Windows
+from schedopt.solving.models.pipeline import AllocatedPipeline
+from schedopt.solving.models.start_windows import StartWindows
+from schedopt.solving.models.tasks import PatternSolution, Stash, Task
 from schedopt.stage import Stage
 
 
-class Slots:
+class GpuSlots:
     """The steps of a micro-batch through all slots, and what each slot keeps.
 
     Lengths and bytes are those of no layers: the model adds what lies in a slot.
@@ -34,11 +35,11 @@ class Slots:
     Attributes
     ----------
     count : int
-        Slots: GPUs in the given order. Of equal GPUs as many as there are layers at most.
+        GpuSlots: GPUs in the given order. Of equal GPUs as many as there are layers at most.
     rows : int
         What runs as one: slots, or layers.
-    way : list of Step
-    kept : list of Kept
+    way : list of Task
+    stashes : list of Stash
     usable, spare : dict of int to int
         Bytes that the GPU of each slot has.
     """
@@ -53,9 +54,9 @@ class Slots:
         self.rows = self._rows()
         self.usable = {slot: gpus[slot].usable_bytes for slot in range(self.count)}
         self.spare = self.usable
-        self.way = list(self._steps())
-        self.place = {(step.what, step.stage): number for number, step in enumerate(self.way)}
-        self.kept: list[Kept] = []
+        self.path = list(self._steps())
+        self.place = {(step.what, step.stage): number for number, step in enumerate(self.path)}
+        self.stashes: list[Stash] = []
 
     def _rows(self) -> int:
         return self.count
@@ -64,12 +65,12 @@ class Slots:
         """Return whose operations are those of a layer in a slot."""
         return slot
 
-    def limit(self, windows: Windows) -> None:
+    def limit(self, windows: StartWindows) -> None:
         """Let no more be in flight than a window allows.
 
         What lies there from F to W is there from F to I, or from I to W.
         """
-        self.kept = [
+        self.stashes = [
             self._kept(row, enter, leave, windows)
             for row in range(self.rows)
             for enter, leave in self._ends()
@@ -77,7 +78,7 @@ class Slots:
 
     def most_in_flight(self, k: int, *, flush: bool = False) -> list[int]:
         """Return how many micro-batches may be in flight of each that is kept."""
-        return [one.most(k, flush=flush) for one in self.kept]
+        return [one.most(k, flush=flush) for one in self.stashes]
 
     def exact_peak(self, gpu: int) -> bool:
         """Whether the order says what lies on a GPU at the worst: each kind is added up."""
@@ -87,11 +88,11 @@ class Slots:
         """Return nothing: the model looks after workspaces."""
         return []
 
-    def workspace_bytes(self, step: Step) -> int:
+    def workspace_bytes(self, step: Task) -> int:
         """Return what a step takes if nothing lies in its slot."""
         return 0
 
-    def _steps(self) -> Iterator[Step]:
+    def _steps(self) -> Iterator[Task]:
         scope = self.problem.scope
         for row in range(self.rows):
             yield self._step("F", row)
@@ -109,14 +110,14 @@ class Slots:
             if row > 0:
                 yield from self._transfer("gradient", row - 1, row, row - 1)
 
-    def _step(self, kind: Kind, row: int, *, split: bool | None = None) -> Step:
-        return Step(kind, row, 0, (("gpu", row),), split)
+    def _step(self, kind: Kind, row: int, *, split: bool | None = None) -> Task:
+        return Task(kind, row, 0, (("gpu", row),), split)
 
-    def _transfer(self, tensor: Tensor, row: int, source: int, target: int) -> Iterator[Step]:
+    def _transfer(self, tensor: Tensor, row: int, source: int, target: int) -> Iterator[Task]:
         """Yield a transfer. Each has a link of its own, for the two ends of no other are its."""
         route = self.problem.platform.route(source, target)
         if route:
-            yield Step(tensor, row, 0, route)
+            yield Task(tensor, row, 0, route)
 
     def sent_ns(self, layer: int) -> int:
         """Return how long the output of a layer takes to another GPU."""
@@ -140,7 +141,7 @@ class Slots:
             if late:
                 yield "R", "W"
 
-    def _kept(self, row: int, enter: Kind, leave: Kind, windows: Windows) -> Kept:
+    def _kept(self, row: int, enter: Kind, leave: Kind, windows: StartWindows) -> Stash:
         split = leave != "B" if self.problem.scope.split_backward else None
         fit: int | None = None
         beyond, through = 0, self._links_through(row)
@@ -152,7 +153,7 @@ class Slots:
             if leave == "W":
                 fit += windows.k + 1
         links = {"F": through, "R": 1, "I": 0}[enter] + (leave == "W")
-        return Kept(row, row, enter, leave, 0, fit, links, split, beyond)
+        return Stash(row, row, enter, leave, 0, fit, links, split, beyond)
 
     def _resources(self) -> int:
         """Return how many GPUs and links there are: as many micro-batches are not waiting."""
@@ -181,27 +182,27 @@ class Slots:
     def lengths(self, stages: Sequence[Stage]) -> dict[tuple[str, int], int]:
         """Return how long each step of stages takes, by what it is and its row."""
         rows = [self.row(stage.first, stage.gpus[0]) for stage in stages]
-        return {(s.what, rows[s.stage]): s.length_ns for s in self.course(stages).way}
+        return {(s.what, rows[s.stage]): s.length_ns for s in self.pipeline(stages).path}
 
-    def course(self, stages: Sequence[Stage]) -> Course:
-        """Return the course of stages that were found."""
+    def pipeline(self, stages: Sequence[Stage]) -> AllocatedPipeline:
+        """Return the pipeline of stages that were found."""
         scope = replace(self.problem.scope, allocation="fixed")
-        return Course(replace(self.problem, scope=scope, stages=tuple(stages)))
+        return AllocatedPipeline(replace(self.problem, scope=scope, stages=tuple(stages)))
 
-    def pattern(self, answer: Answer) -> Pattern:
+    def pattern(self, answer: PatternSolution) -> Pattern:
         """Return the pattern of an answer, without the slots that are empty."""
-        course = self.course(answer.stages)
+        pipeline = self.pipeline(answer.stages)
         starts = tuple(
             answer.starts[self.place[step.what, self._row_of(step, answer.stages[step.stage])]]
-            for step in course.way
+            for step in pipeline.path
         )
-        return course.pattern(replace(answer, starts=starts))
+        return pipeline.pattern(replace(answer, starts=starts))
 
-    def _row_of(self, step: Step, stage: Stage) -> int:
+    def _row_of(self, step: Task, stage: Stage) -> int:
         """Return the row whose start is that of a step of a stage."""
         return self.row(stage.first, stage.gpus[0])
 
-    def answer(self, plan: Plan) -> Answer | None:
+    def answer(self, plan: Plan) -> PatternSolution | None:
         """Return a plan as an answer, or None if its stages do not lie one in each slot.
 
         Equal GPUs change places. What is not there starts with what follows it, or, behind the
@@ -217,10 +218,10 @@ class Slots:
         )
         length = self.lengths(stages)
         rows: list[tuple[int, ...]] = []
-        for step in self.way:
+        for step in self.path:
             row = known.get((step.what, step.stage)) or self._stand_in(step, known, length, gpus)
             rows.append(tuple(begin - first for begin in row))
-        return Answer(plan.pattern.k, plan.pattern.period_total_ns, tuple(rows), stages)
+        return PatternSolution(plan.pattern.k, plan.pattern.period_total_ns, tuple(rows), stages)
 
     def _slots(self, plan: Plan) -> list[int] | None:
         """Return the slot of each stage of a plan, or None if its allocation is another.
@@ -249,7 +250,7 @@ class Slots:
 
     def _stand_in(
         self,
-        step: Step,
+        step: Task,
         known: Mapping[tuple[str, int], list[int]],
         length: Mapping[tuple[str, int], int],
         gpus: Sequence[int],

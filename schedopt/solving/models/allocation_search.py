@@ -16,14 +16,14 @@ from schedopt.chain import Layer
 from schedopt.plan import Kind, Plan
 from schedopt.problem import Problem, Scope
 from schedopt.result import Infeasibility
-from schedopt.solving.allocations import AllocationModel
-from schedopt.solving.course import LONGEST
-from schedopt.solving.lags import without_lags
-from schedopt.solving.probing import decide, probe
+from schedopt.solving.models.allocation_model import AllocationModel
+from schedopt.solving.models.bisection import bisect_period, query_model
+from schedopt.solving.models.pipeline import LONGEST
+from schedopt.solving.models.slots import GpuSlots
+from schedopt.solving.models.start_windows import StartWindows
+from schedopt.solving.models.tasks import PatternSolution
+from schedopt.solving.retiming import compress_shifts
 from schedopt.solving.run import Run
-from schedopt.solving.slots import Slots
-from schedopt.solving.steps import Answer
-from schedopt.solving.windows import Windows
 
 
 def longest_k(problem: Problem) -> int:
@@ -39,11 +39,11 @@ class AllocationSearch:
     Parameters
     ----------
     problem : Problem
-    slots : Slots
+    slots : GpuSlots
         What a micro-batch does.
     model : type of AllocationModel
         Made of slots and windows.
-    windows : type of Windows
+    windows : type of StartWindows
     proven : Scope
         What the answers of the model speak of, for the longest k. Of any k: k > 1 gains nothing.
     proof : str
@@ -52,9 +52,9 @@ class AllocationSearch:
     def __init__(
         self,
         problem: Problem,
-        slots: Slots,
+        slots: GpuSlots,
         model: type[AllocationModel],
-        windows: type[Windows],
+        windows: type[StartWindows],
         proven: Scope,
         proof: str,
     ) -> None:
@@ -63,9 +63,9 @@ class AllocationSearch:
         self.proven, self.proof = proven, proof
         self.longest = proven.max_k or 1
         self.bounds: dict[int, Fraction] = {}
-        self.answers: dict[int, Answer] = {}
+        self.answers: dict[int, PatternSolution] = {}
 
-    def scan(self, run: Run) -> Iterator[Answer]:
+    def scan(self, run: Run) -> Iterator[PatternSolution]:
         """Yield each answer that improves on the best, for one k after the other."""
         best = run.best()
         known = None if best is None else self.slots.answer(best)
@@ -91,20 +91,20 @@ class AllocationSearch:
         """
         return run.best() is None and self.bounds[1] > self._longest_way()
 
-    def _probe(self, k: int, low: int, run: Run) -> Iterator[tuple[int, Answer | None]]:
-        """Look for shorter and shorter periods: see `probing.probe`."""
+    def _probe(self, k: int, low: int, run: Run) -> Iterator[tuple[int, PatternSolution | None]]:
+        """Look for shorter and shorter periods: see `bisection.bisect_period`."""
         best, asked = run.period(), self.problem.scope.period_ns
         high = max(low, k * self._longest_way()) if best is None else ceil(k * best)
         if asked is not None and (best is None or best > asked):
             high, best = k * asked, None
 
-        def ask(period: int) -> Answer | None:
+        def ask(period: int) -> PatternSolution | None:
             return self._ask(k, period, run)
 
         far = k == 1 and self.problem.scope.allocation == "general"
-        return probe(low, high, ask, run, known=best is not None, far=far)
+        return bisect_period(low, high, ask, run, known=best is not None, far=far)
 
-    def _hint(self, k: int) -> Answer | None:
+    def _hint(self, k: int) -> PatternSolution | None:
         """Return the best answer for a divisor of k as one for k."""
         found = [one for one in self.answers.values() if k % one.k == 0]
         best = min(found, key=lambda one: Fraction(one.period_ns, one.k), default=None)
@@ -127,13 +127,13 @@ class AllocationSearch:
             total += 2 * sum(platform.link.transfer_ns(a.activation_bytes) for a in layers[:-1])
         return max(1, total)
 
-    def _ask(self, k: int, period: int, run: Run) -> Answer | None:
+    def _ask(self, k: int, period: int, run: Run) -> PatternSolution | None:
         windows = self.windows(self.problem, self.slots.count, k, period)
         if not all(windows.slots_of):
-            return Answer(k, period, ())
+            return PatternSolution(k, period, ())
         known = self._hint(k)
         for one in windows.narrow_first():
-            found = decide(self.model(self.slots, one), known, run)
+            found = query_model(self.model(self.slots, one), known, run)
             if found is not None and (found.starts or one.holds_all):
                 return found
         return None
@@ -159,7 +159,7 @@ class AllocationSearch:
                     )
                 )
 
-    def plan(self, answer: Answer) -> Plan:
+    def plan(self, answer: PatternSolution) -> Plan:
         """Return the plan of an answer."""
         plan = Plan(
             chain=self.problem.chain,
@@ -169,4 +169,4 @@ class AllocationSearch:
             stages=answer.stages,
             pattern=self.slots.pattern(answer),
         )
-        return without_lags(plan)
+        return compress_shifts(plan)

@@ -18,17 +18,17 @@ from schedopt.account.timeline import layer_ns
 from schedopt.plan import Plan, Tensor
 from schedopt.platform import Platform
 from schedopt.problem import Problem
-from schedopt.solving.pieces import Pieces
-from schedopt.solving.placement import Placement
-from schedopt.solving.slots import recomputed, slot_of_layers, starts_of
-from schedopt.solving.steps import Step
-from schedopt.solving.windows import Windows
+from schedopt.solving.models.layer_slots import LayerSlots
+from schedopt.solving.models.placement import Placement
+from schedopt.solving.models.slots import recomputed, slot_of_layers, starts_of
+from schedopt.solving.models.start_windows import StartWindows
+from schedopt.solving.models.tasks import Task
 from schedopt.stage import Stage
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
-    from schedopt.solving.placement import Literals
+    from schedopt.solving.models.placement import Literals
 
 
 LINK: Final = (("link",),)
@@ -52,16 +52,16 @@ def twins(platform: Platform) -> list[int | None]:
     ]
 
 
-class Anywhere(Pieces):
+class FreeSlots(LayerSlots):
     """The steps of a micro-batch through all layers, each of which lies on any GPU."""
 
     def __init__(self, problem: Problem) -> None:
         self.joins = any(may_join(problem))
         super().__init__(problem)
 
-    def _transfer(self, tensor: Tensor, row: int, source: int, target: int) -> Iterator[Step]:
+    def _transfer(self, tensor: Tensor, row: int, source: int, target: int) -> Iterator[Task]:
         if self.problem.platform.link is not None:
-            yield Step(tensor, row, 0, LINK)
+            yield Task(tensor, row, 0, LINK)
 
     def _pairs_with_links(self) -> int:
         return self.count * (self.count - 1) // 2
@@ -103,11 +103,11 @@ class Anywhere(Pieces):
         """Return how long each step of the layers of stages takes, by what it is and its row."""
         return super().lengths(super()._as_stages(stages))
 
-    def _row_of(self, step: Step, stage: Stage) -> int:
+    def _row_of(self, step: Task, stage: Stage) -> int:
         return stage.first if step.what in ("F", "R") else stage.last
 
 
-class AnywhereWindows(Windows):
+class FreeWindows(StartWindows):
     """What load and memory alone allow where any layer may lie on any GPU."""
 
     @property
@@ -115,7 +115,7 @@ class AnywhereWindows(Windows):
         """Whether layers run apart."""
         return True
 
-    def narrow_first(self) -> Iterator[Windows]:
+    def narrow_first(self) -> Iterator[StartWindows]:
         """Yield windows with few in flight, and then all.
 
         With the fewest told apart, what is impossible mostly shows, and in a few more there often
@@ -130,7 +130,7 @@ class AnywhereWindows(Windows):
             yield self._narrow(few, beyond=True)
         yield self
 
-    def _narrow(self, above: int, *, beyond: bool) -> Windows:
+    def _narrow(self, above: int, *, beyond: bool) -> StartWindows:
         """Return windows with so many above the least, the others left out or not told apart."""
         narrow = copy(self)
         narrow.most = [
@@ -174,7 +174,7 @@ class AnywhereWindows(Windows):
         )
 
 
-class AnywherePlacement(Placement):
+class FreePlacement(Placement):
     """Any allocation as literals.
 
     Attributes
@@ -186,7 +186,7 @@ class AnywherePlacement(Placement):
         take time, and have the time for it.
     """
 
-    def __init__(self, model: cp_model.CpModel, problem: Problem, windows: Windows) -> None:
+    def __init__(self, model: cp_model.CpModel, problem: Problem, windows: StartWindows) -> None:
         self.joined = {
             layer: model.new_bool_var(f"joined{layer}")
             for layer, may in enumerate(may_join(problem))

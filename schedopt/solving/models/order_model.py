@@ -19,13 +19,13 @@ from itertools import combinations, pairwise
 from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, cast
 
 from schedopt.solving.cycles import Difference, least_cycle_time
-from schedopt.solving.precedence import certainly_behind, direct_followers
-from schedopt.solving.steps import Answer, Kept, Step
+from schedopt.solving.models.precedence import certainly_behind, direct_followers
+from schedopt.solving.models.tasks import PatternSolution, Stash, Task
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
-    from schedopt.solving.steps import AnyCourse
+    from schedopt.solving.models.tasks import TaskGraph
     from schedopt.stage import Stage
 
     Expr = cp_model.LinearExpr | int
@@ -67,7 +67,7 @@ class OrderModel:
 
     Parameters
     ----------
-    course : AnyCourse
+    pipeline : TaskGraph
     k : int
     period_ns : int
         T, of k micro-batches.
@@ -88,7 +88,7 @@ class OrderModel:
 
     def __init__(
         self,
-        course: AnyCourse,
+        pipeline: TaskGraph,
         k: int,
         period_ns: int,
         *,
@@ -99,23 +99,23 @@ class OrderModel:
 
         self.left_out, self.stopped = "", stopped
 
-        self.course, self.way, self.k, self.period_ns = course, course.way, k, period_ns
+        self.pipeline, self.path, self.k, self.period_ns = pipeline, pipeline.path, k, period_ns
         self.model: cp_model.CpModel = cp_model.CpModel()
-        self.place = {(step.what, step.stage): index for index, step in enumerate(self.way)}
-        self.lengths: list[Expr] = [step.length_ns for step in self.way]
-        self.each: list[Expr] = [one.each_bytes for one in course.kept]
-        self.spare: dict[int, Expr] = dict(course.spare)
-        self.most = course.most_in_flight(k, flush=flush)
+        self.place = {(step.what, step.stage): index for index, step in enumerate(self.path)}
+        self.lengths: list[Expr] = [step.length_ns for step in self.path]
+        self.each: list[Expr] = [one.each_bytes for one in pipeline.stashes]
+        self.spare: dict[int, Expr] = dict(pipeline.spare)
+        self.most = pipeline.most_in_flight(k, flush=flush)
         self.split = {
             step.stage: self.model.new_bool_var(f"split{step.stage}")
-            for step in self.way
+            for step in self.path
             if step.what == "I"
         }
         # A micro-batch is through before as many more have come as may be in flight.
-        turns = 3 + (sum(self.most) + sum(one.beyond for one in course.kept)) // k
+        turns = 3 + (sum(self.most) + sum(one.beyond for one in pipeline.stashes)) // k
         self.starts = [
             self.model.new_int_var(0, period_ns * turns, f"x{step}_{j}")
-            for step in range(len(self.way))
+            for step in range(len(self.path))
             for j in range(k)
         ]
         self.arcs: list[tuple[Arc, tuple[cp_model.LiteralT, ...]]] = []
@@ -145,7 +145,7 @@ class OrderModel:
         turns_j, own_j = divmod(j, self.k)
         return Arc(one * self.k + own_i, two * self.k + own_j, turns_j - turns_i, least)
 
-    def _is_there(self, *parts: Step | Kept) -> tuple[cp_model.LiteralT, ...]:
+    def _is_there(self, *parts: Task | Stash) -> tuple[cp_model.LiteralT, ...]:
         """Return what must be true for all of them to be there."""
         found: dict[tuple[int, bool], cp_model.LiteralT] = {}
         for part in parts:
@@ -173,7 +173,7 @@ class OrderModel:
 
     def _may_meet(self, one: int, two: int) -> bool:
         """Whether two steps are there at once, and not the two ways to run one backward."""
-        first, second = self.way[one], self.way[two]
+        first, second = self.path[one], self.path[two]
         return first.stage != second.stage or {first.split, second.split} != {False, True}
 
     def _where_they_meet(self, one: int, two: int) -> tuple[cp_model.LiteralT, ...]:
@@ -181,20 +181,20 @@ class OrderModel:
         return ()
 
     def _each_follows_its_way(self) -> None:
-        for one, two in direct_followers(self.way):
-            there = self._is_there(self.way[one], self.way[two])
+        for one, two in direct_followers(self.path):
+            there = self._is_there(self.path[one], self.path[two])
             for j in range(self.k):
                 self._require(self._arc((one, j), (two, j)), *there)
 
     def _first_in_first_out(self) -> None:
-        for step, one in enumerate(self.way):
+        for step, one in enumerate(self.path):
             for j in range(self.k):
                 arc = self._arc((step, j), (step, j + 1))
                 self._require(arc, *self._is_there(one))
 
     def _in_flight(self) -> None:
         """Let micro-batch j + n enter when j has left, for the most that may be in flight."""
-        for one, most in zip(self.course.kept, self.most, strict=True):
+        for one, most in zip(self.pipeline.stashes, self.most, strict=True):
             if one.beyond:
                 continue
             there = self._is_there(one)
@@ -207,14 +207,14 @@ class OrderModel:
         One thing alone fits by the most that may be in flight, if it fits at all.
         """
         on: dict[int, list[int]] = defaultdict(list)
-        for number, one in enumerate(self.course.kept):
+        for number, one in enumerate(self.pipeline.stashes):
             on[one.gpu].append(number)
         for gpu, numbers in on.items():
-            at_times = self.course.workspaces_of_one_way(gpu)
-            alone, spare = self.each[numbers[0]], self.course.spare[gpu]
+            at_times = self.pipeline.workspaces_of_one_way(gpu)
+            alone, spare = self.each[numbers[0]], self.pipeline.spare[gpu]
             if len(numbers) == 1 and isinstance(alone, int) and alone <= spare and not at_times:
                 continue
-            if self.course.exact_peak(gpu):
+            if self.pipeline.exact_peak(gpu):
                 self._fit_at_each_start(gpu, numbers)
                 continue
             held = sum(size for number in numbers for size in self._at_the_most(number))
@@ -228,7 +228,7 @@ class OrderModel:
 
         One, if it is there at all, and one more for each n that is not enough.
         """
-        one, each = self.course.kept[number], self.each[number]
+        one, each = self.pipeline.stashes[number], self.each[number]
         there, literals = self._is_there(one), self._are_enough(number)
         if isinstance(each, int):
             alone = cast("Expr", there[0] if there else 1)
@@ -241,7 +241,7 @@ class OrderModel:
 
     def _are_enough(self, number: int) -> list[cp_model.IntVar]:
         """Return for n = 1 to one less than the most whether n in flight are enough."""
-        one = self.course.kept[number]
+        one = self.pipeline.stashes[number]
         there = self._is_there(one)
         literals = [
             self.model.new_bool_var(f"z{one.stage}{one.enter}{one.leave}{n}")
@@ -262,7 +262,7 @@ class OrderModel:
 
     def _room(self, gpu: int) -> int:
         """Return the most bytes that a GPU may keep beside weights and workspace."""
-        return max(0, self.course.spare[gpu])
+        return max(0, self.pipeline.spare[gpu])
 
     def _fit_at_each_start(self, gpu: int, numbers: Sequence[int]) -> None:
         """Fit what lies there whenever something starts, in the reading peak.
@@ -270,31 +270,31 @@ class OrderModel:
         What is kept changes at the starts and ends of the GPU's own operations, so that their
         order says how many micro-batches are in flight.
         """
-        for step, one in enumerate(self.way):
+        for step, one in enumerate(self.path):
             if one.resources != (("gpu", gpu),):
                 continue
             if self._gives_up():
                 return
             there = self._is_there(one)
             for j in range(self.k):
-                sizes: list[Expr] = [self.course.workspace_bytes(one)]
+                sizes: list[Expr] = [self.pipeline.workspace_bytes(one)]
                 for number in numbers:
-                    kept = self.course.kept[number]
-                    if one.stage == kept.stage and {one.split, kept.split} == {False, True}:
+                    stash = self.pipeline.stashes[number]
+                    if one.stage == stash.stage and {one.split, stash.split} == {False, True}:
                         continue
-                    begun = self._begun(step, j, self.place[kept.enter, kept.stage])
-                    ended = self._begun(step, j, self.place[kept.leave, kept.stage])
+                    begun = self._begun(step, j, self.place[stash.enter, stash.stage])
+                    ended = self._begun(step, j, self.place[stash.leave, stash.stage])
                     count = begun - ended
-                    if self.place[kept.leave, kept.stage] == step:
+                    if self.place[stash.leave, stash.stage] == step:
                         # What leaves at its end is still there.
                         count += 1
-                    if also := self._is_there(kept):
+                    if also := self._is_there(stash):
                         most = self.most[number]
                         counted = self.model.new_int_var(0, most, f"n{step}_{j}_{number}")
                         self.model.add(counted >= count).only_enforce_if(*also)
                         count = counted
-                    sizes.append(kept.each_bytes * count)
-                fits = self.model.add(sum(sizes) <= self.course.usable[gpu])
+                    sizes.append(stash.each_bytes * count)
+                fits = self.model.add(sum(sizes) <= self.pipeline.usable[gpu])
                 if there:
                     fits.only_enforce_if(*there)
 
@@ -309,14 +309,17 @@ class OrderModel:
         behind = [literals[(j - m) % self.k][m - begin] for m in range(begin, end)]
         return j - end + sum(behind)
 
-    def _left_before(self, kept: Kept, n: int) -> list[Arc]:
+    def _left_before(self, stash: Stash, n: int) -> list[Arc]:
         """Let micro-batch j + n enter when j has left.
 
         What stays for no time counts at its instant, so the next comes at a later one.
         """
-        enter, leave = self.place[kept.enter, kept.stage], self.place[kept.leave, kept.stage]
+        enter, leave = (
+            self.place[stash.enter, stash.stage],
+            self.place[stash.leave, stash.stage],
+        )
         arcs = [self._arc((leave, j), (enter, j + n)) for j in range(self.k)]
-        if self.way[enter].length_ns == 0 and self.way[leave].length_ns == 0:
+        if self.path[enter].length_ns == 0 and self.path[leave].length_ns == 0:
             arcs += [self._arc((enter, j), (enter, j + n), least=1) for j in range(self.k)]
         return arcs
 
@@ -329,7 +332,7 @@ class OrderModel:
         for early, late, begin, end in pairs:
             if self._gives_up():
                 return
-            there = self._is_there(self.way[early], self.way[late])
+            there = self._is_there(self.path[early], self.path[late])
             there += self._where_they_meet(early, late)
             rows = [
                 [self._order(early, late, j, m, there) for m in range(begin, end)]
@@ -352,10 +355,10 @@ class OrderModel:
         Micro-batch j + m of the earlier step is behind j of the later one from m = end on.
         """
         on: dict[tuple[object, ...], list[int]] = defaultdict(list)
-        for step, one in enumerate(self.way):
+        for step, one in enumerate(self.path):
             for resource in one.resources:
                 on[resource].append(step)
-        apart = certainly_behind(self.way, self.course.kept, self.most, self._gives_up)
+        apart = certainly_behind(self.path, self.pipeline.stashes, self.most, self._gives_up)
         if self.left_out:
             return []
         # Two transfers may have several links in common.
@@ -382,12 +385,12 @@ class OrderModel:
 
         What comes last is the last backward, and each W.
         """
-        for step, one in enumerate(self.way):
+        for step, one in enumerate(self.path):
             if one.what == "W" or (one.stage == 0 and one.what in ("B", "I")):
                 arc = self._arc((step, self.k - 1), (0, self.k), least=1)
                 self._require(arc, *self._is_there(one))
 
-    def hint(self, answer: Answer) -> None:
+    def hint(self, answer: PatternSolution) -> None:
         """Start from an answer: its starts and its order. It holds if its period is the same."""
         known: dict[int, int] = {}
         for step, starts in enumerate(answer.starts):
@@ -404,7 +407,7 @@ class OrderModel:
         for (literal, _), is_enough in zip(self.enough, self.hinted_enough, strict=True):
             self.model.add_hint(literal, is_enough)
 
-    def _holds(self, answer: Answer, known: Mapping[int, int]) -> Callable[[Arc], bool]:
+    def _holds(self, answer: PatternSolution, known: Mapping[int, int]) -> Callable[[Arc], bool]:
         """Return whether an arc holds for the starts that are known of an answer."""
         lengths = self._known_lengths(answer)
 
@@ -417,31 +420,33 @@ class OrderModel:
 
         return holds
 
-    def _known_lengths(self, answer: Answer) -> list[int]:
+    def _known_lengths(self, answer: PatternSolution) -> list[int]:
         """Return the length of each step in an answer, ns."""
-        return [step.length_ns for step in self.way]
+        return [step.length_ns for step in self.path]
 
     def leaves_open(self, solver: cp_model.CpSolver) -> bool:
         """Whether something found has more in flight than the model tells apart."""
         return any(not solver.boolean_value(literal) for literal in self.told.values())
 
-    def shortest(self, solver: cp_model.CpSolver, stopped: Callable[[], bool] = never) -> Answer:
+    def shortest(
+        self, solver: cp_model.CpSolver, stopped: Callable[[], bool] = never
+    ) -> PatternSolution:
         """Return the order that was found with the least period that it allows.
 
         With the starts that were found, if it is stopped before.
         """
         arcs = list(self._differences(solver))
-        least = max(1, self.k * self.course.load_ns)
+        least = max(1, self.k * self.pipeline.load_ns)
         found = least_cycle_time(len(self.starts), arcs, least, stopped)
         if found is None:
             found = self.period_ns, [int(solver.value(start)) for start in self.starts]
         period, starts = found
         rows = []
-        for step, one in enumerate(self.way):
+        for step, one in enumerate(self.path):
             there = all(solver.boolean_value(literal) for literal in self._is_there(one))
             row = starts[step * self.k : (step + 1) * self.k] if there else []
             rows.append(tuple(time - starts[0] for time in row))
-        return Answer(self.k, period, tuple(rows), self._stages(solver))
+        return PatternSolution(self.k, period, tuple(rows), self._stages(solver))
 
     def _differences(self, solver: cp_model.CpSolver) -> Iterator[Difference]:
         """Yield what the order that was found demands of the starts."""

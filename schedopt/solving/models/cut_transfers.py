@@ -22,7 +22,7 @@ MOST_CROSSINGS: Final = 20_000
 """Layers times pairs of nodes: with more nothing is said of nodes."""
 
 
-class Crossings:
+class CutTransfers:
     """For each layer but the last: from which node to which its output goes, if to another one.
 
     Parameters
