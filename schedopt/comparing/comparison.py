@@ -9,9 +9,6 @@ from typing import Any, Final, Literal
 
 from schedopt.chain import Chain
 from schedopt.comparing.measures import Figures
-from schedopt.formats.explaining import dump_plain
-from schedopt.formats.results import save_result
-from schedopt.formats.writing import to_text, write_whole
 from schedopt.platform import Platform
 from schedopt.problem import MemoryReading
 from schedopt.result import Result, as_ratio
@@ -119,6 +116,8 @@ class Comparison:
         InputError
             If the path cannot be written.
         """
+        from schedopt.formats import to_text, write_whole
+
         write_whole(path, to_text(comparison_document(self)))
 
 
@@ -127,6 +126,8 @@ def comparison_document(comparison: Comparison) -> dict[str, Any]:
 
     Times in ns, memory in bytes, all of them whole or as numerator and denominator.
     """
+    from schedopt.formats.explaining import dump_plain
+
     return {
         "format": COMPARISON_FORMAT,
         "version": comparison.version,
@@ -177,6 +178,8 @@ def save_plans(comparison: Comparison, folder: str | Path) -> None:
     InputError
         If a path cannot be written.
     """
+    from schedopt.formats import save_result
+
     for row in comparison.rows:
         if row.result is not None and row.result.plan is not None:
             save_result(row.result, Path(folder) / f"{row.system.name}.json")
