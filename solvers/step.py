@@ -33,10 +33,10 @@ from schedopt.solvers.one_f_one_b_star import refuse_unsupported
 from schedopt.solvers.periodic import best_pattern, prove_impossible
 from schedopt.solving.choices import order_model
 from schedopt.solving.course import Course, require_stages
+from schedopt.solving.phases import plan_attempts, sharing
 from schedopt.solving.probing import decide, probe
 from schedopt.solving.registry import load_solver
 from schedopt.solving.run import Run
-from schedopt.solving.rungs import plan_attempts, sharing
 from schedopt.solving.sharing import best_plan
 from schedopt.solving.stage_chain import StageChain
 from schedopt.solving.steps import Answer

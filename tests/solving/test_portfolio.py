@@ -121,7 +121,7 @@ def test_a_rung_that_was_stopped_says_so(monkeypatch: pytest.MonkeyPatch) -> Non
     def stopped(problem: Problem, run: Run) -> None:
         run.stop()
 
-    monkeypatch.setattr("schedopt.solving.ladder.load_solver", lambda name: stopped)
+    monkeypatch.setattr("schedopt.solving.portfolio.load_solver", lambda name: stopped)
     result = solve(Chain(layers=(LONG, EQUAL)), Platform(2, 99), scope=Scope())
     assert [rung.note for rung in result.ladder] == ["stopped early: no plan"]
     assert result.status == "unknown"
@@ -150,7 +150,7 @@ def test_a_rung_tells_its_own_proofs_only(monkeypatch: pytest.MonkeyPatch) -> No
 
         return solver
 
-    monkeypatch.setattr("schedopt.solving.ladder.load_solver", load)
+    monkeypatch.setattr("schedopt.solving.portfolio.load_solver", load)
     scope = Scope(allocation="general")
     result = solve(Chain(layers=(LONG, EQUAL)), Platform(2, 99), scope=scope)
     notes = {rung.solver: rung.note for rung in result.ladder}
