@@ -40,7 +40,7 @@ GROUP: Final = np.int64(1 << SHIFT)
 LOAD: Final = np.int64((1 << SHIFT) - 1)
 
 
-class Programme:
+class ContiguousDP:
     """The dynamic programme for one problem. Row q of a table is the q-th GPU from the end.
 
     Parameters

@@ -16,7 +16,7 @@ from schedopt.bench.proofs import halves
 from schedopt.bounds import load_bound
 from schedopt.families import theorem_4
 from schedopt.result import Bound, Infeasibility
-from schedopt.solving import Run, ladder
+from schedopt.solving import Run, portfolio
 from tests.strategies import chains, platforms, split_chains, tight_platforms
 
 EQUAL = Layer(forward_ns=1, backward_ns=2, weight_bytes=0, activation_bytes=1)
@@ -111,7 +111,7 @@ def test_a_quick_plan_comes_before_the_bounds_that_take_long(
         seen.append(run.period())
         run.stop()
 
-    monkeypatch.setattr(ladder, "lower_bounds", late)
+    monkeypatch.setattr(portfolio, "lower_bounds", late)
     result = solve(Chain(layers=(EQUAL, EQUAL, EQUAL, LONG)), Platform(3, 99), scope=scope)
     assert seen == [result.period]
     assert result.plan is not None
