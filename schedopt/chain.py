@@ -265,6 +265,11 @@ class Chain(
             f"{format_duration(work)} for one micro-batch on one GPU"
         )
 
+    @property
+    def has_halves(self) -> bool:
+        """Whether the backward of every layer can be split into its two halves."""
+        return all(layer.backward_input_ns is not None for layer in self.layers)
+
     @cached_property
     def sha256(self) -> str:
         """The identity of the chain: what it costs, without names, recipe and provenance."""

@@ -200,7 +200,7 @@ class Result(
         """The normalized period T / k in ns, exact; None without a plan."""
         if self.plan is None:
             return None
-        return Fraction(self.plan.pattern.period_total_ns, self.plan.pattern.k)
+        return self.plan.pattern.period
 
     @property
     def lower_bound(self) -> Fraction | None:

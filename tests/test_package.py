@@ -31,6 +31,7 @@ HEAVY = (
     "module",
     [
         "schedopt",
+        "schedopt.actions",
         "schedopt.checking",
         "schedopt.drawing",
         "schedopt.exporting",

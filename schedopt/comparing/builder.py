@@ -100,7 +100,7 @@ def compare(
         scope=replace(
             usual_scope(None, fixed=False),
             memory=memory,
-            split_backward=_has_halves(chain),
+            split_backward=chain.has_halves,
             recompute=recompute,
         ),
         time_limit=time_limit,
@@ -119,10 +119,6 @@ def compare(
         missing=tuple(system.name for system in chosen[len(rows.done) :]),
         version=__version__,
     ).ordered("throughput")
-
-
-def _has_halves(chain: Chain) -> bool:
-    return all(layer.backward_input_ns is not None for layer in chain.layers)
 
 
 def _chosen(names: Sequence[str] | None) -> list[System]:

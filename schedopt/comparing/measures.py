@@ -123,7 +123,7 @@ def measure_plan(plan: Plan, microbatches: int, name: str) -> Figures:
     free = plan.platform.link is None and plan.platform.network is None
     versions, forward, backward = _versions(plan)
     return Figures(
-        period_exact=as_ratio(Fraction(plan.pattern.period_total_ns, plan.pattern.k)),
+        period_exact=as_ratio(plan.pattern.period),
         microbatches=count,
         update_every=plan.rule.update_every or count,
         step_ns=_step_ns(plan, count),

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from schedopt.account.timeline import stage_layers
+from schedopt.actions import Actions
 from schedopt.errors import InputError
 from schedopt.plan import Plan
 from schedopt.profiling.pieces import Piece
 from schedopt.profiling.states import own_parameters
-from schedopt.running.actions import Actions
 from schedopt.running.exchange import follow
 from schedopt.running.fitting import Boundary
 from schedopt.running.rank import Rank

@@ -25,7 +25,7 @@ Runs = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
-class Again:
+class RecomputeChoice:
     """What a stage recomputes.
 
     Parameters
@@ -54,9 +54,9 @@ _Path = tuple[int, int, tuple[bool, ...]]
 """Time, bytes, and for each layer whether it is computed again."""
 
 
-def least_again(
+def cheapest_recompute(
     chain: Chain, gpu: Gpu, layers: range, in_flight: int, room_bytes: int
-) -> Again | None:
+) -> RecomputeChoice | None:
     """Return what to recompute in the least time, or None if nothing fits.
 
     Parameters
@@ -74,13 +74,13 @@ def least_again(
     steps = [_step(chain, gpu, layer, in_flight) for layer in layers]
     cheapest = _shortest(steps, 1, 0)
     if cheapest[1] <= room_bytes:
-        return Again(cheapest[0], runs_of(cheapest[2], layers.start))
+        return RecomputeChoice(cheapest[0], runs_of(cheapest[2], layers.start))
     smallest = _shortest(steps, 0, 1)
     if smallest[1] > room_bytes:
         return None
     best, price = _best_price(steps, room_bytes, cheapest, smallest)
     best = _exact(steps, room_bytes, best, *price)
-    return Again(best[0], runs_of(best[2], layers.start))
+    return RecomputeChoice(best[0], runs_of(best[2], layers.start))
 
 
 def held_bytes(

@@ -195,7 +195,7 @@ class Point(Place):
                 field="status",
                 way_out="Take the point away, to have it solved again",
             )
-        own = None if pattern is None else Fraction(pattern.period_total_ns, pattern.k)
+        own = None if pattern is None else pattern.period
         if own != self.period:
             raise InputError(
                 "is not the period of the pattern",

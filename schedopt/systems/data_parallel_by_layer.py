@@ -36,7 +36,7 @@ def plan(setting: Setting) -> Plan:
     """
     buckets = list_buckets(setting.chain, 1)
     exchanges = choose_exchange(setting.chain, len(setting.platform.gpus), setting.microbatches)
-    halves = all(layer.backward_input_ns is not None for layer in setting.chain.layers)
+    halves = setting.chain.has_halves
     gathering = frozenset(
         stage
         for stage, (first, last) in enumerate(buckets)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from schedopt import Chain, Gpu, Layer
 from schedopt.interrupts import Stopped, never
-from schedopt.solving.again_table import NEVER, AgainTable
-from schedopt.solving.recomputation import Runs, least_again
+from schedopt.solving.recomputation import Runs, cheapest_recompute
+from schedopt.solving.recompute_table import NEVER, RecomputeTable
 
 GPU = Gpu(memory_bytes=10**6)
 
@@ -76,7 +76,7 @@ def test_equals_the_best_of_all_subsets(
     first = data.draw(st.integers(0, len(chain.layers) - 1))
     layers = range(first, data.draw(st.integers(first, len(chain.layers) - 1)) + 1)
     fitting = [runs for runs in subsets(layers) if held(chain, layers, runs, in_flight) <= room]
-    found = least_again(chain, GPU, layers, in_flight, room)
+    found = cheapest_recompute(chain, GPU, layers, in_flight, room)
     if found is None:
         assert not fitting
     else:
@@ -89,7 +89,7 @@ def test_equals_the_best_of_all_subsets(
 @given(recomputable(), st.integers(0, 60))
 def test_the_table_never_says_more_than_the_truth(chain: Chain, room: int) -> None:
     gpu = Gpu(memory_bytes=room)
-    table = AgainTable(chain, gpu)
+    table = RecomputeTable(chain, gpu)
     table.widen(len(chain.layers))
     for first in range(len(chain.layers)):
         bounds = table.of_first(first, 4, len(chain.layers) - first)
@@ -104,7 +104,7 @@ def test_the_table_never_says_more_than_the_truth(chain: Chain, room: int) -> No
 def test_what_was_worked_out_stays_in_the_table(
     chain: Chain, room: int, data: st.DataObject
 ) -> None:
-    table = AgainTable(chain, Gpu(memory_bytes=room))
+    table = RecomputeTable(chain, Gpu(memory_bytes=room))
     table.widen(1)
     table.of_first(0, 2, 1)
     table.make_exact(0, 0, 2)
@@ -119,12 +119,12 @@ def test_what_was_worked_out_stays_in_the_table(
 @given(recomputable(), st.integers(0, 60), st.integers(0, 12))
 def test_a_table_that_was_stopped_can_go_on(chain: Chain, room: int, calls: int) -> None:
     gpu, most, left = Gpu(memory_bytes=room), len(chain.layers), iter(range(calls))
-    stopped = AgainTable(chain, gpu, lambda: next(left, None) is None)
+    stopped = RecomputeTable(chain, gpu, lambda: next(left, None) is None)
     with suppress(Stopped):
         stopped.widen(most)
         stopped.of_first(0, 2, most)
     stopped.stopped = never
-    whole = AgainTable(chain, gpu)
+    whole = RecomputeTable(chain, gpu)
     for table in (stopped, whole):
         table.widen(most)
     assert (stopped.of_first(0, 2, most) == whole.of_first(0, 2, most)).all()
@@ -133,7 +133,7 @@ def test_a_table_that_was_stopped_can_go_on(chain: Chain, room: int, calls: int)
 def test_a_table_stops_at_once() -> None:
     layer = Layer(forward_ns=1, backward_ns=1, weight_bytes=0, activation_bytes=1)
     with pytest.raises(Stopped):
-        AgainTable(Chain(layers=(layer,)), GPU, lambda: True).widen(1)
+        RecomputeTable(Chain(layers=(layer,)), GPU, lambda: True).widen(1)
 
 
 def test_a_run_pays_for_its_input_once() -> None:
@@ -144,7 +144,7 @@ def test_a_run_pays_for_its_input_once() -> None:
     chain = Chain(layers=(layer,) * 3)
     of_room = {60: (0, ()), 50: (1, ((0, 0),)), 42: (2, ((0, 1),)), 40: (2, ((0, 1),)), 39: (3,)}
     for room, expected in of_room.items():
-        found = least_again(chain, GPU, range(3), 2, room)
+        found = cheapest_recompute(chain, GPU, range(3), 2, room)
         assert found is not None
         assert (found.time_ns, found.runs)[: len(expected)] == expected
-    assert least_again(chain, GPU, range(3), 2, 29) is None
+    assert cheapest_recompute(chain, GPU, range(3), 2, 29) is None

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from schedopt.actions import Actions, make_actions
 from schedopt.bench.claims import digits
 from schedopt.bench.claims.claim import CDP, Claim, Finding, Part, Picture, Reading, Step, Table
 from schedopt.bench.claims.training import make_plan, train
 from schedopt.rule import Rule
-from schedopt.running.actions import Actions, make_actions
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -8,10 +8,10 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from schedopt.actions import make_actions
 from schedopt.bench.claims.claim import TIMEPREST, Claim, Finding, Part, Reading, Step, Table
 from schedopt.bench.claims.training import Trainee, make_plan, train
 from schedopt.rule import Rule
-from schedopt.running.actions import make_actions
 from schedopt.running.reference import difference
 
 CLAIM: Final = Claim(

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from schedopt.actions import Actions
 from schedopt.chain import Chain, Layer
 from schedopt.checking import check
 from schedopt.plan import Plan
@@ -17,7 +18,6 @@ from schedopt.problem import Problem, Scope
 from schedopt.profiling.pieces import Piece
 from schedopt.profiling.states import tensor_bytes
 from schedopt.rule import Rule
-from schedopt.running.actions import Actions
 from schedopt.running.crew import Work
 from schedopt.running.reference import Trained, emulate
 from schedopt.solving.stage_chain import StageChain

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
+from schedopt.actions import make_actions
 from schedopt.bench.claims import staleness
 from schedopt.bench.claims.staleness import find_influence, unlike_sequences
 from schedopt.bench.claims.training import Trainee, make_plan, train
 from schedopt.rule import Rule
-from schedopt.running.actions import make_actions
 from tests.bench.claims.findings import nothing
 
 

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 
 from schedopt import Chain, InputError, Pattern, Plan, Platform, Rule, Scope, Stage, check
 from schedopt.account import concurrent_activations
+from schedopt.actions import Actions, make_actions, parse_actions
 from schedopt.rule import BackwardReads
-from schedopt.running.actions import Actions, make_actions, parse_actions
+from tests.actions.interpreters import ONE_GPU_EACH, Lists, Place, run
 from tests.examples import BYTE_A_NS, EXAMPLES, op, stages, weighty
 from tests.random_plans import runnable
-from tests.running.interpreters import ONE_GPU_EACH, Lists, Place, run
 
 
 def examples() -> Iterator[tuple[Plan, int]]:

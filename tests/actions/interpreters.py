@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from schedopt.running.action import Action, parse_action
+from schedopt.actions import Action, parse_action
 from tests.examples import EXAMPLES
 
 ONE_GPU_EACH = [name for name in EXAMPLES if name not in ("data_parallel", "cyclic")]

@@ -31,7 +31,7 @@ def _ways(problem: Problem) -> Iterator[str]:
         yield "a smaller micro-batch"
         yield "more GPUs"
         return
-    halves = all(layer.backward_input_ns is not None for layer in problem.chain.layers)
+    halves = problem.chain.has_halves
     if scope.period_ns is not None:
         yield "a longer period (without --period the least is found)"
         enough = list(_against_the_load(problem, scope.period_ns, halves=halves))

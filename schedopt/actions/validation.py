@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 
+from schedopt.actions.action import Action
+from schedopt.actions.gradient_accounting import check_sums
 from schedopt.errors import InputError
-from schedopt.running.action import Action
-from schedopt.running.summing import check_sums
 
 Placed = tuple[int, int]
 """An action by its rank and its place in the rank's list."""

@@ -16,7 +16,7 @@ from schedopt.bench.proofs import halves
 from schedopt.bounds import load_bound
 from schedopt.families import theorem_4
 from schedopt.result import Bound, Infeasibility
-from schedopt.solving import Run, ladder
+from schedopt.solving import Run, portfolio
 from tests.strategies import chains, platforms, split_chains, tight_platforms
 
 EQUAL = Layer(forward_ns=1, backward_ns=2, weight_bytes=0, activation_bytes=1)
@@ -111,7 +111,7 @@ def test_a_quick_plan_comes_before_the_bounds_that_take_long(
         seen.append(run.period())
         run.stop()
 
-    monkeypatch.setattr(ladder, "lower_bounds", late)
+    monkeypatch.setattr(portfolio, "lower_bounds", late)
     result = solve(Chain(layers=(EQUAL, EQUAL, EQUAL, LONG)), Platform(3, 99), scope=scope)
     assert seen == [result.period]
     assert result.plan is not None
@@ -121,7 +121,7 @@ def test_a_rung_that_was_stopped_says_so(monkeypatch: pytest.MonkeyPatch) -> Non
     def stopped(problem: Problem, run: Run) -> None:
         run.stop()
 
-    monkeypatch.setattr("schedopt.solving.ladder.load_solver", lambda name: stopped)
+    monkeypatch.setattr("schedopt.solving.portfolio.load_solver", lambda name: stopped)
     result = solve(Chain(layers=(LONG, EQUAL)), Platform(2, 99), scope=Scope())
     assert [rung.note for rung in result.ladder] == ["stopped early: no plan"]
     assert result.status == "unknown"
@@ -150,7 +150,7 @@ def test_a_rung_tells_its_own_proofs_only(monkeypatch: pytest.MonkeyPatch) -> No
 
         return solver
 
-    monkeypatch.setattr("schedopt.solving.ladder.load_solver", load)
+    monkeypatch.setattr("schedopt.solving.portfolio.load_solver", load)
     scope = Scope(allocation="general")
     result = solve(Chain(layers=(LONG, EQUAL)), Platform(2, 99), scope=scope)
     notes = {rung.solver: rung.note for rung in result.ladder}

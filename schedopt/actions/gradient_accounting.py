@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from schedopt.actions.action import Action
 from schedopt.errors import InputError
-from schedopt.running.action import Action
 
 _MOST_NAMED = 4
 

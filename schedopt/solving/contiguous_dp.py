@@ -29,8 +29,8 @@ from schedopt.interrupts import Stopped, go_on, never
 from schedopt.network import Link
 from schedopt.platform import Gpu
 from schedopt.problem import Problem
-from schedopt.solving.again_table import NEVER, AgainTable, Array
 from schedopt.solving.recomputation import Runs
+from schedopt.solving.recompute_table import NEVER, Array, RecomputeTable
 from schedopt.solving.run import Run
 from schedopt.solving.stage_chain import EVERY_PERIOD, StageChain, Thinning
 from schedopt.stage import Stage
@@ -40,7 +40,7 @@ GROUP: Final = np.int64(1 << SHIFT)
 LOAD: Final = np.int64((1 << SHIFT) - 1)
 
 
-class Programme:
+class ContiguousDP:
     """The dynamic programme for one problem. Row q of a table is the q-th GPU from the end.
 
     Parameters
@@ -80,9 +80,9 @@ class Programme:
             self.may_cut[group[0] + 1 : group[-1] + 1] = False
         self.caps = [self._caps(first) for first in range(self.count)]
         self._refined = False
-        self.again: list[AgainTable] = []
+        self.again: list[RecomputeTable] = []
         if problem.scope.recompute:
-            self.again = [AgainTable(problem.chain, gpu, stopped) for gpu in kinds]
+            self.again = [RecomputeTable(problem.chain, gpu, stopped) for gpu in kinds]
 
     def _trips(self, link: Link | None) -> Array:
         """Time of the transfers at each cut over a link, both directions, ns."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from schedopt.actions.lists import Actions
 from schedopt.errors import InputError
 from schedopt.plan import Plan
-from schedopt.running.actions import Actions
 
 _RUN: Final = ("F", "B", "I", "W")
 

@@ -127,7 +127,7 @@ def what_if(problem: Problem) -> Iterator[Attempt]:
     if not scope.recompute:
         wide = replace(problem, scope=replace(scope, recompute=True, max_k=1))
         yield Attempt("general", "recompute", wide, "--recompute")
-    halves = all(layer.backward_input_ns is not None for layer in problem.chain.layers)
+    halves = problem.chain.has_halves
     if halves and not scope.split_backward:
         wide = replace(problem, scope=replace(scope, split_backward=True, max_k=1))
         yield Attempt("general", "split backward", wide, "--split-backward")

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from schedopt.chain import Chain
 from schedopt.interrupts import go_on, never
 from schedopt.platform import Gpu
-from schedopt.solving.recomputation import Again, input_bytes, least_again
+from schedopt.solving.recomputation import RecomputeChoice, cheapest_recompute, input_bytes
 
 Array = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -28,7 +28,7 @@ WRONG: Final = 1e-11
 """More than the relative error of a sum of 4096 products."""
 
 
-class AgainTable:
+class RecomputeTable:
     """The least time of recompute, or a bound on it, by micro-batches in flight and stage.
 
     Parameters
@@ -51,7 +51,7 @@ class AgainTable:
         self.window = 0
         self.rooms: Array = np.zeros((self.count, 0), dtype=np.int64)
         self.tables: list[Array] = []
-        self.exact: dict[tuple[int, int, int], Again | None] = {}
+        self.exact: dict[tuple[int, int, int], RecomputeChoice | None] = {}
 
     def widen(self, window: int) -> None:
         """Make room for stages of up to so many layers."""
@@ -88,13 +88,13 @@ class AgainTable:
             np.maximum(table[first, place:], value, out=table[first, place:])
         return False
 
-    def stage(self, first: int, last: int, in_flight: int) -> Again | None:
+    def stage(self, first: int, last: int, in_flight: int) -> RecomputeChoice | None:
         """Return what a stage recomputes in the least time; None if it does not fit."""
         key = first, last, in_flight
         if key not in self.exact:
             room = int(self.rooms[first, last - first])
             layers = range(first, last + 1)
-            self.exact[key] = least_again(self.chain, self.gpu, layers, in_flight, room)
+            self.exact[key] = cheapest_recompute(self.chain, self.gpu, layers, in_flight, room)
         return self.exact[key]
 
     def _rooms(self, window: int) -> Array:

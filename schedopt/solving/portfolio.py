@@ -21,9 +21,9 @@ from schedopt.problem import Problem, Scope
 from schedopt.result import Bound, Infeasibility, Result, Rung, Status, as_ratio
 from schedopt.rule import Rule
 from schedopt.solving.defaults import usual_scope
+from schedopt.solving.phases import ENGINE_SOLVER, Attempt, plan_attempts, sharing, what_if
 from schedopt.solving.registry import load_solver
 from schedopt.solving.run import Progress, Run
-from schedopt.solving.rungs import ENGINE_SOLVER, Attempt, plan_attempts, sharing, what_if
 from schedopt.stage import Stage
 from schedopt.version import __version__
 

@@ -9,11 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schedopt import InputError
-from schedopt.running.action import ACTION_KINDS, Action, Part, parse_action
-from schedopt.running.actions import make_actions, parse_actions
-from schedopt.running.waiting import order_lists
+from schedopt.actions import ACTION_KINDS, Action, Part, make_actions, parse_action, parse_actions
+from schedopt.actions.validation import order_lists
+from tests.actions.interpreters import ONE_GPU_EACH, assert_circle, in_order, run
 from tests.examples import EXAMPLES
-from tests.running.interpreters import ONE_GPU_EACH, assert_circle, in_order, run
 
 
 def only_gradients_are_added(kind: str, part: Part) -> Part:
