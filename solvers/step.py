@@ -36,9 +36,9 @@ from schedopt.solving.models.given_allocation import GivenAllocation
 from schedopt.solving.models.order_model import OrderModel
 from schedopt.solving.models.pipeline import AllocatedPipeline, require_stages
 from schedopt.solving.models.tasks import PatternSolution
+from schedopt.solving.phases import plan_attempts, sharing
 from schedopt.solving.registry import load_solver
 from schedopt.solving.run import Run
-from schedopt.solving.rungs import plan_attempts, sharing
 from schedopt.solving.sharing import best_plan
 from schedopt.solving.stage_chain import StageChain
 from schedopt.stage import Stage

@@ -8,7 +8,7 @@ from decimal import Decimal
 from fractions import Fraction
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from schedopt import (
@@ -40,6 +40,7 @@ from schedopt.solving.models.domains import AllocationDomains
 from schedopt.solving.models.load_relaxation import keeps_nothing
 from schedopt.solving.models.slots import SlotGraph, Slots
 from schedopt.solving.run import Run
+from tests.budgets import trials
 from tests.solvers import order_words
 from tests.solvers.brute_force import all_stages
 from tests.solvers.order_words import least_of
@@ -61,7 +62,7 @@ def prove(chain: Chain, platform: Platform, scope: Scope) -> Result:
     return result
 
 
-@settings(max_examples=100)
+@trials(100)
 @given(
     short_chains(longest=4),
     tight_platforms(most=3) | tight_platforms(unequal=True),
@@ -76,7 +77,7 @@ def test_equal_to_all_orders_of_all_allocations(
     )
 
 
-@settings(max_examples=100)
+@trials(100)
 @given(
     short_chains(),
     tight_platforms() | tight_platforms(unequal=True),
@@ -93,7 +94,7 @@ def test_with_more_freedom_equal_to_all_orders_of_all_allocations(
     )
 
 
-@settings(max_examples=60)
+@trials(60)
 @given(
     short_chains(longest=4), tight_platforms(most=3) | tight_platforms(unequal=True), st.booleans()
 )
@@ -166,7 +167,7 @@ def test_an_operation_without_time_comes_not_between_two_of_one_stage() -> None:
     )
 
 
-@settings(max_examples=60)
+@trials(60)
 @given(short_chains(), tight_platforms(), st.integers(1, 2), st.integers(1, 20))
 def test_a_decision_is_yes_exactly_from_the_least_period_on(
     chain: Chain, platform: Platform, k: int, period: int
@@ -179,7 +180,7 @@ def test_a_decision_is_yes_exactly_from_the_least_period_on(
     assert (decided.status == "infeasible") == (decided.plan is None)
 
 
-@settings(max_examples=60)
+@trials(60)
 @given(
     short_chains(),
     tight_platforms() | tight_platforms(unequal=True),

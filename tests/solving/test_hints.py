@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from schedopt import Chain, Layer, Platform, Scope, Stage, solve
@@ -24,6 +24,7 @@ from schedopt.solving.models.order_model import OrderModel
 from schedopt.solving.models.pipeline import AllocatedPipeline
 from schedopt.solving.models.slots import SlotGraph, Slots
 from schedopt.solving.run import Run
+from tests.budgets import trials
 from tests.solving.hints import is_complete_and_feasible
 from tests.strategies import allocations, short_chains, tight_platforms
 
@@ -62,7 +63,7 @@ def with_layers(chain: Chain, change: Callable[[Layer], dict[str, Any]]) -> Chai
 @pytest.mark.parametrize("memory", ["sum", "peak"])
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("split", [False, True])
-@settings(max_examples=8)
+@trials(50)
 @given(st.data(), short_chains(longest=4), tight_platforms(most=3), st.integers(1, 2))
 def test_of_stages_that_are_given(
     split: bool,
@@ -106,7 +107,7 @@ def test_of_stages_that_are_given(
     ],
     ids=str,
 )
-@settings(max_examples=15)
+@trials(60)
 @given(
     chain=short_chains(longest=4),
     platform=tight_platforms(most=3) | tight_platforms(most=3, unequal=True),
@@ -133,7 +134,7 @@ def is_taken(plan: Plan) -> bool:
     return is_complete_and_feasible(model, solution)
 
 
-@settings(max_examples=15)
+@trials(60)
 @given(short_chains(longest=4), tight_platforms(most=3), st.booleans())
 def test_of_loads_alone(chain: Chain, platform: Platform, split: bool) -> None:
     nothing = {"saved_bytes": 0, "saved_input_bytes": 0, "saved_weight_bytes": None}

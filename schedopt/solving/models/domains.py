@@ -13,9 +13,9 @@ from operator import sub
 from typing import Final
 
 from schedopt.bounds.load import least_backward, way_back
+from schedopt.bounds.recomputation import input_bytes
 from schedopt.platform import Gpu, Platform
 from schedopt.problem import Problem
-from schedopt.solving.recomputation import input_bytes
 
 WIDE_IN_FLIGHT: Final = 1.5
 """If in-flight counts grow by more than this factor, solve a smaller model first."""

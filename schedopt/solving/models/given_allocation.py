@@ -8,12 +8,12 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
+from schedopt.bounds.recomputation import input_bytes, runs_of
 from schedopt.solving.models.memory import MemoryConstraints
 from schedopt.solving.models.pipeline import AllocatedPipeline
 from schedopt.solving.models.resources import ResourceConstraints
 from schedopt.solving.models.tasks import Stash
 from schedopt.solving.models.variables import Hint, Variables
-from schedopt.solving.recomputation import input_bytes, runs_of
 from schedopt.stage import Stage
 
 if TYPE_CHECKING:

@@ -13,13 +13,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from schedopt.solving.cycles import least_cycle_time
 from schedopt.solving.models.memory import MemoryConstraints
 from schedopt.solving.models.resources import ResourceConstraints
 from schedopt.solving.models.tasks import PatternSolution, TaskGraph
 from schedopt.solving.models.timing import TimingConstraints
 from schedopt.solving.models.variables import Variables
 from schedopt.stage import Stage
+from schedopt.systems.cycles import least_cycle_time
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model

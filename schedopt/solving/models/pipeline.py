@@ -15,12 +15,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
 from schedopt.account.timeline import layer_ns
+from schedopt.bounds.recomputation import held_bytes, input_bytes
 from schedopt.chain import Layer
 from schedopt.errors import InputError
 from schedopt.plan import Kind, Operation, Pattern, Tensor, Transfer, place_in_period
 from schedopt.problem import MemoryReading, Problem
 from schedopt.solving.models.tasks import PatternSolution, Stash, Task, round_trip
-from schedopt.solving.recomputation import held_bytes, input_bytes
 
 
 class AllocatedPipeline:

@@ -7,10 +7,10 @@ from functools import partial
 from itertools import accumulate, groupby, pairwise, product
 from typing import TYPE_CHECKING
 
+from schedopt.bounds.recomputation import runs_of
 from schedopt.problem import Problem
 from schedopt.solving.models.domains import AllocationDomains, may_join, twins
 from schedopt.solving.models.variables import Hint, Variables
-from schedopt.solving.recomputation import runs_of
 from schedopt.stage import Stage
 
 if TYPE_CHECKING:

@@ -11,12 +11,12 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from schedopt.account.timeline import layer_ns
+from schedopt.bounds.recomputation import input_bytes
 from schedopt.chain import Layer
 from schedopt.solving.models.placement import Placement
 from schedopt.solving.models.slots import SlotGraph
 from schedopt.solving.models.tasks import Stash, Task
 from schedopt.solving.models.variables import Hint, Variables
-from schedopt.solving.recomputation import input_bytes
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model

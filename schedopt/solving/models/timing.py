@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from ortools.sat.python import cp_model
     from ortools.sat.python.cp_model_helper import Literal
 
-    from schedopt.solving.cycles import Difference
     from schedopt.solving.models.variables import Arc
+    from schedopt.systems.cycles import Difference
 
 
 class TimingConstraints:

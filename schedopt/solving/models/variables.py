@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from schedopt.solving.cycles import Difference
 from schedopt.solving.models.tasks import PatternSolution, Stash, Task, TaskGraph
+from schedopt.systems.cycles import Difference
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
