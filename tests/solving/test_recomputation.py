@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schedopt import Chain, Gpu, Layer
-from schedopt.interrupts import Stopped, never
+from schedopt.interrupts import Stopped, never_stop
 from schedopt.solving.recomputation import Runs, cheapest_recompute
 from schedopt.solving.recompute_table import NEVER, RecomputeTable
 
@@ -123,7 +123,7 @@ def test_a_table_that_was_stopped_can_go_on(chain: Chain, room: int, calls: int)
     with suppress(Stopped):
         stopped.widen(most)
         stopped.of_first(0, 2, most)
-    stopped.stopped = never
+    stopped.stopped = never_stop
     whole = RecomputeTable(chain, gpu)
     for table in (stopped, whole):
         table.widen(most)
