@@ -33,7 +33,8 @@ from schedopt.checking import check
 from schedopt.errors import InputError
 from schedopt.plan import Plan
 from schedopt.profiling.devices import find_device
-from schedopt.profiling.factory import Model, as_model
+from schedopt.profiling.factory import as_model
+from schedopt.profiling.model import Model
 from schedopt.profiling.pieces import Piece
 from schedopt.result import Result
 from schedopt.running.fitting import Boundary, check_bytes, cut_as_planned, look

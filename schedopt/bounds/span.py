@@ -18,7 +18,7 @@ from schedopt.result import Bound
 
 if TYPE_CHECKING:
     from schedopt.bounds.cuts import Array
-    from schedopt.solving.recompute_table import RecomputeTable
+    from schedopt.bounds.recompute_table import RecomputeTable
 
 PROOF: Final = "each stage keeps its micro-batches in flight while later stages work on them"
 MOST_COUNT: Final = 4096
@@ -122,7 +122,7 @@ class _Spans:
         self.carried = [Fraction(0), *_carried(problem)[::-1], Fraction(0)]
         self.again: list[RecomputeTable] = []
         if problem.rule.is_given and problem.scope.grain == "stage" and _recomputes(problem):
-            from schedopt.solving.recompute_table import RecomputeTable
+            from schedopt.bounds.recompute_table import RecomputeTable
 
             self.again = [RecomputeTable(problem.chain, gpu, stopped) for gpu in self.cuts.kinds]
 

@@ -24,7 +24,7 @@ from schedopt.running.stage_work import Before, Data, StageWork
 from schedopt.running.weights import Weights
 
 if TYPE_CHECKING:
-    from schedopt.profiling.factory import OptimizerFactory
+    from schedopt.profiling.model import OptimizerFactory
 
 Names = Mapping[int, str]
 """What the model calls a parameter, by its identity."""

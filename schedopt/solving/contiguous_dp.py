@@ -24,13 +24,13 @@ from typing import Final
 
 import numpy as np
 
+from schedopt.bounds.recomputation import Runs
+from schedopt.bounds.recompute_table import NEVER, Array, RecomputeTable
 from schedopt.chain import Layer
 from schedopt.interrupts import Stopped, never_stop, raise_if_stopped
 from schedopt.network import Link
 from schedopt.platform import Gpu
 from schedopt.problem import Problem
-from schedopt.solving.recomputation import Runs
-from schedopt.solving.recompute_table import NEVER, Array, RecomputeTable
 from schedopt.solving.run import Run
 from schedopt.solving.stage_chain import EVERY_PERIOD, StageChain, Thinning
 from schedopt.stage import Stage

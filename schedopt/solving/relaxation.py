@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Final
 from ortools.sat.python import cp_model
 
 from schedopt.bounds.propagation import Forced
+from schedopt.bounds.recomputation import runs_of
 from schedopt.platform import Gpu
 from schedopt.solving.models.cut_transfers import CutTransfers
-from schedopt.solving.recomputation import runs_of
 from schedopt.stage import Stage
 
 if TYPE_CHECKING:

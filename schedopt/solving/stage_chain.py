@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NamedTuple, overload
 
+from schedopt.bounds.recomputation import RecomputeChoice, cheapest_recompute, held_bytes
 from schedopt.network import Resource
 from schedopt.plan import (
     Kind,
@@ -27,12 +28,11 @@ from schedopt.plan import (
     place_in_period,
 )
 from schedopt.problem import Problem
-from schedopt.solving.recomputation import RecomputeChoice, cheapest_recompute, held_bytes
 from schedopt.solving.run import Run
 from schedopt.stage import Stage
 
 if TYPE_CHECKING:
-    from schedopt.solving.recompute_table import Array
+    from schedopt.bounds.recompute_table import Array
 
 SENT: Final[tuple[Tensor, Tensor]] = ("activation", "gradient")
 

@@ -14,8 +14,8 @@ from schedopt.account import concurrent_activations, memory
 from schedopt.problem import Problem
 from schedopt.solvers.eager import report_eager
 from schedopt.solvers.one_f_one_b_star import report_stages
-from schedopt.solvers.pipedream import one_f_one_b
 from schedopt.solving import Run
+from schedopt.systems.pipedream import one_f_one_b
 from schedopt.systems.setting import Setting
 from tests.solvers.brute_force import group_numbers
 from tests.strategies import chains, platforms, stars

@@ -12,10 +12,10 @@ from schedopt import Chain, Gpu, InputError, Layer, Plan, Platform, Scope, Stage
 from schedopt.account.timeline import Timeline
 from schedopt.families import theorem_4
 from schedopt.problem import Problem
-from schedopt.solving.cycles import least_cycle_time
 from schedopt.solving.models.order_model import OrderModel
 from schedopt.solving.models.pipeline import AllocatedPipeline
 from schedopt.solving.models.tasks import PatternSolution
+from schedopt.systems.cycles import least_cycle_time
 from tests.layers import layer
 from tests.solvers.hints import log_of_model
 from tests.solvers.patterns import fixed_problem, least_period

@@ -11,7 +11,7 @@ from schedopt.account.levels import levels
 from schedopt.bench.claims.claim import CDP, Claim, Finding, Part, Reading, Step, Table, against
 from schedopt.bench.claims.cyclic_plans import cyclic_plan, equal_stages, timeline_of
 from schedopt.plan import Plan
-from schedopt.solvers import data_parallel, gpipe
+from schedopt.systems import data_parallel, gpipe
 
 CLAIM: Final = Claim(
     id="C3",

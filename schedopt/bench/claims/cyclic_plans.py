@@ -10,7 +10,7 @@ from schedopt.chain import Chain, Layer
 from schedopt.checking import check
 from schedopt.plan import Plan
 from schedopt.platform import Platform
-from schedopt.solvers import cyclic
+from schedopt.systems import cyclic
 from schedopt.systems.setting import Setting
 
 STEPS: Final = ((1, 1), (1, 2), (2, 3))

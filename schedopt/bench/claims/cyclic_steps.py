@@ -17,7 +17,7 @@ from schedopt.drawing.charts import chart_simulation
 from schedopt.drawing.picture import draw_picture
 from schedopt.plan import Plan
 from schedopt.simulation import simulate
-from schedopt.solvers import data_parallel
+from schedopt.systems import data_parallel
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -15,8 +15,8 @@ from schedopt.chain import Chain, Layer
 from schedopt.checking import check
 from schedopt.plan import Plan, Transfer
 from schedopt.platform import Platform
-from schedopt.solvers import cyclic, cyclic_zero, data_parallel, gpipe, zero
 from schedopt.stage import Stage
+from schedopt.systems import cyclic, cyclic_zero, data_parallel, gpipe, zero
 from schedopt.systems.collectives import all_reduce_and_update
 from schedopt.systems.setting import Setting
 

@@ -22,8 +22,8 @@ from schedopt.chain import Chain, Layer
 from schedopt.checking import check
 from schedopt.plan import Plan, Transfer
 from schedopt.platform import Platform
-from schedopt.solvers import data_parallel
 from schedopt.stage import Stage
+from schedopt.systems import data_parallel
 from schedopt.systems.exchange import choose_exchange
 from schedopt.systems.setting import Setting
 from schedopt.systems.timetable import Timetable

@@ -15,7 +15,7 @@ from schedopt.chain import Chain, Layer
 from schedopt.checking import check
 from schedopt.plan import Plan
 from schedopt.platform import Platform
-from schedopt.solvers import data_parallel
+from schedopt.systems import data_parallel
 from schedopt.systems.setting import Setting
 
 CLAIM: Final = Claim(

@@ -25,7 +25,7 @@ from schedopt.errors import InputError
 from schedopt.plan import Plan
 from schedopt.rule import Rule
 from schedopt.simulation import simulate
-from schedopt.solvers import chimera, gpipe, one_f_one_b, pipedream
+from schedopt.systems import chimera, gpipe, one_f_one_b, pipedream
 from schedopt.systems.setting import Setting
 
 CLAIM: Final = Claim(

@@ -19,7 +19,7 @@ from schedopt.checking import check
 from schedopt.drawing.charts import chart_simulation
 from schedopt.drawing.picture import draw_picture
 from schedopt.simulation import simulate
-from schedopt.solvers.timeprest import timeprest_plan
+from schedopt.systems.timeprest import timeprest_plan
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -11,8 +11,8 @@ from schedopt.plan import Kind, Plan
 from schedopt.platform import Platform
 from schedopt.problem import Scope
 from schedopt.rule import Rule
-from schedopt.solvers.timeprest import timeprest_run
 from schedopt.systems.setting import Setting
+from schedopt.systems.timeprest import timeprest_run
 from schedopt.systems.timetable import Timetable
 
 ROOM: Final = 10**9

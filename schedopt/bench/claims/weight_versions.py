@@ -15,10 +15,10 @@ from schedopt.checking import check
 from schedopt.plan import Plan
 from schedopt.platform import Platform
 from schedopt.rule import Rule
-from schedopt.solvers.pipedream import one_f_one_b
-from schedopt.solvers.timeprest import timeprest_plan
 from schedopt.stage import Stage
+from schedopt.systems.pipedream import one_f_one_b
 from schedopt.systems.setting import Setting
+from schedopt.systems.timeprest import timeprest_plan
 
 ForwardReads = Literal["entry", "live"]
 

@@ -10,12 +10,12 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, cast
 
 from schedopt.account.timeline import layer_ns
+from schedopt.bounds.recomputation import held_bytes, input_bytes
 from schedopt.solving.models.order_model import OrderModel
 from schedopt.solving.models.placement import Placement
 from schedopt.solving.models.slots import GpuSlots
 from schedopt.solving.models.start_windows import StartWindows
 from schedopt.solving.models.tasks import PatternSolution, Task
-from schedopt.solving.recomputation import held_bytes, input_bytes
 from schedopt.stage import Stage
 
 if TYPE_CHECKING:

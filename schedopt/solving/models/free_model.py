@@ -11,19 +11,19 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations_with_replacement
 from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, cast
 
+from schedopt.bounds.recomputation import input_bytes
 from schedopt.plan import Kind
 from schedopt.solving.models.free_slots import LINK, FreePlacement, FreeSlots
 from schedopt.solving.models.layer_slots import LayerModel
-from schedopt.solving.recomputation import input_bytes
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
     from schedopt.network import Resource
-    from schedopt.solving.cycles import Difference
     from schedopt.solving.models.order_model import Arc, Expr
     from schedopt.solving.models.placement import Placement
     from schedopt.solving.models.tasks import PatternSolution, Stash, Task
+    from schedopt.systems.cycles import Difference
 
 BACKWARDS: Final[tuple[Kind, ...]] = ("B", "I", "W")
 

@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations, pairwise
 from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, cast
 
-from schedopt.solving.cycles import Difference, least_cycle_time
 from schedopt.solving.models.precedence import certainly_behind, direct_followers
 from schedopt.solving.models.tasks import PatternSolution, Stash, Task
+from schedopt.systems.cycles import Difference, least_cycle_time
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model

@@ -16,11 +16,11 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from schedopt.account.timeline import layer_ns
+from schedopt.bounds.recomputation import held_bytes, input_bytes
 from schedopt.chain import Layer
 from schedopt.plan import Kind, Operation, Pattern, Tensor, Transfer, place_in_period
 from schedopt.problem import MemoryReading, Problem
 from schedopt.solving.models.tasks import PatternSolution, Stash, Task
-from schedopt.solving.recomputation import held_bytes, input_bytes
 
 LONGEST: Final = 8
 """The k to which a search goes where any is allowed."""

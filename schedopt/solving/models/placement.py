@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from schedopt.bounds.recomputation import runs_of
 from schedopt.problem import Problem
 from schedopt.solving.models.start_windows import StartWindows
-from schedopt.solving.recomputation import runs_of
 from schedopt.stage import Stage
 
 if TYPE_CHECKING:

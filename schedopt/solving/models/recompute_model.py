@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from schedopt.bounds.recomputation import input_bytes, runs_of
 from schedopt.solving.models.order_model import OrderModel, never
 from schedopt.solving.models.pipeline import AllocatedPipeline
 from schedopt.solving.models.tasks import PatternSolution
-from schedopt.solving.recomputation import input_bytes, runs_of
 from schedopt.stage import Stage
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from schedopt.bounds.load import least_backward, way_back
+from schedopt.bounds.recomputation import input_bytes
 from schedopt.platform import Gpu
 from schedopt.problem import Problem
-from schedopt.solving.recomputation import input_bytes
 
 
 class StartWindows:

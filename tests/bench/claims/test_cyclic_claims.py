@@ -11,7 +11,7 @@ from schedopt.bench.claims.cyclic_memory import find_activations
 from schedopt.bench.claims.cyclic_plans import cyclic_plan, equal_stages
 from schedopt.bench.claims.cyclic_rule import find_rule, slack
 from schedopt.bench.claims.pyramid import colour_circle, colour_line, find_gpus
-from schedopt.solvers import data_parallel
+from schedopt.systems import data_parallel
 from tests.bench.claims.findings import nothing
 
 

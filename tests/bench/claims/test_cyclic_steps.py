@@ -35,7 +35,7 @@ def test_they_hold(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_of_plain_data_parallelism_they_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     from schedopt.bench.claims.cyclic_plans import equal_stages
-    from schedopt.solvers import data_parallel
+    from schedopt.systems import data_parallel
 
     def plain(name: str, count: int, steps: tuple[int, int] = (1, 1)) -> Any:
         return data_parallel.overlapped(equal_stages(count, count, steps))

@@ -7,7 +7,7 @@ import pytest
 from schedopt.account import versions
 from schedopt.bench.claims import pipelines
 from schedopt.bench.claims.pipelines import SYSTEMS, find_pipelines, plan_of
-from schedopt.solvers import one_f_one_b
+from schedopt.systems import one_f_one_b
 from tests.bench.claims.findings import nothing
 
 

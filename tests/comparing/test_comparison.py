@@ -13,12 +13,18 @@ from typing import Any
 import pytest
 
 from schedopt import InputError, InvalidPlanError, Plan, Platform, Result, check, compare
+from schedopt.comparing import builder
+from schedopt.comparing.comparison import (
+    Comparison,
+    Order,
+    Outcome,
+    Row,
+    comparison_document,
+    save_plans,
+)
+from schedopt.comparing.measures import Figures
+from schedopt.comparing.picture import save_comparison_picture
 from schedopt.problem import MemoryReading
-from schedopt.systems import comparing
-from schedopt.systems.comparison import Comparison, Order, Outcome, Row
-from schedopt.systems.figures import Figures
-from schedopt.systems.files import comparison_document, save_plans
-from schedopt.systems.picture import save_comparison_picture
 from schedopt.systems.registry import System
 from tests.drawing.helpers import texts
 from tests.systems import stand_ins
@@ -94,7 +100,7 @@ def test_steps_of_all_plans_have_updates() -> None:
 def test_what_is_known_of_the_weights_makes_no_step_shorter(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    install(monkeypatch, System("gpipe", "", "schedopt.solvers.gpipe:plan", ""))
+    install(monkeypatch, System("gpipe", "", "schedopt.systems.gpipe:plan", ""))
     first, second = (replace(layer, update_ns=7) for layer in CHAIN.layers)
     unknown = replace(first, parameter_bytes=None, gradient_bytes=None, optimizer_bytes=None)
     steps = [
@@ -169,7 +175,7 @@ def test_our_step_starts_from_the_shortest_of_its_kind(monkeypatch: pytest.Monke
         assert initial is not None
         return Result(problem=initial.problem, status="feasible", plan=initial, solver="initial")
 
-    monkeypatch.setattr(comparing, "solve", return_the_start)
+    monkeypatch.setattr(builder, "solve", return_the_start)
     # Of the others each is the pattern of an endless run, of which a step is another plan.
     found = compare(
         CHAIN, PLATFORM, microbatches=2, systems=["there_and_back", "flushed", "schedopt_step"]
@@ -217,7 +223,7 @@ def test_what_a_system_cannot_do_is_a_row() -> None:
 def test_more_than_can_be_laid_out_is_a_row(
     most: int, place: str, name: str, note: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    install(monkeypatch, SYSTEMS[0], System("gpipe", "", "schedopt.solvers.gpipe:plan", ""))
+    install(monkeypatch, SYSTEMS[0], System("gpipe", "", "schedopt.systems.gpipe:plan", ""))
     for limit, outcome in ((most, "impossible"), (most + 1, "fits")):
         monkeypatch.setattr(f"{place}.MOST_EVENTS", limit)
         (row,) = compare(

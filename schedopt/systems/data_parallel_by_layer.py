@@ -12,8 +12,8 @@ from math import floor
 from typing import Final
 
 from schedopt.plan import Kind, Plan, Transfer
-from schedopt.solvers.data_parallel import lay_out, list_buckets
 from schedopt.systems.collectives import all_reduce_and_update
+from schedopt.systems.data_parallel import lay_out, list_buckets
 from schedopt.systems.exchange import Exchange, choose_exchange
 from schedopt.systems.setting import Setting
 from schedopt.systems.timetable import Timetable

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from schedopt.drawing.files import save_figure
-from schedopt.systems.comparison import Comparison, Row
-from schedopt.systems.labels import (
+from schedopt.comparing.comparison import Comparison, Row
+from schedopt.comparing.labels import (
     DARK,
     GAP,
     LINE,
@@ -17,6 +16,7 @@ from schedopt.systems.labels import (
     write_names,
     write_numbers,
 )
+from schedopt.drawing.files import save_figure
 from schedopt.units import format_bytes, printable
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from typing import Final
 
 from schedopt.plan import Kind, Plan, Transfer
 from schedopt.rule import Partition
-from schedopt.solvers.data_parallel import course, lay_out, list_buckets
 from schedopt.systems.collectives import all_gather, home, reduce_scatter
+from schedopt.systems.data_parallel import course, lay_out, list_buckets
 from schedopt.systems.setting import Setting, require_time
 from schedopt.systems.timetable import Name, Timetable
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from time import monotonic
 
 from schedopt.chain import Chain
+from schedopt.comparing.comparison import LEAST_STEP, OURS, Comparison, Row
+from schedopt.comparing.measures import measure_plan
 from schedopt.effort import TIME_LIMIT
 from schedopt.errors import InputError
 from schedopt.interrupts import Stopped, interrupts, raising_stopped
@@ -18,8 +20,6 @@ from schedopt.simulation import simulate
 from schedopt.solving import Progress, as_answer, solve
 from schedopt.solving.registry import default_scope
 from schedopt.systems import registry
-from schedopt.systems.comparison import LEAST_STEP, OURS, Comparison, Row
-from schedopt.systems.figures import measure_plan
 from schedopt.systems.registry import System
 from schedopt.systems.setting import Setting
 from schedopt.units import format_duration

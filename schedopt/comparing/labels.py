@@ -8,8 +8,8 @@ from itertools import product
 from math import hypot
 from typing import TYPE_CHECKING, Any, Final
 
+from schedopt.comparing.comparison import OURS, Row
 from schedopt.drawing.looks import COLOURS
-from schedopt.systems.comparison import OURS, Row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from schedopt.comparing.measures import Figures, measure_plan
 from schedopt.errors import InputError
 from schedopt.plan import Plan
 from schedopt.problem import Problem, Scope
@@ -14,7 +15,6 @@ from schedopt.solving.incumbent import find_infeasibility
 from schedopt.solving.registry import load_partitioner
 from schedopt.solving.run import Run
 from schedopt.stage import Stage
-from schedopt.systems.figures import Figures, measure_plan
 
 USUAL: Final = {
     "even_split": "Equal numbers of layers, 1F1B*",
@@ -24,7 +24,7 @@ USUAL: Final = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rival:
+class Baseline:
     """What a plan is compared with.
 
     Parameters
@@ -41,7 +41,7 @@ class Rival:
     note: str = ""
 
 
-def usual_rivals(plan: Plan, microbatches: int) -> Iterator[Rival]:
+def usual_baselines(plan: Plan, microbatches: int) -> Iterator[Baseline]:
     """Yield what people do without a search: two ways to cut the chain, each run by 1F1B*.
 
     1F1B* keeps the fewest activations for a period (Beaumont et al. 2021, Theorem 3), so that no
@@ -60,13 +60,13 @@ def usual_rivals(plan: Plan, microbatches: int) -> Iterator[Rival]:
                 Problem(chain=plan.chain, platform=plan.platform)
             )
         except InputError as error:
-            yield Rival(name=name, note=error.rule)
+            yield Baseline(name=name, note=error.rule)
         else:
-            yield _rival(name, plan, stages, microbatches)
+            yield _baseline(name, plan, stages, microbatches)
 
 
-def named_rival(name: str, other: Plan, plan: Plan, microbatches: int) -> Rival:
-    """Return a plan of a file as a rival.
+def named_baseline(name: str, other: Plan, plan: Plan, microbatches: int) -> Baseline:
+    """Return a plan of a file as a baseline.
 
     Parameters
     ----------
@@ -92,10 +92,10 @@ def named_rival(name: str, other: Plan, plan: Plan, microbatches: int) -> Rival:
             source=name,
         )
     note = "" if other.platform == plan.platform else f"on {other.platform}"
-    return Rival(name=name, figures=measure_plan(other, microbatches, name), note=note)
+    return Baseline(name=name, figures=measure_plan(other, microbatches, name), note=note)
 
 
-def _rival(name: str, plan: Plan, stages: Sequence[Stage], microbatches: int) -> Rival:
+def _baseline(name: str, plan: Plan, stages: Sequence[Stage], microbatches: int) -> Baseline:
     problem = Problem(
         chain=plan.chain,
         platform=plan.platform,
@@ -106,9 +106,9 @@ def _rival(name: str, plan: Plan, stages: Sequence[Stage], microbatches: int) ->
     solve(problem, run)
     best = run.best()
     if best is not None:
-        return Rival(name=name, figures=measure_plan(best, microbatches, name))
+        return Baseline(name=name, figures=measure_plan(best, microbatches, name))
     impossible = find_infeasibility(problem, run.incumbent)
     if impossible is None or impossible.least_memory_bytes is None:
-        return Rival(name=name, note="no plan that fits")
+        return Baseline(name=name, note="no plan that fits")
     needed = impossible.say(impossible.least_memory_bytes, plan.platform)
-    return Rival(name=name, note=f"does not fit at any period; it would with {needed}")
+    return Baseline(name=name, note=f"does not fit at any period; it would with {needed}")

@@ -19,8 +19,8 @@ from typing import Final, Literal, Protocol
 from schedopt.cuts import balanced_cuts
 from schedopt.plan import Plan, Transfer
 from schedopt.rule import Rule
-from schedopt.solvers.pipedream import one_f_one_b
 from schedopt.stage import Stage
+from schedopt.systems.pipedream import one_f_one_b
 from schedopt.systems.setting import Setting, require_time
 from schedopt.systems.timetable import Name, Timetable
 

@@ -5,7 +5,7 @@ from itertools import permutations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schedopt.solving.cycles import Difference, least_cycle_time, slowest_cycle
+from schedopt.systems.cycles import Difference, least_cycle_time, slowest_cycle
 
 NODES = 4
 

@@ -15,11 +15,11 @@ from functools import partial
 from schedopt.cuts import balanced_cuts
 from schedopt.plan import Kind, Plan, Transfer
 from schedopt.rule import Rule
-from schedopt.solvers.cyclic import freshest, keep_pace, one_ago
-from schedopt.solvers.zero import AT_ONCE
 from schedopt.stage import Stage
+from schedopt.systems.cyclic import freshest, keep_pace, one_ago
 from schedopt.systems.setting import Setting, require_time
 from schedopt.systems.timetable import Name
+from schedopt.systems.zero import AT_ONCE
 
 Done = list[Name | Transfer]
 

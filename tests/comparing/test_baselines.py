@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schedopt import Chain, InputError, Layer, Platform, Result, Scope, solve
+from schedopt.comparing.baselines import named_baseline, usual_baselines
+from schedopt.comparing.measures import measure_plan
 from schedopt.reporting.comparison import comparison_table, say_best
-from schedopt.reporting.rivals import named_rival, usual_rivals
-from schedopt.systems.figures import measure_plan
 from tests.strategies import chains, platforms
 
 
@@ -34,7 +34,7 @@ UNEVEN = Chain(layers=(layer(4, 8, 1), layer(1, 2, 1), layer(1, 2, 1), layer(1, 
 def test_the_usual_cuts_by_hand() -> None:
     result = best(UNEVEN, Platform(gpus=2, memory=100))
     assert result.plan is not None
-    even, balanced = usual_rivals(result.plan, 8)
+    even, balanced = usual_baselines(result.plan, 8)
     # Two layers each: 12 + 3 against 6. By time: 12 against 9.
     assert even.figures is not None
     assert balanced.figures is not None
@@ -58,22 +58,22 @@ def test_what_does_not_fit_says_what_would() -> None:
     chain = Chain(layers=(layer(1, 1, 20), layer(1, 1, 2), layer(1, 1, 1), layer(1, 1, 1)))
     result = best(chain, Platform(gpus=2, memory=22))
     assert result.plan is not None
-    rivals = list(usual_rivals(result.plan, 4))
-    assert [rival.figures for rival in rivals] == [None, None]
-    assert [rival.note for rival in rivals] == [
+    baselines = list(usual_baselines(result.plan, 4))
+    assert [baseline.figures for baseline in baselines] == [None, None]
+    assert [baseline.note for baseline in baselines] == [
         "does not fit at any period; it would with 24 B",
         "does not fit at any period; it would with 24 B",
     ]
     ours = measure_plan(result.plan, 4, "ours")
-    assert say_best(ours, rivals).startswith("None of what it is compared with fits")
-    assert comparison_table(ours, rivals, "sum").rows[1][1:7] == ("-", "-", "-", "-", "no", "-")
+    assert say_best(ours, baselines).startswith("None of what it is compared with fits")
+    assert comparison_table(ours, baselines, "sum").rows[1][1:7] == ("-", "-", "-", "-", "no", "-")
 
 
 def test_tied_layers_are_not_parted() -> None:
     tied = replace(UNEVEN, same_gpu=((0, 3),))
     result = best(tied, Platform(gpus=2, memory=100))
     assert result.plan is not None
-    even, balanced = usual_rivals(result.plan, 4)
+    even, balanced = usual_baselines(result.plan, 4)
     assert (even.figures, even.note) == (None, "the even split parts the tied layers 0 and 3")
     assert balanced.figures is not None
     # All four are tied: one stage, and all their time.
@@ -89,11 +89,11 @@ def test_a_best_plan_is_never_behind_the_usual_ones(data: st.DataObject) -> None
     result = best(chain, data.draw(platforms()))
     if result.plan is None:
         return
-    for rival in usual_rivals(result.plan, 3):
-        if rival.figures is not None:
-            assert not rival.figures.over_bytes
+    for baseline in usual_baselines(result.plan, 3):
+        if baseline.figures is not None:
+            assert not baseline.figures.over_bytes
             assert result.period is not None
-            assert rival.figures.period >= result.period
+            assert baseline.figures.period >= result.period
 
 
 def test_a_named_plan_is_of_the_same_chain_and_says_where_it_runs() -> None:
@@ -101,10 +101,10 @@ def test_a_named_plan_is_of_the_same_chain_and_says_where_it_runs() -> None:
     other = best(UNEVEN, Platform(gpus=3, memory=50)).plan
     assert plan is not None
     assert other is not None
-    assert named_rival("now.json", plan, plan, 4).note == ""
-    rival = named_rival("now.json", other, plan, 4)
-    assert rival.figures == measure_plan(other, 4, "now.json")
-    assert rival.note == f"on {other.platform}"
+    assert named_baseline("now.json", plan, plan, 4).note == ""
+    baseline = named_baseline("now.json", other, plan, 4)
+    assert baseline.figures == measure_plan(other, 4, "now.json")
+    assert baseline.note == f"on {other.platform}"
     different = replace(plan, chain=replace(UNEVEN, input_bytes=7))
     with pytest.raises(InputError, match=r"now.json: chain_sha256: .* another chain"):
-        named_rival("now.json", plan, different, 4)
+        named_baseline("now.json", plan, different, 4)

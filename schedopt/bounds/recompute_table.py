@@ -1,7 +1,7 @@
 """Bounds on the least time of recompute of every stage at once, made exact where it matters.
 
 For a fixed price of a byte the shortest path through the layers of a stage is a bound (see
-`schedopt.solving.recomputation`). It is worked out for all first layers at once and a range of
+`schedopt.bounds.recomputation`). It is worked out for all first layers at once and a range of
 prices, one layer after the other. Floats are rounded down by more than they can be wrong.
 """
 
@@ -13,10 +13,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from schedopt.bounds.recomputation import RecomputeChoice, cheapest_recompute, input_bytes
 from schedopt.chain import Chain
 from schedopt.interrupts import never_stop, raise_if_stopped
 from schedopt.platform import Gpu
-from schedopt.solving.recomputation import RecomputeChoice, cheapest_recompute, input_bytes
 
 Array = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schedopt import Chain, Gpu, Layer
+from schedopt.bounds.recomputation import Runs, cheapest_recompute
+from schedopt.bounds.recompute_table import NEVER, RecomputeTable
 from schedopt.interrupts import Stopped, never_stop
-from schedopt.solving.recomputation import Runs, cheapest_recompute
-from schedopt.solving.recompute_table import NEVER, RecomputeTable
 
 GPU = Gpu(memory_bytes=10**6)
 
