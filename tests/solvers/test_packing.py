@@ -8,7 +8,7 @@ from itertools import permutations, product
 from typing import Any
 
 import pytest
-from hypothesis import assume, example, given, settings
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from schedopt import Chain, Layer, Platform, Problem, Result, Scope, Stage, check, solve
@@ -19,6 +19,7 @@ from schedopt.solvers.packing import Hole, Key, holes
 from schedopt.solvers.packing import solve as packing
 from schedopt.solving.incumbent import find_infeasibility
 from schedopt.solving.run import Run
+from tests.budgets import trials
 
 NUMBERS = (3, 2, 2, 3, 3, 1)
 
@@ -55,7 +56,7 @@ def loads_fit(times: Sequence[int], gpus: int, period: int) -> bool:
     )
 
 
-@settings(deadline=None, max_examples=60)
+@trials(60)
 @given(
     st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=6),
     st.integers(1, 3),
@@ -84,7 +85,7 @@ def test_onto_gpus_by_trying_everything(
     assert proof is None or proof.scope.covers(wide)
 
 
-@settings(deadline=None, max_examples=40)
+@trials(40)
 @given(st.lists(st.integers(1, 8), min_size=3, max_size=6).filter(lambda one: len(one) != 4))
 def test_what_both_theorems_ask_is_the_same_packing(drawn: list[int]) -> None:
     """Any numbers, also those whose groups are not of three."""
@@ -133,7 +134,7 @@ def filled(draw: st.DrawFn) -> Problem:
     )
 
 
-@settings(deadline=None, max_examples=40)
+@trials(40)
 @given(filled())
 def test_into_holes_as_the_solver_of_all_given_allocations(problem: Problem) -> None:
     run = Run(problem, time_limit=60)
@@ -150,7 +151,7 @@ def test_into_holes_as_the_solver_of_all_given_allocations(problem: Problem) -> 
         assert found.pattern.period_total_ns == problem.scope.period_ns
 
 
-@settings(deadline=None, max_examples=60)
+@trials(60)
 @given(
     st.lists(st.integers(1, 4), min_size=1, max_size=4),
     st.lists(st.integers(1, 5), min_size=1, max_size=3),

@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import Literal
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from ortools.sat.python import cp_model
 
@@ -37,6 +37,7 @@ from schedopt.solving.cp_sat import solve_model
 from schedopt.solving.incumbent import find_infeasibility
 from schedopt.solving.run import Run
 from tests.bounds.every_plan import Memory, has_plan, tight_problems
+from tests.budgets import trials
 from tests.layers import layer
 
 GENERAL = Scope(allocation="general")
@@ -51,7 +52,7 @@ def relaxed(problem: Problem) -> tuple[Run, list[tuple[Stage, ...]]]:
 @pytest.mark.parametrize("memory", ["sum", "peak"])
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("split", [False, True])
-@settings(max_examples=40)
+@trials(40)
 @given(data=st.data())
 def test_no_plan_is_below(
     data: st.DataObject, split: bool, recompute: bool, memory: Memory
