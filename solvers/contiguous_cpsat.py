@@ -11,12 +11,12 @@ from typing import Final
 
 from schedopt.errors import InputError
 from schedopt.problem import Problem, Scope
-from schedopt.solvers.one_f_one_b_star import refuse_unsupported
 from schedopt.solving.models.contiguous_allocation import ContiguousAllocation
 from schedopt.solving.models.order_model import OrderModel
 from schedopt.solving.models.pattern_search import LONGEST, AllocationSearch
 from schedopt.solving.models.pipeline import covers_grain
 from schedopt.solving.models.slots import SlotGraph, Slots
+from schedopt.solving.requirements import refuse_unsupported
 from schedopt.solving.run import Run
 
 MOST_PLACES: Final = 4096

@@ -13,12 +13,12 @@ from schedopt.bounds.load import longest_layer_ns
 from schedopt.errors import InputError
 from schedopt.problem import Problem, Scope
 from schedopt.solvers import contiguous
-from schedopt.solvers.one_f_one_b_star import refuse_unsupported
 from schedopt.solving.models.any_allocation import AnyAllocation
 from schedopt.solving.models.load_relaxation import LoadRelaxation, keeps_nothing, most_places
 from schedopt.solving.models.order_model import OrderModel
 from schedopt.solving.models.pattern_search import LONGEST, AllocationSearch
 from schedopt.solving.models.slots import SlotGraph, Slots
+from schedopt.solving.requirements import refuse_unsupported
 from schedopt.solving.run import Run
 
 PROOF: Final = "CP-SAT over all allocations and all orders of k micro-batches"

@@ -18,14 +18,14 @@ from schedopt.plan import Plan
 from schedopt.problem import LARGEST_HORIZON_NS, Problem, Scope
 from schedopt.result import Infeasibility
 from schedopt.solvers.contiguous import best_stages
-from schedopt.solvers.one_f_one_b_star import refuse_unsupported, with_memory
 from schedopt.solving.models.bisection import bisect_period, query_model
 from schedopt.solving.models.given_allocation import GivenAllocation
 from schedopt.solving.models.order_model import OrderModel
 from schedopt.solving.models.pattern_search import LONGEST, PatternScan
-from schedopt.solving.models.pipeline import AllocatedPipeline, covers_grain, require_stages
+from schedopt.solving.models.pipeline import AllocatedPipeline, covers_grain
 from schedopt.solving.models.slots import as_layers
 from schedopt.solving.models.tasks import PatternSolution
+from schedopt.solving.requirements import refuse_unsupported, require_stages
 from schedopt.solving.run import Run
 from schedopt.stage import Stage
 
@@ -103,7 +103,7 @@ def _allocations(
     seen = {best}
     largest = max(gpu.usable_bytes for gpu in problem.platform.gpus)
     for extra in EXTRA:
-        more = with_memory(problem, int(largest * extra))
+        more = problem.with_extra_memory(int(largest * extra))
         found = best_stages(more, LARGEST_HORIZON_NS, run)
         if found is not None and (stages := tuple(found[0])) not in seen:
             seen.add(stages)

@@ -30,16 +30,16 @@ def stage_by_layer(chain: Chain, platform: Platform) -> list[Stage]:
 
 
 def eager_plan(chain: Chain, platform: Platform, stages: list[Stage]) -> Plan | None:
-    run = Run(Problem(chain=chain, platform=platform))
-    run.begin("eager")
-    report_eager(run.problem, stages, run)
+    problem = Problem(chain=chain, platform=platform)
+    run = Run(problem)
+    report_eager(problem, stages, run)
     return run.best()
 
 
 def star_plan(chain: Chain, platform: Platform, stages: list[Stage]) -> Plan | None:
-    run = Run(Problem(chain=chain, platform=platform))
-    run.begin("star")
-    report_stages(run.problem, stages, run)
+    problem = Problem(chain=chain, platform=platform)
+    run = Run(problem)
+    report_stages(problem, stages, run)
     return run.best()
 
 

@@ -271,4 +271,4 @@ def test_no_further_shape_is_looked_at_when_time_is_up(monkeypatch: pytest.Monke
     # The first gives a plan.
     assert looked == [(4, 1)]
     assert run.best() is not None
-    assert run.left_out
+    assert run.events.left_out

@@ -210,7 +210,7 @@ def test_each_attempt_has_a_share_of_the_time() -> None:
     remaining = run.remaining()
     assert remaining is not None
     assert 39 < remaining <= 40
-    assert not run.ended()
+    assert not run.clock.ended()
 
 
 @given(chains(longest=4), platforms(most=3))
