@@ -9,10 +9,10 @@ from schedopt.errors import InputError
 from schedopt.plan import Kind, Plan
 from schedopt.stage import Stage
 from schedopt.systems.collectives import all_reduce_and_update
-from schedopt.systems.setting import Setting
+from schedopt.systems.config import SystemConfig
 
 
-def plan(setting: Setting) -> Plan:
+def plan(config: SystemConfig) -> Plan:
     """Return a step of Chimera with one pair of pipelines.
 
     Stage s lies on GPUs s and P - 1 - s; even micro-batches go down, odd ones up. A unit is P
@@ -24,22 +24,22 @@ def plan(setting: Setting) -> Plan:
     its direction runs F of stage s in slot s + 2j and B in slot 2P - 1 - s + 2j of the unit, and
     units begin 2P slots apart. For even P no two fall on the same slot of a GPU.
     """
-    gpus = len(setting.platform.gpus)
+    gpus = len(config.platform.gpus)
     if gpus % 2:
         raise InputError(
             f"Chimera needs an even number of GPUs, and there {'are' if gpus > 1 else 'is'} {gpus}",
             field="gpus",
             way_out=f"Use {f'{gpus - 1} or ' if gpus > 1 else ''}{gpus + 1} GPUs",
         )
-    setting.require_multiple("Chimera runs units of as many micro-batches")
-    cuts = balanced_cuts(setting.chain, gpus)
+    config.require_multiple("Chimera runs units of as many micro-batches")
+    cuts = balanced_cuts(config.chain, gpus)
     stages = [Stage(layers=cut, gpus=(s, gpus - 1 - s)) for s, cut in enumerate(cuts)]
-    timetable = setting.timetable(setting.flush_rule(replicated=True), stages)
-    for _, kind, stage, i in sorted(_slots(setting.microbatches, gpus)):
-        timetable.run(kind, stage, i)
+    scheduler = config.scheduler(config.flush_rule(replicated=True), stages)
+    for _, kind, stage, i in sorted(_slots(config.microbatches, gpus)):
+        scheduler.run(kind, stage, i)
     for stage in reversed(range(gpus)):
-        all_reduce_and_update(timetable, stage, setting.microbatches)
-    return setting.flushed(timetable)
+        all_reduce_and_update(scheduler, stage, config.microbatches)
+    return config.flushed(scheduler)
 
 
 def _slots(microbatches: int, gpus: int) -> Iterator[tuple[int, Kind, int, int]]:

@@ -8,7 +8,7 @@ from schedopt.plan import Kind, Plan
 from schedopt.problem import Problem
 from schedopt.stage import Stage
 from schedopt.systems import interleaved, one_f_one_b
-from schedopt.systems.timetable import Timetable
+from schedopt.systems.list_scheduler import ListScheduler
 
 
 def engine_order(ranks: int, chunks: int, microbatches: int) -> Iterator[tuple[Kind, int, int]]:
@@ -44,9 +44,9 @@ def engine_step(problem: Problem, stages: Sequence[Stage]) -> Plan:
     """
     count = problem.scope.microbatches
     assert count is not None
-    timetable = Timetable(problem, stages)
+    scheduler = ListScheduler(problem, stages)
     ranks = len({stage.gpus for stage in stages})
     for kind, stage, i in engine_order(ranks, len(stages) // ranks, count):
-        timetable.run(kind, stage, i)
-    timetable.settle()
-    return timetable.plan(timetable.step(count), problem.scope)
+        scheduler.run(kind, stage, i)
+    scheduler.settle()
+    return scheduler.plan(scheduler.step(count), problem.scope)

@@ -8,13 +8,13 @@ from typing import Final
 from schedopt.cuts import balanced_cuts
 from schedopt.plan import Kind, Plan
 from schedopt.stage import Stage
-from schedopt.systems.setting import Setting
+from schedopt.systems.config import SystemConfig
 
 CHUNKS: Final = 2
 """v, the stages of each GPU."""
 
 
-def plan(setting: Setting) -> Plan:
+def plan(config: SystemConfig) -> Plan:
     """Return a step of interleaved 1F1B with two stages a GPU (Narayanan et al. 2021, figure 4).
 
     Stage s runs on GPU s mod P. Each GPU runs P micro-batches in its first stage, the same P in
@@ -22,16 +22,16 @@ def plan(setting: Setting) -> Plan:
     stages the other way round. GPU p runs 2 (P - p - 1) + (v - 1) P forwards, then a forward and a
     backward in turn. Equal stages leave a bubble of (P - 1) (F + B) / v for F and B of a GPU.
     """
-    setting.require_multiple("micro-batches go through the stages of a GPU in groups of as many")
-    gpus = len(setting.platform.gpus)
-    cuts = balanced_cuts(setting.chain, CHUNKS * gpus)
+    config.require_multiple("micro-batches go through the stages of a GPU in groups of as many")
+    gpus = len(config.platform.gpus)
+    cuts = balanced_cuts(config.chain, CHUNKS * gpus)
     stages = [Stage(layers=cut, gpus=(s % gpus,)) for s, cut in enumerate(cuts)]
-    timetable = setting.timetable(setting.flush_rule(replicated=False), stages)
-    for kind, stage, i in order(gpus, CHUNKS, setting.microbatches):
-        timetable.run(kind, stage, i)
+    scheduler = config.scheduler(config.flush_rule(replicated=False), stages)
+    for kind, stage, i in order(gpus, CHUNKS, config.microbatches):
+        scheduler.run(kind, stage, i)
     for stage in reversed(range(len(stages))):
-        timetable.update(stage, setting.microbatches - 1)
-    return setting.flushed(timetable)
+        scheduler.update(stage, config.microbatches - 1)
+    return config.flushed(scheduler)
 
 
 def order(gpus: int, chunks: int, microbatches: int) -> Iterator[tuple[Kind, int, int]]:

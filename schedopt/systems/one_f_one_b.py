@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from schedopt.plan import Kind, Plan
-from schedopt.systems.setting import Setting
+from schedopt.systems.config import SystemConfig
 
 
-def flush(setting: Setting) -> Plan:
+def flush(config: SystemConfig) -> Plan:
     """Return a step of 1F1B with a flush, a stage on each GPU.
 
     PipeDream-Flush (Narayanan et al. 2021, figure 3), which is the early backward of DAPPLE (Fan
     et al. 2021): stage s of P runs P - s forwards, then a backward and a forward in turn, and
     keeps the activations of at most P - s micro-batches.
     """
-    timetable = setting.timetable(setting.flush_rule(replicated=False), setting.pipeline())
-    for kind, stage, i in order(len(timetable.stages), setting.microbatches):
-        timetable.run(kind, stage, i)
-    for stage in range(len(timetable.stages)):
-        timetable.update(stage, setting.microbatches - 1)
-    return setting.flushed(timetable)
+    scheduler = config.scheduler(config.flush_rule(replicated=False), config.pipeline())
+    for kind, stage, i in order(len(scheduler.stages), config.microbatches):
+        scheduler.run(kind, stage, i)
+    for stage in range(len(scheduler.stages)):
+        scheduler.update(stage, config.microbatches - 1)
+    return config.flushed(scheduler)
 
 
 def order(gpus: int, microbatches: int) -> Iterator[tuple[Kind, int, int]]:

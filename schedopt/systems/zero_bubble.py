@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from schedopt.plan import Plan
-from schedopt.systems.setting import Setting
+from schedopt.systems.config import SystemConfig
 
 
-def h1(setting: Setting) -> Plan:
+def h1(config: SystemConfig) -> Plan:
     """Return a step of ZB-H1 (Qi et al. 2023, section 2.1), a stage on each GPU.
 
     As 1F1B with a flush, but stage s runs W of each micro-batch s micro-batches after its I, so
@@ -18,21 +18,21 @@ def h1(setting: Setting) -> Plan:
     InputError
         If the chain does not say how long the halves of the backward take.
     """
-    layers = range(len(setting.chain.layers))
-    setting.chain.require("backward_input_ns", layers, needed_by="a backward in two halves")
-    stages = setting.pipeline()
-    timetable = setting.timetable(setting.flush_rule(replicated=False), stages)
-    m = setting.microbatches
+    layers = range(len(config.chain.layers))
+    config.chain.require("backward_input_ns", layers, needed_by="a backward in two halves")
+    stages = config.pipeline()
+    scheduler = config.scheduler(config.flush_rule(replicated=False), stages)
+    m = config.microbatches
     for stage in range(len(stages)):
         ahead = min(m, len(stages) - stage)
         for i in range(ahead):
-            timetable.run("F", stage, i)
+            scheduler.run("F", stage, i)
         for i in range(m + stage):
             if i < m:
-                timetable.run("I", stage, i)
+                scheduler.run("I", stage, i)
             if 0 <= i - stage < m:
-                timetable.run("W", stage, i - stage)
+                scheduler.run("W", stage, i - stage)
             if i + ahead < m:
-                timetable.run("F", stage, i + ahead)
-        timetable.update(stage, m - 1)
-    return setting.flushed(timetable, split=True)
+                scheduler.run("F", stage, i + ahead)
+        scheduler.update(stage, m - 1)
+    return config.flushed(scheduler, split=True)

@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 
 from schedopt.cli.compare import telling
-from schedopt.systems.registry import SYSTEMS
+from schedopt.systems.catalogue import SYSTEMS
 from tests.cli.commands import ROOT, run
 from tests.systems.stand_ins import CHAIN, names
 
 STAND_INS = """
 import sys
-from schedopt.systems import registry
-from schedopt.systems.registry import System
+from schedopt.systems import catalogue
+from schedopt.systems.catalogue import System
 from tests.systems import stand_ins
-registry.SYSTEMS = (*stand_ins.SYSTEMS, *(
+catalogue.SYSTEMS = (*stand_ins.SYSTEMS, *(
     System(name, name, f"tests.systems.stand_ins:{name}", "") for name in ("wrong", "interrupting")
 ))
 from schedopt.cli import main

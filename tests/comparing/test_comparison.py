@@ -25,7 +25,7 @@ from schedopt.comparing.comparison import (
 from schedopt.comparing.measures import Figures
 from schedopt.comparing.picture import save_comparison_picture
 from schedopt.problem import MemoryReading
-from schedopt.systems.registry import System
+from schedopt.systems.catalogue import System
 from tests.drawing.helpers import texts
 from tests.systems import stand_ins
 from tests.systems.stand_ins import CHAIN, PLATFORM, SYSTEMS, install, names
@@ -213,12 +213,12 @@ def test_what_a_system_cannot_do_is_a_row() -> None:
         # The same on two GPUs, with activation and gradient between them: 8 times 6.
         (
             47,
-            "schedopt.systems.timetable",
+            "schedopt.systems.list_scheduler",
             "gpipe",
             "microbatches: the run would have more than 47 operations and transfers",
         ),
     ],
-    ids=["simulation", "timetable"],
+    ids=["simulation", "scheduler"],
 )
 def test_more_than_can_be_laid_out_is_a_row(
     most: int, place: str, name: str, note: str, monkeypatch: pytest.MonkeyPatch

@@ -18,9 +18,9 @@ from schedopt.systems import (
     one_f_one_b,
     zero_bubble,
 )
+from schedopt.systems.config import SystemConfig
 from schedopt.systems.data_parallel import list_buckets
-from schedopt.systems.setting import Setting
-from tests.systems.settings import AMPLE, equal
+from tests.systems.configs import AMPLE, equal
 
 
 def order(plan: Plan, gpu: int) -> list[tuple[str, int, int]]:
@@ -107,16 +107,16 @@ def test_zero_bubble_leaves_f_and_i_less_w_a_stage(microbatches: int) -> None:
 
 
 def test_zero_bubble_names_the_field_that_it_needs() -> None:
-    setting = equal(2, 2, backward_input_ns=None, backward_weight_ns=None)
+    config = equal(2, 2, backward_input_ns=None, backward_weight_ns=None)
     with pytest.raises(InputError, match=r"layers\[0\].backward_input_ns"):
-        zero_bubble.h1(setting)
+        zero_bubble.h1(config)
 
 
-def linked(gpus: int, microbatches: int, **more: int) -> Setting:
+def linked(gpus: int, microbatches: int, **more: int) -> SystemConfig:
     """Return 3 layers of 3 ns whose gradients of 4 bytes take 4 ns from GPU to GPU."""
-    setting = equal(gpus, microbatches, layers=3, **({"gradient_bytes": 4} | more))
+    config = equal(gpus, microbatches, layers=3, **({"gradient_bytes": 4} | more))
     platform = Platform(gpus=gpus, memory=AMPLE, bandwidth=10**9, duplex="full")
-    return replace(setting, platform=platform)
+    return replace(config, platform=platform)
 
 
 def test_a_blocking_all_reduce_follows_all_backwards() -> None:
@@ -165,10 +165,10 @@ def test_buckets_are_filled_from_the_end() -> None:
     # Layers without gradients wait for one that has some, or join the first that has.
     assert list_buckets(_with_gradients(0, 0, 2, 0, 3, 0), 1) == [(0, 3), (4, 5)]
     assert list_buckets(_with_gradients(0, 0), 1) == [(0, 1)]
-    setting = Setting(
+    config = SystemConfig(
         chain=chain, platform=Platform(gpus=2, memory=AMPLE), microbatches=2, bucket_bytes=6
     )
-    assert [stage.layers for stage in data_parallel.bucketed(setting).stages] == [
+    assert [stage.layers for stage in data_parallel.bucketed(config).stages] == [
         (0, 0),
         (1, 2),
         (3, 4),

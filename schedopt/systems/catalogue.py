@@ -9,9 +9,9 @@ from typing import Final, cast
 
 from schedopt.errors import InputError
 from schedopt.plan import Plan
-from schedopt.systems.setting import Setting
+from schedopt.systems.config import SystemConfig
 
-Constructor = Callable[[Setting], Plan]
+Constructor = Callable[[SystemConfig], Plan]
 """Makes a plan; raises `InputError` for a chain or a number of GPUs that it cannot do."""
 
 
@@ -36,7 +36,7 @@ class System:
     constructor: str
     source: str
 
-    def plan(self, setting: Setting) -> Plan:
+    def plan(self, config: SystemConfig) -> Plan:
         """Make the plan of this system.
 
         Raises
@@ -45,7 +45,7 @@ class System:
             If it cannot do the chain or the number of GPUs, with the reason.
         """
         module, _, function = self.constructor.partition(":")
-        return cast(Constructor, getattr(import_module(module), function))(setting)
+        return cast(Constructor, getattr(import_module(module), function))(config)
 
 
 SYSTEMS: Final[tuple[System, ...]] = (

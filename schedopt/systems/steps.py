@@ -7,8 +7,8 @@ from dataclasses import replace
 from schedopt.chain import Chain, Layer
 from schedopt.plan import Plan
 from schedopt.platform import Platform
-from schedopt.systems.registry import find_system
-from schedopt.systems.setting import Setting
+from schedopt.systems.catalogue import find_system
+from schedopt.systems.config import SystemConfig
 
 
 def published_step(name: str, chain: Chain, platform: Platform, microbatches: int) -> Plan:
@@ -30,8 +30,8 @@ def published_step(name: str, chain: Chain, platform: Platform, microbatches: in
         If the system cannot do the chain, the number of GPUs or that of micro-batches.
     """
     plain = replace(chain, layers=tuple(map(_without_updates, chain.layers)))
-    setting = Setting(chain=plain, platform=platform, microbatches=microbatches)
-    return replace(find_system(name).plan(setting), chain=chain)
+    config = SystemConfig(chain=plain, platform=platform, microbatches=microbatches)
+    return replace(find_system(name).plan(config), chain=chain)
 
 
 def _without_updates(layer: Layer) -> Layer:
