@@ -12,7 +12,7 @@ from schedopt.exporting.targets import refused
 from schedopt.plan import Plan
 from schedopt.problem import Problem, Scope
 from schedopt.simulation import simulate
-from schedopt.systems.engine_step import engine_step
+from schedopt.systems.steps import engine_step
 from schedopt.units import format_bytes, format_duration, printable
 from schedopt.version import __version__
 

@@ -48,157 +48,76 @@ class System:
         return cast(Constructor, getattr(import_module(module), function))(config)
 
 
-SYSTEMS: Final[tuple[System, ...]] = (
-    System(
-        "one_gpu",
-        "one GPU",
-        "schedopt.systems.gradient_accumulation:plan",
-        "gradient accumulation",
-    ),
-    System(
+_TABLE: Final = (
+    # What one types, what one reads, module:function in this room, who described it.
+    ("one_gpu", "one GPU", "flushes:one_gpu", "gradient accumulation"),
+    (
         "dp_blocking",
         "data parallelism, all-reduce after the backward",
-        "schedopt.systems.data_parallel:blocking",
+        "data_parallel:blocking",
         "Patarasuk and Yuan 2009 (ring)",
     ),
-    System(
+    (
         "dp_overlapped",
         "data parallelism, all-reduce layer by layer",
-        "schedopt.systems.data_parallel:overlapped",
+        "data_parallel:overlapped",
         "Li et al. 2020",
     ),
-    System(
+    (
         "dp_bucketed",
         "data parallelism, all-reduce in buckets",
-        "schedopt.systems.data_parallel:bucketed",
+        "data_parallel:bucketed",
         "Li et al. 2020 (PyTorch DDP)",
     ),
-    System(
+    (
         "dp_by_layer",
         "data parallelism, gradients or what W needs, layer by layer",
-        "schedopt.systems.data_parallel_by_layer:plan",
+        "data_parallel_by_layer:plan",
         "Boehm 2022",
     ),
-    System(
-        "zero_1",
-        "ZeRO-1, sharded optimizer state",
-        "schedopt.systems.zero:optimizer",
-        "Rajbhandari et al. 2020",
-    ),
-    System(
-        "zero_2",
-        "ZeRO-2, sharded gradients too",
-        "schedopt.systems.zero:gradient",
-        "Rajbhandari et al. 2020",
-    ),
-    System(
-        "zero_3",
-        "ZeRO-3, sharded parameters too",
-        "schedopt.systems.zero:parameter",
-        "Rajbhandari et al. 2020",
-    ),
-    System("gpipe", "GPipe", "schedopt.systems.gpipe:plan", "Huang et al. 2019"),
-    System(
+    ("zero_1", "ZeRO-1, sharded optimizer state", "zero:optimizer", "Rajbhandari et al. 2020"),
+    ("zero_2", "ZeRO-2, sharded gradients too", "zero:gradient", "Rajbhandari et al. 2020"),
+    ("zero_3", "ZeRO-3, sharded parameters too", "zero:parameter", "Rajbhandari et al. 2020"),
+    ("gpipe", "GPipe", "flushes:gpipe", "Huang et al. 2019"),
+    (
         "one_f_one_b_flush",
         "1F1B with a flush",
-        "schedopt.systems.one_f_one_b:flush",
+        "flushes:one_f_one_b",
         "Narayanan et al. 2021 (PipeDream-Flush), Fan et al. 2021 (DAPPLE)",
     ),
-    System(
+    (
         "interleaved",
         "interleaved 1F1B, two stages a GPU",
-        "schedopt.systems.interleaved:plan",
+        "flushes:interleaved",
         "Narayanan et al. 2021 (Megatron-LM)",
     ),
-    System("chimera", "Chimera", "schedopt.systems.chimera:plan", "Li and Hoefler 2021"),
-    System(
-        "zero_bubble", "zero bubble (ZB-H1)", "schedopt.systems.zero_bubble:h1", "Qi et al. 2023"
+    ("chimera", "Chimera", "flushes:chimera", "Li and Hoefler 2021"),
+    ("zero_bubble", "zero bubble (ZB-H1)", "flushes:zero_bubble", "Qi et al. 2023"),
+    ("pipedream", "PipeDream", "pipedream:pipedream", "Narayanan et al. 2019"),
+    (
+        "pipedream_vertical",
+        "PipeDream, vertical sync",
+        "pipedream:pipedream_vertical",
+        "Narayanan et al. 2019",
     ),
-    System(
-        name="pipedream",
-        title="PipeDream",
-        constructor="schedopt.systems.pipedream:pipedream",
-        source="Narayanan et al. 2019",
-    ),
-    System(
-        name="pipedream_vertical",
-        title="PipeDream, vertical sync",
-        constructor="schedopt.systems.pipedream:pipedream_vertical",
-        source="Narayanan et al. 2019",
-    ),
-    System(
-        name="pipedream_2bw",
-        title="PipeDream-2BW",
-        constructor="schedopt.systems.pipedream:pipedream_2bw",
-        source="Narayanan et al. 2021",
-    ),
-    System(
-        name="pipemare",
-        title="PipeMare",
-        constructor="schedopt.systems.pipedream:pipemare",
-        source="Yang et al. 2021",
-    ),
-    System(
-        name="cdp_v1",
-        title="CDP-v1, data parallelism",
-        constructor="schedopt.systems.cyclic:cdp_v1",
-        source="Fournier and Oyallon",
-    ),
-    System(
-        name="cdp_v1_one_gpu",
-        title="CDP-v1, one GPU",
-        constructor="schedopt.systems.cyclic:cdp_v1_one_gpu",
-        source="Fournier and Oyallon",
-    ),
-    System(
-        name="cdp_v1_mp",
-        title="CDP-v1, model parallelism",
-        constructor="schedopt.systems.cyclic:cdp_v1_mp",
-        source="Fournier and Oyallon",
-    ),
-    System(
-        name="cdp_v1_pp",
-        title="CDP-v1, pipeline",
-        constructor="schedopt.systems.cyclic:cdp_v1_pp",
-        source="Fournier and Oyallon",
-    ),
-    System(
-        name="cdp_v2",
-        title="CDP-v2, data parallelism",
-        constructor="schedopt.systems.cyclic:cdp_v2",
-        source="Fournier and Oyallon",
-    ),
-    System(
-        name="cdp_v2_one_gpu",
-        title="CDP-v2, one GPU",
-        constructor="schedopt.systems.cyclic:cdp_v2_one_gpu",
-        source="Fournier and Oyallon",
-    ),
-    System(
-        name="cdp_v2_mp",
-        title="CDP-v2, model parallelism",
-        constructor="schedopt.systems.cyclic:cdp_v2_mp",
-        source="Fournier and Oyallon",
-    ),
-    System(
-        name="cdp_v2_pp",
-        title="CDP-v2, pipeline",
-        constructor="schedopt.systems.cyclic:cdp_v2_pp",
-        source="Fournier and Oyallon",
-    ),
-    System(
-        name="cdp_v1_zero",
-        title="CDP-v1, sharded as ZeRO-3",
-        constructor="schedopt.systems.cyclic_zero:cdp_v1",
-        source="Fournier and Oyallon",
-    ),
-    System(
-        name="cdp_v2_zero",
-        title="CDP-v2, sharded as ZeRO-3",
-        constructor="schedopt.systems.cyclic_zero:cdp_v2",
-        source="Fournier and Oyallon",
-    ),
-    System("timeprest", "TiMePReSt", "schedopt.systems.timeprest:timeprest", "Dutta, Chaki and De"),
+    ("pipedream_2bw", "PipeDream-2BW", "pipedream:pipedream_2bw", "Narayanan et al. 2021"),
+    ("pipemare", "PipeMare", "pipedream:pipemare", "Yang et al. 2021"),
+    ("cdp_v1", "CDP-v1, data parallelism", "cyclic:cdp_v1", "Fournier and Oyallon"),
+    ("cdp_v1_one_gpu", "CDP-v1, one GPU", "cyclic:cdp_v1_one_gpu", "Fournier and Oyallon"),
+    ("cdp_v1_mp", "CDP-v1, model parallelism", "cyclic:cdp_v1_mp", "Fournier and Oyallon"),
+    ("cdp_v1_pp", "CDP-v1, pipeline", "cyclic:cdp_v1_pp", "Fournier and Oyallon"),
+    ("cdp_v2", "CDP-v2, data parallelism", "cyclic:cdp_v2", "Fournier and Oyallon"),
+    ("cdp_v2_one_gpu", "CDP-v2, one GPU", "cyclic:cdp_v2_one_gpu", "Fournier and Oyallon"),
+    ("cdp_v2_mp", "CDP-v2, model parallelism", "cyclic:cdp_v2_mp", "Fournier and Oyallon"),
+    ("cdp_v2_pp", "CDP-v2, pipeline", "cyclic:cdp_v2_pp", "Fournier and Oyallon"),
+    ("cdp_v1_zero", "CDP-v1, sharded as ZeRO-3", "cyclic_zero:cdp_v1", "Fournier and Oyallon"),
+    ("cdp_v2_zero", "CDP-v2, sharded as ZeRO-3", "cyclic_zero:cdp_v2", "Fournier and Oyallon"),
+    ("timeprest", "TiMePReSt", "timeprest:timeprest", "Dutta, Chaki and De"),
+)
+
+SYSTEMS: Final = tuple(
+    System(name, title, f"schedopt.systems.{constructor}", source)
+    for name, title, constructor, source in _TABLE
 )
 
 

@@ -100,7 +100,7 @@ def test_steps_of_all_plans_have_updates() -> None:
 def test_what_is_known_of_the_weights_makes_no_step_shorter(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    install(monkeypatch, System("gpipe", "", "schedopt.systems.gpipe:plan", ""))
+    install(monkeypatch, System("gpipe", "", "schedopt.systems.flushes:gpipe", ""))
     first, second = (replace(layer, update_ns=7) for layer in CHAIN.layers)
     unknown = replace(first, parameter_bytes=None, gradient_bytes=None, optimizer_bytes=None)
     steps = [
@@ -223,7 +223,7 @@ def test_what_a_system_cannot_do_is_a_row() -> None:
 def test_more_than_can_be_laid_out_is_a_row(
     most: int, place: str, name: str, note: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    install(monkeypatch, SYSTEMS[0], System("gpipe", "", "schedopt.systems.gpipe:plan", ""))
+    install(monkeypatch, SYSTEMS[0], System("gpipe", "", "schedopt.systems.flushes:gpipe", ""))
     for limit, outcome in ((most, "impossible"), (most + 1, "fits")):
         monkeypatch.setattr(f"{place}.MOST_EVENTS", limit)
         (row,) = compare(

@@ -16,7 +16,7 @@ from schedopt.checking import check
 from schedopt.plan import Plan, Transfer
 from schedopt.platform import Platform
 from schedopt.stage import Stage
-from schedopt.systems import cyclic, cyclic_zero, data_parallel, gpipe, zero
+from schedopt.systems import cyclic, cyclic_zero, data_parallel, flushes, zero
 from schedopt.systems.collectives import all_reduce_and_update
 from schedopt.systems.config import SystemConfig
 
@@ -177,7 +177,7 @@ _TWO_WAYS: Final = (BOTH_WAYS, lambda n: Fraction(2 * (n - 1), n))
 ROWS: Final = (
     Row(
         "Single-GPU DP",
-        lambda n: gpipe.plan(config_of(n, 1)),
+        lambda n: flushes.gpipe(config_of(n, 1)),
         _columns(lambda n: Fraction(n), lambda n: Fraction(n), NONE, NONE, CONSTANT, ONE, 0),
         {"parameters": (SHARED, ONE)},
     ),

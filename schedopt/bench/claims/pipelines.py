@@ -25,7 +25,7 @@ from schedopt.errors import InputError
 from schedopt.plan import Plan
 from schedopt.rule import Rule
 from schedopt.simulation import simulate
-from schedopt.systems import chimera, gpipe, one_f_one_b, pipedream
+from schedopt.systems import flushes, pipedream
 from schedopt.systems.config import SystemConfig
 
 CLAIM: Final = Claim(
@@ -40,9 +40,9 @@ CLAIM: Final = Claim(
 VERTICAL: Final = "with vertical sync, not with stashing alone"
 EVEN: Final = "an even number of GPUs, whose pipelines cross between two of them"
 SYSTEMS: Final[dict[str, Callable[[SystemConfig], Plan]]] = {
-    "GPipe": gpipe.plan,
-    "PipeDream-Flush": one_f_one_b.flush,
-    "Chimera": chimera.plan,
+    "GPipe": flushes.gpipe,
+    "PipeDream-Flush": flushes.one_f_one_b,
+    "Chimera": flushes.chimera,
     "PipeDream": pipedream.pipedream,
     "PipeDream, vertical sync": pipedream.pipedream_vertical,
     "PipeDream-2BW": pipedream.pipedream_2bw,
