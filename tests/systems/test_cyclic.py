@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import given
-from hypothesis import settings as options
 
 from schedopt import Platform
 from schedopt.account import concurrent_activations, load, versions
@@ -22,6 +21,7 @@ from schedopt.systems.cyclic import (
     cdp_v2_pp,
 )
 from schedopt.systems.pipedream import pipedream_2bw
+from tests.budgets import trials
 from tests.systems.soundness import (
     BYTE_A_NS,
     ROOM,
@@ -46,7 +46,7 @@ def config_of(system: Constructor, count: int, length: int = 1, **links: str | i
 
 @pytest.mark.parametrize("system", ALL)
 @given(config=configs(fewest=2))
-@options(max_examples=8, deadline=None)
+@trials(8)
 def test_every_plan_is_valid_and_holds_two_versions(
     system: Constructor, config: SystemConfig
 ) -> None:
