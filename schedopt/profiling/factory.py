@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from schedopt.errors import InputError
-from schedopt.profiling.telling import tell
+from schedopt.profiling.error_format import format_error
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _FIELD: Final = "model"
 _RETURNS: Final = "Return (module, inputs), then, if you like, loss, optimizer and data"
 _CONSTANTS: Final = (bool, int, float, str, type(None))
-_EXTRAS: Final = {"torch": "torch", "transformers": "hf"}
+_OPTIONAL_PACKAGES: Final = ("torch", "transformers")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -95,13 +95,13 @@ class Model:
         if not isinstance(self.inputs, Mapping | list | tuple):
             given: list[object] = [self.inputs]
         elif isinstance(self.inputs, Mapping):
-            given = [one for one in self.inputs.values() if not isinstance(one, _CONSTANTS)]
+            given = [value for value in self.inputs.values() if not isinstance(value, _CONSTANTS)]
         else:
             given = list(self.inputs)
-        for one in given:
-            if not isinstance(one, torch.Tensor):
+        for value in given:
+            if not isinstance(value, torch.Tensor):
                 raise InputError(
-                    f"an input is {_kind(one)}, not a tensor",
+                    f"an input is {_kind(value)}, not a tensor",
                     field=_FIELD,
                     way_out="Return one tensor, a tuple of tensors, or a dict of tensors by name",
                 )
@@ -182,7 +182,7 @@ def load_model(spec: str, **options: Any) -> Model:
         raise
     except (Exception, SystemExit) as error:
         raise InputError(
-            f"{spec} raised {tell(error)}",
+            f"{spec} raised {format_error(error)}",
             field=_FIELD,
             way_out="Give a function that needs no arguments; make python -c "
             f"'import {factory.__module__} as m; m.{spec.partition(':')[2]}()' work first",
@@ -239,18 +239,17 @@ def load_factory(spec: str) -> Callable[[], Any]:
             way_out=f"Write {dotted}:{function}, from the directory in which it can be imported",
         )
     module = _import(module_name)
-    found = getattr(module, function, None)
-    if found is None:
+    factory: Callable[[], Any] | None = getattr(module, function, None)
+    if factory is None:
         close = get_close_matches(function, list(vars(module)), n=1)
         hint = f"Did you mean {close[0]}?" if close else f"Define {function} in {module.__file__}"
         raise InputError(f"{module_name} has no {function}", field=_FIELD, way_out=hint)
-    if not callable(found):
+    if not callable(factory):
         raise InputError(
-            f"{spec} is {_kind(found)}, which cannot be called",
+            f"{spec} is {_kind(factory)}, which cannot be called",
             field=_FIELD,
             way_out="Name a function that returns the model",
         )
-    factory: Callable[[], Any] = found
     return factory
 
 
@@ -289,7 +288,7 @@ def _import(name: str) -> ModuleType:
         raise
     except ModuleNotFoundError as error:
         missing = error.name or ""
-        if missing in _EXTRAS:
+        if missing in _OPTIONAL_PACKAGES:
             raise _not_installed(missing) from error
         if not f"{name}.".startswith(f"{missing}."):
             raise _import_failed(name, error) from error
@@ -304,7 +303,7 @@ def _import(name: str) -> ModuleType:
 
 def _import_failed(name: str, error: BaseException) -> InputError:
     return InputError(
-        f"importing {name} raised {tell(error)}",
+        f"importing {name} raised {format_error(error)}",
         field=_FIELD,
         way_out=f"Make python -c 'import {name}' work first",
     )

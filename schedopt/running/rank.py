@@ -11,7 +11,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from schedopt.profiling.metering import Meter
+from schedopt.profiling.memory_meter import Meter
 from schedopt.running.action import Action
 from schedopt.running.exchange import Chunk, Exchange
 from schedopt.running.spans import Span

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from schedopt.plan import Plan
-from schedopt.profiling.clocks import make_clock
+from schedopt.profiling.devices import make_clock
 from schedopt.profiling.pieces import Piece
 from schedopt.running.action import Action
 from schedopt.running.actions import Actions
