@@ -1,6 +1,6 @@
 """The best contiguous 1-periodic plan, exactly, in polynomial time.
 
-`schedopt.solving.programme` decides whether contiguous stages reach a period T, with recompute
+`schedopt.solving.contiguous_dp` decides whether contiguous stages reach a period T, with recompute
 where the scope allows it. T is bisected; a possible T drops to the least that its stages reach.
 """
 
@@ -20,7 +20,7 @@ from schedopt.solvers.one_f_one_b_star import (
     report_best,
     with_memory,
 )
-from schedopt.solving.programme import Programme
+from schedopt.solving.contiguous_dp import ContiguousDP
 from schedopt.solving.run import Run
 from schedopt.solving.stage_chain import EVERY_PERIOD, StageChain, Thinning
 from schedopt.stage import Stage
@@ -44,7 +44,7 @@ def solve(problem: Problem, run: Run) -> None:
             field="solver",
             way_out="Leave the fixed stages out, or use one_f_one_b_star",
         )
-    search = Programme(problem, stopped=run.stopped)
+    search = ContiguousDP(problem, stopped=run.stopped)
     scope = proven_scope(problem)
     limit = problem.scope.period_ns
     low, high = search.least_period(), search.longest_period()
@@ -92,7 +92,7 @@ def _impossible(problem: Problem, run: Run) -> Scope:
 def prove_impossible(problem: Problem, run: Run) -> Infeasibility | None:
     """Return a proof that no contiguous stages fit the memory, if there is one."""
     problem = replace(problem, scope=replace(problem.scope, period_ns=None))
-    search = Programme(problem, stopped=run.stopped)
+    search = ContiguousDP(problem, stopped=run.stopped)
     period = search.longest_period()
     if search.stages_at(period, run) is not None or run.stopped():
         return None
@@ -114,7 +114,7 @@ def best_stages(
     thinning : Thinning
         Which of the periods carry a micro-batch.
     """
-    search = Programme(problem, thinning, stopped=run.stopped)
+    search = ContiguousDP(problem, thinning, stopped=run.stopped)
     high = min(high, search.longest_period())
     stages = search.stages_at(high, run) if high >= search.least_period() else None
     return None if stages is None else search.descend(stages, high, run)
@@ -138,7 +138,7 @@ def contiguous_stages(
         return
     stages, period = best
     yield stages
-    search = Programme(problem, stopped=run.stopped)
+    search = ContiguousDP(problem, stopped=run.stopped)
     for stretch in stretches:
         found = search.stages_at(int(period * stretch), run)
         if found is not None:
@@ -155,7 +155,7 @@ def _explain(problem: Problem, period: int, scope: Scope, run: Run) -> Infeasibi
     )
 
     def stages_with(extra: int) -> list[Stage] | None:
-        search = Programme(with_memory(problem, extra), stopped=run.stopped)
+        search = ContiguousDP(with_memory(problem, extra), stopped=run.stopped)
         return search.stages_at(period, run) if period >= search.least_period() else None
 
     low, high = 1, min(ample, LARGEST - max(gpu.memory_bytes for gpu in problem.platform.gpus))

@@ -12,7 +12,7 @@ from dataclasses import replace
 from schedopt.errors import InputError
 from schedopt.problem import Problem, Scope
 from schedopt.result import Infeasibility
-from schedopt.solving.course import require_stages
+from schedopt.solving.models.pipeline import require_stages
 from schedopt.solving.run import Run
 from schedopt.solving.sharing import best_plan
 from schedopt.solving.stage_chain import StageChain

@@ -18,7 +18,7 @@ from schedopt.result import Bound
 
 if TYPE_CHECKING:
     from schedopt.bounds.cuts import Array
-    from schedopt.solving.again_table import AgainTable
+    from schedopt.bounds.recompute_table import RecomputeTable
 
 PROOF: Final = "each stage keeps its micro-batches in flight while later stages work on them"
 MOST_COUNT: Final = 4096
@@ -120,11 +120,11 @@ class _Spans:
         most = min(MOST_COUNT, useful)
         self.cuts = Cuts(problem, most=most, backwards=True, stopped=stopped)
         self.carried = [Fraction(0), *_carried(problem)[::-1], Fraction(0)]
-        self.again: list[AgainTable] = []
+        self.again: list[RecomputeTable] = []
         if problem.rule.is_given and problem.scope.grain == "stage" and _recomputes(problem):
-            from schedopt.solving.again_table import AgainTable
+            from schedopt.bounds.recompute_table import RecomputeTable
 
-            self.again = [AgainTable(problem.chain, gpu, stopped) for gpu in self.cuts.kinds]
+            self.again = [RecomputeTable(problem.chain, gpu, stopped) for gpu in self.cuts.kinds]
 
     def least(self, period: Fraction, *, below: bool = False) -> Fraction | None:
         """Return a period that some stages allow, at most the one given, or below it.

@@ -17,8 +17,8 @@ from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode, unset_fa
 from torch.func import functional_call
 
 from schedopt.profiling.devices import Clock
-from schedopt.profiling.factory import Model
 from schedopt.profiling.layer_sweeps import Sweep
+from schedopt.profiling.model import Model
 from schedopt.profiling.pieces import Outline, Piece, blaming
 from schedopt.profiling.split_backward import enter
 from schedopt.profiling.tracing import WithLoss

@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 
 from schedopt.errors import InputError
 from schedopt.profiling.error_format import format_error
-from schedopt.profiling.factory import Model
+from schedopt.profiling.model import Model
 from schedopt.profiling.segmenting import find_cuts, make_segments
 from schedopt.profiling.tracing import WithLoss, no_tensor, trace
 

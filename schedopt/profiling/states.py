@@ -17,7 +17,7 @@ from schedopt.profiling.saved_tensors import storage_bytes, storage_key
 
 if TYPE_CHECKING:
     from schedopt.profiling.devices import Clock
-    from schedopt.profiling.factory import OptimizerFactory
+    from schedopt.profiling.model import OptimizerFactory
 
 OPTIMIZERS: Final[Mapping[str, OptimizerFactory]] = {
     "adamw": torch.optim.AdamW,

@@ -20,7 +20,7 @@ from schedopt.profiling.error_format import error_location
 from schedopt.profiling.saved_tensors import storage_key
 
 if TYPE_CHECKING:
-    from schedopt.profiling.factory import Loss, Model
+    from schedopt.profiling.model import Loss, Model
 
 _AFTER: Final = "after"
 BREAK: Final = (

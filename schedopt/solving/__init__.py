@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from schedopt.solving.ladder import as_answer, solve
+from schedopt.solving.portfolio import as_answer, solve
 from schedopt.solving.registry import load_solver, solver_names
 from schedopt.solving.run import Progress, Run
 

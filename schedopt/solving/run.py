@@ -15,7 +15,7 @@ from schedopt.errors import InvalidPlanError
 from schedopt.plan import Plan
 from schedopt.problem import Problem, Scope
 from schedopt.result import Bound, Infeasibility, as_ratio, best_bound
-from schedopt.solving.ways_out import ways_out
+from schedopt.solving.suggestions import ways_out
 from schedopt.units import format_duration
 
 
@@ -312,4 +312,4 @@ class Run:
 
 
 def _period(plan: Plan) -> Fraction:
-    return Fraction(plan.pattern.period_total_ns, plan.pattern.k)
+    return plan.pattern.period

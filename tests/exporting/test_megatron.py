@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from schedopt import Chain, InputError, Layer, Plan, Platform, Recipe, Result, Scope, Stage, solve
 from schedopt.checking import check
 from schedopt.exporting.megatron import export
-from schedopt.solvers import zero_bubble
+from schedopt.systems import zero_bubble
 from schedopt.systems.setting import Setting
 from tests import examples
 from tests.exporting.engines import blocks_of, by_rank, engine_plans, parse_layout

@@ -37,8 +37,6 @@ def made() -> dict[str, Deviation]:
     layers = (layer(10, 20, 300, 100), layer(20, 40, 600, None))
     figures = verify_chain(Chain(layers=layers, provenance={"whole": WHOLE}))
     return {figure.name: figure for figure in figures}
-        one.name: one for one in verify_chain(Chain(layers=layers, provenance={"whole": WHOLE}))
-    }
 
 
 def test_a_chain_that_knows_no_whole_run_is_compared_with_nothing() -> None:

@@ -13,8 +13,8 @@ from hypothesis import assume, given, settings
 
 from schedopt import Chain, Layer, Plan, Platform, Result, Scope, check, solve
 from schedopt.account import memory, versions
+from schedopt.comparing.baselines import Baseline
 from schedopt.reporting.page import page_data
-from schedopt.reporting.rivals import Rival
 from schedopt.simulation import simulate
 from schedopt.units import format_bytes, format_duration
 from tests.examples import EXAMPLES
@@ -99,8 +99,8 @@ def test_what_files_say_is_text() -> None:
     result = solved(name=EVIL, layer_name=EVIL)
     assert result.plan is not None
     evil = replace(result, solver=EVIL, ladder=(replace(result.ladder[0], note=EVIL),))
-    rivals = [Rival(name=EVIL, note=EVIL)]
-    text = page_of(evil, file=f"{EVIL}.json", rivals=rivals)
+    baselines = [Baseline(name=EVIL, note=EVIL)]
+    text = page_of(evil, file=f"{EVIL}.json", baselines=baselines)
     reader = Reader(text)
     assert [tag for tag, _ in reader.attributes].count("script") == 2
     assert "img" not in [tag for tag, _ in reader.attributes]

@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schedopt import Chain, Pattern, Plan, Platform, Stage, check
-from schedopt.running.action import Action
+from schedopt.actions import Action
 from schedopt.running.figures import bubble, by_one_clock, length, period, predict, replay
 from schedopt.running.records import Outcome, Record
 from schedopt.running.spans import Span
 from schedopt.simulation import Simulation, simulate
+from tests.actions.interpreters import ONE_GPU_EACH
 from tests.examples import EXAMPLES, layer, op
 from tests.running.crews import place
-from tests.running.interpreters import ONE_GPU_EACH
 
 
 def spans_of(*rows: tuple[int, str, int, int]) -> list[Span]:

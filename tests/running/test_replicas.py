@@ -19,8 +19,8 @@ from schedopt.account import concurrent_activations
 from schedopt.account.levels import highest
 from schedopt.account.reading import Reader
 from schedopt.account.versions import held_versions
+from schedopt.actions import Actions, make_actions, parse_actions, sent_bytes
 from schedopt.running import logical
-from schedopt.running.actions import Actions, make_actions, parse_actions, sent_bytes
 from schedopt.running.crew import begin_step
 from schedopt.running.figures import predict
 from schedopt.running.reference import Trained, emulate
@@ -28,12 +28,12 @@ from schedopt.running.weights import Weights
 from schedopt.simulation import Simulation, simulate
 from schedopt.systems.registry import SYSTEMS, find_system
 from schedopt.systems.setting import Setting
+from tests.actions.interpreters import run
 from tests.examples import EXAMPLES
 from tests.random_plans import quickened
 from tests.running import by_hand
 from tests.running.by_hand import ByHand
 from tests.running.crews import Crew, Optimizer, apart, hire, profile_of, sequential
-from tests.running.interpreters import run
 from tests.running.replicated import cyclic, every_plan, exchanged, gathered, quick, system
 from tests.systems.test_every_system import plans as random_plans
 

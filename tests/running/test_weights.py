@@ -14,9 +14,8 @@ from schedopt import Operation, Plan, Rule, Stage, check
 from schedopt.account.levels import highest
 from schedopt.account.reading import Reader
 from schedopt.account.versions import held_versions
+from schedopt.actions import Action, Actions
 from schedopt.rule import BackwardReads
-from schedopt.running.action import Action
-from schedopt.running.actions import Actions
 from schedopt.running.reference import emulate
 from schedopt.simulation import Event, simulate
 from tests.random_plans import runnable

@@ -23,10 +23,10 @@ from schedopt import (
     check,
     solve,
 )
-from schedopt.solving.allocations import AllocationModel
-from schedopt.solving.pieces import Pieces, PiecesModel
-from schedopt.solving.slots import Slots
-from schedopt.solving.windows import Windows
+from schedopt.solving.models.allocation_model import AllocationModel
+from schedopt.solving.models.layer_slots import LayerModel, LayerSlots
+from schedopt.solving.models.slots import GpuSlots
+from schedopt.solving.models.start_windows import StartWindows
 from tests.solvers.brute_force import contiguous_stages
 from tests.solvers.hints import log_of_model
 from tests.solvers.order_words import least_of
@@ -217,11 +217,11 @@ def without_saved_inputs(chain: Chain) -> Chain:
 def log_of(plan: Plan) -> str:
     """Return what CP-SAT says of a plan as a hint for the period that it has."""
     apart = plan.scope.grain == "layer"
-    slots = Pieces(plan.problem) if apart else Slots(plan.problem)
+    slots = LayerSlots(plan.problem) if apart else GpuSlots(plan.problem)
     answer = slots.answer(plan)
     assert answer is not None
-    windows = Windows(plan.problem, slots.count, answer.k, answer.period_ns)
-    model = PiecesModel(slots, windows) if apart else AllocationModel(slots, windows)
+    windows = StartWindows(plan.problem, slots.count, answer.k, answer.period_ns)
+    model = LayerModel(slots, windows) if apart else AllocationModel(slots, windows)
     model.hint(answer)
     return log_of_model(model.model)
 
@@ -233,7 +233,7 @@ def test_equal_gpus_may_change_places_and_others_not() -> None:
     for memory, found in (([9, 9], True), ([9, 8], False)):
         plan = solve(chain, Platform(2, memory), stages=stages).plan
         assert plan is not None
-        assert (Slots(plan.problem).answer(plan) is not None) is found
+        assert (GpuSlots(plan.problem).answer(plan) is not None) is found
 
 
 def test_a_plan_with_more_freedom_than_is_asked_for_is_no_hint() -> None:
@@ -253,8 +253,8 @@ def test_a_plan_with_more_freedom_than_is_asked_for_is_no_hint() -> None:
         more = any(stage.recompute for stage in plan.stages) or any(
             operation.kind == "I" for operation in plan.pattern.operations
         )
-        assert (Slots(narrow).answer(plan) is None) is more
-        assert Slots(plan.problem).answer(plan) is not None
+        assert (GpuSlots(narrow).answer(plan) is None) is more
+        assert GpuSlots(plan.problem).answer(plan) is not None
 
 
 def test_a_scope_that_is_not_contiguous_is_refused() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from fractions import Fraction
 from math import ceil
 
 import pytest
@@ -15,8 +14,8 @@ from schedopt.account import concurrent_activations, memory
 from schedopt.problem import Problem
 from schedopt.solvers.eager import report_eager
 from schedopt.solvers.one_f_one_b_star import report_stages
-from schedopt.solvers.pipedream import one_f_one_b
 from schedopt.solving import Run
+from schedopt.systems.pipedream import one_f_one_b
 from schedopt.systems.setting import Setting
 from tests.solvers.brute_force import group_numbers
 from tests.strategies import chains, platforms, stars
@@ -144,7 +143,7 @@ def test_a_run_of_1f1b_is_no_faster_and_keeps_no_less(pipeline: tuple[Chain, Pla
     run = one_f_one_b(Setting(chain=chain, platform=platform, microbatches=4), Rule(), stages)
     plan = eager_plan(chain, platform, stages)
     assert plan is not None
-    period = Fraction(run.pattern.period_total_ns, run.pattern.k)
+    period = run.pattern.period
     assert plan.pattern.period_total_ns <= ceil(period)
     assert all(a <= b for a, b in zip(in_flight(plan), in_flight(run), strict=True))
     if platform.link is None:

@@ -35,9 +35,9 @@ from schedopt.families import (
     theorem_6,
 )
 from schedopt.problem import Grain
-from schedopt.solving.anywhere import Anywhere, AnywhereWindows
-from schedopt.solving.anywhere_model import AnywhereModel
-from schedopt.solving.probing import decide
+from schedopt.solving.models.bisection import query_model
+from schedopt.solving.models.free_model import FreeModel
+from schedopt.solving.models.free_slots import FreeSlots, FreeWindows
 from schedopt.solving.run import Run
 from schedopt.solving.short_chains import keeps_nothing
 from tests.solvers import order_words
@@ -203,14 +203,14 @@ def test_few_in_flight_told_apart_exclude_nothing_possible_and_find_nothing_impo
     ]
     if not found or keeps_nothing(problem := Problem(chain=chain, platform=platform, scope=scope)):
         return
-    slots, run = Anywhere(problem), Run(problem)
+    slots, run = FreeSlots(problem), Run(problem)
     for period in range(max(1, min(found) - 1), min(found) + 1):
-        windows = AnywhereWindows(problem, slots.count, k, period)
+        windows = FreeWindows(problem, slots.count, k, period)
         if not all(windows.slots_of):
             assert period < min(found)
             continue
         for part in windows.narrow_first():
-            answer = decide(AnywhereModel(slots, part), None, run)
+            answer = query_model(FreeModel(slots, part), None, run)
             if period < min(found):
                 assert answer is None or not answer.starts
             elif part.holds_all:
@@ -251,11 +251,11 @@ def test_the_best_plan_so_far_is_a_complete_and_feasible_hint(
 
 def log_of(plan: Plan) -> str:
     """Return what CP-SAT says of a plan as a hint for the period that it has."""
-    slots = Anywhere(plan.problem)
+    slots = FreeSlots(plan.problem)
     answer = slots.answer(plan)
     assert answer is not None
-    windows = AnywhereWindows(plan.problem, slots.count, answer.k, answer.period_ns)
-    model = AnywhereModel(slots, windows)
+    windows = FreeWindows(plan.problem, slots.count, answer.k, answer.period_ns)
+    model = FreeModel(slots, windows)
     model.hint(answer)
     return log_of_model(model.model)
 
@@ -267,7 +267,7 @@ def test_gpus_that_are_alike_change_places_and_others_not() -> None:
     stages = [Stage(layers=(n, n), gpus=(gpu,)) for n, gpu in enumerate((2, 1, 0))]
     plan = solve(chain, Platform(gpus), stages=stages).plan
     assert plan is not None
-    answer = Anywhere(replace(plan.problem, scope=GENERAL, stages=())).answer(plan)
+    answer = FreeSlots(replace(plan.problem, scope=GENERAL, stages=())).answer(plan)
     assert answer is not None
     assert [stage.gpus for stage in answer.stages] == [(0,), (1,), (2,)]
 
@@ -327,8 +327,8 @@ def test_what_does_not_fit_has_no_place() -> None:
     problem = Problem(chain=Chain(layers=(layer,) * 3), platform=Platform(2, 9), scope=GENERAL)
     # For T = 6 one micro-batch of each is enough, 15 of 18 bytes. For T = 1 the way of 6 wants six
     # of the first layer, four and two of the others: 24 bytes.
-    assert AnywhereWindows(problem, 2, 1, 6).slots_of == [[0], [0, 1], [0, 1]]
-    assert AnywhereWindows(problem, 2, 1, 1).slots_of == [[], [], []]
+    assert FreeWindows(problem, 2, 1, 6).slots_of == [[0], [0, 1], [0, 1]]
+    assert FreeWindows(problem, 2, 1, 1).slots_of == [[], [], []]
 
 
 def test_work_that_takes_no_time_is_proven_for_one_micro_batch_only() -> None:

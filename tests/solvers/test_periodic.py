@@ -12,10 +12,10 @@ from schedopt import Chain, Gpu, InputError, Layer, Plan, Platform, Scope, Stage
 from schedopt.account.timeline import Timeline
 from schedopt.families import theorem_4
 from schedopt.problem import Problem
-from schedopt.solving.course import Course
-from schedopt.solving.cycles import least_cycle_time
-from schedopt.solving.orders import OrderModel
-from schedopt.solving.steps import Answer
+from schedopt.solving.models.order_model import OrderModel
+from schedopt.solving.models.pipeline import AllocatedPipeline
+from schedopt.solving.models.tasks import PatternSolution
+from schedopt.systems.cycles import least_cycle_time
 from tests.layers import layer
 from tests.solvers.hints import log_of_model
 from tests.solvers.patterns import fixed_problem, least_period
@@ -32,7 +32,7 @@ def test_equal_to_trying_every_start(
     data: st.DataObject, chain: Chain, platform: Platform, k: int
 ) -> None:
     stages = data.draw(allocations(chain, platform, most=3 if k == 1 else 2))
-    way = Course(fixed_problem(chain, platform, stages)).way
+    way = AllocatedPipeline(fixed_problem(chain, platform, stages)).path
     total = sum(step.length_ns for step in way)
     assume(k * total <= LONGEST and k * len(way) <= MOST_STEPS)
     result = solve(chain, platform, stages=stages, scope=fixed(k), solver="periodic")
@@ -162,22 +162,22 @@ def test_a_hint_is_complete_and_feasible_and_not_when_it_is_spoilt() -> None:
     assert "complete and is feasible" not in log_of(problem, spoilt)
 
 
-def answer_of(plan: Plan, problem: Problem) -> Answer:
+def answer_of(plan: Plan, problem: Problem) -> PatternSolution:
     """Return the absolute starts of a plan, that of the first forward being 0."""
     k, period = plan.pattern.k, plan.pattern.period_total_ns
     timeline = Timeline(plan)
     first = timeline.at("F", 0, 0).start_ns
     rows = [
         tuple(timeline.at(step.what, step.stage, j).start_ns - first for j in range(k))
-        for step in Course(problem).way
+        for step in AllocatedPipeline(problem).path
         if step.what in ("F", "B")
     ]
-    return Answer(k, period, tuple(rows))
+    return PatternSolution(k, period, tuple(rows))
 
 
-def log_of(problem: Problem, answer: Answer) -> str:
+def log_of(problem: Problem, answer: PatternSolution) -> str:
     """Return what CP-SAT says of a hint for the period that it has."""
-    model = OrderModel(Course(problem), answer.k, answer.period_ns)
+    model = OrderModel(AllocatedPipeline(problem), answer.k, answer.period_ns)
     model.hint(answer)
     return log_of_model(model.model)
 

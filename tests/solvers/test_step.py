@@ -13,7 +13,7 @@ from schedopt import Chain, InputError, Layer, Platform, Problem, Scope, Stage, 
 from schedopt.simulation import simulate
 from schedopt.solvers import step
 from schedopt.solving import Run
-from schedopt.solving.course import Course
+from schedopt.solving.models.pipeline import AllocatedPipeline
 from schedopt.systems.registry import find_system
 from schedopt.systems.setting import Setting
 from tests.solvers.patterns import fixed_problem, least_period
@@ -31,7 +31,7 @@ def test_equal_to_trying_every_start(
     data: st.DataObject, chain: Chain, platform: Platform, count: int
 ) -> None:
     stages = data.draw(allocations(chain, platform, most=3 if count == 1 else 2))
-    way = Course(fixed_problem(chain, platform, stages)).way
+    way = AllocatedPipeline(fixed_problem(chain, platform, stages)).path
     total = sum(step.length_ns for step in way)
     assume(0 < count * total <= LONGEST and count * len(way) <= MOST_STEPS)
     scope = Scope(allocation="fixed", microbatches=count, max_k=None)

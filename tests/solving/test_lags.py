@@ -12,7 +12,7 @@ from schedopt import Chain, Layer, Platform, Scope, check, solve
 from schedopt.account import concurrent_activations, memory
 from schedopt.plan import Plan
 from schedopt.simulation import simulate
-from schedopt.solving.lags import without_lags
+from schedopt.solving.retiming import compress_shifts
 from tests.strategies import platforms, split_chains
 
 
@@ -61,13 +61,13 @@ def test_what_was_spread_is_drawn_together(
     plan = solve(chain, platform, scope=scope, time_limit=5).plan
     assume(plan is not None)
     assert plan is not None
-    tight = without_lags(plan)
+    tight = compress_shifts(plan)
     wide = replace(
         spread(tight, seed),
         platform=platform.with_gpus([replace(gpu, memory_bytes=10**6) for gpu in platform.gpus]),
     )
     assert not check(wide)
-    again = without_lags(wide)
+    again = compress_shifts(wide)
     assert not check(again)
     assert again.pattern.period_total_ns == plan.pattern.period_total_ns
     for before, after in zip(memory(tight), memory(again), strict=True):

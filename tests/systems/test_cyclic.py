@@ -9,7 +9,7 @@ from hypothesis import settings as options
 from schedopt import Platform
 from schedopt.account import concurrent_activations, load, versions
 from schedopt.account.timeline import Timeline
-from schedopt.solvers.cyclic import (
+from schedopt.systems.cyclic import (
     cdp_v1,
     cdp_v1_mp,
     cdp_v1_one_gpu,
@@ -19,7 +19,7 @@ from schedopt.solvers.cyclic import (
     cdp_v2_one_gpu,
     cdp_v2_pp,
 )
-from schedopt.solvers.pipedream import pipedream_2bw
+from schedopt.systems.pipedream import pipedream_2bw
 from schedopt.systems.registry import Constructor
 from schedopt.systems.setting import Setting
 from tests.systems.soundness import (

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from schedopt import Chain, Layer, Plan, Platform, check
 from schedopt.account import load, traffic
 from schedopt.network import Duplex
-from schedopt.solvers.data_parallel_by_layer import plan as by_layer
+from schedopt.systems.data_parallel_by_layer import plan as by_layer
 from schedopt.systems.registry import find_system
 from schedopt.systems.setting import Setting
 from tests.systems.settings import AMPLE

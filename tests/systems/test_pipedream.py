@@ -10,7 +10,7 @@ from hypothesis import settings as options
 from schedopt import Chain, InputError, Platform, Rule, Scope
 from schedopt.account import concurrent_activations, versions
 from schedopt.plan import Kind
-from schedopt.solvers.pipedream import (
+from schedopt.systems.pipedream import (
     pipedream,
     pipedream_2bw,
     pipedream_vertical,

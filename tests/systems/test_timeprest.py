@@ -11,8 +11,8 @@ from schedopt.account import concurrent_activations, versions
 from schedopt.account.timeline import Timeline
 from schedopt.plan import Plan
 from schedopt.rule import Rule
-from schedopt.solvers.timeprest import timeprest, timeprest_plan, timeprest_run
 from schedopt.systems.setting import Setting
+from schedopt.systems.timeprest import timeprest, timeprest_plan, timeprest_run
 from tests.systems.soundness import (
     assert_sound,
     settings,
