@@ -118,8 +118,8 @@ class Infeasibility:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rung:
-    """One step of the ladder: what one solver added.
+class PhaseResult:
+    """One phase of the portfolio: what one solver added.
 
     Parameters
     ----------
@@ -150,6 +150,10 @@ class Rung:
         check_ratio(self, "bound_exact")
 
 
+Rung = PhaseResult
+"""Its old name, for one release."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Result(
     Stored,
@@ -172,7 +176,7 @@ class Result(
     bounds : tuple of Bound
         What was proven.
     infeasibility : Infeasibility, optional
-    ladder : tuple of Rung
+    ladder : tuple of PhaseResult
         What each solver added, in order.
     solver : str
         The one that found the plan.
@@ -189,7 +193,7 @@ class Result(
     plan: Plan | None = None
     bounds: tuple[Bound, ...] = ()
     infeasibility: Infeasibility | None = None
-    ladder: tuple[Rung, ...] = ()
+    ladder: tuple[PhaseResult, ...] = ()
     solver: str = ""
     seconds: float = 0.0
     seed: int = 0

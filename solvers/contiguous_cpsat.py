@@ -12,13 +12,13 @@ from typing import Final
 
 from schedopt.errors import InputError
 from schedopt.problem import Problem, Scope
-from schedopt.solvers.one_f_one_b_star import refuse_unsupported
 from schedopt.solving.models.allocation_model import AllocationModel
 from schedopt.solving.models.allocation_search import AllocationSearch, longest_k
 from schedopt.solving.models.layer_slots import LayerModel, LayerSlots
 from schedopt.solving.models.pipeline import covers_grain
 from schedopt.solving.models.slots import GpuSlots
 from schedopt.solving.models.start_windows import StartWindows
+from schedopt.solving.requirements import refuse_unsupported
 from schedopt.solving.run import Run
 
 MOST_PLACES: Final = 4096

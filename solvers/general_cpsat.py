@@ -13,11 +13,11 @@ from schedopt.bounds.load import longest_layer_ns
 from schedopt.errors import InputError
 from schedopt.problem import Problem, Scope
 from schedopt.solvers import contiguous
-from schedopt.solvers.one_f_one_b_star import refuse_unsupported
 from schedopt.solving.models.allocation_search import AllocationSearch, longest_k
 from schedopt.solving.models.free_model import FreeModel
 from schedopt.solving.models.free_slots import FreeSlots, FreeWindows
 from schedopt.solving.models.load_relaxation import LoadRelaxation
+from schedopt.solving.requirements import refuse_unsupported
 from schedopt.solving.run import Run
 from schedopt.solving.short_chains import keeps_nothing, most_places
 

@@ -19,10 +19,10 @@ from schedopt.errors import InputError
 from schedopt.plan import Kind, Operation, Pattern, Plan, place_in_period
 from schedopt.problem import Problem, Scope
 from schedopt.result import Infeasibility
-from schedopt.solvers.one_f_one_b_star import refuse_unsupported
-from schedopt.solving.models.pipeline import AllocatedPipeline, require_stages
+from schedopt.solving.models.pipeline import AllocatedPipeline
 from schedopt.solving.models.tasks import Task
 from schedopt.solving.packing import Undecided, pack
+from schedopt.solving.requirements import refuse_unsupported, require_stages
 from schedopt.solving.run import Run
 from schedopt.solving.short_chains import keeps_nothing
 from schedopt.stage import Stage

@@ -19,16 +19,11 @@ from schedopt.plan import Plan
 from schedopt.problem import LARGEST_HORIZON_NS, Problem, Scope
 from schedopt.result import Infeasibility
 from schedopt.solvers.contiguous import best_stages
-from schedopt.solvers.one_f_one_b_star import refuse_unsupported, with_memory
 from schedopt.solving.models.bisection import bisect_period, query_model
-from schedopt.solving.models.pipeline import (
-    LONGEST,
-    AllocatedPipeline,
-    covers_grain,
-    require_stages,
-)
+from schedopt.solving.models.pipeline import LONGEST, AllocatedPipeline, covers_grain
 from schedopt.solving.models.recompute_model import order_model
 from schedopt.solving.models.tasks import PatternSolution
+from schedopt.solving.requirements import refuse_unsupported, require_stages
 from schedopt.solving.retiming import compress_shifts
 from schedopt.solving.run import Run
 from schedopt.stage import Stage
@@ -109,7 +104,7 @@ def _allocations(
     seen = {best}
     largest = max(gpu.usable_bytes for gpu in problem.platform.gpus)
     for extra in EXTRA:
-        more = with_memory(problem, int(largest * extra))
+        more = problem.with_extra_memory(int(largest * extra))
         found = best_stages(more, LARGEST_HORIZON_NS, run)
         if found is not None and (stages := tuple(found[0])) not in seen:
             seen.add(stages)

@@ -29,14 +29,13 @@ from schedopt.solvers.contiguous import contiguous_stages
 from schedopt.solvers.contiguous import prove_impossible as prove_no_stages
 from schedopt.solvers.even_split import even_split
 from schedopt.solvers.next_fit import next_fit
-from schedopt.solvers.one_f_one_b_star import refuse_unsupported
 from schedopt.solvers.periodic import best_pattern, prove_impossible
 from schedopt.solving.models.bisection import bisect_period, query_model
-from schedopt.solving.models.pipeline import AllocatedPipeline, require_stages
+from schedopt.solving.models.pipeline import AllocatedPipeline
 from schedopt.solving.models.recompute_model import order_model
 from schedopt.solving.models.tasks import PatternSolution
-from schedopt.solving.phases import plan_attempts, sharing
-from schedopt.solving.registry import load_solver
+from schedopt.solving.phases import search_phases
+from schedopt.solving.requirements import refuse_unsupported, require_stages
 from schedopt.solving.run import Run
 from schedopt.solving.sharing import best_plan
 from schedopt.solving.stage_chain import StageChain
@@ -93,9 +92,8 @@ def solve(problem: Problem, run: Run) -> None:
             if len(found) == 1:
                 _report_best(found, problem, run)
     if not found and problem.scope.allocation == "contiguous":
-        impossible = prove_no_stages(steady, run)
-        if impossible is not None:
-            run.report_infeasible(impossible)
+        for proof in prove_no_stages(steady, run):
+            run.report_infeasible(proof)
         return
     _report_best(found, problem, run)
     if not run.settled():
@@ -131,25 +129,13 @@ def _report_best(found: Sequence[Plan], problem: Problem, run: Run) -> None:
 
 
 def _found_steady(problem: Problem, count: int, run: Run) -> list[Plan]:
-    """Return what the solvers for the steady state find, the first ones and each better one.
+    """Return what the solvers for the steady state find, the first plan and each better one.
 
-    Layers run apart there if they may in the end: no rung of a step is about that.
+    Layers run apart there if they may in the end: no phase of a step is about that.
     """
-    grain = run.problem.scope.grain
-    scope = replace(problem.scope, max_k=min(count, LONGEST_STEADY), grain=grain)
+    scope = replace(problem.scope, max_k=min(count, LONGEST_STEADY), grain=run.scope.grain)
     asked = replace(problem, scope=scope)
-    part = run.part(asked, SHARE)
-    found: list[Plan] = []
-    for attempt, share in sharing([*plan_attempts(asked)]):
-        if part.ended() or part.settled():
-            break
-        part.begin(attempt.solver, share)
-        with suppress(InputError):
-            load_solver(attempt.solver)(attempt.problem, part)
-        best = part.best()
-        if best is not None and best not in found:
-            found.append(best)
-    return found
+    return search_phases(asked, run.subrun(asked, SHARE))
 
 
 def _steady(problem: Problem, stages: Sequence[Stage], run: Run) -> Plan | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from schedopt.bounds.cuts import LATEST, NEVER, Cuts, is_readable, longest_way
 from schedopt.bounds.load import load_bound, way_back
 from schedopt.bounds.scopes import contiguous, longest_pattern, make_bound
-from schedopt.interrupts import never
+from schedopt.interrupts import never_stop
 from schedopt.network import Link
 from schedopt.problem import LARGEST_HORIZON_NS, Problem
 from schedopt.result import Bound
@@ -31,7 +31,7 @@ Read = tuple[int, int, int]
 """A stage in the order of reading: first layer, end, GPU."""
 
 
-def contiguous_bound(problem: Problem, stopped: Callable[[], bool] = never) -> Bound | None:
+def contiguous_bound(problem: Problem, stopped: Callable[[], bool] = never_stop) -> Bound | None:
     """Return the least period that load, links and memory allow on contiguous stages, for any k.
 
     The span of a stage, from the start of its forward to the end of its backward, is at least its

@@ -18,7 +18,7 @@ from schedopt.problem import MemoryReading, Problem, Scope
 from schedopt.result import Result
 from schedopt.simulation import simulate
 from schedopt.solving import Progress, as_answer, solve
-from schedopt.solving.defaults import usual_scope
+from schedopt.solving.registry import default_scope
 from schedopt.systems import registry
 from schedopt.systems.registry import System
 from schedopt.systems.setting import Setting
@@ -98,7 +98,7 @@ def compare(
         setting = replace(setting, bucket_bytes=bucket_bytes)
     search = _Search(
         scope=replace(
-            usual_scope(None, fixed=False),
+            default_scope(None, fixed=False),
             memory=memory,
             split_backward=chain.has_halves,
             recompute=recompute,

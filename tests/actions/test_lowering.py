@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from schedopt import Chain, InputError, Pattern, Plan, Platform, Rule, Scope, Stage, check
 from schedopt.account import concurrent_activations
 from schedopt.actions import Actions, make_actions, parse_actions
 from schedopt.rule import BackwardReads
 from tests.actions.interpreters import ONE_GPU_EACH, Lists, Place, run
+from tests.budgets import trials
 from tests.examples import BYTE_A_NS, EXAMPLES, op, stages, weighty
 from tests.random_plans import runnable
 
@@ -213,7 +214,7 @@ def assert_all(plan: Plan, count: int) -> None:
         assert_versions(plan, count, lists)
 
 
-@settings(max_examples=250)
+@trials(250)
 @given(runnable())
 def test_random_plans(drawn: tuple[Plan, int]) -> None:
     assert_all(*drawn)

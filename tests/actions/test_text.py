@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from schedopt import InputError
 from schedopt.actions import ACTION_KINDS, Action, Part, make_actions, parse_action, parse_actions
 from schedopt.actions.validation import order_lists
 from tests.actions.interpreters import ONE_GPU_EACH, assert_circle, in_order, run
+from tests.budgets import trials
 from tests.examples import EXAMPLES
 
 
@@ -54,7 +55,7 @@ def test_actions_survive_their_text(action: Action) -> None:
         assert action.other_end.other_end == action
 
 
-@settings(max_examples=200)
+@trials(200)
 @given(
     st.text("0123456789FBIWRUGVSENDCVrc/+_v-, \n\u0663\u00b2", max_size=12) | st.text(max_size=8)
 )
@@ -136,7 +137,7 @@ def test_a_circle_names_its_actions() -> None:
     assert "1RECV_F1 waits for 1SEND_B0 on rank 1" in told
 
 
-@settings(max_examples=400)
+@trials(400)
 @given(st.sampled_from(ONE_GPU_EACH), st.data())
 def test_what_is_accepted_runs_and_what_is_refused_does_not(name: str, data: st.DataObject) -> None:
     lists = [list(actions) for actions in make_actions(EXAMPLES[name](), 4).ranks]

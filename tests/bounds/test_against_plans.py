@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from schedopt import Chain, Plan, Platform, Problem, Scope, check
@@ -13,6 +13,7 @@ from schedopt.bounds import lower_bounds
 from schedopt.simulation import simulate
 from schedopt.solvers.step import make_step
 from tests.bounds.optima import general_allocations, halved_chains, tight_platforms
+from tests.budgets import trials
 from tests.random_plans import valid_plans
 from tests.solvers.patterns import least_period, way
 
@@ -56,7 +57,7 @@ def assert_not_beaten(plan: Plan) -> None:
         assert bound.period <= period, bound.proof
 
 
-@settings(max_examples=300)
+@trials(300)
 @given(st.booleans().flatmap(lambda updates: valid_plans(updates=updates)), st.data())
 def test_no_pattern_is_shorter(plan: Plan, data: st.DataObject) -> None:
     assume(all(len(set(stage.gpus)) == 1 for stage in plan.stages))
@@ -65,7 +66,7 @@ def test_no_pattern_is_shorter(plan: Plan, data: st.DataObject) -> None:
     assert_not_beaten(plan)
 
 
-@settings(max_examples=300)
+@trials(300)
 @given(valid_plans(), st.integers(1, 4), st.data())
 def test_no_step_is_shorter(plan: Plan, count: int, data: st.DataObject) -> None:
     assume(all(len(set(stage.gpus)) == 1 for stage in plan.stages))
@@ -77,7 +78,7 @@ def test_no_step_is_shorter(plan: Plan, count: int, data: st.DataObject) -> None
     assert_not_beaten(step)
 
 
-@settings(max_examples=150)
+@trials(150)
 @given(
     chain=halved_chains(longest=2, least_ns=1),
     platform=tight_platforms(most=2),

@@ -7,13 +7,14 @@ from contextlib import suppress
 from itertools import groupby, product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from schedopt import Chain, Gpu, Layer
 from schedopt.bounds.recomputation import Runs, cheapest_recompute
 from schedopt.bounds.recompute_table import NEVER, RecomputeTable
-from schedopt.interrupts import Stopped, never
+from schedopt.interrupts import Stopped, never_stop
+from tests.budgets import trials
 
 GPU = Gpu(memory_bytes=10**6)
 
@@ -68,7 +69,7 @@ def time_of(chain: Chain, runs: Runs) -> int:
     )
 
 
-@settings(max_examples=1000)
+@trials(1000)
 @given(recomputable(), st.integers(1, 4), st.integers(0, 80), st.data())
 def test_equals_the_best_of_all_subsets(
     chain: Chain, in_flight: int, room: int, data: st.DataObject
@@ -85,7 +86,7 @@ def test_equals_the_best_of_all_subsets(
         assert found.time_ns == min(time_of(chain, runs) for runs in fitting)
 
 
-@settings(max_examples=300)
+@trials(300)
 @given(recomputable(), st.integers(0, 60))
 def test_the_table_never_says_more_than_the_truth(chain: Chain, room: int) -> None:
     gpu = Gpu(memory_bytes=room)
@@ -123,7 +124,7 @@ def test_a_table_that_was_stopped_can_go_on(chain: Chain, room: int, calls: int)
     with suppress(Stopped):
         stopped.widen(most)
         stopped.of_first(0, 2, most)
-    stopped.stopped = never
+    stopped.stopped = never_stop
     whole = RecomputeTable(chain, gpu)
     for table in (stopped, whole):
         table.widen(most)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from schedopt import Chain, InputError, Layer, Platform, Result, Scope, solve
 from schedopt.comparing.baselines import named_baseline, usual_baselines
 from schedopt.comparing.measures import measure_plan
 from schedopt.reporting.comparison import comparison_table, say_best
+from tests.budgets import trials
 from tests.strategies import chains, platforms
 
 
@@ -83,7 +84,7 @@ def test_tied_layers_are_not_parted() -> None:
 
 
 @given(data=st.data())
-@settings(max_examples=60)
+@trials(60)
 def test_a_best_plan_is_never_behind_the_usual_ones(data: st.DataObject) -> None:
     chain = data.draw(chains(tied=True))
     result = best(chain, data.draw(platforms()))

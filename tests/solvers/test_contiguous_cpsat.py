@@ -6,7 +6,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from schedopt import (
@@ -27,6 +27,7 @@ from schedopt.solving.models.allocation_model import AllocationModel
 from schedopt.solving.models.layer_slots import LayerModel, LayerSlots
 from schedopt.solving.models.slots import GpuSlots
 from schedopt.solving.models.start_windows import StartWindows
+from tests.budgets import trials
 from tests.solvers.brute_force import contiguous_stages
 from tests.solvers.hints import log_of_model
 from tests.solvers.order_words import least_of
@@ -57,19 +58,19 @@ def prove(chain: Chain, platform: Platform, scope: Scope) -> Result:
     return result
 
 
-@settings(max_examples=200)
+@trials(200)
 @given(chains(longest=5, tied=True), platforms(most=3))
 def test_equal_to_the_exact_programme(chain: Chain, platform: Platform) -> None:
     assert prove(chain, platform, Scope()).period == solve(chain, platform, scope=Scope()).period
 
 
-@settings(max_examples=120)
+@trials(120)
 @given(chains(longest=5, tied=True), platforms(most=3, unequal=True))
 def test_unequal_gpus_equal_to_the_exact_programme(chain: Chain, platform: Platform) -> None:
     assert prove(chain, platform, Scope()).period == solve(chain, platform, scope=Scope()).period
 
 
-@settings(max_examples=150)
+@trials(150)
 @given(short_chains(longest=4), tight_platforms(most=3))
 def test_recompute_equal_to_the_exact_programme(chain: Chain, platform: Platform) -> None:
     scope = Scope(recompute=True)
@@ -77,7 +78,7 @@ def test_recompute_equal_to_the_exact_programme(chain: Chain, platform: Platform
     assert prove(chain, platform, scope).period == exact.period
 
 
-@settings(max_examples=300)
+@trials(300)
 @given(
     short_chains(),
     tight_platforms() | tight_platforms(unequal=True),
@@ -92,7 +93,7 @@ def test_equal_to_all_orders_of_all_allocations(
     assert prove(chain, platform, scope).period == least_period(chain, platform, scope)
 
 
-@settings(max_examples=200)
+@trials(200)
 @given(
     short_chains(),
     tight_platforms() | tight_platforms(unequal=True),
@@ -169,7 +170,7 @@ def test_layers_apart_claim_nothing_where_one_stage_may_save_less() -> None:
         assert not any(bound.proof.startswith("CP-SAT") for bound in result.bounds)
 
 
-@settings(max_examples=60)
+@trials(60)
 @given(short_chains(), tight_platforms(), st.integers(1, 2), st.integers(1, 20))
 def test_a_decision_is_yes_exactly_from_the_least_period_on(
     chain: Chain, platform: Platform, k: int, period: int
@@ -196,7 +197,7 @@ def test_a_decision_is_yes_exactly_from_the_least_period_on(
     ],
     ids=str,
 )
-@settings(max_examples=15)
+@trials(15)
 @given(chain=short_chains(longest=4), platform=tight_platforms(most=3))
 def test_the_best_plan_so_far_is_a_complete_and_feasible_hint(
     chain: Chain, platform: Platform, scope: Scope

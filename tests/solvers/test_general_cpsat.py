@@ -8,7 +8,7 @@ from decimal import Decimal
 from fractions import Fraction
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from schedopt import (
@@ -40,6 +40,7 @@ from schedopt.solving.models.free_model import FreeModel
 from schedopt.solving.models.free_slots import FreeSlots, FreeWindows
 from schedopt.solving.run import Run
 from schedopt.solving.short_chains import keeps_nothing
+from tests.budgets import trials
 from tests.solvers import order_words
 from tests.solvers.brute_force import all_stages
 from tests.solvers.hints import log_of_model
@@ -62,7 +63,7 @@ def prove(chain: Chain, platform: Platform, scope: Scope) -> Result:
     return result
 
 
-@settings(max_examples=100)
+@trials(100)
 @given(
     short_chains(longest=4),
     tight_platforms(most=3) | tight_platforms(unequal=True),
@@ -77,7 +78,7 @@ def test_equal_to_all_orders_of_all_allocations(
     )
 
 
-@settings(max_examples=100)
+@trials(100)
 @given(
     short_chains(),
     tight_platforms() | tight_platforms(unequal=True),
@@ -94,7 +95,7 @@ def test_with_more_freedom_equal_to_all_orders_of_all_allocations(
     )
 
 
-@settings(max_examples=60)
+@trials(60)
 @given(
     short_chains(longest=4), tight_platforms(most=3) | tight_platforms(unequal=True), st.booleans()
 )
@@ -167,7 +168,7 @@ def test_an_operation_without_time_comes_not_between_two_of_one_stage() -> None:
     )
 
 
-@settings(max_examples=60)
+@trials(60)
 @given(short_chains(), tight_platforms(), st.integers(1, 2), st.integers(1, 20))
 def test_a_decision_is_yes_exactly_from_the_least_period_on(
     chain: Chain, platform: Platform, k: int, period: int
@@ -180,7 +181,7 @@ def test_a_decision_is_yes_exactly_from_the_least_period_on(
     assert (decided.status == "infeasible") == (decided.plan is None)
 
 
-@settings(max_examples=60)
+@trials(60)
 @given(
     short_chains(),
     tight_platforms() | tight_platforms(unequal=True),
@@ -228,7 +229,7 @@ def test_few_in_flight_told_apart_exclude_nothing_possible_and_find_nothing_impo
     ],
     ids=str,
 )
-@settings(max_examples=15)
+@trials(15)
 @given(
     chain=short_chains(longest=4),
     platform=tight_platforms(most=3) | tight_platforms(most=3, unequal=True),

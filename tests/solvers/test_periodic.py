@@ -5,7 +5,7 @@ from fractions import Fraction
 from typing import Literal
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from schedopt import Chain, Gpu, InputError, Layer, Plan, Platform, Scope, Stage, check, solve
@@ -16,6 +16,7 @@ from schedopt.solving.models.order_model import OrderModel
 from schedopt.solving.models.pipeline import AllocatedPipeline
 from schedopt.solving.models.tasks import PatternSolution
 from schedopt.systems.cycles import least_cycle_time
+from tests.budgets import trials
 from tests.layers import layer
 from tests.solvers.hints import log_of_model
 from tests.solvers.patterns import fixed_problem, least_period
@@ -26,7 +27,7 @@ MOST_STEPS = 8
 """More take too long to try every start."""
 
 
-@settings(max_examples=150, deadline=None)
+@trials(150)
 @given(st.data(), chains(longest=3), platforms(most=3), st.integers(1, 2))
 def test_equal_to_trying_every_start(
     data: st.DataObject, chain: Chain, platform: Platform, k: int
@@ -51,7 +52,7 @@ def test_equal_to_trying_every_start(
     assert result.status == "optimal"
 
 
-@settings(max_examples=100, deadline=None)
+@trials(100)
 @given(st.data(), chains(longest=6), platforms(most=4))
 def test_never_worse_than_one_micro_batch_at_a_time_in_a_group(
     data: st.DataObject, chain: Chain, platform: Platform
@@ -127,7 +128,7 @@ def test_the_least_time_of_a_cycle() -> None:
     assert least_cycle_time(2, [(0, 1, 0, 5)], 3) == (3, [0, 5])
 
 
-@settings(max_examples=100, deadline=None)
+@trials(100)
 @given(chains(longest=4), platforms(most=3), st.integers(1, 20), st.integers(1, 2))
 def test_a_decision_is_yes_exactly_from_the_least_period_on(
     chain: Chain, platform: Platform, period: int, k: int

@@ -7,7 +7,7 @@ from fractions import Fraction
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from schedopt import Chain, InputError, Layer, Platform, Scope, Stage, check, solve
 from schedopt.account import concurrent_activations, memory
@@ -18,6 +18,7 @@ from schedopt.solving import Run
 from schedopt.solving.sharing import plan_at
 from schedopt.solving.stacking import pack_stages
 from schedopt.solving.stage_chain import StageChain, Thinning
+from tests.budgets import trials
 from tests.strategies import chains, platforms, tight_chains, tight_platforms
 
 
@@ -49,7 +50,7 @@ def ladder(problem: Problem) -> Run:
     return run
 
 
-@settings(max_examples=200)
+@trials(200)
 @given(chains(tied=True), platforms(unequal=True))
 def test_never_below_the_bound_nor_worse_than_k_1(chain: Chain, platform: Platform) -> None:
     scope = Scope(max_k=4)
@@ -74,7 +75,7 @@ def test_never_below_the_bound_nor_worse_than_k_1(chain: Chain, platform: Platfo
             assert period >= proven.period
 
 
-@settings(max_examples=200)
+@trials(200)
 @given(tight_chains(longest=5), tight_platforms(most=3, room=30, unequal=True))
 def test_recompute_is_thinned_too(chain: Chain, platform: Platform) -> None:
     scope = Scope(max_k=3, recompute=True)
@@ -147,7 +148,7 @@ def test_a_fifth_stage_runs_where_another_idles(backward: int) -> None:
     assert alone.period == 3 * (1 + backward)
 
 
-@settings(max_examples=150)
+@trials(150)
 @given(chains(tied=True), platforms())
 def test_stages_that_share_a_gpu_make_plans_not_below_the_bound(
     chain: Chain, platform: Platform

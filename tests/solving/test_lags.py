@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from schedopt import Chain, Layer, Platform, Scope, check, solve
@@ -13,6 +13,7 @@ from schedopt.account import concurrent_activations, memory
 from schedopt.plan import Plan
 from schedopt.simulation import simulate
 from schedopt.solving.retiming import compress_shifts
+from tests.budgets import trials
 from tests.strategies import platforms, split_chains
 
 
@@ -53,7 +54,7 @@ def spread(plan: Plan, seed: int) -> Plan:
     st.integers(1, 2),
     st.integers(0, 99),
 )
-@settings(max_examples=40)
+@trials(40)
 def test_what_was_spread_is_drawn_together(
     chain: Chain, platform: Platform, recompute: bool, k: int, seed: int
 ) -> None:

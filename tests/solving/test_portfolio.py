@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from schedopt import Chain, InputError, Layer, Platform, Problem, Rule, Scope, Stage, check, solve
@@ -17,6 +17,7 @@ from schedopt.bounds import load_bound
 from schedopt.families import theorem_4
 from schedopt.result import Bound, Infeasibility
 from schedopt.solving import Run, portfolio
+from tests.budgets import trials
 from tests.strategies import chains, platforms, split_chains, tight_platforms
 
 EQUAL = Layer(forward_ns=1, backward_ns=2, weight_bytes=0, activation_bytes=1)
@@ -209,7 +210,7 @@ def test_each_attempt_has_a_share_of_the_time() -> None:
     remaining = run.remaining()
     assert remaining is not None
     assert 39 < remaining <= 40
-    assert not run.ended()
+    assert not run.clock.ended()
 
 
 @given(chains(longest=4), platforms(most=3))
@@ -223,7 +224,7 @@ def test_infeasible_is_said_whatever_is_allowed_beside_recompute(
     assert (step.status == "infeasible") == (plain.status == "infeasible")
 
 
-@settings(max_examples=60)
+@trials(60)
 @given(split_chains(longest=4), tight_platforms(most=3, room=30), st.data())
 def test_more_freedom_is_never_worse_and_what_is_said_of_it_holds(
     chain: Chain, platform: Platform, data: st.DataObject
@@ -253,7 +254,7 @@ def test_more_freedom_is_never_worse_and_what_is_said_of_it_holds(
         last = result.period
 
 
-@settings(max_examples=150)
+@trials(150)
 @given(split_chains(longest=3), tight_platforms(most=3, room=30, unequal=True), st.booleans())
 def test_the_ladder_says_what_the_search_over_all_says(
     chain: Chain, platform: Platform, recompute: bool
@@ -405,7 +406,7 @@ def test_memory_for_gpus_that_differ_is_said_as_what_all_of_them_lack() -> None:
     assert alike.say(20, Platform(2, 5), exact=True) == "20 B (20 bytes)"
 
 
-@settings(max_examples=100)
+@trials(100)
 @given(chains(longest=4), st.lists(st.integers(0, 12), min_size=2, max_size=3), st.booleans())
 def test_the_memory_found_for_gpus_that_differ_would_do(
     chain: Chain, sizes: list[int], speeds: bool

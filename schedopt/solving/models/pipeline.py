@@ -18,7 +18,6 @@ from typing import Final
 from schedopt.account.timeline import layer_ns
 from schedopt.bounds.recomputation import held_bytes, input_bytes
 from schedopt.chain import Layer
-from schedopt.errors import InputError
 from schedopt.plan import Kind, Operation, Pattern, Tensor, Transfer, place_in_period
 from schedopt.problem import MemoryReading, Problem
 from schedopt.solving.models.tasks import PatternSolution, Stash, Task
@@ -374,55 +373,3 @@ def covers_grain(problem: Problem) -> bool:
         return True
     saves = any(layer.saved_input_bytes for layer in problem.chain.layers)
     return not saves and not problem.scope.recompute
-
-
-def require_stages(problem: Problem, solver: str) -> None:
-    """Raise `InputError` unless every layer lies in one of the stages, each on one GPU."""
-    if problem.scope.allocation != "fixed":
-        # Where no stages are given, periodic improves the best plan so far.
-        lacking = "no plan so far to improve" if solver == "periodic" else f"{solver} needs stages"
-        raise InputError(
-            lacking,
-            field="solver",
-            way_out="Fix the stages of a plan (--fix), or leave the choice of solvers to schedopt",
-        )
-    count = len(problem.platform.gpus)
-    most = max(stage.gpus[0] for stage in problem.stages)
-    for number, stage in enumerate(problem.stages):
-        if len(stage.gpus) > 1:
-            raise InputError(
-                f"{solver} needs one GPU for each stage",
-                field="stages",
-                way_out="Give stages without replicas",
-            )
-        if not 0 <= stage.gpus[0] < count:
-            raise InputError(
-                f"stage {number} lies on GPU {stage.gpus[0]}, and there are {count}, "
-                f"from 0 to {count - 1}",
-                field=f"stages[{number}].gpus",
-                way_out=f"Give at least {most + 1} GPUs (--gpus {most + 1}), or stages for fewer"
-                if most >= count
-                else "Number GPUs from 0",
-            )
-    layers = [layer for stage in problem.stages for layer in range(stage.first, stage.last + 1)]
-    if layers != list(range(len(problem.chain.layers))):
-        raise InputError(
-            f"the stages do not hold each of {len(problem.chain.layers)} layers once and in order",
-            field="stages",
-            way_out="Start each stage behind the last layer of the one before",
-        )
-    home = {
-        layer: stage.gpus[0]
-        for stage in problem.stages
-        for layer in range(stage.first, stage.last + 1)
-    }
-    for group in problem.chain.same_gpu:
-        for layer in group[1:]:
-            if home[layer] != home[group[0]]:
-                raise InputError(
-                    f"layers {group[0]} and {layer} are tied (same_gpu), and lie on GPU "
-                    f"{home[group[0]]} and GPU {home[layer]}",
-                    field="stages",
-                    way_out="Give stages that hold them on one GPU, or leave the allocation free "
-                    "(without --fix)",
-                )
