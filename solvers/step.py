@@ -41,7 +41,7 @@ from schedopt.solving.run import Run
 from schedopt.solving.sharing import best_plan
 from schedopt.solving.stage_chain import StageChain
 from schedopt.stage import Stage
-from schedopt.systems.published import published_step
+from schedopt.systems.steps import published_step
 
 STRETCHES: Final = (Fraction(1), Fraction(11, 10), Fraction(5, 4), Fraction(3, 2), Fraction(2))
 """Steady periods at which allocations are looked for, over the least."""

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from schedopt import Chain, Gpu, Layer, Link, Platform
-from schedopt.systems.setting import Setting
+from schedopt.systems.config import SystemConfig
 from tests.strategies import networks
 
 AMPLE = 10**9
@@ -34,7 +34,7 @@ def layers(draw: st.DrawFn) -> Layer:
 
 
 @st.composite
-def settings_(draw: st.DrawFn) -> Setting:
+def system_configs(draw: st.DrawFn) -> SystemConfig:
     """Draw unequal layers, enough for most systems, and GPUs and links of any kind."""
     gpus = draw(st.integers(1, 4))
     count = draw(st.integers(gpus, 9))
@@ -52,7 +52,7 @@ def settings_(draw: st.DrawFn) -> Setting:
         )
         object.__setattr__(platform, "link", link)
     microbatches = draw(st.integers(1, 2)) * gpus
-    return Setting(
+    return SystemConfig(
         chain=chain,
         platform=platform,
         microbatches=microbatches,
@@ -60,7 +60,7 @@ def settings_(draw: st.DrawFn) -> Setting:
     )
 
 
-def equal(gpus: int, microbatches: int, *, layers: int | None = None, **more: Any) -> Setting:
+def equal(gpus: int, microbatches: int, *, layers: int | None = None, **more: Any) -> SystemConfig:
     """Return layers with F = 1, B = 2, I = W = 1 ns, and links that take no time."""
     one = {
         "forward_ns": 1,
@@ -74,7 +74,7 @@ def equal(gpus: int, microbatches: int, *, layers: int | None = None, **more: An
         "gradient_bytes": 2,
         "optimizer_bytes": 2,
     }
-    return Setting(
+    return SystemConfig(
         chain=Chain(layers=(Layer(**one | more),) * (layers or gpus)),
         platform=Platform(gpus=gpus, memory=AMPLE),
         microbatches=microbatches,

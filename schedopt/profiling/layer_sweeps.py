@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from schedopt.errors import InputError
-from schedopt.profiling.clocks import Clock
-from schedopt.profiling.halves import backward_input, backward_weight, enter
-from schedopt.profiling.metering import Meter
+from schedopt.profiling.devices import Clock
+from schedopt.profiling.memory_meter import Meter
 from schedopt.profiling.pieces import Piece, blaming
-from schedopt.profiling.saving import Recorder, Storages
+from schedopt.profiling.saved_tensors import Recorder, Storages
+from schedopt.profiling.split_backward import backward_input, backward_weight, enter
 from schedopt.profiling.states import tensor_bytes
 
 
@@ -132,8 +132,8 @@ def split_sweep(pieces: Sequence[Piece], inputs: Mapping[str, Tensor], clock: Cl
                 backward_weight(piece, rest)
                 marks[id(piece)].append((start, clock.mark()))
         clock.settle()
-    found = [[clock.between(*pair) for pair in marks[id(piece)]] or [0, 0] for piece in pieces]
-    return Halves(input_ns=[one for one, _ in found], weight_ns=[two for _, two in found])
+    times = [[clock.between(*pair) for pair in marks[id(piece)]] or [0, 0] for piece in pieces]
+    return Halves(input_ns=[first for first, _ in times], weight_ns=[second for _, second in times])
 
 
 def metered_sweep(pieces: Sequence[Piece], inputs: Mapping[str, Tensor], meter: Meter) -> Peaks:
@@ -260,8 +260,8 @@ def _from_the_last(
 
 
 def _gradients(pieces: Sequence[Piece]) -> list[Tensor]:
-    found = (parameter.grad for piece in pieces for parameter in piece.module.parameters())
-    return [one for one in found if one is not None and one.layout == torch.strided]
+    gradients = (parameter.grad for piece in pieces for parameter in piece.module.parameters())
+    return [grad for grad in gradients if grad is not None and grad.layout == torch.strided]
 
 
 @contextmanager

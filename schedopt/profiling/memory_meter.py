@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from schedopt.profiling.saving import storage_key
+from schedopt.profiling.saved_tensors import storage_key
 
 
 class Meter(TorchDispatchMode):

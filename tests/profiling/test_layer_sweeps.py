@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from schedopt.profiling import Model
-from schedopt.profiling.clocks import CpuClock
+from schedopt.profiling.devices import CpuClock
 from schedopt.profiling.faking import FlopClock
-from schedopt.profiling.metering import Meter
+from schedopt.profiling.layer_sweeps import metered_halves, metered_sweep, split_sweep, sweep
+from schedopt.profiling.memory_meter import Meter
 from schedopt.profiling.pieces import Outline, Piece, try_out
-from schedopt.profiling.sweeping import metered_halves, metered_sweep, split_sweep, sweep
 from tests.profiling.networks import BATCH, TINY, mixed, tiny
 
 FLOAT = 4

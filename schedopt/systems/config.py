@@ -14,7 +14,7 @@ from schedopt.platform import Platform
 from schedopt.problem import Problem, Scope
 from schedopt.rule import Rule
 from schedopt.stage import Stage
-from schedopt.systems.timetable import Timetable
+from schedopt.systems.list_scheduler import ListScheduler
 from schedopt.validation import check_whole
 
 _FEWEST_ROUNDS: Final = 12
@@ -23,7 +23,7 @@ _MOST_ROUNDS: Final = 32 * _FEWEST_ROUNDS
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
+class SystemConfig:
     """A chain, the GPUs, and how many micro-batches make one update where a system may choose.
 
     Parameters
@@ -83,23 +83,23 @@ class Setting:
         """Return one stage for each GPU, in order, balanced."""
         return stages_in_order(balanced_cuts(self.chain, len(self.platform.gpus)))
 
-    def timetable(self, rule: Rule, stages: list[Stage], *, ordered: bool = True) -> Timetable:
-        """Return an empty timetable of stages under a rule."""
+    def scheduler(self, rule: Rule, stages: list[Stage], *, ordered: bool = True) -> ListScheduler:
+        """Return an empty scheduler of stages under a rule."""
         problem = Problem(chain=self.chain, platform=self.platform, rule=rule)
-        return Timetable(problem, stages, ordered=ordered)
+        return ListScheduler(problem, stages, ordered=ordered)
 
-    def flushed(self, timetable: Timetable, *, split: bool = False) -> Plan:
+    def flushed(self, scheduler: ListScheduler, *, split: bool = False) -> Plan:
         """Return the plan of a step of m micro-batches, from an empty pipeline to a flush."""
-        timetable.settle()
+        scheduler.settle()
         scope = Scope(
             allocation="general",
             microbatches=self.microbatches,
             split_backward=split,
             max_k=None,
         )
-        return timetable.plan(timetable.step(self.microbatches), scope)
+        return scheduler.plan(scheduler.step(self.microbatches), scope)
 
-    def steady(self, follow: Callable[[int], Timetable], k: int) -> Plan:
+    def steady(self, follow: Callable[[int], ListScheduler], k: int) -> Plan:
         """Return the plan of the steady state, of k micro-batches or a few times k.
 
         Parameters
@@ -115,31 +115,31 @@ class Setting:
         """
         rounds = _FEWEST_ROUNDS
         while True:
-            timetable = follow(k * rounds)
-            timetable.settle()
+            scheduler = follow(k * rounds)
+            scheduler.settle()
             try:
-                pattern = timetable.steady(k, fold=rounds > _MANY_ROUNDS)
+                pattern = scheduler.steady(k, fold=rounds > _MANY_ROUNDS)
             except InputError:
                 if rounds >= _MOST_ROUNDS:
                     raise
                 rounds *= 2
             else:
-                return timetable.plan(pattern, Scope(allocation="general", max_k=None))
+                return scheduler.plan(pattern, Scope(allocation="general", max_k=None))
 
 
-def require_time(timetable: Timetable, stage: int, name: str, why: str) -> None:
+def require_time(scheduler: ListScheduler, stage: int, name: str, why: str) -> None:
     """Refuse a stage whose layers all take no time, where nothing else tells what comes first.
 
     Parameters
     ----------
-    timetable : Timetable
+    scheduler : ListScheduler
     stage : int
     name : str
         The field of the time.
     why : str
     """
-    first, last = timetable.stages[stage].layers
-    layers = timetable.problem.chain.layers[first : last + 1]
+    first, last = scheduler.stages[stage].layers
+    layers = scheduler.problem.chain.layers[first : last + 1]
     if not any(getattr(layer, name) for layer in layers):
         others = f", like that of all layers to {last} of its stage" if last > first else ""
         raise InputError(

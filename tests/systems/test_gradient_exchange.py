@@ -10,7 +10,7 @@ import pytest
 
 from schedopt import Chain, InputError, Layer, Plan
 from schedopt.account import load, traffic
-from schedopt.systems.exchange import Exchange, choose_exchange
+from schedopt.systems.gradient_exchange import Exchange, choose_exchange
 from tests.examples import data_parallel
 from tests.exchanges import all_gather, mixed_exchange, ring
 

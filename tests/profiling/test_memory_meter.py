@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from schedopt.profiling.metering import Meter
+from schedopt.profiling.memory_meter import Meter
 
 
 def test_a_tensor_counts_its_bytes() -> None:

@@ -44,7 +44,7 @@ class _Task:
         return self.start_ns + self.length_ns
 
 
-class Timetable:
+class ListScheduler:
     """A run from an empty pipeline, told operation by operation, and the pattern in it.
 
     What an operation needs from its neighbours is known: the activation, the gradient, the other

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode, unset_fake_temporarily
 from torch.func import functional_call
 
-from schedopt.profiling.clocks import Clock
-from schedopt.profiling.halves import enter
+from schedopt.profiling.devices import Clock
+from schedopt.profiling.layer_sweeps import Sweep
 from schedopt.profiling.model import Model
 from schedopt.profiling.pieces import Outline, Piece, blaming
-from schedopt.profiling.sweeping import Sweep
+from schedopt.profiling.split_backward import enter
 from schedopt.profiling.tracing import WithLoss
 
 
