@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,23 +84,21 @@ def sweep(
     InputError
         Naming the layer that fails.
     """
+    marks: dict[int, list[Marks]] = {id(piece): [] for piece in pieces}
     clock.settle()
     with _no_collection():
-        steps, forward = _forward(pieces, inputs, clock, recorder)
+        steps = _forward(pieces, inputs, lambda piece: _timed(clock, marks[id(piece)]), recorder)
         sizes = [tensor_bytes(output) for _, output in steps]
         saved = recorder.held() if recorder is not None else []
-        backward = []
         for piece, output, gradient, value in _from_the_last(pieces, steps):
-            with blaming(piece.name, "backward"):
-                start = clock.mark()
+            with blaming(piece.name, "backward"), _timed(clock, marks[id(piece)]):
                 torch.autograd.backward(output, gradient)
-                backward.append((piece, start, clock.mark()))
             del output, gradient, value
         clock.settle()
-    times = {id(piece): clock.between(start, end) for piece, start, end in backward}
+    times = [[clock.between(*pair) for pair in marks[id(piece)]] for piece in pieces]
     return Sweep(
-        forward_ns=[clock.between(*marks) for marks in forward],
-        backward_ns=[times.get(id(piece), 0) for piece in pieces],
+        forward_ns=[forward for forward, *_ in times],
+        backward_ns=[sum(backward) for _, *backward in times],
         activation_bytes=sizes,
         saved=saved,
     )
@@ -114,23 +112,19 @@ def split_sweep(pieces: Sequence[Piece], inputs: Mapping[str, Tensor], clock: Cl
     InputError
         Naming the layer that fails.
     """
+    marks: dict[int, list[Marks]] = {id(piece): [] for piece in pieces}
     clock.settle()
     with _no_collection():
-        steps, _ = _forward(pieces, inputs, clock, None)
-        marks: dict[int, list[tuple[Any, Any]]] = {id(piece): [] for piece in pieces}
+        steps = _forward(pieces, inputs)
         waiting = []
         for piece, output, gradient, value in _from_the_last(pieces, steps):
-            with blaming(piece.name, "backward in halves"):
-                start = clock.mark()
+            with blaming(piece.name, "backward in halves"), _timed(clock, marks[id(piece)]):
                 rest = backward_input(piece, output, gradient, value)
-                marks[id(piece)].append((start, clock.mark()))
             waiting.append((piece, rest))
             del output, gradient, value
         for piece, rest in waiting:
-            with blaming(piece.name, "backward in halves"):
-                start = clock.mark()
+            with blaming(piece.name, "backward in halves"), _timed(clock, marks[id(piece)]):
                 backward_weight(piece, rest)
-                marks[id(piece)].append((start, clock.mark()))
         clock.settle()
     times = [[clock.between(*pair) for pair in marks[id(piece)]] or [0, 0] for piece in pieces]
     return Halves(input_ns=[first for first, _ in times], weight_ns=[second for _, second in times])
@@ -141,21 +135,11 @@ def metered_sweep(pieces: Sequence[Piece], inputs: Mapping[str, Tensor], meter: 
 
     Parameters of which no gradient exists yet get it here, so sweep once before.
     """
+    forward: list[int] = []
+    backward: dict[int, int] = {}
     with _no_collection(), meter:
         meter.leave_out(_gradients(pieces))
-        forward: list[int] = []
-        backward: dict[int, int] = {}
-        steps = []
-        value: Tensor | None = None
-        own = _own(inputs)
-        for piece in pieces:
-            meter.reset()
-            before = meter.now
-            value, output = _step(piece, value, own)
-            forward.append(meter.most - before)
-            steps.append((value, output))
-            value = output
-        del value, output
+        steps = _forward(pieces, inputs, lambda _: _metered(meter, forward))
         for piece, output, gradient, value in _from_the_last(pieces, steps):
             meter.reset()
             before = meter.now - (0 if gradient is None else tensor_bytes(gradient))
@@ -172,14 +156,7 @@ def metered_halves(
     held: dict[int, int] = {}
     with _no_collection(), meter:
         meter.leave_out(_gradients(pieces))
-        steps = []
-        value: Tensor | None = None
-        own = _own(inputs)
-        for piece in pieces:
-            value, output = _step(piece, value, own)
-            steps.append((value, output))
-            value = output
-        del value, output, own
+        steps = _forward(pieces, inputs)
         waiting = []
         for piece, output, gradient, value in _from_the_last(pieces, steps):
             waiting.append((piece, backward_input(piece, output, gradient, value)))
@@ -194,22 +171,40 @@ def metered_halves(
 
 Step = tuple[Tensor | None, Tensor]
 """What a layer took, and what it made."""
+Marks = tuple[Any, Any]
+"""The marks of a clock before and after an operation."""
+
+
+@contextmanager
+def _timed(clock: Clock, marks: list[Marks]) -> Iterator[None]:
+    start = clock.mark()
+    yield
+    marks.append((start, clock.mark()))
+
+
+@contextmanager
+def _metered(meter: Meter, peaks: list[int]) -> Iterator[None]:
+    meter.reset()
+    before = meter.now
+    yield
+    peaks.append(meter.most - before)
 
 
 def _forward(
-    pieces: Sequence[Piece], inputs: Mapping[str, Tensor], clock: Clock, recorder: Recorder | None
-) -> tuple[list[Step], list[tuple[Any, Any]]]:
+    pieces: Sequence[Piece],
+    inputs: Mapping[str, Tensor],
+    watch: Callable[[Piece], AbstractContextManager[None]] = lambda _: nullcontext(),
+    recorder: Recorder | None = None,
+) -> list[Step]:
+    """Run all forwards, each within what watches it."""
     steps: list[Step] = []
-    marks = []
     previous: Tensor | None = None
     own = _own(inputs)
     for piece in pieces:
         value, given = _taken(piece, previous)
         recording = recorder.layer() if recorder is not None else nullcontext()
-        with blaming(piece.name, "forward"), recording:
-            start = clock.mark()
+        with blaming(piece.name, "forward"), recording, watch(piece):
             previous = piece.run(given, own)
-            marks.append((start, clock.mark()))
         steps.append((value, previous))
     if previous is None or not previous.requires_grad:
         raise InputError(
@@ -217,13 +212,7 @@ def _forward(
             field="model",
             way_out="Let a layer have parameters that require gradients; detach no output",
         )
-    return steps, marks
-
-
-def _step(piece: Piece, previous: Tensor | None, inputs: Mapping[str, Tensor]) -> Step:
-    value, given = _taken(piece, previous)
-    with blaming(piece.name, "forward"):
-        return value, piece.run(given, inputs)
+    return steps
 
 
 def _own(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
