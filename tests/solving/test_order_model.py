@@ -7,10 +7,10 @@ import pytest
 
 from schedopt import Chain, Layer, Platform, Scope, Stage, solve
 from schedopt.problem import Problem
-from schedopt.solving.models import bisection
-from schedopt.solving.models import order_model as orders
+from schedopt.solving.models import bisection, resources
+from schedopt.solving.models.given_allocation import GivenAllocation
+from schedopt.solving.models.order_model import OrderModel
 from schedopt.solving.models.pipeline import AllocatedPipeline
-from schedopt.solving.models.recompute_model import order_model
 from schedopt.solving.run import Run
 
 FIXED = Scope(allocation="fixed", max_k=2)
@@ -39,16 +39,16 @@ def refuse(*_: object) -> None:
 
 def test_building_ends_when_the_search_does(monkeypatch: pytest.MonkeyPatch) -> None:
     pipeline = AllocatedPipeline(problem_of(6, 2, 100))
-    whole = order_model(pipeline, 2, 60)
+    whole = OrderModel(GivenAllocation(pipeline), 2, 60)
     assert not whole.left_out
     sizes: list[int] = []
     for calls in (0, 1, 14, 20, 25):
-        part = order_model(pipeline, 2, 60, stopped=after(calls))
+        part = OrderModel(GivenAllocation(pipeline), 2, 60, stopped=after(calls))
         assert part.left_out
-        sizes.append(len(part.orders))
+        sizes.append(part.resources.orders)
     assert sizes[0] == 0
     assert all(less <= more for less, more in pairwise(sizes))
-    assert 0 < sizes[-1] < len(whole.orders)
+    assert 0 < sizes[-1] < whole.resources.orders
     monkeypatch.setattr(bisection, "solve_model", refuse)
     assert bisection.query_model(part, None, Run(pipeline.problem)) is None
 
@@ -58,7 +58,7 @@ def test_nothing_is_asked_once_the_run_is_stopped(monkeypatch: pytest.MonkeyPatc
     run = Run(pipeline.problem)
     run.stop()
     monkeypatch.setattr(bisection, "solve_model", refuse)
-    assert bisection.query_model(order_model(pipeline, 1, 30), None, run) is None
+    assert bisection.query_model(OrderModel(GivenAllocation(pipeline), 1, 30), None, run) is None
 
 
 def test_a_model_that_is_too_large_is_left_out_and_proves_nothing(
@@ -69,7 +69,7 @@ def test_a_model_that_is_too_large_is_left_out_and_proves_nothing(
         problem.chain, problem.platform, stages=problem.stages, scope=FIXED, solver="periodic"
     )
     assert known.status == "optimal"
-    monkeypatch.setattr(orders, "MOST_ORDERS", 1)
+    monkeypatch.setattr(resources, "MOST_ORDERS", 1)
     monkeypatch.setattr(bisection, "solve_model", refuse)
     result = solve(
         problem.chain, problem.platform, stages=problem.stages, scope=FIXED, solver="periodic"
@@ -84,7 +84,7 @@ def test_a_model_that_is_too_large_is_left_out_and_proves_nothing(
 def test_an_order_keeps_its_period_where_there_is_no_time_for_less() -> None:
     problem = problem_of(3, 3, 100)
     pipeline = AllocatedPipeline(problem)
-    model = order_model(pipeline, 1, 50)
+    model = OrderModel(GivenAllocation(pipeline), 1, 50)
     from ortools.sat.python import cp_model
 
     solver = cp_model.CpSolver()
