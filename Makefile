@@ -1,21 +1,29 @@
-# make demo: install, then solve a real chain. make test: install with torch, then every check.
+# make demo: install, then solve a real chain. make test: install with torch, then check in minutes.
+# make test-all: every test, all random examples with new seeds.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: demo test clean
+.PHONY: demo check test test-all clean
 
 demo: $(VENV)/installed
 	$(BIN)/schedopt solve --chain instances/gpt2-small.json --gpus 4 --mem 2G --bandwidth 12GB/s -o plan.json
 	$(BIN)/schedopt check plan.json
 	$(BIN)/schedopt show plan.json
 
-test: $(VENV)/installed-test
+test: check
+	$(PYTEST)
+
+test-all: check
+	HYPOTHESIS_PROFILE=nightly $(PYTEST) -m ""
+
+check: $(VENV)/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/lint-imports --no-cache
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

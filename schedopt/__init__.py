@@ -48,6 +48,8 @@ __all__ = [
 if TYPE_CHECKING:
     from schedopt.chain import Chain, Layer, Recipe
     from schedopt.checking import Violation, check
+    from schedopt.comparing.builder import compare
+    from schedopt.comparing.comparison import Comparison
     from schedopt.errors import InputError, InvalidPlanError, SchedoptError
     from schedopt.network import Link, Network, Node, NodeLink
     from schedopt.plan import Operation, Pattern, Plan, Transfer
@@ -57,8 +59,6 @@ if TYPE_CHECKING:
     from schedopt.rule import Rule
     from schedopt.solving import solve
     from schedopt.stage import Stage
-    from schedopt.systems.comparing import compare
-    from schedopt.systems.comparison import Comparison
     from schedopt.version import __version__
 else:
     _HOMES = {
@@ -89,8 +89,8 @@ else:
         "Rule": "schedopt.rule",
         "solve": "schedopt.solving",
         "Stage": "schedopt.stage",
-        "Comparison": "schedopt.systems.comparison",
-        "compare": "schedopt.systems.comparing",
+        "Comparison": "schedopt.comparing.comparison",
+        "compare": "schedopt.comparing.builder",
         "__version__": "schedopt.version",
     }
 

@@ -7,10 +7,10 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from schedopt.errors import InputError
+from schedopt.stored import Stored
 from schedopt.units import format_duration, printable
 from schedopt.validation import LARGEST_TOTAL, STRICT, as_rows, as_tuple, check_whole, show
 
@@ -158,8 +158,10 @@ class Recipe:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chain:
-    """A chain of layers, in the order of the forward.
+class Chain(
+    Stored, load="schedopt.formats.chains:load_chain", save="schedopt.formats.chains:save_chain"
+):
+    """A chain of layers, in the order of the forward; ``schedopt.chain/1`` in a file.
 
     Parameters
     ----------
@@ -263,6 +265,11 @@ class Chain:
             f"{format_duration(work)} for one micro-batch on one GPU"
         )
 
+    @property
+    def has_halves(self) -> bool:
+        """Whether the backward of every layer can be split into its two halves."""
+        return all(layer.backward_input_ns is not None for layer in self.layers)
+
     @cached_property
     def sha256(self) -> str:
         """The identity of the chain: what it costs, without names, recipe and provenance."""
@@ -279,25 +286,6 @@ class Chain:
             document["same_gpu"] = self.same_gpu
         canonical = json.dumps(document, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
-
-    @classmethod
-    def load(cls, path: str | Path) -> Chain:
-        """Read a chain from a ``schedopt.chain/1`` file.
-
-        Raises
-        ------
-        InputError
-            Naming the file, the field, the rule and the way out.
-        """
-        from schedopt.formats import load_chain
-
-        return load_chain(path)
-
-    def save(self, path: str | Path) -> None:
-        """Write the chain to a ``schedopt.chain/1`` file, whole or not at all."""
-        from schedopt.formats import save_chain
-
-        save_chain(self, path)
 
     def require(self, name: str, layers: Iterable[int], *, needed_by: str) -> None:
         """Refuse to go on where an optional field is absent, rather than take it as 0."""

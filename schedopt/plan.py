@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from typing import Any, ClassVar, Final, Literal
 
 from schedopt.errors import InputError
@@ -210,6 +211,11 @@ class Pattern:
                         field=f"{name}[{position}].start_ns",
                         way_out="Give a start in [0, T) and move whole periods into the shift",
                     )
+
+    @property
+    def period(self) -> Fraction:
+        """The normalized period T / k in ns, exact."""
+        return Fraction(self.period_total_ns, self.k)
 
     @property
     def items(self) -> tuple[Operation | Transfer, ...]:

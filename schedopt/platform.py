@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from pathlib import Path
 from typing import Any, ClassVar, Final, SupportsIndex
 
 from schedopt.errors import InputError
 from schedopt.network import Duplex, Link, Network, Resource
+from schedopt.stored import Stored
 from schedopt.units import (
     format_bytes,
     parse_bandwidth,
@@ -72,8 +72,14 @@ class Gpu:
 
 
 @dataclass(frozen=True, init=False)
-class Platform:
+class Platform(
+    Stored,
+    load="schedopt.formats.platforms:load_platform",
+    save="schedopt.formats.platforms:save_platform",
+):
     """GPUs, and one link between each pair of them, or a network of nodes.
+
+    In a file ``schedopt.platform/1``.
 
     Parameters
     ----------
@@ -219,25 +225,6 @@ class Platform:
         else:
             links = f"links of {self.link}"
         return f"{count} GPU{'s' if count > 1 else ''} of {memories}{factors}; {links}"
-
-    @classmethod
-    def load(cls, path: str | Path) -> Platform:
-        """Read a platform from a ``schedopt.platform/1`` file.
-
-        Raises
-        ------
-        InputError
-            Naming the file, the field, the rule and the way out.
-        """
-        from schedopt.formats import load_platform
-
-        return load_platform(path)
-
-    def save(self, path: str | Path) -> None:
-        """Write the platform to a ``schedopt.platform/1`` file, whole or not at all."""
-        from schedopt.formats import save_platform
-
-        save_platform(self, path)
 
     def with_gpus(self, gpus: Sequence[Gpu]) -> Platform:
         """Return the same links between other GPUs; in a network as many as before."""

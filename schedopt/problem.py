@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Final, Literal, Self
 
 from schedopt.chain import Chain
 from schedopt.engine import ENGINES, TITLES, Engine, stage_begins
@@ -202,6 +202,13 @@ class Problem:
             self._check_halves()
         if self.scope.engine is not None:
             stage_begins(self.chain, self.scope.engine)
+
+    def with_extra_memory(self, extra_bytes: int) -> Self:
+        """Return the same problem with more memory on every GPU."""
+        gpus = [
+            replace(gpu, memory_bytes=gpu.memory_bytes + extra_bytes) for gpu in self.platform.gpus
+        ]
+        return replace(self, platform=self.platform.with_gpus(gpus))
 
     def _check_stages(self) -> None:
         if (self.scope.allocation == "fixed") != bool(self.stages):

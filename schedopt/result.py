@@ -6,13 +6,13 @@ import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from schedopt.errors import InputError
 from schedopt.plan import Plan
 from schedopt.platform import Platform
 from schedopt.problem import Problem, Scope
+from schedopt.stored import Stored
 from schedopt.units import format_bytes, format_duration
 from schedopt.validation import STRICT, show
 
@@ -118,8 +118,8 @@ class Infeasibility:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rung:
-    """One step of the ladder: what one solver added.
+class PhaseResult:
+    """One phase of the portfolio: what one solver added.
 
     Parameters
     ----------
@@ -150,9 +150,20 @@ class Rung:
         check_ratio(self, "bound_exact")
 
 
+Rung = PhaseResult
+"""Its old name, for one release."""
+
+
 @dataclass(frozen=True, kw_only=True)
-class Result:
+class Result(
+    Stored,
+    load="schedopt.formats.results:load_result",
+    save="schedopt.formats.results:save_result",
+):
     """The answer to a problem.
+
+    In a file ``schedopt.plan/1``, which needs a plan. What is loaded is not checked: see
+    `schedopt.check`.
 
     Parameters
     ----------
@@ -165,7 +176,7 @@ class Result:
     bounds : tuple of Bound
         What was proven.
     infeasibility : Infeasibility, optional
-    ladder : tuple of Rung
+    ladder : tuple of PhaseResult
         What each solver added, in order.
     solver : str
         The one that found the plan.
@@ -182,7 +193,7 @@ class Result:
     plan: Plan | None = None
     bounds: tuple[Bound, ...] = ()
     infeasibility: Infeasibility | None = None
-    ladder: tuple[Rung, ...] = ()
+    ladder: tuple[PhaseResult, ...] = ()
     solver: str = ""
     seconds: float = 0.0
     seed: int = 0
@@ -193,7 +204,7 @@ class Result:
         """The normalized period T / k in ns, exact; None without a plan."""
         if self.plan is None:
             return None
-        return Fraction(self.plan.pattern.period_total_ns, self.plan.pattern.k)
+        return self.plan.pattern.period
 
     @property
     def lower_bound(self) -> Fraction | None:
@@ -228,25 +239,6 @@ class Result:
         scope = self.problem.scope
         holding = [bound for bound in self.bounds if bound.scope.covers(scope)]
         return max(holding, key=lambda bound: bound.period).proof if holding else ""
-
-    def save(self, path: str | Path) -> None:
-        """Write the plan and what is known about it to a ``schedopt.plan/1`` file.
-
-        Raises
-        ------
-        ValueError
-            If there is no plan.
-        """
-        from schedopt.formats import save_result
-
-        save_result(self, path)
-
-    @classmethod
-    def load(cls, path: str | Path) -> Result:
-        """Read a ``schedopt.plan/1`` file. It is not checked: see `schedopt.check`."""
-        from schedopt.formats import load_result
-
-        return load_result(path)
 
 
 def best_bound(bounds: Iterable[Bound], scope: Scope) -> Fraction | None:

@@ -28,19 +28,19 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 
 from schedopt.account.timeline import stage_layers
+from schedopt.actions import Rows, gpu_ranks, halved_stages, make_actions, make_rows
 from schedopt.checking import check
 from schedopt.errors import InputError
 from schedopt.plan import Plan
 from schedopt.profiling.devices import find_device
-from schedopt.profiling.factory import Model, as_model
+from schedopt.profiling.factory import as_model
+from schedopt.profiling.model import Model
 from schedopt.profiling.pieces import Piece
 from schedopt.result import Result
-from schedopt.running.actions import gpu_ranks, make_actions
 from schedopt.running.fitting import Boundary, check_bytes, cut_as_planned, look
 from schedopt.running.mini_batch import MiniBatch
 from schedopt.running.moving import move_piece
 from schedopt.running.pipelining import make_schedule, make_stages, run_step
-from schedopt.running.rows import Rows, halved_stages, make_rows
 from schedopt.running.stage_module import Inputs, StageModule
 from schedopt.validation import as_whole, show
 

@@ -1,6 +1,7 @@
 """The best contiguous k-periodic plan, proven by CP-SAT: allocation and pattern at once.
 
-The model of `schedopt.solving.allocations` decides whether a period T is possible; T is bisected
+The model of `schedopt.solving.models.allocation_model` decides whether a period T is possible; T is
+bisected
 for one k after the other. What load and memory alone do not allow is left out of the model, and
 often nothing is left.
 """
@@ -11,14 +12,14 @@ from typing import Final
 
 from schedopt.errors import InputError
 from schedopt.problem import Problem, Scope
-from schedopt.solvers.one_f_one_b_star import refuse_unsupported
-from schedopt.solving.allocation_search import AllocationSearch, longest_k
-from schedopt.solving.allocations import AllocationModel
-from schedopt.solving.course import covers_grain
-from schedopt.solving.pieces import Pieces, PiecesModel
+from schedopt.solving.models.allocation_model import AllocationModel
+from schedopt.solving.models.allocation_search import AllocationSearch, longest_k
+from schedopt.solving.models.layer_slots import LayerModel, LayerSlots
+from schedopt.solving.models.pipeline import covers_grain
+from schedopt.solving.models.slots import GpuSlots
+from schedopt.solving.models.start_windows import StartWindows
+from schedopt.solving.requirements import refuse_unsupported
 from schedopt.solving.run import Run
-from schedopt.solving.slots import Slots
-from schedopt.solving.windows import Windows
 
 MOST_PLACES: Final = 4096
 """Layers times GPUs, of which the models take seconds to be made."""
@@ -75,5 +76,7 @@ def _search(problem: Problem) -> AllocationSearch:
         recompute=scope.recompute,
         gpu_order="any" if problem.platform.uniform else "given",
     )
-    slots, model = (Pieces(problem), PiecesModel) if apart else (Slots(problem), AllocationModel)
-    return AllocationSearch(problem, slots, model, Windows, proven, PROOF)
+    slots, model = (
+        (LayerSlots(problem), LayerModel) if apart else (GpuSlots(problem), AllocationModel)
+    )
+    return AllocationSearch(problem, slots, model, StartWindows, proven, PROOF)

@@ -23,7 +23,7 @@ from schedopt.problem import Problem
 from schedopt.result import Infeasibility
 from schedopt.solving.engine_cuts import Begins, EngineCuts
 from schedopt.solving.run import Run
-from schedopt.solving.ways_out import ways_out
+from schedopt.solving.suggestions import ways_out
 from schedopt.systems.engine_step import engine_step
 
 MOST_CUTS: Final = 20_000

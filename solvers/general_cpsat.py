@@ -1,6 +1,6 @@
 """The best plan of all allocations of a short chain, proven by CP-SAT.
 
-Allocation and pattern at once: the model of `schedopt.solving.anywhere_model` decides whether a
+Allocation and pattern at once: the model of `schedopt.solving.models.free_model` decides whether a
 period T is possible, with any layer on any GPU; T is bisected for one k after the other. Where a
 chain keeps nothing for a micro-batch, orders do not matter, and longer chains are possible.
 """
@@ -13,11 +13,11 @@ from schedopt.bounds.load import longest_layer_ns
 from schedopt.errors import InputError
 from schedopt.problem import Problem, Scope
 from schedopt.solvers import contiguous
-from schedopt.solvers.one_f_one_b_star import refuse_unsupported
-from schedopt.solving.allocation_search import AllocationSearch, longest_k
-from schedopt.solving.anywhere import Anywhere, AnywhereWindows
-from schedopt.solving.anywhere_model import AnywhereModel
-from schedopt.solving.loads import LoadModel
+from schedopt.solving.models.allocation_search import AllocationSearch, longest_k
+from schedopt.solving.models.free_model import FreeModel
+from schedopt.solving.models.free_slots import FreeSlots, FreeWindows
+from schedopt.solving.models.load_relaxation import LoadRelaxation
+from schedopt.solving.requirements import refuse_unsupported
 from schedopt.solving.run import Run
 from schedopt.solving.short_chains import keeps_nothing, most_places
 
@@ -83,9 +83,9 @@ def _search(problem: Problem) -> AllocationSearch:
     )
     return AllocationSearch(
         problem,
-        Anywhere(problem),
-        LoadModel if without_orders else AnywhereModel,
-        AnywhereWindows,
+        FreeSlots(problem),
+        LoadRelaxation if without_orders else FreeModel,
+        FreeWindows,
         proven,
         PROOF_WITHOUT_ORDERS if without_orders else PROOF,
     )

@@ -19,12 +19,12 @@ from schedopt.errors import InputError
 from schedopt.plan import Kind, Operation, Pattern, Plan, place_in_period
 from schedopt.problem import Problem, Scope
 from schedopt.result import Infeasibility
-from schedopt.solvers.one_f_one_b_star import refuse_unsupported
-from schedopt.solving.course import Course, require_stages
+from schedopt.solving.models.pipeline import AllocatedPipeline
+from schedopt.solving.models.tasks import Task
 from schedopt.solving.packing import Undecided, pack
+from schedopt.solving.requirements import refuse_unsupported, require_stages
 from schedopt.solving.run import Run
 from schedopt.solving.short_chains import keeps_nothing
-from schedopt.solving.steps import Step
 from schedopt.stage import Stage
 
 ONTO_GPUS: Final = "CP-SAT over all ways to pack the layers onto GPUs"
@@ -132,15 +132,15 @@ def _into_holes(problem: Problem, period: int, run: Run) -> None:
             "layers of a stage that run apart",
         ),
     )
-    course = Course(problem)
+    pipeline = AllocatedPipeline(problem)
     proven = Scope(allocation="fixed", grain=scope.grain, gpu_order="any", period_ns=period)
-    gpu, short = course.lacking()
+    gpu, short = pipeline.lacking()
     if short > 0:
         proof = f"GPU {gpu} lacks {short} bytes with one micro-batch in flight"
         run.report_infeasible(Infeasibility(scope=proven, proof=proof, gpu=gpu))
         return
-    lengths = {key: step.length_ns for key, step in _operations(course)}
-    first = _first_that_fills(course)
+    lengths = {key: step.length_ns for key, step in _operations(pipeline)}
+    first = _first_that_fills(pipeline)
     forced, span = {}, 0
     for key in lengths:
         if key[1] >= first:
@@ -190,20 +190,20 @@ def _has_links(problem: Problem) -> bool:
     return problem.platform.link is not None or problem.platform.network is not None
 
 
-def _operations(course: Course) -> Iterator[tuple[Key, Step]]:
+def _operations(pipeline: AllocatedPipeline) -> Iterator[tuple[Key, Task]]:
     """Yield the operations of a micro-batch in their order."""
-    for step in course.way:
+    for step in pipeline.path:
         if step.what == "F" or step.what == "B":
             yield (step.what, step.stage), step
 
 
-def _first_that_fills(course: Course) -> int:
+def _first_that_fills(pipeline: AllocatedPipeline) -> int:
     """Return the first stage that keeps something, of which only one micro-batch fits."""
-    keeping = [one for one in course.kept if one.each_bytes]
+    keeping = [one for one in pipeline.stashes if one.each_bytes]
     if not keeping:
         _refuse(FIXED_WAY, (True, "stages that keep nothing for a micro-batch"))
     first = keeping[0]
-    room = course.spare[first.gpu]
+    room = pipeline.spare[first.gpu]
     room -= sum(one.each_bytes for one in keeping if one.gpu == first.gpu)
     _refuse(
         FIXED_WAY,

@@ -1,6 +1,7 @@
 """The best k-periodic pattern for a given allocation, proven by CP-SAT.
 
-The order model of `schedopt.solving.orders` decides whether a period T is possible. T is bisected;
+The order model of `schedopt.solving.models.order_model` decides whether a period T is possible. T
+is bisected;
 after each order found the search drops to the least T that the order allows, and asks whether 1 ns
 less is possible, which proves it if not.
 """
@@ -18,13 +19,13 @@ from schedopt.plan import Plan
 from schedopt.problem import LARGEST_HORIZON_NS, Problem, Scope
 from schedopt.result import Infeasibility
 from schedopt.solvers.contiguous import best_stages
-from schedopt.solvers.one_f_one_b_star import refuse_unsupported, with_memory
-from schedopt.solving.choices import order_model
-from schedopt.solving.course import LONGEST, Course, covers_grain, require_stages
-from schedopt.solving.lags import without_lags
-from schedopt.solving.probing import decide, probe
+from schedopt.solving.models.bisection import bisect_period, query_model
+from schedopt.solving.models.pipeline import LONGEST, AllocatedPipeline, covers_grain
+from schedopt.solving.models.recompute_model import order_model
+from schedopt.solving.models.tasks import PatternSolution
+from schedopt.solving.requirements import refuse_unsupported, require_stages
+from schedopt.solving.retiming import compress_shifts
 from schedopt.solving.run import Run
-from schedopt.solving.steps import Answer
 from schedopt.stage import Stage
 
 MANY_STAGES: Final = 8
@@ -61,7 +62,7 @@ def solve(problem: Problem, run: Run) -> None:
             return
         given = replace(problem, scope=scope, stages=_pieces(stages, problem))
         search = _Search(given, free=False)
-        if search.course.lacking()[1] > 0 and scope.memory == "sum":
+        if search.pipeline.lacking()[1] > 0 and scope.memory == "sum":
             continue
         for answer in search.scan(run):
             run.report(search.plan(answer))
@@ -103,7 +104,7 @@ def _allocations(
     seen = {best}
     largest = max(gpu.usable_bytes for gpu in problem.platform.gpus)
     for extra in EXTRA:
-        more = with_memory(problem, int(largest * extra))
+        more = problem.with_extra_memory(int(largest * extra))
         found = best_stages(more, LARGEST_HORIZON_NS, run)
         if found is not None and (stages := tuple(found[0])) not in seen:
             seen.add(stages)
@@ -130,7 +131,7 @@ def best_pattern(problem: Problem, stages: Sequence[Stage], run: Run) -> Plan | 
     given = replace(problem, scope=scope, stages=tuple(stages))
     search = _Search(given, free=scope.recompute)
     answer = None
-    for _, found in search.probe(1, {}, run, max(1, search.course.whole_ns)):
+    for _, found in search.bisect_period(1, {}, run, max(1, search.pipeline.whole_ns)):
         answer = found or answer
     return None if answer is None else search.plan(answer)
 
@@ -146,8 +147,8 @@ class _Search:
 
     def __init__(self, problem: Problem, *, free: bool) -> None:
         self.problem = problem
-        self.course = Course(problem, free=free)
-        self.load = self.course.load_ns
+        self.pipeline = AllocatedPipeline(problem, free=free)
+        self.load = self.pipeline.load_ns
         self.longest = problem.scope.max_k or LONGEST
         self.asked = problem.scope.period_ns
         self.bounds: dict[int, Fraction] = {}
@@ -157,14 +158,14 @@ class _Search:
             max_k=None,
             gpu_order="any",
             grain=problem.scope.grain,
-            memory=self.course.proven_reading(),
+            memory=self.pipeline.proven_reading(),
             split_backward=problem.scope.split_backward,
             recompute=problem.scope.recompute,
         )
 
-    def scan(self, run: Run) -> Iterator[Answer]:
+    def scan(self, run: Run) -> Iterator[PatternSolution]:
         """Yield each answer that improves on the best, for one k after the other."""
-        answers: dict[int, Answer] = {}
+        answers: dict[int, PatternSolution] = {}
         if run.best() is None and self.is_impossible(run):
             self.impossible = True
             return
@@ -172,7 +173,7 @@ class _Search:
             known = _repeated(answers, k)
             best = run.period()
             low = self._least(k, run)
-            high = max(low, known.period_ns if known else k * self.course.whole_ns)
+            high = max(low, known.period_ns if known else k * self.pipeline.whole_ns)
             # What is not better than the best is of no use.
             useless = None if best is None else ceil(k * best)
             if useless is not None:
@@ -182,7 +183,7 @@ class _Search:
             if known is not None:
                 answers[k] = known
             self.bounds[k] = Fraction(low, k)
-            for least, found in self.probe(k, answers, run, high, known=high == useless):
+            for least, found in self.bisect_period(k, answers, run, high, known=high == useless):
                 if found is not None:
                     answers[k] = found
                     yield found
@@ -190,12 +191,18 @@ class _Search:
             if run.stopped() or run.period() == self.load:
                 return
 
-    def probe(
-        self, k: int, answers: Mapping[int, Answer], run: Run, high: int, *, known: bool = False
-    ) -> Iterator[tuple[int, Answer | None]]:
-        """Look for shorter and shorter periods of k micro-batches: see `probing.probe`."""
+    def bisect_period(
+        self,
+        k: int,
+        answers: Mapping[int, PatternSolution],
+        run: Run,
+        high: int,
+        *,
+        known: bool = False,
+    ) -> Iterator[tuple[int, PatternSolution | None]]:
+        """Look for shorter and shorter periods of k micro-batches: see `bisect_period`."""
         ask = partial(self._ask, k, answers, run)
-        return probe(self._least(k, run), high, ask, run, known=known or k in answers)
+        return bisect_period(self._least(k, run), high, ask, run, known=known or k in answers)
 
     def _least(self, k: int, run: Run) -> int:
         """Return a T below which no pattern of k micro-batches is, by all that is known, ns."""
@@ -207,14 +214,16 @@ class _Search:
 
         What is held at once with more in flight is never less.
         """
-        if self.problem.scope.memory == "sum" and not self.course.free:
-            return self.course.lacking()[1] > 0
-        answer = self._ask(1, {}, run, max(1, self.course.whole_ns))
+        if self.problem.scope.memory == "sum" and not self.pipeline.free:
+            return self.pipeline.lacking()[1] > 0
+        answer = self._ask(1, {}, run, max(1, self.pipeline.whole_ns))
         return answer is not None and not answer.starts
 
-    def _ask(self, k: int, answers: Mapping[int, Answer], run: Run, period: int) -> Answer | None:
-        model = order_model(self.course, k, period, stopped=run.stopped)
-        return decide(model, answers.get(k), run)
+    def _ask(
+        self, k: int, answers: Mapping[int, PatternSolution], run: Run, period: int
+    ) -> PatternSolution | None:
+        model = order_model(self.pipeline, k, period, stopped=run.stopped)
+        return query_model(model, answers.get(k), run)
 
     def report_bound(self, run: Run) -> None:
         """Report what holds for every k that was looked at."""
@@ -236,8 +245,8 @@ class _Search:
 
     def explain(self) -> Infeasibility:
         """Say which GPU cannot hold its stages even with one micro-batch in flight."""
-        gpu, short = self.course.lacking()
-        if self.course.free or self.problem.scope.memory == "peak":
+        gpu, short = self.pipeline.lacking()
+        if self.pipeline.free or self.problem.scope.memory == "peak":
             proof = f"{PROOF}: memory does not hold one micro-batch after the other"
             return Infeasibility(scope=self.proven, proof=proof)
         enough = self.problem.platform.gpus[gpu].memory_bytes + short
@@ -249,7 +258,7 @@ class _Search:
             gpu=gpu,
         )
 
-    def plan(self, answer: Answer) -> Plan:
+    def plan(self, answer: PatternSolution) -> Plan:
         """Return the plan of an answer."""
         plan = Plan(
             chain=self.problem.chain,
@@ -257,12 +266,12 @@ class _Search:
             rule=self.problem.rule,
             scope=self.problem.scope,
             stages=answer.stages or self.problem.stages,
-            pattern=self.course.pattern(answer),
+            pattern=self.pipeline.pattern(answer),
         )
-        return without_lags(plan)
+        return compress_shifts(plan)
 
 
-def _repeated(answers: Mapping[int, Answer], k: int) -> Answer | None:
+def _repeated(answers: Mapping[int, PatternSolution], k: int) -> PatternSolution | None:
     """Return the best answer for a divisor of k as one for k."""
     found = [one for one in answers.values() if k % one.k == 0]
     if not found:

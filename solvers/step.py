@@ -29,17 +29,16 @@ from schedopt.solvers.contiguous import contiguous_stages
 from schedopt.solvers.contiguous import prove_impossible as prove_no_stages
 from schedopt.solvers.even_split import even_split
 from schedopt.solvers.next_fit import next_fit
-from schedopt.solvers.one_f_one_b_star import refuse_unsupported
 from schedopt.solvers.periodic import best_pattern, prove_impossible
-from schedopt.solving.choices import order_model
-from schedopt.solving.course import Course, require_stages
-from schedopt.solving.probing import decide, probe
-from schedopt.solving.registry import load_solver
+from schedopt.solving.models.bisection import bisect_period, query_model
+from schedopt.solving.models.pipeline import AllocatedPipeline
+from schedopt.solving.models.recompute_model import order_model
+from schedopt.solving.models.tasks import PatternSolution
+from schedopt.solving.phases import search_phases
+from schedopt.solving.requirements import refuse_unsupported, require_stages
 from schedopt.solving.run import Run
-from schedopt.solving.rungs import plan_attempts, sharing
 from schedopt.solving.sharing import best_plan
 from schedopt.solving.stage_chain import StageChain
-from schedopt.solving.steps import Answer
 from schedopt.stage import Stage
 from schedopt.systems.published import published_step
 
@@ -93,9 +92,8 @@ def solve(problem: Problem, run: Run) -> None:
             if len(found) == 1:
                 _report_best(found, problem, run)
     if not found and problem.scope.allocation == "contiguous":
-        impossible = prove_no_stages(steady, run)
-        if impossible is not None:
-            run.report_infeasible(impossible)
+        for proof in prove_no_stages(steady, run):
+            run.report_infeasible(proof)
         return
     _report_best(found, problem, run)
     if not run.settled():
@@ -131,25 +129,13 @@ def _report_best(found: Sequence[Plan], problem: Problem, run: Run) -> None:
 
 
 def _found_steady(problem: Problem, count: int, run: Run) -> list[Plan]:
-    """Return what the solvers for the steady state find, the first ones and each better one.
+    """Return what the solvers for the steady state find, the first plan and each better one.
 
-    Layers run apart there if they may in the end: no rung of a step is about that.
+    Layers run apart there if they may in the end: no phase of a step is about that.
     """
-    grain = run.problem.scope.grain
-    scope = replace(problem.scope, max_k=min(count, LONGEST_STEADY), grain=grain)
+    scope = replace(problem.scope, max_k=min(count, LONGEST_STEADY), grain=run.scope.grain)
     asked = replace(problem, scope=scope)
-    part = run.part(asked, SHARE)
-    found: list[Plan] = []
-    for attempt, share in sharing([*plan_attempts(asked)]):
-        if part.ended() or part.settled():
-            break
-        part.begin(attempt.solver, share)
-        with suppress(InputError):
-            load_solver(attempt.solver)(attempt.problem, part)
-        best = part.best()
-        if best is not None and best not in found:
-            found.append(best)
-    return found
+    return search_phases(asked, run.subrun(asked, SHARE))
 
 
 def _steady(problem: Problem, stages: Sequence[Stage], run: Run) -> Plan | None:
@@ -249,13 +235,13 @@ class _OrderSearch:
         self.problem = replace(problem, scope=scope, stages=tuple(stages))
         self.count = count
         free = problem.scope.allocation == "fixed" and scope.recompute
-        self.course = Course(self.problem, free=free)
+        self.pipeline = AllocatedPipeline(self.problem, free=free)
         self.proven = Scope(
             allocation="fixed",
             microbatches=count,
             max_k=None,
             gpu_order="any",
-            memory=self.course.proven_reading(),
+            memory=self.pipeline.proven_reading(),
             split_backward=problem.scope.split_backward,
             recompute=problem.scope.recompute,
         )
@@ -267,41 +253,41 @@ class _OrderSearch:
         if given:
             run.report_bound(Fraction(low, self.count), self.proven, WAY)
         best = run.best()
-        caps = sum(one.most(self.count, flush=True) for one in self.course.kept)
+        caps = sum(one.most(self.count, flush=True) for one in self.pipeline.stashes)
         if self.count * caps**2 > MOST_CHOICES:
             return
         if best is not None:
             high = best.pattern.period_total_ns
         else:
             # One micro-batch after the other, each at an instant of its own.
-            high = self.count * (self.course.whole_ns + 1)
+            high = self.count * (self.pipeline.whole_ns + 1)
         if self.asked.scope.period_ns is not None:
             high = min(high, self.count * self.asked.scope.period_ns)
         ask = partial(self._ask, run)
-        for least, found in probe(low, high, ask, run, known=best is not None):
+        for least, found in bisect_period(low, high, ask, run, known=best is not None):
             if found is not None:
                 _report(self.plan(found), run)
             elif given:
                 run.report_bound(Fraction(least, self.count), self.proven, PROOF)
 
-    def _ask(self, run: Run, period: int) -> Answer | None:
-        return decide(order_model(self.course, self.count, period, flush=True), None, run)
+    def _ask(self, run: Run, period: int) -> PatternSolution | None:
+        return query_model(order_model(self.pipeline, self.count, period, flush=True), None, run)
 
     def least(self) -> int:
         """Return a makespan that no order beats: to a resource, all work on it, and back."""
-        best = max(1, self.count * self.course.load_ns)
-        if self.problem.scope.split_backward or self.course.has_recompute:
+        best = max(1, self.count * self.pipeline.load_ns)
+        if self.problem.scope.split_backward or self.pipeline.has_recompute:
             return best
-        way = self.course.way
+        way = self.pipeline.path
         for resource in {one for step in way for one in step.resources}:
             own = [number for number, step in enumerate(way) if resource in step.resources]
             before = sum(step.length_ns for step in way[: own[0]])
             after = sum(step.length_ns for step in way[own[-1] + 1 :])
             work = self.count * sum(way[number].length_ns for number in own)
             best = max(best, before + work + after)
-        return max(best, self.course.whole_ns)
+        return max(best, self.pipeline.whole_ns)
 
-    def plan(self, answer: Answer) -> Plan:
+    def plan(self, answer: PatternSolution) -> Plan:
         """Return the plan of an answer."""
         return Plan(
             chain=self.asked.chain,
@@ -309,5 +295,5 @@ class _OrderSearch:
             rule=self.asked.rule,
             scope=self.asked.scope,
             stages=answer.stages or self.problem.stages,
-            pattern=self.course.pattern(answer),
+            pattern=self.pipeline.pattern(answer),
         )

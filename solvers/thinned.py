@@ -23,11 +23,11 @@ from schedopt.plan import Plan
 from schedopt.problem import Problem
 from schedopt.solvers import contiguous, one_f_one_b_star
 from schedopt.solvers.contiguous import best_stages
-from schedopt.solvers.one_f_one_b_star import refuse_unsupported, require_contiguous
-from schedopt.solving.course import LONGEST, Course, require_stages
+from schedopt.solving.models.pipeline import LONGEST, AllocatedPipeline
+from schedopt.solving.requirements import refuse_unsupported, require_contiguous, require_stages
 from schedopt.solving.run import Run
 from schedopt.solving.sharing import plan_at
-from schedopt.solving.stacking import stack
+from schedopt.solving.stacking import pack_stages
 from schedopt.solving.stage_chain import StageChain, Thinning
 
 MOST_MISSES: Final = 8
@@ -62,7 +62,7 @@ def solve(problem: Problem, run: Run) -> None:
         if run.best() is None:
             # It only looks for what is better than a plan for k = 1.
             return
-    least = ceil(Course(problem).load_ns if fixed else load_bound(problem).period)
+    least = ceil(AllocatedPipeline(problem).load_ns if fixed else load_bound(problem).period)
     misses = 0
     for k in range(2, (problem.scope.max_k or LONGEST) + 1):
         for slots in count(k + 1):
@@ -126,7 +126,7 @@ def _stacked(problem: Problem, thinning: Thinning, high: int, run: Run) -> Plan 
         if plan is None:
             # With fewer stages the period would be longer.
             return None
-        stacked = stack(plan, problem.platform)
+        stacked = pack_stages(plan, problem.platform)
         if stacked is not None:
             return stacked
         more //= 2

@@ -5,7 +5,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from schedopt import (
@@ -26,6 +26,7 @@ from schedopt.account import memory
 from schedopt.bounds import load_bound, memory_proof, stage_load_bound
 from schedopt.plan import Kind
 from tests.bounds.every_plan import Memory, has_plan, tight_problems
+from tests.budgets import trials
 from tests.random_plans import valid_plans
 from tests.strategies import chains, platforms
 
@@ -33,15 +34,15 @@ both: tuple[Kind, ...] = ("F", "B")
 instants = st.sampled_from([0, 0, 1])
 
 
-@settings(max_examples=300)
+@trials(300)
 @given(valid_plans())
 def test_no_valid_plan_of_any_kind_beats_the_load_bound(plan: Plan) -> None:
     bound = load_bound(plan.problem)
     assert bound.scope.covers(plan.scope)
-    assert Fraction(plan.pattern.period_total_ns, plan.pattern.k) >= bound.period
+    assert plan.pattern.period >= bound.period
 
 
-@settings(max_examples=300)
+@trials(300)
 @given(valid_plans(), st.booleans())
 def test_no_plan_beats_the_work_of_its_own_stages(plan: Plan, apart: bool) -> None:
     scope = replace(plan.scope, allocation="fixed", grain="layer" if apart else "stage")
@@ -53,7 +54,7 @@ def test_no_plan_beats_the_work_of_its_own_stages(plan: Plan, apart: bool) -> No
     assert bound is not None
     assert bound.scope.covers(scope)
     assert not bound.scope.covers(plan.scope)
-    assert Fraction(plan.pattern.period_total_ns, plan.pattern.k) >= bound.period
+    assert plan.pattern.period >= bound.period
     work = [0] * len(plan.platform.gpus)
     for stage in stages:
         gpu = plan.platform.gpus[stage.gpus[0]]
@@ -103,7 +104,7 @@ def test_the_shorter_way_back_of_a_stage_counts() -> None:
     assert periods == {"stage": 12, "layer": 10}
 
 
-@settings(max_examples=300)
+@trials(300)
 @given(chains(), platforms(unequal=True))
 def test_the_load_bound_lies_below_every_contiguous_optimum(
     chain: Chain, platform: Platform
@@ -113,7 +114,7 @@ def test_the_load_bound_lies_below_every_contiguous_optimum(
         assert load_bound(result.problem).period <= result.period
 
 
-@settings(max_examples=300)
+@trials(300)
 @given(valid_plans(), st.data())
 def test_no_plan_fits_where_the_memory_proof_says_none_does(
     plan: Plan, data: st.DataObject
@@ -171,7 +172,7 @@ def test_layers_before_one_that_takes_time_lie_there_at_once(times: list[tuple[i
     assert proof.scope.memory == "peak"
 
 
-@settings(max_examples=150)
+@trials(150)
 @given(data=st.data(), split=st.booleans(), memory=st.sampled_from(["sum", "peak"]))
 def test_no_order_fits_where_the_memory_proof_says_none_does(
     data: st.DataObject, split: bool, memory: Memory

@@ -31,6 +31,7 @@ HEAVY = (
     "module",
     [
         "schedopt",
+        "schedopt.actions",
         "schedopt.checking",
         "schedopt.drawing",
         "schedopt.exporting",
@@ -38,8 +39,8 @@ HEAVY = (
         "schedopt.reporting.page",
         "schedopt.running",
         "schedopt.sweeping",
-        "schedopt.systems.comparing",
-        "schedopt.systems.picture",
+        "schedopt.comparing.builder",
+        "schedopt.comparing.picture",
     ],
 )
 def test_importing_loads_nothing_heavy(module: str) -> None:

@@ -6,11 +6,12 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from schedopt import Chain, Gpu, InputError, Layer, Link, Platform, Problem, Rule, Scope, Stage
 from schedopt.plan import Transfer, place_in_period
+from tests.budgets import trials
 
 LAYER = Layer(forward_ns=1, backward_ns=2, weight_bytes=30, activation_bytes=4)
 CHAIN = Chain(layers=(LAYER, LAYER))
@@ -118,7 +119,7 @@ def test_a_scope_covers_itself(scopes: tuple[Scope, ...]) -> None:
     assert scopes[0].covers(scopes[0])
 
 
-@settings(max_examples=2000)
+@trials(2000)
 @given(neighbours(3))
 def test_what_covers_a_scope_covers_what_that_covers(scopes: tuple[Scope, ...]) -> None:
     first, second, third = scopes
@@ -126,7 +127,7 @@ def test_what_covers_a_scope_covers_what_that_covers(scopes: tuple[Scope, ...]) 
         assert first.covers(third)
 
 
-@settings(max_examples=2000)
+@trials(2000)
 @given(neighbours(2))
 def test_only_scopes_of_the_same_plans_cover_each_other(scopes: tuple[Scope, ...]) -> None:
     first, second = scopes

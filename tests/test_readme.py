@@ -126,7 +126,7 @@ def test_the_plan_example_is_the_shipped_one_and_valid() -> None:
     [
         "units",
         "platform",
-        "solving.ladder",
+        "solving.portfolio",
         "solvers.even_split",
         "solvers.block_partition",
         "families.instance",

@@ -61,7 +61,7 @@ def find_binding(plan: Plan) -> Binding:
     """Return what keeps the period of a valid plan from being shorter."""
     loads = load(plan)
     busiest = max(range(len(loads)), key=lambda gpu: loads[gpu].share)
-    period = Fraction(plan.pattern.period_total_ns, plan.pattern.k)
+    period = plan.pattern.period
     full = [
         (first, second) for (_, first, second), time in busy_time(plan).items() if time == period
     ]

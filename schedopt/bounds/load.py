@@ -9,7 +9,7 @@ from fractions import Fraction
 
 from schedopt.bounds.scopes import widest
 from schedopt.chain import Layer
-from schedopt.interrupts import go_on, never
+from schedopt.interrupts import never_stop, raise_if_stopped
 from schedopt.platform import Gpu
 from schedopt.problem import Problem
 from schedopt.result import Bound, as_ratio
@@ -72,7 +72,7 @@ def _crowded_ns(problem: Problem) -> int:
     return max((sum(times[n * gpus - n : n * gpus + 1]) for n in shared), default=0)
 
 
-def stage_load_bound(problem: Problem, stopped: Callable[[], bool] = never) -> Bound | None:
+def stage_load_bound(problem: Problem, stopped: Callable[[], bool] = never_stop) -> Bound | None:
     """Return the bound that the work of each GPU gives where the stages are given, for any k.
 
     A GPU runs its stages once for each micro-batch, each backward whole or in halves, whichever is
@@ -86,7 +86,7 @@ def stage_load_bound(problem: Problem, stopped: Callable[[], bool] = never) -> B
     scope, gpus = problem.scope, problem.platform.gpus
     if scope.allocation != "fixed" or not _are_possible(problem):
         return None
-    go_on(stopped)
+    raise_if_stopped(stopped)
     work = [0] * len(gpus)
     for stage in problem.stages:
         gpu, layers = gpus[stage.gpus[0]], problem.chain.layers[stage.first : stage.last + 1]

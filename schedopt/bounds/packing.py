@@ -11,7 +11,7 @@ from typing import Final
 
 from schedopt.bounds.load import load_bound, way_back
 from schedopt.bounds.scopes import make_bound, widest
-from schedopt.interrupts import go_on, never
+from schedopt.interrupts import never_stop, raise_if_stopped
 from schedopt.problem import Problem
 from schedopt.result import Bound
 
@@ -20,7 +20,7 @@ MOST_DROPS: Final = 64
 """So often a period is lowered to the next one at which a count changes."""
 
 
-def packing_bound(problem: Problem, stopped: Callable[[], bool] = never) -> Bound | None:
+def packing_bound(problem: Problem, stopped: Callable[[], bool] = never_stop) -> Bound | None:
     """Return the period that the memory of all GPUs together needs, for any allocation and k.
 
     What layer l saves for a micro-batch stays from its forward to its backward, at least R_l: the
@@ -120,7 +120,7 @@ def _with_whole_counts(
                 continue
         else:
             drops += 1
-            go_on(stopped)
+            raise_if_stopped(stopped)
             found = counts(high, below=True)
             if found is None:
                 return high

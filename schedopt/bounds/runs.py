@@ -3,7 +3,7 @@
 Layers behind each other on one GPU are a run. Its weights, what its layers keep and the largest
 workspace must fit the roomiest GPU, and its work, recompute included, the period of the fastest.
 Each layer is kept or recomputed: a path with a time and with bytes on every step, as in
-`schedopt.solving.recomputation`, but with counts of micro-batches of each layer's own. A price for
+`schedopt.bounds.recomputation`, but with counts of micro-batches of each layer's own. A price for
 a byte and one for a nanosecond make one length of both, and a run whose shortest path is longer
 than the room and the time that are left, at these prices, cannot be.
 """

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Final
 from schedopt.bounds.cuts import LATEST, NEVER, Cuts, is_readable, longest_way
 from schedopt.bounds.load import load_bound, way_back
 from schedopt.bounds.scopes import contiguous, longest_pattern, make_bound
-from schedopt.interrupts import never
+from schedopt.interrupts import never_stop
 from schedopt.network import Link
 from schedopt.problem import LARGEST_HORIZON_NS, Problem
 from schedopt.result import Bound
 
 if TYPE_CHECKING:
     from schedopt.bounds.cuts import Array
-    from schedopt.solving.again_table import AgainTable
+    from schedopt.bounds.recompute_table import RecomputeTable
 
 PROOF: Final = "each stage keeps its micro-batches in flight while later stages work on them"
 MOST_COUNT: Final = 4096
@@ -31,7 +31,7 @@ Read = tuple[int, int, int]
 """A stage in the order of reading: first layer, end, GPU."""
 
 
-def contiguous_bound(problem: Problem, stopped: Callable[[], bool] = never) -> Bound | None:
+def contiguous_bound(problem: Problem, stopped: Callable[[], bool] = never_stop) -> Bound | None:
     """Return the least period that load, links and memory allow on contiguous stages, for any k.
 
     The span of a stage, from the start of its forward to the end of its backward, is at least its
@@ -120,11 +120,11 @@ class _Spans:
         most = min(MOST_COUNT, useful)
         self.cuts = Cuts(problem, most=most, backwards=True, stopped=stopped)
         self.carried = [Fraction(0), *_carried(problem)[::-1], Fraction(0)]
-        self.again: list[AgainTable] = []
+        self.again: list[RecomputeTable] = []
         if problem.rule.is_given and problem.scope.grain == "stage" and _recomputes(problem):
-            from schedopt.solving.again_table import AgainTable
+            from schedopt.bounds.recompute_table import RecomputeTable
 
-            self.again = [AgainTable(problem.chain, gpu, stopped) for gpu in self.cuts.kinds]
+            self.again = [RecomputeTable(problem.chain, gpu, stopped) for gpu in self.cuts.kinds]
 
     def least(self, period: Fraction, *, below: bool = False) -> Fraction | None:
         """Return a period that some stages allow, at most the one given, or below it.

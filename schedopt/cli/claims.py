@@ -11,7 +11,7 @@ from schedopt.cli.bench import tables_beside
 from schedopt.cli.progress import progress_bar
 
 if TYPE_CHECKING:
-    from schedopt.claims.running import Done
+    from schedopt.bench.claims.running import Done
 
 
 def bench_claims(
@@ -42,9 +42,9 @@ def bench_claims(
 
     schedopt bench claims --only P3,C8 -o some.json
     """
-    from schedopt.claims.registry import choose_claims, load_claims
-    from schedopt.claims.running import run_claims
-    from schedopt.claims.writing import load_rows, save
+    from schedopt.bench.claims.registry import choose_claims, load_claims
+    from schedopt.bench.claims.running import run_claims
+    from schedopt.bench.claims.writing import load_rows, save
     from schedopt.drawing import picture_suffix
 
     names = choose_claims(only)

@@ -40,7 +40,7 @@ from schedopt.cli.signals import usual_signals
 from schedopt.effort import TIME_LIMIT
 
 if TYPE_CHECKING:
-    from schedopt.systems.comparison import Comparison
+    from schedopt.comparing.comparison import Comparison
 
 PATIENCE_S: Final = 30
 """How long systems are laid out before somebody hears what would be quicker."""
@@ -112,11 +112,11 @@ def compare_systems(
     schedopt compare --chain chain.json --gpus 8 --mem 24G --bandwidth 25GB/s --training-state
     mixed-adam --plot systems.svg --plans plans
     """
+    from schedopt.comparing.builder import compare
+    from schedopt.comparing.comparison import save_plans
+    from schedopt.comparing.picture import save_comparison_picture
     from schedopt.drawing import picture_suffix
     from schedopt.formats import make_folder
-    from schedopt.systems.comparing import compare
-    from schedopt.systems.files import save_plans
-    from schedopt.systems.picture import save_comparison_picture
     from schedopt.units import parse_bytes
 
     check_time_limit(time_limit)
@@ -171,7 +171,7 @@ def compare_systems(
 
 def telling(show: Callable[[int, int, str], None]) -> Callable[[int, int, str], None]:
     """Return what shows progress, and says once what would be quicker where systems take long."""
-    from schedopt.systems.comparison import OURS
+    from schedopt.comparing.comparison import OURS
 
     begin, told = monotonic(), False
     ours = tuple(system.name for system in OURS)
@@ -194,7 +194,7 @@ def telling(show: Callable[[int, int, str], None]) -> Callable[[int, int, str], 
 
 def _print(found: Comparison, output: Path | None, as_json: bool) -> None:
     if as_json:
-        from schedopt.systems.files import comparison_document
+        from schedopt.comparing.comparison import comparison_document
 
         typer.echo(json.dumps(comparison_document(found), indent=2))
         return

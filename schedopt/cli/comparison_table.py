@@ -7,8 +7,8 @@ from typing import Final
 
 from schedopt.cli.columns import Column, print_table
 from schedopt.cli.tables import make_console
-from schedopt.systems.comparison import OURS, Comparison, Row
-from schedopt.systems.figures import Figures
+from schedopt.comparing.comparison import OURS, Comparison, Row
+from schedopt.comparing.measures import Figures
 from schedopt.units import format_bytes, format_duration, readable
 
 _FIGURES: Final = (

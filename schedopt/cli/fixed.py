@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from schedopt.errors import InputError
@@ -38,7 +37,7 @@ def say_what_it_has(plan: Plan, result: Result, name: str) -> str | None:
     name : str
         Of its file.
     """
-    period = Fraction(plan.pattern.period_total_ns, plan.pattern.k)
+    period = plan.pattern.period
     asked = result.problem.scope
     if plan.scope.microbatches != asked.microbatches:
         return None

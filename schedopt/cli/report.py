@@ -40,11 +40,11 @@ def report_plan(
     schedopt report plan.json -o report.html --compare-with now.plan.json --microbatches 32
     """
     from schedopt.cli.charts import load_valid
+    from schedopt.comparing.baselines import named_baseline, usual_baselines
+    from schedopt.comparing.measures import measure_plan
     from schedopt.formats import check_writable, write_whole
     from schedopt.reporting.page import render_page
-    from schedopt.reporting.rivals import named_rival, usual_rivals
     from schedopt.simulation import simulate, usual_micro_batches
-    from schedopt.systems.figures import measure_plan
     from schedopt.units import format_bytes
 
     check_writable(output)
@@ -58,11 +58,11 @@ def report_plan(
         with naming_options():
             step = simulate(loaded, count)
         show(1, 3, "what it is compared with")
-        named = [named_rival(name, other, loaded, count) for name, other in others if other]
-        rivals = [*named, *usual_rivals(loaded, count)]
+        named = [named_baseline(name, other, loaded, count) for name, other in others if other]
+        baselines = [*named, *usual_baselines(loaded, count)]
         ours = measure_plan(loaded, count, plan.name)
         show(2, 3, "the page")
         # Without the folders of whoever writes it.
-        page = render_page(result, file=plan.name, step=step, ours=ours, rivals=rivals)
+        page = render_page(result, file=plan.name, step=step, ours=ours, baselines=baselines)
     write_whole(output, page)
     typer.echo(f"Page written to {output} ({format_bytes(len(page.encode()))})")

@@ -150,7 +150,7 @@ def run_plan(
     assert loaded is not None
     count = usual_micro_batches(loaded) if microbatches is None else microbatches
     if actions:
-        from schedopt.running.actions import make_actions
+        from schedopt.actions import make_actions
 
         with naming_options():
             typer.echo(str(make_actions(loaded, count)), nl=False)
@@ -284,7 +284,7 @@ def _check_memory(report: Report) -> None:
 
 def _print_torchrun(job: Job, nodes: int, port: int) -> None:
     """Print the line that starts this command as each rank, on each of several machines."""
-    from schedopt.running.actions import gpu_ranks
+    from schedopt.actions import gpu_ranks
 
     ranks = len(gpu_ranks(job.plan))
     if nodes < 1 or ranks % nodes:

@@ -15,7 +15,7 @@ from schedopt.problem import Problem
 from schedopt.reporting.tables import Table, ladder_table, memory_table, stage_table
 from schedopt.result import Infeasibility, Result
 from schedopt.solving.registry import PARTITIONED
-from schedopt.solving.ways_out import ways_out
+from schedopt.solving.suggestions import ways_out
 from schedopt.units import format_duration, readable
 
 

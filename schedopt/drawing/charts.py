@@ -126,7 +126,7 @@ def _step_facts(simulation: Simulation) -> Iterator[str]:
         f"{format_duration(simulation.time_per_micro_batch)} each; "
         f"bubble {float(simulation.bubble):.1%} (idle time of the GPUs that have a stage)"
     )
-    period = Fraction(simulation.plan.pattern.period_total_ns, simulation.plan.pattern.k)
+    period = simulation.plan.pattern.period
     steady = simulation.steady_period
     measured = (
         "the step is too short to measure its own"

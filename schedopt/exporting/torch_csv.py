@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from schedopt.actions import make_actions, make_rows
 from schedopt.exporting.registry import refused
 from schedopt.plan import Plan
-from schedopt.running.actions import make_actions
-from schedopt.running.rows import make_rows
 
 FILE = "schedule.csv"
 

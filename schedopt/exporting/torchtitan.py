@@ -8,12 +8,12 @@ r + P, r + 2P, ... (a loop), or r and 2P - 1 - r (a V).
 
 from __future__ import annotations
 
+from schedopt.actions import gpu_ranks
 from schedopt.errors import InputError
 from schedopt.exporting.own_order import micro_batch_size
 from schedopt.exporting.registry import refused
 from schedopt.exporting.torch_csv import FILE, csv_text, rows_without_recompute
 from schedopt.plan import Plan
-from schedopt.running.actions import gpu_ranks
 from schedopt.transformer_blocks import EMBEDDING, find_blocks
 
 _SCHEDULES = {"loop": "PipelineScheduleMulti", "v": "ZBVZeroBubble"}

@@ -9,7 +9,8 @@ torch is imported only when something is measured::
 
 from __future__ import annotations
 
-from schedopt.profiling.factory import Model, as_model, load_factory, load_model
+from schedopt.profiling.factory import as_model, load_factory, load_model
+from schedopt.profiling.model import Model
 from schedopt.profiling.profiler import cut_again, estimate, profile
 from schedopt.profiling.verifying import Comparison, compare
 

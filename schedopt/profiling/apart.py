@@ -17,8 +17,8 @@ from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode, unset_fa
 from torch.func import functional_call
 
 from schedopt.profiling.clocks import Clock
-from schedopt.profiling.factory import Model
 from schedopt.profiling.halves import enter
+from schedopt.profiling.model import Model
 from schedopt.profiling.pieces import Outline, Piece, blaming
 from schedopt.profiling.sweeping import Sweep
 from schedopt.profiling.tracing import WithLoss

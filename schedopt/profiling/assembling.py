@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from schedopt.chain import Chain, Layer, Recipe
-from schedopt.profiling.factory import Model, require_torch
 from schedopt.profiling.measuring import Measured
+from schedopt.profiling.model import Model, require_torch
 
 
 def make_chain(model: Model, measured: Measured, provenance: Mapping[str, Any]) -> Chain:

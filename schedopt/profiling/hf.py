@@ -12,9 +12,9 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from schedopt.profiling.devices import find_device
-from schedopt.profiling.factory import Model, require_package
 from schedopt.profiling.hf_families import Family, Sizes
 from schedopt.profiling.hf_specs import either, parse_spec, refuse
+from schedopt.profiling.model import Model, require_package
 
 _SEED: Final = 0
 _DTYPES: Final = {

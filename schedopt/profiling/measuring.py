@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from schedopt.errors import InputError
-from schedopt.profiling.factory import Model
+from schedopt.profiling.model import Model
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from schedopt.errors import InputError
-from schedopt.profiling.factory import Model
+from schedopt.profiling.model import Model
 from schedopt.profiling.segmenting import find_cuts, make_segments
 from schedopt.profiling.telling import tell
 from schedopt.profiling.tracing import WithLoss, no_tensor, trace

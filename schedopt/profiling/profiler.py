@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from schedopt.chain import Chain, Recipe
 from schedopt.errors import InputError
 from schedopt.profiling.assembling import describe_model, describe_run, make_chain
-from schedopt.profiling.factory import Model, require_torch
 from schedopt.profiling.measuring import Counter, Measured, measure
+from schedopt.profiling.model import Model, require_torch
 
 if TYPE_CHECKING:
     from schedopt.profiling.pieces import Outline, Piece

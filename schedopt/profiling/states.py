@@ -17,7 +17,7 @@ from schedopt.profiling.saving import storage_bytes, storage_key
 
 if TYPE_CHECKING:
     from schedopt.profiling.clocks import Clock
-    from schedopt.profiling.factory import OptimizerFactory
+    from schedopt.profiling.model import OptimizerFactory
 
 OPTIMIZERS: Final[Mapping[str, OptimizerFactory]] = {
     "adamw": torch.optim.AdamW,

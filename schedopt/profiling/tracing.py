@@ -20,7 +20,7 @@ from schedopt.profiling.saving import storage_key
 from schedopt.profiling.telling import place
 
 if TYPE_CHECKING:
-    from schedopt.profiling.factory import Loss, Model
+    from schedopt.profiling.model import Loss, Model
 
 _AFTER: Final = "after"
 BREAK: Final = (

@@ -7,7 +7,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
 
 from schedopt.chain import Chain
-from schedopt.profiling.factory import Model
+from schedopt.profiling.model import Model
 
 if TYPE_CHECKING:
     from torch import nn

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from schedopt.comparing.baselines import Baseline
+from schedopt.comparing.measures import Figures
 from schedopt.problem import MemoryReading
-from schedopt.reporting.rivals import Rival
 from schedopt.reporting.tables import Table
-from schedopt.systems.figures import Figures
 from schedopt.units import format_bytes, format_duration, printable
 
 
-def comparison_table(ours: Figures, rivals: Sequence[Rival], reading: MemoryReading) -> Table:
-    """Return a row for the plan, and one for each rival, with memory in a reading."""
-    rows = [Rival(name="This plan", figures=ours), *rivals]
+def comparison_table(ours: Figures, baselines: Sequence[Baseline], reading: MemoryReading) -> Table:
+    """Return a row for the plan, and one for each baseline, with memory in a reading."""
+    rows = [Baseline(name="This plan", figures=ours), *baselines]
     return Table(
         title="This plan beside others for the same model",
         columns=(
@@ -26,11 +26,11 @@ def comparison_table(ours: Figures, rivals: Sequence[Rival], reading: MemoryRead
     )
 
 
-def _cells(rival: Rival, ours: Figures, reading: MemoryReading) -> Iterator[str]:
-    figures = rival.figures
-    yield printable(rival.name)
+def _cells(baseline: Baseline, ours: Figures, reading: MemoryReading) -> Iterator[str]:
+    figures = baseline.figures
+    yield printable(baseline.name)
     if figures is None:
-        yield from ("-", "-", "-", "-", "no", "-", rival.note)
+        yield from ("-", "-", "-", "-", "no", "-", baseline.note)
         return
     yield format_duration(figures.period)
     yield format_duration(figures.step_ns)
@@ -38,7 +38,7 @@ def _cells(rival: Rival, ours: Figures, reading: MemoryReading) -> Iterator[str]
     yield format_bytes(figures.most_bytes(reading))
     yield "yes"
     yield "-" if figures is ours else _times(ours, figures)
-    yield rival.note
+    yield baseline.note
 
 
 def _times(ours: Figures, other: Figures) -> str:
@@ -48,9 +48,9 @@ def _times(ours: Figures, other: Figures) -> str:
     return f"{float(other.step_of_one / ours.step_of_one):.2f} times as fast"
 
 
-def say_best(ours: Figures, rivals: Sequence[Rival]) -> str:
-    """Return in a sentence how the plan compares with the best rival that fits."""
-    fitting = [(row.figures, row.name) for row in rivals if row.figures is not None]
+def say_best(ours: Figures, baselines: Sequence[Baseline]) -> str:
+    """Return in a sentence how the plan compares with the best baseline that fits."""
+    fitting = [(row.figures, row.name) for row in baselines if row.figures is not None]
     if not fitting:
         return "None of what it is compared with fits into the memory of the GPUs."
     best, name = min(fitting, key=lambda pair: pair[0].step_of_one)

@@ -10,6 +10,8 @@ from string import Template
 from typing import Any, Final
 
 from schedopt.account import memory
+from schedopt.comparing.baselines import Baseline
+from schedopt.comparing.measures import Figures
 from schedopt.drawing import chart_plan, chart_simulation, name_unused
 from schedopt.drawing.chart import LETTERS
 from schedopt.drawing.looks import COLOURS, HATCHES, NAMES, SENT
@@ -26,7 +28,6 @@ from schedopt.reporting.markup import (
     paragraphs,
     table,
 )
-from schedopt.reporting.rivals import Rival
 from schedopt.reporting.tables import (
     Table,
     ladder_table,
@@ -46,7 +47,6 @@ from schedopt.reporting.words import (
 )
 from schedopt.result import Result
 from schedopt.simulation import Simulation
-from schedopt.systems.figures import Figures
 from schedopt.units import format_bytes, format_duration, printable, readable
 from schedopt.version import __version__
 
@@ -56,7 +56,7 @@ FEW_GPUS: Final = 8
 
 
 def render_page(
-    result: Result, *, file: str, step: Simulation, ours: Figures, rivals: Sequence[Rival]
+    result: Result, *, file: str, step: Simulation, ours: Figures, baselines: Sequence[Baseline]
 ) -> str:
     """Return a page about a valid plan.
 
@@ -72,7 +72,7 @@ def render_page(
         Of that plan.
     ours : Figures
         What the plan costs.
-    rivals : sequence of Rival
+    baselines : sequence of Baseline
         What it is compared with.
     """
     plan = step.plan
@@ -106,8 +106,8 @@ def render_page(
         scope=described(scope_items(result.problem.scope)),
         bounds=_bounds(result),
         ladder=_ladder(result),
-        compared=paragraphs([say_best(ours, rivals)]),
-        comparison=table(comparison_table(ours, rivals, plan.scope.memory)),
+        compared=paragraphs([say_best(ours, baselines)]),
+        comparison=table(comparison_table(ours, baselines, plan.scope.memory)),
         commands="\n".join(
             f"<dt><code>{escape(line)}</code></dt><dd>{escape(text)}</dd>"
             for line, text in commands(plan, file, step)

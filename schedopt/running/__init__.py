@@ -10,8 +10,7 @@ torch is imported only when something runs::
 
 from __future__ import annotations
 
-from schedopt.running.action import Action, parse_action
-from schedopt.running.actions import Actions, make_actions, parse_actions
+from schedopt.actions import Action, Actions, make_actions, parse_action, parse_actions
 from schedopt.running.figures import Figures
 from schedopt.running.job import BACKENDS, Backend, Job
 from schedopt.running.report import Parting, Report

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from schedopt.account.timeline import stage_layers
+from schedopt.actions import Actions
 from schedopt.errors import InputError
 from schedopt.plan import Plan
 from schedopt.profiling.pieces import Piece
 from schedopt.profiling.states import own_parameters
-from schedopt.running.actions import Actions
 from schedopt.running.exchange import follow
 from schedopt.running.fitting import Boundary
 from schedopt.running.rank import Rank
@@ -24,7 +24,7 @@ from schedopt.running.stage_work import Before, Data, StageWork
 from schedopt.running.weights import Weights
 
 if TYPE_CHECKING:
-    from schedopt.profiling.factory import OptimizerFactory
+    from schedopt.profiling.model import OptimizerFactory
 
 Names = Mapping[int, str]
 """What the model calls a parameter, by its identity."""

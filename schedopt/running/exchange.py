@@ -18,7 +18,7 @@ from typing import Generic, TypeVar
 
 from torch import Tensor
 
-from schedopt.running.action import Action
+from schedopt.actions import Action
 
 Place = tuple[int, str, int]
 """Stage, kind, and micro-batch or mini-batch of an action."""

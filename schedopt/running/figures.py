@@ -10,9 +10,8 @@ from itertools import accumulate
 from statistics import median
 
 from schedopt.account.levels import highest
+from schedopt.actions import Action, gpu_ranks, sending_end
 from schedopt.plan import Operation, Plan
-from schedopt.running.action import Action
-from schedopt.running.actions import gpu_ranks, sending_end
 from schedopt.running.records import Outcome
 from schedopt.running.spans import Span
 from schedopt.simulation import Event, Simulation

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, get_args
 
+from schedopt.actions import Actions, make_actions
 from schedopt.errors import InputError
 from schedopt.plan import Plan
-from schedopt.running.actions import Actions, make_actions
 from schedopt.validation import as_whole, check_choice, show
 
 Backend = Literal["logical", "p2p", "pytorch"]

@@ -16,8 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from schedopt.running.action import Action
-from schedopt.running.actions import Actions
+from schedopt.actions import Action, Actions
 from schedopt.running.exchange import Exchange, Mailbox
 from schedopt.running.sleeping import sleep_until
 from schedopt.running.spans import Span

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from schedopt.running.action import Action
-from schedopt.running.actions import Actions
+from schedopt.actions import Action, Actions
 from schedopt.running.crew import begin_step
 from schedopt.running.exchange import Mailbox
 from schedopt.running.rank import Rank

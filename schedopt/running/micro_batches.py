@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from schedopt.errors import InputError
-from schedopt.profiling.factory import Model
+from schedopt.profiling.model import Model
 
 
 class MicroBatches:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from schedopt.errors import InputError
-from schedopt.profiling.factory import Model
+from schedopt.profiling.model import Model
 from schedopt.validation import show
 
 

@@ -19,12 +19,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.pipelining import PipelineStage, schedules
 
+from schedopt.actions import Action, ActionKind, Rows
 from schedopt.errors import InputError
 from schedopt.plan import Plan
 from schedopt.profiling.pieces import blaming
-from schedopt.running.action import Action, ActionKind
 from schedopt.running.fitting import Boundary
-from schedopt.running.rows import Rows
 from schedopt.running.stage_module import StageModule
 
 Around: TypeAlias = Callable[[Action], AbstractContextManager[None]]

@@ -24,11 +24,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from schedopt.account.timeline import stage_layers
+from schedopt.actions import Action, Actions, gpu_ranks, sent_bytes
 from schedopt.errors import InputError
 from schedopt.plan import Plan
 from schedopt.profiling.devices import find_device
-from schedopt.running.action import Action
-from schedopt.running.actions import Actions, gpu_ranks, sent_bytes
 from schedopt.running.crew import Work, begin_step, make_rank
 from schedopt.running.failing import FAILURE, Failure, LostError, as_failure
 from schedopt.running.job import Job

@@ -11,8 +11,8 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from schedopt.actions import Action
 from schedopt.profiling.metering import Meter
-from schedopt.running.action import Action
 from schedopt.running.exchange import Chunk, Exchange
 from schedopt.running.spans import Span
 from schedopt.running.stage_work import StageWork

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from schedopt.profiling.factory import Model
+from schedopt.profiling.model import Model
 from schedopt.profiling.saving import storage_key
 from schedopt.profiling.tracing import WithLoss
 from schedopt.running.crew import Work

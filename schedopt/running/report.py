@@ -9,8 +9,8 @@ from functools import cached_property
 from typing import Any, Final
 
 from schedopt.account.timeline import stage_layers
+from schedopt.actions import gpu_ranks
 from schedopt.plan import Plan
-from schedopt.running.actions import gpu_ranks
 from schedopt.running.figures import (
     Figures,
     by_one_clock,

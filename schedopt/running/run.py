@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from schedopt.actions import Actions
 from schedopt.errors import InputError, RankError, SchedoptError
-from schedopt.profiling.factory import require_torch
+from schedopt.profiling.model import require_torch
 from schedopt.profiling.telling import tell
-from schedopt.running.actions import Actions
 from schedopt.running.job import Job
 from schedopt.running.records import Outcome
 from schedopt.running.report import Report

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from schedopt.running.action import Action
+from schedopt.actions import Action
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from schedopt.actions import Action, Actions, halved_stages, make_rows
 from schedopt.plan import Plan
 from schedopt.profiling.clocks import make_clock
 from schedopt.profiling.pieces import Piece
-from schedopt.running.action import Action
-from schedopt.running.actions import Actions
 from schedopt.running.fitting import Boundary
 from schedopt.running.pipelining import make_schedule, make_stages, run_step
-from schedopt.running.rows import halved_stages, make_rows
 from schedopt.running.spans import Span
 from schedopt.running.stage_module import Inputs, StageModule
 from schedopt.running.stage_work import Before

@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Final
 from ortools.sat.python import cp_model
 
 from schedopt.bounds.propagation import Forced
+from schedopt.bounds.recomputation import runs_of
 from schedopt.platform import Gpu
-from schedopt.solving.crossings import Crossings
-from schedopt.solving.recomputation import runs_of
+from schedopt.solving.models.cut_transfers import CutTransfers
 from schedopt.stage import Stage
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class RelaxationModel:
         self._place_layers()
         self._break_symmetry()
         self._cut_between_gpus()
-        self.crossings = Crossings(self.model, self.scaled, self.on, self.gpus)
+        self.crossings = CutTransfers(self.model, self.scaled, self.on, self.gpus)
         self._keep_apart()
         self._choose_ways()
         self._lengthen_spans()

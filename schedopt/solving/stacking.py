@@ -22,7 +22,7 @@ Busy = tuple[int, int]
 """When something begins and how long it takes, ns."""
 
 
-def stack(plan: Plan, platform: Platform) -> Plan | None:
+def pack_stages(plan: Plan, platform: Platform) -> Plan | None:
     """Return a plan with the same start times on the GPUs of a platform; None if none was found.
 
     Parameters

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NamedTuple, overload
 
+from schedopt.bounds.recomputation import RecomputeChoice, cheapest_recompute, held_bytes
 from schedopt.network import Resource
 from schedopt.plan import (
     Kind,
@@ -27,12 +28,11 @@ from schedopt.plan import (
     place_in_period,
 )
 from schedopt.problem import Problem
-from schedopt.solving.recomputation import Again, held_bytes, least_again
 from schedopt.solving.run import Run
 from schedopt.stage import Stage
 
 if TYPE_CHECKING:
-    from schedopt.solving.again_table import Array
+    from schedopt.bounds.recompute_table import Array
 
 SENT: Final[tuple[Tensor, Tensor]] = ("activation", "gradient")
 
@@ -170,7 +170,7 @@ class StageChain:
         self.costs = [self._cost(stage) for stage in self.stages]
         self.rooms = [problem.platform.gpus[stage.gpus[0]].usable_bytes for stage in stages]
         self.items = self._items()
-        self._again: dict[tuple[int, int], Again | None] = {}
+        self._choices: dict[tuple[int, int], RecomputeChoice | None] = {}
 
     def _cost(self, stage: Stage) -> StageCost:
         """Return what a stage costs on its first GPU."""
@@ -237,7 +237,9 @@ class StageChain:
             item = self.items[place]
             number, on_link = divmod(place, 2)
             if not on_link:
-                found = self._least_again(number, self._in_flight(item.span(span, period), period))
+                found = self._cheapest_recompute(
+                    number, self._in_flight(item.span(span, period), period)
+                )
                 if found is None or item.work_ns + found.time_ns > period:
                     return None
                 chosen[number] = replace(self.stages[number], recompute=found.runs)
@@ -249,16 +251,16 @@ class StageChain:
         """Return the number of concurrent activations of an item, at least 1."""
         return self.thinning.carried(max(1, -(-span // period)))
 
-    def _least_again(self, number: int, in_flight: int) -> Again | None:
-        if (number, in_flight) not in self._again:
+    def _cheapest_recompute(self, number: int, in_flight: int) -> RecomputeChoice | None:
+        if (number, in_flight) not in self._choices:
             stage = self.stages[number]
             layers = range(stage.first, stage.last + 1)
             room = self.rooms[number] - self.costs[number].fixed_bytes
             gpu = self.problem.platform.gpus[stage.gpus[0]]
-            self._again[number, in_flight] = least_again(
+            self._choices[number, in_flight] = cheapest_recompute(
                 self.problem.chain, gpu, layers, in_flight, room
             )
-        return self._again[number, in_flight]
+        return self._choices[number, in_flight]
 
     def least_period(self) -> int:
         """Return the longest time that one resource works in a period, at least 1 ns."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from fractions import Fraction
-from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from schedopt.chain import Chain
@@ -15,6 +14,7 @@ from schedopt.platform import MOST_GPUS, Platform
 from schedopt.problem import Problem, Scope
 from schedopt.result import Bound, Infeasibility, Ratio, Result, Status, check_ratio
 from schedopt.stage import Stage
+from schedopt.stored import Stored
 from schedopt.units import format_bandwidth, format_bytes
 from schedopt.validation import STRICT, as_tuple, check_choice, check_whole
 from schedopt.version import __version__
@@ -195,7 +195,7 @@ class Point(Place):
                 field="status",
                 way_out="Take the point away, to have it solved again",
             )
-        own = None if pattern is None else Fraction(pattern.period_total_ns, pattern.k)
+        own = None if pattern is None else pattern.period
         if own != self.period:
             raise InputError(
                 "is not the period of the pattern",
@@ -268,8 +268,12 @@ class Point(Place):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sweep:
+class Sweep(
+    Stored, load="schedopt.sweeping.files:load_sweep", save="schedopt.sweeping.files:save_sweep"
+):
     """The points that are known of one chain.
+
+    In a file ``schedopt.sweep/1``. The plans of what is loaded are not checked.
 
     Parameters
     ----------
@@ -301,16 +305,3 @@ class Sweep:
                     way_out="Keep one of them",
                 )
             seen.add(point.key)
-
-    def save(self, path: str | Path) -> None:
-        """Write a ``schedopt.sweep/1`` file, whole or not at all."""
-        from schedopt.sweeping.files import save_sweep
-
-        save_sweep(self, path)
-
-    @classmethod
-    def load(cls, path: str | Path) -> Sweep:
-        """Read a ``schedopt.sweep/1`` file. Its plans are not checked."""
-        from schedopt.sweeping.files import load_sweep
-
-        return load_sweep(path)

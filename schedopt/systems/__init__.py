@@ -1,1 +1,1 @@
-"""The systems that people train with, each a constructor of a plan, and their comparison."""
+"""The systems that people train with, each a constructor of a plan."""

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from schedopt.plan import Kind, Plan
 from schedopt.problem import Problem
-from schedopt.solvers import interleaved, one_f_one_b
 from schedopt.stage import Stage
+from schedopt.systems import interleaved, one_f_one_b
 from schedopt.systems.timetable import Timetable
 
 

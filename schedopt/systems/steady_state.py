@@ -10,7 +10,7 @@ from functools import cache
 from typing import Final, Protocol
 
 from schedopt.plan import Operation, Transfer
-from schedopt.solving.cycles import Difference, slowest_cycle
+from schedopt.systems.cycles import Difference, slowest_cycle
 
 _LONGEST_CYCLE: Final = 4
 _NEVER: Final = -(2**63)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from schedopt import Platform, Problem
@@ -40,6 +40,7 @@ from schedopt.interrupts import Stopped
 from schedopt.solving.local_search import search
 from schedopt.solving.packing import Undecided
 from schedopt.solving.run import Run
+from tests.budgets import trials
 
 EFFORT = Effort(workers=1, time_limit=1.0)
 SMALL = Extent(sizes=(2,), totals=(20, 100), seeds=1)
@@ -142,7 +143,7 @@ def test_interrupted_while_it_loads_it_measures_no_more(monkeypatch: pytest.Monk
     assert "answers" not in found
 
 
-@settings(deadline=None, max_examples=60)
+@trials(60)
 @given(st.lists(st.integers(1, 9), min_size=3, max_size=6).filter(lambda one: len(one) % 3 == 0))
 @example([*YES])
 @example([*NO])

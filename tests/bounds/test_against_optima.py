@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from schedopt import Chain, Platform, Problem, Scope
@@ -17,11 +17,12 @@ from tests.bounds.optima import (
     optimum,
     tight_platforms,
 )
+from tests.budgets import trials
 
 
 @pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize("k", [1, 2])
-@settings(max_examples=80)
+@trials(80)
 @given(chain=halved_chains(), platform=tight_platforms())
 def test_steady_contiguous(chain: Chain, platform: Platform, split: bool, k: int) -> None:
     one = Scope(allocation="fixed", max_k=k, split_backward=split)
@@ -31,7 +32,7 @@ def test_steady_contiguous(chain: Chain, platform: Platform, split: bool, k: int
 
 
 @pytest.mark.parametrize("split", [False, True])
-@settings(max_examples=80)
+@trials(80)
 @given(chain=halved_chains(longest=3), platform=tight_platforms())
 def test_steady_on_any_allocation(chain: Chain, platform: Platform, split: bool) -> None:
     one = Scope(allocation="fixed", max_k=2, split_backward=split)
@@ -41,7 +42,7 @@ def test_steady_on_any_allocation(chain: Chain, platform: Platform, split: bool)
 
 
 @pytest.mark.parametrize("split", [False, True])
-@settings(max_examples=80)
+@trials(80)
 @given(
     chain=halved_chains(longest=3, least_ns=1),
     platform=tight_platforms(),

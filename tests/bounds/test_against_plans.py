@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from fractions import Fraction
 
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from schedopt import Chain, Plan, Platform, Problem, Scope, check
@@ -14,6 +13,7 @@ from schedopt.bounds import lower_bounds
 from schedopt.simulation import simulate
 from schedopt.solvers.step import make_step
 from tests.bounds.optima import general_allocations, halved_chains, tight_platforms
+from tests.budgets import trials
 from tests.random_plans import valid_plans
 from tests.solvers.patterns import least_period, way
 
@@ -51,13 +51,13 @@ def exactly(plan: Plan, data: st.DataObject) -> Plan:
 
 
 def assert_not_beaten(plan: Plan) -> None:
-    period = Fraction(plan.pattern.period_total_ns, plan.pattern.k)
+    period = plan.pattern.period
     for bound in lower_bounds(plan.problem):
         assert bound.scope.covers(plan.scope)
         assert bound.period <= period, bound.proof
 
 
-@settings(max_examples=300)
+@trials(300)
 @given(st.booleans().flatmap(lambda updates: valid_plans(updates=updates)), st.data())
 def test_no_pattern_is_shorter(plan: Plan, data: st.DataObject) -> None:
     assume(all(len(set(stage.gpus)) == 1 for stage in plan.stages))
@@ -66,7 +66,7 @@ def test_no_pattern_is_shorter(plan: Plan, data: st.DataObject) -> None:
     assert_not_beaten(plan)
 
 
-@settings(max_examples=300)
+@trials(300)
 @given(valid_plans(), st.integers(1, 4), st.data())
 def test_no_step_is_shorter(plan: Plan, count: int, data: st.DataObject) -> None:
     assume(all(len(set(stage.gpus)) == 1 for stage in plan.stages))
@@ -78,7 +78,7 @@ def test_no_step_is_shorter(plan: Plan, count: int, data: st.DataObject) -> None
     assert_not_beaten(step)
 
 
-@settings(max_examples=150)
+@trials(150)
 @given(
     chain=halved_chains(longest=2, least_ns=1),
     platform=tight_platforms(most=2),

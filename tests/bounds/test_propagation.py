@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import Literal
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from schedopt import Chain, Layer, Platform, Problem, Scope
@@ -15,6 +15,7 @@ from schedopt.bounds import load_bound, packing_bound, propagation_bound
 from schedopt.bounds.amounts import Amounts, least_link_ns, least_transfer_ns
 from schedopt.bounds.propagation import propagate
 from tests.bounds.every_plan import Memory, has_plan, tight_problems
+from tests.budgets import trials
 from tests.layers import layer
 
 GENERAL = Scope(allocation="general")
@@ -23,7 +24,7 @@ GENERAL = Scope(allocation="general")
 @pytest.mark.parametrize("memory", ["sum", "peak"])
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("split", [False, True])
-@settings(max_examples=60)
+@trials(60)
 @given(data=st.data())
 def test_no_plan_is_below(
     data: st.DataObject, split: bool, recompute: bool, memory: Memory
@@ -165,7 +166,7 @@ def test_transfers_are_the_least_over_pairs() -> None:
     assert [least_transfer_ns(Platform(3, 1), 5), least_link_ns(Platform(1, 1), 5)] == [0, 0]
 
 
-@settings(max_examples=60)
+@trials(60)
 @given(st.data(), st.booleans(), st.sampled_from(["sum", "peak"]))
 def test_large_numbers_are_rounded_to_the_safe_side(
     data: st.DataObject, recompute: bool, memory: Memory

@@ -5,12 +5,13 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Literal
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from schedopt import Chain, Platform, Scope
 from schedopt.bounds import contiguous_bound
 from schedopt.problem import Problem
+from tests.budgets import trials
 from tests.solvers import order_words
 from tests.solvers.brute_force import contiguous_stages
 from tests.strategies import tight_chains, tight_platforms
@@ -18,7 +19,7 @@ from tests.strategies import tight_chains, tight_platforms
 READINGS: tuple[Literal["sum"], Literal["peak"]] = ("sum", "peak")
 
 
-@settings(max_examples=80)
+@trials(80)
 @given(
     tight_chains(longest=3),
     tight_platforms(most=3, room=30, unequal=True),

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from schedopt.checking import check
 from schedopt.plan import Plan
+from tests.budgets import trials
 from tests.changes import (
     add_transfer,
     change_gpu,
@@ -190,7 +191,7 @@ def test_everything_is_at_home_on_one_gpu() -> None:
         assert check(change_rule(plan, partition=partition)) == ()
 
 
-@settings(max_examples=200)
+@trials(200)
 @given(sharded_plans(), st.data())
 def test_leaving_out_or_doubling_a_transfer_of_a_random_plan_is_found(
     plan: Plan, data: st.DataObject

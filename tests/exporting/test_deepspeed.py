@@ -7,10 +7,11 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from schedopt import Chain, InputError, Layer, Plan, Platform, Recipe, Scope, Stage, solve
 from schedopt.exporting.deepspeed import export
+from tests.budgets import trials
 from tests.exporting.engines import engine_plans
 
 LAYER = Layer(forward_ns=10, backward_ns=20, weight_bytes=100, activation_bytes=10)
@@ -68,7 +69,7 @@ def exported(plan: Plan, microbatches: int) -> dict[str, Any]:
     return load(text)
 
 
-@settings(max_examples=50)
+@trials(50)
 @given(engine_plans("deepspeed"))
 def test_each_stage_builds_the_modules_of_the_plan(plan: Plan) -> None:
     found = exported(plan, plan.pattern.k)

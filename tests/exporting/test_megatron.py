@@ -7,14 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from schedopt import Chain, InputError, Layer, Plan, Platform, Recipe, Result, Scope, Stage, solve
 from schedopt.checking import check
 from schedopt.exporting.megatron import export
-from schedopt.solvers import zero_bubble
+from schedopt.systems import zero_bubble
 from schedopt.systems.setting import Setting
 from tests import examples
+from tests.budgets import trials
 from tests.exporting.engines import blocks_of, by_rank, engine_plans, parse_layout
 
 ROOT = Path(__file__).parents[2]
@@ -50,7 +51,7 @@ def test_the_parser_reads_the_example_of_the_guide() -> None:
     assert ranks[14:] == [["tt", "m"], ["tt", "L"]]
 
 
-@settings(max_examples=80)
+@trials(80)
 @given(engine_plans("megatron"))
 def test_the_layout_gives_the_layers_of_each_rank_back(plan: Plan) -> None:
     found = arguments(exported(plan, plan.pattern.k))

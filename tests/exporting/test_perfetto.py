@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from schedopt import InputError, Plan
@@ -17,6 +17,7 @@ from schedopt.account.timeline import Timeline
 from schedopt.exporting.perfetto import export
 from schedopt.simulation import simulate, usual_micro_batches
 from tests import examples
+from tests.budgets import trials
 from tests.random_plans import valid_plans
 
 FIELDS = {
@@ -97,7 +98,7 @@ def test_a_step_by_hand() -> None:
     assert [rows[-1][1] for rows in memory.values()] == [10, 20, 30]
 
 
-@settings(max_examples=80)
+@trials(80)
 @given(valid_plans(), st.integers(1, 2))
 def test_tracks_are_to_scale_and_never_overlap(plan: Plan, rounds: int) -> None:
     count = rounds * Timeline(plan).length
@@ -112,7 +113,7 @@ def test_tracks_are_to_scale_and_never_overlap(plan: Plan, rounds: int) -> None:
     assert sum(work) == sum(one.busy_ns for one in load(plan)) * count
 
 
-@settings(max_examples=40)
+@trials(40)
 @given(valid_plans())
 def test_counters_rise_in_time_to_the_peak_of_each_gpu(plan: Plan) -> None:
     count = usual_micro_batches(plan)

@@ -4,12 +4,13 @@ from collections.abc import Callable
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from schedopt import Chain, InputError, Plan, Problem, Scope, check, solve
 from schedopt.bounds import load_bound
 from schedopt.families import random_chain, uniform_chain
+from tests.budgets import trials
 from tests.families.helpers import facts, listed, totals
 from tests.solvers.brute_force import least_period
 
@@ -39,7 +40,7 @@ def ample(given: dict[str, int | None]) -> int:
     return share * ((given["weight_bytes"] or 0) + stages * (saved or 0))
 
 
-@settings(max_examples=300)
+@trials(300)
 @given(uniform())
 def test_uniform_the_known_period_is_the_contiguous_optimum(given: dict[str, int | None]) -> None:
     instance = uniform_chain(**given)  # type: ignore[arg-type]
@@ -59,7 +60,7 @@ def test_uniform_the_known_period_is_the_contiguous_optimum(given: dict[str, int
     assert load_bound(general).period <= period
 
 
-@settings(max_examples=200)
+@trials(200)
 @given(uniform())
 def test_uniform_stages_of_a_fact_reach_its_period(given: dict[str, int | None]) -> None:
     instance = uniform_chain(**given)  # type: ignore[arg-type]
@@ -74,7 +75,7 @@ def test_uniform_stages_of_a_fact_reach_its_period(given: dict[str, int | None])
         assert check(result) == ()
 
 
-@settings(max_examples=300)
+@trials(300)
 @given(uniform(), st.integers(0, 200))
 def test_uniform_what_is_said_to_be_known_is_true_with_any_memory(
     given: dict[str, int | None], memory: int

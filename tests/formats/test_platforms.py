@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 
 from schedopt import Gpu, InputError, Link, Network, Node, NodeLink, Platform, Result, check, solve
 from schedopt.formats import platform_to_json
+from tests.budgets import trials
 from tests.formats import anything
 from tests.strategies import stars
 
@@ -78,14 +79,14 @@ def test_a_single_node_is_a_platform_without_a_network(tmp_path: Path) -> None:
     assert Platform.load(path) == Platform(2, "16G", bandwidth="1GB/s")
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@trials(100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(anything.platforms())
 def test_a_platform_loads_as_it_was_saved(tmp_path: Path, platform: Platform) -> None:
     platform.save(tmp_path / "platform.json")
     assert Platform.load(tmp_path / "platform.json") == platform
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@trials(30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(stars())
 def test_a_plan_for_nodes_loads_as_it_was_saved(tmp_path: Path, both: Any) -> None:
     result = solve(*both, solver="contiguous")

@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from schedopt import (
@@ -25,6 +25,7 @@ from schedopt import (
     solve,
 )
 from schedopt.formats import chain_to_json
+from tests.budgets import trials
 from tests.exchanges import all_gather
 from tests.formats import anything
 from tests.partitions import EVERY_PLAN
@@ -39,7 +40,7 @@ LAYER: dict[str, Any] = {
 }
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@trials(100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(chains(tied=True), st.dictionaries(st.text(), st.none() | st.integers(0, 9) | st.text()))
 def test_a_chain_loads_as_it_was_saved(
     tmp_path: Path, chain: Chain, provenance: dict[str, object]
@@ -54,7 +55,7 @@ def test_a_chain_loads_as_it_was_saved(
         assert Chain.load(tmp_path / "chain.json") == one
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@trials(200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(valid_plans() | valid_plans(updates=True) | valid_plans(exchange=True))
 def test_a_plan_loads_as_it_was_saved(tmp_path: Path, plan: Plan) -> None:
     bound = Bound(exact=(1, 3), scope=Scope(max_k=None, memory="peak"), proof="none")
@@ -95,7 +96,7 @@ def test_every_field_of_a_chain_is_kept(
     assert Chain.load(path) == chain
 
 
-@settings(max_examples=300)
+@trials(300)
 @given(anything.results())
 def test_every_field_of_a_result_is_kept(
     tmp_path_factory: pytest.TempPathFactory, result: Result

@@ -8,10 +8,10 @@ from html.parser import HTMLParser
 from typing import Any
 
 from schedopt import Plan, Result
+from schedopt.comparing.baselines import Baseline
+from schedopt.comparing.measures import measure_plan
 from schedopt.reporting.page import render_page
-from schedopt.reporting.rivals import Rival
 from schedopt.simulation import simulate, usual_micro_batches
-from schedopt.systems.figures import measure_plan
 from tests.drawing.helpers import result_of
 
 VOID = {"meta", "link", "br", "input", "img", "hr"}
@@ -70,10 +70,10 @@ def page_of(
     *,
     microbatches: int | None = None,
     file: str = "plan.json",
-    rivals: Sequence[Rival] = (),
+    baselines: Sequence[Baseline] = (),
 ) -> str:
     result = given if isinstance(given, Result) else result_of(given)
     assert result.plan is not None
     step = simulate(result.plan, microbatches or usual_micro_batches(result.plan))
     ours = measure_plan(result.plan, step.microbatches, "this plan")
-    return render_page(result, file=file, step=step, ours=ours, rivals=rivals)
+    return render_page(result, file=file, step=step, ours=ours, baselines=baselines)

@@ -11,9 +11,9 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
 from schedopt import Chain, Layer, Platform, Scope, solve
+from schedopt.comparing.measures import measure_plan
 from schedopt.reporting.page import render_page
 from schedopt.simulation import simulate
-from schedopt.systems.figures import measure_plan
 from tests.examples import EXAMPLES
 from tests.reporting.pages import page_of
 
@@ -235,7 +235,7 @@ def test_a_plan_of_64_gpus_and_512_micro_batches_opens_at_once(
     step = simulate(result.plan, 512)
     assert len(step.events) == 512 * (2 * 64 + 2 * 63)
     ours = measure_plan(result.plan, 64, "plan.json")
-    text = render_page(result, file="plan.json", step=step, ours=ours, rivals=[])
+    text = render_page(result, file="plan.json", step=step, ours=ours, baselines=[])
     path = tmp_path / "large.html"
     path.write_text(text, encoding="utf-8")
     assert path.stat().st_size < 5_000_000

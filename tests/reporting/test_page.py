@@ -9,14 +9,15 @@ from hashlib import sha256
 from importlib.resources import files
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 
 from schedopt import Chain, Layer, Plan, Platform, Result, Scope, check, solve
 from schedopt.account import memory, versions
+from schedopt.comparing.baselines import Baseline
 from schedopt.reporting.page import page_data
-from schedopt.reporting.rivals import Rival
 from schedopt.simulation import simulate
 from schedopt.units import format_bytes, format_duration
+from tests.budgets import trials
 from tests.examples import EXAMPLES
 from tests.random_plans import valid_plans
 from tests.reporting.pages import Reader, page_of
@@ -57,7 +58,7 @@ def test_every_kind_of_plan_makes_a_whole_page(name: str) -> None:
 
 
 @given(plan=valid_plans())
-@settings(max_examples=15)
+@trials(15)
 def test_random_plans_make_pages(plan: Plan) -> None:
     reader = Reader(page_of(plan))
     needs = memory(plan)
@@ -99,8 +100,8 @@ def test_what_files_say_is_text() -> None:
     result = solved(name=EVIL, layer_name=EVIL)
     assert result.plan is not None
     evil = replace(result, solver=EVIL, ladder=(replace(result.ladder[0], note=EVIL),))
-    rivals = [Rival(name=EVIL, note=EVIL)]
-    text = page_of(evil, file=f"{EVIL}.json", rivals=rivals)
+    baselines = [Baseline(name=EVIL, note=EVIL)]
+    text = page_of(evil, file=f"{EVIL}.json", baselines=baselines)
     reader = Reader(text)
     assert [tag for tag, _ in reader.attributes].count("script") == 2
     assert "img" not in [tag for tag, _ in reader.attributes]
@@ -193,7 +194,7 @@ def test_lines_for_the_shell_quote_the_file() -> None:
 
 
 @given(plan=sharded_plans())
-@settings(max_examples=5)
+@trials(5)
 def test_a_plan_that_shards_weights_has_no_line_that_runs_it(plan: Plan) -> None:
     assume(check(plan) == ())
     words = Reader(page_of(plan)).words

@@ -6,11 +6,12 @@ import ast
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from schedopt import Scope, solve
 from schedopt.reporting.proofs import explain_proof
+from tests.budgets import trials
 from tests.strategies import chains, platforms
 
 SOLVERS = Path(__file__).parents[2] / "solvers"
@@ -39,7 +40,7 @@ def test_there_are_proofs() -> None:
 
 
 @given(data=st.data())
-@settings(max_examples=40)
+@trials(40)
 def test_the_proofs_of_bounds_without_a_search(data: st.DataObject) -> None:
     result = solve(
         data.draw(chains()), data.draw(platforms()), scope=Scope(), solver="even_split", workers=1

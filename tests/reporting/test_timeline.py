@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 
 from schedopt import Operation, Plan
 from schedopt.account import load, memory
@@ -14,6 +14,7 @@ from schedopt.account.timeline import Timeline
 from schedopt.drawing import chart_plan, chart_simulation
 from schedopt.reporting.timeline import encode_chart
 from schedopt.simulation import simulate
+from tests.budgets import trials
 from tests.drawing.helpers import result_of
 from tests.examples import EXAMPLES
 from tests.random_plans import valid_plans
@@ -39,7 +40,7 @@ def levels(row: dict[str, Any]) -> Iterator[tuple[int, int, int]]:
 
 
 @given(plan=valid_plans())
-@settings(max_examples=40)
+@trials(40)
 def test_a_step_is_what_was_simulated(plan: Plan) -> None:
     step = simulate(plan, Timeline(plan).length)
     document = encode_chart(chart_simulation(step))
@@ -65,7 +66,7 @@ def test_a_step_is_what_was_simulated(plan: Plan) -> None:
 
 
 @given(plan=valid_plans())
-@settings(max_examples=40)
+@trials(40)
 def test_the_pattern_is_what_the_account_says(plan: Plan) -> None:
     document = encode_chart(chart_plan(result_of(plan)))
     needs, loads = memory(plan), load(plan)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from schedopt import Plan
+from schedopt.actions import Action
 from schedopt.profiling import Model
-from schedopt.running.action import Action
 from tests.running.crews import sequential
 
 Values = dict[str, Tensor]

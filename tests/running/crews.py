@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from schedopt import Chain, Plan, Platform, Rule, Scope, Stage, check
+from schedopt.actions import make_actions
 from schedopt.profiling import Model, profile
 from schedopt.profiling.pieces import Outline, Piece
 from schedopt.running import logical
-from schedopt.running.actions import make_actions
 from schedopt.running.crew import Work, make_ranks, name_parameters
 from schedopt.running.fitting import Boundary, check_bytes, look
 from schedopt.running.micro_batches import MicroBatches

@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from schedopt.actions import make_actions
 from schedopt.errors import InputError
-from schedopt.running.actions import make_actions
 from schedopt.running.crew import Work, make_rank, name_parameters
 from schedopt.running.links import Links, StreamLinks, ThreadLinks
 from schedopt.running.process import make_room, step

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from schedopt import Plan
-from schedopt.running.actions import make_actions
+from schedopt.actions import make_actions
 from schedopt.running.crew import Work, make_rank, name_parameters
 from schedopt.running.links import Links, StreamLinks, ThreadLinks
 from schedopt.running.micro_batches import MicroBatches

@@ -7,18 +7,19 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from schedopt import Chain, Pattern, Plan, Platform, Stage, check
-from schedopt.running.action import Action
+from schedopt.actions import Action
 from schedopt.running.figures import bubble, by_one_clock, length, period, predict, replay
 from schedopt.running.records import Outcome, Record
 from schedopt.running.spans import Span
 from schedopt.simulation import Simulation, simulate
+from tests.actions.interpreters import ONE_GPU_EACH
+from tests.budgets import trials
 from tests.examples import EXAMPLES, layer, op
 from tests.running.crews import place
-from tests.running.interpreters import ONE_GPU_EACH
 
 
 def spans_of(*rows: tuple[int, str, int, int]) -> list[Span]:
@@ -171,7 +172,7 @@ def test_the_predicted_period_of_three_micro_batches_is_that_of_the_plan() -> No
     assert found == pytest.approx(plan.pattern.period_total_ns / 3)
 
 
-@settings(max_examples=30)
+@trials(30)
 @given(st.integers(1, 3), st.permutations([0, 0, 1, 1, 2]), st.booleans())
 def test_the_predicted_period_never_exceeds_the_plan(k: int, gpus: list[int], split: bool) -> None:
     found = tuple(Stage(layers=(s, s), gpus=(gpu,)) for s, gpu in enumerate(gpus))

@@ -15,10 +15,9 @@ import pytest
 import torch
 
 from schedopt import InputError, Plan
+from schedopt.actions import Action, make_actions
 from schedopt.errors import RankError
 from schedopt.profiling.telling import tell
-from schedopt.running.action import Action
-from schedopt.running.actions import make_actions
 from schedopt.running.exchange import Exchange
 from schedopt.running.failing import LostError
 from schedopt.running.job import Job

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
@@ -19,6 +19,7 @@ from schedopt.profiling import Model
 from schedopt.running.figures import predict
 from schedopt.running.reference import emulate
 from schedopt.simulation import simulate
+from tests.budgets import trials
 from tests.profiling.networks import tiny
 from tests.random_plans import valid_plans
 from tests.running.crews import Crew, apart, hire, kinds_of_plans, profile_of, sequential
@@ -180,7 +181,7 @@ def test_every_kind_of_plan_trains_like_the_unsplit_model(name: str) -> None:
         assert_trained_alike(plan, MODELS[name])
 
 
-@settings(max_examples=40)
+@trials(40)
 @given(
     plan_and_name=st.sampled_from(sorted(SEQUENTIAL)).flatmap(
         lambda name: st.tuples(valid_plans(given=chain_of(name)), st.just(name))
@@ -191,7 +192,7 @@ def test_random_plans_train_like_the_unsplit_model(plan_and_name: tuple[Plan, st
     assert_trained_alike(plan, MODELS[name])
 
 
-@settings(max_examples=12)
+@trials(12)
 @given(valid_plans(given=chain_of("gpt2-tied")))
 def test_random_plans_of_tied_weights(plan: Plan) -> None:
     assert_trained_alike(plan, MODELS["gpt2-tied"])

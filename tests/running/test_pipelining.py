@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch.distributed.pipelining import schedules
 
+from schedopt.actions import Actions, make_actions
 from schedopt.errors import InputError
 from schedopt.plan import Plan
-from schedopt.running.actions import Actions, make_actions
 from schedopt.running.torch_rank import TorchRuntime
 from schedopt.stage import Stage
 from tests import examples

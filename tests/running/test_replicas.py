@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -19,8 +19,8 @@ from schedopt.account import concurrent_activations
 from schedopt.account.levels import highest
 from schedopt.account.reading import Reader
 from schedopt.account.versions import held_versions
+from schedopt.actions import Actions, make_actions, parse_actions, sent_bytes
 from schedopt.running import logical
-from schedopt.running.actions import Actions, make_actions, parse_actions, sent_bytes
 from schedopt.running.crew import begin_step
 from schedopt.running.figures import predict
 from schedopt.running.reference import Trained, emulate
@@ -28,12 +28,13 @@ from schedopt.running.weights import Weights
 from schedopt.simulation import Simulation, simulate
 from schedopt.systems.registry import SYSTEMS, find_system
 from schedopt.systems.setting import Setting
+from tests.actions.interpreters import run
+from tests.budgets import trials
 from tests.examples import EXAMPLES
 from tests.random_plans import quickened
 from tests.running import by_hand
 from tests.running.by_hand import ByHand
 from tests.running.crews import Crew, Optimizer, apart, hire, profile_of, sequential
-from tests.running.interpreters import run
 from tests.running.replicated import cyclic, every_plan, exchanged, gathered, quick, system
 from tests.systems.test_every_system import plans as random_plans
 
@@ -404,7 +405,7 @@ def test_every_system_runs_or_is_refused(name: str) -> None:
 REPLICATED = ("dp_blocking", "dp_overlapped", "dp_bucketed", "chimera", "cdp_v1", "cdp_v2_mp")
 
 
-@settings(max_examples=60)
+@trials(60)
 @given(st.sampled_from(REPLICATED).flatmap(lambda name: random_plans(find_system(name))))
 def test_random_systems_give_lists_that_run(plan: Plan) -> None:
     for rounds in (1, 3):
@@ -414,7 +415,7 @@ def test_random_systems_give_lists_that_run(plan: Plan) -> None:
         assert parse_actions(str(actions)) == actions
 
 
-@settings(max_examples=40)
+@trials(40)
 @given(st.data())
 def test_random_times_leave_weights_as_they_are(data: st.DataObject) -> None:
     """Also where operations, transfers or both take no time."""

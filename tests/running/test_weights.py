@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -14,11 +14,11 @@ from schedopt import Operation, Plan, Rule, Stage, check
 from schedopt.account.levels import highest
 from schedopt.account.reading import Reader
 from schedopt.account.versions import held_versions
+from schedopt.actions import Action, Actions
 from schedopt.rule import BackwardReads
-from schedopt.running.action import Action
-from schedopt.running.actions import Actions
 from schedopt.running.reference import emulate
 from schedopt.simulation import Event, simulate
+from tests.budgets import trials
 from tests.random_plans import runnable
 from tests.running import by_hand
 from tests.running.by_hand import ByHand
@@ -124,7 +124,7 @@ def test_every_rule(optimizer: str, recompute: bool, split: bool) -> None:
     assert run >= 20, run
 
 
-@settings(max_examples=100)
+@trials(100)
 @given(runnable(given=CHAIN), st.sampled_from(sorted(OPTIMIZERS)))
 def test_random_plans_of_any_rule(drawn: tuple[Plan, int], optimizer: str) -> None:
     assume(not check(drawn[0]))

@@ -9,7 +9,7 @@ from math import lcm
 from pathlib import Path
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from schedopt import Chain, InputError, Layer, Pattern, Plan, Platform, Scope, check, solve
@@ -19,6 +19,7 @@ from schedopt.account.timeline import Timeline
 from schedopt.plan import Operation
 from schedopt.simulation import Simulation, Timing, simulate, usual_micro_batches
 from schedopt.systems.registry import find_system
+from tests.budgets import trials
 from tests.examples import EXAMPLES, layer, op, send, stages
 from tests.partitions import EVERY_PLAN, sharded
 from tests.random_plans import valid_plans
@@ -125,7 +126,7 @@ def assert_halves_come_in_time(
             assert ("W" + on_replica(run.plan, stage, item.target), stage, i) in seen
 
 
-@settings(max_examples=300)
+@trials(300)
 @given(valid_plans(), st.integers(1, 12))
 def test_random_plans(plan: Plan, count: int) -> None:
     at_its_times, early = (simulate(plan, count, timing=timing) for timing in TIMINGS)
@@ -134,7 +135,7 @@ def test_random_plans(plan: Plan, count: int) -> None:
     assert early.makespan_ns <= at_its_times.makespan_ns
 
 
-@settings(max_examples=200)
+@trials(200)
 @given(valid_plans(updates=True) | valid_plans(exchange=True), st.integers(1, 5))
 def test_random_plans_with_updates(plan: Plan, rounds: int) -> None:
     count = rounds * (plan.rule.update_every or 1)
@@ -142,7 +143,7 @@ def test_random_plans_with_updates(plan: Plan, rounds: int) -> None:
         assert_a_step_is_sound(simulate(plan, count, timing=timing))
 
 
-@settings(max_examples=200)
+@trials(200)
 @given(sharded_plans(), st.integers(1, 3))
 def test_random_plans_with_shards(plan: Plan, rounds: int) -> None:
     assume(plan.rule.partition != "none")
@@ -203,14 +204,14 @@ def test_the_plans_by_hand(name: str, timing: Timing) -> None:
         assert_a_step_is_sound(simulate(plan, rounds * every(plan), timing=timing))
 
 
-@settings(max_examples=200)
+@trials(200)
 @given(valid_plans())
 def test_at_its_own_times_the_steady_state_is_the_pattern(plan: Plan) -> None:
     run = simulate(plan, 6 * every(plan), timing="pattern")
-    assert run.steady_period == Fraction(plan.pattern.period_total_ns, plan.pattern.k)
+    assert run.steady_period == plan.pattern.period
 
 
-@settings(max_examples=100)
+@trials(100)
 @given(valid_plans())
 def test_a_long_step_needs_the_memory_of_the_account(plan: Plan) -> None:
     """After the longest stay of a micro-batch the memory of the steady state is there."""
@@ -221,7 +222,7 @@ def test_a_long_step_needs_the_memory_of_the_account(plan: Plan) -> None:
     assert [n.sum_bytes for n in run.memory] == [n.sum_bytes for n in memory(plan)]
 
 
-@settings(max_examples=100)
+@trials(100)
 @given(sharded_plans())
 def test_a_long_step_with_shards_needs_the_memory_of_the_account(plan: Plan) -> None:
     starts = [item.shift for item in plan.pattern.items]
@@ -234,7 +235,7 @@ def test_a_long_step_with_shards_needs_the_memory_of_the_account(plan: Plan) -> 
     assert [n.sum_bytes for n in run.memory] == [n.sum_bytes for n in memory(plan)]
 
 
-@settings(max_examples=100)
+@trials(100)
 @given(valid_plans(exchange=True))
 def test_a_long_step_holds_what_w_needs_on_other_replicas_too(plan: Plan) -> None:
     starts = [item.shift for item in plan.pattern.items]
@@ -245,7 +246,7 @@ def test_a_long_step_holds_what_w_needs_on_other_replicas_too(plan: Plan) -> Non
         assert need.by_kind.get("weight_half") == whole.by_kind.get("weight_half")
 
 
-@settings(max_examples=60, deadline=None)
+@trials(60)
 @given(chains(longest=6), st.integers(1, 4), st.integers(1, 40))
 def test_the_best_plans_keep_their_period_when_everything_starts_early(
     chain: Chain, gpus: int, size: int

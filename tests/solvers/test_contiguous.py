@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from schedopt import Chain, Gpu, Layer, Platform, Result, Scope, Stage, check, solve
@@ -10,6 +10,8 @@ from schedopt.account import memory
 from schedopt.problem import Problem
 from schedopt.solvers import contiguous
 from schedopt.solving import Run
+from schedopt.solving.incumbent import find_infeasibility
+from tests.budgets import trials
 from tests.solvers.brute_force import least_period
 from tests.strategies import chains, platforms
 
@@ -23,7 +25,7 @@ def assert_sound(result: Result) -> None:
         assert result.period >= result.lower_bound
 
 
-@settings(max_examples=2000)
+@trials(2000)
 @given(chains(tied=True), platforms())
 def test_equals_brute_force_with_memory_limits_and_links(chain: Chain, platform: Platform) -> None:
     result = solve(chain, platform, scope=Scope())
@@ -32,7 +34,7 @@ def test_equals_brute_force_with_memory_limits_and_links(chain: Chain, platform:
     assert result.status == ("infeasible" if result.period is None else "optimal")
 
 
-@settings(max_examples=1000)
+@trials(1000)
 @given(chains(), platforms(unequal=True, most=3))
 def test_equals_brute_force_on_unequal_gpus_in_the_given_order(
     chain: Chain, platform: Platform
@@ -42,7 +44,7 @@ def test_equals_brute_force_on_unequal_gpus_in_the_given_order(
     assert result.period == least_period(chain, platform)
 
 
-@settings(max_examples=500)
+@trials(500)
 @given(chains(longest=8), platforms(roomy=True))
 def test_equals_brute_force_without_memory_limits(chain: Chain, platform: Platform) -> None:
     result = solve(chain, platform, scope=Scope())
@@ -51,7 +53,7 @@ def test_equals_brute_force_without_memory_limits(chain: Chain, platform: Platfo
     assert result.period == least_period(chain, platform)
 
 
-@settings(max_examples=300)
+@trials(300)
 @given(chains(), platforms(), st.integers(1, 80))
 def test_a_decision_is_yes_exactly_from_the_least_period_on(
     chain: Chain, platform: Platform, period: int
@@ -65,7 +67,7 @@ def test_a_decision_is_yes_exactly_from_the_least_period_on(
         assert result.period <= period
 
 
-@settings(max_examples=300)
+@trials(300)
 @given(chains(), platforms(most=3))
 def test_the_least_memory_would_do_and_one_byte_less_would_not(
     chain: Chain, platform: Platform
@@ -81,7 +83,7 @@ def test_the_least_memory_would_do_and_one_byte_less_would_not(
         assert (least_period(chain, other) is not None) is possible
 
 
-@settings(max_examples=300)
+@trials(300)
 @given(chains(), platforms(unequal=True))
 def test_memory_of_the_plan_is_within_the_limit_in_both_readings(
     chain: Chain, platform: Platform
@@ -145,11 +147,12 @@ def test_a_stop_in_the_middle_claims_nothing_that_was_not_proven() -> None:
     truth = solve(chain, platform, scope=Scope()).infeasibility
     assert truth is not None
     assert truth.least_memory_bytes is not None
+    problem = Problem(chain=chain, platform=platform)
     for probes in range(40):
-        run = _StoppedAfter(probes, Problem(chain=chain, platform=platform))
+        run = _StoppedAfter(probes, problem)
         run.begin("contiguous")
-        contiguous.solve(run.problem, run)
-        found = run.infeasibility()
+        contiguous.solve(problem, run)
+        found = find_infeasibility(problem, run.incumbent)
         if found is None:
             continue
         assert (found.proven_memory_bytes or 0) <= truth.least_memory_bytes

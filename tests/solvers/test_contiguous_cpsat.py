@@ -6,7 +6,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from schedopt import (
@@ -23,10 +23,11 @@ from schedopt import (
     check,
     solve,
 )
-from schedopt.solving.allocations import AllocationModel
-from schedopt.solving.pieces import Pieces, PiecesModel
-from schedopt.solving.slots import Slots
-from schedopt.solving.windows import Windows
+from schedopt.solving.models.allocation_model import AllocationModel
+from schedopt.solving.models.layer_slots import LayerModel, LayerSlots
+from schedopt.solving.models.slots import GpuSlots
+from schedopt.solving.models.start_windows import StartWindows
+from tests.budgets import trials
 from tests.solvers.brute_force import contiguous_stages
 from tests.solvers.hints import log_of_model
 from tests.solvers.order_words import least_of
@@ -57,19 +58,19 @@ def prove(chain: Chain, platform: Platform, scope: Scope) -> Result:
     return result
 
 
-@settings(max_examples=200)
+@trials(200)
 @given(chains(longest=5, tied=True), platforms(most=3))
 def test_equal_to_the_exact_programme(chain: Chain, platform: Platform) -> None:
     assert prove(chain, platform, Scope()).period == solve(chain, platform, scope=Scope()).period
 
 
-@settings(max_examples=120)
+@trials(120)
 @given(chains(longest=5, tied=True), platforms(most=3, unequal=True))
 def test_unequal_gpus_equal_to_the_exact_programme(chain: Chain, platform: Platform) -> None:
     assert prove(chain, platform, Scope()).period == solve(chain, platform, scope=Scope()).period
 
 
-@settings(max_examples=150)
+@trials(150)
 @given(short_chains(longest=4), tight_platforms(most=3))
 def test_recompute_equal_to_the_exact_programme(chain: Chain, platform: Platform) -> None:
     scope = Scope(recompute=True)
@@ -77,7 +78,7 @@ def test_recompute_equal_to_the_exact_programme(chain: Chain, platform: Platform
     assert prove(chain, platform, scope).period == exact.period
 
 
-@settings(max_examples=300)
+@trials(300)
 @given(
     short_chains(),
     tight_platforms() | tight_platforms(unequal=True),
@@ -92,7 +93,7 @@ def test_equal_to_all_orders_of_all_allocations(
     assert prove(chain, platform, scope).period == least_period(chain, platform, scope)
 
 
-@settings(max_examples=200)
+@trials(200)
 @given(
     short_chains(),
     tight_platforms() | tight_platforms(unequal=True),
@@ -169,7 +170,7 @@ def test_layers_apart_claim_nothing_where_one_stage_may_save_less() -> None:
         assert not any(bound.proof.startswith("CP-SAT") for bound in result.bounds)
 
 
-@settings(max_examples=60)
+@trials(60)
 @given(short_chains(), tight_platforms(), st.integers(1, 2), st.integers(1, 20))
 def test_a_decision_is_yes_exactly_from_the_least_period_on(
     chain: Chain, platform: Platform, k: int, period: int
@@ -196,7 +197,7 @@ def test_a_decision_is_yes_exactly_from_the_least_period_on(
     ],
     ids=str,
 )
-@settings(max_examples=15)
+@trials(15)
 @given(chain=short_chains(longest=4), platform=tight_platforms(most=3))
 def test_the_best_plan_so_far_is_a_complete_and_feasible_hint(
     chain: Chain, platform: Platform, scope: Scope
@@ -217,11 +218,11 @@ def without_saved_inputs(chain: Chain) -> Chain:
 def log_of(plan: Plan) -> str:
     """Return what CP-SAT says of a plan as a hint for the period that it has."""
     apart = plan.scope.grain == "layer"
-    slots = Pieces(plan.problem) if apart else Slots(plan.problem)
+    slots = LayerSlots(plan.problem) if apart else GpuSlots(plan.problem)
     answer = slots.answer(plan)
     assert answer is not None
-    windows = Windows(plan.problem, slots.count, answer.k, answer.period_ns)
-    model = PiecesModel(slots, windows) if apart else AllocationModel(slots, windows)
+    windows = StartWindows(plan.problem, slots.count, answer.k, answer.period_ns)
+    model = LayerModel(slots, windows) if apart else AllocationModel(slots, windows)
     model.hint(answer)
     return log_of_model(model.model)
 
@@ -233,7 +234,7 @@ def test_equal_gpus_may_change_places_and_others_not() -> None:
     for memory, found in (([9, 9], True), ([9, 8], False)):
         plan = solve(chain, Platform(2, memory), stages=stages).plan
         assert plan is not None
-        assert (Slots(plan.problem).answer(plan) is not None) is found
+        assert (GpuSlots(plan.problem).answer(plan) is not None) is found
 
 
 def test_a_plan_with_more_freedom_than_is_asked_for_is_no_hint() -> None:
@@ -253,8 +254,8 @@ def test_a_plan_with_more_freedom_than_is_asked_for_is_no_hint() -> None:
         more = any(stage.recompute for stage in plan.stages) or any(
             operation.kind == "I" for operation in plan.pattern.operations
         )
-        assert (Slots(narrow).answer(plan) is None) is more
-        assert Slots(plan.problem).answer(plan) is not None
+        assert (GpuSlots(narrow).answer(plan) is None) is more
+        assert GpuSlots(plan.problem).answer(plan) is not None
 
 
 def test_a_scope_that_is_not_contiguous_is_refused() -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from fractions import Fraction
 from math import ceil
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from schedopt import Chain, InputError, Layer, Plan, Platform, Rule, Stage, check
@@ -15,9 +14,10 @@ from schedopt.account import concurrent_activations, memory
 from schedopt.problem import Problem
 from schedopt.solvers.eager import report_eager
 from schedopt.solvers.one_f_one_b_star import report_stages
-from schedopt.solvers.pipedream import one_f_one_b
 from schedopt.solving import Run
+from schedopt.systems.pipedream import one_f_one_b
 from schedopt.systems.setting import Setting
+from tests.budgets import trials
 from tests.solvers.brute_force import group_numbers
 from tests.strategies import chains, platforms, stars
 
@@ -30,16 +30,16 @@ def stage_by_layer(chain: Chain, platform: Platform) -> list[Stage]:
 
 
 def eager_plan(chain: Chain, platform: Platform, stages: list[Stage]) -> Plan | None:
-    run = Run(Problem(chain=chain, platform=platform))
-    run.begin("eager")
-    report_eager(run.problem, stages, run)
+    problem = Problem(chain=chain, platform=platform)
+    run = Run(problem)
+    report_eager(problem, stages, run)
     return run.best()
 
 
 def star_plan(chain: Chain, platform: Platform, stages: list[Stage]) -> Plan | None:
-    run = Run(Problem(chain=chain, platform=platform))
-    run.begin("star")
-    report_stages(run.problem, stages, run)
+    problem = Problem(chain=chain, platform=platform)
+    run = Run(problem)
+    report_stages(problem, stages, run)
     return run.best()
 
 
@@ -60,7 +60,7 @@ def least_period(chain: Chain, platform: Platform, stages: list[Stage]) -> tuple
         period += 1
 
 
-@settings(max_examples=100)
+@trials(100)
 @given(chains(), platforms(unequal=True))
 def test_equals_brute_force_with_memory_links_and_unequal_gpus(
     chain: Chain, platform: Platform
@@ -95,7 +95,7 @@ def test_equals_brute_force_with_memory_links_and_unequal_gpus(
         assert star.pattern.period_total_ns <= period
 
 
-@settings(max_examples=60)
+@trials(60)
 @given(chains(), platforms(roomy=True, unequal=True))
 def test_with_free_transfers_the_period_is_the_largest_load(
     chain: Chain, platform: Platform
@@ -136,7 +136,7 @@ def pipelines(draw: st.DrawFn) -> tuple[Chain, Platform]:
     return chain, Platform(count, 10**6, bandwidth=10**9, latency=latency, duplex="full")
 
 
-@settings(max_examples=60)
+@trials(60)
 @given(pipelines())
 def test_a_run_of_1f1b_is_no_faster_and_keeps_no_less(pipeline: tuple[Chain, Platform]) -> None:
     chain, platform = pipeline
@@ -144,7 +144,7 @@ def test_a_run_of_1f1b_is_no_faster_and_keeps_no_less(pipeline: tuple[Chain, Pla
     run = one_f_one_b(Setting(chain=chain, platform=platform, microbatches=4), Rule(), stages)
     plan = eager_plan(chain, platform, stages)
     assert plan is not None
-    period = Fraction(run.pattern.period_total_ns, run.pattern.k)
+    period = run.pattern.period
     assert plan.pattern.period_total_ns <= ceil(period)
     assert all(a <= b for a, b in zip(in_flight(plan), in_flight(run), strict=True))
     if platform.link is None:
@@ -211,7 +211,7 @@ def test_by_hand_1f1b_is_slow_where_both_directions_share_a_link() -> None:
     assert (run.pattern.k, run.pattern.period_total_ns) == (2, 18)
 
 
-@settings(max_examples=30)
+@trials(30)
 @given(stars())
 def test_links_that_several_cuts_share_are_refused(star: tuple[Chain, Platform]) -> None:
     # What GPU 1 has to do with 0 and with 2 goes through its own link.

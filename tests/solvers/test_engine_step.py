@@ -7,7 +7,7 @@ from itertools import combinations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from schedopt import (
@@ -29,6 +29,7 @@ from schedopt.solvers import engine_step as engine_step_solver
 from schedopt.solving.engine_cuts import EngineCuts
 from schedopt.solving.run import Run
 from schedopt.systems.engine_step import engine_step
+from tests.budgets import trials
 from tests.strategies import platforms
 from tests.transformers import transformers
 
@@ -71,7 +72,7 @@ def shortest(problem: Problem, engine: Engine) -> Fraction | None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@settings(max_examples=60)
+@trials(60)
 @given(
     chain=transformers(most=3),
     platform=platforms(most=3),
@@ -96,7 +97,7 @@ def test_equal_to_trying_every_cut(
         assert result.status == "optimal"
 
 
-@settings(max_examples=60)
+@trials(60)
 @given(transformers(most=4), platforms(most=3, roomy=True), st.integers(1, 2), st.integers(1, 2))
 def test_no_step_beats_what_is_said_of_its_cut(
     chain: Chain, platform: Platform, chunks: int, rounds: int
@@ -270,4 +271,4 @@ def test_no_further_shape_is_looked_at_when_time_is_up(monkeypatch: pytest.Monke
     # The first gives a plan.
     assert looked == [(4, 1)]
     assert run.best() is not None
-    assert run.left_out
+    assert run.events.left_out

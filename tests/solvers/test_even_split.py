@@ -3,11 +3,12 @@ from __future__ import annotations
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from schedopt import Chain, InputError, Layer, Platform, Scope, check, solve
 from schedopt.solvers.even_split import even_split
+from tests.budgets import trials
 from tests.strategies import chains, platforms
 
 
@@ -24,7 +25,7 @@ def test_covers_all_layers_in_order_with_sizes_that_differ_by_one_at_most(
     assert max(sizes) - min(sizes) <= 1
 
 
-@settings(max_examples=300)
+@trials(300)
 @given(chains(), platforms())
 def test_is_the_best_pattern_of_its_stages_and_never_better_than_the_optimum(
     chain: Chain, platform: Platform

@@ -8,7 +8,7 @@ from sys import getrefcount
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numba.core.errors import NumbaError
 
@@ -27,6 +27,7 @@ from schedopt.solving.local_search.search import LocalSearch
 from schedopt.solving.local_search.starts import fixed_patterns
 from schedopt.solving.local_search.state import NEED, PERIOD, SPACE, STAGES, new_state
 from schedopt.solving.local_search.tables import make_tables
+from tests.budgets import trials
 from tests.strategies import platforms, platforms_of_nodes, split_chains, stars
 
 GENERAL = Scope(allocation="general")
@@ -60,7 +61,7 @@ scopes = st.builds(
     scopes,
     st.integers(0, 9),
 )
-@settings(max_examples=100)
+@trials(100)
 def test_whatever_it_finds_is_a_plan(
     chain: Chain, platform: Platform, scope: Scope, seed: int
 ) -> None:
@@ -70,7 +71,7 @@ def test_whatever_it_finds_is_a_plan(
 
 
 @given(stars(), st.integers(0, 9))
-@settings(max_examples=30)
+@trials(30)
 def test_transfers_of_one_hop_keep_apart(case: tuple[Chain, Platform], seed: int) -> None:
     chain, platform = case
     best = search(Problem(chain=chain, platform=platform, scope=GENERAL), 2000, seed).best()
@@ -78,7 +79,7 @@ def test_transfers_of_one_hop_keep_apart(case: tuple[Chain, Platform], seed: int
 
 
 @given(split_chains(longest=6), platforms(most=3, roomy=True), st.booleans(), st.integers(0, 99))
-@settings(max_examples=60)
+@trials(60)
 def test_memory_is_what_the_account_says(
     chain: Chain, platform: Platform, split: bool, seed: int
 ) -> None:

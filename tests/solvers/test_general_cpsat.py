@@ -8,7 +8,7 @@ from decimal import Decimal
 from fractions import Fraction
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from schedopt import (
@@ -35,11 +35,12 @@ from schedopt.families import (
     theorem_6,
 )
 from schedopt.problem import Grain
-from schedopt.solving.anywhere import Anywhere, AnywhereWindows
-from schedopt.solving.anywhere_model import AnywhereModel
-from schedopt.solving.probing import decide
+from schedopt.solving.models.bisection import query_model
+from schedopt.solving.models.free_model import FreeModel
+from schedopt.solving.models.free_slots import FreeSlots, FreeWindows
 from schedopt.solving.run import Run
 from schedopt.solving.short_chains import keeps_nothing
+from tests.budgets import trials
 from tests.solvers import order_words
 from tests.solvers.brute_force import all_stages
 from tests.solvers.hints import log_of_model
@@ -62,7 +63,7 @@ def prove(chain: Chain, platform: Platform, scope: Scope) -> Result:
     return result
 
 
-@settings(max_examples=100)
+@trials(100)
 @given(
     short_chains(longest=4),
     tight_platforms(most=3) | tight_platforms(unequal=True),
@@ -77,7 +78,7 @@ def test_equal_to_all_orders_of_all_allocations(
     )
 
 
-@settings(max_examples=100)
+@trials(100)
 @given(
     short_chains(),
     tight_platforms() | tight_platforms(unequal=True),
@@ -94,7 +95,7 @@ def test_with_more_freedom_equal_to_all_orders_of_all_allocations(
     )
 
 
-@settings(max_examples=60)
+@trials(60)
 @given(
     short_chains(longest=4), tight_platforms(most=3) | tight_platforms(unequal=True), st.booleans()
 )
@@ -167,7 +168,7 @@ def test_an_operation_without_time_comes_not_between_two_of_one_stage() -> None:
     )
 
 
-@settings(max_examples=60)
+@trials(60)
 @given(short_chains(), tight_platforms(), st.integers(1, 2), st.integers(1, 20))
 def test_a_decision_is_yes_exactly_from_the_least_period_on(
     chain: Chain, platform: Platform, k: int, period: int
@@ -180,7 +181,7 @@ def test_a_decision_is_yes_exactly_from_the_least_period_on(
     assert (decided.status == "infeasible") == (decided.plan is None)
 
 
-@settings(max_examples=60)
+@trials(60)
 @given(
     short_chains(),
     tight_platforms() | tight_platforms(unequal=True),
@@ -203,14 +204,14 @@ def test_few_in_flight_told_apart_exclude_nothing_possible_and_find_nothing_impo
     ]
     if not found or keeps_nothing(problem := Problem(chain=chain, platform=platform, scope=scope)):
         return
-    slots, run = Anywhere(problem), Run(problem)
+    slots, run = FreeSlots(problem), Run(problem)
     for period in range(max(1, min(found) - 1), min(found) + 1):
-        windows = AnywhereWindows(problem, slots.count, k, period)
+        windows = FreeWindows(problem, slots.count, k, period)
         if not all(windows.slots_of):
             assert period < min(found)
             continue
         for part in windows.narrow_first():
-            answer = decide(AnywhereModel(slots, part), None, run)
+            answer = query_model(FreeModel(slots, part), None, run)
             if period < min(found):
                 assert answer is None or not answer.starts
             elif part.holds_all:
@@ -228,7 +229,7 @@ def test_few_in_flight_told_apart_exclude_nothing_possible_and_find_nothing_impo
     ],
     ids=str,
 )
-@settings(max_examples=15)
+@trials(15)
 @given(
     chain=short_chains(longest=4),
     platform=tight_platforms(most=3) | tight_platforms(most=3, unequal=True),
@@ -251,11 +252,11 @@ def test_the_best_plan_so_far_is_a_complete_and_feasible_hint(
 
 def log_of(plan: Plan) -> str:
     """Return what CP-SAT says of a plan as a hint for the period that it has."""
-    slots = Anywhere(plan.problem)
+    slots = FreeSlots(plan.problem)
     answer = slots.answer(plan)
     assert answer is not None
-    windows = AnywhereWindows(plan.problem, slots.count, answer.k, answer.period_ns)
-    model = AnywhereModel(slots, windows)
+    windows = FreeWindows(plan.problem, slots.count, answer.k, answer.period_ns)
+    model = FreeModel(slots, windows)
     model.hint(answer)
     return log_of_model(model.model)
 
@@ -267,7 +268,7 @@ def test_gpus_that_are_alike_change_places_and_others_not() -> None:
     stages = [Stage(layers=(n, n), gpus=(gpu,)) for n, gpu in enumerate((2, 1, 0))]
     plan = solve(chain, Platform(gpus), stages=stages).plan
     assert plan is not None
-    answer = Anywhere(replace(plan.problem, scope=GENERAL, stages=())).answer(plan)
+    answer = FreeSlots(replace(plan.problem, scope=GENERAL, stages=())).answer(plan)
     assert answer is not None
     assert [stage.gpus for stage in answer.stages] == [(0,), (1,), (2,)]
 
@@ -327,8 +328,8 @@ def test_what_does_not_fit_has_no_place() -> None:
     problem = Problem(chain=Chain(layers=(layer,) * 3), platform=Platform(2, 9), scope=GENERAL)
     # For T = 6 one micro-batch of each is enough, 15 of 18 bytes. For T = 1 the way of 6 wants six
     # of the first layer, four and two of the others: 24 bytes.
-    assert AnywhereWindows(problem, 2, 1, 6).slots_of == [[0], [0, 1], [0, 1]]
-    assert AnywhereWindows(problem, 2, 1, 1).slots_of == [[], [], []]
+    assert FreeWindows(problem, 2, 1, 6).slots_of == [[0], [0, 1], [0, 1]]
+    assert FreeWindows(problem, 2, 1, 1).slots_of == [[], [], []]
 
 
 def test_work_that_takes_no_time_is_proven_for_one_micro_batch_only() -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from ortools.sat.python import cp_model
 
@@ -18,6 +18,7 @@ from schedopt.solving.cp_sat import LARGEST_SUM, solve_model
 from schedopt.solving.relaxation import RelaxationModel
 from schedopt.solving.run import Run
 from tests.bounds.every_plan import Memory, tight_problems
+from tests.budgets import trials
 
 SECONDS = 1 << 32
 GIGABYTES = 1 << 30
@@ -66,7 +67,7 @@ def larger(chain: Chain, platform: Platform) -> tuple[Chain, Platform, int]:
 
 
 @pytest.mark.parametrize("solver", ["general_cpsat", "contiguous_cpsat"])
-@settings(max_examples=25)
+@trials(25)
 @given(given=problems(), k=st.integers(1, 2))
 def test_a_proof_does_not_depend_on_the_unit(
     solver: str, given: tuple[Chain, Platform], k: int
@@ -93,7 +94,7 @@ def test_a_proof_does_not_depend_on_the_unit(
     ],
     ids=["periodic", "step", "recompute"],
 )
-@settings(max_examples=25)
+@trials(25)
 @given(given=problems())
 def test_nor_does_one_for_stages_that_are_given(
     scope: Scope, given: tuple[Chain, Platform]
@@ -228,7 +229,7 @@ def test_what_is_possible_in_microseconds_is_not_refuted_in_nanoseconds(
 
 
 @pytest.mark.parametrize("memory", ["sum", "peak"])
-@settings(max_examples=40)
+@trials(40)
 @given(data=st.data(), split=st.booleans(), recompute=st.booleans())
 def test_models_that_are_simplified_have_small_sums(
     data: st.DataObject, memory: Memory, split: bool, recompute: bool

@@ -2,14 +2,15 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from hypothesis import given, settings
+from hypothesis import given
 
 from schedopt import Chain, Layer, Platform, Scope, check, solve
 from schedopt.bounds import load_bound
+from tests.budgets import trials
 from tests.strategies import chains, platforms
 
 
-@settings(max_examples=500)
+@trials(500)
 @given(chains(longest=9), platforms(roomy=True))
 def test_is_within_twice_the_bound_where_transfers_are_free(
     chain: Chain, platform: Platform
@@ -24,7 +25,7 @@ def test_is_within_twice_the_bound_where_transfers_are_free(
     assert bound <= result.period <= max(1, 2 * -(-bound // 1))
 
 
-@settings(max_examples=300)
+@trials(300)
 @given(chains(), platforms())
 def test_never_returns_a_plan_that_does_not_fit(chain: Chain, platform: Platform) -> None:
     if chain.same_gpu:

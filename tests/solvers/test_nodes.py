@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 from itertools import pairwise
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from schedopt import (
@@ -17,6 +17,7 @@ from schedopt import (
     check,
     solve,
 )
+from tests.budgets import trials
 from tests.solvers import brute_force, order_words, patterns
 from tests.strategies import chains, platforms_of_nodes, stars
 
@@ -45,7 +46,7 @@ def gpus_of(stages: Iterator[Stage] | list[Stage] | tuple[Stage, ...]) -> list[i
     return [stage.gpus[0] for stage in stages]
 
 
-@settings(max_examples=400, deadline=None)
+@trials(400)
 @given(problems(longest=5, unequal=True))
 def test_the_bound_of_contiguous_is_that_of_cuts_that_do_not_meet(both: Both) -> None:
     """Where no plan shares a link the bound is reached."""
@@ -61,7 +62,7 @@ def test_the_bound_of_contiguous_is_that_of_cuts_that_do_not_meet(both: Both) ->
         assert result.period == least
 
 
-@settings(max_examples=200, deadline=None)
+@trials(200)
 @given(problems(unequal=True))
 def test_contiguous_against_all_orders_of_all_allocations(both: Both) -> None:
     chain, platform = both
@@ -79,7 +80,7 @@ def test_contiguous_against_all_orders_of_all_allocations(both: Both) -> None:
             assert result.status == "optimal"
 
 
-@settings(max_examples=200, deadline=None)
+@trials(200)
 @given(st.data(), problems(), st.integers(1, 2))
 def test_given_stages_against_all_orders(data: st.DataObject, both: Both, max_k: int) -> None:
     chain, platform = both
@@ -96,7 +97,7 @@ def test_given_stages_against_all_orders(data: st.DataObject, both: Both, max_k:
     assert result.period == min(least, default=None)
 
 
-@settings(max_examples=40, deadline=None)
+@trials(40)
 @given(st.data(), problems(longest=3, most=3), st.integers(1, 3))
 def test_a_step_on_given_stages_against_every_start(
     data: st.DataObject, both: Both, count: int
@@ -126,7 +127,7 @@ SCOPES = st.builds(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@trials(100)
 @given(problems(unequal=True), SCOPES)
 def test_whatever_is_asked_plans_are_valid_and_bounds_below_them(both: Both, scope: Scope) -> None:
     chain, platform = both
@@ -136,7 +137,7 @@ def test_whatever_is_asked_plans_are_valid_and_bounds_below_them(both: Both, sco
         assert result.lower_bound <= result.period
 
 
-@settings(max_examples=40, deadline=None)
+@trials(40)
 @given(problems(), st.integers(1, 4))
 def test_steps_are_valid_and_bounds_below_them(both: Both, count: int) -> None:
     chain, platform = both
@@ -146,7 +147,7 @@ def test_steps_are_valid_and_bounds_below_them(both: Both, count: int) -> None:
         assert result.lower_bound <= result.period
 
 
-@settings(max_examples=100, deadline=None)
+@trials(100)
 @given(problems(), st.integers(1, 60))
 def test_a_decision_is_never_wrong(both: Both, period: int) -> None:
     chain, platform = both

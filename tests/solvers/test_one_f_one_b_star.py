@@ -4,13 +4,14 @@ from fractions import Fraction
 from itertools import product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from schedopt import Chain, InputError, Layer, Platform, Scope, Stage, check, solve
 from schedopt.account import concurrent_activations
 from schedopt.problem import Problem
 from schedopt.solving.stage_chain import StageChain
+from tests.budgets import trials
 from tests.strategies import chains, platforms
 
 
@@ -49,7 +50,7 @@ def _disjoint(first: int, first_ns: int, second: int, second_ns: int, period: in
     return gap >= first_ns and gap + second_ns <= period
 
 
-@settings(max_examples=60, deadline=None)
+@trials(60)
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=1, max_size=3),
     st.integers(2, 5),
@@ -108,7 +109,7 @@ def test_refuses_two_stages_on_one_gpu() -> None:
         solve(Chain(layers=(layer,) * 2), Platform(2, 4), stages=stages, solver="one_f_one_b_star")
 
 
-@settings(max_examples=200)
+@trials(200)
 @given(chains(longest=4), platforms(most=4, roomy=True))
 def test_the_allocation_of_the_best_plan_has_the_same_period_when_fixed(
     chain: Chain, platform: Platform

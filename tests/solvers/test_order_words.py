@@ -8,11 +8,12 @@ from fractions import Fraction
 from typing import Literal, NamedTuple, TypedDict
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from schedopt import Chain, Gpu, Layer, Platform, Scope, Stage, check, solve
 from schedopt.plan import Operation, Pattern, Plan, Transfer, place_in_period
+from tests.budgets import trials
 from tests.solvers.order_words import Found, least_period
 from tests.strategies import networks
 
@@ -157,56 +158,56 @@ def compare(
     assert result.period == min(least, default=None)
 
 
-@settings(max_examples=80, deadline=None)
+@trials(80)
 @given(instances(layers=4, stages=4, contiguous=True, gpus=4), st.integers(1, 2))
 def test_contiguous_stages(instance: Instance, max_k: int) -> None:
     compare(instance, max_k)
 
 
-@settings(max_examples=120, deadline=None)
+@trials(120)
 @given(instances(layers=4), st.integers(1, 2))
 def test_stages_on_any_gpus(instance: Instance, max_k: int) -> None:
     compare(instance, max_k)
 
 
-@settings(max_examples=60, deadline=None)
+@trials(60)
 @given(instances(stages=2, gpus=2, longest=2))
 def test_three_micro_batches(instance: Instance) -> None:
     compare(instance, 3)
 
 
-@settings(max_examples=100, deadline=None)
+@trials(100)
 @given(instances(halves=True), st.integers(1, 2))
 def test_split_backwards(instance: Instance, max_k: int) -> None:
     compare(instance, max_k, split_backward=True)
 
 
-@settings(max_examples=100, deadline=None)
+@trials(100)
 @given(instances(stages=2, gpus=2), st.integers(1, 2))
 def test_recompute(instance: Instance, max_k: int) -> None:
     compare(instance, max_k, recompute=True)
 
 
-@settings(max_examples=50, deadline=None)
+@trials(50)
 @given(instances(stages=2, gpus=2, halves=True, longest=3))
 def test_recompute_and_split_backwards(instance: Instance) -> None:
     compare(instance, 1, split_backward=True, recompute=True)
 
 
 # Where something takes no time the solver may take the reading sum, and prove nothing for peak.
-@settings(max_examples=60, deadline=None)
+@trials(60)
 @given(instances(gpus=2, shortest=1), st.integers(1, 2))
 def test_the_true_maximum(instance: Instance, max_k: int) -> None:
     compare(instance, max_k, memory="peak")
 
 
-@settings(max_examples=40, deadline=None)
+@trials(40)
 @given(instances(stages=2, gpus=2, halves=True, shortest=1, longest=3), st.integers(1, 2))
 def test_the_true_maximum_of_split_backwards(instance: Instance, max_k: int) -> None:
     compare(instance, max_k, split_backward=True, memory="peak")
 
 
-@settings(max_examples=60, deadline=None)
+@trials(60)
 @given(instances(stages=3, gpus=2, halves=True, longest=3), st.integers(1, 2), st.booleans())
 def test_the_true_maximum_is_never_larger(instance: Instance, k: int, split: bool) -> None:
     scope = Scope(allocation="fixed", max_k=k, memory="peak", split_backward=split)

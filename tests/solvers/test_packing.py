@@ -8,7 +8,7 @@ from itertools import permutations, product
 from typing import Any
 
 import pytest
-from hypothesis import assume, example, given, settings
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from schedopt import Chain, Layer, Platform, Problem, Result, Scope, Stage, check, solve
@@ -17,7 +17,9 @@ from schedopt.families.partition import find_triples
 from schedopt.families.reductions import Reduction
 from schedopt.solvers.packing import Hole, Key, holes
 from schedopt.solvers.packing import solve as packing
+from schedopt.solving.incumbent import find_infeasibility
 from schedopt.solving.run import Run
+from tests.budgets import trials
 
 NUMBERS = (3, 2, 2, 3, 3, 1)
 
@@ -54,7 +56,7 @@ def loads_fit(times: Sequence[int], gpus: int, period: int) -> bool:
     )
 
 
-@settings(deadline=None, max_examples=60)
+@trials(60)
 @given(
     st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=6),
     st.integers(1, 3),
@@ -73,7 +75,7 @@ def test_onto_gpus_by_trying_everything(
     run = Run(asked, time_limit=60)
     packing(asked, run)
     possible = loads_fit([sum(pair) for pair in times], gpus, period)
-    found, proof = run.best(), run.infeasibility()
+    found, proof = run.best(), find_infeasibility(asked, run.incumbent)
     assert (found is not None, proof is not None) == (possible, not possible)
     if found is not None:
         assert check(found) == ()
@@ -83,7 +85,7 @@ def test_onto_gpus_by_trying_everything(
     assert proof is None or proof.scope.covers(wide)
 
 
-@settings(deadline=None, max_examples=40)
+@trials(40)
 @given(st.lists(st.integers(1, 8), min_size=3, max_size=6).filter(lambda one: len(one) != 4))
 def test_what_both_theorems_ask_is_the_same_packing(drawn: list[int]) -> None:
     """Any numbers, also those whose groups are not of three."""
@@ -132,12 +134,12 @@ def filled(draw: st.DrawFn) -> Problem:
     )
 
 
-@settings(deadline=None, max_examples=40)
+@trials(40)
 @given(filled())
 def test_into_holes_as_the_solver_of_all_given_allocations(problem: Problem) -> None:
     run = Run(problem, time_limit=60)
     packing(problem, run)
-    found, proof = run.best(), run.infeasibility()
+    found, proof = run.best(), find_infeasibility(problem, run.incumbent)
     other = ask(problem, "periodic")
     assert other.status != "unknown"
     assert (found is not None, proof is not None) == (
@@ -149,7 +151,7 @@ def test_into_holes_as_the_solver_of_all_given_allocations(problem: Problem) -> 
         assert found.pattern.period_total_ns == problem.scope.period_ns
 
 
-@settings(deadline=None, max_examples=60)
+@trials(60)
 @given(
     st.lists(st.integers(1, 4), min_size=1, max_size=4),
     st.lists(st.integers(1, 5), min_size=1, max_size=3),
@@ -232,7 +234,7 @@ def test_a_shorter_period_than_what_is_kept_takes_is_impossible() -> None:
     shorter = replace(problem, scope=replace(problem.scope, period_ns=27))
     run = Run(shorter, time_limit=60)
     packing(shorter, run)
-    proof = run.infeasibility()
+    proof = find_infeasibility(shorter, run.incumbent)
     assert proof is not None
     assert "for 28 ns" in proof.proof
 
@@ -248,11 +250,11 @@ def test_memory_that_lacks_is_proven() -> None:
 
 
 def test_no_time_is_no_answer() -> None:
-    reduction = Reduction(1, NUMBERS)
-    run = Run(reduction.problem(), time_limit=1e-9)
-    packing(reduction.problem(), run)
+    problem = Reduction(1, NUMBERS).problem()
+    run = Run(problem, time_limit=1e-9)
+    packing(problem, run)
     assert run.best() is None
-    assert run.infeasibility() is None
+    assert find_infeasibility(problem, run.incumbent) is None
 
 
 ONE = Reduction(1, NUMBERS).problem()

@@ -6,13 +6,14 @@ import re
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from schedopt import Chain, InputError, Layer, Platform, Rule, Scope, Stage, check, solve
 from schedopt.cuts import NoPartition
 from schedopt.problem import Problem
 from schedopt.solvers.even_split import even_split
 from schedopt.solving.registry import PARTITIONED, PARTITIONERS, load_partitioner, solver_names
+from tests.budgets import trials
 from tests.strategies import chains, platforms
 
 
@@ -22,7 +23,7 @@ def _is_parted_evenly(chain: Chain, platform: Platform) -> bool:
     return any(group[0] < start <= group[-1] for group in chain.same_gpu for start in starts)
 
 
-@settings(max_examples=80)
+@trials(80)
 @given(chains(tied=True), platforms(unequal=True) | platforms())
 def test_every_plan_is_valid_and_none_beats_the_exact_contiguous_one(
     chain: Chain, platform: Platform
@@ -47,7 +48,7 @@ def test_every_plan_is_valid_and_none_beats_the_exact_contiguous_one(
             assert star <= eager
 
 
-@settings(max_examples=80)
+@trials(80)
 @given(chains(tied=True), platforms())
 def test_what_piper_finds_fits_under_1f1b(chain: Chain, platform: Platform) -> None:
     try:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from itertools import combinations, pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from schedopt import Chain, Gpu, Layer, Platform, Stage, solve
@@ -14,6 +14,7 @@ from schedopt.cuts import NoPartition
 from schedopt.problem import Problem
 from schedopt.solvers.block_partition import block_starts
 from schedopt.solving.registry import load_partitioner
+from tests.budgets import trials
 from tests.strategies import chains, platforms, platforms_of_nodes
 
 Parts = tuple[tuple[int, int], ...]
@@ -101,7 +102,7 @@ OBJECTIVES: dict[str, Callable[[Chain, Platform, Parts], int | None]] = {
 }
 
 
-@settings(max_examples=120)
+@trials(120)
 @given(chains(longest=7, tied=True), platforms(unequal=True, most=5) | platforms_of_nodes())
 def test_none_is_better_by_its_own_account_than_what_a_partitioner_finds(
     chain: Chain, platform: Platform
@@ -127,7 +128,7 @@ def test_none_is_better_by_its_own_account_than_what_a_partitioner_finds(
             assert len(found) == min(len(p) for p, value in possible.items() if value == least)
 
 
-@settings(max_examples=500)
+@trials(500)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=12), st.data())
 def test_blocks_differ_by_the_largest_element_at_most(
     sizes: list[int], data: st.DataObject
@@ -141,7 +142,7 @@ def test_blocks_differ_by_the_largest_element_at_most(
     assert max(totals) - min(totals) <= max(sizes)
 
 
-@settings(max_examples=50)
+@trials(50)
 @given(chains(longest=8, tied=True), platforms())
 def test_the_block_partition_covers_the_chain_and_keeps_tied_layers_together(
     chain: Chain, platform: Platform

@@ -5,17 +5,18 @@ from fractions import Fraction
 from typing import Literal
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from schedopt import Chain, Gpu, InputError, Layer, Plan, Platform, Scope, Stage, check, solve
 from schedopt.account.timeline import Timeline
 from schedopt.families import theorem_4
 from schedopt.problem import Problem
-from schedopt.solving.course import Course
-from schedopt.solving.cycles import least_cycle_time
-from schedopt.solving.orders import OrderModel
-from schedopt.solving.steps import Answer
+from schedopt.solving.models.order_model import OrderModel
+from schedopt.solving.models.pipeline import AllocatedPipeline
+from schedopt.solving.models.tasks import PatternSolution
+from schedopt.systems.cycles import least_cycle_time
+from tests.budgets import trials
 from tests.layers import layer
 from tests.solvers.hints import log_of_model
 from tests.solvers.patterns import fixed_problem, least_period
@@ -26,13 +27,13 @@ MOST_STEPS = 8
 """More take too long to try every start."""
 
 
-@settings(max_examples=150, deadline=None)
+@trials(150)
 @given(st.data(), chains(longest=3), platforms(most=3), st.integers(1, 2))
 def test_equal_to_trying_every_start(
     data: st.DataObject, chain: Chain, platform: Platform, k: int
 ) -> None:
     stages = data.draw(allocations(chain, platform, most=3 if k == 1 else 2))
-    way = Course(fixed_problem(chain, platform, stages)).way
+    way = AllocatedPipeline(fixed_problem(chain, platform, stages)).path
     total = sum(step.length_ns for step in way)
     assume(k * total <= LONGEST and k * len(way) <= MOST_STEPS)
     result = solve(chain, platform, stages=stages, scope=fixed(k), solver="periodic")
@@ -51,7 +52,7 @@ def test_equal_to_trying_every_start(
     assert result.status == "optimal"
 
 
-@settings(max_examples=100, deadline=None)
+@trials(100)
 @given(st.data(), chains(longest=6), platforms(most=4))
 def test_never_worse_than_one_micro_batch_at_a_time_in_a_group(
     data: st.DataObject, chain: Chain, platform: Platform
@@ -127,7 +128,7 @@ def test_the_least_time_of_a_cycle() -> None:
     assert least_cycle_time(2, [(0, 1, 0, 5)], 3) == (3, [0, 5])
 
 
-@settings(max_examples=100, deadline=None)
+@trials(100)
 @given(chains(longest=4), platforms(most=3), st.integers(1, 20), st.integers(1, 2))
 def test_a_decision_is_yes_exactly_from_the_least_period_on(
     chain: Chain, platform: Platform, period: int, k: int
@@ -162,22 +163,22 @@ def test_a_hint_is_complete_and_feasible_and_not_when_it_is_spoilt() -> None:
     assert "complete and is feasible" not in log_of(problem, spoilt)
 
 
-def answer_of(plan: Plan, problem: Problem) -> Answer:
+def answer_of(plan: Plan, problem: Problem) -> PatternSolution:
     """Return the absolute starts of a plan, that of the first forward being 0."""
     k, period = plan.pattern.k, plan.pattern.period_total_ns
     timeline = Timeline(plan)
     first = timeline.at("F", 0, 0).start_ns
     rows = [
         tuple(timeline.at(step.what, step.stage, j).start_ns - first for j in range(k))
-        for step in Course(problem).way
+        for step in AllocatedPipeline(problem).path
         if step.what in ("F", "B")
     ]
-    return Answer(k, period, tuple(rows))
+    return PatternSolution(k, period, tuple(rows))
 
 
-def log_of(problem: Problem, answer: Answer) -> str:
+def log_of(problem: Problem, answer: PatternSolution) -> str:
     """Return what CP-SAT says of a hint for the period that it has."""
-    model = OrderModel(Course(problem), answer.k, answer.period_ns)
+    model = OrderModel(AllocatedPipeline(problem), answer.k, answer.period_ns)
     model.hint(answer)
     return log_of_model(model.model)
 

@@ -6,19 +6,20 @@ from dataclasses import replace
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from schedopt import Chain, Gpu, InputError, Layer, Platform, Scope, Stage, check, solve
 from schedopt.account import concurrent_activations, memory
 from schedopt.families import random_chain
+from tests.budgets import trials
 from tests.layers import layer
 from tests.solvers.brute_force import contiguous_stages
 from tests.solvers.order_words import least_of
 from tests.strategies import chains, platforms, tight_chains, tight_platforms
 
 
-@settings(max_examples=150)
+@trials(150)
 @given(tight_chains(longest=3), tight_platforms(most=3, room=30))
 def test_the_best_contiguous_plan_equals_a_search_over_all(
     chain: Chain, platform: Platform
@@ -30,7 +31,7 @@ def test_the_best_contiguous_plan_equals_a_search_over_all(
     assert result.status == ("infeasible" if result.period is None else "optimal")
 
 
-@settings(max_examples=60)
+@trials(60)
 @given(tight_chains(longest=3), tight_platforms(most=3, room=30, unequal=True))
 def test_unequal_gpus_in_the_given_order_equal_a_search_over_all(
     chain: Chain, platform: Platform
@@ -41,7 +42,7 @@ def test_unequal_gpus_in_the_given_order_equal_a_search_over_all(
     )
 
 
-@settings(max_examples=400)
+@trials(400)
 @given(chains(tied=True), platforms(unequal=True), st.integers(0, 5))
 def test_recompute_never_makes_a_plan_worse_and_holds_for_its_own_stages(
     chain: Chain, platform: Platform, received: int
@@ -73,7 +74,7 @@ def test_recompute_never_makes_a_plan_worse_and_holds_for_its_own_stages(
         assert need.peak_bytes == need.sum_bytes or not freed
 
 
-@settings(max_examples=200)
+@trials(200)
 @given(tight_chains(longest=4), tight_platforms(most=3, room=30))
 def test_the_least_memory_would_do_and_one_byte_less_would_not(
     chain: Chain, platform: Platform
@@ -89,7 +90,7 @@ def test_the_least_memory_would_do_and_one_byte_less_would_not(
         assert solve(chain, other, scope=scope).status == status
 
 
-@settings(max_examples=200)
+@trials(200)
 @given(tight_chains(longest=4), tight_platforms(most=3, room=30))
 def test_the_least_memory_of_fixed_stages_would_do(chain: Chain, platform: Platform) -> None:
     stages = [

@@ -7,11 +7,12 @@ from fractions import Fraction
 from functools import partial
 from itertools import product
 
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from schedopt import Chain, Layer, Platform, Scope, Stage, check, solve
-from schedopt.solving.course import Course
+from schedopt.solving.models.pipeline import AllocatedPipeline
+from tests.budgets import trials
 from tests.solvers.patterns import Op, exists, holding
 from tests.strategies import platforms, split_chains
 
@@ -122,7 +123,7 @@ def _fits(
     return True
 
 
-@settings(max_examples=150, deadline=None)
+@trials(150)
 @given(st.data(), split_chains(), platforms(most=2), st.integers(1, 2))
 def test_equal_to_trying_every_start(
     data: st.DataObject, chain: Chain, platform: Platform, k: int
@@ -133,10 +134,10 @@ def test_equal_to_trying_every_start(
     stages = [Stage(layers=(edges[i], edges[i + 1] - 1), gpus=(gpus[i],)) for i in range(count)]
     problem_scope = scope_of(k)
     result = solve(chain, platform, stages=stages, scope=problem_scope, solver="periodic")
-    course = Course(result.problem)
+    pipeline = AllocatedPipeline(result.problem)
     longest = 10
-    steps = sum(step.split is not False for step in course.way)
-    assume(k * course.whole_ns <= longest and k * steps <= 8)
+    steps = sum(step.split is not False for step in pipeline.path)
+    assume(k * pipeline.whole_ns <= longest and k * steps <= 8)
     assert check(result) == ()
     least = [
         Fraction(period, j)

@@ -6,16 +6,17 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from schedopt import Chain, InputError, Layer, Platform, Problem, Scope, Stage, check, solve
 from schedopt.simulation import simulate
 from schedopt.solvers import step
 from schedopt.solving import Run
-from schedopt.solving.course import Course
+from schedopt.solving.models.pipeline import AllocatedPipeline
 from schedopt.systems.registry import find_system
 from schedopt.systems.setting import Setting
+from tests.budgets import trials
 from tests.solvers.patterns import fixed_problem, least_period
 from tests.strategies import allocations, chains, platforms
 
@@ -25,13 +26,13 @@ MOST_STEPS = 8
 """More take too long to try every start."""
 
 
-@settings(max_examples=150, deadline=None)
+@trials(150)
 @given(st.data(), chains(longest=3), platforms(most=3), st.integers(1, 2))
 def test_equal_to_trying_every_start(
     data: st.DataObject, chain: Chain, platform: Platform, count: int
 ) -> None:
     stages = data.draw(allocations(chain, platform, most=3 if count == 1 else 2))
-    way = Course(fixed_problem(chain, platform, stages)).way
+    way = AllocatedPipeline(fixed_problem(chain, platform, stages)).path
     total = sum(step.length_ns for step in way)
     assume(0 < count * total <= LONGEST and count * len(way) <= MOST_STEPS)
     scope = Scope(allocation="fixed", microbatches=count, max_k=None)
@@ -47,7 +48,7 @@ def test_equal_to_trying_every_start(
     assert result.status == "optimal"
 
 
-@settings(max_examples=100, deadline=None)
+@trials(100)
 @given(chains(), platforms(), st.integers(1, 6))
 def test_never_longer_than_the_best_steady_plan_run_for_a_step(
     chain: Chain, platform: Platform, count: int
@@ -141,7 +142,7 @@ def test_a_step_is_as_good_as_each_steady_plan_run_for_it() -> None:
     assert result.period <= Fraction(simulate(steady.plan, 40).makespan_ns, 40)
 
 
-@settings(max_examples=40, deadline=None)
+@trials(40)
 @given(chains(longest=4), platforms(most=2), st.integers(1, 3))
 def test_layers_apart_are_never_longer_than_their_steady_plan_run_for_a_step(
     chain: Chain, platform: Platform, count: int

@@ -5,14 +5,15 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from schedopt import Chain, Layer, Platform, Scope, check, solve
 from schedopt.account import concurrent_activations, memory
 from schedopt.plan import Plan
 from schedopt.simulation import simulate
-from schedopt.solving.lags import without_lags
+from schedopt.solving.retiming import compress_shifts
+from tests.budgets import trials
 from tests.strategies import platforms, split_chains
 
 
@@ -53,7 +54,7 @@ def spread(plan: Plan, seed: int) -> Plan:
     st.integers(1, 2),
     st.integers(0, 99),
 )
-@settings(max_examples=40)
+@trials(40)
 def test_what_was_spread_is_drawn_together(
     chain: Chain, platform: Platform, recompute: bool, k: int, seed: int
 ) -> None:
@@ -61,13 +62,13 @@ def test_what_was_spread_is_drawn_together(
     plan = solve(chain, platform, scope=scope, time_limit=5).plan
     assume(plan is not None)
     assert plan is not None
-    tight = without_lags(plan)
+    tight = compress_shifts(plan)
     wide = replace(
         spread(tight, seed),
         platform=platform.with_gpus([replace(gpu, memory_bytes=10**6) for gpu in platform.gpus]),
     )
     assert not check(wide)
-    again = without_lags(wide)
+    again = compress_shifts(wide)
     assert not check(again)
     assert again.pattern.period_total_ns == plan.pattern.period_total_ns
     for before, after in zip(memory(tight), memory(again), strict=True):

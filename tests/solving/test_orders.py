@@ -7,9 +7,10 @@ import pytest
 
 from schedopt import Chain, Layer, Platform, Scope, Stage, solve
 from schedopt.problem import Problem
-from schedopt.solving import orders, probing
-from schedopt.solving.choices import order_model
-from schedopt.solving.course import Course
+from schedopt.solving.models import bisection
+from schedopt.solving.models import order_model as orders
+from schedopt.solving.models.pipeline import AllocatedPipeline
+from schedopt.solving.models.recompute_model import order_model
 from schedopt.solving.run import Run
 
 FIXED = Scope(allocation="fixed", max_k=2)
@@ -37,27 +38,27 @@ def refuse(*_: object) -> None:
 
 
 def test_building_ends_when_the_search_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    course = Course(problem_of(6, 2, 100))
-    whole = order_model(course, 2, 60)
+    pipeline = AllocatedPipeline(problem_of(6, 2, 100))
+    whole = order_model(pipeline, 2, 60)
     assert not whole.left_out
     sizes: list[int] = []
     for calls in (0, 1, 14, 20, 25):
-        part = order_model(course, 2, 60, stopped=after(calls))
+        part = order_model(pipeline, 2, 60, stopped=after(calls))
         assert part.left_out
         sizes.append(len(part.orders))
     assert sizes[0] == 0
     assert all(less <= more for less, more in pairwise(sizes))
     assert 0 < sizes[-1] < len(whole.orders)
-    monkeypatch.setattr(probing, "solve_model", refuse)
-    assert probing.decide(part, None, Run(course.problem)) is None
+    monkeypatch.setattr(bisection, "solve_model", refuse)
+    assert bisection.query_model(part, None, Run(pipeline.problem)) is None
 
 
 def test_nothing_is_asked_once_the_run_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    course = Course(problem_of(4, 2, 100))
-    run = Run(course.problem)
+    pipeline = AllocatedPipeline(problem_of(4, 2, 100))
+    run = Run(pipeline.problem)
     run.stop()
-    monkeypatch.setattr(probing, "solve_model", refuse)
-    assert probing.decide(order_model(course, 1, 30), None, run) is None
+    monkeypatch.setattr(bisection, "solve_model", refuse)
+    assert bisection.query_model(order_model(pipeline, 1, 30), None, run) is None
 
 
 def test_a_model_that_is_too_large_is_left_out_and_proves_nothing(
@@ -69,7 +70,7 @@ def test_a_model_that_is_too_large_is_left_out_and_proves_nothing(
     )
     assert known.status == "optimal"
     monkeypatch.setattr(orders, "MOST_ORDERS", 1)
-    monkeypatch.setattr(probing, "solve_model", refuse)
+    monkeypatch.setattr(bisection, "solve_model", refuse)
     result = solve(
         problem.chain, problem.platform, stages=problem.stages, scope=FIXED, solver="periodic"
     )
@@ -82,8 +83,8 @@ def test_a_model_that_is_too_large_is_left_out_and_proves_nothing(
 
 def test_an_order_keeps_its_period_where_there_is_no_time_for_less() -> None:
     problem = problem_of(3, 3, 100)
-    course = Course(problem)
-    model = order_model(course, 1, 50)
+    pipeline = AllocatedPipeline(problem)
+    model = order_model(pipeline, 1, 50)
     from ortools.sat.python import cp_model
 
     solver = cp_model.CpSolver()
@@ -92,20 +93,20 @@ def test_an_order_keeps_its_period_where_there_is_no_time_for_less() -> None:
     assert model.shortest(solver).period_ns < 50
     answer = model.shortest(solver, lambda: True)
     assert answer.period_ns == 50
-    pattern = course.pattern(answer)
+    pattern = pipeline.pattern(answer)
     assert all(0 <= operation.start_ns < 50 for operation in pattern.operations)
-    for step, starts in zip(course.way[1:], answer.starts[1:], strict=True):
-        before = course.way[course.way.index(step) - 1]
-        (begin,) = answer.starts[course.way.index(before)]
+    for step, starts in zip(pipeline.path[1:], answer.starts[1:], strict=True):
+        before = pipeline.path[pipeline.path.index(step) - 1]
+        (begin,) = answer.starts[pipeline.path.index(before)]
         assert starts[0] >= begin + before.length_ns
 
 
 def test_layers_on_one_gpu_share_its_memory() -> None:
     # What is in flight in a layer is in all layers before it. 6 bytes hold 6, 3, 2 and 1 of them.
-    kept = Course(problem_of(4, 1, 6)).kept
-    assert [one.fit for one in kept] == [6, 3, 2, 1]
+    stashes = AllocatedPipeline(problem_of(4, 1, 6)).stashes
+    assert [one.fit for one in stashes] == [6, 3, 2, 1]
     # On two GPUs layers 0 and 2 share one, and layers 1 and 3 the other.
-    assert [one.fit for one in Course(problem_of(4, 2, 6)).kept] == [6, 6, 3, 3]
+    assert [one.fit for one in AllocatedPipeline(problem_of(4, 2, 6)).stashes] == [6, 6, 3, 3]
 
 
 def test_what_stays_for_no_time_is_not_there_with_what_is_before_it() -> None:
@@ -114,22 +115,22 @@ def test_what_stays_for_no_time_is_not_there_with_what_is_before_it() -> None:
         for time in (1, 0)
     )
     problem = problem_of(2, 1, 6)
-    kept = Course(
+    stashes = AllocatedPipeline(
         Problem(
             chain=Chain(layers=layers),
             platform=problem.platform,
             scope=FIXED,
             stages=problem.stages,
         )
-    ).kept
-    assert [one.fit for one in kept] == [6, 6]
+    ).stashes
+    assert [one.fit for one in stashes] == [6, 6]
 
 
 def test_no_more_than_behind_and_in_between() -> None:
     # 1 in flight at the end, and for k = 1 two before each of the two steps from layer to layer.
-    course = Course(problem_of(3, 3, 100))
-    last = course.most_in_flight(1)[-1]
-    assert course.most_in_flight(1) == [last + 8, last + 4, last]
+    pipeline = AllocatedPipeline(problem_of(3, 3, 100))
+    last = pipeline.most_in_flight(1)[-1]
+    assert pipeline.most_in_flight(1) == [last + 8, last + 4, last]
     tight = Problem(
         chain=Chain(
             layers=tuple(
@@ -137,8 +138,8 @@ def test_no_more_than_behind_and_in_between() -> None:
                 for size in (1, 1, 100)
             )
         ),
-        platform=course.problem.platform,
+        platform=pipeline.problem.platform,
         scope=FIXED,
-        stages=course.problem.stages,
+        stages=pipeline.problem.stages,
     )
-    assert Course(tight).most_in_flight(1) == [9, 5, 1]
+    assert AllocatedPipeline(tight).most_in_flight(1) == [9, 5, 1]

@@ -5,12 +5,13 @@ from __future__ import annotations
 from itertools import product
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from schedopt import Chain, Layer, Platform, Problem
 from schedopt.solving.packing import Undecided, pack
 from schedopt.solving.run import Run
+from tests.budgets import trials
 
 LAYER = Layer(forward_ns=1, backward_ns=0, weight_bytes=0, activation_bytes=0)
 NOTHING = Problem(chain=Chain(layers=(LAYER,)), platform=Platform(1, 1))
@@ -24,7 +25,7 @@ def fits(placed: tuple[int, ...], sizes: list[int], rooms: list[int]) -> bool:
     return all(one <= most for one, most in zip(filled, rooms, strict=True))
 
 
-@settings(deadline=None, max_examples=80)
+@trials(80)
 @given(
     SIZES,
     st.lists(st.integers(0, 9), max_size=3)

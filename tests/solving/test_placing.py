@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from schedopt import Chain, Platform, Problem, Scope, Stage, check, solve
@@ -12,6 +12,7 @@ from schedopt.families import uniform_chain
 from schedopt.result import Result
 from schedopt.solving import Run
 from schedopt.solving.local_search.search import place_stages
+from tests.budgets import trials
 from tests.strategies import allocations, platforms, platforms_of_nodes, split_chains
 
 scopes = st.builds(
@@ -23,7 +24,7 @@ scopes = st.builds(
 LOOP = [Stage(layers=(2 * s, 2 * s + 1), gpus=(s % 4,)) for s in range(8)]
 
 
-@settings(max_examples=100, deadline=None)
+@trials(100)
 @given(st.data(), split_chains(longest=6), platforms(most=3, unequal=True), scopes)
 def test_what_is_placed_is_a_plan_of_these_stages(
     data: st.DataObject, chain: Chain, platform: Platform, scope: Scope
@@ -39,7 +40,7 @@ def test_what_is_placed_is_a_plan_of_these_stages(
         assert bound.period <= plan.pattern.period_total_ns
 
 
-@settings(max_examples=50, deadline=None)
+@trials(50)
 @given(st.data(), split_chains(longest=6), platforms_of_nodes(most=4, roomy=True))
 def test_with_room_enough_there_is_always_one(
     data: st.DataObject, chain: Chain, platform: Platform

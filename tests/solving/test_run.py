@@ -106,7 +106,7 @@ def test_an_interrupt_gives_the_best_so_far(
         assert run.stopped()
 
     monkeypatch.setattr(registry, "SOLVERS", {"slow": "x:y"})
-    monkeypatch.setattr("schedopt.solving.ladder.load_solver", lambda name: interrupted)
+    monkeypatch.setattr("schedopt.solving.portfolio.load_solver", lambda name: interrupted)
     before = signal.getsignal(number)
     # A handler of its own, which hears of it too, for SIGTERM would end the tests.
     heard: list[int] = []

@@ -4,12 +4,11 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import given
-from hypothesis import settings as options
 
 from schedopt import Platform
 from schedopt.account import concurrent_activations, load, versions
 from schedopt.account.timeline import Timeline
-from schedopt.solvers.cyclic import (
+from schedopt.systems.cyclic import (
     cdp_v1,
     cdp_v1_mp,
     cdp_v1_one_gpu,
@@ -19,9 +18,10 @@ from schedopt.solvers.cyclic import (
     cdp_v2_one_gpu,
     cdp_v2_pp,
 )
-from schedopt.solvers.pipedream import pipedream_2bw
+from schedopt.systems.pipedream import pipedream_2bw
 from schedopt.systems.registry import Constructor
 from schedopt.systems.setting import Setting
+from tests.budgets import trials
 from tests.systems.soundness import (
     BYTE_A_NS,
     ROOM,
@@ -46,7 +46,7 @@ def setting_of(system: Constructor, count: int, length: int = 1, **links: str | 
 
 @pytest.mark.parametrize("system", ALL)
 @given(setting=settings(fewest=2))
-@options(max_examples=8, deadline=None)
+@trials(8)
 def test_every_plan_is_valid_and_holds_two_versions(system: Constructor, setting: Setting) -> None:
     if system in (cdp_v1_one_gpu, cdp_v2_one_gpu):
         most = len(setting.chain.layers)

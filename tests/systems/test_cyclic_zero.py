@@ -6,7 +6,7 @@ import pytest
 
 from schedopt import Plan, Platform
 from schedopt.account import residencies, versions
-from schedopt.solvers import cyclic_zero
+from schedopt.systems import cyclic_zero
 from schedopt.systems.registry import Constructor
 from schedopt.systems.setting import Setting
 from tests.systems.soundness import BYTE_A_NS, ROOM, assert_sound, unit_chain

@@ -6,15 +6,16 @@ from dataclasses import replace
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from schedopt import Chain, Layer, Plan, Platform, check
 from schedopt.account import load, traffic
 from schedopt.network import Duplex
-from schedopt.solvers.data_parallel_by_layer import plan as by_layer
+from schedopt.systems.data_parallel_by_layer import plan as by_layer
 from schedopt.systems.registry import find_system
 from schedopt.systems.setting import Setting
+from tests.budgets import trials
 from tests.systems.settings import AMPLE
 
 
@@ -107,7 +108,7 @@ def test_every_transfer_and_every_weight_half_is_needed(gpus: int, duplex: Duple
             assert check(replace(plan, pattern=replace(pattern, operations=others))), operation
 
 
-@settings(max_examples=25)
+@trials(25)
 @given(data=st.data())
 def test_random_chains(data: st.DataObject) -> None:
     gpus = data.draw(st.integers(1, 4))

@@ -6,7 +6,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from schedopt import Chain, Layer, Plan, Platform, check
@@ -17,6 +17,7 @@ from schedopt.problem import MemoryReading
 from schedopt.simulation import simulate
 from schedopt.systems.registry import SYSTEMS, System, find_system
 from schedopt.systems.setting import Setting
+from tests.budgets import trials
 from tests.systems.settings import AMPLE, settings_
 
 FETCHING = ("zero_3", "cdp_v1_zero", "cdp_v2_zero")
@@ -37,7 +38,7 @@ def plans(draw: st.DrawFn, system: System) -> Plan:
 
 
 @every_system
-@settings(max_examples=10)
+@trials(10)
 @given(data=st.data())
 def test_plans_are_valid_and_no_faster_than_what_they_occupy(
     system: System, data: st.DataObject
@@ -53,7 +54,7 @@ def test_plans_are_valid_and_no_faster_than_what_they_occupy(
 
 
 @every_system
-@settings(max_examples=6)
+@trials(6)
 @given(data=st.data())
 def test_the_check_wants_exactly_the_memory_of_the_account(
     system: System, data: st.DataObject

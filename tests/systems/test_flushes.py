@@ -9,7 +9,7 @@ import pytest
 from schedopt import Chain, Layer, Plan, Platform
 from schedopt.account import concurrent_activations, versions
 from schedopt.errors import InputError
-from schedopt.solvers import (
+from schedopt.systems import (
     chimera,
     data_parallel,
     gpipe,
@@ -18,7 +18,7 @@ from schedopt.solvers import (
     one_f_one_b,
     zero_bubble,
 )
-from schedopt.solvers.data_parallel import list_buckets
+from schedopt.systems.data_parallel import list_buckets
 from schedopt.systems.setting import Setting
 from tests.systems.settings import AMPLE, equal
 

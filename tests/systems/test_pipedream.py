@@ -5,12 +5,11 @@ from fractions import Fraction
 
 import pytest
 from hypothesis import given
-from hypothesis import settings as options
 
 from schedopt import Chain, InputError, Platform, Rule, Scope
 from schedopt.account import concurrent_activations, versions
 from schedopt.plan import Kind
-from schedopt.solvers.pipedream import (
+from schedopt.systems.pipedream import (
     pipedream,
     pipedream_2bw,
     pipedream_vertical,
@@ -18,6 +17,7 @@ from schedopt.solvers.pipedream import (
 )
 from schedopt.systems.registry import Constructor
 from schedopt.systems.setting import Setting
+from tests.budgets import trials
 from tests.systems.soundness import (
     BYTE_A_NS,
     ROOM,
@@ -34,7 +34,7 @@ ALL = (pipedream, pipedream_vertical, pipedream_2bw, pipemare)
 
 @pytest.mark.parametrize("system", ALL)
 @given(setting=settings())
-@options(max_examples=25, deadline=None)
+@trials(25)
 def test_every_plan_is_valid(system: Constructor, setting: Setting) -> None:
     plan = system(setting)
     assert_sound(plan)
@@ -78,7 +78,7 @@ def test_double_buffering_needs_one_micro_batch_less_than_printed(gpus: int, lea
 
 
 @given(settings())
-@options(max_examples=25, deadline=None)
+@trials(25)
 def test_double_buffering_holds_two_versions(setting: Setting) -> None:
     plan = pipedream_2bw(setting)
     assert max(versions(plan).held.values()) <= 2

@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import given
-from hypothesis import settings as options
 
 from schedopt import Chain, InputError, Stage
 from schedopt.account import concurrent_activations, versions
 from schedopt.account.timeline import Timeline
 from schedopt.plan import Plan
 from schedopt.rule import Rule
-from schedopt.solvers.timeprest import timeprest, timeprest_plan, timeprest_run
 from schedopt.systems.setting import Setting
+from schedopt.systems.timeprest import timeprest, timeprest_plan, timeprest_run
+from tests.budgets import trials
 from tests.systems.soundness import (
     assert_sound,
     settings,
@@ -21,7 +21,7 @@ from tests.systems.soundness import (
 
 
 @given(settings())
-@options(max_examples=10, deadline=None)
+@trials(10)
 def test_every_plan_is_valid(setting: Setting) -> None:
     plan = timeprest(setting)
     assert_sound(plan)

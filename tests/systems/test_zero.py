@@ -12,7 +12,7 @@ import pytest
 
 from schedopt import Plan, Platform, check
 from schedopt.account import memory, traffic, versions
-from schedopt.solvers import data_parallel, zero
+from schedopt.systems import data_parallel, zero
 from schedopt.systems.registry import Constructor
 from schedopt.systems.setting import Setting
 from tests.systems.settings import AMPLE, equal

@@ -21,11 +21,11 @@ from schedopt.chain import Chain, Layer
 from schedopt.plan import Plan
 from schedopt.platform import Platform
 from schedopt.problem import Problem
-from schedopt.solving.lags import without_lags
 from schedopt.solving.local_search.annealing import anneal
 from schedopt.solving.local_search.coding import decode, encode
 from schedopt.solving.local_search.state import PERIOD, STAGES, State, new_state
 from schedopt.solving.local_search.tables import Ints, make_tables
+from schedopt.solving.retiming import compress_shifts
 from schedopt.solving.run import Run
 from schedopt.stage import Stage
 
@@ -59,13 +59,13 @@ def is_compiled(run: Run) -> bool:
 
     That takes some seconds, once on a machine, which the run is given in addition.
     """
-    thread, begin = threading.Thread(target=_compile, daemon=True), run.seconds()
+    thread, begin = threading.Thread(target=_compile, daemon=True), run.clock.seconds()
     thread.start()
-    while thread.is_alive() and not run.asked_to_stop():
+    while thread.is_alive() and not run.clock.stop_requested():
         thread.join(POLL_S)
-    taken = run.seconds() - begin
+    taken = run.clock.seconds() - begin
     if taken > LOADING_S:
-        run.extend(taken)
+        run.clock.extend(taken)
     return not thread.is_alive()
 
 
@@ -98,7 +98,7 @@ def place_stages(problem: Problem, run: Run) -> Plan | None:
     low = ceil(run.bound() or 1)
     # The first step of an annealing bisects, and moves nothing.
     anneal(tables, state, scratch, best, found, draw, 1, low, DROPS[0], HEAT, COLD, stop)
-    return without_lags(decode(problem, tables, best)) if found[0] else None
+    return compress_shifts(decode(problem, tables, best)) if found[0] else None
 
 
 class LocalSearch:
@@ -167,7 +167,7 @@ class LocalSearch:
                 best = min(workers, key=lambda worker: int(worker.found[0]) or before)
                 if 0 < best.found[0] < before:
                     self._keep(best)
-                    yield without_lags(decode(self.problem, self.tables, best.best))
+                    yield compress_shifts(decode(self.problem, self.tables, best.best))
 
     def _steps(self) -> int:
         """Return how many placements each annealing of the next round looks at; 0: no more."""

@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from schedopt.account.timeline import layer_ns
+from schedopt.bounds.recomputation import input_bytes
 from schedopt.network import Link, Resource
 from schedopt.plan import Kind
 from schedopt.problem import Problem
-from schedopt.solving.recomputation import input_bytes
 
 Ints = npt.NDArray[np.int64]
 

@@ -1,0 +1,25 @@
+"""What each rank does to run a plan: lists of actions, made, read and validated without torch."""
+
+from __future__ import annotations
+
+from schedopt.actions.action import ACTION_KINDS, Action, ActionKind, Part, parse_action
+from schedopt.actions.lists import Actions, parse_actions
+from schedopt.actions.lowering import gpu_ranks, make_actions, sending_end, sent_bytes
+from schedopt.actions.torch_rows import Rows, halved_stages, make_rows
+
+__all__ = [
+    "ACTION_KINDS",
+    "Action",
+    "ActionKind",
+    "Actions",
+    "Part",
+    "Rows",
+    "gpu_ranks",
+    "halved_stages",
+    "make_actions",
+    "make_rows",
+    "parse_action",
+    "parse_actions",
+    "sending_end",
+    "sent_bytes",
+]

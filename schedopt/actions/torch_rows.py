@@ -1,0 +1,103 @@
+"""The compute actions of each rank in the words of torch's runtime for pipelines.
+
+The runtime adds the transfers itself. It numbers micro-batches as the last stage runs them, has no
+recompute of its own, and updates no weights. Nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from schedopt.actions.lists import Actions
+from schedopt.errors import InputError
+from schedopt.plan import Plan
+
+_RUN: Final = ("F", "B", "I", "W")
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What each rank computes in one step.
+
+    Parameters
+    ----------
+    ranks : tuple of tuple of str
+        Stage, kind and the runtime's number of the micro-batch, such as ``2F0``.
+    micro_batches : tuple of int
+        Which ones of the plan the runtime's 0, 1, ... are.
+    stages : tuple of tuple of int
+        Of each rank, ascending.
+    """
+
+    ranks: tuple[tuple[str, ...], ...]
+    micro_batches: tuple[int, ...]
+    stages: tuple[tuple[int, ...], ...]
+
+
+def make_rows(plan: Plan, actions: Actions) -> Rows:
+    """Return the rows of a plan, where rank r is the r-th GPU that has a stage.
+
+    Raises
+    ------
+    InputError
+        For a plan that the runtime cannot run, with the field of the plan.
+    """
+    _check(plan, actions)
+    micro_batches = _forward_order(plan, actions)
+    numbers = {one: number for number, one in enumerate(micro_batches)}
+    ranks = tuple(
+        tuple(
+            f"{action.stage}{action.kind}{numbers[one]}"
+            for action in own
+            if action.kind in _RUN
+            for one in action.micro_batches
+        )
+        for own in actions.ranks
+    )
+    stages = tuple(actions.stages(rank) for rank in range(len(ranks)))
+    return Rows(ranks, micro_batches, stages)
+
+
+def halved_stages(plan: Plan) -> frozenset[int]:
+    """Return the stages whose backward is split."""
+    return frozenset(one.stage for one in plan.pattern.operations if one.kind == "I")
+
+
+def _forward_order(plan: Plan, actions: Actions) -> tuple[int, ...]:
+    """Return the micro-batches as the last stage runs them."""
+    last = len(plan.stages) - 1
+    return tuple(
+        micro_batch
+        for own in actions.ranks
+        for action in own
+        if (action.stage, action.kind) == (last, "F")
+        for micro_batch in action.micro_batches
+    )
+
+
+def _check(plan: Plan, actions: Actions) -> None:
+    for number, stage in enumerate(plan.stages):
+        if len(set(stage.gpus)) > 1:
+            raise _refused(
+                f"stages[{number}].gpus",
+                f"stage {number} lies on {len(set(stage.gpus))} GPUs, not on one",
+            )
+    for number in sorted(halved_stages(plan)):
+        if plan.stages[number].recompute:
+            raise _refused(
+                f"stages[{number}].recompute",
+                f"stage {number} is computed again and its backward is split, which torch would "
+                "do once for each group of parameters",
+            )
+    for _, action in actions.order:
+        if (action.first if action.kind == "U" else action.version or 0) > 0:
+            raise _refused("rule.update_every", f"the weights are updated within a step: {action}")
+
+
+def _refused(field: str, rule: str) -> InputError:
+    return InputError(
+        f"torch's runtime cannot run this: {rule}",
+        field=field,
+        way_out="Run it with the backend p2p or logical of schedopt run",
+    )

@@ -1,0 +1,259 @@
+"""The least time of recompute with which a stage fits into memory, over all subsets of its layers.
+
+With n micro-batches in flight a kept layer holds n times what it saves, and a recomputed one only
+once; but each run of recomputed layers keeps n times its input, and a kept layer behind a run n
+times what it saves of its own input. So the choice is a path through the layers, each kept or
+computed again, with a time and with bytes on every step: the shortest path whose bytes fit.
+
+It is found exactly. A price for each byte turns both into one length, and the best price gives a
+bound (the Lagrangian dual, found as in Handler and Zang 1980); then all paths that the bound does
+not exclude are followed, those that another one dominates left out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from schedopt.chain import Chain
+from schedopt.platform import Gpu
+
+Runs = tuple[tuple[int, int], ...]
+"""First and last layer of each run."""
+
+
+@dataclass(frozen=True)
+class RecomputeChoice:
+    """What a stage recomputes.
+
+    Parameters
+    ----------
+    time_ns : int
+    runs : Runs
+    """
+
+    time_ns: int
+    runs: Runs
+
+
+@dataclass(frozen=True)
+class _Step:
+    """What a layer costs: kept or again, behind a kept layer or behind one that is again."""
+
+    again_ns: int
+    kept: tuple[int, int]
+    again: tuple[int, int]
+
+    def bytes_of(self, again: bool, behind: bool) -> int:
+        return (self.again if again else self.kept)[behind]
+
+
+_Path = tuple[int, int, tuple[bool, ...]]
+"""Time, bytes, and for each layer whether it is computed again."""
+
+
+def cheapest_recompute(
+    chain: Chain, gpu: Gpu, layers: range, in_flight: int, room_bytes: int
+) -> RecomputeChoice | None:
+    """Return what to recompute in the least time, or None if nothing fits.
+
+    Parameters
+    ----------
+    chain : Chain
+    gpu : Gpu
+        For the durations.
+    layers : range
+        Of the stage.
+    in_flight : int
+        Micro-batches between forward and backward.
+    room_bytes : int
+        What the GPU has beside weights and workspace.
+    """
+    steps = [_step(chain, gpu, layer, in_flight) for layer in layers]
+    cheapest = _shortest(steps, 1, 0)
+    if cheapest[1] <= room_bytes:
+        return RecomputeChoice(cheapest[0], runs_of(cheapest[2], layers.start))
+    smallest = _shortest(steps, 0, 1)
+    if smallest[1] > room_bytes:
+        return None
+    best, price = _best_price(steps, room_bytes, cheapest, smallest)
+    best = _exact(steps, room_bytes, best, *price)
+    return RecomputeChoice(best[0], runs_of(best[2], layers.start))
+
+
+def held_bytes(
+    chain: Chain, layers: range, runs: Sequence[tuple[int, int]], *, split: bool = False
+) -> Counter[tuple[str, str]]:
+    """Return what a stage holds for a micro-batch, by the operations between which it does, bytes.
+
+    Parameters
+    ----------
+    chain : Chain
+    layers : range
+    runs : sequence of (int, int)
+        What is recomputed.
+    split : bool
+        Whether the backward is split.
+    """
+    begins = {first for first, _ in runs}
+    again = {layer for first, last in runs for layer in range(first, last + 1)}
+    held: Counter[tuple[str, str]] = Counter()
+    for number in layers:
+        layer = chain.layers[number]
+        end = "B" if not split else "W" if layer.saved_weight_bytes is None else "I"
+        held["R" if number in again else "F", end] += layer.saved
+        if number in begins:
+            held["F", end] += input_bytes(chain, number)
+        elif number not in again and (number == layers.start or number - 1 in again):
+            held["F", end] += layer.saved_input_bytes or 0
+        if split:
+            held["I", "W"] += layer.saved_weight_bytes or 0
+    return held
+
+
+def input_bytes(chain: Chain, layer: int) -> int:
+    """Return the size of what a layer receives for one micro-batch."""
+    return chain.layers[layer - 1].activation_bytes if layer else chain.input_bytes
+
+
+def _step(chain: Chain, gpu: Gpu, layer: int, in_flight: int) -> _Step:
+    one = chain.layers[layer]
+    kept = in_flight * one.saved
+    checkpoint = in_flight * input_bytes(chain, layer)
+    return _Step(
+        gpu.duration_ns(one.forward_ns),
+        (kept, kept + in_flight * (one.saved_input_bytes or 0)),
+        (one.saved + checkpoint, one.saved),
+    )
+
+
+def _shortest(steps: Sequence[_Step], for_time: int, for_bytes: int) -> _Path:
+    """Return the path of least `for_time` times its time and `for_bytes` times its bytes.
+
+    Of those alike the one of fewest bytes, then of least time. Before the first layer of a stage
+    a kept one is charged as behind a run, and a recomputed one as behind a kept one.
+    """
+    first = steps[0]
+    ends = [
+        _extend((0, 0, 0, ()), first, again, not again, for_time, for_bytes)
+        for again in (False, True)
+    ]
+    for step in steps[1:]:
+        ends = [
+            min(_extend(ends[b], step, again, b, for_time, for_bytes) for b in (False, True))
+            for again in (False, True)
+        ]
+    _, size, time, flags = min(ends)
+    return time, size, flags
+
+
+def _extend(
+    path: tuple[int, int, int, tuple[bool, ...]],
+    step: _Step,
+    again: bool,
+    behind: bool,
+    for_time: int,
+    for_bytes: int,
+) -> tuple[int, int, int, tuple[bool, ...]]:
+    length, size, time, flags = path
+    more, longer = step.bytes_of(again, behind), step.again_ns if again else 0
+    return (
+        length + for_time * longer + for_bytes * more,
+        size + more,
+        time + longer,
+        (*flags, again),
+    )
+
+
+def _best_price(
+    steps: Sequence[_Step], room: int, over: _Path, fits: _Path
+) -> tuple[_Path, tuple[int, int]]:
+    """Return the best path found that fits, and the price (bytes for time) of the best bound."""
+    while True:
+        for_bytes, for_time = fits[0] - over[0], over[1] - fits[1]
+        found = _shortest(steps, for_time, for_bytes)
+        length = for_time * found[0] + for_bytes * found[1]
+        if length >= for_time * fits[0] + for_bytes * fits[1]:
+            return fits, (for_time, for_bytes)
+        if found[1] <= room:
+            fits = found
+        else:
+            over = found
+
+
+def _exact(steps: Sequence[_Step], room: int, best: _Path, for_time: int, for_bytes: int) -> _Path:
+    """Return the path of least time that fits, following all that may be shorter than `best`."""
+    least_length = _to_the_end(steps, for_time, for_bytes)
+    least_bytes = _to_the_end(steps, 0, 1)
+    limit = for_time * best[0] + for_bytes * room
+
+    def may_win(step: int, again: bool, time: int, size: int) -> bool:
+        length = for_time * time + for_bytes * size
+        return (
+            time < best[0]
+            and size + least_bytes[step][again] <= room
+            and length + least_length[step][again] < limit
+        )
+
+    # Before the first layer: see `_shortest`.
+    open_ends: dict[bool, list[_Path]] = {}
+    for again in (False, True):
+        path = _lengthen((0, 0, ()), steps[0], again, not again)
+        open_ends[again] = [path] if may_win(1, again, *path[:2]) else []
+    for number, step in enumerate(steps[1:], start=2):
+        open_ends = {
+            again: _undominated(
+                path
+                for behind in (False, True)
+                for before in open_ends[behind]
+                if may_win(number, again, *(path := _lengthen(before, step, again, behind))[:2])
+            )
+            for again in (False, True)
+        }
+    return min([best, *open_ends[False], *open_ends[True]])
+
+
+def _lengthen(path: _Path, step: _Step, again: bool, behind: bool) -> _Path:
+    time, size, flags = path
+    return (
+        time + (step.again_ns if again else 0),
+        size + step.bytes_of(again, behind),
+        (*flags, again),
+    )
+
+
+def _to_the_end(steps: Sequence[_Step], for_time: int, for_bytes: int) -> list[tuple[int, int]]:
+    """Return the least length from behind each layer to the end, by whether it is again."""
+    ends = [(0, 0)]
+    for step in reversed(steps[1:]):
+        kept, again = ends[-1]
+        behind_kept, behind_again = (
+            min(
+                for_bytes * step.kept[behind] + kept,
+                for_bytes * step.again[behind] + for_time * step.again_ns + again,
+            )
+            for behind in (False, True)
+        )
+        ends.append((behind_kept, behind_again))
+    return [(0, 0), *reversed(ends)]
+
+
+def _undominated(paths: Iterator[_Path]) -> list[_Path]:
+    """Return the paths than which no other is both as short and as small."""
+    found: list[_Path] = []
+    for path in sorted(paths):
+        if not found or path[1] < found[-1][1]:
+            found.append(path)
+    return found
+
+
+def runs_of(flags: Sequence[bool], first: int) -> Runs:
+    """Return the runs of layers, the first of which has a number, that are flagged."""
+    edges = [
+        first + place
+        for place, (before, here) in enumerate(pairwise((False, *flags, False)))
+        if before != here
+    ]
+    return tuple((begin, end - 1) for begin, end in zip(edges[::2], edges[1::2], strict=True))

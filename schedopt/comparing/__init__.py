@@ -1,0 +1,1 @@
+"""Every system and our best plans on the same GPUs, side by side."""

@@ -1,0 +1,318 @@
+"""`compare`: every system and our best plans on the same GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from time import monotonic
+
+from schedopt.chain import Chain
+from schedopt.comparing.comparison import LEAST_STEP, OURS, Comparison, Row
+from schedopt.comparing.measures import measure_plan
+from schedopt.effort import TIME_LIMIT
+from schedopt.errors import InputError
+from schedopt.interrupts import Stopped, interrupts, raising_stopped
+from schedopt.plan import Plan
+from schedopt.platform import Platform
+from schedopt.problem import MemoryReading, Problem, Scope
+from schedopt.result import Result
+from schedopt.simulation import simulate
+from schedopt.solving import Progress, as_answer, solve
+from schedopt.solving.registry import default_scope
+from schedopt.systems import registry
+from schedopt.systems.registry import System
+from schedopt.systems.setting import Setting
+from schedopt.units import format_duration
+from schedopt.validation import as_whole, show
+from schedopt.version import __version__
+
+
+def compare(
+    chain: Chain,
+    platform: Platform,
+    *,
+    microbatches: int | None = None,
+    systems: Sequence[str] | None = None,
+    bucket_bytes: int | None = None,
+    memory: MemoryReading = "sum",
+    recompute: bool = False,
+    time_limit: float | None = TIME_LIMIT,
+    seed: int = 0,
+    workers: int | None = None,
+    on_progress: Callable[[int, int, str], None] = lambda done, total, name: None,
+) -> Comparison:
+    """Put every system and our best plans on the same GPUs, and look at what each costs.
+
+    Each plan goes through `schedopt.check`. The first Ctrl-C, or a request to end (SIGTERM), ends
+    it with the rows so far.
+
+    Parameters
+    ----------
+    chain : Chain
+    platform : Platform
+    microbatches : int, optional
+        m, of a step. Default: 4 for each GPU. A system whose updates need a multiple of another
+        number takes the next one above.
+    systems : sequence of str, optional
+        Names of `schedopt.systems.registry.SYSTEMS`, or of our plans: ``"schedopt"`` has the least
+        period, ``"schedopt_step"`` the shortest step with a flush, which starts from the shortest
+        one of its kind among the systems. Default: all.
+    bucket_bytes : int, optional
+        Gradients that systems with buckets send together. Default: 25 MiB.
+    memory : {"sum", "peak"}
+        The reading of memory that must fit.
+    recompute : bool
+        Whether our plans may recompute, as in a `Scope`. They may split the backward wherever the
+        chain has its halves.
+    time_limit : float, optional
+        Seconds for our plans together; None: until they are proven.
+    seed : int
+    workers : int, optional
+        Threads of the search for our plans.
+    on_progress : callable, optional
+        Called with the number of rows done, of all, and what is being done.
+
+    Returns
+    -------
+    Comparison
+
+    Raises
+    ------
+    InputError
+        For bad input. What one system cannot do is a row.
+    InvalidPlanError
+        If a plan is refused by the check for another reason than memory.
+    """
+    # Refuses what is no chain or no platform.
+    Problem(chain=chain, platform=platform)
+    if microbatches is None:
+        microbatches = 4 * len(platform.gpus)
+    as_whole(microbatches, "microbatches", low=1, high=2**20)
+    if time_limit is not None and not time_limit > 0:
+        raise InputError(
+            f"{time_limit} is no time to solve in", field="time_limit", way_out="Give seconds > 0"
+        )
+    chosen = _chosen(systems)
+    setting = Setting(chain=chain, platform=platform, microbatches=microbatches)
+    if bucket_bytes is not None:
+        setting = replace(setting, bucket_bytes=bucket_bytes)
+    search = _Search(
+        scope=replace(
+            default_scope(None, fixed=False),
+            memory=memory,
+            split_backward=chain.has_halves,
+            recompute=recompute,
+        ),
+        time_limit=time_limit,
+        seed=seed,
+        workers=workers,
+    )
+    rows = _Rows(setting, chosen, on_progress)
+    rows.fill(memory, search)
+    return Comparison(
+        chain=chain,
+        platform=platform,
+        microbatches=microbatches,
+        memory=memory,
+        bucket_bytes=setting.bucket_bytes,
+        rows=tuple(rows.done),
+        missing=tuple(system.name for system in chosen[len(rows.done) :]),
+        version=__version__,
+    ).ordered("throughput")
+
+
+def _chosen(names: Sequence[str] | None) -> list[System]:
+    """Return the systems of these names, each once, ours last."""
+    known = {system.name: system for system in (*registry.SYSTEMS, *OURS)}
+    if names is None:
+        return [*known.values()]
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        raise InputError(
+            f"{show(names)} is no list of names",
+            field="systems",
+            way_out="Give a list, such as ['gpipe', 'schedopt']",
+        )
+    wanted = [*names]
+    for name in wanted:
+        if not isinstance(name, str) or name not in known:
+            raise InputError(
+                f"{show(name)} is not known",
+                field="systems",
+                way_out=f"Choose {', '.join(known)}",
+            )
+    return [system for name, system in known.items() if name in wanted]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Search:
+    """How our plans are looked for: the one of least period in this scope."""
+
+    scope: Scope
+    time_limit: float | None
+    seed: int
+    workers: int | None
+
+    def row(
+        self,
+        system: System,
+        setting: Setting,
+        seconds: float | None,
+        known: Sequence[Row],
+        show: Callable[[str], None],
+    ) -> Row:
+        """Return the row of one of our plans, of which a step starts from the best known one."""
+
+        def report(progress: Progress) -> None:
+            best = "none" if progress.period is None else format_duration(progress.period)
+            show(f"{system.name}: {progress.solver}, best {best}")
+
+        scope, start, count = self.scope, None, setting.microbatches
+        try:
+            if system is LEAST_STEP:
+                scope = replace(scope, max_k=None, microbatches=count)
+                problem = Problem(chain=setting.chain, platform=setting.platform, scope=scope)
+                start = _shortest(known, problem)
+            result = solve(
+                setting.chain,
+                setting.platform,
+                scope=scope,
+                time_limit=seconds,
+                seed=self.seed,
+                workers=self.workers,
+                initial=None if start is None else start[1],
+                on_progress=report,
+            )
+        except InputError as error:
+            return _impossible(system, error)
+        note = f"{result.verdict} among plans without replicas"
+        if start is not None and result.solver == "initial":
+            note = f"that of {start[0]}; {note}"
+        if result.plan is not None:
+            return _measured(system, result, count, count, note)
+        return Row(system=system, result=result, note=_why_none(result))
+
+
+def _shortest(known: Sequence[Row], problem: Problem) -> tuple[str, Plan] | None:
+    """Return the shortest step of the rows that answers a problem, with the name of its system."""
+    found = []
+    for row in known:
+        plan = None if row.result is None else row.result.plan
+        if plan is None:
+            continue
+        try:
+            step = as_answer(_as_step(plan, problem), problem)
+        except InputError:
+            continue
+        found.append((row.system.name, step))
+    return min(found, key=lambda pair: pair[1].pattern.period_total_ns, default=None)
+
+
+def _as_step(plan: Plan, problem: Problem) -> Plan:
+    """Return a plan of ours for the endless run as a step; all others are what they are."""
+    from schedopt.solvers.step import make_step
+
+    count = problem.scope.microbatches
+    if count is None or plan.scope.microbatches is not None or not plan.rule.is_given:
+        return plan
+    return make_step(simulate(plan, count), problem)
+
+
+class _Rows:
+    """The rows of a comparison, filled one by one."""
+
+    def __init__(
+        self,
+        setting: Setting,
+        chosen: Sequence[System],
+        on_progress: Callable[[int, int, str], None],
+    ) -> None:
+        self.setting = setting
+        self.others = [system for system in chosen if system not in OURS]
+        self.ours = [system for system in chosen if system in OURS]
+        self.total = len(chosen)
+        self.on_progress = on_progress
+        self.done: list[Row] = []
+
+    def _show(self, words: str) -> None:
+        self.on_progress(len(self.done), self.total, words)
+
+    def fill(self, memory: MemoryReading, search: _Search) -> None:
+        """Add a row for each, or until somebody asks to stop."""
+        try:
+            with raising_stopped():
+                for system in self.others:
+                    self._show(system.name)
+                    self.done.append(_row(system, self.setting, memory))
+        except Stopped:
+            return
+        # A search that is asked to stop ends with the best so far, which is a row.
+        with interrupts() as interrupted:
+            self._fill_ours(search, interrupted)
+
+    def _fill_ours(self, search: _Search, interrupted: Callable[[], bool]) -> None:
+        begin = monotonic()
+        for number, system in enumerate(self.ours):
+            if interrupted():
+                return
+            self._show(system.name)
+            seconds = None
+            if search.time_limit is not None:
+                left = search.time_limit - (monotonic() - begin)
+                seconds = max(0.1, left / (len(self.ours) - number))
+            row = search.row(system, self.setting, seconds, self.done, self._show)
+            self.done.append(row)
+
+
+def _row(system: System, setting: Setting, memory: MemoryReading) -> Row:
+    try:
+        plan, count = _made(system, setting)
+        plan = replace(plan, scope=replace(plan.scope, memory=memory))
+        result = Result(
+            problem=plan.problem,
+            status="feasible",
+            plan=plan,
+            solver=system.name,
+            version=__version__,
+        )
+        return _measured(system, result, setting.microbatches, count)
+    except InputError as error:
+        return _impossible(system, error)
+
+
+def _made(system: System, setting: Setting) -> tuple[Plan, int]:
+    """Return the plan of a system for m micro-batches, or else for the next number that it can do.
+
+    A number that it cannot do is one that does not go up in its GPUs.
+    """
+    gpus, asked = len(setting.platform.gpus), setting.microbatches
+    more = -(-asked // gpus) * gpus
+    try:
+        return system.plan(setting), asked
+    except InputError as error:
+        if error.field != "microbatches" or more == asked:
+            raise
+    return system.plan(replace(setting, microbatches=more)), more
+
+
+def _impossible(system: System, error: InputError) -> Row:
+    where = f"{error.field}: " if error.field else ""
+    return Row(system=system, note=f"{where}{error.rule}")
+
+
+def _why_none(result: Result) -> str:
+    note, why = result.verdict, result.infeasibility
+    if result.status == "infeasible":
+        note += " without replicas"
+    if why is None or why.least_memory_bytes is None:
+        return note
+    least = why.say(why.least_memory_bytes, result.problem.platform)
+    return f"{note}: a plan exists with {least}"
+
+
+def _measured(system: System, result: Result, asked: int, count: int, note: str = "") -> Row:
+    """Return the row of a plan, whose step has so many micro-batches instead of those asked."""
+    assert result.plan is not None
+    figures = measure_plan(result.plan, count, system.name)
+    taken = f"a step of {figures.microbatches}" if figures.microbatches != asked else ""
+    said = "; ".join(part for part in (taken, note) if part)
+    return Row(system=system, figures=figures, result=result, note=said)

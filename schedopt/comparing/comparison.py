@@ -1,0 +1,185 @@
+"""Every system and our best plans on the same GPUs, side by side."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from schedopt.chain import Chain
+from schedopt.comparing.measures import Figures
+from schedopt.platform import Platform
+from schedopt.problem import MemoryReading
+from schedopt.result import Result, as_ratio
+from schedopt.systems.registry import System
+
+COMPARISON_FORMAT: Final = "schedopt.comparison/1"
+
+LEAST_PERIOD: Final = System(
+    name="schedopt",
+    title="the least period that schedopt finds",
+    constructor="schedopt.solving:solve",
+    source="",
+)
+LEAST_STEP: Final = System(
+    name="schedopt_step",
+    title="the shortest step with a flush that schedopt finds",
+    constructor="schedopt.solving:solve",
+    source="",
+)
+OURS: Final = (LEAST_PERIOD, LEAST_STEP)
+"""The rows of our plans."""
+
+Outcome = Literal["fits", "too large", "impossible"]
+Order = Literal["throughput", "memory", "name"]
+_OUTCOMES: Final[tuple[Outcome, ...]] = ("fits", "too large", "impossible")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One system: what its plan costs, or why it has none.
+
+    Parameters
+    ----------
+    system : System
+    figures : Figures, optional
+        None without a plan.
+    result : Result, optional
+        The plan with what is known about it; or that our solver found none.
+    note : str
+        Why there is no plan, or what is particular about it.
+    """
+
+    system: System
+    figures: Figures | None = None
+    result: Result | None = None
+    note: str = ""
+
+    @property
+    def outcome(self) -> Outcome:
+        """Whether there is a plan, and whether it fits into the memory."""
+        if self.figures is None:
+            return "impossible"
+        return "too large" if self.figures.over_bytes else "fits"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Systems side by side.
+
+    Parameters
+    ----------
+    chain : Chain
+    platform : Platform
+    microbatches : int
+        Of a step, as far as the updates of a system allow it.
+    memory : {"sum", "peak"}
+        The reading of memory that must fit.
+    bucket_bytes : int
+        Gradients that systems with buckets send together.
+    rows : tuple of Row
+        Those that fit first, the fastest step first.
+    missing : tuple of str
+        Systems that were not looked at any more when somebody asked to stop.
+    version : str
+        Of schedopt.
+    """
+
+    chain: Chain
+    platform: Platform
+    microbatches: int
+    memory: MemoryReading
+    bucket_bytes: int
+    rows: tuple[Row, ...]
+    missing: tuple[str, ...] = ()
+    version: str = ""
+
+    def ordered(self, by: Order) -> Comparison:
+        """Return the same in another order; those that fit stay first, then those too large."""
+
+        def key(row: Row) -> tuple[int, Fraction, str]:
+            group = _OUTCOMES.index(row.outcome)
+            if row.figures is None or by == "name":
+                return group, Fraction(0), row.system.name
+            if by == "memory":
+                return group, Fraction(row.figures.most_bytes(self.memory)), row.system.name
+            return group, row.figures.step_of_one, row.system.name
+
+        return replace(self, rows=tuple(sorted(self.rows, key=key)))
+
+    def save(self, path: str | Path) -> None:
+        """Write it to a ``schedopt.comparison/1`` file, whole or not at all.
+
+        Raises
+        ------
+        InputError
+            If the path cannot be written.
+        """
+        from schedopt.formats import to_text, write_whole
+
+        write_whole(path, to_text(comparison_document(self)))
+
+
+def comparison_document(comparison: Comparison) -> dict[str, Any]:
+    """Return a comparison as a JSON document.
+
+    Times in ns, memory in bytes, all of them whole or as numerator and denominator.
+    """
+    from schedopt.formats.explaining import dump_plain
+
+    return {
+        "format": COMPARISON_FORMAT,
+        "version": comparison.version,
+        "chain_name": comparison.chain.name,
+        "chain_sha256": comparison.chain.sha256,
+        "platform": dump_plain(comparison.platform, Platform),
+        "microbatches": comparison.microbatches,
+        "bucket_bytes": comparison.bucket_bytes,
+        "memory": comparison.memory,
+        "rows": [_row(row, comparison) for row in comparison.rows],
+        "missing": list(comparison.missing),
+    }
+
+
+def _row(row: Row, comparison: Comparison) -> dict[str, Any]:
+    document: dict[str, Any] = {
+        "system": row.system.name,
+        "title": row.system.title,
+        "source": row.system.source,
+        "outcome": row.outcome,
+        "note": row.note,
+    }
+    result, figures = row.result, row.figures
+    if result is not None:
+        bound = result.lower_bound
+        document |= {
+            "status": result.status,
+            "lower_bound_exact": None if bound is None else list(as_ratio(bound)),
+        }
+    if figures is None or result is None or result.plan is None:
+        return document
+    pattern, throughput = result.plan.pattern, figures.throughput
+    return document | {
+        **asdict(figures),
+        "throughput_exact": None if throughput is None else list(as_ratio(throughput)),
+        "most_memory_bytes": figures.most_bytes(comparison.memory),
+        "sent_most_exact": list(as_ratio(max(figures.sent))),
+        "sent_all_exact": list(as_ratio(sum(figures.sent, Fraction(0)))),
+        "pattern": {"k": pattern.k, "period_total_ns": pattern.period_total_ns},
+    }
+
+
+def save_plans(comparison: Comparison, folder: str | Path) -> None:
+    """Write the plan of each row as NAME.json, also of those that do not fit.
+
+    Raises
+    ------
+    InputError
+        If a path cannot be written.
+    """
+    from schedopt.formats import save_result
+
+    for row in comparison.rows:
+        if row.result is not None and row.result.plan is not None:
+            save_result(row.result, Path(folder) / f"{row.system.name}.json")

@@ -1,0 +1,1 @@
+"""CP-SAT models of the order of operations, and of the allocation with it."""

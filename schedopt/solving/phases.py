@@ -1,0 +1,184 @@
+"""The phases of the portfolio: first what is quick and exact, then one freedom more at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from schedopt.errors import InputError
+from schedopt.plan import Plan
+from schedopt.problem import Allocation, Problem, Scope
+from schedopt.solving.registry import load_solver
+from schedopt.solving.run import Run
+from schedopt.solving.short_chains import is_short
+
+SOLVERS: Final[dict[Allocation, dict[str, tuple[str, ...]]]] = {
+    "contiguous": {
+        "": ("even_split", "next_fit", "contiguous"),
+        "recompute": ("contiguous",),
+        "k": ("thinned", "periodic", "contiguous_cpsat"),
+        "split": ("periodic", "contiguous_cpsat"),
+        "apart": ("periodic",),
+    },
+    "general": {
+        "": ("even_split", "next_fit", "contiguous", "general_cpsat", "general"),
+        "recompute": ("contiguous", "general_cpsat", "general"),
+        "split": ("general_cpsat", "general"),
+        "k": ("thinned", "periodic", "general_cpsat"),
+        "apart": ("periodic", "general_cpsat"),
+    },
+    "fixed": {
+        "": ("one_f_one_b_star", "periodic"),
+        "recompute": ("one_f_one_b_star", "periodic"),
+        "k": ("thinned", "periodic"),
+        "split": ("periodic",),
+        "apart": ("periodic",),
+    },
+}
+"""The solvers that answer each kind of allocation, by the freedom that was added last."""
+ORDER: Final[dict[Allocation, tuple[str, ...]]] = {
+    "contiguous": ("recompute", "k", "split", "apart"),
+    "general": ("recompute", "split", "k", "apart"),
+    "fixed": ("recompute", "k", "split", "apart"),
+}
+"""In which order freedoms are added: of a general allocation the pattern is polished last."""
+WEIGHTS: Final = {
+    "general": 3.0,
+    "general_cpsat": 3.0,
+    "periodic": 1.0,
+    "contiguous_cpsat": 1.0,
+    "step": 1.0,
+}
+"""How those that search share the time that is left; the others are quick."""
+WEIGHT_NEXT_TO_PROOFS: Final = 1.0
+"""The weight of `general` where `general_cpsat` searches the same allocations, and proves them."""
+ENGINE_SOLVER: Final = "engine_step"
+"""What answers the scope of an engine; no other one looks at what an engine can run."""
+WEIGHT_OF_WHAT_IF: Final = 0.5
+"""The weight of a freedom that is not allowed, to say what it would give."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A solver and what it may do.
+
+    Parameters
+    ----------
+    solver : str
+    freedom : str
+        What is allowed in addition to the phases before, in words. Empty for the first ones.
+    problem : Problem
+        What is asked, as far as it is allowed by now.
+    option : str
+        Empty, or the option that would allow what the problem asks: only to say what it would give.
+    """
+
+    solver: str
+    freedom: str
+    problem: Problem
+    option: str = ""
+
+    @property
+    def weight(self) -> float:
+        """Its part of the time that is left; 0: it takes what it needs."""
+        if self.option:
+            return WEIGHT_OF_WHAT_IF
+        if self.solver == "general" and is_short(self.problem):
+            return WEIGHT_NEXT_TO_PROOFS
+        return WEIGHTS.get(self.solver, 0.0)
+
+
+def share_time(phases: Sequence[Phase]) -> Iterator[tuple[Phase, float]]:
+    """Yield each phase with its share of the time that is left by then."""
+    for number, phase in enumerate(phases):
+        left = sum(later.weight for later in phases[number:])
+        yield phase, phase.weight / left if phase.weight else 1.0
+
+
+def search_phases(problem: Problem, run: Run) -> list[Plan]:
+    """Run all phases of a problem, and return the first plan and each better one."""
+    found: list[Plan] = []
+    for phase, share in share_time([*plan_phases(problem)]):
+        if run.clock.ended() or run.settled():
+            break
+        run.begin(phase.solver, share)
+        with suppress(InputError):
+            load_solver(phase.solver)(phase.problem, run)
+        best = run.best()
+        if best is not None and best not in found:
+            found.append(best)
+    return found
+
+
+def plan_phases(problem: Problem) -> Iterator[Phase]:
+    """Yield the phases for a problem, the last of which may do all that is asked.
+
+    Steps are looked for in contiguous allocations first, where that takes less time.
+    """
+    if problem.scope.engine is not None:
+        yield Phase(ENGINE_SOLVER, "", problem)
+        return
+    anywhere = problem.scope.allocation == "general"
+    if anywhere and problem.scope.microbatches is not None:
+        contiguous = replace(problem.scope, allocation="contiguous")
+        yield from plan_phases(replace(problem, scope=contiguous))
+        yield Phase("step", "any allocation", problem)
+        return
+    for freedom, words, scope in _freedoms(problem.scope):
+        names = SOLVERS[scope.allocation][freedom]
+        if scope.microbatches is not None:
+            names = () if freedom == "apart" else ("step",)
+        narrow = _narrow(problem, scope)
+        for name in names:
+            if name != "general_cpsat" or is_short(problem):
+                yield Phase(name, words, narrow)
+    if anywhere and problem.scope.max_k == 1:
+        yield Phase("periodic", "order", problem)
+
+
+def what_if_phases(problem: Problem) -> Iterator[Phase]:
+    """Yield a phase for each freedom that is not allowed, and could be."""
+    scope = problem.scope
+    if scope.allocation != "general" or scope.microbatches is not None or scope.period_ns:
+        return
+    if not scope.recompute:
+        wide = replace(problem, scope=replace(scope, recompute=True, max_k=1))
+        yield Phase("general", "recompute", wide, "--recompute")
+    if problem.chain.has_halves and not scope.split_backward:
+        wide = replace(problem, scope=replace(scope, split_backward=True, max_k=1))
+        yield Phase("general", "split backward", wide, "--split-backward")
+
+
+def _freedoms(asked: Scope) -> Iterator[tuple[str, str, Scope]]:
+    """Yield each freedom with its words and the scope that it widens."""
+    steady = asked.microbatches is None
+    scope = replace(
+        asked,
+        recompute=False,
+        max_k=1 if steady else asked.max_k,
+        split_backward=False,
+        grain="stage",
+    )
+    yield "", "", scope
+    longest = "any k" if asked.max_k is None else f"k up to {asked.max_k}"
+    wider: dict[str, tuple[bool, str, dict[str, Any]]] = {
+        "recompute": (asked.recompute, "recompute", {"recompute": True}),
+        "k": (asked.max_k != 1 and steady, longest, {"max_k": asked.max_k}),
+        "split": (asked.split_backward, "split backward", {"split_backward": True}),
+        "apart": (asked.grain == "layer", "layers apart", {"grain": "layer"}),
+    }
+    for freedom in ORDER[asked.allocation]:
+        allowed, words, change = wider[freedom]
+        if allowed:
+            scope = replace(scope, **change)
+            yield freedom, words, scope
+
+
+def _narrow(problem: Problem, scope: Scope) -> Problem:
+    """Return the problem with another scope; stages recompute only if it allows that."""
+    stages = problem.stages
+    if not scope.recompute and problem.scope.recompute:
+        stages = tuple(replace(stage, recompute=()) for stage in stages)
+    return replace(problem, scope=scope, stages=stages)

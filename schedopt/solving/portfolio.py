@@ -1,0 +1,365 @@
+"""`solve`: one solver after the other, with one freedom more at a time, and what each added."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from typing import Final
+
+from schedopt.bounds import lower_bounds, memory_proof
+from schedopt.chain import Chain
+from schedopt.checking import check
+from schedopt.effort import TIME_LIMIT, usable_cores
+from schedopt.errors import InputError
+from schedopt.interrupts import stopping_first
+from schedopt.plan import Plan
+from schedopt.platform import Platform
+from schedopt.problem import Problem, Scope
+from schedopt.result import Infeasibility, PhaseResult, Result, Status, as_ratio
+from schedopt.rule import Rule
+from schedopt.solving.incumbent import find_infeasibility
+from schedopt.solving.phases import ENGINE_SOLVER, Phase, plan_phases, share_time, what_if_phases
+from schedopt.solving.registry import default_scope, load_solver
+from schedopt.solving.run import Events, Progress, Run
+from schedopt.stage import Stage
+from schedopt.version import __version__
+
+WITHOUT_PLANS: Final = ("relaxation",)
+"""Solvers that prove bounds alone."""
+SHARE_OF_BOUNDS: Final = 0.25
+"""Of the time that is left, for bounds without a search."""
+
+
+def solve(
+    chain: Chain,
+    platform: Platform,
+    *,
+    rule: Rule | None = None,
+    scope: Scope | None = None,
+    stages: Sequence[Stage] = (),
+    solver: str | None = None,
+    time_limit: float | None = TIME_LIMIT,
+    seed: int = 0,
+    workers: int | None = None,
+    work_limit: int | None = None,
+    initial: Plan | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Result:
+    """Find the allocation and the periodic schedule with the least period.
+
+    Prints nothing. Infeasible is a status; only bad input raises. The first Ctrl-C, or a request
+    to end (SIGTERM), ends the search and returns the best so far with its bound, like the time
+    limit.
+
+    Parameters
+    ----------
+    chain : Chain
+    platform : Platform
+    rule : Rule, optional
+        How training uses the weights. Default: `weight_bytes` is everything.
+    scope : Scope, optional
+        The plans that are allowed. Default: any allocation, k up to 2; with stages that are given
+        or one solver by name, what these are for, with k = 1.
+    stages : sequence of Stage
+        The allocation, for the scope *fixed*.
+    solver : str, optional
+        One solver by name, instead of those that the scope calls for.
+    time_limit : float, optional
+        Seconds; None: until it is proven, which may be never. Searches share what is left.
+    seed : int
+        Of random choices.
+    workers : int, optional
+        Threads. Default: one for each core that this process may use.
+    work_limit : int, optional
+        Placements that the local search of the solver `general` may look at. What ends by it, and
+        not by time, comes out the same for the same seed and workers.
+    initial : Plan, optional
+        A plan to start from, for the same problem.
+    on_progress : callable, optional
+        Called with a `schedopt.solving.Progress` after each report of a solver.
+
+    Returns
+    -------
+    Result
+
+    Raises
+    ------
+    InputError
+        For bad input, or something that the named solver cannot do.
+
+    Examples
+    --------
+    >>> from schedopt import Chain, Layer, Platform, solve
+    >>> layer = Layer(forward_ns=1, backward_ns=2, weight_bytes=4, activation_bytes=1)
+    >>> result = solve(Chain(layers=[layer] * 4), Platform(gpus=2, memory=20))
+    >>> result.status, result.period
+    ('optimal', Fraction(6, 1))
+    """
+    _check_time_limit(time_limit)
+    problem = Problem(
+        chain=chain,
+        platform=platform,
+        rule=rule or Rule(),
+        scope=scope or default_scope(solver, fixed=bool(stages)),
+        stages=tuple(stages),
+    )
+    return solve_problem(
+        problem,
+        solver=solver,
+        time_limit=time_limit,
+        seed=seed,
+        workers=workers,
+        work_limit=work_limit,
+        initial=initial,
+        on_progress=on_progress,
+    )
+
+
+def solve_problem(
+    problem: Problem,
+    *,
+    solver: str | None = None,
+    time_limit: float | None = TIME_LIMIT,
+    seed: int = 0,
+    workers: int | None = None,
+    work_limit: int | None = None,
+    initial: Plan | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Result:
+    """Solve a problem: see `solve` for parameters and errors."""
+    _check_time_limit(time_limit)
+    if problem.scope.engine is not None and solver not in (None, ENGINE_SOLVER):
+        raise InputError(
+            f"{solver} does not look at what an engine can run",
+            field="solver",
+            way_out=f"Leave it out, or leave the engine out; {ENGINE_SOLVER} does",
+        )
+    if work_limit is not None and work_limit < 1:
+        raise InputError(
+            f"{work_limit} is no work", field="work_limit", way_out="Give at least 1 placement"
+        )
+    run = Run(
+        problem,
+        time_limit=time_limit,
+        seed=seed,
+        workers=workers or usable_cores(),
+        work_limit=work_limit,
+        on_progress=on_progress,
+    )
+    with stopping_first(run.stop):
+        return _Portfolio(problem, run, solver).solve(initial)
+
+
+def _check_time_limit(time_limit: float | None) -> None:
+    if time_limit is not None and not time_limit > 0:
+        raise InputError(
+            f"{time_limit} is no time to solve in", field="time_limit", way_out="Give seconds > 0"
+        )
+
+
+class _Portfolio:
+    """The phases of one problem, in their order."""
+
+    def __init__(self, problem: Problem, run: Run, named: str | None) -> None:
+        self.problem, self.run, self.named = problem, run, named
+        self.phases = [Phase(named, "", problem)] if named else [*plan_phases(problem)]
+        self.others = [] if named else [*what_if_phases(problem)]
+        self.solvers = {phase.solver: load_solver(phase.solver) for phase in self.phases}
+        self.proofs = lower_bounds(problem, run.stopped)
+        self.results: list[PhaseResult] = []
+        self.refusals: list[InputError] = []
+
+    def solve(self, initial: Plan | None) -> Result:
+        """Run the phases one after the other, as long as something is open."""
+        run, problem = self.run, self.problem
+        run.begin("closed form")
+        run.add_bound(next(self.proofs))
+        if initial is not None:
+            run.begin("initial")
+            run.report(as_answer(initial, problem))
+        if problem.scope.allocation == "general" and (too_much := memory_proof(problem)):
+            run.report_infeasible(too_much)
+        for phase, share in share_time([*self.phases, *self.others]):
+            if phase.option:
+                self._run_what_if(phase, share)
+            elif self._is_open(phase):
+                self._run(phase, share)
+        if not run.clock.ended() and not run.settled():
+            self._prove()
+        if self.refusals and len(self.refusals) == len(self.results):
+            raise self.refusals[-1]
+        return self._result()
+
+    def _is_open(self, phase: Phase) -> bool:
+        """Whether a phase may still answer something."""
+        run = self.run
+        impossible = self._infeasibility()
+        if impossible is None and (self.named or phase.freedom or phase.weight):
+            # Those before are quick, and leave a plan if somebody asks to stop.
+            self._prove()
+            impossible = self._infeasibility()
+        if run.clock.ended():
+            return False
+        if impossible is not None:
+            # What is quick may still say which memory would do.
+            return not phase.weight and impossible.least_memory_bytes is None
+        return not run.settled() and not run.settled(phase.problem.scope)
+
+    def _run(self, phase: Phase, share: float) -> None:
+        run = self.run
+        events, begin = run.begin(phase.solver, share), run.clock.seconds()
+        try:
+            self.solvers[phase.solver](phase.problem, run)
+        except InputError as error:
+            self.refusals.append(error)
+            note = f"left out: {error.rule}"
+            result = PhaseResult(solver=phase.solver, freedom=phase.freedom, note=note)
+        else:
+            result = PhaseResult(
+                solver=phase.solver,
+                freedom=phase.freedom,
+                period_exact=_ratio(events.period),
+                bound_exact=_ratio(run.bound(phase.problem.scope)),
+                seconds=round(run.clock.seconds() - begin, 6),
+                note=self._note(phase, events),
+            )
+        self.results.append(result)
+
+    def _run_what_if(self, phase: Phase, share: float) -> None:
+        """Note what a freedom would give that is not allowed, if it can give something.
+
+        Where the answer is settled, only what is quick is asked.
+        """
+        run, problem, best = self.run, phase.problem, self.run.best()
+        if run.clock.ended() or best is None:
+            return
+        if run.period() == max(bound.period for bound in lower_bounds(problem, run.stopped)):
+            return
+        begin = run.clock.seconds()
+        part = run.subrun(problem, share)
+        part.begin("best")
+        if best.pattern.k == 1:
+            part.report(best)
+        names = ["contiguous"] if problem.scope.recompute else []
+        names.append("periodic" if run.settled() else phase.solver)
+        if names[0] == "periodic" and part.best() is None:
+            # It improves a plan, and there is no 1-periodic one.
+            return
+        for name in names[: 1 if run.settled() else None]:
+            part.begin(name)
+            load_solver(name)(problem, part)
+        period = part.period()
+        better = period is not None and period < (run.period() or 0)
+        if not better and (part.events.left_out or part.stopped()):
+            return
+        option = phase.option
+        self.results.append(
+            PhaseResult(
+                solver=part.incumbent.solver if better else part.events.solver,
+                freedom=phase.freedom,
+                period_exact=_ratio(period) if better else None,
+                seconds=round(run.clock.seconds() - begin, 6),
+                note=f"not allowed: {option}" if better else f"{option} found no better",
+            )
+        )
+
+    def _prove(self) -> None:
+        """Report bounds until all are proven, or a share of the time is up."""
+        self.run.begin("closed form", SHARE_OF_BOUNDS)
+        for proven in self.proofs:
+            self.run.add_bound(proven)
+
+    def _infeasibility(self) -> Infeasibility | None:
+        return find_infeasibility(self.problem, self.run.incumbent)
+
+    def _note(self, phase: Phase, events: Events) -> str:
+        """Say what is known after a phase."""
+        run, scope = self.run, phase.problem.scope
+        own, best = events.period, run.period()
+        if self._infeasibility() is not None:
+            return "proven infeasible"
+        if best is not None and best == run.bound():
+            return "proven optimal" if own == best else "proves that the best is optimal"
+        proven = best is not None and best == run.bound(scope)
+        if phase.solver in WITHOUT_PLANS:
+            said = "a bound, no plans"
+        elif best is None and events.proofs:
+            said = f"no plan: {_why(events.proofs[-1], self.problem.platform)}"
+        elif best is None:
+            said = "no plan" if run.stopped() else "no plan that fits"
+        elif own == best:
+            said = "best of its kind, proven" if proven else "not proven optimal"
+        else:
+            said = "no better plan exists" if proven else "no better plan"
+        if events.left_out:
+            said = f"{said}; {events.left_out}"
+        return f"stopped early: {said}" if run.stopped() and not proven else said
+
+    def _result(self) -> Result:
+        run, known, why = self.run, self.run.incumbent, self._infeasibility()
+        status: Status = "unknown" if why is None else "infeasible"
+        if known.plan is not None:
+            status = "optimal" if known.period() == known.bound() else "feasible"
+        last = self.results[-1].solver if self.results else run.events.solver
+        return Result(
+            problem=self.problem,
+            status=status,
+            plan=known.plan,
+            bounds=tuple(known.bounds),
+            infeasibility=why,
+            ladder=tuple(self.results),
+            solver=known.solver or last,
+            seconds=round(run.clock.seconds(), 6),
+            seed=run.seed,
+            version=__version__,
+        )
+
+
+def _ratio(value: Fraction | None) -> tuple[int, int] | None:
+    return None if value is None else as_ratio(value)
+
+
+def _why(proof: Infeasibility, platform: Platform) -> str:
+    """Return a proof with the memory that would do."""
+    least = proof.least_memory_bytes
+    return proof.proof if least is None else f"{proof.proof}; {proof.say(least, platform)} would do"
+
+
+def as_answer(initial: Plan, problem: Problem) -> Plan:
+    """Return a plan as one for a problem.
+
+    Raises
+    ------
+    InputError
+        If it does not answer the problem.
+    """
+    if initial.chain.sha256 != problem.chain.sha256:
+        raise InputError(
+            "the plan to start from is for another chain",
+            field="initial",
+            way_out="Solve the chain that the plan was made for",
+        )
+    if any(len(stage.gpus) > 1 for stage in initial.stages) or any(
+        item.covers > 1 for item in initial.pattern.items
+    ):
+        raise InputError(
+            "the plan to start from has replicas, or an item for several micro-batches at once",
+            field="initial",
+            way_out="Start from a plan with one GPU for each stage; bounds speak of no other",
+        )
+    plan = replace(
+        initial,
+        chain=problem.chain,
+        platform=problem.platform,
+        rule=problem.rule,
+        scope=problem.scope,
+    )
+    violations = check(Result(problem=problem, status="feasible", plan=plan))
+    if violations:
+        raise InputError(
+            f"the plan to start from does not answer this problem: {violations[0]}",
+            field="initial",
+            way_out="Start from a plan for the same platform, rule and scope",
+        )
+    return plan

@@ -1,0 +1,166 @@
+"""ZeRO: data parallelism that keeps each part of the weights on one GPU (Rajbhandari et al. 2020).
+
+Stage 1 shards the optimizer state, stage 2 the gradients too, stage 3 the parameters too. All run
+as overlapped data parallelism, a stage for each layer that has gradients, in as many chunks as
+there are GPUs. Each GPU adds the gradients of its m / P micro-batches up, and they are reduced to
+their homes once a step, behind the last backward of the stage. So a gradient away from home lies
+there from the first backward of the step on, and sharding gradients saves most where m = P.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+from schedopt.plan import Kind, Plan, Transfer
+from schedopt.rule import Partition
+from schedopt.systems.collectives import all_gather, home, reduce_scatter
+from schedopt.systems.data_parallel import course, lay_out, list_buckets
+from schedopt.systems.setting import Setting, require_time
+from schedopt.systems.timetable import Name, Timetable
+
+Done = list[Name | Transfer]
+
+AT_ONCE: Final = "weights that come for B in no time cannot be told from those for F"
+
+
+def optimizer(setting: Setting) -> Plan:
+    """Return a step of ZeRO-1: gradients go to their homes, updated weights come from there."""
+    return _replicated(setting, "optimizer")
+
+
+def gradient(setting: Setting) -> Plan:
+    """Return a step of ZeRO-2: as ZeRO-1, but away from home gradients go when they are sent."""
+    return _replicated(setting, "gradient")
+
+
+def parameter(setting: Setting) -> Plan:
+    """Return a step of ZeRO-3: weights are gathered for each operation, and gradients go home.
+
+    The GPUs gather the weights of a stage together, in a ring, for F and again for B. When a GPU
+    begins an operation it begins to gather for the next one, and not further ahead. An operation
+    waits for all that its GPU receives and sends on in the gathering, as in a collective.
+    """
+    timetable = _empty(setting, "parameter")
+    operations: list[tuple[Kind, int, int]] = [
+        (kind, stage, first)
+        for first in range(0, setting.microbatches, len(setting.platform.gpus))
+        for kind, stage in course(len(timetable.stages))
+    ]
+    gathering: list[list[Transfer]] = []
+    for number, operation in enumerate(operations):
+        gathering = _gather(timetable, operation, operations[:number][-2:], gathering)
+        _run(timetable, operation, gathering)
+    for stage in reversed(range(len(timetable.stages))):
+        _reduce_and_update(timetable, stage, setting.microbatches)
+    return setting.flushed(timetable)
+
+
+def _empty(setting: Setting, partition: Partition, *, ordered: bool = True) -> Timetable:
+    rule = replace(setting.flush_rule(replicated=True), partition=partition)
+    return lay_out(setting, rule, list_buckets(setting.chain, 1), ordered=ordered)
+
+
+def _replicated(setting: Setting, partition: Partition) -> Plan:
+    # An update comes in between as soon as it can, so that its weights are on their way.
+    timetable = _empty(setting, partition, ordered=False)
+    before: dict[int, list[Name]] = defaultdict(list)
+    for i in range(setting.microbatches):
+        for kind, stage in course(len(timetable.stages)):
+            replica = i % len(setting.platform.gpus)
+            timetable.run(kind, stage, i, after=before[replica], priority=1)
+            before[replica] = [(kind, stage, i)]
+    for stage in reversed(range(len(timetable.stages))):
+        made = _reduce_and_update(timetable, stage, setting.microbatches)
+        at_home = partial(_at_home, stage=stage, made=made)
+        all_gather(timetable, stage, 0, at_home, "weights")
+    return setting.flushed(timetable)
+
+
+def _at_home(chunk: int, *, stage: int, made: list[Done]) -> Done:
+    return made[home(stage, chunk, len(made))]
+
+
+def _reduce_and_update(timetable: Timetable, stage: int, microbatches: int) -> list[Done]:
+    """Reduce the gradients of a stage to their homes; return when each replica has applied its."""
+    replicas = len(timetable.stages[stage].gpus)
+    last: list[Name] = [("B", stage, i) for i in range(microbatches - replicas, microbatches)]
+    added = reduce_scatter(timetable, stage, 0, lambda replica: [last[replica]])
+    made: list[Done] = []
+    for replica, own in enumerate(last):
+        whole: Done = [own, *(item for item in added if item.target == replica)]
+        made.append([*timetable.update(stage, own[2], after=whole)] or whole)
+    return made
+
+
+def _gather(
+    timetable: Timetable, operation: Name, before: Sequence[Name], previous: list[list[Transfer]]
+) -> list[list[Transfer]]:
+    """Gather the weights that an operation reads, around the ring of the replicas.
+
+    In step n each replica receives the chunk of the one that lies n + 1 behind it.
+
+    Parameters
+    ----------
+    operation : Name
+        With the micro-batch of replica 0; the other replicas run those behind it.
+    before : sequence of Name
+        The two operations before it, or as many as there are.
+    previous : list of lists of Transfer
+        The gathering for the last of these, by step and receiving replica.
+
+    Returns
+    -------
+    list of lists of Transfer
+        Likewise.
+    """
+    kind, stage, first = operation
+    replicas = len(timetable.stages[stage].gpus)
+    steps: list[list[Transfer]] = []
+    for step in range(replicas - 1):
+        hops = []
+        for replica in range(replicas):
+            item = Transfer(
+                tensor="weights",
+                stage=stage,
+                shift=first + replica,
+                start_ns=int(kind == "B"),
+                source=-1,
+                target=0,
+                chunk=(replica - 1 - step - stage) % replicas,
+                chunks=replicas,
+            )
+            if kind == "B" and not timetable.length_ns(item):
+                require_time(timetable, stage, "forward_ns", AT_ONCE)
+            if steps:
+                after: Done = [steps[-1][replica - 1], steps[-1][replica]]
+            else:
+                after = _ready(previous, replica)
+                after += [_on(name, replica) for name in before[:-1]]
+                if before and before[-1][1] == stage and not timetable.length_ns(item):
+                    # What comes in no time when F begins would be taken for its weights.
+                    after.append(_on(before[-1], replica))
+            hops.append(timetable.send(item, after=after))
+        steps.append(hops)
+    return steps
+
+
+def _run(
+    timetable: Timetable, operation: tuple[Kind, int, int], gathering: list[list[Transfer]]
+) -> None:
+    kind, stage, first = operation
+    for replica in range(len(timetable.stages[stage].gpus)):
+        timetable.run(kind, stage, first + replica, after=_ready(gathering, replica))
+
+
+def _ready(gathering: list[list[Transfer]], replica: int) -> Done:
+    """Return the last that a replica receives and the last that it sends on."""
+    return [hops[place % len(hops)] for hops in gathering[-1:] for place in (replica, replica + 1)]
+
+
+def _on(operation: Name, replica: int) -> Name:
+    kind, stage, first = operation
+    return kind, stage, first + replica

@@ -1,0 +1,160 @@
+"""Lists of actions as text: what is read, what is refused and why."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schedopt import InputError
+from schedopt.actions import ACTION_KINDS, Action, Part, make_actions, parse_action, parse_actions
+from schedopt.actions.validation import order_lists
+from tests.actions.interpreters import ONE_GPU_EACH, assert_circle, in_order, run
+from tests.budgets import trials
+from tests.examples import EXAMPLES
+
+
+def only_gradients_are_added(kind: str, part: Part) -> Part:
+    return part if kind.endswith("G") else replace(part, is_added=False)
+
+
+any_action = st.builds(
+    lambda stage, kind, first, count, version, part: Action(
+        stage,
+        kind,
+        first,
+        1 if kind in ("U", "V") or kind[-1] in "GV" else count,
+        version if kind in ("F", "B", "I", "W", "R") else None,
+        None if kind == "V" or kind[-1] not in "GV" else only_gradients_are_added(kind, part),
+    ),
+    st.integers(0, 9999999),
+    st.sampled_from(ACTION_KINDS),
+    st.integers(0, 2**19),
+    st.integers(1, 2**19),
+    st.none() | st.integers(0, 9999999),
+    st.integers(1, 9999999).flatmap(
+        lambda chunks: st.builds(
+            Part,
+            st.integers(0, 9999999),
+            st.integers(0, 9999999),
+            st.integers(0, chunks - 1),
+            st.just(chunks),
+            st.booleans(),
+        )
+    ),
+)
+
+
+@given(any_action)
+def test_actions_survive_their_text(action: Action) -> None:
+    assert parse_action(str(action)) == action
+    assert parse_action(f" {action} ") == action
+    if action.is_transfer:
+        assert action.other_end.other_end == action
+
+
+@trials(200)
+@given(
+    st.text("0123456789FBIWRUGVSENDCVrc/+_v-, \n\u0663\u00b2", max_size=12) | st.text(max_size=8)
+)
+def test_any_text_is_read_or_refused(text: str) -> None:
+    try:
+        actions = parse_actions(text)
+    except InputError:
+        return
+    assert parse_actions(str(actions)) == actions
+
+
+GOOD = (
+    "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1,0U0\n"
+    "1RECV_F0,1F0,1RECV_F1,1R0,1I0,1SEND_B0,1F1,1W0,1R1,1I1,1SEND_B1,1W1,1U0\n"
+)
+BROKEN = [
+    ("0F1,0SEND_F1", "0F1", "rank 1: 1RECV_F1 has no other end 0SEND_F1"),
+    ("0F1,0SEND_F1,", "", "rank 0: 0B1 comes before 0F1"),
+    ("0SEND_F0", "0SEND_F0-1", "0SEND_F0-1 comes before 0F1"),
+    ("1F0,", "", "rank 1: 1R0 comes before 1F0"),
+    ("1RECV_F0,1F0", "1F0,1RECV_F0", "rank 1: 1F0 comes before 1RECV_F0 or 0F0"),
+    ("1W0,1R1", "1R1,1W0,1W0", "rank 1: 1W0 is there twice"),
+    ("1R0,1I0", "1I0,1R0", "rank 1: 1I0 comes before 1R0"),
+    ("1I0,1SEND_B0", "1SEND_B0,1I0", "rank 1: 1SEND_B0 comes before 1B0 or 1I0"),
+    ("1I1,1SEND_B1,1W1", "1W1,1I1,1SEND_B1", "rank 1: 1W1 comes before 1I1"),
+    ("0RECV_B1,0B1", "0B1,0RECV_B1", "rank 0: 0B1 comes before 0RECV_B1 or 1B1 or 1I1"),
+    ("0B1,0U0", "0U0,0B1", "rank 0: 0U0 comes before 0B1 or 0W1"),
+    (",0U0", "", "stage 0 has 0 updates"),
+    ("0U0", "0U0,0U1", "stage 1 has 1 updates"),
+    ("0U0", "0U1", "rank 0: 0U1 comes before 0U0"),
+    ("0F1", "0F1v1", "rank 0: 0F1v1 comes before 0U0"),
+    (",1W1", "", "rank 1: 1U0 comes before 1B1 or 1W1"),
+    ("1W1,1U0", "1B1,1U0", "rank 1: 1B1 is there beside its halves"),
+    ("1W1", "1W1,0B1", "rank 1: 0B1 is there, and 0F1 on rank 0"),
+    ("1W1", "1W1,0R1", "rank 1: 0R1 is there, and 0F1 on rank 0"),
+    ("0U0", "0SEND_G0,0U0", "rank 0: '0SEND_G0' goes between replicas, or does not"),
+    ("0U0", "0U0r0-1", "rank 0: '0U0r0-1' goes between replicas, or does not"),
+    ("0U0", "0SEND_V0r0-1+,0U0", "'0SEND_V0r0-1+' goes between replicas, or does not"),
+    ("0U0", "0G0r0-1c2/2,0U0", "rank 0: '0G0r0-1c2/2' is no chunk"),
+    ("0U0", "0G0r0-1c0/1,0U0", "rank 0: '0G0r0-1c0/1' is no chunk"),
+    ("0U0", "0SEND_G0-1r0-1,0U0", "rank 0: '0SEND_G0-1r0-1' covers no micro-batches"),
+    ("0U0", "0SEND_G0v1r0-1,0U0", "rank 0: '0SEND_G0v1r0-1' reads no weights"),
+    ("0U0", "0SEND_G0r0-0,0RECV_G0r0-0,0G0r0-0,0U0", "0SEND_G0r0-0 is sent to its own rank"),
+    ("0U0", "0SEND_G0r1-0,0U0", "rank 0: 0SEND_G0r1-0 is there, and not on rank 1"),
+    ("0U0", "0SEND_G0r0-1,0U0", "0SEND_G0r0-1 has no other end 0RECV_G0r0-1"),
+    ("0U0", "0SEND_V0r0-1,0U0", "rank 0: 0SEND_V0r0-1 comes before 0U0 or 0V0"),
+    ("0SEND_F0", "0SEND_B0,0SEND_F0", "rank 0: 0SEND_B0 comes before 0B0"),
+    ("0F0,", "0RECV_F0,0F0,", "rank 0: 0RECV_F0 is of the first stage"),
+    ("1W1", "1W1,1SEND_F1", "rank 1: 1SEND_F1 has no other end 2RECV_F1"),
+    ("1I0", "1 I0", "rank 1: '1 I0' is no action"),
+    ("1I0", "1I\u0660", "rank 1: '1I\u0660' is no action"),
+    ("1I0", "1I0000000000", "rank 1: '1I0000000000' is no action"),
+    ("1I0", "1I9999999", "rank 1: '1I9999999' is of micro-batch 9999999"),
+    ("1I0", "1I1-0", "rank 1: '1I1-0' covers no micro-batches"),
+    ("0U0", "0U0-1", "rank 0: '0U0-1' covers no micro-batches"),
+    ("0U0", "0U0v1", "rank 0: '0U0v1' reads no weights"),
+    ("0SEND_F0", "0SEND_F0v1", "rank 0: '0SEND_F0v1' reads no weights"),
+    ("0F1,", "0F1,,", "rank 0: '' is no action"),
+    ("\n1", "\n\n1", "rank 1: '' is no action"),
+    (GOOD, "", "there are no actions"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "message"), BROKEN)
+def test_lists_broken_by_hand(old: str, new: str, message: str) -> None:
+    assert str(parse_actions(GOOD)) == GOOD
+    assert old in GOOD
+    with pytest.raises(InputError) as error:
+        parse_actions(GOOD.replace(old, new, 1))
+    assert message in str(error.value)
+
+
+def test_a_circle_names_its_actions() -> None:
+    """Stage 1 sends a gradient before it receives, stage 0 the other way round."""
+    with pytest.raises(InputError) as error:
+        parse_actions(GOOD.replace("1RECV_F1,1R0,1I0,1SEND_B0", "1R0,1I0,1SEND_B0,1RECV_F1"))
+    told = str(error.value)
+    assert "0RECV_B0 waits for 0SEND_F1 on rank 0" in told
+    assert "1RECV_F1 waits for 1SEND_B0 on rank 1" in told
+
+
+@trials(400)
+@given(st.sampled_from(ONE_GPU_EACH), st.data())
+def test_what_is_accepted_runs_and_what_is_refused_does_not(name: str, data: st.DataObject) -> None:
+    lists = [list(actions) for actions in make_actions(EXAMPLES[name](), 4).ranks]
+    for _ in range(data.draw(st.integers(1, 4))):
+        actions = data.draw(st.sampled_from(lists))
+        moved = [n for n, action in enumerate(actions) if action.is_transfer]
+        place = data.draw(st.sampled_from(moved) | st.integers(0, len(actions) - 1))
+        target = place + data.draw(st.integers(-5, 5))
+        actions.insert(max(0, target), actions.pop(place))
+    try:
+        order = order_lists(lists)
+    except InputError as error:
+        assert not (in_order(lists) and run(lists))
+        if in_order(lists):
+            assert_circle(lists, str(error))
+        return
+    assert in_order(lists)
+    assert run(lists)
+    assert run(lists, buffered=True)
+    assert [[a for r, a in order if r == rank] for rank in range(len(lists))] == lists

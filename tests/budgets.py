@@ -1,0 +1,49 @@
+"""How many random examples a test takes, by night and by day.
+
+A test says how many it is worth: ``@trials(2000)``. The profile of Hypothesis, chosen by the
+environment variable HYPOTHESIS_PROFILE, says how many of them are tried: ``fast``, the default,
+tries about a tenth, the same ones each time; ``nightly`` tries all, new ones each time, and keeps
+those that failed in ``.hypothesis``.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Final
+
+from hypothesis import HealthCheck, settings
+from hypothesis.database import DirectoryBasedExampleDatabase
+
+PROFILE: Final = os.environ.get("HYPOTHESIS_PROFILE", "fast")
+
+FEWEST: Final = 5
+"""Examples that a fast test tries at least, where it is worth as many."""
+
+_COMMON: Final = settings(
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+
+settings.register_profile("fast", _COMMON, derandomize=True, max_examples=10)
+settings.register_profile(
+    "nightly",
+    _COMMON,
+    derandomize=False,
+    database=DirectoryBasedExampleDatabase(".hypothesis/examples"),
+    print_blob=True,
+)
+settings.load_profile(PROFILE)
+
+
+def trials(number: int, **others: Any) -> settings:
+    """Return settings for `number` examples by night, and a tenth of them by day.
+
+    Parameters
+    ----------
+    number : int
+        Examples in the profile ``nightly``.
+    **others
+        Further settings of Hypothesis.
+    """
+    fast = max(min(FEWEST, number), number // 10)
+    return settings(max_examples=number if PROFILE == "nightly" else fast, **others)

@@ -1,0 +1,111 @@
+"""What a plan is compared with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schedopt import Chain, InputError, Layer, Platform, Result, Scope, solve
+from schedopt.comparing.baselines import named_baseline, usual_baselines
+from schedopt.comparing.measures import measure_plan
+from schedopt.reporting.comparison import comparison_table, say_best
+from tests.budgets import trials
+from tests.strategies import chains, platforms
+
+
+def layer(forward: int, backward: int, weight: int, activation: int = 1) -> Layer:
+    return Layer(
+        forward_ns=forward,
+        backward_ns=backward,
+        weight_bytes=weight,
+        activation_bytes=activation,
+    )
+
+
+def best(chain: Chain, platform: Platform) -> Result:
+    return solve(chain, platform, scope=Scope())
+
+
+UNEVEN = Chain(layers=(layer(4, 8, 1), layer(1, 2, 1), layer(1, 2, 1), layer(1, 2, 1)))
+
+
+def test_the_usual_cuts_by_hand() -> None:
+    result = best(UNEVEN, Platform(gpus=2, memory=100))
+    assert result.plan is not None
+    even, balanced = usual_baselines(result.plan, 8)
+    # Two layers each: 12 + 3 against 6. By time: 12 against 9.
+    assert even.figures is not None
+    assert balanced.figures is not None
+    assert [even.figures.period, balanced.figures.period] == [15, 12]
+    assert result.period == 12
+    ours = measure_plan(result.plan, 8, "ours")
+    # The first GPU waits behind two forwards for the first gradient, 5 + 6 - 10 or 4 + 9 - 8; cut
+    # by time, also behind the last backward but one for the last gradient, 9 - 8.
+    assert even.figures.step_ns == 8 * 15 + 1
+    assert ours.step_ns == 8 * 12 + 5 + 1
+    rows = comparison_table(ours, [even, balanced], "sum").rows
+    assert rows[1][1:6] == ("15 ns", "121 ns", "8", "6 B", "yes")
+    assert [row[6] for row in rows] == ["-", "1.19 times as fast", "1.00 times as fast"]
+    assert say_best(ours, [even, balanced]).endswith(
+        "1.00 times as fast as the best of the others, Equal times of stages, 1F1B*."
+    )
+
+
+def test_what_does_not_fit_says_what_would() -> None:
+    # Half the layers on each GPU: 22 bytes, and 2 or 4 of activations.
+    chain = Chain(layers=(layer(1, 1, 20), layer(1, 1, 2), layer(1, 1, 1), layer(1, 1, 1)))
+    result = best(chain, Platform(gpus=2, memory=22))
+    assert result.plan is not None
+    baselines = list(usual_baselines(result.plan, 4))
+    assert [baseline.figures for baseline in baselines] == [None, None]
+    assert [baseline.note for baseline in baselines] == [
+        "does not fit at any period; it would with 24 B",
+        "does not fit at any period; it would with 24 B",
+    ]
+    ours = measure_plan(result.plan, 4, "ours")
+    assert say_best(ours, baselines).startswith("None of what it is compared with fits")
+    assert comparison_table(ours, baselines, "sum").rows[1][1:7] == ("-", "-", "-", "-", "no", "-")
+
+
+def test_tied_layers_are_not_parted() -> None:
+    tied = replace(UNEVEN, same_gpu=((0, 3),))
+    result = best(tied, Platform(gpus=2, memory=100))
+    assert result.plan is not None
+    even, balanced = usual_baselines(result.plan, 4)
+    assert (even.figures, even.note) == (None, "the even split parts the tied layers 0 and 3")
+    assert balanced.figures is not None
+    # All four are tied: one stage, and all their time.
+    assert balanced.figures.period == sum(
+        layer.forward_ns + layer.backward_ns for layer in tied.layers
+    )
+
+
+@given(data=st.data())
+@trials(60)
+def test_a_best_plan_is_never_behind_the_usual_ones(data: st.DataObject) -> None:
+    chain = data.draw(chains(tied=True))
+    result = best(chain, data.draw(platforms()))
+    if result.plan is None:
+        return
+    for baseline in usual_baselines(result.plan, 3):
+        if baseline.figures is not None:
+            assert not baseline.figures.over_bytes
+            assert result.period is not None
+            assert baseline.figures.period >= result.period
+
+
+def test_a_named_plan_is_of_the_same_chain_and_says_where_it_runs() -> None:
+    plan = best(UNEVEN, Platform(gpus=2, memory=100)).plan
+    other = best(UNEVEN, Platform(gpus=3, memory=50)).plan
+    assert plan is not None
+    assert other is not None
+    assert named_baseline("now.json", plan, plan, 4).note == ""
+    baseline = named_baseline("now.json", other, plan, 4)
+    assert baseline.figures == measure_plan(other, 4, "now.json")
+    assert baseline.note == f"on {other.platform}"
+    different = replace(plan, chain=replace(UNEVEN, input_bytes=7))
+    with pytest.raises(InputError, match=r"now.json: chain_sha256: .* another chain"):
+        named_baseline("now.json", plan, different, 4)

@@ -1,0 +1,378 @@
+"""Systems side by side, with numbers that are worked out by hand."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schedopt import InputError, InvalidPlanError, Plan, Platform, Result, check, compare
+from schedopt.comparing import builder
+from schedopt.comparing.comparison import (
+    Comparison,
+    Order,
+    Outcome,
+    Row,
+    comparison_document,
+    save_plans,
+)
+from schedopt.comparing.measures import Figures
+from schedopt.comparing.picture import save_comparison_picture
+from schedopt.problem import MemoryReading
+from schedopt.systems.registry import System
+from tests.drawing.helpers import texts
+from tests.systems import stand_ins
+from tests.systems.stand_ins import CHAIN, PLATFORM, SYSTEMS, install, names
+
+
+@pytest.fixture(autouse=True)
+def _stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch)
+
+
+def rows(found: Comparison) -> dict[str, Row]:
+    return {row.system.name: row for row in found.rows}
+
+
+def figures(found: Comparison, name: str) -> Figures:
+    known = rows(found)[name].figures
+    assert known is not None
+    return known
+
+
+def test_figures_by_hand() -> None:
+    found = compare(CHAIN, PLATFORM, systems=names)
+    assert found.microbatches == 8
+    assert figures(found, "alone") == Figures(
+        period_exact=(6, 1),
+        microbatches=8,
+        update_every=8,
+        step_ns=48,
+        memory_sum_bytes=(30, 0),
+        memory_peak_bytes=(30, 0),
+        over_bytes=0,
+        over_gpu=None,
+        gpus_used=1,
+        sent_exact=((0, 1), (0, 1)),
+        messages=(0, 0),
+        simultaneous=0,
+        versions=None,
+        forward_staleness=None,
+        backward_staleness=None,
+    )
+    assert figures(found, "there_and_back") == Figures(
+        period_exact=(12, 1),
+        microbatches=8,
+        update_every=8,
+        step_ns=96,
+        memory_sum_bytes=(15, 15),
+        memory_peak_bytes=(15, 15),
+        over_bytes=0,
+        over_gpu=None,
+        gpus_used=2,
+        sent_exact=((3, 1), (3, 1)),
+        messages=(1, 1),
+        simultaneous=1,
+        versions=None,
+        forward_staleness=None,
+        backward_staleness=None,
+    )
+    assert figures(found, "alone").throughput == Fraction(10**9, 6)
+
+
+def test_steps_of_all_plans_have_updates() -> None:
+    slow = replace(CHAIN, layers=tuple(replace(layer, update_ns=7) for layer in CHAIN.layers))
+    found = compare(slow, PLATFORM, systems=["alone", "there_and_back", "schedopt_step"])
+    # Both layers on one GPU; one on each, of which GPU 0 is through last.
+    assert figures(found, "alone").step_ns == 48 + 2 * 7
+    assert figures(found, "there_and_back").step_ns == 96 + 7
+    assert figures(found, "alone").period == 6
+    # 8 micro-batches of 6 ns are 48 on one GPU or on the link.
+    assert figures(found, "schedopt_step").step_ns >= 48 + 7
+
+
+def test_what_is_known_of_the_weights_makes_no_step_shorter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    install(monkeypatch, System("gpipe", "", "schedopt.systems.gpipe:plan", ""))
+    first, second = (replace(layer, update_ns=7) for layer in CHAIN.layers)
+    unknown = replace(first, parameter_bytes=None, gradient_bytes=None, optimizer_bytes=None)
+    steps = [
+        figures(compare(replace(CHAIN, layers=layers), PLATFORM, systems=["gpipe"]), "gpipe")
+        for layers in ((first, second), (unknown, second))
+    ]
+    assert [step.versions for step in steps] == [1, None]
+    assert steps[0].step_ns == steps[1].step_ns
+
+
+def test_without_links_nothing_is_under_way() -> None:
+    free = compare(CHAIN, Platform(gpus=2, memory=32), systems=["there_and_back", "schedopt"])
+    there = figures(free, "there_and_back")
+    assert (there.step_ns, there.messages) == (48, None)
+    assert list(there.sent) == [3, 3]
+    # Two stages whose transfers no pattern lists, as they take no time.
+    assert figures(free, "schedopt").period == 3
+    assert list(figures(free, "schedopt").sent) == [3, 3]
+
+
+def test_versions_and_what_is_too_large() -> None:
+    found = compare(CHAIN, PLATFORM, systems=["stale"])
+    old = figures(found, "stale")
+    assert (old.versions, old.forward_staleness, old.backward_staleness) == (2, 1, 1)
+    assert (old.microbatches, old.update_every) == (8, 1)
+    # A second version of the 4 bytes of parameters.
+    assert old.most_bytes("sum") == old.most_bytes("peak") == 34
+    assert (old.over_bytes, old.over_gpu) == (2, 0)
+    assert rows(found)["stale"].outcome == "too large"
+    unequal = Platform(gpus=2, memory=[40, 10], bandwidth="1GB/s")
+    found = compare(CHAIN, unequal, systems=["stale", "there_and_back"])
+    assert rows(found)["stale"].outcome == "fits"
+    there = figures(found, "there_and_back")
+    assert (there.over_bytes, there.over_gpu, there.most_bytes("sum")) == (5, 1, 15)
+
+
+@pytest.mark.parametrize(
+    ("reading", "outcome"), [("sum", "too large"), ("peak", "fits")], ids=["sum", "peak"]
+)
+def test_the_reading_decides_what_fits(
+    reading: MemoryReading, outcome: Outcome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch, System("layered", "", "tests.systems.stand_ins:layered", ""))
+    first, second = CHAIN.layers
+    chain = replace(CHAIN, layers=(replace(first, workspace_bytes=4), second))
+    # While layer 0 works, with 4 bytes more, the 5 bytes of layer 1 do not lie there.
+    found = compare(chain, PLATFORM, systems=["layered"], memory=reading)
+    known = figures(found, "layered")
+    assert (known.memory_sum_bytes, known.memory_peak_bytes) == ((34, 0), (30, 0))
+    assert (found.memory, found.rows[0].outcome) == (reading, outcome)
+
+
+def test_our_plan_is_a_row_like_the_others() -> None:
+    found = compare(CHAIN, PLATFORM)
+    assert {row.system.name for row in found.rows} == {*names, "schedopt", "schedopt_step"}
+    # One GPU has 6 ns of work in a micro-batch, and so has the link between two.
+    assert figures(found, "schedopt").period == 6
+    assert rows(found)["schedopt"].note == "proven optimal among plans without replicas"
+    step = rows(found)["schedopt_step"].result
+    assert step is not None
+    assert step.problem.scope.microbatches == 8
+    assert figures(found, "schedopt_step").step_ns <= figures(found, "schedopt").step_ns
+    small = compare(CHAIN, Platform(gpus=2, memory=12, bandwidth="1GB/s"), systems=["schedopt"])
+    assert small.rows[0].outcome == "impossible"
+    assert small.rows[0].note == "proven infeasible without replicas: a plan exists with 15 B"
+
+
+def test_our_step_starts_from_the_shortest_of_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, *SYSTEMS, System("flushed", "", "tests.systems.stand_ins:flushed", ""))
+
+    def return_the_start(*given: Any, initial: Plan | None, **more: Any) -> Result:
+        assert initial is not None
+        return Result(problem=initial.problem, status="feasible", plan=initial, solver="initial")
+
+    monkeypatch.setattr(builder, "solve", return_the_start)
+    # Of the others each is the pattern of an endless run, of which a step is another plan.
+    found = compare(
+        CHAIN, PLATFORM, microbatches=2, systems=["there_and_back", "flushed", "schedopt_step"]
+    )
+    assert figures(found, "schedopt_step").step_ns == 12
+    assert rows(found)["schedopt_step"].note == (
+        "that of flushed; not proven optimal among plans without replicas"
+    )
+
+
+@pytest.mark.parametrize(
+    ("by", "expected"),
+    [
+        ("throughput", ["alone", "in_pairs", "there_and_back", "stale", "halves"]),
+        ("memory", ["there_and_back", "alone", "in_pairs", "stale", "halves"]),
+        ("name", ["alone", "in_pairs", "there_and_back", "stale", "halves"]),
+    ],
+)
+def test_those_that_fit_come_first(by: Order, expected: list[str]) -> None:
+    found = compare(CHAIN, PLATFORM, systems=names)
+    assert [row.system.name for row in found.ordered(by).rows] == expected
+
+
+def test_what_a_system_cannot_do_is_a_row() -> None:
+    found = compare(CHAIN, PLATFORM, systems=["halves"])
+    assert found.rows[0].outcome == "impossible"
+    assert found.rows[0].note == "layers[0].backward_input_ns: absent, and a split needs it"
+
+
+@pytest.mark.parametrize(
+    ("most", "place", "name", "note"),
+    [
+        # F and B of 8 micro-batches.
+        (15, "schedopt.simulation.events", "alone", "microbatches: 8 would make 16 events"),
+        # The same on two GPUs, with activation and gradient between them: 8 times 6.
+        (
+            47,
+            "schedopt.systems.timetable",
+            "gpipe",
+            "microbatches: the run would have more than 47 operations and transfers",
+        ),
+    ],
+    ids=["simulation", "timetable"],
+)
+def test_more_than_can_be_laid_out_is_a_row(
+    most: int, place: str, name: str, note: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch, SYSTEMS[0], System("gpipe", "", "schedopt.systems.gpipe:plan", ""))
+    for limit, outcome in ((most, "impossible"), (most + 1, "fits")):
+        monkeypatch.setattr(f"{place}.MOST_EVENTS", limit)
+        (row,) = compare(
+            CHAIN, Platform(gpus=2, memory=200, bandwidth="1GB/s"), systems=[name]
+        ).rows
+        assert row.outcome == outcome
+        if outcome == "impossible":
+            assert row.note == note
+
+
+def test_a_step_is_rounded_up_to_what_a_system_can_do() -> None:
+    found = compare(CHAIN, PLATFORM, systems=["alone", "in_pairs"], microbatches=7)
+    assert (figures(found, "alone").microbatches, rows(found)["alone"].note) == (7, "")
+    assert (figures(found, "alone").step_ns, figures(found, "in_pairs").step_ns) == (42, 48)
+    assert (figures(found, "in_pairs").microbatches, rows(found)["in_pairs"].note) == (
+        8,
+        "a step of 8",
+    )
+
+
+@pytest.mark.parametrize(("asked", "tried"), [(8, [8]), (7, [7, 8])])
+def test_what_cannot_be_done_is_not_tried_again(
+    asked: int, tried: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch, System("never", "", "tests.systems.stand_ins:never", ""))
+    found: list[int] = []
+    monkeypatch.setattr(stand_ins, "asked_for", found)
+    row = compare(CHAIN, PLATFORM, systems=["never"], microbatches=asked).rows[0]
+    assert (row.outcome, row.note) == ("impossible", "microbatches: does not settle")
+    assert found == tried
+
+
+def test_bad_input_is_an_error_and_no_row() -> None:
+    with pytest.raises(InputError, match=r"'alon' is not known.*alone, .*schedopt"):
+        compare(CHAIN, PLATFORM, systems=["alon"])
+    for wrong in ("alone", 3):
+        with pytest.raises(InputError, match=rf"^systems: {wrong!r} is no list of names. Give a"):
+            compare(CHAIN, PLATFORM, systems=wrong)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"^systems: \[\] is not known"):
+        compare(CHAIN, PLATFORM, systems=[[]])  # type: ignore[list-item]
+    with pytest.raises(InputError, match=r"^chain: 1 is no Chain"):
+        compare(1, PLATFORM)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"^platform: 2 is no Platform"):
+        compare(CHAIN, 2)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="microbatches"):
+        compare(CHAIN, PLATFORM, microbatches=0)
+    with pytest.raises(InputError, match="bucket_bytes"):
+        compare(CHAIN, PLATFORM, bucket_bytes=0)
+    with pytest.raises(InputError, match="time_limit"):
+        compare(CHAIN, PLATFORM, systems=["schedopt"], time_limit=0)
+
+
+def test_a_plan_that_is_not_valid_is_our_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, System("wrong", "", "tests.systems.stand_ins:wrong", ""))
+    with pytest.raises(InvalidPlanError, match="the plan of wrong is not valid: o"):
+        compare(CHAIN, PLATFORM, systems=["wrong"])
+
+
+def test_an_interrupt_keeps_the_rows_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    pressing = System("pressing", "", "tests.systems.stand_ins:interrupting", "")
+    install(monkeypatch, SYSTEMS[0], pressing, SYSTEMS[1])
+    before = signal.getsignal(signal.SIGINT)
+    done: list[tuple[int, int, str]] = []
+    found = compare(CHAIN, PLATFORM, on_progress=lambda *words: done.append(words))
+    assert signal.getsignal(signal.SIGINT) == before
+    assert [row.system.name for row in found.rows] == ["alone"]
+    assert found.missing == ("pressing", "stale", "schedopt", "schedopt_step")
+    assert done == [(0, 5, "alone"), (1, 5, "pressing")]
+
+
+def test_an_interrupt_of_a_search_keeps_its_best_and_ends() -> None:
+    def press(done: int, total: int, name: str) -> None:
+        if name == "schedopt":
+            os.kill(os.getpid(), signal.SIGINT)
+
+    found = compare(CHAIN, PLATFORM, systems=["schedopt", "schedopt_step"], on_progress=press)
+    assert [row.system.name for row in found.rows] == ["schedopt"]
+    assert found.missing == ("schedopt_step",)
+
+
+def test_a_file_is_exact_and_names_everything(tmp_path: Path) -> None:
+    found = compare(CHAIN, PLATFORM, systems=[*names, "schedopt"])
+    found.save(tmp_path / "c.json")
+    document = json.loads((tmp_path / "c.json").read_text(), parse_float=_refuse)
+    assert document == json.loads(json.dumps(comparison_document(found)))
+    assert document["format"] == "schedopt.comparison/1"
+    assert document["chain_sha256"] == CHAIN.sha256
+    by_name = {row["system"]: row for row in document["rows"]}
+    assert list(by_name) == [row.system.name for row in found.rows]
+    there = by_name["there_and_back"]
+    assert (there["period_exact"], there["throughput_exact"]) == ([12, 1], [250_000_000, 3])
+    assert (there["sent_most_exact"], there["sent_all_exact"]) == ([3, 1], [6, 1])
+    assert by_name["stale"]["outcome"] == "too large"
+    assert by_name["schedopt"]["lower_bound_exact"] == [6, 1]
+
+
+def _refuse(text: str) -> Any:
+    raise AssertionError(f"{text} is no whole number")
+
+
+def test_plans_are_files_that_can_be_checked(tmp_path: Path) -> None:
+    found = compare(CHAIN, PLATFORM, systems=[*names, "schedopt"])
+    save_plans(found, tmp_path)
+    assert {path.stem for path in tmp_path.iterdir()} == {*names, "schedopt"} - {"halves"}
+    for path in tmp_path.iterdir():
+        result = Result.load(path)
+        kinds = {violation.kind for violation in check(result)}
+        assert kinds == ({"memory"} if path.stem == "stale" else set())
+        assert result.period == figures(found, path.stem).period
+
+
+def test_the_picture_names_each_plan(tmp_path: Path) -> None:
+    found = compare(CHAIN, PLATFORM)
+    save_comparison_picture(found, tmp_path / "c.svg")
+    said = texts(tmp_path / "c.svg")
+    # alone and in_pairs are at one place.
+    for text in ("alone", "in_pairs", "stale", "there_and_back", "schedopt", "32 B usable"):
+        assert text in said, text
+    places = {
+        (row.figures.most_bytes("sum"), row.figures.throughput)
+        for row in found.rows
+        if row.figures is not None
+    }
+    # Each place has a number beside its point, and once more beside the names.
+    for number in range(1, len(places) + 1):
+        assert said.count(str(number)) >= 2, number
+    assert said.count(str(len(places) + 1)) < 2
+    assert "halves" not in said
+    assert "two on 2 GPUs: throughput against memory" in said
+    assert any(text.endswith("grey does not fit") for text in said)
+    first = (tmp_path / "c.svg").read_bytes()
+    save_comparison_picture(found, tmp_path / "c.svg")
+    assert (tmp_path / "c.svg").read_bytes() == first
+
+
+def test_a_limit_far_off_stands_at_the_edge(tmp_path: Path) -> None:
+    platform = Platform(gpus=1, memory=1000)
+    found = compare(CHAIN, platform, systems=["alone", "halves"])
+    save_comparison_picture(found, tmp_path / "c.svg")
+    assert "1.00 KB usable \N{RIGHTWARDS ARROW}" in texts(tmp_path / "c.svg")
+    nothing = compare(CHAIN, platform, systems=["halves"])
+    save_comparison_picture(nothing, tmp_path / "c.svg")
+    assert "1.00 KB usable" in texts(tmp_path / "c.svg")
+
+
+def test_memories_that_differ_much_stand_in_powers(tmp_path: Path) -> None:
+    found = compare(CHAIN, Platform(gpus=2, memory=[2, 40]), systems=["there_and_back", "stale"])
+    save_comparison_picture(found, tmp_path / "c.svg")
+    said = texts(tmp_path / "c.svg")
+    for text in ("2", "5", "10", "20", "2 B usable", "40 B usable"):
+        assert text in said, text
+    assert "30" not in said
