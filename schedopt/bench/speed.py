@@ -31,7 +31,7 @@ IMPORT: Final = (
 REPEATS: Final = 7
 
 
-def speed_cases(chain: Path, sizes: tuple[tuple[int, int], ...] = SIZES) -> list[Case]:
+def speed_cases(chain: Path) -> list[Case]:
     """Return the cases; the command line solves the chain of a file."""
     options = ["--chain", str(chain), "--gpus", "4", "--mem", "16G", "--bandwidth", BANDWIDTH]
     commands = {
@@ -50,7 +50,7 @@ def speed_cases(chain: Path, sizes: tuple[tuple[int, int], ...] = SIZES) -> list
                 {"layers": layers, "gpus": gpus, "memory_level": level},
                 partial(_time_solver, layers, gpus, level),
             )
-            for layers, gpus in sizes
+            for layers, gpus in SIZES
             for level in LEVELS
         ),
     ]
