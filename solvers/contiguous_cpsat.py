@@ -12,6 +12,7 @@ from typing import Final
 
 from schedopt.errors import InputError
 from schedopt.problem import Problem, Scope
+from schedopt.proofs import Proof, ProofKind
 from schedopt.solving.models.allocation_model import AllocationModel
 from schedopt.solving.models.allocation_search import AllocationSearch, longest_k
 from schedopt.solving.models.layer_slots import LayerModel, LayerSlots
@@ -23,7 +24,7 @@ from schedopt.solving.run import Run
 
 MOST_PLACES: Final = 4096
 """Layers times GPUs, of which the models take seconds to be made."""
-PROOF: Final = "CP-SAT over all contiguous allocations and all orders of k micro-batches"
+PROOF: Final = Proof(ProofKind.CONTIGUOUS_ALLOCATIONS)
 
 
 def solve(problem: Problem, run: Run) -> None:
@@ -55,7 +56,7 @@ def solve(problem: Problem, run: Run) -> None:
         raise InputError(
             "contiguous_cpsat does not know links that differ",
             field="solver",
-            way_out="Use contiguous and periodic, or GPUs with equal links (--bandwidth)",
+            way_out="Use contiguous and periodic, or GPUs with equal links (Platform.bandwidth)",
         )
     search = _search(problem)
     for answer in search.scan(run):

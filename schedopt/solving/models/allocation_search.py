@@ -15,6 +15,7 @@ from schedopt.account.timeline import layer_ns
 from schedopt.chain import Layer
 from schedopt.plan import Kind, Plan
 from schedopt.problem import Problem, Scope
+from schedopt.proofs import Proof, ProofKind
 from schedopt.result import Infeasibility
 from schedopt.solving.models.allocation_model import AllocationModel
 from schedopt.solving.models.bisection import bisect_period, query_model
@@ -46,7 +47,7 @@ class AllocationSearch:
     windows : type of StartWindows
     proven : Scope
         What the answers of the model speak of, for the longest k. Of any k: k > 1 gains nothing.
-    proof : str
+    proof : Proof
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class AllocationSearch:
         model: type[AllocationModel],
         windows: type[StartWindows],
         proven: Scope,
-        proof: str,
+        proof: Proof,
     ) -> None:
         self.problem, self.slots = problem, slots
         self.model, self.windows = model, windows
@@ -142,7 +143,7 @@ class AllocationSearch:
         """Report what holds for every k that was looked at."""
         asked = self.problem.scope.period_ns
         if self.is_impossible(run):
-            proof = f"{self.proof}: memory does not hold one micro-batch after the other"
+            proof = Proof(ProofKind.NO_MEMORY_FOR_ONE, basis=self.proof)
             proven = replace(self.proven, max_k=None)
             run.report_infeasible(Infeasibility(scope=proven, proof=proof))
             return
@@ -155,7 +156,7 @@ class AllocationSearch:
                 run.report_infeasible(
                     Infeasibility(
                         scope=replace(scope, period_ns=asked),
-                        proof=f"{self.proof}; the least period is above {asked} ns",
+                        proof=Proof(ProofKind.PERIOD_ABOVE, time_ns=asked, basis=self.proof),
                     )
                 )
 
