@@ -24,7 +24,7 @@ from schedopt.result import Infeasibility
 from schedopt.solving.engine_cuts import Begins, EngineCuts
 from schedopt.solving.run import Run
 from schedopt.solving.suggestions import suggest
-from schedopt.systems.engine_step import engine_step
+from schedopt.systems.steps import engine_step
 
 MOST_CUTS: Final = 20_000
 """Cuts of one shape that are compared by their bounds; of longer chains only neighbours are."""

@@ -20,12 +20,12 @@ from schedopt.plan import Kind, Operation, Pattern, Plan, place_in_period
 from schedopt.problem import Problem, Scope
 from schedopt.proofs import Proof, ProofKind
 from schedopt.result import Infeasibility
+from schedopt.solving.models.load_relaxation import keeps_nothing
 from schedopt.solving.models.pipeline import AllocatedPipeline
 from schedopt.solving.models.tasks import Task
 from schedopt.solving.packing import Undecided, pack
 from schedopt.solving.requirements import refuse_unsupported, require_stages
 from schedopt.solving.run import Run
-from schedopt.solving.short_chains import keeps_nothing
 from schedopt.stage import Stage
 
 ONTO_GPUS: Final = Proof(ProofKind.PACKINGS_ONTO_GPUS)
@@ -190,9 +190,9 @@ def _has_links(problem: Problem) -> bool:
 
 def _operations(pipeline: AllocatedPipeline) -> Iterator[tuple[Key, Task]]:
     """Yield the operations of a micro-batch in their order."""
-    for step in pipeline.path:
-        if step.what == "F" or step.what == "B":
-            yield (step.what, step.stage), step
+    for task in pipeline.path:
+        if task.kind == "F" or task.kind == "B":
+            yield (task.kind, task.stage), task
 
 
 def _first_that_fills(pipeline: AllocatedPipeline) -> int:

@@ -32,8 +32,9 @@ from schedopt.solvers.even_split import even_split
 from schedopt.solvers.next_fit import next_fit
 from schedopt.solvers.periodic import best_pattern, prove_impossible
 from schedopt.solving.models.bisection import bisect_period, query_model
+from schedopt.solving.models.given_allocation import GivenAllocation
+from schedopt.solving.models.order_model import OrderModel
 from schedopt.solving.models.pipeline import AllocatedPipeline
-from schedopt.solving.models.recompute_model import order_model
 from schedopt.solving.models.tasks import PatternSolution
 from schedopt.solving.phases import search_phases
 from schedopt.solving.requirements import refuse_unsupported, require_stages
@@ -41,7 +42,7 @@ from schedopt.solving.run import Run
 from schedopt.solving.sharing import best_plan
 from schedopt.solving.stage_chain import StageChain
 from schedopt.stage import Stage
-from schedopt.systems.published import published_step
+from schedopt.systems.steps import published_step
 
 STRETCHES: Final = (Fraction(1), Fraction(11, 10), Fraction(5, 4), Fraction(3, 2), Fraction(2))
 """Steady periods at which allocations are looked for, over the least."""
@@ -254,7 +255,7 @@ class _OrderSearch:
         if given:
             run.report_bound(Fraction(low, self.count), self.proven, WAY)
         best = run.best()
-        caps = sum(one.most(self.count, flush=True) for one in self.pipeline.stashes)
+        caps = sum(stash.most_in_flight(self.count, flush=True) for stash in self.pipeline.stashes)
         if self.count * caps**2 > MOST_CHOICES:
             return
         if best is not None:
@@ -272,7 +273,8 @@ class _OrderSearch:
                 run.report_bound(Fraction(least, self.count), self.proven, PROOF)
 
     def _ask(self, run: Run, period: int) -> PatternSolution | None:
-        return query_model(order_model(self.pipeline, self.count, period, flush=True), None, run)
+        model = OrderModel(GivenAllocation(self.pipeline), self.count, period, flush=True)
+        return query_model(model, None, run)
 
     def least(self) -> int:
         """Return a makespan that no order beats: to a resource, all work on it, and back."""

@@ -25,9 +25,9 @@ from schedopt.plan import Plan
 from schedopt.platform import Platform
 from schedopt.problem import Scope
 from schedopt.result import Result
-from schedopt.systems.published import published_step
-from schedopt.systems.registry import find_system
-from schedopt.systems.setting import Setting
+from schedopt.systems.catalogue import find_system
+from schedopt.systems.config import SystemConfig
+from schedopt.systems.steps import published_step
 from schedopt.validation import LARGEST, as_ratio
 
 SCHEDULES: Final = ("gpipe", "one_f_one_b_flush", "interleaved", "zero_bubble", "chimera")
@@ -98,8 +98,8 @@ class Match:
         # Replicas add their gradients up, so the parts of the weights must be known.
         layers = [replace(layer, update_ns=None) for layer in self.chain.layers]
         chain = replace(self.chain, layers=tuple(layers))
-        setting = Setting(chain=chain, platform=platform, microbatches=self.microbatches)
-        return find_system(self.schedule).plan(setting)
+        config = SystemConfig(chain=chain, platform=platform, microbatches=self.microbatches)
+        return find_system(self.schedule).plan(config)
 
     def _platform(self, memory_bytes: int) -> Platform:
         return Platform(self.gpus, memory_bytes, bandwidth=BANDWIDTH)

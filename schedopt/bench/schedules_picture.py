@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from schedopt.bench.schedules_tables import groups, per_gpu, ratios
 from schedopt.drawing.files import save_figure
 from schedopt.drawing.looks import COLOURS
-from schedopt.systems.registry import find_system
+from schedopt.systems.catalogue import find_system
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

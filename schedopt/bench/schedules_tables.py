@@ -11,7 +11,7 @@ from typing import Any, Final
 from schedopt.bench.general import BANDWIDTH
 from schedopt.bench.markdown import circumstances, opening, table
 from schedopt.bench.schedules import LONGEST, REPLICATED, SCHEDULES
-from schedopt.systems.registry import find_system
+from schedopt.systems.catalogue import find_system
 from schedopt.units import format_bytes, format_duration
 
 Row = Mapping[str, Any]

@@ -134,7 +134,7 @@ def _print(means: Sequence[Mean]) -> None:
     from schedopt.bench.schedules_tables import SEARCHES, per_gpu
     from schedopt.cli.columns import Column, print_table
     from schedopt.cli.tables import make_console
-    from schedopt.systems.registry import find_system
+    from schedopt.systems.catalogue import find_system
 
     rows = []
     for one in means:

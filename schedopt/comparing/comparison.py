@@ -12,7 +12,7 @@ from schedopt.comparing.measures import Figures
 from schedopt.platform import Platform
 from schedopt.problem import MemoryReading
 from schedopt.result import Result
-from schedopt.systems.registry import System
+from schedopt.systems.catalogue import System
 from schedopt.validation import as_ratio
 
 COMPARISON_FORMAT: Final = "schedopt.comparison/1"

@@ -29,7 +29,7 @@ from schedopt.proofs import Suggestion
 from schedopt.solvers import engine_step as engine_step_solver
 from schedopt.solving.engine_cuts import EngineCuts
 from schedopt.solving.run import Run
-from schedopt.systems.engine_step import engine_step
+from schedopt.systems.steps import engine_step
 from tests.budgets import trials
 from tests.strategies import platforms
 from tests.transformers import transformers
