@@ -14,8 +14,7 @@ from typing import Any, ClassVar, Final, Literal
 from schedopt.effort import usable_cores
 from schedopt.errors import InputError, naming_file
 from schedopt.problem import Scope
-from schedopt.result import Ratio, check_ratio
-from schedopt.validation import STRICT
+from schedopt.validation import STRICT, Ratio, check_ratio
 from schedopt.version import __version__
 
 RUNS: Final = "runs"

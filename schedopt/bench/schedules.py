@@ -25,9 +25,9 @@ from schedopt.platform import Platform
 from schedopt.problem import Scope
 from schedopt.result import Result
 from schedopt.solving import solve
-from schedopt.systems.published import published_step
-from schedopt.systems.registry import find_system
-from schedopt.systems.setting import Setting
+from schedopt.systems.catalogue import find_system
+from schedopt.systems.config import SystemConfig
+from schedopt.systems.steps import published_step
 from schedopt.validation import LARGEST
 
 SCHEDULES: Final = ("gpipe", "one_f_one_b_flush", "interleaved", "zero_bubble", "chimera")
@@ -79,7 +79,7 @@ def fixed_plan(chain: Chain, gpus: int, microbatches: int, schedule: str) -> Pla
     # Replicas add their gradients up, so the parts of the weights must be known.
     layers = tuple(replace(layer, update_ns=None) for layer in chain.layers)
     chain = replace(chain, layers=layers)
-    setting = Setting(chain=chain, platform=platform, microbatches=microbatches)
+    setting = SystemConfig(chain=chain, platform=platform, microbatches=microbatches)
     return find_system(schedule).plan(setting)
 
 

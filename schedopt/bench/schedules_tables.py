@@ -13,7 +13,7 @@ from schedopt.bench.records import Record, fraction, gap_of
 from schedopt.bench.schedules import MAX_K, REPLICATED, SCHEDULES
 from schedopt.bench.suite import Overview, Records, Suite, Table
 from schedopt.bench.tables import Row, mean_ratio, number, show, summarize
-from schedopt.systems.registry import find_system
+from schedopt.systems.catalogue import find_system
 from schedopt.units import format_duration
 
 if TYPE_CHECKING:

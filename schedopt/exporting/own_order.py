@@ -8,11 +8,11 @@ from schedopt.account import memory
 from schedopt.checking.engine import find_inexpressible
 from schedopt.engine import TITLES, Engine, why_not_stages
 from schedopt.errors import InputError
-from schedopt.exporting.registry import refused
+from schedopt.exporting.targets import refused
 from schedopt.plan import Plan
 from schedopt.problem import Problem, Scope
 from schedopt.simulation import simulate
-from schedopt.systems.engine_step import engine_step
+from schedopt.systems.steps import engine_step
 from schedopt.units import format_bytes, format_duration, printable
 from schedopt.version import __version__
 

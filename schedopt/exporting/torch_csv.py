@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from schedopt.actions import make_actions, make_rows
-from schedopt.exporting.registry import refused
+from schedopt.exporting.targets import refused
 from schedopt.plan import Plan
 
 FILE = "schedule.csv"

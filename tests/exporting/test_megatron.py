@@ -12,8 +12,8 @@ from hypothesis import given
 from schedopt import Chain, InputError, Layer, Plan, Platform, Recipe, Result, Scope, Stage, solve
 from schedopt.checking import check
 from schedopt.exporting.megatron import export
-from schedopt.systems import zero_bubble
-from schedopt.systems.setting import Setting
+from schedopt.systems import flushes
+from schedopt.systems.config import SystemConfig
 from tests import examples
 from tests.budgets import trials
 from tests.exporting.engines import blocks_of, by_rank, engine_plans, parse_layout
@@ -128,8 +128,8 @@ def test_halves_of_a_backward_are_not_carried_over() -> None:
     half = replace(LAYER, backward_input_ns=10, backward_weight_ns=10)
     layers = tuple(replace(half, name=name) for name in SIX.split("; "))
     chain = Chain(layers=layers, name="halves")
-    setting = Setting(chain=chain, platform=Platform(gpus=2, memory=10**6), microbatches=4)
-    plan = zero_bubble.h1(setting)
+    config = SystemConfig(chain=chain, platform=Platform(gpus=2, memory=10**6), microbatches=4)
+    plan = flushes.zero_bubble(config)
     assert check(plan) == ()
     assert {one.kind for one in plan.pattern.operations} >= {"I", "W"}
     text = exported(plan, 4)
