@@ -6,10 +6,8 @@ from typing import Annotated
 
 import typer
 
-from schedopt.cli.bench import EXIT_CODES as BENCH_EXIT_CODES
 from schedopt.cli.bench import bench_app
 from schedopt.cli.check import check_plan
-from schedopt.cli.claims import bench_claims
 from schedopt.cli.commands import Commands
 from schedopt.cli.compare import compare_systems
 from schedopt.cli.export import export_plan
@@ -70,5 +68,4 @@ app.command("export", epilog=EXIT_CODES)(export_plan)
 app.command("report", epilog=EXIT_CODES)(report_plan)
 app.command("run", epilog=f"{EXIT_CODES} · 1 also if a rank fails")(run_plan)
 app.add_typer(instance_app, name="instance")
-bench_app.command("claims", epilog=BENCH_EXIT_CODES)(bench_claims)
 app.add_typer(bench_app, name="bench")
