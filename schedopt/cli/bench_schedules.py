@@ -132,8 +132,8 @@ def bench_schedules(
 
 def _print(means: Sequence[Mean]) -> None:
     from schedopt.bench.schedules_tables import SEARCHES, per_gpu
-    from schedopt.cli.columns import Column, print_table
-    from schedopt.cli.tables import make_console
+    from schedopt.cli.printing import make_console, print_table
+    from schedopt.reporting.tables import Table
     from schedopt.systems.registry import find_system
 
     rows = []
@@ -148,11 +148,12 @@ def _print(means: Sequence[Mean]) -> None:
                 *("" if ratios is None else f"{ratios[0]:.3f}" for ratios in found),
             )
         )
-    print_table(
-        make_console(),
-        "Times as fast as the fixed schedule: geometric mean, with its memory",
-        [Column("Schedule", words=True), *map(Column, ("m", "Plans", "Refused")),
-         *(Column(words.capitalize()) for words in SEARCHES.values())],
-        rows,
+    searches = (words.capitalize() for words in SEARCHES.values())
+    table = Table(
+        title="Times as fast as the fixed schedule: geometric mean, with its memory",
+        columns=("Schedule", "m", "Plans", "Refused", *searches),
+        rows=tuple(rows),
         keys=2,
-    )  # fmt: skip
+        words=frozenset(("Schedule",)),
+    )
+    print_table(make_console(), table)

@@ -10,8 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from schedopt.cli.bench import Resume, shipped_chains
-from schedopt.cli.options import check_time_limit, naming_options, parse_counts
-from schedopt.cli.pools import Dask, Jobs, make_pool
+from schedopt.cli.options import (
+    Dask,
+    Jobs,
+    check_time_limit,
+    make_pool,
+    naming_options,
+    parse_counts,
+)
 from schedopt.cli.progress import progress_bar
 from schedopt.errors import InputError
 
@@ -243,8 +249,8 @@ def _tell_of_others(asked: Sequence[Asked], records: Sequence[Record], output: P
 
 def _print(records: Sequence[Record], best: Best) -> None:
     from schedopt.bench.summary import standings
-    from schedopt.cli.columns import Column, print_table
-    from schedopt.cli.tables import make_console
+    from schedopt.cli.printing import make_console, print_table
+    from schedopt.reporting.tables import Table
 
     figures = ("Runs", "Plans", "Proven", "Refused", "Mean", "Most", "Median", "Longest")
     rows = []
@@ -253,9 +259,10 @@ def _print(records: Sequence[Record], best: Best) -> None:
         times = (f"{value:.3f} s" for value in (one.median_s, one.longest_s))
         counts = (str(count) for count in (one.runs, one.plans, one.proven, one.refused))
         rows.append((one.solver, *counts, *ratios, *times))
-    print_table(
-        make_console(),
-        "Solvers: period over the best known plan",
-        [Column("Solver", left=True), *map(Column, figures)],
-        rows,
+    table = Table(
+        title="Solvers: period over the best known plan",
+        columns=("Solver", *figures),
+        rows=tuple(rows),
+        left=frozenset(("Solver",)),
     )
+    print_table(make_console(), table)

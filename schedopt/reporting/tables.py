@@ -29,6 +29,8 @@ class Table:
         Columns whose figures stand at the left.
     words : frozenset of str
         Columns of text.
+    last : tuple of str
+        A row below a line, such as a sum, where there is one.
     """
 
     title: str
@@ -37,6 +39,7 @@ class Table:
     keys: int = 1
     left: frozenset[str] = frozenset()
     words: frozenset[str] = frozenset()
+    last: tuple[str, ...] = ()
 
 
 def stage_table(plan: Plan) -> Table:

@@ -50,9 +50,9 @@ def test_each_run_is_written_and_the_next_command_goes_on(chains: Path, tmp_path
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--microbatches", "1,x"], "--microbatches: 'x' is no number of micro-batches"),
+        (["--microbatches", "1,x"], "--microbatches: 'x' is not a number of micro-batches"),
         (["--workers", "0"], "--workers: 0 is too few. Give 1 or more"),
-        (["--time-limit", "0"], "--time-limit: 0 is no time"),
+        (["--time-limit", "0"], "--time-limit: 0 is not a time limit"),
         (["--chains", "nowhere"], "nowhere: is no folder"),
         (["-o", "found.md"], "--output: found.md does not end in .json"),
     ],

@@ -103,7 +103,7 @@ def test_a_file_that_cannot_be_written_gives_2(here: Here, tmp_path: Path) -> No
         (["--instance", "chain.json", "-o", "x.json"], "--output: given beside --instance"),
         (["--instance", "none.json"], "none.json: "),
         (["--workers", "0"], "--workers: "),
-        (["--time-limit", "0"], "--time-limit: 0 is no time"),
+        (["--time-limit", "0"], "--time-limit: 0 is not a time limit"),
         (["-o", "x.md"], "--output: x.md does not end in .json"),
         (["-o", "none/x.json"], "none/x.json: cannot be written"),
     ],
