@@ -8,9 +8,6 @@ import typer
 
 from schedopt.cli.bench import EXIT_CODES as BENCH_EXIT_CODES
 from schedopt.cli.bench import bench_app
-from schedopt.cli.bench_hardness import bench_hardness
-from schedopt.cli.bench_schedules import bench_schedules
-from schedopt.cli.bench_solvers import bench_solvers
 from schedopt.cli.claims import bench_claims
 from schedopt.cli.commands import Commands
 from schedopt.cli.compare import compare_systems
@@ -72,10 +69,5 @@ def _options(
 for name, function, more in COMMANDS:
     app.command(name, epilog=EXIT_CODES + more)(function)
 app.add_typer(instance_app, name="instance")
-bench_app.command("schedules", epilog=BENCH_EXIT_CODES)(bench_schedules)
-bench_app.command("solvers", epilog=BENCH_EXIT_CODES)(bench_solvers)
 bench_app.command("claims", epilog=BENCH_EXIT_CODES)(bench_claims)
-bench_app.command("hardness", epilog=f"{BENCH_EXIT_CODES} · 4 no answer to an instance in time")(
-    bench_hardness
-)
 app.add_typer(bench_app, name="bench")

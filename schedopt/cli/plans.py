@@ -11,7 +11,7 @@ import typer
 from schedopt.cli.options import AsJson, Microbatches, PictureOutput, PlanFile, naming_options
 from schedopt.cli.progress import progress_bar
 from schedopt.errors import InputError
-from schedopt.exporting.registry import TARGETS
+from schedopt.exporting.targets import TARGETS
 
 if TYPE_CHECKING:
     from schedopt.checking import Violation
@@ -189,7 +189,7 @@ def export_plan(
 
     schedopt export plan.json --to torchtitan -o titan
     """
-    from schedopt.exporting.registry import find_target
+    from schedopt.exporting.targets import find_target
 
     with naming_options():
         target = find_target(to)

@@ -20,7 +20,7 @@ from schedopt.errors import InputError
 
 if TYPE_CHECKING:
     from schedopt.chain import Chain
-    from schedopt.profiling import Comparison
+    from schedopt.profiling import Deviation
 
 
 def profile_model(
@@ -90,7 +90,7 @@ def profile_model(
     schedopt profile package.module:factory -o chain.json
     """
     from schedopt.formats import check_writable, save_chain
-    from schedopt.profiling import compare, estimate, load_model, profile
+    from schedopt.profiling import estimate, load_model, profile, verify_chain
     from schedopt.units import parse_bytes
 
     check_writable(output)
@@ -128,7 +128,7 @@ def profile_model(
     save_chain(chain, output)
     _print(chain)
     if verify:
-        _print_comparison(compare(chain))
+        _print_deviations(verify_chain(chain))
     _print_notes(chain)
     typer.echo(f"Chain written to {output}")
 
@@ -192,21 +192,21 @@ def _spreads(chain: Chain) -> list[float]:
     return [max(pair) for pair in zip(*both, strict=True)]
 
 
-def _print_comparison(comparisons: list[Comparison]) -> None:
+def _print_deviations(deviations: list[Deviation]) -> None:
     from schedopt.cli.printing import make_console, print_table
     from schedopt.reporting.tables import Table
     from schedopt.units import format_bytes, format_duration
 
     rows = []
-    for quantity in comparisons:
-        spread = quantity.spread
+    for deviation in deviations:
+        spread = deviation.spread
         write = format_bytes if spread is None else format_duration
         rows.append(
             (
-                quantity.name,
-                write(quantity.chain),
-                write(quantity.whole),
-                f"{quantity.error:+.2%}",
+                deviation.name,
+                write(deviation.chain),
+                write(deviation.whole),
+                f"{deviation.error:+.2%}",
                 "" if spread is None else f"{spread:.1%}",
             )
         )
@@ -217,8 +217,8 @@ def _print_comparison(comparisons: list[Comparison]) -> None:
         left=frozenset(("",)),
     )
     print_table(make_console(), table)
-    times = [quantity for quantity in comparisons if quantity.spread is not None]
-    worst = max(times[:2], key=lambda quantity: abs(quantity.chain - quantity.whole))
+    times = [deviation for deviation in deviations if deviation.spread is not None]
+    worst = max(times[:2], key=lambda deviation: abs(deviation.chain - deviation.whole))
     difference = format_duration(abs(worst.chain - worst.whole))
     typer.echo(f"They differ most in the {worst.name}, by {difference}")
 

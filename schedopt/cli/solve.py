@@ -279,10 +279,10 @@ def _print(result: Result, output: Path | None, as_json: bool) -> None:
 
 def still_valid(plan: Plan, problem: Problem) -> Plan | None:
     """Return a plan whose stages are kept as the first answer, if its pattern fits too."""
-    from schedopt.solving import as_answer
+    from schedopt.solving import as_warm_start
 
     try:
-        return as_answer(plan, problem)
+        return as_warm_start(plan, problem)
     except InputError:
         return None
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
+from dataclasses import asdict
 from fractions import Fraction
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
@@ -11,16 +11,19 @@ from typing import TYPE_CHECKING, Any, Final
 from rich.console import Console
 
 from schedopt.account import bubble, find_binding, memory
+from schedopt.cli.flags import CONTIGUOUS, MORE_TIME, say_note, say_ways
 from schedopt.cli.printing import make_console, print_table
 from schedopt.drawing import name_unused
 from schedopt.network import Network
 from schedopt.platform import Platform
 from schedopt.problem import Problem
+from schedopt.proofs import Note
 from schedopt.reporting.tables import Table, ladder_table, memory_table, stage_table
-from schedopt.result import Infeasibility, Result, as_ratio
+from schedopt.result import Infeasibility, Result
 from schedopt.solving.registry import PARTITIONED
-from schedopt.solving.suggestions import ways_out
+from schedopt.solving.suggestions import suggest
 from schedopt.units import format_bandwidth, format_bytes, format_duration, printable, readable
+from schedopt.validation import as_ratio
 
 if TYPE_CHECKING:
     from schedopt.comparing.comparison import Comparison
@@ -51,16 +54,16 @@ def print_result(result: Result) -> None:
         else:
             if result.lower_bound is not None:
                 console.print(f"Bound     {format_duration(result.lower_bound)}: {result.proof}")
-            stopped = any(rung.note.startswith("stopped early") for rung in result.ladder)
-            time = "more time (--time-limit), " if stopped else ""
-            ways = ways_out(result.problem)
+            notes = [phase.note for phase in result.ladder]
+            stopped = any(isinstance(note, Note) and note.stopped for note in notes)
+            ways = say_ways(suggest(result.problem))
             if result.solver in PARTITIONED:
-                ways = "--solver contiguous, which has a plan wherever a partitioner has one"
-            console.print(f"Try       {time}{ways}")
+                ways = CONTIGUOUS
+            console.print(f"Try       {f'{MORE_TIME}, ' if stopped else ''}{ways}")
     if len(result.ladder) > 1:
-        print_table(make_console(), ladder_table(result))
+        print_table(make_console(), ladder_table(result, say_note))
     elif result.status == "unknown" and result.ladder:
-        make_console().print(f"{result.solver}: {readable(result.ladder[0].note)}")
+        make_console().print(f"{result.solver}: {readable(say_note(result.ladder[0].note))}")
 
 
 def print_plan(result: Result) -> None:
@@ -78,7 +81,7 @@ def print_plan(result: Result) -> None:
     console.print(f"Period    {format_duration(period)}{per_step}, {result.verdict}", style="bold")
     if bound is not None:
         gap = "" if not result.gap else f", gap {float(result.gap):.2%}"
-        console.print(f"Bound     {format_duration(bound)}{gap}: {readable(result.proof)}")
+        console.print(f"Bound     {format_duration(bound)}{gap}: {readable(str(result.proof))}")
     console.print(f"Scope     {readable(str(result.problem.scope))}")
     console.print(f"Bubble    {float(bubble(plan)):.1%}: idle time of the GPUs that have a stage")
     if unused := name_unused(plan):
@@ -132,7 +135,7 @@ def _print_problem(console: Console, problem: Problem) -> None:
 
 
 def _print_infeasibility(console: Console, why: Infeasibility, platform: Platform) -> None:
-    console.print(f"Proof     {readable(why.proof)}")
+    console.print(f"Proof     {readable(str(why.proof))}")
     if why.gpu is not None:
         console.print(f"Binding   GPU {why.gpu}")
     if why.least_memory_bytes is not None:
@@ -143,12 +146,13 @@ def _print_infeasibility(console: Console, why: Infeasibility, platform: Platfor
         too_little = why.say(why.proven_memory_bytes, platform, exact=True)
         console.print(f"          none with less than {too_little}")
     if why.wider:
-        console.print(f"Try       {why.wider}")
+        console.print(f"Try       {say_ways(why.wider)}")
 
 
 def summarise(result: Result) -> dict[str, Any]:
     """Return a result as a JSON document: times in ns, memory in bytes."""
     period, best, gap = result.period, result.lower_bound, result.gap
+    why = result.infeasibility
     document: dict[str, Any] = {
         "status": result.status,
         "period_ns": number(period),
@@ -156,8 +160,8 @@ def summarise(result: Result) -> dict[str, Any]:
         "lower_bound_ns": number(best),
         "lower_bound_exact": None if best is None else list(as_ratio(best)),
         "gap": None if gap is None else float(gap),
-        "bounds": [dataclasses.asdict(bound) for bound in result.bounds],
-        "scope": dataclasses.asdict(result.problem.scope),
+        "bounds": [asdict(bound) | {"proof": str(bound.proof)} for bound in result.bounds],
+        "scope": asdict(result.problem.scope),
         "pattern": None,
         "stages": None,
         "bubble": None,
@@ -165,10 +169,8 @@ def summarise(result: Result) -> dict[str, Any]:
         "memory_peak_bytes": None,
         "solver": result.solver,
         "seconds": result.seconds,
-        "ladder": [dataclasses.asdict(rung) for rung in result.ladder],
-        "infeasibility": None
-        if result.infeasibility is None
-        else dataclasses.asdict(result.infeasibility),
+        "ladder": [asdict(phase) | {"note": say_note(phase.note)} for phase in result.ladder],
+        "infeasibility": None if why is None else _summarise_why(why),
     }
     if result.plan is not None:
         needs = memory(result.plan)
@@ -188,6 +190,10 @@ def summarise(result: Result) -> dict[str, Any]:
             "memory_peak_bytes": [need.peak_bytes for need in needs],
         }
     return document
+
+
+def _summarise_why(why: Infeasibility) -> dict[str, Any]:
+    return asdict(why) | {"proof": str(why.proof), "wider": say_ways(why.wider)}
 
 
 def number(value: Fraction | None) -> int | float | None:
@@ -358,7 +364,7 @@ def summarise_sweep(sweep: Sweep) -> dict[str, Any]:
     return {
         "chain_name": sweep.chain_name,
         "chain_sha256": sweep.chain_sha256,
-        "options": dataclasses.asdict(sweep.options),
+        "options": asdict(sweep.options),
         "points": [_summarise_point(row) for row in compare_points(sweep.points)],
     }
 

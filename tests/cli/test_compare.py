@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from schedopt.cli.compare import show_and_advise
-from schedopt.systems import registry
-from schedopt.systems.registry import SYSTEMS, System
+from schedopt.systems import catalogue
+from schedopt.systems.catalogue import SYSTEMS, System
 from tests.cli.commands import run
 from tests.systems import stand_ins
 from tests.systems.stand_ins import CHAIN, names
@@ -34,7 +34,7 @@ def chain(tmp_path: Path) -> Path:
 def compare(chain: Path, *more: str) -> subprocess.CompletedProcess[str]:
     """Run the command with the systems that are easy to follow."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(registry, "SYSTEMS", STAND_INS)
+        patched.setattr(catalogue, "SYSTEMS", STAND_INS)
         patched.setenv("COLUMNS", "200")
         return run("compare", "--chain", chain, "--gpus", "2", "--bandwidth", "1GB/s", *more)
 
