@@ -238,14 +238,6 @@ class Platform(
         return len(set(self.gpus)) == 1 and self.network is None
 
     @property
-    def may_share_links(self) -> bool:
-        """Whether transfers between different pairs of neighbours may meet on a link.
-
-        Not between GPUs in the order in which they are numbered, if there are two nodes of them.
-        """
-        return self.network is not None and sum(node.gpus > 0 for node in self.network.nodes) > 2
-
-    @property
     def kinds_of_links(self) -> tuple[Link | None, ...]:
         """What differs among the ways between two GPUs, each as one link. None: free."""
         return (self.link,) if self.network is None else self.network.kinds

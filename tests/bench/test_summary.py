@@ -96,7 +96,7 @@ def test_a_plan_that_is_known_from_elsewhere_counts() -> None:
     assert ours.worst == 2
 
 
-def test_memory_levels() -> None:
+def test_memory_profile() -> None:
     own = replace(RUN, level="own", gpus=3)
     best = best_periods(RUNS, []) | {own.instance: Fraction(100)}
     rows = by_level([*RUNS, own], best)
