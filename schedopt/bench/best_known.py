@@ -10,9 +10,10 @@ from typing import Any, ClassVar, Final
 from schedopt.bench.records import InstanceKey
 from schedopt.errors import InputError, InvalidPlanError
 from schedopt.platform import MOST_GPUS, Platform
-from schedopt.result import Ratio, Status, check_ratio
+from schedopt.proofs import Proof
+from schedopt.result import Status
 from schedopt.units import format_bandwidth, format_bytes
-from schedopt.validation import STRICT, check_whole
+from schedopt.validation import STRICT, Ratio, check_ratio, check_whole
 
 PLANS: Final = "plans"
 """The folder of the plans, beside the list."""
@@ -82,14 +83,14 @@ class BestBound:
     ----------
     exact : (int, int)
         In ns.
-    proof : str
+    proof : Proof or str
     by : Origin
     """
 
     __pydantic_config__: ClassVar[Any] = STRICT
 
     exact: Ratio
-    proof: str
+    proof: Proof | str
     by: Origin
 
     def __post_init__(self) -> None:
@@ -107,7 +108,7 @@ class NoPlan:
 
     __pydantic_config__: ClassVar[Any] = STRICT
 
-    proof: str
+    proof: Proof | str
     by: Origin
 
 

@@ -11,8 +11,7 @@ from typing import Any, ClassVar, Literal
 
 from schedopt.errors import InputError
 from schedopt.problem import Scope
-from schedopt.result import Ratio, check_ratio
-from schedopt.validation import STRICT
+from schedopt.validation import STRICT, Ratio, check_ratio
 
 InstanceKey = tuple[str, int, int, int | None]
 """What tells an instance from others: the chain's sha256, GPUs, bytes of each, bandwidth."""

@@ -24,11 +24,11 @@ from schedopt.interrupts import interrupts
 from schedopt.plan import Plan
 from schedopt.platform import Platform
 from schedopt.problem import Scope
-from schedopt.result import Result, as_ratio
+from schedopt.result import Result
 from schedopt.systems.catalogue import find_system
 from schedopt.systems.config import SystemConfig
 from schedopt.systems.steps import published_step
-from schedopt.validation import LARGEST
+from schedopt.validation import LARGEST, as_ratio
 
 SCHEDULES: Final = ("gpipe", "one_f_one_b_flush", "interleaved", "zero_bubble", "chimera")
 """Names of systems."""

@@ -13,9 +13,10 @@ from schedopt.bounds.load import load_bound, way_back
 from schedopt.bounds.scopes import make_bound, widest
 from schedopt.interrupts import never_stop, raise_if_stopped
 from schedopt.problem import Problem
+from schedopt.proofs import Proof, ProofKind
 from schedopt.result import Bound
 
-PROOF: Final = "what all micro-batches in flight keep must fit the memory of all GPUs"
+PROOF: Final = Proof(ProofKind.IN_FLIGHT_OF_ALL)
 MOST_DROPS: Final = 64
 """So often a period is lowered to the next one at which a count changes."""
 

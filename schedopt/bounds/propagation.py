@@ -13,6 +13,7 @@ from schedopt.bounds.runs import Runs
 from schedopt.bounds.scopes import period_between, refuted_bound
 from schedopt.interrupts import never_stop, raise_if_stopped
 from schedopt.problem import LARGEST_HORIZON_NS, Problem
+from schedopt.proofs import Proof, ProofKind
 from schedopt.result import Bound
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     Array = npt.NDArray[np.int64]
     Flags = npt.NDArray[np.bool_]
 
-PROOF: Final = "what micro-batches in flight keep forces cuts, and cuts take transfers"
+PROOF: Final = Proof(ProofKind.IN_FLIGHT_CUTS)
 MOST_ROUNDS: Final = 12
 MOST_CELLS: Final = 1 << 19
 """Layers, squared, a GPU: no more are looked at."""

@@ -14,13 +14,14 @@ from schedopt.bounds.scopes import contiguous, longest_pattern, make_bound
 from schedopt.interrupts import never_stop
 from schedopt.network import Link
 from schedopt.problem import LARGEST_HORIZON_NS, Problem
+from schedopt.proofs import Proof, ProofKind
 from schedopt.result import Bound
 
 if TYPE_CHECKING:
     from schedopt.bounds.cuts import Array
     from schedopt.bounds.recompute_table import RecomputeTable
 
-PROOF: Final = "each stage keeps its micro-batches in flight while later stages work on them"
+PROOF: Final = Proof(ProofKind.IN_FLIGHT_OF_STAGE)
 MOST_COUNT: Final = 4096
 MOST_PARTS: Final = 64
 """Patterns up to this long are looked at one by one."""

@@ -246,7 +246,7 @@ def test_a_peak_is_not_proven() -> None:
     scope = replace(GENERAL, memory="peak")
     result = solve(Chain(layers=(layer,) * 3), Platform(2, 10), scope=scope, solver="general_cpsat")
     assert check(result) == ()
-    readings = {one.scope.memory for one in result.bounds if one.proof.startswith("CP-SAT")}
+    readings = {one.scope.memory for one in result.bounds if str(one.proof).startswith("CP-SAT")}
     assert readings == {"sum"}
 
 
