@@ -47,7 +47,7 @@ class Reader:
     def fold(self, version: int) -> tuple[int, int]:
         """Return the version of this round that a version repeats, and how much later it is, ns.
 
-        In a finite step whatever is older than the first version is that version.
+        In a finite step all that is older than the first version is that version.
         """
         if self.schedule.end_ns is not None:
             return max(0, version), 0

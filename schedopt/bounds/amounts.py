@@ -35,7 +35,7 @@ MOST_K: Final = 8
 
 @lru_cache(maxsize=1 << 12)
 def least_link_ns(platform: Platform, count: int) -> int:
-    """Return how long a link is busy with so many bytes and as many back, at least, ns."""
+    """Return how long a link is busy with `count` bytes there and back, at least, ns."""
 
     def busy(one: int, other: int, shared: bool) -> int:
         ahead = platform.transfer_ns(count, one, other)
@@ -151,7 +151,7 @@ class ResidentBytes:
     second : array
         What the second half of a backward keeps if it is split.
     workspace : array
-        What its operations take beside all of this.
+        What its operations take on top of all of this.
     worst : array
         At its own worst instant, all of a layer but its weights.
     turn : array
@@ -336,7 +336,7 @@ class Scaled:
         return np.asarray(np.minimum(self.saved * counts, self.room + 1))
 
     def _hold(self, sizes: Array, times: Array) -> Array:
-        """Return what so many bytes for each micro-batch take that stay so long."""
+        """Return what bytes held for a time by each micro-batch take together."""
         import numpy as np
 
         if self.peak:

@@ -109,7 +109,7 @@ def propagate(amounts: Amounts, period: Fraction) -> ForcedWork | None:
 
 
 def _may_cut(scaled: Scaled) -> Flags:
-    """Return behind which layers a cut is possible: on some link, and beside `same_gpu`."""
+    """Return behind which layers a cut is possible: on some link, and outside of `same_gpu`."""
     import numpy as np
 
     may_cut: Flags = scaled.links <= scaled.limit

@@ -47,7 +47,7 @@ class Runs:
     prices : array, shape (prices, 2)
         Of a unit of time and of a unit of memory.
     lengths : array, shape (prices, most layers of a run, layers)
-        What each run takes at least beside its work and its weights, at each price.
+        What each run takes at least on top of its work and its weights, at each price.
     """
 
     def __init__(self, scaled: Scaled, held: ResidentBytes) -> None:

@@ -24,7 +24,7 @@ SOURCES: Final[tuple[Source, ...]] = get_args(Source)
 CUTS: Final[tuple[Cuts, ...]] = get_args(Cuts)
 MOST_COPIES: Final = 64
 LONGEST_LIST: Final = 20
-"""The provenance names so many nodes; of more it says how many."""
+"""The provenance names up to this many nodes; of more it gives the number."""
 
 _READERS: Final[dict[str, tuple[Callable[[str], Graph], str]]] = {
     "pipedream": (pipedream.read_pipedream, pipedream.EXPECTED),
