@@ -9,6 +9,8 @@ from schedopt.errors import InputError
 from schedopt.proofs import SUGGESTION_WORDS, Note, Suggestion, say_suggestions
 
 OPTIONS: Final = {
+    "Job(model=None)": "--synthetic",
+    "Job.device": "--device",
     "Platform.bandwidth": "--bandwidth",
     "Platform.gpus": "--gpus",
     "Problem.stages": "--fix",
@@ -21,8 +23,9 @@ OPTIONS: Final = {
     "Scope.period_ns": "--period",
     "Scope.recompute": "--recompute",
     "Scope.split_backward": "--split-backward",
+    "import_chain.source": "--from",
 }
-"""Fields of the library that an option sets."""
+"""What the library calls that which an option sets."""
 SUGGESTIONS: Final = {
     Suggestion.ANOTHER_ORDER: "another order (leave --for out)",
     Suggestion.LONGER_PERIOD: "a longer period (without --period the least is found)",
@@ -37,8 +40,8 @@ SUGGESTIONS: Final = {
 MORE_TIME: Final = "more time (--time-limit)"
 CONTIGUOUS: Final = "--solver contiguous, which has a plan wherever a partitioner has one"
 
-_NAME: Final = re.compile(r"\b((?:Platform|Problem|Scope)\.\w+)")
-_CALL: Final = re.compile(r"\b(Platform|Problem|Scope)\((\w+)=\"?([^)\"]*)\"?\)")
+_NAME: Final = re.compile(r"\b[A-Za-z_]+\.\w+")
+_CALL: Final = re.compile(r"\b([A-Za-z_]+)\((\w+=[^)]*)\)")
 
 
 def with_options(error: InputError) -> InputError:
@@ -46,13 +49,21 @@ def with_options(error: InputError) -> InputError:
 
     ``Scope.recompute`` becomes ``--recompute``, and ``Scope(max_k=2)`` becomes ``--max-k 2``.
     """
-    said = _CALL.sub(lambda call: f"{_option(f'{call[1]}.{call[2]}')} {call[3]}", error.way_out)
-    said = _NAME.sub(lambda name: _option(name[1]), said)
+    said = _CALL.sub(_say_call, error.way_out)
+    said = _NAME.sub(lambda name: OPTIONS.get(name[0], name[0]), said)
     return InputError(error.rule, field=error.field, way_out=said, source=error.source)
 
 
-def _option(name: str) -> str:
-    return OPTIONS.get(name, name)
+def _say_call(call: re.Match[str]) -> str:
+    """Return the options of a call with keywords; the call where one has no option."""
+    if call[0] in OPTIONS:
+        return OPTIONS[call[0]]
+    given = [part.partition("=") for part in call[2].split(", ")]
+    options = [OPTIONS.get(f"{call[1]}.{name}") for name, _, _ in given]
+    if None in options:
+        return call[0]
+    values = (value.strip('"') for _, _, value in given)
+    return " ".join(f"{option} {value}" for option, value in zip(options, values, strict=True))
 
 
 def say_note(note: Note | str) -> str:

@@ -119,7 +119,7 @@ class Crew(Protocol):
 
 
 def plan_at_steady_period(config: SystemConfig, assemble: Callable[[], Crew], count: int) -> Plan:
-    """Return the plan of a crew of the least steady period that its run keeps up with.
+    """Return the plan of a crew at the least steady period that its run keeps up with.
 
     It is a whole chain on the slowest GPU, unless waiting for transfers makes it longer.
 

@@ -12,13 +12,19 @@ from schedopt import InputError, Platform, Problem, Scope
 from schedopt.cli.app import app
 from schedopt.cli.flags import OPTIONS, SUGGESTIONS, say_note, say_ways, with_options
 from schedopt.proofs import Note, Outcome, Suggestion
+from schedopt.running.job import Job
 
 WORDS = [
     ("Allow it (Scope.recompute), or leave it out", "Allow it (--recompute), or leave it out"),
     ("Allow them (Scope(max_k=2))", "Allow them (--max-k 2)"),
     ('Ask for any (Scope(allocation="general"))', "Ask for any (--allocation general)"),
     ("Give 3 (Platform(gpus=3)), or less", "Give 3 (--gpus 3), or less"),
-    ("Nothing of the kind", "Nothing of the kind"),
+    (
+        'Solve with Scope(engine="megatron", microbatches=8)',
+        "Solve with --for megatron --microbatches 8",
+    ),
+    ("Run Job(model=None)", "Run --synthetic"),
+    ("See torch.float32 and Scope(other=1)", "See torch.float32 and Scope(other=1)"),
 ]
 
 
@@ -29,12 +35,20 @@ def test_a_way_out_names_options(library: str, command: str) -> None:
 
 
 def test_the_options_and_the_fields_are_there() -> None:
-    options = {name for option in get_command(app).commands["solve"].params for name in option.opts}  # type: ignore[attr-defined]
-    classes = {"Platform": Platform, "Problem": Problem, "Scope": Scope}
+    commands = get_command(app).commands  # type: ignore[attr-defined]
+    options = {
+        name
+        for command in ("solve", "import", "run")
+        for option in commands[command].params
+        for name in option.opts
+    }
+    owners = {"Job": Job, "Platform": Platform, "Problem": Problem, "Scope": Scope}
     for name, option in OPTIONS.items():
-        owner, _, field = name.partition(".")
-        known = {one.name for one in fields(classes[owner])} | {"bandwidth"}
-        assert (field in known, option in options) == (True, True), name
+        owner, field = re.findall(r"\w+", name)[:2]
+        known = (
+            {"source"} if owner == "import_chain" else {one.name for one in fields(owners[owner])}
+        )
+        assert (field in known | {"bandwidth"}, option in options) == (True, True), name
     for words in SUGGESTIONS.values():
         assert set(re.findall(r"--[a-z-]+", words)) <= options
 

@@ -1,4 +1,4 @@
-"""Who takes part in the comparison of solvers, and which plans each is asked for."""
+"""The methods that `bench solvers` compares, and which plans each is asked for."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from schedopt.solving import load_solver
 from schedopt.solving.registry import ANY_ALLOCATION, PARTITIONERS, SCHEDULES
 
 WHOLE: Final = "schedopt"
-"""The name of what `schedopt solve` does by itself."""
+"""The name of `schedopt solve` without a choice of solver."""
 OURS: Final = {
     WHOLE: "what `schedopt solve` does by itself, one solver after the other",
     "general": "local search over allocations",
@@ -22,8 +22,8 @@ OURS: Final = {
     "next_fit": "Next-Fit (Beaumont et al. 2021, Theorem 5)",
     "relaxation": "a bound for any allocation, no plans",
 }
-RIVALS: Final = tuple(f"{name}{ending}" for ending in SCHEDULES for name in PARTITIONERS)
-"""What people use instead: their ways to cut a chain, each run in the ways of `SCHEDULES`."""
+BASELINES: Final = tuple(f"{name}{ending}" for ending in SCHEDULES for name in PARTITIONERS)
+"""The partitioners that people use instead, each run by the schedules of `SCHEDULES`."""
 RUN_BY: Final = {
     "": "run by 1F1B*",
     "_1f1b": "run by 1F1B",
@@ -31,7 +31,7 @@ RUN_BY: Final = {
 
 
 @dataclass(frozen=True)
-class Contender:
+class Method:
     """A solver, and the plans that it is asked for.
 
     Parameters
@@ -47,27 +47,27 @@ class Contender:
     scope: Scope
 
 
-def contender(name: str) -> Contender:
-    """Return who has a name.
+def find_method(name: str) -> Method:
+    """Return the method with a name.
 
-    Solvers for any allocation, and those of patterns of several micro-batches, are asked for what
-    `schedopt solve` looks for; all others for contiguous plans with k = 1.
+    Solvers for any allocation, and those of patterns of several micro-batches, are asked for the
+    plans of `GENERAL`, as `schedopt solve` is; all others for contiguous plans with k = 1.
 
     Raises
     ------
     InputError
-        With the names that are known.
+        If there is none, with the names that are known.
     """
     if name == WHOLE:
-        return Contender(name, None, GENERAL)
+        return Method(name, None, GENERAL)
     load_solver(name)
     wide = name in ANY_ALLOCATION or name == "thinned"
-    return Contender(name, name, GENERAL if wide else Scope())
+    return Method(name, name, GENERAL if wide else Scope())
 
 
 def title_of(name: str) -> str:
-    """Return what a contender is, with its source; empty for a solver of somebody else."""
-    if name not in RIVALS:
+    """Return a description of a method, with its source; empty for a solver of a third party."""
+    if name not in BASELINES:
         return OURS.get(name, "")
     ending = next(ending for ending in reversed(SCHEDULES) if name.endswith(ending))
     entry = PARTITIONERS[name.removesuffix(ending)]

@@ -1,4 +1,4 @@
-"""``schedopt.bks/1`` files, and the plans beside them that show what they say."""
+"""``schedopt.bks/1`` files, and the plans next to them that show what they say."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class BestKnownFile:
     ----------
     path : Path
         A ``schedopt.bks/1`` file, made with the first plan or bound if absent. Plans go into a
-        folder beside it.
+        folder next to it.
 
     Raises
     ------
@@ -106,12 +106,8 @@ class BestKnownFile:
         """
         new = _blank(record)
         old = self._known.get(record.instance, new)
-        by = Origin(
-            solver=record.solver,
-            date=record.date,
-            machine=record.machine,
-            schedopt=record.schedopt,
-        )
+        names = ("date", "machine", "schedopt")
+        by = Origin(solver=record["solver"], **{name: record.conditions[name] for name in names})
         known = old.learn(_plan(new, result, by), _bound(result, by), _no_plan(result, by))
         if known == old and old is not new:
             return
@@ -217,14 +213,8 @@ def _check_certificate(known: BestKnown, result: Result) -> None:
 
 
 def _blank(record: Record) -> BestKnown:
-    return BestKnown(
-        chain=record.chain,
-        chain_sha256=record.chain_sha256,
-        layers=record.layers,
-        gpus=record.gpus,
-        memory_bytes=record.memory_bytes,
-        bandwidth_bytes_per_s=record.bandwidth_bytes_per_s,
-    )
+    names = ("chain", "chain_sha256", "layers", "gpus", "memory_bytes", "bandwidth_bytes_per_s")
+    return BestKnown(**{name: record[name] for name in names})
 
 
 def _plan(known: BestKnown, result: Result, by: Origin) -> BestPlan | None:
