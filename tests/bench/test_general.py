@@ -79,7 +79,7 @@ def test_only_backwards_that_have_halves_are_split(
     assert row["scope"] == scope
 
 
-def test_memory_profile_of_equal_layers() -> None:
+def test_memory_levels_of_equal_layers() -> None:
     # Two layers a GPU keep 20 B of weights and 2 B for each micro-batch. One micro-batch at a
     # time: 22 B, times 1.05. At the least period, 6 ns, with 1 ns for each transfer, the first
     # GPU holds 3 of them.
@@ -88,7 +88,7 @@ def test_memory_profile_of_equal_layers() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_memory_profile_by_what_they_allow(seed: int) -> None:
+def test_memory_levels_by_what_they_allow(seed: int) -> None:
     chain = random_chain(6, seed).chain
     tight, medium, loose = (memory_at(chain, 3, level) for level in ("tight", "medium", "loose"))
 

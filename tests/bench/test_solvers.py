@@ -332,7 +332,7 @@ def test_a_plan_that_is_known_from_elsewhere_counts() -> None:
     assert ours["worst"] == 2
 
 
-def test_memory_profile() -> None:
+def test_memory_levels() -> None:
     own = change(level="own", gpus=3)
     best = best_periods(RECORDS, []) | {own.instance: Fraction(100)}
     rows = by_level([*RECORDS, own], best)
