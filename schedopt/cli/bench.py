@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from schedopt.cli.claims import bench_claims
-from schedopt.cli.options import AsJson, naming_options, parse_counts
-from schedopt.cli.pools import Dask, Jobs, make_pool
+from schedopt.cli.options import AsJson, Dask, Jobs, make_pool, naming_options, parse_counts
 from schedopt.cli.progress import progress_bar
 from schedopt.cli.suites import (
     EXIT_CODES,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from schedopt.bench.suite import Case, Effort, Suite
     from schedopt.chain import Chain
 
-EXIT_CODES = "Exit codes: 0 done · 1 a fault of ours · 2 bad usage or bad input · 130 interrupted"
+EXIT_CODES = "Exit codes: 0 done · 1 an internal error · 2 bad usage or bad input · 130 interrupted"
 SHIPPED = Path("instances")
 RESULTS = Path("results")
 RESUMES = (
@@ -134,9 +134,9 @@ def run_suite(
 
 def finish(suite: Suite, records: Sequence[Record], output: Path) -> None:
     """Write tables and picture next to the records, and print what they say together."""
-    from schedopt.cli.columns import Column, print_table
-    from schedopt.cli.tables import make_console
+    from schedopt.cli.printing import make_console, print_table
     from schedopt.formats import write_whole
+    from schedopt.reporting.tables import Table
 
     if not records:
         return
@@ -144,11 +144,16 @@ def finish(suite: Suite, records: Sequence[Record], output: Path) -> None:
     write_whole(tables, suite.to_markdown(records, picture.name if suite.draw else ""))
     suite.save_picture(records, picture)
     if suite.overview:
-        (first, *others), rows = suite.overview.cells(records)
-        columns = [Column(first.capitalize(), words=True)]
-        columns += [Column(heading[0].upper() + heading[1:]) for heading in others]
-        title, keys = suite.overview.title, suite.overview.keys
-        print_table(make_console(), title, columns, rows, keys=keys)
+        headings, rows = suite.overview.cells(records)
+        columns = [heading[0].upper() + heading[1:] for heading in headings]
+        table = Table(
+            title=suite.overview.title,
+            columns=(*columns,),
+            rows=(*map(tuple, rows),),
+            keys=suite.overview.keys,
+            words=frozenset(columns[:1]),
+        )
+        print_table(make_console(), table)
     for line in suite.summary(records):
         typer.echo(line)
     for missed in suite.misses(records):
