@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schedopt import Chain, InputError, Layer, Platform, Problem, Rule, Scope, Stage, check, solve
-from schedopt.bench.proofs import halves
+from schedopt.bench.periodic import halves
 from schedopt.bounds import load_bound
 from schedopt.families import theorem_4
 from schedopt.proofs import Note, Outcome, Suggestion
