@@ -18,7 +18,7 @@ from schedopt.problem import Problem, Scope
 from schedopt.profiling.pieces import Piece
 from schedopt.profiling.states import tensor_bytes
 from schedopt.rule import Rule
-from schedopt.running.crew import Work
+from schedopt.running.rank import Workload
 from schedopt.running.reference import Trained, emulate
 from schedopt.solving.stage_chain import StageChain
 from schedopt.stage import Stage
@@ -125,7 +125,7 @@ def train(
         made = dict(zip(("inputs", "targets"), data(micro_batch), strict=True))
         return {name: made[name] for name in made if name in wanted}
 
-    work = Work(
+    work = Workload(
         plan=plan,
         actions=actions,
         pieces=trainee.pieces(),
