@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from schedopt.families.partition import Triple
+from schedopt.solvers.packing import Undecided
 from schedopt.solving.cp_sat import solve_model
-from schedopt.solving.packing import Undecided
 
 if TYPE_CHECKING:
     from schedopt.solving.run import Run

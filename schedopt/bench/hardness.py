@@ -19,8 +19,8 @@ from schedopt.checking import check
 from schedopt.families.partition import draw_numbers, draw_without_triples, wrong_groups
 from schedopt.families.reductions import Reduction
 from schedopt.interrupts import interrupts
+from schedopt.solvers.packing import Undecided
 from schedopt.solving import Run
-from schedopt.solving.packing import Undecided
 
 Partition = Literal["yes", "no"]
 PACKING: Final = "packing"

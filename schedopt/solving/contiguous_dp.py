@@ -32,7 +32,7 @@ from schedopt.network import Link
 from schedopt.platform import Gpu
 from schedopt.problem import Problem
 from schedopt.solving.run import Run
-from schedopt.solving.stage_chain import EVERY_PERIOD, StageChain, Thinning
+from schedopt.solving.stage_chain import EVERY_PERIOD, SparsePattern, StageChain
 from schedopt.stage import Stage
 
 SHIFT: Final = 48
@@ -46,7 +46,7 @@ class ContiguousDP:
     Parameters
     ----------
     problem : Problem
-    thinning : Thinning
+    sparse : SparsePattern
         Which of the periods carry a micro-batch.
     stopped : callable
         Whether to stop, for the tables of recompute, which take long.
@@ -55,11 +55,11 @@ class ContiguousDP:
     def __init__(
         self,
         problem: Problem,
-        thinning: Thinning = EVERY_PERIOD,
+        sparse: SparsePattern = EVERY_PERIOD,
         *,
         stopped: Callable[[], bool] = never_stop,
     ) -> None:
-        self.problem, self.thinning = problem, thinning
+        self.problem, self.sparse = problem, sparse
         layers, gpus = problem.chain.layers, problem.platform.gpus[::-1]
         self.count, self.gpus = len(layers), len(gpus)
         kinds = list(dict.fromkeys(gpus))
@@ -111,7 +111,7 @@ class ContiguousDP:
         each = self.saved[ends] - self.saved[first] + self.saved_input[first]
         spare = self.room[:, None] - fixed
         counts = np.where(each > 0, spare // np.maximum(each, 1), NEVER >> SHIFT)
-        groups = self.thinning.periods(np.minimum(counts, NEVER >> SHIFT))
+        groups = self.sparse.periods(np.minimum(counts, NEVER >> SHIFT))
         caps = np.where(spare < 0, 0, np.minimum(groups, NEVER >> SHIFT) << SHIFT)
         fitting = int((caps > 0).any(axis=0).sum())
         return caps[:, :fitting].astype(np.int64)
@@ -148,7 +148,7 @@ class ContiguousDP:
 
     def shorten(self, stages: Sequence[Stage], period: int, run: Run) -> int:
         """Return the least period of stages that are possible at one, as far as it is at hand."""
-        chain = StageChain(self.problem, stages, thinning=self.thinning)
+        chain = StageChain(self.problem, stages, sparse=self.sparse)
         return chain.shorten(period, run) if self.again else chain.tighten(period)
 
     def least_period(self) -> int:
@@ -203,7 +203,7 @@ class ContiguousDP:
         ceil(R_l / T) of its activations are kept, or so many of them as are carried.
         """
         rest = self.load[:, -1:] - self.load[:, :-1]
-        counts = self.thinning.carried(np.maximum(1, -(-rest.min(axis=0) // period)))
+        counts = self.sparse.carried(np.maximum(1, -(-rest.min(axis=0) // period)))
         most = int(self.room.max())
         each = np.diff(self.saved)
         if self.again:
@@ -303,7 +303,7 @@ class ContiguousDP:
         over = load + length > period
         groups, load = groups + over, np.where(over, 0, load)
         least = np.full(behind.shape, NEVER)
-        in_flight = self.thinning.carried(np.where(there, groups + 1, 1))
+        in_flight = self.sparse.carried(np.where(there, groups + 1, 1))
         most, width = int(in_flight.max()), behind.shape[1]
         at = in_flight - 1, np.arange(width)
         for kind, table in enumerate(self.again):
@@ -360,7 +360,7 @@ class ContiguousDP:
         first, row = 0, self.gpus
         while first < self.count:
             row, end, groups = self._find_stage(keys, first, row, period)
-            yield first, end - 1, row, int(self.thinning.carried(groups))
+            yield first, end - 1, row, int(self.sparse.carried(groups))
             first, row = end, row - 1
 
     def _find_stage(self, keys: Array, first: int, most: int, period: int) -> tuple[int, int, int]:

@@ -106,7 +106,7 @@ class StageCost:
 
 
 @dataclass(frozen=True)
-class Thinning:
+class SparsePattern:
     """Which periods of a 1-periodic pattern carry a micro-batch: k of every so many.
 
     Micro-batch j takes period floor(j slots / k), so that of any n periods in a row at most
@@ -138,7 +138,7 @@ class Thinning:
         return micro_batch * self.slots // self.k
 
 
-EVERY_PERIOD: Final = Thinning()
+EVERY_PERIOD: Final = SparsePattern()
 
 
 class StageChain:
@@ -152,7 +152,7 @@ class StageChain:
         In the order of the chain.
     free : bool
         Whether each stage may recompute what is best for a period, and not what it says.
-    thinning : Thinning
+    sparse : SparsePattern
         Which of the periods carry a micro-batch.
     """
 
@@ -162,9 +162,9 @@ class StageChain:
         stages: Sequence[Stage],
         *,
         free: bool = False,
-        thinning: Thinning = EVERY_PERIOD,
+        sparse: SparsePattern = EVERY_PERIOD,
     ) -> None:
-        self.problem, self.thinning = problem, thinning
+        self.problem, self.sparse = problem, sparse
         self.stages = tuple(replace(one, recompute=()) for one in stages) if free else tuple(stages)
         self.free = free
         self.costs = [self._cost(stage) for stage in self.stages]
@@ -245,11 +245,11 @@ class StageChain:
                 chosen[number] = replace(self.stages[number], recompute=found.runs)
                 item = replace(item, again_ns=found.time_ns)
             span = item.span(span, period)
-        return StageChain(self.problem, chosen, thinning=self.thinning)
+        return StageChain(self.problem, chosen, sparse=self.sparse)
 
     def _in_flight(self, span: int, period: int) -> int:
         """Return the number of concurrent activations of an item, at least 1."""
-        return self.thinning.carried(max(1, -(-span // period)))
+        return self.sparse.carried(max(1, -(-span // period)))
 
     def _cheapest_recompute(self, number: int, in_flight: int) -> RecomputeChoice | None:
         if (number, in_flight) not in self._choices:
@@ -364,11 +364,11 @@ class StageChain:
         """Return the pattern in which each item begins at given times."""
         operations: list[Operation] = []
         transfers: list[Transfer] = []
-        k, whole = self.thinning.k, period * self.thinning.slots
+        k, whole = self.sparse.k, period * self.sparse.slots
 
         def place(begin: int) -> Iterator[tuple[int, int]]:
             for micro_batch in range(k):
-                in_its_slot = begin + self.thinning.slot(micro_batch) * period
+                in_its_slot = begin + self.sparse.slot(micro_batch) * period
                 yield place_in_period(in_its_slot, micro_batch, k, whole)
 
         for position, one in enumerate(begins):

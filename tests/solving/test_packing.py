@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from schedopt import Chain, Layer, Platform, Problem
-from schedopt.solving.packing import Undecided, pack
+from schedopt.solvers.packing import Undecided, pack
 from schedopt.solving.run import Run
 from tests.budgets import trials
 
