@@ -226,7 +226,7 @@ class Problem:
                     "absent, and a split backward needs both halves of every layer",
                     field=f"layers[{number}].backward_input_ns",
                     way_out="Take a chain that has them (schedopt profile measures both), or "
-                    "leave the split (--split-backward) out",
+                    "leave the split (Scope.split_backward) out",
                 )
 
     def _check_horizon(self) -> None:

@@ -13,6 +13,7 @@ from typing import Final
 
 from schedopt.errors import InputError
 from schedopt.problem import LARGEST_HORIZON_NS, Problem, Scope
+from schedopt.proofs import Proof, ProofKind
 from schedopt.result import Infeasibility
 from schedopt.solvers.one_f_one_b_star import proven_scope, report_best
 from schedopt.solving.contiguous_dp import ContiguousDP
@@ -22,7 +23,7 @@ from schedopt.solving.stage_chain import EVERY_PERIOD, SparsePattern, StageChain
 from schedopt.stage import Stage
 from schedopt.validation import LARGEST
 
-PROOF: Final = "exact dynamic programme over cuts and 1F1B* spans"
+PROOF: Final = Proof(ProofKind.CONTIGUOUS_DP)
 
 
 def solve(problem: Problem, run: Run) -> None:
@@ -157,8 +158,8 @@ def _explain(problem: Problem, period: int, run: Run) -> list[Infeasibility]:
     low, high = 1, min(ample, LARGEST - max(gpu.memory_bytes for gpu in problem.platform.gpus))
     stages = stages_with(high)
     if stages is None:
-        note = "" if run.stopped() else "; no amount of memory helps"
-        return [Infeasibility(scope=scope, proof=PROOF + note) for scope in scopes]
+        proof = PROOF if run.stopped() else Proof(ProofKind.NO_MEMORY_HELPS, basis=PROOF)
+        return [Infeasibility(scope=scope, proof=proof) for scope in scopes]
     high = max(StageChain(problem, stages).excesses(period))
     while low < high and not run.stopped():
         middle = (low + high) // 2
@@ -171,15 +172,19 @@ def _explain(problem: Problem, period: int, run: Run) -> list[Infeasibility]:
     excess = chain.excesses(period)
     binding = excess.index(max(excess))
     gpu = stages[binding].gpus[0]
-    first, last = stages[binding].layers
     memory = problem.platform.gpus[gpu].memory_bytes
     # At a period that is asked for 1F1B* is a bound only where cuts share a link.
     enough_known = problem.scope.period_ns is None or not chain.shares_links
     return [
         Infeasibility(
             scope=scope,
-            proof=f"{PROOF}; GPU {gpu} with layers {first} to {last} needs "
-            f"{chain.needs(period)[binding]} bytes",
+            proof=Proof(
+                ProofKind.GPU_NEEDS,
+                gpu=gpu,
+                layers=stages[binding].layers,
+                memory_bytes=chain.needs(period)[binding],
+                basis=PROOF,
+            ),
             least_memory_bytes=memory + high if enough_known else None,
             proven_memory_bytes=memory + low,
             gpu=gpu,

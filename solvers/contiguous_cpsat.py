@@ -11,6 +11,7 @@ from typing import Final
 
 from schedopt.errors import InputError
 from schedopt.problem import Problem, Scope
+from schedopt.proofs import Proof, ProofKind
 from schedopt.solving.models.contiguous_allocation import ContiguousAllocation
 from schedopt.solving.models.order_model import OrderModel
 from schedopt.solving.models.pattern_search import LONGEST, AllocationSearch
@@ -21,7 +22,7 @@ from schedopt.solving.run import Run
 
 MOST_PLACES: Final = 4096
 """Layers times GPUs, of which the models take seconds to be made."""
-PROOF: Final = "CP-SAT over all contiguous allocations and all orders of k micro-batches"
+PROOF: Final = Proof(ProofKind.CONTIGUOUS_ALLOCATIONS)
 
 
 def solve(problem: Problem, run: Run) -> None:
@@ -53,7 +54,7 @@ def solve(problem: Problem, run: Run) -> None:
         raise InputError(
             "contiguous_cpsat does not know links that differ",
             field="solver",
-            way_out="Use contiguous and periodic, or GPUs with equal links (--bandwidth)",
+            way_out="Use contiguous and periodic, or GPUs with equal links (Platform.bandwidth)",
         )
     search = _search(problem)
     search.solve(run)

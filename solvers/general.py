@@ -39,7 +39,7 @@ def solve(problem: Problem, run: Run) -> None:
         raise InputError(
             "general chooses any allocation",
             field="solver",
-            way_out="Allow that (--allocation general), or use another solver",
+            way_out='Allow that (Scope(allocation="general")), or use another solver',
         )
     from schedopt.solving.local_search.search import LocalSearch, is_compiled
     from schedopt.solving.local_search.starts import fixed_patterns

@@ -12,6 +12,7 @@ from typing import Final
 from schedopt.bounds.load import longest_layer_ns
 from schedopt.errors import InputError
 from schedopt.problem import Problem, Scope
+from schedopt.proofs import Proof, ProofKind
 from schedopt.solvers import contiguous
 from schedopt.solving.models.any_allocation import AnyAllocation
 from schedopt.solving.models.load_relaxation import LoadRelaxation, keeps_nothing, most_places
@@ -21,8 +22,8 @@ from schedopt.solving.models.slots import SlotGraph, Slots
 from schedopt.solving.requirements import refuse_unsupported
 from schedopt.solving.run import Run
 
-PROOF: Final = "CP-SAT over all allocations and all orders of k micro-batches"
-PROOF_WITHOUT_ORDERS: Final = "CP-SAT over all allocations: nothing is kept for a micro-batch"
+PROOF: Final = Proof(ProofKind.ALLOCATIONS)
+PROOF_WITHOUT_ORDERS: Final = Proof(ProofKind.ALLOCATIONS_WITHOUT_ORDERS)
 
 
 def solve(problem: Problem, run: Run) -> None:
@@ -41,13 +42,13 @@ def solve(problem: Problem, run: Run) -> None:
         raise InputError(
             "general_cpsat looks for any allocation",
             field="solver",
-            way_out="Ask for one (--allocation general), or use contiguous_cpsat",
+            way_out='Ask for one (Scope(allocation="general")), or use contiguous_cpsat',
         )
     if problem.platform.network is not None:
         raise InputError(
             "general_cpsat does not know links that differ",
             field="solver",
-            way_out="Use general and periodic, or GPUs with equal links (--bandwidth)",
+            way_out="Use general and periodic, or GPUs with equal links (Platform.bandwidth)",
         )
     _refuse_long(problem)
     if run.best() is None and problem.scope.period_ns is None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from schedopt.errors import InputError
 from schedopt.plan import Kind, Operation, Pattern, Plan, place_in_period
 from schedopt.problem import Problem, Scope
+from schedopt.proofs import Proof, ProofKind
 from schedopt.result import Infeasibility
 from schedopt.solving.cp_sat import LARGEST_SUM, solve_model
 from schedopt.solving.models.load_relaxation import keeps_nothing
@@ -30,8 +31,8 @@ from schedopt.stage import Stage
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
-ONTO_GPUS: Final = "CP-SAT over all ways to pack the layers onto GPUs"
-INTO_HOLES: Final = "CP-SAT over all ways to fill the holes that forced operations leave"
+ONTO_GPUS: Final = Proof(ProofKind.PACKINGS_ONTO_GPUS)
+INTO_HOLES: Final = Proof(ProofKind.PACKINGS_INTO_HOLES)
 GENERAL_WAY: Final = "Use general_cpsat, or leave the choice of solvers to schedopt"
 FIXED_WAY: Final = "Use periodic, or leave the choice of solvers to schedopt"
 
@@ -60,7 +61,7 @@ def solve(problem: Problem, run: Run) -> None:
         raise InputError(
             "packing decides whether a plan of a given period exists",
             field="solver",
-            way_out="Ask for a period (--period)",
+            way_out="Ask for a period (Scope.period_ns)",
         )
     try:
         match problem.scope.allocation:
@@ -72,7 +73,7 @@ def solve(problem: Problem, run: Run) -> None:
                 raise InputError(
                     "packing looks for any allocation, or fills the holes of stages that are given",
                     field="solver",
-                    way_out="Ask for any (--allocation general), or use contiguous",
+                    way_out='Ask for any (Scope(allocation="general")), or use contiguous',
                 )
     except Undecided:
         return
@@ -139,7 +140,7 @@ def _into_holes(problem: Problem, period: int, run: Run) -> None:
     proven = Scope(allocation="fixed", grain=scope.grain, gpu_order="any", period_ns=period)
     gpu, short = pipeline.lacking()
     if short > 0:
-        proof = f"GPU {gpu} lacks {short} bytes with one micro-batch in flight"
+        proof = Proof(ProofKind.GPU_LACKS_MEMORY, gpu=gpu, memory_bytes=short)
         run.report_infeasible(Infeasibility(scope=proven, proof=proof, gpu=gpu))
         return
     lengths = {key: step.length_ns for key, step in _operations(pipeline)}
@@ -150,10 +151,7 @@ def _into_holes(problem: Problem, period: int, run: Run) -> None:
             forced[key] = span
             span += lengths[key]
     if span > period:
-        proof = (
-            f"stage {first} keeps one micro-batch at a time, for {span} ns: there is no room for "
-            "a second"
-        )
+        proof = Proof(ProofKind.FILLED_STAGE, stage=first, time_ns=span)
         run.report_infeasible(Infeasibility(scope=proven, proof=proof, gpu=stages[first].gpus[0]))
         return
     if span < period:

@@ -16,6 +16,7 @@ from typing import Final
 
 from schedopt.plan import Plan
 from schedopt.problem import LARGEST_HORIZON_NS, Problem, Scope
+from schedopt.proofs import Proof, ProofKind
 from schedopt.result import Infeasibility
 from schedopt.solvers.contiguous import best_stages
 from schedopt.solving.models.bisection import bisect_period, query_model
@@ -31,8 +32,8 @@ from schedopt.stage import Stage
 
 MANY_STAGES: Final = 8
 """From here on a greedy placement is there long before the first answer of the order model."""
-PROOF: Final = "CP-SAT over all orders of k micro-batches"
-LOAD: Final = "a GPU or link works so long for each micro-batch"
+PROOF: Final = Proof(ProofKind.ORDERS)
+LOAD: Final = Proof(ProofKind.WORK_OF_RESOURCE)
 EXTRA: Final = (Fraction(0), *(Fraction(percent, 100) for percent in (2, 5, 10, 20, 40, 80)))
 """Memory in addition, over that of the largest GPU, for which other allocations are looked for."""
 
@@ -212,12 +213,12 @@ class _Search:
         """Say which GPU cannot hold its stages even with one micro-batch in flight."""
         gpu, short = self.pipeline.lacking()
         if self.pipeline.free or self.problem.scope.memory == "peak":
-            proof = f"{PROOF}: memory does not hold one micro-batch after the other"
+            proof = Proof(ProofKind.NO_MEMORY_FOR_ONE, basis=PROOF)
             return Infeasibility(scope=self.proven, proof=proof)
         enough = self.problem.platform.gpus[gpu].memory_bytes + short
         return Infeasibility(
             scope=self.proven,
-            proof=f"GPU {gpu} lacks {short} bytes with one micro-batch in flight",
+            proof=Proof(ProofKind.GPU_LACKS_MEMORY, gpu=gpu, memory_bytes=short),
             least_memory_bytes=enough,
             proven_memory_bytes=enough,
             gpu=gpu,

@@ -12,18 +12,19 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Final
 
-from schedopt.bounds.amounts import Amounts, longest_transfer_ns
+from schedopt.bounds.amounts import Amounts
 from schedopt.bounds.load import load_bound
 from schedopt.bounds.propagation import PROOF as PROPAGATION
 from schedopt.bounds.propagation import is_propagated, propagate
 from schedopt.bounds.scopes import period_below, period_between, refuted_bound
 from schedopt.problem import Problem
+from schedopt.proofs import Proof, ProofKind, Suggestion
 from schedopt.result import Infeasibility
 from schedopt.solving.cp_sat import solve_model
 from schedopt.solving.run import Run
 from schedopt.stage import Stage
 
-PROOF: Final = "CP-SAT over all allocations, with spans, counts and sums but without orders"
+PROOF: Final = Proof(ProofKind.RELAXATION)
 MOST_PLACES: Final = 3000
 """Layers times GPUs: no more are looked at."""
 FIRST_S: Final = 0.4
@@ -75,7 +76,7 @@ def one_after_the_other_ns(problem: Problem) -> Fraction:
         halves = (layer.backward_input_ns, layer.backward_weight_ns)
         backs = [layer.backward_ns, *(half or 0 for half in halves)]
         total += 2 * slowest.duration_ns(layer.forward_ns) + sum(map(slowest.duration_ns, backs))
-        total += 2 * longest_transfer_ns(platform, layer.activation_bytes)
+        total += 2 * platform.longest_transfer_ns(layer.activation_bytes)
     return Fraction(max(1, total))
 
 
@@ -171,7 +172,7 @@ class _Search:
         self.start = model.stages(solver)
         return self.start
 
-    def _refute(self, period: Fraction, proof: str) -> None:
+    def _refute(self, period: Fraction, proof: Proof) -> None:
         bound = refuted_bound(self.problem, period, proof)
         if self.run.best() is None and period == self.longest:
             scope = replace(bound.scope, max_k=None, microbatches=None)
@@ -179,8 +180,8 @@ class _Search:
             self.run.report_infeasible(
                 Infeasibility(
                     scope=scope,
-                    proof=f"{proof}: memory does not hold one micro-batch after the other",
-                    wider="recompute, more memory, or more GPUs",
+                    proof=Proof(ProofKind.NO_MEMORY_FOR_ONE, basis=proof),
+                    wider=(Suggestion.RECOMPUTE, Suggestion.MORE_MEMORY, Suggestion.MORE_GPUS),
                 )
             )
             return

@@ -24,6 +24,7 @@ from schedopt.checking import check
 from schedopt.errors import InputError
 from schedopt.plan import Operation, Pattern, Plan, Transfer
 from schedopt.problem import Problem, Scope
+from schedopt.proofs import Proof, ProofKind
 from schedopt.simulation import Simulation, simulate
 from schedopt.solvers.contiguous import contiguous_stages
 from schedopt.solvers.contiguous import prove_impossible as prove_no_stages
@@ -57,8 +58,8 @@ MOST_PUBLISHED: Final = 4096
 """Micro-batches times GPUs up to which they are laid out."""
 MOST_CHOICES: Final = 20_000
 """Pairs of operations that the search of the order takes on."""
-PROOF: Final = "CP-SAT over all orders of the step"
-WAY: Final = "the way to a GPU or link, all its work, and the way back"
+PROOF: Final = Proof(ProofKind.ORDERS_OF_STEP)
+WAY: Final = Proof(ProofKind.STEP_OF_RESOURCE)
 
 
 def solve(problem: Problem, run: Run) -> None:
@@ -74,7 +75,7 @@ def solve(problem: Problem, run: Run) -> None:
         raise InputError(
             "step needs a number of micro-batches",
             field="scope.microbatches",
-            way_out="Give one (--microbatches), or use another solver",
+            way_out="Give one (Scope.microbatches), or use another solver",
         )
     steady = replace(problem, scope=replace(problem.scope, microbatches=None, period_ns=None))
     refuse_unsupported(steady, "step")

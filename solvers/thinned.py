@@ -58,7 +58,7 @@ def solve(problem: Problem, run: Run) -> None:
         raise InputError(
             "thinned makes patterns of two micro-batches or more",
             field="scope.max_k",
-            way_out="Allow them (--max-k 2), or use another solver",
+            way_out="Allow them (Scope(max_k=2)), or use another solver",
         )
     fixed = problem.scope.allocation == "fixed"
     if fixed:

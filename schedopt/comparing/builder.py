@@ -17,7 +17,7 @@ from schedopt.platform import Platform
 from schedopt.problem import MemoryReading, Problem, Scope
 from schedopt.result import Result
 from schedopt.simulation import simulate
-from schedopt.solving import Progress, as_answer, solve
+from schedopt.solving import Progress, as_warm_start, solve
 from schedopt.solving.registry import default_scope
 from schedopt.systems import catalogue
 from schedopt.systems.catalogue import System
@@ -200,7 +200,7 @@ def _shortest(known: Sequence[Row], problem: Problem) -> tuple[str, Plan] | None
         if plan is None:
             continue
         try:
-            step = as_answer(_as_step(plan, problem), problem)
+            step = as_warm_start(_as_step(plan, problem), problem)
         except InputError:
             continue
         found.append((row.system.name, step))
@@ -310,7 +310,7 @@ def _why_none(result: Result) -> str:
 
 
 def _measured(system: System, result: Result, asked: int, count: int, note: str = "") -> Row:
-    """Return the row of a plan, whose step has so many micro-batches instead of those asked."""
+    """Return the row of a plan, whose step has `count` micro-batches instead of those asked."""
     assert result.plan is not None
     figures = measure_plan(result.plan, count, system.name)
     taken = f"a step of {figures.microbatches}" if figures.microbatches != asked else ""

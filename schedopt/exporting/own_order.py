@@ -25,8 +25,8 @@ def own_step(plan: Plan, microbatches: int, engine: Engine) -> Plan:
     InputError
         If it cannot run the stages, or not in the memory that there is.
     """
-    solve = f"schedopt solve --for {engine} --microbatches {microbatches}"
-    way_out = f"Find the best plan that it can run with {solve}"
+    named = f'Scope(engine="{engine}", microbatches={microbatches})'
+    way_out = f"Find the best plan that it can run: solve with {named}"
     try:
         why = why_not_stages(plan.chain, plan.stages, engine)
     except InputError as error:
@@ -40,7 +40,7 @@ def own_step(plan: Plan, microbatches: int, engine: Engine) -> Plan:
             engine,
             f"{microbatches} is no multiple of {ranks} GPUs, and the stages of a GPU take turns "
             "in groups of as many micro-batches",
-            f"Give --microbatches {below or ranks}",
+            f"Give {below or ranks} micro-batches",
         )
     scope = Scope(
         allocation="general",

@@ -64,8 +64,8 @@ def cut_as_planned(model: Model, chain: Chain) -> list[Piece]:
         raise InputError(
             "it does not say where the model was cut",
             field="chain.recipe",
-            way_out="Measure the model with schedopt profile and solve again, or run sleeping "
-            "layers with --synthetic",
+            way_out="Measure the model with schedopt profile and solve again, or run "
+            "synthetic layers, Job(model=None)",
         )
     try:
         return cut_again(model, chain.recipe)

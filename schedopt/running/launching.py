@@ -93,7 +93,7 @@ def _make_directory() -> Path:
         raise InputError(
             f"there is no directory for temporary files: {error.strerror or error}",
             field="TMPDIR",
-            way_out="Let it name one that can be written, or use --backend logical",
+            way_out="Let it name one that can be written, or take the backend logical",
         ) from None
 
 

@@ -81,5 +81,5 @@ def _check_devices(job: Job, ranks: int) -> None:
         raise InputError(
             f"the plan has {ranks} ranks, and this machine {torch.cuda.device_count()} GPUs",
             field="device",
-            way_out="Use --device cuda:0 for all ranks on one GPU, or --backend logical",
+            way_out='Take one GPU for all ranks, Job(device="cuda:0"), or the backend logical',
         )

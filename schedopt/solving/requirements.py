@@ -17,7 +17,7 @@ def refuse_unsupported(problem: Problem, solver: str) -> None:
             problem.scope.microbatches is not None,
             "scope.microbatches",
             "a finite step",
-            "Leave the number of micro-batches (--microbatches) out, or use step (--solver step)",
+            "Leave the number of micro-batches (Scope.microbatches) out, or use the solver step",
         ),
     ]
     for present, field, what, way_out in asked:
@@ -27,7 +27,7 @@ def refuse_unsupported(problem: Problem, solver: str) -> None:
         raise InputError(
             "the stages recompute layers, which the scope does not allow",
             field="stages",
-            way_out="Allow it (--recompute), or leave it out of the stages",
+            way_out="Allow it (Scope.recompute), or leave it out of the stages",
         )
 
 
@@ -39,7 +39,8 @@ def require_stages(problem: Problem, solver: str) -> None:
         raise InputError(
             lacking,
             field="solver",
-            way_out="Fix the stages of a plan (--fix), or leave the choice of solvers to schedopt",
+            way_out="Fix the stages of a plan (Problem.stages), or leave the choice of solvers to "
+            "schedopt",
         )
     count = len(problem.platform.gpus)
     most = max(stage.gpus[0] for stage in problem.stages)
@@ -55,7 +56,8 @@ def require_stages(problem: Problem, solver: str) -> None:
                 f"stage {number} lies on GPU {stage.gpus[0]}, and there are {count}, "
                 f"from 0 to {count - 1}",
                 field=f"stages[{number}].gpus",
-                way_out=f"Give at least {most + 1} GPUs (--gpus {most + 1}), or stages for fewer"
+                way_out=f"Give at least {most + 1} GPUs (Platform(gpus={most + 1})), or stages for "
+                "fewer"
                 if most >= count
                 else "Number GPUs from 0",
             )
@@ -79,7 +81,7 @@ def require_stages(problem: Problem, solver: str) -> None:
                     f"{home[group[0]]} and GPU {home[layer]}",
                     field="stages",
                     way_out="Give stages that hold them on one GPU, or leave the allocation free "
-                    "(without --fix)",
+                    "(without Problem.stages)",
                 )
 
 

@@ -46,15 +46,15 @@ def test_a_plan_with_cuts_elsewhere_is_refused(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "Error: --to: megatron cannot express it: stage " in done.stderr
     assert "which parts the embedding, a transformer layer or the head" in done.stderr
-    assert "schedopt solve --for megatron --microbatches 16" in done.stderr
+    assert "solve with --for megatron --microbatches 16" in done.stderr
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (("--chain", CHAIN, "--max-k", "2"), "Error: --max-k: given beside --for"),
-        (("--fix", CHAIN), "Error: --for: given beside --fix"),
+        (("--chain", CHAIN, "--max-k", "2"), "Error: --max-k: given together with --for"),
+        (("--fix", CHAIN), "Error: --for: given together with --fix"),
         (("--chain", CHAIN, "--microbatches", "4", "--recompute"), "Error: --recompute: Megatron"),
         (
             ("--chain", ROOT / "instances" / "resnet50.json", "--microbatches", "4"),

@@ -25,6 +25,7 @@ from schedopt import (
     solve,
 )
 from schedopt.engine import Engine, why_not_stages
+from schedopt.proofs import Suggestion
 from schedopt.solvers import engine_step as engine_step_solver
 from schedopt.solving.engine_cuts import EngineCuts
 from schedopt.solving.run import Run
@@ -242,9 +243,8 @@ def test_too_little_memory_is_proven() -> None:
     result = solve(plan.chain, Platform(gpus=2, memory=13), scope=plan.scope)
     assert result.status == "infeasible"
     assert result.infeasibility is not None
-    assert result.infeasibility.wider == "another order (leave --for out), a smaller " + (
-        "micro-batch, or more GPUs"
-    )
+    ways = (Suggestion.ANOTHER_ORDER, Suggestion.SMALLER_MICROBATCH, Suggestion.MORE_GPUS)
+    assert result.infeasibility.wider == ways
 
 
 def test_no_further_shape_is_looked_at_when_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:

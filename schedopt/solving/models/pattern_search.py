@@ -16,6 +16,7 @@ from schedopt.account.timeline import layer_ns
 from schedopt.chain import Layer
 from schedopt.plan import Kind, Pattern, Plan
 from schedopt.problem import Problem, Scope
+from schedopt.proofs import Proof, ProofKind
 from schedopt.result import Infeasibility
 from schedopt.solving.models.bisection import FeasibilityModel, bisect_period, query_model
 from schedopt.solving.models.domains import AllocationDomains
@@ -37,7 +38,7 @@ class PatternScan:
     problem : Problem
     proven : Scope
         What the models speak of. Its `max_k` is that of the scan; None: k > 1 gains nothing.
-    proof : str
+    proof : Proof
 
     Attributes
     ----------
@@ -49,7 +50,7 @@ class PatternScan:
         The best of each k.
     """
 
-    def __init__(self, problem: Problem, proven: Scope, proof: str) -> None:
+    def __init__(self, problem: Problem, proven: Scope, proof: Proof) -> None:
         self.problem, self.proven, self.proof = problem, proven, proof
         self.longest = proven.max_k or 1
         self.bounds: dict[int, Fraction] = {}
@@ -85,13 +86,13 @@ class PatternScan:
                 run.report_infeasible(
                     Infeasibility(
                         scope=replace(scope, period_ns=asked),
-                        proof=f"{self.proof}; the least period is above {asked} ns",
+                        proof=Proof(ProofKind.PERIOD_ABOVE, time_ns=asked, basis=self.proof),
                     )
                 )
 
     def report_impossible(self, run: Run) -> None:
         """Report that memory does not even hold one micro-batch after the other, for any k."""
-        proof = f"{self.proof}: memory does not hold one micro-batch after the other"
+        proof = Proof(ProofKind.NO_MEMORY_FOR_ONE, basis=self.proof)
         run.report_infeasible(Infeasibility(scope=replace(self.proven, max_k=None), proof=proof))
 
     def plan(self, stages: tuple[Stage, ...], pattern: Pattern) -> Plan:
@@ -125,7 +126,7 @@ class AllocationSearch:
         slots: Slots,
         model: Callable[[SlotGraph, int], FeasibilityModel],
         proven: Scope,
-        proof: str,
+        proof: Proof,
     ) -> None:
         self.problem, self.slots, self.model = slots.problem, slots, model
         self.found = PatternScan(slots.problem, proven, proof)
