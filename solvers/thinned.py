@@ -29,20 +29,18 @@ from schedopt.platform import Platform
 from schedopt.problem import Problem
 from schedopt.solvers import contiguous, one_f_one_b_star
 from schedopt.solvers.contiguous import best_stages
+from schedopt.solving.circular import Interval, meet
 from schedopt.solving.models.pattern_search import LONGEST
 from schedopt.solving.models.pipeline import AllocatedPipeline
 from schedopt.solving.requirements import refuse_unsupported, require_contiguous, require_stages
 from schedopt.solving.run import Run
-from schedopt.solving.sharing import plan_at
+from schedopt.solving.shared_links import plan_at
 from schedopt.solving.stage_chain import SparsePattern, StageChain
 
 MOST_MISSES: Final = 8
 """Stop after this many consecutive failures to improve with more stages than GPUs."""
 MOST_LAYERS: Final = 256
 """With more, more stages than GPUs take too long."""
-
-Busy = tuple[int, int]
-"""When something begins and how long it takes, ns."""
 
 
 def solve(problem: Problem, run: Run) -> None:
@@ -189,12 +187,12 @@ class _Packing:
         self.period = timeline.length_ns
         self.home: dict[int, int] = {}
         self.room = [gpu.usable_bytes for gpu in platform.gpus]
-        self.taken: dict[Resource, list[Busy]] = defaultdict(list)
-        self.works: dict[int, list[Busy]] = defaultdict(list)
+        self.taken: dict[Resource, list[Interval]] = defaultdict(list)
+        self.works: dict[int, list[Interval]] = defaultdict(list)
         for operation, _, when in timeline.operations():
             self.works[operation.stage].append((when.start_ns, when.end_ns - when.start_ns))
         # By the stage before the cut, and whether ahead.
-        self.sends: dict[tuple[int, bool], list[Busy]] = defaultdict(list)
+        self.sends: dict[tuple[int, bool], list[Interval]] = defaultdict(list)
         for transfer, _, _, _, when in timeline.transfers():
             ahead = transfer.tensor == "activation"
             self.sends[transfer.stage, ahead].append((when.start_ns, when.end_ns - when.start_ns))
@@ -211,9 +209,9 @@ class _Packing:
                 return True
         return False
 
-    def _uses(self, stage: int, gpu: int) -> list[tuple[Resource, Sequence[Busy]]]:
+    def _uses(self, stage: int, gpu: int) -> list[tuple[Resource, Sequence[Interval]]]:
         """Return what a stage would occupy on a GPU, with links to neighbours that are placed."""
-        uses: list[tuple[Resource, Sequence[Busy]]] = [(("gpu", gpu, gpu), self.works[stage])]
+        uses: list[tuple[Resource, Sequence[Interval]]] = [(("gpu", gpu, gpu), self.works[stage])]
         for cut, other in ((stage - 1, stage - 1), (stage, stage + 1)):
             if other in self.home and self.home[other] != gpu:
                 ends = (self.home[other], gpu) if other < stage else (gpu, self.home[other])
@@ -222,19 +220,12 @@ class _Packing:
                     uses += [(resource, self.sends[cut, ahead]) for resource in route]
         return uses
 
-    def _are_free(self, uses: Iterable[tuple[Resource, Sequence[Busy]]]) -> bool:
+    def _are_free(self, uses: Iterable[tuple[Resource, Sequence[Interval]]]) -> bool:
         """Whether nothing meets what is there, or itself on a link that serves both directions."""
-        added: dict[Resource, list[Busy]] = defaultdict(list)
+        added: dict[Resource, list[Interval]] = defaultdict(list)
         for resource, intervals in uses:
             others = self.taken[resource] + added[resource]
-            if any(self._meet(one, other) for one in intervals for other in others):
+            if any(meet(one, other, self.period) for one in intervals for other in others):
                 return False
             added[resource] += intervals
         return True
-
-    def _meet(self, first: Busy, second: Busy) -> bool:
-        """Whether two intervals overlap on the circle; one of no length, strictly inside."""
-        apart = (first[0] - second[0]) % self.period
-        if apart == 0:
-            return first[1] > 0 and second[1] > 0
-        return apart < second[1] or apart + first[1] > self.period

@@ -16,7 +16,7 @@ from schedopt.problem import Problem
 from schedopt.solvers import contiguous, thinned
 from schedopt.solvers.thinned import pack_stages
 from schedopt.solving import Run
-from schedopt.solving.sharing import plan_at
+from schedopt.solving.shared_links import plan_at
 from schedopt.solving.stage_chain import SparsePattern, StageChain
 from tests.budgets import trials
 from tests.strategies import chains, platforms, tight_chains, tight_platforms
