@@ -7,18 +7,19 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 
 class Stopped(Exception):
-    """The time is up, or somebody asked to stop: what was under way is left out."""
+    """The time is up, or a stop was requested; partial work is discarded."""
 
 
-def never() -> bool:
-    """Return that nobody asks to stop."""
+def never_stop() -> bool:
+    """Return False: for work that nobody stops."""
     return False
 
 
-def go_on(stopped: Callable[[], bool]) -> None:
+def raise_if_stopped(stopped: Callable[[], bool]) -> None:
     """Raise `Stopped` if the work should stop."""
     if stopped():
         raise Stopped
@@ -26,7 +27,7 @@ def go_on(stopped: Callable[[], bool]) -> None:
 
 @contextmanager
 def interrupts() -> Iterator[Callable[[], bool]]:
-    """Yield what says whether somebody asked to stop since; only the main thread hears of it."""
+    """Yield a callable that is true once SIGINT or SIGTERM arrived. Main thread only."""
     asked = False
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -39,9 +40,9 @@ def interrupts() -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def raising_stopped() -> Iterator[None]:
-    """Raise `Stopped` the moment somebody asks to stop; only the main thread hears of it.
+    """Raise `Stopped` when SIGINT or SIGTERM arrives, and KeyboardInterrupt at the next one.
 
-    Who asks again gets a KeyboardInterrupt.
+    Main thread only.
     """
     asked = False
 
@@ -57,21 +58,43 @@ def raising_stopped() -> Iterator[None]:
 
 
 @contextmanager
-def _handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Let a handler hear of requests to stop, in the main thread."""
-    if threading.current_thread() is not threading.main_thread():
+def stopping_first(stop: Callable[[], None]) -> Iterator[None]:
+    """Call a function at the first SIGINT or SIGTERM; the second does what it always does.
+
+    A handler that the program has set itself hears of the first one too. Main thread only.
+    """
+
+    def hear(number: int, frame: FrameType | None) -> None:
+        stop()
+        known = before[number]
+        signal.signal(number, known)
+        if callable(known) and known is not signal.default_int_handler:
+            known(number, frame)
+
+    with _handling(hear) as before:
         yield
-        return
-    # None: a handler that was not set from Python, and cannot be set again from it.
-    before = {
-        number: known
-        for number in (signal.SIGINT, signal.SIGTERM)
-        if (known := signal.getsignal(number)) is not None
-    }
+
+
+@contextmanager
+def _handling(
+    handler: Callable[[int, FrameType | None], None],
+) -> Iterator[dict[int, Callable[[int, FrameType | None], Any] | int]]:
+    """Let a handler hear of requests to stop, and yield those before it.
+
+    Outside of the main thread nothing is changed: Python delivers signals there alone.
+    """
+    before: dict[int, Callable[[int, FrameType | None], Any] | int] = {}
+    if threading.current_thread() is threading.main_thread():
+        # None: a handler that was not set from Python, and cannot be set again from it.
+        before = {
+            number: known
+            for number in (signal.SIGINT, signal.SIGTERM)
+            if (known := signal.getsignal(number)) is not None
+        }
     for number in before:
         signal.signal(number, handler)
     try:
-        yield
+        yield before
     finally:
         for number, known in before.items():
             signal.signal(number, known)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Final, Literal, Self
 
 from schedopt.chain import Chain
 from schedopt.engine import ENGINES, TITLES, Engine, stage_begins
@@ -203,6 +203,13 @@ class Problem:
         if self.scope.engine is not None:
             stage_begins(self.chain, self.scope.engine)
 
+    def with_extra_memory(self, extra_bytes: int) -> Self:
+        """Return the same problem with more memory on every GPU."""
+        gpus = [
+            replace(gpu, memory_bytes=gpu.memory_bytes + extra_bytes) for gpu in self.platform.gpus
+        ]
+        return replace(self, platform=self.platform.with_gpus(gpus))
+
     def _check_stages(self) -> None:
         if (self.scope.allocation == "fixed") != bool(self.stages):
             raise InputError(
@@ -219,7 +226,7 @@ class Problem:
                     "absent, and a split backward needs both halves of every layer",
                     field=f"layers[{number}].backward_input_ns",
                     way_out="Take a chain that has them (schedopt profile measures both), or "
-                    "leave the split (--split-backward) out",
+                    "leave the split (Scope.split_backward) out",
                 )
 
     def _check_horizon(self) -> None:

@@ -53,6 +53,18 @@ class Stage:
         """The last layer."""
         return self.layers[1]
 
+    @property
+    def layer_range(self) -> range:
+        """All layers."""
+        return range(self.first, self.last + 1)
+
+    @property
+    def recomputed_layers(self) -> frozenset[int]:
+        """The layers that are computed again."""
+        return frozenset(
+            layer for first, last in self.recompute for layer in range(first, last + 1)
+        )
+
     def gpu(self, micro_batch: int) -> int:
         """Return the GPU that runs a micro-batch."""
         return self.gpus[micro_batch % len(self.gpus)]

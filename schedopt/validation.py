@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+from fractions import Fraction
 from typing import Any, Final
 
 from schedopt.errors import InputError
@@ -110,3 +111,30 @@ def as_rows(owner: object, name: str, *, low: int = 0, high: int = LARGEST) -> N
     rows = enumerate(getattr(owner, name))
     made = tuple(as_numbers(row, f"{name}[{i}]", low=low, high=high) for i, row in rows)
     object.__setattr__(owner, name, made)
+
+
+Ratio = tuple[int, int]
+"""An exact number of nanoseconds: numerator and denominator."""
+
+
+def as_ratio(value: Fraction | int) -> Ratio:
+    """Return numerator and denominator."""
+    return Fraction(value).as_integer_ratio()
+
+
+def check_ratio(owner: object, name: str) -> None:
+    """Require that a field is absent or a fraction of at least 0."""
+    value = getattr(owner, name)
+    if value is None:
+        return
+    try:
+        ratio = tuple(map(operator.index, value))
+    except TypeError:
+        ratio = ()
+    if len(ratio) != 2 or ratio[0] < 0 or ratio[1] < 1:
+        raise InputError(
+            f"{show(list(ratio) or value)} is not a fraction",
+            field=name,
+            way_out="Give numerator >= 0 and denominator >= 1",
+        )
+    object.__setattr__(owner, name, ratio)

@@ -13,20 +13,17 @@ from typing import Final
 
 from schedopt.errors import InputError
 from schedopt.problem import LARGEST_HORIZON_NS, Problem, Scope
+from schedopt.proofs import Proof, ProofKind
 from schedopt.result import Infeasibility
-from schedopt.solvers.one_f_one_b_star import (
-    proven_scope,
-    refuse_unsupported,
-    report_best,
-    with_memory,
-)
+from schedopt.solvers.one_f_one_b_star import proven_scope, report_best
 from schedopt.solving.contiguous_dp import ContiguousDP
+from schedopt.solving.requirements import refuse_unsupported
 from schedopt.solving.run import Run
 from schedopt.solving.stage_chain import EVERY_PERIOD, StageChain, Thinning
 from schedopt.stage import Stage
 from schedopt.validation import LARGEST
 
-PROOF: Final = "exact dynamic programme over cuts and 1F1B* spans"
+PROOF: Final = Proof(ProofKind.CONTIGUOUS_DP)
 
 
 def solve(problem: Problem, run: Run) -> None:
@@ -53,7 +50,8 @@ def solve(problem: Problem, run: Run) -> None:
     stages = search.stages_at(high, run) if high >= low else None
     if stages is None:
         if not run.stopped():
-            run.report_infeasible(_explain(problem, high, _impossible(problem, run), run))
+            for proof in _explain(problem, high, run):
+                run.report_infeasible(proof)
     elif limit is not None:
         report_best(StageChain(problem, stages), search.shorten(stages, high, run), run)
     else:
@@ -66,8 +64,8 @@ def solve(problem: Problem, run: Run) -> None:
         report_best(StageChain(problem, stages), high, run)
 
 
-def _impossible(problem: Problem, run: Run) -> Scope:
-    """Return the scope in which there is no plan if none is found.
+def _impossible(problem: Problem) -> list[Scope]:
+    """Return the scopes in which there is no plan if none is found.
 
     If no period is asked for, one micro-batch runs after the other, and nothing keeps less: not
     with a longer pattern, not with a split backward, before which all that is saved lies there (and
@@ -77,26 +75,24 @@ def _impossible(problem: Problem, run: Run) -> Scope:
     """
     scope = proven_scope(problem)
     if problem.scope.period_ns is not None:
-        return replace(scope, period_ns=problem.scope.period_ns)
+        return [replace(scope, period_ns=problem.scope.period_ns)]
     layers = problem.chain.layers
     always = all(layer.forward_ns or not layer.workspace_bytes for layer in layers)
     scope = replace(scope, max_k=None, split_backward=always)
     at_once = not any(layer.workspace_bytes for layer in layers)
     if at_once and not problem.scope.recompute:
-        return replace(scope, grain="layer")
-    if run.problem.scope.grain == "stage":
-        return scope
-    return replace(scope, grain="layer", memory="sum")
+        return [replace(scope, grain="layer")]
+    return [replace(scope, grain="layer", memory="sum"), scope]
 
 
-def prove_impossible(problem: Problem, run: Run) -> Infeasibility | None:
-    """Return a proof that no contiguous stages fit the memory, if there is one."""
+def prove_impossible(problem: Problem, run: Run) -> list[Infeasibility]:
+    """Return proofs that no contiguous stages fit the memory, if that is so."""
     problem = replace(problem, scope=replace(problem.scope, period_ns=None))
     search = ContiguousDP(problem, stopped=run.stopped)
     period = search.longest_period()
     if search.stages_at(period, run) is not None or run.stopped():
-        return None
-    return _explain(problem, period, _impossible(problem, run), run)
+        return []
+    return _explain(problem, period, run)
 
 
 def best_stages(
@@ -145,8 +141,9 @@ def contiguous_stages(
             yield found
 
 
-def _explain(problem: Problem, period: int, scope: Scope, run: Run) -> Infeasibility:
+def _explain(problem: Problem, period: int, run: Run) -> list[Infeasibility]:
     """Say why a period is not possible, and find the least memory with which it would be."""
+    scopes = _impossible(problem)
     ample = sum(
         layer.weight_bytes
         + (layer.workspace_bytes or 0)
@@ -155,14 +152,14 @@ def _explain(problem: Problem, period: int, scope: Scope, run: Run) -> Infeasibi
     )
 
     def stages_with(extra: int) -> list[Stage] | None:
-        search = ContiguousDP(with_memory(problem, extra), stopped=run.stopped)
+        search = ContiguousDP(problem.with_extra_memory(extra), stopped=run.stopped)
         return search.stages_at(period, run) if period >= search.least_period() else None
 
     low, high = 1, min(ample, LARGEST - max(gpu.memory_bytes for gpu in problem.platform.gpus))
     stages = stages_with(high)
     if stages is None:
-        note = "" if run.stopped() else "; no amount of memory helps"
-        return Infeasibility(scope=scope, proof=PROOF + note)
+        proof = PROOF if run.stopped() else Proof(ProofKind.NO_MEMORY_HELPS, basis=PROOF)
+        return [Infeasibility(scope=scope, proof=proof) for scope in scopes]
     high = max(StageChain(problem, stages).excesses(period))
     while low < high and not run.stopped():
         middle = (low + high) // 2
@@ -175,15 +172,22 @@ def _explain(problem: Problem, period: int, scope: Scope, run: Run) -> Infeasibi
     excess = chain.excesses(period)
     binding = excess.index(max(excess))
     gpu = stages[binding].gpus[0]
-    first, last = stages[binding].layers
     memory = problem.platform.gpus[gpu].memory_bytes
     # At a period that is asked for 1F1B* is a bound only where cuts share a link.
     enough_known = problem.scope.period_ns is None or not chain.shares_links
-    return Infeasibility(
-        scope=scope,
-        proof=f"{PROOF}; GPU {gpu} with layers {first} to {last} needs "
-        f"{chain.needs(period)[binding]} bytes",
-        least_memory_bytes=memory + high if enough_known else None,
-        proven_memory_bytes=memory + low,
-        gpu=gpu,
-    )
+    return [
+        Infeasibility(
+            scope=scope,
+            proof=Proof(
+                ProofKind.GPU_NEEDS,
+                gpu=gpu,
+                layers=stages[binding].layers,
+                memory_bytes=chain.needs(period)[binding],
+                basis=PROOF,
+            ),
+            least_memory_bytes=memory + high if enough_known else None,
+            proven_memory_bytes=memory + low,
+            gpu=gpu,
+        )
+        for scope in scopes
+    ]

@@ -1,9 +1,8 @@
 """The best contiguous k-periodic plan, proven by CP-SAT: allocation and pattern at once.
 
-The model of `schedopt.solving.models.allocation_model` decides whether a period T is possible; T is
-bisected
-for one k after the other. What load and memory alone do not allow is left out of the model, and
-often nothing is left.
+The order model of `schedopt.solving.models`, with the allocation as a part of it, decides whether a
+period T is possible; T is bisected for one k after the other. What load and memory alone do not
+allow is left out of the model, and often nothing is left.
 """
 
 from __future__ import annotations
@@ -12,18 +11,18 @@ from typing import Final
 
 from schedopt.errors import InputError
 from schedopt.problem import Problem, Scope
-from schedopt.solvers.one_f_one_b_star import refuse_unsupported
-from schedopt.solving.models.allocation_model import AllocationModel
-from schedopt.solving.models.allocation_search import AllocationSearch, longest_k
-from schedopt.solving.models.layer_slots import LayerModel, LayerSlots
+from schedopt.proofs import Proof, ProofKind
+from schedopt.solving.models.contiguous_allocation import ContiguousAllocation
+from schedopt.solving.models.order_model import OrderModel
+from schedopt.solving.models.pattern_search import LONGEST, AllocationSearch
 from schedopt.solving.models.pipeline import covers_grain
-from schedopt.solving.models.slots import GpuSlots
-from schedopt.solving.models.start_windows import StartWindows
+from schedopt.solving.models.slots import SlotGraph, Slots
+from schedopt.solving.requirements import refuse_unsupported
 from schedopt.solving.run import Run
 
 MOST_PLACES: Final = 4096
 """Layers times GPUs, of which the models take seconds to be made."""
-PROOF: Final = "CP-SAT over all contiguous allocations and all orders of k micro-batches"
+PROOF: Final = Proof(ProofKind.CONTIGUOUS_ALLOCATIONS)
 
 
 def solve(problem: Problem, run: Run) -> None:
@@ -55,28 +54,29 @@ def solve(problem: Problem, run: Run) -> None:
         raise InputError(
             "contiguous_cpsat does not know links that differ",
             field="solver",
-            way_out="Use contiguous and periodic, or GPUs with equal links (--bandwidth)",
+            way_out="Use contiguous and periodic, or GPUs with equal links (Platform.bandwidth)",
         )
     search = _search(problem)
-    for answer in search.scan(run):
-        run.report(search.plan(answer))
+    search.solve(run)
     if covers_grain(problem):
         search.report_bounds(run)
 
 
 def _search(problem: Problem) -> AllocationSearch:
-    scope, apart = problem.scope, problem.scope.grain == "layer"
+    scope = problem.scope
     # One kind of memory alone is the same in both readings.
-    alike = not scope.split_backward and not scope.recompute and not apart
+    alike = not scope.split_backward and not scope.recompute and scope.grain == "stage"
     proven = Scope(
         grain=scope.grain,
-        max_k=longest_k(problem),
+        max_k=scope.max_k or LONGEST,
         memory="peak" if alike else "sum",
         split_backward=scope.split_backward,
         recompute=scope.recompute,
         gpu_order="any" if problem.platform.uniform else "given",
     )
-    slots, model = (
-        (LayerSlots(problem), LayerModel) if apart else (GpuSlots(problem), AllocationModel)
-    )
-    return AllocationSearch(problem, slots, model, StartWindows, proven, PROOF)
+    return AllocationSearch(Slots(problem), contiguous_model, proven, PROOF)
+
+
+def contiguous_model(graph: SlotGraph, period_ns: int) -> OrderModel:
+    """Return the model of contiguous allocations and their orders at a period."""
+    return OrderModel(ContiguousAllocation(graph), graph.domains.k, period_ns)

@@ -16,15 +16,15 @@ from itertools import islice
 from typing import Final
 
 from schedopt.account import memory
-from schedopt.engine import TITLES
 from schedopt.errors import InputError
 from schedopt.plan import Plan
 from schedopt.problem import Problem
+from schedopt.proofs import Proof, ProofKind
 from schedopt.result import Infeasibility
 from schedopt.solving.engine_cuts import Begins, EngineCuts
 from schedopt.solving.run import Run
-from schedopt.solving.suggestions import ways_out
-from schedopt.systems.engine_step import engine_step
+from schedopt.solving.suggestions import suggest
+from schedopt.systems.steps import engine_step
 
 MOST_CUTS: Final = 20_000
 """Cuts of one shape that are compared by their bounds; of longer chains only neighbours are."""
@@ -43,7 +43,7 @@ def solve(problem: Problem, run: Run) -> None:
         raise InputError(
             "engine_step needs an engine",
             field="solver",
-            way_out="Name one (--for megatron, --for deepspeed), or use another solver",
+            way_out="Name one (Scope.engine), or use another solver",
         )
     if scope.allocation == "fixed":
         raise InputError(
@@ -67,7 +67,6 @@ class _Search:
         assert problem.scope.microbatches is not None
         assert problem.scope.engine is not None
         self.problem, self.run = problem, run
-        self.name = TITLES[problem.scope.engine]
         self.count = problem.scope.microbatches
         self.seen: set[tuple[int, Begins]] = set()
         # A step of this length or more is of no use.
@@ -105,18 +104,15 @@ class _Search:
             self.run.report_bound(
                 Fraction(least, self.count),
                 scope,
-                f"every cut that {self.name} can run was looked at, or cannot be shorter",
+                Proof(ProofKind.ENGINE_CUTS, engine=scope.engine),
             )
         elif self.open is not None:
             self.run.leave_out("another order of transfers might be as short as asked")
         else:
-            why = "fits" if scope.period_ns is None else "fits and is as short as asked"
+            none_fits, short = ProofKind.NO_ENGINE_CUT, ProofKind.NO_SHORT_ENGINE_CUT
+            proof = Proof(none_fits if scope.period_ns is None else short, engine=scope.engine)
             self.run.report_infeasible(
-                Infeasibility(
-                    scope=scope,
-                    proof=f"of all cuts that {self.name} can run, none {why}",
-                    wider=ways_out(self.problem),
-                )
+                Infeasibility(scope=scope, proof=proof, wider=suggest(self.problem))
             )
 
     def _shapes(self) -> Iterator[EngineCuts]:

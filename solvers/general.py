@@ -16,8 +16,8 @@ from itertools import cycle
 
 from schedopt.errors import InputError
 from schedopt.problem import Problem
-from schedopt.solvers.one_f_one_b_star import refuse_unsupported
 from schedopt.solvers.relaxation import relaxed_allocations
+from schedopt.solving.requirements import refuse_unsupported
 from schedopt.solving.run import Run
 from schedopt.stage import Stage
 
@@ -39,7 +39,7 @@ def solve(problem: Problem, run: Run) -> None:
         raise InputError(
             "general chooses any allocation",
             field="solver",
-            way_out="Allow that (--allocation general), or use another solver",
+            way_out='Allow that (Scope(allocation="general")), or use another solver',
         )
     from schedopt.solving.local_search.search import LocalSearch, is_compiled
     from schedopt.solving.local_search.starts import fixed_patterns
@@ -80,15 +80,15 @@ def _bounds_beside(
     proof does not.
     """
     found: deque[Allocation] = deque()
-    beside = run.beside(workers=1, share=SHARE_OF_BOUNDS)
+    fork = run.fork(workers=1, share=SHARE_OF_BOUNDS)
     failures: list[Exception] = []
-    asked = replace(problem, scope=replace(problem.scope, max_k=run.problem.scope.max_k))
+    asked = replace(problem, scope=replace(problem.scope, max_k=run.scope.max_k))
     problems = [asked] if asked == problem else [asked, problem]
 
     def prove() -> None:
         try:
             for number, one in enumerate(problems):
-                part = beside.beside(workers=1, share=1 / (len(problems) - number))
+                part = fork.fork(workers=1, share=1 / (len(problems) - number))
                 found.extend(relaxed_allocations(one, part))
         except Exception as failure:
             failures.append(failure)
@@ -100,7 +100,7 @@ def _bounds_beside(
         while thread.is_alive() and not run.settled():
             thread.join(0.05)
     finally:
-        beside.stop()
+        fork.stop()
         thread.join()
     if failures:
         raise failures[0]

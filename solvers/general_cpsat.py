@@ -1,6 +1,6 @@
 """The best plan of all allocations of a short chain, proven by CP-SAT.
 
-Allocation and pattern at once: the model of `schedopt.solving.models.free_model` decides whether a
+Allocation and pattern at once: the order model of `schedopt.solving.models` decides whether a
 period T is possible, with any layer on any GPU; T is bisected for one k after the other. Where a
 chain keeps nothing for a micro-batch, orders do not matter, and longer chains are possible.
 """
@@ -12,17 +12,18 @@ from typing import Final
 from schedopt.bounds.load import longest_layer_ns
 from schedopt.errors import InputError
 from schedopt.problem import Problem, Scope
+from schedopt.proofs import Proof, ProofKind
 from schedopt.solvers import contiguous
-from schedopt.solvers.one_f_one_b_star import refuse_unsupported
-from schedopt.solving.models.allocation_search import AllocationSearch, longest_k
-from schedopt.solving.models.free_model import FreeModel
-from schedopt.solving.models.free_slots import FreeSlots, FreeWindows
-from schedopt.solving.models.load_relaxation import LoadRelaxation
+from schedopt.solving.models.any_allocation import AnyAllocation
+from schedopt.solving.models.load_relaxation import LoadRelaxation, keeps_nothing, most_places
+from schedopt.solving.models.order_model import OrderModel
+from schedopt.solving.models.pattern_search import LONGEST, AllocationSearch
+from schedopt.solving.models.slots import SlotGraph, Slots
+from schedopt.solving.requirements import refuse_unsupported
 from schedopt.solving.run import Run
-from schedopt.solving.short_chains import keeps_nothing, most_places
 
-PROOF: Final = "CP-SAT over all allocations and all orders of k micro-batches"
-PROOF_WITHOUT_ORDERS: Final = "CP-SAT over all allocations: nothing is kept for a micro-batch"
+PROOF: Final = Proof(ProofKind.ALLOCATIONS)
+PROOF_WITHOUT_ORDERS: Final = Proof(ProofKind.ALLOCATIONS_WITHOUT_ORDERS)
 
 
 def solve(problem: Problem, run: Run) -> None:
@@ -41,20 +42,19 @@ def solve(problem: Problem, run: Run) -> None:
         raise InputError(
             "general_cpsat looks for any allocation",
             field="solver",
-            way_out="Ask for one (--allocation general), or use contiguous_cpsat",
+            way_out='Ask for one (Scope(allocation="general")), or use contiguous_cpsat',
         )
     if problem.platform.network is not None:
         raise InputError(
             "general_cpsat does not know links that differ",
             field="solver",
-            way_out="Use general and periodic, or GPUs with equal links (--bandwidth)",
+            way_out="Use general and periodic, or GPUs with equal links (Platform.bandwidth)",
         )
     _refuse_long(problem)
     if run.best() is None and problem.scope.period_ns is None:
         contiguous.solve(problem, run)
     search = _search(problem)
-    for answer in search.scan(run):
-        run.report(search.plan(answer))
+    search.solve(run)
     search.report_bounds(run)
 
 
@@ -82,13 +82,16 @@ def _search(problem: Problem) -> AllocationSearch:
         gpu_order="any",
     )
     return AllocationSearch(
-        problem,
-        FreeSlots(problem),
-        LoadRelaxation if without_orders else FreeModel,
-        FreeWindows,
+        Slots(problem, anywhere=True),
+        LoadRelaxation if without_orders else general_model,
         proven,
         PROOF_WITHOUT_ORDERS if without_orders else PROOF,
     )
+
+
+def general_model(graph: SlotGraph, period_ns: int) -> OrderModel:
+    """Return the model of all allocations and their orders at a period."""
+    return OrderModel(AnyAllocation(graph), graph.domains.k, period_ns)
 
 
 def _proven_k(problem: Problem, without_orders: bool) -> int | None:
@@ -98,5 +101,5 @@ def _proven_k(problem: Problem, without_orders: bool) -> int | None:
     takes 1 ns all the same, and T / k is less for longer ones.
     """
     if not without_orders:
-        return longest_k(problem)
+        return problem.scope.max_k or LONGEST
     return None if longest_layer_ns(problem) else 1

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Final
 
-from schedopt.errors import InputError
 from schedopt.problem import Problem, Scope
+from schedopt.proofs import Proof, ProofKind
 from schedopt.result import Infeasibility
-from schedopt.solving.models.pipeline import require_stages
+from schedopt.solving.requirements import refuse_unsupported, require_contiguous, require_stages
 from schedopt.solving.run import Run
 from schedopt.solving.sharing import best_plan
 from schedopt.solving.stage_chain import StageChain
 from schedopt.stage import Stage
 
-PROOF = "1F1B* keeps the fewest activations (Beaumont et al. 2021, Theorem 3)"
+PROOF: Final = Proof(ProofKind.ONE_F_ONE_B_STAR)
 
 
 def solve(problem: Problem, run: Run) -> None:
@@ -48,31 +49,6 @@ def solve(problem: Problem, run: Run) -> None:
         report_best(stages, stages.shorten(longest, run, refute), run)
     else:
         report_best(stages, stages.tighten(longest), run)
-
-
-def refuse_unsupported(problem: Problem, solver: str) -> None:
-    """Raise `InputError` for what a solver of 1-periodic operations does not do.
-
-    A plan whose backwards are whole is one of those that a split backward allows.
-    """
-    asked = [
-        (not problem.rule.is_given, "rule", "a rule with updates", "Leave the rule out"),
-        (
-            problem.scope.microbatches is not None,
-            "scope.microbatches",
-            "a finite step",
-            "Leave the number of micro-batches (--microbatches) out, or use step (--solver step)",
-        ),
-    ]
-    for present, field, what, way_out in asked:
-        if present:
-            raise InputError(f"{solver} does not do {what}", field=field, way_out=way_out)
-    if not problem.scope.recompute and any(stage.recompute for stage in problem.stages):
-        raise InputError(
-            "the stages recompute layers, which the scope does not allow",
-            field="stages",
-            way_out="Allow it (--recompute), or leave it out of the stages",
-        )
 
 
 def proven_scope(problem: Problem) -> Scope:
@@ -113,23 +89,12 @@ def report_best(chain: StageChain, period: int, run: Run) -> None:
         run.report(plan)
 
 
-def require_contiguous(problem: Problem, solver: str) -> None:
-    """Raise `InputError` unless each GPU has one of the stages that are given."""
-    used = [stage.gpus[0] for stage in problem.stages]
-    if len(set(used)) < len(used):
-        raise InputError(
-            f"{solver} needs one stage for each GPU",
-            field="stages",
-            way_out="Give a contiguous allocation, or use periodic",
-        )
-
-
 def _explain(stages: StageChain, scope: Scope, period: int) -> Infeasibility:
     scope = replace(scope, period_ns=stages.problem.scope.period_ns)
     if period < stages.least_period():
         return Infeasibility(
             scope=scope,
-            proof=f"a GPU or link works {stages.least_period()} ns in each period",
+            proof=Proof(ProofKind.RESOURCE_TOO_BUSY, time_ns=stages.least_period()),
         )
     enough = _with_enough(stages, period)
     lacking = enough.excesses(period)
@@ -139,8 +104,12 @@ def _explain(stages: StageChain, scope: Scope, period: int) -> Infeasibility:
     enough_known = scope.period_ns is None or not stages.shares_links
     return Infeasibility(
         scope=scope,
-        proof=f"stage {worst} needs {enough.needs(period)[worst]} bytes with the fewest "
-        f"activations; {PROOF}",
+        proof=Proof(
+            ProofKind.STAGE_NEEDS,
+            stage=worst,
+            memory_bytes=enough.needs(period)[worst],
+            basis=PROOF,
+        ),
         least_memory_bytes=least if enough_known else None,
         proven_memory_bytes=least,
         gpu=gpu,
@@ -158,7 +127,7 @@ def _with_enough(stages: StageChain, period: int) -> StageChain:
     low, high = 1, max(without.excesses(period))
     while low < high:
         middle = (low + high) // 2
-        more = StageChain(with_memory(stages.problem, middle), stages.stages, free=True)
+        more = StageChain(stages.problem.with_extra_memory(middle), stages.stages, free=True)
         chosen = more.choose(period)
         if chosen is None:
             low = middle + 1
@@ -166,9 +135,3 @@ def _with_enough(stages: StageChain, period: int) -> StageChain:
             without = StageChain(stages.problem, chosen.stages)
             high = max(without.excesses(period))
     return without
-
-
-def with_memory(problem: Problem, extra: int) -> Problem:
-    """Return the problem with so many bytes more on every GPU."""
-    gpus = [replace(gpu, memory_bytes=gpu.memory_bytes + extra) for gpu in problem.platform.gpus]
-    return replace(problem, platform=problem.platform.with_gpus(gpus))

@@ -18,17 +18,18 @@ from typing import Final, NamedTuple
 from schedopt.errors import InputError
 from schedopt.plan import Kind, Operation, Pattern, Plan, place_in_period
 from schedopt.problem import Problem, Scope
+from schedopt.proofs import Proof, ProofKind
 from schedopt.result import Infeasibility
-from schedopt.solvers.one_f_one_b_star import refuse_unsupported
-from schedopt.solving.models.pipeline import AllocatedPipeline, require_stages
+from schedopt.solving.models.load_relaxation import keeps_nothing
+from schedopt.solving.models.pipeline import AllocatedPipeline
 from schedopt.solving.models.tasks import Task
 from schedopt.solving.packing import Undecided, pack
+from schedopt.solving.requirements import refuse_unsupported, require_stages
 from schedopt.solving.run import Run
-from schedopt.solving.short_chains import keeps_nothing
 from schedopt.stage import Stage
 
-ONTO_GPUS: Final = "CP-SAT over all ways to pack the layers onto GPUs"
-INTO_HOLES: Final = "CP-SAT over all ways to fill the holes that forced operations leave"
+ONTO_GPUS: Final = Proof(ProofKind.PACKINGS_ONTO_GPUS)
+INTO_HOLES: Final = Proof(ProofKind.PACKINGS_INTO_HOLES)
 GENERAL_WAY: Final = "Use general_cpsat, or leave the choice of solvers to schedopt"
 FIXED_WAY: Final = "Use periodic, or leave the choice of solvers to schedopt"
 
@@ -57,7 +58,7 @@ def solve(problem: Problem, run: Run) -> None:
         raise InputError(
             "packing decides whether a plan of a given period exists",
             field="solver",
-            way_out="Ask for a period (--period)",
+            way_out="Ask for a period (Scope.period_ns)",
         )
     try:
         match problem.scope.allocation:
@@ -69,7 +70,7 @@ def solve(problem: Problem, run: Run) -> None:
                 raise InputError(
                     "packing looks for any allocation, or fills the holes of stages that are given",
                     field="solver",
-                    way_out="Ask for any (--allocation general), or use contiguous",
+                    way_out='Ask for any (Scope(allocation="general")), or use contiguous',
                 )
     except Undecided:
         return
@@ -136,7 +137,7 @@ def _into_holes(problem: Problem, period: int, run: Run) -> None:
     proven = Scope(allocation="fixed", grain=scope.grain, gpu_order="any", period_ns=period)
     gpu, short = pipeline.lacking()
     if short > 0:
-        proof = f"GPU {gpu} lacks {short} bytes with one micro-batch in flight"
+        proof = Proof(ProofKind.GPU_LACKS_MEMORY, gpu=gpu, memory_bytes=short)
         run.report_infeasible(Infeasibility(scope=proven, proof=proof, gpu=gpu))
         return
     lengths = {key: step.length_ns for key, step in _operations(pipeline)}
@@ -147,10 +148,7 @@ def _into_holes(problem: Problem, period: int, run: Run) -> None:
             forced[key] = span
             span += lengths[key]
     if span > period:
-        proof = (
-            f"stage {first} keeps one micro-batch at a time, for {span} ns: there is no room for "
-            "a second"
-        )
+        proof = Proof(ProofKind.FILLED_STAGE, stage=first, time_ns=span)
         run.report_infeasible(Infeasibility(scope=proven, proof=proof, gpu=stages[first].gpus[0]))
         return
     if span < period:
@@ -192,9 +190,9 @@ def _has_links(problem: Problem) -> bool:
 
 def _operations(pipeline: AllocatedPipeline) -> Iterator[tuple[Key, Task]]:
     """Yield the operations of a micro-batch in their order."""
-    for step in pipeline.path:
-        if step.what == "F" or step.what == "B":
-            yield (step.what, step.stage), step
+    for task in pipeline.path:
+        if task.kind == "F" or task.kind == "B":
+            yield (task.kind, task.stage), task
 
 
 def _first_that_fills(pipeline: AllocatedPipeline) -> int:

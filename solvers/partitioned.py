@@ -8,8 +8,9 @@ from schedopt.cuts import NoPartition
 from schedopt.errors import InputError
 from schedopt.problem import Problem
 from schedopt.solvers.eager import report_eager
-from schedopt.solvers.one_f_one_b_star import refuse_unsupported, report_stages
+from schedopt.solvers.one_f_one_b_star import report_stages
 from schedopt.solving.registry import load_partitioner
+from schedopt.solving.requirements import refuse_unsupported
 from schedopt.solving.run import Run
 from schedopt.stage import Stage
 

@@ -1,14 +1,13 @@
 """The best k-periodic pattern for a given allocation, proven by CP-SAT.
 
-The order model of `schedopt.solving.models.order_model` decides whether a period T is possible. T
-is bisected;
+The order model of `schedopt.solving.models` decides whether a period T is possible. T is bisected;
 after each order found the search drops to the least T that the order allows, and asks whether 1 ns
 less is possible, which proves it if not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
@@ -17,26 +16,24 @@ from typing import Final
 
 from schedopt.plan import Plan
 from schedopt.problem import LARGEST_HORIZON_NS, Problem, Scope
+from schedopt.proofs import Proof, ProofKind
 from schedopt.result import Infeasibility
 from schedopt.solvers.contiguous import best_stages
-from schedopt.solvers.one_f_one_b_star import refuse_unsupported, with_memory
 from schedopt.solving.models.bisection import bisect_period, query_model
-from schedopt.solving.models.pipeline import (
-    LONGEST,
-    AllocatedPipeline,
-    covers_grain,
-    require_stages,
-)
-from schedopt.solving.models.recompute_model import order_model
+from schedopt.solving.models.given_allocation import GivenAllocation
+from schedopt.solving.models.order_model import OrderModel
+from schedopt.solving.models.pattern_search import LONGEST, PatternScan
+from schedopt.solving.models.pipeline import AllocatedPipeline, covers_grain
+from schedopt.solving.models.slots import as_layers
 from schedopt.solving.models.tasks import PatternSolution
-from schedopt.solving.retiming import compress_shifts
+from schedopt.solving.requirements import refuse_unsupported, require_stages
 from schedopt.solving.run import Run
 from schedopt.stage import Stage
 
 MANY_STAGES: Final = 8
 """From here on a greedy placement is there long before the first answer of the order model."""
-PROOF: Final = "CP-SAT over all orders of k micro-batches"
-LOAD: Final = "a GPU or link works so long for each micro-batch"
+PROOF: Final = Proof(ProofKind.ORDERS)
+LOAD: Final = Proof(ProofKind.WORK_OF_RESOURCE)
 EXTRA: Final = (Fraction(0), *(Fraction(percent, 100) for percent in (2, 5, 10, 20, 40, 80)))
 """Memory in addition, over that of the largest GPU, for which other allocations are looked for."""
 
@@ -65,27 +62,25 @@ def solve(problem: Problem, run: Run) -> None:
     for stages in _allocations(problem, best.stages, run):
         if run.stopped() or run.settled():
             return
-        given = replace(problem, scope=scope, stages=_pieces(stages, problem))
+        given = replace(problem, scope=scope, stages=_as_asked(stages, problem))
         search = _Search(given, free=False)
         if search.pipeline.lacking()[1] > 0 and scope.memory == "sum":
             continue
-        for answer in search.scan(run):
-            run.report(search.plan(answer))
+        search.solve(run)
 
 
 def _solve_given(problem: Problem, run: Run) -> None:
     require_stages(problem, "periodic")
-    given = replace(problem, stages=_pieces(problem.stages, problem))
+    given = replace(problem, stages=_as_asked(problem.stages, problem))
     search = _Search(given, free=problem.scope.recompute)
     _report_placed(given, run)
-    for answer in search.scan(run):
-        run.report(search.plan(answer))
+    search.solve(run)
     if not covers_grain(problem):
         return
     if search.impossible:
         run.report_infeasible(search.explain())
     else:
-        search.report_bound(run)
+        search.report_bounds(run)
 
 
 def _report_placed(problem: Problem, run: Run) -> None:
@@ -109,25 +104,16 @@ def _allocations(
     seen = {best}
     largest = max(gpu.usable_bytes for gpu in problem.platform.gpus)
     for extra in EXTRA:
-        more = with_memory(problem, int(largest * extra))
+        more = problem.with_extra_memory(int(largest * extra))
         found = best_stages(more, LARGEST_HORIZON_NS, run)
         if found is not None and (stages := tuple(found[0])) not in seen:
             seen.add(stages)
             yield stages
 
 
-def _pieces(stages: Sequence[Stage], problem: Problem) -> tuple[Stage, ...]:
+def _as_asked(stages: Sequence[Stage], problem: Problem) -> tuple[Stage, ...]:
     """Return the stages, or each of their layers where these run apart."""
-    return tuple(_apart(stages) if problem.scope.grain == "layer" else stages)
-
-
-def _apart(stages: Sequence[Stage]) -> Iterator[Stage]:
-    """Yield each layer as a stage of its own."""
-    for stage in stages:
-        again = {layer for first, last in stage.recompute for layer in range(first, last + 1)}
-        for layer in range(stage.first, stage.last + 1):
-            runs = ((layer, layer),) if layer in again else ()
-            yield Stage(layers=(layer, layer), gpus=stage.gpus, recompute=runs)
+    return tuple(as_layers(stages) if problem.scope.grain == "layer" else stages)
 
 
 def best_pattern(problem: Problem, stages: Sequence[Stage], run: Run) -> Plan | None:
@@ -135,10 +121,10 @@ def best_pattern(problem: Problem, stages: Sequence[Stage], run: Run) -> Plan | 
     scope = replace(problem.scope, allocation="fixed", max_k=1, microbatches=None, period_ns=None)
     given = replace(problem, scope=scope, stages=tuple(stages))
     search = _Search(given, free=scope.recompute)
-    answer = None
-    for _, found in search.bisect_period(1, {}, run, max(1, search.pipeline.whole_ns)):
-        answer = found or answer
-    return None if answer is None else search.plan(answer)
+    best = None
+    for _, solution in search.bisect(1, run, max(1, search.pipeline.whole_ns)):
+        best = solution or best
+    return None if best is None else search.plan(best)
 
 
 def prove_impossible(problem: Problem, run: Run) -> Infeasibility | None:
@@ -154,9 +140,6 @@ class _Search:
         self.problem = problem
         self.pipeline = AllocatedPipeline(problem, free=free)
         self.load = self.pipeline.load_ns
-        self.longest = problem.scope.max_k or LONGEST
-        self.asked = problem.scope.period_ns
-        self.bounds: dict[int, Fraction] = {}
         self.impossible = False
         self.proven = Scope(
             allocation="fixed",
@@ -167,47 +150,40 @@ class _Search:
             split_backward=problem.scope.split_backward,
             recompute=problem.scope.recompute,
         )
+        longest = problem.scope.max_k or LONGEST
+        self.found = PatternScan(problem, replace(self.proven, max_k=longest), PROOF)
 
-    def scan(self, run: Run) -> Iterator[PatternSolution]:
-        """Yield each answer that improves on the best, for one k after the other."""
-        answers: dict[int, PatternSolution] = {}
+    def solve(self, run: Run) -> None:
+        """Report each plan that improves on the best, for one k after the other."""
+        for solution in self._scan(run):
+            run.report(self.plan(solution))
+
+    def _scan(self, run: Run) -> Iterator[PatternSolution]:
         if run.best() is None and self.is_impossible(run):
             self.impossible = True
             return
-        for k in range(1, self.longest + 1):
-            known = _repeated(answers, k)
-            best = run.period()
+        for k in range(1, self.found.longest + 1):
+            known, best = self.found.known(k), run.period()
             low = self._least(k, run)
             high = max(low, known.period_ns if known else k * self.pipeline.whole_ns)
             # What is not better than the best is of no use.
             useless = None if best is None else ceil(k * best)
             if useless is not None:
                 high = min(high, useless)
-            if self.asked is not None:
-                high = min(high, k * self.asked)
-            if known is not None:
-                answers[k] = known
-            self.bounds[k] = Fraction(low, k)
-            for least, found in self.bisect_period(k, answers, run, high, known=high == useless):
-                if found is not None:
-                    answers[k] = found
-                    yield found
-                self.bounds[k] = Fraction(least, k)
+            if self.problem.scope.period_ns is not None:
+                high = min(high, k * self.problem.scope.period_ns)
+            self.found.bounds[k] = Fraction(low, k)
+            is_known = known is not None or high == useless
+            yield from self.found.follow(k, self.bisect(k, run, high, known=is_known))
             if run.stopped() or run.period() == self.load:
                 return
 
-    def bisect_period(
-        self,
-        k: int,
-        answers: Mapping[int, PatternSolution],
-        run: Run,
-        high: int,
-        *,
-        known: bool = False,
+    def bisect(
+        self, k: int, run: Run, high: int, *, known: bool = False
     ) -> Iterator[tuple[int, PatternSolution | None]]:
         """Look for shorter and shorter periods of k micro-batches: see `bisect_period`."""
-        ask = partial(self._ask, k, answers, run)
-        return bisect_period(self._least(k, run), high, ask, run, known=known or k in answers)
+        query = partial(self._query, k, run)
+        return bisect_period(self._least(k, run), high, query, run, known=known)
 
     def _least(self, k: int, run: Run) -> int:
         """Return a T below which no pattern of k micro-batches is, by all that is known, ns."""
@@ -221,65 +197,34 @@ class _Search:
         """
         if self.problem.scope.memory == "sum" and not self.pipeline.free:
             return self.pipeline.lacking()[1] > 0
-        answer = self._ask(1, {}, run, max(1, self.pipeline.whole_ns))
-        return answer is not None and not answer.starts
+        solution = self._query(1, run, max(1, self.pipeline.whole_ns))
+        return solution is not None and not solution.starts
 
-    def _ask(
-        self, k: int, answers: Mapping[int, PatternSolution], run: Run, period: int
-    ) -> PatternSolution | None:
-        model = order_model(self.pipeline, k, period, stopped=run.stopped)
-        return query_model(model, answers.get(k), run)
+    def _query(self, k: int, run: Run, period: int) -> PatternSolution | None:
+        model = OrderModel(GivenAllocation(self.pipeline), k, period, stopped=run.stopped)
+        return query_model(model, self.found.known(k), run)
 
-    def report_bound(self, run: Run) -> None:
+    def report_bounds(self, run: Run) -> None:
         """Report what holds for every k that was looked at."""
         run.report_bound(self.load, self.proven, LOAD)
-        for last in range(1, self.longest + 1):
-            if last not in self.bounds:
-                break
-            value = min(self.bounds[k] for k in range(1, last + 1))
-            scope = replace(self.proven, max_k=last)
-            if self.asked is None or value <= self.asked:
-                run.report_bound(value, scope, PROOF)
-            elif run.best() is None:
-                run.report_infeasible(
-                    Infeasibility(
-                        scope=replace(scope, period_ns=self.asked),
-                        proof=f"{PROOF}; the least period is above {self.asked} ns",
-                    )
-                )
+        self.found.report_bounds(run)
 
     def explain(self) -> Infeasibility:
         """Say which GPU cannot hold its stages even with one micro-batch in flight."""
         gpu, short = self.pipeline.lacking()
         if self.pipeline.free or self.problem.scope.memory == "peak":
-            proof = f"{PROOF}: memory does not hold one micro-batch after the other"
+            proof = Proof(ProofKind.NO_MEMORY_FOR_ONE, basis=PROOF)
             return Infeasibility(scope=self.proven, proof=proof)
         enough = self.problem.platform.gpus[gpu].memory_bytes + short
         return Infeasibility(
             scope=self.proven,
-            proof=f"GPU {gpu} lacks {short} bytes with one micro-batch in flight",
+            proof=Proof(ProofKind.GPU_LACKS_MEMORY, gpu=gpu, memory_bytes=short),
             least_memory_bytes=enough,
             proven_memory_bytes=enough,
             gpu=gpu,
         )
 
-    def plan(self, answer: PatternSolution) -> Plan:
-        """Return the plan of an answer."""
-        plan = Plan(
-            chain=self.problem.chain,
-            platform=self.problem.platform,
-            rule=self.problem.rule,
-            scope=self.problem.scope,
-            stages=answer.stages or self.problem.stages,
-            pattern=self.pipeline.pattern(answer),
-        )
-        return compress_shifts(plan)
-
-
-def _repeated(answers: Mapping[int, PatternSolution], k: int) -> PatternSolution | None:
-    """Return the best answer for a divisor of k as one for k."""
-    found = [one for one in answers.values() if k % one.k == 0]
-    if not found:
-        return None
-    best = min(found, key=lambda one: Fraction(one.period_ns, one.k))
-    return best.repeated(k // best.k)
+    def plan(self, solution: PatternSolution) -> Plan:
+        """Return the plan of a solution."""
+        stages = solution.stages or self.problem.stages
+        return self.found.plan(stages, self.pipeline.pattern(solution))

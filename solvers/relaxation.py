@@ -18,12 +18,13 @@ from schedopt.bounds.propagation import PROOF as PROPAGATION
 from schedopt.bounds.propagation import is_propagated, propagate
 from schedopt.bounds.scopes import period_below, period_between, refuted_bound
 from schedopt.problem import Problem
+from schedopt.proofs import Proof, ProofKind, Suggestion
 from schedopt.result import Infeasibility
 from schedopt.solving.cp_sat import solve_model
 from schedopt.solving.run import Run
 from schedopt.stage import Stage
 
-PROOF: Final = "CP-SAT over all allocations, with spans, counts and sums but without orders"
+PROOF: Final = Proof(ProofKind.RELAXATION)
 MOST_PLACES: Final = 3000
 """Layers times GPUs: no more are looked at."""
 FIRST_S: Final = 0.4
@@ -171,7 +172,7 @@ class _Search:
         self.start = model.stages(solver)
         return self.start
 
-    def _refute(self, period: Fraction, proof: str) -> None:
+    def _refute(self, period: Fraction, proof: Proof) -> None:
         bound = refuted_bound(self.problem, period, proof)
         if self.run.best() is None and period == self.longest:
             scope = replace(bound.scope, max_k=None, microbatches=None)
@@ -179,8 +180,8 @@ class _Search:
             self.run.report_infeasible(
                 Infeasibility(
                     scope=scope,
-                    proof=f"{proof}: memory does not hold one micro-batch after the other",
-                    wider="recompute, more memory, or more GPUs",
+                    proof=Proof(ProofKind.NO_MEMORY_FOR_ONE, basis=proof),
+                    wider=(Suggestion.RECOMPUTE, Suggestion.MORE_MEMORY, Suggestion.MORE_GPUS),
                 )
             )
             return

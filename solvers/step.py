@@ -24,24 +24,25 @@ from schedopt.checking import check
 from schedopt.errors import InputError
 from schedopt.plan import Operation, Pattern, Plan, Transfer
 from schedopt.problem import Problem, Scope
+from schedopt.proofs import Proof, ProofKind
 from schedopt.simulation import Simulation, simulate
 from schedopt.solvers.contiguous import contiguous_stages
 from schedopt.solvers.contiguous import prove_impossible as prove_no_stages
 from schedopt.solvers.even_split import even_split
 from schedopt.solvers.next_fit import next_fit
-from schedopt.solvers.one_f_one_b_star import refuse_unsupported
 from schedopt.solvers.periodic import best_pattern, prove_impossible
 from schedopt.solving.models.bisection import bisect_period, query_model
-from schedopt.solving.models.pipeline import AllocatedPipeline, require_stages
-from schedopt.solving.models.recompute_model import order_model
+from schedopt.solving.models.given_allocation import GivenAllocation
+from schedopt.solving.models.order_model import OrderModel
+from schedopt.solving.models.pipeline import AllocatedPipeline
 from schedopt.solving.models.tasks import PatternSolution
-from schedopt.solving.phases import plan_attempts, sharing
-from schedopt.solving.registry import load_solver
+from schedopt.solving.phases import search_phases
+from schedopt.solving.requirements import refuse_unsupported, require_stages
 from schedopt.solving.run import Run
 from schedopt.solving.sharing import best_plan
 from schedopt.solving.stage_chain import StageChain
 from schedopt.stage import Stage
-from schedopt.systems.published import published_step
+from schedopt.systems.steps import published_step
 
 STRETCHES: Final = (Fraction(1), Fraction(11, 10), Fraction(5, 4), Fraction(3, 2), Fraction(2))
 """Steady periods at which allocations are looked for, over the least."""
@@ -57,8 +58,8 @@ MOST_PUBLISHED: Final = 4096
 """Micro-batches times GPUs up to which they are laid out."""
 MOST_CHOICES: Final = 20_000
 """Pairs of operations that the search of the order takes on."""
-PROOF: Final = "CP-SAT over all orders of the step"
-WAY: Final = "the way to a GPU or link, all its work, and the way back"
+PROOF: Final = Proof(ProofKind.ORDERS_OF_STEP)
+WAY: Final = Proof(ProofKind.STEP_OF_RESOURCE)
 
 
 def solve(problem: Problem, run: Run) -> None:
@@ -74,7 +75,7 @@ def solve(problem: Problem, run: Run) -> None:
         raise InputError(
             "step needs a number of micro-batches",
             field="scope.microbatches",
-            way_out="Give one (--microbatches), or use another solver",
+            way_out="Give one (Scope.microbatches), or use another solver",
         )
     steady = replace(problem, scope=replace(problem.scope, microbatches=None, period_ns=None))
     refuse_unsupported(steady, "step")
@@ -93,9 +94,8 @@ def solve(problem: Problem, run: Run) -> None:
             if len(found) == 1:
                 _report_best(found, problem, run)
     if not found and problem.scope.allocation == "contiguous":
-        impossible = prove_no_stages(steady, run)
-        if impossible is not None:
-            run.report_infeasible(impossible)
+        for proof in prove_no_stages(steady, run):
+            run.report_infeasible(proof)
         return
     _report_best(found, problem, run)
     if not run.settled():
@@ -131,25 +131,13 @@ def _report_best(found: Sequence[Plan], problem: Problem, run: Run) -> None:
 
 
 def _found_steady(problem: Problem, count: int, run: Run) -> list[Plan]:
-    """Return what the solvers for the steady state find, the first ones and each better one.
+    """Return what the solvers for the steady state find, the first plan and each better one.
 
-    Layers run apart there if they may in the end: no rung of a step is about that.
+    Layers run apart there if they may in the end: no phase of a step is about that.
     """
-    grain = run.problem.scope.grain
-    scope = replace(problem.scope, max_k=min(count, LONGEST_STEADY), grain=grain)
+    scope = replace(problem.scope, max_k=min(count, LONGEST_STEADY), grain=run.scope.grain)
     asked = replace(problem, scope=scope)
-    part = run.part(asked, SHARE)
-    found: list[Plan] = []
-    for attempt, share in sharing([*plan_attempts(asked)]):
-        if part.ended() or part.settled():
-            break
-        part.begin(attempt.solver, share)
-        with suppress(InputError):
-            load_solver(attempt.solver)(attempt.problem, part)
-        best = part.best()
-        if best is not None and best not in found:
-            found.append(best)
-    return found
+    return search_phases(asked, run.subrun(asked, SHARE))
 
 
 def _steady(problem: Problem, stages: Sequence[Stage], run: Run) -> Plan | None:
@@ -267,7 +255,7 @@ class _OrderSearch:
         if given:
             run.report_bound(Fraction(low, self.count), self.proven, WAY)
         best = run.best()
-        caps = sum(one.most(self.count, flush=True) for one in self.pipeline.stashes)
+        caps = sum(stash.most_in_flight(self.count, flush=True) for stash in self.pipeline.stashes)
         if self.count * caps**2 > MOST_CHOICES:
             return
         if best is not None:
@@ -285,7 +273,8 @@ class _OrderSearch:
                 run.report_bound(Fraction(least, self.count), self.proven, PROOF)
 
     def _ask(self, run: Run, period: int) -> PatternSolution | None:
-        return query_model(order_model(self.pipeline, self.count, period, flush=True), None, run)
+        model = OrderModel(GivenAllocation(self.pipeline), self.count, period, flush=True)
+        return query_model(model, None, run)
 
     def least(self) -> int:
         """Return a makespan that no order beats: to a resource, all work on it, and back."""

@@ -23,8 +23,9 @@ from schedopt.plan import Plan
 from schedopt.problem import Problem
 from schedopt.solvers import contiguous, one_f_one_b_star
 from schedopt.solvers.contiguous import best_stages
-from schedopt.solvers.one_f_one_b_star import refuse_unsupported, require_contiguous
-from schedopt.solving.models.pipeline import LONGEST, AllocatedPipeline, require_stages
+from schedopt.solving.models.pattern_search import LONGEST
+from schedopt.solving.models.pipeline import AllocatedPipeline
+from schedopt.solving.requirements import refuse_unsupported, require_contiguous, require_stages
 from schedopt.solving.run import Run
 from schedopt.solving.sharing import plan_at
 from schedopt.solving.stacking import pack_stages
@@ -49,7 +50,7 @@ def solve(problem: Problem, run: Run) -> None:
         raise InputError(
             "thinned makes patterns of two micro-batches or more",
             field="scope.max_k",
-            way_out="Allow them (--max-k 2), or use another solver",
+            way_out="Allow them (Scope(max_k=2)), or use another solver",
         )
     fixed = problem.scope.allocation == "fixed"
     if fixed:

@@ -106,7 +106,7 @@ def test_the_notes_of_the_ladder_are_explained() -> None:
             result = solve(
                 Chain(layers=layers), Platform(3, memory), scope=scope, time_limit=seconds
             )
-            notes |= {rung.note for rung in result.ladder}
+            notes |= {str(phase.note) for phase in result.ladder}
     written = {part for note in notes for part in note.split(": ")[: 2 if "early" in note else 1]}
     assert len(written) >= 5
     assert written <= explained

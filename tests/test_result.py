@@ -24,7 +24,8 @@ from schedopt import (
     Scope,
     Stage,
 )
-from schedopt.result import as_ratio, best_bound
+from schedopt.result import best_bound
+from schedopt.validation import as_ratio
 
 LAYER = Layer(forward_ns=1, backward_ns=2, weight_bytes=0, activation_bytes=0)
 OPERATIONS = tuple(

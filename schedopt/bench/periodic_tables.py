@@ -1,11 +1,15 @@
-"""The figures of `schedopt.bench.periodic` as Markdown."""
+"""The suite of `schedopt.bench.periodic`: goals and tables."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterator, Sequence
+from itertools import takewhile
+from typing import Final
 
-from schedopt.bench.markdown import circumstances, opening, period, table
+from schedopt.bench.general_tables import missed_goals, proven_line, rows_of
+from schedopt.bench.records import of_family
+from schedopt.bench.suite import Records, Suite, Table, label
+from schedopt.bench.tables import Row, columns
 
 KNOWN: Final = {
     "theorem_4": ("Theorem 4", "The least period is 2 (1 + 1/k) ms."),
@@ -14,7 +18,7 @@ KNOWN: Final = {
         "F = 1 and B = 2 ms, room for N activations: the least period is max(3, 3 P / N) ms.",
     ),
 }
-DRAWN: Final = {
+SAMPLED: Final = {
     "random": (
         "Random chains, k micro-batches",
         "On the best contiguous allocation for k = 1. Ratio: period for k = 1 over the period.",
@@ -40,118 +44,68 @@ DRAWN: Final = {
         "m micro-batches with a flush, on the best contiguous allocation in the steady state.",
     ),
 }
-HEADER: Final = {
-    "layers": "layers",
-    "gpus": "GPUs",
-    "bandwidth": "bandwidth",
-    "memory_level": "memory level",
-    "max_k": "k up to",
-    "microbatches": "m",
-    "seeds": "seeds",
-    "proven": "proven",
-    "median_s": "median s",
-    "goal_median_s": "goal",
-    "longest_s": "longest s",
-    "goal_s": "goal",
-    "longest_seed": "at seed",
-    "infeasible_without": "infeasible without",
-    "shorter": "shorter",
-}
+COLUMNS: Final = (
+    "layers gpus bandwidth memory_level max_k microbatches=m seeds proven median_s goal_median_s "
+    "longest_s goal_s longest_seed infeasible_without shorter"
+)
+"""Of the random chains: those that a row of the family has."""
 
 
-def missed_goals(document: Mapping[str, Any]) -> list[str]:
-    """Return in words what was not proven in the time that is its goal, or is not as known."""
-    found = []
-    for family in (name for name in (*KNOWN, *DRAWN) if name in document):
-        for row in document[family]:
-            sizes = ", ".join(f"{name} {row[name]}" for name in _given(row))
-            found += [f"{family}, {sizes}: {what}" for what in _misses(row)]
-    return found
+def misses(records: Records) -> Iterator[str]:
+    """Yield in words what was not proven in the time that is its goal, or is not as known."""
+    for family in (*KNOWN, *SAMPLED):
+        for record in of_family(records, family):
+            where = label(family, {name: record[name] for name in _key(record)})
+            yield from (f"{where}: {missed}" for missed in missed_goals(record))
 
 
-def _given(row: Mapping[str, Any]) -> Iterator[str]:
-    for name in row:
-        if name in ("status", "seeds"):
-            return
-        yield name
+def _key(record: Row) -> Iterator[str]:
+    """Yield what identifies a record: the names before the first figure."""
+    return takewhile(lambda name: name not in ("status", "seeds"), record)
 
 
-def _misses(row: Mapping[str, Any]) -> Iterator[str]:
-    if "seconds" in row:
-        if row["status"] != "optimal" or row["period_exact"] != row["known_exact"]:
-            yield f"{row['status']}, period {period(row['period_exact'])}"
-        if row["seconds"] >= row["goal_s"]:
-            yield f"{row['seconds']} s, goal {row['goal_s']:g} s"
-        return
-    if row["proven"] < row["seeds"]:
-        yield f"{row['proven']} of {row['seeds']} proven"
-    if row["median_s"] >= row.get("goal_median_s", float("inf")):
-        yield f"median {row['median_s']} s, goal {row['goal_median_s']:g} s"
-    if row["longest_s"] >= row.get("goal_s", float("inf")):
-        longest = f"longest {row['longest_s']} s at seed {row['longest_seed']}"
-        yield f"{longest}, goal {row['goal_s']:g} s"
+def _known(rows: Sequence[Row]) -> list[str]:
+    headings = {"gpus": "gpus=GPUs~(P)", "activations": "activations=room~(N)"}
+    names = " ".join(headings.get(name, name) for name in _key(rows[0]))
+    return columns(rows, f"{names} known_exact period_exact status seconds goal_s")
 
 
-def to_markdown(document: Mapping[str, Any]) -> str:
-    """Return the figures as Markdown, a table for each family."""
-    lines = opening(
-        "How long exact proofs take",
-        _protocol(document),
-        missed_goals(document),
-        "All is proven, and within its goal in seconds where there is one.",
-    )
-    for family, (title, text) in KNOWN.items():
-        if family in document:
-            lines += ["", f"## {title}", "", text, "", *_known(document[family])]
-    for family, (title, text) in DRAWN.items():
-        if family in document:
-            lines += ["", f"## {title}", "", text, "", *_drawn(document[family])]
-    return "\n".join(lines) + "\n"
-
-
-def _protocol(document: Mapping[str, Any]) -> str:
-    return (
-        f"{circumstances(document)}. Random chains are those of "
-        "`schedopt instance random`, seeds from 0 on, links half duplex. A memory level is the "
-        "memory of a GPU over the least with which a contiguous plan exists, with recompute where "
-        "the run may recompute; *shorter* counts the seeds whose ratio is above 1."
-    )
-
-
-def _known(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    names = list(_given(rows[0]))
-    cells = [
-        [
-            *(row[name] for name in names),
-            period(row["known_exact"]),
-            period(row["period_exact"]),
-            row["status"],
-            f"{row['seconds']:.3f}",
-            f"{row['goal_s']:g}",
-        ]
-        for row in rows
-    ]
-    header = {"gpus": "GPUs (P)", "activations": "room (N)"}
-    known = [header.get(name, name) for name in names]
-    return table([*known, "known", "found", "status", "seconds", "goal"], cells)
-
-
-def _drawn(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    names = [name for name in HEADER if any(name in row for row in rows)]
+def _sampled(rows: Sequence[Row]) -> list[str]:
+    present = [name for name in COLUMNS.split() if any(name.split("=")[0] in row for row in rows)]
     ratios = [name for name in rows[0] if name.startswith("median_") and "_over_" in name]
-    cells = [
-        [
-            *(_cell(name, row.get(name)) for name in names),
-            *("" if row[name] is None else f"{row[name]:.3f}" for name in ratios),
-        ]
-        for row in rows
-    ]
-    return table([*(HEADER[name] for name in names), *("ratio, median" for _ in ratios)], cells)
+    if not ratios:
+        return columns(rows, " ".join(present))
+    with_ratio = [{**row, "ratio": row[ratios[0]]} for row in rows]
+    return columns(with_ratio, " ".join([*present, "ratio=ratio,~median"]))
 
 
-def _cell(name: str, value: object) -> object:
-    if value is None:
-        return ""
-    if name in ("median_s", "longest_s"):
-        return f"{value:.3f}"
-    return f"{value:g}" if isinstance(value, float) else value
+def _summary(records: Records) -> Iterator[str]:
+    for family in KNOWN:
+        yield from proven_line(family, records)
+    for family in SAMPLED:
+        for row in of_family(records, family):
+            size = f"{row['layers']} layers, {row['gpus']} GPUs, memory level {row['memory_level']}"
+            count = row.get("microbatches")
+            kind = f"k up to {row['max_k']}" if count is None else f"{count} micro-batches"
+            yield (
+                f"{family}, {size}, {kind}: {row['proven']} of {row['seeds']} proven, "
+                f"median {row['median_s']} s, longest {row['longest_s']} s"
+            )
+
+
+SUITE: Final = Suite(
+    title="How long exact proofs take",
+    families=(*KNOWN, *SAMPLED),
+    protocol="Random chains are those of `schedopt instance random`, seeds from 0 on, links half "
+    "duplex. A memory level is the memory of a GPU over the least with which a contiguous plan "
+    "exists, with recompute where the run may recompute; *shorter* counts the seeds whose ratio is "
+    "above 1.",
+    misses=misses,
+    well="All is proven, and within its goal in seconds where there is one.",
+    tables=[
+        Table(title, text, _known if family in KNOWN else _sampled, rows_of(family))
+        for family, (title, text) in {**KNOWN, **SAMPLED}.items()
+    ],
+    summary=_summary,
+    resumable=False,
+)

@@ -1,20 +1,23 @@
-"""The figures of `schedopt.bench.schedules` as Markdown, with the goals beside them."""
+"""The suite of `schedopt.bench.schedules`: goals, tables and picture."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from fractions import Fraction
-from statistics import geometric_mean
-from typing import Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 from schedopt.bench.general import BANDWIDTH
-from schedopt.bench.markdown import circumstances, opening, table
-from schedopt.bench.schedules import LONGEST, REPLICATED, SCHEDULES
-from schedopt.systems.registry import find_system
-from schedopt.units import format_bytes, format_duration
+from schedopt.bench.pictures import draw_schedules
+from schedopt.bench.records import Record, fraction, gap_of
+from schedopt.bench.schedules import MAX_K, REPLICATED, SCHEDULES
+from schedopt.bench.suite import Overview, Records, Suite, Table
+from schedopt.bench.tables import Row, mean_ratio, number, show, summarize
+from schedopt.systems.catalogue import find_system
+from schedopt.units import format_duration
 
-Row = Mapping[str, Any]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 SEARCHES: Final = {
     "order_step": "step, same stages",
@@ -22,252 +25,225 @@ SEARCHES: Final = {
     "order_period": "period, same stages",
     "any_period": "period, any stages",
 }
-"""What is looked for, in words."""
-MEANING: Final = (
-    "A fixed schedule is a step of m micro-batches with a flush, without updates. Its GPU that "
-    "needs most, in the reading `sum`, says what memory each GPU has in the searches beside it. "
-    "They look for the shortest step of m micro-batches with a flush, and for the least period "
-    f"without one (k up to {LONGEST}), on the stages of the schedule and on any. The backward may "
-    "be split where the schedule splits it. Ratios are the makespan of the fixed schedule over "
-    "that of the step found, or its makespan for each micro-batch over the period found: above 1, "
-    "the search is that many times as fast. The bubble is idle time of the GPUs that have a stage."
-)
-LONGER: Final = "has two GPUs for each stage, which no search has"
+"""The searches, in words."""
 
 
-@dataclass(frozen=True)
-class Mean:
-    """What the runs of one schedule say together, for so many micro-batches a GPU.
-
-    Parameters
-    ----------
-    schedule : str
-    turns : int
-        Micro-batches of a step for each GPU.
-    runs, refused : int
-        Refused are chains that the schedule cannot do.
-    bubble : float or None
-        Arithmetic mean of the fixed schedule's.
-    ratios : dict of str to (float, float, float)
-        For each search that found plans: geometric mean, least and largest.
-    proven : dict of str to int
-        Results of each search that are proven optimal.
-    """
-
-    schedule: str
-    turns: int
-    runs: int
-    refused: int
-    bubble: float | None
-    ratios: Mapping[str, tuple[float, float, float]]
-    proven: Mapping[str, int]
-
-
-def per_gpu(turns: int) -> str:
-    """Return a number of micro-batches in terms of P GPUs."""
-    return "P" if turns == 1 else f"{turns} P"
-
-
-def ratio_of(row: Row, search: str) -> Fraction | None:
+def ratio_of(record: Row, search: str) -> Fraction | None:
     """Return how many times as fast as the fixed schedule a search is; None without a plan."""
-    found = {} if row["refused"] else row["searches"].get(search, {})
-    exact = found.get("period_exact")
-    return Fraction(*row["fixed"]["period_exact"]) / Fraction(*exact) if exact else None
+    figures = {} if record["refused"] else record["searches"].get(search, {})
+    period = fraction(figures.get("period_exact"))
+    return None if period is None else Fraction(*record["fixed"]["period_exact"]) / period
 
 
-def gap_of(found: Row) -> Fraction | None:
-    """Return how far the plan of a search is from its bound; None where either is missing."""
-    if not found["period_exact"] or not found["bound_exact"] or not found["bound_exact"][0]:
-        return None
-    return Fraction(*found["period_exact"]) / Fraction(*found["bound_exact"]) - 1
+def _by_schedule(record: Row) -> tuple[int, int]:
+    return SCHEDULES.index(record["schedule"]), record["microbatches"] // record["gpus"]
 
 
-def groups(document: Mapping[str, Any]) -> dict[tuple[str, int], list[Row]]:
-    """Return the rows of each schedule and number of micro-batches a GPU, in that order."""
-    found: dict[tuple[str, int], list[Row]] = {}
-    for row in document.get("schedules", []):
-        key = row["schedule"], row["microbatches"] // row["gpus"]
-        found.setdefault(key, []).append(row)
-    return dict(sorted(found.items(), key=lambda one: (SCHEDULES.index(one[0][0]), one[0][1])))
+def _names(record: Row) -> dict[str, Any]:
+    """Return what tables call a record's schedule and number of micro-batches."""
+    system, multiple = find_system(record["schedule"]), record["microbatches"] // record["gpus"]
+    per_gpu = "P" if multiple == 1 else f"{multiple} P"
+    return {"title": system.title, "source": system.source, "per_gpu": per_gpu}
 
 
-def ratios(rows: Sequence[Row], search: str) -> list[float]:
-    """Return the ratios of those rows that have a plan."""
-    return [float(ratio) for row in rows if (ratio := ratio_of(row, search)) is not None]
+def means(records: Records) -> list[dict[str, Any]]:
+    """Return a row for each schedule and number of micro-batches a GPU.
 
-
-def means(document: Mapping[str, Any]) -> list[Mean]:
-    """Return the means of all groups."""
-    return [_mean(*key, rows) for key, rows in groups(document).items()]
-
-
-def _mean(schedule: str, turns: int, rows: Sequence[Row]) -> Mean:
-    made = [row for row in rows if not row["refused"]]
-    found = {name: ratios(made, name) for name in SEARCHES}
-    return Mean(
-        schedule,
-        turns,
-        len(rows),
-        len(rows) - len(made),
-        sum(row["fixed"]["bubble"] for row in made) / len(made) if made else None,
-        {name: (geometric_mean(r), min(r), max(r)) for name, r in found.items() if r},
-        {
-            name: sum(row["searches"].get(name, {}).get("status") == "optimal" for row in made)
-            for name in SEARCHES
-        },
+    It holds the numbers of runs, refused runs and plans, the mean bubble, and for each search its
+    ratios (mean: geometric, least, most; None without plans) and how many plans are proven optimal.
+    """
+    rows = []
+    for record in sorted(records, key=_by_schedule):
+        made = not record["refused"]
+        bubble = number(record["fixed"]["bubble"] if made else None)
+        row = {**_names(record), "bubble": bubble, "plan": made, "refused": not made}
+        for name in SEARCHES:
+            searched = record["searches"].get(name, {}) if made else {}
+            row[name] = number(ratio_of(record, name))
+            row[f"{name}_proven"] = searched.get("status") == "optimal"
+        rows.append(row)
+    figures: dict[str, tuple[str, Any]] = {}
+    for name in SEARCHES:
+        figures[f"{name}_proven"] = f"{name}_proven", "sum"
+        for how, function in (("mean", mean_ratio), ("least", "min"), ("most", "max")):
+            figures[f"{name}_{how}"] = name, function
+    return summarize(
+        rows,
+        "title source per_gpu",
+        plans=("plan", "sum"),
+        refused=("refused", "sum"),
+        bubble=("bubble", "mean"),
+        **figures,
     )
 
 
-def missed_goals(document: Mapping[str, Any]) -> list[str]:
-    """Return in words where a search is worse than what it could begin with, or than its bound.
+def _mean_rows(records: Records) -> list[dict[str, Any]]:
+    rows = means(records)
+    for row in rows:
+        for name in SEARCHES:
+            mean, least, most = (row[f"{name}_{how}"] for how in ("mean", "least", "most"))
+            row[name] = None if mean is None else f"{mean:.3f} ({least:.3f} to {most:.3f})"
+            row[f"{name}_proven"] = None if mean is None else row[f"{name}_proven"]
+    return rows
+
+
+def misses(records: Records) -> Iterator[str]:
+    """Yield in words where a search is worse than what it could begin with, or than its bound.
 
     Neither a step nor a period is longer than the fixed schedule once, or again and again; and no
     search on any stages is worse than that on the same ones.
     """
-    made = [row for row in document.get("schedules", []) if not row["refused"]]
-    alone = [
-        f"{row['chain']}, {row['gpus']} GPUs, {row['microbatches']} micro-batches, "
-        f"{find_system(row['schedule']).title}: {missed}"
-        for row in made
-        for missed in _missed(row)
-    ]
-    return alone + [one for name in REPLICATED for one in _missed_by(name, made)]
+    made = [record for record in records if not record["refused"]]
+    for record in made:
+        where = f"{record['chain']}, {record['gpus']} GPUs, {record['microbatches']} micro-batches"
+        title = _names(record)["title"]
+        yield from (f"{where}, {title}: {missed}" for missed in _misses(record))
+    for schedule in REPLICATED:
+        own = [record for record in made if record["schedule"] == schedule]
+        for name, words in SEARCHES.items():
+            ratios = _ratios(own, name)
+            longer = [ratio for ratio in ratios if ratio < 1]
+            if longer:
+                yield (
+                    f"{find_system(schedule).title}, {words}: longer on {len(longer)} of "
+                    f"{len(ratios)} runs, up to {1 / min(longer):.3f} times; it has two GPUs for "
+                    "each stage, which no search has"
+                )
 
 
-def _missed(row: Row) -> Iterator[str]:
-    for name, found in row["searches"].items():
-        ratio, gap = ratio_of(row, name), gap_of(found)
+def _misses(record: Row) -> Iterator[str]:
+    for name, found in record["searches"].items():
+        ratio, gap, words = ratio_of(record, name), gap_of(found), SEARCHES[name]
         if ratio is None:
-            yield f"{SEARCHES[name]}: {found['status']}, no plan"
+            yield f"{words}: {found['status']}, no plan"
             continue
-        if ratio < 1 and row["schedule"] not in REPLICATED:
-            yield f"{SEARCHES[name]}: {_times(1 / ratio)} times as long"
+        if ratio < 1 and record["schedule"] not in REPLICATED:
+            yield f"{words}: {float(1 / ratio):.3f} times as long"
         if gap is not None and gap < 0:
-            yield f"{SEARCHES[name]}: below its bound"
-        if found["memory_bytes"] > row["memory_bytes"]:
-            yield f"{SEARCHES[name]}: more memory than the fixed schedule"
-        same = ratio_of(row, name.replace("any_", "order_"))
+            yield f"{words}: below its bound"
+        if found["memory_bytes"] > record["memory_bytes"]:
+            yield f"{words}: more memory than the fixed schedule"
+        same = ratio_of(record, name.replace("any_", "order_"))
         if same is not None and ratio < same:
-            yield f"{SEARCHES[name]}: worse than on the same stages"
+            yield f"{words}: worse than on the same stages"
 
 
-def _missed_by(schedule: str, rows: Sequence[Row]) -> Iterator[str]:
-    """Yield how often the searches lose to a schedule from which they cannot begin."""
-    own = [row for row in rows if row["schedule"] == schedule]
-    for name in SEARCHES:
-        found = ratios(own, name)
-        longer = [ratio for ratio in found if ratio < 1]
-        if longer:
-            yield (
-                f"{find_system(schedule).title}, {SEARCHES[name]}: longer on {len(longer)} of "
-                f"{len(found)} runs, up to {1 / min(longer):.3f} times; it {LONGER}"
-            )
+def _ratios(records: Records, search: str) -> list[float]:
+    """Return the ratios of those records that have a plan."""
+    return [float(ratio) for record in records if (ratio := ratio_of(record, search)) is not None]
 
 
-def to_markdown(document: Mapping[str, Any]) -> str:
-    """Return the figures as Markdown."""
-    protocol = f"{circumstances(document)}, seed {document['seed']}. Links {BANDWIDTH}. {MEANING}"
-    well = (
-        "Nothing found takes longer than the fixed schedule at its memory, or less than its bound."
+def _runs(goal: str, records: Records) -> list[dict[str, Any]]:
+    """Return a row for each plan, with the figures of the searches for a step or a period."""
+    rows = []
+    for record in records:
+        if record["refused"]:
+            continue
+        count, fixed = record["microbatches"] if goal == "step" else 1, record["fixed"]
+        row = {**record, **_names(record), "bubble": fixed["bubble"]}
+        row["fixed"] = _duration(fixed, count)
+        for side in ("order", "any"):
+            found = record["searches"].get(f"{side}_{goal}")
+            if found is not None:
+                row |= _search_cells(record, f"{side}_{goal}", side, count)
+        rows.append(row)
+    return rows
+
+
+def _search_cells(record: Row, name: str, side: str, count: int) -> dict[str, Any]:
+    found = record["searches"][name]
+    ratio, gap = ratio_of(record, name), gap_of(found)
+    if ratio is None:
+        return {side: found["status"], f"{side}_solver": found["solver"]}
+    far = show(gap, ".1%")
+    return {
+        side: _duration(found, count),
+        f"{side}_ratio": f"{float(ratio):.3f}",
+        f"{side}_gap": "proven" if found["status"] == "optimal" else far,
+        f"{side}_bubble": f"{found['bubble']:.1%}",
+        f"{side}_solver": found["solver"],
+    }
+
+
+def _duration(figures: Mapping[str, Any], count: int) -> str:
+    """Return the time of a number of micro-batches."""
+    return format_duration(count * Fraction(*figures["period_exact"]))
+
+
+def _refusals(records: Records) -> list[dict[str, Any]]:
+    return [{**record, **_names(record)} for record in records if record["refused"]]
+
+
+def _overview(records: Records) -> Overview:
+    rows = [
+        [
+            *(str(row[name]) for name in ("title", "per_gpu", "plans", "refused")),
+            *(show(row[f"{name}_mean"], ".3f") for name in SEARCHES),
+        ]
+        for row in means(records)
+    ]
+    return Overview(
+        "Times as fast as the fixed schedule: geometric mean, with its memory",
+        ("Schedule", "m", "Plans", "Refused", *(words.capitalize() for words in SEARCHES.values())),
+        rows,
+        keys=2,
     )
-    lines = opening(
-        "Pattern search against fixed schedules", protocol, missed_goals(document), well
-    )
-    made = [row for row in document.get("schedules", []) if not row["refused"]]
-    refused = [row for row in document.get("schedules", []) if row["refused"]]
-    parts = {
-        "Schedules": (
+
+
+def _draw(records: Records) -> Figure:
+    made = sorted((record for record in records if not record["refused"]), key=_by_schedule)
+    groups: dict[str, list[Record]] = {}
+    for record in made:
+        names = _names(record)
+        groups.setdefault(f"{names['title']}\nm = {names['per_gpu']}", []).append(record)
+    rows = {
+        label: {name: _ratios(group, name) for name in SEARCHES} for label, group in groups.items()
+    }
+    return draw_schedules(rows, len({record["chain_sha256"] for record in made}))
+
+
+PLACE: Final = "chain gpus microbatches=m title=schedule"
+SIDES: Final = " ".join(
+    f"{side}={which}~stages {side}_ratio=ratio {side}_gap=gap {side}_bubble=bubble "
+    f"{side}_solver=solver"
+    for side, which in (("order", "same"), ("any", "any"))
+)
+RUNS: Final = f"{PLACE} memory_bytes=memory fixed bubble {SIDES}"
+
+
+def _searched(name: str) -> str:
+    return f"{name}={SEARCHES[name].replace(' ', '~')} {name}_proven=proven"
+
+
+SUITE: Final = Suite(
+    title="Pattern search against fixed schedules",
+    families=("schedules",),
+    protocol=f"Links {BANDWIDTH}. A fixed schedule is a step of m micro-batches with a flush, "
+    "without updates. Its GPU that needs most, in the reading `sum`, says what memory each GPU has "
+    "in the searches. They look for the shortest step of m micro-batches with a flush, and for the "
+    f"least period without one (k up to {MAX_K}), on the stages of the schedule and on any. The "
+    "backward may be split where the schedule splits it. Ratios are the makespan of the fixed "
+    "schedule over that of the step found, or its makespan for each micro-batch over the period "
+    "found: above 1, the search is that many times as fast. The bubble is idle time of the GPUs "
+    "that have a stage.",
+    misses=misses,
+    well="Nothing found takes longer than the fixed schedule at its memory, or less than its "
+    "bound.",
+    tables=[
+        Table(
+            "Schedules",
             "Of P GPUs. Ratios: geometric mean (least to largest); proven: how many of the plans "
             "found are optimal.",
-            _summary(document),
+            "title=schedule source per_gpu=m plans refused bubble "
+            + " ".join(map(_searched, SEARCHES)),
+            _mean_rows,
         ),
-        "Steps": ("The makespan of m micro-batches, with a flush.", _runs(made, "step")),
-        "Steady states": (
-            "The period, beside the makespan of the fixed schedule for each micro-batch.",
-            _runs(made, "period"),
-        ),
-        "Refused": ("Chains that a schedule cannot do.", _refusals(refused)),
-    }
-    for title, (said, rows) in parts.items():
-        if len(rows) > 2:
-            lines += ["", f"## {title}", "", said, "", *rows]
-    return "\n".join(lines) + "\n"
-
-
-def _summary(document: Mapping[str, Any]) -> list[str]:
-    header = ["schedule", "source", "m", "plans", "refused", "bubble"]
-    for words in SEARCHES.values():
-        header += [words, "proven"]
-    cells: list[list[object]] = []
-    for mean in means(document):
-        system = find_system(mean.schedule)
-        plans = mean.runs - mean.refused
-        bubble = "" if mean.bubble is None else f"{mean.bubble:.1%}"
-        row: list[object] = [system.title, system.source, per_gpu(mean.turns), plans, mean.refused,
-                             bubble]  # fmt: skip
-        for name in SEARCHES:
-            if name in mean.ratios:
-                middle, least, most = mean.ratios[name]
-                row += [f"{middle:.3f} ({least:.3f} to {most:.3f})", mean.proven[name]]
-            else:
-                row += ["", ""]
-        cells.append(row)
-    return table(header, cells)
-
-
-def _runs(rows: Sequence[Row], goal: str) -> list[str]:
-    header = ["chain", "GPUs", "m", "schedule", "memory", "fixed", "bubble"]
-    for which in ("same stages", "any stages"):
-        header += [which, "ratio", "gap", "bubble", "solver"]
-    cells = []
-    for row in rows:
-        whole = row["microbatches"] if goal == "step" else 1
-        cell: list[object] = [
-            row["chain"],
-            row["gpus"],
-            row["microbatches"],
-            find_system(row["schedule"]).title,
-            format_bytes(row["memory_bytes"]),
-            _duration(row["fixed"]["period_exact"], whole),
-            f"{row['fixed']['bubble']:.1%}",
-        ]
-        for which in ("order", "any"):
-            cell += _search_cells(row, f"{which}_{goal}", whole)
-        cells.append(cell)
-    return table(header, cells)
-
-
-def _search_cells(row: Row, name: str, whole: int) -> list[str]:
-    found = row["searches"].get(name)
-    if found is None:
-        return [""] * 5
-    ratio, gap = ratio_of(row, name), gap_of(found)
-    if ratio is None:
-        return [found["status"], "", "", "", found["solver"]]
-    far = "" if gap is None else f"{float(gap):.1%}"
-    return [
-        _duration(found["period_exact"], whole),
-        _times(ratio),
-        "proven" if found["status"] == "optimal" else far,
-        f"{found['bubble']:.1%}",
-        found["solver"],
-    ]
-
-
-def _refusals(rows: Sequence[Row]) -> list[str]:
-    header = ["chain", "GPUs", "m", "schedule", "why"]
-    cells = [
-        [row["chain"], row["gpus"], row["microbatches"], find_system(row["schedule"]).title,
-         row["refused"]]
-        for row in rows
-    ]  # fmt: skip
-    return table(header, cells)
-
-
-def _duration(exact: Sequence[int], whole: int) -> str:
-    """Return the time of so many micro-batches."""
-    return format_duration(whole * Fraction(*exact))
-
-
-def _times(ratio: Fraction) -> str:
-    return f"{float(ratio):.3f}"
+        Table("Steps", "The makespan of m micro-batches, with a flush.", RUNS,
+              partial(_runs, "step")),
+        Table("Steady states", "The period, and the makespan of the fixed schedule for each "
+              "micro-batch.", RUNS, partial(_runs, "period")),
+        Table("Refused", "Chains that a schedule cannot do.", f"{PLACE} refused=why", _refusals),
+    ],
+    overview=_overview,
+    draw=_draw,
+)  # fmt: skip

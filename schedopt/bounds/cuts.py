@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
-from schedopt.interrupts import go_on, never
+from schedopt.interrupts import never_stop, raise_if_stopped
 from schedopt.platform import Gpu
 from schedopt.problem import Problem
 
@@ -74,7 +74,7 @@ class Cuts:
         *,
         most: int,
         backwards: bool = False,
-        stopped: Callable[[], bool] = never,
+        stopped: Callable[[], bool] = never_stop,
     ) -> None:
         import numpy as np
 
@@ -153,7 +153,7 @@ class Cuts:
         saved = total([layer.saved for layer in layers])
         workspace = np.array([layer.workspace_bytes or 0 for layer in layers], dtype=np.int64)
         for first, layer in enumerate(layers):
-            go_on(self.stopped)
+            raise_if_stopped(self.stopped)
             fixed = weights[first + 1 :] - weights[first]
             if counted:
                 _, way, _ = self._lengths(first, self.count - first)
@@ -259,7 +259,7 @@ class Cuts:
         origin = np.zeros((self.gpus + 1, self.count + 1), dtype=np.int32)
         table[:, :, 0] = 0
         for first in np.flatnonzero(self.may_cut[:-1]).tolist():
-            go_on(self.stopped)
+            raise_if_stopped(self.stopped)
             column = np.minimum.accumulate(table[:, :, first], axis=1)
             table[:, :, first] = column
             if int(column[0, -1]) >= NEVER:

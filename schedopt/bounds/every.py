@@ -10,7 +10,7 @@ from schedopt.bounds.packing import packing_bound
 from schedopt.bounds.propagation import propagation_bound
 from schedopt.bounds.span import contiguous_bound
 from schedopt.bounds.step import contiguous_step_bound, step_bound
-from schedopt.interrupts import Stopped, never
+from schedopt.interrupts import Stopped, never_stop
 from schedopt.problem import Problem, Scope
 from schedopt.result import Bound
 
@@ -24,7 +24,7 @@ FURTHER: Final[tuple[Callable[[Problem, Callable[[], bool]], Bound | None], ...]
 )
 
 
-def lower_bounds(problem: Problem, stopped: Callable[[], bool] = never) -> Iterator[Bound]:
+def lower_bounds(problem: Problem, stopped: Callable[[], bool] = never_stop) -> Iterator[Bound]:
     """Yield the bounds that hold for a problem, the cheapest first, each above those before it.
 
     Where the exact programme over cuts finds the optimum itself, only the load is looked at.

@@ -9,10 +9,12 @@ from fractions import Fraction
 
 from schedopt.bounds.scopes import widest
 from schedopt.chain import Layer
-from schedopt.interrupts import go_on, never
+from schedopt.interrupts import never_stop, raise_if_stopped
 from schedopt.platform import Gpu
 from schedopt.problem import Problem
-from schedopt.result import Bound, as_ratio
+from schedopt.proofs import Proof, ProofKind
+from schedopt.result import Bound
+from schedopt.validation import as_ratio
 
 
 def load_bound(problem: Problem) -> Bound:
@@ -35,18 +37,18 @@ def load_bound(problem: Problem) -> Bound:
         return Bound(
             exact=as_ratio(crowded),
             scope=widest(problem.scope),
-            proof="long layers that must share a GPU, on the fastest one",
+            proof=Proof(ProofKind.LONG_LAYERS),
         )
     if average >= longest:
         return Bound(
             exact=as_ratio(average),
             scope=widest(problem.scope),
-            proof="all work, shared evenly by all GPUs",
+            proof=Proof(ProofKind.SHARED_WORK),
         )
     return Bound(
         exact=as_ratio(Fraction(longest)),
         scope=widest(problem.scope),
-        proof="the longest layer, on the fastest GPU",
+        proof=Proof(ProofKind.LONGEST_LAYER),
     )
 
 
@@ -72,7 +74,7 @@ def _crowded_ns(problem: Problem) -> int:
     return max((sum(times[n * gpus - n : n * gpus + 1]) for n in shared), default=0)
 
 
-def stage_load_bound(problem: Problem, stopped: Callable[[], bool] = never) -> Bound | None:
+def stage_load_bound(problem: Problem, stopped: Callable[[], bool] = never_stop) -> Bound | None:
     """Return the bound that the work of each GPU gives where the stages are given, for any k.
 
     A GPU runs its stages once for each micro-batch, each backward whole or in halves, whichever is
@@ -86,7 +88,7 @@ def stage_load_bound(problem: Problem, stopped: Callable[[], bool] = never) -> B
     scope, gpus = problem.scope, problem.platform.gpus
     if scope.allocation != "fixed" or not _are_possible(problem):
         return None
-    go_on(stopped)
+    raise_if_stopped(stopped)
     work = [0] * len(gpus)
     for stage in problem.stages:
         gpu, layers = gpus[stage.gpus[0]], problem.chain.layers[stage.first : stage.last + 1]
@@ -96,7 +98,7 @@ def stage_load_bound(problem: Problem, stopped: Callable[[], bool] = never) -> B
     return Bound(
         exact=as_ratio(work[busiest]),
         scope=replace(widest(scope), allocation="fixed", grain=scope.grain),
-        proof=f"the work of GPU {busiest}, with the stages that are given",
+        proof=Proof(ProofKind.WORK_OF_STAGES, gpu=busiest),
     )
 
 

@@ -11,16 +11,17 @@ from typing import Final
 
 from schedopt.bounds.load import load_bound, way_back
 from schedopt.bounds.scopes import make_bound, widest
-from schedopt.interrupts import go_on, never
+from schedopt.interrupts import never_stop, raise_if_stopped
 from schedopt.problem import Problem
+from schedopt.proofs import Proof, ProofKind
 from schedopt.result import Bound
 
-PROOF: Final = "what all micro-batches in flight keep must fit the memory of all GPUs"
+PROOF: Final = Proof(ProofKind.IN_FLIGHT_OF_ALL)
 MOST_DROPS: Final = 64
 """So often a period is lowered to the next one at which a count changes."""
 
 
-def packing_bound(problem: Problem, stopped: Callable[[], bool] = never) -> Bound | None:
+def packing_bound(problem: Problem, stopped: Callable[[], bool] = never_stop) -> Bound | None:
     """Return the period that the memory of all GPUs together needs, for any allocation and k.
 
     What layer l saves for a micro-batch stays from its forward to its backward, at least R_l: the
@@ -120,7 +121,7 @@ def _with_whole_counts(
                 continue
         else:
             drops += 1
-            go_on(stopped)
+            raise_if_stopped(stopped)
             found = counts(high, below=True)
             if found is None:
                 return high

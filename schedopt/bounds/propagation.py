@@ -11,8 +11,9 @@ from schedopt.bounds.amounts import Amounts, Scaled
 from schedopt.bounds.load import load_bound
 from schedopt.bounds.runs import Runs
 from schedopt.bounds.scopes import period_between, refuted_bound
-from schedopt.interrupts import go_on, never
+from schedopt.interrupts import never_stop, raise_if_stopped
 from schedopt.problem import LARGEST_HORIZON_NS, Problem
+from schedopt.proofs import Proof, ProofKind
 from schedopt.result import Bound
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     Array = npt.NDArray[np.int64]
     Flags = npt.NDArray[np.bool_]
 
-PROOF: Final = "what micro-batches in flight keep forces cuts, and cuts take transfers"
+PROOF: Final = Proof(ProofKind.IN_FLIGHT_CUTS)
 MOST_ROUNDS: Final = 12
 MOST_CELLS: Final = 1 << 19
 """Layers, squared, a GPU: no more are looked at."""
@@ -126,7 +127,7 @@ def is_propagated(problem: Problem) -> bool:
     return problem.rule.is_given and cells <= MOST_CELLS
 
 
-def propagation_bound(problem: Problem, stopped: Callable[[], bool] = never) -> Bound | None:
+def propagation_bound(problem: Problem, stopped: Callable[[], bool] = never_stop) -> Bound | None:
     """Return the period that `propagate` does not refute, bisected, for any allocation and any k.
 
     Patterns are real-valued here: one with a period can be stretched to any longer one, in the
@@ -146,12 +147,12 @@ def propagation_bound(problem: Problem, stopped: Callable[[], bool] = never) -> 
         return None
     high = low
     while propagate(amounts, high) is None:
-        go_on(stopped)
+        raise_if_stopped(stopped)
         if high > LARGEST_HORIZON_NS:
             return None
         low, high = high, 2 * high
     while (middle := period_between(low, high, problem.scope)) is not None:
-        go_on(stopped)
+        raise_if_stopped(stopped)
         if propagate(amounts, middle) is None:
             low = middle
         else:

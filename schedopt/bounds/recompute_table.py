@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from schedopt.bounds.recomputation import RecomputeChoice, cheapest_recompute, input_bytes
 from schedopt.chain import Chain
-from schedopt.interrupts import go_on, never
+from schedopt.interrupts import never_stop, raise_if_stopped
 from schedopt.platform import Gpu
 
 Array = npt.NDArray[np.int64]
@@ -40,7 +40,7 @@ class RecomputeTable:
         Whether to stop: then `Stopped` is raised, and no table is half full.
     """
 
-    def __init__(self, chain: Chain, gpu: Gpu, stopped: Callable[[], bool] = never) -> None:
+    def __init__(self, chain: Chain, gpu: Gpu, stopped: Callable[[], bool] = never_stop) -> None:
         self.chain, self.gpu, self.stopped = chain, gpu, stopped
         layers = chain.layers
         self.count = len(layers)
@@ -102,7 +102,7 @@ class RecomputeTable:
         layers = self.chain.layers
         rooms = np.full((self.count, window), -1, dtype=np.int64)
         for first in range(self.count):
-            go_on(self.stopped)
+            raise_if_stopped(self.stopped)
             left, workspace, works = self.gpu.usable_bytes, 0, False
             for place, layer in enumerate(layers[first : first + window]):
                 left -= layer.weight_bytes
@@ -149,7 +149,7 @@ class RecomputeTable:
         lengths = np.zeros((self.count, self.window, len(prices)))
         of_kept, of_again = behind_run.copy(), begin_run.copy()
         for place in range(self.window):
-            go_on(self.stopped)
+            raise_if_stopped(self.stopped)
             rows = self.count - place
             if place:
                 before_kept, before_again = of_kept[:rows], of_again[:rows]

@@ -8,7 +8,9 @@ from math import ceil, floor
 from typing import Final
 
 from schedopt.problem import Problem, Scope
-from schedopt.result import Bound, as_ratio
+from schedopt.proofs import Proof
+from schedopt.result import Bound
+from schedopt.validation import as_ratio
 
 MOST_LENGTHS: Final = 1024
 """Patterns up to this long are looked at when a bound is rounded up."""
@@ -51,7 +53,7 @@ def longest_pattern(scope: Scope) -> int | None:
     return scope.max_k if scope.microbatches is None else scope.microbatches
 
 
-def make_bound(value: Fraction | int, scope: Scope, proof: str) -> Bound:
+def make_bound(value: Fraction | int, scope: Scope, proof: Proof | str) -> Bound:
     """Return a bound, rounded up to a period that a pattern of the scope can have.
 
     A pattern of k micro-batches takes a whole number of ns, and at least 1.
@@ -105,7 +107,7 @@ def period_between(low: Fraction, high: Fraction, scope: Scope) -> Fraction | No
     return max(least, *(Fraction(floor(k * middle), k) for k in range(first, longest + 1)))
 
 
-def refuted_bound(problem: Problem, period: Fraction, proof: str) -> Bound:
+def refuted_bound(problem: Problem, period: Fraction, proof: Proof | str) -> Bound:
     """Return what follows if no plan of any allocation has a period, or a shorter one.
 
     It speaks of the reading of memory and of the lengths of patterns that were asked for.

@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING, Final
 from schedopt.bounds.cuts import LATEST, NEVER, Cuts, is_readable, longest_way
 from schedopt.bounds.load import load_bound, way_back
 from schedopt.bounds.scopes import contiguous, longest_pattern, make_bound
-from schedopt.interrupts import never
+from schedopt.interrupts import never_stop
 from schedopt.network import Link
 from schedopt.problem import LARGEST_HORIZON_NS, Problem
+from schedopt.proofs import Proof, ProofKind
 from schedopt.result import Bound
 
 if TYPE_CHECKING:
     from schedopt.bounds.cuts import Array
     from schedopt.bounds.recompute_table import RecomputeTable
 
-PROOF: Final = "each stage keeps its micro-batches in flight while later stages work on them"
+PROOF: Final = Proof(ProofKind.IN_FLIGHT_OF_STAGE)
 MOST_COUNT: Final = 4096
 MOST_PARTS: Final = 64
 """Patterns up to this long are looked at one by one."""
@@ -31,7 +32,7 @@ Read = tuple[int, int, int]
 """A stage in the order of reading: first layer, end, GPU."""
 
 
-def contiguous_bound(problem: Problem, stopped: Callable[[], bool] = never) -> Bound | None:
+def contiguous_bound(problem: Problem, stopped: Callable[[], bool] = never_stop) -> Bound | None:
     """Return the least period that load, links and memory allow on contiguous stages, for any k.
 
     The span of a stage, from the start of its forward to the end of its backward, is at least its

@@ -12,23 +12,24 @@ from typing import TYPE_CHECKING, Final
 from schedopt.bounds.cuts import LATEST, NEVER, Cuts, is_readable, longest_way
 from schedopt.bounds.load import least_backward, load_bound, way_back
 from schedopt.bounds.scopes import contiguous, make_bound, widest
-from schedopt.interrupts import go_on, never
+from schedopt.interrupts import never_stop, raise_if_stopped
 from schedopt.network import Link
 from schedopt.platform import Gpu
 from schedopt.problem import LARGEST_HORIZON_NS, Problem
+from schedopt.proofs import Proof, ProofKind
 from schedopt.result import Bound
 
 if TYPE_CHECKING:
     from schedopt.bounds.cuts import Array
 
-ANY: Final = "GPUs start behind the forwards and end before the backwards of other layers"
-CONTIGUOUS: Final = "each stage waits for the forwards before it and is waited for by backwards"
+ANY: Final = Proof(ProofKind.STEP_OF_GPUS)
+CONTIGUOUS: Final = Proof(ProofKind.STEP_OF_STAGES)
 
 Times = tuple[int, int]
 """Of a layer, ahead and back, ns at speed 1."""
 
 
-def step_bound(problem: Problem, stopped: Callable[[], bool] = never) -> Bound | None:
+def step_bound(problem: Problem, stopped: Callable[[], bool] = never_stop) -> Bound | None:
     """Return the step that filling and draining the GPUs allows, on any allocation.
 
     Let f be the first layer that a GPU runs. Before its first forward comes the forward of all
@@ -49,7 +50,7 @@ def step_bound(problem: Problem, stopped: Callable[[], bool] = never) -> Bound |
     count, split = problem.scope.microbatches, problem.scope.split_backward
     if count is None:
         return None
-    go_on(stopped)
+    raise_if_stopped(stopped)
     layers, gpus = problem.chain.layers, problem.platform.gpus
     fastest = max(gpus, key=lambda gpu: gpu.speed)
     speeds = sorted((Fraction(gpu.speed) for gpu in gpus), reverse=True)
@@ -88,7 +89,9 @@ def _shared(work: int, speeds: Sequence[Fraction], waits: Sequence[int]) -> Frac
     return min((work + idle) / speed for speed, idle in zip(together, lost, strict=False))
 
 
-def contiguous_step_bound(problem: Problem, stopped: Callable[[], bool] = never) -> Bound | None:
+def contiguous_step_bound(
+    problem: Problem, stopped: Callable[[], bool] = never_stop
+) -> Bound | None:
     """Return the least step that waiting allows, over all contiguous allocations.
 
     The GPU of a stage starts behind the forward of all stages before it, with a transfer at each

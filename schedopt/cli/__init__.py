@@ -34,7 +34,9 @@ def _run() -> None:
     try:
         app()
     except InputError as error:
-        print(f"Error: {error}", file=sys.stderr)
+        from schedopt.cli.flags import with_options
+
+        print(f"Error: {with_options(error)}", file=sys.stderr)
         sys.exit(2)
     except RankError as error:
         print(f"Error: {error}", file=sys.stderr)

@@ -8,9 +8,6 @@ import typer
 
 from schedopt.cli.bench import EXIT_CODES as BENCH_EXIT_CODES
 from schedopt.cli.bench import bench_app
-from schedopt.cli.bench_hardness import bench_hardness
-from schedopt.cli.bench_schedules import bench_schedules
-from schedopt.cli.bench_solvers import bench_solvers
 from schedopt.cli.check import check_plan
 from schedopt.cli.claims import bench_claims
 from schedopt.cli.commands import Commands
@@ -73,10 +70,5 @@ app.command("export", epilog=EXIT_CODES)(export_plan)
 app.command("report", epilog=EXIT_CODES)(report_plan)
 app.command("run", epilog=f"{EXIT_CODES} · 1 also if a rank fails")(run_plan)
 app.add_typer(instance_app, name="instance")
-bench_app.command("schedules", epilog=BENCH_EXIT_CODES)(bench_schedules)
-bench_app.command("solvers", epilog=BENCH_EXIT_CODES)(bench_solvers)
 bench_app.command("claims", epilog=BENCH_EXIT_CODES)(bench_claims)
-bench_app.command("hardness", epilog=f"{BENCH_EXIT_CODES} · 4 no answer to an instance in time")(
-    bench_hardness
-)
 app.add_typer(bench_app, name="bench")

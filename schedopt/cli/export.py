@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from schedopt.cli.options import Microbatches, PlanFile, naming_options
-from schedopt.exporting.registry import TARGETS
+from schedopt.exporting.targets import TARGETS
 
 
 def export_plan(
@@ -44,7 +44,7 @@ def export_plan(
     schedopt export plan.json --to torchtitan -o titan
     """
     from schedopt.cli.charts import load_valid
-    from schedopt.exporting.registry import find_target
+    from schedopt.exporting.targets import find_target
     from schedopt.simulation import usual_micro_batches
 
     with naming_options():

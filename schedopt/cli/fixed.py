@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 def still_valid(plan: Plan, problem: Problem) -> Plan | None:
     """Return a plan whose stages are kept as the first answer, if its pattern fits too."""
-    from schedopt.solving import as_answer
+    from schedopt.solving import as_warm_start
 
     try:
-        return as_answer(plan, problem)
+        return as_warm_start(plan, problem)
     except InputError:
         return None
 

@@ -22,7 +22,7 @@ from schedopt.errors import InputError
 
 if TYPE_CHECKING:
     from schedopt.chain import Chain
-    from schedopt.profiling import Comparison
+    from schedopt.profiling import Deviation
 
 
 def profile_model(
@@ -95,7 +95,7 @@ def profile_model(
     schedopt profile package.module:factory -o chain.json
     """
     from schedopt.formats import check_writable, save_chain
-    from schedopt.profiling import compare, estimate, load_model, profile
+    from schedopt.profiling import estimate, load_model, profile, verify_chain
     from schedopt.units import parse_bytes
 
     check_writable(output)
@@ -137,7 +137,7 @@ def profile_model(
     save_chain(chain, output)
     _print(chain)
     if verify:
-        _print_comparison(compare(chain))
+        _print_deviations(verify_chain(chain))
     _print_notes(chain)
     typer.echo(f"Chain written to {output}")
 
@@ -198,7 +198,7 @@ def _spreads(chain: Chain) -> list[float]:
     return [max(pair) for pair in zip(*both, strict=True)]
 
 
-def _print_comparison(comparisons: list[Comparison]) -> None:
+def _print_deviations(comparisons: list[Deviation]) -> None:
     from schedopt.cli.columns import Column, print_table
     from schedopt.cli.tables import make_console
     from schedopt.units import format_bytes, format_duration

@@ -166,8 +166,8 @@ def solve_chain(
     from schedopt.formats import check_writable, save_result
     from schedopt.problem import Problem, Scope
     from schedopt.result import Result
-    from schedopt.solving import solve
-    from schedopt.solving.defaults import LONGEST_POLISH, usual_scope
+    from schedopt.solving import solve_problem
+    from schedopt.solving.registry import DEFAULT_MAX_K, default_scope
 
     _refuse_together(allocation, fix, max_k, microbatches, solver)
     _refuse_with_engine(engine, fix, max_k)
@@ -193,9 +193,9 @@ def solve_chain(
         microbatches = 4 * len(machine.gpus)
     layers = _chain(chain, training_state, fixed, fix)
     longest = None if period is None else _longest(period)
-    usual = usual_scope(solver, fixed=fixed is not None)
+    usual = default_scope(solver, fixed=fixed is not None)
     if allocation is not None:
-        usual = Scope(allocation=allocation, max_k=LONGEST_POLISH if allocation == "general" else 1)
+        usual = Scope(allocation=allocation, max_k=DEFAULT_MAX_K if allocation == "general" else 1)
     with naming_options({**OF_PLATFORM, "engine": "for"}):
         scope = Scope(
             allocation=usual.allocation,
@@ -213,11 +213,8 @@ def solve_chain(
         problem = Problem(chain=layers, platform=machine, scope=scope, stages=stages)
         initial = None if fixed is None else still_valid(fixed, problem)
         with search_line() as show, usual_signals():
-            result = solve(
-                layers,
-                machine,
-                scope=scope,
-                stages=stages,
+            result = solve_problem(
+                problem,
                 solver=solver,
                 time_limit=time_limit,
                 seed=seed,

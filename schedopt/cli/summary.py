@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import asdict
 from fractions import Fraction
 from typing import Any
 
 from schedopt.account import bubble, memory
-from schedopt.result import Result, as_ratio
+from schedopt.cli.flags import say_note, say_ways
+from schedopt.result import Infeasibility, Result
+from schedopt.validation import as_ratio
 
 
 def summarise(result: Result) -> dict[str, Any]:
     """Return a result as a JSON document: times in ns, memory in bytes."""
     period, bound, gap = result.period, result.lower_bound, result.gap
+    why = result.infeasibility
     document: dict[str, Any] = {
         "status": result.status,
         "period_ns": number(period),
@@ -20,8 +23,8 @@ def summarise(result: Result) -> dict[str, Any]:
         "lower_bound_ns": number(bound),
         "lower_bound_exact": None if bound is None else list(as_ratio(bound)),
         "gap": None if gap is None else float(gap),
-        "bounds": [dataclasses.asdict(one) for one in result.bounds],
-        "scope": dataclasses.asdict(result.problem.scope),
+        "bounds": [asdict(bound) | {"proof": str(bound.proof)} for bound in result.bounds],
+        "scope": asdict(result.problem.scope),
         "pattern": None,
         "stages": None,
         "bubble": None,
@@ -29,10 +32,8 @@ def summarise(result: Result) -> dict[str, Any]:
         "memory_peak_bytes": None,
         "solver": result.solver,
         "seconds": result.seconds,
-        "ladder": [dataclasses.asdict(rung) for rung in result.ladder],
-        "infeasibility": None
-        if result.infeasibility is None
-        else dataclasses.asdict(result.infeasibility),
+        "ladder": [asdict(phase) | {"note": say_note(phase.note)} for phase in result.ladder],
+        "infeasibility": None if why is None else _summarise_why(why),
     }
     if result.plan is not None:
         needs = memory(result.plan)
@@ -52,6 +53,10 @@ def summarise(result: Result) -> dict[str, Any]:
             "memory_peak_bytes": [need.peak_bytes for need in needs],
         }
     return document
+
+
+def _summarise_why(why: Infeasibility) -> dict[str, Any]:
+    return asdict(why) | {"proof": str(why.proof), "wider": say_ways(why.wider)}
 
 
 def number(value: Fraction | None) -> int | float | None:

@@ -9,13 +9,15 @@ from rich.console import Console
 
 from schedopt.account import bubble, find_binding
 from schedopt.cli.columns import Column, print_table
+from schedopt.cli.flags import CONTIGUOUS, MORE_TIME, say_note, say_ways
 from schedopt.drawing import name_unused
 from schedopt.platform import Platform
 from schedopt.problem import Problem
+from schedopt.proofs import Note
 from schedopt.reporting.tables import Table, ladder_table, memory_table, stage_table
 from schedopt.result import Infeasibility, Result
 from schedopt.solving.registry import PARTITIONED
-from schedopt.solving.suggestions import ways_out
+from schedopt.solving.suggestions import suggest
 from schedopt.units import format_duration, readable
 
 
@@ -33,16 +35,16 @@ def print_result(result: Result) -> None:
         else:
             if result.lower_bound is not None:
                 console.print(f"Bound     {format_duration(result.lower_bound)}: {result.proof}")
-            stopped = any(rung.note.startswith("stopped early") for rung in result.ladder)
-            time = "more time (--time-limit), " if stopped else ""
-            ways = ways_out(result.problem)
+            notes = [phase.note for phase in result.ladder]
+            stopped = any(isinstance(note, Note) and note.stopped for note in notes)
+            ways = say_ways(suggest(result.problem))
             if result.solver in PARTITIONED:
-                ways = "--solver contiguous, which has a plan wherever a partitioner has one"
-            console.print(f"Try       {time}{ways}")
+                ways = CONTIGUOUS
+            console.print(f"Try       {f'{MORE_TIME}, ' if stopped else ''}{ways}")
     if len(result.ladder) > 1:
-        _print(make_console(), ladder_table(result))
+        _print(make_console(), ladder_table(result, say_note))
     elif result.status == "unknown" and result.ladder:
-        make_console().print(f"{result.solver}: {readable(result.ladder[0].note)}")
+        make_console().print(f"{result.solver}: {readable(say_note(result.ladder[0].note))}")
 
 
 def print_plan(result: Result) -> None:
@@ -60,7 +62,7 @@ def print_plan(result: Result) -> None:
     console.print(f"Period    {format_duration(period)}{per_step}, {result.verdict}", style="bold")
     if bound is not None:
         gap = "" if not result.gap else f", gap {float(result.gap):.2%}"
-        console.print(f"Bound     {format_duration(bound)}{gap}: {readable(result.proof)}")
+        console.print(f"Bound     {format_duration(bound)}{gap}: {readable(str(result.proof))}")
     console.print(f"Scope     {readable(str(result.problem.scope))}")
     console.print(f"Bubble    {float(bubble(plan)):.1%}: idle time of the GPUs that have a stage")
     if unused := name_unused(plan):
@@ -92,7 +94,7 @@ def _print(console: Console, table: Table) -> None:
 
 
 def _print_infeasibility(console: Console, why: Infeasibility, platform: Platform) -> None:
-    console.print(f"Proof     {readable(why.proof)}")
+    console.print(f"Proof     {readable(str(why.proof))}")
     if why.gpu is not None:
         console.print(f"Binding   GPU {why.gpu}")
     if why.least_memory_bytes is not None:
@@ -103,4 +105,4 @@ def _print_infeasibility(console: Console, why: Infeasibility, platform: Platfor
         too_little = why.say(why.proven_memory_bytes, platform, exact=True)
         console.print(f"          none with less than {too_little}")
     if why.wider:
-        console.print(f"Try       {why.wider}")
+        console.print(f"Try       {say_ways(why.wider)}")

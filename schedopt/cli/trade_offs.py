@@ -8,9 +8,9 @@ from typing import Any
 from schedopt.cli.columns import Column, print_table
 from schedopt.cli.summary import number
 from schedopt.cli.tables import make_console
-from schedopt.result import as_ratio
 from schedopt.sweeping import Row, Sweep, compare_points
 from schedopt.units import format_bandwidth, format_bytes, format_duration, printable, readable
+from schedopt.validation import as_ratio
 
 
 def print_sweep(sweep: Sweep) -> None:

@@ -11,6 +11,7 @@ from schedopt.errors import InputError
 from schedopt.plan import Plan
 from schedopt.problem import Problem, Scope
 from schedopt.solvers.one_f_one_b_star import solve
+from schedopt.solving.incumbent import find_infeasibility
 from schedopt.solving.registry import load_partitioner
 from schedopt.solving.run import Run
 from schedopt.stage import Stage
@@ -106,7 +107,7 @@ def _baseline(name: str, plan: Plan, stages: Sequence[Stage], microbatches: int)
     best = run.best()
     if best is not None:
         return Baseline(name=name, figures=measure_plan(best, microbatches, name))
-    impossible = run.infeasibility()
+    impossible = find_infeasibility(problem, run.incumbent)
     if impossible is None or impossible.least_memory_bytes is None:
         return Baseline(name=name, note="no plan that fits")
     needed = impossible.say(impossible.least_memory_bytes, plan.platform)

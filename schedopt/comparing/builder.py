@@ -17,11 +17,11 @@ from schedopt.platform import Platform
 from schedopt.problem import MemoryReading, Problem, Scope
 from schedopt.result import Result
 from schedopt.simulation import simulate
-from schedopt.solving import Progress, as_answer, solve
-from schedopt.solving.defaults import usual_scope
-from schedopt.systems import registry
-from schedopt.systems.registry import System
-from schedopt.systems.setting import Setting
+from schedopt.solving import Progress, as_warm_start, solve
+from schedopt.solving.registry import default_scope
+from schedopt.systems import catalogue
+from schedopt.systems.catalogue import System
+from schedopt.systems.config import SystemConfig
 from schedopt.units import format_duration
 from schedopt.validation import as_whole, show
 from schedopt.version import __version__
@@ -54,7 +54,7 @@ def compare(
         m, of a step. Default: 4 for each GPU. A system whose updates need a multiple of another
         number takes the next one above.
     systems : sequence of str, optional
-        Names of `schedopt.systems.registry.SYSTEMS`, or of our plans: ``"schedopt"`` has the least
+        Names of `schedopt.systems.catalogue.SYSTEMS`, or of our plans: ``"schedopt"`` has the least
         period, ``"schedopt_step"`` the shortest step with a flush, which starts from the shortest
         one of its kind among the systems. Default: all.
     bucket_bytes : int, optional
@@ -93,12 +93,12 @@ def compare(
             f"{time_limit} is no time to solve in", field="time_limit", way_out="Give seconds > 0"
         )
     chosen = _chosen(systems)
-    setting = Setting(chain=chain, platform=platform, microbatches=microbatches)
+    config = SystemConfig(chain=chain, platform=platform, microbatches=microbatches)
     if bucket_bytes is not None:
-        setting = replace(setting, bucket_bytes=bucket_bytes)
+        config = replace(config, bucket_bytes=bucket_bytes)
     search = _Search(
         scope=replace(
-            usual_scope(None, fixed=False),
+            default_scope(None, fixed=False),
             memory=memory,
             split_backward=chain.has_halves,
             recompute=recompute,
@@ -107,14 +107,14 @@ def compare(
         seed=seed,
         workers=workers,
     )
-    rows = _Rows(setting, chosen, on_progress)
+    rows = _Rows(config, chosen, on_progress)
     rows.fill(memory, search)
     return Comparison(
         chain=chain,
         platform=platform,
         microbatches=microbatches,
         memory=memory,
-        bucket_bytes=setting.bucket_bytes,
+        bucket_bytes=config.bucket_bytes,
         rows=tuple(rows.done),
         missing=tuple(system.name for system in chosen[len(rows.done) :]),
         version=__version__,
@@ -123,7 +123,7 @@ def compare(
 
 def _chosen(names: Sequence[str] | None) -> list[System]:
     """Return the systems of these names, each once, ours last."""
-    known = {system.name: system for system in (*registry.SYSTEMS, *OURS)}
+    known = {system.name: system for system in (*catalogue.SYSTEMS, *OURS)}
     if names is None:
         return [*known.values()]
     if isinstance(names, str) or not isinstance(names, Iterable):
@@ -155,7 +155,7 @@ class _Search:
     def row(
         self,
         system: System,
-        setting: Setting,
+        config: SystemConfig,
         seconds: float | None,
         known: Sequence[Row],
         show: Callable[[str], None],
@@ -166,15 +166,15 @@ class _Search:
             best = "none" if progress.period is None else format_duration(progress.period)
             show(f"{system.name}: {progress.solver}, best {best}")
 
-        scope, start, count = self.scope, None, setting.microbatches
+        scope, start, count = self.scope, None, config.microbatches
         try:
             if system is LEAST_STEP:
                 scope = replace(scope, max_k=None, microbatches=count)
-                problem = Problem(chain=setting.chain, platform=setting.platform, scope=scope)
+                problem = Problem(chain=config.chain, platform=config.platform, scope=scope)
                 start = _shortest(known, problem)
             result = solve(
-                setting.chain,
-                setting.platform,
+                config.chain,
+                config.platform,
                 scope=scope,
                 time_limit=seconds,
                 seed=self.seed,
@@ -200,7 +200,7 @@ def _shortest(known: Sequence[Row], problem: Problem) -> tuple[str, Plan] | None
         if plan is None:
             continue
         try:
-            step = as_answer(_as_step(plan, problem), problem)
+            step = as_warm_start(_as_step(plan, problem), problem)
         except InputError:
             continue
         found.append((row.system.name, step))
@@ -222,11 +222,11 @@ class _Rows:
 
     def __init__(
         self,
-        setting: Setting,
+        config: SystemConfig,
         chosen: Sequence[System],
         on_progress: Callable[[int, int, str], None],
     ) -> None:
-        self.setting = setting
+        self.config = config
         self.others = [system for system in chosen if system not in OURS]
         self.ours = [system for system in chosen if system in OURS]
         self.total = len(chosen)
@@ -242,7 +242,7 @@ class _Rows:
             with raising_stopped():
                 for system in self.others:
                     self._show(system.name)
-                    self.done.append(_row(system, self.setting, memory))
+                    self.done.append(_row(system, self.config, memory))
         except Stopped:
             return
         # A search that is asked to stop ends with the best so far, which is a row.
@@ -259,13 +259,13 @@ class _Rows:
             if search.time_limit is not None:
                 left = search.time_limit - (monotonic() - begin)
                 seconds = max(0.1, left / (len(self.ours) - number))
-            row = search.row(system, self.setting, seconds, self.done, self._show)
+            row = search.row(system, self.config, seconds, self.done, self._show)
             self.done.append(row)
 
 
-def _row(system: System, setting: Setting, memory: MemoryReading) -> Row:
+def _row(system: System, config: SystemConfig, memory: MemoryReading) -> Row:
     try:
-        plan, count = _made(system, setting)
+        plan, count = _made(system, config)
         plan = replace(plan, scope=replace(plan.scope, memory=memory))
         result = Result(
             problem=plan.problem,
@@ -274,24 +274,24 @@ def _row(system: System, setting: Setting, memory: MemoryReading) -> Row:
             solver=system.name,
             version=__version__,
         )
-        return _measured(system, result, setting.microbatches, count)
+        return _measured(system, result, config.microbatches, count)
     except InputError as error:
         return _impossible(system, error)
 
 
-def _made(system: System, setting: Setting) -> tuple[Plan, int]:
+def _made(system: System, config: SystemConfig) -> tuple[Plan, int]:
     """Return the plan of a system for m micro-batches, or else for the next number that it can do.
 
     A number that it cannot do is one that does not go up in its GPUs.
     """
-    gpus, asked = len(setting.platform.gpus), setting.microbatches
+    gpus, asked = len(config.platform.gpus), config.microbatches
     more = -(-asked // gpus) * gpus
     try:
-        return system.plan(setting), asked
+        return system.plan(config), asked
     except InputError as error:
         if error.field != "microbatches" or more == asked:
             raise
-    return system.plan(replace(setting, microbatches=more)), more
+    return system.plan(replace(config, microbatches=more)), more
 
 
 def _impossible(system: System, error: InputError) -> Row:

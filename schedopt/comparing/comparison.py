@@ -11,8 +11,9 @@ from schedopt.chain import Chain
 from schedopt.comparing.measures import Figures
 from schedopt.platform import Platform
 from schedopt.problem import MemoryReading
-from schedopt.result import Result, as_ratio
-from schedopt.systems.registry import System
+from schedopt.result import Result
+from schedopt.systems.catalogue import System
+from schedopt.validation import as_ratio
 
 COMPARISON_FORMAT: Final = "schedopt.comparison/1"
 

@@ -8,11 +8,11 @@ from schedopt.account import memory
 from schedopt.checking.engine import find_inexpressible
 from schedopt.engine import TITLES, Engine, why_not_stages
 from schedopt.errors import InputError
-from schedopt.exporting.registry import refused
+from schedopt.exporting.targets import refused
 from schedopt.plan import Plan
 from schedopt.problem import Problem, Scope
 from schedopt.simulation import simulate
-from schedopt.systems.engine_step import engine_step
+from schedopt.systems.steps import engine_step
 from schedopt.units import format_bytes, format_duration, printable
 from schedopt.version import __version__
 
@@ -25,8 +25,8 @@ def own_step(plan: Plan, microbatches: int, engine: Engine) -> Plan:
     InputError
         If it cannot run the stages, or not in the memory that there is.
     """
-    solve = f"schedopt solve --for {engine} --microbatches {microbatches}"
-    way_out = f"Find the best plan that it can run with {solve}"
+    named = f'Scope(engine="{engine}", microbatches={microbatches})'
+    way_out = f"Find the best plan that it can run: solve with {named}"
     try:
         why = why_not_stages(plan.chain, plan.stages, engine)
     except InputError as error:
@@ -40,7 +40,7 @@ def own_step(plan: Plan, microbatches: int, engine: Engine) -> Plan:
             engine,
             f"{microbatches} is no multiple of {ranks} GPUs, and the stages of a GPU take turns "
             "in groups of as many micro-batches",
-            f"Give --microbatches {below or ranks}",
+            f"Give {below or ranks} micro-batches",
         )
     scope = Scope(
         allocation="general",

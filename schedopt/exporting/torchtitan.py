@@ -11,7 +11,7 @@ from __future__ import annotations
 from schedopt.actions import gpu_ranks
 from schedopt.errors import InputError
 from schedopt.exporting.own_order import micro_batch_size
-from schedopt.exporting.registry import refused
+from schedopt.exporting.targets import refused
 from schedopt.exporting.torch_csv import FILE, csv_text, rows_without_recompute
 from schedopt.plan import Plan
 from schedopt.transformer_blocks import EMBEDDING, find_blocks
@@ -121,8 +121,8 @@ def _parts(plan: Plan, microbatches: int) -> list[list[str]]:
 
 def _way_out(microbatches: int) -> str:
     return (
-        f"Solve with --for megatron --microbatches {microbatches}, which cuts between whole blocks "
-        "and places stages in a loop"
+        f'Solve with Scope(engine="megatron", microbatches={microbatches}), which cuts between '
+        "whole blocks and places stages in a loop"
     )
 
 

@@ -12,9 +12,8 @@ from schedopt.chain import Chain, Layer
 from schedopt.errors import InputError
 from schedopt.platform import Platform
 from schedopt.problem import Problem, Scope
-from schedopt.result import as_ratio
 from schedopt.stage import Stage
-from schedopt.validation import as_tuple, check_whole, show
+from schedopt.validation import as_ratio, as_tuple, check_whole, show
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from itertools import combinations
 from typing import Final, TypeAlias
 
 from schedopt.errors import InputError
-from schedopt.interrupts import go_on, never
+from schedopt.interrupts import never_stop, raise_if_stopped
 from schedopt.validation import as_numbers, as_whole
 
 Triple: TypeAlias = tuple[int, int, int]
@@ -120,7 +120,7 @@ def _draw_triple(draw: random.Random, low: int, high: int, total: int) -> Triple
 
 
 def find_triples(
-    numbers: Sequence[int], stopped: Callable[[], bool] = never
+    numbers: Sequence[int], stopped: Callable[[], bool] = never_stop
 ) -> list[Triple] | None:
     """Return groups of three places whose numbers have one and the same sum, or None.
 
@@ -137,7 +137,7 @@ def find_triples(
     without: set[tuple[int, ...]] = set()
 
     def group(left: tuple[int, ...]) -> list[Triple] | None:
-        go_on(stopped)
+        raise_if_stopped(stopped)
         if not left:
             return []
         key = tuple(sorted(numbers[one] for one in left))

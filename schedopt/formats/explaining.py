@@ -73,7 +73,7 @@ def dump_plain(value: T, kind: type[T], **options: Any) -> dict[str, Any]:
 def explain(error: ValidationError, kind: type, beside: Sequence[str] = ()) -> InputError:
     """Turn the first of pydantic's errors into ours."""
     # A misspelt field is also a missing one: name the spelling, not the gap.
-    problems = sorted(error.errors(include_url=False), key=lambda one: one["type"] == "missing")
+    problems = sorted(_of_one_member(error), key=lambda problem: problem["type"] == "missing")
     first = problems[0]
     place = first["loc"]
     path = _path(place)
@@ -91,6 +91,25 @@ def explain(error: ValidationError, kind: type, beside: Sequence[str] = ()) -> I
     if len(problems) > 1:
         others = f"and {len(problems) - 1} more after this one"
         found.way_out = f"{found.way_out} ({others})" if found.way_out else others
+    return found
+
+
+def _of_one_member(error: ValidationError) -> list[dict[str, Any]]:
+    """Return pydantic's errors, of a field that may be words or data those of what was given.
+
+    There it tells of both, with the name of the class behind that of the field.
+    """
+    problems: list[dict[str, Any]] = [{**one} for one in error.errors(include_url=False)]
+    either = {one["loc"][:-1]: one["input"] for one in problems if one["loc"][-1:] == ("str",)}
+    found = []
+    for problem in problems:
+        place, kept = problem["loc"], True
+        for field in sorted(either, key=len, reverse=True):
+            if place[: len(field)] == field and len(place) > len(field):
+                kept &= (place[len(field)] == "str") != isinstance(either[field], dict | list)
+                place = (*field, *place[len(field) + 1 :])
+        if kept:
+            found.append({**problem, "loc": place})
     return found
 
 
@@ -116,7 +135,7 @@ def _words(kind: str, context: Mapping[str, Any], given: object) -> tuple[str, s
         return "is missing", "Add it"
     if kind.startswith("int"):
         return f"{shown} is not a whole number", "Give an integer, without quotes or decimals"
-    if kind == "literal_error":
+    if kind in ("literal_error", "enum"):
         return f"{shown} is not known", f"Choose {context['expected']}"
     plain = {
         "string_type": ("is not text", "Put it in quotes"),

@@ -132,11 +132,11 @@ def _check_format(text: str, source: str) -> None:
     if found is not None:
         raise InputError(
             f"this looks like {found}, not {source}; {expected}",
-            way_out=f"Read it with --from {found}",
+            way_out=f'Read it with import_chain(source="{found}")',
         )
     if text.lstrip().startswith("{") == (source == "pipedream"):
         raise InputError(
-            f"this is not {source}; {expected}", way_out=f"Choose --from {' or '.join(SOURCES)}"
+            f"this is not {source}; {expected}", way_out=f"Choose {' or '.join(SOURCES)}"
         )
 
 

@@ -12,16 +12,16 @@ from __future__ import annotations
 from schedopt.profiling.factory import as_model, load_factory, load_model
 from schedopt.profiling.model import Model
 from schedopt.profiling.profiler import cut_again, estimate, profile
-from schedopt.profiling.verifying import Comparison, compare
+from schedopt.profiling.verifying import Deviation, verify_chain
 
 __all__ = [
-    "Comparison",
+    "Deviation",
     "Model",
     "as_model",
-    "compare",
     "cut_again",
     "estimate",
     "load_factory",
     "load_model",
     "profile",
+    "verify_chain",
 ]

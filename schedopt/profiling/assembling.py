@@ -20,7 +20,7 @@ def make_chain(model: Model, measured: Measured, provenance: Mapping[str, Any]) 
     provenance : mapping
         Said beside what the sweeps themselves have to say.
     """
-    from schedopt.profiling.clocks import spread
+    from schedopt.profiling.devices import spread
     from schedopt.profiling.states import tensor_bytes, tied_layers
 
     pieces = measured.pieces
@@ -47,8 +47,8 @@ def _name(model: Model) -> str:
 
 
 def _layers(measured: Measured) -> list[Layer]:
-    from schedopt.profiling.clocks import median_ns
-    from schedopt.profiling.saving import first_saved, saved_before
+    from schedopt.profiling.devices import median_ns
+    from schedopt.profiling.saved_tensors import first_saved, saved_before
 
     forward = [median_ns(times) for times in _by_layer(measured.timed, "forward_ns")]
     backward = [median_ns(times) for times in _by_layer(measured.timed, "backward_ns")]
@@ -84,7 +84,7 @@ def _layers(measured: Measured) -> list[Layer]:
 
 def _by_layer(sweeps: Sequence[Any], name: str) -> list[tuple[int, ...]]:
     """Return the times of each layer over the sweeps."""
-    return list(zip(*(getattr(one, name) for one in sweeps), strict=True))
+    return list(zip(*(getattr(sweep, name) for sweep in sweeps), strict=True))
 
 
 def _recipe(model: Model, cuts: Sequence[str]) -> Recipe | None:

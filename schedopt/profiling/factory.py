@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from schedopt.errors import InputError
+from schedopt.profiling.error_format import format_error
 from schedopt.profiling.model import (
     FIELD,
     RETURNS,
@@ -20,9 +21,8 @@ from schedopt.profiling.model import (
     not_installed,
     require_package,
 )
-from schedopt.profiling.telling import tell
 
-_EXTRAS: Final = ("torch", "transformers")
+_OPTIONAL_PACKAGES: Final = ("torch", "transformers")
 
 
 def load_model(spec: str, **options: Any) -> Model:
@@ -58,7 +58,7 @@ def load_model(spec: str, **options: Any) -> Model:
         raise
     except (Exception, SystemExit) as error:
         raise InputError(
-            f"{spec} raised {tell(error)}",
+            f"{spec} raised {format_error(error)}",
             field=FIELD,
             way_out="Give a function that needs no arguments; make python -c "
             f"'import {factory.__module__} as m; m.{spec.partition(':')[2]}()' work first",
@@ -115,18 +115,17 @@ def load_factory(spec: str) -> Callable[[], Any]:
             way_out=f"Write {dotted}:{function}, from the directory in which it can be imported",
         )
     module = _import(module_name)
-    found = getattr(module, function, None)
-    if found is None:
+    factory: Callable[[], Any] | None = getattr(module, function, None)
+    if factory is None:
         close = get_close_matches(function, list(vars(module)), n=1)
         hint = f"Did you mean {close[0]}?" if close else f"Define {function} in {module.__file__}"
         raise InputError(f"{module_name} has no {function}", field=FIELD, way_out=hint)
-    if not callable(found):
+    if not callable(factory):
         raise InputError(
-            f"{spec} is {name_kind(found)}, which cannot be called",
+            f"{spec} is {name_kind(factory)}, which cannot be called",
             field=FIELD,
             way_out="Name a function that returns the model",
         )
-    factory: Callable[[], Any] = found
     return factory
 
 
@@ -140,7 +139,7 @@ def _import(name: str) -> ModuleType:
         raise
     except ModuleNotFoundError as error:
         missing = error.name or ""
-        if missing in _EXTRAS:
+        if missing in _OPTIONAL_PACKAGES:
             raise not_installed(missing) from error
         if not f"{name}.".startswith(f"{missing}."):
             raise _import_failed(name, error) from error
@@ -155,7 +154,7 @@ def _import(name: str) -> ModuleType:
 
 def _import_failed(name: str, error: BaseException) -> InputError:
     return InputError(
-        f"importing {name} raised {tell(error)}",
+        f"importing {name} raised {format_error(error)}",
         field=FIELD,
         way_out=f"Make python -c 'import {name}' work first",
     )

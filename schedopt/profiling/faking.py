@@ -54,9 +54,9 @@ class FlopClock(TorchDispatchMode):
         time = Fraction(_count_flops(func, args, given, result) * 10**9, self._rate)
         if self._bytes_rate is not None:
             moved = sum(
-                one.numel() * one.element_size()
-                for one in tree_leaves((args, given, result))
-                if isinstance(one, Tensor)
+                tensor.numel() * tensor.element_size()
+                for tensor in tree_leaves((args, given, result))
+                if isinstance(tensor, Tensor)
             )
             time = max(time, Fraction(moved * 10**9, self._bytes_rate))
         self._time_ns += time
@@ -79,10 +79,10 @@ def _count_flops(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], resul
     if name in flop_registry:
         return int(flop_registry[name](*args, **kwargs, out_val=result))
     if name is _ATTENTION:
-        query, key, value = (one.shape for one in args[:3])
+        query, key, value = (tensor.shape for tensor in args[:3])
         return _pairs(query, key) * int(query[-1] + value[-1])
     if name is _ATTENTION_BACKWARD:
-        _, query, key, value = (one.shape for one in args[:4])
+        _, query, key, value = (tensor.shape for tensor in args[:4])
         # The scores again, and the gradients of query and key; those of scores and value.
         return _pairs(query, key) * int(3 * query[-1] + 2 * value[-1])
     return 0

@@ -12,8 +12,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from schedopt.profiling.devices import find_device
-from schedopt.profiling.hf_families import Family, Sizes
-from schedopt.profiling.hf_specs import either, parse_spec, refuse
+from schedopt.profiling.hf_catalog import Family, Sizes, either, parse_spec, refuse
 from schedopt.profiling.model import Model, require_package
 
 _SEED: Final = 0
@@ -42,7 +41,7 @@ def build_model(
     Parameters
     ----------
     spec : str
-        One of `NAMES` of `schedopt.profiling.hf_families`, with options behind a colon:
+        One of `NAMES` of `schedopt.profiling.hf_catalog`, with options behind a colon:
         ``gpt2:tied=no,layers=2``. Of the options ``layers``, ``width``, ``heads``, ``kv_heads``,
         ``mlp``, ``vocabulary``, ``classes``, ``tied`` (yes or no) and ``dropout`` (0 to 1, by
         default 0), each family has some. ``mlp`` follows ``width``, and ``kv_heads`` is at most

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
-    from schedopt.profiling.clocks import Clock
+    from schedopt.profiling.devices import Clock
+    from schedopt.profiling.layer_sweeps import Halves, Peaks, Sweep
     from schedopt.profiling.pieces import Piece
     from schedopt.profiling.states import States
-    from schedopt.profiling.sweeping import Halves, Peaks, Sweep
     from schedopt.profiling.verifying import WholeRun
 
 
@@ -94,10 +94,10 @@ def measure(
     whole : WholeRun, optional
         The whole model, which takes a step after each sweep that is timed.
     """
-    from schedopt.profiling.metering import Meter
-    from schedopt.profiling.saving import Recorder
+    from schedopt.profiling.layer_sweeps import metered_halves, metered_sweep, split_sweep, sweep
+    from schedopt.profiling.memory_meter import Meter
+    from schedopt.profiling.saved_tensors import Recorder
     from schedopt.profiling.states import step_ns
-    from schedopt.profiling.sweeping import metered_halves, metered_sweep, split_sweep, sweep
 
     inputs = model.tensors
     permanent = _permanent(pieces)
@@ -105,9 +105,9 @@ def measure(
     count.step()
     timed, halves = [], []
     for done in range(warmup + repeats):
-        one = sweep(pieces, inputs, clock)
+        look = sweep(pieces, inputs, clock)
         if done >= warmup:
-            timed.append(one)
+            timed.append(look)
             if whole is not None:
                 whole.step()
         count.step()
@@ -145,7 +145,7 @@ def _permanent(pieces: Sequence[Piece]) -> list[Tensor]:
     for piece in pieces:
         parameters = list(piece.module.parameters())
         tensors += [*parameters, *piece.module.buffers()]
-        tensors += [one.grad for one in parameters if one.grad is not None]
+        tensors += [each.grad for each in parameters if each.grad is not None]
     return tensors
 
 

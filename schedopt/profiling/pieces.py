@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, fx, nn
 
 from schedopt.errors import InputError
+from schedopt.profiling.error_format import format_error
 from schedopt.profiling.model import Model
 from schedopt.profiling.segmenting import find_cuts, make_segments
-from schedopt.profiling.telling import tell
 from schedopt.profiling.tracing import WithLoss, no_tensor, trace
 
 
@@ -108,13 +108,13 @@ class Outline:
         ]
 
 
-def _other_layers(found: Sequence[str], wanted: Sequence[str]) -> str:
+def _other_layers(actual: Sequence[str], wanted: Sequence[str]) -> str:
     """Say in what the layers of a model differ from those that are wanted."""
-    if len(found) != len(wanted):
-        return f"it has {len(found)} layers, not {len(wanted)}"
-    both = enumerate(zip(found, wanted, strict=True))
-    number, (one, other) = next((n, pair) for n, pair in both if pair[0] != pair[1])
-    return f"layer {number} is called {one!r:.60}, not {other!r:.60}"
+    if len(actual) != len(wanted):
+        return f"it has {len(actual)} layers, not {len(wanted)}"
+    both = enumerate(zip(actual, wanted, strict=True))
+    number, (name, other) = next((n, pair) for n, pair in both if pair[0] != pair[1])
+    return f"layer {number} is called {name!r:.60}, not {other!r:.60}"
 
 
 def on_device(model: Model, device: torch.device) -> Model:
@@ -130,7 +130,7 @@ def on_device(model: Model, device: torch.device) -> Model:
         module, loss = copy.deepcopy((model.module, loss))
     except Exception as error:
         raise InputError(
-            f"the model cannot be copied: {tell(error)}",
+            f"the model cannot be copied: {format_error(error)}",
             field="model",
             way_out="Build it without running it, so that it holds parameters and buffers only",
         ) from error
@@ -165,10 +165,10 @@ def try_out(pieces: list[Piece], inputs: Mapping[str, Tensor]) -> list[Piece]:
     value: Tensor | None = None
     for piece in pieces:
         taken = [own[name] for name in piece.side] if value is None else [value]
-        before = [one._version for one in taken]
+        before = [tensor._version for tensor in taken]
         with blaming(piece.name, "forward"):
             value = piece.run(value, own)
-        written = [one._version for one in taken] != before
+        written = [tensor._version for tensor in taken] != before
         tried.append(replace(piece, in_place=written))
     return tried
 
@@ -189,7 +189,7 @@ def blaming(name: str, what: str) -> Iterator[None]:
         ) from error
     except (Exception, SystemExit) as error:
         raise InputError(
-            f"its {what} raised {tell(error)}",
+            f"its {what} raised {format_error(error)}",
             field=place,
             way_out="Make one training step of the whole model work first",
         ) from error

@@ -52,7 +52,7 @@ def profile(
         neighbour; 0 keeps every cut.
     whole : bool
         Run the whole model, too, a step after each sweep that is timed, and keep in the
-        provenance what it took; see `schedopt.profiling.compare`.
+        provenance what it took; see `schedopt.profiling.verify_chain`.
     on_progress : callable, optional
         Called after each sweep with the number done and the number in all.
 
@@ -69,10 +69,9 @@ def profile(
         name and the way out.
     """
     torch = require_torch()
-    from schedopt.profiling.clocks import make_clock
-    from schedopt.profiling.devices import find_device
+    from schedopt.profiling.devices import find_device, make_clock
+    from schedopt.profiling.layer_sweeps import training_mode
     from schedopt.profiling.pieces import Outline, on_device
-    from schedopt.profiling.sweeping import training_mode
     from schedopt.profiling.verifying import WholeRun
 
     _check_count("warmup", warmup, 0)
@@ -123,11 +122,13 @@ def estimate(
     """
     require_torch()
     from schedopt.profiling.faking import FlopClock, without_memory
+    from schedopt.profiling.layer_sweeps import training_mode
     from schedopt.profiling.pieces import Outline
-    from schedopt.profiling.sweeping import training_mode
 
     if flops < 1:
-        raise InputError(f"{flops} is no rate", field="flops", way_out="Give operations a second")
+        raise InputError(
+            f"{flops} is not a rate", field="flops", way_out="Give operations a second"
+        )
     _check_share(min_share)
     with training_mode(), without_memory():
         model = load()
@@ -157,8 +158,8 @@ def _measure_apart(
     model: Model, place: Any, clock: Any, optimizer: str, repeats: int, min_share: float
 ) -> Measured:
     """Measure layer by layer, where all at once do not fit."""
-    from schedopt.profiling.apart import copy_without_values, sweeps_apart
     from schedopt.profiling.faking import FlopClock, without_memory
+    from schedopt.profiling.layerwise import copy_without_values, sweeps_apart
     from schedopt.profiling.pieces import Outline
 
     if place.type == "cuda":
@@ -205,9 +206,9 @@ def cut_again(model: Model, recipe: Recipe) -> list[Piece]:
 
 def _pieces_worth_having(outline: Outline, clock: Any, min_share: float) -> list[Piece]:
     """Return the layers, trivial ones merged after a look at what they cost."""
-    from schedopt.profiling.merging import choose_cuts
+    from schedopt.profiling.layer_sweeps import sweep
     from schedopt.profiling.pieces import try_out
-    from schedopt.profiling.sweeping import sweep
+    from schedopt.profiling.segmenting import choose_cuts
 
     inputs = outline.model.tensors
     pieces = try_out(outline.pieces(outline.cuts), inputs)
@@ -241,7 +242,7 @@ def _check_count(name: str, value: int, least: int) -> None:
 def _check_share(value: float) -> None:
     if not 0 <= value < 1:
         raise InputError(
-            f"{value:g} is no share", field="min_share", way_out="Give 0 or more and less than 1"
+            f"{value:g} is not a share", field="min_share", way_out="Give 0 or more and less than 1"
         )
 
 

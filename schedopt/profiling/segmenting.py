@@ -2,7 +2,7 @@
 
 A tensor is *carried* if it depends on an input and on a parameter. Everything else (masks, ranges,
 the inputs themselves) can be had anywhere, so each segment makes its own. A graph is cut behind
-each tensor through which every way from the first carried tensors to the loss leads: there, and
+each tensor through which every path from the first carried tensors to the loss leads: there, and
 only there, exactly one carried tensor is live. These are the dominators of the loss.
 
 What cannot be made twice is carried, too: random numbers, and memory that a carried tensor is
@@ -70,19 +70,60 @@ def find_cuts(module: fx.GraphModule) -> list[str]:
             field="model",
             way_out="Let the loss be computed from what the module returns",
         )
-    ways = networkx.DiGraph()
+    paths = networkx.DiGraph()
     for node, needed in carried.items():
-        ways.add_edges_from((one.name, node.name) for one in needed)
+        paths.add_edges_from((source.name, node.name) for source in needed)
         if not needed:
-            ways.add_edge(START, node.name)
-    above = networkx.immediate_dominators(ways, START)
+            paths.add_edge(START, node.name)
+    above = networkx.immediate_dominators(paths, START)
     single = {node.name for node in carried if isinstance(node.meta.get("val"), Tensor)}
-    found, name = [], loss.name
+    cuts, name = [], loss.name
     while name != START:
         if name in single:
-            found.append(name)
+            cuts.append(name)
         name = above[name]
-    return found[::-1]
+    return cuts[::-1]
+
+
+def choose_cuts(
+    cuts: Sequence[str], costs: Sequence[int], sizes: Sequence[int], min_share: float
+) -> list[str]:
+    """Merge trivial layers into a neighbour, the cheapest first.
+
+    Parameters
+    ----------
+    cuts : sequence of str
+        The end of each layer; the last one stays.
+    costs : sequence of int
+        Of each layer.
+    sizes : sequence of int
+        What each layer hands on, bytes. Of its two sides a layer loses the one that carries more.
+    min_share : float
+        A layer with less than this share of all costs is trivial.
+
+    Returns
+    -------
+    list of str
+        The cuts that stay.
+
+    Examples
+    --------
+    >>> choose_cuts(["a", "b", "c"], [50, 1, 49], [8, 4, 1], 0.02)
+    ['b', 'c']
+    """
+    kept, shares, carried = list(cuts), list(costs), list(sizes)
+    least = min_share * sum(costs)
+    while len(kept) > 1:
+        small = min(range(len(kept)), key=shares.__getitem__)
+        if shares[small] >= least:
+            break
+        before = carried[small - 1] if small else -1
+        after = carried[small] if small < len(kept) - 1 else -1
+        end = small - 1 if before >= after else small
+        shares[end + 1] += shares[end]
+        for values in (kept, shares, carried):
+            del values[end]
+    return kept
 
 
 def make_segments(module: fx.GraphModule, cuts: Sequence[str]) -> list[Segment]:
@@ -118,8 +159,8 @@ def make_segments(module: fx.GraphModule, cuts: Sequence[str]) -> list[Segment]:
 
 def _loss(graph: fx.Graph) -> fx.Node:
     (output,) = (node for node in graph.nodes if node.op == "output")
-    found: fx.Node = output.all_input_nodes[0]
-    return found
+    loss: fx.Node = output.all_input_nodes[0]
+    return loss
 
 
 def _carried(module: fx.GraphModule) -> dict[fx.Node, list[fx.Node]]:
@@ -135,9 +176,9 @@ def _carried(module: fx.GraphModule) -> dict[fx.Node, list[fx.Node]]:
         new = _below_all(nodes, [once])
         first = next((node for node in nodes if node in new & carried), once)
         carried |= new
-        made[once] = [one for one in (*before(first), *made.get(first, ())) if one not in new]
+        made[once] = [prior for prior in (*before(first), *made.get(first, ())) if prior not in new]
     return {
-        node: [one for one in (*before(node), *made.get(node, ())) if one in carried]
+        node: [prior for prior in (*before(node), *made.get(node, ())) if prior in carried]
         for node in nodes
         if node in carried
     }
@@ -145,11 +186,11 @@ def _carried(module: fx.GraphModule) -> dict[fx.Node, list[fx.Node]]:
 
 def _below_all(nodes: Sequence[fx.Node], sources: Sequence[fx.Node]) -> set[fx.Node]:
     """Return sources and all that depends on them; the nodes are in order."""
-    found = set(sources)
+    below = set(sources)
     for node in nodes:
-        if any(one in found for one in before(node)):
-            found.add(node)
-    return found
+        if any(prior in below for prior in before(node)):
+            below.add(node)
+    return below
 
 
 def _made_once(nodes: Sequence[fx.Node], carried: set[fx.Node]) -> fx.Node | None:
@@ -158,7 +199,7 @@ def _made_once(nodes: Sequence[fx.Node], carried: set[fx.Node]) -> fx.Node | Non
     filled = {
         key for node in carried if (owner := written(node)) is not None for key in storages(owner)
     }
-    used = {one for node in nodes for one in before(node)}
+    used = {prior for node in nodes for prior in before(node)}
     for node in nodes:
         if node in carried or node.op != "call_function":
             continue
@@ -175,12 +216,12 @@ def _is_random(node: fx.Node) -> bool:
         return True
     owner = node.graph.owning_module
     graphs = [
-        getattr(owner, str(one.target), None)
-        for one in node.all_input_nodes
-        if one.op == "get_attr"
+        getattr(owner, str(source.target), None)
+        for source in node.all_input_nodes
+        if source.op == "get_attr"
     ]
     inner = [graph for graph in graphs if isinstance(graph, fx.GraphModule)]
-    return any(_is_random(one) for graph in inner for one in graph.graph.nodes)
+    return any(_is_random(inside) for graph in inner for inside in graph.graph.nodes)
 
 
 def _make_segment(
@@ -200,7 +241,7 @@ def _make_segment(
         copies[node] = graph.placeholder(node.meta["input"])
     for node in module.graph.nodes:
         if node in needed and node not in copies:
-            copies[node] = graph.node_copy(node, lambda one: copies[one])
+            copies[node] = graph.node_copy(node, lambda source: copies[source])
     graph.output(copies[end])
     graph.lint()
     return Segment(
@@ -233,26 +274,26 @@ def _with_what_they_need(
     """Return nodes with all that they read, and with what writes over buffers beside them."""
     nodes = list(graph.nodes)
     needed = set(own)
-    buffers = {one for node in own for one in node.all_input_nodes if one.op == "get_attr"}
+    buffers = {source for node in own for source in node.all_input_nodes if source.op == "get_attr"}
     for node in reversed(nodes):
         owner = written(node)
-        if owner is not None and owner.op == "get_attr" and _beside(owner, own, buffers):
+        if owner is not None and owner.op == "get_attr" and _same_module(owner, buffers):
             needed.add(node)
         if node in needed:
-            needed.update(one for one in before(node) if one is not begin)
+            needed.update(prior for prior in before(node) if prior is not begin)
     return needed
 
 
-def _beside(owner: fx.Node, own: dict[fx.Node, None], buffers: set[fx.Node]) -> bool:
+def _same_module(owner: fx.Node, buffers: set[fx.Node]) -> bool:
     """Whether a buffer belongs to a module of which some other buffer or parameter is used."""
     module = str(owner.target).rpartition(".")[0]
-    return any(str(one.target).rpartition(".")[0] == module for one in buffers)
+    return any(str(buffer.target).rpartition(".")[0] == module for buffer in buffers)
 
 
 def _name(own: dict[fx.Node, None]) -> str:
     """Name a segment after the modules that its operators come from.
 
-    One between the modules is named after its first operator, one behind them is the loss.
+    A segment between modules is named after its first operator; what follows them is the loss.
     """
     paths = [path for node in own if (path := _module_path(node))]
     if not paths:

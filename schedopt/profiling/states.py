@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from schedopt.errors import InputError
-from schedopt.profiling.clocks import median_ns
+from schedopt.profiling.devices import median_ns
 from schedopt.profiling.faking import is_fake
-from schedopt.profiling.saving import storage_bytes, storage_key
+from schedopt.profiling.saved_tensors import storage_bytes, storage_key
 
 if TYPE_CHECKING:
-    from schedopt.profiling.clocks import Clock
+    from schedopt.profiling.devices import Clock
     from schedopt.profiling.model import OptimizerFactory
 
 OPTIMIZERS: Final[Mapping[str, OptimizerFactory]] = {
@@ -24,7 +24,7 @@ OPTIMIZERS: Final[Mapping[str, OptimizerFactory]] = {
     "adam": torch.optim.Adam,
     "sgd": torch.optim.SGD,
 }
-"""The optimizers that have a name, with torch's defaults (``sgd`` has no momentum)."""
+"""The optimizers known by name, with torch's defaults (``sgd`` has no momentum)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class States:
     ----------
     parameter_bytes, gradient_bytes, optimizer_bytes, buffer_bytes : int
     update_ns : int, optional
-        None where nothing is trained, or nobody took the time.
+        None where nothing is trained, or no time was taken.
     """
 
     parameter_bytes: int
@@ -134,7 +134,7 @@ def measure_states(
             update_ns = time_step(made)
     return States(
         parameter_bytes=sum(tensor_bytes(parameter) for parameter in parameters),
-        gradient_bytes=sum(tensor_bytes(one.grad) for one in trained if one.grad is not None),
+        gradient_bytes=sum(tensor_bytes(each.grad) for each in trained if each.grad is not None),
         optimizer_bytes=held,
         buffer_bytes=distinct_bytes(module.buffers()),
         update_ns=update_ns,
@@ -142,7 +142,7 @@ def measure_states(
 
 
 def step_ns(optimizer: torch.optim.Optimizer, clock: Clock, warmup: int, repeats: int) -> int:
-    """Return the median time of so many steps after a warm-up, ns."""
+    """Return the median time of `repeats` steps after `warmup` others, ns."""
     marks = []
     clock.settle()
     for _ in range(warmup + repeats):
@@ -160,8 +160,8 @@ def tensor_bytes(tensor: Tensor) -> int:
 
 def _state_bytes(made: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]) -> int:
     devices = {parameter.device for parameter in parameters}
-    found = _tensors(list(made.state.values()))
-    return distinct_bytes(tensor for tensor in found if tensor.device in devices)
+    tensors = _tensors(list(made.state.values()))
+    return distinct_bytes(tensor for tensor in tensors if tensor.device in devices)
 
 
 def _step(parameters: Sequence[nn.Parameter], optimizer: OptimizerFactory) -> torch.optim.Optimizer:
@@ -182,9 +182,9 @@ def _estimated_bytes(parameters: Sequence[nn.Parameter], optimizer: OptimizerFac
         with unset_fake_temporarily():
             sample = nn.Parameter(torch.zeros(count, dtype=dtype))
             sample.grad = torch.zeros_like(sample)
-            found = _tensors(list(_step([sample], optimizer).state.values()))
-            each = distinct_bytes(tensor for tensor in found if tensor.numel() == count)
-        elements = sum(one.numel() for one in parameters if one.dtype == dtype)
+            tensors = _tensors(list(_step([sample], optimizer).state.values()))
+            each = distinct_bytes(tensor for tensor in tensors if tensor.numel() == count)
+        elements = sum(each.numel() for each in parameters if each.dtype == dtype)
         total += elements * each // count
     return total
 

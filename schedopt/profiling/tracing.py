@@ -16,8 +16,8 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
 from schedopt.errors import InputError
-from schedopt.profiling.saving import storage_key
-from schedopt.profiling.telling import place
+from schedopt.profiling.error_format import error_location
+from schedopt.profiling.saved_tensors import storage_key
 
 if TYPE_CHECKING:
     from schedopt.profiling.model import Loss, Model
@@ -77,11 +77,7 @@ def default_loss(output: Any) -> Tensor:
     if isinstance(own, Tensor):
         return own
     if not isinstance(output, Tensor) or output.layout != torch.strided:
-        kind = f"a {output.layout} tensor" if isinstance(output, Tensor) else type(output).__name__
-        raise InputError(
-            f"it returns {kind}, not one dense tensor",
-            way_out="Return one tensor, or give a loss that takes what it returns",
-        )
+        raise no_tensor(output)
     if output.dtype in (torch.float16, torch.bfloat16):
         return output.sum(dtype=torch.float32)
     return output.sum()
@@ -116,7 +112,7 @@ def trace(model: Model) -> fx.GraphModule:
         kind = type(error).__name__
         reason = str(error).strip().partition("\n")[0].rstrip(".")
         raise InputError(
-            f"it cannot be traced{place(error, ' at ')}: {kind}: {reason}"[:400],
+            f"it cannot be traced{error_location(error, ' at ')}: {kind}: {reason}"[:400],
             field="model",
             way_out=BREAK if kind in BREAKS else FAILURE,
         ) from error
@@ -173,7 +169,7 @@ def _clean(module: fx.GraphModule) -> None:
 
 
 def _follow_writes(graph: fx.Graph) -> None:
-    """Tell of every node what must run before it, though it does not take its result.
+    """Note for every node what must run before it, though it does not take its result.
 
     What reads a tensor after it was written over reads the result of the write. Where the write
     went through another view of the same memory, it is noted for `before`.
@@ -185,7 +181,7 @@ def _follow_writes(graph: fx.Graph) -> None:
 
     last: dict[int, fx.Node] = {}
     for node in graph.nodes:
-        read = [key for one in node.all_input_nodes for key in storages(one)]
+        read = [key for source in node.all_input_nodes for key in storages(source)]
         node.meta[_AFTER] = tuple({last[key]: None for key in read if key in last})
         target = written(node)
         if target is not None:
@@ -201,8 +197,8 @@ def before(node: fx.Node) -> list[fx.Node]:
 
 def storages(node: fx.Node) -> list[int]:
     """Return the identities of the memory in which the results of a node lie."""
-    found = tree_leaves(node.meta.get("val"))
-    return [storage_key(one) for one in found if isinstance(one, Tensor)]
+    leaves = tree_leaves(node.meta.get("val"))
+    return [storage_key(leaf) for leaf in leaves if isinstance(leaf, Tensor)]
 
 
 def written(node: fx.Node) -> fx.Node | None:

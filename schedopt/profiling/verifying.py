@@ -17,7 +17,7 @@ TOLERANCE: Final = 0.05
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Deviation:
     """A figure of the chain beside that of the whole model.
 
     Parameters
@@ -40,12 +40,12 @@ class Comparison:
         return self.chain / self.whole - 1 if self.whole else float(self.chain > 0)
 
 
-def compare(chain: Chain) -> list[Comparison]:
+def verify_chain(chain: Chain) -> list[Deviation]:
     """Compare a chain with the run of the whole model that was measured with it.
 
     Returns
     -------
-    list of Comparison
+    list of Deviation
         Forward, backward, both; what autograd holds between them; and the most memory of a step,
         with weights, gradients and the optimizer's state, where each layer runs its workspace on
         top of what it and the layers before it saved. Empty if the chain knows of no run.
@@ -66,11 +66,11 @@ def compare(chain: Chain) -> list[Comparison]:
     times = (("forward", forward), ("backward", backward), ("step", forward + backward))
     return [
         *(
-            Comparison(name, time, whole[f"{name}_ns"], whole[f"{name}_spread"])
+            Deviation(name, time, whole[f"{name}_ns"], whole[f"{name}_spread"])
             for name, time in times
         ),
-        Comparison("saved", saved, whole["saved_bytes"]),
-        Comparison("peak memory", weights + step, weights + whole["step_bytes"]),
+        Deviation("saved", saved, whole["saved_bytes"]),
+        Deviation("peak memory", weights + step, weights + whole["step_bytes"]),
     ]
 
 
@@ -108,26 +108,26 @@ class WholeRun:
 
     def to_json(self) -> dict[str, Any]:
         """Return medians and spreads of the steps, and the memory of two more of them, bytes."""
-        from schedopt.profiling.clocks import median_ns, spread
+        from schedopt.profiling.devices import median_ns, spread
 
-        both = [one + two for one, two in zip(self._forward, self._backward, strict=True)]
-        found: dict[str, Any] = {}
+        both = [sum(pair) for pair in zip(self._forward, self._backward, strict=True)]
+        summary: dict[str, Any] = {}
         for name, times in (
             ("forward", self._forward),
             ("backward", self._backward),
             ("step", both),
         ):
-            found[f"{name}_ns"] = median_ns(times)
-            found[f"{name}_spread"] = spread(times)
-        found["saved_bytes"], found["step_bytes"] = self._memory()
-        return found
+            summary[f"{name}_ns"] = median_ns(times)
+            summary[f"{name}_spread"] = spread(times)
+        summary["saved_bytes"], summary["step_bytes"] = self._memory()
+        return summary
 
     def _memory(self) -> tuple[int, int]:
         """Return what autograd holds after the forward, and the most of a step above weights."""
         from torch.utils._pytree import tree_map
 
-        from schedopt.profiling.metering import Meter
-        from schedopt.profiling.saving import Recorder
+        from schedopt.profiling.memory_meter import Meter
+        from schedopt.profiling.saved_tensors import Recorder
 
         given = self._model.args, self._model.kwargs
         parameters = list(self._module.parameters())
@@ -138,7 +138,7 @@ class WholeRun:
         (held,) = recorder.held()
         loss.backward()
         del loss
-        permanent += [one.grad for one in parameters if one.grad is not None]
+        permanent += [each.grad for each in parameters if each.grad is not None]
         with Meter(permanent) as meter:
             # Copies, so that an input counts as long as autograd holds it, as in a chain.
             loss = self._module(*tree_map(_copied, given[0]), **tree_map(_copied, given[1]))

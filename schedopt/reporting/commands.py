@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
-from schedopt.exporting.registry import TARGETS
+from schedopt.exporting.targets import TARGETS
 from schedopt.plan import Plan
 from schedopt.simulation import Simulation
 from schedopt.units import printable

@@ -221,7 +221,7 @@ def _bounds(result: Result) -> str:
             (
                 format_duration(bound.period),
                 "yes" if bound.scope.covers(asked) else "no",
-                printable(readable(bound.proof)),
+                printable(readable(str(bound.proof))),
                 readable(str(bound.scope)),
             )
             for bound in result.bounds

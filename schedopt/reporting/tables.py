@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 
 from schedopt.account import concurrent_activations, load, memory
 from schedopt.account.timeline import Timeline
 from schedopt.plan import Kind, Plan
+from schedopt.proofs import Note
 from schedopt.result import Result
 from schedopt.stage import Stage
 from schedopt.units import format_bytes, format_duration, printable, readable
@@ -151,8 +153,15 @@ def memory_table(plan: Plan) -> Table:
     )
 
 
-def ladder_table(result: Result) -> Table:
-    """Return what each solver found, and how much faster than the best before."""
+def ladder_table(result: Result, say_note: Callable[[Note | str], str] = str) -> Table:
+    """Return what each solver found, and how much faster than the best before.
+
+    Parameters
+    ----------
+    result : Result
+    say_note : callable, optional
+        Says the note of a phase. Default: in the words of the library.
+    """
     freedoms = any(rung.freedom for rung in result.ladder)
     keys = ("Solver", *(("In addition",) if freedoms else ()))
     best: Fraction | None = None
@@ -174,7 +183,7 @@ def ladder_table(result: Result) -> Table:
                 faster,
                 "" if bound is None else format_duration(bound),
                 f"{rung.seconds:.3f} s",
-                readable(rung.note),
+                readable(say_note(rung.note)),
             )
         )
     return Table(

@@ -202,7 +202,7 @@ def bound_sentences(result: Result) -> Iterator[str]:
             f"Whatever plan of this kind anybody finds, at most {float(saved):.2%} of the period "
             "can still be saved."
         )
-    yield f"Why it holds: {printable(readable(result.proof))}. {explain_proof(result.proof)}"
+    yield f"Why it holds: {printable(readable(str(result.proof)))}. {explain_proof(result.proof)}"
     yield (
         "A bound rests on the times and bytes of the layers in the plan file, and speaks only of "
         "plans of the kind below: with one GPU for each stage, and one micro-batch for each "

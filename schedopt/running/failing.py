@@ -14,7 +14,7 @@ from typing import Any, Final
 import torch.distributed as dist
 
 from schedopt.errors import RankError, SchedoptError
-from schedopt.profiling.telling import tell
+from schedopt.profiling.error_format import format_error
 
 FAILURE: Final = "failure"
 _GLOO: Final = re.compile(r"^RuntimeError: \[\S+\] |\. This is typically .*")
@@ -53,9 +53,9 @@ def as_failure(error: BaseException, number: int) -> SchedoptError:
     if any(frame.filename.startswith(_TALK) for frame in last):
         return LostError(
             f"rank {number} lost another, which ended itself (os._exit) or cannot be reached: "
-            f"{_GLOO.sub('', tell(cause))}"
+            f"{_GLOO.sub('', format_error(cause))}"
         )
-    return RankError(f"rank {number} raised {tell(error)}")
+    return RankError(f"rank {number} raised {format_error(error)}")
 
 
 def first_failure(directory: Path, ended: Mapping[int, Any]) -> SchedoptError:

@@ -13,8 +13,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from schedopt.chain import Chain
 from schedopt.errors import InputError
 from schedopt.profiling import Model, cut_again
-from schedopt.profiling.halves import enter
 from schedopt.profiling.pieces import Piece, blaming, try_out
+from schedopt.profiling.split_backward import enter
 from schedopt.profiling.states import own_parameters, tensor_bytes
 from schedopt.running.stage_work import same_buffers
 from schedopt.units import format_bytes, printable
@@ -64,8 +64,8 @@ def cut_as_planned(model: Model, chain: Chain) -> list[Piece]:
         raise InputError(
             "it does not say where the model was cut",
             field="chain.recipe",
-            way_out="Measure the model with schedopt profile and solve again, or run sleeping "
-            "layers with --synthetic",
+            way_out="Measure the model with schedopt profile and solve again, or run "
+            "synthetic layers, Job(model=None)",
         )
     try:
         return cut_again(model, chain.recipe)

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from schedopt.profiling.halves import backward_input, backward_weight
 from schedopt.profiling.pieces import Piece, blaming
+from schedopt.profiling.split_backward import backward_input, backward_weight
 
 
 @dataclass(eq=False)

@@ -16,7 +16,7 @@ from unittest import mock
 from uuid import uuid4
 
 from schedopt.errors import InputError, RankError
-from schedopt.profiling.telling import tell
+from schedopt.profiling.error_format import format_error
 from schedopt.running.failing import first_failure
 from schedopt.running.job import Job
 from schedopt.running.process import JOB, OUTCOME
@@ -57,7 +57,7 @@ def launch(job: Job, ranks: int, port: int = 0) -> Outcome:
     except ChildFailedError as failed:
         raise first_failure(directory, failed.failures) from None
     except (OSError, RuntimeError) as error:
-        raise RankError(f"the ranks could not be started: {tell(error)}") from error
+        raise RankError(f"the ranks could not be started: {format_error(error)}") from error
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     return outcome
@@ -93,7 +93,7 @@ def _make_directory() -> Path:
         raise InputError(
             f"there is no directory for temporary files: {error.strerror or error}",
             field="TMPDIR",
-            way_out="Let it name one that can be written, or use --backend logical",
+            way_out="Let it name one that can be written, or take the backend logical",
         ) from None
 
 

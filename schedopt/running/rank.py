@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from schedopt.actions import Action
-from schedopt.profiling.metering import Meter
+from schedopt.profiling.memory_meter import Meter
 from schedopt.running.exchange import Chunk, Exchange
 from schedopt.running.spans import Span
 from schedopt.running.stage_work import StageWork

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from schedopt.profiling.model import Model
-from schedopt.profiling.saving import storage_key
+from schedopt.profiling.saved_tensors import storage_key
 from schedopt.profiling.tracing import WithLoss
 from schedopt.running.crew import Work
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from schedopt.actions import Actions
 from schedopt.errors import InputError, RankError, SchedoptError
+from schedopt.profiling.error_format import format_error
 from schedopt.profiling.model import require_torch
-from schedopt.profiling.telling import tell
 from schedopt.running.job import Job
 from schedopt.running.records import Outcome
 from schedopt.running.report import Report
@@ -39,7 +39,7 @@ def execute(job: Job, *, port: int = 0) -> Report:
         except SchedoptError:
             raise
         except (Exception, SystemExit) as error:
-            raise RankError(f"the run raised {tell(error)}") from error
+            raise RankError(f"the run raised {format_error(error)}") from error
     _check_devices(job, len(actions.ranks))
     from schedopt.running.launching import launch
 
@@ -81,5 +81,5 @@ def _check_devices(job: Job, ranks: int) -> None:
         raise InputError(
             f"the plan has {ranks} ranks, and this machine {torch.cuda.device_count()} GPUs",
             field="device",
-            way_out="Use --device cuda:0 for all ranks on one GPU, or --backend logical",
+            way_out='Take one GPU for all ranks, Job(device="cuda:0"), or the backend logical',
         )

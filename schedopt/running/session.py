@@ -15,11 +15,11 @@ from schedopt.account.timeline import stage_layers
 from schedopt.actions import Actions
 from schedopt.errors import InputError
 from schedopt.profiling import Model, load_model
-from schedopt.profiling.metering import Meter
+from schedopt.profiling.layer_sweeps import training_mode
+from schedopt.profiling.memory_meter import Meter
 from schedopt.profiling.pieces import blaming, on_device
 from schedopt.profiling.profiler import out_of_memory
 from schedopt.profiling.states import choose_optimizer, distinct_bytes
-from schedopt.profiling.sweeping import training_mode
 from schedopt.running.crew import Work, name_parameters
 from schedopt.running.fitting import Boundary, check_bytes, cut_as_planned, look
 from schedopt.running.job import Job

@@ -10,8 +10,8 @@ from typing import TypeAlias
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
-from schedopt.profiling.halves import enter
 from schedopt.profiling.pieces import Piece, blaming
+from schedopt.profiling.split_backward import enter
 from schedopt.running.stage_work import Before, same_buffers
 from schedopt.stage import Stage
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from schedopt.actions import Action, Actions, halved_stages, make_rows
 from schedopt.plan import Plan
-from schedopt.profiling.clocks import make_clock
+from schedopt.profiling.devices import make_clock
 from schedopt.profiling.pieces import Piece
 from schedopt.running.fitting import Boundary
 from schedopt.running.pipelining import make_schedule, make_stages, run_step

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from schedopt.errors import InputError
-from schedopt.profiling.saving import storage_key
+from schedopt.profiling.saved_tensors import storage_key
 from schedopt.running.exchange import Chunk
 
 

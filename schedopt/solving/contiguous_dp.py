@@ -27,7 +27,7 @@ import numpy as np
 from schedopt.bounds.recomputation import Runs
 from schedopt.bounds.recompute_table import NEVER, Array, RecomputeTable
 from schedopt.chain import Layer
-from schedopt.interrupts import Stopped, go_on, never
+from schedopt.interrupts import Stopped, never_stop, raise_if_stopped
 from schedopt.network import Link
 from schedopt.platform import Gpu
 from schedopt.problem import Problem
@@ -57,7 +57,7 @@ class ContiguousDP:
         problem: Problem,
         thinning: Thinning = EVERY_PERIOD,
         *,
-        stopped: Callable[[], bool] = never,
+        stopped: Callable[[], bool] = never_stop,
     ) -> None:
         self.problem, self.thinning = problem, thinning
         layers, gpus = problem.chain.layers, problem.platform.gpus[::-1]
@@ -186,7 +186,7 @@ class ContiguousDP:
         for table in self.again:
             table.widen(self._longest_stage(period))
         while True:
-            go_on(run.stopped)
+            raise_if_stopped(run.stopped)
             stages = self._read_stages(self._fill(period, behind, ahead, run), period)
             if stages is not None or not self._refined:
                 return stages
@@ -240,7 +240,7 @@ class ContiguousDP:
             if low > high or not self.may_cut[first]:
                 continue
             if first % 64 == 0:
-                go_on(run.stopped)
+                raise_if_stopped(run.stopped)
             best = self._stage_keys(keys, first, low, high, period).min(axis=1, initial=NEVER)
             keys[low : high + 1, first] = self._behind(best, first, low, period)
         return keys

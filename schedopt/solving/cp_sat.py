@@ -11,8 +11,9 @@ if TYPE_CHECKING:
     from schedopt.solving.run import Run
 
 POLL_S = 0.05
-HURRIED: Final = ("no_lp", "default_lp", "max_lp", "pseudo_costs", "quick_restart_no_lp")
-"""What each worker does in a hurry. CP-SAT adds searches of its own for the first answer."""
+WITHOUT_LINEAR: Final = ("no_lp", "default_lp", "max_lp", "pseudo_costs", "quick_restart_no_lp")
+"""What each worker does where linear relaxations do not help. CP-SAT adds searches of its own for
+the first solution."""
 LARGEST_SUM: Final = 1 << 31
 """From such sums of coefficients on a model must not be simplified."""
 
@@ -22,7 +23,7 @@ def solve_model(
     run: Run,
     *,
     most_s: float | None = None,
-    hurry: bool = False,
+    linearize: bool = True,
     simplify: bool = False,
 ) -> tuple[int, cp_model.CpSolver]:
     """Solve a model until it is proven, time is up or somebody asks to stop.
@@ -38,8 +39,8 @@ def solve_model(
     run : Run
     most_s : float, optional
         Seconds after which it is given up, whatever is left of the run.
-    hurry : bool
-        Whether to search first without linear programmes.
+    linearize : bool
+        Whether linear relaxations help: else workers that do without them come first.
     simplify : bool
         Whether to simplify the model before the search. Only for models of smaller sums.
 
@@ -58,9 +59,9 @@ def solve_model(
     parameters.num_workers = run.workers
     parameters.cp_model_presolve = simplify
     parameters.auto_detect_greater_than_at_least_one_of = False
-    if hurry:
+    if not linearize:
         parameters.linearization_level = 0
-        parameters.subsolvers.extend(HURRIED)
+        parameters.subsolvers.extend(WITHOUT_LINEAR)
     # Ctrl-C is for the run, which then stops the solver.
     parameters.catch_sigint_signal = False
     limits = [limit for limit in (run.remaining(), most_s) if limit is not None]

@@ -10,7 +10,7 @@ from itertools import accumulate
 from schedopt.engine import stage_begins
 from schedopt.problem import Problem
 from schedopt.stage import Stage
-from schedopt.systems.engine_step import engine_order
+from schedopt.systems.steps import engine_order
 
 Begins = tuple[int, ...]
 """The first layer of each stage."""

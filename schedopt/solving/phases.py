@@ -1,13 +1,19 @@
-"""The rungs of the ladder: first what is quick and exact, then one freedom more at a time."""
+"""The phases of the portfolio: first what is quick and exact, then one freedom more at a time."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from schedopt.errors import InputError
+from schedopt.plan import Plan
 from schedopt.problem import Allocation, Problem, Scope
-from schedopt.solving.short_chains import is_short
+from schedopt.proofs import Suggestion
+from schedopt.solving.models.load_relaxation import is_short
+from schedopt.solving.registry import load_solver
+from schedopt.solving.run import Run
 
 SOLVERS: Final[dict[Allocation, dict[str, tuple[str, ...]]]] = {
     "contiguous": {
@@ -46,66 +52,80 @@ WEIGHTS: Final = {
     "contiguous_cpsat": 1.0,
     "step": 1.0,
 }
-"""How those that search share what is left of the time; the others are quick."""
-BESIDE_PROOFS: Final = 1.0
+"""How those that search share the time that is left; the others are quick."""
+WEIGHT_NEXT_TO_PROOFS: Final = 1.0
 """The weight of `general` where `general_cpsat` searches the same allocations, and proves them."""
 ENGINE_SOLVER: Final = "engine_step"
 """What answers the scope of an engine; no other one looks at what an engine can run."""
-WHAT_IF: Final = 0.5
+WEIGHT_OF_WHAT_IF: Final = 0.5
 """The weight of a freedom that is not allowed, to say what it would give."""
 
 
 @dataclass(frozen=True)
-class Attempt:
+class Phase:
     """A solver and what it may do.
 
     Parameters
     ----------
     solver : str
     freedom : str
-        What is allowed in addition to the attempts before, in words. Empty for the first ones.
+        What is allowed in addition to the phases before, in words. Empty for the first ones.
     problem : Problem
         What is asked, as far as it is allowed by now.
-    option : str
-        Empty, or the option that would allow what the problem asks: only to say what it would give.
+    tried : Suggestion, optional
+        The freedom that is tried though it is not allowed: only to say what it would give.
     """
 
     solver: str
     freedom: str
     problem: Problem
-    option: str = ""
+    tried: Suggestion | None = None
 
     @property
     def weight(self) -> float:
         """Its part of the time that is left; 0: it takes what it needs."""
-        if self.option:
-            return WHAT_IF
+        if self.tried is not None:
+            return WEIGHT_OF_WHAT_IF
         if self.solver == "general" and is_short(self.problem):
-            return BESIDE_PROOFS
+            return WEIGHT_NEXT_TO_PROOFS
         return WEIGHTS.get(self.solver, 0.0)
 
 
-def sharing(attempts: Sequence[Attempt]) -> Iterator[tuple[Attempt, float]]:
-    """Yield each attempt with its share of the time that is left by then."""
-    for number, attempt in enumerate(attempts):
-        left = sum(one.weight for one in attempts[number:])
-        yield attempt, attempt.weight / left if attempt.weight else 1.0
+def share_time(phases: Sequence[Phase]) -> Iterator[tuple[Phase, float]]:
+    """Yield each phase with its share of the time that is left by then."""
+    for number, phase in enumerate(phases):
+        left = sum(later.weight for later in phases[number:])
+        yield phase, phase.weight / left if phase.weight else 1.0
 
 
-def plan_attempts(problem: Problem) -> Iterator[Attempt]:
-    """Yield the attempts for a problem, the last of which may do all that is asked.
+def search_phases(problem: Problem, run: Run) -> list[Plan]:
+    """Run all phases of a problem, and return the first plan and each better one."""
+    found: list[Plan] = []
+    for phase, share in share_time([*plan_phases(problem)]):
+        if run.clock.ended() or run.settled():
+            break
+        run.begin(phase.solver, share)
+        with suppress(InputError):
+            load_solver(phase.solver)(phase.problem, run)
+        best = run.best()
+        if best is not None and best not in found:
+            found.append(best)
+    return found
+
+
+def plan_phases(problem: Problem) -> Iterator[Phase]:
+    """Yield the phases for a problem, the last of which may do all that is asked.
 
     Steps are looked for in contiguous allocations first, where that takes less time.
     """
     if problem.scope.engine is not None:
-        yield Attempt(ENGINE_SOLVER, "", problem)
+        yield Phase(ENGINE_SOLVER, "", problem)
         return
     anywhere = problem.scope.allocation == "general"
     if anywhere and problem.scope.microbatches is not None:
-        yield from plan_attempts(
-            replace(problem, scope=replace(problem.scope, allocation="contiguous"))
-        )
-        yield Attempt("step", "any allocation", problem)
+        contiguous = replace(problem.scope, allocation="contiguous")
+        yield from plan_phases(replace(problem, scope=contiguous))
+        yield Phase("step", "any allocation", problem)
         return
     for freedom, words, scope in _freedoms(problem.scope):
         names = SOLVERS[scope.allocation][freedom]
@@ -114,23 +134,22 @@ def plan_attempts(problem: Problem) -> Iterator[Attempt]:
         narrow = _narrow(problem, scope)
         for name in names:
             if name != "general_cpsat" or is_short(problem):
-                yield Attempt(name, words, narrow)
+                yield Phase(name, words, narrow)
     if anywhere and problem.scope.max_k == 1:
-        yield Attempt("periodic", "order", problem)
+        yield Phase("periodic", "order", problem)
 
 
-def what_if(problem: Problem) -> Iterator[Attempt]:
-    """Yield an attempt for each freedom that is not allowed, and could be."""
+def what_if_phases(problem: Problem) -> Iterator[Phase]:
+    """Yield a phase for each freedom that is not allowed, and could be."""
     scope = problem.scope
     if scope.allocation != "general" or scope.microbatches is not None or scope.period_ns:
         return
     if not scope.recompute:
         wide = replace(problem, scope=replace(scope, recompute=True, max_k=1))
-        yield Attempt("general", "recompute", wide, "--recompute")
-    halves = problem.chain.has_halves
-    if halves and not scope.split_backward:
+        yield Phase("general", "recompute", wide, Suggestion.RECOMPUTE)
+    if problem.chain.has_halves and not scope.split_backward:
         wide = replace(problem, scope=replace(scope, split_backward=True, max_k=1))
-        yield Attempt("general", "split backward", wide, "--split-backward")
+        yield Phase("general", "split backward", wide, Suggestion.SPLIT_BACKWARD)
 
 
 def _freedoms(asked: Scope) -> Iterator[tuple[str, str, Scope]]:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import signal
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from types import FrameType
+from fractions import Fraction
 from typing import Final
 
 from schedopt.bounds import lower_bounds, memory_proof
@@ -15,16 +12,19 @@ from schedopt.chain import Chain
 from schedopt.checking import check
 from schedopt.effort import TIME_LIMIT, usable_cores
 from schedopt.errors import InputError
+from schedopt.interrupts import stopping_first
 from schedopt.plan import Plan
 from schedopt.platform import Platform
 from schedopt.problem import Problem, Scope
-from schedopt.result import Bound, Infeasibility, Result, Rung, Status, as_ratio
+from schedopt.proofs import Note, Outcome
+from schedopt.result import Infeasibility, PhaseResult, Result, Status
 from schedopt.rule import Rule
-from schedopt.solving.defaults import usual_scope
-from schedopt.solving.phases import ENGINE_SOLVER, Attempt, plan_attempts, sharing, what_if
-from schedopt.solving.registry import load_solver
-from schedopt.solving.run import Progress, Run
+from schedopt.solving.incumbent import find_infeasibility
+from schedopt.solving.phases import ENGINE_SOLVER, Phase, plan_phases, share_time, what_if_phases
+from schedopt.solving.registry import default_scope, load_solver
+from schedopt.solving.run import Events, Progress, Run
 from schedopt.stage import Stage
+from schedopt.validation import as_ratio
 from schedopt.version import __version__
 
 WITHOUT_PLANS: Final = ("relaxation",)
@@ -98,17 +98,39 @@ def solve(
     >>> result.status, result.period
     ('optimal', Fraction(6, 1))
     """
-    if time_limit is not None and not time_limit > 0:
-        raise InputError(
-            f"{time_limit} is no time to solve in", field="time_limit", way_out="Give seconds > 0"
-        )
+    _check_time_limit(time_limit)
     problem = Problem(
         chain=chain,
         platform=platform,
         rule=rule or Rule(),
-        scope=scope or usual_scope(solver, fixed=bool(stages)),
+        scope=scope or default_scope(solver, fixed=bool(stages)),
         stages=tuple(stages),
     )
+    return solve_problem(
+        problem,
+        solver=solver,
+        time_limit=time_limit,
+        seed=seed,
+        workers=workers,
+        work_limit=work_limit,
+        initial=initial,
+        on_progress=on_progress,
+    )
+
+
+def solve_problem(
+    problem: Problem,
+    *,
+    solver: str | None = None,
+    time_limit: float | None = TIME_LIMIT,
+    seed: int = 0,
+    workers: int | None = None,
+    work_limit: int | None = None,
+    initial: Plan | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Result:
+    """Solve a problem: see `solve` for parameters and errors."""
+    _check_time_limit(time_limit)
     if problem.scope.engine is not None and solver not in (None, ENGINE_SOLVER):
         raise InputError(
             f"{solver} does not look at what an engine can run",
@@ -127,143 +149,189 @@ def solve(
         work_limit=work_limit,
         on_progress=on_progress,
     )
-    with _interruptible(run):
-        ladder = _climb(run, initial, solver)
-    return _result(run, ladder)
+    with stopping_first(run.stop):
+        return _Portfolio(problem, run, solver).solve(initial)
 
 
-def _climb(run: Run, initial: Plan | None, named: str | None) -> list[Rung]:
-    problem = run.problem
-    attempts = [Attempt(named, "", problem)] if named else [*plan_attempts(problem)]
-    others = [] if named else [*what_if(problem)]
-    solvers = {attempt.solver: load_solver(attempt.solver) for attempt in attempts}
-    proofs = lower_bounds(problem, run.stopped)
-    run.begin("closed form")
-    run.add_bound(next(proofs))
-    if initial is not None:
-        run.begin("initial")
-        run.report(as_answer(initial, problem))
-    if problem.scope.allocation == "general" and (too_much := memory_proof(problem)):
-        run.report_infeasible(too_much)
-    ladder: list[Rung] = []
-    refusals: list[InputError] = []
-    for attempt, share in sharing([*attempts, *others]):
-        if attempt.option:
-            if (rung := _ask_what_if(run, attempt, share)) is not None:
-                ladder.append(rung)
-            continue
-        impossible = run.infeasibility()
-        if impossible is None and (named or attempt.freedom or attempt.weight):
+def _check_time_limit(time_limit: float | None) -> None:
+    if time_limit is not None and not time_limit > 0:
+        raise InputError(
+            f"{time_limit} is no time to solve in", field="time_limit", way_out="Give seconds > 0"
+        )
+
+
+class _Portfolio:
+    """The phases of one problem, in their order."""
+
+    def __init__(self, problem: Problem, run: Run, named: str | None) -> None:
+        self.problem, self.run, self.named = problem, run, named
+        self.phases = [Phase(named, "", problem)] if named else [*plan_phases(problem)]
+        self.others = [] if named else [*what_if_phases(problem)]
+        self.solvers = {phase.solver: load_solver(phase.solver) for phase in self.phases}
+        self.proofs = lower_bounds(problem, run.stopped)
+        self.results: list[PhaseResult] = []
+        self.refusals: list[InputError] = []
+
+    def solve(self, initial: Plan | None) -> Result:
+        """Run the phases one after the other, as long as something is open."""
+        run, problem = self.run, self.problem
+        run.begin("closed form")
+        run.add_bound(next(self.proofs))
+        if initial is not None:
+            run.begin("initial")
+            run.report(as_warm_start(initial, problem))
+        if problem.scope.allocation == "general" and (too_much := memory_proof(problem)):
+            run.report_infeasible(too_much)
+        for phase, share in share_time([*self.phases, *self.others]):
+            if phase.tried is not None:
+                self._run_what_if(phase, share)
+            elif self._is_open(phase):
+                self._run(phase, share)
+        if not run.clock.ended() and not run.settled():
+            self._prove()
+        if self.refusals and len(self.refusals) == len(self.results):
+            raise self.refusals[-1]
+        return self._result()
+
+    def _is_open(self, phase: Phase) -> bool:
+        """Whether a phase may still answer something."""
+        run = self.run
+        impossible = self._infeasibility()
+        if impossible is None and (self.named or phase.freedom or phase.weight):
             # Those before are quick, and leave a plan if somebody asks to stop.
-            _prove(run, proofs)
-            impossible = run.infeasibility()
+            self._prove()
+            impossible = self._infeasibility()
+        if run.clock.ended():
+            return False
         if impossible is not None:
             # What is quick may still say which memory would do.
-            if run.ended() or attempt.weight or impossible.least_memory_bytes is not None:
-                continue
-        elif run.ended() or run.settled() or run.settled(attempt.problem.scope):
-            continue
-        run.begin(attempt.solver, share)
-        begin, known = run.seconds(), len(run.proofs)
+            return not phase.weight and impossible.least_memory_bytes is None
+        return not run.settled() and not run.settled(phase.problem.scope)
+
+    def _run(self, phase: Phase, share: float) -> None:
+        run = self.run
+        events, begin = run.begin(phase.solver, share), run.clock.seconds()
         try:
-            solvers[attempt.solver](attempt.problem, run)
+            self.solvers[phase.solver](phase.problem, run)
         except InputError as error:
-            refusals.append(error)
-            note = f"left out: {error.rule}"
-            ladder.append(Rung(solver=attempt.solver, freedom=attempt.freedom, note=note))
-            continue
-        bound = run.bound(attempt.problem.scope)
-        ladder.append(
-            Rung(
-                solver=attempt.solver,
-                freedom=attempt.freedom,
-                period_exact=None if run.own is None else as_ratio(run.own),
-                bound_exact=None if bound is None else as_ratio(bound),
-                seconds=round(run.seconds() - begin, 6),
-                note=_note(run, attempt, run.proofs[known:]),
+            self.refusals.append(error)
+            note = Note(Outcome.REFUSED, detail=error.rule)
+            result = PhaseResult(solver=phase.solver, freedom=phase.freedom, note=note)
+        else:
+            result = PhaseResult(
+                solver=phase.solver,
+                freedom=phase.freedom,
+                period_exact=_ratio(events.period),
+                bound_exact=_ratio(run.bound(phase.problem.scope)),
+                seconds=round(run.clock.seconds() - begin, 6),
+                note=self._note(phase, events),
+            )
+        self.results.append(result)
+
+    def _run_what_if(self, phase: Phase, share: float) -> None:
+        """Note what a freedom would give that is not allowed, if it can give something.
+
+        Where the answer is settled, only what is quick is asked.
+        """
+        run, problem, best = self.run, phase.problem, self.run.best()
+        if run.clock.ended() or best is None:
+            return
+        if run.period() == max(bound.period for bound in lower_bounds(problem, run.stopped)):
+            return
+        begin = run.clock.seconds()
+        part = run.subrun(problem, share)
+        part.begin("best")
+        if best.pattern.k == 1:
+            part.report(best)
+        names = ["contiguous"] if problem.scope.recompute else []
+        names.append("periodic" if run.settled() else phase.solver)
+        if names[0] == "periodic" and part.best() is None:
+            # It improves a plan, and there is no 1-periodic one.
+            return
+        for name in names[: 1 if run.settled() else None]:
+            part.begin(name)
+            load_solver(name)(problem, part)
+        period = part.period()
+        better = period is not None and period < (run.period() or 0)
+        if not better and (part.events.left_out or part.stopped()):
+            return
+        outcome = Outcome.WOULD_HELP if better else Outcome.WOULD_NOT_HELP
+        self.results.append(
+            PhaseResult(
+                solver=part.incumbent.solver if better else part.events.solver,
+                freedom=phase.freedom,
+                period_exact=_ratio(period) if better else None,
+                seconds=round(run.clock.seconds() - begin, 6),
+                note=Note(outcome, suggestion=phase.tried),
             )
         )
-    if not run.ended() and not run.settled():
-        _prove(run, proofs)
-    if refusals and len(refusals) == len(ladder):
-        raise refusals[-1]
-    return ladder
+
+    def _prove(self) -> None:
+        """Report bounds until all are proven, or a share of the time is up."""
+        self.run.begin("closed form", SHARE_OF_BOUNDS)
+        for proven in self.proofs:
+            self.run.add_bound(proven)
+
+    def _infeasibility(self) -> Infeasibility | None:
+        return find_infeasibility(self.problem, self.run.incumbent)
+
+    def _note(self, phase: Phase, events: Events) -> Note:
+        """Say what is known after a phase."""
+        run, scope = self.run, phase.problem.scope
+        own, best = events.period, run.period()
+        if self._infeasibility() is not None:
+            return Note(Outcome.INFEASIBLE)
+        if best is not None and best == run.bound():
+            return Note(Outcome.OPTIMAL if own == best else Outcome.PROVES_BEST)
+        proven = best is not None and best == run.bound(scope)
+        why = events.proofs[-1] if best is None and events.proofs else None
+        if phase.solver in WITHOUT_PLANS:
+            outcome, why = Outcome.BOUND_ONLY, None
+        elif why is not None:
+            outcome = Outcome.NO_PLAN_EXISTS
+        elif best is None:
+            outcome = Outcome.NO_PLAN if run.stopped() else Outcome.NONE_FITS
+        elif own == best:
+            outcome = Outcome.BEST_OF_KIND if proven else Outcome.NOT_PROVEN
+        else:
+            outcome = Outcome.NO_BETTER_EXISTS if proven else Outcome.NO_BETTER
+        least, is_increase = None if why is None else why.least_memory_bytes, False
+        if why is not None and least is not None:
+            least, is_increase = why.amount(least, self.problem.platform)
+        return Note(
+            outcome,
+            stopped=run.stopped() and not proven,
+            detail=events.left_out,
+            proof=None if why is None else why.proof,
+            least_memory_bytes=least,
+            is_increase=is_increase,
+        )
+
+    def _result(self) -> Result:
+        run, known, why = self.run, self.run.incumbent, self._infeasibility()
+        status: Status = "unknown" if why is None else "infeasible"
+        if known.plan is not None:
+            status = "optimal" if known.period() == known.bound() else "feasible"
+        last = self.results[-1].solver if self.results else run.events.solver
+        return Result(
+            problem=self.problem,
+            status=status,
+            plan=known.plan,
+            bounds=tuple(known.bounds),
+            infeasibility=why,
+            ladder=tuple(self.results),
+            solver=known.solver or last,
+            seconds=round(run.clock.seconds(), 6),
+            seed=run.seed,
+            version=__version__,
+        )
 
 
-def _ask_what_if(run: Run, attempt: Attempt, share: float) -> Rung | None:
-    """Return what a freedom would give that is not allowed; None if it can give nothing.
-
-    Where the answer is settled, only what is quick is asked.
-    """
-    best = run.best()
-    if run.ended() or best is None:
-        return None
-    problem = attempt.problem
-    least = max(bound.period for bound in lower_bounds(problem, run.stopped))
-    if run.period() == least:
-        return None
-    begin = run.seconds()
-    part = run.part(problem, share)
-    part.begin("best")
-    if best.pattern.k == 1:
-        part.report(best)
-    names = ["contiguous"] if problem.scope.recompute else []
-    names.append("periodic" if run.settled() else attempt.solver)
-    if names[0] == "periodic" and part.best() is None:
-        # It improves a plan, and there is no 1-periodic one.
-        return None
-    for name in names[: 1 if run.settled() else None]:
-        part.begin(name)
-        load_solver(name)(problem, part)
-    period = part.period()
-    better = period is not None and period < (run.period() or 0)
-    if not better and (part.left_out or part.stopped()):
-        return None
-    return Rung(
-        solver=part.solver_of_best if better else part.solver,
-        freedom=attempt.freedom,
-        period_exact=as_ratio(period) if better and period is not None else None,
-        seconds=round(run.seconds() - begin, 6),
-        note=f"not allowed: {attempt.option}" if better else f"{attempt.option} found no better",
-    )
+def _ratio(value: Fraction | None) -> tuple[int, int] | None:
+    return None if value is None else as_ratio(value)
 
 
-def _prove(run: Run, proofs: Iterator[Bound]) -> None:
-    """Report bounds until all are proven, or a share of the time is up."""
-    run.begin("closed form", SHARE_OF_BOUNDS)
-    for proven in proofs:
-        run.add_bound(proven)
-
-
-def _note(run: Run, attempt: Attempt, proofs: Sequence[Infeasibility]) -> str:
-    """Say what is known after an attempt, which proved so much to be impossible."""
-    own, best, scope = run.own, run.period(), attempt.problem.scope
-    if run.infeasibility() is not None:
-        return "proven infeasible"
-    if best is not None and best == run.bound():
-        return "proven optimal" if own == best else "proves that the best is optimal"
-    proven = best is not None and best == run.bound(scope)
-    if attempt.solver in WITHOUT_PLANS:
-        said = "a bound, no plans"
-    elif best is None:
-        none = "no plan" if run.stopped() else "no plan that fits"
-        said = f"no plan: {_why(proofs[-1], run.problem.platform)}" if proofs else none
-    elif own == best:
-        said = "best of its kind, proven" if proven else "not proven optimal"
-    else:
-        said = "no better plan exists" if proven else "no better plan"
-    if run.left_out:
-        said = f"{said}; {run.left_out}"
-    return f"stopped early: {said}" if run.stopped() and not proven else said
-
-
-def _why(proof: Infeasibility, platform: Platform) -> str:
-    """Return a proof with the memory that would do."""
-    least = proof.least_memory_bytes
-    return proof.proof if least is None else f"{proof.proof}; {proof.say(least, platform)} would do"
-
-
-def as_answer(initial: Plan, problem: Problem) -> Plan:
+def as_warm_start(initial: Plan, problem: Problem) -> Plan:
     """Return a plan as one for a problem.
 
     Raises
@@ -300,56 +368,3 @@ def as_answer(initial: Plan, problem: Problem) -> Plan:
             way_out="Start from a plan for the same platform, rule and scope",
         )
     return plan
-
-
-def _result(run: Run, ladder: list[Rung]) -> Result:
-    plan = run.best()
-    status: Status = "unknown"
-    if plan is not None:
-        status = "optimal" if run.period() == run.bound() else "feasible"
-    elif run.infeasibility() is not None:
-        status = "infeasible"
-    return Result(
-        problem=run.problem,
-        status=status,
-        plan=plan,
-        bounds=tuple(run.bounds),
-        infeasibility=run.infeasibility(),
-        ladder=tuple(ladder),
-        solver=run.solver_of_best or (ladder[-1].solver if ladder else run.solver),
-        seconds=round(run.seconds(), 6),
-        seed=run.seed,
-        version=__version__,
-    )
-
-
-@contextmanager
-def _interruptible(run: Run) -> Iterator[None]:
-    """Let the first Ctrl-C or request to end stop the run and the second do as it always does.
-
-    A handler that the program has set itself hears of the first one too.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    # None: a handler that was not set from Python, and cannot be set again from it.
-    before = {
-        number: handler
-        for number in (signal.SIGINT, signal.SIGTERM)
-        if (handler := signal.getsignal(number)) is not None
-    }
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        run.stop()
-        signal.signal(number, before[signal.Signals(number)])
-        known = before[signal.Signals(number)]
-        if callable(known) and known is not signal.default_int_handler:
-            known(number, frame)
-
-    for number in before:
-        signal.signal(number, stop)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

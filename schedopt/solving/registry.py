@@ -10,7 +10,7 @@ from importlib.metadata import entry_points
 from typing import Any, Final, cast
 
 from schedopt.errors import InputError
-from schedopt.problem import Problem
+from schedopt.problem import Allocation, Problem, Scope
 from schedopt.solving.run import Run
 from schedopt.stage import Stage
 
@@ -119,6 +119,21 @@ CHOOSE_ALLOCATION: Final = frozenset(
 """Those that choose the allocation themselves, and refuse one that is given."""
 ANY_ALLOCATION: Final = frozenset({"general", "general_cpsat", "packing", "relaxation"})
 """Those that are for allocations of any kind."""
+
+DEFAULT_MAX_K: Final = 2
+"""The longest pattern of a general allocation where nothing is said."""
+
+
+def default_scope(solver: str | None, *, fixed: bool) -> Scope:
+    """Return the scope of a solve without one.
+
+    Any allocation with k up to 2; for stages that are given, or a solver that is not for any
+    allocation, what these are for, with k = 1.
+    """
+    if solver is None and not fixed:
+        return Scope(allocation="general", max_k=DEFAULT_MAX_K)
+    free: Allocation = "general" if solver in ANY_ALLOCATION else "contiguous"
+    return Scope(allocation="fixed" if fixed else free)
 
 
 def solver_names() -> list[str]:

@@ -12,11 +12,12 @@ from schedopt.network import Duplex
 from schedopt.plan import Pattern, Plan
 from schedopt.platform import MOST_GPUS, Platform
 from schedopt.problem import Problem, Scope
-from schedopt.result import Bound, Infeasibility, Ratio, Result, Status, check_ratio
+from schedopt.proofs import Proof
+from schedopt.result import Bound, Infeasibility, Result, Status
 from schedopt.stage import Stage
 from schedopt.stored import Stored
 from schedopt.units import format_bandwidth, format_bytes
-from schedopt.validation import STRICT, as_tuple, check_choice, check_whole
+from schedopt.validation import STRICT, Ratio, as_tuple, check_choice, check_ratio, check_whole
 from schedopt.version import __version__
 
 SWEEP_FORMAT: Final = "schedopt.sweep/1"
@@ -147,7 +148,7 @@ class Point(Place):
         The normalized period of the plan, ns.
     bound_exact : (int, int), optional
         A normalized period that no plan of the scope can beat here, ns.
-    proof : str
+    proof : Proof or str
         Why the bound holds, or why there is no plan.
     seconds : float
         What solving took.
@@ -170,7 +171,7 @@ class Point(Place):
     status: Status
     period_exact: Ratio | None = None
     bound_exact: Ratio | None = None
-    proof: str = ""
+    proof: Proof | str = ""
     seconds: float = 0.0
     solver: str = ""
     plan_memory_bytes: int | None = None

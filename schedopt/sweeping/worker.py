@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from schedopt.chain import Chain
-from schedopt.result import Result, as_ratio
+from schedopt.result import Result
 from schedopt.solving import solve
 from schedopt.sweeping.sweep import Options, Place, Point
+from schedopt.validation import as_ratio
 
 T = TypeVar("T")
 S = TypeVar("S")

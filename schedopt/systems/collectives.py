@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Literal
 
 from schedopt.plan import Transfer
-from schedopt.systems.timetable import Name, Timetable
+from schedopt.systems.list_scheduler import ListScheduler, Name
 
 Before = Callable[[int], Iterable[Name | Transfer]]
 """What a replica must have done before it sends."""
@@ -18,7 +18,7 @@ def home(stage: int, chunk: int, replicas: int) -> int:
 
 
 def reduce_scatter(
-    timetable: Timetable, stage: int, micro_batch: int, before: Before
+    scheduler: ListScheduler, stage: int, micro_batch: int, before: Before
 ) -> list[Transfer]:
     """Add the gradients of a stage up, each chunk at its home, by a ring.
 
@@ -28,7 +28,7 @@ def reduce_scatter(
 
     Parameters
     ----------
-    timetable : Timetable
+    scheduler : ListScheduler
     stage, micro_batch : int
         The first micro-batch of the mini-batch, on replica 0.
     before : callable
@@ -39,21 +39,21 @@ def reduce_scatter(
     list of Transfer
         The last hop of each chunk; none where there is one replica.
     """
-    replicas = len(timetable.stages[stage].gpus)
+    replicas = len(scheduler.stages[stage].gpus)
     last = []
     for chunk in range(replicas):
         before_hop: list[Transfer] = []
         for hop in range(replicas - 1):
             source = (home(stage, chunk, replicas) + 1 + hop) % replicas
             item = _part("weight_gradient", stage, micro_batch, source, replicas, chunk, "reduce")
-            timetable.send(item, after=[*before(source), *before_hop])
+            scheduler.send(item, after=[*before(source), *before_hop])
             before_hop = [item]
         last += before_hop
     return last
 
 
 def all_gather(
-    timetable: Timetable,
+    scheduler: ListScheduler,
     stage: int,
     micro_batch: int,
     before: Before,
@@ -71,21 +71,21 @@ def all_gather(
     list of Transfer
         All of them.
     """
-    replicas = len(timetable.stages[stage].gpus)
+    replicas = len(scheduler.stages[stage].gpus)
     every = []
     for chunk in range(replicas):
         before_hop = list(before(chunk))
         for hop in range(replicas - 1):
             source = (home(stage, chunk, replicas) + hop) % replicas
             item = _part(tensor, stage, micro_batch, source, replicas, chunk, "copy")
-            timetable.send(item, after=before_hop)
+            scheduler.send(item, after=before_hop)
             before_hop = [item]
             every.append(item)
     return every
 
 
 def all_reduce(
-    timetable: Timetable, stage: int, micro_batch: int, before: Before
+    scheduler: ListScheduler, stage: int, micro_batch: int, before: Before
 ) -> list[list[Transfer]]:
     """Add the gradients of a stage up on every replica: reduce-scatter, then all-gather.
 
@@ -94,27 +94,27 @@ def all_reduce(
     list of lists of Transfer
         For each replica those after which its gradient is whole.
     """
-    replicas = len(timetable.stages[stage].gpus)
-    added = reduce_scatter(timetable, stage, micro_batch, before)
+    replicas = len(scheduler.stages[stage].gpus)
+    added = reduce_scatter(scheduler, stage, micro_batch, before)
 
     def at_home(chunk: int) -> list[Name | Transfer]:
         return [*added[chunk : chunk + 1], *before(home(stage, chunk, replicas))]
 
-    gathered = all_gather(timetable, stage, micro_batch, at_home, "weight_gradient")
+    gathered = all_gather(scheduler, stage, micro_batch, at_home, "weight_gradient")
     arrivals = [*added, *gathered]
     return [[item for item in arrivals if item.target == r] for r in range(replicas)]
 
 
-def all_reduce_and_update(timetable: Timetable, stage: int, microbatches: int) -> None:
+def all_reduce_and_update(scheduler: ListScheduler, stage: int, microbatches: int) -> None:
     """Add the gradients of a step of m micro-batches up behind its last backwards, and apply them.
 
     Backwards of a replica end in the order of its micro-batches.
     """
-    replicas = len(timetable.stages[stage].gpus)
+    replicas = len(scheduler.stages[stage].gpus)
     last = range(microbatches - replicas, microbatches)
-    whole = all_reduce(timetable, stage, 0, lambda replica: [("B", stage, last[replica])])
+    whole = all_reduce(scheduler, stage, 0, lambda replica: [("B", stage, last[replica])])
     for replica in range(replicas):
-        timetable.update(stage, last[replica], after=whole[replica])
+        scheduler.update(stage, last[replica], after=whole[replica])
 
 
 def _part(

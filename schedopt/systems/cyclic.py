@@ -20,57 +20,57 @@ from schedopt.cuts import balanced_cuts
 from schedopt.plan import Plan, Transfer
 from schedopt.rule import Rule
 from schedopt.stage import Stage
+from schedopt.systems.config import SystemConfig, require_time
+from schedopt.systems.list_scheduler import ListScheduler, Name
 from schedopt.systems.pipedream import one_f_one_b
-from schedopt.systems.setting import Setting, require_time
-from schedopt.systems.timetable import Name, Timetable
 
 _MOST_PACES: Final = 4
 _IN_TURN: Final = "a sum of gradients must come before the backward that adds to it ends"
 
 
-def cdp_v1(setting: Setting) -> Plan:
+def cdp_v1(config: SystemConfig) -> Plan:
     """Return CDP-v1 on P GPUs: P stages on each, a micro-batch of the P on each."""
-    return _on_many(setting, one_ago(len(setting.platform.gpus)))
+    return _on_many(config, one_ago(len(config.platform.gpus)))
 
 
-def cdp_v2(setting: Setting) -> Plan:
+def cdp_v2(config: SystemConfig) -> Plan:
     """Return CDP-v2 on P GPUs: P stages on each, a micro-batch of the P on each."""
-    return _on_many(setting, freshest(len(setting.platform.gpus)))
+    return _on_many(config, freshest(len(config.platform.gpus)))
 
 
-def cdp_v1_one_gpu(setting: Setting) -> Plan:
+def cdp_v1_one_gpu(config: SystemConfig) -> Plan:
     """Return CDP-v1 on the first GPU: as many stages as micro-batches, time step by time step."""
-    return _on_one(setting, one_ago(_most_on_one(setting)))
+    return _on_one(config, one_ago(_most_on_one(config)))
 
 
-def cdp_v2_one_gpu(setting: Setting) -> Plan:
+def cdp_v2_one_gpu(config: SystemConfig) -> Plan:
     """Return CDP-v2 on the first GPU: as many stages as micro-batches, time step by time step."""
-    return _on_one(setting, freshest(_most_on_one(setting)))
+    return _on_one(config, freshest(_most_on_one(config)))
 
 
-def _most_on_one(setting: Setting) -> int:
+def _most_on_one(config: SystemConfig) -> int:
     """Return N: the micro-batches of a step, or the layers where they are fewer."""
-    return min(setting.microbatches, len(setting.chain.layers))
+    return min(config.microbatches, len(config.chain.layers))
 
 
-def cdp_v1_mp(setting: Setting) -> Plan:
+def cdp_v1_mp(config: SystemConfig) -> Plan:
     """Return CDP-v1 with model parallelism: N - j + 1 GPUs for stage j, counted from 1."""
-    return _model_parallel(setting, one_ago(_largest_pyramid(setting)))
+    return _model_parallel(config, one_ago(_largest_pyramid(config)))
 
 
-def cdp_v2_mp(setting: Setting) -> Plan:
+def cdp_v2_mp(config: SystemConfig) -> Plan:
     """Return CDP-v2 with model parallelism: N - j + 1 GPUs for stage j, counted from 1."""
-    return _model_parallel(setting, freshest(_largest_pyramid(setting)))
+    return _model_parallel(config, freshest(_largest_pyramid(config)))
 
 
-def cdp_v1_pp(setting: Setting) -> Plan:
+def cdp_v1_pp(config: SystemConfig) -> Plan:
     """Return CDP-v1 with one GPU for each stage: PipeDream-2BW with P micro-batches an update."""
-    return one_f_one_b(setting, one_ago(len(setting.platform.gpus)))
+    return one_f_one_b(config, one_ago(len(config.platform.gpus)))
 
 
-def cdp_v2_pp(setting: Setting) -> Plan:
+def cdp_v2_pp(config: SystemConfig) -> Plan:
     """Return CDP-v2 with one GPU for each stage: 1F1B that reads the newest weights it can."""
-    return one_f_one_b(setting, freshest(len(setting.platform.gpus)))
+    return one_f_one_b(config, freshest(len(config.platform.gpus)))
 
 
 def one_ago(count: int) -> Rule:
@@ -85,66 +85,66 @@ def freshest(count: int) -> Rule:
     return Rule(update_every=count, forward_reads="table", table=table)
 
 
-def _on_many(setting: Setting, rule: Rule) -> Plan:
-    gpus = range(len(setting.platform.gpus))
-    cuts = balanced_cuts(setting.chain, len(gpus))
+def _on_many(config: SystemConfig, rule: Rule) -> Plan:
+    gpus = range(len(config.platform.gpus))
+    cuts = balanced_cuts(config.chain, len(gpus))
     stages = [Stage(layers=cut, gpus=tuple(gpus)) for cut in cuts]
-    return keep_pace(setting, partial(_Workers, setting, rule, stages), len(gpus))
+    return keep_pace(config, partial(_Workers, config, rule, stages), len(gpus))
 
 
-def _largest_pyramid(setting: Setting) -> int:
+def _largest_pyramid(config: SystemConfig) -> int:
     count = 1
-    while (count + 1) * (count + 2) // 2 <= len(setting.platform.gpus):
+    while (count + 1) * (count + 2) // 2 <= len(config.platform.gpus):
         count += 1
     return count
 
 
-def _model_parallel(setting: Setting, rule: Rule) -> Plan:
+def _model_parallel(config: SystemConfig, rule: Rule) -> Plan:
     stages: list[Stage] = []
     first, count = 0, rule.update_every or 1
-    for replicas, cut in zip(range(count, 0, -1), balanced_cuts(setting.chain, count), strict=True):
+    for replicas, cut in zip(range(count, 0, -1), balanced_cuts(config.chain, count), strict=True):
         stages.append(Stage(layers=cut, gpus=tuple(range(first, first + replicas))))
         first += replicas
-    return keep_pace(setting, partial(_Workers, setting, rule, stages), count)
+    return keep_pace(config, partial(_Workers, config, rule, stages), count)
 
 
 class Crew(Protocol):
     """Workers on several GPUs."""
 
-    timetable: Timetable
+    scheduler: ListScheduler
 
     def micro_batch(self, i: int, earliest_ns: int) -> None:
         """Add a micro-batch that begins then or later, and what is passed on behind it."""
         ...
 
 
-def keep_pace(setting: Setting, assemble: Callable[[], Crew], count: int) -> Plan:
+def keep_pace(config: SystemConfig, assemble: Callable[[], Crew], count: int) -> Plan:
     """Return the plan of a crew at the least pace that its run keeps up with.
 
     The pace is a whole chain on the slowest GPU, unless waiting for transfers makes it longer.
 
     Parameters
     ----------
-    setting : Setting
+    config : SystemConfig
     assemble : callable
         Returns workers that have done nothing.
     count : int
         N, the micro-batches of an update, which begin 1 / N of the pace apart.
     """
-    chain = setting.chain.layers
+    chain = config.chain.layers
     pace = max(
         sum(gpu.duration_ns(t) for layer in chain for t in (layer.forward_ns, layer.backward_ns))
-        for gpu in setting.platform.gpus
+        for gpu in config.platform.gpus
     )
 
-    def follow(pace: int, microbatches: int) -> Timetable:
+    def follow(pace: int, microbatches: int) -> ListScheduler:
         crew = assemble()
         for i in range(microbatches):
             crew.micro_batch(i, i // count * pace + i % count * pace // count)
-        return crew.timetable
+        return crew.scheduler
 
     for _ in range(_MOST_PACES):
-        plan = setting.steady(partial(follow, pace), count)
+        plan = config.steady(partial(follow, pace), count)
         kept = ceil(Fraction(plan.pattern.period_total_ns * count, plan.pattern.k))
         if kept <= pace:
             break
@@ -155,8 +155,8 @@ def keep_pace(setting: Setting, assemble: Callable[[], Crew], count: int) -> Pla
 class _Workers:
     """Workers that run a micro-batch each, and what they pass on."""
 
-    def __init__(self, setting: Setting, rule: Rule, stages: list[Stage]) -> None:
-        self.timetable = setting.timetable(rule, stages)
+    def __init__(self, config: SystemConfig, rule: Rule, stages: list[Stage]) -> None:
+        self.scheduler = config.scheduler(rule, stages)
         self.rule = rule
         self.count = len(stages)
         self.passed: dict[tuple[int, int], Transfer] = {}
@@ -165,7 +165,7 @@ class _Workers:
     def micro_batch(self, i: int, earliest_ns: int) -> None:
         """Add a micro-batch: forward, backward, and what is passed on behind it."""
         for stage in range(self.count):
-            self.timetable.run(
+            self.scheduler.run(
                 "F",
                 stage,
                 i,
@@ -183,7 +183,7 @@ class _Workers:
         return self.arrived[stage, last, self.replica(stage, i - last)] if last >= 0 else []
 
     def replica(self, stage: int, offset: int) -> int:
-        return offset % len(self.timetable.stages[stage].gpus)
+        return offset % len(self.scheduler.stages[stage].gpus)
 
     def backward(self, stage: int, i: int) -> None:
         """Add a backward; the gradient goes on to the next worker, the sum to the weights.
@@ -191,20 +191,20 @@ class _Workers:
         Where a GPU runs several micro-batches of an update, it adds to the sum that came to it
         (algorithm 1, line 30); else the sums meet where they come.
         """
-        replicas = len(self.timetable.stages[stage].gpus)
+        replicas = len(self.scheduler.stages[stage].gpus)
         before = self.passed.get((stage, i - 1))
         came = [before] if before else []
         adding = replicas >= self.count
         if came and not adding:
-            require_time(self.timetable, stage, "backward_ns", _IN_TURN)
-        self.timetable.run("B", stage, i, after=[] if adding else came)
+            require_time(self.scheduler, stage, "backward_ns", _IN_TURN)
+        self.scheduler.run("B", stage, i, after=[] if adding else came)
         whole: list[Name | Transfer] = [("B", stage, i), *came]
         if (i + 1) % self.count:
             if replicas > 1:
                 mode: Literal["copy", "reduce"] = "reduce" if adding else "copy"
                 self.passed[stage, i] = self.send("weight_gradient", stage, i, (0, 1), whole, mode)
             return
-        self.arrived[stage, i, 0] = [*self.timetable.update(stage, i, after=whole)] or whole
+        self.arrived[stage, i, 0] = [*self.scheduler.update(stage, i, after=whole)] or whole
         for source, target in self.hops(stage, i):
             item = self.send("weights", stage, i, (source, target), self.arrived[stage, i, source])
             self.arrived[stage, i, target] = [item]
@@ -215,7 +215,7 @@ class _Workers:
         while self.rule.forward_delay(first, stage) != (first - i - 1) // self.count:
             first += 1
         source = 0
-        for reader in range(first, first + len(self.timetable.stages[stage].gpus)):
+        for reader in range(first, first + len(self.scheduler.stages[stage].gpus)):
             target = self.replica(stage, reader - i)
             if target:
                 yield source, target
@@ -241,27 +241,27 @@ class _Workers:
             target=target,
             mode=mode,
         )
-        return self.timetable.send(item, after=after)
+        return self.scheduler.send(item, after=after)
 
 
-def _on_one(setting: Setting, rule: Rule) -> Plan:
+def _on_one(config: SystemConfig, rule: Rule) -> Plan:
     """Return the plan on one GPU: in a time step each micro-batch on its way does one operation."""
     count = rule.update_every or 1
-    stages = [Stage(layers=cut, gpus=(0,)) for cut in balanced_cuts(setting.chain, count)]
+    stages = [Stage(layers=cut, gpus=(0,)) for cut in balanced_cuts(config.chain, count)]
 
-    def follow(microbatches: int) -> Timetable:
-        timetable = setting.timetable(rule, stages)
+    def follow(microbatches: int) -> ListScheduler:
+        scheduler = config.scheduler(rule, stages)
         for step in range(2 * (microbatches + count)):
             # The micro-batches that began first are in their backwards, which free memory.
             for i in range(max(0, step // 2 - count + 1), min(microbatches, step // 2 + 1)):
                 stage = step - 2 * i
                 if stage < count:
-                    timetable.run("F", stage, i)
+                    scheduler.run("F", stage, i)
                     continue
                 stage = 2 * count - 1 - stage
-                timetable.run("B", stage, i)
+                scheduler.run("B", stage, i)
                 if (i + 1) % count == 0:
-                    timetable.update(stage, i)
-        return timetable
+                    scheduler.update(stage, i)
+        return scheduler
 
-    return setting.steady(follow, count)
+    return config.steady(follow, count)

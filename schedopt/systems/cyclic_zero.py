@@ -16,41 +16,41 @@ from schedopt.cuts import balanced_cuts
 from schedopt.plan import Kind, Plan, Transfer
 from schedopt.rule import Rule
 from schedopt.stage import Stage
+from schedopt.systems.config import SystemConfig, require_time
 from schedopt.systems.cyclic import freshest, keep_pace, one_ago
-from schedopt.systems.setting import Setting, require_time
-from schedopt.systems.timetable import Name
+from schedopt.systems.list_scheduler import Name
 from schedopt.systems.zero import AT_ONCE
 
 Done = list[Name | Transfer]
 
 
-def cdp_v1(setting: Setting) -> Plan:
+def cdp_v1(config: SystemConfig) -> Plan:
     """Return CDP-v1 on P GPUs with sharded parameters, gradients and optimizer state."""
-    return _sharded(setting, one_ago(len(setting.platform.gpus)))
+    return _sharded(config, one_ago(len(config.platform.gpus)))
 
 
-def cdp_v2(setting: Setting) -> Plan:
+def cdp_v2(config: SystemConfig) -> Plan:
     """Return CDP-v2 on P GPUs with sharded parameters, gradients and optimizer state."""
-    return _sharded(setting, freshest(len(setting.platform.gpus)))
+    return _sharded(config, freshest(len(config.platform.gpus)))
 
 
-def _sharded(setting: Setting, rule: Rule) -> Plan:
-    count = len(setting.platform.gpus)
+def _sharded(config: SystemConfig, rule: Rule) -> Plan:
+    count = len(config.platform.gpus)
     gpus = tuple(range(count))
-    stages = [Stage(layers=cut, gpus=gpus) for cut in balanced_cuts(setting.chain, count)]
-    assemble = partial(_Workers, setting, replace(rule, partition="parameter"), stages)
-    return keep_pace(setting, assemble, count)
+    stages = [Stage(layers=cut, gpus=gpus) for cut in balanced_cuts(config.chain, count)]
+    assemble = partial(_Workers, config, replace(rule, partition="parameter"), stages)
+    return keep_pace(config, assemble, count)
 
 
 class _Workers:
     """Workers that run a micro-batch each, with weights from home."""
 
-    def __init__(self, setting: Setting, rule: Rule, stages: list[Stage]) -> None:
+    def __init__(self, config: SystemConfig, rule: Rule, stages: list[Stage]) -> None:
         # An update comes in between as soon as it can; all else waits for what was before it.
-        self.timetable = setting.timetable(rule, stages, ordered=False)
+        self.scheduler = config.scheduler(rule, stages, ordered=False)
         self.rule = rule
         self.count = len(stages)
-        self.updated = setting.updated
+        self.updated = config.updated
         self.before: dict[int, list[Name]] = defaultdict(list)
         self.came_home: dict[tuple[int, int], Done] = defaultdict(list)
         self.made: dict[tuple[int, int], Done] = {}
@@ -71,7 +71,7 @@ class _Workers:
         ready = self.made.get((stage, i // self.count - delay - 1), [])
         if stage != i % self.count:
             ready = [self.fetch(kind, stage, i, [*ready, *before[:-1]])]
-        self.timetable.run(
+        self.scheduler.run(
             kind, stage, i, after=[*before[-1:], *ready], earliest_ns=earliest_ns, priority=1
         )
         self.before[i % self.count] = [*before[-1:], (kind, stage, i)]
@@ -87,14 +87,14 @@ class _Workers:
             source=(stage - i) % self.count,
             target=0,
         )
-        at_once = not self.timetable.length_ns(item)
+        at_once = not self.scheduler.length_ns(item)
         if kind == "B" and at_once:
-            require_time(self.timetable, stage, "forward_ns", AT_ONCE)
+            require_time(self.scheduler, stage, "forward_ns", AT_ONCE)
         held_up = self.updated or at_once
         if kind == "B" and stage == self.count - 1 and held_up:
             # What comes before F begins, which an update may hold up, would be taken for its own.
             after = [*after, ("F", stage, i)]
-        return self.timetable.send(item, after=after)
+        return self.scheduler.send(item, after=after)
 
     def send_home(self, stage: int, i: int) -> None:
         """Add the transfer of a gradient, and behind the last one of an update that update."""
@@ -112,8 +112,8 @@ class _Workers:
                 target=away,
                 mode="reduce",
             )
-            whole.append(self.timetable.send(item, after=[("B", stage, i)]))
+            whole.append(self.scheduler.send(item, after=[("B", stage, i)]))
         if position == self.count - 1:
             at_home = mini_batch * self.count + stage
-            updated = self.timetable.update(stage, at_home, after=whole)
+            updated = self.scheduler.update(stage, at_home, after=whole)
             self.made[stage, mini_batch] = [*updated] or whole

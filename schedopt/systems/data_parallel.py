@@ -13,23 +13,23 @@ from schedopt.plan import Kind, Plan
 from schedopt.rule import Rule
 from schedopt.stage import Stage
 from schedopt.systems.collectives import all_reduce_and_update
-from schedopt.systems.setting import Setting
-from schedopt.systems.timetable import Timetable
+from schedopt.systems.config import SystemConfig
+from schedopt.systems.list_scheduler import ListScheduler
 
 
-def blocking(setting: Setting) -> Plan:
+def blocking(config: SystemConfig) -> Plan:
     """Return a step whose all-reduce begins after the last backward."""
-    return _plan(setting, [(0, len(setting.chain.layers) - 1)])
+    return _plan(config, [(0, len(config.chain.layers) - 1)])
 
 
-def overlapped(setting: Setting) -> Plan:
+def overlapped(config: SystemConfig) -> Plan:
     """Return a step in which each layer's all-reduce begins when its last backward is done."""
-    return _plan(setting, list_buckets(setting.chain, 1))
+    return _plan(config, list_buckets(config.chain, 1))
 
 
-def bucketed(setting: Setting) -> Plan:
+def bucketed(config: SystemConfig) -> Plan:
     """Return a step whose layers share an all-reduce up to some bytes (Li et al. 2020)."""
-    return _plan(setting, list_buckets(setting.chain, setting.bucket_bytes))
+    return _plan(config, list_buckets(config.chain, config.bucket_bytes))
 
 
 def list_buckets(chain: Chain, bucket_bytes: int) -> list[tuple[int, int]]:
@@ -59,20 +59,20 @@ def course(stages: int) -> list[tuple[Kind, int]]:
 
 
 def lay_out(
-    setting: Setting, rule: Rule, buckets: Sequence[tuple[int, int]], *, ordered: bool = True
-) -> Timetable:
-    """Return the empty timetable of a step in which every GPU has all stages."""
-    setting.require_multiple("each GPU runs as many micro-batches")
-    gpus = tuple(range(len(setting.platform.gpus)))
+    config: SystemConfig, rule: Rule, buckets: Sequence[tuple[int, int]], *, ordered: bool = True
+) -> ListScheduler:
+    """Return the empty scheduler of a step in which every GPU has all stages."""
+    config.require_multiple("each GPU runs as many micro-batches")
+    gpus = tuple(range(len(config.platform.gpus)))
     stages = [Stage(layers=layers, gpus=gpus) for layers in buckets]
-    return setting.timetable(rule, stages, ordered=ordered)
+    return config.scheduler(rule, stages, ordered=ordered)
 
 
-def _plan(setting: Setting, buckets: Sequence[tuple[int, int]]) -> Plan:
-    timetable = lay_out(setting, setting.flush_rule(replicated=True), buckets)
-    for i in range(setting.microbatches):
+def _plan(config: SystemConfig, buckets: Sequence[tuple[int, int]]) -> Plan:
+    scheduler = lay_out(config, config.flush_rule(replicated=True), buckets)
+    for i in range(config.microbatches):
         for kind, stage in course(len(buckets)):
-            timetable.run(kind, stage, i)
+            scheduler.run(kind, stage, i)
     for stage in reversed(range(len(buckets))):
-        all_reduce_and_update(timetable, stage, setting.microbatches)
-    return setting.flushed(timetable)
+        all_reduce_and_update(scheduler, stage, config.microbatches)
+    return config.flushed(scheduler)

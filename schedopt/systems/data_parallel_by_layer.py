@@ -13,16 +13,16 @@ from typing import Final
 
 from schedopt.plan import Kind, Plan, Transfer
 from schedopt.systems.collectives import all_reduce_and_update
+from schedopt.systems.config import SystemConfig
 from schedopt.systems.data_parallel import lay_out, list_buckets
-from schedopt.systems.exchange import Exchange, choose_exchange
-from schedopt.systems.setting import Setting
-from schedopt.systems.timetable import Timetable
+from schedopt.systems.gradient_exchange import Exchange, choose_exchange
+from schedopt.systems.list_scheduler import ListScheduler
 
 _WHOLE: Final[tuple[Kind, ...]] = ("B",)
 _HALVES: Final[tuple[Kind, ...]] = ("I", "W")
 
 
-def plan(setting: Setting) -> Plan:
+def plan(config: SystemConfig) -> Plan:
     """Return a step in which each layer sends what takes less time, W on other GPUs included.
 
     As overlapped data parallelism, but layers that send what W needs have their backward split.
@@ -34,63 +34,63 @@ def plan(setting: Setting) -> Plan:
         As overlapped data parallelism. A layer that does not say what its W needs reduces, and so
         do all where one does not say how long the halves of its backward take.
     """
-    buckets = list_buckets(setting.chain, 1)
-    exchanges = choose_exchange(setting.chain, len(setting.platform.gpus), setting.microbatches)
-    halves = setting.chain.has_halves
+    buckets = list_buckets(config.chain, 1)
+    exchanges = choose_exchange(config.chain, len(config.platform.gpus), config.microbatches)
+    halves = config.chain.has_halves
     gathering = frozenset(
         stage
         for stage, (first, last) in enumerate(buckets)
-        if halves and _gathers(setting, exchanges[first : last + 1])
+        if halves and _gathers(config, exchanges[first : last + 1])
     )
-    timetable = lay_out(setting, setting.flush_rule(replicated=True), buckets)
-    replicas, m = len(setting.platform.gpus), setting.microbatches
+    scheduler = lay_out(config, config.flush_rule(replicated=True), buckets)
+    replicas, m = len(config.platform.gpus), config.microbatches
     for first in range(0, m, replicas):
-        _run_round(timetable, gathering, range(first, first + replicas))
+        _run_round(scheduler, gathering, range(first, first + replicas))
     for stage in reversed(range(len(buckets))):
         if stage not in gathering:
-            all_reduce_and_update(timetable, stage, m)
+            all_reduce_and_update(scheduler, stage, m)
             continue
         for i in range(m - replicas, m):
-            timetable.update(stage, i)
-    return setting.flushed(timetable, split=bool(gathering))
+            scheduler.update(stage, i)
+    return config.flushed(scheduler, split=bool(gathering))
 
 
-def _gathers(setting: Setting, exchanges: Sequence[Exchange]) -> bool:
+def _gathers(config: SystemConfig, exchanges: Sequence[Exchange]) -> bool:
     """Return whether the bytes that a stage saves take longer than the W that it adds."""
     if any(exchange.gathered_bytes is None for exchange in exchanges):
         return False
     saved = sum(one.reduced_bytes - (one.gathered_bytes or 0) for one in exchanges)
     extra = sum(one.extra_ns or 0 for one in exchanges)
-    return saved > 0 and setting.platform.longest_transfer_ns(floor(saved)) > extra
+    return saved > 0 and config.platform.longest_transfer_ns(floor(saved)) > extra
 
 
-def _run_round(timetable: Timetable, gathering: frozenset[int], micro_batches: range) -> None:
+def _run_round(scheduler: ListScheduler, gathering: frozenset[int], micro_batches: range) -> None:
     """Run a micro-batch on each GPU, and send on what the W of some stages need."""
     replicas = len(micro_batches)
-    stages = range(len(timetable.stages))
+    stages = range(len(scheduler.stages))
     for i in micro_batches:
         for stage in stages:
-            timetable.run("F", stage, i)
+            scheduler.run("F", stage, i)
     arrived: list[list[Transfer]] = []
     for stage in reversed(stages):
         for i in micro_batches:
             for kind in _HALVES if stage in gathering else _WHOLE:
-                timetable.run(kind, stage, i)
-        _run_others(timetable, arrived)
+                scheduler.run(kind, stage, i)
+        _run_others(scheduler, arrived)
         arrived = []
         if stage in gathering:
-            arrived = [_send_round(timetable, stage, i, replicas) for i in micro_batches]
-    _run_others(timetable, arrived)
+            arrived = [_send_round(scheduler, stage, i, replicas) for i in micro_batches]
+    _run_others(scheduler, arrived)
 
 
-def _run_others(timetable: Timetable, arrived: list[list[Transfer]]) -> None:
+def _run_others(scheduler: ListScheduler, arrived: list[list[Transfer]]) -> None:
     """Run W of each micro-batch where what it needs arrives."""
     for sent in arrived:
         for item in sent:
-            timetable.run("W", item.stage, item.shift, replica=item.target or 0, after=[item])
+            scheduler.run("W", item.stage, item.shift, replica=item.target or 0, after=[item])
 
 
-def _send_round(timetable: Timetable, stage: int, i: int, replicas: int) -> list[Transfer]:
+def _send_round(scheduler: ListScheduler, stage: int, i: int, replicas: int) -> list[Transfer]:
     """Send what W of a micro-batch needs from replica to replica; return what arrives at each."""
     sent: list[Transfer] = []
     for replica in range(replicas - 1):
@@ -102,6 +102,6 @@ def _send_round(timetable: Timetable, stage: int, i: int, replicas: int) -> list
             source=replica,
             target=replica + 1,
         )
-        timetable.send(item, after=sent[-1:] or [("I", stage, i)])
+        scheduler.send(item, after=sent[-1:] or [("I", stage, i)])
         sent.append(item)
     return sent

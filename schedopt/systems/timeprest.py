@@ -13,20 +13,20 @@ from typing import Literal
 from schedopt.plan import Plan
 from schedopt.rule import Rule
 from schedopt.stage import Stage
-from schedopt.systems.setting import Setting
-from schedopt.systems.timetable import Timetable
+from schedopt.systems.config import SystemConfig
+from schedopt.systems.list_scheduler import ListScheduler
 
 
-def timeprest(setting: Setting) -> Plan:
+def timeprest(config: SystemConfig) -> Plan:
     """Return TiMePReSt on balanced stages, one for each GPU, with P micro-batches a mini-batch.
 
     Fewer than P - 1 would let backwards of two mini-batches overlap (section 4.4).
     """
-    return timeprest_plan(setting, setting.pipeline(), len(setting.platform.gpus))
+    return timeprest_plan(config, config.pipeline(), len(config.platform.gpus))
 
 
 def timeprest_plan(
-    setting: Setting,
+    config: SystemConfig,
     stages: list[Stage],
     count: int,
     *,
@@ -37,7 +37,7 @@ def timeprest_plan(
 
     Parameters
     ----------
-    setting : Setting
+    config : SystemConfig
     stages : list of Stage
     count : int
         N, the micro-batches of a mini-batch.
@@ -48,22 +48,22 @@ def timeprest_plan(
         The source has the newest weights in each pass, and also vertical sync within a forward.
     """
     rule = Rule(update_every=count, forward_reads=forward_reads, backward_reads="live")
-    return setting.steady(lambda n: timeprest_run(setting, rule, stages, n, bounded), count)
+    return config.steady(lambda n: timeprest_run(config, rule, stages, n, bounded), count)
 
 
 def timeprest_run(
-    setting: Setting, rule: Rule, stages: list[Stage], microbatches: int, bounded: bool = True
-) -> Timetable:
+    config: SystemConfig, rule: Rule, stages: list[Stage], microbatches: int, bounded: bool = True
+) -> ListScheduler:
     """Return the run of so many micro-batches from an empty pipeline."""
     count = rule.update_every or 1
-    timetable = setting.timetable(rule, stages, ordered=False)
+    scheduler = config.scheduler(rule, stages, ordered=False)
     for stage in range(len(stages)):
         ahead = count * (len(stages) - stage)
         for i in range(microbatches):
             behind = i - ahead
             freed = [("B", stage, behind)] if bounded and behind >= 0 else []
-            timetable.run("F", stage, i, after=freed, priority=2)
+            scheduler.run("F", stage, i, after=freed, priority=2)
         for first in range(0, microbatches, count):
-            timetable.run("B", stage, first, covers=count, priority=1)
-            timetable.update(stage, first + count - 1, after=[("B", stage, first)])
-    return timetable
+            scheduler.run("B", stage, first, covers=count, priority=1)
+            scheduler.update(stage, first + count - 1, after=[("B", stage, first)])
+    return scheduler

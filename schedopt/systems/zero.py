@@ -18,86 +18,89 @@ from typing import Final
 from schedopt.plan import Kind, Plan, Transfer
 from schedopt.rule import Partition
 from schedopt.systems.collectives import all_gather, home, reduce_scatter
+from schedopt.systems.config import SystemConfig, require_time
 from schedopt.systems.data_parallel import course, lay_out, list_buckets
-from schedopt.systems.setting import Setting, require_time
-from schedopt.systems.timetable import Name, Timetable
+from schedopt.systems.list_scheduler import ListScheduler, Name
 
 Done = list[Name | Transfer]
 
 AT_ONCE: Final = "weights that come for B in no time cannot be told from those for F"
 
 
-def optimizer(setting: Setting) -> Plan:
+def optimizer(config: SystemConfig) -> Plan:
     """Return a step of ZeRO-1: gradients go to their homes, updated weights come from there."""
-    return _replicated(setting, "optimizer")
+    return _replicated(config, "optimizer")
 
 
-def gradient(setting: Setting) -> Plan:
+def gradient(config: SystemConfig) -> Plan:
     """Return a step of ZeRO-2: as ZeRO-1, but away from home gradients go when they are sent."""
-    return _replicated(setting, "gradient")
+    return _replicated(config, "gradient")
 
 
-def parameter(setting: Setting) -> Plan:
+def parameter(config: SystemConfig) -> Plan:
     """Return a step of ZeRO-3: weights are gathered for each operation, and gradients go home.
 
     The GPUs gather the weights of a stage together, in a ring, for F and again for B. When a GPU
     begins an operation it begins to gather for the next one, and not further ahead. An operation
     waits for all that its GPU receives and sends on in the gathering, as in a collective.
     """
-    timetable = _empty(setting, "parameter")
+    scheduler = _empty(config, "parameter")
     operations: list[tuple[Kind, int, int]] = [
         (kind, stage, first)
-        for first in range(0, setting.microbatches, len(setting.platform.gpus))
-        for kind, stage in course(len(timetable.stages))
+        for first in range(0, config.microbatches, len(config.platform.gpus))
+        for kind, stage in course(len(scheduler.stages))
     ]
     gathering: list[list[Transfer]] = []
     for number, operation in enumerate(operations):
-        gathering = _gather(timetable, operation, operations[:number][-2:], gathering)
-        _run(timetable, operation, gathering)
-    for stage in reversed(range(len(timetable.stages))):
-        _reduce_and_update(timetable, stage, setting.microbatches)
-    return setting.flushed(timetable)
+        gathering = _gather(scheduler, operation, operations[:number][-2:], gathering)
+        _run(scheduler, operation, gathering)
+    for stage in reversed(range(len(scheduler.stages))):
+        _reduce_and_update(scheduler, stage, config.microbatches)
+    return config.flushed(scheduler)
 
 
-def _empty(setting: Setting, partition: Partition, *, ordered: bool = True) -> Timetable:
-    rule = replace(setting.flush_rule(replicated=True), partition=partition)
-    return lay_out(setting, rule, list_buckets(setting.chain, 1), ordered=ordered)
+def _empty(config: SystemConfig, partition: Partition, *, ordered: bool = True) -> ListScheduler:
+    rule = replace(config.flush_rule(replicated=True), partition=partition)
+    return lay_out(config, rule, list_buckets(config.chain, 1), ordered=ordered)
 
 
-def _replicated(setting: Setting, partition: Partition) -> Plan:
+def _replicated(config: SystemConfig, partition: Partition) -> Plan:
     # An update comes in between as soon as it can, so that its weights are on their way.
-    timetable = _empty(setting, partition, ordered=False)
+    scheduler = _empty(config, partition, ordered=False)
     before: dict[int, list[Name]] = defaultdict(list)
-    for i in range(setting.microbatches):
-        for kind, stage in course(len(timetable.stages)):
-            replica = i % len(setting.platform.gpus)
-            timetable.run(kind, stage, i, after=before[replica], priority=1)
+    for i in range(config.microbatches):
+        for kind, stage in course(len(scheduler.stages)):
+            replica = i % len(config.platform.gpus)
+            scheduler.run(kind, stage, i, after=before[replica], priority=1)
             before[replica] = [(kind, stage, i)]
-    for stage in reversed(range(len(timetable.stages))):
-        made = _reduce_and_update(timetable, stage, setting.microbatches)
+    for stage in reversed(range(len(scheduler.stages))):
+        made = _reduce_and_update(scheduler, stage, config.microbatches)
         at_home = partial(_at_home, stage=stage, made=made)
-        all_gather(timetable, stage, 0, at_home, "weights")
-    return setting.flushed(timetable)
+        all_gather(scheduler, stage, 0, at_home, "weights")
+    return config.flushed(scheduler)
 
 
 def _at_home(chunk: int, *, stage: int, made: list[Done]) -> Done:
     return made[home(stage, chunk, len(made))]
 
 
-def _reduce_and_update(timetable: Timetable, stage: int, microbatches: int) -> list[Done]:
+def _reduce_and_update(scheduler: ListScheduler, stage: int, microbatches: int) -> list[Done]:
     """Reduce the gradients of a stage to their homes; return when each replica has applied its."""
-    replicas = len(timetable.stages[stage].gpus)
+    replicas = len(scheduler.stages[stage].gpus)
     last: list[Name] = [("B", stage, i) for i in range(microbatches - replicas, microbatches)]
-    added = reduce_scatter(timetable, stage, 0, lambda replica: [last[replica]])
+    added = reduce_scatter(scheduler, stage, 0, lambda replica: [last[replica]])
     made: list[Done] = []
     for replica, own in enumerate(last):
         whole: Done = [own, *(item for item in added if item.target == replica)]
-        made.append([*timetable.update(stage, own[2], after=whole)] or whole)
+        made.append([*scheduler.update(stage, own[2], after=whole)] or whole)
     return made
 
 
 def _gather(
-    timetable: Timetable, operation: Name, before: Sequence[Name], previous: list[list[Transfer]]
+    scheduler: ListScheduler,
+    operation: Name,
+    before: Sequence[Name],
+    previous: list[list[Transfer]],
 ) -> list[list[Transfer]]:
     """Gather the weights that an operation reads, around the ring of the replicas.
 
@@ -118,7 +121,7 @@ def _gather(
         Likewise.
     """
     kind, stage, first = operation
-    replicas = len(timetable.stages[stage].gpus)
+    replicas = len(scheduler.stages[stage].gpus)
     steps: list[list[Transfer]] = []
     for step in range(replicas - 1):
         hops = []
@@ -133,27 +136,27 @@ def _gather(
                 chunk=(replica - 1 - step - stage) % replicas,
                 chunks=replicas,
             )
-            if kind == "B" and not timetable.length_ns(item):
-                require_time(timetable, stage, "forward_ns", AT_ONCE)
+            if kind == "B" and not scheduler.length_ns(item):
+                require_time(scheduler, stage, "forward_ns", AT_ONCE)
             if steps:
                 after: Done = [steps[-1][replica - 1], steps[-1][replica]]
             else:
                 after = _ready(previous, replica)
                 after += [_on(name, replica) for name in before[:-1]]
-                if before and before[-1][1] == stage and not timetable.length_ns(item):
+                if before and before[-1][1] == stage and not scheduler.length_ns(item):
                     # What comes in no time when F begins would be taken for its weights.
                     after.append(_on(before[-1], replica))
-            hops.append(timetable.send(item, after=after))
+            hops.append(scheduler.send(item, after=after))
         steps.append(hops)
     return steps
 
 
 def _run(
-    timetable: Timetable, operation: tuple[Kind, int, int], gathering: list[list[Transfer]]
+    scheduler: ListScheduler, operation: tuple[Kind, int, int], gathering: list[list[Transfer]]
 ) -> None:
     kind, stage, first = operation
-    for replica in range(len(timetable.stages[stage].gpus)):
-        timetable.run(kind, stage, first + replica, after=_ready(gathering, replica))
+    for replica in range(len(scheduler.stages[stage].gpus)):
+        scheduler.run(kind, stage, first + replica, after=_ready(gathering, replica))
 
 
 def _ready(gathering: list[list[Transfer]], replica: int) -> Done:

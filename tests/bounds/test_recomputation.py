@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from schedopt import Chain, Gpu, Layer
 from schedopt.bounds.recomputation import Runs, cheapest_recompute
 from schedopt.bounds.recompute_table import NEVER, RecomputeTable
-from schedopt.interrupts import Stopped, never
+from schedopt.interrupts import Stopped, never_stop
 from tests.budgets import trials
 
 GPU = Gpu(memory_bytes=10**6)
@@ -124,7 +124,7 @@ def test_a_table_that_was_stopped_can_go_on(chain: Chain, room: int, calls: int)
     with suppress(Stopped):
         stopped.widen(most)
         stopped.of_first(0, 2, most)
-    stopped.stopped = never
+    stopped.stopped = never_stop
     whole = RecomputeTable(chain, gpu)
     for table in (stopped, whole):
         table.widen(most)

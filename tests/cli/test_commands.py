@@ -13,7 +13,7 @@ import pytest
 
 from schedopt import Chain, InputError, Layer, Platform, Scope, Stage, solve
 from schedopt.solving.registry import CHOOSE_ALLOCATION, PARTITIONED, SOLVERS
-from tests.cli.commands import GPT2, run, solve_json
+from tests.cli.commands import GPT2, run, run_process, solve_json
 
 
 @pytest.fixture
@@ -371,7 +371,7 @@ def test_the_installed_script_is_the_same_command() -> None:
     script = shutil.which("schedopt", path=str(Path(sys.executable).parent))
     assert script is not None
     shown = subprocess.run([script, "--version"], capture_output=True, text=True, check=True)
-    assert shown.stdout == run("--version").stdout
+    assert shown.stdout == run("--version").stdout == run_process("--version").stdout
 
 
 def test_a_terminal_without_unicode_gets_plain_text(plan: Path) -> None:

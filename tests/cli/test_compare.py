@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from schedopt.cli.compare import telling
-from schedopt.systems.registry import SYSTEMS
-from tests.cli.commands import ROOT, run
+from schedopt.systems import catalogue
+from schedopt.systems.catalogue import SYSTEMS, System
+from tests.cli.commands import run
+from tests.systems import stand_ins
 from tests.systems.stand_ins import CHAIN, names
 
-STAND_INS = """
-import sys
-from schedopt.systems import registry
-from schedopt.systems.registry import System
-from tests.systems import stand_ins
-registry.SYSTEMS = (*stand_ins.SYSTEMS, *(
-    System(name, name, f"tests.systems.stand_ins:{name}", "") for name in ("wrong", "interrupting")
-))
-from schedopt.cli import main
-main()
-"""
+STAND_INS = (
+    *stand_ins.SYSTEMS,
+    *(
+        System(name, name, f"tests.systems.stand_ins:{name}", "")
+        for name in ("wrong", "interrupting")
+    ),
+)
 
 
 @pytest.fixture
@@ -36,16 +33,10 @@ def chain(tmp_path: Path) -> Path:
 
 def compare(chain: Path, *more: str) -> subprocess.CompletedProcess[str]:
     """Run the command with the systems that are easy to follow."""
-    typed = ["compare", "--chain", str(chain), "--gpus", "2", "--bandwidth", "1GB/s", *more]
-    return subprocess.run(
-        [sys.executable, "-c", STAND_INS, *typed],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=ROOT,
-        timeout=120,
-        env={"PYTHONPATH": str(ROOT), "COLUMNS": "200", "PATH": ""},
-    )
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(catalogue, "SYSTEMS", STAND_INS)
+        patched.setenv("COLUMNS", "200")
+        return run("compare", "--chain", chain, "--gpus", "2", "--bandwidth", "1GB/s", *more)
 
 
 SOME = ("--systems", ",".join(names))

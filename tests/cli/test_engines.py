@@ -46,7 +46,7 @@ def test_a_plan_with_cuts_elsewhere_is_refused(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "Error: --to: megatron cannot express it: stage " in done.stderr
     assert "which parts the embedding, a transformer layer or the head" in done.stderr
-    assert "schedopt solve --for megatron --microbatches 16" in done.stderr
+    assert "solve with --for megatron --microbatches 16" in done.stderr
     assert not (tmp_path / "out").exists()
 
 

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import sys
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,7 @@ from typing import Any
 import pytest
 
 from schedopt import Chain
-from schedopt.cli import main
-from tests.cli.commands import run
+from tests.cli.commands import run, run_process
 
 MS = 10**6
 
@@ -54,19 +52,15 @@ def solve_as_printed(command: list[str], folder: Path, expected_ms: int | None) 
 
 
 class Here:
-    """Runs the command line in this process, which takes a tenth of the time."""
+    """Runs the command line in a folder."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-        self.monkeypatch = monkeypatch
-        self.capsys = capsys
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
 
-    def run(self, *arguments: str | Path) -> tuple[object, str, str]:
+    def run(self, *arguments: str | Path) -> tuple[int, str, str]:
         """Return the exit code, what was printed, and the errors."""
-        self.monkeypatch.setattr(sys, "argv", ["schedopt", *map(str, arguments)])
-        with pytest.raises(SystemExit) as caught:
-            main()
-        shown = self.capsys.readouterr()
-        return caught.value.code, shown.out, shown.err
+        done = run(*arguments, folder=self.folder, quick=False)
+        return done.returncode, done.stdout, done.stderr
 
     def fail(self, *arguments: str | Path) -> str:
         """Run what must end with 2 and print nothing but errors; return those."""
@@ -82,12 +76,9 @@ class Here:
 
 
 @pytest.fixture
-def here(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> Here:
-    monkeypatch.chdir(tmp_path)
+def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Here:
     monkeypatch.setenv("COLUMNS", "80")
-    return Here(monkeypatch, capsys)
+    return Here(tmp_path)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -258,7 +249,7 @@ def test_bad_usage_gives_2(arguments: str, option: str, here: Here, tmp_path: Pa
 
 
 def test_a_bad_value_ends_the_installed_command_the_same_way(tmp_path: Path) -> None:
-    done = run("instance", "theorem4", "--k", "0", "-o", tmp_path / "chain.json")
+    done = run_process("instance", "theorem4", "--k", "0", "-o", tmp_path / "chain.json")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "Error: --k: 0 is out of range. Give an integer from 1 to 4095\n"
 

@@ -117,7 +117,7 @@ def test_shared_weights_are_noted(tmp_path: Path) -> None:
         (["own_models"], "MODEL: 'own_models' is not package.module:function"),
         (["own_models:build", "--repeats", "1"], "--repeats: 1 is too few"),
         (["own_models:build", "--warmup", "-1"], "--warmup: -1 is too few"),
-        (["own_models:build", "--min-share", "1"], "--min-share: 1 is no share"),
+        (["own_models:build", "--min-share", "1"], "--min-share: 1 is not a share"),
         (["own_models:build", "--device", "gpu"], "--device: 'gpu' is not the name of a device"),
         (["own_models:build", "-o", "nowhere/chain.json"], "nowhere/chain.json: cannot be written"),
     ],

@@ -7,14 +7,12 @@ import os
 import shlex
 import signal
 import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cli.commands import run
+from tests.cli.commands import ended, run, run_process, start
 from tests.running import faulty
 
 MODEL = ("--model", "faulty_model:build")
@@ -44,33 +42,11 @@ def environment(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
-def start(folder: Path, *command: str, **variables: str) -> subprocess.Popen[str]:
-    """Start a command in a process group of its own."""
-    return subprocess.Popen(
-        [sys.executable, "-m", *command],
-        cwd=folder,
-        env={**os.environ, **variables},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-
-
-def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    """Wait for the end of a command, and of all that holds its output."""
-    try:
-        out, err = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    return process.returncode, out, err
-
-
 def test_what_a_model_prints_and_too_much_memory_leave_the_document_whole(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAULT", "step:print")
-    done = run("run", "tight.json", *QUICK, "--json", folder=folder)
+    done = run_process("run", "tight.json", *QUICK, "--json", folder=folder)
     assert done.returncode == 5
     assert json.loads(done.stdout)["backend"] == "p2p"
     *printed, last = done.stderr.splitlines()
@@ -145,12 +121,8 @@ def test_a_signal_ends_the_command_and_all_ranks(folder: Path) -> None:
     with faulty.nothing_left("signals") as tag:
         runs = [
             start(
-                folder,
-                "schedopt",
-                "run",
-                "plan.json",
-                *QUICK,
-                "--json",
+                *("-m", "schedopt", "run", "plan.json", *QUICK, "--json"),
+                folder=folder,
                 FAULT="forward:stay",
                 **tag,
             )
@@ -175,7 +147,12 @@ def test_the_line_for_several_machines_runs(folder: Path) -> None:
     assert line[0] == "torchrun"
     with faulty.nothing_left("torchrun") as tag:
         agents = [
-            start(folder, "torch.distributed.run", *line[1:], FAULT="step:print", **tag)
+            start(
+                *("-m", "torch.distributed.run", *line[1:]),
+                folder=folder,
+                FAULT="step:print",
+                **tag,
+            )
             for _ in range(2)
         ]
         ends = [ended(agent) for agent in agents]
@@ -187,10 +164,9 @@ def test_the_line_for_several_machines_runs(folder: Path) -> None:
 
 def test_a_rank_that_torchrun_started_fails_in_one_line(folder: Path) -> None:
     with faulty.nothing_left("one") as tag:
-        command = ("--nproc-per-node", "2", "-m", "schedopt", "run", "plan.json", *QUICK)
-        code, out, err = ended(
-            start(folder, "torch.distributed.run", *command, FAULT="step:raise", **tag)
-        )
+        ranks = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
+        command = ("-m", "schedopt", "run", "plan.json", *QUICK)
+        code, out, err = ended(start(*ranks, *command, folder=folder, FAULT="step:raise", **tag))
     assert (code, out) == (1, "")
     ours = [line for line in err.splitlines() if line.startswith(("Error:", "Ended", "terminate"))]
     assert len(ours) == 1
@@ -199,7 +175,8 @@ def test_a_rank_that_torchrun_started_fails_in_one_line(folder: Path) -> None:
 
 
 def test_a_profile_needs_no_solver_either(folder: Path, tmp_path: Path) -> None:
-    done = run("profile", MODEL[1], "--repeats", "2", "-o", tmp_path / "c.json", folder=folder)
+    typed = ("profile", MODEL[1], "--repeats", "2", "-o", tmp_path / "c.json")
+    done = run_process(*typed, folder=folder)
     assert (done.returncode, done.stderr) == (0, "")
 
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
 import sys
 
 import pytest
 
 from schedopt.cli import main
-from tests.cli.commands import GPT2
+from tests.cli.commands import GPT2, as_a_new_process, ended, start
 
 # Sends the signal when a module is looked for, which is a moment that every run has.
 CODE = """
@@ -33,53 +31,67 @@ main()
 
 def interrupted(
     module: str, number: signal.Signals, *, ignored: bool = False
-) -> subprocess.CompletedProcess[str]:
-    """Run solve, and send a signal when it starts to import a module."""
+) -> tuple[int, str, str]:
+    """Run solve, and send a signal when it starts to import a module.
+
+    Returns
+    -------
+    int, str, str
+        The exit code, standard output and standard error.
+    """
     code = CODE.format(module=module, number=int(number))
     if ignored:
         code = f"import signal; signal.signal({int(number)}, signal.SIG_IGN)\n{code}"
-    arguments = ["solve", "--chain", str(GPT2), "--gpus", "4", "--mem", "2G", "--json"]
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        timeout=120,
+    arguments = (
+        "solve",
+        "--chain",
+        GPT2,
+        "--gpus",
+        "4",
+        "--mem",
+        "2G",
+        "--allocation",
+        "contiguous",
+        "--json",
     )
+    return ended(start("-c", code, *arguments, OMP_NUM_THREADS="1"))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize(
-    "module", ["schedopt.cli.app", "typer", "schedopt.chain", "schedopt.solving", "pydantic"]
+    ("module", "number"),
+    [
+        ("schedopt.cli.app", signal.SIGINT),
+        ("typer", signal.SIGTERM),
+        ("schedopt.chain", signal.SIGINT),
+        ("schedopt.solving", signal.SIGTERM),
+        ("pydantic", signal.SIGINT),
+    ],
 )
 def test_a_signal_before_the_search_ends_quietly(module: str, number: signal.Signals) -> None:
-    done = interrupted(module, number)
-    assert done.returncode == 128 + number
-    assert done.stdout == ""
-    assert done.stderr == f"Ended by {number.name}.\n"
+    assert interrupted(module, number) == (128 + number, "", f"Ended by {number.name}.\n")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_during_the_search_gives_what_there_is(number: signal.Signals) -> None:
     # The ladder loads its solvers when the clock runs.
-    done = interrupted("schedopt.solvers.contiguous", number)
-    assert (done.returncode, done.stderr) == (4, "")
-    assert json.loads(done.stdout)["status"] == "unknown"
+    code, out, err = interrupted("schedopt.solvers.contiguous", number)
+    assert (code, err) == (4, "")
+    assert json.loads(out)["status"] == "unknown"
 
 
 def test_a_signal_that_is_ignored_stays_so() -> None:
-    done = interrupted("typer", signal.SIGINT, ignored=True)
-    assert (done.returncode, done.stderr) == (0, "")
+    code, _, err = interrupted("typer", signal.SIGINT, ignored=True)
+    assert (code, err) == (0, "")
 
 
 def test_a_program_that_calls_the_command_line_has_its_signals_back(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["schedopt", "--version"])
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    with pytest.raises(SystemExit) as caught:
-        main()
-    assert caught.value.code == 0
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+    with as_a_new_process(None):
+        before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+        with pytest.raises(SystemExit) as caught:
+            main()
+        assert caught.value.code == 0
+        assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
     assert capsys.readouterr().out.startswith("schedopt ")

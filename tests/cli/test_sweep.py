@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from fractions import Fraction
 from pathlib import Path
@@ -16,7 +15,7 @@ import pytest
 
 from schedopt import Result, check
 from schedopt.sweeping import Sweep
-from tests.cli.commands import GPT2, ROOT, run
+from tests.cli.commands import GPT2, ROOT, run, start
 from tests.sweeping.helpers import CHAIN
 
 LLAMA = ROOT / "instances" / "llama-8b.json"
@@ -153,13 +152,7 @@ class Slow:
             "sweep", "--chain", str(LLAMA), "--gpus", "8", "--mem", "8G,24G", "--bandwidth",
             "1GB/s", "--max-k", "6", "--jobs", "2", "-o", str(self.file),
         )  # fmt: skip
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "schedopt", *self.arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        self.process = start("-m", "schedopt", *self.arguments)
         for _ in range(600):
             if self.file.exists():
                 return
@@ -201,13 +194,9 @@ def _has_children(process: subprocess.Popen[str]) -> bool:
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs /proc")
 def test_an_interrupt_while_processes_start_is_one_line(chain: Path) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "schedopt", "sweep", "--chain", str(LLAMA), "--gpus", "8",
-         "--mem", "8G,24G", "--jobs", "2", "-o", str(chain.parent / "sweep.json")],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
+    process = start(
+        "-m", "schedopt", "sweep", "--chain", LLAMA, "--gpus", "8", "--mem", "8G,24G",
+        "--jobs", "2", "-o", chain.parent / "sweep.json",
     )  # fmt: skip
     while not _has_children(process):
         time.sleep(0.01)

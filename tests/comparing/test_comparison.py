@@ -25,7 +25,7 @@ from schedopt.comparing.comparison import (
 from schedopt.comparing.measures import Figures
 from schedopt.comparing.picture import save_comparison_picture
 from schedopt.problem import MemoryReading
-from schedopt.systems.registry import System
+from schedopt.systems.catalogue import System
 from tests.drawing.helpers import texts
 from tests.systems import stand_ins
 from tests.systems.stand_ins import CHAIN, PLATFORM, SYSTEMS, install, names
@@ -100,7 +100,7 @@ def test_steps_of_all_plans_have_updates() -> None:
 def test_what_is_known_of_the_weights_makes_no_step_shorter(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    install(monkeypatch, System("gpipe", "", "schedopt.systems.gpipe:plan", ""))
+    install(monkeypatch, System("gpipe", "", "schedopt.systems.flushes:gpipe", ""))
     first, second = (replace(layer, update_ns=7) for layer in CHAIN.layers)
     unknown = replace(first, parameter_bytes=None, gradient_bytes=None, optimizer_bytes=None)
     steps = [
@@ -213,17 +213,17 @@ def test_what_a_system_cannot_do_is_a_row() -> None:
         # The same on two GPUs, with activation and gradient between them: 8 times 6.
         (
             47,
-            "schedopt.systems.timetable",
+            "schedopt.systems.list_scheduler",
             "gpipe",
             "microbatches: the run would have more than 47 operations and transfers",
         ),
     ],
-    ids=["simulation", "timetable"],
+    ids=["simulation", "scheduler"],
 )
 def test_more_than_can_be_laid_out_is_a_row(
     most: int, place: str, name: str, note: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    install(monkeypatch, SYSTEMS[0], System("gpipe", "", "schedopt.systems.gpipe:plan", ""))
+    install(monkeypatch, SYSTEMS[0], System("gpipe", "", "schedopt.systems.flushes:gpipe", ""))
     for limit, outcome in ((most, "impossible"), (most + 1, "fits")):
         monkeypatch.setattr(f"{place}.MOST_EVENTS", limit)
         (row,) = compare(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from schedopt import Chain, Plan, Platform, Problem, Scope
 from schedopt.engine import Engine
 from schedopt.solving.engine_cuts import EngineCuts
-from schedopt.systems.engine_step import engine_step
+from schedopt.systems.steps import engine_step
 from tests.transformers import transformers
 
 

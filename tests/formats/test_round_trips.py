@@ -217,7 +217,7 @@ def test_one_layer_and_one_operation_stand_on_a_line(tmp_path: Path) -> None:
     solve(chain, Platform(2, "16G"), scope=Scope()).save(tmp_path / "plan.json")
     lines = (tmp_path / "plan.json").read_text().splitlines()
     assert sum('"forward_ns"' in line for line in lines) == 3
-    assert sum('"kind"' in line for line in lines) == 4
+    assert sum('"start_ns"' in line for line in lines) == 4
 
 
 @pytest.mark.parametrize("name", EVERY_PLAN)

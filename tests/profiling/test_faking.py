@@ -173,7 +173,7 @@ def test_tensors_without_values_are_told_apart() -> None:
 
 @pytest.mark.parametrize("flops", [0, -1])
 def test_a_rate_of_nothing_is_refused(flops: int) -> None:
-    with pytest.raises(InputError, match=f"flops: {flops} is no rate"):
+    with pytest.raises(InputError, match=f"flops: {flops} is not a rate"):
         estimate(lambda: tiny("gpt2"), flops=flops)
 
 

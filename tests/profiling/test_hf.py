@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from schedopt import InputError
 from schedopt.profiling import Model
 from schedopt.profiling.hf import build_model
-from schedopt.profiling.hf_families import NAMES
+from schedopt.profiling.hf_catalog import NAMES
 
 TINY = {
     "gpt2": "gpt2:layers=2,width=16,heads=2,vocabulary=31",

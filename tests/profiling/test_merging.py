@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schedopt.profiling.merging import choose_cuts
+from schedopt.profiling.segmenting import choose_cuts
 
 Layers = tuple[list[str], list[int], list[int]]
 

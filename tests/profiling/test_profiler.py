@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from schedopt import Chain, InputError, Layer
 from schedopt.profiling import Model, profile
-from schedopt.profiling.clocks import median_ns, spread
+from schedopt.profiling.devices import median_ns, spread
 from tests.profiling.networks import BATCH, mixed, profiled
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from schedopt.profiling.saving import Recorder, first_saved, saved_before
+from schedopt.profiling.saved_tensors import Recorder, first_saved, saved_before
 from tests.profiling.networks import BATCH, held_bytes, mixed, profiled, run_to
 
 LAYERS = len(mixed())

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from schedopt import Chain, Layer
-from schedopt.profiling import Comparison, Model, compare, profile
-from schedopt.profiling.clocks import CpuClock
+from schedopt.profiling import Deviation, Model, profile, verify_chain
+from schedopt.profiling.devices import CpuClock
 from schedopt.profiling.verifying import WholeRun
 from tests.profiling.networks import BATCH, tiny
 
@@ -33,13 +33,14 @@ def layer(forward: int, backward: int, saved: int, workspace: int | None) -> Lay
     )
 
 
-def made() -> dict[str, Comparison]:
+def made() -> dict[str, Deviation]:
     layers = (layer(10, 20, 300, 100), layer(20, 40, 600, None))
-    return {one.name: one for one in compare(Chain(layers=layers, provenance={"whole": WHOLE}))}
+    figures = verify_chain(Chain(layers=layers, provenance={"whole": WHOLE}))
+    return {figure.name: figure for figure in figures}
 
 
 def test_a_chain_that_knows_no_whole_run_is_compared_with_nothing() -> None:
-    assert compare(Chain(layers=(layer(1, 1, 1, 1),))) == []
+    assert verify_chain(Chain(layers=(layer(1, 1, 1, 1),))) == []
 
 
 @pytest.mark.parametrize(
@@ -67,7 +68,7 @@ def test_the_comparisons_are_in_order() -> None:
 
 @pytest.mark.parametrize(("chain", "error"), [(0, 0.0), (3, 1.0)])
 def test_a_whole_of_nothing_gives_no_division(chain: int, error: float) -> None:
-    assert Comparison("saved", chain, 0).error == error
+    assert Deviation("saved", chain, 0).error == error
 
 
 @pytest.fixture(scope="module")
@@ -76,19 +77,19 @@ def whole_gpt2() -> Chain:
 
 
 def test_the_layers_save_what_the_whole_saves(whole_gpt2: Chain) -> None:
-    saved = next(one for one in compare(whole_gpt2) if one.name == "saved")
+    saved = next(one for one in verify_chain(whole_gpt2) if one.name == "saved")
     assert saved.chain == saved.whole > 0
 
 
 def test_the_peak_of_memory_is_near_that_of_the_whole(whole_gpt2: Chain) -> None:
-    peak = next(one for one in compare(whole_gpt2) if one.name == "peak memory")
+    peak = next(one for one in verify_chain(whole_gpt2) if one.name == "peak memory")
     assert abs(peak.error) < 0.03
 
 
 @pytest.mark.parametrize("family", ["gpt2-tied", "llama", "bert", "vit", "resnet18"])
 def test_other_models_save_what_the_whole_saves(family: str) -> None:
     chain = profile(tiny(family), warmup=0, repeats=2, min_share=0, whole=True)
-    found = {one.name: one for one in compare(chain)}
+    found = {one.name: one for one in verify_chain(chain)}
     # Each of the two blocks of Llama makes its own cosines and sines, of 8 tokens and heads of 4.
     again = 2 * 8 * 4 * 4 if family == "llama" else 0
     assert found["saved"].chain == found["saved"].whole + again

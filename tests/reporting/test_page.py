@@ -168,7 +168,7 @@ def test_the_ladder_is_that_of_the_file() -> None:
     reader = Reader(page_of(result))
     assert {"even_split", "contiguous"} <= {rung.solver for rung in result.ladder}
     for rung in result.ladder:
-        assert rung.note in reader.words
+        assert str(rung.note) in reader.words
     assert "Those further down may do all that those before may" in reader.words
 
 

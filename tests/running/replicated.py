@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from schedopt import Chain, Pattern, Plan, Platform, Rule, Scope, Stage, Transfer, check
 from schedopt.plan import place_in_period
-from schedopt.systems.registry import find_system
-from schedopt.systems.setting import Setting
+from schedopt.systems.catalogue import find_system
+from schedopt.systems.config import SystemConfig
 from tests.examples import op, send
 from tests.running.crews import FREE
 
@@ -37,10 +37,10 @@ def system(name: str, chain: Chain, gpus: int, microbatches: int, **more: Any) -
     """
     unit = more.pop("unit_ns", 1)
     platform = more.pop("platform", Platform(gpus=gpus, memory="1T"))
-    setting = Setting(
+    config = SystemConfig(
         chain=timed(chain, unit, 2 * unit), platform=platform, microbatches=microbatches, **more
     )
-    return find_system(name).plan(setting)
+    return find_system(name).plan(config)
 
 
 def cut(chain: Chain, parts: int) -> list[tuple[int, int]]:

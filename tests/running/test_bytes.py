@@ -11,8 +11,8 @@ from torch import nn
 from schedopt import Chain, Plan, Rule, Stage
 from schedopt.profiling import Model
 from schedopt.profiling.hf import build_model
-from schedopt.profiling.metering import Meter
-from schedopt.profiling.saving import storage_bytes, storage_key
+from schedopt.profiling.memory_meter import Meter
+from schedopt.profiling.saved_tensors import storage_bytes, storage_key
 from schedopt.running.figures import predict
 from schedopt.running.session import _permanent, _weights_bytes
 from schedopt.simulation import Simulation, simulate

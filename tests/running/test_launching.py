@@ -17,7 +17,7 @@ import torch
 from schedopt import InputError, Plan
 from schedopt.actions import Action, make_actions
 from schedopt.errors import RankError
-from schedopt.profiling.telling import tell
+from schedopt.profiling.error_format import format_error
 from schedopt.running.exchange import Exchange
 from schedopt.running.failing import LostError
 from schedopt.running.job import Job
@@ -144,4 +144,4 @@ def test_the_model_is_where_an_error_is_said_to_be(folder: Path) -> None:
     code = compile("\n\nint('x')", folder / "own.py", "exec")
     with pytest.raises(ValueError) as caught:  # noqa: PT011
         exec(code)
-    assert tell(caught.value).endswith("'x' (own.py:3)")
+    assert format_error(caught.value).endswith("'x' (own.py:3)")

@@ -26,8 +26,8 @@ from schedopt.running.figures import predict
 from schedopt.running.reference import Trained, emulate
 from schedopt.running.weights import Weights
 from schedopt.simulation import Simulation, simulate
-from schedopt.systems.registry import SYSTEMS, find_system
-from schedopt.systems.setting import Setting
+from schedopt.systems.catalogue import SYSTEMS, find_system
+from schedopt.systems.config import SystemConfig
 from tests.actions.interpreters import run
 from tests.budgets import trials
 from tests.examples import EXAMPLES
@@ -425,13 +425,13 @@ def test_random_times_leave_weights_as_they_are(data: st.DataObject) -> None:
         "latency": data.draw(st.integers(0, 3)),
         "duplex": "full",
     }
-    setting = Setting(
+    config = SystemConfig(
         chain=data.draw(quickened(chain())),
         platform=Platform(gpus=gpus, memory="1T", **data.draw(st.sampled_from([{}, link]))),
         microbatches=gpus * data.draw(st.integers(1, 2)),
         bucket_bytes=data.draw(st.integers(1, 1000)),
     )
-    plan = find_system(data.draw(st.sampled_from(REPLICATED))).plan(setting)
+    plan = find_system(data.draw(st.sampled_from(REPLICATED))).plan(config)
     assume(not check(plan))
     crew = hire(plan, MODEL, 2 * (plan.rule.update_every or 1), by_hand.plain)
     alone = emulate(crew.work)

@@ -14,10 +14,10 @@ from torch.utils._pytree import tree_leaves
 
 from schedopt import Chain, InputError, Layer, Plan, Platform, Scope, Stage
 from schedopt.plan import Kind, Pattern
-from schedopt.profiling.clocks import CpuClock
-from schedopt.profiling.metering import Meter
+from schedopt.profiling.devices import CpuClock
+from schedopt.profiling.layer_sweeps import split_sweep, sweep
+from schedopt.profiling.memory_meter import Meter
 from schedopt.profiling.pieces import Piece
-from schedopt.profiling.sweeping import split_sweep, sweep
 from schedopt.running.sleeping import Sleeper, sleeping_inputs, sleeping_pieces
 from tests.examples import op
 

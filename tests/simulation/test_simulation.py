@@ -18,14 +18,14 @@ from schedopt.account.reading import gradient_runs
 from schedopt.account.timeline import Timeline
 from schedopt.plan import Operation
 from schedopt.simulation import Simulation, Timing, simulate, usual_micro_batches
-from schedopt.systems.registry import find_system
+from schedopt.systems.catalogue import find_system
 from tests.budgets import trials
 from tests.examples import EXAMPLES, layer, op, send, stages
 from tests.partitions import EVERY_PLAN, sharded
 from tests.random_plans import valid_plans
 from tests.sharded_plans import sharded_plans
 from tests.strategies import chains
-from tests.systems.settings import AMPLE, equal
+from tests.systems.configs import AMPLE, equal
 
 TIMINGS: tuple[Timing, Timing] = ("pattern", "asap")
 

@@ -14,7 +14,6 @@ from schedopt import (
     Gpu,
     InputError,
     Layer,
-    Plan,
     Platform,
     Result,
     Rule,
@@ -23,13 +22,9 @@ from schedopt import (
     check,
     solve,
 )
-from schedopt.solving.models.allocation_model import AllocationModel
-from schedopt.solving.models.layer_slots import LayerModel, LayerSlots
-from schedopt.solving.models.slots import GpuSlots
-from schedopt.solving.models.start_windows import StartWindows
+from schedopt.solving.models.slots import Slots
 from tests.budgets import trials
 from tests.solvers.brute_force import contiguous_stages
-from tests.solvers.hints import log_of_model
 from tests.solvers.order_words import least_of
 from tests.strategies import chains, platforms, short_chains, tight_platforms
 
@@ -167,7 +162,7 @@ def test_layers_apart_claim_nothing_where_one_stage_may_save_less() -> None:
         result = solve(chain, Platform(2, 6), scope=scope, solver="contiguous_cpsat")
         assert check(result) == ()
         assert result.plan is not None
-        assert not any(bound.proof.startswith("CP-SAT") for bound in result.bounds)
+        assert not any(str(bound.proof).startswith("CP-SAT") for bound in result.bounds)
 
 
 @trials(60)
@@ -185,46 +180,9 @@ def test_a_decision_is_yes_exactly_from_the_least_period_on(
     assert (decided.status == "infeasible") == (decided.plan is None)
 
 
-@pytest.mark.parametrize(
-    "scope",
-    [
-        Scope(),
-        Scope(recompute=True),
-        Scope(split_backward=True),
-        Scope(max_k=2),
-        Scope(grain="layer"),
-        Scope(grain="layer", split_backward=True),
-    ],
-    ids=str,
-)
-@trials(15)
-@given(chain=short_chains(longest=4), platform=tight_platforms(most=3))
-def test_the_best_plan_so_far_is_a_complete_and_feasible_hint(
-    chain: Chain, platform: Platform, scope: Scope
-) -> None:
-    chain = without_saved_inputs(chain)
-    exact = solve(chain, platform, scope=scope, solver="contiguous")
-    for solver in ("contiguous", "contiguous_cpsat"):
-        plan = solve(chain, platform, scope=scope, solver=solver, initial=exact.plan).plan
-        if plan is not None:
-            assert "complete and is feasible" in log_of(plan)
-
-
 def without_saved_inputs(chain: Chain) -> Chain:
     layers = tuple(replace(layer, saved_input_bytes=None) for layer in chain.layers)
     return replace(chain, layers=layers)
-
-
-def log_of(plan: Plan) -> str:
-    """Return what CP-SAT says of a plan as a hint for the period that it has."""
-    apart = plan.scope.grain == "layer"
-    slots = LayerSlots(plan.problem) if apart else GpuSlots(plan.problem)
-    answer = slots.answer(plan)
-    assert answer is not None
-    windows = StartWindows(plan.problem, slots.count, answer.k, answer.period_ns)
-    model = LayerModel(slots, windows) if apart else AllocationModel(slots, windows)
-    model.hint(answer)
-    return log_of_model(model.model)
 
 
 def test_equal_gpus_may_change_places_and_others_not() -> None:
@@ -234,7 +192,7 @@ def test_equal_gpus_may_change_places_and_others_not() -> None:
     for memory, found in (([9, 9], True), ([9, 8], False)):
         plan = solve(chain, Platform(2, memory), stages=stages).plan
         assert plan is not None
-        assert (GpuSlots(plan.problem).answer(plan) is not None) is found
+        assert (Slots(plan.problem).solution(plan) is not None) is found
 
 
 def test_a_plan_with_more_freedom_than_is_asked_for_is_no_hint() -> None:
@@ -254,8 +212,8 @@ def test_a_plan_with_more_freedom_than_is_asked_for_is_no_hint() -> None:
         more = any(stage.recompute for stage in plan.stages) or any(
             operation.kind == "I" for operation in plan.pattern.operations
         )
-        assert (GpuSlots(narrow).answer(plan) is None) is more
-        assert GpuSlots(plan.problem).answer(plan) is not None
+        assert (Slots(narrow).solution(plan) is None) is more
+        assert Slots(plan.problem).solution(plan) is not None
 
 
 def test_a_scope_that_is_not_contiguous_is_refused() -> None:
@@ -286,7 +244,7 @@ def test_a_peak_is_not_proven_where_several_things_are_kept() -> None:
     ):
         result = solve(chain, platform, scope=scope, solver="contiguous_cpsat")
         assert check(result) == ()
-        (bound,) = (bound for bound in result.bounds if bound.proof.startswith("CP-SAT"))
+        (bound,) = (bound for bound in result.bounds if str(bound.proof).startswith("CP-SAT"))
         assert bound.scope.memory == reading
 
 

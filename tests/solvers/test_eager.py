@@ -15,8 +15,8 @@ from schedopt.problem import Problem
 from schedopt.solvers.eager import report_eager
 from schedopt.solvers.one_f_one_b_star import report_stages
 from schedopt.solving import Run
+from schedopt.systems.config import SystemConfig
 from schedopt.systems.pipedream import one_f_one_b
-from schedopt.systems.setting import Setting
 from tests.budgets import trials
 from tests.solvers.brute_force import group_numbers
 from tests.strategies import chains, platforms, stars
@@ -30,16 +30,16 @@ def stage_by_layer(chain: Chain, platform: Platform) -> list[Stage]:
 
 
 def eager_plan(chain: Chain, platform: Platform, stages: list[Stage]) -> Plan | None:
-    run = Run(Problem(chain=chain, platform=platform))
-    run.begin("eager")
-    report_eager(run.problem, stages, run)
+    problem = Problem(chain=chain, platform=platform)
+    run = Run(problem)
+    report_eager(problem, stages, run)
     return run.best()
 
 
 def star_plan(chain: Chain, platform: Platform, stages: list[Stage]) -> Plan | None:
-    run = Run(Problem(chain=chain, platform=platform))
-    run.begin("star")
-    report_stages(run.problem, stages, run)
+    problem = Problem(chain=chain, platform=platform)
+    run = Run(problem)
+    report_stages(problem, stages, run)
     return run.best()
 
 
@@ -141,7 +141,7 @@ def pipelines(draw: st.DrawFn) -> tuple[Chain, Platform]:
 def test_a_run_of_1f1b_is_no_faster_and_keeps_no_less(pipeline: tuple[Chain, Platform]) -> None:
     chain, platform = pipeline
     stages = stage_by_layer(chain, platform)
-    run = one_f_one_b(Setting(chain=chain, platform=platform, microbatches=4), Rule(), stages)
+    run = one_f_one_b(SystemConfig(chain=chain, platform=platform, microbatches=4), Rule(), stages)
     plan = eager_plan(chain, platform, stages)
     assert plan is not None
     period = run.pattern.period
@@ -207,7 +207,7 @@ def test_by_hand_1f1b_is_slow_where_both_directions_share_a_link() -> None:
     plan = eager_plan(chain, platform, stages)
     assert plan is not None
     assert (plan.pattern.period_total_ns, in_flight(plan)) == (11, [2, 1])
-    run = one_f_one_b(Setting(chain=chain, platform=platform, microbatches=4), Rule(), stages)
+    run = one_f_one_b(SystemConfig(chain=chain, platform=platform, microbatches=4), Rule(), stages)
     assert (run.pattern.k, run.pattern.period_total_ns) == (2, 18)
 
 

@@ -25,10 +25,11 @@ from schedopt import (
     solve,
 )
 from schedopt.engine import Engine, why_not_stages
+from schedopt.proofs import Suggestion
 from schedopt.solvers import engine_step as engine_step_solver
 from schedopt.solving.engine_cuts import EngineCuts
 from schedopt.solving.run import Run
-from schedopt.systems.engine_step import engine_step
+from schedopt.systems.steps import engine_step
 from tests.budgets import trials
 from tests.strategies import platforms
 from tests.transformers import transformers
@@ -242,9 +243,8 @@ def test_too_little_memory_is_proven() -> None:
     result = solve(plan.chain, Platform(gpus=2, memory=13), scope=plan.scope)
     assert result.status == "infeasible"
     assert result.infeasibility is not None
-    assert result.infeasibility.wider == "another order (leave --for out), a smaller " + (
-        "micro-batch, or more GPUs"
-    )
+    ways = (Suggestion.ANOTHER_ORDER, Suggestion.SMALLER_MICROBATCH, Suggestion.MORE_GPUS)
+    assert result.infeasibility.wider == ways
 
 
 def test_no_further_shape_is_looked_at_when_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,4 +271,4 @@ def test_no_further_shape_is_looked_at_when_time_is_up(monkeypatch: pytest.Monke
     # The first gives a plan.
     assert looked == [(4, 1)]
     assert run.best() is not None
-    assert run.left_out
+    assert run.events.left_out

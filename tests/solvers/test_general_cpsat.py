@@ -16,7 +16,6 @@ from schedopt import (
     Gpu,
     InputError,
     Layer,
-    Plan,
     Platform,
     Problem,
     Result,
@@ -35,15 +34,15 @@ from schedopt.families import (
     theorem_6,
 )
 from schedopt.problem import Grain
+from schedopt.solvers.general_cpsat import general_model
 from schedopt.solving.models.bisection import query_model
-from schedopt.solving.models.free_model import FreeModel
-from schedopt.solving.models.free_slots import FreeSlots, FreeWindows
+from schedopt.solving.models.domains import AllocationDomains
+from schedopt.solving.models.load_relaxation import keeps_nothing
+from schedopt.solving.models.slots import SlotGraph, Slots
 from schedopt.solving.run import Run
-from schedopt.solving.short_chains import keeps_nothing
 from tests.budgets import trials
 from tests.solvers import order_words
 from tests.solvers.brute_force import all_stages
-from tests.solvers.hints import log_of_model
 from tests.solvers.order_words import least_of
 from tests.strategies import short_chains, tight_platforms
 
@@ -204,61 +203,19 @@ def test_few_in_flight_told_apart_exclude_nothing_possible_and_find_nothing_impo
     ]
     if not found or keeps_nothing(problem := Problem(chain=chain, platform=platform, scope=scope)):
         return
-    slots, run = FreeSlots(problem), Run(problem)
+    slots, run = Slots(problem, anywhere=True), Run(problem)
     for period in range(max(1, min(found) - 1), min(found) + 1):
-        windows = FreeWindows(problem, slots.count, k, period)
-        if not all(windows.slots_of):
+        domains = AllocationDomains(problem, slots.count, k, period, anywhere=True)
+        if not all(domains.slots_of):
             assert period < min(found)
             continue
-        for part in windows.narrow_first():
-            answer = query_model(FreeModel(slots, part), None, run)
+        for part in domains.narrow_first():
+            answer = query_model(general_model(SlotGraph(slots, part), period), None, run)
             if period < min(found):
                 assert answer is None or not answer.starts
             elif part.holds_all:
                 assert answer is None or answer.starts
         assert answer is not None
-
-
-@pytest.mark.parametrize(
-    "scope",
-    [
-        GENERAL,
-        replace(GENERAL, max_k=2),
-        replace(GENERAL, recompute=True),
-        replace(GENERAL, split_backward=True),
-    ],
-    ids=str,
-)
-@trials(15)
-@given(
-    chain=short_chains(longest=4),
-    platform=tight_platforms(most=3) | tight_platforms(most=3, unequal=True),
-)
-def test_the_best_plan_so_far_is_a_complete_and_feasible_hint(
-    chain: Chain, platform: Platform, scope: Scope
-) -> None:
-    # What takes no time can stand in more than one order at one instant.
-    times = ("forward_ns", "backward_ns", "backward_input_ns", "backward_weight_ns")
-    layers = tuple(
-        replace(layer, **{time: getattr(layer, time) + 1 for time in times})
-        for layer in chain.layers
-    )
-    chain = replace(chain, layers=layers)
-    for solver in ("contiguous", "general_cpsat"):
-        plan = solve(chain, platform, scope=scope, solver=solver).plan
-        if plan is not None:
-            assert "complete and is feasible" in log_of(plan)
-
-
-def log_of(plan: Plan) -> str:
-    """Return what CP-SAT says of a plan as a hint for the period that it has."""
-    slots = FreeSlots(plan.problem)
-    answer = slots.answer(plan)
-    assert answer is not None
-    windows = FreeWindows(plan.problem, slots.count, answer.k, answer.period_ns)
-    model = FreeModel(slots, windows)
-    model.hint(answer)
-    return log_of_model(model.model)
 
 
 def test_gpus_that_are_alike_change_places_and_others_not() -> None:
@@ -268,7 +225,7 @@ def test_gpus_that_are_alike_change_places_and_others_not() -> None:
     stages = [Stage(layers=(n, n), gpus=(gpu,)) for n, gpu in enumerate((2, 1, 0))]
     plan = solve(chain, Platform(gpus), stages=stages).plan
     assert plan is not None
-    answer = FreeSlots(replace(plan.problem, scope=GENERAL, stages=())).answer(plan)
+    answer = Slots(replace(plan.problem, scope=GENERAL, stages=()), anywhere=True).solution(plan)
     assert answer is not None
     assert [stage.gpus for stage in answer.stages] == [(0,), (1,), (2,)]
 
@@ -289,7 +246,7 @@ def test_a_peak_is_not_proven() -> None:
     scope = replace(GENERAL, memory="peak")
     result = solve(Chain(layers=(layer,) * 3), Platform(2, 10), scope=scope, solver="general_cpsat")
     assert check(result) == ()
-    readings = {one.scope.memory for one in result.bounds if one.proof.startswith("CP-SAT")}
+    readings = {one.scope.memory for one in result.bounds if str(one.proof).startswith("CP-SAT")}
     assert readings == {"sum"}
 
 
@@ -328,8 +285,9 @@ def test_what_does_not_fit_has_no_place() -> None:
     problem = Problem(chain=Chain(layers=(layer,) * 3), platform=Platform(2, 9), scope=GENERAL)
     # For T = 6 one micro-batch of each is enough, 15 of 18 bytes. For T = 1 the way of 6 wants six
     # of the first layer, four and two of the others: 24 bytes.
-    assert FreeWindows(problem, 2, 1, 6).slots_of == [[0], [0, 1], [0, 1]]
-    assert FreeWindows(problem, 2, 1, 1).slots_of == [[], [], []]
+    for period, slots_of in ((6, [[0], [0, 1], [0, 1]]), (1, [[], [], []])):
+        domains = AllocationDomains(problem, 2, 1, period, anywhere=True)
+        assert domains.slots_of == slots_of
 
 
 def test_work_that_takes_no_time_is_proven_for_one_micro_batch_only() -> None:

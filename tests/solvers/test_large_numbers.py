@@ -122,8 +122,8 @@ def test_large_coefficients_of_two_ways_refute_nothing() -> None:
     model.add(y >= large * one).only_enforce_if(way)
     layer = Layer(forward_ns=1, backward_ns=1, weight_bytes=0, activation_bytes=0)
     run = Run(Problem(chain=Chain(layers=(layer,)), platform=Platform(1, 0)), workers=1)
-    for hurry in (False, True):
-        status, _ = solve_model(model, run, hurry=hurry)
+    for linearize in (True, False):
+        status, _ = solve_model(model, run, linearize=linearize)
         assert status == cp_model.OPTIMAL
 
 

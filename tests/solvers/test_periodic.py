@@ -8,17 +8,12 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from schedopt import Chain, Gpu, InputError, Layer, Plan, Platform, Scope, Stage, check, solve
-from schedopt.account.timeline import Timeline
+from schedopt import Chain, Gpu, InputError, Layer, Platform, Scope, Stage, check, solve
 from schedopt.families import theorem_4
-from schedopt.problem import Problem
-from schedopt.solving.models.order_model import OrderModel
 from schedopt.solving.models.pipeline import AllocatedPipeline
-from schedopt.solving.models.tasks import PatternSolution
 from schedopt.systems.cycles import least_cycle_time
 from tests.budgets import trials
 from tests.layers import layer
-from tests.solvers.hints import log_of_model
 from tests.solvers.patterns import fixed_problem, least_period
 from tests.strategies import allocations, chains, platforms
 
@@ -147,42 +142,6 @@ def fixed(max_k: int) -> Scope:
     return Scope(allocation="fixed", max_k=max_k)
 
 
-def test_a_hint_is_complete_and_feasible_and_not_when_it_is_spoilt() -> None:
-    instance = theorem_4(3)
-    stages = [Stage(layers=(i, i), gpus=(i,)) for i in range(4)]
-    problem = Problem(
-        chain=instance.chain, platform=instance.platform, scope=fixed(3), stages=tuple(stages)
-    )
-    plan = solve(problem.chain, problem.platform, stages=stages, scope=fixed(3)).plan
-    assert plan is not None
-    answer = answer_of(plan, problem)
-    assert "complete and is feasible" in log_of(problem, answer)
-    starts = [list(row) for row in answer.starts]
-    starts[2][0] -= 1
-    spoilt = replace(answer, starts=tuple(tuple(row) for row in starts))
-    assert "complete and is feasible" not in log_of(problem, spoilt)
-
-
-def answer_of(plan: Plan, problem: Problem) -> PatternSolution:
-    """Return the absolute starts of a plan, that of the first forward being 0."""
-    k, period = plan.pattern.k, plan.pattern.period_total_ns
-    timeline = Timeline(plan)
-    first = timeline.at("F", 0, 0).start_ns
-    rows = [
-        tuple(timeline.at(step.what, step.stage, j).start_ns - first for j in range(k))
-        for step in AllocatedPipeline(problem).path
-        if step.what in ("F", "B")
-    ]
-    return PatternSolution(k, period, tuple(rows))
-
-
-def log_of(problem: Problem, answer: PatternSolution) -> str:
-    """Return what CP-SAT says of a hint for the period that it has."""
-    model = OrderModel(AllocatedPipeline(problem), answer.k, answer.period_ns)
-    model.hint(answer)
-    return log_of_model(model.model)
-
-
 def test_what_stays_for_no_time_counts_at_its_instant() -> None:
     # Both micro-batches of T = 1 would lie there at once.
     layer = Layer(forward_ns=0, backward_ns=0, weight_bytes=0, activation_bytes=1)
@@ -222,7 +181,7 @@ def test_layers_apart_prove_nothing_where_a_stage_saves_its_input() -> None:
     assert solve(chain, platform, stages=stages, scope=scope).period == 6
     apart = solve(chain, platform, stages=stages, scope=scope, solver="periodic")
     assert apart.status == "unknown"
-    assert not any("CP-SAT" in bound.proof for bound in apart.bounds)
+    assert not any("CP-SAT" in str(bound.proof) for bound in apart.bounds)
 
 
 def test_the_true_peak_lets_more_in_than_the_sum() -> None:

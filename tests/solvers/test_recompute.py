@@ -154,7 +154,7 @@ def test_160_layers_with_tight_memory_gain_more_than_a_factor_of_two() -> None:
 def test_stages_that_recompute_need_a_scope_that_allows_it() -> None:
     layer = Layer(forward_ns=1, backward_ns=1, weight_bytes=0, activation_bytes=1)
     stages = [Stage(layers=(0, 0), gpus=(0,), recompute=((0, 0),))]
-    with pytest.raises(InputError, match=r"--recompute"):
+    with pytest.raises(InputError, match=r"Scope.recompute"):
         solve(Chain(layers=(layer,)), Platform(1, 10), stages=stages)
 
 

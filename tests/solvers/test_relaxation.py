@@ -34,6 +34,7 @@ from schedopt.solvers.relaxation import (
     relaxed_allocations,
 )
 from schedopt.solving.cp_sat import solve_model
+from schedopt.solving.incumbent import find_infeasibility
 from schedopt.solving.run import Run
 from tests.bounds.every_plan import Memory, has_plan, tight_problems
 from tests.budgets import trials
@@ -63,7 +64,7 @@ def test_no_plan_is_below(
     )
     run, found = relaxed(problem)
     bound = run.bound()
-    if run.infeasibility() is not None:
+    if find_infeasibility(problem, run.incumbent) is not None:
         assert not has_plan(problem, one_after_the_other_ns(problem))
     elif bound is not None:
         assert not has_plan(problem, bound, below=True)
@@ -171,7 +172,7 @@ def test_a_workspace_is_not_there_all_the_time() -> None:
     problem = Problem(chain=Chain(layers=layers), platform=Platform(1, 13), scope=scope)
     assert has_plan(problem, Fraction(16))
     run, _ = relaxed(problem)
-    assert run.infeasibility() is None
+    assert find_infeasibility(problem, run.incumbent) is None
     assert (run.bound() or 0) <= 16
 
 
@@ -180,7 +181,7 @@ def test_memory_that_holds_no_allocation() -> None:
     chain = Chain(layers=(layer(1, 1, 4),) * 3)
     problem = Problem(chain=chain, platform=Platform(2, 7), scope=GENERAL)
     run, found = relaxed(problem)
-    assert run.infeasibility() is not None
+    assert find_infeasibility(problem, run.incumbent) is not None
     assert not found
     assert not has_plan(problem, one_after_the_other_ns(problem))
 
@@ -208,7 +209,7 @@ def test_equal_gpus_are_used_in_order() -> None:
 def test_nothing_is_said_of_what_is_not_looked_at() -> None:
     long = Chain(layers=(layer(1, 1),) * (MOST_PLACES // 2 + 1))
     run, found = relaxed(Problem(chain=long, platform=Platform(2, 1), scope=GENERAL))
-    assert not run.bounds
+    assert not run.incumbent.bounds
     assert not found
     with_update = replace(layer(1, 1), parameter_bytes=0, gradient_bytes=0)
     problem = Problem(
@@ -218,7 +219,7 @@ def test_nothing_is_said_of_what_is_not_looked_at() -> None:
         scope=GENERAL,
     )
     run, found = relaxed(problem)
-    assert not run.bounds
+    assert not run.incumbent.bounds
     assert not found
 
 
@@ -229,4 +230,4 @@ def test_it_stops_when_asked() -> None:
     run = Run(problem)
     run.stop()
     assert not list(relaxed_allocations(problem, run))
-    assert not run.bounds
+    assert not run.incumbent.bounds

@@ -14,8 +14,8 @@ from schedopt.simulation import simulate
 from schedopt.solvers import step
 from schedopt.solving import Run
 from schedopt.solving.models.pipeline import AllocatedPipeline
-from schedopt.systems.registry import find_system
-from schedopt.systems.setting import Setting
+from schedopt.systems.catalogue import find_system
+from schedopt.systems.config import SystemConfig
 from tests.budgets import trials
 from tests.solvers.patterns import fixed_problem, least_period
 from tests.strategies import allocations, chains, platforms
@@ -178,7 +178,7 @@ def test_a_step_is_no_longer_than_a_published_one(name: str) -> None:
     """The search alone had 3.46 s for 16 micro-batches of ResNet-50, interleaved takes 3.13 s."""
     chain = Chain.load(ROOT / "instances" / "resnet50.json")
     platform = Platform(gpus=4, memory="16G", bandwidth="12GB/s")
-    known = find_system(name).plan(Setting(chain=chain, platform=platform, microbatches=16))
+    known = find_system(name).plan(SystemConfig(chain=chain, platform=platform, microbatches=16))
     scope = Scope(
         allocation="general",
         microbatches=16,

@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schedopt import Chain, InputError, Layer, Platform, Problem, Rule, Scope, Stage, check, solve
-from schedopt.bench.proofs import halves
+from schedopt.bench.periodic import halves
 from schedopt.bounds import load_bound
 from schedopt.families import theorem_4
+from schedopt.proofs import Note, Outcome, Suggestion
 from schedopt.result import Bound, Infeasibility
 from schedopt.solving import Run, portfolio
 from tests.budgets import trials
@@ -29,10 +30,10 @@ def test_each_rung_holds_what_its_own_solver_found() -> None:
     # The best: 12 on each.
     chain = Chain(layers=(LONG, LONG, EQUAL, EQUAL, EQUAL, EQUAL))
     result = solve(chain, Platform(3, 99), scope=Scope())
-    assert [(rung.solver, rung.period_exact, rung.note) for rung in result.ladder] == [
-        ("even_split", (24, 1), "not proven optimal"),
-        ("next_fit", (24, 1), "not proven optimal"),
-        ("contiguous", (12, 1), "proven optimal"),
+    assert [(phase.solver, phase.period_exact, phase.note) for phase in result.ladder] == [
+        ("even_split", (24, 1), Note(Outcome.NOT_PROVEN)),
+        ("next_fit", (24, 1), Note(Outcome.NOT_PROVEN)),
+        ("contiguous", (12, 1), Note(Outcome.OPTIMAL)),
     ]
     assert result.solver == "contiguous"
 
@@ -46,7 +47,7 @@ def test_a_rung_that_is_no_better_says_so() -> None:
         ("next_fit", (21, 1)),
         ("contiguous", (12, 1)),
     ]
-    assert result.ladder[1].note == "no better plan"
+    assert result.ladder[1].note == Note(Outcome.NO_BETTER)
 
 
 def test_it_ends_when_the_best_is_proven() -> None:
@@ -66,13 +67,13 @@ def test_it_ends_when_the_question_is_answered() -> None:
     assert solve(chain, Platform(3, 99), scope=Scope(period_ns=12)).solver == "contiguous"
     refuted = solve(chain, Platform(3, 99), scope=Scope(period_ns=11))
     assert refuted.status == "infeasible"
-    assert refuted.ladder[-1].note == "proven infeasible"
+    assert refuted.ladder[-1].note == Note(Outcome.INFEASIBLE)
 
 
 def test_a_solver_that_cannot_is_left_out_and_says_why() -> None:
     result = solve(Chain(layers=(EQUAL, EQUAL, EQUAL, LONG)), Platform(2, [99, 98]), scope=Scope())
     assert [rung.solver for rung in result.ladder][:2] == ["even_split", "next_fit"]
-    assert result.ladder[1].note.startswith("left out: next_fit needs equal GPUs and links")
+    assert str(result.ladder[1].note).startswith("left out: next_fit needs equal GPUs and links")
     assert result.ladder[1].period_exact is None
 
 
@@ -124,7 +125,7 @@ def test_a_rung_that_was_stopped_says_so(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr("schedopt.solving.portfolio.load_solver", lambda name: stopped)
     result = solve(Chain(layers=(LONG, EQUAL)), Platform(2, 99), scope=Scope())
-    assert [rung.note for rung in result.ladder] == ["stopped early: no plan"]
+    assert [str(phase.note) for phase in result.ladder] == ["stopped early: no plan"]
     assert result.status == "unknown"
 
 
@@ -136,7 +137,7 @@ def test_a_solver_of_bounds_alone_does_not_miss_a_plan() -> None:
         solver="relaxation",
         time_limit=5,
     )
-    assert [rung.note for rung in result.ladder] == ["a bound, no plans"]
+    assert [str(phase.note) for phase in result.ladder] == ["a bound, no plans"]
     assert result.plan is None
     assert result.lower_bound is not None
 
@@ -154,7 +155,7 @@ def test_a_rung_tells_its_own_proofs_only(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("schedopt.solving.portfolio.load_solver", load)
     scope = Scope(allocation="general")
     result = solve(Chain(layers=(LONG, EQUAL)), Platform(2, 99), scope=scope)
-    notes = {rung.solver: rung.note for rung in result.ladder}
+    notes = {rung.solver: str(rung.note) for rung in result.ladder}
     assert notes["contiguous"] == "no plan: too much for contiguous stages"
     assert notes["general"] == "no plan that fits"
 
@@ -177,7 +178,7 @@ def test_the_ladder_adds_one_freedom_at_a_time() -> None:
     found = [rung.period_exact for rung in ladder if rung.solver == "contiguous"]
     # One after the other: 18. Recomputed F, R and B take 8.
     assert found == [(18, 1), (8, 1)]
-    assert ladder[2].note == "best of its kind, proven"
+    assert ladder[2].note == Note(Outcome.BEST_OF_KIND)
 
 
 def test_a_freedom_that_is_proven_needs_no_more_solvers() -> None:
@@ -210,7 +211,7 @@ def test_each_attempt_has_a_share_of_the_time() -> None:
     remaining = run.remaining()
     assert remaining is not None
     assert 39 < remaining <= 40
-    assert not run.ended()
+    assert not run.clock.ended()
 
 
 @given(chains(longest=4), platforms(most=3))
@@ -290,7 +291,7 @@ def test_a_period_below_a_bound_is_proven_impossible(scope: Scope) -> None:
     result = solve(Chain(layers=(HALVES,) * 2), Platform(2, 99), scope=scope)
     assert result.status == "infeasible"
     assert result.infeasibility is not None
-    assert "a longer period" in result.infeasibility.wider
+    assert Suggestion.LONGER_PERIOD in result.infeasibility.wider
 
 
 def test_what_to_try_is_not_given_already() -> None:
@@ -298,13 +299,13 @@ def test_what_to_try_is_not_given_already() -> None:
     fixed = [Stage(layers=(0, 1), gpus=(0,))]
     without = solve(chain, Platform(2, 6), stages=fixed).infeasibility
     assert without is not None
-    assert "--recompute" in without.wider
-    assert "--fix" in without.wider
-    assert "--allocation" not in without.wider
+    assert Suggestion.RECOMPUTE in without.wider
+    assert Suggestion.OTHER_STAGES in without.wider
+    assert Suggestion.ANY_ALLOCATION not in without.wider
     scope = Scope(recompute=True, allocation="general")
     nowhere = solve(chain, Platform(2, 3), scope=scope).infeasibility
     assert nowhere is not None
-    assert "--" not in nowhere.wider
+    assert nowhere.wider == (Suggestion.FINER_CHAIN, Suggestion.SMALLER_MICROBATCH)
 
 
 def test_what_fits_no_allocation_says_how_much_would() -> None:
@@ -325,7 +326,7 @@ def test_the_ladder_says_what_other_freedoms_would_give() -> None:
     scope = Scope(allocation="general", max_k=1)
     result = solve(chain, platform, scope=scope, time_limit=10, work_limit=3000, workers=1)
     last = result.ladder[-1]
-    assert last.note == "not allowed: --recompute"
+    assert last.note == Note(Outcome.WOULD_HELP, suggestion=Suggestion.RECOMPUTE)
     assert last.period_exact is not None
     assert result.period is not None
     assert Fraction(*last.period_exact) < result.period
@@ -357,16 +358,20 @@ def test_general_is_the_default_and_contiguous_if_asked() -> None:
 
 FURTHER_WAYS = [
     # Two layers of 1 + 3 ns, or 1 + 1 + 1 ns in halves; three GPUs, or the first one for both.
-    (Scope(period_ns=2), 3, "a finer chain"),
-    (Scope(period_ns=2, split_backward=True, max_k=None, allocation="general"), 3, "a finer chain"),
-    (Scope(period_ns=5), 1, "a smaller micro-batch, or more GPUs"),
-    (Scope(period_ns=5, allocation="fixed"), 3, "another allocation (leave --fix out)"),
+    (Scope(period_ns=2), 3, (Suggestion.FINER_CHAIN,)),
+    (
+        Scope(period_ns=2, split_backward=True, max_k=None, allocation="general"),
+        3,
+        (Suggestion.FINER_CHAIN,),
+    ),
+    (Scope(period_ns=5), 1, (Suggestion.SMALLER_MICROBATCH, Suggestion.MORE_GPUS)),
+    (Scope(period_ns=5, allocation="fixed"), 3, (Suggestion.OTHER_STAGES,)),
 ]
 
 
 @pytest.mark.parametrize(("scope", "gpus", "further"), FURTHER_WAYS)
 def test_what_cannot_help_against_the_work_is_not_named(
-    scope: Scope, gpus: int, further: str
+    scope: Scope, gpus: int, further: tuple[Suggestion, ...]
 ) -> None:
     layer = Layer(
         forward_ns=1,
@@ -380,12 +385,11 @@ def test_what_cannot_help_against_the_work_is_not_named(
     result = solve(Chain(layers=(layer,) * 2), Platform(gpus, 99), scope=scope, stages=stages)
     assert result.status == "infeasible"
     assert result.infeasibility is not None
-    ways = result.infeasibility.wider
-    assert ways.partition("(without --period the least is found)")[2].lstrip(", or") == further
+    assert result.infeasibility.wider == (Suggestion.LONGER_PERIOD, *further)
     # What could help is named all the same.
     longer = replace(scope, period_ns=3, allocation="contiguous", split_backward=False)
     ways = solve(Chain(layers=(layer,) * 2), Platform(3, 99), scope=longer).infeasibility.wider  # type: ignore[union-attr]
-    assert "--split-backward" in ways
+    assert Suggestion.SPLIT_BACKWARD in ways
 
 
 def test_memory_for_gpus_that_differ_is_said_as_what_all_of_them_lack() -> None:

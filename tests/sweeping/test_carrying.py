@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schedopt import Chain, InvalidPlanError, Platform, Scope, check, solve
-from schedopt.result import as_ratio
 from schedopt.sweeping import Options, Point, carry
 from schedopt.sweeping.carrying import best_below
+from schedopt.validation import as_ratio
 from tests.strategies import chains
 from tests.sweeping.helpers import point
 

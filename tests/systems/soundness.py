@@ -11,7 +11,7 @@ from schedopt import Chain, Layer, Platform, check
 from schedopt.account.load import busy_time, load
 from schedopt.checking import Violation
 from schedopt.plan import Plan
-from schedopt.systems.setting import Setting
+from schedopt.systems.config import SystemConfig
 
 ROOM = 10**12
 BYTE_A_NS = 10**9
@@ -31,15 +31,17 @@ def unit_chain(layers: int, forward: int = 1, backward: int = 1) -> Chain:
     return Chain(layers=(one,) * layers)
 
 
-def unit_setting(gpus: int, microbatches: int = 4, forward: int = 1, backward: int = 1) -> Setting:
+def unit_config(
+    gpus: int, microbatches: int = 4, forward: int = 1, backward: int = 1
+) -> SystemConfig:
     """Return a layer for each GPU and free transfers."""
     platform = Platform(gpus=gpus, memory=ROOM)
     chain = unit_chain(gpus, forward, backward)
-    return Setting(chain=chain, platform=platform, microbatches=microbatches)
+    return SystemConfig(chain=chain, platform=platform, microbatches=microbatches)
 
 
 @st.composite
-def settings(draw: st.DrawFn, *, fewest: int = 1, most: int = 4) -> Setting:
+def configs(draw: st.DrawFn, *, fewest: int = 1, most: int = 4) -> SystemConfig:
     """Draw a chain with all sizes, and GPUs with links of either kind."""
     gpus = draw(st.integers(fewest, most))
     time, size = st.integers(0, 6), st.integers(0, 8)
@@ -68,7 +70,9 @@ def settings(draw: st.DrawFn, *, fewest: int = 1, most: int = 4) -> Setting:
         speed=draw(st.sampled_from([["1"] * gpus, ["1", "2", "0.5", "1"][:gpus]])),
     )
     microbatches = draw(st.integers(1, 6))
-    return Setting(chain=Chain(layers=tuple(layers)), platform=platform, microbatches=microbatches)
+    return SystemConfig(
+        chain=Chain(layers=tuple(layers)), platform=platform, microbatches=microbatches
+    )
 
 
 def violations(plan: Plan) -> list[Violation]:

@@ -27,9 +27,9 @@ from schedopt import (
     Transfer,
 )
 from schedopt.plan import Kind
-from schedopt.systems import registry
-from schedopt.systems.registry import System
-from schedopt.systems.setting import Setting
+from schedopt.systems import catalogue
+from schedopt.systems.catalogue import System
+from schedopt.systems.config import SystemConfig
 
 CHAIN = Chain(
     name="two",
@@ -62,13 +62,13 @@ SYSTEMS = tuple(
 
 
 def install(monkeypatch: pytest.MonkeyPatch, *systems: System) -> None:
-    monkeypatch.setattr(registry, "SYSTEMS", systems or SYSTEMS)
+    monkeypatch.setattr(catalogue, "SYSTEMS", systems or SYSTEMS)
 
 
-def _plan(setting: Setting, rule: Rule, stages: list[Stage], pattern: Pattern) -> Plan:
+def _plan(config: SystemConfig, rule: Rule, stages: list[Stage], pattern: Pattern) -> Plan:
     return Plan(
-        chain=setting.chain,
-        platform=setting.platform,
+        chain=config.chain,
+        platform=config.platform,
         rule=rule,
         scope=Scope(allocation="general", max_k=None),
         stages=tuple(stages),
@@ -76,12 +76,12 @@ def _plan(setting: Setting, rule: Rule, stages: list[Stage], pattern: Pattern) -
     )
 
 
-def _on_gpu_0(setting: Setting, rule: Rule) -> Plan:
+def _on_gpu_0(config: SystemConfig, rule: Rule) -> Plan:
     stage = Stage(layers=(0, 1), gpus=(0,))
     forward = Operation(kind="F", stage=0, shift=0, start_ns=0)
     backward = Operation(kind="B", stage=0, shift=0, start_ns=2)
     pattern = Pattern(k=1, period_total_ns=6, operations=(forward, backward))
-    return _plan(setting, rule, [stage], pattern)
+    return _plan(config, rule, [stage], pattern)
 
 
 def _one_by_one(*starts: int) -> tuple[Operation, ...]:
@@ -92,17 +92,17 @@ def _one_by_one(*starts: int) -> tuple[Operation, ...]:
     )
 
 
-def alone(setting: Setting) -> Plan:
+def alone(config: SystemConfig) -> Plan:
     """6 ns a micro-batch; 20 bytes of weights and 10 in flight."""
-    return _on_gpu_0(setting, Rule())
+    return _on_gpu_0(config, Rule())
 
 
-def stale(setting: Setting) -> Plan:
+def stale(config: SystemConfig) -> Plan:
     """As alone, but each micro-batch reads the version before the newest, so that two lie there."""
-    return _on_gpu_0(setting, Rule(update_every=1, forward_reads="delay", delay=1))
+    return _on_gpu_0(config, Rule(update_every=1, forward_reads="delay", delay=1))
 
 
-def there_and_back(setting: Setting) -> Plan:
+def there_and_back(config: SystemConfig) -> Plan:
     """1 + 3 + 1 + 2 + 3 + 2 = 12 ns for a micro-batch, which goes through both GPUs alone."""
     stages = [Stage(layers=(gpu, gpu), gpus=(gpu,)) for gpu in range(2)]
     pattern = Pattern(
@@ -114,37 +114,37 @@ def there_and_back(setting: Setting) -> Plan:
             Transfer(tensor="gradient", stage=0, shift=0, start_ns=7),
         ),
     )
-    return _plan(setting, Rule(), stages, pattern)
+    return _plan(config, Rule(), stages, pattern)
 
 
-def layered(setting: Setting) -> Plan:
+def layered(config: SystemConfig) -> Plan:
     """As alone, but each layer is a stage."""
     stages = [Stage(layers=(layer, layer), gpus=(0,)) for layer in range(2)]
     return _plan(
-        setting, Rule(), stages, Pattern(k=1, period_total_ns=6, operations=_one_by_one(0, 1, 2, 4))
+        config, Rule(), stages, Pattern(k=1, period_total_ns=6, operations=_one_by_one(0, 1, 2, 4))
     )
 
 
-def in_pairs(setting: Setting) -> Plan:
+def in_pairs(config: SystemConfig) -> Plan:
     """As alone, with an update after an even number of micro-batches only."""
-    if setting.microbatches % 2:
+    if config.microbatches % 2:
         raise InputError("is odd", field="microbatches")
-    rule = Rule(update_every=setting.microbatches)
-    return _on_gpu_0(setting, rule)
+    rule = Rule(update_every=config.microbatches)
+    return _on_gpu_0(config, rule)
 
 
 asked_for: list[int] = []
 
 
-def never(setting: Setting) -> Plan:
+def never(config: SystemConfig) -> Plan:
     """Write down for how many micro-batches there is no plan."""
-    asked_for.append(setting.microbatches)
+    asked_for.append(config.microbatches)
     raise InputError("does not settle", field="microbatches")
 
 
-def flushed(setting: Setting) -> Plan:
+def flushed(config: SystemConfig) -> Plan:
     """As alone, but written as a step."""
-    m = setting.microbatches
+    m = config.microbatches
     stage = Stage(layers=(0, 1), gpus=(0,))
     pattern = Pattern(
         k=m,
@@ -155,19 +155,19 @@ def flushed(setting: Setting) -> Plan:
             for kind, start in _BOTH
         ),
     )
-    plan = _plan(setting, Rule(update_every=m, forward_reads="delay"), [stage], pattern)
+    plan = _plan(config, Rule(update_every=m, forward_reads="delay"), [stage], pattern)
     return replace(plan, scope=replace(plan.scope, microbatches=m))
 
 
-def halves(setting: Setting) -> Plan:
+def halves(config: SystemConfig) -> Plan:
     """Nothing, as the chain has no halves of a backward."""
-    setting.chain.require("backward_input_ns", range(2), needed_by="a split")
+    config.chain.require("backward_input_ns", range(2), needed_by="a split")
     raise AssertionError
 
 
-def wrong(setting: Setting) -> Plan:
+def wrong(config: SystemConfig) -> Plan:
     """Let both operations run at once."""
-    plan = alone(setting)
+    plan = alone(config)
     pattern = Pattern(
         k=1,
         period_total_ns=6,
@@ -176,10 +176,10 @@ def wrong(setting: Setting) -> Plan:
             for one in plan.pattern.operations
         ),
     )
-    return _plan(setting, Rule(), list(plan.stages), pattern)
+    return _plan(config, Rule(), list(plan.stages), pattern)
 
 
-def interrupting(setting: Setting) -> Plan:
+def interrupting(config: SystemConfig) -> Plan:
     """Press Ctrl-C in the midst of it."""
     os.kill(os.getpid(), signal.SIGINT)
-    return alone(setting)
+    return alone(config)

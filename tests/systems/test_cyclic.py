@@ -8,6 +8,8 @@ from hypothesis import given
 from schedopt import Platform
 from schedopt.account import concurrent_activations, load, versions
 from schedopt.account.timeline import Timeline
+from schedopt.systems.catalogue import Constructor
+from schedopt.systems.config import SystemConfig
 from schedopt.systems.cyclic import (
     cdp_v1,
     cdp_v1_mp,
@@ -19,16 +21,14 @@ from schedopt.systems.cyclic import (
     cdp_v2_pp,
 )
 from schedopt.systems.pipedream import pipedream_2bw
-from schedopt.systems.registry import Constructor
-from schedopt.systems.setting import Setting
 from tests.budgets import trials
 from tests.systems.soundness import (
     BYTE_A_NS,
     ROOM,
     assert_sound,
-    settings,
+    configs,
     unit_chain,
-    unit_setting,
+    unit_config,
     violations,
 )
 
@@ -36,22 +36,24 @@ SECOND = (cdp_v2, cdp_v2_one_gpu, cdp_v2_mp, cdp_v2_pp)
 ALL = (cdp_v1, cdp_v1_one_gpu, cdp_v1_mp, cdp_v1_pp, *SECOND)
 
 
-def setting_of(system: Constructor, count: int, length: int = 1, **links: str | int) -> Setting:
+def config_of(system: Constructor, count: int, length: int = 1, **links: str | int) -> SystemConfig:
     """Return N equal layers and as many GPUs as the system takes for them."""
     gpus = count * (count + 1) // 2 if system in (cdp_v1_mp, cdp_v2_mp) else count
     platform = Platform(gpus=gpus, memory=ROOM, **links)  # type: ignore[arg-type]
     chain = unit_chain(count, length, length)
-    return Setting(chain=chain, platform=platform, microbatches=count)
+    return SystemConfig(chain=chain, platform=platform, microbatches=count)
 
 
 @pytest.mark.parametrize("system", ALL)
-@given(setting=settings(fewest=2))
+@given(config=configs(fewest=2))
 @trials(8)
-def test_every_plan_is_valid_and_holds_two_versions(system: Constructor, setting: Setting) -> None:
+def test_every_plan_is_valid_and_holds_two_versions(
+    system: Constructor, config: SystemConfig
+) -> None:
     if system in (cdp_v1_one_gpu, cdp_v2_one_gpu):
-        most = len(setting.chain.layers)
-        setting = replace(setting, microbatches=min(most, setting.microbatches))
-    plan = system(setting)
+        most = len(config.chain.layers)
+        config = replace(config, microbatches=min(most, config.microbatches))
+    plan = system(config)
     assert_sound(plan)
     assert max(versions(plan).held.values()) <= 2
 
@@ -60,7 +62,7 @@ def test_every_plan_is_valid_and_holds_two_versions(system: Constructor, setting
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 def test_each_micro_batch_starts_two_steps_later(system: Constructor, count: int) -> None:
     # Fournier and Oyallon, figure 1, and lemma 1.
-    plan = system(setting_of(system, count))
+    plan = system(config_of(system, count))
     assert (plan.pattern.k, plan.pattern.period_total_ns) == (count, 2 * count)
     timeline = Timeline(plan)
     begin = timeline.at("F", 0, 0).start_ns
@@ -73,7 +75,7 @@ def test_each_micro_batch_starts_two_steps_later(system: Constructor, count: int
 
 @pytest.mark.parametrize("count", [2, 3, 5])
 def test_every_gpu_of_data_parallelism_always_works(count: int) -> None:
-    plan = cdp_v2(setting_of(cdp_v2, count))
+    plan = cdp_v2(config_of(cdp_v2, count))
     assert {gpu.share for gpu in load(plan)} == {1}
 
 
@@ -81,7 +83,7 @@ def test_every_gpu_of_data_parallelism_always_works(count: int) -> None:
 def test_one_gpu_keeps_little_more_than_half_of_the_activations(count: int) -> None:
     # Stage j is kept for 2 (N - j + 1) of 2 N steps: N - j + 1 micro-batches at once, where a
     # step runs backwards first.
-    plan = cdp_v2_one_gpu(setting_of(cdp_v2_one_gpu, count))
+    plan = cdp_v2_one_gpu(config_of(cdp_v2_one_gpu, count))
     assert plan.pattern.period_total_ns == 2 * count * count
     assert concurrent_activations(plan) == {(s, 0): count - s for s in range(count)}
 
@@ -91,7 +93,7 @@ def test_one_gpu_keeps_little_more_than_half_of_the_activations(count: int) -> N
 def test_the_second_version_reads_the_freshest_that_there_is(
     system: Constructor, count: int
 ) -> None:
-    plan = system(setting_of(system, count))
+    plan = system(config_of(system, count))
     stale = {key for key, delay in versions(plan).forward_staleness.items() if delay}
     each = range(1, count + 1)
     expected = {(n - 1, j - 1) for n in each for j in each if j < count - n + 1}
@@ -106,7 +108,7 @@ def test_the_second_version_reads_the_freshest_that_there_is(
 @pytest.mark.parametrize("system", [cdp_v1, cdp_v2])
 def test_transfers_that_hide_cost_nothing(system: Constructor) -> None:
     # 3 stages of 2 * 10; a gradient or weights take 2.
-    plan = system(setting_of(system, 3, 10, bandwidth=BYTE_A_NS, duplex="full"))
+    plan = system(config_of(system, 3, 10, bandwidth=BYTE_A_NS, duplex="full"))
     assert plan.pattern.period_total_ns == 60
     assert violations(plan) == []
 
@@ -114,19 +116,19 @@ def test_transfers_that_hide_cost_nothing(system: Constructor) -> None:
 @pytest.mark.parametrize("system", [cdp_v1, cdp_v2])
 def test_transfers_that_do_not_hide_make_the_period_longer(system: Constructor) -> None:
     # On two GPUs each stage sends a gradient and weights of 2 bytes, one each way.
-    plan = system(setting_of(system, 2, 1, bandwidth=BYTE_A_NS, latency=8, duplex="full"))
+    plan = system(config_of(system, 2, 1, bandwidth=BYTE_A_NS, latency=8, duplex="full"))
     assert_sound(plan)
     assert plan.pattern.period_total_ns * 2 >= plan.pattern.k * 20
 
 
 def test_with_a_gpu_for_each_stage_the_first_version_is_double_buffering() -> None:
-    one, other = cdp_v1_pp(unit_setting(4)), pipedream_2bw(unit_setting(4))
+    one, other = cdp_v1_pp(unit_config(4)), pipedream_2bw(unit_config(4))
     assert one.pattern == other.pattern
     assert one.rule == replace(other.rule, update_every=4)
 
 
 def test_the_pyramid_is_the_largest_that_the_gpus_make() -> None:
     def used(gpus: int) -> list[int]:
-        return [len(stage.gpus) for stage in cdp_v2_mp(unit_setting(gpus)).stages]
+        return [len(stage.gpus) for stage in cdp_v2_mp(unit_config(gpus)).stages]
 
     assert [used(gpus) for gpus in (1, 2, 3, 5, 6)] == [[1], [1], [2, 1], [2, 1], [3, 2, 1]]

@@ -7,17 +7,19 @@ import pytest
 from schedopt import Plan, Platform
 from schedopt.account import residencies, versions
 from schedopt.systems import cyclic_zero
-from schedopt.systems.registry import Constructor
-from schedopt.systems.setting import Setting
+from schedopt.systems.catalogue import Constructor
+from schedopt.systems.config import SystemConfig
 from tests.systems.soundness import BYTE_A_NS, ROOM, assert_sound, unit_chain
 
 BOTH = (cyclic_zero.cdp_v1, cyclic_zero.cdp_v2)
 
 
-def setting_of(count: int, length: int = 10) -> Setting:
+def config_of(count: int, length: int = 10) -> SystemConfig:
     """Return equal layers whose weights and gradients take 2 ns to send."""
     platform = Platform(gpus=count, memory=ROOM, bandwidth=BYTE_A_NS, duplex="full")
-    return Setting(chain=unit_chain(count, length, length), platform=platform, microbatches=count)
+    return SystemConfig(
+        chain=unit_chain(count, length, length), platform=platform, microbatches=count
+    )
 
 
 @pytest.mark.parametrize(("system", "period"), [(BOTH[0], 40), (BOTH[1], 44)])
@@ -26,7 +28,7 @@ def test_only_what_the_newest_weights_wait_for_makes_the_period_longer(
 ) -> None:
     # CDP-v2: the gradient of B0 of the last worker goes home, and the weights come back for its
     # next operation, F0.
-    plan = system(setting_of(2))
+    plan = system(config_of(2))
     assert_sound(plan)
     assert (plan.pattern.k, plan.pattern.period_total_ns) == (2, period)
 
@@ -34,7 +36,7 @@ def test_only_what_the_newest_weights_wait_for_makes_the_period_longer(
 @pytest.mark.parametrize("system", BOTH)
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 def test_weights_come_from_home_and_gradients_go_home(system: Constructor, count: int) -> None:
-    plan = system(setting_of(count))
+    plan = system(config_of(count))
     assert_sound(plan)
     away = {(stage, i) for stage in range(count) for i in range(count) if stage != i}
     for tensor, times in (("weights", 2), ("weight_gradient", 1)):
@@ -50,9 +52,9 @@ def test_weights_come_from_home_and_gradients_go_home(system: Constructor, count
 def test_a_gpu_has_fetched_the_weights_of_two_stages_at_most(
     system: Constructor, updated: int | None
 ) -> None:
-    setting = setting_of(4)
-    layers = tuple(replace(layer, update_ns=updated) for layer in setting.chain.layers)
-    plan: Plan = system(replace(setting, chain=replace(setting.chain, layers=layers)))
+    config = config_of(4)
+    layers = tuple(replace(layer, update_ns=updated) for layer in config.chain.layers)
+    plan: Plan = system(replace(config, chain=replace(config.chain, layers=layers)))
     assert_sound(plan)
     spans = [
         (one.gpu, one.start_ns, one.end_ns)

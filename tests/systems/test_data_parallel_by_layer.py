@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from schedopt import Chain, Layer, Plan, Platform, check
 from schedopt.account import load, traffic
 from schedopt.network import Duplex
+from schedopt.systems.catalogue import find_system
+from schedopt.systems.config import SystemConfig
 from schedopt.systems.data_parallel_by_layer import plan as by_layer
-from schedopt.systems.registry import find_system
-from schedopt.systems.setting import Setting
 from tests.budgets import trials
-from tests.systems.settings import AMPLE
+from tests.systems.configs import AMPLE
 
 
 def layer(gradient: int, half: int, weight_ns: int = 1) -> Layer:
@@ -35,9 +35,9 @@ def layer(gradient: int, half: int, weight_ns: int = 1) -> Layer:
     )
 
 
-def two_of_three(gpus: int = 2, microbatches: int = 2, duplex: Duplex = "full") -> Setting:
+def two_of_three(gpus: int = 2, microbatches: int = 2, duplex: Duplex = "full") -> SystemConfig:
     """Return layers of which the first and the last send less by what W needs, 1 byte a ns."""
-    return Setting(
+    return SystemConfig(
         chain=Chain(layers=(layer(240, 12), layer(12, 240), layer(120, 6))),
         platform=Platform(gpus=gpus, memory=AMPLE, bandwidth=10**9, duplex=duplex),
         microbatches=microbatches,
@@ -65,29 +65,29 @@ def test_each_layer_sends_what_is_less() -> None:
 def test_a_layer_whose_w_takes_longer_than_what_it_saves_reduces() -> None:
     # 240 - 12 = 228 ns less to send for an update; 228 ns of W of the other micro-batch.
     for weight_ns, tensor in ((227, "weight_half"), (228, "weight_gradient")):
-        setting = two_of_three()
-        chain = Chain(layers=(layer(240, 12, weight_ns), *setting.chain.layers[1:]))
-        plan = by_layer(replace(setting, chain=chain))
+        config = two_of_three()
+        chain = Chain(layers=(layer(240, 12, weight_ns), *config.chain.layers[1:]))
+        plan = by_layer(replace(config, chain=chain))
         assert sends(plan)[0] == {tensor}
 
 
 def test_it_is_overlapped_data_parallelism_where_transfers_are_free() -> None:
-    setting = replace(two_of_three(), platform=Platform(gpus=2, memory=AMPLE))
-    one, other = by_layer(setting).pattern, find_system("dp_overlapped").plan(setting).pattern
+    config = replace(two_of_three(), platform=Platform(gpus=2, memory=AMPLE))
+    one, other = by_layer(config).pattern, find_system("dp_overlapped").plan(config).pattern
     assert one.period_total_ns == other.period_total_ns
     assert set(one.items) == set(other.items)
 
 
 @pytest.mark.parametrize("lacking", [(0, 1, 2), (1,)])
 def test_it_is_overlapped_data_parallelism_without_halves(lacking: tuple[int, ...]) -> None:
-    setting = two_of_three()
+    config = two_of_three()
     nothing = {"backward_input_ns": None, "backward_weight_ns": None, "saved_weight_bytes": None}
     layers = [
         replace(one, **nothing) if number in lacking else one  # type: ignore[arg-type]
-        for number, one in enumerate(setting.chain.layers)
+        for number, one in enumerate(config.chain.layers)
     ]
-    setting = replace(setting, chain=Chain(layers=tuple(layers)))
-    one, other = by_layer(setting), find_system("dp_overlapped").plan(setting)
+    config = replace(config, chain=Chain(layers=tuple(layers)))
+    one, other = by_layer(config), find_system("dp_overlapped").plan(config)
     assert check(one) == ()
     assert one.pattern.period_total_ns == other.pattern.period_total_ns
     assert set(one.pattern.items) == set(other.pattern.items)
@@ -116,7 +116,7 @@ def test_random_chains(data: st.DataObject) -> None:
     layers = data.draw(
         st.lists(st.builds(layer, size, half, st.integers(0, 9)), min_size=1, max_size=4)
     )
-    setting = Setting(
+    config = SystemConfig(
         chain=Chain(layers=tuple(layers)),
         platform=Platform(
             gpus=gpus,
@@ -127,8 +127,8 @@ def test_random_chains(data: st.DataObject) -> None:
         ),
         microbatches=gpus * data.draw(st.integers(1, 3)),
     )
-    plan = by_layer(setting)
+    plan = by_layer(config)
     assert check(plan) == ()
     assert plan.pattern.period_total_ns >= max(
-        gpu.busy_ns * setting.microbatches for gpu in load(plan)
+        gpu.busy_ns * config.microbatches for gpu in load(plan)
     )

@@ -15,10 +15,10 @@ from schedopt.errors import InputError
 from schedopt.network import Duplex
 from schedopt.problem import MemoryReading
 from schedopt.simulation import simulate
-from schedopt.systems.registry import SYSTEMS, System, find_system
-from schedopt.systems.setting import Setting
+from schedopt.systems.catalogue import SYSTEMS, System, find_system
+from schedopt.systems.config import SystemConfig
 from tests.budgets import trials
-from tests.systems.settings import AMPLE, settings_
+from tests.systems.configs import AMPLE, system_configs
 
 FETCHING = ("zero_3", "cdp_v1_zero", "cdp_v2_zero")
 
@@ -27,10 +27,10 @@ every_system = pytest.mark.parametrize("system", SYSTEMS, ids=lambda system: sys
 
 @st.composite
 def plans(draw: st.DrawFn, system: System) -> Plan:
-    """Draw a plan of a system for a random setting that it can do."""
-    setting = draw(settings_())
+    """Draw a plan of a system for a random config that it can do."""
+    config = draw(system_configs())
     try:
-        return system.plan(setting)
+        return system.plan(config)
     except InputError as error:
         # Too few layers, or an odd number of GPUs; or what would have to be in no time.
         assume(error.field != "gpus" and "0 ns" not in error.rule)
@@ -75,9 +75,9 @@ def test_the_check_wants_exactly_the_memory_of_the_account(
 
 @pytest.mark.parametrize("name", FETCHING)
 def test_weights_that_come_for_nothing_and_in_no_time_are_refused(name: str) -> None:
-    setting = _uneven(2, "half")
-    layers = [replace(layer, forward_ns=0) for layer in setting.chain.layers]
-    at_once = replace(setting, chain=Chain(layers=tuple(layers)))
+    config = _uneven(2, "half")
+    layers = [replace(layer, forward_ns=0) for layer in config.chain.layers]
+    at_once = replace(config, chain=Chain(layers=tuple(layers)))
     assert check(find_system(name).plan(at_once)) == ()
     at_once = replace(at_once, platform=Platform(gpus=2, memory=AMPLE))
     with pytest.raises(InputError, match=r"\.forward_ns: 0 ns.* no time.* Give it 1 ns"):
@@ -86,18 +86,18 @@ def test_weights_that_come_for_nothing_and_in_no_time_are_refused(name: str) -> 
 
 @pytest.mark.parametrize("name", ["cdp_v1_mp", "cdp_v2_mp"])
 def test_sums_that_come_to_a_backward_in_no_time_are_refused(name: str) -> None:
-    setting = _uneven(6, "full")
+    config = _uneven(6, "full")
     # The second of three stages has two GPUs.
-    first, last = find_system(name).plan(setting).stages[1].layers
+    first, last = find_system(name).plan(config).stages[1].layers
     layers = [
         replace(layer, backward_ns=0, forward_ns=layer.forward_ns + layer.backward_ns)
         if first <= number <= last
         else layer
-        for number, layer in enumerate(setting.chain.layers)
+        for number, layer in enumerate(config.chain.layers)
     ]
-    setting = replace(setting, chain=Chain(layers=tuple(layers)))
+    config = replace(config, chain=Chain(layers=tuple(layers)))
     with pytest.raises(InputError, match=rf"layers\[{first}\]\.backward_ns: 0 ns.* to {last} "):
-        find_system(name).plan(setting)
+        find_system(name).plan(config)
 
 
 def _with_memory(platform: Platform, needed: list[int]) -> Platform:
@@ -120,7 +120,7 @@ def test_every_transfer_is_needed(system: System, gpus: int, duplex: Duplex) -> 
         assert check(replace(plan, pattern=replace(plan.pattern, transfers=rest))), left_out
 
 
-def _uneven(gpus: int, duplex: Duplex) -> Setting:
+def _uneven(gpus: int, duplex: Duplex) -> SystemConfig:
     layers = tuple(
         Layer(
             forward_ns=10 + n,
@@ -137,7 +137,7 @@ def _uneven(gpus: int, duplex: Duplex) -> Setting:
         )
         for n in range(8)
     )
-    return Setting(
+    return SystemConfig(
         chain=Chain(layers=layers),
         platform=Platform(gpus=gpus, memory=AMPLE, bandwidth="1GB/s", latency=1, duplex=duplex),
         microbatches=4,

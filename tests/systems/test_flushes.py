@@ -9,18 +9,10 @@ import pytest
 from schedopt import Chain, Layer, Plan, Platform
 from schedopt.account import concurrent_activations, versions
 from schedopt.errors import InputError
-from schedopt.systems import (
-    chimera,
-    data_parallel,
-    gpipe,
-    gradient_accumulation,
-    interleaved,
-    one_f_one_b,
-    zero_bubble,
-)
+from schedopt.systems import data_parallel, flushes
+from schedopt.systems.config import SystemConfig
 from schedopt.systems.data_parallel import list_buckets
-from schedopt.systems.setting import Setting
-from tests.systems.settings import AMPLE, equal
+from tests.systems.configs import AMPLE, equal
 
 
 def order(plan: Plan, gpu: int) -> list[tuple[str, int, int]]:
@@ -31,7 +23,7 @@ def order(plan: Plan, gpu: int) -> list[tuple[str, int, int]]:
 
 def test_gpipe_takes_m_and_p_less_one_rounds_and_keeps_all_activations() -> None:
     # F 0-1 ... on GPU 0; the last F ends at m + P - 1, the last B takes as many rounds of 2.
-    plan = gpipe.plan(equal(4, 6))
+    plan = flushes.gpipe(equal(4, 6))
     assert plan.pattern.period_total_ns == (1 + 2) * (6 + 4 - 1)
     assert set(concurrent_activations(plan).values()) == {6}
     assert order(plan, 1) == [(kind, 1, i) for kind in ("F", "B") for i in range(6)]
@@ -40,7 +32,7 @@ def test_gpipe_takes_m_and_p_less_one_rounds_and_keeps_all_activations() -> None
 
 @pytest.mark.parametrize("microbatches", [2, 4, 7])
 def test_one_f_one_b_takes_as_long_and_keeps_one_activation_less_a_stage(microbatches: int) -> None:
-    plan = one_f_one_b.flush(equal(4, microbatches))
+    plan = flushes.one_f_one_b(equal(4, microbatches))
     assert plan.pattern.period_total_ns == (1 + 2) * (microbatches + 4 - 1)
     held = {(stage, stage): min(microbatches, 4 - stage) for stage in range(4)}
     assert concurrent_activations(plan) == held
@@ -48,7 +40,7 @@ def test_one_f_one_b_takes_as_long_and_keeps_one_activation_less_a_stage(microba
 
 
 def test_one_gpu_does_all_the_work_and_then_updates_once() -> None:
-    plan = gradient_accumulation.plan(equal(3, 5, layers=4, update_ns=7))
+    plan = flushes.one_gpu(equal(3, 5, layers=4, update_ns=7))
     assert plan.pattern.period_total_ns == 5 * 4 * (1 + 2) + 4 * 7
     assert concurrent_activations(plan) == {(0, 0): 1}
 
@@ -56,7 +48,7 @@ def test_one_gpu_does_all_the_work_and_then_updates_once() -> None:
 @pytest.mark.parametrize("microbatches", [4, 8, 12])
 def test_two_stages_a_gpu_halve_the_bubble(microbatches: int) -> None:
     # F 2 and B 4 on each of 4 GPUs; 3 rounds of a stage instead of a GPU stay idle.
-    plan = interleaved.plan(equal(4, microbatches, layers=8))
+    plan = flushes.interleaved(equal(4, microbatches, layers=8))
     assert plan.pattern.period_total_ns == 6 * microbatches + 3 * 3
     assert [stage.gpus for stage in plan.stages] == [(n,) for n in (0, 1, 2, 3, 0, 1, 2, 3)]
     # The first four of stage 0, of stage 4, and so on; 10, 8, 6 and 4 forwards ahead.
@@ -75,7 +67,7 @@ def test_two_stages_a_gpu_halve_the_bubble(microbatches: int) -> None:
 def test_chimera_leaves_two_slots_less_than_its_depth(microbatches: int) -> None:
     # Li and Hoefler 2021, figure 3, with B as long as F: slots of 1 ns, P - 2 of them idle, and
     # 1 ns in which the last transfers, that take no time, start.
-    plan = chimera.plan(equal(4, microbatches, backward_ns=1))
+    plan = flushes.chimera(equal(4, microbatches, backward_ns=1))
     assert plan.pattern.period_total_ns == 2 * microbatches + 4 - 2 + 1
     assert [stage.gpus for stage in plan.stages] == [(0, 3), (1, 2), (2, 1), (3, 0)]
     down = {(0, 0): 2, (1, 1): 2, (2, 2): 2, (3, 3): 1}
@@ -86,7 +78,7 @@ def test_chimera_leaves_two_slots_less_than_its_depth(microbatches: int) -> None
 
 def test_a_unit_of_chimera_with_long_backwards_is_as_in_the_paper() -> None:
     # Bubble of (P - 2) / (3 N / 2 + P - 2) with B = 2 F and N = P = 4: a quarter of 16.
-    plan = chimera.plan(equal(4, 4))
+    plan = flushes.chimera(equal(4, 4))
     assert plan.pattern.period_total_ns == 16 + 1
 
 
@@ -94,7 +86,7 @@ def test_a_unit_of_chimera_with_long_backwards_is_as_in_the_paper() -> None:
 def test_zero_bubble_leaves_f_and_i_less_w_a_stage(microbatches: int) -> None:
     # Qi et al. 2023, table 1: (P - 1) (F + I - W), and the memory of P micro-batches.
     times = {"forward_ns": 5, "backward_input_ns": 7, "backward_weight_ns": 4}
-    plan = zero_bubble.h1(equal(4, microbatches, **times))
+    plan = flushes.zero_bubble(equal(4, microbatches, **times))
     assert plan.pattern.period_total_ns == 16 * microbatches + 3 * 8
     for stage in range(4):
         started = [o.start_ns for o in plan.pattern.operations if (o.kind, o.stage) == ("F", stage)]
@@ -107,16 +99,16 @@ def test_zero_bubble_leaves_f_and_i_less_w_a_stage(microbatches: int) -> None:
 
 
 def test_zero_bubble_names_the_field_that_it_needs() -> None:
-    setting = equal(2, 2, backward_input_ns=None, backward_weight_ns=None)
+    config = equal(2, 2, backward_input_ns=None, backward_weight_ns=None)
     with pytest.raises(InputError, match=r"layers\[0\].backward_input_ns"):
-        zero_bubble.h1(setting)
+        flushes.zero_bubble(config)
 
 
-def linked(gpus: int, microbatches: int, **more: int) -> Setting:
+def linked(gpus: int, microbatches: int, **more: int) -> SystemConfig:
     """Return 3 layers of 3 ns whose gradients of 4 bytes take 4 ns from GPU to GPU."""
-    setting = equal(gpus, microbatches, layers=3, **({"gradient_bytes": 4} | more))
+    config = equal(gpus, microbatches, layers=3, **({"gradient_bytes": 4} | more))
     platform = Platform(gpus=gpus, memory=AMPLE, bandwidth=10**9, duplex="full")
-    return replace(setting, platform=platform)
+    return replace(config, platform=platform)
 
 
 def test_a_blocking_all_reduce_follows_all_backwards() -> None:
@@ -165,10 +157,10 @@ def test_buckets_are_filled_from_the_end() -> None:
     # Layers without gradients wait for one that has some, or join the first that has.
     assert list_buckets(_with_gradients(0, 0, 2, 0, 3, 0), 1) == [(0, 3), (4, 5)]
     assert list_buckets(_with_gradients(0, 0), 1) == [(0, 1)]
-    setting = Setting(
+    config = SystemConfig(
         chain=chain, platform=Platform(gpus=2, memory=AMPLE), microbatches=2, bucket_bytes=6
     )
-    assert [stage.layers for stage in data_parallel.bucketed(setting).stages] == [
+    assert [stage.layers for stage in data_parallel.bucketed(config).stages] == [
         (0, 0),
         (1, 2),
         (3, 4),
@@ -179,13 +171,13 @@ def test_what_a_system_cannot_do_is_refused_with_a_way_out() -> None:
     with pytest.raises(InputError, match=r"5 is no multiple of 2.*Use 4 or 6 micro-batches"):
         data_parallel.blocking(equal(2, 5))
     with pytest.raises(InputError, match="3 layers cannot be cut into 4 stages"):
-        gpipe.plan(equal(4, 4, layers=3))
+        flushes.gpipe(equal(4, 4, layers=3))
     with pytest.raises(InputError, match=r"6 is no multiple of 4.*Use 4 or 8 micro-batches"):
-        interleaved.plan(equal(4, 6, layers=8))
+        flushes.interleaved(equal(4, 6, layers=8))
     with pytest.raises(InputError, match=r"3 is no multiple of 4.*Use 4 micro-batches"):
-        chimera.plan(equal(4, 3))
+        flushes.chimera(equal(4, 3))
     with pytest.raises(InputError, match=r"even number of GPUs.*Use 2 or 4 GPUs"):
-        chimera.plan(equal(3, 3))
+        flushes.chimera(equal(3, 3))
     bare = equal(2, 2)
     layers = (replace(bare.chain.layers[0], gradient_bytes=None),) * 2
     bare = replace(bare, chain=Chain(layers=layers))
@@ -193,10 +185,10 @@ def test_what_a_system_cannot_do_is_refused_with_a_way_out() -> None:
         data_parallel.blocking,
         data_parallel.overlapped,
         data_parallel.bucketed,
-        chimera.plan,
+        flushes.chimera,
     ):
         with pytest.raises(InputError, match=r"layers\[0\].gradient_bytes"):
             constructor(bare)
     # Without replicas no version is looked at.
-    assert gpipe.plan(bare).rule.is_given
-    assert one_f_one_b.flush(bare).pattern.period_total_ns == 3 * 3
+    assert flushes.gpipe(bare).rule.is_given
+    assert flushes.one_f_one_b(bare).pattern.period_total_ns == 3 * 3

@@ -9,34 +9,34 @@ from hypothesis import given
 from schedopt import Chain, InputError, Platform, Rule, Scope
 from schedopt.account import concurrent_activations, versions
 from schedopt.plan import Kind
+from schedopt.systems.catalogue import Constructor
+from schedopt.systems.config import SystemConfig
 from schedopt.systems.pipedream import (
     pipedream,
     pipedream_2bw,
     pipedream_vertical,
     pipemare,
 )
-from schedopt.systems.registry import Constructor
-from schedopt.systems.setting import Setting
 from tests.budgets import trials
 from tests.systems.soundness import (
     BYTE_A_NS,
     ROOM,
     assert_each_transfer_counts,
     assert_sound,
+    configs,
     normalized,
-    settings,
     unit_chain,
-    unit_setting,
+    unit_config,
 )
 
 ALL = (pipedream, pipedream_vertical, pipedream_2bw, pipemare)
 
 
 @pytest.mark.parametrize("system", ALL)
-@given(setting=settings())
+@given(config=configs())
 @trials(25)
-def test_every_plan_is_valid(system: Constructor, setting: Setting) -> None:
-    plan = system(setting)
+def test_every_plan_is_valid(system: Constructor, config: SystemConfig) -> None:
+    plan = system(config)
     assert_sound(plan)
     gpus = len(plan.stages)
     for (stage, _), count in concurrent_activations(plan).items():
@@ -46,14 +46,14 @@ def test_every_plan_is_valid(system: Constructor, setting: Setting) -> None:
 @pytest.mark.parametrize("system", ALL)
 @pytest.mark.parametrize("gpus", [1, 2, 3, 5])
 def test_without_transfers_equal_stages_never_wait(system: Constructor, gpus: int) -> None:
-    plan = system(unit_setting(gpus, forward=1, backward=2))
+    plan = system(unit_config(gpus, forward=1, backward=2))
     assert (plan.pattern.k, plan.pattern.period_total_ns) == (1, 3)
 
 
 @pytest.mark.parametrize("gpus", [1, 2, 3, 5])
 def test_stashing_holds_a_version_for_each_micro_batch_in_flight(gpus: int) -> None:
     # F of micro-batch i starts when B of i - (P - s) has made version i - (P - s) + 1.
-    plan = pipedream(unit_setting(gpus))
+    plan = pipedream(unit_config(gpus))
     assert concurrent_activations(plan) == {(s, s): gpus - s for s in range(gpus)}
     assert versions(plan).held == {(s, s): gpus - s for s in range(gpus)}
     assert versions(plan).forward_staleness == {(0, s): gpus - s - 1 for s in range(gpus)}
@@ -63,7 +63,7 @@ def test_stashing_holds_a_version_for_each_micro_batch_in_flight(gpus: int) -> N
 @pytest.mark.parametrize("gpus", [1, 2, 3, 5])
 def test_vertical_sync_holds_as_many_everywhere(gpus: int) -> None:
     # All read version i - P + 1, that of the entry; version i + 1 replaces it at the end of B.
-    plan = pipedream_vertical(unit_setting(gpus))
+    plan = pipedream_vertical(unit_config(gpus))
     assert versions(plan).held == {(s, s): gpus for s in range(gpus)}
     assert versions(plan).forward_staleness == {(0, s): gpus - 1 for s in range(gpus)}
 
@@ -71,16 +71,16 @@ def test_vertical_sync_holds_as_many_everywhere(gpus: int) -> None:
 @pytest.mark.parametrize(("gpus", "least"), [(1, 1), (2, 1), (3, 2), (5, 4)])
 def test_double_buffering_needs_one_micro_batch_less_than_printed(gpus: int, least: int) -> None:
     for asked in (1, 2 * gpus):
-        plan = pipedream_2bw(unit_setting(gpus, microbatches=asked))
+        plan = pipedream_2bw(unit_config(gpus, microbatches=asked))
         assert plan.rule.update_every == max(asked, least)
         assert set(versions(plan).held.values()) == {2}
         assert set(versions(plan).forward_staleness.values()) == {1}
 
 
-@given(settings())
+@given(configs())
 @trials(25)
-def test_double_buffering_holds_two_versions(setting: Setting) -> None:
-    plan = pipedream_2bw(setting)
+def test_double_buffering_holds_two_versions(config: SystemConfig) -> None:
+    plan = pipedream_2bw(config)
     assert max(versions(plan).held.values()) <= 2
     most = max(concurrent_activations(plan).values())
     assert plan.rule.update_every is not None
@@ -88,18 +88,18 @@ def test_double_buffering_holds_two_versions(setting: Setting) -> None:
 
 
 def test_updates_that_take_no_time_make_no_pattern_longer() -> None:
-    setting = unit_setting(3, microbatches=6)
-    layers = tuple(replace(layer, update_ns=0) for layer in setting.chain.layers)
-    at_once = pipemare(replace(setting, chain=Chain(layers=layers)))
-    assert at_once.pattern == pipemare(setting).pattern
-    layers = tuple(replace(layer, update_ns=5) for layer in setting.chain.layers)
-    slow = pipemare(replace(setting, chain=Chain(layers=layers)))
+    config = unit_config(3, microbatches=6)
+    layers = tuple(replace(layer, update_ns=0) for layer in config.chain.layers)
+    at_once = pipemare(replace(config, chain=Chain(layers=layers)))
+    assert at_once.pattern == pipemare(config).pattern
+    layers = tuple(replace(layer, update_ns=5) for layer in config.chain.layers)
+    slow = pipemare(replace(config, chain=Chain(layers=layers)))
     # 6 forwards and backwards of 1 and an update.
     assert (slow.pattern.k, slow.pattern.period_total_ns) == (6, 17)
 
 
 def test_the_newest_weights_alone_need_no_second_version() -> None:
-    plan = pipemare(unit_setting(4, microbatches=3))
+    plan = pipemare(unit_config(4, microbatches=3))
     assert set(versions(plan).held.values()) == {1}
     # B_s runs 2 (P - s) - 1 units after F_s, an update comes every 3 * 2 units.
     assert max(versions(plan).forward_staleness.values()) == 1
@@ -109,11 +109,11 @@ def test_the_newest_weights_alone_need_no_second_version() -> None:
 def test_what_a_run_comes_to_is_known_before_it_gets_there() -> None:
     # Stage 1 is slower than stage 0 by 1 in 10**9, so that stage 0 gains a micro-batch on it in
     # some 10**9 rounds, and then always has the 3 in flight that it may have.
-    setting = unit_setting(3, forward=10**9, backward=10**9)
-    first, second, third = setting.chain.layers
+    config = unit_config(3, forward=10**9, backward=10**9)
+    first, second, third = config.chain.layers
     slower = replace(second, backward_ns=10**9 + 1)
     fast = replace(third, forward_ns=0, backward_ns=0)
-    plan = pipedream(replace(setting, chain=Chain(layers=(first, slower, fast))))
+    plan = pipedream(replace(config, chain=Chain(layers=(first, slower, fast))))
     assert_sound(plan)
     assert normalized(plan) == 2 * 10**9 + 1
     assert concurrent_activations(plan) == {(0, 0): 3, (1, 1): 2, (2, 2): 1}
@@ -122,8 +122,8 @@ def test_what_a_run_comes_to_is_known_before_it_gets_there() -> None:
 @pytest.mark.parametrize("system", ALL)
 def test_no_transfer_can_be_left_out(system: Constructor) -> None:
     platform = Platform(gpus=3, memory=ROOM, bandwidth=BYTE_A_NS)
-    setting = Setting(chain=unit_chain(4, 2, 3), platform=platform, microbatches=2)
-    assert_each_transfer_counts(system(setting))
+    config = SystemConfig(chain=unit_chain(4, 2, 3), platform=platform, microbatches=2)
+    assert_each_transfer_counts(system(config))
 
 
 def test_links_on_which_no_order_settles_get_one() -> None:
@@ -135,18 +135,18 @@ def test_links_on_which_no_order_settles_get_one() -> None:
         for ahead, back, sent in rows
     )
     platform = Platform(gpus=3, memory=ROOM, bandwidth=BYTE_A_NS)
-    setting = Setting(chain=Chain(layers=layers), platform=platform, microbatches=1)
-    timetable = setting.timetable(Rule(update_every=1), setting.pipeline())
+    config = SystemConfig(chain=Chain(layers=layers), platform=platform, microbatches=1)
+    scheduler = config.scheduler(Rule(update_every=1), config.pipeline())
     for stage, in_flight in enumerate((3, 2, 1)):
         order: list[tuple[Kind, int, int]] = [("F", i, i - in_flight) for i in range(200)]
         order += [("B", i, i) for i in range(200)]
         for kind, i, _ in sorted(order, key=lambda row: (row[2], row[0] == "F")):
-            timetable.run(kind, stage, i)
-    timetable.settle()
+            scheduler.run(kind, stage, i)
+    scheduler.settle()
     with pytest.raises(InputError, match="has not become periodic"):
-        timetable.steady(1)
-    plan = timetable.plan(timetable.steady(1, fold=True), Scope(max_k=None))
+        scheduler.steady(1)
+    plan = scheduler.plan(scheduler.steady(1, fold=True), Scope(max_k=None))
     assert_sound(plan)
-    ran = timetable.step(200).operations
+    ran = scheduler.step(200).operations
     ends = sorted(o.start_ns for o in ran if (o.kind, o.stage) == ("B", 0))
     assert normalized(plan) * 100 <= Fraction(11, 10) * (ends[150] - ends[50])

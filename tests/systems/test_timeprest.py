@@ -10,30 +10,30 @@ from schedopt.account import concurrent_activations, versions
 from schedopt.account.timeline import Timeline
 from schedopt.plan import Plan
 from schedopt.rule import Rule
-from schedopt.systems.setting import Setting
+from schedopt.systems.config import SystemConfig
 from schedopt.systems.timeprest import timeprest, timeprest_plan, timeprest_run
 from tests.budgets import trials
 from tests.systems.soundness import (
     assert_sound,
-    settings,
-    unit_setting,
+    configs,
+    unit_config,
 )
 
 
-@given(settings())
+@given(configs())
 @trials(10)
-def test_every_plan_is_valid(setting: Setting) -> None:
-    plan = timeprest(setting)
+def test_every_plan_is_valid(config: SystemConfig) -> None:
+    plan = timeprest(config)
     assert_sound(plan)
     gpus = len(plan.stages)
     for (stage, _), most in concurrent_activations(plan).items():
         assert most <= gpus * (gpus - stage)
 
 
-def figure(gpus: int, count: int) -> tuple[Setting, list[Stage]]:
+def figure(gpus: int, count: int) -> tuple[SystemConfig, list[Stage]]:
     """Return stages whose backward for all N micro-batches is as long as one forward: N ns."""
-    setting = unit_setting(gpus, count, forward=count, backward=1)
-    return setting, [Stage(layers=(s, s), gpus=(s,)) for s in range(gpus)]
+    config = unit_config(gpus, count, forward=count, backward=1)
+    return config, [Stage(layers=(s, s), gpus=(s,)) for s in range(gpus)]
 
 
 @pytest.mark.parametrize("bounded", [False, True])
@@ -50,12 +50,12 @@ def figure(gpus: int, count: int) -> tuple[Setting, list[Stage]]:
 def test_the_runs_of_figure_7(
     gpus: int, count: int, entries: list[list[int]], ends: list[int], bounded: bool
 ) -> None:
-    setting, stages = figure(gpus, count)
+    config, stages = figure(gpus, count)
     rule = Rule(update_every=count, backward_reads="live")
-    timetable = timeprest_run(setting, rule, stages, 40, bounded)
-    timetable.settle()
+    scheduler = timeprest_run(config, rule, stages, 40, bounded)
+    scheduler.settle()
     starts = {
-        (o.kind, o.stage, o.shift): o.start_ns // count for o in timetable.step(40).operations
+        (o.kind, o.stage, o.shift): o.start_ns // count for o in scheduler.step(40).operations
     }
     for mini_batch, (entered, end) in enumerate(zip(entries, ends, strict=True)):
         first = mini_batch * count
@@ -88,10 +88,10 @@ def test_the_version_differences_of_the_figures(
 
 
 def test_without_a_bound_a_fast_first_stage_runs_away() -> None:
-    setting = unit_setting(2, microbatches=2)
-    fast, slow = setting.chain.layers[0], replace(setting.chain.layers[1], forward_ns=9)
-    setting = replace(setting, chain=Chain(layers=(fast, slow)))
+    config = unit_config(2, microbatches=2)
+    fast, slow = config.chain.layers[0], replace(config.chain.layers[1], forward_ns=9)
+    config = replace(config, chain=Chain(layers=(fast, slow)))
     stages = [Stage(layers=(s, s), gpus=(s,)) for s in range(2)]
     with pytest.raises(InputError, match="has not become periodic"):
-        timeprest_plan(setting, stages, 2, bounded=False)
-    assert_sound(timeprest_plan(setting, stages, 2))
+        timeprest_plan(config, stages, 2, bounded=False)
+    assert_sound(timeprest_plan(config, stages, 2))

@@ -13,19 +13,19 @@ import pytest
 from schedopt import Plan, Platform, check
 from schedopt.account import memory, traffic, versions
 from schedopt.systems import data_parallel, zero
-from schedopt.systems.registry import Constructor
-from schedopt.systems.setting import Setting
-from tests.systems.settings import AMPLE, equal
+from schedopt.systems.catalogue import Constructor
+from schedopt.systems.config import SystemConfig
+from tests.systems.configs import AMPLE, equal
 
 FULL = 2 * (4 + 4 + 8)
 """What the weights of both layers take where nothing is sharded."""
 
 
-def two_layers(microbatches: int = 2, **more: int) -> Setting:
+def two_layers(microbatches: int = 2, **more: int) -> SystemConfig:
     sizes = {"weight_bytes": 16, "parameter_bytes": 4, "gradient_bytes": 4, "optimizer_bytes": 8}
-    setting = equal(2, microbatches, layers=2, **sizes, **more)
+    config = equal(2, microbatches, layers=2, **sizes, **more)
     platform = Platform(gpus=2, memory=AMPLE, bandwidth=10**9, duplex="full")
-    return replace(setting, platform=platform)
+    return replace(config, platform=platform)
 
 
 def summary(plan: Plan) -> tuple[int, int, int]:
@@ -56,9 +56,9 @@ def test_updated_weights_set_out_while_others_are_still_computed(system: Constru
     # weights leave over 23-27. B0 20-28, layer 1's update 28-29, layer 0's gradient 28-32, layer
     # 1's weights 32-36, layer 0's update 32-33 and its weights 36-40.
     sizes = {"weight_bytes": 32, "parameter_bytes": 8, "gradient_bytes": 8, "optimizer_bytes": 16}
-    setting = equal(2, 2, layers=3, backward_ns=8, update_ns=2, **sizes)
+    config = equal(2, 2, layers=3, backward_ns=8, update_ns=2, **sizes)
     platform = Platform(gpus=2, memory=AMPLE, bandwidth=10**9, duplex="full")
-    plan = system(replace(setting, platform=platform))
+    plan = system(replace(config, platform=platform))
     assert check(plan) == ()
     assert plan.pattern.period_total_ns == 40
 
@@ -86,9 +86,9 @@ def test_weights_are_gathered_one_operation_ahead() -> None:
     assert _gathered(two_layers(microbatches=4, backward_ns=20), 2)[:2] == [26, 46]
 
 
-def _gathered(setting: Setting, micro_batch: int) -> list[int]:
+def _gathered(config: SystemConfig, micro_batch: int) -> list[int]:
     """Return when the weights for a micro-batch set out."""
-    sent = zero.parameter(setting).pattern.transfers
+    sent = zero.parameter(config).pattern.transfers
     return sorted(t.start_ns for t in sent if t.tensor == "weights" and t.shift == micro_batch)
 
 

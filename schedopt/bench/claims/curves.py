@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from schedopt.account.levels import Level, Span, levels
-from schedopt.profiling.clocks import make_clock
+from schedopt.profiling.devices import make_clock
 from schedopt.profiling.faking import FlopClock, without_memory
 from schedopt.profiling.model import Model
-from schedopt.profiling.saving import storage_bytes, storage_key
+from schedopt.profiling.saved_tensors import storage_bytes, storage_key
 from schedopt.profiling.states import tensor_bytes
 from schedopt.profiling.tracing import WithLoss
 

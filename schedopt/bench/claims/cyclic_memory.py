@@ -11,7 +11,7 @@ from schedopt.account.levels import levels
 from schedopt.bench.claims.claim import CDP, Claim, Finding, Part, Reading, Step, Table, against
 from schedopt.bench.claims.cyclic_plans import cyclic_plan, equal_stages, timeline_of
 from schedopt.plan import Plan
-from schedopt.systems import data_parallel, gpipe
+from schedopt.systems import data_parallel, flushes
 
 CLAIM: Final = Claim(
     id="C3",
@@ -34,7 +34,7 @@ def find_activations(step: Step, largest: int = 16, largest_serial: int = 8) -> 
         cases.append(_case("DP", "at once", data_parallel.overlapped(setting)))
         cases.append(_case("CDP", "at once", cyclic_plan("v2", count)))
         if count <= largest_serial:
-            cases.append(_case("DP", "in a row", gpipe.plan(equal_stages(count, 1))))
+            cases.append(_case("DP", "in a row", flushes.gpipe(equal_stages(count, 1))))
             cases.append(_case("CDP", "in a row", cyclic_plan("v2, one GPU", count)))
     plain, cycle = ([case for case in cases if case["system"] == name] for name in ("DP", "CDP"))
     at_once, in_a_row = (

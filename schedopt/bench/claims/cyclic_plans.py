@@ -11,7 +11,7 @@ from schedopt.checking import check
 from schedopt.plan import Plan
 from schedopt.platform import Platform
 from schedopt.systems import cyclic
-from schedopt.systems.setting import Setting
+from schedopt.systems.config import SystemConfig
 
 STEPS: Final = ((1, 1), (1, 2), (2, 3))
 """Forward and backward of a stage; the first are the time steps of the source."""
@@ -33,7 +33,7 @@ CONSTRUCTORS: Final = {
 
 def equal_stages(
     count: int, gpus: int, steps: tuple[int, int] = STEPS[0], *, latency_ns: int | None = None
-) -> Setting:
+) -> SystemConfig:
     """Return N stages of one layer, as many micro-batches, and GPUs.
 
     A stage keeps an activation of one byte. Without a latency, links take no time.
@@ -50,7 +50,7 @@ def equal_stages(
     links: dict[str, Any] = (
         {} if latency_ns is None else {"bandwidth": "1TB/s", "latency": latency_ns}
     )
-    return Setting(
+    return SystemConfig(
         chain=Chain(layers=(layer,) * count, name=f"{count} equal stages"),
         platform=Platform(gpus, ROOM, **links),
         microbatches=count,

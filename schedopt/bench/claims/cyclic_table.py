@@ -16,9 +16,9 @@ from schedopt.checking import check
 from schedopt.plan import Plan, Transfer
 from schedopt.platform import Platform
 from schedopt.stage import Stage
-from schedopt.systems import cyclic, cyclic_zero, data_parallel, gpipe, zero
+from schedopt.systems import cyclic, cyclic_zero, data_parallel, flushes, zero
 from schedopt.systems.collectives import all_reduce_and_update
-from schedopt.systems.setting import Setting
+from schedopt.systems.config import SystemConfig
 
 CLAIM: Final = Claim(
     id="C6",
@@ -85,7 +85,7 @@ class Row:
     other: Callable[[int], Plan] | None = None
 
 
-def setting_of(count: int, gpus: int) -> Setting:
+def config_of(count: int, gpus: int) -> SystemConfig:
     """Return N equal stages of a time step F and one B, over links that take no time."""
     layer = Layer(
         forward_ns=1,
@@ -97,26 +97,26 @@ def setting_of(count: int, gpus: int) -> Setting:
         gradient_bytes=SIZE,
         optimizer_bytes=SIZE,
     )
-    return Setting(
+    return SystemConfig(
         chain=Chain(layers=(layer,) * count), platform=Platform(gpus, ROOM), microbatches=count
     )
 
 
 def replicated_pipeline(count: int) -> Plan:
     """Return data parallelism with model parallelism: N GPUs for each stage."""
-    setting = setting_of(count, count * count)
+    config = config_of(count, count * count)
     stages = [
         Stage(layers=(s, s), gpus=tuple(range(s * count, (s + 1) * count))) for s in range(count)
     ]
-    timetable = setting.timetable(setting.flush_rule(replicated=True), stages)
+    scheduler = config.scheduler(config.flush_rule(replicated=True), stages)
     for i in range(count):
         for stage in range(count):
-            timetable.run("F", stage, i)
+            scheduler.run("F", stage, i)
         for stage in reversed(range(count)):
-            timetable.run("B", stage, i)
+            scheduler.run("B", stage, i)
     for stage in reversed(range(count)):
-        all_reduce_and_update(timetable, stage, count)
-    return setting.flushed(timetable)
+        all_reduce_and_update(scheduler, stage, count)
+    return config.flushed(scheduler)
 
 
 def own_first(plan: Plan) -> Plan:
@@ -133,7 +133,7 @@ def own_first(plan: Plan) -> Plan:
 
 
 def _pyramid(count: int) -> Plan:
-    return cyclic.cdp_v2_mp(setting_of(count, count * (count + 1) // 2))
+    return cyclic.cdp_v2_mp(config_of(count, count * (count + 1) // 2))
 
 
 def _number(*values: int) -> Law:
@@ -177,25 +177,25 @@ _TWO_WAYS: Final = (BOTH_WAYS, lambda n: Fraction(2 * (n - 1), n))
 ROWS: Final = (
     Row(
         "Single-GPU DP",
-        lambda n: gpipe.plan(setting_of(n, 1)),
+        lambda n: flushes.gpipe(config_of(n, 1)),
         _columns(lambda n: Fraction(n), lambda n: Fraction(n), NONE, NONE, CONSTANT, ONE, 0),
         {"parameters": (SHARED, ONE)},
     ),
     Row(
         "Single-GPU DP, cyclic",
-        lambda n: cyclic.cdp_v2_one_gpu(setting_of(n, 1)),
+        lambda n: cyclic.cdp_v2_one_gpu(config_of(n, 1)),
         _columns(_halves, _halves, NONE, NONE, CONSTANT, ONE, 1),
         {"parameters": (f"{SHARED}; {VERSIONS}", ONE)},
     ),
     Row(
         "Multi-GPU DP",
-        lambda n: data_parallel.overlapped(setting_of(n, n)),
+        lambda n: data_parallel.overlapped(config_of(n, n)),
         _columns(ONE, ONE, ONE, NONE, LOG, lambda n: Fraction(n), 0),
         {"messages": _RING},
     ),
     Row(
         "Multi-GPU DP, cyclic",
-        lambda n: cyclic.cdp_v2(setting_of(n, n)),
+        lambda n: cyclic.cdp_v2(config_of(n, n)),
         _columns(ONE, ONE, ONE, NONE, CONSTANT, lambda n: Fraction(n), 1),
         {"parameters": (VERSIONS, ONE)},
     ),
@@ -226,13 +226,13 @@ ROWS: Final = (
     ),
     Row(
         "PP",
-        lambda n: cyclic.cdp_v2_pp(setting_of(n, n)),
+        lambda n: cyclic.cdp_v2_pp(config_of(n, n)),
         _columns(ONE, _over_n, NONE, ONE, CONSTANT, lambda n: Fraction(n), 1),
         {"parameters": (VERSIONS, _over_n), "activations_sent": _TWO_WAYS},
     ),
     Row(
         "ZeRO-DP",
-        lambda n: zero.parameter(setting_of(n, n)),
+        lambda n: zero.parameter(config_of(n, n)),
         _columns(ONE, _over_n, ONE, NONE, LOG, lambda n: Fraction(n), 0),
         {
             "parameters": (GATHERED, _over_n),
@@ -242,7 +242,7 @@ ROWS: Final = (
     ),
     Row(
         "ZeRO-DP, cyclic",
-        lambda n: cyclic_zero.cdp_v2(setting_of(n, n)),
+        lambda n: cyclic_zero.cdp_v2(config_of(n, n)),
         _columns(ONE, _over_n, ONE, NONE, CONSTANT, lambda n: Fraction(n), 1),
         {
             "parameters": (f"{GATHERED}; {VERSIONS}", _over_n),

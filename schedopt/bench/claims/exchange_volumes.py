@@ -24,9 +24,9 @@ from schedopt.plan import Plan, Transfer
 from schedopt.platform import Platform
 from schedopt.stage import Stage
 from schedopt.systems import data_parallel
-from schedopt.systems.exchange import choose_exchange
-from schedopt.systems.setting import Setting
-from schedopt.systems.timetable import Timetable
+from schedopt.systems.config import SystemConfig
+from schedopt.systems.gradient_exchange import choose_exchange
+from schedopt.systems.list_scheduler import ListScheduler
 
 CLAIM: Final = Claim(
     id="B4",
@@ -45,7 +45,7 @@ WHOLE: Final = "every GPU sends its whole gradient to every other, b of one GPU"
 EACH: Final = "counted from one GPU to one other, where each sends all it has to each; b of one GPU"
 
 
-def setting_of(n: int, b: int, replicas: int) -> Setting:
+def config_of(n: int, b: int, replicas: int) -> SystemConfig:
     """Return a matrix of n x n, and b samples in a micro-batch on each GPU."""
     matrix, rows = n * n * NUMBER, n * b * NUMBER
     layer = Layer(
@@ -59,44 +59,44 @@ def setting_of(n: int, b: int, replicas: int) -> Setting:
         gradient_bytes=matrix,
         saved_weight_bytes=2 * rows,
     )
-    return Setting(
+    return SystemConfig(
         chain=Chain(layers=(layer,)),
         platform=Platform(replicas, ROOM, bandwidth="100GB/s", duplex="full"),
         microbatches=replicas,
     )
 
 
-def reduce_whole(setting: Setting) -> Plan:
+def reduce_whole(config: SystemConfig) -> Plan:
     """Return a step in which every GPU sends its whole gradient to every other one."""
-    timetable = _empty(setting)
-    replicas = setting.microbatches
+    scheduler = _empty(config)
+    replicas = config.microbatches
     for i in range(replicas):
-        timetable.run("F", 0, i)
-        timetable.run("B", 0, i)
+        scheduler.run("F", 0, i)
+        scheduler.run("B", 0, i)
     for source, target in product(range(replicas), repeat=2):
         if source != target:
             sent = _transfer("weight_gradient", 0, source, target)
-            timetable.send(sent, after=[("B", 0, i) for i in range(replicas)])
-    return setting.flushed(timetable)
+            scheduler.send(sent, after=[("B", 0, i) for i in range(replicas)])
+    return config.flushed(scheduler)
 
 
-def gather(setting: Setting) -> Plan:
+def gather(config: SystemConfig) -> Plan:
     """Return a step in which what W needs goes to all, and every GPU runs every W."""
-    timetable = _empty(setting)
-    replicas = setting.microbatches
+    scheduler = _empty(config)
+    replicas = config.microbatches
     for i in range(replicas):
         for kind in ("F", "I", "W"):
-            timetable.run(kind, 0, i)
+            scheduler.run(kind, 0, i)
     for i, target in product(range(replicas), range(1, replicas)):
         item = _transfer("weight_half", i, 0, target)
-        timetable.send(item, after=[("I", 0, i)])
-        timetable.run("W", 0, i, replica=target, after=[item])
-    return setting.flushed(timetable, split=True)
+        scheduler.send(item, after=[("I", 0, i)])
+        scheduler.run("W", 0, i, replica=target, after=[item])
+    return config.flushed(scheduler, split=True)
 
 
-def _empty(setting: Setting) -> Timetable:
-    stages = [Stage(layers=(0, 0), gpus=tuple(range(setting.microbatches)))]
-    return setting.timetable(setting.flush_rule(replicated=True), stages)
+def _empty(config: SystemConfig) -> ListScheduler:
+    stages = [Stage(layers=(0, 0), gpus=tuple(range(config.microbatches)))]
+    return config.scheduler(config.flush_rule(replicated=True), stages)
 
 
 def _transfer(tensor: Any, i: int, source: int, target: int) -> Transfer:
@@ -120,13 +120,13 @@ def sent(plan: Plan) -> tuple[Fraction, Fraction]:
 
 def measure(n: int, b: int, replicas: int) -> dict[str, Any]:
     """Return what each way sends, in numbers, and which one sends less."""
-    setting = setting_of(n, b, replicas)
-    reducing = data_parallel.blocking(setting)
+    config = config_of(n, b, replicas)
+    reducing = data_parallel.blocking(config)
     ring, _ = sent(reducing)
-    whole, whole_each = sent(reduce_whole(setting))
-    gathering = gather(setting)
+    whole, whole_each = sent(reduce_whole(config))
+    gathering = gather(config)
     gathered, gathered_each = sent(gathering)
-    (chosen,) = choose_exchange(setting.chain, replicas, replicas)
+    (chosen,) = choose_exchange(config.chain, replicas, replicas)
     return {
         "n": n,
         "b": b,

@@ -16,7 +16,7 @@ from schedopt.checking import check
 from schedopt.plan import Plan
 from schedopt.platform import Platform
 from schedopt.systems import data_parallel
-from schedopt.systems.setting import Setting
+from schedopt.systems.config import SystemConfig
 
 CLAIM: Final = Claim(
     id="B2",
@@ -54,10 +54,10 @@ class Case:
     ratio: Fraction
     latency_ns: int
 
-    def setting(self, buckets: int) -> Setting:
+    def config(self, buckets: int) -> SystemConfig:
         """Return the chain and the links; a bucket is filled to an equal part of the gradients."""
         chain = chain_of([FORWARD] * LAYERS, [BACKWARD] * LAYERS, self.gradients())
-        return _setting(chain, self, -(-sum(self.gradients()) // buckets))
+        return _config(chain, self, -(-sum(self.gradients()) // buckets))
 
     def gradients(self) -> list[int]:
         """Return bytes by layer; each is cut into equal parts by up to 8 GPUs."""
@@ -94,11 +94,11 @@ def chain_of(forward: Sequence[int], backward: Sequence[int], gradients: Sequenc
     )
 
 
-def _setting(chain: Chain, case: Case, bucket_bytes: int) -> Setting:
+def _config(chain: Chain, case: Case, bucket_bytes: int) -> SystemConfig:
     platform = Platform(
         case.gpus, ROOM, bandwidth="1GB/s", latency=case.latency_ns, duplex=case.duplex
     )
-    return Setting(
+    return SystemConfig(
         chain=chain, platform=platform, microbatches=case.gpus, bucket_bytes=bucket_bytes
     )
 
@@ -165,7 +165,7 @@ def find_overlap(step: Step, sizes: Sequence[int] = (2, 4), drawn: int = 300) ->
 
 def measure(case: Case) -> dict[str, Any]:
     """Return the steps with 1, 2, 4 and as many buckets as layers, and the work of the links."""
-    plans = [plan_of(case.setting(buckets), buckets) for buckets in BUCKETS]
+    plans = [plan_of(case.config(buckets), buckets) for buckets in BUCKETS]
     return {
         **case.to_json(),
         "buckets": [len(plan.stages) for plan in plans],
@@ -174,14 +174,14 @@ def measure(case: Case) -> dict[str, Any]:
     }
 
 
-def plan_of(setting: Setting, buckets: int) -> Plan:
+def plan_of(config: SystemConfig, buckets: int) -> Plan:
     """Return a plan that the check accepts."""
     if buckets == 1:
-        plan = data_parallel.blocking(setting)
-    elif buckets == len(setting.chain.layers):
-        plan = data_parallel.overlapped(setting)
+        plan = data_parallel.blocking(config)
+    elif buckets == len(config.chain.layers):
+        plan = data_parallel.overlapped(config)
     else:
-        plan = data_parallel.bucketed(setting)
+        plan = data_parallel.bucketed(config)
     assert not check(plan)
     return plan
 
@@ -195,8 +195,8 @@ def _drawn(count: int) -> Iterator[dict[str, Any]]:
         gradients = [12 * draw.randint(1, 12) for _ in range(layers)]
         duplex: Duplex = draw.choice(["half", "full"])
         case = Case(gpus, duplex, "drawn", Fraction(1), 0)
-        setting = _setting(chain_of(forward, backward, gradients), case, 1)
-        one, all_ = (plan_of(setting, count).pattern.period_total_ns for count in (1, layers))
+        config = _config(chain_of(forward, backward, gradients), case, 1)
+        one, all_ = (plan_of(config, count).pattern.period_total_ns for count in (1, layers))
         if all_ > one:
             yield {"seed": seed, "gpus": gpus, "duplex": duplex, "steps_ns": [one, all_]}
 

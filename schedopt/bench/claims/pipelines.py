@@ -25,8 +25,8 @@ from schedopt.errors import InputError
 from schedopt.plan import Plan
 from schedopt.rule import Rule
 from schedopt.simulation import simulate
-from schedopt.systems import chimera, gpipe, one_f_one_b, pipedream
-from schedopt.systems.setting import Setting
+from schedopt.systems import flushes, pipedream
+from schedopt.systems.config import SystemConfig
 
 CLAIM: Final = Claim(
     id="T6",
@@ -39,10 +39,10 @@ CLAIM: Final = Claim(
 )
 VERTICAL: Final = "with vertical sync, not with stashing alone"
 EVEN: Final = "an even number of GPUs, whose pipelines cross between two of them"
-SYSTEMS: Final[dict[str, Callable[[Setting], Plan]]] = {
-    "GPipe": gpipe.plan,
-    "PipeDream-Flush": one_f_one_b.flush,
-    "Chimera": chimera.plan,
+SYSTEMS: Final[dict[str, Callable[[SystemConfig], Plan]]] = {
+    "GPipe": flushes.gpipe,
+    "PipeDream-Flush": flushes.one_f_one_b,
+    "Chimera": flushes.chimera,
     "PipeDream": pipedream.pipedream,
     "PipeDream, vertical sync": pipedream.pipedream_vertical,
     "PipeDream-2BW": pipedream.pipedream_2bw,
@@ -58,8 +58,8 @@ UNSAID: Final = {
 
 def plan_of(name: str, stages: int, microbatches: int) -> Plan:
     """Return the plan of a system on W equal stages with F = B = 1, checked."""
-    setting = replace(equal_stages(stages, stages), microbatches=microbatches)
-    plan = SYSTEMS[name](setting)
+    config = replace(equal_stages(stages, stages), microbatches=microbatches)
+    plan = SYSTEMS[name](config)
     assert not check(plan)
     return plan
 
@@ -203,9 +203,9 @@ def _least_update(stages: int) -> dict[str, Any]:
     """Return the least m with which 1F1B that reads one update ago is valid, with two versions."""
     valid = []
     for m in range(1, stages + 3):
-        setting = equal_stages(stages, stages)
+        config = equal_stages(stages, stages)
         rule = Rule(update_every=m, forward_reads="delay", delay=1)
-        plan = pipedream.one_f_one_b(setting, rule)
+        plan = pipedream.one_f_one_b(config, rule)
         if not check(plan) and max(versions(plan).held.values()) <= 2:
             valid.append(m)
     assert valid == list(range(valid[0], stages + 3))

@@ -8,7 +8,7 @@ from typing import Any
 
 from schedopt.bench.claims.claim import Finding
 from schedopt.bench.claims.registry import Find
-from schedopt.interrupts import Stopped, go_on, interrupts
+from schedopt.interrupts import Stopped, interrupts, raise_if_stopped
 
 Done = list[tuple[Finding, float]]
 """Findings with the seconds that they took."""
@@ -40,14 +40,14 @@ def run_claims(
         for number, (name, find) in enumerate(wanted.items()):
 
             def step(what: str, number: int = number, name: str = name) -> None:
-                go_on(interrupted)
+                raise_if_stopped(interrupted)
                 on_run(number, len(wanted), f"{name}: {what}")
 
             start = time.perf_counter()
             try:
                 step("starts")
                 found = find(step)
-                go_on(interrupted)
+                raise_if_stopped(interrupted)
             except Stopped:
                 return False
             done.append((found, time.perf_counter() - start))

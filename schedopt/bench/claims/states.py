@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from schedopt.bench.claims.claim import DATA_PARALLEL, Claim, Finding, Part, Reading, Step, Table
-from schedopt.profiling.saving import storage_bytes, storage_key
+from schedopt.profiling.saved_tensors import storage_bytes, storage_key
 from schedopt.profiling.states import measure_states
 
 CLAIM: Final = Claim(

@@ -11,9 +11,9 @@ from schedopt.bench.claims.timeprest_measures import AS_LONG, EARLY, measured, t
 from schedopt.bench.claims.timeprest_runs import (
     LENGTHS,
     SOURCE_LENGTH,
+    config_of,
     length_of,
     run_timeprest,
-    setting_of,
 )
 from schedopt.checking import check
 from schedopt.drawing.charts import chart_simulation
@@ -180,7 +180,7 @@ def find_forwards(step: Step, largest: int = 10) -> Finding:
 
 
 def _checked(stages: int, count: int, name: str) -> dict[str, Any] | None:
-    setting = setting_of(stages, count, length_of(name, count))
+    setting = config_of(stages, count, length_of(name, count))
     plan = timeprest_plan(setting, setting.pipeline(), count, bounded=False)
     wrong = [str(violation) for violation in check(plan)]
     period = Fraction(plan.pattern.period_total_ns, plan.pattern.k)

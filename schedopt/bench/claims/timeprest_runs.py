@@ -11,9 +11,9 @@ from schedopt.plan import Kind, Plan
 from schedopt.platform import Platform
 from schedopt.problem import Scope
 from schedopt.rule import Rule
-from schedopt.systems.setting import Setting
+from schedopt.systems.config import SystemConfig
+from schedopt.systems.list_scheduler import ListScheduler
 from schedopt.systems.timeprest import timeprest_run
-from schedopt.systems.timetable import Timetable
 
 ROOM: Final = 10**9
 LENGTHS: Final = {"1": (1, 0), "2": (2, 0), "N": (0, 1), "2N": (0, 2)}
@@ -28,7 +28,7 @@ def length_of(name: str, count: int) -> int:
     return fixed + each * count
 
 
-def setting_of(stages: int, count: int, backward: int) -> Setting:
+def config_of(stages: int, count: int, backward: int) -> SystemConfig:
     """Return W equal stages; F lasts N ns, so that B can be any whole number of forwards."""
     layer = Layer(
         forward_ns=count,
@@ -39,7 +39,7 @@ def setting_of(stages: int, count: int, backward: int) -> Setting:
         gradient_bytes=2,
         optimizer_bytes=2,
     )
-    return Setting(
+    return SystemConfig(
         chain=Chain(layers=(layer,) * stages, name=f"{stages} equal stages"),
         platform=Platform(stages, ROOM),
         microbatches=count,
@@ -131,14 +131,14 @@ def run_timeprest(stages: int, count: int, backward: int, mini_batches: int | No
     mini_batches : int, optional
         Default: enough to see the steady state.
     """
-    setting = setting_of(stages, count, backward)
+    config = config_of(stages, count, backward)
     enough = 2 * _filling(stages, count, backward) + _LOOKED_AT
     total = enough if mini_batches is None else mini_batches
     rule = Rule(update_every=count, backward_reads="live")
-    timetable: Timetable = timeprest_run(
-        setting, rule, setting.pipeline(), total * count, bounded=False
+    scheduler: ListScheduler = timeprest_run(
+        config, rule, config.pipeline(), total * count, bounded=False
     )
-    timetable.settle()
+    scheduler.settle()
     scope = Scope(allocation="general", max_k=None, microbatches=total * count)
-    plan = timetable.plan(timetable.step(total * count), scope)
+    plan = scheduler.plan(scheduler.step(total * count), scope)
     return Run(stages, count, backward, total, plan, Timeline(plan))

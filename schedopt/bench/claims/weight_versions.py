@@ -9,15 +9,15 @@ from typing import Any, Final, Literal
 
 from schedopt.account import memory, versions
 from schedopt.bench.claims.claim import TIMEPREST, Claim, Finding, Part, Reading, Step, Table
-from schedopt.bench.claims.timeprest_runs import run_timeprest, setting_of
+from schedopt.bench.claims.timeprest_runs import config_of, run_timeprest
 from schedopt.bench.claims.vgg import vgg16_chain
 from schedopt.checking import check
 from schedopt.plan import Plan
 from schedopt.platform import Platform
 from schedopt.rule import Rule
 from schedopt.stage import Stage
+from schedopt.systems.config import SystemConfig
 from schedopt.systems.pipedream import one_f_one_b
-from schedopt.systems.setting import Setting
 from schedopt.systems.timeprest import timeprest_plan
 
 ForwardReads = Literal["entry", "live"]
@@ -175,7 +175,7 @@ def _case(stages: int, count: int, reads: ForwardReads) -> dict[str, Any]:
     plan = _timeprest(stages, count, reads)
     found = versions(plan)
     run = run_timeprest(stages, count, 1)
-    behind = versions(_pipedream(setting_of(stages, 1, 1), setting_of(stages, 1, 1).pipeline()))
+    behind = versions(_pipedream(config_of(stages, 1, 1), config_of(stages, 1, 1).pipeline()))
     return {
         "W": stages,
         "N": count,
@@ -190,14 +190,14 @@ def _case(stages: int, count: int, reads: ForwardReads) -> dict[str, Any]:
 
 
 def _timeprest(stages: int, count: int, reads: ForwardReads) -> Plan:
-    setting = setting_of(stages, count, 1)
-    plan = timeprest_plan(setting, setting.pipeline(), count, bounded=False, forward_reads=reads)
+    config = config_of(stages, count, 1)
+    plan = timeprest_plan(config, config.pipeline(), count, bounded=False, forward_reads=reads)
     assert not check(plan)
     return plan
 
 
-def _pipedream(setting: Setting, stages: list[Stage]) -> Plan:
-    plan = one_f_one_b(setting, Rule(update_every=1), stages)
+def _pipedream(config: SystemConfig, stages: list[Stage]) -> Plan:
+    plan = one_f_one_b(config, Rule(update_every=1), stages)
     assert not check(plan)
     return plan
 
@@ -243,8 +243,8 @@ def _ranges(splits: list[dict[str, Any]], reads: ForwardReads) -> list[list[floa
     return [[min(less[gpu] for less in mine), max(less[gpu] for less in mine)] for gpu in (0, 1)]
 
 
-def _on_two(chain: Any, count: int) -> Setting:
-    return Setting(chain=chain, platform=Platform(2, ROOM), microbatches=count)
+def _on_two(chain: Any, count: int) -> SystemConfig:
+    return SystemConfig(chain=chain, platform=Platform(2, ROOM), microbatches=count)
 
 
 def _version_table(stages: int, count: int) -> Table:

@@ -59,13 +59,13 @@ def is_compiled(run: Run) -> bool:
 
     That takes some seconds, once on a machine, which the run is given in addition.
     """
-    thread, begin = threading.Thread(target=_compile, daemon=True), run.seconds()
+    thread, begin = threading.Thread(target=_compile, daemon=True), run.clock.seconds()
     thread.start()
-    while thread.is_alive() and not run.asked_to_stop():
+    while thread.is_alive() and not run.clock.stop_requested():
         thread.join(POLL_S)
-    taken = run.seconds() - begin
+    taken = run.clock.seconds() - begin
     if taken > LOADING_S:
-        run.extend(taken)
+        run.clock.extend(taken)
     return not thread.is_alive()
 
 

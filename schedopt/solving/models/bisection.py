@@ -1,23 +1,66 @@
-"""Looking for the least period of an order model, question by question."""
+"""Looking for the least period of a model, query by query."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from schedopt.solving.cp_sat import solve_model
-from schedopt.solving.models.order_model import OrderModel
 from schedopt.solving.models.tasks import PatternSolution
 from schedopt.solving.run import Run
 
+if TYPE_CHECKING:
+    from ortools.sat.python import cp_model
+
 NEAR: Final = 16
-"""What was found is near if no more than such a part of it is left."""
+"""An incumbent is near the bound if the gap is no more than this part of it."""
+
+
+class FeasibilityModel(Protocol):
+    """A model that decides whether a period is possible: see `OrderModel`."""
+
+    @property
+    def k(self) -> int:
+        """Micro-batches of a period."""
+        ...
+
+    @property
+    def period_ns(self) -> int:
+        """Of k micro-batches."""
+        ...
+
+    @property
+    def model(self) -> cp_model.CpModel:
+        """What CP-SAT solves."""
+        ...
+
+    @property
+    def linearize(self) -> bool:
+        """Whether linear relaxations help the search."""
+        ...
+
+    @property
+    def left_out(self) -> str:
+        """Why it must not be solved, or nothing."""
+        ...
+
+    def hint(self, solution: PatternSolution) -> None:
+        """Start the search from a pattern."""
+        ...
+
+    def leaves_open(self, solver: cp_model.CpSolver) -> bool:
+        """Whether what was found may be no pattern, so that nothing is known."""
+        ...
+
+    def shortest(self, solver: cp_model.CpSolver, stopped: Callable[[], bool]) -> PatternSolution:
+        """Return the pattern that was found, as short as its order allows."""
+        ...
 
 
 def bisect_period(
     low: int,
     high: int,
-    ask: Callable[[int], PatternSolution | None],
+    query: Callable[[int], PatternSolution | None],
     run: Run,
     *,
     known: bool,
@@ -25,27 +68,27 @@ def bisect_period(
 ) -> Iterator[tuple[int, PatternSolution | None]]:
     """Ask for shorter and shorter periods until none is left.
 
-    An order that was found is often the best: so every other question is whether a period 1 ns
-    shorter is possible, which proves it if not. The others halve what is left.
+    The incumbent is often optimal, so every second query asks for T - 1 ns, which proves it. The
+    others halve what is left: at most twice as many queries as a bisection, log2(high - low).
 
     Parameters
     ----------
     low, high : int
-        Nothing is below; something is known at `high`, or looked for first.
-    ask : callable
-        Answers for a period as `query_model` does.
+        Nothing is below; something is known at `high`, or looked for first, ns.
+    query : callable
+        Decides a period as `query_model` does.
     run : Run
     known : bool
         Whether there is something at `high`.
     far : bool
-        Whether that is likely to be far from the best: until it is near, all questions halve.
+        Whether that is likely to be far from the best: until it is near, all queries halve.
 
     Yields
     ------
     low : int
         What is left to find is not below, ns.
-    found : PatternSolution or None
-        What the last question found.
+    solution : PatternSolution or None
+        What the last query found.
     """
 
     def shorter() -> int:
@@ -55,12 +98,12 @@ def bisect_period(
     halve = False
     period = shorter() if known else high
     while low <= period and not run.stopped():
-        found = ask(period)
-        if found is None:
+        solution = query(period)
+        if solution is None:
             return
-        if found.starts:
-            high = found.period_ns
-            yield low, found
+        if solution.starts:
+            high = solution.period_ns
+            yield low, solution
         else:
             low = period + 1
             yield low, None
@@ -69,11 +112,18 @@ def bisect_period(
 
 
 def query_model(
-    model: OrderModel, known: PatternSolution | None, run: Run
+    model: FeasibilityModel, known: PatternSolution | None, run: Run
 ) -> PatternSolution | None:
-    """Return an answer up to a period, one without starts if there is none, None if unknown.
+    """Return a pattern up to the period of a model, or one without starts if there is none.
 
-    Unknown too if the model was left out: see `OrderModel`.
+    None if that is unknown, as it is too if the model was left out.
+
+    Parameters
+    ----------
+    model : FeasibilityModel
+    known : PatternSolution or None
+        The hint.
+    run : Run
     """
     from ortools.sat.python import cp_model
 
@@ -84,7 +134,7 @@ def query_model(
         return None
     if known is not None:
         model.hint(known)
-    status, solver = solve_model(model.model, run, hurry=model.hurry)
+    status, solver = solve_model(model.model, run, linearize=model.linearize)
     if status == cp_model.INFEASIBLE:
         return PatternSolution(model.k, model.period_ns, ())
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE) or model.leaves_open(solver):

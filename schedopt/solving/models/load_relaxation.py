@@ -8,53 +8,102 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from schedopt.solving.models.free_model import FreeModel
+from schedopt.problem import Problem
+from schedopt.solving.models.any_allocation import AnyAllocation
 from schedopt.solving.models.order_model import never
-from schedopt.solving.models.tasks import PatternSolution
+from schedopt.solving.models.slots import SlotGraph
+from schedopt.solving.models.tasks import PatternSolution, TaskKey
+from schedopt.solving.models.timing import TimingConstraints
+from schedopt.solving.models.variables import Variables
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
-    from schedopt.plan import Kind, Tensor
+MOST_PLACES: Final = 64
+"""Layers times GPUs, of which all allocations and orders are searched: one query takes seconds."""
+MOST_PLACES_WITHOUT_ORDERS: Final = 512
+"""The same for a chain that keeps nothing for a micro-batch."""
 
 
-class LoadRelaxation(FreeModel):
-    """The model of any allocation without orders. For k = 1."""
+def keeps_nothing(problem: Problem) -> bool:
+    """Whether a chain keeps nothing for a micro-batch, nor any input to recompute from."""
+    return not problem.scope.recompute and not any(
+        layer.saved or layer.saved_input_bytes or layer.saved_weight_bytes
+        for layer in problem.chain.layers
+    )
 
-    def _in_flight(self) -> None:
-        """Let any number be in flight."""
 
-    def _one_at_a_time(self) -> None:
-        """Let `shortest` put one thing behind the other."""
+def most_places(problem: Problem) -> int:
+    """Return how many layers times GPUs are searched at most."""
+    return MOST_PLACES_WITHOUT_ORDERS if keeps_nothing(problem) else MOST_PLACES
 
-    def _fit(self) -> None:
-        """Let weights and workspaces alone fit."""
+
+def is_short(problem: Problem) -> bool:
+    """Whether all allocations can be searched at once."""
+    places = len(problem.chain.layers) * len(problem.platform.gpus)
+    return problem.platform.network is None and places <= most_places(problem)
+
+
+class LoadRelaxation:
+    """The model of any allocation without orders, for k = 1.
+
+    Parameters
+    ----------
+    graph : SlotGraph
+    period_ns : int
+    """
+
+    left_out: Final = ""
+    linearize: Final = False
+    k: Final = 1
+
+    def __init__(self, graph: SlotGraph, period_ns: int) -> None:
+        self.graph, self.period_ns = graph, period_ns
+        self.allocation = AnyAllocation(graph)
+        self.variables = Variables(graph, self.k, period_ns)
+        self.allocation.choose(self.variables)
+        timing = TimingConstraints(self.variables)
+        timing.start_at_zero()
+        timing.follow_the_path()
+        timing.first_in_first_out()
+
+    @property
+    def model(self) -> cp_model.CpModel:
+        """What CP-SAT solves."""
+        return self.variables.model
+
+    def hint(self, solution: PatternSolution) -> None:
+        """Start the search from a pattern."""
+        self.variables.hint(solution)
+
+    def leaves_open(self, solver: cp_model.CpSolver) -> bool:
+        """Whether a solution may be none: never."""
+        return False
 
     def shortest(
         self, solver: cp_model.CpSolver, stopped: Callable[[], bool] = never
     ) -> PatternSolution:
-        """Return the pattern of the busiest GPU or link, each of which does one step at once."""
-        stages = self._stages(solver)
-        way = self.pipeline.pipeline(stages).path
-        length = {(step.what, step.stage): step.length_ns for step in way}
+        """Return the pattern of the busiest GPU or link, each of which does one task at a time."""
+        stages = self.allocation.stages(solver)
+        path = self.graph.slots.pipeline(stages).path
+        length = {task.key: task.length_ns for task in path}
         is_split = {
             layer: length["I", layer] + length["W", layer] < length["B", layer]
-            for layer in self.split
+            for layer in self.variables.split
         }
         busy: dict[object, int] = defaultdict(int)
-        begins: dict[tuple[Kind | Tensor, int], int] = {}
-        for step in way:
-            if step.split in (None, is_split.get(step.stage)):
-                (resource,) = step.resources
-                begins[step.what, step.stage] = busy[resource]
-                busy[resource] += step.length_ns
+        begins: dict[TaskKey, int] = {}
+        for task in path:
+            if task.split in (None, is_split.get(task.stage)):
+                (resource,) = task.resources
+                begins[task.key] = busy[resource]
+                busy[resource] += task.length_ns
         period, ready = max(1, *busy.values()), 0
-        for (what, stage), begin in begins.items():
-            begins[what, stage] = begin = ready + (begin - ready) % period
-            if what != "W":
-                ready = begin + length[what, stage]
-        starts = (begins.get((step.what, step.stage)) for step in self.path)
-        rows = tuple(() if begin is None else (begin,) for begin in starts)
-        return PatternSolution(1, period, rows, stages)
+        for key, begin in begins.items():
+            begins[key] = begin = ready + (begin - ready) % period
+            if key[0] != "W":
+                ready = begin + length[key]
+        rows = tuple((begins[key],) if key in begins else () for key in self.variables.index)
+        return PatternSolution(self.k, period, rows, stages)

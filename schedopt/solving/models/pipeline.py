@@ -1,11 +1,11 @@
-"""What a micro-batch does on a given allocation, and what it keeps on the way.
+"""What a micro-batch does on a given allocation, and what it stashes on its path.
 
-How many micro-batches in flight are of use: leave every operation where it is, and only choose
-which micro-batch it runs. From the forward of the last stage outwards, let each backward, and each
-W, take the earliest run that comes in time, and each forward the latest. No stage keeps more than
-before. Between two steps that follow one another at most one micro-batch waits at some instant of
-each period, or there would be an earlier run, and k more come before it is so again: never more
-than k + 1. A recompute takes the latest run before its backward, and the forward the latest before
+Bounds on useful micro-batches in flight: fix all start times and only choose which micro-batch each
+operation runs. From the forward of the last stage outwards, let each backward, and each W, take the
+earliest run that comes in time, and each forward the latest. No stage keeps more than before.
+Between two tasks that follow one another at most one micro-batch waits at some instant of each
+period, or there would be an earlier run, and k more come before it is so again: never more than
+k + 1. A recompute takes the latest run before its backward, and the forward the latest before
 both; in the last stage recompute and backward take the earliest behind the forward.
 """
 
@@ -13,22 +13,17 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from typing import Final
 
 from schedopt.account.timeline import layer_ns
 from schedopt.bounds.recomputation import held_bytes, input_bytes
 from schedopt.chain import Layer
-from schedopt.errors import InputError
 from schedopt.plan import Kind, Operation, Pattern, Tensor, Transfer, place_in_period
 from schedopt.problem import MemoryReading, Problem
-from schedopt.solving.models.tasks import PatternSolution, Stash, Task
-
-LONGEST: Final = 8
-"""The k to which a search goes where any is allowed."""
+from schedopt.solving.models.tasks import PatternSolution, Stash, Task, round_trip
 
 
 class AllocatedPipeline:
-    """What a micro-batch does on a given allocation, and what it keeps on the way.
+    """The tasks of a micro-batch on a given allocation, and what it stashes.
 
     Parameters
     ----------
@@ -39,36 +34,44 @@ class AllocatedPipeline:
 
     Attributes
     ----------
-    way : list of Task
+    path : list of Task
         Forwards with transfers, then backwards.
     stashes : list of Stash
     usable : dict of int to int
-        Bytes that each GPU has beside weights.
+        Bytes that each GPU has next to weights.
     spare : dict of int to int
-        Bytes that each GPU has beside weights and the largest workspace that is always taken.
+        Bytes that each GPU has next to weights and the largest workspace that is always taken.
     """
 
     def __init__(self, problem: Problem, *, free: bool = False) -> None:
         self.problem, self.free = problem, free
-        self.path = list(self._steps())
+        self.path = round_trip(
+            len(problem.stages),
+            self._operation,
+            self._transfer,
+            recomputes=self._may_recompute,
+            split_backward=problem.scope.split_backward,
+        )
         self.usable = self._usable()
         self.spare = self._spare()
-        self._step_of = {(step.what, step.stage): step for step in self.path}
+        self._task_of = {task.key: task for task in self.path}
         self._exact = self._exact_peaks()
-        self._links, self._along = self._links_through(), self._held_along()
-        self.stashes = [one for stage in range(len(problem.stages)) for one in self._keeps(stage)]
+        self._hops, self._along = self._hops_through(), self._held_along()
+        self.stashes = [
+            stash for stage in range(len(problem.stages)) for stash in self._stashes_of(stage)
+        ]
 
     @property
     def load_ns(self) -> int:
         """The longest time that a resource works for a micro-batch."""
         work: dict[tuple[object, ...], int] = defaultdict(int)
         backward: dict[int, list[int]] = defaultdict(lambda: [0, 0])
-        for step in self.path:
-            if step.split is None:
-                for resource in step.resources:
-                    work[resource] += step.length_ns
+        for task in self.path:
+            if task.split is None:
+                for resource in task.resources:
+                    work[resource] += task.length_ns
             else:
-                backward[step.stage][step.split] += step.length_ns
+                backward[task.stage][task.split] += task.length_ns
         for stage, choices in backward.items():
             work["gpu", self.problem.stages[stage].gpus[0]] += min(choices)
         return max(work.values())
@@ -76,62 +79,43 @@ class AllocatedPipeline:
     @property
     def has_recompute(self) -> bool:
         """Whether a stage recomputes, or may."""
-        return any(step.what == "R" for step in self.path)
+        return any(task.kind == "R" for task in self.path)
 
     @property
     def whole_ns(self) -> int:
         """How long a micro-batch takes on its own, its backwards whole, with all recompute."""
-        whole = sum(step.length_ns for step in self.path if not step.split)
+        whole = sum(task.length_ns for task in self.path if not task.split)
         return whole + (
-            sum(step.length_ns for step in self.path if step.what == "F") if self.free else 0
+            sum(task.length_ns for task in self.path if task.kind == "F") if self.free else 0
         )
 
     def most_in_flight(self, k: int, *, flush: bool = False) -> list[int]:
-        """Return how many micro-batches may be in flight of each that is kept.
+        """Return how many micro-batches each stash may hold.
 
         A stage has no more than the next one, and what may be between the two.
         """
-        found = [one.most(k, flush=flush) for one in self.stashes]
+        most = [stash.most_in_flight(k, flush=flush) for stash in self.stashes]
         if flush:
-            return found
+            return most
         through: dict[int, list[int]] = defaultdict(list)
-        for number, one in enumerate(self.stashes):
-            if one.enter == "F" and one.leave != "W":
-                through[one.stage].append(number)
-        last = len(through) - 1
-        for stage in reversed(range(last)):
-            behind = max(found[number] for number in through[stage + 1])
-            useful = behind + (self._links[stage] - self._links[stage + 1]) * (k + 1)
+        for number, stash in enumerate(self.stashes):
+            if stash.enter == "F" and stash.leave != "W":
+                through[stash.stage].append(number)
+        for stage in reversed(range(len(through) - 1)):
+            behind = max(most[number] for number in through[stage + 1])
+            useful = behind + (self._hops[stage] - self._hops[stage + 1]) * (k + 1)
             for number in through[stage]:
-                found[number] = min(found[number], useful)
-        return found
+                most[number] = min(most[number], useful)
+        return most
 
     def lacking(self) -> tuple[int, int]:
         """Return the GPU that lacks the most with one micro-batch in flight, and the bytes."""
         short = {gpu: -spare for gpu, spare in self.spare.items()}
-        for one in self.stashes:
-            if not one.split:
-                short[one.gpu] += one.each_bytes
+        for stash in self.stashes:
+            if not stash.split:
+                short[stash.gpu] += stash.each_bytes
         worst = max(short, key=lambda gpu: short[gpu])
         return worst, short[worst]
-
-    def _steps(self) -> Iterator[Task]:
-        count = len(self.problem.stages)
-        for stage in range(count):
-            yield self._operation("F", stage)
-            if stage < count - 1:
-                yield from self._transfer("activation", stage, stage, stage + 1)
-        for stage in reversed(range(count)):
-            if self._may_recompute(stage):
-                yield self._operation("R", stage)
-            if self.problem.scope.split_backward:
-                yield self._operation("B", stage, split=False)
-                yield self._operation("I", stage, split=True)
-                yield self._operation("W", stage, split=True)
-            else:
-                yield self._operation("B", stage)
-            if stage > 0:
-                yield from self._transfer("gradient", stage - 1, stage, stage - 1)
 
     def _may_recompute(self, index: int) -> bool:
         return self.free or bool(self.problem.stages[index].recompute)
@@ -141,11 +125,8 @@ class AllocatedPipeline:
         return self.problem.chain.layers[stage.first : stage.last + 1]
 
     def _recomputed(self, index: int) -> list[Layer]:
-        return [
-            layer
-            for first, last in self.problem.stages[index].recompute
-            for layer in self.problem.chain.layers[first : last + 1]
-        ]
+        recomputed = self.problem.stages[index].recomputed_layers
+        return [self.problem.chain.layers[layer] for layer in sorted(recomputed)]
 
     def _operation(self, kind: Kind, index: int, *, split: bool | None = None) -> Task:
         stage = self.problem.stages[index]
@@ -200,7 +181,7 @@ class AllocatedPipeline:
         Returns
         -------
         list of (int, bool, int)
-            Stage, whether it is split, and the bytes that its GPU then has beside weights.
+            Stage, whether it is split, and the bytes that its GPU then has next to weights.
         """
         return [
             (stage, split, self.usable[gpu] - size)
@@ -209,13 +190,13 @@ class AllocatedPipeline:
             if self.problem.stages[stage].gpus[0] == gpu and size > min(sizes)
         ]
 
-    def workspace_bytes(self, step: Task) -> int:
+    def workspace_bytes(self, task: Task) -> int:
         """Return what an operation takes for its length."""
-        if step.length_ns == 0:
+        if task.length_ns == 0:
             return 0
-        layers = self._layers(step.stage)
-        if step.what == "R":
-            layers = self._recomputed(step.stage)
+        layers = self._layers(task.stage)
+        if task.kind == "R":
+            layers = self._recomputed(task.stage)
         return max(layer.workspace_bytes or 0 for layer in layers)
 
     def proven_reading(self) -> MemoryReading:
@@ -223,7 +204,7 @@ class AllocatedPipeline:
 
         Both are the same for a GPU that keeps one thing only.
         """
-        on = Counter(one.gpu for one in self.stashes)
+        on = Counter(stash.gpu for stash in self.stashes)
         exact = all(
             self.exact_peak(gpu) or (count == 1 and not self.free) for gpu, count in on.items()
         )
@@ -240,20 +221,21 @@ class AllocatedPipeline:
     def _exact_peaks(self) -> set[int]:
         if self.free or self.problem.scope.memory == "sum":
             return set()
-        instant = {one for step in self.path if not step.length_ns for one in step.resources}
+        instant = {
+            resource for task in self.path if not task.length_ns for resource in task.resources
+        }
         return {gpu for gpu in self.usable if ("gpu", gpu) not in instant}
 
-    def _keeps(self, index: int) -> Iterator[Stash]:
+    def _stashes_of(self, index: int) -> Iterator[Stash]:
         stage = self.problem.stages[index]
-        numbers = range(stage.first, stage.last + 1)
-        again = self._may_recompute(index)
+        numbers, again = stage.layer_range, self._may_recompute(index)
         split = False if self.problem.scope.split_backward else None
         whole = held_bytes(self.problem.chain, numbers, stage.recompute)
-        yield self._kept(
+        yield self._stash(
             index, "F", "B", self._least_held(index) if self.free else whole["F", "B"], split=split
         )
         if again:
-            yield self._kept(index, "R", "B", 0 if self.free else whole["R", "B"], split=split)
+            yield self._stash(index, "R", "B", 0 if self.free else whole["R", "B"], split=split)
         if split is None:
             return
         halves = held_bytes(self.problem.chain, numbers, stage.recompute, split=True)
@@ -271,17 +253,17 @@ class AllocatedPipeline:
         ends: list[tuple[Kind, Kind]] = [("F", "I"), ("F", "W"), ("I", "W")]
         for enter, leave in ends:
             if (enter, leave) in needed:
-                yield self._kept(index, enter, leave, halves[enter, leave], split=True)
+                yield self._stash(index, enter, leave, halves[enter, leave], split=True)
         if again:
-            yield self._kept(index, "R", "I", halves["R", "I"], split=True)
+            yield self._stash(index, "R", "I", halves["R", "I"], split=True)
             if ("R", "W") in may_be:
-                yield self._kept(index, "R", "W", halves["R", "W"], split=True)
+                yield self._stash(index, "R", "W", halves["R", "W"], split=True)
 
-    def _kept(
+    def _stash(
         self, index: int, enter: Kind, leave: Kind, each: int, *, split: bool | None = None
     ) -> Stash:
         gpu = self.problem.stages[index].gpus[0]
-        enters, leaves = self._step_of[enter, index], self._step_of[leave, index]
+        enters, leaves = self._task_of[enter, index], self._task_of[leave, index]
         room, along = self.spare[gpu], each
         if self.exact_peak(gpu):
             # The most are there as one enters, when no other workspace needs to be.
@@ -289,9 +271,9 @@ class AllocatedPipeline:
         if leave != "W" and (enters.length_ns or leaves.length_ns):
             along += self._along[index] + (self._held_through(index) if enter == "R" else 0)
         fit = max(1, room // along) if along else None
-        through = max(self._links[index], 2 if self._may_recompute(index) else 1)
-        links = {"F": through, "R": 1, "I": 0}[enter] + (leave == "W")
-        return Stash(index, gpu, enter, leave, each, fit, links, split)
+        through = max(self._hops[index], 2 if self._may_recompute(index) else 1)
+        hops = {"F": through, "R": 1, "I": 0}[enter] + (leave == "W")
+        return Stash(index, gpu, enter, leave, each, fit, hops, split)
 
     def _held_along(self) -> list[int]:
         """Return what a micro-batch keeps on a stage's GPU for the stages before it, bytes.
@@ -301,22 +283,21 @@ class AllocatedPipeline:
         be there when that has left already.
         """
         before: dict[int, int] = defaultdict(int)
-        found: list[int] = []
+        along: list[int] = []
         for index, stage in enumerate(self.problem.stages):
-            found.append(before[stage.gpus[0]])
+            along.append(before[stage.gpus[0]])
             before[stage.gpus[0]] += self._held_through(index)
-        return found
+        return along
 
     def _held_through(self, index: int) -> int:
         """Return the least that a micro-batch keeps from the forward to the backward of a stage."""
         stage, chain = self.problem.stages[index], self.problem.chain
         if self.free:
             return self._least_held(index)
-        numbers = range(stage.first, stage.last + 1)
-        whole = held_bytes(chain, numbers, stage.recompute)["F", "B"]
+        whole = held_bytes(chain, stage.layer_range, stage.recompute)["F", "B"]
         if not self.problem.scope.split_backward:
             return whole
-        halves = held_bytes(chain, numbers, stage.recompute, split=True)
+        halves = held_bytes(chain, stage.layer_range, stage.recompute, split=True)
         return min(whole, halves["F", "I"] + halves["F", "W"])
 
     def _least_held(self, index: int) -> int:
@@ -325,41 +306,41 @@ class AllocatedPipeline:
         layer = chain.layers[first]
         return min(layer.saved + (layer.saved_input_bytes or 0), input_bytes(chain, first))
 
-    def _links_through(self) -> list[int]:
-        """Return the steps from the forward of each stage to its backward.
+    def _hops_through(self) -> list[int]:
+        """Return the tasks from the forward of each stage to its backward.
 
         Forwards and backwards of the stages behind with the transfers between them.
         """
-        found = [-1] * len(self.problem.stages)
-        for step in self.path:
-            if step.split is not True and step.what != "R":
-                found[step.stage] += 1
-        for stage in reversed(range(len(found) - 1)):
-            found[stage] += found[stage + 1] + 1
-        return found
+        hops = [-1] * len(self.problem.stages)
+        for task in self.path:
+            if task.split is not True and task.kind != "R":
+                hops[task.stage] += 1
+        for stage in reversed(range(len(hops) - 1)):
+            hops[stage] += hops[stage + 1] + 1
+        return hops
 
-    def pattern(self, answer: PatternSolution) -> Pattern:
-        """Return the pattern of an answer, with starts in [0, T) and index shifts."""
+    def pattern(self, solution: PatternSolution) -> Pattern:
+        """Return the pattern of a solution, with starts in [0, T) and index shifts."""
         operations: list[Operation] = []
         transfers: list[Transfer] = []
-        stages = answer.stages or self.problem.stages
-        for step, starts in zip(self.path, answer.starts, strict=True):
-            if step.what == "R" and not stages[step.stage].recompute:
+        stages = solution.stages or self.problem.stages
+        for task, starts in zip(self.path, solution.starts, strict=True):
+            if task.kind == "R" and not stages[task.stage].recompute:
                 continue
             for micro_batch, begin in enumerate(starts):
-                start, shift = place_in_period(begin, micro_batch, answer.k, answer.period_ns)
-                match step.what:
+                start, shift = place_in_period(begin, micro_batch, solution.k, solution.period_ns)
+                match task.kind:
                     case "activation" | "gradient" as tensor:
                         transfers.append(
-                            Transfer(tensor=tensor, stage=step.stage, shift=shift, start_ns=start)
+                            Transfer(tensor=tensor, stage=task.stage, shift=shift, start_ns=start)
                         )
                     case "F" | "B" | "I" | "W" | "R" as kind:
                         operations.append(
-                            Operation(kind=kind, stage=step.stage, shift=shift, start_ns=start)
+                            Operation(kind=kind, stage=task.stage, shift=shift, start_ns=start)
                         )
         return Pattern(
-            k=answer.k,
-            period_total_ns=answer.period_ns,
+            k=solution.k,
+            period_total_ns=solution.period_ns,
             operations=tuple(operations),
             transfers=tuple(transfers),
         )
@@ -374,55 +355,3 @@ def covers_grain(problem: Problem) -> bool:
         return True
     saves = any(layer.saved_input_bytes for layer in problem.chain.layers)
     return not saves and not problem.scope.recompute
-
-
-def require_stages(problem: Problem, solver: str) -> None:
-    """Raise `InputError` unless every layer lies in one of the stages, each on one GPU."""
-    if problem.scope.allocation != "fixed":
-        # Where no stages are given, periodic improves the best plan so far.
-        lacking = "no plan so far to improve" if solver == "periodic" else f"{solver} needs stages"
-        raise InputError(
-            lacking,
-            field="solver",
-            way_out="Fix the stages of a plan (--fix), or leave the choice of solvers to schedopt",
-        )
-    count = len(problem.platform.gpus)
-    most = max(stage.gpus[0] for stage in problem.stages)
-    for number, stage in enumerate(problem.stages):
-        if len(stage.gpus) > 1:
-            raise InputError(
-                f"{solver} needs one GPU for each stage",
-                field="stages",
-                way_out="Give stages without replicas",
-            )
-        if not 0 <= stage.gpus[0] < count:
-            raise InputError(
-                f"stage {number} lies on GPU {stage.gpus[0]}, and there are {count}, "
-                f"from 0 to {count - 1}",
-                field=f"stages[{number}].gpus",
-                way_out=f"Give at least {most + 1} GPUs (--gpus {most + 1}), or stages for fewer"
-                if most >= count
-                else "Number GPUs from 0",
-            )
-    layers = [layer for stage in problem.stages for layer in range(stage.first, stage.last + 1)]
-    if layers != list(range(len(problem.chain.layers))):
-        raise InputError(
-            f"the stages do not hold each of {len(problem.chain.layers)} layers once and in order",
-            field="stages",
-            way_out="Start each stage behind the last layer of the one before",
-        )
-    home = {
-        layer: stage.gpus[0]
-        for stage in problem.stages
-        for layer in range(stage.first, stage.last + 1)
-    }
-    for group in problem.chain.same_gpu:
-        for layer in group[1:]:
-            if home[layer] != home[group[0]]:
-                raise InputError(
-                    f"layers {group[0]} and {layer} are tied (same_gpu), and lie on GPU "
-                    f"{home[group[0]]} and GPU {home[layer]}",
-                    field="stages",
-                    way_out="Give stages that hold them on one GPU, or leave the allocation free "
-                    "(without --fix)",
-                )

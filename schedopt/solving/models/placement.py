@@ -2,84 +2,106 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import groupby
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import accumulate, groupby, pairwise, product
 from typing import TYPE_CHECKING
 
 from schedopt.bounds.recomputation import runs_of
 from schedopt.problem import Problem
-from schedopt.solving.models.start_windows import StartWindows
+from schedopt.solving.models.domains import AllocationDomains, may_join, twins
+from schedopt.solving.models.variables import Hint, Variables
 from schedopt.stage import Stage
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
-    Literals = dict[tuple[int, int], cp_model.IntVar]
+    Pair = tuple[int, int]
+    Literals = dict[Pair, cp_model.IntVar]
 
 
 class Placement:
-    """A contiguous allocation as literals, each for a layer and a slot.
+    """An allocation as literals, each for a layer and a slot.
 
     Parameters
     ----------
-    model : CpModel
+    variables : Variables
     problem : Problem
-    windows : StartWindows
-        Where layers may lie.
+    domains : AllocationDomains
+        Where layers may lie, and which allocations are looked for.
 
     Attributes
     ----------
     inside : dict
         Whether a layer lies in a slot.
     parted : dict
-        Whether it lies there and the next one does not. Only where links take time.
+        Whether it lies there and the next one does not. Only of a contiguous allocation, and where
+        links take time.
+    goes : dict
+        From which slot to which the output of a layer goes, maybe to the same one. Only of any
+        allocation, and where links take time and have the time for it.
+    joined : dict
+        Whether a layer is of one stage with the layer before. Only of any allocation, and where
+        that may keep less.
     again : dict
-        Whether it lies there and is recomputed.
+        Whether a layer lies there and is recomputed.
     begins : dict
         Whether it is and the layer before, of the same stage, is not.
     behind : dict
-        Whether it lies there and is kept, and no kept layer of the same stage is before it. Only
-        where that takes bytes.
+        Whether it lies there and is kept, and no kept layer of the same stage is directly before
+        it. Only where that takes bytes.
     """
 
-    def __init__(self, model: cp_model.CpModel, problem: Problem, windows: StartWindows) -> None:
-        self.model, self.problem, self.windows = model, problem, windows
-        self.layers = problem.chain.layers
-        self.apart = windows.apart
-        self.inside = self._literals("in", self._may_lie())
-        self.parted = self._literals("parted", self._may_part())
-        again = self.inside if problem.scope.recompute else ()
-        self.again = self._literals("again", again)
-        self.begins = self._literals("begins", again)
-        saves = [pair for pair in self.inside if self.layers[pair[0]].saved_input_bytes]
-        self.behind = self._literals("behind", saves)
+    def __init__(self, variables: Variables, problem: Problem, domains: AllocationDomains) -> None:
+        self.variables, self.model = variables, variables.model
+        self.problem, self.domains, self.layers = problem, domains, problem.chain.layers
+        free = domains.anywhere
+        self.joined = {
+            layer: variables.literal(f"joined{layer}", partial(_is_joined, layer))
+            for layer, may in enumerate(may_join(problem) if free else ())
+            if may
+        }
+        places = [(layer, slot) for layer, slots in enumerate(domains.slots_of) for slot in slots]
+        self.inside = self._literals("in", places, lambda hint, layer: True)
+        self.parted = self._literals("parted", () if free else self._cuts(places), _is_last)
+        recomputes = places if problem.scope.recompute else ()
+        self.again = self._literals("again", recomputes, Hint.recomputes)
+        self.begins = self._literals("begins", recomputes, Hint.begins_run)
+        saves = [pair for pair in places if self.layers[pair[0]].saved_input_bytes]
+        self.behind = self._literals("behind", saves, Hint.begins_kept)
+        self.goes: dict[tuple[int, int, int], cp_model.IntVar] = {}
         self._one_slot_each()
-        self._in_the_order_of_the_chain()
-        self._part()
-        self._begin()
-        self._kept_behind()
+        if free:
+            self._keep_together()
+            self._go_from_slot_to_slot()
+        else:
+            self._in_the_order_of_the_chain()
+            self._part_once()
+        self._begin_runs()
+        self._keep_behind()
+        if free:
+            self._use_like_gpus_in_order()
 
     def _literals(
-        self, name: str, pairs: Iterator[tuple[int, int]] | Sequence[tuple[int, int]] | Literals
+        self, name: str, pairs: Iterable[Pair], rule: Callable[[Hint, int], bool]
     ) -> Literals:
+        """Return literals that a hint makes true where the layer lies, by a rule for it."""
         return {
-            (layer, slot): self.model.new_bool_var(f"{name}{layer}_{slot}") for layer, slot in pairs
+            (layer, slot): self.variables.literal(
+                f"{name}{layer}_{slot}", partial(_if_inside, layer, slot, rule)
+            )
+            for layer, slot in pairs
         }
 
-    def _may_lie(self) -> Iterator[tuple[int, int]]:
-        for layer, slots in enumerate(self.windows.slots_of):
-            for slot in slots:
-                yield layer, slot
-
-    def _may_part(self) -> Iterator[tuple[int, int]]:
-        if self.problem.platform.link is None:
-            return
-        for layer, slot in self._may_lie():
-            if layer < len(self.layers) - 1 and self.windows.may_cut[layer + 1]:
-                yield layer, slot
+    def _cuts(self, places: Iterable[Pair]) -> Iterator[Pair]:
+        """Yield the places behind which something may be sent."""
+        if self.problem.platform.link is not None:
+            for layer, slot in places:
+                if layer < len(self.layers) - 1 and self.domains.may_cut[layer + 1]:
+                    yield layer, slot
 
     def _one_slot_each(self) -> None:
-        for layer, slots in enumerate(self.windows.slots_of):
+        for layer, slots in enumerate(self.domains.slots_of):
             self.model.add_exactly_one(self.inside[layer, slot] for slot in slots)
 
     def _in_the_order_of_the_chain(self) -> None:
@@ -91,41 +113,102 @@ class Placement:
 
         def may_follow(layer: int, before: int, slot: int) -> bool:
             steps = slot - before
-            return steps == 0 or (0 < steps <= furthest and self.windows.may_cut[layer])
+            return steps == 0 or (0 < steps <= furthest and self.domains.may_cut[layer])
 
-        allowed = self.windows.slots_of
+        allowed, inside = self.domains.slots_of, self.inside
         for layer in range(1, len(self.layers)):
+            # Both directions are needed only for the search: either says the same of all layers.
             for slot in allowed[layer]:
-                before = [one for one in allowed[layer - 1] if may_follow(layer, one, slot)]
-                here = self.inside[layer, slot]
-                self.model.add_bool_or(~here, *(self.inside[layer - 1, one] for one in before))
+                before = [at for at in allowed[layer - 1] if may_follow(layer, at, slot)]
+                self._if(inside[layer, slot], *(inside[layer - 1, at] for at in before))
             for slot in allowed[layer - 1]:
-                after = [one for one in allowed[layer] if may_follow(layer, slot, one)]
-                here = self.inside[layer - 1, slot]
-                self.model.add_bool_or(~here, *(self.inside[layer, one] for one in after))
+                after = [at for at in allowed[layer] if may_follow(layer, slot, at)]
+                self._if(inside[layer - 1, slot], *(inside[layer, at] for at in after))
 
-    def _part(self) -> None:
+    def _if(self, literal: cp_model.IntVar, *any_of: cp_model.LiteralT) -> None:
+        """Let a literal imply that any of some others is true."""
+        self.model.add_bool_or(~literal, *any_of)
+
+    def _part_once(self) -> None:
+        """Parted = inside, and the next layer not; at most once in each slot."""
         for (layer, slot), parted in self.parted.items():
             here, also = self.inside[layer, slot], self.inside.get((layer + 1, slot))
             self.model.add_implication(parted, here)
             self.model.add_bool_or(parted, ~here, *([] if also is None else [also]))
             if also is not None:
                 self.model.add_implication(parted, ~also)
-        for slot in range(self.windows.slots):
-            self.model.add_at_most_one(one for (_, of), one in self.parted.items() if of == slot)
+        for slot in range(self.domains.slot_count):
+            self.model.add_at_most_one(cut for (_, of), cut in self.parted.items() if of == slot)
+
+    def _keep_together(self) -> None:
+        """Let any layer lie anywhere, but together what cannot part, and what is joined."""
+        for group in self.problem.chain.same_gpu:
+            for one, two in pairwise(group):
+                self._lie_together(one, two)
+        for layer in range(1, len(self.layers)):
+            if not self.domains.may_cut[layer]:
+                self._lie_together(layer - 1, layer)
+            elif layer in self.joined:
+                self._lie_together(layer - 1, layer, self.joined[layer])
+
+    def _lie_together(self, one: int, two: int, *if_true: cp_model.IntVar) -> None:
+        unless = [~literal for literal in if_true]
+        for first, second in ((one, two), (two, one)):
+            for slot in self.domains.slots_of[first]:
+                also = self.inside.get((second, slot))
+                self._if(self.inside[first, slot], *([] if also is None else [also]), *unless)
+
+    def _use_like_gpus_in_order(self) -> None:
+        """Let a GPU hold a layer only if the one before that is like it holds an earlier one.
+
+        Two like GPUs may change places, so that this only breaks a symmetry.
+        """
+        before = twins(self.problem.platform)
+        for (layer, slot), here in self.inside.items():
+            twin = before[slot]
+            if twin is not None:
+                earlier = (self.inside.get((other, twin)) for other in range(layer))
+                self._if(here, *(literal for literal in earlier if literal is not None))
+
+    def _go_from_slot_to_slot(self) -> None:
+        """Let the output of each layer go from where it lies to where the next one does.
+
+        A flow: its sums are tighter for linear programmes than a clause for each pair of slots.
+        """
+        if self.problem.platform.link is None:
+            return
+        for layer in range(len(self.layers) - 1):
+            if not self.domains.may_cut[layer + 1]:
+                continue
+            sources, targets = self.domains.slots_of[layer : layer + 2]
+            for ends in product(sources, targets):
+                name = "goes{}_{}_{}".format(layer, *ends)
+                self.goes[layer, *ends] = self.variables.literal(name, partial(_goes, layer, ends))
+            for source in sources:
+                flow = sum(self.goes[layer, source, target] for target in targets)
+                self.model.add(flow == self.inside[layer, source])
+            for target in targets:
+                flow = sum(self.goes[layer, source, target] for source in sources)
+                self.model.add(flow == self.inside[layer + 1, target])
 
     def _before(self, literals: Literals, layer: int, slot: int) -> list[cp_model.IntVar]:
         """Return the literal of the layer before, if it may be of the same stage."""
-        one = None if self.apart else literals.get((layer - 1, slot))
-        return [] if one is None else [one]
+        may = layer in self.joined if self.domains.anywhere else not self.domains.by_layer
+        before = literals.get((layer - 1, slot)) if may else None
+        return [] if before is None else [before]
 
-    def _begin(self) -> None:
+    def _begin_runs(self) -> None:
+        """Begin a run at a recomputed layer, unless the one before it in its stage is too."""
         for (layer, slot), again in self.again.items():
             self.model.add_implication(again, self.inside[layer, slot])
             before = self._before(self.again, layer, slot)
             self.model.add_bool_or(self.begins[layer, slot], ~again, *before)
+        for (layer, slot), again in self.again.items():
+            if layer in self.joined:
+                self.model.add_bool_or(self.begins[layer, slot], ~again, self.joined[layer])
 
-    def _kept_behind(self) -> None:
+    def _keep_behind(self) -> None:
+        """Save the input of a kept layer, unless the one before it in its stage is kept too."""
         for (layer, slot), behind in self.behind.items():
             unless = [~self.inside[layer, slot]]
             if self.again:
@@ -134,49 +217,54 @@ class Placement:
             self.model.add_bool_or(behind, *unless, *before)
             for was_again in self._before(self.again, layer, slot):
                 self.model.add_bool_or(behind, *unless, ~was_again)
+        for (layer, slot), behind in self.behind.items():
+            if layer in self.joined:
+                also = [self.again[layer, slot]] if self.again else []
+                here = self.inside[layer, slot]
+                self.model.add_bool_or(behind, ~here, self.joined[layer], *also)
 
     def stages(self, solver: cp_model.CpSolver) -> tuple[Stage, ...]:
         """Return the stages that were found, each on the GPU of its slot."""
         slots = [
             next(slot for slot in allowed if solver.boolean_value(self.inside[layer, slot]))
-            for layer, allowed in enumerate(self.windows.slots_of)
+            for layer, allowed in enumerate(self.domains.slots_of)
         ]
         again = [
             bool(self.again) and bool(solver.boolean_value(self.again[layer, slot]))
             for layer, slot in enumerate(slots)
         ]
-        found: list[Stage] = []
+        stages: list[Stage] = []
         stage_of = self._stage_of(solver, slots)
         for _, group in groupby(range(len(slots)), key=lambda layer: stage_of[layer]):
-            numbers = list(group)
-            first, last = numbers[0], numbers[-1]
+            layers = list(group)
+            first, last = layers[0], layers[-1]
             runs = runs_of(again[first : last + 1], first)
-            found.append(Stage(layers=(first, last), gpus=(slots[first],), recompute=runs))
-        return tuple(found)
+            stages.append(Stage(layers=(first, last), gpus=(slots[first],), recompute=runs))
+        return tuple(stages)
 
     def _stage_of(self, solver: cp_model.CpSolver, slots: Sequence[int]) -> Sequence[int]:
         """Return for each layer a number that is that of the layer before in the same stage."""
-        return range(len(slots)) if self.apart else slots
-
-    def hint(self, stages: Sequence[Stage]) -> None:
-        """Start from stages, each on the GPU of its slot."""
-        slot_of: dict[int, int] = {}
-        again: set[int] = set()
-        for stage in stages:
-            slot_of |= dict.fromkeys(range(stage.first, stage.last + 1), stage.gpus[0])
-            again |= {layer for one, two in stage.recompute for layer in range(one, two + 1)}
-        firsts = {stage.first for stage in stages}
-        for layer, slot in self.inside:
-            here, is_again = slot_of[layer] == slot, layer in again
-            was_again = layer not in firsts and layer - 1 in again
-            is_first = layer in firsts
-            hints = (
-                (self.inside, here),
-                (self.parted, here and slot_of.get(layer + 1) != slot),
-                (self.again, here and is_again),
-                (self.begins, here and is_again and not was_again),
-                (self.behind, here and not is_again and (is_first or was_again)),
+        if not self.domains.by_layer:
+            return slots
+        return list(
+            accumulate(
+                layer not in self.joined or not solver.boolean_value(self.joined[layer])
+                for layer in range(len(slots))
             )
-            for literals, value in hints:
-                if (layer, slot) in literals:
-                    self.model.add_hint(literals[layer, slot], value)
+        )
+
+
+def _if_inside(layer: int, slot: int, rule: Callable[[Hint, int], bool], hint: Hint) -> bool:
+    return hint.slot_of[layer] == slot and rule(hint, layer)
+
+
+def _is_last(hint: Hint, layer: int) -> bool:
+    return hint.slot_of.get(layer + 1) != hint.slot_of[layer]
+
+
+def _is_joined(layer: int, hint: Hint) -> bool:
+    return layer not in hint.firsts
+
+
+def _goes(layer: int, ends: tuple[int, int], hint: Hint) -> bool:
+    return (hint.slot_of[layer], hint.slot_of[layer + 1]) == ends

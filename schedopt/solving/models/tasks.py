@@ -1,41 +1,54 @@
-"""What searches for orders speak of: the steps of a micro-batch, what is kept, and an answer."""
+"""What an order model speaks of: tasks of a micro-batch, what it stashes, and a pattern."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from schedopt.plan import Kind, Tensor
 from schedopt.stage import Stage
 
+TaskKey = tuple[Kind | Tensor, int]
+"""What a task does, and its stage."""
+
 
 @dataclass(frozen=True)
 class Task:
-    """An operation or a transfer on the way of a micro-batch.
+    """An operation or a transfer on the path of a micro-batch.
 
     Parameters
     ----------
-    what : Kind or Tensor
+    kind : Kind or Tensor
     stage : int
     length_ns : int
-        0 for a recompute that is free to choose its layers.
+        0 where the model chooses what the task does.
     resources : tuple of tuple
-        What it occupies: a GPU, or each link on the way.
+        What it occupies: a GPU, or each link of a route.
     split : bool or None
-        Whether it is there only where the stage's backward is split (I, W), or only where it is
+        Whether it exists only where the backward of its stage is split (I, W), or only where it is
         whole (B). None: always.
     """
 
-    what: Kind | Tensor
+    kind: Kind | Tensor
     stage: int
     length_ns: int
     resources: tuple[tuple[object, ...], ...]
     split: bool | None = None
 
+    @property
+    def key(self) -> TaskKey:
+        """What it does, and its stage."""
+        return self.kind, self.stage
+
+    def excludes(self, other: Task | Stash) -> bool:
+        """Whether the two belong to the two ways of running one backward: whole, and split."""
+        return self.stage == other.stage and {self.split, other.split} == {False, True}
+
 
 @dataclass(frozen=True)
 class Stash:
-    """Bytes that a stage keeps for each micro-batch between two of its operations.
+    """Bytes that a stage keeps for each micro-batch from one of its operations to another.
 
     Parameters
     ----------
@@ -43,15 +56,15 @@ class Stash:
     enter, leave : Kind
         From the start of the first to the end of the second.
     each_bytes : int
-        The least, if the stage is free to choose what it recomputes.
+        For one micro-batch; the least, where the model chooses what is stashed.
     fit : int or None
         Micro-batches that the memory holds, at least 1; None: any number.
-    links : int
-        Steps from the first operation to the second.
+    hops : int
+        Tasks from the first operation to the second.
     split : bool or None
         As in `Task`.
-    beyond : int
-        So many more may be in flight than `most`, of which a model does not tell how many.
+    extra_in_flight : int
+        Extra micro-batches in flight beyond `most_in_flight`, not resolved by the model.
     """
 
     stage: int
@@ -60,22 +73,29 @@ class Stash:
     leave: Kind
     each_bytes: int
     fit: int | None
-    links: int
+    hops: int
     split: bool | None = None
-    beyond: int = 0
+    extra_in_flight: int = 0
 
-    def most(self, k: int, *, flush: bool = False) -> int:
-        """Return how many micro-batches may be in flight, as far as they fit and are of use."""
-        useful = k if flush else self.links * (k + 1)
+    def most_in_flight(self, k: int, *, flush: bool = False) -> int:
+        """Return how many micro-batches may be in flight: those that fit and are useful."""
+        useful = k if flush else self.hops * (k + 1)
         return useful if self.fit is None else min(self.fit, useful)
 
 
 @dataclass(frozen=True)
 class PatternSolution:
-    """A pattern: the period and the start of each step of each micro-batch, ns.
+    """A pattern of k micro-batches, or the proof that a period has none.
 
-    A step that is not there has no starts; without steps there is no pattern up to the period.
-    The stages are those of the problem, except for what was chosen.
+    Parameters
+    ----------
+    k : int
+    period_ns : int
+    starts : tuple of tuple of int
+        The absolute starts of each task, one for each micro-batch, ns. Empty for a task that does
+        not exist. No tasks at all: there is no pattern up to the period.
+    stages : tuple of Stage
+        Where the model chose something about them; else empty.
     """
 
     k: int
@@ -83,22 +103,20 @@ class PatternSolution:
     starts: tuple[tuple[int, ...], ...]
     stages: tuple[Stage, ...] = ()
 
-    def repeated(self, turns: int) -> PatternSolution:
-        """Return the same with so many periods as one."""
+    def repeated(self, times: int) -> PatternSolution:
+        """Return several periods as one."""
         rows = tuple(
-            tuple(begin + turn * self.period_ns for turn in range(turns) for begin in row)
+            tuple(begin + turn * self.period_ns for turn in range(times) for begin in row)
             for row in self.starts
         )
-        return replace(self, k=self.k * turns, period_ns=self.period_ns * turns, starts=rows)
+        return replace(self, k=self.k * times, period_ns=self.period_ns * times, starts=rows)
 
 
 class TaskGraph(Protocol):
-    """What the order model asks of a pipeline. See `AllocatedPipeline`."""
+    """The tasks of a micro-batch in the order of its path, and what it stashes."""
 
     path: list[Task]
     stashes: list[Stash]
-    usable: dict[int, int]
-    spare: dict[int, int]
 
     @property
     def load_ns(self) -> int:
@@ -106,17 +124,73 @@ class TaskGraph(Protocol):
         ...
 
     def most_in_flight(self, k: int, *, flush: bool = False) -> list[int]:
-        """Return how many micro-batches may be in flight of each that is kept."""
+        """Return how many micro-batches each stash may hold."""
         ...
 
-    def exact_peak(self, gpu: int) -> bool:
-        """Whether the order of a GPU's operations says what lies there at the worst, exactly."""
-        ...
 
-    def workspaces_of_one_way(self, gpu: int) -> list[tuple[int, bool, int]]:
-        """Return what takes a workspace only if a backward is whole, or split."""
-        ...
+def round_trip(
+    count: int,
+    operation: Callable[..., Task],
+    transfer: Callable[[Tensor, int, int, int], Iterable[Task]],
+    *,
+    recomputes: Callable[[int], bool],
+    split_backward: bool,
+) -> list[Task]:
+    """Return the tasks from the first stage to the last and back.
 
-    def workspace_bytes(self, step: Task) -> int:
-        """Return what an operation takes for its length."""
-        ...
+    Parameters
+    ----------
+    count : int
+        Stages.
+    operation : callable
+        Makes the task of a kind and a stage, with `split` as in `Task`.
+    transfer : callable
+        Makes those that send the tensor of a stage from one stage to another, none or one.
+    recomputes : callable
+        Whether a stage may recompute.
+    split_backward : bool
+    """
+    path: list[Task] = []
+    for stage in range(count):
+        path.append(operation("F", stage))
+        if stage < count - 1:
+            path += transfer("activation", stage, stage, stage + 1)
+    for stage in reversed(range(count)):
+        if recomputes(stage):
+            path.append(operation("R", stage))
+        if split_backward:
+            path.append(operation("B", stage, split=False))
+            path += [operation(kind, stage, split=True) for kind in ("I", "W")]
+        else:
+            path.append(operation("B", stage))
+        if stage > 0:
+            path += transfer("gradient", stage - 1, stage, stage - 1)
+    return path
+
+
+def direct_followers(path: Sequence[Task]) -> Iterator[tuple[int, int]]:
+    """Yield which task of a micro-batch directly follows which, by their positions on the path.
+
+    Recompute follows its forward, the backward both it and the gradient; W follows I, and
+    nothing follows W.
+    """
+    index = {task.key: position for position, task in enumerate(path)}
+    before: list[int] = []
+    tails: list[int] = []
+    for position, task in enumerate(path):
+        if task.kind == "R":
+            yield index["F", task.stage], position
+            continue
+        if task.kind == "W":
+            yield index["I", task.stage], position
+            continue
+        if task.kind in ("B", "I") and ("R", task.stage) in index:
+            yield index["R", task.stage], position
+        if task.kind == "I":
+            # The other way to run the backward stands in front of it on the path.
+            whole = tails.pop()
+            yield from ((tail, position) for tail in before)
+            tails = [whole, position]
+            continue
+        yield from ((tail, position) for tail in tails)
+        before, tails = tails, [position]

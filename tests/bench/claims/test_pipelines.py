@@ -7,7 +7,7 @@ import pytest
 from schedopt.account import versions
 from schedopt.bench.claims import pipelines
 from schedopt.bench.claims.pipelines import SYSTEMS, find_pipelines, plan_of
-from schedopt.systems import one_f_one_b
+from schedopt.systems import flushes
 from tests.bench.claims.findings import nothing
 
 
@@ -36,7 +36,7 @@ def test_all_is_so_but_one_update_may_come_sooner() -> None:
 
 
 def test_of_another_schedule_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(SYSTEMS, "GPipe", one_f_one_b.flush)
+    monkeypatch.setitem(SYSTEMS, "GPipe", flushes.one_f_one_b)
     monkeypatch.setitem(SYSTEMS, "PipeDream, vertical sync", SYSTEMS["PipeDream"])
     found = find_pipelines(nothing, 2)
     assert [part.verdict == "fails" for part in found.parts[:2]] == [True, True]

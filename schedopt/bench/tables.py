@@ -1,0 +1,143 @@
+"""Records as tables: rows by group, and Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from fractions import Fraction
+from statistics import geometric_mean
+from typing import Any, Final, TypeAlias
+
+from schedopt.errors import InputError
+from schedopt.units import format_bytes, format_duration
+
+Row: TypeAlias = Mapping[str, Any]
+
+FORMATS: Final = {
+    name: form
+    for form, names in {
+        "time": "period_exact known_exact contiguous_exact",
+        "bytes": "memory_bytes",
+        "%": "gap goal_gap feasible",
+        ".1%": "bubble predicted_bubble measured_bubble",
+        ".3f": "ratio least best mean worst saved_over_predicted "
+        "seconds cpu_seconds median_s longest_s",
+        ",": "placements per_s goal_per_s",
+        "g": "goal_ratio goal_s goal_median_s memory_level",
+    }.items()
+    for name in names.split()
+}
+"""How a value is shown, by its name: see `show`."""
+HEADINGS: Final = {
+    "gpus": "GPUs",
+    "level": "memory",
+    "memory_bytes": "bytes",
+    "known_exact": "known",
+    "contiguous_exact": "contiguous",
+    "period_exact": "found",
+    "least": "no less than",
+    "cpu_seconds": "CPU s",
+    "per_s": "a second",
+    "longest_seed": "at seed",
+    "max_k": "k up to",
+}
+"""Of columns; others are called as their value, and each goal is a "goal"."""
+
+
+def columns(rows: Iterable[Row], names: str) -> list[str]:
+    """Return the lines of a table with a line for each row.
+
+    Parameters
+    ----------
+    rows : iterable of mapping
+    names : str
+        Of the values that are shown, in order; ``name=heading`` for another heading, with
+        "~" for spaces.
+    """
+    pairs = [name.partition("=") for name in names.split()]
+    return table(
+        [heading.replace("~", " ") or _heading(name) for name, _, heading in pairs],
+        [[show(row.get(name), FORMATS.get(name, "")) for name, _, _ in pairs] for row in rows],
+    )
+
+
+def _heading(name: str) -> str:
+    if name.startswith("goal"):
+        return "goal"
+    plain = name.removesuffix("_s") + " s" * name.endswith("_s")
+    return HEADINGS.get(name, plain.replace("_", " "))
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    """Return the lines of a table in Markdown."""
+    return [
+        "| " + " | ".join(str(cell).replace("|", "/") for cell in row) + " |"
+        for row in (header, ["---"] * len(header), *rows)
+    ]
+
+
+def show(value: Any, form: str = "") -> str:
+    """Return a value as text; what is missing (None or NaN) is empty.
+
+    Parameters
+    ----------
+    value : object
+    form : str
+        "time" for a fraction of nanoseconds ("none" where it is missing), "bytes", "%" for a share
+        in percent, or a format specification of Python.
+    """
+    if form == "time":
+        return "none" if value is None else format_duration(Fraction(*value))
+    if value is None or value != value:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if form == "bytes":
+        return format_bytes(value)
+    if isinstance(value, Fraction):
+        value = float(value)
+    return f"{100 * value:.1f} %" if form == "%" else format(value, form)
+
+
+def number(value: Fraction | float | None) -> float:
+    """Return a figure of a row that is summarized; NaN where it is missing."""
+    return float("nan") if value is None else float(value)
+
+
+def mean_ratio(values: Iterable[float]) -> float:
+    """Return the geometric mean of the figures that are not missing."""
+    present = [value for value in values if value == value]
+    return geometric_mean(present) if present else float("nan")
+
+
+def summarize(
+    rows: Iterable[Row], by: str, **figures: tuple[str, str | Callable[[Any], object]]
+) -> list[dict[str, Any]]:
+    """Return a row for each group, in the order in which groups come first.
+
+    Parameters
+    ----------
+    rows : iterable of mapping
+    by : str
+        Names of the values that rows of a group have in common.
+    figures : (str, str or callable)
+        The value that is aggregated, and how: see `pandas.DataFrame.agg`.
+
+    Raises
+    ------
+    InputError
+        If pandas is not installed.
+    """
+    try:
+        import pandas
+    except ImportError:
+        raise InputError(
+            "tables need pandas, which is not installed",
+            way_out="Run pip install 'schedopt[bench]'",
+        ) from None
+    every = list(rows)
+    if not every:
+        return []
+    groups = pandas.DataFrame(every).groupby(by.split(), sort=False)
+    made = groups.agg(**figures).reset_index().astype(object)
+    found: list[dict[str, Any]] = made.where(made.notna(), None).to_dict("records")
+    return found

@@ -1,0 +1,71 @@
+"""The time that a search has, and whether somebody asked it to stop."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+
+class Clock:
+    """The clock of a search: its deadline, that of the solver at work, and requests to stop.
+
+    Parameters
+    ----------
+    time_limit : float, optional
+        Seconds. Default: no limit.
+    parent : Clock, optional
+        The clock of which this is a part. It stops with that one.
+    """
+
+    def __init__(self, time_limit: float | None = None, parent: Clock | None = None) -> None:
+        now = time.monotonic()
+        self._parent = parent
+        self._started: float = now if parent is None else parent._started
+        self._deadline = None if time_limit is None else now + time_limit
+        self._turn_ends: float | None = None
+        self._stop = threading.Event()
+
+    def fork(self, share: float) -> Clock:
+        """Return a clock for a part of the work, with a share of the time that is left."""
+        remaining = self.remaining()
+        return Clock(None if remaining is None else max(0.0, share * remaining), parent=self)
+
+    def begin_turn(self, share: float = 1.0) -> None:
+        """Give the solver that begins now a share of all the time that is left."""
+        if self._deadline is not None:
+            now = time.monotonic()
+            self._turn_ends = now + (self._deadline - now) * share
+
+    def extend(self, seconds: float) -> None:
+        """Move the deadlines."""
+        if self._deadline is not None:
+            self._deadline += seconds
+        if self._turn_ends is not None:
+            self._turn_ends += seconds
+
+    def seconds(self) -> float:
+        """Return the seconds since the whole search began."""
+        return time.monotonic() - self._started
+
+    def remaining(self) -> float | None:
+        """Return the seconds that the solver at work still has; None without a limit."""
+        end = self._deadline if self._turn_ends is None else self._turn_ends
+        return None if end is None else end - time.monotonic()
+
+    def stop(self) -> None:
+        """Ask to stop soon."""
+        self._stop.set()
+
+    def stop_requested(self) -> bool:
+        """Whether somebody asked to stop."""
+        return self._stop.is_set() or (self._parent is not None and self._parent.stop_requested())
+
+    def stopped(self) -> bool:
+        """Whether the solver at work should stop: its time is up, or somebody asked."""
+        remaining = self.remaining()
+        return self.stop_requested() or (remaining is not None and remaining <= 0)
+
+    def ended(self) -> bool:
+        """Whether the whole search should stop."""
+        late = self._deadline is not None and time.monotonic() >= self._deadline
+        return late or self.stop_requested()

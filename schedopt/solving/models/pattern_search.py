@@ -1,0 +1,209 @@
+"""The scan of k: the least period that a model allows, for one k after the other.
+
+For each k T is bisected. What load and memory alone do not allow is left out of the model, and
+often nothing is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from fractions import Fraction
+from math import ceil
+from typing import Final
+
+from schedopt.account.timeline import layer_ns
+from schedopt.chain import Layer
+from schedopt.plan import Kind, Pattern, Plan
+from schedopt.problem import Problem, Scope
+from schedopt.proofs import Proof, ProofKind
+from schedopt.result import Infeasibility
+from schedopt.solving.models.bisection import FeasibilityModel, bisect_period, query_model
+from schedopt.solving.models.domains import AllocationDomains
+from schedopt.solving.models.slots import SlotGraph, Slots
+from schedopt.solving.models.tasks import PatternSolution
+from schedopt.solving.retiming import compress_shifts
+from schedopt.solving.run import Run
+from schedopt.stage import Stage
+
+LONGEST: Final = 8
+"""The k to which a search goes where any is allowed."""
+
+
+class PatternScan:
+    """What a scan of k has found, and what it has proven.
+
+    Parameters
+    ----------
+    problem : Problem
+    proven : Scope
+        What the models speak of. Its `max_k` is that of the scan; None: k > 1 gains nothing.
+    proof : Proof
+
+    Attributes
+    ----------
+    longest : int
+        The k to which is searched.
+    bounds : dict of int to Fraction
+        What T / k cannot be below, of each k that was looked at, ns.
+    solutions : dict of int to PatternSolution
+        The best of each k.
+    """
+
+    def __init__(self, problem: Problem, proven: Scope, proof: Proof) -> None:
+        self.problem, self.proven, self.proof = problem, proven, proof
+        self.longest = proven.max_k or 1
+        self.bounds: dict[int, Fraction] = {}
+        self.solutions: dict[int, PatternSolution] = {}
+
+    def known(self, k: int) -> PatternSolution | None:
+        """Return the best solution for a divisor of k as one for k."""
+        known = [solution for solution in self.solutions.values() if k % solution.k == 0]
+        if not known:
+            return None
+        best = min(known, key=lambda solution: Fraction(solution.period_ns, solution.k))
+        return best.repeated(k // best.k)
+
+    def follow(
+        self, k: int, steps: Iterator[tuple[int, PatternSolution | None]]
+    ) -> Iterator[PatternSolution]:
+        """Yield each solution of a bisection, and keep what it proves."""
+        for least, solution in steps:
+            self.bounds[k] = Fraction(least, k)
+            if solution is not None:
+                self.solutions[k] = solution
+                yield solution
+
+    def report_bounds(self, run: Run) -> None:
+        """Report what holds for every k that was looked at."""
+        asked = self.problem.scope.period_ns
+        for last in self.bounds:
+            value = min(self.bounds[k] for k in range(1, last + 1))
+            scope = self.proven if self.proven.max_k is None else replace(self.proven, max_k=last)
+            if asked is None or value <= asked:
+                run.report_bound(value, scope, self.proof)
+            elif run.best() is None:
+                run.report_infeasible(
+                    Infeasibility(
+                        scope=replace(scope, period_ns=asked),
+                        proof=Proof(ProofKind.PERIOD_ABOVE, time_ns=asked, basis=self.proof),
+                    )
+                )
+
+    def report_impossible(self, run: Run) -> None:
+        """Report that memory does not even hold one micro-batch after the other, for any k."""
+        proof = Proof(ProofKind.NO_MEMORY_FOR_ONE, basis=self.proof)
+        run.report_infeasible(Infeasibility(scope=replace(self.proven, max_k=None), proof=proof))
+
+    def plan(self, stages: tuple[Stage, ...], pattern: Pattern) -> Plan:
+        """Return a plan of the problem, without periods in which micro-batches only wait."""
+        return compress_shifts(
+            Plan(
+                chain=self.problem.chain,
+                platform=self.problem.platform,
+                rule=self.problem.rule,
+                scope=self.problem.scope,
+                stages=stages,
+                pattern=pattern,
+            )
+        )
+
+
+class AllocationSearch:
+    """The scan of k for all allocations of a kind, by a model that decides about a period.
+
+    Parameters
+    ----------
+    slots : Slots
+    model : callable
+        Makes the model of a graph at a period.
+    proven, proof
+        As of `PatternScan`.
+    """
+
+    def __init__(
+        self,
+        slots: Slots,
+        model: Callable[[SlotGraph, int], FeasibilityModel],
+        proven: Scope,
+        proof: Proof,
+    ) -> None:
+        self.problem, self.slots, self.model = slots.problem, slots, model
+        self.found = PatternScan(slots.problem, proven, proof)
+
+    def solve(self, run: Run) -> None:
+        """Report each plan that improves on the best, for one k after the other."""
+        for solution in self._scan(run):
+            run.report(self.found.plan(solution.stages, self.slots.pattern(solution)))
+
+    def _scan(self, run: Run) -> Iterator[PatternSolution]:
+        best = run.best()
+        known = None if best is None else self.slots.solution(best)
+        if known is not None:
+            self.found.solutions[known.k] = known
+        for k in range(1, self.found.longest + 1):
+            low = max(1, ceil(k * (run.bound(self.problem.scope) or 0)))
+            self.found.bounds[k] = Fraction(low, k)
+            for solution in self.found.follow(k, self._bisect(k, low, run)):
+                yield solution
+                if run.settled(self.problem.scope):
+                    return
+            if run.stopped() or self._is_impossible(run):
+                return
+
+    def _is_impossible(self, run: Run) -> bool:
+        """Whether it is proven that memory does not even hold one micro-batch after the other.
+
+        What is held at once with more in flight is never less.
+        """
+        return run.best() is None and self.found.bounds[1] > self._longest_way()
+
+    def _bisect(self, k: int, low: int, run: Run) -> Iterator[tuple[int, PatternSolution | None]]:
+        best, asked = run.period(), self.problem.scope.period_ns
+        high = max(low, k * self._longest_way()) if best is None else ceil(k * best)
+        if asked is not None and (best is None or best > asked):
+            high, best = k * asked, None
+
+        def query(period: int) -> PatternSolution | None:
+            return self._query(k, period, run)
+
+        far = k == 1 and self.problem.scope.allocation == "general"
+        return bisect_period(low, high, query, run, known=best is not None, far=far)
+
+    def _longest_way(self) -> int:
+        """Return how long a micro-batch takes at most, ns."""
+        platform, layers = self.problem.platform, self.problem.chain.layers
+        slowest = min(platform.gpus, key=lambda gpu: gpu.speed)
+
+        def time(layer: Layer, *kinds: Kind) -> int:
+            return sum(slowest.duration_ns(layer_ns(layer, kind)) for kind in kinds)
+
+        forwards = 2 if self.problem.scope.recompute else 1
+        total = sum(
+            forwards * time(layer, "F") + max(time(layer, "B"), time(layer, "I", "W"))
+            for layer in layers
+        )
+        if platform.link is not None:
+            total += 2 * sum(platform.link.transfer_ns(a.activation_bytes) for a in layers[:-1])
+        return max(1, total)
+
+    def _query(self, k: int, period: int, run: Run) -> PatternSolution | None:
+        domains = AllocationDomains(
+            self.problem, self.slots.count, k, period, anywhere=self.slots.anywhere
+        )
+        if not all(domains.slots_of):
+            return PatternSolution(k, period, ())
+        known = self.found.known(k)
+        for part in domains.narrow_first():
+            model = self.model(SlotGraph(self.slots, part), period)
+            solution = query_model(model, known, run)
+            if solution is not None and (solution.starts or part.holds_all):
+                return solution
+        return None
+
+    def report_bounds(self, run: Run) -> None:
+        """Report what holds for every k that was looked at."""
+        if self._is_impossible(run):
+            self.found.report_impossible(run)
+        else:
+            self.found.report_bounds(run)

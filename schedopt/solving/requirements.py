@@ -1,0 +1,96 @@
+"""What solvers require of a problem: one refusal for each, with its way out."""
+
+from __future__ import annotations
+
+from schedopt.errors import InputError
+from schedopt.problem import Problem
+
+
+def refuse_unsupported(problem: Problem, solver: str) -> None:
+    """Raise `InputError` for what a solver of 1-periodic operations does not do.
+
+    A plan whose backwards are whole is one of those that a split backward allows.
+    """
+    asked = [
+        (not problem.rule.is_given, "rule", "a rule with updates", "Leave the rule out"),
+        (
+            problem.scope.microbatches is not None,
+            "scope.microbatches",
+            "a finite step",
+            "Leave the number of micro-batches (Scope.microbatches) out, or use the solver step",
+        ),
+    ]
+    for present, field, what, way_out in asked:
+        if present:
+            raise InputError(f"{solver} does not do {what}", field=field, way_out=way_out)
+    if not problem.scope.recompute and any(stage.recompute for stage in problem.stages):
+        raise InputError(
+            "the stages recompute layers, which the scope does not allow",
+            field="stages",
+            way_out="Allow it (Scope.recompute), or leave it out of the stages",
+        )
+
+
+def require_stages(problem: Problem, solver: str) -> None:
+    """Raise `InputError` unless every layer lies in one of the stages, each on one GPU."""
+    if problem.scope.allocation != "fixed":
+        # Where no stages are given, periodic improves the best plan so far.
+        lacking = "no plan so far to improve" if solver == "periodic" else f"{solver} needs stages"
+        raise InputError(
+            lacking,
+            field="solver",
+            way_out="Fix the stages of a plan (Problem.stages), or leave the choice of solvers to "
+            "schedopt",
+        )
+    count = len(problem.platform.gpus)
+    most = max(stage.gpus[0] for stage in problem.stages)
+    for number, stage in enumerate(problem.stages):
+        if len(stage.gpus) > 1:
+            raise InputError(
+                f"{solver} needs one GPU for each stage",
+                field="stages",
+                way_out="Give stages without replicas",
+            )
+        if not 0 <= stage.gpus[0] < count:
+            raise InputError(
+                f"stage {number} lies on GPU {stage.gpus[0]}, and there are {count}, "
+                f"from 0 to {count - 1}",
+                field=f"stages[{number}].gpus",
+                way_out=f"Give at least {most + 1} GPUs (Platform(gpus={most + 1})), or stages for "
+                "fewer"
+                if most >= count
+                else "Number GPUs from 0",
+            )
+    layers = [layer for stage in problem.stages for layer in range(stage.first, stage.last + 1)]
+    if layers != list(range(len(problem.chain.layers))):
+        raise InputError(
+            f"the stages do not hold each of {len(problem.chain.layers)} layers once and in order",
+            field="stages",
+            way_out="Start each stage behind the last layer of the one before",
+        )
+    home = {
+        layer: stage.gpus[0]
+        for stage in problem.stages
+        for layer in range(stage.first, stage.last + 1)
+    }
+    for group in problem.chain.same_gpu:
+        for layer in group[1:]:
+            if home[layer] != home[group[0]]:
+                raise InputError(
+                    f"layers {group[0]} and {layer} are tied (same_gpu), and lie on GPU "
+                    f"{home[group[0]]} and GPU {home[layer]}",
+                    field="stages",
+                    way_out="Give stages that hold them on one GPU, or leave the allocation free "
+                    "(without Problem.stages)",
+                )
+
+
+def require_contiguous(problem: Problem, solver: str) -> None:
+    """Raise `InputError` unless each GPU has one of the stages that are given."""
+    used = [stage.gpus[0] for stage in problem.stages]
+    if len(set(used)) < len(used):
+        raise InputError(
+            f"{solver} needs one stage for each GPU",
+            field="stages",
+            way_out="Give a contiguous allocation, or use periodic",
+        )

@@ -1,0 +1,392 @@
+"""Operations and transfers started as soon as possible, in the order that a system prescribes."""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from schedopt.account.timeline import Timeline
+from schedopt.errors import InputError
+from schedopt.plan import Kind, Operation, Pattern, Plan, Transfer, place_in_period
+from schedopt.problem import Problem, Scope
+from schedopt.simulation.events import MOST_EVENTS
+from schedopt.stage import Stage
+from schedopt.systems.steady_state import find_steady_state
+
+Name = tuple[str, int, int]
+"""What runs a micro-batch: ``("B", 2, 5)``, ``("activation", 0, 5)``, with stage and number."""
+
+
+@dataclass
+class _Task:
+    """Something to do: an item whose shift is its micro-batch, counted from the start of the run.
+
+    It waits for `needs`, then for its resources, first those of a lower priority.
+    """
+
+    item: Operation | Transfer
+    gpu: int
+    resources: tuple[Hashable, ...]
+    length_ns: int
+    needs: list[Name | Transfer]
+    earliest_ns: int
+    priority: int
+    behind: int | None = None
+    start_ns: int = -1
+    turn: int = -1
+    needed: list[int] = field(default_factory=list)
+    followers: list[int] = field(default_factory=list)
+
+    @property
+    def end_ns(self) -> int:
+        return self.start_ns + self.length_ns
+
+
+class ListScheduler:
+    """A run from an empty pipeline, told operation by operation, and the pattern in it.
+
+    What an operation needs from its neighbours is known: the activation, the gradient, the other
+    half of a backward; so are the transfers that take them from GPU to GPU. A system adds the
+    order in which each GPU works, and what follows from its rule.
+
+    Parameters
+    ----------
+    problem : Problem
+        Chain, platform and rule.
+    stages : sequence of Stage
+    ordered : bool
+        Whether each GPU runs its operations in the order in which they are added. Otherwise the
+        one of least priority of those that could start, and of those the one added first.
+    """
+
+    def __init__(self, problem: Problem, stages: Sequence[Stage], *, ordered: bool = True) -> None:
+        self.problem = problem
+        self.stages = tuple(stages)
+        self.ordered = ordered
+        self._tasks: list[_Task] = []
+        self._named: dict[Name | Transfer, int] = {}
+        self._last_on: dict[int, int] = {}
+        self._timeline = Timeline(self._plan(Pattern(k=1, period_total_ns=1, operations=())))
+
+    def _plan(self, pattern: Pattern, scope: Scope | None = None) -> Plan:
+        problem = self.problem
+        return Plan(
+            chain=problem.chain,
+            platform=problem.platform,
+            rule=problem.rule,
+            scope=scope or problem.scope,
+            stages=self.stages,
+            pattern=pattern,
+        )
+
+    def run(
+        self,
+        kind: Kind,
+        stage: int,
+        micro_batch: int,
+        *,
+        covers: int = 1,
+        replica: int = 0,
+        after: Iterable[Name | Transfer] = (),
+        earliest_ns: int = 0,
+        priority: int = 0,
+    ) -> None:
+        """Add an operation, and what takes its result to the next stage.
+
+        Parameters
+        ----------
+        kind, stage, micro_batch, covers, replica
+            As of an `Operation`, for this micro-batch and those that it covers behind it.
+        after : iterable of names and transfers
+            What it waits for besides what it always needs; it may be added later.
+        earliest_ns : int
+        priority : int
+            The least goes first, where GPUs are not ordered.
+        """
+        item = Operation(
+            kind=kind, stage=stage, shift=micro_batch, start_ns=0, covers=covers, replica=replica
+        )
+        gpu = self.stages[stage].gpu(micro_batch + replica)
+        once = self._timeline.stage_ns(kind, stage, gpu)
+        length = once if kind == "U" else once * covers
+        task = _Task(item, gpu, (("gpu", gpu),), length, list(after), earliest_ns, priority)
+        if self.ordered:
+            task.behind = self._last_on.get(gpu)
+            self._last_on[gpu] = len(self._tasks)
+        names = [(kind, stage, micro_batch + i) for i in range(covers)] if not replica else []
+        self._add(task, names)
+        if kind == "F" and stage + 1 < len(self.stages):
+            self._send_on("activation", stage, micro_batch, covers, (kind, stage), priority)
+        if kind in ("B", "I") and stage:
+            self._send_on("gradient", stage - 1, micro_batch, covers, (kind, stage), priority)
+
+    def update(
+        self, stage: int, micro_batch: int, *, after: Iterable[Name | Transfer] = ()
+    ) -> list[Name]:
+        """Add the update of a stage on the GPU of a micro-batch, if the rule has one with a length.
+
+        Returns
+        -------
+        list of Name
+            What follows the update waits for it: its name, or nothing where there is none.
+        """
+        layers = range(self.stages[stage].first, self.stages[stage].last + 1)
+        if self.problem.rule.is_given:
+            return []
+        if not any(self.problem.chain.layers[layer].update_ns for layer in layers):
+            return []
+        self.run("U", stage, micro_batch, after=after)
+        return [("U", stage, micro_batch)]
+
+    def _send_on(
+        self,
+        tensor: str,
+        stage: int,
+        first: int,
+        covers: int,
+        maker: tuple[str, int],
+        priority: int,
+    ) -> None:
+        here, there = (self.stages[s].gpu(first) for s in (stage, stage + 1))
+        if here != there:
+            item = Transfer(
+                tensor=tensor,  # type: ignore[arg-type]
+                stage=stage,
+                shift=first,
+                start_ns=0,
+                covers=covers,
+            )
+            self.send(item, after=[(*maker, first)], priority=priority)
+
+    def send(
+        self, item: Transfer, *, after: Iterable[Name | Transfer] = (), priority: int = 0
+    ) -> Transfer:
+        """Add a transfer whose shift is its micro-batch; return it, to be waited for.
+
+        Activations and their gradients are sent by `run`. Its `start_ns` is no time yet, but tells
+        apart transfers that are otherwise the same: the weights that F gathers, and B again.
+        """
+        source, target, _ = self._timeline.ends(item, item.shift)
+        route = self.problem.platform.route(source, target)
+        task = _Task(item, target, route, self.length_ns(item), list(after), 0, priority)
+        names: list[Name | Transfer] = [item]
+        if item.is_boundary:
+            names += [(item.tensor, item.stage, item.shift + i) for i in range(item.covers)]
+        self._add(task, names)
+        return item
+
+    def length_ns(self, item: Transfer) -> int:
+        """Return how long a transfer takes."""
+        source, target, count = self._timeline.ends(item, item.shift)
+        return self.problem.platform.transfer_ns(count, source, target)
+
+    def _add(self, task: _Task, names: Iterable[Name | Transfer]) -> None:
+        if len(self._tasks) >= MOST_EVENTS:
+            raise InputError(
+                f"the run would have more than {MOST_EVENTS} operations and transfers",
+                field="microbatches",
+                way_out="Use fewer micro-batches or GPUs",
+            )
+        for name in names:
+            if name in self._named:
+                raise ValueError(f"{name} is added twice")
+            self._named[name] = len(self._tasks)
+        self._tasks.append(task)
+
+    def _needs(self, task: _Task) -> Iterator[int]:
+        if task.behind is not None:
+            yield task.behind
+        wanted = list(task.needs)
+        item = task.item
+        if isinstance(item, Operation):
+            for i in range(item.shift, item.shift + item.covers):
+                wanted += self._always_needs(item, i)
+        for name in wanted:
+            if name not in self._named:
+                raise ValueError(f"{item} waits for {name}, which never comes")
+            yield self._named[name]
+
+    def _always_needs(self, item: Operation, i: int) -> Iterator[Name]:
+        """Yield what an operation needs for a micro-batch (Beaumont et al. 2021, figure 1)."""
+        stage = item.stage
+        if item.kind == "F" and stage:
+            yield self._arrival(("activation", stage - 1, i), ("F", stage - 1, i))
+        elif item.kind == "R":
+            yield "F", stage, i
+        elif item.kind == "W" and not item.replica:
+            yield "I", stage, i
+        elif item.kind in ("B", "I"):
+            yield "F", stage, i
+            if ("R", stage, i) in self._named:
+                yield "R", stage, i
+            if stage + 1 < len(self.stages):
+                behind = "I" if ("I", stage + 1, i) in self._named else "B"
+                yield self._arrival(("gradient", stage, i), (behind, stage + 1, i))
+
+    def _arrival(self, transfer: Name, maker: Name) -> Name:
+        return transfer if transfer in self._named else maker
+
+    def settle(self) -> None:
+        """Give everything its start: list scheduling, all as soon as it can.
+
+        What waits for the same GPU or link goes by priority, then in the order in which it became
+        ready, then as added.
+
+        Raises
+        ------
+        ValueError
+            If things wait for each other in a circle, or for what never comes.
+        """
+        self._share_updates()
+        waiting_for = [0] * len(self._tasks)
+        for number, task in enumerate(self._tasks):
+            task.needed = sorted(set(self._needs(task)))
+            waiting_for[number] = len(task.needed)
+            for needed in task.needed:
+                self._tasks[needed].followers.append(number)
+        _Engine(self._tasks, waiting_for).run()
+
+    def _share_updates(self) -> None:
+        """Let updates last as long as what is at home takes: how many chunks the transfers say."""
+        if self.problem.rule.partition == "none":
+            return
+        sent = tuple(
+            replace(task.item, start_ns=0)
+            for task in self._tasks
+            if isinstance(task.item, Transfer)
+        )
+        empty = Pattern(k=1, period_total_ns=1, operations=(), transfers=sent)
+        timeline = Timeline(self._plan(empty))
+        for task in self._tasks:
+            if isinstance(task.item, Operation) and task.item.kind == "U":
+                task.length_ns = timeline.stage_ns("U", task.item.stage, task.gpu)
+
+    def step(self, microbatches: int) -> Pattern:
+        """Return the whole run as one period of so many micro-batches, in which nothing crosses."""
+        last = max(self._tasks, key=lambda task: (task.end_ns, task.start_ns))
+        # What takes no time may start at the very end.
+        period = max(1, last.end_ns + (last.length_ns == 0))
+        return _pattern(
+            [replace(task.item, start_ns=task.start_ns) for task in self._tasks],
+            microbatches,
+            period,
+        )
+
+    def steady(self, k: int, *, fold: bool = False) -> Pattern:
+        """Return the pattern of k micro-batches, or a few times k, to which the run settles.
+
+        Parameters
+        ----------
+        k : int
+        fold : bool
+            Where links are so contended for that the order on them never settles, take one that
+            does.
+
+        Raises
+        ------
+        InputError
+            If the run has not settled; more micro-batches may do.
+        """
+        found = find_steady_state(self._tasks, k, fold=fold)
+        if found is not None:
+            return _pattern(found.items, found.k, found.period_ns)
+        raise InputError(
+            "the order of this system has not become periodic in the run that was looked at",
+            field="microbatches",
+            way_out="Take another number of GPUs or micro-batches",
+        )
+
+    def plan(self, pattern: Pattern, scope: Scope) -> Plan:
+        """Return the plan of a pattern."""
+        return self._plan(pattern, scope)
+
+
+class _Engine:
+    """The clock of a run: what is ready waits for its resources."""
+
+    def __init__(self, tasks: list[_Task], waiting_for: list[int]) -> None:
+        self.tasks = tasks
+        self.waiting_for = waiting_for
+        self.ready_ns = [task.earliest_ns for task in tasks]
+        self.events: list[tuple[int, int]] = []
+        self.queues: dict[tuple[Hashable, ...], list[tuple[int, int, int]]] = defaultdict(list)
+        self.busy: set[Hashable] = set()
+        self.users: dict[Hashable, set[tuple[Hashable, ...]]] = defaultdict(set)
+        self.started = self.ended = 0
+
+    def run(self) -> None:
+        for number, count in enumerate(self.waiting_for):
+            if not count:
+                heapq.heappush(self.events, (self.ready_ns[number], number))
+        while self.events:
+            now = self.events[0][0]
+            touched: set[tuple[Hashable, ...]] = set()
+            while self.events and self.events[0][0] == now:
+                while self.events and self.events[0][0] == now:
+                    _, number = heapq.heappop(self.events)
+                    self._happen(number, now, touched)
+                # What takes no time is over before anything else is chosen.
+                self._start(now, touched, lasting=False)
+            self._start(now, touched, lasting=True)
+        if self.ended < len(self.tasks):
+            stuck = next(t.item for t in self.tasks if t.start_ns < 0)
+            raise ValueError(f"{stuck} waits in a circle")
+
+    def _happen(self, number: int, now: int, touched: set[tuple[Hashable, ...]]) -> None:
+        """Let a task end, or get ready."""
+        task = self.tasks[number]
+        if task.start_ns >= 0:
+            self._end(number, now, touched)
+            return
+        for resource in task.resources:
+            self.users[resource].add(task.resources)
+        heapq.heappush(self.queues[task.resources], (task.priority, now, number))
+        touched.add(task.resources)
+
+    def _end(self, number: int, now: int, touched: set[tuple[Hashable, ...]]) -> None:
+        task = self.tasks[number]
+        self.ended += 1
+        for resource in task.resources:
+            self.busy.discard(resource)
+            touched |= self.users[resource]
+        for follower in task.followers:
+            self.waiting_for[follower] -= 1
+            self.ready_ns[follower] = max(self.ready_ns[follower], now)
+            if not self.waiting_for[follower]:
+                heapq.heappush(self.events, (self.ready_ns[follower], follower))
+
+    def _start(self, now: int, touched: set[tuple[Hashable, ...]], *, lasting: bool) -> None:
+        """Start what can start, the first of those that wait for the same things first."""
+        while True:
+            able = [
+                (self.queues[key][0], key)
+                for key in touched
+                if self.queues[key] and not self.busy.intersection(key)
+            ]
+            if not lasting:
+                able = [pair for pair in able if not self.tasks[pair[0][2]].length_ns]
+            if not able:
+                return
+            (_, _, number), key = min(able, key=lambda pair: pair[0])
+            heapq.heappop(self.queues[key])
+            task = self.tasks[number]
+            task.start_ns, task.turn = now, self.started
+            self.started += 1
+            self.busy.update(key)
+            heapq.heappush(self.events, (task.end_ns, number))
+
+
+def _pattern(items: Iterable[Operation | Transfer], k: int, period_ns: int) -> Pattern:
+    operations: list[Operation] = []
+    transfers: list[Transfer] = []
+    for item in items:
+        start, moved = place_in_period(item.start_ns, item.shift, k, period_ns)
+        if isinstance(item, Operation):
+            operations.append(replace(item, shift=moved, start_ns=start))
+        else:
+            transfers.append(replace(item, shift=moved, start_ns=start))
+    return Pattern(
+        k=k, period_total_ns=period_ns, operations=tuple(operations), transfers=tuple(transfers)
+    )

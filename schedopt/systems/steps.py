@@ -1,0 +1,87 @@
+"""Steps whose weights are given, like those that solvers look for: of an engine, of a system."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from schedopt.chain import Chain, Layer
+from schedopt.plan import Plan
+from schedopt.platform import Platform
+from schedopt.problem import Problem
+from schedopt.stage import Stage
+from schedopt.systems.catalogue import find_system
+from schedopt.systems.config import SystemConfig
+from schedopt.systems.flushes import Turn, interleaved_order, one_f_one_b_order
+from schedopt.systems.list_scheduler import ListScheduler
+
+
+def engine_order(ranks: int, chunks: int, microbatches: int) -> Iterator[Turn]:
+    """Yield what each rank runs, one rank after the other: kind, stage, micro-batch.
+
+    Parameters
+    ----------
+    ranks : int
+    chunks : int
+        Stages of each: stage s is on rank s mod `ranks`.
+    microbatches : int
+    """
+    if chunks == 1:
+        return one_f_one_b_order(ranks, microbatches)
+    return interleaved_order(ranks, chunks, microbatches)
+
+
+def engine_step(problem: Problem, stages: Sequence[Stage]) -> Plan:
+    """Return a step: 1F1B, or interleaved 1F1B where GPUs have several stages.
+
+    Parameters
+    ----------
+    problem : Problem
+        Its scope says how many micro-batches a step has.
+    stages : sequence of Stage
+        Such that an engine can run them (`schedopt.engine.why_not_stages`), with the number of
+        micro-batches a multiple of the GPUs where a GPU has several.
+
+    Returns
+    -------
+    Plan
+        Whether it fits into the memory is not looked at.
+    """
+    count = problem.scope.microbatches
+    assert count is not None
+    scheduler = ListScheduler(problem, stages)
+    ranks = len({stage.gpus for stage in stages})
+    for kind, stage, i in engine_order(ranks, len(stages) // ranks, count):
+        scheduler.run(kind, stage, i)
+    scheduler.settle()
+    return scheduler.plan(scheduler.step(count), problem.scope)
+
+
+def published_step(name: str, chain: Chain, platform: Platform, microbatches: int) -> Plan:
+    """Return a step of a system with a flush, without updates.
+
+    Parameters
+    ----------
+    name : str
+        Of a system that has a flush and no replicas.
+    chain : Chain
+    platform : Platform
+        Whether the step fits into its memory is not asked.
+    microbatches : int
+        Of the step.
+
+    Raises
+    ------
+    InputError
+        If the system cannot do the chain, the number of GPUs or that of micro-batches.
+    """
+    plain = replace(chain, layers=tuple(map(_without_updates, chain.layers)))
+    config = SystemConfig(chain=plain, platform=platform, microbatches=microbatches)
+    return replace(find_system(name).plan(config), chain=chain)
+
+
+def _without_updates(layer: Layer) -> Layer:
+    """Return a layer of which no part of the weights is known, so that no update is laid out."""
+    return replace(
+        layer, parameter_bytes=None, gradient_bytes=None, optimizer_bytes=None, update_ns=None
+    )

@@ -1,0 +1,225 @@
+from __future__ import annotations
+
+import copy
+import gc
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from schedopt.profiling import Model
+from schedopt.profiling.devices import CpuClock
+from schedopt.profiling.faking import FlopClock
+from schedopt.profiling.layer_sweeps import metered_halves, metered_sweep, split_sweep, sweep
+from schedopt.profiling.memory_meter import Meter
+from schedopt.profiling.pieces import Outline, Piece, try_out
+from tests.profiling.networks import BATCH, TINY, mixed, tiny
+
+FLOAT = 4
+NANO = 10**9
+
+
+def pieces_of(model: Model) -> list[Piece]:
+    outline = Outline(model)
+    return try_out(outline.pieces(outline.cuts), model.tensors)
+
+
+def sequence(*layers: nn.Module) -> Model:
+    return Model(module=nn.Sequential(*layers), inputs=torch.randn(BATCH, 4))
+
+
+def layered() -> Model:
+    """Return layers of widths 4, 6, 10, 10 and 3."""
+    return sequence(nn.Linear(4, 6), nn.Linear(6, 10), nn.GELU(), nn.Linear(10, 3))
+
+
+def doubled() -> Model:
+    return Model(module=mixed().double(), inputs=torch.randn(BATCH, 4, dtype=torch.float64))
+
+
+def gradients(module: nn.Module) -> dict[str, Tensor]:
+    """Take the gradients of a module away."""
+    found = {
+        name: parameter.grad
+        for name, parameter in module.named_parameters()
+        if parameter.grad is not None
+    }
+    module.zero_grad(set_to_none=True)
+    return found
+
+
+def permanent(model: Model) -> Meter:
+    return Meter([*model.module.parameters(), *model.module.buffers(), *model.tensors.values()])
+
+
+@pytest.mark.parametrize("name", [*TINY, "mixed"])
+def test_a_sweep_makes_the_gradients_of_the_whole_model(name: str) -> None:
+    model = doubled() if name == "mixed" else tiny(name, "float64")
+    whole = copy.deepcopy(model.module)
+    torch.manual_seed(0)
+    output = whole(*model.args, **model.kwargs)
+    (output.sum() if isinstance(output, Tensor) else output.loss).backward()
+    pieces = pieces_of(model)
+    torch.manual_seed(0)
+    sweep(pieces, model.tensors, CpuClock())
+    found, expected = gradients(model.module), gradients(whole)
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        torch.testing.assert_close(found[key], value, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("name", [*TINY, "mixed"])
+def test_a_backward_in_halves_makes_the_same_gradients(name: str) -> None:
+    model = doubled() if name == "mixed" else tiny(name, "float64")
+    pieces = pieces_of(model)
+    torch.manual_seed(0)
+    sweep(pieces, model.tensors, CpuClock())
+    expected = gradients(model.module)
+    torch.manual_seed(0)
+    split_sweep(pieces, model.tensors, CpuClock())
+    found = gradients(model.module)
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        torch.testing.assert_close(found[key], value, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("run", [sweep, split_sweep])
+def test_gradients_add_up_over_sweeps(run: object) -> None:
+    assert callable(run)
+    model = layered()
+    pieces = pieces_of(model)
+    run(pieces, model.tensors, CpuClock())
+    once = {name: value.clone() for name, value in gradients(model.module).items()}
+    run(pieces, model.tensors, CpuClock())
+    run(pieces, model.tensors, CpuClock())
+    for name, value in gradients(model.module).items():
+        torch.testing.assert_close(value, 2 * once[name])
+
+
+def test_metered_runs_make_the_same_gradients() -> None:
+    model = layered()
+    pieces = pieces_of(model)
+    sweep(pieces, model.tensors, CpuClock())
+    expected = gradients(model.module)
+    metered_sweep(pieces, model.tensors, permanent(model))
+    first = gradients(model.module)
+    metered_halves(pieces, model.tensors, permanent(model))
+    second = gradients(model.module)
+    for name, value in expected.items():
+        torch.testing.assert_close(first[name], value)
+        torch.testing.assert_close(second[name], value)
+
+
+def test_the_first_layer_has_no_half_for_its_input() -> None:
+    model = layered()
+    with FlopClock(NANO) as clock:
+        halves = split_sweep(pieces_of(model), model.tensors, clock)
+    product = 2 * BATCH * 4 * 6
+    assert (halves.input_ns[0], halves.weight_ns[0]) == (0, product)
+
+
+def test_the_halves_of_a_linear_layer_are_one_product_each() -> None:
+    model = layered()
+    with FlopClock(NANO) as clock:
+        halves = split_sweep(pieces_of(model), model.tensors, clock)
+    product = 2 * BATCH * 6 * 10
+    assert (halves.input_ns[1], halves.weight_ns[1]) == (product, product)
+
+
+def test_behind_a_detached_tensor_there_is_no_backward() -> None:
+    class Detached(nn.Module):
+        def forward(self, value: Tensor) -> Tensor:
+            return value.detach()
+
+    model = sequence(nn.Linear(4, 6), Detached(), nn.Linear(6, 3))
+    pieces = pieces_of(model)
+    with FlopClock(NANO) as clock:
+        seen = sweep(pieces, model.tensors, clock)
+        halves = split_sweep(pieces, model.tensors, clock)
+    product = 2 * BATCH * 6 * 3
+    assert seen.backward_ns == [0, 0, product]
+    assert (halves.input_ns, halves.weight_ns) == ([0, 0, 0], [0, 0, product])
+
+
+def swept(model: Model) -> list[Piece]:
+    """Return the layers after a sweep, so that there are gradients to add to."""
+    pieces = pieces_of(model)
+    sweep(pieces, model.tensors, CpuClock())
+    return pieces
+
+
+def test_a_forward_takes_its_output() -> None:
+    model = layered()
+    peaks = metered_sweep(swept(model), model.tensors, permanent(model))
+    loss = 1
+    expected = [BATCH * 6, BATCH * 10, BATCH * 10, BATCH * 3 + loss]
+    assert peaks.forward == [FLOAT * count for count in expected]
+
+
+def test_a_backward_takes_the_gradients_of_output_input_and_weights() -> None:
+    model = layered()
+    peaks = metered_sweep(swept(model), model.tensors, permanent(model))
+    expected = [
+        BATCH * 6 + (4 * 6 + 6),
+        BATCH * 10 + BATCH * 6 + (6 * 10 + 10),
+        BATCH * 10 + BATCH * 10,
+        # The gradient of a sum is one number, seen as many.
+        1 + BATCH * 10 + (10 * 3 + 3),
+    ]
+    assert peaks.backward == [FLOAT * count for count in expected]
+
+
+def test_gradients_to_which_is_added_are_not_counted() -> None:
+    model = layered()
+    pieces = swept(model)
+    weights_only = Meter(model.module.parameters())
+    first = metered_sweep(pieces, model.tensors, permanent(model))
+    again = metered_sweep(pieces, model.tensors, weights_only)
+    assert (again, weights_only.now) == (first, 0)
+
+
+def test_what_the_second_half_holds() -> None:
+    model = layered()
+    held = metered_halves(swept(model), model.tensors, permanent(model))
+    expected = [
+        BATCH * 4 + BATCH * 6,
+        BATCH * 6 + BATCH * 10,
+        # It has no weights.
+        0,
+        BATCH * 10 + 1,
+    ]
+    assert held == [FLOAT * count for count in expected]
+
+
+def test_a_stack_of_operators_holds_inputs_and_gradients_of_outputs_of_all_its_weights() -> None:
+    block = nn.Sequential(nn.Linear(6, 24), nn.Tanh(), nn.Linear(24, 6))
+    model = sequence(nn.Linear(4, 6), block, nn.Linear(6, 3))
+    held = metered_halves(swept(model), model.tensors, permanent(model))
+    inputs, gradients_of_outputs = BATCH * (6 + 24), BATCH * (24 + 6)
+    assert held[1] == FLOAT * (inputs + gradients_of_outputs)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_all_that_was_taken_is_given_back(name: str) -> None:
+    model = tiny(name)
+    pieces = swept(model)
+    meter = permanent(model)
+    metered_sweep(pieces, model.tensors, meter)
+    metered_halves(pieces, model.tensors, meter)
+    gc.collect()
+    assert meter.now == 0
+
+
+def test_activations_are_sizes_of_outputs_and_the_loss() -> None:
+    model = layered()
+    seen = sweep(pieces_of(model), model.tensors, CpuClock())
+    assert seen.activation_bytes == [BATCH * 6 * 4, BATCH * 10 * 4, BATCH * 10 * 4, 4]
+
+
+def test_the_collector_runs_again_after_each_kind_of_sweep() -> None:
+    model = layered()
+    pieces = swept(model)
+    split_sweep(pieces, model.tensors, CpuClock())
+    metered_sweep(pieces, model.tensors, permanent(model))
+    metered_halves(pieces, model.tensors, permanent(model))
+    assert gc.isenabled()
