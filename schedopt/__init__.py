@@ -2,7 +2,7 @@
 
 The five nouns: `Chain` and `Platform` make a `Problem`; `solve` answers with a `Result`, which
 holds a `Plan`; `check` says whether a plan is valid; `compare` puts the systems that people train
-with beside it.
+with next to it.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ LARGEST_TOTAL: Final = 2**60
 
 
 def show(value: object) -> str:
-    """Return a value for a message, short whatever it is."""
+    """Return any value as a short text for a message."""
     if isinstance(value, int) and abs(value) >= 10**20:
         return f"a number of {int(math.log10(abs(value))) + 1} digits"
     try:
@@ -82,13 +82,22 @@ def check_choice(owner: object, name: str, choices: tuple[str, ...]) -> None:
         )
 
 
-def as_tuple(owner: object, name: str) -> None:
-    """Turn a list that a caller gave into the tuple that a frozen dataclass keeps."""
+def as_tuple(owner: object, name: str, kind: type | None = None) -> None:
+    """Turn a list that a caller gave into the tuple that a frozen dataclass keeps.
+
+    Raises
+    ------
+    InputError
+        If it is no sequence, or an entry is not of the kind that is asked for.
+    """
     value = getattr(owner, name)
     if isinstance(value, list):
         object.__setattr__(owner, name, tuple(value))
     elif not isinstance(value, tuple):
         raise InputError(f"{show(value)} is not a sequence", field=name, way_out="Give a list")
+    for position, entry in enumerate(value if kind else ()):
+        if kind and not isinstance(entry, kind):
+            raise InputError(f"{show(entry)} is no {kind.__name__}", field=f"{name}[{position}]")
 
 
 def as_numbers(value: Any, field: str, *, low: int = 0, high: int = LARGEST) -> tuple[int, ...]:

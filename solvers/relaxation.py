@@ -12,7 +12,7 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Final
 
-from schedopt.bounds.amounts import Amounts, longest_transfer_ns
+from schedopt.bounds.amounts import Amounts
 from schedopt.bounds.load import load_bound
 from schedopt.bounds.propagation import PROOF as PROPAGATION
 from schedopt.bounds.propagation import is_propagated, propagate
@@ -76,7 +76,7 @@ def one_after_the_other_ns(problem: Problem) -> Fraction:
         halves = (layer.backward_input_ns, layer.backward_weight_ns)
         backs = [layer.backward_ns, *(half or 0 for half in halves)]
         total += 2 * slowest.duration_ns(layer.forward_ns) + sum(map(slowest.duration_ns, backs))
-        total += 2 * longest_transfer_ns(platform, layer.activation_bytes)
+        total += 2 * platform.longest_transfer_ns(layer.activation_bytes)
     return Fraction(max(1, total))
 
 

@@ -187,7 +187,7 @@ BAD: dict[str, tuple[Any, str, str]] = {
         lambda: Platform(2, 1, network=Network(nodes=(A,))), "network", "1 GPUs in all, not 2",
     ),
     "a bandwidth beside": (
-        lambda: Platform(1, 1, bandwidth=1, network=Network(nodes=(A,))), "link", "given beside",
+        lambda: Platform(1, 1, bandwidth=1, network=Network(nodes=(A,))), "link", "given with",
     ),
     "no network": (lambda: Platform(1, 1, network=3), "network", "3 is no Network"),  # type: ignore[arg-type]
 }  # fmt: skip

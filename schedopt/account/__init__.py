@@ -7,9 +7,9 @@ code with `schedopt.checking`, which replays the events.
 from __future__ import annotations
 
 from schedopt.account.binding import Binding, find_binding
-from schedopt.account.levels import Level
 from schedopt.account.load import GpuLoad, bubble, busy_time, load, messages, simultaneous, traffic
-from schedopt.account.memory import GpuMemory, concurrent_activations, memory, memory_levels
+from schedopt.account.memory import GpuMemory, concurrent_activations, memory, memory_profile
+from schedopt.account.profile import Level
 from schedopt.account.residencies import Residency, residencies
 from schedopt.account.versions import Versions, versions
 
@@ -26,7 +26,7 @@ __all__ = [
     "find_binding",
     "load",
     "memory",
-    "memory_levels",
+    "memory_profile",
     "messages",
     "residencies",
     "simultaneous",

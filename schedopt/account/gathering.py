@@ -76,7 +76,7 @@ def find_gathers(reader: Reader) -> Iterator[Gather]:
             sorted(arrivals), found, strict=False
         ):
             version = reads[_READING[order]]
-            home = chunk in reader.homes.at_home(stage, source)
+            home = chunk in reader.owners.owned(stage, source)
             yield Gather(stage, chunk, version, source, gpu, home, start, end, run.end_ns)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 
-from schedopt.account.levels import Span, highest
+from schedopt.account.profile import Span, peak_of
 from schedopt.account.timeline import Timeline
 from schedopt.network import Resource
 from schedopt.plan import Plan
@@ -93,13 +93,13 @@ def messages(plan: Plan) -> dict[int, int]:
     for ends, span in _sent(timeline):
         for gpu in ends:
             spans[gpu].append(span)
-    return {gpu: highest(found, timeline.length_ns) for gpu, found in spans.items()}
+    return {gpu: peak_of(found, timeline.length_ns) for gpu, found in spans.items()}
 
 
 def simultaneous(plan: Plan) -> int:
     """Return the most transfers under way at once between any GPUs, as `messages`."""
     timeline = Timeline(plan)
-    return highest((span for _, span in _sent(timeline)), timeline.length_ns)
+    return peak_of((span for _, span in _sent(timeline)), timeline.length_ns)
 
 
 def _sent(timeline: Timeline) -> Iterator[tuple[tuple[int, int], Span]]:

@@ -15,7 +15,7 @@ MOST_UNITS: Final = 256
 
 
 def need_more(sizes: Array, room: int, bins: int) -> bool:
-    """Whether things of these sizes surely do not fit so many bins.
+    """Whether items of these sizes surely do not fit into the bins.
 
     Sizes are rounded in units of u: a bin holds floor(room / u) of them. What is at most half a bin
     counts floor(size / u), and what is more takes away as much as is left beside it at most,

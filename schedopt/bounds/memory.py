@@ -13,7 +13,7 @@ from schedopt.result import Infeasibility
 
 
 def memory_proof(problem: Problem) -> Infeasibility | None:
-    """Return a proof that no allocation at all fits the memory, if one of two is at hand.
+    """Return a proof that no allocation at all fits the memory, if one of two applies.
 
     A layer needs its weights and what it saves for one micro-batch on one GPU, at the latest when
     its backward begins. In the reading *sum* each layer counts with its most, so that the totals

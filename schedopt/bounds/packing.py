@@ -88,7 +88,7 @@ def _with_whole_counts(
     counted : sequence of (int, int)
         Span in ns and bytes for each micro-batch, of each layer.
     spare : int
-        Bytes beside weights and one micro-batch.
+        Bytes on top of weights and one micro-batch.
     least : Fraction
         Above 0.
     stopped : callable

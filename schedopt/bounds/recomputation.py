@@ -69,7 +69,7 @@ def cheapest_recompute(
     in_flight : int
         Micro-batches between forward and backward.
     room_bytes : int
-        What the GPU has beside weights and workspace.
+        What the GPU has left after weights and workspace, bytes.
     """
     steps = [_step(chain, gpu, layer, in_flight) for layer in layers]
     cheapest = _shortest(steps, 1, 0)

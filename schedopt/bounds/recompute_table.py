@@ -54,7 +54,7 @@ class RecomputeTable:
         self.exact: dict[tuple[int, int, int], RecomputeChoice | None] = {}
 
     def widen(self, window: int) -> None:
-        """Make room for stages of up to so many layers."""
+        """Make room for stages of up to `window` layers."""
         if window > self.window:
             wider = min(self.count, max(window, 2 * self.window))
             self.rooms = self._rooms(wider)
@@ -65,7 +65,7 @@ class RecomputeTable:
         return np.stack([table[first, :ends] for table in self._up_to(groups)])
 
     def of_stages(self, firsts: Array, groups: int) -> Array:
-        """Return bounds for stages of 1, 2, ... layers, from each of so many first layers, ns."""
+        """Return bounds for stages of 1, 2, ... layers, each from its own first layer, ns."""
         places = np.arange(len(firsts))
         return np.stack([table[firsts, places] for table in self._up_to(groups)])
 
@@ -98,7 +98,7 @@ class RecomputeTable:
         return self.exact[key]
 
     def _rooms(self, window: int) -> Array:
-        """Return what the GPU has beside weights and workspace, by first layer and length."""
+        """Return the bytes left after weights and workspace, by first layer and length."""
         layers = self.chain.layers
         rooms = np.full((self.count, window), -1, dtype=np.int64)
         for first in range(self.count):

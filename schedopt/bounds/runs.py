@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from schedopt.bounds.amounts import Held, Scaled
+from schedopt.bounds.amounts import ResidentBytes, Scaled
 from schedopt.bounds.bins import need_more
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Runs:
     Parameters
     ----------
     scaled : Scaled
-    held : Held
+    held : ResidentBytes
         What the layers keep.
 
     Attributes
@@ -47,10 +47,10 @@ class Runs:
     prices : array, shape (prices, 2)
         Of a unit of time and of a unit of memory.
     lengths : array, shape (prices, most layers of a run, layers)
-        What each run takes at least beside its work and its weights, at each price.
+        What each run takes at least on top of its work and its weights, at each price.
     """
 
-    def __init__(self, scaled: Scaled, held: Held) -> None:
+    def __init__(self, scaled: Scaled, held: ResidentBytes) -> None:
         import numpy as np
 
         self.scaled, self.held = scaled, held

@@ -38,11 +38,11 @@ def contiguous_bound(problem: Problem, stopped: Callable[[], bool] = never_stop)
     The span of a stage, from the start of its forward to the end of its backward, is at least its
     own work and that of all stages behind it, and the transfers at the cuts between. A micro-batch
     comes every T / k on average, so on average span k / T of them are in flight, and at some
-    instant that rounded up: each keeps its saved bytes, beside the weights and the workspace of
+    instant that rounded up: each keeps its saved bytes, on top of the weights and the workspace of
     the operation that runs then. With a split backward the span ends with the input half, and
     stages behind count with what the gradient waits for. A link carries each micro-batch both
     ways; a transfer may cover several of them, which saves latency. With recompute a stage also
-    works for at least the least time of it with which so many in flight fit: what comes back lies
+    works for at least the least time of it with which those in flight fit: what comes back lies
     there when the first of them is freed. The least span behind each cut decides whether T / k is
     possible. It is bisected, and lowered to what the stages found allow, until nothing less is
     possible.
@@ -138,7 +138,7 @@ class _Spans:
         whole, part = period.as_integer_ratio()
 
         def times(count: int) -> int:
-            """Return the longest span with so many micro-batches in flight, ns."""
+            """Return the longest span with `count` micro-batches in flight, ns."""
             return min((count * whole - below) // part, LATEST)
 
         longest = times(1)
@@ -225,7 +225,7 @@ def _carried(problem: Problem) -> list[Fraction]:
 
 
 def _carried_on(link: Link | None, size: int, most: int | None) -> Fraction:
-    """Return how long a micro-batch occupies a link in patterns of so many at most, ns.
+    """Return how long a micro-batch occupies a link in patterns of at most `most` of them, ns.
 
     A transfer that covers several micro-batches has one latency, and rounds up once.
     """

@@ -173,7 +173,7 @@ class _Steps:
 
 
 def _trip(link: Link | None, size: int, count: int) -> int:
-    """Return how long a link carries so many micro-batches there and back at least, ns.
+    """Return how long a link carries `count` micro-batches there and back at least, ns.
 
     A half-duplex link carries all of them, at best at once; of others one is looked at.
     """

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from schedopt.checking.claims import find_false_claims
 from schedopt.checking.completeness import (
     find_wrong_operations,
     find_wrong_placements,
     find_wrong_transfers,
 )
 from schedopt.checking.deadlock import find_deadlock
+from schedopt.checking.declared import find_false_declarations
 from schedopt.checking.order import find_order_violations
 from schedopt.checking.replay import find_memory_violations
 from schedopt.checking.resources import find_overlaps
@@ -52,7 +52,7 @@ def check(subject: Plan | Result) -> tuple[Violation, ...]:
     if isinstance(subject, Plan):
         return limit(_check_plan(subject))
     found = _check_plan(subject.plan) if subject.plan is not None else []
-    return limit([*found, *find_false_claims(subject)])
+    return limit([*found, *find_false_declarations(subject)])
 
 
 def _check_plan(plan: Plan) -> list[Violation]:

@@ -62,7 +62,7 @@ def _name(turn: Turn) -> str:
 
 
 def _order(rank: int, ranks: int, chunks: int, count: int) -> list[Turn]:
-    """Return what a rank runs: so many forwards, then one and a backward in turn, and the rest."""
+    """Return what a rank runs: `ahead` forwards, then one and a backward in turn, and the rest."""
     if chunks == 1:
         forwards = [("F", rank, i) for i in range(count)]
         backwards = [("B", rank, i) for i in range(count)]

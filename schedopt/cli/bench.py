@@ -12,8 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, get_type_hints
 import typer
 
 from schedopt.cli.commands import Commands, one_line_a_paragraph
-from schedopt.cli.options import AsJson, check_time_limit, naming_options, parse_counts
-from schedopt.cli.pools import Dask, Jobs, make_pool
+from schedopt.cli.options import (
+    AsJson,
+    Dask,
+    Jobs,
+    check_time_limit,
+    make_pool,
+    naming_options,
+    parse_counts,
+)
 from schedopt.cli.progress import progress_bar
 from schedopt.cli.signals import usual_signals
 from schedopt.errors import InputError, naming_file
@@ -498,9 +505,9 @@ def run_suite(
 
 def finish(suite: Suite, records: Sequence[Record], output: Path) -> None:
     """Write tables and picture next to the records, and print what they say together."""
-    from schedopt.cli.columns import Column, print_table
-    from schedopt.cli.tables import make_console
+    from schedopt.cli.printing import make_console, print_table
     from schedopt.formats import write_whole
+    from schedopt.reporting.tables import Table
 
     if not records:
         return
@@ -509,8 +516,14 @@ def finish(suite: Suite, records: Sequence[Record], output: Path) -> None:
     suite.save_picture(records, picture)
     if suite.overview:
         shown = suite.overview(records)
-        columns = [Column(shown.headings[0], words=True), *map(Column, shown.headings[1:])]
-        print_table(make_console(), shown.title, columns, shown.rows, keys=shown.keys)
+        table = Table(
+            title=shown.title,
+            columns=(*shown.headings,),
+            rows=tuple(map(tuple, shown.rows)),
+            keys=shown.keys,
+            words=frozenset(shown.headings[:1]),
+        )
+        print_table(make_console(), table)
     for line in suite.summary(records):
         typer.echo(line)
     for missed in suite.misses(records):

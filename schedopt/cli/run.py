@@ -16,14 +16,11 @@ import typer
 
 from schedopt.cli.options import (
     AsJson,
-    Batch,
-    Dtype,
-    Image,
     Microbatches,
+    ModelOptions,
     OptimizerName,
     PlanFile,
     Seed,
-    Seq,
     check_outputs,
     naming_options,
 )
@@ -37,6 +34,7 @@ if TYPE_CHECKING:
 
 def run_plan(
     plan: PlanFile,
+    config: ModelOptions,
     model: Annotated[
         str | None,
         typer.Option(
@@ -56,7 +54,7 @@ def run_plan(
     stretch: Annotated[
         float,
         typer.Option(
-            help="With --synthetic: sleep so many times as long, for plans of microseconds or of "
+            help="With --synthetic: sleep this many times as long, for plans of microseconds or of "
             "minutes. What is printed is in the time of the plan.",
             metavar="X",
         ),
@@ -84,10 +82,6 @@ def run_plan(
         typer.Option(help="Unless the factory brings its own."),
     ] = "adamw",
     seed: Seed = 0,
-    batch: Batch = None,
-    seq: Seq = None,
-    image: Image = None,
-    dtype: Dtype = None,
     compare: Annotated[
         bool,
         typer.Option(
@@ -100,7 +94,7 @@ def run_plan(
     nodes: Annotated[
         int,
         typer.Option(
-            help="Print the torchrun line for so many machines instead of running.", metavar="N"
+            help="Print the torchrun line for this many machines instead of running.", metavar="N"
         ),
     ] = 1,
     actions: Annotated[
@@ -123,7 +117,7 @@ def run_plan(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run a plan, and print what was measured beside what was predicted.
+    """Run a plan, and print what was measured next to what was predicted.
 
     The model is cut where the plan says. Names and bytes must be those of the plan; times may
     differ, and are compared. Each step runs M micro-batches from an empty pipeline to an empty
@@ -139,16 +133,15 @@ def run_plan(
 
     schedopt run plan.json --model package.module:factory --nodes 2
     """
-    from schedopt.cli.charts import load_valid
+    from schedopt.cli.plans import load_valid, micro_batches
+    from schedopt.cli.printing import print_json
     from schedopt.drawing import picture_suffix
-    from schedopt.simulation import usual_micro_batches
 
     if plot is not None:
         picture_suffix(plot)
     check_outputs({"--trace": trace, "--plot": plot, "--output": output})
-    loaded = load_valid(plan).plan
-    assert loaded is not None
-    count = usual_micro_batches(loaded) if microbatches is None else microbatches
+    _, loaded = load_valid(plan)
+    count = micro_batches(loaded, microbatches)
     if actions:
         from schedopt.actions import make_actions
 
@@ -163,7 +156,6 @@ def run_plan(
         )
     from schedopt.running.job import Job
 
-    options = {"batch": batch, "seq": seq, "image": image, "dtype": dtype}
     with naming_options():
         job = Job(
             plan=loaded,
@@ -174,7 +166,7 @@ def run_plan(
             device=device,
             seed=seed,
             optimizer=optimizer,
-            options={name: value for name, value in options.items() if value is not None},
+            options=config.given(),
             compare=compare,
             stretch=stretch,
         )
@@ -186,7 +178,7 @@ def run_plan(
         return
     _write(report, trace, plot, output)
     if as_json:
-        typer.echo(json.dumps(report.to_json(), indent=2))
+        print_json(report.to_json())
     else:
         from schedopt.cli.run_tables import print_report
 
@@ -215,7 +207,7 @@ def _run(job: Job, port: int) -> Report | None:
 
 @contextmanager
 def _ending_at_once() -> Iterator[None]:
-    """End a rank that fails at once: its threads may wait for the other ranks for ever."""
+    """End a rank that fails at once: its threads may wait for the other ranks forever."""
     with usual_signals():
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         try:
@@ -228,7 +220,7 @@ def _ending_at_once() -> Iterator[None]:
 
 @contextmanager
 def _own_output() -> Iterator[None]:
-    """Keep what a model prints, in whatever language, out of what the command prints."""
+    """Keep what a model prints, in any language, out of what the command prints."""
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)
@@ -260,7 +252,7 @@ def _check_gradients(report: Report) -> None:
     """End with exit code 5 if what was trained is not what one process trains."""
     if not report.outcome.agrees:
         typer.echo(
-            f"gradients: they are not those of {report.outcome.compared_with}, or no numbers. Does "
+            f"gradients: they are not those of {report.outcome.compared_with}, or not finite. Does "
             "the factory build the same model each time, from torch's seed, and its data no NaN?",
             err=True,
         )

@@ -1,16 +1,16 @@
-"""What a run measured, as tables beside what was predicted."""
+"""What a run measured, as tables next to what was predicted."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from math import isfinite
 from typing import Final
 
 from rich.console import Console
 
-from schedopt.cli.columns import Column, print_table
-from schedopt.cli.tables import make_console
+from schedopt.cli.printing import make_console, print_table
+from schedopt.reporting.tables import Table
 from schedopt.running.report import Parting, Report
 from schedopt.units import format_bytes, format_duration
 
@@ -59,13 +59,7 @@ def _print_step(console: Console, report: Report) -> None:
         name = f"All {found.transfers} transfers"
         rows.append(_times(name, planned.transfers_ns, found.transfers_ns))
     replayed = report.job.backend == "logical"
-    columns = [
-        Column("", words=True),
-        Column("Predicted"),
-        Column("Replayed" if replayed else "Measured"),
-        Column("Difference"),
-    ]
-    print_table(console, "Times: medians over steps", columns, rows)
+    _print_times(console, "Times: medians over steps", rows, "Replayed" if replayed else "Measured")
 
 
 def _print_memory(console: Console, report: Report) -> None:
@@ -83,9 +77,15 @@ def _print_memory(console: Console, report: Report) -> None:
             apart = f"{after / before - 1:+.1%}" if before and after is not None else ""
             taken = "" if after is None else format_bytes(after)
             rows.append((name, kind, format_bytes(before or 0), taken, apart, most))
-    columns = [Column("", words=True), Column("Memory", left=True)]
-    columns += [Column(name) for name in ("Predicted", "Measured", "Difference", "Limit")]
-    print_table(console, "Memory: the most at once", columns, rows, keys=2)
+    table = Table(
+        title="Memory: the most at once",
+        columns=("", "Memory", "Predicted", "Measured", "Difference", "Limit"),
+        rows=tuple(rows),
+        keys=2,
+        left=frozenset(("Memory",)),
+        words=frozenset(("",)),
+    )
+    print_table(console, table)
 
 
 def _print_partings(console: Console, report: Report) -> None:
@@ -93,13 +93,15 @@ def _print_partings(console: Console, report: Report) -> None:
         _times(_told(parting), parting.predicted_ns, parting.measured_ns)
         for parting in report.partings[:MOST_PARTINGS]
     ]
-    columns = [
-        Column("", words=True),
-        Column("Predicted"),
-        Column("Measured"),
-        Column("Difference"),
-    ]
-    print_table(console, "Where they part most: one micro-batch", columns, rows)
+    _print_times(console, "Where they differ most: one micro-batch", rows)
+
+
+def _print_times(
+    console: Console, title: str, rows: Sequence[tuple[str, ...]], measured: str = "Measured"
+) -> None:
+    columns = ("", "Predicted", measured, "Difference")
+    table = Table(title=title, columns=columns, rows=tuple(rows), words=frozenset(("",)))
+    print_table(console, table)
 
 
 def _print_facts(console: Console, report: Report) -> None:
@@ -175,7 +177,7 @@ def _duration(nanoseconds: float) -> str:
 
 def _apart(figure: float) -> str:
     if not isfinite(figure):
-        return "no numbers, and so neither far nor near"
+        return "not comparable (NaN or infinite)"
     return "no different" if figure == 0 else f"{figure:.1e} (relative)"
 
 

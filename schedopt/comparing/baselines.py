@@ -75,7 +75,7 @@ def named_baseline(name: str, other: Plan, plan: Plan, microbatches: int) -> Bas
     other : Plan
         Valid.
     plan : Plan
-        What it is put beside.
+        What it is compared with.
     microbatches : int
         Of a step.
 

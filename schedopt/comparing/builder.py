@@ -310,7 +310,7 @@ def _why_none(result: Result) -> str:
 
 
 def _measured(system: System, result: Result, asked: int, count: int, note: str = "") -> Row:
-    """Return the row of a plan, whose step has so many micro-batches instead of those asked."""
+    """Return the row of a plan, whose step has `count` micro-batches instead of those asked."""
     assert result.plan is not None
     figures = measure_plan(result.plan, count, system.name)
     taken = f"a step of {figures.microbatches}" if figures.microbatches != asked else ""

@@ -40,7 +40,7 @@ def save_comparison_picture(comparison: Comparison, path: str | Path) -> None:
     """Draw a comparison into a file, whole or not at all.
 
     Each system that has a plan is a point with a number, grey where it does not fit; its name
-    stands behind the number beside the plot. Lines stand at the memories that GPUs have. The same
+    stands behind the number next to the plot. Lines stand at the memories that GPUs have. The same
     comparison always gives the same bytes.
 
     Raises

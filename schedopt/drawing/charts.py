@@ -8,7 +8,7 @@ from fractions import Fraction
 from itertools import chain as joined
 
 from schedopt.account import Binding, GpuMemory, Level, bubble, find_binding, load, memory
-from schedopt.account.memory import memory_levels
+from schedopt.account.memory import memory_profile
 from schedopt.account.residencies import residencies
 from schedopt.account.timeline import Timeline
 from schedopt.drawing.chart import Box, Chart, MemoryRow, Row, Span
@@ -41,7 +41,7 @@ def chart_plan(result: Result) -> Chart:
     shown = repeat if once else 2 * period
     runs = list(_repeated(_runs(timeline), timeline, shown))
     loads = load(plan)
-    levels = memory_levels(plan, residencies(plan), repeat)
+    levels = memory_profile(plan, residencies(plan), repeat)
     return Chart(
         title=f"{plan.chain}",
         facts=(f"{plan.platform}", *_facts(result, plan, binding), *_unused(plan)),
@@ -78,7 +78,7 @@ def chart_simulation(simulation: Simulation) -> Chart:
         length_ns=max(1, shown),
         repeats_from_ns=max(1, shown),
         gpus=_gpu_rows(plan, runs, shown, shares),
-        memory=_memory_rows(plan, simulation.memory_levels, simulation.memory, binding),
+        memory=_memory_rows(plan, simulation.memory_profile, simulation.memory, binding),
         links=_link_rows(plan, runs, max(1, shown)),
         spans=tuple(_phases(simulation)),
         stages=len(plan.stages),

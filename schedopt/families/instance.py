@@ -95,10 +95,7 @@ class Instance:
     known: tuple[Fact, ...] = ()
 
     def __post_init__(self) -> None:
-        as_tuple(self, "known")
-        for position, fact in enumerate(self.known):
-            if not isinstance(fact, Fact):
-                raise InputError(f"{show(fact)} is no Fact", field=f"known[{position}]")
+        as_tuple(self, "known", Fact)
         Problem(chain=self.chain, platform=self.platform)
 
 

@@ -30,7 +30,7 @@ class Reduction:
     Parameters
     ----------
     theorem : {1, 2}
-        1: each number is a layer that takes so many ns forward and nothing back, on m GPUs; all
+        1: each number is a layer that takes that many ns forward and nothing back, on m GPUs; all
         sizes are 0. A plan of period V, with any allocation, has a group on each GPU.
         2: 2 GPUs with memory m. m layers of V on the second GPU; the numbers on the first; then
         2 m layers of V with an activation of 1, on the second and the first GPU in turn. Nothing

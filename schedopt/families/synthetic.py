@@ -31,7 +31,7 @@ def uniform_chain(
 ) -> Instance:
     """Return equal layers.
 
-    Some GPU runs at least m = ceil(layers / gpus) of them, whatever the allocation and k. Stages
+    Some GPU runs at least m = ceil(layers / gpus) of them, for any allocation and k. Stages
     of m layers reach that period if the memory holds m layers with an activation for each stage;
     with less, nothing is said to be known.
 

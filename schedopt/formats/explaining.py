@@ -26,7 +26,7 @@ def adapter(kind: type[T]) -> TypeAdapter[T]:
     return _ADAPTERS[kind]
 
 
-def build(kind: type[T], document: Mapping[str, Any], beside: Sequence[str] = ()) -> T:
+def build(kind: type[T], document: Mapping[str, Any], others: Sequence[str] = ()) -> T:
     """Make an object of a data class from a JSON document, strictly.
 
     Parameters
@@ -35,7 +35,7 @@ def build(kind: type[T], document: Mapping[str, Any], beside: Sequence[str] = ()
         The data class.
     document : mapping
         What the file holds.
-    beside : sequence of str
+    others : sequence of str
         Other names that the same object of the file may hold, to suggest for a misspelt one.
 
     Raises
@@ -46,7 +46,7 @@ def build(kind: type[T], document: Mapping[str, Any], beside: Sequence[str] = ()
     try:
         return adapter(kind).validate_json(json.dumps(document))
     except ValidationError as error:
-        raise explain(error, kind, beside) from None
+        raise explain(error, kind, others) from None
 
 
 def dump_plain(value: T, kind: type[T], **options: Any) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def dump_plain(value: T, kind: type[T], **options: Any) -> dict[str, Any]:
     return document
 
 
-def explain(error: ValidationError, kind: type, beside: Sequence[str] = ()) -> InputError:
+def explain(error: ValidationError, kind: type, others: Sequence[str] = ()) -> InputError:
     """Turn the first of pydantic's errors into ours."""
     # A misspelt field is also a missing one: name the spelling, not the gap.
     problems = sorted(_of_one_member(error), key=lambda problem: problem["type"] == "missing")
@@ -81,7 +81,7 @@ def explain(error: ValidationError, kind: type, beside: Sequence[str] = ()) -> I
     if isinstance(cause, InputError):
         found = cause.within(path)
     elif first["type"] == "unexpected_keyword_argument":
-        names = [*_names_at(kind, place[:-1]), *(beside if len(place) == 1 else ())]
+        names = [*_names_at(kind, place[:-1]), *(others if len(place) == 1 else ())]
         near = get_close_matches(str(place[-1]), names, n=1)
         way_out = f"Did you mean {near[0]}?" if near else "Leave it out"
         found = InputError("is not known", field=path, way_out=way_out)

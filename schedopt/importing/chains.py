@@ -13,8 +13,8 @@ from schedopt.errors import InputError, naming_file
 from schedopt.importing import dnn_partitioning, pipedream, piper
 from schedopt.importing.graph import Graph, Node
 from schedopt.importing.linearising import Group, linearise, merge
+from schedopt.importing.odd_times import odd_times
 from schedopt.importing.reading import read_file
-from schedopt.importing.suspicions import suspicions
 from schedopt.units import printable
 from schedopt.validation import as_whole, show
 
@@ -24,7 +24,7 @@ SOURCES: Final[tuple[Source, ...]] = get_args(Source)
 CUTS: Final[tuple[Cuts, ...]] = get_args(Cuts)
 MOST_COPIES: Final = 64
 LONGEST_LIST: Final = 20
-"""The provenance names so many nodes; of more it says how many."""
+"""The provenance names up to this many nodes; of more it gives the number."""
 
 _READERS: Final[dict[str, tuple[Callable[[str], Graph], str]]] = {
     "pipedream": (pipedream.read_pipedream, pipedream.EXPECTED),
@@ -208,7 +208,7 @@ def _notes(
         )
     if absorbed:
         notes.append(f"Without a time, so part of the layer that feeds them: {_few(absorbed)}.")
-    return tuple(printable(note) for note in (*notes, *graph.remarks, *suspicions(graph)))
+    return tuple(printable(note) for note in (*notes, *graph.remarks, *odd_times(graph)))
 
 
 def _few(names: Sequence[str]) -> str:

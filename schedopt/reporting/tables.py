@@ -31,6 +31,8 @@ class Table:
         Columns whose figures stand at the left.
     words : frozenset of str
         Columns of text.
+    last : tuple of str
+        A row below a line, such as a sum, where there is one.
     """
 
     title: str
@@ -39,6 +41,7 @@ class Table:
     keys: int = 1
     left: frozenset[str] = frozenset()
     words: frozenset[str] = frozenset()
+    last: tuple[str, ...] = ()
 
 
 def stage_table(plan: Plan) -> Table:

@@ -9,7 +9,7 @@ from fractions import Fraction
 from itertools import accumulate
 from statistics import median
 
-from schedopt.account.levels import highest
+from schedopt.account.profile import peak_of
 from schedopt.actions import Action, gpu_ranks, sending_end
 from schedopt.plan import Operation, Plan
 from schedopt.running.records import Outcome
@@ -62,7 +62,7 @@ def predict(step: Simulation) -> Figures:
     gpus = sorted(gpu_ranks(plan))
     lying = [one for one in step.residencies if one.gpu in gpus]
     weights = [
-        highest(
+        peak_of(
             [
                 (one.count, one.start_ns, one.end_ns)
                 for one in lying

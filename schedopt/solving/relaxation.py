@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 
 from ortools.sat.python import cp_model
 
-from schedopt.bounds.propagation import Forced
+from schedopt.bounds.propagation import ForcedWork
 from schedopt.bounds.recomputation import runs_of
 from schedopt.platform import Gpu
 from schedopt.solving.models.cut_transfers import CutTransfers
@@ -49,18 +49,18 @@ class RelaxationModel:
 
     Parameters
     ----------
-    forced : Forced
+    forced : ForcedWork
         What is known of the period.
     """
 
-    def __init__(self, forced: Forced) -> None:
+    def __init__(self, forced: ForcedWork) -> None:
         self.forced, self.scaled = forced, forced.scaled
         self.problem = self.scaled.problem
         self.split = self.problem.scope.split_backward
         self.recompute = self.problem.scope.recompute
         self.layers = range(len(forced.spans))
         self.gpus = self._row_of_gpus()
-        self.held = self.scaled.held(forced.spans)
+        self.held = self.scaled.resident(forced.spans)
         parts = PARTS if self.scaled.peak else 1
         self.saved, self.checkpoint = self.scaled.saved // parts, self.scaled.checkpoint // parts
         self.model = cp_model.CpModel()
@@ -138,7 +138,7 @@ class RelaxationModel:
 
     def _keep_apart(self) -> None:
         """Keep pairs apart that cannot share a GPU."""
-        apart = self.forced.apart()
+        apart = self.forced.non_coresident()
         pairs = [(one, two) for one in self.layers for two in self.layers[:one] if apart[one, two]]
         for one, two in pairs[: MOST_CLAUSES // len(self.gpus)]:
             for first, second in zip(self.on[one], self.on[two], strict=True):

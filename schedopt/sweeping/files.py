@@ -14,7 +14,7 @@ from schedopt.formats.explaining import build, dump_plain
 from schedopt.formats.reading import read_document
 from schedopt.formats.results import leave_out_defaults
 from schedopt.formats.writing import to_text, write_whole
-from schedopt.sweeping.carrying import carry
+from schedopt.sweeping.propagation import propagate_monotone
 from schedopt.sweeping.sweep import SWEEP_FORMAT, Options, Sweep
 from schedopt.version import __version__
 
@@ -77,7 +77,7 @@ def resume_sweep(path: str | Path, chain: Chain, options: Options) -> Sweep:
     with naming_file(path):
         _check_same(sweep, chain, options)
         _check_plans(sweep, chain)
-    return replace(sweep, points=carry(sweep.points), version=__version__)
+    return replace(sweep, points=propagate_monotone(sweep.points), version=__version__)
 
 
 def _check_same(sweep: Sweep, chain: Chain, options: Options) -> None:

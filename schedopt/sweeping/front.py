@@ -17,7 +17,7 @@ class Row:
     ----------
     point : Point
     step_bytes : int or None
-        How much more memory a GPU has than at the point before it on its line. None for the first.
+        How much more memory a GPU has than at the point before in its series. None for the first.
     gain : Fraction or None
         The share of the period there that this memory saves. None where either has no plan.
     pareto : bool
@@ -37,7 +37,7 @@ def compare_points(points: Iterable[Point]) -> list[Row]:
     rows = []
     before: Point | None = None
     for point in ordered:
-        if before is not None and before.line != point.line:
+        if before is not None and before.series != point.series:
             before = None
         rows.append(
             Row(

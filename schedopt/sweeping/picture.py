@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from schedopt.drawing.files import save_figure
 from schedopt.drawing.looks import COLOURS
 from schedopt.sweeping.front import Row, compare_points
-from schedopt.sweeping.sweep import Line, Point, Sweep
+from schedopt.sweeping.sweep import Point, Series, Sweep
 from schedopt.units import format_bandwidth, printable
 
 if TYPE_CHECKING:
@@ -116,16 +116,16 @@ def _figure(sweep: Sweep) -> Figure:
 
 def _draw_lines(axes: Axes, rows: Sequence[Row], looks: _Looks) -> None:
     """Draw period and bound against the memory of a GPU."""
-    lines: dict[Line, list[Row]] = {}
+    lines: dict[Series, list[Row]] = {}
     for row in rows:
-        lines.setdefault(row.point.line, []).append(row)
+        lines.setdefault(row.point.series, []).append(row)
     for (count, rate), line in lines.items():
         colour = looks.colour(count)
-        found = [row.point for row in line if row.point.period is not None]
-        sizes = [looks.size_of(point.memory_bytes) for point in found]
+        solved = [row.point for row in line if row.point.period is not None]
+        sizes = [looks.size_of(point.memory_bytes) for point in solved]
         axes.step(
             sizes,
-            [looks.time_of(point.period) for point in found],
+            [looks.time_of(point.period) for point in solved],
             where="post",
             color=colour,
             linestyle=looks.dash(rate),
@@ -213,7 +213,7 @@ def _draw_legend(figure: Figure, rows: Sequence[Row], looks: _Looks) -> None:
         words = "free transfers" if rate is None else f"links of {format_bandwidth(rate)}"
         handles.append(_sign(words, linestyle=looks.dash(rate), **looks.dot(rate)))
     proven = [row.point for row in rows if row.point.bound is not None]
-    if len(proven) > len({point.line for point in proven}) or any(one.gap for one in proven):
+    if len(proven) > len({point.series for point in proven}) or any(one.gap for one in proven):
         handles.append(_sign("bound: no plan is below", linestyle=":", marker="_"))
     if any(row.pareto for row in rows):
         handles.append(_sign("Pareto: none is as good with less", marker="o", markersize=9))

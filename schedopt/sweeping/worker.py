@@ -10,7 +10,7 @@ from typing import TypeVar
 from schedopt.chain import Chain
 from schedopt.result import Result
 from schedopt.solving import solve
-from schedopt.sweeping.sweep import Options, Place, Point
+from schedopt.sweeping.sweep import Cell, Options, Point
 from schedopt.validation import as_ratio
 
 T = TypeVar("T")
@@ -25,19 +25,19 @@ class Task:
     ----------
     chain : Chain
     options : Options
-    place : Place
+    cell : Cell
     start : Point, optional
         One with less memory, to start from its plan.
     """
 
     chain: Chain
     options: Options
-    place: Place
+    cell: Cell
     start: Point | None = None
 
 
 def solve_point(task: Task) -> Point:
-    """Solve one place.
+    """Solve one cell.
 
     Raises
     ------
@@ -58,28 +58,28 @@ def in_own_thread(work: Callable[[S], T], task: S) -> T:
 
 
 def _solve(task: Task) -> Point:
-    options, place, start = task.options, task.place, task.start
+    options, cell, start = task.options, task.cell, task.start
     result = solve(
         task.chain,
-        place.platform(options),
+        cell.platform(options),
         scope=options.scope,
         solver=options.solver,
         time_limit=options.time_limit_s,
         seed=options.seed,
         initial=None if start is None else start.plan(task.chain, options),
     )
-    return _point(place, result, start)
+    return _point(cell, result, start)
 
 
-def _point(place: Place, result: Result, start: Point | None) -> Point:
+def _point(cell: Cell, result: Result, start: Point | None) -> Point:
     bound, plan, why = result.lower_bound, result.plan, result.infeasibility
     solver, found_with = result.solver if plan is not None else "", None
     if start is not None and result.period == start.period:
         solver, found_with = start.solver, start.plan_memory_bytes or start.memory_bytes
     return Point(
-        gpus=place.gpus,
-        memory_bytes=place.memory_bytes,
-        bandwidth_bytes_per_s=place.bandwidth_bytes_per_s,
+        gpus=cell.gpus,
+        memory_bytes=cell.memory_bytes,
+        bandwidth_bytes_per_s=cell.bandwidth_bytes_per_s,
         status=result.status,
         period_exact=None if result.period is None else as_ratio(result.period),
         bound_exact=None if bound is None or why is not None else as_ratio(bound),

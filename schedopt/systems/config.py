@@ -105,7 +105,7 @@ class SystemConfig:
         Parameters
         ----------
         follow : callable
-            Returns the run of so many micro-batches, a multiple of k, from an empty pipeline.
+            Returns the run of a number of micro-batches, a multiple of k, from an empty pipeline.
         k : int
 
         Raises

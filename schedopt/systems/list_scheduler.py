@@ -100,7 +100,7 @@ class ListScheduler:
         kind, stage, micro_batch, covers, replica
             As of an `Operation`, for this micro-batch and those that it covers behind it.
         after : iterable of names and transfers
-            What it waits for besides what it always needs; it may be added later.
+            What it waits for in addition to what it always needs; it may be added later.
         earliest_ns : int
         priority : int
             The least goes first, where GPUs are not ordered.
@@ -264,7 +264,7 @@ class ListScheduler:
                 task.length_ns = timeline.stage_ns("U", task.item.stage, task.gpu)
 
     def step(self, microbatches: int) -> Pattern:
-        """Return the whole run as one period of so many micro-batches, in which nothing crosses."""
+        """Return the whole run as one period of m micro-batches, in which nothing crosses."""
         last = max(self._tasks, key=lambda task: (task.end_ns, task.start_ns))
         # What takes no time may start at the very end.
         period = max(1, last.end_ns + (last.length_ns == 0))

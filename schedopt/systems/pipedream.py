@@ -1,6 +1,6 @@
 """Pipelines that never drain: 1F1B in its steady state, under four rules of the weights.
 
-At stage s of P at most P - s micro-batches are in flight: after so many forwards each GPU runs a
+At stage s of P at most P - s micro-batches are in flight: after P - s forwards each GPU runs a
 backward and a forward in turn (Narayanan et al. 2019, section 3.2).
 """
 

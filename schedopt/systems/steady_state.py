@@ -26,7 +26,7 @@ class Task(Protocol):
     earliest_ns: int
     start_ns: int
     turn: int
-    """As the how manieth it started."""
+    """Its place in the order of starts."""
 
     @property
     def end_ns(self) -> int:
@@ -63,11 +63,11 @@ def find_steady_state(tasks: Sequence[Task], k: int, *, fold: bool = False) -> S
     alike = [tuple({**vars(task.item), "shift": 0}.values()) for task in tasks]
 
     @cache
-    def cut(cycle: int) -> _Rounds:
-        return _Rounds(tasks, behind, alike, k * cycle)
+    def cut(cycle: int) -> _PeriodicRun:
+        return _PeriodicRun(tasks, behind, alike, k * cycle)
 
     cycles = range(1, _LONGEST_CYCLE + 1)
-    for find in (_Rounds.repeated, _Rounds.ordered):
+    for find in (_PeriodicRun.repeated, _PeriodicRun.ordered):
         for cycle in cycles:
             if (found := find(cut(cycle))) is not None:
                 return found
@@ -75,7 +75,7 @@ def find_steady_state(tasks: Sequence[Task], k: int, *, fold: bool = False) -> S
     return min(folded, key=lambda found: Fraction(found.period_ns, found.k), default=None)
 
 
-class _Rounds:
+class _PeriodicRun:
     """A run cut into rounds of k micro-batches, and the round in its middle.
 
     The tasks that are alike but for the round are one class; classes are numbered.
@@ -118,7 +118,7 @@ class _Rounds:
         }
 
     def window(self) -> range | None:
-        """Return the rounds that run beside the middle one, if the run holds them and another."""
+        """Return the rounds that overlap the middle one, if the run holds them and another."""
         if len(self.whole) < 3:
             return None
         first = min(self.start(which) for which in self.classes)
@@ -129,7 +129,7 @@ class _Rounds:
         return found if self.whole[0] <= found[0] and found[-1] < self.whole[-1] else None
 
     def repeated(self) -> SteadyState | None:
-        """Return the middle round, if those beside it are its like."""
+        """Return the middle round, if those that overlap it are equal to it."""
         looked = self.window()
         period = min(self.steps(self.middle)) if looked else 0
         if not looked or not period or any(self.steps(i) != {period} for i in looked):

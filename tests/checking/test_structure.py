@@ -127,7 +127,7 @@ def test_a_missing_operation_is_named_with_its_micro_batch() -> None:
 
 def test_whole_and_split_backward_in_one_stage_are_found() -> None:
     mixed = add_operation(split_backward(), op("B", 0, -1, 2))
-    assert "I beside B in stage 0" in words(of_kind(mixed, "operations"))
+    assert "I as well as B in stage 0" in words(of_kind(mixed, "operations"))
 
 
 def test_one_half_of_a_backward_is_not_enough() -> None:

@@ -101,7 +101,7 @@ def test_a_suite_that_is_killed_goes_on(chains: Path, tmp_path: Path) -> None:
     assert len(BestKnownFile(tmp_path / "bks.json").instances) == 16
 
 
-COUNTS, LIMIT = "is too little. Give at least", "--time-limit: 0 is no time"
+COUNTS, LIMIT = "is too little. Give at least", "--time-limit: 0 is not a time limit"
 
 
 @pytest.mark.parametrize(

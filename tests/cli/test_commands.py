@@ -221,7 +221,7 @@ BAD_USAGE: dict[str, tuple[list[str | Path], str]] = {
         ["--chain", GPT2, "--gpus", "4", "--mem", "2G", "--microbatches", "8",
          "--solver", "contiguous_cpsat"],
         "--microbatches: contiguous_cpsat does not do a finite step. Leave the number of "
-        "micro-batches (--microbatches) out, or use step (--solver step)",
+        "micro-batches (--microbatches) out, or use ",
     ),
     "nothing to improve": (
         ["--chain", GPT2, "--gpus", "4", "--mem", "2G", "--solver", "periodic"],

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from schedopt.cli.compare import telling
+from schedopt.cli.compare import show_and_advise
 from schedopt.systems import catalogue
 from schedopt.systems.catalogue import SYSTEMS, System
 from tests.cli.commands import run
@@ -141,7 +141,7 @@ def test_what_takes_long_is_said_once(
     now = [0.0]
     monkeypatch.setattr("schedopt.cli.compare.monotonic", lambda: now[0])
     shown: list[str] = []
-    tell = telling(lambda done, total, name: shown.append(name))
+    on_progress = show_and_advise(lambda done, total, name: shown.append(name))
     said = []
     for seconds, name in (
         (0, "one"),
@@ -151,7 +151,7 @@ def test_what_takes_long_is_said_once(
         (99, "4"),
     ):
         now[0] = seconds
-        tell(len(shown), 5, name)
+        on_progress(len(shown), 5, name)
         said.append(capsys.readouterr().err)
     assert shown == ["one", "two", "schedopt: step", "three", "4"]
     assert [bool(words) for words in said] == [False, False, False, True, False]
@@ -180,7 +180,7 @@ def test_every_system_has_a_row(chain: Path) -> None:
         (["--gpus", "2", "--mem", "1", "--microbatches", "0"], "--microbatches: 0 is out of"),
         (["--gpus", "2", "--mem", "1", "--bucket", "big"], "--bucket: 'big' is not a size"),
         (["--gpus", "2", "--mem", "1", "--bucket", "0"], "--bucket: 0 is out of range"),
-        (["--gpus", "2", "--mem", "1", "--time-limit", "0"], "--time-limit: 0 is no time"),
+        (["--gpus", "2", "--mem", "1", "--time-limit", "0"], "--time-limit: 0 is not a time"),
         (["--gpus", "2", "--mem", "1", "--training-state", "x"], "--training-state: 'x' is not"),
         (["--gpus", "2", "--mem", "1", "--plot", "x.gif"], ".gif is no kind of picture"),
         (["--gpus", "2", "--mem", "1", "--plans", "chain.json"], "chain.json: cannot be made"),

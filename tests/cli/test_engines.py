@@ -53,8 +53,8 @@ def test_a_plan_with_cuts_elsewhere_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (("--chain", CHAIN, "--max-k", "2"), "Error: --max-k: given beside --for"),
-        (("--fix", CHAIN), "Error: --for: given beside --fix"),
+        (("--chain", CHAIN, "--max-k", "2"), "Error: --max-k: given together with --for"),
+        (("--fix", CHAIN), "Error: --for: given together with --fix"),
         (("--chain", CHAIN, "--microbatches", "4", "--recompute"), "Error: --recompute: Megatron"),
         (
             ("--chain", ROOT / "instances" / "resnet50.json", "--microbatches", "4"),

@@ -53,7 +53,7 @@ def test_fix_keeps_the_nodes_or_takes_others(plan: Path) -> None:
 def test_links_of_nodes_are_not_typed_beside_a_plan(plan: Path, option: str) -> None:
     done = run("solve", "--fix", plan, option)
     assert done.returncode == 2
-    assert f"{option.split('=')[0]}: given beside a plan for several nodes" in done.stderr
+    assert f"{option.split('=')[0]}: given together with a plan for several nodes" in done.stderr
     assert "--platform FILE" in done.stderr
 
 
@@ -71,7 +71,7 @@ def test_another_number_of_gpus_is_refused(plan: Path) -> None:
 def test_what_the_file_says_is_not_typed_too(option: str) -> None:
     done = run("solve", "--chain", GPT2, "--platform", TWO, option)
     assert done.returncode == 2
-    assert f"{option.split('=')[0]}: given beside --platform" in done.stderr
+    assert f"{option.split('=')[0]}: given together with --platform" in done.stderr
     assert done.stdout == ""
 
 

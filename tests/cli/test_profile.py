@@ -38,7 +38,7 @@ def test_a_table_shows_the_layers(measured: tuple[Path, str]) -> None:
 
 def test_verify_shows_the_whole_beside_the_chain(measured: tuple[Path, str]) -> None:
     printed = measured[1]
-    for word in ("Whole", "forward", "backward", "step", "saved", "peak memory", "part most"):
+    for word in ("Whole", "forward", "backward", "step", "saved", "peak memory", "differ most"):
         assert word in printed
     (saved,) = (line for line in printed.splitlines() if line.strip(" │").startswith("saved"))
     assert "+0.00%" in saved
@@ -104,8 +104,11 @@ def test_shared_weights_are_noted(tmp_path: Path) -> None:
     [
         (["hf:gpt2", "--fake"], "--fake and --flops: go together"),
         (["hf:gpt2", "--flops", "1T"], "--fake and --flops: go together"),
-        (["hf:gpt2", "--fake", "--flops", "1T", "--verify"], "--verify: given beside --fake"),
-        (["hf:gpt2", "--fake", "--flops", "1T", "--device", "cuda"], "--device: given beside"),
+        (
+            ["hf:gpt2", "--fake", "--flops", "1T", "--verify"],
+            "--verify: given together with",
+        ),
+        (["hf:gpt2", "--fake", "--flops", "1T", "--device", "cuda"], "--device: given together"),
         (["hf:gpt2", "--fake", "--flops", "fast"], "--flops: "),
         (["hf:gpt2", "--fake", "--flops", "0"], "--flops: "),
         (["hf:gtp2"], "MODEL: there is no model hf:gtp2. Did you mean gpt2?"),

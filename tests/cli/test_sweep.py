@@ -109,10 +109,10 @@ def test_other_options_and_chains_are_refused(chain: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--gpus", "2x", "--mem", "1"], "Error: --gpus: '2x' is no number of GPUs"),
-        (["--gpus", "2", "--mem", "8G:16G"], "--mem: '8G:16G' is no range"),
-        (["--gpus", "2", "--mem", "16G:8G:1G"], "--mem: '16G:8G:1G' is no range"),
-        (["--gpus", "2", "--mem", "8G:16G:0"], "--mem: '8G:16G:0' is no range"),
+        (["--gpus", "2x", "--mem", "1"], "Error: --gpus: '2x' is not a number of GPUs"),
+        (["--gpus", "2", "--mem", "8G:16G"], "--mem: '8G:16G' is not a range"),
+        (["--gpus", "2", "--mem", "16G:8G:1G"], "--mem: '16G:8G:1G' is not a range"),
+        (["--gpus", "2", "--mem", "8G:16G:0"], "--mem: '8G:16G:0' is not a range"),
         (["--gpus", "2", "--mem", "0:1G:1"], "has 1000000001 sizes"),
         (["--gpus", "2", "--mem", "1:600:1", "--bandwidth", "1,2"], "1200 points are too many"),
         (["--gpus", "2", "--mem", "8Q"], "--mem: '8Q' is not a size"),
@@ -120,7 +120,7 @@ def test_other_options_and_chains_are_refused(chain: Path) -> None:
         (["--gpus", "2", "--mem", "1", "--reserved", "2"], "--reserved: 2 is more than"),
         (["--gpus", "2", "--mem", "1", "--latency", "1us"], "--latency: given without a bandwidth"),
         (["--gpus", "2", "--mem", "1", "--max-k", "0"], "--max-k: 0 is out of range"),
-        (["--gpus", "2", "--mem", "1", "--time-limit", "0"], "--time-limit: 0 is no time"),
+        (["--gpus", "2", "--mem", "1", "--time-limit", "0"], "--time-limit: 0 is not a time limit"),
         (["--gpus", "2", "--mem", "1", "--solver", "best"], "--solver: 'best' is not known"),
         (
             ["--gpus", "2", "--mem", "99", "--split-backward"],
@@ -133,7 +133,10 @@ def test_other_options_and_chains_are_refused(chain: Path) -> None:
         ),
         (["--gpus", "2", "--mem", "1", "-o", "chain.json"], "this is a chain, not a sweep"),
         (["--gpus", "2", "--mem", "1", "--plans", "chain.json"], "chain.json: cannot be made"),
-        (["--gpus", "2", "--mem", "1", "--dask", "tcp://h:1"], "--jobs: given beside --dask"),
+        (
+            ["--gpus", "2", "--mem", "1", "--dask", "tcp://h:1"],
+            "--jobs: given together with",
+        ),
     ],
 )
 def test_bad_usage_is_one_clear_error(arguments: list[str], message: str, chain: Path) -> None:
@@ -181,7 +184,8 @@ def test_an_interrupt_keeps_what_is_done(number: int, all_hear: bool, tmp_path: 
     assert slow.process.returncode == 130
     assert time.monotonic() - begin < 20
     assert errors == (
-        f"Interrupted: 1 of 2 points are in {slow.file}. Start the same command again to go on.\n"
+        f"Interrupted: 1 of 2 points are in {slow.file}. Start the same command again to "
+        "continue.\n"
     )
     assert "infeasible" in output
     assert [one.memory_bytes for one in Sweep.load(slow.file).points] == [8 * 10**9]

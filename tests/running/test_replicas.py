@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from schedopt import Chain, InputError, Pattern, Plan, Platform, Rule, check
 from schedopt.account import concurrent_activations
-from schedopt.account.levels import highest
+from schedopt.account.profile import peak_of
 from schedopt.account.reading import Reader
 from schedopt.account.versions import held_versions
 from schedopt.actions import Actions, make_actions, parse_actions, sent_bytes
@@ -169,7 +169,7 @@ def assert_versions(crew: Crew, of: Simulation) -> None:
     for rank in crew.ranks:
         for stage, work in rank.stages.items():
             spans = held[stage, gpus[rank.number]]
-            assert work.weights.most_held == (highest(spans, of.length_ns) if spans else 1)
+            assert work.weights.most_held == (peak_of(spans, of.length_ns) if spans else 1)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from schedopt import Operation, Plan, Rule, Stage, check
-from schedopt.account.levels import highest
+from schedopt.account.profile import peak_of
 from schedopt.account.reading import Reader
 from schedopt.account.versions import held_versions
 from schedopt.actions import Action, Actions
@@ -97,7 +97,7 @@ def assert_versions(crew: Crew, count: int) -> None:
     in_no_time = {run.item.stage for run in step.events if not run.length_ns and is_read(run)}
     for rank in crew.ranks:
         for stage, work in rank.stages.items():
-            most = highest(held[stage], step.length_ns) if held[stage] else 1
+            most = peak_of(held[stage], step.length_ns) if held[stage] else 1
             assert work.weights.most_held == most or stage in in_no_time
             assert not work.weights._older
             assert not work.weights._early

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from schedopt import InputError
-from schedopt.sweeping import Options, Point, Sweep, carry
+from schedopt.sweeping import Options, Point, Sweep, propagate_monotone
 from schedopt.sweeping.picture import save_sweep_picture
 from tests.drawing.helpers import texts
 from tests.sweeping.helpers import CHAIN, point
@@ -17,7 +17,10 @@ from tests.sweeping.helpers import CHAIN, point
 
 def sweep_of(*points: Point) -> Sweep:
     return Sweep(
-        chain_name="four", chain_sha256=CHAIN.sha256, options=Options(), points=carry(points)
+        chain_name="four",
+        chain_sha256=CHAIN.sha256,
+        options=Options(),
+        points=propagate_monotone(points),
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from schedopt.account.levels import Level, Span, levels
+from schedopt.account.profile import Level, Span, profile_of
 from schedopt.profiling.devices import make_clock
 from schedopt.profiling.faking import FlopClock, without_memory
 from schedopt.profiling.model import Model
@@ -58,7 +58,7 @@ class Curve:
             for shift in shifts
             for count, start, end in self.spans
         ]
-        return levels(moved, self.length_ns)
+        return profile_of(moved, self.length_ns)
 
     def peak(self, workers: int, *, cyclic: bool) -> float:
         """Return the most bytes for each worker."""

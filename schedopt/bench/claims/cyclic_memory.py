@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import Any, Final
 
 from schedopt.account import residencies
-from schedopt.account.levels import levels
+from schedopt.account.profile import profile_of
 from schedopt.bench.claims.claim import CDP, Claim, Finding, Part, Reading, Step, Table, against
 from schedopt.bench.claims.cyclic_plans import cyclic_plan, equal_stages, timeline_of
 from schedopt.plan import Plan
@@ -148,7 +148,7 @@ def kept(plan: Plan) -> tuple[list[tuple[int, int, int]], list[tuple[int, int, i
 def _range(spans: Iterable[tuple[int, int, int]], length: int) -> tuple[int, int]:
     """Return the most and the least bytes at any time."""
     # What is there at the start of the period is there at its end.
-    found = levels(spans, length)
+    found = profile_of(spans, length)
     first = found[1:] if len(found) > 1 and found[1].start_ns == 0 else found
     return max(level.most for level in found), min(level.count for level in first)
 

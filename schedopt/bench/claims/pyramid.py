@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import count as counted
 from typing import Any, Final
 
-from schedopt.account.levels import levels
+from schedopt.account.profile import profile_of
 from schedopt.bench.claims.claim import CDP, Claim, Finding, Part, Reading, Step, Table, against
 from schedopt.bench.claims.cyclic_plans import PARAMETERS, STEPS, cyclic_plan, timeline_of
 from schedopt.bench.claims.cyclic_steps import kept
@@ -109,7 +109,7 @@ def _cases(size: int, steps: tuple[int, int]) -> list[dict[str, Any]]:
     length = timeline_of(plan).length_ns
     found = []
     for stage, spans in enumerate(kept(plan)):
-        level = levels([(1, *span) for span in spans], length)
+        level = profile_of([(1, *span) for span in spans], length)
         counts = {one.count for one in level} | {one.most for one in level}
         found.append(
             {

@@ -1,4 +1,4 @@
-"""What one point says of others on its line, where only the memory differs.
+"""What one point says of others in its series, where only the memory differs.
 
 A plan for less memory is a plan for more. So the least period does not grow with the memory, and
 a bound for more memory, below every period there, lies below every period with less; where more
@@ -13,51 +13,51 @@ from dataclasses import replace
 
 from schedopt.errors import InvalidPlanError
 from schedopt.result import Status
-from schedopt.sweeping.sweep import Line, Point
+from schedopt.sweeping.sweep import Point, Series
 
 
-def carry(points: Iterable[Point]) -> tuple[Point, ...]:
-    """Return the points in order, each with the best plan and bound that its line knows for it.
+def propagate_monotone(points: Iterable[Point]) -> tuple[Point, ...]:
+    """Return the points in order, each with the best plan and bound that its series knows for it.
 
     Raises
     ------
     InvalidPlanError
         If what two points claim cannot both be.
     """
-    lines: dict[Line, list[Point]] = defaultdict(list)
+    by_series: dict[Series, list[Point]] = defaultdict(list)
     for point in sorted(points, key=lambda one: one.key):
-        lines[point.line].append(point)
-    return tuple(point for line in lines.values() for point in _settle(line))
+        by_series[point.series].append(point)
+    return tuple(point for series in by_series.values() for point in _settle(series))
 
 
-def best_below(place_bytes: int, line: Iterable[Point]) -> Point | None:
+def best_below(memory_bytes: int, series: Iterable[Point]) -> Point | None:
     """Return the point with the shortest period among those with less memory, if one has a plan."""
     found = [
         (point.period, point.memory_bytes, point)
-        for point in line
-        if point.period is not None and point.memory_bytes < place_bytes
+        for point in series
+        if point.period is not None and point.memory_bytes < memory_bytes
     ]
     return min(found, key=lambda one: one[:2])[2] if found else None
 
 
-def _settle(line: Sequence[Point]) -> list[Point]:
-    return [_with_status(point) for point in _bounds_down(_plans_up(_without_plans(line)))]
+def _settle(series: Sequence[Point]) -> list[Point]:
+    return [_with_status(point) for point in _bounds_down(_plans_up(_without_plans(series)))]
 
 
-def _without_plans(line: Sequence[Point]) -> list[Point]:
+def _without_plans(series: Sequence[Point]) -> list[Point]:
     """Say of each point that holds no plan, and what is known of the least memory."""
-    none = [point for point in line if point.status == "infeasible"]
+    none = [point for point in series if point.status == "infeasible"]
     if not none:
-        return list(line)
+        return list(series)
     most = none[-1]
     proven = max((one.proven_memory_bytes or 0 for one in none), default=0)
     known = [one.least_memory_bytes for one in none if one.least_memory_bytes is not None]
-    known += [one.memory_bytes for one in line if one.pattern is not None]
+    known += [one.memory_bytes for one in series if one.pattern is not None]
     settled = []
-    for point in line:
+    for point in series:
         if point.memory_bytes <= most.memory_bytes or point.memory_bytes < proven:
             if point.pattern is not None:
-                raise InvalidPlanError(f"{point.place}: a plan where none is said to exist")
+                raise InvalidPlanError(f"{point.cell}: a plan where none is said to exist")
             point = replace(
                 point,
                 status="infeasible",
@@ -70,11 +70,11 @@ def _without_plans(line: Sequence[Point]) -> list[Point]:
     return settled
 
 
-def _plans_up(line: Sequence[Point]) -> list[Point]:
+def _plans_up(series: Sequence[Point]) -> list[Point]:
     """Give each point the plan of one with less memory, where that is better."""
     settled: list[Point] = []
     best: Point | None = None
-    for point in line:
+    for point in series:
         if best is not None and _is_shorter(best, point):
             point = replace(
                 point,
@@ -91,11 +91,11 @@ def _plans_up(line: Sequence[Point]) -> list[Point]:
     return settled
 
 
-def _bounds_down(line: Sequence[Point]) -> list[Point]:
+def _bounds_down(series: Sequence[Point]) -> list[Point]:
     """Give each point the bound of one with more memory, where that is better."""
     settled: list[Point] = []
     above: Point | None = None
-    for point in reversed(line):
+    for point in reversed(series):
         if above is not None and point.status != "infeasible" and _is_higher(above, point):
             point = replace(
                 point,
@@ -127,6 +127,6 @@ def _with_status(point: Point) -> Point:
     if period is None:
         return point
     if bound is not None and bound > period:
-        raise InvalidPlanError(f"{point.place}: bound {bound} ns above the period {period} ns")
+        raise InvalidPlanError(f"{point.cell}: bound {bound} ns above the period {period} ns")
     status: Status = "optimal" if period == bound else "feasible"
     return replace(point, status=status)

@@ -18,8 +18,8 @@ SHARE: Final = 100
 SHOWN: Final = 5
 
 
-def suspicions(graph: Graph) -> tuple[str, ...]:
-    """Return sentences about backward times that seem to sit on the wrong node."""
+def odd_times(graph: Graph) -> tuple[str, ...]:
+    """Return warnings of backward times that seem to sit on the wrong node."""
     forward = sum(node.forward_ns for node in graph.nodes)
     backward = sum(node.backward_ns for node in graph.nodes)
     usual = _usual_ratios(graph)

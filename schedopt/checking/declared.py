@@ -10,7 +10,7 @@ from schedopt.result import Result
 from schedopt.stage import Stage
 
 
-def find_false_claims(result: Result) -> Iterator[Violation]:
+def find_false_declarations(result: Result) -> Iterator[Violation]:
     """Yield claims of a result that its plan and its bounds do not show."""
     if result.status in ("optimal", "feasible") and result.plan is None:
         yield Violation("bound", "result", f"is called {result.status}, but has no plan")

@@ -1,4 +1,4 @@
-"""The most of something that comes and goes periodically."""
+"""How much of something lies there over time, where it comes and goes periodically."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Level:
     most: int
 
 
-def highest(spans: Iterable[Span], period: int) -> int:
-    """Return the highest level of amounts that repeat with a period."""
-    return max(level.most for level in levels(spans, period))
+def peak_of(spans: Iterable[Span], period: int) -> int:
+    """Return the most of amounts that repeat with a period."""
+    return max(level.most for level in profile_of(spans, period))
 
 
-def levels(spans: Iterable[Span], period: int) -> list[Level]:
+def profile_of(spans: Iterable[Span], period: int) -> list[Level]:
     """Return the level of amounts that repeat with a period, from 0 to its end.
 
     At one instant releases come before acquisitions, and an empty span counts once.

@@ -10,20 +10,38 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from schedopt.cli.columns import Column, print_table
+from schedopt.cli.printing import print_table
+from schedopt.reporting.tables import Table
 from tests.cli.commands import GPT2, run
 
 FIGURES = ("Forward", "Backward", "In flight", "Used")
 NAME = "transformer.h.11: ln_1 to attn"
 
 
+COLUMNS = ("Key", *FIGURES, "Names")
+ROWS = tuple((f"k{i}", *(f"{i}{j}.000 ms" for j in range(len(FIGURES))), NAME) for i in range(3))
+
+
 def printed(
-    width: int, columns: list[Column], rows: list[tuple[str, ...]], **more: int | tuple[str, ...]
+    width: int,
+    columns: tuple[str, ...] = COLUMNS,
+    rows: tuple[tuple[str, ...], ...] = ROWS,
+    *,
+    keys: int = 1,
+    last: tuple[str, ...] = (),
 ) -> list[list[str]]:
     """Return the lines of each table that is printed."""
     file = StringIO()
-    console = Console(file=file, width=width, soft_wrap=True)
-    print_table(console, "Rows: of a table", columns, rows, **more)  # type: ignore[arg-type]
+    table = Table(
+        title="Rows: of a table",
+        columns=columns,
+        rows=rows,
+        keys=keys,
+        left=frozenset(("Key",)),
+        words=frozenset(("Names",)),
+        last=last,
+    )
+    print_table(Console(file=file, width=width, soft_wrap=True), table)
     tables: list[list[str]] = []
     for line in file.getvalue().splitlines():
         if line.startswith("Rows"):
@@ -32,19 +50,15 @@ def printed(
     return tables
 
 
-COLUMNS = [Column("Key", left=True), *map(Column, FIGURES), Column("Names", words=True)]
-ROWS = [(f"k{i}", *(f"{i}{j}.000 ms" for j in range(len(FIGURES))), NAME) for i in range(3)]
-
-
 def test_what_fits_is_one_table() -> None:
-    (table,) = printed(100, COLUMNS, ROWS)
+    (table,) = printed(100)
     assert table[0] == "Rows: of a table"
     assert [line.split()[0] for line in table[-4:-1]] == ["k0", "k1", "k2"]
     assert all(NAME in line for line in table[-4:-1])
 
 
 def test_what_does_not_fit_goes_on_below_with_the_key_of_each_row() -> None:
-    tables = printed(40, COLUMNS, ROWS)
+    tables = printed(40)
     assert len(tables) > 1
     assert [table[0] for table in tables[1:]] == ["Rows, continued"] * (len(tables) - 1)
     for table in tables:
@@ -54,7 +68,7 @@ def test_what_does_not_fit_goes_on_below_with_the_key_of_each_row() -> None:
 
 
 def test_a_last_row_stands_in_every_table() -> None:
-    tables = printed(40, COLUMNS, ROWS, last=("all", *["9.000 ms"] * len(FIGURES), ""))
+    tables = printed(40, last=("all", *["9.000 ms"] * len(FIGURES), ""))
     assert all(table[-2].split()[0] == "all" for table in tables)
 
 
@@ -66,8 +80,8 @@ def test_a_last_row_stands_in_every_table() -> None:
 def test_no_line_is_too_long_and_no_figure_is_cut(
     width: int, cells: list[list[int]], keys: int
 ) -> None:
-    columns = [*(Column(f"A {i}") for i in range(7)), Column("Names", words=True)]
-    rows = [(*(str(i) * size for i, size in enumerate(row, 1)), NAME) for row in cells]
+    columns = (*(f"A {i}" for i in range(7)), "Names")
+    rows = tuple((*(str(i) * size for i, size in enumerate(row, 1)), NAME) for row in cells)
     tables = printed(width, columns, rows, keys=keys)
     words = {word for table in tables for line in table for word in line.split()}
     assert all(len(line) <= width for table in tables for line in table)
