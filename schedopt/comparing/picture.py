@@ -61,7 +61,7 @@ def _figure(comparison: Comparison) -> Figure:
         for row in comparison.rows
         if row.figures is not None
     ]
-    unit = next((one for one in SIZES if max([*needed, *limits]) >= one[1]), SIZES[-1])
+    unit = next((size for size in SIZES if max([*needed, *limits]) >= size[1]), SIZES[-1])
     dots = _dots(comparison, unit[1])
     names = LINE * sum(len(dot.rows) for dot in dots) + GAP * len(dots)
     height = max(HEIGHT, (names + HEAD) / 72)
