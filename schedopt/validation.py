@@ -97,7 +97,11 @@ def as_tuple(owner: object, name: str, kind: type | None = None) -> None:
         raise InputError(f"{show(value)} is not a sequence", field=name, way_out="Give a list")
     for position, entry in enumerate(value if kind else ()):
         if kind and not isinstance(entry, kind):
-            raise InputError(f"{show(entry)} is no {kind.__name__}", field=f"{name}[{position}]")
+            raise InputError(
+                f"{show(entry)} is no {kind.__name__}",
+                field=f"{name}[{position}]",
+                way_out=f"Give a list of {kind.__name__}",
+            )
 
 
 def as_numbers(value: Any, field: str, *, low: int = 0, high: int = LARGEST) -> tuple[int, ...]:

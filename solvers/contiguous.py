@@ -19,7 +19,7 @@ from schedopt.solvers.one_f_one_b_star import proven_scope, report_best
 from schedopt.solving.contiguous_dp import ContiguousDP
 from schedopt.solving.requirements import refuse_unsupported
 from schedopt.solving.run import Run
-from schedopt.solving.stage_chain import EVERY_PERIOD, StageChain, Thinning
+from schedopt.solving.stage_chain import EVERY_PERIOD, SparsePattern, StageChain
 from schedopt.stage import Stage
 from schedopt.validation import LARGEST
 
@@ -96,7 +96,7 @@ def prove_impossible(problem: Problem, run: Run) -> list[Infeasibility]:
 
 
 def best_stages(
-    problem: Problem, high: int, run: Run, thinning: Thinning = EVERY_PERIOD
+    problem: Problem, high: int, run: Run, sparse: SparsePattern = EVERY_PERIOD
 ) -> tuple[list[Stage], int] | None:
     """Return the stages of least period up to one, and that period; None if there are none.
 
@@ -107,10 +107,10 @@ def best_stages(
         In ns.
     run : Run
         For its stop.
-    thinning : Thinning
+    sparse : SparsePattern
         Which of the periods carry a micro-batch.
     """
-    search = ContiguousDP(problem, thinning, stopped=run.stopped)
+    search = ContiguousDP(problem, sparse, stopped=run.stopped)
     high = min(high, search.longest_period())
     stages = search.stages_at(high, run) if high >= search.least_period() else None
     return None if stages is None else search.descend(stages, high, run)

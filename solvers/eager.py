@@ -69,9 +69,9 @@ class EagerChain(StageChain):
         ahead = self.ahead(period)
         begins = [
             one._replace(forward_ns=one.forward_ns - ahead[place // 2] * period)
-            for place, one in enumerate(self.begins(period))
+            for place, one in enumerate(self.starts(period))
         ]
-        return self.plan_of(begins, period)
+        return self.plan_from(begins, period)
 
     def ahead(self, period: int) -> list[int]:
         """Return how many periods earlier than under 1F1B* each stage runs its forwards.

@@ -15,7 +15,7 @@ from schedopt.proofs import Proof, ProofKind
 from schedopt.result import Infeasibility
 from schedopt.solving.requirements import refuse_unsupported, require_contiguous, require_stages
 from schedopt.solving.run import Run
-from schedopt.solving.sharing import best_plan
+from schedopt.solving.shared_links import best_plan
 from schedopt.solving.stage_chain import StageChain
 from schedopt.stage import Stage
 

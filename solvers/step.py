@@ -39,7 +39,7 @@ from schedopt.solving.models.tasks import PatternSolution
 from schedopt.solving.phases import search_phases
 from schedopt.solving.requirements import refuse_unsupported, require_stages
 from schedopt.solving.run import Run
-from schedopt.solving.sharing import best_plan
+from schedopt.solving.shared_links import best_plan
 from schedopt.solving.stage_chain import StageChain
 from schedopt.stage import Stage
 from schedopt.systems.steps import published_step

@@ -27,9 +27,9 @@ from schedopt.solving.models.pattern_search import LONGEST
 from schedopt.solving.models.pipeline import AllocatedPipeline
 from schedopt.solving.requirements import refuse_unsupported, require_contiguous, require_stages
 from schedopt.solving.run import Run
-from schedopt.solving.sharing import plan_at
+from schedopt.solving.shared_links import plan_at
 from schedopt.solving.stacking import pack_stages
-from schedopt.solving.stage_chain import StageChain, Thinning
+from schedopt.solving.stage_chain import SparsePattern, StageChain
 
 MOST_MISSES: Final = 8
 """So often in a row nothing better is found with more stages than GPUs; then no more is looked."""
@@ -67,8 +67,8 @@ def solve(problem: Problem, run: Run) -> None:
     misses = 0
     for k in range(2, (problem.scope.max_k or LONGEST) + 1):
         for slots in count(k + 1):
-            thinning = Thinning(k, slots)
-            high = _longest_slot(thinning, problem, run)
+            sparse = SparsePattern(k, slots)
+            high = _longest_slot(sparse, problem, run)
             alone = high >= least
             stacked = misses < MOST_MISSES and _may_stack(problem, high)
             if not (alone or stacked) or high < 1 or run.stopped() or run.settled():
@@ -76,10 +76,10 @@ def solve(problem: Problem, run: Run) -> None:
             if gcd(k, slots) > 1:
                 continue
             if alone:
-                _report((_fixed if fixed else _contiguous)(problem, thinning, high, run), run)
+                _report((_fixed if fixed else _contiguous)(problem, sparse, high, run), run)
             if stacked and slots >= 2 * k:
-                high = _longest_slot(thinning, problem, run)
-                plan = _stacked(problem, thinning, high, run)
+                high = _longest_slot(sparse, problem, run)
+                plan = _stacked(problem, sparse, high, run)
                 misses = misses + 1 if plan is None else 0
                 _report(plan, run)
 
@@ -89,21 +89,21 @@ def _report(plan: Plan | None, run: Run) -> None:
         run.report(plan)
 
 
-def _longest_slot(thinning: Thinning, problem: Problem, run: Run) -> int:
+def _longest_slot(sparse: SparsePattern, problem: Problem, run: Run) -> int:
     """Return the longest 1-periodic period that makes a better plan than the best, ns."""
-    share = Fraction(thinning.k, thinning.slots)
+    share = Fraction(sparse.k, sparse.slots)
     best, asked = run.period(), problem.scope.period_ns
     limits = [] if best is None else [ceil(best * share) - 1]
     limits += [] if asked is None else [floor(asked * share)]
     return min(limits)
 
 
-def _contiguous(problem: Problem, thinning: Thinning, high: int, run: Run) -> Plan | None:
-    found = best_stages(problem, high, run, thinning)
+def _contiguous(problem: Problem, sparse: SparsePattern, high: int, run: Run) -> Plan | None:
+    found = best_stages(problem, high, run, sparse)
     if found is None:
         return None
     stages, period = found
-    return plan_at(StageChain(problem, stages, thinning=thinning), period)
+    return plan_at(StageChain(problem, stages, sparse=sparse), period)
 
 
 def _may_stack(problem: Problem, high: int) -> bool:
@@ -117,13 +117,13 @@ def _may_stack(problem: Problem, high: int) -> bool:
     )
 
 
-def _stacked(problem: Problem, thinning: Thinning, high: int, run: Run) -> Plan | None:
+def _stacked(problem: Problem, sparse: SparsePattern, high: int, run: Run) -> Plan | None:
     """Return the best plan found with more stages than GPUs, as many as there may be first."""
-    gpus, turns = problem.platform.gpus, thinning.slots // thinning.k
+    gpus, turns = problem.platform.gpus, sparse.slots // sparse.k
     more = min(len(problem.chain.layers), turns * len(gpus)) - len(gpus)
     while more > 0 and not run.stopped():
         platform = problem.platform.with_gpus(gpus[:1] * (len(gpus) + more))
-        plan = _contiguous(replace(problem, platform=platform), thinning, high, run)
+        plan = _contiguous(replace(problem, platform=platform), sparse, high, run)
         if plan is None:
             # With fewer stages the period would be longer.
             return None
@@ -134,6 +134,6 @@ def _stacked(problem: Problem, thinning: Thinning, high: int, run: Run) -> Plan 
     return None
 
 
-def _fixed(problem: Problem, thinning: Thinning, high: int, run: Run) -> Plan | None:
-    chain = StageChain(problem, problem.stages, free=problem.scope.recompute, thinning=thinning)
+def _fixed(problem: Problem, sparse: SparsePattern, high: int, run: Run) -> Plan | None:
+    chain = StageChain(problem, problem.stages, free=problem.scope.recompute, sparse=sparse)
     return plan_at(chain, chain.shorten(high, run)) if chain.fits(high) else None

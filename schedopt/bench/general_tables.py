@@ -171,11 +171,6 @@ def proven_line(family: str, records: Records) -> Iterator[str]:
         yield f"{family}: {proven} of {len(group)} proven, longest {longest} s"
 
 
-def rows_of(family: str) -> Any:
-    """Return the function that chooses the records of a family."""
-    return lambda records: of_family(records, family)
-
-
 COMPARED: Final = "contiguous_exact period_exact ratio"
 TABLES: Final[Sequence[Table]] = (
     Table(
@@ -194,7 +189,7 @@ TABLES: Final[Sequence[Table]] = (
         "Theorems",
         "The least period of contiguous and of all allocations, each proven.",
         "instance gpus allocation known_exact period_exact status seconds goal_s",
-        rows_of("theorems"),
+        "theorems",
     ),
     Table(
         "Short random chains",
@@ -206,7 +201,7 @@ TABLES: Final[Sequence[Table]] = (
         "Placements a second",
         "The local search on one core, k = 1, tight memory; compiled before.",
         "chain layers gpus placements seconds cpu_seconds per_s goal_per_s",
-        rows_of("placements"),
+        "placements",
     ),
     Table(
         "Many GPUs",

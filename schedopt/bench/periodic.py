@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from fractions import Fraction
+from itertools import takewhile
 from math import ceil
 from statistics import median
 from typing import Any, Final
 
 from schedopt.bench.cases import least_memory
 from schedopt.bench.general import exact
-from schedopt.bench.suite import Case, Effort, Proceed
+from schedopt.bench.general_tables import missed_goals, proven_line
+from schedopt.bench.records import of_family
+from schedopt.bench.suite import Case, Effort, Proceed, Records, Suite, Table, label
+from schedopt.bench.tables import Row
 from schedopt.chain import Chain, Layer
 from schedopt.families import Instance, random_chain, theorem_4
 from schedopt.platform import Platform
@@ -26,6 +30,27 @@ TIGHT: Final = Decimal("1.15")
 """Memory of a GPU over the least with which a contiguous plan exists."""
 MOST_SLOW_SEEDS: Final = 10
 """Seeds at most where one run takes long."""
+SAMPLES: Final[Mapping[str, Mapping[str, Any]]] = {
+    "random": {"ratio": "k_1_over_found"},
+    "split_backward": {
+        "scope": Scope(allocation="fixed", split_backward=True),
+        "ratio": "whole_over_split",
+        "goal_s": 5.0,
+    },
+    "recompute_contiguous": {
+        "scope": Scope(recompute=True),
+        "solver": "contiguous",
+        "bandwidth": "12GB/s",
+        "ratio": "without_over_with",
+        "goal_s": 2.0,
+    },
+    "recompute_fixed": {
+        "scope": Scope(allocation="fixed", max_k=2, recompute=True),
+        "ratio": "contiguous_over_found",
+    },
+    "steps": {"solver": "step"},
+}
+"""What `Sample` says of each family."""
 
 
 def known_case(
@@ -176,20 +201,36 @@ def halves(chain: Chain) -> Chain:
     return replace(chain, layers=layers)
 
 
+def sample(family: str, **options: Any) -> Sample:
+    """Return the random chains of a family of `SAMPLES`, with a size and other options."""
+    return Sample(family=family, **{**SAMPLES[family], **options})
+
+
 def samples(seeds: int) -> list[Sample]:
     """Return the sizes of random chains, with a number of seeds for each."""
     few = min(seeds, MOST_SLOW_SEEDS)
+    fixed: dict[str, Any] = {"gpus": 4, "layers": 8, "seeds": few}
+    any_k = [Scope(allocation="fixed", max_k=k) for k in (4, 7)]
+    goals = {"goal_s": 30.0}
     return [
-        random_chains(gpus=8, max_k=4, seeds=seeds),
-        random_chains(gpus=8, max_k=7, seeds=seeds, goal_s=30.0),
-        random_chains(gpus=16, max_k=4, seeds=seeds, goal_s=30.0, goal_median_s=5.0),
-        split_backward(layers=16, gpus=8, seeds=seeds),
-        recompute_contiguous(layers=160, gpus=8, seeds=seeds, level=Decimal("1.5")),
-        recompute_contiguous(layers=160, gpus=8, seeds=seeds, level=TIGHT),
-        recompute_fixed(layers=8, gpus=4, seeds=few),
-        steps(layers=8, gpus=4, seeds=few, microbatches=8),
-        steps(layers=8, gpus=4, seeds=few, microbatches=16),
+        sample("random", layers=16, gpus=8, scope=any_k[0], seeds=seeds),
+        sample("random", layers=16, gpus=8, scope=any_k[1], seeds=seeds, **goals),
+        sample(
+            "random", layers=32, gpus=16, scope=any_k[0], seeds=seeds, goal_median_s=5.0, **goals
+        ),
+        sample("split_backward", layers=16, gpus=8, seeds=seeds),
+        *(
+            sample("recompute_contiguous", layers=160, gpus=8, seeds=seeds, level=level)
+            for level in (Decimal("1.5"), TIGHT)
+        ),
+        sample("recompute_fixed", **fixed),
+        *(sample("steps", scope=step_scope(count), **fixed) for count in (8, 16)),
     ]
+
+
+def step_scope(microbatches: int) -> Scope:
+    """Return the scope of a step with a flush for a given allocation."""
+    return Scope(allocation="fixed", microbatches=microbatches)
 
 
 def periodic_cases(seeds: int) -> list[Case]:
@@ -197,41 +238,8 @@ def periodic_cases(seeds: int) -> list[Case]:
     return [
         *(_theorem_4(k) for k in range(1, 8)),
         *(_uniform(gpus, room) for gpus in (4, 6, 8) for room in range(1, gpus + 1)),
-        *(sample.case() for sample in samples(seeds)),
+        *(one.case() for one in samples(seeds)),
     ]
-
-
-def random_chains(*, gpus: int, max_k: int, **more: Any) -> Sample:
-    """Return patterns of several micro-batches, on chains of two layers for each GPU."""
-    scope, layers = Scope(allocation="fixed", max_k=max_k), 2 * gpus
-    ratio = "k_1_over_found"
-    return Sample(family="random", layers=layers, gpus=gpus, scope=scope, ratio=ratio, **more)
-
-
-def split_backward(**size: Any) -> Sample:
-    """Return the split of the backward, k = 1."""
-    more: dict[str, Any] = {"ratio": "whole_over_split", "goal_s": 5.0, **size}
-    scope = Scope(allocation="fixed", split_backward=True)
-    return Sample(family="split_backward", scope=scope, **more)
-
-
-def recompute_contiguous(**size: Any) -> Sample:
-    """Return recompute of any layers in the contiguous programme."""
-    more = {"bandwidth": "12GB/s", "ratio": "without_over_with", "goal_s": 2.0, **size}
-    scope = Scope(recompute=True)
-    return Sample(family="recompute_contiguous", scope=scope, solver="contiguous", **more)
-
-
-def recompute_fixed(**size: Any) -> Sample:
-    """Return recompute of any layers for a given allocation, k up to 2."""
-    scope = Scope(allocation="fixed", max_k=2, recompute=True)
-    return Sample(family="recompute_fixed", scope=scope, ratio="contiguous_over_found", **size)
-
-
-def steps(*, microbatches: int, **size: Any) -> Sample:
-    """Return a step with a flush for a given allocation."""
-    scope = Scope(allocation="fixed", microbatches=microbatches)
-    return Sample(family="steps", scope=scope, solver="step", **size)
 
 
 def _theorem_4(k: int) -> Case:
@@ -246,3 +254,101 @@ def _uniform(gpus: int, room: int) -> Case:
     period = 1_000_000 * max(Fraction(3), Fraction(3 * gpus, room))
     key = {"gpus": gpus, "activations": room}
     return known_case("uniform", key, instance, room, period, goal=10.0)
+
+
+KNOWN: Final = {
+    "theorem_4": ("Theorem 4", "The least period is 2 (1 + 1/k) ms."),
+    "uniform": (
+        "Uniform stages",
+        "F = 1 and B = 2 ms, room for N activations: the least period is max(3, 3 P / N) ms.",
+    ),
+}
+SAMPLED: Final = {
+    "random": (
+        "Random chains, k micro-batches",
+        "On the best contiguous allocation for k = 1. Ratio: period for k = 1 over the period.",
+    ),
+    "split_backward": (
+        "Split backward",
+        "k = 1, on the best contiguous allocation. I and W take half of the backward each, and "
+        "half of what is saved is kept from I to W. Ratio: period with whole backwards over the "
+        "period.",
+    ),
+    "recompute_contiguous": (
+        "Recompute in the contiguous programme",
+        "Any layers of any stage, k = 1. Ratio: period without recompute over the period, where "
+        "there is a plan without.",
+    ),
+    "recompute_fixed": (
+        "Recompute for a given allocation",
+        "Any layers, on the best contiguous allocation with recompute. Ratio: the period of that "
+        "contiguous plan over the period.",
+    ),
+    "steps": (
+        "Steps",
+        "m micro-batches with a flush, on the best contiguous allocation in the steady state.",
+    ),
+}
+COLUMNS: Final = (
+    "layers gpus bandwidth memory_level max_k microbatches=m seeds proven median_s goal_median_s "
+    "longest_s goal_s longest_seed infeasible_without shorter"
+)
+"""Of the random chains: those that a row of the family has."""
+
+
+def misses(records: Records) -> Iterator[str]:
+    """Yield in words what was not proven in the time that is its goal, or is not as known."""
+    for family in (*KNOWN, *SAMPLED):
+        for record in of_family(records, family):
+            where = label(family, {name: record[name] for name in _key(record)})
+            yield from (f"{where}: {missed}" for missed in missed_goals(record))
+
+
+def _key(record: Row) -> Iterator[str]:
+    """Yield what identifies a record: the names before the first figure."""
+    return takewhile(lambda name: name not in ("status", "seeds"), record)
+
+
+def _known_columns(rows: Sequence[Row]) -> str:
+    headings = {"gpus": "gpus=GPUs~(P)", "activations": "activations=room~(N)"}
+    names = " ".join(headings.get(name, name) for name in _key(rows[0]))
+    return f"{names} known_exact period_exact status seconds goal_s"
+
+
+def _sampled_columns(rows: Sequence[Row]) -> str:
+    """Return the columns that a row has, and the ratio, which has another name in each family."""
+    names = [name for name in COLUMNS.split() if any(name.split("=")[0] in row for row in rows)]
+    names += [f"{name}=ratio,~median" for name in rows[0] if "_over_" in name]
+    return " ".join(names)
+
+
+def _summary(records: Records) -> Iterator[str]:
+    for family in KNOWN:
+        yield from proven_line(family, records)
+    for family in SAMPLED:
+        for row in of_family(records, family):
+            size = f"{row['layers']} layers, {row['gpus']} GPUs, memory level {row['memory_level']}"
+            count = row.get("microbatches")
+            kind = f"k up to {row['max_k']}" if count is None else f"{count} micro-batches"
+            yield (
+                f"{family}, {size}, {kind}: {row['proven']} of {row['seeds']} proven, "
+                f"median {row['median_s']} s, longest {row['longest_s']} s"
+            )
+
+
+SUITE: Final = Suite(
+    title="How long exact proofs take",
+    families=(*KNOWN, *SAMPLED),
+    protocol="Random chains are those of `schedopt instance random`, seeds from 0 on, links half "
+    "duplex. A memory level is the memory of a GPU over the least with which a contiguous plan "
+    "exists, with recompute where the run may recompute; *shorter* counts the seeds whose ratio is "
+    "above 1.",
+    misses=misses,
+    well="All is proven, and within its goal in seconds where there is one.",
+    tables=[
+        Table(title, text, _known_columns if family in KNOWN else _sampled_columns, family)
+        for family, (title, text) in {**KNOWN, **SAMPLED}.items()
+    ],
+    summary=_summary,
+    resumable=False,
+)

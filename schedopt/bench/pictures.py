@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain, product
 from statistics import geometric_mean, median
 from typing import TYPE_CHECKING, Any, Final
 
-from schedopt.bench.hardness import COVER, GENERIC, PACKING, PARTITIONS, THEOREMS
 from schedopt.bench.records import Record
 from schedopt.drawing.looks import COLOURS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
 
 DARK: Final = "#444444"
 PALE: Final[Mapping[str, Any]] = {"color": "#e5e5e5", "linewidth": 0.6}
 
 # Hardness: seconds for an answer against m. Colour and marker of a method, and how far from its m
 # it is drawn: no two hide each other.
-METHODS: Final = {
-    PACKING: (COLOURS[0], "o", 0.0),
-    COVER: (COLOURS[1], "s", 0.04),
-    GENERIC[1]: (COLOURS[2], "^", -0.04),
-    GENERIC[2]: (COLOURS[3], "D", -0.04),
-}
+METHODS: Final = [
+    (COLOURS[0], "o", 0.0),
+    (COLOURS[1], "s", 0.04),
+    (COLOURS[2], "^", -0.04),
+    (COLOURS[3], "D", -0.04),
+]
 ANSWERS: Final[Mapping[str, tuple[float, str, Mapping[str, Any]]]] = {
     "yes": (-0.09, "YES: there is a plan", {"linestyle": "-", "fillstyle": "full"}),
     "no": (0.09, "NO: proven that not", {"linestyle": "--", "fillstyle": "none"}),
@@ -58,23 +57,32 @@ REFERENCE: Final = "contiguous"
 """Stands in every panel, to compare with."""
 
 
-def draw_hardness(records: Sequence[Record]) -> Figure:
-    """Draw seconds for an answer against m: median and range of each method and answer."""
+def draw_hardness(records: Sequence[Record], methods: Mapping[int, Sequence[str]]) -> Figure:
+    """Draw seconds for an answer against m: median and range of each method and answer.
+
+    Parameters
+    ----------
+    records : sequence of Record
+    methods : mapping of int to sequence of str
+        Of each theorem.
+    """
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
     from matplotlib.ticker import FormatStrFormatter, MaxNLocator
 
     limit = max(record.conditions["time_limit_s"] for record in records)
+    looks = dict(zip(dict.fromkeys(chain(*methods.values())), METHODS, strict=True))
     figure = Figure(figsize=(10.5, 4.6), layout="constrained")
-    panels = figure.subplots(1, len(THEOREMS), sharey=True)
-    for axes, theorem in zip(panels, THEOREMS, strict=True):
-        own = [record for record in records if record["theorem"] == theorem]
+    panels = figure.subplots(1, len(methods), sharey=True)
+    for axes, theorem in zip(panels, methods, strict=True):
         axes.set_yscale("log")
         axes.axhline(limit, **LIMIT)
-        for method in (PACKING, COVER, GENERIC[theorem]):
-            for partition in PARTITIONS:
-                kind = (method, partition)
-                rows = [row for row in own if (row["method"], row["partition"]) == kind]
-                _draw_times(axes, rows, method, partition, limit)
+        for method, partition in product(methods[theorem], ANSWERS):
+            kind = (theorem, method, partition)
+            rows = [
+                row for row in records if (row["theorem"], row["method"], row["partition"]) == kind
+            ]
+            _draw_times(axes, rows, looks[method], partition, limit)
         axes.set_xlabel("m: so many groups of three numbers")
         axes.set_title(THEOREM_TITLES[theorem], loc="left", size=9)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -83,61 +91,46 @@ def draw_hardness(records: Sequence[Record]) -> Figure:
         _finish(axes)
     panels[0].set_ylabel("seconds for an answer")
     _head(figure, "How hard 3-partition makes scheduling: time against m")
-    signs = _hardness_signs(records, limit)
-    figure.legend(handles=signs, loc="outside right upper", fontsize=8, frameon=False)
-    return figure
-
-
-def _draw_times(
-    axes: Axes, rows: Sequence[Record], method: str, partition: str, limit: float
-) -> None:
-    """Draw the median at each m with the range, and mark where an answer is missing."""
-    times: dict[int, list[float]] = {}
-    for row in rows:
-        late = row["answer"] == "unknown"
-        times.setdefault(row["m"], []).append(limit if late else max(LEAST_S, row["seconds"]))
-    if not times:
-        return
-    colour, marker, apart = METHODS[method]
-    shift, _, style = ANSWERS[partition]
-    apart += shift
-    sizes = sorted(times)
-    at = [m + apart for m in sizes]
-    least, most = ([function(times[m]) for m in sizes] for function in (min, max))
-    axes.vlines(at, least, most, color=colour, linewidth=0.8)
-    middle = [median(times[m]) for m in sizes]
-    axes.plot(at, middle, color=colour, marker=marker, markersize=5, linewidth=1.4, **style)
-    missing = sorted({row["m"] for row in rows if row["answer"] == "unknown"})
-    axes.plot(
-        [m + apart for m in missing],
-        [limit] * len(missing),
-        "x",
-        color=colour,
-        markersize=11,
-        markeredgewidth=1.6,
-        zorder=4,
-    )
-
-
-def _hardness_signs(records: Sequence[Record], limit: float) -> list[Line2D]:
-    """Return the legend, of what is drawn."""
-    from matplotlib.lines import Line2D
-
-    methods = [name for name in METHODS if any(row["method"] == name for row in records)]
-    signs = [
-        Line2D([], [], color=METHODS[name][0], marker=METHODS[name][1], label=name)
-        for name in methods
+    drawn = {row["method"] for row in records}
+    signs: list[dict[str, Any]] = [
+        {"color": colour, "marker": marker, "label": name}
+        for name, (colour, marker, _) in looks.items()
+        if name in drawn
     ]
     signs += [
-        Line2D([], [], color=DARK, marker="o", label=words, **style)
+        {"color": DARK, "marker": "o", "label": words, **style}
         for _, words, style in ANSWERS.values()
     ]
     if any(row["answer"] == "unknown" for row in records):
         words = "some have no answer in time"
-        signs.append(Line2D([], [], color=DARK, marker="x", linestyle="", label=words))
-    signs.append(Line2D([], [], color=DARK, marker="|", linestyle="", label="least to longest"))
-    signs.append(Line2D([], [], label=f"time limit {limit:g} s", **LIMIT))
-    return signs
+        signs.append({"color": DARK, "marker": "x", "linestyle": "", "label": words})
+    signs.append({"color": DARK, "marker": "|", "linestyle": "", "label": "least to longest"})
+    signs.append({"label": f"time limit {limit:g} s", **LIMIT})
+    handles = [Line2D([], [], **sign) for sign in signs]
+    figure.legend(handles=handles, loc="outside right upper", fontsize=8, frameon=False)
+    return figure
+
+
+def _draw_times(
+    axes: Axes, rows: Sequence[Record], look: tuple[str, str, float], partition: str, limit: float
+) -> None:
+    """Draw the median at each m with the range, and mark where an answer is missing."""
+    colour, marker, apart = look
+    shift, _, style = ANSWERS[partition]
+    times: dict[float, list[float]] = {}
+    missing = []
+    for row in sorted(rows, key=lambda row: int(row["m"])):
+        at = row["m"] + (apart + shift)
+        late = row["answer"] == "unknown"
+        times.setdefault(at, []).append(limit if late else max(LEAST_S, row["seconds"]))
+        missing += [at] * (late and at not in missing)
+    if not times:
+        return
+    least, middle, most = ([how(group) for group in times.values()] for how in (min, median, max))
+    axes.vlines([*times], least, most, color=colour, linewidth=0.8)
+    axes.plot([*times], middle, color=colour, marker=marker, markersize=5, linewidth=1.4, **style)
+    late = {"linestyle": "", "marker": "x", "markersize": 11, "markeredgewidth": 1.6, "zorder": 4}
+    axes.plot(missing, [limit] * len(missing), color=colour, **late)
 
 
 def draw_schedules(rows: Mapping[str, Mapping[str, Sequence[float]]], chains: int) -> Figure:

@@ -8,16 +8,20 @@ without one, on the stages of the fixed schedule and on any.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from itertools import product
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from schedopt.account import bubble, memory
 from schedopt.bench.cases import family_chains
 from schedopt.bench.general import BANDWIDTH, exact
-from schedopt.bench.suite import Case, Effort, Proceed
+from schedopt.bench.pictures import draw_schedules
+from schedopt.bench.records import Record, fraction, gap_of
+from schedopt.bench.suite import Case, Effort, Proceed, Records, Suite, Table
+from schedopt.bench.tables import Row, mean_ratio, number, show, summarize
 from schedopt.chain import Chain
 from schedopt.errors import InputError
 from schedopt.plan import Plan
@@ -28,7 +32,11 @@ from schedopt.solving import solve
 from schedopt.systems.catalogue import find_system
 from schedopt.systems.config import SystemConfig
 from schedopt.systems.steps import published_step
+from schedopt.units import format_duration
 from schedopt.validation import LARGEST
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 SCHEDULES: Final = ("gpipe", "one_f_one_b_flush", "interleaved", "zero_bubble", "chimera")
 """Names of systems."""
@@ -149,3 +157,224 @@ def schedule_cases(
         schedule_case(chain, count, count * multiple, schedule)
         for chain, count, multiple, schedule in product(chains, gpus, multiples, SCHEDULES)
     ]
+
+
+SEARCHES: Final = {
+    "order_step": "step, same stages",
+    "any_step": "step, any stages",
+    "order_period": "period, same stages",
+    "any_period": "period, any stages",
+}
+"""The searches, in words."""
+
+
+def ratio_of(record: Row, search: str) -> Fraction | None:
+    """Return how many times as fast as the fixed schedule a search is; None without a plan."""
+    figures = {} if record["refused"] else record["searches"].get(search, {})
+    period = fraction(figures.get("period_exact"))
+    return None if period is None else Fraction(*record["fixed"]["period_exact"]) / period
+
+
+def _by_schedule(record: Row) -> tuple[int, int]:
+    return SCHEDULES.index(record["schedule"]), record["microbatches"] // record["gpus"]
+
+
+def _names(record: Row) -> dict[str, Any]:
+    """Return what tables call a record's schedule and number of micro-batches."""
+    system, multiple = find_system(record["schedule"]), record["microbatches"] // record["gpus"]
+    per_gpu = "P" if multiple == 1 else f"{multiple} P"
+    return {"title": system.title, "source": system.source, "per_gpu": per_gpu}
+
+
+def means(records: Records) -> list[dict[str, Any]]:
+    """Return a row for each schedule and number of micro-batches a GPU.
+
+    It holds the numbers of runs, refused runs and plans, the mean bubble, and for each search its
+    ratios (mean: geometric, least, most; None without plans) and how many plans are proven optimal.
+    """
+    rows = []
+    for record in sorted(records, key=_by_schedule):
+        made = not record["refused"]
+        bubble = number(record["fixed"]["bubble"] if made else None)
+        row = {**_names(record), "bubble": bubble, "plan": made, "refused": not made}
+        for name in SEARCHES:
+            searched = record["searches"].get(name, {}) if made else {}
+            row[name] = number(ratio_of(record, name))
+            row[f"{name}_proven"] = searched.get("status") == "optimal"
+        rows.append(row)
+    figures: dict[str, tuple[str, Any]] = {}
+    for name in SEARCHES:
+        figures[f"{name}_proven"] = f"{name}_proven", "sum"
+        for how, function in (("mean", mean_ratio), ("least", "min"), ("most", "max")):
+            figures[f"{name}_{how}"] = name, function
+    return summarize(
+        rows,
+        "title source per_gpu",
+        plans=("plan", "sum"),
+        refused=("refused", "sum"),
+        bubble=("bubble", "mean"),
+        **figures,
+    )
+
+
+def _mean_rows(records: Records) -> list[dict[str, Any]]:
+    rows = means(records)
+    for row in rows:
+        for name in SEARCHES:
+            mean, least, most = (row[f"{name}_{how}"] for how in ("mean", "least", "most"))
+            row[name] = None if mean is None else f"{mean:.3f} ({least:.3f} to {most:.3f})"
+            row[f"{name}_proven"] = None if mean is None else row[f"{name}_proven"]
+    return rows
+
+
+def misses(records: Records) -> Iterator[str]:
+    """Yield in words where a search is worse than what it could begin with, or than its bound.
+
+    Neither a step nor a period is longer than the fixed schedule once, or again and again; and no
+    search on any stages is worse than that on the same ones.
+    """
+    made = [record for record in records if not record["refused"]]
+    for record in made:
+        where = f"{record['chain']}, {record['gpus']} GPUs, {record['microbatches']} micro-batches"
+        title = _names(record)["title"]
+        yield from (f"{where}, {title}: {missed}" for missed in _misses(record))
+    for schedule in REPLICATED:
+        own = [record for record in made if record["schedule"] == schedule]
+        for name, words in SEARCHES.items():
+            ratios = _ratios(own, name)
+            longer = [ratio for ratio in ratios if ratio < 1]
+            if longer:
+                yield (
+                    f"{find_system(schedule).title}, {words}: longer on {len(longer)} of "
+                    f"{len(ratios)} runs, up to {1 / min(longer):.3f} times; it has two GPUs for "
+                    "each stage, which no search has"
+                )
+
+
+def _misses(record: Row) -> Iterator[str]:
+    for name, found in record["searches"].items():
+        ratio, gap, words = ratio_of(record, name), gap_of(found), SEARCHES[name]
+        if ratio is None:
+            yield f"{words}: {found['status']}, no plan"
+            continue
+        if ratio < 1 and record["schedule"] not in REPLICATED:
+            yield f"{words}: {float(1 / ratio):.3f} times as long"
+        if gap is not None and gap < 0:
+            yield f"{words}: below its bound"
+        if found["memory_bytes"] > record["memory_bytes"]:
+            yield f"{words}: more memory than the fixed schedule"
+        same = ratio_of(record, name.replace("any_", "order_"))
+        if same is not None and ratio < same:
+            yield f"{words}: worse than on the same stages"
+
+
+def _ratios(records: Records, search: str) -> list[float]:
+    """Return the ratios of those records that have a plan."""
+    return [float(ratio) for record in records if (ratio := ratio_of(record, search)) is not None]
+
+
+def _runs(goal: str, records: Records) -> list[dict[str, Any]]:
+    """Return a row for each plan, with the figures of the searches for a step or a period."""
+    rows = []
+    for record in records:
+        if record["refused"]:
+            continue
+        count, fixed = record["microbatches"] if goal == "step" else 1, record["fixed"]
+        row = {**record, **_names(record), "bubble": fixed["bubble"]}
+        row["fixed"] = _duration(fixed, count)
+        for side in ("order", "any"):
+            found = record["searches"].get(f"{side}_{goal}")
+            if found is not None:
+                row |= _search_cells(record, f"{side}_{goal}", side, count)
+        rows.append(row)
+    return rows
+
+
+def _search_cells(record: Row, name: str, side: str, count: int) -> dict[str, Any]:
+    found = record["searches"][name]
+    ratio, gap = ratio_of(record, name), gap_of(found)
+    if ratio is None:
+        return {side: found["status"], f"{side}_solver": found["solver"]}
+    far = show(gap, ".1%")
+    return {
+        side: _duration(found, count),
+        f"{side}_ratio": f"{float(ratio):.3f}",
+        f"{side}_gap": "proven" if found["status"] == "optimal" else far,
+        f"{side}_bubble": f"{found['bubble']:.1%}",
+        f"{side}_solver": found["solver"],
+    }
+
+
+def _duration(figures: Mapping[str, Any], count: int) -> str:
+    """Return the time of a number of micro-batches."""
+    return format_duration(count * Fraction(*figures["period_exact"]))
+
+
+def _refusals(records: Records) -> list[dict[str, Any]]:
+    return [{**record, **_names(record)} for record in records if record["refused"]]
+
+
+def _draw(records: Records) -> Figure:
+    made = sorted((record for record in records if not record["refused"]), key=_by_schedule)
+    groups: dict[str, list[Record]] = {}
+    for record in made:
+        names = _names(record)
+        groups.setdefault(f"{names['title']}\nm = {names['per_gpu']}", []).append(record)
+    rows = {
+        label: {name: _ratios(group, name) for name in SEARCHES} for label, group in groups.items()
+    }
+    return draw_schedules(rows, len({record["chain_sha256"] for record in made}))
+
+
+PLACE: Final = "chain gpus microbatches=m title=schedule"
+SIDES: Final = " ".join(
+    f"{side}={which}~stages {side}_ratio=ratio {side}_gap=gap {side}_bubble=bubble "
+    f"{side}_solver=solver"
+    for side, which in (("order", "same"), ("any", "any"))
+)
+RUNS: Final = f"{PLACE} memory_bytes=memory fixed bubble {SIDES}"
+
+
+def _searched(name: str) -> str:
+    return f"{name}={SEARCHES[name].replace(' ', '~')} {name}_proven=proven"
+
+
+SUITE: Final = Suite(
+    title="Pattern search against fixed schedules",
+    families=("schedules",),
+    protocol=f"Links {BANDWIDTH}. A fixed schedule is a step of m micro-batches with a flush, "
+    "without updates. Its GPU that needs most, in the reading `sum`, says what memory each GPU has "
+    "in the searches. They look for the shortest step of m micro-batches with a flush, and for the "
+    f"least period without one (k up to {MAX_K}), on the stages of the schedule and on any. The "
+    "backward may be split where the schedule splits it. Ratios are the makespan of the fixed "
+    "schedule over that of the step found, or its makespan for each micro-batch over the period "
+    "found: above 1, the search is that many times as fast. The bubble is idle time of the GPUs "
+    "that have a stage.",
+    misses=misses,
+    well="Nothing found takes longer than the fixed schedule at its memory, or less than its "
+    "bound.",
+    tables=[
+        Table(
+            "Schedules",
+            "Of P GPUs. Ratios: geometric mean (least to largest); proven: how many of the plans "
+            "found are optimal.",
+            "title=schedule source per_gpu=m plans refused bubble "
+            + " ".join(map(_searched, SEARCHES)),
+            _mean_rows,
+        ),
+        Table("Steps", "The makespan of m micro-batches, with a flush.", RUNS,
+              partial(_runs, "step")),
+        Table("Steady states", "The period, and the makespan of the fixed schedule for each "
+              "micro-batch.", RUNS, partial(_runs, "period")),
+        Table("Refused", "Chains that a schedule cannot do.", f"{PLACE} refused=why", _refusals),
+    ],
+    overview=Table(
+        "Times as fast as the fixed schedule: geometric mean, with its memory",
+        "",
+        "title=schedule per_gpu=m plans refused "
+        + " ".join(f"{name}_mean={words.replace(' ', '~')}" for name, words in SEARCHES.items()),
+        means,
+        keys=2,
+    ),
+    draw=_draw,
+)  # fmt: skip

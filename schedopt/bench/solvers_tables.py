@@ -13,8 +13,8 @@ from schedopt.bench.cases import OWN
 from schedopt.bench.methods import BASELINES, OURS, title_of
 from schedopt.bench.pictures import REFERENCE, draw_profiles
 from schedopt.bench.records import RUNS, InstanceKey, Record
-from schedopt.bench.suite import Overview, Records, Suite, Table
-from schedopt.bench.tables import mean_ratio, number, show, summarize, table
+from schedopt.bench.suite import Records, Suite, Table
+from schedopt.bench.tables import mean_ratio, number, show, summarize
 from schedopt.problem import Scope
 from schedopt.units import format_bandwidth, format_duration
 
@@ -205,15 +205,12 @@ def _rank_rows(known: Sequence[BestKnown], records: Records) -> Rows:
     return [{**row, "method": f"`{row['solver']}`", "asked": asked[row["solver"]]} for row in rows]
 
 
-def _level_table(known: Sequence[BestKnown], records: Sequence[Any]) -> list[str]:
+def _level_rows(known: Sequence[BestKnown], records: Records) -> Rows:
     levels = by_level(records, best_periods(records, known))
-    return table(
-        ["method", *levels],
-        [
-            [f"`{name}`", *(show(row.get(name), ".3f") for row in levels.values())]
-            for name in methods_of(records)
-        ],
-    )
+    return [
+        {"method": f"`{name}`", **{key: show(row.get(name), ".3f") for key, row in levels.items()}}
+        for name in methods_of(records)
+    ]
 
 
 def _instance_rows(known: Sequence[BestKnown], records: Records) -> Rows:
@@ -259,20 +256,6 @@ def _instance(runs: Records, known: BestKnown) -> dict[str, Any]:
 
 def _period(run: Record) -> str:
     return str(run["status"]) if run.period is None else format_duration(run.period)
-
-
-def _overview(known: Sequence[BestKnown], records: Records) -> Overview:
-    rows = [
-        [
-            row["solver"],
-            *(str(row[name]) for name in ("runs", "plans", "proven", "refused")),
-            *(show(row[name], ".3f") for name in ("mean", "worst")),
-            *(f"{row[name]:.3f} s" for name in ("median_s", "longest_s")),
-        ]
-        for row in ranks(records, best_periods(records, known))
-    ]
-    figures = ("Runs", "Plans", "Proven", "Refused", "Mean", "Most", "Median", "Longest")
-    return Overview("Solvers: period over the best known plan", ("Solver", *figures), rows)
 
 
 def _draw(known: Sequence[BestKnown], records: Records) -> Figure:
@@ -323,7 +306,8 @@ def solvers_suite(known: Sequence[BestKnown]) -> Suite:
             Table(
                 "By memory level",
                 "Period over the best known, geometric mean over the instances with a plan.",
-                partial(_level_table, known),
+                lambda rows: " ".join(rows[0]),
+                partial(_level_rows, known),
             ),
             Table(
                 "The exact contiguous plan and every other partitioner",
@@ -353,6 +337,11 @@ def solvers_suite(known: Sequence[BestKnown]) -> Suite:
                 partial(_instance_rows, known),
             ),
         ],
-        overview=partial(_overview, known),
+        overview=Table(
+            "Solvers: period over the best known plan",
+            "",
+            "solver runs plans proven refused mean worst=most median_s longest_s",
+            lambda records: ranks(records, best_periods(records, known)),
+        ),
         draw=partial(_draw, known),
     )

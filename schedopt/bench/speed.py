@@ -14,7 +14,6 @@ from typing import Any, Final
 
 from schedopt import Chain, Platform, solve
 from schedopt.bench.cases import least_memory
-from schedopt.bench.general_tables import rows_of
 from schedopt.bench.records import of_family
 from schedopt.bench.suite import Case, Effort, Proceed, Records, Suite, Table
 from schedopt.bounds import load_bound
@@ -112,12 +111,12 @@ SUITE: Final = Suite(
     misses=lambda records: (),
     well="There is no goal.",
     tables=[
-        Table("Commands", "Median of seven.", "command seconds", rows_of("commands")),
+        Table("Commands", "Median of seven.", "command seconds", "commands"),
         Table(
             "Solver",
             "",
             "layers gpus memory_level seconds status period_over_load_bound",
-            rows_of("solver"),
+            "solver",
         ),
     ],
     summary=_summary,

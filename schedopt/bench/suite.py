@@ -8,8 +8,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from schedopt.bench.records import WAY_OUT, Record, RecordFile, describe_machine, load_records
-from schedopt.bench.tables import Row, columns
+from schedopt.bench.records import (
+    WAY_OUT,
+    Record,
+    RecordFile,
+    describe_machine,
+    load_records,
+    of_family,
+)
+from schedopt.bench.tables import Row, cells, table
 from schedopt.errors import InputError
 from schedopt.interrupts import interrupts
 
@@ -94,39 +101,35 @@ class Table:
     Parameters
     ----------
     title, text : str
-        What stands above it; a table without a title belongs to the one before.
+        Above it; a table without a title belongs to the one before.
     columns : str or callable
-        The columns, as `tables.columns` takes them; or makes the lines of the table from the rows.
-    rows : callable
-        Makes the rows of the records. No rows, no table.
+        The columns, as `tables.cells` takes them, or makes them from the rows.
+    rows : str or callable
+        The family of its records, or makes rows of all records. No rows, no table.
+    keys : int
+        How many columns say what a row is about.
     """
 
     title: str
     text: str
-    columns: str | Callable[[Sequence[Row]], list[str]]
-    rows: Callable[[Records], Sequence[Row]] = list
+    columns: str | Callable[[Sequence[Row]], str]
+    rows: str | Callable[[Records], Sequence[Row]]
+    keys: int = 1
+
+    def cells(self, records: Records) -> tuple[list[str], list[list[str]]]:
+        """Return headings and cells."""
+        rows = of_family(records, self.rows) if isinstance(self.rows, str) else self.rows(records)
+        if not rows:
+            return [], []
+        return cells(rows, self.columns if isinstance(self.columns, str) else self.columns(rows))
 
     def lines(self, records: Records) -> Iterator[str]:
         """Yield title, text and table in Markdown."""
-        rows = self.rows(records)
-        if not rows:
-            return
-        yield from ("", f"## {self.title}") if self.title else ()
-        yield from ("", self.text) if self.text else ()
-        yield ""
-        yield from (
-            columns(rows, self.columns) if isinstance(self.columns, str) else (self.columns(rows))
-        )
-
-
-@dataclass(frozen=True)
-class Overview:
-    """A table that a command prints: `keys` columns say what a row is about, then figures."""
-
-    title: str
-    headings: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    keys: int = 1
+        headings, rows = self.cells(records)
+        if rows:
+            yield from ("", f"## {self.title}") if self.title else ()
+            yield from ("", self.text) if self.text else ()
+            yield from ("", *table(headings, rows))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,8 +150,8 @@ class Suite:
     tables : sequence of Table
     summary : callable
         Yields the lines that the command prints.
-    overview : callable, optional
-        Makes the table that the command prints.
+    overview : Table, optional
+        The table that the command prints.
     draw : callable, optional
         Makes a picture of the records.
     resumable : bool
@@ -163,7 +166,7 @@ class Suite:
     well: str | Callable[[Records], str]
     tables: Sequence[Table]
     summary: Callable[[Records], Iterable[str]] = lambda records: ()
-    overview: Callable[[Records], Overview] | None = None
+    overview: Table | None = None
     draw: Callable[[Records], Figure] | None = None
     resumable: bool = True
 
@@ -177,8 +180,8 @@ class Suite:
         lines += ["Not as it should be:", "", *missed] if missed else [well]
         if picture:
             lines += ["", f"![{self.title}]({picture})"]
-        for table in self.tables:
-            lines += table.lines(records)
+        for one in self.tables:
+            lines += one.lines(records)
         return "\n".join(lines) + "\n"
 
     def save_picture(self, records: Records, path: Path) -> None:

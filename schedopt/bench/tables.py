@@ -19,8 +19,10 @@ FORMATS: Final = {
         "bytes": "memory_bytes",
         "%": "gap goal_gap feasible",
         ".1%": "bubble predicted_bubble measured_bubble",
-        ".3f": "ratio least best mean worst saved_over_predicted "
-        "seconds cpu_seconds median_s longest_s",
+        ".3f": "ratio least best mean worst saved_over_predicted seconds cpu_seconds median_s "
+        "longest_s order_step_mean any_step_mean order_period_mean any_period_mean "
+        "median_k_1_over_found median_whole_over_split median_without_over_with "
+        "median_contiguous_over_found",
         ",": "placements per_s goal_per_s",
         "g": "goal_ratio goal_s goal_median_s memory_level",
     }.items()
@@ -43,21 +45,20 @@ HEADINGS: Final = {
 """Of columns; others are called as their value, and each goal is a "goal"."""
 
 
-def columns(rows: Iterable[Row], names: str) -> list[str]:
-    """Return the lines of a table with a line for each row.
+def cells(rows: Iterable[Row], names: str) -> tuple[list[str], list[list[str]]]:
+    """Return the headings of a table, and its cells as text.
 
     Parameters
     ----------
     rows : iterable of mapping
     names : str
-        Of the values that are shown, in order; ``name=heading`` for another heading, with
-        "~" for spaces.
+        Of the values that are shown, in order; ``name=heading`` for another heading, with "~" for
+        spaces.
     """
     pairs = [name.partition("=") for name in names.split()]
-    return table(
-        [heading.replace("~", " ") or _heading(name) for name, _, heading in pairs],
-        [[show(row.get(name), FORMATS.get(name, "")) for name, _, _ in pairs] for row in rows],
-    )
+    headings = [heading.replace("~", " ") or _heading(name) for name, _, heading in pairs]
+    shown = [[show(row.get(name), FORMATS.get(name, "")) for name, _, _ in pairs] for row in rows]
+    return headings, shown
 
 
 def _heading(name: str) -> str:

@@ -6,9 +6,7 @@ from typing import Annotated
 
 import typer
 
-from schedopt.cli.bench import EXIT_CODES as BENCH_EXIT_CODES
 from schedopt.cli.bench import bench_app
-from schedopt.cli.claims import bench_claims
 from schedopt.cli.commands import Commands
 from schedopt.cli.compare import compare_systems
 from schedopt.cli.import_chain import import_profile
@@ -69,5 +67,4 @@ def _options(
 for name, function, more in COMMANDS:
     app.command(name, epilog=EXIT_CODES + more)(function)
 app.add_typer(instance_app, name="instance")
-bench_app.command("claims", epilog=BENCH_EXIT_CODES)(bench_claims)
 app.add_typer(bench_app, name="bench")

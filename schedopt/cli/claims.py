@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from schedopt.cli.bench import tables_beside
 from schedopt.cli.progress import progress_bar
+from schedopt.cli.suites import tables_beside
 
 if TYPE_CHECKING:
     from schedopt.bench.claims.running import Done

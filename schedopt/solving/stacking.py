@@ -17,9 +17,7 @@ from schedopt.account.timeline import Timeline
 from schedopt.network import Resource
 from schedopt.plan import Plan
 from schedopt.platform import Platform
-
-Busy = tuple[int, int]
-"""When something begins and how long it takes, ns."""
+from schedopt.solving.circular import Interval, meet
 
 
 def pack_stages(plan: Plan, platform: Platform) -> Plan | None:
@@ -59,12 +57,12 @@ class _Packing:
         self.period = timeline.length_ns
         self.home: dict[int, int] = {}
         self.room = [gpu.usable_bytes for gpu in platform.gpus]
-        self.taken: dict[Resource, list[Busy]] = defaultdict(list)
-        self.works: dict[int, list[Busy]] = defaultdict(list)
+        self.taken: dict[Resource, list[Interval]] = defaultdict(list)
+        self.works: dict[int, list[Interval]] = defaultdict(list)
         for operation, _, when in timeline.operations():
             self.works[operation.stage].append((when.start_ns, when.end_ns - when.start_ns))
         # By the stage before the cut, and whether ahead.
-        self.sends: dict[tuple[int, bool], list[Busy]] = defaultdict(list)
+        self.sends: dict[tuple[int, bool], list[Interval]] = defaultdict(list)
         for transfer, _, _, _, when in timeline.transfers():
             ahead = transfer.tensor == "activation"
             self.sends[transfer.stage, ahead].append((when.start_ns, when.end_ns - when.start_ns))
@@ -81,9 +79,9 @@ class _Packing:
                 return True
         return False
 
-    def _uses(self, stage: int, gpu: int) -> list[tuple[Resource, Sequence[Busy]]]:
+    def _uses(self, stage: int, gpu: int) -> list[tuple[Resource, Sequence[Interval]]]:
         """Return what a stage would occupy on a GPU, with links to neighbours that are placed."""
-        found: list[tuple[Resource, Sequence[Busy]]] = [(("gpu", gpu, gpu), self.works[stage])]
+        found: list[tuple[Resource, Sequence[Interval]]] = [(("gpu", gpu, gpu), self.works[stage])]
         for cut, other in ((stage - 1, stage - 1), (stage, stage + 1)):
             if other in self.home and self.home[other] != gpu:
                 ends = (self.home[other], gpu) if other < stage else (gpu, self.home[other])
@@ -92,19 +90,12 @@ class _Packing:
                     found += [(resource, self.sends[cut, ahead]) for resource in way]
         return found
 
-    def _are_free(self, uses: Iterable[tuple[Resource, Sequence[Busy]]]) -> bool:
+    def _are_free(self, uses: Iterable[tuple[Resource, Sequence[Interval]]]) -> bool:
         """Whether nothing meets what is there, or itself on a link that serves both directions."""
-        added: dict[Resource, list[Busy]] = defaultdict(list)
+        added: dict[Resource, list[Interval]] = defaultdict(list)
         for resource, busy in uses:
-            for one in busy:
-                if any(self._meet(one, other) for other in self.taken[resource] + added[resource]):
-                    return False
+            there = self.taken[resource] + added[resource]
+            if any(meet(interval, other, self.period) for interval in busy for other in there):
+                return False
             added[resource] += busy
         return True
-
-    def _meet(self, one: Busy, other: Busy) -> bool:
-        """Whether two intervals overlap on the circle; one of no length, strictly inside."""
-        apart = (one[0] - other[0]) % self.period
-        if apart == 0:
-            return one[1] > 0 and other[1] > 0
-        return apart < other[1] or apart + one[1] > self.period

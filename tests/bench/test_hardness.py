@@ -13,19 +13,20 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from schedopt import Platform, Problem
-from schedopt.bench import hardness, partition_answer
+from schedopt.bench import hardness
 from schedopt.bench.hardness import (
     FULL,
     QUICK,
+    SUITE,
     Extent,
+    answer,
     batches,
     cases_of_size,
     cover,
     method_case,
+    misses,
     ran_out,
 )
-from schedopt.bench.hardness_tables import SUITE, misses
-from schedopt.bench.partition_answer import answer
 from schedopt.bench.records import Record, RecordFile, load_records
 from schedopt.bench.suite import Effort, measure
 from schedopt.errors import InvalidPlanError
@@ -205,32 +206,27 @@ def test_stored_records_are_whole() -> None:
 
 @pytest.mark.parametrize("theorem", [1, 2])
 def test_one_instance_is_answered_with_its_proof(theorem: Any) -> None:
-    yes = answer(Reduction(theorem, YES), EFFORT)
-    shown = yes.to_json()
-    assert (shown["answer"], shown["proof_kind"]) == ("yes", "plan")
-    assert shown["exhaustive_search"] is None
-    assert [sorted(group) for group in shown["groups"]] == [[3, 3, 4]] * 2
-    assert shown["period_ns"] == (10 if theorem == 1 else 40)
-    no = answer(Reduction(theorem, NO), EFFORT)
-    assert (no.answer, no.search, no.groups) == ("no", "agrees", ())
-    assert no.to_json()["proof_kind"] == "infeasible"
-    assert "CP-SAT" in no.proof
+    yes, no = (answer(Reduction(theorem, numbers), EFFORT) for numbers in (YES, NO))
+    names = ("answer", "proof_kind", "exhaustive_search", "groups")
+    assert [yes[name] for name in names[:3]] == ["yes", "plan", None]
+    assert [sorted(group) for group in yes["groups"]] == [[3, 3, 4]] * 2
+    assert yes["period_ns"] == (10 if theorem == 1 else 40)
+    assert [no[name] for name in names] == ["no", "infeasible", "agrees", []]
+    assert "CP-SAT" in no["proof"]
 
 
 def test_a_search_that_does_not_end_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     def endless(numbers: Sequence[int], stopped: Any) -> None:
         raise Stopped
 
-    monkeypatch.setattr(partition_answer, "find_triples", endless)
+    monkeypatch.setattr(hardness, "find_triples", endless)
     found = answer(Reduction(1, NO), EFFORT)
-    assert (found.answer, found.search) == ("no", "not ended")
-    assert "did not end in time" in found.proof
+    assert (found["answer"], found["exhaustive_search"]) == ("no", "not ended")
+    assert "did not end in time" in found["proof"]
 
 
 def test_a_search_that_disagrees_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    def groups(numbers: Sequence[int], stopped: Any) -> list[list[int]]:
-        return [[0, 1, 2], [3, 4, 5]]
-
-    monkeypatch.setattr(partition_answer, "find_triples", groups)
+    groups = [[0, 1, 2], [3, 4, 5]]
+    monkeypatch.setattr(hardness, "find_triples", lambda numbers, stopped: groups)
     with pytest.raises(InvalidPlanError, match="there is a 3-partition"):
         answer(Reduction(1, NO), EFFORT)

@@ -10,31 +10,30 @@ import pytest
 
 from schedopt import Chain, Layer
 from schedopt.bench.periodic import (
+    SUITE,
     halves,
+    misses,
     periodic_cases,
-    recompute_contiguous,
-    recompute_fixed,
+    sample,
     samples,
-    split_backward,
-    steps,
+    step_scope,
 )
-from schedopt.bench.periodic_tables import SUITE, misses
 from schedopt.bench.records import Record, RecordFile, of_family
 from schedopt.bench.suite import Effort, measure
 from tests.bench.suites import holds, made, measured, one_figure
 
 EFFORT = Effort(workers=1, time_limit=30.0)
 SMALL = (
-    split_backward(layers=4, gpus=2, seeds=2),
-    recompute_contiguous(layers=12, gpus=3, seeds=2, level=Decimal("1.15")),
-    recompute_fixed(layers=4, gpus=2, seeds=1),
-    steps(layers=4, gpus=2, seeds=2, microbatches=3),
+    sample("split_backward", layers=4, gpus=2, seeds=2),
+    sample("recompute_contiguous", layers=12, gpus=3, seeds=2),
+    sample("recompute_fixed", layers=4, gpus=2, seeds=1),
+    sample("steps", layers=4, gpus=2, seeds=2, scope=step_scope(3)),
 )
 
 
 @pytest.fixture(scope="module")
 def records() -> list[Record]:
-    return measured([*periodic_cases(1)[:8], *(sample.case() for sample in SMALL)], EFFORT)
+    return measured([*periodic_cases(1)[:8], *(one.case() for one in SMALL)], EFFORT)
 
 
 def test_all_that_has_a_goal_is_measured() -> None:
@@ -42,9 +41,9 @@ def test_all_that_has_a_goal_is_measured() -> None:
         "theorem_4": 7, "uniform": 18, "random": 3, "split_backward": 1,
         "recompute_contiguous": 2, "recompute_fixed": 1, "steps": 2,
     }  # fmt: skip
-    assert [sample.seeds for sample in samples(20)] == [20] * 6 + [10] * 3
-    assert {sample.seeds for sample in samples(3)} == {3}
-    assert [(sample.gpus, sample.goal_s, sample.goal_median_s) for sample in samples(3)] == [
+    assert [one.seeds for one in samples(20)] == [20] * 6 + [10] * 3
+    assert {one.seeds for one in samples(3)} == {3}
+    assert [(one.gpus, one.goal_s, one.goal_median_s) for one in samples(3)] == [
         (8, None, None), (8, 30, None), (16, 30, 5), (8, 5, None), (8, 2, None), (8, 2, None),
         (4, None, None), (4, None, None), (4, None, None),
     ]  # fmt: skip
@@ -62,13 +61,13 @@ def test_known_periods_are_found(records: list[Record]) -> None:
 
 def test_random_chains_are_proven_and_compared(records: list[Record]) -> None:
     rows = {}
-    for sample in SMALL:
-        (row,) = of_family(records, sample.family)
-        assert (row["seeds"], row["proven"]) == (sample.seeds, sample.seeds)
+    for one in SMALL:
+        (row,) = of_family(records, one.family)
+        assert (row["seeds"], row["proven"]) == (one.seeds, one.seeds)
         assert 0 <= row["median_s"] <= row["longest_s"]
-        assert 0 <= row["longest_seed"] < sample.seeds
-        assert row.get("goal_s") == sample.goal_s
-        rows[sample.family] = row
+        assert 0 <= row["longest_seed"] < one.seeds
+        assert row.get("goal_s") == one.goal_s
+        rows[one.family] = row
     # More freedom is never worse.
     recompute = rows["recompute_contiguous"]
     assert rows["split_backward"]["median_whole_over_split"] >= 1
@@ -79,8 +78,8 @@ def test_random_chains_are_proven_and_compared(records: list[Record]) -> None:
 
 
 def test_where_there_is_no_plan_without_recompute_it_is_counted() -> None:
-    sample = recompute_contiguous(layers=6, gpus=2, seeds=3, level=Decimal(1))
-    (row,) = measured([sample.case()], EFFORT)
+    full = sample("recompute_contiguous", layers=6, gpus=2, seeds=3, level=Decimal(1))
+    (row,) = measured([full.case()], EFFORT)
     assert row["proven"] == 3
     assert row["infeasible_without"] > 0
 

@@ -403,7 +403,7 @@ def test_tables_name_the_conditions_and_the_best_known() -> None:
     assert "exact contiguous plan is proven" not in suite.to_markdown([RUN])
     assert "Not as it should be:" in suite.to_markdown([EXACT, change(period_exact=(1, 1))])
     assert suite.overview is not None
-    assert suite.overview(records).rows[1][:6] == ["even_split", "3", "2", "0", "0", "5.657"]
+    assert suite.overview.cells(records)[1][1][:6] == ["even_split", "3", "2", "0", "0", "5.657"]
 
 
 def test_stored_runs_have_their_tables() -> None:

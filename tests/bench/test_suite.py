@@ -14,13 +14,13 @@ import pytest
 from schedopt.bench import (
     execution,
     general_tables,
-    hardness_tables,
-    periodic_tables,
-    schedules_tables,
+    hardness,
+    periodic,
+    schedules,
 )
 from schedopt.bench.records import Record, RecordFile, gap_of, load_records, write_records
 from schedopt.bench.suite import Case, Effort, Suite, Table, measure
-from schedopt.bench.tables import columns, mean_ratio, show, summarize
+from schedopt.bench.tables import cells, mean_ratio, show, summarize
 from schedopt.errors import InputError
 from tests.bench.suites import CONDITIONS, RESULTS, made
 
@@ -31,7 +31,7 @@ SUITE = Suite(
     protocol="By multiplication.",
     misses=lambda records: [f"{row['n']} is even" for row in records if row["n"] % 2 == 0],
     well="All is odd.",
-    tables=[Table("Numbers", "Each with its power.", "n power seconds=time~it~takes")],
+    tables=[Table("Numbers", "Each with its power.", "n power seconds=time~it~takes", list)],
 )
 
 
@@ -171,9 +171,7 @@ def test_tables_of_a_suite() -> None:
 def test_how_values_are_shown() -> None:
     assert [show(None), show(float("nan")), show(None, "time")] == ["", "", "none"]
     assert [show(True), show([3, 2], "time"), show(0.0653, "%")] == ["yes", "1.5 ns", "6.5 %"]
-    assert columns([{"gpus": 2, "goal_s": 5.0}], "gpus goal_s") == [
-        "| GPUs | goal |", "| --- | --- |", "| 2 | 5 |"
-    ]  # fmt: skip
+    assert cells([{"gpus": 2, "goal_s": 5.0}], "gpus goal_s") == (["GPUs", "goal"], [["2", "5"]])
     exact = {"period_exact": [5, 1], "bound_exact": [4, 1]}
     assert gap_of(exact) == 0.25
     assert (
@@ -197,9 +195,9 @@ def test_groups_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("general", general_tables.SUITE, 3),
         ("general-published", general_tables.SUITE, 5),
-        ("periodic", periodic_tables.SUITE, 0),
-        ("hardness", hardness_tables.SUITE, 0),
-        ("schedules", schedules_tables.SUITE, 2),
+        ("periodic", periodic.SUITE, 0),
+        ("hardness", hardness.SUITE, 0),
+        ("schedules", schedules.SUITE, 2),
         ("running", execution.SUITE, 0),
     ],
 )

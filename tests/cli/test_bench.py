@@ -13,7 +13,7 @@ import pytest
 
 from schedopt import Chain, Layer, Result, check
 from schedopt.bench.best_known_file import BestKnownFile
-from schedopt.cli.bench import shipped_chains
+from schedopt.cli.suites import shipped_chains
 from tests.cli.commands import ROOT, run, start
 
 SMALL = Layer(forward_ns=1, backward_ns=2, weight_bytes=10, activation_bytes=1)

@@ -14,6 +14,7 @@ from schedopt import Gpu, InputError, Link, Network, Node, NodeLink, Platform, R
 from schedopt.formats import platform_to_json
 from tests.budgets import trials
 from tests.formats import anything
+from tests.refusals import assert_refused
 from tests.strategies import stars
 
 ROOT = Path(__file__).parents[2]
@@ -164,12 +165,7 @@ def test_a_bad_platform_gives_one_clear_error(tmp_path: Path, case: str) -> None
     content, field, rule, way_out = BAD[case]
     path = tmp_path / "bad.json"
     path.write_text(content)
-    with pytest.raises(InputError) as caught:
-        Platform.load(path)
-    assert caught.value.source == str(path)
-    assert caught.value.field == field
-    assert rule in caught.value.rule
-    assert way_out in caught.value.way_out
+    assert_refused(lambda: Platform.load(path), field, rule, way_out, path)
 
 
 def test_nodes_that_do_not_hold_the_gpus_of_a_plan_are_refused(tmp_path: Path) -> None:

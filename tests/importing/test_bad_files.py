@@ -15,6 +15,7 @@ from schedopt.formats import reading
 from schedopt.importing import graph as graphs
 from schedopt.importing import import_chain
 from tests.importing.files import DNN, FILES, PIPEDREAM, PIPER, dnn_document, piper_document
+from tests.refusals import assert_refused, drop, put
 
 Case = tuple[str, str | bytes, str, str, str]
 
@@ -30,24 +31,6 @@ def piper(change: Callable[[Any], Any]) -> str:
 def changed(document: Any, change: Callable[[Any], Any]) -> str:
     change(document)
     return json.dumps(document)
-
-
-def put(*path: str | int, value: Any) -> Callable[[Any], None]:
-    def change(document: Any) -> None:
-        for part in path[:-1]:
-            document = document[part]
-        document[path[-1]] = value
-
-    return change
-
-
-def drop(*path: str | int) -> Callable[[Any], None]:
-    def change(document: Any) -> None:
-        for part in path[:-1]:
-            document = document[part]
-        del document[path[-1]]
-
-    return change
 
 
 FIGURES = "forward_compute_time=1, backward_compute_time=1, activation_size=1, parameter_size=1"
@@ -279,16 +262,7 @@ def test_a_bad_file_gives_one_clear_error(tmp_path: Path, case: str) -> None:
     source, content, field, rule, way_out = BAD[case]
     path = tmp_path / "profile"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(InputError) as caught:
-        import_chain(path, source)  # type: ignore[arg-type]
-    error = caught.value
-    assert error.source == str(path)
-    assert error.field == field
-    assert rule in error.rule
-    assert way_out in error.way_out
-    assert error.way_out
-    assert "\n" not in str(error)
-    assert len(str(error)) < 600
+    assert_refused(lambda: import_chain(path, source), field, rule, way_out, path)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("source", FILES)

@@ -15,9 +15,9 @@ from schedopt.plan import Plan
 from schedopt.problem import Problem
 from schedopt.solvers import contiguous, thinned
 from schedopt.solving import Run
-from schedopt.solving.sharing import plan_at
+from schedopt.solving.shared_links import plan_at
 from schedopt.solving.stacking import pack_stages
-from schedopt.solving.stage_chain import StageChain, Thinning
+from schedopt.solving.stage_chain import SparsePattern, StageChain
 from tests.budgets import trials
 from tests.strategies import chains, platforms, tight_chains, tight_platforms
 
@@ -92,11 +92,11 @@ def test_recompute_is_thinned_too(chain: Chain, platform: Platform) -> None:
 def test_any_window_of_periods_carries_no_more_than_it_says() -> None:
     for k in range(1, 6):
         for slots in range(k, 12):
-            thinning = Thinning(k, slots)
-            taken = {thinning.slot(j) + turn * slots for j in range(k) for turn in range(4)}
+            sparse = SparsePattern(k, slots)
+            taken = {sparse.slot(j) + turn * slots for j in range(k) for turn in range(4)}
             for length in range(1, 2 * slots):
                 most = max(len(taken & set(range(start, start + length))) for start in range(slots))
-                assert most == thinning.carried(length)
+                assert most == sparse.carried(length)
 
 
 def test_a_decision_may_need_a_thinned_pattern() -> None:
@@ -169,7 +169,7 @@ def thinned_plan(room: int) -> Plan:
     chain = Chain(layers=(layer,) * 5)
     stages = [Stage(layers=(i, i), gpus=(i,)) for i in range(5)]
     problem = Problem(chain=chain, platform=Platform(5, room, bandwidth="1GB/s"))
-    plan = plan_at(StageChain(problem, stages, thinning=Thinning(2, 5)), 3)
+    plan = plan_at(StageChain(problem, stages, sparse=SparsePattern(2, 5)), 3)
     assert plan is not None
     return plan
 

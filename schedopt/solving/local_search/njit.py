@@ -1,4 +1,4 @@
-"""Functions that are compiled, and kept compiled on disk.
+"""numba's compiler with our options; what it makes is kept on disk.
 
 What is kept belongs to one state of all sources of this room: a function holds the code of those
 that it calls, and only a change of its own file would be seen.
@@ -27,21 +27,21 @@ search is slower, but the same.
 """
 
 
-def compiled(function: F) -> F:
-    """Compile a function when it is first called; it runs beside others (no interpreter lock).
+def njit_kernel(function: F) -> F:
+    """Compile a function when it is first called; it runs next to others (no interpreter lock).
 
     It counts no references. So it cannot make an array, which numba refuses; and a generator that
-    Python hands to it would never be freed, which is what `entered` is for.
+    Python hands to it would never be freed, which is what `njit_entry` is for.
     """
     return _compile(function, **_UNCOUNTED)
 
 
-def inlined(function: F) -> F:
-    """Compile a function into those that call it, which spares them to hand over many arrays."""
+def njit_inline(function: F) -> F:
+    """Inline a function, so that callers need not pass the arrays explicitly."""
     return _compile(function, forceinline=True, **_UNCOUNTED)
 
 
-def entered(function: F) -> F:
+def njit_entry(function: F) -> F:
     """Compile a function by which Python enters others, with references counted."""
     return _compile(function)
 
@@ -59,7 +59,7 @@ def _compile(function: F, **options: bool) -> F:
 
 @cache
 def _folder(chosen: str) -> str:
-    """Return where code is kept: where the user says, beside the sources, or in the home."""
+    """Return where code is kept: where the user says, next to the sources, or in the home."""
     room = Path(__file__).parent
     sources = b"".join(source.read_bytes() for source in sorted(room.glob("*.py")))
     name = f"schedopt-{sha256(sources).hexdigest()[:16]}"
