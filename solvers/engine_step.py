@@ -15,9 +15,8 @@ from fractions import Fraction
 from itertools import islice
 from typing import Final
 
-from schedopt.account import memory
+from schedopt.account import fits
 from schedopt.errors import InputError
-from schedopt.plan import Plan
 from schedopt.problem import Problem
 from schedopt.proofs import Proof, ProofKind
 from schedopt.result import Infeasibility
@@ -168,7 +167,7 @@ class _Search:
         self.seen.add((cuts.ranks, begins))
         plan = engine_step(self.problem, cuts.stages(begins))
         length = plan.pattern.period_total_ns
-        if not self._fits(plan):
+        if not fits(plan):
             return False
         if least < length:
             self.open = least if self.open is None else min(self.open, least)
@@ -177,7 +176,3 @@ class _Search:
         self.run.report(plan)
         self.limit = length
         return True
-
-    def _fits(self, plan: Plan) -> bool:
-        needs = zip(memory(plan), plan.platform.gpus, strict=True)
-        return all(need.reading(plan.scope.memory) <= gpu.usable_bytes for need, gpu in needs)

@@ -1,4 +1,4 @@
-"""The cuts of a chain that an engine can run on so many GPUs, and what is known of each."""
+"""The cuts of a chain that an engine can run on a number of GPUs, and bounds on each."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class EngineCuts:
     problem : Problem
         Its scope names an engine and the micro-batches of a step.
     ranks : int
-        The first so many GPUs are used.
+        The first of the GPUs are used, this many.
     chunks : int
         Stages of each.
     """
