@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from fractions import Fraction
+from operator import attrgetter
 from string import Formatter
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Self
 
 from schedopt.engine import TITLES, Engine
 from schedopt.errors import InputError
@@ -19,116 +20,112 @@ from schedopt.units import format_bytes, format_duration
 from schedopt.validation import STRICT, Ratio, check_ratio, check_whole
 
 
-class ProofKind(Enum):
-    """Why a bound holds, or why no plan exists."""
+class _Worded(Enum):
+    """Members with a value, which files hold, and words."""
 
-    SHARED_WORK = "shared_work"
-    LONGEST_LAYER = "longest_layer"
-    LONG_LAYERS = "long_layers"
-    WORK_OF_STAGES = "work_of_stages"
-    WORK_OF_RESOURCE = "work_of_resource"
-    IN_FLIGHT_OF_STAGE = "in_flight_of_stage"
-    IN_FLIGHT_OF_ALL = "in_flight_of_all"
-    IN_FLIGHT_CUTS = "in_flight_cuts"
-    STEP_OF_GPUS = "step_of_gpus"
-    STEP_OF_STAGES = "step_of_stages"
-    STEP_OF_RESOURCE = "step_of_resource"
-    ONE_F_ONE_B_STAR = "one_f_one_b_star"
-    CONTIGUOUS_DP = "contiguous_dp"
-    ORDERS = "orders"
-    ORDERS_OF_STEP = "orders_of_step"
-    CONTIGUOUS_ALLOCATIONS = "contiguous_allocations"
-    ALLOCATIONS = "allocations"
-    ALLOCATIONS_WITHOUT_ORDERS = "allocations_without_orders"
-    RELAXATION = "relaxation"
-    PACKINGS_ONTO_GPUS = "packings_onto_gpus"
-    PACKINGS_INTO_HOLES = "packings_into_holes"
-    ENGINE_CUTS = "engine_cuts"
-    NO_ENGINE_CUT = "no_engine_cut"
-    NO_SHORT_ENGINE_CUT = "no_short_engine_cut"
-    LAYER_TOO_LARGE = "layer_too_large"
-    LAYERS_TOO_LARGE = "layers_too_large"
-    GPU_LACKS_MEMORY = "gpu_lacks_memory"
-    RESOURCE_TOO_BUSY = "resource_too_busy"
-    FILLED_STAGE = "filled_stage"
-    # What follows from another proof.
-    STAGE_NEEDS = "stage_needs"
-    GPU_NEEDS = "gpu_needs"
-    NO_MEMORY_HELPS = "no_memory_helps"
-    NO_MEMORY_FOR_ONE = "no_memory_for_one"
-    PERIOD_ABOVE = "period_above"
-    BOUND_ABOVE = "bound_above"
+    words: str
+
+    def __new__(cls, value: str, words: str) -> Self:
+        member = object.__new__(cls)
+        member._value_, member.words = value, words
+        return member
 
 
-PROOF_WORDS: Final[dict[ProofKind, str]] = {
-    ProofKind.SHARED_WORK: "all work, shared evenly by all GPUs",
-    ProofKind.LONGEST_LAYER: "the longest layer, on the fastest GPU",
-    ProofKind.LONG_LAYERS: "long layers that must share a GPU, on the fastest one",
-    ProofKind.WORK_OF_STAGES: "the work of GPU {gpu}, with the stages that are given",
-    ProofKind.WORK_OF_RESOURCE: "a GPU or link works so long for each micro-batch",
-    ProofKind.IN_FLIGHT_OF_STAGE: (
-        "each stage keeps its micro-batches in flight while later stages work on them"
-    ),
-    ProofKind.IN_FLIGHT_OF_ALL: (
-        "what all micro-batches in flight keep must fit the memory of all GPUs"
-    ),
-    ProofKind.IN_FLIGHT_CUTS: (
-        "what micro-batches in flight keep forces cuts, and cuts take transfers"
-    ),
-    ProofKind.STEP_OF_GPUS: (
-        "GPUs start behind the forwards and end before the backwards of other layers"
-    ),
-    ProofKind.STEP_OF_STAGES: (
-        "each stage waits for the forwards before it and is waited for by backwards"
-    ),
-    ProofKind.STEP_OF_RESOURCE: "the way to a GPU or link, all its work, and the way back",
-    ProofKind.ONE_F_ONE_B_STAR: (
-        "1F1B* keeps the fewest activations (Beaumont et al. 2021, Theorem 3)"
-    ),
-    ProofKind.CONTIGUOUS_DP: "exact dynamic programme over cuts and 1F1B* spans",
-    ProofKind.ORDERS: "CP-SAT over all orders of k micro-batches",
-    ProofKind.ORDERS_OF_STEP: "CP-SAT over all orders of the step",
-    ProofKind.CONTIGUOUS_ALLOCATIONS: (
-        "CP-SAT over all contiguous allocations and all orders of k micro-batches"
-    ),
-    ProofKind.ALLOCATIONS: "CP-SAT over all allocations and all orders of k micro-batches",
-    ProofKind.ALLOCATIONS_WITHOUT_ORDERS: (
-        "CP-SAT over all allocations: nothing is kept for a micro-batch"
-    ),
-    ProofKind.RELAXATION: (
-        "CP-SAT over all allocations, with spans, counts and sums but without orders"
-    ),
-    ProofKind.PACKINGS_ONTO_GPUS: "CP-SAT over all ways to pack the layers onto GPUs",
-    ProofKind.PACKINGS_INTO_HOLES: (
-        "CP-SAT over all ways to fill the holes that forced operations leave"
-    ),
-    ProofKind.ENGINE_CUTS: "every cut that {engine} can run was looked at, or cannot be shorter",
-    ProofKind.NO_ENGINE_CUT: "of all cuts that {engine} can run, none fits",
-    ProofKind.NO_SHORT_ENGINE_CUT: (
-        "of all cuts that {engine} can run, none fits and is as short as asked"
-    ),
-    ProofKind.LAYER_TOO_LARGE: "layer {first} alone needs {memory}, more than any GPU has",
-    ProofKind.LAYERS_TOO_LARGE: "all layers together need {memory}, the GPUs have {room}",
-    ProofKind.GPU_LACKS_MEMORY: (
-        "GPU {gpu} lacks {memory_bytes} bytes with one micro-batch in flight"
-    ),
-    ProofKind.RESOURCE_TOO_BUSY: "a GPU or link works {time_ns} ns in each period",
-    ProofKind.FILLED_STAGE: (
+class ProofKind(_Worded):
+    """Why a bound holds, or why no plan exists; its words name the parameters."""
+
+    SHARED_WORK = "shared_work", "all work, shared evenly by all GPUs"
+    LONGEST_LAYER = "longest_layer", "the longest layer, on the fastest GPU"
+    LONG_LAYERS = "long_layers", "long layers that must share a GPU, on the fastest one"
+    WORK_OF_STAGES = "work_of_stages", "the work of GPU {gpu}, with the stages that are given"
+    WORK_OF_RESOURCE = "work_of_resource", "a GPU or link works so long for each micro-batch"
+    IN_FLIGHT_OF_STAGE = (
+        "in_flight_of_stage",
+        "each stage keeps its micro-batches in flight while later stages work on them",
+    )
+    IN_FLIGHT_OF_ALL = (
+        "in_flight_of_all",
+        "what all micro-batches in flight keep must fit the memory of all GPUs",
+    )
+    IN_FLIGHT_CUTS = (
+        "in_flight_cuts",
+        "what micro-batches in flight keep forces cuts, and cuts take transfers",
+    )
+    STEP_OF_GPUS = (
+        "step_of_gpus",
+        "GPUs start behind the forwards and end before the backwards of other layers",
+    )
+    STEP_OF_STAGES = (
+        "step_of_stages",
+        "each stage waits for the forwards before it and is waited for by backwards",
+    )
+    STEP_OF_RESOURCE = (
+        "step_of_resource",
+        "the way to a GPU or link, all its work, and the way back",
+    )
+    ONE_F_ONE_B_STAR = (
+        "one_f_one_b_star",
+        "1F1B* keeps the fewest activations (Beaumont et al. 2021, Theorem 3)",
+    )
+    CONTIGUOUS_DP = "contiguous_dp", "exact dynamic programme over cuts and 1F1B* spans"
+    ORDERS = "orders", "CP-SAT over all orders of k micro-batches"
+    ORDERS_OF_STEP = "orders_of_step", "CP-SAT over all orders of the step"
+    CONTIGUOUS_ALLOCATIONS = (
+        "contiguous_allocations",
+        "CP-SAT over all contiguous allocations and all orders of k micro-batches",
+    )
+    ALLOCATIONS = "allocations", "CP-SAT over all allocations and all orders of k micro-batches"
+    ALLOCATIONS_WITHOUT_ORDERS = (
+        "allocations_without_orders",
+        "CP-SAT over all allocations: nothing is kept for a micro-batch",
+    )
+    RELAXATION = (
+        "relaxation",
+        "CP-SAT over all allocations, with spans, counts and sums but without orders",
+    )
+    PACKINGS_ONTO_GPUS = "packings_onto_gpus", "CP-SAT over all ways to pack the layers onto GPUs"
+    PACKINGS_INTO_HOLES = (
+        "packings_into_holes",
+        "CP-SAT over all ways to fill the holes that forced operations leave",
+    )
+    ENGINE_CUTS = (
+        "engine_cuts",
+        "every cut that {engine} can run was looked at, or cannot be shorter",
+    )
+    NO_ENGINE_CUT = "no_engine_cut", "of all cuts that {engine} can run, none fits"
+    NO_SHORT_ENGINE_CUT = (
+        "no_short_engine_cut",
+        "of all cuts that {engine} can run, none fits and is as short as asked",
+    )
+    LAYER_TOO_LARGE = "layer_too_large", "layer {first} alone needs {memory}, more than any GPU has"
+    LAYERS_TOO_LARGE = "layers_too_large", "all layers together need {memory}, the GPUs have {room}"
+    GPU_LACKS_MEMORY = (
+        "gpu_lacks_memory",
+        "GPU {gpu} lacks {memory_bytes} bytes with one micro-batch in flight",
+    )
+    RESOURCE_TOO_BUSY = "resource_too_busy", "a GPU or link works {time_ns} ns in each period"
+    FILLED_STAGE = (
+        "filled_stage",
         "stage {stage} keeps one micro-batch at a time, for {time_ns} ns: there is no room for a "
-        "second"
-    ),
-    ProofKind.STAGE_NEEDS: (
-        "stage {stage} needs {memory_bytes} bytes with the fewest activations; {basis}"
-    ),
-    ProofKind.GPU_NEEDS: (
-        "{basis}; GPU {gpu} with layers {first} to {last} needs {memory_bytes} bytes"
-    ),
-    ProofKind.NO_MEMORY_HELPS: "{basis}; no amount of memory helps",
-    ProofKind.NO_MEMORY_FOR_ONE: ("{basis}: memory does not hold one micro-batch after the other"),
-    ProofKind.PERIOD_ABOVE: "{basis}; the least period is above {time_ns} ns",
-    ProofKind.BOUND_ABOVE: "no period is below {period}: {basis}",
-}
-"""Each kind of proof in a few words, with its parameters."""
+        "second",
+    )
+    # What follows from another proof.
+    STAGE_NEEDS = (
+        "stage_needs",
+        "stage {stage} needs {memory_bytes} bytes with the fewest activations; {basis}",
+    )
+    GPU_NEEDS = (
+        "gpu_needs",
+        "{basis}; GPU {gpu} with layers {first} to {last} needs {memory_bytes} bytes",
+    )
+    NO_MEMORY_HELPS = "no_memory_helps", "{basis}; no amount of memory helps"
+    NO_MEMORY_FOR_ONE = (
+        "no_memory_for_one",
+        "{basis}: memory does not hold one micro-batch after the other",
+    )
+    PERIOD_ABOVE = "period_above", "{basis}; the least period is above {time_ns} ns"
+    BOUND_ABOVE = "bound_above", "no period is below {period}: {basis}"
+
 
 _FIELDS: Final = {
     "memory": "memory_bytes",
@@ -183,7 +180,7 @@ class Proof:
         for name in ("gpu", "stage", "memory_bytes", "room_bytes", "time_ns"):
             check_whole(self, name, high=2**70, optional=True)
         check_ratio(self, "period_exact")
-        for _, word, _, _ in Formatter().parse(PROOF_WORDS[self.kind]):
+        for _, word, _, _ in Formatter().parse(self.kind.words):
             if word is None:
                 continue
             name = _FIELDS.get(word, word)
@@ -203,47 +200,31 @@ class Proof:
             "period": format_duration(Fraction(*(self.period_exact or (0, 1)))),
             "engine": TITLES[self.engine] if self.engine else "",
         }
-        return PROOF_WORDS[self.kind].format_map(words)
+        return self.kind.words.format_map(words)
 
 
-class Suggestion(Enum):
-    """What could make a plan, or a better one, possible."""
+class Suggestion(_Worded):
+    """What could make a plan, or a better one, possible; its words are for callers."""
 
-    ANOTHER_ORDER = "another_order"
-    LONGER_PERIOD = "longer_period"
-    LONGER_PATTERN = "longer_pattern"
-    SPLIT_BACKWARD = "split_backward"
-    RECOMPUTE = "recompute"
-    PEAK_MEMORY = "peak_memory"
-    ANY_ALLOCATION = "any_allocation"
-    OTHER_STAGES = "other_stages"
-    FINER_CHAIN = "finer_chain"
-    SMALLER_MICROBATCH = "smaller_microbatch"
-    MORE_MEMORY = "more_memory"
-    MORE_GPUS = "more_gpus"
+    ANOTHER_ORDER = "another_order", "another order (without Scope.engine)"
+    LONGER_PERIOD = "longer_period", "a longer period (without Scope.period_ns the least is found)"
+    LONGER_PATTERN = "longer_pattern", "longer patterns (Scope.max_k)"
+    SPLIT_BACKWARD = "split_backward", "split backwards (Scope.split_backward)"
+    RECOMPUTE = "recompute", "recompute (Scope.recompute)"
+    PEAK_MEMORY = "peak_memory", "memory read as its peak (Scope.memory)"
+    ANY_ALLOCATION = "any_allocation", "any allocation (Scope.allocation)"
+    OTHER_STAGES = "other_stages", "another allocation (without stages)"
+    FINER_CHAIN = "finer_chain", "a finer chain"
+    SMALLER_MICROBATCH = "smaller_microbatch", "a smaller micro-batch"
+    MORE_MEMORY = "more_memory", "more memory"
+    MORE_GPUS = "more_gpus", "more GPUs"
 
-
-SUGGESTION_WORDS: Final[dict[Suggestion, str]] = {
-    Suggestion.ANOTHER_ORDER: "another order (without Scope.engine)",
-    Suggestion.LONGER_PERIOD: "a longer period (without Scope.period_ns the least is found)",
-    Suggestion.LONGER_PATTERN: "longer patterns (Scope.max_k)",
-    Suggestion.SPLIT_BACKWARD: "split backwards (Scope.split_backward)",
-    Suggestion.RECOMPUTE: "recompute (Scope.recompute)",
-    Suggestion.PEAK_MEMORY: "memory read as its peak (Scope.memory)",
-    Suggestion.ANY_ALLOCATION: "any allocation (Scope.allocation)",
-    Suggestion.OTHER_STAGES: "another allocation (without stages)",
-    Suggestion.FINER_CHAIN: "a finer chain",
-    Suggestion.SMALLER_MICROBATCH: "a smaller micro-batch",
-    Suggestion.MORE_MEMORY: "more memory",
-    Suggestion.MORE_GPUS: "more GPUs",
-}
-"""Each suggestion for a caller of the library."""
 
 SayOne = Callable[[Suggestion], str]
 
 
 def say_suggestions(
-    suggestions: Iterable[Suggestion] | str, say: SayOne = SUGGESTION_WORDS.__getitem__
+    suggestions: Iterable[Suggestion] | str, say: SayOne = attrgetter("words")
 ) -> str:
     """Return suggestions as one phrase; words of another package as they are.
 
@@ -258,42 +239,23 @@ def say_suggestions(
     return ", ".join([*said[:-1], f"or {said[-1]}"]) if len(said) > 1 else "".join(said)
 
 
-class Outcome(Enum):
+class Outcome(_Worded):
     """What a phase of the portfolio came to."""
 
-    REFUSED = "refused"
-    INFEASIBLE = "infeasible"
-    OPTIMAL = "optimal"
-    PROVES_BEST = "proves_best"
-    BOUND_ONLY = "bound_only"
-    NO_PLAN_EXISTS = "no_plan_exists"
-    NO_PLAN = "no_plan"
-    NONE_FITS = "none_fits"
-    BEST_OF_KIND = "best_of_kind"
-    NOT_PROVEN = "not_proven"
-    NO_BETTER_EXISTS = "no_better_exists"
-    NO_BETTER = "no_better"
-    WOULD_HELP = "would_help"
-    WOULD_NOT_HELP = "would_not_help"
-
-
-OUTCOME_WORDS: Final[dict[Outcome, str]] = {
-    Outcome.REFUSED: "left out",
-    Outcome.INFEASIBLE: "proven infeasible",
-    Outcome.OPTIMAL: "proven optimal",
-    Outcome.PROVES_BEST: "proves that the best is optimal",
-    Outcome.BOUND_ONLY: "a bound, no plans",
-    Outcome.NO_PLAN_EXISTS: "no plan: {proof}",
-    Outcome.NO_PLAN: "no plan",
-    Outcome.NONE_FITS: "no plan that fits",
-    Outcome.BEST_OF_KIND: "best of its kind, proven",
-    Outcome.NOT_PROVEN: "not proven optimal",
-    Outcome.NO_BETTER_EXISTS: "no better plan exists",
-    Outcome.NO_BETTER: "no better plan",
-    Outcome.WOULD_HELP: "not allowed: {suggestion}",
-    Outcome.WOULD_NOT_HELP: "{suggestion} found no better",
-}
-"""Each outcome in a few words."""
+    REFUSED = "refused", "left out"
+    INFEASIBLE = "infeasible", "proven infeasible"
+    OPTIMAL = "optimal", "proven optimal"
+    PROVES_BEST = "proves_best", "proves that the best is optimal"
+    BOUND_ONLY = "bound_only", "a bound, no plans"
+    NO_PLAN_EXISTS = "no_plan_exists", "no plan: {proof}"
+    NO_PLAN = "no_plan", "no plan"
+    NONE_FITS = "none_fits", "no plan that fits"
+    BEST_OF_KIND = "best_of_kind", "best of its kind, proven"
+    NOT_PROVEN = "not_proven", "not proven optimal"
+    NO_BETTER_EXISTS = "no_better_exists", "no better plan exists"
+    NO_BETTER = "no_better", "no better plan"
+    WOULD_HELP = "would_help", "not allowed: {suggestion}"
+    WOULD_NOT_HELP = "would_not_help", "{suggestion} found no better"
 
 
 @dataclass(frozen=True)
@@ -328,12 +290,12 @@ class Note:
     suggestion: Suggestion | None = None
 
     def __str__(self) -> str:
-        return self.say(SUGGESTION_WORDS.__getitem__)
+        return self.say(attrgetter("words"))
 
     def say(self, say: SayOne) -> str:
         """Return the note with other words for its suggestion."""
         suggestion = "" if self.suggestion is None else say(self.suggestion)
-        said = OUTCOME_WORDS[self.outcome].format(proof=self.proof, suggestion=suggestion)
+        said = self.outcome.words.format(proof=self.proof, suggestion=suggestion)
         if self.least_memory_bytes is not None:
             more = " more on every GPU" if self.is_increase else ""
             said += f"; {format_bytes(self.least_memory_bytes)}{more} would do"

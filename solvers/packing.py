@@ -13,20 +13,23 @@ comes before keeps nothing and is free to wait, so a plan is a packing into the 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from schedopt.errors import InputError
 from schedopt.plan import Kind, Operation, Pattern, Plan, place_in_period
 from schedopt.problem import Problem, Scope
 from schedopt.proofs import Proof, ProofKind
 from schedopt.result import Infeasibility
+from schedopt.solving.cp_sat import LARGEST_SUM, solve_model
 from schedopt.solving.models.load_relaxation import keeps_nothing
 from schedopt.solving.models.pipeline import AllocatedPipeline
 from schedopt.solving.models.tasks import Task
-from schedopt.solving.packing import Undecided, pack
 from schedopt.solving.requirements import refuse_unsupported, require_stages
 from schedopt.solving.run import Run
 from schedopt.stage import Stage
+
+if TYPE_CHECKING:
+    from ortools.sat.python import cp_model
 
 ONTO_GPUS: Final = Proof(ProofKind.PACKINGS_ONTO_GPUS)
 INTO_HOLES: Final = Proof(ProofKind.PACKINGS_INTO_HOLES)
@@ -197,12 +200,12 @@ def _operations(pipeline: AllocatedPipeline) -> Iterator[tuple[Key, Task]]:
 
 def _first_that_fills(pipeline: AllocatedPipeline) -> int:
     """Return the first stage that keeps something, of which only one micro-batch fits."""
-    keeping = [one for one in pipeline.stashes if one.each_bytes]
+    keeping = [stash for stash in pipeline.stashes if stash.each_bytes]
     if not keeping:
         _refuse(FIXED_WAY, (True, "stages that keep nothing for a micro-batch"))
     first = keeping[0]
     room = pipeline.spare[first.gpu]
-    room -= sum(one.each_bytes for one in keeping if one.gpu == first.gpu)
+    room -= sum(stash.each_bytes for stash in keeping if stash.gpu == first.gpu)
     _refuse(
         FIXED_WAY,
         (room >= first.each_bytes, f"memory that holds two micro-batches of stage {first.stage}"),
@@ -253,3 +256,68 @@ def _plan(
         stages=tuple(stages),
         pattern=Pattern(k=1, period_total_ns=period, operations=tuple(operations)),
     )
+
+
+class Undecided(Exception):
+    """The time ran out, or a stop was requested."""
+
+
+def pack(sizes: Sequence[int], rooms: Sequence[int], run: Run) -> list[int] | None:
+    """Return for each size a room, so that no room is too full, or None if that is impossible.
+
+    By CP-SAT. What all other rooms cannot hold must lie in a room, and no room holds more sizes
+    than the smallest of them would.
+
+    Raises
+    ------
+    Undecided
+        If the run ends before.
+    """
+    from ortools.sat.python import cp_model as cp
+
+    if not sizes:
+        return []
+    model: cp_model.CpModel = cp.CpModel()
+    lies = [[model.new_bool_var("") for _ in rooms] for _ in sizes]
+    most = [_most_sizes(sizes, room) for room in rooms]
+    for row in lies:
+        model.add_exactly_one(row)
+    for place, room in enumerate(rooms):
+        column = [row[place] for row in lies]
+        filled = cp.LinearExpr.weighted_sum(column, sizes)
+        model.add_linear_constraint(filled, sum(sizes) - (sum(rooms) - room), room)
+        others = sum(most) - most[place]
+        count = cp.LinearExpr.sum(column)
+        model.add_linear_constraint(count, len(sizes) - others, most[place])
+    _break_ties(model, lies, sizes, rooms)
+    status, solver = solve_model(model, run, simplify=sum(sizes) + sum(rooms) < LARGEST_SUM)
+    if status == cp.INFEASIBLE:
+        return None
+    if status not in (cp.OPTIMAL, cp.FEASIBLE):
+        raise Undecided
+    return [next(p for p, here in enumerate(row) if solver.boolean_value(here)) for row in lies]
+
+
+def _most_sizes(sizes: Sequence[int], room: int) -> int:
+    """Return how many sizes fit into a room at most."""
+    filled = 0
+    for count, size in enumerate(sorted(sizes)):
+        filled += size
+        if filled > room:
+            return count
+    return len(sizes)
+
+
+def _break_ties(
+    model: cp_model.CpModel,
+    lies: Sequence[Sequence[cp_model.IntVar]],
+    sizes: Sequence[int],
+    rooms: Sequence[int],
+) -> None:
+    """Let the largest sizes fill equal rooms in order: the n-th lies in one of the first n."""
+    if len(set(rooms)) > 1:
+        return
+    largest = sorted(range(len(sizes)), key=lambda item: -sizes[item])
+    for number, item in enumerate(largest[: len(rooms)]):
+        for literal in lies[item][number + 1 :]:
+            model.add(literal == 0)

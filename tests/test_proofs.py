@@ -12,8 +12,6 @@ import pytest
 import schedopt
 from schedopt import InputError
 from schedopt.proofs import (
-    OUTCOME_WORDS,
-    SUGGESTION_WORDS,
     Note,
     Outcome,
     Proof,
@@ -52,8 +50,7 @@ def test_each_proof_outcome_and_suggestion_has_words_of_its_own() -> None:
     proofs = {str(example(kind)) for kind in ProofKind}
     outcomes = {str(Note(outcome)) for outcome in Outcome}
     assert (len(proofs), len(outcomes)) == (len(ProofKind), len(Outcome))
-    assert len(set(SUGGESTION_WORDS.values())) == len(Suggestion)
-    assert set(OUTCOME_WORDS) == set(Outcome)
+    assert len({suggestion.words for suggestion in Suggestion}) == len(Suggestion)
 
 
 @pytest.mark.parametrize(

@@ -30,9 +30,9 @@ from schedopt.families.partition import (
 )
 from schedopt.families.reductions import Reduction
 from schedopt.interrupts import Stopped, interrupts
+from schedopt.solvers.packing import Undecided
 from schedopt.solving import Run, solve
 from schedopt.solving.cp_sat import solve_model
-from schedopt.solving.packing import Undecided
 
 Partition = Literal["yes", "no"]
 Theorem = Literal[1, 2]

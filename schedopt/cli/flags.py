@@ -6,7 +6,7 @@ import re
 from typing import Final
 
 from schedopt.errors import InputError
-from schedopt.proofs import SUGGESTION_WORDS, Note, Suggestion, say_suggestions
+from schedopt.proofs import Note, Suggestion, say_suggestions
 
 OPTIONS: Final = {
     "Job(model=None)": "--synthetic",
@@ -77,4 +77,4 @@ def say_ways(suggestions: tuple[Suggestion, ...] | str) -> str:
 
 
 def _say(suggestion: Suggestion) -> str:
-    return SUGGESTIONS.get(suggestion, SUGGESTION_WORDS[suggestion])
+    return SUGGESTIONS.get(suggestion, suggestion.words)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from schedopt.proofs import PROOF_WORDS, Proof, ProofKind
+from schedopt.proofs import Proof, ProofKind
 
 _SEARCH: Final = "A complete search (with CP-SAT, a solver of OR-Tools) found no "
 _SHORTER: Final = f"{_SEARCH}plan with a shorter period."
@@ -88,5 +88,5 @@ def _without_numbers(words: str) -> str:
     return re.sub(r"\d+|\{\w+\}", "#", words)
 
 
-_KINDS: Final = {_without_numbers(words): kind for kind, words in PROOF_WORDS.items()}
+_KINDS: Final = {_without_numbers(kind.words): kind for kind in ProofKind}
 """The kind of a proof that an older file says in its words."""

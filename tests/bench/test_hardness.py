@@ -33,8 +33,8 @@ from schedopt.errors import InvalidPlanError
 from schedopt.families.partition import wrong_groups
 from schedopt.families.reductions import Reduction
 from schedopt.interrupts import Stopped
+from schedopt.solvers.packing import Undecided
 from schedopt.solving.local_search import search
-from schedopt.solving.packing import Undecided
 from schedopt.solving.run import Run
 from tests.bench.suites import RESULTS, made, measured, one_figure
 from tests.budgets import trials

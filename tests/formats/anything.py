@@ -28,7 +28,7 @@ from schedopt import (
     Transfer,
 )
 from schedopt.plan import KINDS, TENSORS
-from schedopt.proofs import PROOF_WORDS, Note, Outcome, Proof, ProofKind, Suggestion
+from schedopt.proofs import Note, Outcome, Proof, ProofKind, Suggestion
 from schedopt.rule import ForwardReads
 from tests.strategies import networks
 
@@ -216,7 +216,7 @@ def patterns(draw: st.DrawFn) -> Pattern:
 
 ratios = st.tuples(st.integers(0, 2**70), st.integers(1, 2**70))
 whys = st.recursive(
-    texts | st.sampled_from(ProofKind).filter(lambda kind: "{" not in PROOF_WORDS[kind]).map(Proof),
+    texts | st.sampled_from(ProofKind).filter(lambda kind: "{" not in kind.words).map(Proof),
     lambda basis: st.builds(
         Proof,
         st.sampled_from([ProofKind.GPU_NEEDS, ProofKind.BOUND_ABOVE, ProofKind.NO_MEMORY_HELPS]),

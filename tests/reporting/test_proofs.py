@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from schedopt.proofs import PROOF_WORDS, Proof, ProofKind
+from schedopt.proofs import Proof, ProofKind
 from schedopt.reporting.proofs import explain_proof
 from tests.test_proofs import example
 
@@ -14,7 +14,7 @@ def test_each_kind_is_explained(kind: ProofKind) -> None:
     assert explain_proof(example(kind)).endswith(".")
 
 
-@pytest.mark.parametrize("kind", [kind for kind in ProofKind if "{basis}" not in PROOF_WORDS[kind]])
+@pytest.mark.parametrize("kind", [kind for kind in ProofKind if "{basis}" not in kind.words])
 def test_the_words_of_an_older_file_are_explained_alike(kind: ProofKind) -> None:
     proof = example(kind)
     if kind not in (ProofKind.LAYER_TOO_LARGE, ProofKind.LAYERS_TOO_LARGE):

@@ -1,4 +1,4 @@
-"""Thinned patterns: the closed form of uniform stages, and never better than the best pattern."""
+"""Sparse patterns: the closed form of uniform stages, and never better than the best pattern."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from schedopt.account import concurrent_activations, memory
 from schedopt.plan import Plan
 from schedopt.problem import Problem
 from schedopt.solvers import contiguous, thinned
+from schedopt.solvers.thinned import pack_stages
 from schedopt.solving import Run
 from schedopt.solving.shared_links import plan_at
-from schedopt.solving.stacking import pack_stages
 from schedopt.solving.stage_chain import SparsePattern, StageChain
 from tests.budgets import trials
 from tests.strategies import chains, platforms, tight_chains, tight_platforms
@@ -42,7 +42,7 @@ def test_uniform_stages_reach_three_p_over_n(gpus: int) -> None:
 
 
 def ladder(problem: Problem) -> Run:
-    """Run the exact programme and the thinned patterns behind it."""
+    """Run the exact programme and the sparse patterns behind it."""
     run = Run(problem)
     for solver in (contiguous, thinned):
         run.begin(solver.__name__)
@@ -77,7 +77,7 @@ def test_never_below_the_bound_nor_worse_than_k_1(chain: Chain, platform: Platfo
 
 @trials(200)
 @given(tight_chains(longest=5), tight_platforms(most=3, room=30, unequal=True))
-def test_recompute_is_thinned_too(chain: Chain, platform: Platform) -> None:
+def test_sparse_patterns_recompute_too(chain: Chain, platform: Platform) -> None:
     scope = Scope(max_k=3, recompute=True)
     run = ladder(Problem(chain=chain, platform=platform, scope=scope))
     without = solve(chain, platform, scope=Scope(recompute=True))
@@ -99,7 +99,7 @@ def test_any_window_of_periods_carries_no_more_than_it_says() -> None:
                 assert most == sparse.carried(length)
 
 
-def test_a_decision_may_need_a_thinned_pattern() -> None:
+def test_a_decision_may_need_a_sparse_pattern() -> None:
     layer = Layer(forward_ns=1, backward_ns=2, weight_bytes=0, activation_bytes=1)
     chain, platform = Chain(layers=(layer,) * 4), Platform(4, 3)
     assert solve(chain, platform, scope=Scope(period_ns=4)).status == "infeasible"
@@ -163,7 +163,7 @@ def test_stages_that_share_a_gpu_make_plans_not_below_the_bound(
         assert result.lower_bound <= result.period <= alone.period
 
 
-def thinned_plan(room: int) -> Plan:
+def sparse_plan(room: int) -> Plan:
     """Return five stages on five GPUs, of which two of five periods carry a micro-batch."""
     layer = Layer(forward_ns=1, backward_ns=1, weight_bytes=0, activation_bytes=1, saved_bytes=1)
     chain = Chain(layers=(layer,) * 5)
@@ -175,7 +175,7 @@ def thinned_plan(room: int) -> Plan:
 
 
 def test_stages_are_stacked_where_time_memory_and_links_allow() -> None:
-    plan = thinned_plan(room=9)
+    plan = sparse_plan(room=9)
     fewer = {gpus: pack_stages(plan, Platform(gpus, 9, bandwidth="1GB/s")) for gpus in range(1, 5)}
     # 20 ns of work in 15.
     assert fewer[1] is None

@@ -13,8 +13,8 @@ from schedopt.families.partition import draw_numbers, find_triples, wrong_groups
 from schedopt.families.reductions import Reduction
 from schedopt.plan import Plan
 from schedopt.result import Result
+from schedopt.solvers.packing import Undecided
 from schedopt.solving import solve
-from schedopt.solving.packing import Undecided
 
 CLAIM: Final = Claim(
     id="P1",
