@@ -317,11 +317,10 @@ def test_a_plan_that_is_known_from_elsewhere_counts() -> None:
 def test_memory_levels() -> None:
     own = change(level="own", gpus=3)
     best = best_periods(RECORDS, []) | {own.instance: Fraction(100)}
-    rows = by_level([*RECORDS, own], best)
-    assert [*rows] == ["1", "1.5", "own"]
-    assert rows["1.5"]["even_split"] == pytest.approx(4)
-    assert rows["1"] == {"even_split": None, "contiguous": 1}
-    assert rows["own"] == {"even_split": 2}
+    assert by_level([*RECORDS, own], best) == [
+        {"method": "`contiguous`", "1": "1.000", "1.5": "1.000", "own": ""},
+        {"method": "`even_split`", "1": "", "1.5": "4.000", "own": "2.000"},
+    ]
 
 
 def test_the_exact_plan_and_another_partitioner() -> None:
