@@ -49,8 +49,8 @@ class Binding:
         ]
         if self.shortfalls:
             short = ", ".join(
-                f"{one.gpu} ({format_bytes(one.short_bytes)} short of {one.micro_batches})"
-                for one in self.shortfalls[:3]
+                f"{found.gpu} ({format_bytes(found.short_bytes)} short of {found.micro_batches})"
+                for found in self.shortfalls[:3]
             )
             more = f" and {len(self.shortfalls) - 3} more" if len(self.shortfalls) > 3 else ""
             words.append(f"no room for one more micro-batch in flight on GPU {short}{more}")
@@ -77,4 +77,4 @@ def _find_shortfalls(plan: Plan) -> tuple[Shortfall, ...]:
         short = needs[gpu] + more - plan.platform.gpus[gpu].usable_bytes
         if short > 0 and (gpu not in worst or short > worst[gpu].short_bytes):
             worst[gpu] = Shortfall(gpu, short, count + 1)
-    return tuple(sorted(worst.values(), key=lambda one: -one.short_bytes))
+    return tuple(sorted(worst.values(), key=lambda shortfall: -shortfall.short_bytes))

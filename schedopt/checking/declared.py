@@ -55,8 +55,10 @@ def _are_given(problem: Problem, stages: tuple[Stage, ...]) -> bool:
         return False
     if scope.grain == "layer":
         return _gpus_of_layers(stages) == _gpus_of_layers(given)
-    return [(one.layers, one.gpus) for one in stages] == [(one.layers, one.gpus) for one in given]
+    return [(stage.layers, stage.gpus) for stage in stages] == [
+        (stage.layers, stage.gpus) for stage in given
+    ]
 
 
 def _gpus_of_layers(stages: tuple[Stage, ...]) -> dict[int, tuple[int, ...]]:
-    return {layer: one.gpus for one in stages for layer in range(one.first, one.last + 1)}
+    return {layer: stage.gpus for stage in stages for layer in range(stage.first, stage.last + 1)}
