@@ -30,7 +30,7 @@ import schedopt.checking
 
 ROOT: Final = Path(__file__).parents[1]
 CHECKING: Final = Path(schedopt.checking.__file__).parent
-SECONDS: Final = 60
+SECONDS: Final = 15
 """Of the processor, for the tests of one mutant. Mutants that need more hang: noticed."""
 
 OPERATORS: Final[dict[type[ast.AST], type[ast.AST]]] = {
@@ -192,8 +192,8 @@ class Mutation:
             elif status == 0:
                 self.survivors.append(mutant)
                 print(f"\nnot noticed: {mutant}", flush=True)
-            elif self.tried % 50 == 0:
-                print(".", end="", flush=True)
+            if self.tried % 25 == 0:
+                print(f"{self.tried} tried", flush=True)
         return True
 
 
