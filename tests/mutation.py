@@ -1,7 +1,7 @@
 """Would the tests of ``schedopt.checking`` notice a fault in it? Try many small ones.
 
 ``python -m tests.mutation`` changes one operator, constant, condition or statement of the check at
-a time and runs ``tests/checking`` until a test fails. What no test notices is printed, and the
+a time and runs the tests that hold it until one fails. What no test notices is printed, and the
 command fails unless it stands in `EXPLAINED`. Each mutant is a fork of one process that has loaded
 all tests: it replaces the code of the functions that are there. The tests that have noticed a
 mutant are tried first on the next.
@@ -30,6 +30,7 @@ import schedopt.checking
 
 ROOT: Final = Path(__file__).parents[1]
 CHECKING: Final = Path(schedopt.checking.__file__).parent
+TESTS: Final = ("checking", "account/test_against_the_check.py", "solvers/test_engine_step.py")
 SECONDS: Final = 15
 """Of the processor, for the tests of one mutant. Mutants that need more hang: noticed."""
 
@@ -166,6 +167,10 @@ class Mutation:
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Fork for each mutant, some at a time."""
         order = list(session.items)
+        # Once without a fault: what tests load on their way need not be loaded for each mutant.
+        for item in order:
+            reports = runtestprotocol(item, log=False, nextitem=None)
+            assert not any(report.failed for report in reports), item.nodeid
         running: dict[int, tuple[Mutant, int]] = {}
         left = list(reversed(self.chosen))
         while left or running:
@@ -226,7 +231,7 @@ def main(arguments: Sequence[str]) -> int:
     random.Random(options.seed).shuffle(chosen)
     chosen = chosen[: options.sample]
     mutation = Mutation(chosen, options.jobs, options.seconds)
-    tests = [str(ROOT / "tests" / "checking")]
+    tests = [str(ROOT / "tests" / name) for name in TESTS]
     pytest.main([*tests, "-q", "--no-header", "-p", "no:cacheprovider"], plugins=[mutation])
     unexplained = [mutant for mutant in mutation.survivors if str(mutant) not in EXPLAINED]
     print(
