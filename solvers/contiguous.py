@@ -119,7 +119,7 @@ def best_stages(
 def contiguous_stages(
     problem: Problem, stretches: Sequence[Fraction], run: Run
 ) -> Iterator[list[Stage]]:
-    """Yield the stages that the programme finds at multiples of the least period, if there is one.
+    """Yield the stages of the dynamic programme at multiples of the least period, if there is one.
 
     Parameters
     ----------
@@ -136,9 +136,9 @@ def contiguous_stages(
     yield stages
     search = ContiguousDP(problem, stopped=run.stopped)
     for stretch in stretches:
-        found = search.stages_at(int(period * stretch), run)
-        if found is not None:
-            yield found
+        stages_there = search.stages_at(int(period * stretch), run)
+        if stages_there is not None:
+            yield stages_there
 
 
 def _explain(problem: Problem, period: int, run: Run) -> list[Infeasibility]:
@@ -163,9 +163,9 @@ def _explain(problem: Problem, period: int, run: Run) -> list[Infeasibility]:
     high = max(StageChain(problem, stages).excesses(period))
     while low < high and not run.stopped():
         middle = (low + high) // 2
-        found = stages_with(middle)
-        if found is not None:
-            stages, high = found, max(StageChain(problem, found).excesses(period))
+        fitting = stages_with(middle)
+        if fitting is not None:
+            stages, high = fitting, max(StageChain(problem, fitting).excesses(period))
         elif not run.stopped():
             low = middle + 1
     chain = StageChain(problem, stages)

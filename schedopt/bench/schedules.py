@@ -16,10 +16,9 @@ from itertools import product
 from typing import TYPE_CHECKING, Any, Final
 
 from schedopt.account import bubble, memory
-from schedopt.bench.cases import family_chains
-from schedopt.bench.general import BANDWIDTH, exact
+from schedopt.bench.general import BANDWIDTH, chain_key
 from schedopt.bench.pictures import draw_schedules
-from schedopt.bench.records import Record, fraction, gap_of
+from schedopt.bench.records import Record, exact, fraction, gap_of
 from schedopt.bench.suite import Case, Effort, Proceed, Records, Suite, Table
 from schedopt.bench.tables import Row, mean_ratio, number, show, summarize
 from schedopt.chain import Chain
@@ -63,14 +62,8 @@ def schedule_case(chain: Chain, gpus: int, microbatches: int, schedule: str) -> 
             "searches": _searches(plan, chain, microbatches, schedule, effort, proceed),
         }
 
-    key = {
-        "chain": chain.name or "unnamed",
-        "chain_sha256": chain.sha256,
-        "gpus": gpus,
-        "microbatches": microbatches,
-        "schedule": schedule,
-    }
-    return Case("schedules", key, measure)
+    key = {"gpus": gpus, "microbatches": microbatches, "schedule": schedule}
+    return Case("schedules", {**chain_key(chain), **key}, measure)
 
 
 def fixed_plan(chain: Chain, gpus: int, microbatches: int, schedule: str) -> Plan:
@@ -127,8 +120,7 @@ def _most_bytes(plan: Plan) -> int:
 
 
 def _figures(plan: Plan) -> dict[str, Any]:
-    period = Fraction(plan.pattern.period_total_ns, plan.pattern.k)
-    return {"period_exact": exact(period), "bubble": round(float(bubble(plan)), 4)}
+    return {"period_exact": exact(plan.pattern.period), "bubble": round(float(bubble(plan)), 4)}
 
 
 def _search_figures(result: Result) -> dict[str, Any]:
@@ -142,11 +134,6 @@ def _search_figures(result: Result) -> dict[str, Any]:
         "solver": result.solver,
         "seconds": round(result.seconds, 3),
     }
-
-
-def all_chains(shipped: Sequence[Chain]) -> list[Chain]:
-    """Return chains with the first two by rule: equal layers, and layers drawn at random."""
-    return [*shipped, *family_chains()[:2]]
 
 
 def schedule_cases(
