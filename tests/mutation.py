@@ -17,10 +17,10 @@ import random
 import resource
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType, FunctionType
+from types import CodeType, FrameType, FunctionType
 from typing import Final
 
 import pytest
@@ -47,6 +47,10 @@ EXPLAINED: Final[dict[str, str]] = {}
 """Mutants that no test can notice, as they are printed, and why."""
 
 
+Function = tuple[str, int]
+"""Its module and first line."""
+
+
 @dataclass(frozen=True)
 class Mutant:
     """One change of one module: of the node with this number, in the order of `_nodes`."""
@@ -68,6 +72,18 @@ class Mutant:
         _change(node)
         place = ".".join([self.module.removesuffix(".py"), *reversed(named)])
         return f"{place}: {before} -> {_words(line)}"
+
+    def function(self) -> Function:
+        """Return the outermost function that changes."""
+        tree = ast.parse((CHECKING / self.module).read_text())
+        node = _nodes(tree)[self.node]
+        outer = [one for one in ast.walk(tree) if isinstance(one, ast.FunctionDef)]
+        line = min(
+            min([one.lineno, *(part.lineno for part in one.decorator_list)])
+            for one in outer
+            if any(part is node for part in ast.walk(one))
+        )
+        return self.module, line
 
     def code(self) -> CodeType:
         """Return the changed module, compiled."""
@@ -166,11 +182,9 @@ class Mutation:
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Fork for each mutant, some at a time."""
-        order = list(session.items)
         # Once without a fault: what tests load on their way need not be loaded for each mutant.
-        for item in order:
-            reports = runtestprotocol(item, log=False, nextitem=None)
-            assert not any(report.failed for report in reports), item.nodeid
+        called = {item: _called(item) for item in session.items}
+        order = list(session.items)
         running: dict[int, tuple[Mutant, int]] = {}
         left = list(reversed(self.chosen))
         while left or running:
@@ -182,7 +196,7 @@ class Mutation:
                 reader, writer = os.pipe()
                 child = os.fork()
                 if not child:
-                    _try(mutant, order, writer)
+                    _try(mutant, order, called, writer)
                 os.close(writer)
                 running[child] = mutant, reader
             if not running:
@@ -202,14 +216,40 @@ class Mutation:
         return True
 
 
-def _try(mutant: Mutant, order: Sequence[pytest.Item], writer: int) -> None:
+def _called(item: pytest.Item) -> set[Function]:
+    """Run a test, which must pass. Return the functions of the check that it calls."""
+    functions: set[Function] = set()
+
+    def note(frame: FrameType, _event: str, _what: object) -> None:
+        code = frame.f_code
+        if code.co_filename.startswith(str(CHECKING)):
+            functions.add((Path(code.co_filename).name, code.co_firstlineno))
+
+    sys.setprofile(note)
+    try:
+        reports = runtestprotocol(item, log=False, nextitem=None)
+    finally:
+        sys.setprofile(None)
+    assert not any(report.failed for report in reports), item.nodeid
+    return functions
+
+
+def _try(
+    mutant: Mutant,
+    order: Sequence[pytest.Item],
+    called: Mapping[pytest.Item, set[Function]],
+    writer: int,
+) -> None:
     """Run the tests on a mutant, tell which one fails, and end the process."""
     resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 1)
     os.dup2(nothing, 2)
     _put_in(mutant.code())
+    function = mutant.function()
     for number, item in enumerate(order):
+        if function not in called[item]:
+            continue
         reports = runtestprotocol(item, log=False, nextitem=None)
         if any(report.failed for report in reports):
             os.write(writer, str(number).encode())
