@@ -193,7 +193,9 @@ def _valid(plan: Plan | Result) -> Plan:
     found = plan.plan if isinstance(plan, Result) else plan
     if not isinstance(found, Plan):
         raise InputError(
-            f"{show(found)} is no Plan", field="plan", way_out="Give a plan, or a result with one"
+            f"{show(found)} is not a Plan",
+            field="plan",
+            way_out="Give a plan, or a result with one",
         )
     violations = check(found)
     if violations:

@@ -202,7 +202,7 @@ def test_what_does_not_fit_is_refused(plans: dict[str, Plan]) -> None:
     assert "chain.recipe: it does not say where" in told(model=dropping(), plan=bare, rank=0)
     broken = replace(plan, stages=plan.stages[:1])
     assert "plan: it is not valid: " in told(model=dropping(), plan=broken, rank=0)
-    assert "plan: 3 is no Plan" in told(model=dropping(), plan=3, rank=0)
+    assert "plan: 3 is not a Plan" in told(model=dropping(), plan=3, rank=0)
     assert "the factory returned" in told(model=(1,), plan=plan, rank=0)
 
 

@@ -70,7 +70,7 @@ def compare(
     workers : int, optional
         Threads of the search for our plans.
     on_progress : callable, optional
-        Called with the number of rows done, of all, and what is being done.
+        Called with the number of rows done, the number of all, and the name of the row in work.
 
     Returns
     -------
@@ -83,7 +83,7 @@ def compare(
     InvalidPlanError
         If a plan is refused by the check for another reason than memory.
     """
-    # Refuses what is no chain or no platform.
+    # Refuses anything but a chain and a platform.
     Problem(chain=chain, platform=platform)
     if microbatches is None:
         microbatches = 4 * len(platform.gpus)

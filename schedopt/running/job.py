@@ -66,7 +66,7 @@ class Job:
     def __post_init__(self) -> None:
         if not isinstance(self.plan, Plan):
             raise InputError(
-                f"{show(self.plan)} is no Plan", field="plan", way_out="Give result.plan"
+                f"{show(self.plan)} is not a Plan", field="plan", way_out="Give result.plan"
             )
         check_choice(self, "backend", BACKENDS)
         if not isinstance(self.device, str):
