@@ -14,6 +14,7 @@ from typing import Final
 
 from schedopt.account.timeline import layer_ns
 from schedopt.chain import Layer
+from schedopt.errors import InputError
 from schedopt.plan import Kind, Pattern, Plan
 from schedopt.problem import Problem, Scope
 from schedopt.proofs import Proof, ProofKind
@@ -28,6 +29,34 @@ from schedopt.stage import Stage
 
 LONGEST: Final = 8
 """The k to which a search goes where any is allowed."""
+
+
+def require_search(problem: Problem, solver: str, most_places: int, instead: str) -> None:
+    """Raise `InputError` for links that differ, and for more than one model can hold.
+
+    Parameters
+    ----------
+    problem : Problem
+    solver : str
+    most_places : int
+        Layers times GPUs.
+    instead : str
+        Solvers for what this one does not do.
+    """
+    layers, gpus = len(problem.chain.layers), len(problem.platform.gpus)
+    if layers * gpus > most_places:
+        raise InputError(
+            f"{layers} layers on {gpus} GPUs are too many for a search over all allocations",
+            field="solver",
+            way_out=f"Use {instead}, or merge layers: at most {most_places} places (layers times "
+            "GPUs) are searched",
+        )
+    if problem.platform.network is not None:
+        raise InputError(
+            f"{solver} does not know links that differ",
+            field="solver",
+            way_out=f"Use {instead}, or GPUs with equal links (Platform.bandwidth)",
+        )
 
 
 class PatternScan:
