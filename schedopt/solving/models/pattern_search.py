@@ -158,22 +158,22 @@ class AllocationSearch:
         proof: Proof,
     ) -> None:
         self.problem, self.slots, self.model = slots.problem, slots, model
-        self.found = PatternScan(slots.problem, proven, proof)
+        self.scan = PatternScan(slots.problem, proven, proof)
 
     def solve(self, run: Run) -> None:
         """Report each plan that improves on the best, for one k after the other."""
-        for solution in self._scan(run):
-            run.report(self.found.plan(solution.stages, self.slots.pattern(solution)))
+        for solution in self._solutions(run):
+            run.report(self.scan.plan(solution.stages, self.slots.pattern(solution)))
 
-    def _scan(self, run: Run) -> Iterator[PatternSolution]:
+    def _solutions(self, run: Run) -> Iterator[PatternSolution]:
         best = run.best()
         known = None if best is None else self.slots.solution(best)
         if known is not None:
-            self.found.solutions[known.k] = known
-        for k in range(1, self.found.longest + 1):
+            self.scan.solutions[known.k] = known
+        for k in range(1, self.scan.longest + 1):
             low = max(1, ceil(k * (run.bound(self.problem.scope) or 0)))
-            self.found.bounds[k] = Fraction(low, k)
-            for solution in self.found.follow(k, self._bisect(k, low, run)):
+            self.scan.bounds[k] = Fraction(low, k)
+            for solution in self.scan.follow(k, self._bisect(k, low, run)):
                 yield solution
                 if run.settled(self.problem.scope):
                     return
@@ -185,7 +185,7 @@ class AllocationSearch:
 
         What is held at once with more in flight is never less.
         """
-        return run.best() is None and self.found.bounds[1] > self._longest_way()
+        return run.best() is None and self.scan.bounds[1] > self._longest_way()
 
     def _bisect(self, k: int, low: int, run: Run) -> Iterator[tuple[int, PatternSolution | None]]:
         best, asked = run.period(), self.problem.scope.period_ns
@@ -222,7 +222,7 @@ class AllocationSearch:
         )
         if not all(domains.slots_of):
             return PatternSolution(k, period, ())
-        known = self.found.known(k)
+        known = self.scan.known(k)
         for part in domains.narrow_first():
             model = self.model(SlotGraph(self.slots, part), period)
             solution = query_model(model, known, run)
@@ -233,6 +233,6 @@ class AllocationSearch:
     def report_bounds(self, run: Run) -> None:
         """Report what holds for every k that was looked at."""
         if self._is_impossible(run):
-            self.found.report_impossible(run)
+            self.scan.report_impossible(run)
         else:
-            self.found.report_bounds(run)
+            self.scan.report_bounds(run)
