@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Final, Literal
 
 from schedopt.errors import InputError
 from schedopt.problem import Problem
+from schedopt.stage import Stage
 from schedopt.validation import LARGEST, STRICT, as_tuple, check_choice, check_whole
 
 PLAN_FORMAT: Final = "schedopt.plan/1"
@@ -237,6 +238,18 @@ class Plan(Problem):
     __pydantic_config__: ClassVar[Any] = STRICT
 
     pattern: Pattern
+
+    @classmethod
+    def answering(cls, problem: Problem, stages: Sequence[Stage], pattern: Pattern) -> Plan:
+        """Return the plan of a problem with stages and a pattern."""
+        return cls(
+            chain=problem.chain,
+            platform=problem.platform,
+            rule=problem.rule,
+            scope=problem.scope,
+            stages=tuple(stages),
+            pattern=pattern,
+        )
 
     def _check_stages(self) -> None:
         if not self.stages:

@@ -87,7 +87,7 @@ class Platform(
         How many, or each of them.
     memory : str, int, or a sequence of them
         Memory of each GPU: ``"16G"``, bytes, or one entry a GPU.
-    reserved : str or int
+    reserved : str, int, or a sequence of them
         What is not ours on each GPU.
     speed : str, int, Decimal, or a sequence of them
         Speed factor of each GPU, exact: ``"0.5"``, not a float.
@@ -126,7 +126,7 @@ class Platform(
         gpus: int | Sequence[Gpu],
         memory: str | int | Sequence[str | int] | None = None,
         *,
-        reserved: str | int = 0,
+        reserved: str | int | Sequence[str | int] = 0,
         speed: str | int | Decimal | Sequence[str | int | Decimal] = 1,
         bandwidth: str | int | None = None,
         latency: str | int = 0,
@@ -141,14 +141,14 @@ class Platform(
                 )
             sizes: Sequence[str | int] = _one_each(memory, count, "memory")
             speeds: Sequence[str | int | Decimal] = _one_each(speed, count, "speed")
-            kept = parse_bytes(reserved, field="reserved")
+            kept: Sequence[str | int] = _one_each(reserved, count, "reserved")
             made = tuple(
                 Gpu(
                     memory_bytes=parse_bytes(size, field="memory"),
-                    reserved_bytes=kept,
+                    reserved_bytes=parse_bytes(less, field="reserved"),
                     speed=parse_speed(factor, field="speed"),
                 )
-                for size, factor in zip(sizes, speeds, strict=True)
+                for size, less, factor in zip(sizes, kept, speeds, strict=True)
             )
         else:
             made = _listed(gpus)

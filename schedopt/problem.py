@@ -88,7 +88,7 @@ class Scope:
         name = TITLES[self.engine or ENGINES[0]]
         if self.microbatches is None:
             raise InputError(
-                f"{name} ends each step with a flush, and nobody says how long a step is",
+                f"{name} ends each step with a flush, so a step needs a length",
                 field="microbatches",
                 way_out="Give the micro-batches of a step",
             )
@@ -100,8 +100,8 @@ class Scope:
         for field_name, asked in free.items():
             if asked:
                 raise InputError(
-                    f"{name} runs whole forwards and backwards of whole stages, and what it "
-                    "computes again is not chosen here",
+                    f"{name} runs whole forwards and backwards of whole stages, and "
+                    "chooses itself what it recomputes",
                     field=field_name,
                     way_out="Leave it out",
                 )

@@ -79,7 +79,7 @@ class Infeasibility:
     wider: tuple[Suggestion, ...] | str = ()
 
     def amount(self, memory_bytes: int, platform: Platform) -> tuple[int, bool]:
-        """Return one of the amounts of memory as a person is told it, and whether it is more.
+        """Return an amount of memory as a person needs it, and whether it is an increase.
 
         Per GPU. With unequal GPUs: the increase over the present memory.
         """

@@ -70,7 +70,7 @@ def _impossible(problem: Problem) -> list[Scope]:
     If no period is asked for, one micro-batch runs after the other, and nothing keeps less: not
     with a longer pattern, not with a split backward, before which all that is saved lies there (and
     the workspace, unless only the whole backward takes time), and not with layers apart. But apart
-    they may recompute one after the other, and not all take their workspace beside all that is
+    they may recompute one after the other, and not all take their workspace next to all that is
     saved, which the reading peak sees.
     """
     scope = proven_scope(problem)

@@ -65,7 +65,7 @@ class EagerChain(StageChain):
         ]
 
     def plan(self, period: int) -> Plan:
-        """Return the pattern of 1F1B*, each forward so many periods earlier as it may be."""
+        """Return the pattern of 1F1B*, each forward as many periods earlier as it may be."""
         ahead = self.ahead(period)
         begins = [
             one._replace(forward_ns=one.forward_ns - ahead[place // 2] * period)

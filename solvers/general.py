@@ -1,8 +1,8 @@
 """The best plan for any allocation: a GPU may run stages that are not neighbours.
 
 Simulated annealing over cuts, GPUs, what is recomputed and which backward is split, at a period
-below the best (`schedopt.solving.local_search`). Beside it the relaxation of `relaxation` proves
-bounds, and its allocations are starts; so the search may end with a proof.
+below the best (`schedopt.solving.local_search`). At the same time the relaxation of `relaxation`
+proves bounds, and its allocations are starts; so the search may end with a proof.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def solve(problem: Problem, run: Run) -> None:
     order = cycle([*known, *([None] * max(1, len(known)))])
     if not is_compiled(run):
         return
-    with _bounds_beside(problem, run) as (relaxed, prover):
+    with _bounds_meanwhile(problem, run) as (relaxed, prover):
 
         def start(number: int) -> Allocation | None:
             # What comes when it comes would make runs with a limit of work differ.
@@ -70,7 +70,7 @@ def solve(problem: Problem, run: Run) -> None:
 
 
 @contextmanager
-def _bounds_beside(
+def _bounds_meanwhile(
     problem: Problem, run: Run
 ) -> Iterator[tuple[deque[Allocation], threading.Thread]]:
     """Prove bounds in a thread, and collect the allocations that come with them.

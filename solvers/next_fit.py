@@ -4,8 +4,7 @@ Beaumont et al. 2021, proof of Theorem 5. With equal GPUs and T0 the larger of t
 and the longest layer, layers go to the first GPU while its load stays within 2 T0, then to the
 next. A GPU that is closed has a load above T0, since no layer is longer than T0; so P closed GPUs
 would hold more than all the work. T0 is a bound for any allocation and any k, which certifies the
-factor period / T0 of the plan at hand; where memory is ample and transfers are free it is at most
-two.
+factor period / T0 of its plan; where memory is ample and transfers are free it is at most two.
 """
 
 from __future__ import annotations

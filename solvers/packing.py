@@ -99,7 +99,7 @@ def _onto_gpus(problem: Problem, period: int, run: Run) -> None:
     sizes = [lengths["F", n] + lengths["B", n] for n in range(len(layers))]
     placed = pack(sizes, [period] * len(gpus), run)
     if placed is None:
-        # Each micro-batch takes that long on its GPUs, in any order and for every k.
+        # The work of a micro-batch on its GPUs is the same in every order and for every k.
         scope = Scope(
             allocation="general",
             max_k=None,
@@ -271,13 +271,8 @@ def _plan(
         start, shift = place_in_period(now, 0, 1, period)
         operations.append(Operation(kind=kind, stage=stage, shift=shift, start_ns=start))
         now += lengths[kind, stage]
-    return Plan(
-        chain=problem.chain,
-        platform=problem.platform,
-        scope=problem.scope,
-        stages=tuple(stages),
-        pattern=Pattern(k=1, period_total_ns=period, operations=tuple(operations)),
-    )
+    pattern = Pattern(k=1, period_total_ns=period, operations=tuple(operations))
+    return Plan.answering(problem, stages, pattern)
 
 
 class Undecided(Exception):

@@ -27,15 +27,15 @@ from schedopt.stage import Stage
 PROOF: Final = Proof(ProofKind.RELAXATION)
 MOST_PLACES: Final = 3000
 """Layers times GPUs: no more are looked at."""
-FIRST_S: Final = 0.4
-MOST_S: Final = 6.0
-"""Seconds for one period: at first, and when all that was quick is answered."""
-MORE: Final = 4
-"""Each time so many times as long."""
+FIRST_LIMIT_S: Final = 0.4
+LAST_LIMIT_S: Final = 6.0
+"""Time limits of a query: at first, and when all that was quick is answered."""
+TIME_GROWTH: Final = 4
+"""Growth factor of the time limit per retry."""
 LARGEST: Final = 1 << 22
 """What periods and memories become about at most, so that models may be simplified."""
 MOST_LOST: Final = 3
-"""So many questions for the sake of an allocation may stay without an answer."""
+"""Give up on an allocation after this many inconclusive queries."""
 
 
 def solve(problem: Problem, run: Run) -> None:
@@ -108,13 +108,13 @@ class _Search:
         self.asked: set[Fraction] = set()
         self.seeking, self.lost = False, 0
         self.impossible = False
-        self.patience_s, self.is_open = FIRST_S, False
+        self.patience_s, self.is_open = FIRST_LIMIT_S, False
 
     def next_period(self) -> Fraction | None:
         """Return the period to look at next; None if all are answered that can be."""
         period = self._bisect()
-        while period is None and self.is_open and self.patience_s < MOST_S:
-            self.patience_s = min(MOST_S, MORE * self.patience_s)
+        while period is None and self.is_open and self.patience_s < LAST_LIMIT_S:
+            self.patience_s = min(LAST_LIMIT_S, TIME_GROWTH * self.patience_s)
             self.is_open, self.seeking, self.lost = False, False, 0
             self.high = self.fits
             self.asked.clear()
@@ -122,7 +122,7 @@ class _Search:
         return period
 
     def _bisect(self) -> Fraction | None:
-        """Return the period to look at next, with so much time for each; None at the end.
+        """Return the period to look at next within the time limit by now; None at the end.
 
         Without a plan that of one micro-batch after the other comes first, and at last whether
         the best plan can be beaten.

@@ -1,13 +1,12 @@
 """The shortest step of m micro-batches with a flush.
 
-The steps that people know by name come first. Then every allocation at hand is tried: an even
-split, Next Fit, and what the exact contiguous programme finds at several steady periods, for the
-best steady plan need not be the best for few micro-batches. Each is run by 1F1B* at its least
-period (stages that share a GPU by the best pattern for k = 1), started as soon as possible, and
-scored by its makespan. So is every plan that
-the solvers for the steady state find, with all that is allowed, in a share of the time. Then the
-order of the best is searched and proven by the order model, with a last constraint: that all m end
-before the next step begins.
+The published steps come first. Then several allocations are tried: an even split, Next Fit, and
+those that the exact contiguous dynamic programme finds at several steady periods, for the best
+steady plan need not be the best for few micro-batches. Each is run by 1F1B* at its least period
+(stages that share a GPU by the best pattern for k = 1), started as soon as possible, and scored by
+its makespan. So is every plan that the solvers for the steady state find, with all that is allowed,
+in a share of the time. Then the order of the best is searched and proven by the order model, with
+a last constraint: that all m end before the next step begins.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from fractions import Fraction
 from functools import partial
 from typing import Final
 
-from schedopt.account import memory
+from schedopt.account import fits
 from schedopt.checking import check
 from schedopt.errors import InputError
 from schedopt.plan import Operation, Pattern, Plan, Transfer
@@ -187,16 +186,8 @@ def _report(plan: Plan, run: Run) -> None:
     if asked is not None and plan.pattern.period_total_ns > asked * plan.pattern.k:
         return
     timeless = any(a.forward_ns == 0 and a.backward_ns == 0 for a in plan.chain.layers)
-    if not (timeless or plan.scope.split_backward) or _fits(plan):
+    if not (timeless or plan.scope.split_backward) or fits(plan):
         run.report(plan)
-
-
-def _fits(plan: Plan) -> bool:
-    """Whether the GPUs hold a plan."""
-    return all(
-        need.reading(plan.scope.memory) <= gpu.usable_bytes
-        for need, gpu in zip(memory(plan), plan.platform.gpus, strict=True)
-    )
 
 
 def make_step(simulation: Simulation, problem: Problem) -> Plan:
@@ -213,19 +204,13 @@ def make_step(simulation: Simulation, problem: Problem) -> Plan:
             operations.append(placed)
         else:
             transfers.append(placed)
-    return Plan(
-        chain=problem.chain,
-        platform=problem.platform,
-        rule=problem.rule,
-        scope=problem.scope,
-        stages=simulation.plan.stages,
-        pattern=Pattern(
-            k=count,
-            period_total_ns=period,
-            operations=tuple(operations),
-            transfers=tuple(transfers),
-        ),
+    pattern = Pattern(
+        k=count,
+        period_total_ns=period,
+        operations=tuple(operations),
+        transfers=tuple(transfers),
     )
+    return Plan.answering(problem, simulation.plan.stages, pattern)
 
 
 class _OrderSearch:
@@ -292,11 +277,5 @@ class _OrderSearch:
 
     def plan(self, answer: PatternSolution) -> Plan:
         """Return the plan of an answer."""
-        return Plan(
-            chain=self.asked.chain,
-            platform=self.asked.platform,
-            rule=self.asked.rule,
-            scope=self.asked.scope,
-            stages=answer.stages or self.problem.stages,
-            pattern=self.pipeline.pattern(answer),
-        )
+        stages = answer.stages or self.problem.stages
+        return Plan.answering(self.asked, stages, self.pipeline.pattern(answer))

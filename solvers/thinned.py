@@ -67,7 +67,7 @@ def solve(problem: Problem, run: Run) -> None:
         if not run.settled(single.scope):
             (one_f_one_b_star if fixed else contiguous).solve(single, run)
         if run.best() is None:
-            # It only looks for what is better than a plan for k = 1.
+            # Without a plan for k = 1 there is nothing to improve.
             return
     least = ceil(AllocatedPipeline(problem).load_ns if fixed else load_bound(problem).period)
     misses = 0

@@ -168,7 +168,7 @@ BAD: dict[str, tuple[Any, str, str]] = {
     "no node": (lambda: Network(nodes=("a",)), "nodes[0]", "'a' is no Node"),  # type: ignore[arg-type]
     "no link": (lambda: Network(nodes=(A,), links=(3,)), "links[0]", "3 is no NodeLink"),  # type: ignore[arg-type]
     "two of one name": (lambda: Network(nodes=(A, A)), "nodes[1].name", "another node"),
-    "no way": (lambda: Network(nodes=(A, B)), "links", "no way from node 'a' to 'b'"),
+    "no way": (lambda: Network(nodes=(A, B)), "links", "no path from node 'a' to 'b'"),
     "to nowhere": (
         lambda: Network(nodes=(A, B), links=(hop("a", "c"),)), "links[0].between", "'c' is no node",
     ),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from schedopt.account.binding import Binding, find_binding
 from schedopt.account.load import GpuLoad, bubble, busy_time, load, messages, simultaneous, traffic
-from schedopt.account.memory import GpuMemory, concurrent_activations, memory, memory_profile
+from schedopt.account.memory import GpuMemory, concurrent_activations, fits, memory, memory_profile
 from schedopt.account.profile import Level
 from schedopt.account.residencies import Residency, residencies
 from schedopt.account.versions import Versions, versions
@@ -24,6 +24,7 @@ __all__ = [
     "busy_time",
     "concurrent_activations",
     "find_binding",
+    "fits",
     "load",
     "memory",
     "memory_profile",

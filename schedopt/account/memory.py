@@ -45,6 +45,14 @@ def memory(plan: Plan) -> tuple[GpuMemory, ...]:
     return memory_of(plan, residencies(plan), Timeline(plan).length_ns)
 
 
+def fits(plan: Plan) -> bool:
+    """Whether the GPUs hold a plan, in the reading of memory of its scope."""
+    return all(
+        need.reading(plan.scope.memory) <= gpu.usable_bytes
+        for need, gpu in zip(memory(plan), plan.platform.gpus, strict=True)
+    )
+
+
 def memory_of(plan: Plan, found: Iterable[Residency], period: int) -> tuple[GpuMemory, ...]:
     """Return what each GPU needs for residencies that repeat with a period, ns."""
     return tuple(_gpu_memory(members, period) for members in _by_gpu(plan, found))

@@ -37,9 +37,9 @@ MOST_K: Final = 8
 def least_link_ns(platform: Platform, count: int) -> int:
     """Return how long a link is busy with `count` bytes there and back, at least, ns."""
 
-    def busy(one: int, other: int, shared: bool) -> int:
-        ahead = platform.transfer_ns(count, one, other)
-        back = platform.transfer_ns(count, other, one)
+    def busy(source: int, target: int, shared: bool) -> int:
+        ahead = platform.transfer_ns(count, source, target)
+        back = platform.transfer_ns(count, target, source)
         return ahead + back if shared else max(ahead, back)
 
     return min((busy(*pair) for pair in _pairs(platform)), default=0)
@@ -53,8 +53,8 @@ def _pairs(platform: Platform) -> tuple[tuple[int, int, bool], ...]:
         return set(platform.route(*ends))
 
     return tuple(
-        (one, other, bool(links(one, other) & links(other, one)))
-        for one, other in combinations(range(len(platform.gpus)), 2)
+        (source, target, bool(links(source, target) & links(target, source)))
+        for source, target in combinations(range(len(platform.gpus)), 2)
     )
 
 

@@ -119,13 +119,13 @@ def input_bytes(chain: Chain, layer: int) -> int:
 
 
 def _step(chain: Chain, gpu: Gpu, layer: int, in_flight: int) -> _Step:
-    one = chain.layers[layer]
-    kept = in_flight * one.saved
+    here = chain.layers[layer]
+    kept = in_flight * here.saved
     checkpoint = in_flight * input_bytes(chain, layer)
     return _Step(
-        gpu.duration_ns(one.forward_ns),
-        (kept, kept + in_flight * (one.saved_input_bytes or 0)),
-        (one.saved + checkpoint, one.saved),
+        gpu.duration_ns(here.forward_ns),
+        (kept, kept + in_flight * (here.saved_input_bytes or 0)),
+        (here.saved + checkpoint, here.saved),
     )
 
 

@@ -110,7 +110,9 @@ def _least_of_patterns(reading: _Spans, low: int, longest: int | None) -> Fracti
     candidates = sorted(
         {Fraction(refuted) + Fraction(i, k) for k in parts for i in range(1, k + 1)}
     )
-    return candidates[bisect_left(candidates, True, key=lambda one: reading.least(one) is not None)]
+    return candidates[
+        bisect_left(candidates, True, key=lambda period: reading.least(period) is not None)
+    ]
 
 
 class _Spans:
@@ -183,7 +185,7 @@ class _Spans:
             bounds = table.of_stages(numbers, int(counts.max()))
             rows.append(np.broadcast_to(bounds[:, None], (len(bounds), 1, layers)))
         by_kind = np.concatenate(rows, axis=1)
-        by_gpu = np.stack([self.cuts.by_gpu(one) for one in by_kind])
+        by_gpu = np.stack([self.cuts.by_gpu(least) for least in by_kind])
         gpus = np.arange(len(counts))[:, None] % by_gpu.shape[1]
         found: Array = by_gpu[counts - 1, gpus, np.arange(layers)]
         return found

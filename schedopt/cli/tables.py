@@ -108,7 +108,7 @@ def print_platform(platform: Platform) -> None:
         title="Paths between nodes",
         columns=columns,
         rows=tuple(
-            (" - ".join(stops), str(link)) for stops, link in islice(network.ways(), MOST_PATHS)
+            (" - ".join(stops), str(link)) for stops, link in islice(network.paths(), MOST_PATHS)
         ),
         words=frozenset(columns),
     )

@@ -9,6 +9,7 @@ from math import hypot
 from typing import TYPE_CHECKING, Any, Final
 
 from schedopt.comparing.comparison import OURS, Row
+from schedopt.drawing.files import DARK
 from schedopt.drawing.looks import COLOURS
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ Offset = tuple[float, float, float]
 
 BLUE, RED = COLOURS[0], COLOURS[2]
 GREY: Final = "#9a9a9a"
-DARK: Final = "#444444"
 LINE: Final = 10
 """The height of a name, in points of print."""
 GAP: Final = 2.5

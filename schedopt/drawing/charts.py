@@ -216,7 +216,10 @@ def _memory_rows(
     binding: Binding,
 ) -> tuple[MemoryRow, ...]:
     at_most = [need.reading(plan.scope.memory) for need in memory(plan)]
-    short = {lack.gpu: lack.short_bytes - at_most[lack.gpu] for lack in binding.lacks}
+    short = {
+        shortfall.gpu: shortfall.short_bytes - at_most[shortfall.gpu]
+        for shortfall in binding.shortfalls
+    }
     reading = [need.reading(plan.scope.memory) for need in needs]
     rows = list(levels)
     return tuple(

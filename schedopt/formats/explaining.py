@@ -89,8 +89,8 @@ def explain(error: ValidationError, kind: type, others: Sequence[str] = ()) -> I
         rule, way_out = _words(first["type"], first.get("ctx", {}), first["input"])
         found = InputError(rule, field=path, way_out=way_out)
     if len(problems) > 1:
-        others = f"and {len(problems) - 1} more after this one"
-        found.way_out = f"{found.way_out} ({others})" if found.way_out else others
+        more = f"and {len(problems) - 1} more after this one"
+        found.way_out = f"{found.way_out} ({more})" if found.way_out else more
     return found
 
 

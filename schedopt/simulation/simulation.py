@@ -223,7 +223,7 @@ def simulate(plan: Plan, microbatches: int, *, timing: Timing = "asap") -> Simul
 
 
 def usual_micro_batches(plan: Plan) -> int:
-    """Return how many micro-batches a step has where nobody says: 4 for each GPU with a stage.
+    """Return how many micro-batches a step has by default: 4 for each GPU with a stage.
 
     Rounded up to whole periods and updates.
     """

@@ -208,7 +208,7 @@ class ContiguousDP:
         """For each layer: how many GPUs the layers from it on need, and those before it.
 
         Layer l is followed by R_l of work, itself included, on any contiguous plan, so at least
-        ceil(R_l / T) of its activations are kept, or so many of them as are carried.
+        ceil(R_l / T) of its activations are kept, or as many of them as are carried.
         """
         rest = self.load[:, -1:] - self.load[:, :-1]
         counts = self.sparse.carried(np.maximum(1, -(-rest.min(axis=0) // period)))
@@ -244,7 +244,7 @@ class ContiguousDP:
         keys = np.full((self.gpus + 1, self.count + 1), NEVER)
         keys[:, self.count] = 0
         for first in range(self.count - 1, -1, -1):
-            # Only with so many GPUs can the layers from here on, and those before, fit at all.
+            # With fewer or more GPUs, what comes from here on, or before, cannot fit.
             low, high = max(1, behind[first]), self.gpus - ahead[first]
             if low > high or not self.may_cut[first]:
                 continue
@@ -376,7 +376,7 @@ class ContiguousDP:
             first, row = end, row - 1
 
     def _find_stage(self, keys: Array, first: int, most: int, period: int) -> tuple[int, int, int]:
-        """Return row, end and group of the stage behind a cut, of at most so many GPUs."""
+        """Return row, end and group of the stage behind a cut, of at most that many GPUs."""
         for row in range(1, most + 1):
             link = 0
             if self.link_between is None or first == 0:

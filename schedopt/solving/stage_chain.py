@@ -389,11 +389,5 @@ class StageChain:
                         Operation(kind=kind, stage=stage, shift=shift, start_ns=start)
                         for start, shift in place(begin)
                     ]
-        return Plan(
-            chain=self.problem.chain,
-            platform=self.problem.platform,
-            rule=self.problem.rule,
-            scope=self.problem.scope,
-            stages=self.stages,
-            pattern=count_from_first_backward(operations, transfers, k, whole),
-        )
+        pattern = count_from_first_backward(operations, transfers, k, whole)
+        return Plan.answering(self.problem, self.stages, pattern)

@@ -49,40 +49,6 @@ def test_fix_keeps_the_nodes_or_takes_others(plan: Path) -> None:
     assert document["period_ns"] > before
 
 
-@pytest.mark.parametrize("option", ["--bandwidth=1GB/s", "--latency=5us", "--duplex=half"])
-def test_links_of_nodes_are_not_typed_beside_a_plan(plan: Path, option: str) -> None:
-    done = run("solve", "--fix", plan, option)
-    assert done.returncode == 2
-    assert f"{option.split('=')[0]}: given together with a plan for several nodes" in done.stderr
-    assert "--platform FILE" in done.stderr
-
-
-def test_another_number_of_gpus_is_refused(plan: Path) -> None:
-    done = run("solve", "--fix", plan, "--gpus", "9")
-    assert done.returncode == 2
-    assert "--gpus" in done.stderr
-
-
-@pytest.mark.parametrize(
-    "option",
-    ["--gpus=4", "--mem=1G", "--reserved=1G", "--speed=1", "--bandwidth=1", "--latency=1",
-     "--duplex=full"],
-)  # fmt: skip
-def test_what_the_file_says_is_not_typed_too(option: str) -> None:
-    done = run("solve", "--chain", GPT2, "--platform", TWO, option)
-    assert done.returncode == 2
-    assert f"{option.split('=')[0]}: given together with --platform" in done.stderr
-    assert done.stdout == ""
-
-
-def test_a_bad_file_gives_2_with_file_field_rule_and_way_out(tmp_path: Path) -> None:
-    path = tmp_path / "platform.json"
-    path.write_text(TWO.read_text().replace("1GB/s", "1Gbit/s"))
-    done = run("solve", "--chain", GPT2, "--platform", path)
-    assert done.returncode == 2
-    assert done.stderr.startswith(f"Error: {path}: links[0].bandwidth: '1Gbit/s' is not a rate")
-
-
 def test_show_tells_the_ways_of_a_platform(tmp_path: Path) -> None:
     shown = run("show", STAR).stdout
     for words in ("6 GPUs of 4.00 GB", "one - switch - two", "latency 10.000 us", "0-1", "4.00 GB"):

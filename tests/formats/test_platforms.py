@@ -153,7 +153,7 @@ BAD: dict[str, tuple[str, str, str, str]] = {
     "to itself": (link_text(between=["a", "a"]), "links[0].between", "not two nodes", "different"),
     "to nowhere": (link_text(between=["a", "c"]), "links[0].between", "'c' is no node", "a, b"),
     "two links": (text(links=[LINK, LINK]), "links[1].between", "a link already", "one link"),
-    "no way": (text(links=[]), "links", "no way from node 'a' to 'b'", "Link every node"),
+    "no way": (text(links=[]), "links", "no path from node 'a' to 'b'", "Link every node"),
     "one name": (text(nodes=[NODE, NODE]), "nodes[1].name", "name of another node", "own"),
     "no GPUs": (text(nodes=[{"name": "a"}], links=[]), "nodes", "no node has GPUs", '"gpus": 4'),
     "twice": (text()[:-1] + ', "links": []}', "links", "given twice", "Keep one"),

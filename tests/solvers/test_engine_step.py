@@ -109,12 +109,12 @@ def test_no_step_beats_what_is_said_of_its_cut(
     cuts = EngineCuts(problem, ranks, chunks)
     if not cuts.exist:
         return
-    for begins in cuts.every(None, lambda: False):
+    for begins in cuts.promising(None, lambda: False):
         plan = engine_step(problem, cuts.stages(begins))
         assert check(plan) == ()
-        assert cuts.bound(begins) <= cuts.way(begins) <= plan.pattern.period_total_ns
+        assert cuts.bound(begins) <= cuts.schedule_bound(begins) <= plan.pattern.period_total_ns
         if platform.link is None:
-            assert cuts.way(begins) == plan.pattern.period_total_ns
+            assert cuts.schedule_bound(begins) == plan.pattern.period_total_ns
 
 
 def test_where_directions_meet_on_a_link_the_bound_is_that_of_two_links() -> None:

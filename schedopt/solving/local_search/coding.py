@@ -81,16 +81,10 @@ def decode(problem: Problem, tables: Tables, state: State) -> Plan:
                     transfers.append(
                         Transfer(tensor=tensor, stage=stage, shift=shift, start_ns=start)
                     )
-    return Plan(
-        chain=problem.chain,
-        platform=problem.platform,
-        rule=problem.rule,
-        scope=problem.scope,
-        stages=tuple(stages),
-        pattern=Pattern(
-            k=1,
-            period_total_ns=period,
-            operations=tuple(operations),
-            transfers=tuple(transfers),
-        ),
+    pattern = Pattern(
+        k=1,
+        period_total_ns=period,
+        operations=tuple(operations),
+        transfers=tuple(transfers),
     )
+    return Plan.answering(problem, stages, pattern)

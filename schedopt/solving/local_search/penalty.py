@@ -43,7 +43,7 @@ def in_flight(length: int, period: int) -> int:
 
 @njit_inline
 def excess_of_load(t: Tables, s: State) -> float:
-    """Return by how much GPUs are overloaded whatever the order is, in periods and memories.
+    """Return by how much GPUs are overloaded in every order, in periods and memories.
 
     A micro-batch stays in a stage for its work and that of all stages behind at least.
     """

@@ -109,7 +109,7 @@ SPACE: Final = 2
 
 
 def new_state(tables: Tables, most: int) -> State:
-    """Return an empty state with room for so many stages."""
+    """Return an empty state with room for a number of stages."""
     longest = tables.hops.shape[2]
     intervals = most * (4 + 2 * longest) + 8
 

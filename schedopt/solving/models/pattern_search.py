@@ -126,16 +126,7 @@ class PatternScan:
 
     def plan(self, stages: tuple[Stage, ...], pattern: Pattern) -> Plan:
         """Return a plan of the problem, without periods in which micro-batches only wait."""
-        return compress_shifts(
-            Plan(
-                chain=self.problem.chain,
-                platform=self.problem.platform,
-                rule=self.problem.rule,
-                scope=self.problem.scope,
-                stages=stages,
-                pattern=pattern,
-            )
-        )
+        return compress_shifts(Plan.answering(self.problem, stages, pattern))
 
 
 class AllocationSearch:
