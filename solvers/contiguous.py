@@ -11,13 +11,12 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Final
 
-from schedopt.errors import InputError
 from schedopt.problem import LARGEST_HORIZON_NS, Problem, Scope
 from schedopt.proofs import Proof, ProofKind
 from schedopt.result import Infeasibility
 from schedopt.solvers.one_f_one_b_star import proven_scope, report_best
 from schedopt.solving.contiguous_dp import ContiguousDP
-from schedopt.solving.requirements import refuse_unsupported
+from schedopt.solving.requirements import refuse_stages, refuse_unsupported
 from schedopt.solving.run import Run
 from schedopt.solving.stage_chain import EVERY_PERIOD, SparsePattern, StageChain
 from schedopt.stage import Stage
@@ -35,12 +34,7 @@ def solve(problem: Problem, run: Run) -> None:
         If the problem asks for more than whole operations, or fixes the allocation.
     """
     refuse_unsupported(problem, "contiguous")
-    if problem.scope.allocation == "fixed":
-        raise InputError(
-            "contiguous chooses the allocation itself",
-            field="solver",
-            way_out="Leave the fixed stages out, or use one_f_one_b_star",
-        )
+    refuse_stages(problem, "contiguous")
     search = ContiguousDP(problem, stopped=run.stopped)
     scope = proven_scope(problem)
     limit = problem.scope.period_ns
@@ -119,7 +113,7 @@ def best_stages(
 def contiguous_stages(
     problem: Problem, stretches: Sequence[Fraction], run: Run
 ) -> Iterator[list[Stage]]:
-    """Yield the stages that the programme finds at multiples of the least period, if there is one.
+    """Yield the stages of the dynamic programme at multiples of the least period, if there is one.
 
     Parameters
     ----------
@@ -136,9 +130,9 @@ def contiguous_stages(
     yield stages
     search = ContiguousDP(problem, stopped=run.stopped)
     for stretch in stretches:
-        found = search.stages_at(int(period * stretch), run)
-        if found is not None:
-            yield found
+        stages_there = search.stages_at(int(period * stretch), run)
+        if stages_there is not None:
+            yield stages_there
 
 
 def _explain(problem: Problem, period: int, run: Run) -> list[Infeasibility]:
@@ -163,9 +157,9 @@ def _explain(problem: Problem, period: int, run: Run) -> list[Infeasibility]:
     high = max(StageChain(problem, stages).excesses(period))
     while low < high and not run.stopped():
         middle = (low + high) // 2
-        found = stages_with(middle)
-        if found is not None:
-            stages, high = found, max(StageChain(problem, found).excesses(period))
+        fitting = stages_with(middle)
+        if fitting is not None:
+            stages, high = fitting, max(StageChain(problem, fitting).excesses(period))
         elif not run.stopped():
             low = middle + 1
     chain = StageChain(problem, stages)

@@ -68,8 +68,8 @@ class EagerChain(StageChain):
         """Return the pattern of 1F1B*, each forward as many periods earlier as it may be."""
         ahead = self.ahead(period)
         begins = [
-            one._replace(forward_ns=one.forward_ns - ahead[place // 2] * period)
-            for place, one in enumerate(self.starts(period))
+            item._replace(forward_ns=item.forward_ns - ahead[place // 2] * period)
+            for place, item in enumerate(self.starts(period))
         ]
         return self.plan_from(begins, period)
 

@@ -79,7 +79,7 @@ def _bounds_meanwhile(
     that the search makes. A search that ends by its work waits for the thread, one that has its
     proof does not.
     """
-    found: deque[Allocation] = deque()
+    allocations: deque[Allocation] = deque()
     fork = run.fork(workers=1, share=SHARE_OF_BOUNDS)
     failures: list[Exception] = []
     asked = replace(problem, scope=replace(problem.scope, max_k=run.scope.max_k))
@@ -87,16 +87,16 @@ def _bounds_meanwhile(
 
     def prove() -> None:
         try:
-            for number, one in enumerate(problems):
+            for number, relaxed in enumerate(problems):
                 part = fork.fork(workers=1, share=1 / (len(problems) - number))
-                found.extend(relaxed_allocations(one, part))
+                allocations.extend(relaxed_allocations(relaxed, part))
         except Exception as failure:
             failures.append(failure)
 
     thread = threading.Thread(target=prove, daemon=True)
     thread.start()
     try:
-        yield found, thread
+        yield allocations, thread
         while thread.is_alive() and not run.settled():
             thread.join(0.05)
     finally:

@@ -52,7 +52,7 @@ LONGEST_STEADY: Final = 2
 SHARE: Final = 0.5
 """Of the time that is left, for steady plans."""
 PUBLISHED: Final = ("one_f_one_b_flush", "interleaved", "zero_bubble")
-"""Systems of which a step is one of ours."""
+"""Systems whose step has one GPU for each stage."""
 MOST_PUBLISHED: Final = 4096
 """Micro-batches times GPUs up to which they are laid out."""
 MOST_CHOICES: Final = 20_000
@@ -85,21 +85,21 @@ def solve(problem: Problem, run: Run) -> None:
             run.report_infeasible(impossible)
             return
     _report_published(problem, count, run)
-    found: list[Plan] = []
+    plans: list[Plan] = []
     for stages in _allocations(steady, run):
         plan = _steady(steady, stages, run)
         if plan is not None:
-            found.append(plan)
-            if len(found) == 1:
-                _report_best(found, problem, run)
-    if not found and problem.scope.allocation == "contiguous":
+            plans.append(plan)
+            if len(plans) == 1:
+                _report_best(plans, problem, run)
+    if not plans and problem.scope.allocation == "contiguous":
         for proof in prove_no_stages(steady, run):
             run.report_infeasible(proof)
         return
-    _report_best(found, problem, run)
+    _report_best(plans, problem, run)
     if not run.settled():
         _report_best(_found_steady(steady, count, run), problem, run)
-    best = run.best() or (found[0] if found else None)
+    best = run.best() or (plans[0] if plans else None)
     stages = problem.stages or (() if best is None else best.stages)
     if stages:
         _OrderSearch(problem, stages, count).run(run)
@@ -120,10 +120,10 @@ def _report_published(problem: Problem, count: int, run: Run) -> None:
                 run.report(plan)
 
 
-def _report_best(found: Sequence[Plan], problem: Problem, run: Run) -> None:
+def _report_best(plans: Sequence[Plan], problem: Problem, run: Run) -> None:
     """Report the steps of the most promising steady plans."""
     count = problem.scope.microbatches or 1
-    for plan in sorted(found, key=lambda plan: _guess(plan, count))[:MOST_TRIED]:
+    for plan in sorted(plans, key=lambda plan: _guess(plan, count))[:MOST_TRIED]:
         if run.stopped() and run.best() is not None:
             return
         _report(make_step(simulate(plan, count), problem), run)
@@ -251,9 +251,9 @@ class _OrderSearch:
         if self.asked.scope.period_ns is not None:
             high = min(high, self.count * self.asked.scope.period_ns)
         ask = partial(self._ask, run)
-        for least, found in bisect_period(low, high, ask, run, known=best is not None):
-            if found is not None:
-                _report(self.plan(found), run)
+        for least, answer in bisect_period(low, high, ask, run, known=best is not None):
+            if answer is not None:
+                _report(self.plan(answer), run)
             elif given:
                 run.report_bound(Fraction(least, self.count), self.proven, PROOF)
 
@@ -266,12 +266,12 @@ class _OrderSearch:
         best = max(1, self.count * self.pipeline.load_ns)
         if self.problem.scope.split_backward or self.pipeline.has_recompute:
             return best
-        way = self.pipeline.path
-        for resource in {one for step in way for one in step.resources}:
-            own = [number for number, step in enumerate(way) if resource in step.resources]
-            before = sum(step.length_ns for step in way[: own[0]])
-            after = sum(step.length_ns for step in way[own[-1] + 1 :])
-            work = self.count * sum(way[number].length_ns for number in own)
+        path = self.pipeline.path
+        for resource in {resource for task in path for resource in task.resources}:
+            own = [number for number, task in enumerate(path) if resource in task.resources]
+            before = sum(task.length_ns for task in path[: own[0]])
+            after = sum(task.length_ns for task in path[own[-1] + 1 :])
+            work = self.count * sum(path[number].length_ns for number in own)
             best = max(best, before + work + after)
         return max(best, self.pipeline.whole_ns)
 

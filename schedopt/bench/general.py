@@ -6,12 +6,12 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from decimal import Decimal
-from fractions import Fraction
 from math import ceil, isqrt
 from typing import Any, Final
 
 from schedopt.account import memory
 from schedopt.bench.cases import choose_quick, least_memory
+from schedopt.bench.records import exact
 from schedopt.bench.suite import Case, Effort, Proceed
 from schedopt.chain import Chain
 from schedopt.errors import InputError
@@ -60,15 +60,9 @@ def chain_case(chain: Chain, gpus: int, level: str, *, recompute: bool) -> Case:
     With recompute layers may be computed again, and backwards be split where all layers have
     halves.
     """
-    halves = all(layer.backward_input_ns is not None for layer in chain.layers)
-    scope = replace(GENERAL, recompute=recompute, split_backward=recompute and halves)
-    key = {
-        "chain": _name(chain),
-        "chain_sha256": chain.sha256,
-        "gpus": gpus,
-        "level": level,
-        "recompute": recompute,
-    }
+    split_backward = recompute and chain.has_halves
+    scope = replace(GENERAL, recompute=recompute, split_backward=split_backward)
+    key = {**chain_key(chain), "gpus": gpus, "level": level, "recompute": recompute}
     return Case("chains", key, lambda effort, _: search(chain, gpus, level, scope, effort))
 
 
@@ -87,7 +81,7 @@ def theorem_case(instance: Instance, fact: Fact) -> Case:
         }
 
     gpus, allocation = len(instance.platform.gpus), fact.scope.allocation
-    key = {"instance": _name(instance.chain), "gpus": gpus, "allocation": allocation}
+    key = {"instance": instance.chain.name, "gpus": gpus, "allocation": allocation}
     return Case("theorems", key, measure)
 
 
@@ -121,8 +115,7 @@ def speed_case(chain: Chain, gpus: int = 8, work: int = WORK) -> Case:
             "goal_per_s": 300_000,
         }
 
-    layers = len(chain.layers)
-    key = {"chain": _name(chain), "chain_sha256": chain.sha256, "layers": layers, "gpus": gpus}
+    key = {**chain_key(chain), "layers": len(chain.layers), "gpus": gpus}
     return Case("placements", key, measure)
 
 
@@ -162,7 +155,7 @@ def large_case(
         goals = {"goal_gap": goal_gap, "goal_shorter": goal_shorter}
         return search(chain, gpus, level, GENERAL, effort) | goals
 
-    return Case("large", {"chain": _name(chain), "gpus": gpus, "level": level}, measure)
+    return Case("large", {"chain": chain.name, "gpus": gpus, "level": level}, measure)
 
 
 def search(
@@ -277,11 +270,6 @@ def decoder(blocks: int) -> Chain:
     return replace(chain, name=f"decoder-blocks-{blocks}")
 
 
-def exact(period: Fraction | None) -> list[int] | None:
-    """Return a period as records have it: numerator and denominator, ns."""
-    return None if period is None else list(period.as_integer_ratio())
-
-
 def _best_contiguous(chain: Chain, platform: Platform) -> Plan:
     plan = _solve_contiguous(chain, platform).plan
     if plan is None:
@@ -294,5 +282,6 @@ def _solve_contiguous(chain: Chain, platform: Platform) -> Result:
     return solve(chain, platform, scope=Scope(), solver="contiguous", time_limit=None, workers=1)
 
 
-def _name(chain: Chain) -> str:
-    return chain.name or "unnamed"
+def chain_key(chain: Chain) -> dict[str, Any]:
+    """Return what identifies a chain in a record."""
+    return {"chain": chain.name or "unnamed", "chain_sha256": chain.sha256}

@@ -12,9 +12,8 @@ from statistics import median
 from typing import Any, Final
 
 from schedopt.bench.cases import least_memory
-from schedopt.bench.general import exact
 from schedopt.bench.general_tables import missed_goals, proven_line
-from schedopt.bench.records import of_family
+from schedopt.bench.records import exact, of_family
 from schedopt.bench.suite import Case, Effort, Proceed, Records, Suite, Table, label
 from schedopt.bench.tables import Row
 from schedopt.chain import Chain, Layer

@@ -100,6 +100,11 @@ def fraction(pair: Sequence[int] | None) -> Fraction | None:
     return None if pair is None else Fraction(*pair)
 
 
+def exact(period: Fraction | None) -> list[int] | None:
+    """Return a period as records have it: numerator and denominator, ns."""
+    return None if period is None else list(period.as_integer_ratio())
+
+
 def gap_of(row: Mapping[str, Any]) -> Fraction | None:
     """Return (period - bound) / bound; None where either is missing or the bound is 0."""
     period, bound = fraction(row["period_exact"]), fraction(row["bound_exact"])

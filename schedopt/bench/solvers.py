@@ -11,6 +11,7 @@ from typing import Any
 
 from schedopt.bench.best_known_file import BestKnownFile
 from schedopt.bench.cases import SolverInstance
+from schedopt.bench.general import chain_key
 from schedopt.bench.methods import WHOLE, Method
 from schedopt.bench.records import RUNS, Record, RecordFile, describe_machine
 from schedopt.bench.suite import Effort
@@ -212,8 +213,7 @@ def _solve(run: MethodRun) -> Solved:
 def _blank(instance: SolverInstance, method: Method, effort: Effort) -> Record:
     chain, platform = instance.chain, instance.platform
     values = {
-        "chain": chain.name or "unnamed",
-        "chain_sha256": chain.sha256,
+        **chain_key(chain),
         "layers": len(chain.layers),
         "gpus": len(platform.gpus),
         "memory_bytes": platform.gpus[0].memory_bytes,
@@ -221,13 +221,7 @@ def _blank(instance: SolverInstance, method: Method, effort: Effort) -> Record:
         "level": instance.level,
         "solver": method.name,
         "scope": method.scope,
-        "status": "unknown",
-        "reason": "",
-        "period_exact": None,
-        "bound_exact": None,
-        "found_by": "",
-        "seconds": 0.0,
-        "to_best_s": None,
-        "to_proof_s": None,
+        **dict.fromkeys(("status", "reason", "found_by"), ""),
+        **dict.fromkeys(("period_exact", "bound_exact", "seconds", "to_best_s", "to_proof_s")),
     }
     return Record(RUNS, values, {**effort.conditions, "jobs": 1})

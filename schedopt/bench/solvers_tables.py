@@ -54,7 +54,7 @@ def _place(solver: str) -> tuple[int, str]:
 
 def best_periods(records: Iterable[Record], known: Iterable[BestKnown]) -> Best:
     """Return the least period of each instance, of the runs and of the best-known plans, ns."""
-    best = {one.instance: one.plan.period for one in known if one.plan is not None}
+    best = {entry.instance: entry.plan.period for entry in known if entry.plan is not None}
     for record in records:
         if record.period is not None:
             best[record.instance] = min(record.period, best.get(record.instance, record.period))
@@ -102,14 +102,15 @@ def ranks(records: Records, best: Best) -> Rows:
     return sorted(rows, key=lambda row: _place(row["solver"]))
 
 
-def by_level(records: Records, best: Best) -> dict[str, dict[str, float | None]]:
-    """Return for each memory level the geometric mean of each method's period over the best."""
-    rows = summarize(_frame(records, best), "level solver", mean=("ratio", mean_ratio))
-    levels = sorted({row["level"] for row in rows}, key=_level)
-    return {
-        level: {row["solver"]: row["mean"] for row in rows if row["level"] == level}
-        for level in levels
-    }
+def by_level(records: Records, best: Best) -> Rows:
+    """Return the geometric mean of each method's period over the best, by memory level."""
+    means = summarize(_frame(records, best), "level solver", mean=("ratio", mean_ratio))
+    levels = sorted({mean["level"] for mean in means}, key=_level)
+    shown = {(mean["solver"], mean["level"]): show(mean["mean"], ".3f") for mean in means}
+    return [
+        {"method": f"`{name}`", **{level: shown.get((name, level), "") for level in levels}}
+        for name in methods_of(records)
+    ]
 
 
 def _level(level: str) -> tuple[bool, Decimal]:
@@ -205,16 +206,8 @@ def _rank_rows(known: Sequence[BestKnown], records: Records) -> Rows:
     return [{**row, "method": f"`{row['solver']}`", "asked": asked[row["solver"]]} for row in rows]
 
 
-def _level_rows(known: Sequence[BestKnown], records: Records) -> Rows:
-    levels = by_level(records, best_periods(records, known))
-    return [
-        {"method": f"`{name}`", **{key: show(row.get(name), ".3f") for key, row in levels.items()}}
-        for name in methods_of(records)
-    ]
-
-
 def _instance_rows(known: Sequence[BestKnown], records: Records) -> Rows:
-    of_instance = {one.instance: one for one in known}
+    of_instance = {entry.instance: entry for entry in known}
     return [
         _instance(same, of_instance[instance])
         for instance, same in by_instance(records).items()
@@ -307,7 +300,7 @@ def solvers_suite(known: Sequence[BestKnown]) -> Suite:
                 "By memory level",
                 "Period over the best known, geometric mean over the instances with a plan.",
                 lambda rows: " ".join(rows[0]),
-                partial(_level_rows, known),
+                lambda records: by_level(records, best_periods(records, known)),
             ),
             Table(
                 "The exact contiguous plan and every other partitioner",

@@ -102,13 +102,13 @@ class ContiguousDP:
 
     def _links_between(self) -> Array:
         """Return which link leads from a GPU, by row less one, to each later one; -1: none."""
-        found = np.full((self.gpus + 1, self.gpus + 1), -1)
+        links = np.full((self.gpus + 1, self.gpus + 1), -1)
         for before in range(1, self.gpus):
             for row in range(1, before + 1):
                 ends = self.gpus - 1 - before, self.gpus - row
                 link = self.problem.platform.link_between(*ends)
-                found[before, row] = self.links.index(link)
-        return found
+                links[before, row] = self.links.index(link)
+        return links
 
     def _caps(self, first: int) -> Array:
         """For stages from `first`, by kind of GPU and end: the least key that does not fit."""
@@ -146,9 +146,9 @@ class ContiguousDP:
         low, high = self.least_period(), self.shorten(stages, high, run)
         while low < high and not run.stopped():
             middle = (low + high) // 2
-            found = self.stages_at(middle, run)
-            if found is not None:
-                stages, high = found, self.shorten(found, middle, run)
+            shorter = self.stages_at(middle, run)
+            if shorter is not None:
+                stages, high = shorter, self.shorten(shorter, middle, run)
             elif not run.stopped():
                 low = middle + 1
                 refuted(middle)
@@ -173,9 +173,9 @@ class ContiguousDP:
     def longest_period(self) -> int:
         """Return a period at which every plan is one group, ns."""
         slowest = np.diff(self.load, axis=1).max(axis=0).sum()
-        again = slowest if self.recompute_tables else 0
+        recompute = slowest if self.recompute_tables else 0
         trips = np.sort(np.max(self.trips, axis=0))[-self.gpus :]
-        return max(1, int(slowest + again + trips.sum()))
+        return max(1, int(slowest + recompute + trips.sum()))
 
     def stages_at(self, period: int, run: Run) -> list[Stage] | None:
         """Return stages with which 1F1B* reaches a period, or None (also when stopped)."""
@@ -263,16 +263,16 @@ class ContiguousDP:
         if self.uniform:
             return self._transfer(best, 0, first, period)
         if self.link_between is None or first == 0:
-            least: Array = np.minimum.accumulate(best)
-            return self._transfer(least, 0, first, period)
-        found = np.full(best.shape, NEVER)
+            among_all: Array = np.minimum.accumulate(best)
+            return self._transfer(among_all, 0, first, period)
+        least = np.full(best.shape, NEVER)
         rows = slice(low, low + len(best))
         between = self.link_between[rows, rows]
         for link in range(len(self.links)):
             sent = self._transfer(best, link, first, period)
             by_row = np.where(between == link, sent, NEVER).min(axis=1)
-            np.minimum(found, by_row, out=found)
-        return found
+            np.minimum(least, by_row, out=least)
+        return least
 
     def _stage_keys(self, keys: Array, first: int, low: int, high: int, period: int) -> Array:
         """Return the keys of stages from `first`, by GPUs used (low..high) and end."""
@@ -307,10 +307,10 @@ class ContiguousDP:
 
         The span grows as in `ChainItem.span` of `schedopt.solving.stage_chain`.
         """
-        found = np.full(behind.shape, NEVER)
+        keys = np.full(behind.shape, NEVER)
         there = (behind < NEVER) & (length <= period)
         if not there.any():
-            return found
+            return keys
         groups, load = behind >> SHIFT, behind & LOAD
         over = load + length > period
         groups, load = groups + over, np.where(over, 0, load)
@@ -325,8 +325,8 @@ class ContiguousDP:
         there &= least + length <= period
         in_gap = (least <= load) | ((groups > 0) & (least <= period - length - load))
         load = np.where(in_gap, load, least)
-        np.copyto(found, (groups << SHIFT) + load + length, where=there)
-        return found
+        np.copyto(keys, (groups << SHIFT) + load + length, where=there)
+        return keys
 
     def _transfer(self, keys: Array, number: int, cut: int, period: int) -> Array:
         """Add the transfers at a cut over a link to the keys behind it."""
@@ -362,8 +362,8 @@ class ContiguousDP:
             if self.recompute_tables:
                 table = self.recompute_tables[self.kind[row - 1]]
                 self._refined |= not table.make_exact(first, last, in_flight)
-                again = table.stage(first, last, in_flight)
-                recompute = again.runs if again is not None else ()
+                choice = table.stage(first, last, in_flight)
+                recompute = choice.runs if choice is not None else ()
             stages.append(Stage(layers=(first, last), gpus=(gpu,), recompute=recompute))
         return None if self._refined else stages
 
@@ -386,9 +386,9 @@ class ContiguousDP:
                 link = int(self.link_between[most, row])
             options = self._stage_keys(keys, first, row, row, period)[0]
             sent = self._transfer(options, link, first, period)
-            found = np.flatnonzero(sent == keys[most, first])
-            if len(found):
-                return row, first + 1 + int(found[0]), int(options[found[0]] >> SHIFT) + 1
+            ends = np.flatnonzero(sent == keys[most, first])
+            if len(ends):
+                return row, first + 1 + int(ends[0]), int(options[ends[0]] >> SHIFT) + 1
         raise AssertionError("a key came from nowhere")
 
 

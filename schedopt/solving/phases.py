@@ -100,7 +100,7 @@ def share_time(phases: Sequence[Phase]) -> Iterator[tuple[Phase, float]]:
 
 def search_phases(problem: Problem, run: Run) -> list[Plan]:
     """Run all phases of a problem, and return the first plan and each better one."""
-    found: list[Plan] = []
+    plans: list[Plan] = []
     for phase, share in share_time([*plan_phases(problem)]):
         if run.clock.ended() or run.settled():
             break
@@ -108,9 +108,9 @@ def search_phases(problem: Problem, run: Run) -> list[Plan]:
         with suppress(InputError):
             load_solver(phase.solver)(phase.problem, run)
         best = run.best()
-        if best is not None and best not in found:
-            found.append(best)
-    return found
+        if best is not None and best not in plans:
+            plans.append(best)
+    return plans
 
 
 def plan_phases(problem: Problem) -> Iterator[Phase]:

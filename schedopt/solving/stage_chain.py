@@ -183,13 +183,13 @@ class StageChain:
         workspace = max(layer.workspace_bytes or 0 for layer in layers) if works else 0
         numbers = range(stage.first, stage.last + 1)
         held = held_bytes(self.problem.chain, numbers, stage.recompute)
-        again = sum(
+        recompute = sum(
             gpu.duration_ns(layer.forward_ns)
             for first, last in stage.recompute
             for layer in self.problem.chain.layers[first : last + 1]
         )
         fixed = sum(layer.weight_bytes for layer in layers) + workspace + held["R", "B"]
-        return StageCost(forward, backward, again, fixed, held["F", "B"])
+        return StageCost(forward, backward, recompute, fixed, held["F", "B"])
 
     def _items(self) -> list[ChainItem]:
         """Return stage, link, ..., stage. Where transfers are free the link takes no time."""
@@ -238,13 +238,13 @@ class StageChain:
             item = self.items[place]
             number, on_link = divmod(place, 2)
             if not on_link:
-                found = self._cheapest_recompute(
+                choice = self._cheapest_recompute(
                     number, self._in_flight(item.span(span, period), period)
                 )
-                if found is None or item.work_ns + found.time_ns > period:
+                if choice is None or item.work_ns + choice.time_ns > period:
                     return None
-                chosen[number] = replace(self.stages[number], recompute=found.runs)
-                item = replace(item, recompute_ns=found.time_ns)
+                chosen[number] = replace(self.stages[number], recompute=choice.runs)
+                item = replace(item, recompute_ns=choice.time_ns)
             span = item.span(span, period)
         return StageChain(self.problem, chosen, sparse=self.sparse)
 

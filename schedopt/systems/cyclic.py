@@ -21,8 +21,9 @@ from schedopt.plan import Plan, Transfer
 from schedopt.rule import Rule
 from schedopt.stage import Stage
 from schedopt.systems.config import SystemConfig, require_time
-from schedopt.systems.list_scheduler import ListScheduler, Name
+from schedopt.systems.list_scheduler import ListScheduler
 from schedopt.systems.pipedream import one_f_one_b
+from schedopt.systems.steady_state import Name
 
 _MOST_PERIODS: Final = 4
 _IN_TURN: Final = "a sum of gradients must come before the backward that adds to it ends"

@@ -18,7 +18,7 @@ from schedopt.rule import Rule
 from schedopt.stage import Stage
 from schedopt.systems.config import SystemConfig, require_time
 from schedopt.systems.cyclic import freshest, one_ago, plan_at_steady_period
-from schedopt.systems.list_scheduler import Name
+from schedopt.systems.steady_state import Name
 from schedopt.systems.zero import AT_ONCE
 
 Done = list[Name | Transfer]

@@ -4,34 +4,46 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cache
-from typing import Final, Protocol
+from typing import Final
 
 from schedopt.plan import Operation, Transfer
-from schedopt.systems.cycles import Difference, slowest_cycle
+from schedopt.systems.cycles import Difference, follow, slowest_cycle
 
 _LONGEST_CYCLE: Final = 4
 _NEVER: Final = -(2**63)
 
+Name = tuple[str, int, int]
+"""What runs a micro-batch: ``("B", 2, 5)``, ``("activation", 0, 5)``, with stage and number."""
 
-class Task(Protocol):
-    """Something of a run: an item whose shift is its micro-batch, counted from its start."""
+
+@dataclass
+class Task:
+    """Something to do: an item whose shift is its micro-batch, counted from the start of the run.
+
+    It waits for `needs`, then for its resources, first those of a lower priority. `turn` is its
+    place in the order of starts, and `needed` the numbers of the tasks that it waits for.
+    """
 
     item: Operation | Transfer
+    gpu: int
     resources: tuple[Hashable, ...]
-    needed: list[int]
     length_ns: int
+    needs: list[Name | Transfer]
     earliest_ns: int
-    start_ns: int
-    turn: int
-    """Its place in the order of starts."""
+    priority: int
+    behind: int | None = None
+    start_ns: int = -1
+    turn: int = -1
+    needed: list[int] = field(default_factory=list)
+    followers: list[int] = field(default_factory=list)
 
     @property
     def end_ns(self) -> int:
         """When it is over."""
-        ...
+        return self.start_ns + self.length_ns
 
 
 @dataclass(frozen=True)
@@ -190,7 +202,8 @@ class _PeriodicRun:
         period, _, cycle = found
         if cycle or not begins:
             begins = {cycle[0][0] if cycle else min(self.classes, key=self.start): 0}
-        starts = _earliest(begins, len(self.classes), arcs, period)
+        starts = [begins.get(which, _NEVER) for which in self.classes]
+        follow(starts, arcs, period, begins)
         return (period, starts) if min(starts) > _NEVER else None
 
     def average(self, looked: range) -> int:
@@ -251,24 +264,3 @@ def _list_orders(tasks: Sequence[Task]) -> dict[Hashable, dict[int, list[int]]]:
             orders[resource][number] = [last[resource]] if resource in last else []
             last[resource] = number
     return orders
-
-
-def _earliest(
-    begins: dict[int, int], count: int, arcs: Sequence[Difference], period: int
-) -> list[int]:
-    """Return the earliest starts behind those that are given; `_NEVER` where nothing leads."""
-    starts = [begins.get(which, _NEVER) for which in range(count)]
-    behind: list[list[Difference]] = [[] for _ in range(count)]
-    for arc in arcs:
-        behind[arc[0]].append(arc)
-    changed = set(begins)
-    while changed:
-        moved = set()
-        for node in sorted(changed):
-            for _, second, turns, length in behind[node]:
-                time = starts[node] + length - turns * period
-                if time > starts[second]:
-                    starts[second] = time
-                    moved.add(second)
-        changed = moved
-    return starts

@@ -20,7 +20,8 @@ from schedopt.rule import Partition
 from schedopt.systems.collectives import all_gather, home, reduce_scatter
 from schedopt.systems.config import SystemConfig, require_time
 from schedopt.systems.data_parallel import course, lay_out, list_buckets
-from schedopt.systems.list_scheduler import ListScheduler, Name
+from schedopt.systems.list_scheduler import ListScheduler
+from schedopt.systems.steady_state import Name
 
 Done = list[Name | Transfer]
 
