@@ -5,9 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
-from schedopt.account.load import busy_time, load
-from schedopt.account.memory import concurrent_activations, memory
-from schedopt.plan import Plan
 from schedopt.units import format_bytes
 
 
@@ -55,26 +52,3 @@ class Binding:
             more = f" and {len(self.shortfalls) - 3} more" if len(self.shortfalls) > 3 else ""
             words.append(f"no room for one more micro-batch in flight on GPU {short}{more}")
         return "; ".join(words)
-
-
-def find_binding(plan: Plan) -> Binding:
-    """Return what keeps the period of a valid plan from being shorter."""
-    loads = load(plan)
-    busiest = max(range(len(loads)), key=lambda gpu: loads[gpu].share)
-    period = plan.pattern.period
-    full = [
-        (first, second) for (_, first, second), time in busy_time(plan).items() if time == period
-    ]
-    return Binding(busiest, loads[busiest].share, tuple(full), _find_shortfalls(plan))
-
-
-def _find_shortfalls(plan: Plan) -> tuple[Shortfall, ...]:
-    needs = [need.reading(plan.scope.memory) for need in memory(plan)]
-    worst: dict[int, Shortfall] = {}
-    for (stage, gpu), count in concurrent_activations(plan).items():
-        layers = plan.chain.layers[plan.stages[stage].first : plan.stages[stage].last + 1]
-        more = sum(layer.saved for layer in layers) + (layers[0].saved_input_bytes or 0)
-        short = needs[gpu] + more - plan.platform.gpus[gpu].usable_bytes
-        if short > 0 and (gpu not in worst or short > worst[gpu].short_bytes):
-            worst[gpu] = Shortfall(gpu, short, count + 1)
-    return tuple(sorted(worst.values(), key=lambda shortfall: -shortfall.short_bytes))

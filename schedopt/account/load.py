@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
@@ -44,8 +44,12 @@ def load(plan: Plan) -> tuple[GpuLoad, ...]:
 
 def bubble(plan: Plan) -> Fraction:
     """Return the share of the period in which the GPUs that have a stage are idle."""
+    return bubble_of(plan, load(plan))
+
+
+def bubble_of(plan: Plan, loads: Sequence[GpuLoad]) -> Fraction:
+    """Return the bubble of a plan whose GPUs have these loads."""
     used = {gpu for stage in plan.stages for gpu in stage.gpus}
-    loads = load(plan)
     return 1 - sum((loads[gpu].share for gpu in used), Fraction(0)) / len(used)
 
 

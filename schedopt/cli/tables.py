@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Console
 
-from schedopt.account import bubble, find_binding, memory
+from schedopt.account import PlanReport
 from schedopt.cli.flags import CONTIGUOUS, MORE_TIME, say_note, say_ways
 from schedopt.cli.printing import make_console, print_table
 from schedopt.drawing import name_unused
@@ -70,10 +70,10 @@ def print_plan(result: Result) -> None:
     """Print stages, memory, period, bound, and what binds."""
     plan = result.plan
     assert plan is not None
-    console = make_console()
+    console, report = make_console(), PlanReport(plan)
     _print_problem(console, result.problem)
-    print_table(console, stage_table(plan))
-    print_table(console, memory_table(plan))
+    print_table(console, stage_table(report))
+    print_table(console, memory_table(report))
     period, bound = result.period, result.lower_bound
     assert period is not None
     pattern = plan.pattern
@@ -83,10 +83,10 @@ def print_plan(result: Result) -> None:
         gap = "" if not result.gap else f", gap {float(result.gap):.2%}"
         console.print(f"Bound     {format_duration(bound)}{gap}: {readable(str(result.proof))}")
     console.print(f"Scope     {readable(str(result.problem.scope))}")
-    console.print(f"Bubble    {float(bubble(plan)):.1%}: idle time of the GPUs that have a stage")
+    console.print(f"Bubble    {float(report.bubble):.1%}: idle time of the GPUs that have a stage")
     if unused := name_unused(plan):
         console.print(f"Unused    {unused}: no stage lies there")
-    console.print(f"Binding   {find_binding(plan)}")
+    console.print(f"Binding   {report.binding}")
     console.print(f"Solver    {result.solver}, {result.seconds:.3f} s")
 
 
@@ -173,7 +173,7 @@ def summarise(result: Result) -> dict[str, Any]:
         "infeasibility": None if why is None else _summarise_why(why),
     }
     if result.plan is not None:
-        needs = memory(result.plan)
+        report = PlanReport(result.plan)
         pattern = result.plan.pattern
         document |= {
             "pattern": {"k": pattern.k, "period_total_ns": pattern.period_total_ns},
@@ -185,9 +185,9 @@ def summarise(result: Result) -> dict[str, Any]:
                 }
                 for stage in result.plan.stages
             ],
-            "bubble": float(bubble(result.plan)),
-            "memory_bytes": [need.reading(result.problem.scope.memory) for need in needs],
-            "memory_peak_bytes": [need.peak_bytes for need in needs],
+            "bubble": float(report.bubble),
+            "memory_bytes": list(report.needed_bytes),
+            "memory_peak_bytes": [need.peak_bytes for need in report.memory],
         }
     return document
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
-from schedopt.account import concurrent_activations, load, memory
-from schedopt.account.timeline import Timeline
+from schedopt.account import PlanReport
 from schedopt.plan import Kind, Plan
+from schedopt.problem import MemoryReading
 from schedopt.proofs import Note
 from schedopt.result import Result
 from schedopt.stage import Stage
 from schedopt.units import format_bytes, format_duration, printable, readable
+
+if TYPE_CHECKING:
+    from schedopt.comparing.baselines import Baseline
+    from schedopt.comparing.measures import Figures
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +49,9 @@ class Table:
     last: tuple[str, ...] = ()
 
 
-def stage_table(plan: Plan) -> Table:
+def stage_table(report: PlanReport) -> Table:
     """Return a row for each stage on each of its GPUs."""
+    plan, timeline = report.plan, report.timeline
     again = any(stage.recompute for stage in plan.stages)
     keys = ("Stage", "GPU", "Layers")
     columns = (
@@ -53,7 +59,6 @@ def stage_table(plan: Plan) -> Table:
         *(("Recompute",) if again else ()),
         "Names",
     )
-    timeline, counts, loads = Timeline(plan), concurrent_activations(plan), load(plan)
     rows = []
     for index, stage in enumerate(plan.stages):
         backward: tuple[Kind, ...] = ("I", "W") if timeline.has("I", index) else ("B",)
@@ -64,8 +69,8 @@ def stage_table(plan: Plan) -> Table:
                 layer_range(stage),
                 format_duration(timeline.stage_ns("F", index, gpu)),
                 format_duration(sum(timeline.stage_ns(half, index, gpu) for half in backward)),
-                f"{float(loads[gpu].share):.1%}",
-                str(counts[index, gpu]),
+                f"{float(report.loads[gpu].share):.1%}",
+                str(report.concurrent_activations[index, gpu]),
                 *([_recomputed(stage)] if again else []),
                 layer_names(plan, stage),
             )
@@ -128,9 +133,9 @@ def _recomputed(stage: Stage) -> str:
     return ", ".join(runs) or "-"
 
 
-def memory_table(plan: Plan) -> Table:
+def memory_table(report: PlanReport) -> Table:
     """Return what each GPU of the platform needs, by kind, against its limit."""
-    needs = memory(plan)
+    plan, needs = report.plan, report.memory
     kinds = list(
         dict.fromkeys(kind for need in needs for kind, count in need.by_kind.items() if count)
     )
@@ -196,4 +201,55 @@ def ladder_table(result: Result, say_note: Callable[[Note | str], str] = str) ->
         keys=len(keys),
         left=frozenset(keys),
         words=frozenset(("Note",)),
+    )
+
+
+def comparison_table(ours: Figures, baselines: Sequence[Baseline], reading: MemoryReading) -> Table:
+    """Return a row for the plan, and one for each baseline, with memory in a reading."""
+    from schedopt.comparing.baselines import Baseline
+
+    rows = [Baseline(name="This plan", figures=ours), *baselines]
+    return Table(
+        title="This plan next to others for the same model",
+        columns=(
+            *("Plan", "Period", "Step", "Micro-batches", "Most memory of a GPU"),
+            *("Fits", "This plan is", "Note"),
+        ),
+        rows=tuple(tuple(_comparison_cells(row, ours, reading)) for row in rows),
+        left=frozenset(("Plan",)),
+        words=frozenset(("Note",)),
+    )
+
+
+def _comparison_cells(baseline: Baseline, ours: Figures, reading: MemoryReading) -> Iterator[str]:
+    figures = baseline.figures
+    yield printable(baseline.name)
+    if figures is None:
+        yield from ("-", "-", "-", "-", "no", "-", baseline.note)
+        return
+    yield format_duration(figures.period)
+    yield format_duration(figures.step_ns)
+    yield str(figures.microbatches)
+    yield format_bytes(figures.most_bytes(reading))
+    yield "yes"
+    yield "-" if figures is ours else _times(ours, figures)
+    yield baseline.note
+
+
+def _times(ours: Figures, other: Figures) -> str:
+    """Say how a step of ours compares, for each of its micro-batches."""
+    if not ours.step_of_one or not other.step_of_one:
+        return "-"
+    return f"{float(other.step_of_one / ours.step_of_one):.2f} times as fast"
+
+
+def say_best(ours: Figures, baselines: Sequence[Baseline]) -> str:
+    """Return in a sentence how the plan compares with the best baseline that fits."""
+    fitting = [(row.figures, row.name) for row in baselines if row.figures is not None]
+    if not fitting:
+        return "None of what it is compared with fits into the memory of the GPUs."
+    best, name = min(fitting, key=lambda pair: pair[0].step_of_one)
+    return (
+        f"In a step of {ours.microbatches} micro-batches this plan is {_times(ours, best)} as the "
+        f"best of the others, {printable(name)}."
     )

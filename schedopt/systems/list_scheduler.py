@@ -221,7 +221,7 @@ class ListScheduler:
         _Engine(self._tasks, waiting_for).run()
 
     def _share_updates(self) -> None:
-        """Let updates last as long as the chunks at home take, of which the transfers say the number."""
+        """Let updates last as long as the chunks at home take; the transfers say how many."""
         if self.problem.rule.partition == "none":
             return
         sent = tuple(

@@ -150,7 +150,7 @@ def test_a_bound_below_the_period_says_how_much_can_be_saved() -> None:
     # Without what was proven but one bound, four fifths of the period.
     lower = replace(result.bounds[0], exact=(4 * period.numerator, 5 * period.denominator))
     words = Reader(page_of(replace(result, status="feasible", bounds=(lower,)))).words
-    assert "at most 20.00% of the period can still be saved" in words
+    assert "No plan of this kind can save more than 20.00% of the period." in words
     assert "Gap to the best at most 25.00%" in words
     assert "Not proven optimal" in words
 
