@@ -38,7 +38,7 @@ REFUSED: dict[Callable[..., object], list[Case]] = {
     partial(Chain, layers=(LAYER, LAYER)): [
         ({"layers": ()}, "layers", "at least one layer"),
         ({"layers": 3}, "layers", "3 is not a sequence"),
-        ({"layers": [LAYER, 3]}, "layers[1]", "3 is no Layer"),
+        ({"layers": [LAYER, 3]}, "layers[1]", "3 is not a Layer"),
         ({"layers": (LAYER,) * 4097}, "layers", ""),
         ({"name": 3}, "name", "3 is not text"),
         ({"provenance": [1]}, "provenance", "not a mapping"),
@@ -67,7 +67,7 @@ REFUSED: dict[Callable[..., object], list[Case]] = {
         ({"gpus": 2.5, "memory": 1}, "gpus", "neither a number nor a list"),
         ({"gpus": None}, "gpus", "neither a number nor a list"),
         ({"gpus": []}, "gpus", "0 GPUs are out of range"),
-        ({"gpus": [GPU, "x"]}, "gpus[1]", "'x' is no Gpu"),
+        ({"gpus": [GPU, "x"]}, "gpus[1]", "'x' is not a Gpu"),
         ({"gpus": 0, "memory": 1}, "gpus", ""),
         ({"gpus": -1, "memory": 1}, "gpus", "-1 is out of range"),
         ({"gpus": 10**9, "memory": 1}, "gpus", "out of range"),
@@ -112,7 +112,7 @@ REFUSED: dict[Callable[..., object], list[Case]] = {
         ({"table": [[2**20 + 1]]}, "table[0][0]", ""),
     ],
     partial(Problem, chain=Chain(layers=(LAYER, LAYER)), platform=Platform(2, "1G")): [
-        ({"chain": "chain.json"}, "chain", "is no Chain"),
+        ({"chain": "chain.json"}, "chain", "is not a Chain"),
         ({"scope": Scope(split_backward=True)}, "layers[0].backward_input_ns", ""),
         ({"rule": Rule(update_every=2)}, "layers[0].parameter_bytes", ""),
         ({"scope": Scope(allocation="fixed")}, "stages", ""),

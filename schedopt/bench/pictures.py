@@ -83,7 +83,7 @@ def draw_hardness(records: Sequence[Record], methods: Mapping[int, Sequence[str]
                 row for row in records if (row["theorem"], row["method"], row["partition"]) == kind
             ]
             _draw_times(axes, rows, looks[method], partition, limit)
-        axes.set_xlabel("m: so many groups of three numbers")
+        axes.set_xlabel("m: the number of groups of three numbers")
         axes.set_title(THEOREM_TITLES[theorem], loc="left", size=9)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.yaxis.set_major_formatter(FormatStrFormatter("%g"))
@@ -234,7 +234,7 @@ def draw_profiles(panels: Mapping[str, Mapping[str, tuple[Sequence[float], int]]
     first.set_xlim(0.98, min(RATIOS[-1], max([1.1, *every])) * 1.02)
     first.set_ylim(0, 1.02)
     first.set_ylabel("share of the instances with a known plan")
-    _head(figure, "How often a plan is so near to the best known")
+    _head(figure, "How often a plan is this near to the best known")
     return figure
 
 
@@ -269,7 +269,7 @@ def _draw_profile(axes: Axes, methods: Mapping[str, tuple[Sequence[float], int]]
         ncols=2,
         fontsize=8,
         frameon=False,
-        title="on so many there is a plan",
+        title="share of the instances with a plan",
         title_fontsize=8,
     )
     axes.set_xlabel("period over that of the best known plan")

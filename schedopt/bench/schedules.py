@@ -20,7 +20,7 @@ from schedopt.bench.general import BANDWIDTH, chain_key
 from schedopt.bench.pictures import draw_schedules
 from schedopt.bench.records import Record, exact, fraction, gap_of
 from schedopt.bench.suite import Case, Effort, Proceed, Records, Suite, Table
-from schedopt.bench.tables import Row, mean_ratio, number, show, summarize
+from schedopt.bench.tables import Row, mean_ratio, number, summarize
 from schedopt.chain import Chain
 from schedopt.errors import InputError
 from schedopt.plan import Plan
@@ -239,16 +239,16 @@ def misses(records: Records) -> Iterator[str]:
 
 
 def _misses(record: Row) -> Iterator[str]:
-    for name, found in record["searches"].items():
-        ratio, gap, words = ratio_of(record, name), gap_of(found), SEARCHES[name]
+    for name, search in record["searches"].items():
+        ratio, gap, words = ratio_of(record, name), gap_of(search), SEARCHES[name]
         if ratio is None:
-            yield f"{words}: {found['status']}, no plan"
+            yield f"{words}: {search['status']}, no plan"
             continue
         if ratio < 1 and record["schedule"] not in REPLICATED:
             yield f"{words}: {float(1 / ratio):.3f} times as long"
         if gap is not None and gap < 0:
             yield f"{words}: below its bound"
-        if found["memory_bytes"] > record["memory_bytes"]:
+        if search["memory_bytes"] > record["memory_bytes"]:
             yield f"{words}: more memory than the fixed schedule"
         same = ratio_of(record, name.replace("any_", "order_"))
         if same is not None and ratio < same:
@@ -270,26 +270,19 @@ def _runs(goal: str, records: Records) -> list[dict[str, Any]]:
         row = {**record, **_names(record), "bubble": fixed["bubble"]}
         row["fixed"] = _duration(fixed, count)
         for side in ("order", "any"):
-            found = record["searches"].get(f"{side}_{goal}")
-            if found is not None:
-                row |= _search_cells(record, f"{side}_{goal}", side, count)
+            search = record["searches"].get(f"{side}_{goal}")
+            if search is None:
+                continue
+            planned, proven = search["period_exact"] is not None, search["status"] == "optimal"
+            row |= {
+                side: _duration(search, count) if planned else search["status"],
+                f"{side}_ratio": ratio_of(record, f"{side}_{goal}"),
+                f"{side}_gap": "proven" if proven else gap_of(search),
+                f"{side}_bubble": search["bubble"],
+                f"{side}_solver": search["solver"],
+            }
         rows.append(row)
     return rows
-
-
-def _search_cells(record: Row, name: str, side: str, count: int) -> dict[str, Any]:
-    found = record["searches"][name]
-    ratio, gap = ratio_of(record, name), gap_of(found)
-    if ratio is None:
-        return {side: found["status"], f"{side}_solver": found["solver"]}
-    far = show(gap, ".1%")
-    return {
-        side: _duration(found, count),
-        f"{side}_ratio": f"{float(ratio):.3f}",
-        f"{side}_gap": "proven" if found["status"] == "optimal" else far,
-        f"{side}_bubble": f"{found['bubble']:.1%}",
-        f"{side}_solver": found["solver"],
-    }
 
 
 def _duration(figures: Mapping[str, Any], count: int) -> str:

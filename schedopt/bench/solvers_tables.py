@@ -54,7 +54,7 @@ def _place(solver: str) -> tuple[int, str]:
 
 def best_periods(records: Iterable[Record], known: Iterable[BestKnown]) -> Best:
     """Return the least period of each instance, of the runs and of the best-known plans, ns."""
-    best = {one.instance: one.plan.period for one in known if one.plan is not None}
+    best = {entry.instance: entry.plan.period for entry in known if entry.plan is not None}
     for record in records:
         if record.period is not None:
             best[record.instance] = min(record.period, best.get(record.instance, record.period))
@@ -207,7 +207,7 @@ def _rank_rows(known: Sequence[BestKnown], records: Records) -> Rows:
 
 
 def _instance_rows(known: Sequence[BestKnown], records: Records) -> Rows:
-    of_instance = {one.instance: one for one in known}
+    of_instance = {entry.instance: entry for entry in known}
     return [
         _instance(same, of_instance[instance])
         for instance, same in by_instance(records).items()

@@ -180,8 +180,8 @@ class Suite:
         lines += ["Not as it should be:", "", *missed] if missed else [well]
         if picture:
             lines += ["", f"![{self.title}]({picture})"]
-        for one in self.tables:
-            lines += one.lines(records)
+        for part in self.tables:
+            lines += part.lines(records)
         return "\n".join(lines) + "\n"
 
     def save_picture(self, records: Records, path: Path) -> None:
@@ -215,7 +215,7 @@ class Suite:
                         f"is {record.conditions.get(name)!r:.60} there, and {wanted[name]!r} now",
                         field=name,
                         way_out=WAY_OUT,
-                        source=str(path),
+                        source=str(path if path.exists() else path.with_suffix(".json")),
                     )
         try:
             self.to_markdown(records)

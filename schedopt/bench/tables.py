@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from statistics import geometric_mean
@@ -12,22 +13,15 @@ from schedopt.units import format_bytes, format_duration
 
 Row: TypeAlias = Mapping[str, Any]
 
-FORMATS: Final = {
-    name: form
-    for form, names in {
-        "time": "period_exact known_exact contiguous_exact",
-        "bytes": "memory_bytes",
-        "%": "gap goal_gap feasible",
-        ".1%": "bubble predicted_bubble measured_bubble",
-        ".3f": "ratio least best mean worst saved_over_predicted seconds cpu_seconds median_s "
-        "longest_s order_step_mean any_step_mean order_period_mean any_period_mean "
-        "median_k_1_over_found median_whole_over_split median_without_over_with "
-        "median_contiguous_over_found",
-        ",": "placements per_s goal_per_s",
-        "g": "goal_ratio goal_s goal_median_s memory_level",
-    }.items()
-    for name in names.split()
-}
+FORMATS: Final = (
+    (r".*gap|feasible", "%"),
+    (r".*per_s|placements", ","),
+    (r"goal.*|memory_level", "g"),
+    (r".*_exact", "time"),
+    (r".*_bytes", "bytes"),
+    (r".*bubble", ".1%"),
+    (r".*_s|seconds|.*ratio|.*_over_.*|.*mean|least|best|worst", ".3f"),
+)
 """How a value is shown, by its name: see `show`."""
 HEADINGS: Final = {
     "gpus": "GPUs",
@@ -57,8 +51,12 @@ def cells(rows: Iterable[Row], names: str) -> tuple[list[str], list[list[str]]]:
     """
     pairs = [name.partition("=") for name in names.split()]
     headings = [heading.replace("~", " ") or _heading(name) for name, _, heading in pairs]
-    shown = [[show(row.get(name), FORMATS.get(name, "")) for name, _, _ in pairs] for row in rows]
-    return headings, shown
+    forms = {name: _form(name) for name, _, _ in pairs}
+    return headings, [[show(row.get(name), form) for name, form in forms.items()] for row in rows]
+
+
+def _form(name: str) -> str:
+    return next((form for pattern, form in FORMATS if re.fullmatch(pattern, name)), "")
 
 
 def _heading(name: str) -> str:
@@ -90,6 +88,8 @@ def show(value: Any, form: str = "") -> str:
         return "none" if value is None else format_duration(Fraction(*value))
     if value is None or value != value:
         return ""
+    if isinstance(value, str):
+        return value
     if isinstance(value, bool):
         return "yes" if value else "no"
     if form == "bytes":
