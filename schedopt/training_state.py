@@ -50,7 +50,7 @@ def with_training_state(chain: Chain, name: str) -> Chain:
     Raises
     ------
     InputError
-        For another name, or where the chain lacks what is needed.
+        For another name, or where the chain lacks a field that is needed.
     """
     kind, colon, typed = name.partition(":")
     if kind not in TRAINING_STATES:
