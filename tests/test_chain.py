@@ -28,7 +28,7 @@ def refused(**arguments: Any) -> InputError:
 BAD: dict[str, tuple[dict[str, Any], str, str]] = {
     "no layers": ({"layers": ()}, "layers", "at least one layer"),
     "a number for layers": ({"layers": 3}, "layers", "3 is not a sequence"),
-    "a layer of another kind": ({"layers": [LAYER, 3]}, "layers[1]", "3 is no Layer"),
+    "a layer of another kind": ({"layers": [LAYER, 3]}, "layers[1]", "3 is not a Layer"),
     "a name that is no text": ({"name": 3}, "name", "3 is not text"),
     "a provenance that is no mapping": ({"provenance": [1]}, "provenance", "not a mapping"),
     "a negative input": ({"input_bytes": -1}, "input_bytes", "-1 is out of range"),

@@ -50,7 +50,7 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
     "half a gpu": ({"gpus": 2.5, "memory": 1}, "gpus", "neither a number nor a list"),
     "nothing": ({"gpus": None}, "gpus", "neither a number nor a list"),
     "an empty list": ({"gpus": []}, "gpus", "0 GPUs are out of range"),
-    "something else in the list": ({"gpus": [GPU, "x"]}, "gpus[1]", "'x' is no Gpu"),
+    "something else in the list": ({"gpus": [GPU, "x"]}, "gpus[1]", "'x' is not a Gpu"),
     "memory beside a list": ({"gpus": [GPU], "memory": 1}, "memory", "given with a list"),
     "a negative count": ({"gpus": -1, "memory": 1}, "gpus", "-1 is out of range"),
     "a count of digits": ({"gpus": 10**5000, "memory": 1}, "gpus", "5001 digits"),
@@ -63,7 +63,7 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
     "too slow": ({"gpus": 1, "memory": 1, "speed": "0.0009"}, "speed", "out of range"),
     "too fast": ({"gpus": 1, "memory": 1, "speed": "1000.1"}, "speed", "out of range"),
     "a boolean speed": ({"gpus": 1, "memory": 1, "speed": True}, "speed", "not an exact decimal"),
-    "no bandwidth": ({"gpus": 1, "memory": 1, "bandwidth": 0}, "bandwidth", "0 is no rate"),
+    "no bandwidth": ({"gpus": 1, "memory": 1, "bandwidth": 0}, "bandwidth", "0 is not a rate"),
 }
 
 

@@ -227,5 +227,5 @@ def test_too_many_layers_are_refused() -> None:
 
 
 def test_what_is_no_chain_is_refused() -> None:
-    with pytest.raises(InputError, match="is no Chain"):
+    with pytest.raises(InputError, match="is not a Chain"):
         Problem(chain="chain.json", platform=TWO)  # type: ignore[arg-type]

@@ -15,8 +15,7 @@ from schedopt.chain import Chain
 from schedopt.plan import Plan
 from schedopt.platform import Platform
 from schedopt.problem import Scope
-from schedopt.running.job import Job
-from schedopt.running.run import execute
+from schedopt.running import Job, execute
 from schedopt.solving import solve
 from schedopt.units import format_duration
 
@@ -124,7 +123,7 @@ def _difference(row: Row, name: str) -> str:
 SUITE: Final = Suite(
     title="Whether plans hold when they run",
     families=("sleeping",),
-    protocol="Sleeping layers of a chain, a process a rank, over gloo; links "
+    protocol="Synthetic layers of a chain, a process a rank, over gloo; links "
     f"{BANDWIDTH}, memory {LEVEL} times the least with which a contiguous plan exists. Times "
     f"are stretched so that a micro-batch takes {format_duration(PERIOD_NS)}. The load is that of "
     "the machine, over the last minute.",

@@ -152,7 +152,7 @@ def run_plan(
         raise InputError(
             "give one of them",
             field="--model and --synthetic",
-            way_out="Name the model that the plan was made for, or let sleeping layers run",
+            way_out="Name the model that the plan was made for, or let synthetic layers run",
         )
     from schedopt.running.job import Job
 
@@ -192,14 +192,14 @@ def _run(job: Job, port: int) -> Report | None:
     from schedopt.running.report import Report
 
     if job.backend != "logical" and "TORCHELASTIC_RUN_ID" in os.environ:
-        from schedopt.running.process import run_rank
+        from schedopt.running.rank_process import run_rank
 
         load = os.getloadavg()[0]
         number, local = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK"))
         with _ending_at_once(), _own_output():
             outcome = run_rank(job, number, local)
         return None if outcome is None else Report(job, outcome, load)
-    from schedopt.running.run import execute
+    from schedopt.running.execution import execute
 
     with _own_output():
         return execute(job, port=port)
@@ -236,12 +236,12 @@ def _write(report: Report, trace: Path | None, plot: Path | None, output: Path |
     from schedopt.formats import write_whole
 
     if trace is not None:
-        from schedopt.running.trace import make_trace
+        from schedopt.running.timelines import make_trace
 
         write_whole(trace, json.dumps(make_trace(report)) + "\n")
     if plot is not None:
         from schedopt.drawing import save_picture
-        from schedopt.running.chart import chart_run
+        from schedopt.running.timelines import chart_run
 
         save_picture(chart_run(report), plot)
     if output is not None:

@@ -11,20 +11,20 @@ from rich.console import Console
 
 from schedopt.cli.printing import make_console, print_table
 from schedopt.reporting.tables import Table
-from schedopt.running.report import Parting, Report
+from schedopt.running.report import Discrepancy, Report
 from schedopt.units import format_bytes, format_duration
 
-MOST_PARTINGS: Final = 5
+MOST_DISCREPANCIES: Final = 5
 """Operations in which prediction and measurement part most that are shown."""
 SHORT_NS: Final = 10_000_000
-"""In less time than this a micro-batch of sleeping layers says little."""
+"""In less time than this a micro-batch of synthetic layers says little."""
 
 
 def print_report(report: Report) -> None:
     """Print times, memory and operations, predicted and measured, and what they say."""
     console = make_console()
     job = report.job
-    what = job.model or "sleeping layers"
+    what = job.model or "synthetic layers"
     if job.stretch != 1:
         what += f", times stretched by {job.stretch:g}"
     ranks = len(report.gpus)
@@ -37,7 +37,7 @@ def print_report(report: Report) -> None:
     )
     _print_step(console, report)
     _print_memory(console, report)
-    _print_partings(console, report)
+    _print_discrepancies(console, report)
     _print_facts(console, report)
 
 
@@ -88,10 +88,10 @@ def _print_memory(console: Console, report: Report) -> None:
     print_table(console, table)
 
 
-def _print_partings(console: Console, report: Report) -> None:
+def _print_discrepancies(console: Console, report: Report) -> None:
     rows = [
-        _times(_told(parting), parting.predicted_ns, parting.measured_ns)
-        for parting in report.partings[:MOST_PARTINGS]
+        _times(_told(discrepancy), discrepancy.predicted_ns, discrepancy.measured_ns)
+        for discrepancy in report.discrepancies[:MOST_DISCREPANCIES]
     ]
     _print_times(console, "Where they differ most: one micro-batch", rows)
 
@@ -181,8 +181,8 @@ def _apart(figure: float) -> str:
     return "no different" if figure == 0 else f"{figure:.1e} (relative)"
 
 
-def _told(parting: Parting) -> str:
-    stage = parting.name.rstrip("ABCDEFGHIJKLMNOPQRSTUVWXYZ_")
+def _told(discrepancy: Discrepancy) -> str:
+    stage = discrepancy.name.rstrip("ABCDEFGHIJKLMNOPQRSTUVWXYZ_")
     names = {
         "F": "forward",
         "B": "backward",
@@ -195,5 +195,5 @@ def _told(parting: Parting) -> str:
         "SEND_G": "gradient of weights sent between replicas of",
         "SEND_V": "weights sent between replicas of",
     }
-    kind = parting.name[len(stage) :]
-    return f"{parting.name}: {names[kind]} stage {stage}"
+    kind = discrepancy.name[len(stage) :]
+    return f"{discrepancy.name}: {names[kind]} stage {stage}"

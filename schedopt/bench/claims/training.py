@@ -21,7 +21,7 @@ from schedopt.problem import Scope
 from schedopt.profiling.pieces import Piece
 from schedopt.profiling.states import tensor_bytes
 from schedopt.rule import Rule
-from schedopt.running.crew import Work
+from schedopt.running.rank import Workload
 from schedopt.running.reference import emulate
 from schedopt.solving.stage_chain import StageChain
 
@@ -121,7 +121,7 @@ def train(
         both = dict(zip(("inputs", "targets"), data(micro_batch), strict=True))
         return {name: both[name] for name in both if name in wanted}
 
-    work = Work(
+    work = Workload(
         plan=plan,
         actions=_actions(plan, micro_batches),
         pieces=network.pieces(),

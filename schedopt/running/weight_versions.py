@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import reduce
@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from schedopt.errors import InputError
 from schedopt.profiling.saved_tensors import storage_key
-from schedopt.running.exchange import Chunk
+from schedopt.running.replica_exchange import Chunk
 
 
 @dataclass(eq=False)
@@ -97,7 +97,7 @@ class Weights:
             return
         reading = Reading(version)
         with self._swapped(version):
-            names = {storage_key(one): name for name, one in self.parameters.items()}
+            names = {storage_key(parameter): name for name, parameter in self.parameters.items()}
 
             def pack(tensor: Tensor) -> Any:
                 name = names.get(storage_key(tensor))
@@ -146,9 +146,9 @@ class Weights:
         if mini_batch != self._turn:
             self._early.pop(mini_batch, None)
             return
-        for one in self.parameters.values():
-            if one.grad is not None:
-                one.grad.zero_()
+        for parameter in self.parameters.values():
+            if parameter.grad is not None:
+                parameter.grad.zero_()
         self._turn = min(self._shares, default=self._turn)
         for name, gradient in self._early.pop(self._turn, {}).items():
             if gradient is not None:
@@ -175,7 +175,7 @@ class Weights:
         self._shares[mini_batch] = 1
         self.used(mini_batch)
 
-    def renew(self, chunks: Mapping[Chunk, Tensor]) -> None:
+    def replace(self, chunks: Mapping[Chunk, Tensor]) -> None:
         """Go on with weights that came, all chunks of them, as a new version."""
         self._keep_newest()
         for chunk, values in chunks.items():
@@ -183,25 +183,24 @@ class Weights:
                 _write(self.parameters[name].data, begin, end, value)
         self.newest += 1
 
-    def weights_part(self, chunk: Chunk) -> Tensor:
+    def weights_chunk(self, chunk: Chunk) -> Tensor:
         """Return a copy of a chunk of the newest version."""
         return self._joined(
-            [
-                self.parameters[name].detach().reshape(-1)[begin:end]
-                for name, begin, end in self._slices(chunk)
-            ]
+            self.parameters[name].detach().reshape(-1)[begin:end]
+            for name, begin, end in self._slices(chunk)
         )
 
-    def gradient_part(self, mini_batch: int, chunk: Chunk) -> Tensor:
+    def gradient_chunk(self, mini_batch: int, chunk: Chunk) -> Tensor:
         """Return a copy of a chunk of the gradients of a mini-batch, 0 where there is none."""
-        found = []
+        early = self._early.get(mini_batch, {})
+        parts = []
         for name, begin, end in self._slices(chunk):
-            gradient = self._gradient(mini_batch, name)
+            parameter = self.parameters[name]
+            gradient = parameter.grad if mini_batch == self._turn else early.get(name)
             if gradient is None:
-                found.append(self.parameters[name].new_zeros(end - begin))
-            else:
-                found.append(gradient.reshape(-1)[begin:end])
-        return self._joined(found)
+                gradient = torch.zeros_like(parameter)
+            parts.append(gradient.reshape(-1)[begin:end])
+        return self._joined(parts)
 
     def set_gradients(self, mini_batch: int, chunks: Mapping[Chunk, Tensor]) -> None:
         """Let chunks of the gradients of a mini-batch be these values.
@@ -209,48 +208,49 @@ class Weights:
         What no backward of this rank gives a gradient gets none, if there was a backward.
         """
         with self.adding(mini_batch):
-            named = self.parameters.items()
-            trained = {name for name, one in named if one.grad is not None} or set(self.parameters)
+            was_trained = any(parameter.grad is not None for parameter in self.parameters.values())
             for chunk, values in chunks.items():
                 for (name, begin, end), value in self._split(chunk, values):
                     parameter = self.parameters[name]
-                    if parameter.grad is None and name in trained:
+                    if parameter.grad is None and not was_trained:
                         parameter.grad = torch.zeros_like(parameter)
                     if parameter.grad is not None:
                         _write(parameter.grad, begin, end, value)
 
-    def empty_part(self, chunk: Chunk, device: torch.device) -> Tensor:
+    def empty_chunk(self, chunk: Chunk, device: torch.device) -> Tensor:
         """Return room for a chunk of weights or gradients on a device."""
         count = sum(end - begin for _, begin, end in self._slices(chunk))
         return torch.empty(count, dtype=self._widest, device=device)
 
     def tensors(self) -> list[Tensor]:
         """Return parameters, gradients and the optimizer's state on the device."""
-        both = [(one, one.grad) for one in self.parameters.values()]
-        return [*(one for pair in both for one in pair if one is not None), *self.states()]
+        own = [*self.parameters.values()]
+        return [*own, *(p.grad for p in own if p.grad is not None), *self.states()]
 
     def states(self) -> list[Tensor]:
         """Return the optimizer's state on the device."""
         if self.optimizer is None:
             return []
         return [
-            one
+            state
             for parameter in self.parameters.values()
-            for one in self.optimizer.state.get(parameter, {}).values()
-            if isinstance(one, Tensor) and one.device == parameter.device
+            for state in self.optimizer.state.get(parameter, {}).values()
+            if isinstance(state, Tensor) and state.device == parameter.device
         ]
 
     def older(self) -> list[Tensor]:
-        """Return the versions that are held beside the newest, as tensors."""
-        return [one for version in self._older.values() for one in version.values()]
+        """Return the versions that are held in addition to the newest, as tensors."""
+        return [tensor for version in self._older.values() for tensor in version.values()]
 
     def version_bytes(self) -> int:
         """Return the bytes of one version."""
-        return sum(one.numel() * one.element_size() for one in self.parameters.values())
+        return sum(
+            parameter.numel() * parameter.element_size() for parameter in self.parameters.values()
+        )
 
     def _refuse_turns(self, optimizer: Optimizer) -> None:
-        kept = [one for state in optimizer.state.values() for one in state.values()]
-        if self.takes_turns and any(isinstance(one, Tensor) for one in kept):
+        kept = [value for state in optimizer.state.values() for value in state.values()]
+        if self.takes_turns and any(isinstance(value, Tensor) for value in kept):
             raise InputError(
                 "it keeps a state, and the replicas of a stage take turns in updating it, while "
                 "the plan sends only weights from one to the other",
@@ -262,24 +262,26 @@ class Weights:
     @property
     def _widest(self) -> torch.dtype:
         """The precision in which chunks travel."""
-        kinds = {one.dtype for one in self.parameters.values()} or {torch.get_default_dtype()}
+        kinds = {parameter.dtype for parameter in self.parameters.values()} or {
+            torch.get_default_dtype()
+        }
         return reduce(torch.promote_types, kinds)
 
     def _slices(self, chunk: Chunk) -> Iterator[tuple[str, int, int]]:
         """Yield the parameters that a chunk touches, with its first element there and the end."""
         number, chunks = chunk
-        total = sum(one.numel() for one in self.parameters.values())
+        total = sum(parameter.numel() for parameter in self.parameters.values())
         begin, end = total * number // chunks, total * (number + 1) // chunks
         passed = 0
-        for name, one in self.parameters.items():
-            first, last = max(0, begin - passed), min(one.numel(), end - passed)
+        for name, parameter in self.parameters.items():
+            first, last = max(0, begin - passed), min(parameter.numel(), end - passed)
             if first < last:
                 yield name, first, last
-            passed += one.numel()
+            passed += parameter.numel()
 
-    def _joined(self, parts: list[Tensor]) -> Tensor:
-        nothing = torch.empty(0, dtype=self._widest)
-        return torch.cat([one.to(self._widest) for one in parts]) if parts else nothing
+    def _joined(self, parts: Iterable[Tensor]) -> Tensor:
+        rows = [part.to(self._widest) for part in parts]
+        return torch.cat(rows) if rows else torch.empty(0, dtype=self._widest)
 
     def _split(self, chunk: Chunk, values: Tensor) -> Iterator[tuple[tuple[str, int, int], Tensor]]:
         """Yield each place of a chunk with the values that belong there."""
@@ -290,16 +292,11 @@ class Weights:
             yield place, part.to(self.parameters[name].device, self.parameters[name].dtype)
             passed += end - begin
 
-    def _gradient(self, mini_batch: int, name: str) -> Tensor | None:
-        if mini_batch == self._turn:
-            return self.parameters[name].grad
-        return self._early.get(mini_batch, {}).get(name)
-
     def _keep_newest(self) -> None:
         """Keep a copy of the newest version, if it is still read when the next one is made."""
         if self.reads is not None and self.reads[self.newest] > 0:
             self._older[self.newest] = {
-                name: one.detach().clone() for name, one in self.parameters.items()
+                name: parameter.detach().clone() for name, parameter in self.parameters.items()
             }
             self.most_held = max(self.most_held, 1 + len(self._older))
 
@@ -308,27 +305,27 @@ class Weights:
             return self._older[version]
         if version != self.newest:
             raise RuntimeError(f"version {version} is not held: the newest is {self.newest}")
-        return {name: one.detach() for name, one in self.parameters.items()}
+        return {name: parameter.detach() for name, parameter in self.parameters.items()}
 
     def _swapped_gradients(self, given: Mapping[str, Tensor | None]) -> dict[str, Tensor | None]:
         """Give the parameters other gradients and return those that they had."""
-        found = {name: one.grad for name, one in self.parameters.items()}
-        for name, one in self.parameters.items():
-            one.grad = given.get(name)
-        return found
+        previous = {name: parameter.grad for name, parameter in self.parameters.items()}
+        for name, parameter in self.parameters.items():
+            parameter.grad = given.get(name)
+        return previous
 
     @contextmanager
     def _swapped(self, version: int) -> Iterator[None]:
         """Let the parameters hold the values of a version."""
         values = self._values(version)
-        newest = {name: one.data for name, one in self.parameters.items()}
-        for name, one in self.parameters.items():
-            one.data = values[name]
+        newest = {name: parameter.data for name, parameter in self.parameters.items()}
+        for name, parameter in self.parameters.items():
+            parameter.data = values[name]
         try:
             yield
         finally:
-            for name, one in self.parameters.items():
-                one.data = newest[name]
+            for name, parameter in self.parameters.items():
+                parameter.data = newest[name]
 
 
 def _write(tensor: Tensor, begin: int, end: int, values: Tensor) -> None:

@@ -1,6 +1,6 @@
-"""Layers that sleep and hold memory for as long and as much as their chain says.
+"""Synthetic layers: they sleep and hold memory for as long and as much as their chain says.
 
-With them the fidelity of a schedule shows on a machine that could not compute it: a sleeping
+With them the fidelity of a schedule shows on a machine that could not compute it: a synthetic
 layer takes no processor, and its bytes are asked for and never touched, so that they take none.
 
 The graph of a layer, each node with one number but for what the layer takes and hands on::
@@ -25,7 +25,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from schedopt.account.timeline import Timeline, layer_ns, recomputed, stage_layers
+from schedopt.account.timeline import layer_ns, recomputed, stage_layers
+from schedopt.actions import halved_stages
 from schedopt.errors import InputError
 from schedopt.plan import Plan
 from schedopt.platform import Gpu
@@ -33,14 +34,14 @@ from schedopt.profiling.pieces import Piece
 
 _FLOAT: Final = 4
 _SPIN_NS: Final = 50_000
-"""Linux may end a sleep so much late (its timer slack), so this last bit is waited for awake."""
+"""Linux may end a sleep this late (its timer slack), so this last bit is waited for awake."""
 
-_NOTICED_NS: Final = 1_000_000
-"""So much later than it could an operation may start because of the process that runs it."""
+_LATE_NS: Final = 1_000_000
+"""An operation may start this much later than it could because of the process that runs it."""
 
 
 class Sleeper:
-    """Tells the sleeping layers of a process until when they sleep.
+    """Tells the synthetic layers of a process until when they sleep.
 
     Parameters
     ----------
@@ -68,10 +69,10 @@ class Sleeper:
         """
         now = time.monotonic_ns()
         free = now if ready_ns is None else max(self._due_ns, ready_ns)
-        self._due_ns = free if now - free < _NOTICED_NS else now
+        self._due_ns = free if now - free < _LATE_NS else now
 
     def sleep(self, nanoseconds: int) -> None:
-        """Sleep until so long after what the operation slept before. Return at once if late."""
+        """Sleep for this long behind what the operation slept before. Return at once if late."""
         self._due_ns += int(nanoseconds * self._stretch)
         sleep_until(self._due_ns)
         while time.monotonic_ns() < self._due_ns:
@@ -85,7 +86,7 @@ def sleep_until(due_ns: int) -> None:
         time.sleep(asleep / 1e9)
 
 
-def sleeping_pieces(plan: Plan, sleeper: Sleeper) -> list[Piece]:
+def synthetic_pieces(plan: Plan, sleeper: Sleeper) -> list[Piece]:
     """Return a layer that sleeps for each layer of a plan's chain, the loss in the last.
 
     Between the layers of a stage one number is handed on; where a stage ends, and to layers that
@@ -103,20 +104,20 @@ def sleeping_pieces(plan: Plan, sleeper: Sleeper) -> list[Piece]:
     InputError
         If a stage has GPUs of several speeds.
     """
-    works = [work for stage in range(len(plan.stages)) for work in _works(plan, stage)]
+    efforts = [effort for stage in range(len(plan.stages)) for effort in _efforts(plan, stage)]
     return [
         Piece(
             name=layer.name or str(number),
-            module=_SleepingLayer(work, layer.weight_bytes, sleeper),
+            module=_SyntheticLayer(effort, layer.weight_bytes, sleeper),
             side=() if number else ("input",),
             first=number == 0,
             cut=str(number),
         )
-        for number, (layer, work) in enumerate(zip(plan.chain.layers, works, strict=True))
+        for number, (layer, effort) in enumerate(zip(plan.chain.layers, efforts, strict=True))
     ]
 
 
-def sleeping_inputs(plan: Plan) -> dict[str, Tensor]:
+def synthetic_inputs(plan: Plan) -> dict[str, Tensor]:
     """Return the input of one micro-batch, as large as the chain says, never touched.
 
     It requires a gradient, so that the first layer too has an input half to sleep in.
@@ -125,7 +126,7 @@ def sleeping_inputs(plan: Plan) -> dict[str, Tensor]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Work:
+class _Effort:
     """How long a layer sleeps, ns, and what it holds, bytes, in the stage where it lies.
 
     Parameters
@@ -154,20 +155,20 @@ class _Work:
     workspace_bytes: int
 
 
-def _works(plan: Plan, stage: int) -> Iterator[_Work]:
+def _efforts(plan: Plan, stage: int) -> Iterator[_Effort]:
     """Yield what the layers of a stage do."""
     device = _gpu(plan, stage)
-    split = Timeline(plan).has("I", stage)
+    split = stage in halved_stages(plan)
     inside = stage_layers(plan, stage)
-    again = set(recomputed(plan, stage))
+    redone = set(recomputed(plan, stage))
     checkpoints = {first - 1 for first, _ in plan.stages[stage].recompute}
     for number in inside:
         layer = plan.chain.layers[number]
         is_loss = number == len(plan.chain.layers) - 1
         is_carried = number == inside[-1] or number in checkpoints
-        is_entered = number not in again and (number == inside[0] or number - 1 in again)
+        is_entered = number not in redone and (number == inside[0] or number - 1 in redone)
         output_bytes = layer.activation_bytes if is_carried else 0
-        yield _Work(
+        yield _Effort(
             forward_ns=device.duration_ns(layer_ns(layer, "F")),
             backward_ns=device.duration_ns(layer_ns(layer, "I" if split else "B")),
             weight_ns=device.duration_ns(layer_ns(layer, "W")) if split else 0,
@@ -180,22 +181,22 @@ def _works(plan: Plan, stage: int) -> Iterator[_Work]:
 
 def _gpu(plan: Plan, stage: int) -> Gpu:
     """Return the GPU of a stage, or one of several that are equally fast."""
-    found = [plan.platform.gpus[gpu] for gpu in plan.stages[stage].gpus]
-    if len({gpu.speed for gpu in found}) > 1:
+    gpus = [plan.platform.gpus[gpu] for gpu in plan.stages[stage].gpus]
+    if len({gpu.speed for gpu in gpus}) > 1:
         raise InputError(
-            "its GPUs are not equally fast, and a sleeping layer does not know which it is on",
+            "its GPUs are not equally fast, and a synthetic layer does not know which it is on",
             field=f"stages[{stage}].gpus",
             way_out="Run a plan in which the replicas of a stage have one speed",
         )
-    return found[0]
+    return gpus[0]
 
 
-class _SleepingLayer(nn.Module):
+class _SyntheticLayer(nn.Module):
     """A layer with one weight, and a frozen parameter for the rest of the bytes of its weights."""
 
-    def __init__(self, work: _Work, weight_bytes: int, sleeper: Sleeper) -> None:
+    def __init__(self, effort: _Effort, weight_bytes: int, sleeper: Sleeper) -> None:
         super().__init__()
-        self._work = work
+        self._effort = effort
         self._sleeper = sleeper
         self.weight = nn.Parameter(torch.zeros(1))
         rest = torch.empty(max(0, weight_bytes - _FLOAT), dtype=torch.uint8)
@@ -203,29 +204,29 @@ class _SleepingLayer(nn.Module):
 
     def forward(self, value: Tensor) -> Tensor:
         entered = _Entry.apply(value)  # type: ignore[no-untyped-call]
-        weight = _Weight.apply(self.weight, self._work, self._sleeper)  # type: ignore[no-untyped-call]
+        weight = _Weight.apply(self.weight, self._effort, self._sleeper)  # type: ignore[no-untyped-call]
         # Torch 2.11 can start the weight half at nodes of its own only.
         joined = entered + weight
-        output: Tensor = _Sleep.apply(joined, self._work, self._sleeper, _size(value))  # type: ignore[no-untyped-call]
+        output: Tensor = _Sleep.apply(joined, self._effort, self._sleeper, _size(value))  # type: ignore[no-untyped-call]
         return output
 
 
 class _Sleep(torch.autograd.Function):
-    """Sleeps, and holds what is saved, in the forward and in what is no weight half."""
+    """Sleeps, and holds what is saved, in the forward, and in the backward or its input half."""
 
     @staticmethod
-    def forward(ctx: Any, joined: Tensor, work: _Work, sleeper: Sleeper, taken: int) -> Tensor:
-        ctx.work, ctx.sleeper = work, sleeper
-        ctx.save_for_backward(_holding(work.saved_bytes))
-        _sleep(sleeper, work.forward_ns, work, taken)
-        return torch.zeros(()) if work.output_bytes is None else _numbers(work.output_bytes)
+    def forward(ctx: Any, joined: Tensor, effort: _Effort, sleeper: Sleeper, taken: int) -> Tensor:
+        ctx.effort, ctx.sleeper = effort, sleeper
+        ctx.save_for_backward(_holding(effort.saved_bytes))
+        _sleep(sleeper, effort.forward_ns, effort, taken)
+        return torch.zeros(()) if effort.output_bytes is None else _numbers(effort.output_bytes)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         (saved,) = ctx.saved_tensors
-        held = ctx.work.weight_half_bytes
+        held = ctx.effort.weight_half_bytes
         gradient = saved if held is None else _holding(held)
-        _sleep(ctx.sleeper, ctx.work.backward_ns, ctx.work, _size(gradients[0]))
+        _sleep(ctx.sleeper, ctx.effort.backward_ns, ctx.effort, _size(gradients[0]))
         return gradient, None, None, None
 
 
@@ -246,23 +247,23 @@ class _Weight(torch.autograd.Function):
     """Sleeps in the weight half."""
 
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, work: _Work, sleeper: Sleeper) -> Tensor:
-        ctx.work, ctx.sleeper = work, sleeper
+    def forward(ctx: Any, weight: Tensor, effort: _Effort, sleeper: Sleeper) -> Tensor:
+        ctx.effort, ctx.sleeper = effort, sleeper
         return _numbers(0)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        _sleep(ctx.sleeper, ctx.work.weight_ns, ctx.work, 0)
+        _sleep(ctx.sleeper, ctx.effort.weight_ns, ctx.effort, 0)
         return torch.ones(1), None, None
 
 
-def _sleep(sleeper: Sleeper, nanoseconds: int, work: _Work, taken: int) -> None:
+def _sleep(sleeper: Sleeper, nanoseconds: int, effort: _Effort, taken: int) -> None:
     """Sleep with a workspace, which what takes no time does not need.
 
-    What a real layer takes is part of its workspace; here it lies beside it.
+    What a real layer takes is part of its workspace; here it comes on top.
     """
     if nanoseconds:
-        workspace = _holding(work.workspace_bytes - taken)
+        workspace = _holding(effort.workspace_bytes - taken)
         sleeper.sleep(nanoseconds)
         del workspace
 
@@ -273,10 +274,10 @@ def _size(tensor: Tensor) -> int:
 
 
 def _numbers(count: int) -> Tensor:
-    """Return at least one number, in so many bytes or up to three more."""
+    """Return at least one number, in `count` bytes or up to three more."""
     return torch.empty(max(1, -(-count // _FLOAT)))
 
 
 def _holding(count: int) -> Tensor:
-    """Return one number, whose storage takes so many bytes, or the four that it needs."""
+    """Return one number, whose storage takes `count` bytes, or the four that it needs."""
     return torch.empty(max(count, _FLOAT), dtype=torch.uint8)[:_FLOAT].view(torch.float32)

@@ -18,7 +18,7 @@ from schedopt.profiling.devices import CpuClock
 from schedopt.profiling.layer_sweeps import split_sweep, sweep
 from schedopt.profiling.memory_meter import Meter
 from schedopt.profiling.pieces import Piece
-from schedopt.running.sleeping import Sleeper, sleeping_inputs, sleeping_pieces
+from schedopt.running.synthetic import Sleeper, synthetic_inputs, synthetic_pieces
 from tests.examples import op
 
 FLOAT = 4
@@ -130,7 +130,7 @@ def metered(pieces: Sequence[Piece], *permanent: Tensor) -> Iterator[Meter]:
 
 
 def test_layers_are_named_and_counted() -> None:
-    pieces = sleeping_pieces(plan_of([layer(name="stem"), layer(1)]), Diary())
+    pieces = synthetic_pieces(plan_of([layer(name="stem"), layer(1)]), Diary())
     assert [(piece.name, piece.cut) for piece in pieces] == [("stem", "0"), ("1", "1")]
     assert [(piece.first, piece.side) for piece in pieces] == [(True, ("input",)), (False, ())]
 
@@ -138,7 +138,7 @@ def test_layers_are_named_and_counted() -> None:
 def test_a_sweep_sleeps_forward_and_whole_backward() -> None:
     diary = Diary()
     plan = plan_of([layer(0), layer(1), layer(2)])
-    pieces = sleeping_pieces(plan, diary)
+    pieces = synthetic_pieces(plan, diary)
     inputs = {"input": torch.empty(20)}
     sweep(pieces, inputs, CpuClock())
     assert diary.read() == [10, 11, 12, 22, 21, 20]
@@ -151,13 +151,13 @@ def test_activations_are_as_large_as_the_chain_says_where_a_stage_ends() -> None
         [layer(activation_bytes=size) for size in (400, 42, 0, 400)],
         *(Stage(layers=pair, gpus=(0,)) for pair in ((0, 1), (2, 2), (3, 3))),
     )
-    seen = sweep(sleeping_pieces(plan, Diary()), {"input": torch.empty(20)}, CpuClock())
+    seen = sweep(synthetic_pieces(plan, Diary()), {"input": torch.empty(20)}, CpuClock())
     assert seen.activation_bytes == [FLOAT, 44, FLOAT, FLOAT]
 
 
 def test_a_split_sweep_sleeps_the_halves_apart() -> None:
     diary = Diary()
-    pieces = sleeping_pieces(plan_of([layer(0), layer(1), layer(2)], split=[0]), diary)
+    pieces = synthetic_pieces(plan_of([layer(0), layer(1), layer(2)], split=[0]), diary)
     split_sweep(pieces, {"input": torch.empty(20)}, CpuClock())
     # The first layer takes nothing with a gradient: both of its halves come in the second.
     assert diary.read() == [10, 11, 12, 32, 31, 42, 41, 30, 40]
@@ -167,15 +167,15 @@ def test_a_split_sweep_sleeps_the_halves_apart() -> None:
 def test_only_stages_with_halves_sleep_in_halves() -> None:
     diary = Diary()
     plan = plan_of([layer(0), layer(1)], *apart(2), split=[1])
-    sweep(sleeping_pieces(plan, diary), {"input": torch.empty(20)}, CpuClock())
+    sweep(synthetic_pieces(plan, diary), {"input": torch.empty(20)}, CpuClock())
     assert diary.read() == [10, 11, 31, 41, 20]
 
 
 def test_the_first_layer_has_an_input_half_where_the_input_requires_a_gradient() -> None:
     diary = Diary()
     plan = plan_of([layer(0), layer(1)], *apart(2), split=[0])
-    piece, _ = sleeping_pieces(plan, diary)
-    inputs = sleeping_inputs(plan)
+    piece, _ = synthetic_pieces(plan, diary)
+    inputs = synthetic_inputs(plan)
     output = piece.run(None, inputs)
     diary.read()
     groups = input_half([piece], output, torch.empty_like(output), inputs["input"])
@@ -189,7 +189,7 @@ def test_the_first_layer_has_an_input_half_where_the_input_requires_a_gradient()
 
 def test_a_stage_as_one_graph_sleeps_all_input_halves_first() -> None:
     diary = Diary()
-    pieces = sleeping_pieces(plan_of([layer(0), layer(1), layer(2)], split=[0]), diary)
+    pieces = synthetic_pieces(plan_of([layer(0), layer(1), layer(2)], split=[0]), diary)
     value = leaf(80)
     loss = run_all(pieces, {"input": value})
     assert diary.read() == [10, 11, 12]
@@ -201,7 +201,7 @@ def test_a_stage_as_one_graph_sleeps_all_input_halves_first() -> None:
 
 def test_a_forward_without_a_graph_sleeps_and_holds_nothing_but_its_output() -> None:
     diary = Diary()
-    pieces = sleeping_pieces(plan_of([layer(saved_bytes=1000), layer(1)], *apart(2)), diary)
+    pieces = synthetic_pieces(plan_of([layer(saved_bytes=1000), layer(1)], *apart(2)), diary)
     value = leaf(80)
     with metered(pieces, value) as meter, torch.no_grad():
         output = pieces[0].run(None, {"input": value})
@@ -213,7 +213,7 @@ def test_durations_are_those_of_the_gpu_of_the_stage() -> None:
     diary = Diary()
     platform = Platform(gpus=2, memory="1G", speed=["1", "3"])
     plan = plan_of([layer(0), layer(1)], *apart(2), split=[1], platform=platform)
-    sweep(sleeping_pieces(plan, diary), {"input": torch.empty(20)}, CpuClock())
+    sweep(synthetic_pieces(plan, diary), {"input": torch.empty(20)}, CpuClock())
     # 11, 31 and 41 at a third, rounded up.
     assert diary.read() == [10, 4, 11, 14, 20]
 
@@ -222,14 +222,14 @@ def test_a_stage_with_gpus_of_several_speeds_is_refused() -> None:
     platform = Platform(gpus=2, memory="1G", speed=["1", "3"])
     plan = plan_of([layer()], Stage(layers=(0, 0), gpus=(0, 1)), platform=platform)
     with pytest.raises(InputError, match=r"stages\[0\].gpus"):
-        sleeping_pieces(plan, Diary())
+        synthetic_pieces(plan, Diary())
 
 
 @pytest.mark.parametrize(
     ("size", "expected"), [(0, FLOAT), (3, FLOAT), (FLOAT, FLOAT), (5, 5), (1000, 1000)]
 )
 def test_weights_take_the_bytes_of_the_chain(size: int, expected: int) -> None:
-    (piece,) = sleeping_pieces(plan_of([layer(weight_bytes=size)]), Diary())
+    (piece,) = synthetic_pieces(plan_of([layer(weight_bytes=size)]), Diary())
     tensors = [*piece.module.parameters(), *piece.module.buffers()]
     assert sum(one.untyped_storage().nbytes() for one in tensors) == expected
     assert len(trained([piece])) == 1
@@ -237,7 +237,7 @@ def test_weights_take_the_bytes_of_the_chain(size: int, expected: int) -> None:
 
 def test_what_is_saved_is_held_from_the_forward_to_the_backward() -> None:
     layers = [layer(saved_bytes=1001), layer(saved_bytes=2002), layer(saved_bytes=3003)]
-    pieces = sleeping_pieces(plan_of(layers), Diary())
+    pieces = synthetic_pieces(plan_of(layers), Diary())
     value = leaf(80)
     with metered(pieces, value) as meter:
         loss = run_all(pieces, {"input": value})
@@ -250,7 +250,7 @@ def test_what_is_saved_is_held_from_the_forward_to_the_backward() -> None:
 
 
 def test_by_default_the_output_is_saved() -> None:
-    pieces = sleeping_pieces(plan_of([layer(), layer()], *apart(2)), Diary())
+    pieces = synthetic_pieces(plan_of([layer(), layer()], *apart(2)), Diary())
     value = leaf(80)
     with metered(pieces, value) as meter:
         output = pieces[0].run(None, {"input": value})
@@ -271,7 +271,7 @@ def held_by(pieces: Sequence[Piece], number: int) -> int:
 def test_what_comes_on_top_is_held_where_a_stage_starts() -> None:
     layers = [layer(saved_bytes=100, saved_input_bytes=7) for _ in range(3)]
     stages = (Stage(layers=(0, 1), gpus=(0,)), Stage(layers=(2, 2), gpus=(1,)))
-    pieces = sleeping_pieces(plan_of(layers, *stages), Diary())
+    pieces = synthetic_pieces(plan_of(layers, *stages), Diary())
     assert [held_by(pieces, number) for number in range(3)] == [107, 100, 107]
 
 
@@ -283,7 +283,7 @@ def test_layers_computed_again_are_given_a_whole_activation() -> None:
     # Layer 0 hands on the input of a run, layer 2 that of another; layer 4 takes what the last
     # run made, and that stays.
     stage = Stage(layers=(0, 5), gpus=(0,), recompute=((1, 2), (3, 3)))
-    pieces = sleeping_pieces(plan_of(layers, stage), Diary())
+    pieces = synthetic_pieces(plan_of(layers, stage), Diary())
     assert [held_by(pieces, number) for number in range(6)] == [107, 100, 100, 100, 107, 100]
     seen = sweep(pieces, {"input": torch.empty(20)}, CpuClock())
     assert seen.activation_bytes == [40, FLOAT, 48, FLOAT, FLOAT, FLOAT]
@@ -295,7 +295,7 @@ def test_layers_computed_again_are_given_a_whole_activation() -> None:
 def test_what_the_halves_hold(size: int | None, after_input_half: int) -> None:
     """Without bytes of its own the weight half keeps what was saved."""
     layers = [layer(), layer(saved_bytes=2000, saved_weight_bytes=size), layer()]
-    pieces = sleeping_pieces(plan_of(layers, *apart(3), split=[1]), Diary())
+    pieces = synthetic_pieces(plan_of(layers, *apart(3), split=[1]), Diary())
     value, gradient = leaf(40), torch.empty(10)
     with metered(pieces, value, gradient) as meter:
         output = pieces[1].run(value, {})
@@ -314,7 +314,7 @@ def test_a_workspace_is_taken_while_it_sleeps() -> None:
             super().sleep(meter.now)
 
     diary = Looking()
-    pieces = sleeping_pieces(
+    pieces = synthetic_pieces(
         plan_of([layer(saved_bytes=100, workspace_bytes=3000, saved_weight_bytes=50)], split=[0]),
         diary,
     )
@@ -367,7 +367,7 @@ def test_nothing_large_is_read_or_written(split: tuple[int, ...]) -> None:
     stages = (Stage(layers=(0, 1), gpus=(0,)), Stage(layers=(2, 3), gpus=(1,)))
     with Touching() as touching:
         plan = plan_of(layers, *stages, split=split)
-        pieces = sleeping_pieces(plan, Diary())
+        pieces = synthetic_pieces(plan, Diary())
         value = leaf(4000)
         output = run_all(pieces[:2], {"input": value})
         received = output.detach().requires_grad_()
@@ -402,8 +402,8 @@ def test_a_chain_of_zeros_runs(run: Any) -> None:
     diary = Diary()
     split = [0] if run is split_sweep else []
     plan = plan_of([Layer(**none), Layer(**none)], split=split, input_bytes=0)
-    pieces = sleeping_pieces(plan, diary)
-    run(pieces, {name: one.detach() for name, one in sleeping_inputs(plan).items()}, CpuClock())
+    pieces = synthetic_pieces(plan, diary)
+    run(pieces, {name: one.detach() for name, one in synthetic_inputs(plan).items()}, CpuClock())
     assert (diary.read(), counts(pieces)) == ([], [1, 1])
 
 

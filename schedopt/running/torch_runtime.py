@@ -1,15 +1,16 @@
-"""Torch's own runtime for pipelines.
+"""One rank of a plan on torch's own runtime for pipelines.
 
 The runtime is not public. All that is used of it is named in this file, and looked for before it is
 used.
 
-It adds the transfers itself, and knows no recompute of its own: runs of layers that are computed
-again are so inside their backward. It runs both halves of the backward of stage 0 in W.
+It adds the transfers itself, and knows no recompute of its own: runs of layers that are recomputed
+are so inside their backward. It runs both halves of the backward of stage 0 in W.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final, TypeAlias
@@ -19,21 +20,121 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.pipelining import PipelineStage, schedules
 
-from schedopt.actions import Action, ActionKind, Rows
+from schedopt.actions import Action, ActionKind, Rows, halved_stages, make_rows
 from schedopt.errors import InputError
 from schedopt.plan import Plan
+from schedopt.profiling.devices import make_clock
 from schedopt.profiling.pieces import blaming
-from schedopt.running.fitting import Boundary
+from schedopt.running.model_match import Boundary
+from schedopt.running.rank import Workload
+from schedopt.running.records import Span
 from schedopt.running.stage_module import StageModule
 
 Around: TypeAlias = Callable[[Action], AbstractContextManager[None]]
 """Gives the context in which an action runs."""
 
 _SUPPORTED: Final = "2.11 to 2.13"
-_OF_SCHEDULES: Final = ("_Action", "_PipelineScheduleRuntime")
-_OF_RUNTIME: Final = ("_prepare_schedule_with_comms", "step")
-_OF_STAGES: Final = ("forward_one_chunk", "backward_one_chunk", "backward_weight_one_chunk")
-_OF_A_STAGE: Final = ("fwd_cache", "bwd_cache")
+_USED: Final = (
+    (schedules, ("_Action", "_PipelineScheduleRuntime")),
+    (PipelineStage, ("forward_one_chunk", "backward_one_chunk", "backward_weight_one_chunk")),
+)
+_USED_OF_RUNTIME: Final = ("_prepare_schedule_with_comms", "step")
+_USED_OF_A_STAGE: Final = ("fwd_cache", "bwd_cache")
+
+
+class TorchRuntime:
+    """One rank of a plan.
+
+    The default process group is there, with as many processes as ranks have actions.
+
+    Parameters
+    ----------
+    work : Workload
+        The layers of the stages of this rank lie on its device.
+    rank : int
+
+    Attributes
+    ----------
+    losses : dict of int to float
+        Of each micro-batch of the last step, on the rank of the last stage.
+
+    Raises
+    ------
+    InputError
+        For a plan that the runtime cannot run, or a torch without such a runtime.
+    """
+
+    def __init__(self, work: Workload, rank: int) -> None:
+        self._rows = make_rows(work.plan, work.actions)
+        self._rank = rank
+        self._begin = work.begin
+        self.losses: dict[int, float] = {}
+        self._losses: list[Tensor] = []
+        self._clock = make_clock(work.device)
+        self._marks: list[tuple[Action, Any, Any]] = []
+
+        def inputs(micro_batch: int) -> Mapping[str, Tensor]:
+            names = {name for module in modules.values() for name in module.inputs}
+            return work.data(micro_batch, names)
+
+        halved = halved_stages(work.plan)
+        modules = {
+            stage: StageModule(
+                work.plan.stages[stage], work.pieces, inputs, work.before, stage in halved
+            )
+            for stage in self._rows.stages[rank]
+        }
+        stages = make_stages(
+            work.plan, self._rows, modules, work.boundaries, work.device, self._span
+        )
+        self._schedule = make_schedule(stages, self._rows, self._keep_loss)
+
+    def step(self) -> list[Span]:
+        """Run all micro-batches once.
+
+        Gradients are added up in ``.grad``, as in every way to run a plan: an update divides
+        them by the number of micro-batches.
+
+        Returns
+        -------
+        list of Span
+            Forwards and backwards, or halves of backwards, in the order of their starts.
+
+        Raises
+        ------
+        InputError
+            Naming the layer that fails.
+        """
+        self._marks.clear()
+        self._losses.clear()
+        self._clock.settle()
+        start_ns, start = time.monotonic_ns(), self._clock.mark()
+        run_step(self._schedule, self._rows)
+        self._clock.settle()
+        # None but on the rank of the last stage.
+        losses = map(float, self._losses)
+        self.losses = dict(zip(self._rows.micro_batches, losses, strict=False))
+        return [
+            Span(
+                self._rank,
+                action,
+                start_ns + self._clock.between(start, begin),
+                start_ns + self._clock.between(start, end),
+            )
+            for action, begin, end in self._marks
+        ]
+
+    def _keep_loss(self, output: Tensor, target: object) -> Tensor:
+        """Return the output of the last layer, which is the loss."""
+        self._losses.append(output.detach())
+        return output
+
+    @contextmanager
+    def _span(self, action: Action) -> Iterator[None]:
+        self._begin(None)
+        start = self._clock.mark()
+        yield
+        self._marks.append((action, start, self._clock.mark()))
 
 
 def make_stages(
@@ -64,9 +165,19 @@ def make_stages(
     InputError
         For a torch without such a runtime, or a process group that sends nothing from the device.
     """
-    _check_torch()
-    _check_group(rows, device)
-    outputs = [_outline(boundaries[stage.last]) for stage in plan.stages]
+    for owner, names in _USED:
+        _check_names(owner, names)
+    _check_names(schedules._PipelineScheduleRuntime, _USED_OF_RUNTIME)
+    if len(rows.ranks) > 1 and device.type != "cpu" and dist.get_backend() == "gloo":
+        raise InputError(
+            f"torch's runtime cannot run this: gloo sends nothing that lies on {device}, and NCCL "
+            "is not used",
+            field="backend",
+            way_out="Use p2p or logical",
+        )
+    meta = torch.device("meta")
+    ends = [boundaries[stage.last] for stage in plan.stages]
+    outputs = [end.empty(meta).requires_grad_(end.needs_gradient) for end in ends]
     return [
         _TorchStage(module, number, outputs, device, rows.micro_batches, around)
         for number, module in modules.items()
@@ -83,7 +194,7 @@ def make_schedule(
     stages : sequence of PipelineStage
     rows : Rows
     loss : callable
-        From the output of the last layer, and what is nothing, to what the backward begins with.
+        From the output of the last layer, and an unused target, to what the backward begins with.
     """
     runtime = schedules._PipelineScheduleRuntime(  # type: ignore[no-untyped-call]
         list(stages), len(rows.micro_batches), loss_fn=loss, scale_grads=False
@@ -145,7 +256,7 @@ class _TorchStage(PipelineStage):
             input_args=(outputs[number - 1],) if number else (),
             output_args=(outputs[number],),
         )
-        _check_names(self, _OF_A_STAGE)
+        _check_names(self, _USED_OF_A_STAGE)
         self._layers = layers
         self._micro_batches = micro_batches
         self._around = around
@@ -173,7 +284,7 @@ class _TorchStage(PipelineStage):
             value.grad = None
         gradients = self.bwd_cache[bwd_chunk_id]
         self.bwd_cache[bwd_chunk_id] = tuple(
-            None if one is None else one.contiguous() for one in gradients
+            None if gradient is None else gradient.contiguous() for gradient in gradients
         )
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
@@ -201,11 +312,6 @@ class _TorchStage(PipelineStage):
                 raise cause from cause.__cause__
 
 
-def _outline(boundary: Boundary) -> Tensor:
-    """Return what a stage hands on, without memory."""
-    return boundary.empty(torch.device("meta")).requires_grad_(boundary.needs_gradient)
-
-
 @contextmanager
 def _our_errors() -> Iterator[None]:
     """Let what names a layer through as it was, without what the runtime wraps and logs."""
@@ -214,10 +320,10 @@ def _our_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        found = _named(error)
-        if found is None:
+        named = _named(error)
+        if named is None:
             raise
-        raise found from found.__cause__
+        raise named from named.__cause__
     finally:
         logger.disabled = disabled
 
@@ -227,24 +333,6 @@ def _named(error: BaseException | None) -> InputError | None:
     while error is not None and not isinstance(error, InputError):
         error = error.__cause__
     return error
-
-
-def _check_group(rows: Rows, device: torch.device) -> None:
-    """Refuse transfers between GPUs that the default process group does not make."""
-    if len(rows.ranks) > 1 and device.type != "cpu" and dist.get_backend() == "gloo":
-        raise InputError(
-            f"torch's runtime cannot run this: gloo sends nothing that lies on {device}, and NCCL "
-            "is not used",
-            field="backend",
-            way_out="Use p2p or logical",
-        )
-
-
-def _check_torch() -> None:
-    """Refuse a torch whose runtime lacks what is used here."""
-    _check_names(schedules, _OF_SCHEDULES)
-    _check_names(schedules._PipelineScheduleRuntime, _OF_RUNTIME)
-    _check_names(PipelineStage, _OF_STAGES)
 
 
 def _check_names(owner: object, names: Sequence[str]) -> None:

@@ -22,11 +22,17 @@ from schedopt.actions import Action
 
 Place = tuple[int, str, int]
 """Stage, kind, and micro-batch or mini-batch of an action."""
-MiniBatch = tuple[int, int]
+StageMiniBatch = tuple[int, int]
 """Stage and mini-batch."""
 Chunk = tuple[int, int]
 """Which of how many equal parts of a stage's weights."""
 _Letter = TypeVar("_Letter")
+
+
+def chunk_of(action: Action) -> Chunk:
+    """Return which chunk goes between replicas."""
+    assert action.part is not None
+    return action.part.chunk, action.part.chunks
 
 
 @dataclass(frozen=True)
@@ -44,13 +50,13 @@ class Sum:
     own: bool
     receives: tuple[Action, ...]
 
-    def total(self, own: Tensor | None, received: Callable[[Action], Tensor]) -> Tensor | None:
+    def add_up(self, own: Tensor | None, received: Callable[[Action], Tensor]) -> Tensor | None:
         """Return the sum. None if there is nothing to add up."""
-        found = own
+        total = own
         for receive in self.receives:
-            one = received(receive)
-            found = one if found is None else found.to(one.device) + one
-        return found
+            summand = received(receive)
+            total = summand if total is None else total.to(summand.device) + summand
+        return total
 
 
 @dataclass
@@ -61,7 +67,7 @@ class Exchange:
     ----------
     sums : dict of Action to Sum
         Of each send of gradients or weights.
-    behind : dict
+    sends_after : dict
         The sends whose own part is there as soon as an action has run, by that action.
     merges : dict
         What the gradient of an update is, where not the rank alone made it: chunks and sums.
@@ -76,11 +82,11 @@ class Exchange:
     """
 
     sums: dict[Action, Sum] = field(default_factory=dict)
-    behind: dict[Place, list[Action]] = field(default_factory=lambda: defaultdict(list))
-    merges: dict[MiniBatch, list[tuple[Chunk, Sum]]] = field(default_factory=dict)
-    arrivals: dict[MiniBatch, list[Action]] = field(default_factory=lambda: defaultdict(list))
+    sends_after: dict[Place, list[Action]] = field(default_factory=lambda: defaultdict(list))
+    merges: dict[StageMiniBatch, list[tuple[Chunk, Sum]]] = field(default_factory=dict)
+    arrivals: dict[StageMiniBatch, list[Action]] = field(default_factory=lambda: defaultdict(list))
     cleared: dict[Place, list[Chunk]] = field(default_factory=lambda: defaultdict(list))
-    shares: Counter[MiniBatch] = field(default_factory=Counter)
+    shares: Counter[StageMiniBatch] = field(default_factory=Counter)
     uses: Counter[Action] = field(default_factory=Counter)
 
     def message(
@@ -102,16 +108,16 @@ class Exchange:
         total = self.sums.get(send)
         if total is None:
             return made(send)
-        return total.total(made(send) if total.own else None, received)
+        return total.add_up(made(send) if total.own else None, received)
 
     def needs(self, action: Action) -> list[Action]:
-        """Return the receives between replicas for which an update or new weights wait."""
+        """Return the receives between replicas for which an update or a broadcast waits."""
         key = action.stage, action.first
-        if action.kind == "V":
+        if action.kind == "BROADCAST_PARAM":
             return self.arrivals[key]
         if action.kind != "U":
             return []
-        return [one for _, total in self.merges.get(key, ()) for one in total.receives]
+        return [receive for _, total in self.merges.get(key, ()) for receive in total.receives]
 
 
 class Mailbox(Generic[_Letter]):
@@ -166,86 +172,73 @@ class _Gradient:
     def sum(self, chunk: int) -> Sum:
         return Sum(len(self.added) > self.since[chunk], self.received.get(chunk, ()))
 
-    def take(self, action: Action) -> None:
-        assert action.part is not None
-        chunk, self.chunks = action.part.chunk, action.part.chunks
-        before = self.received.get(chunk, ()) if action.part.is_added else ()
-        self.received[chunk] = (*before, action.received)
-        if not action.part.is_added:
+    def add(self, place: Place) -> list[Chunk]:
+        """Add what a backward makes; return the chunks that it is the first to add to."""
+        count = len(self.added)
+        cleared = [
+            (chunk, self.chunks)
+            for chunk in sorted(self.received)
+            if count and self.since[chunk] == count
+        ]
+        self.added.append(place)
+        return cleared
+
+    def take(self, reduction: Action) -> None:
+        assert reduction.part is not None
+        chunk, self.chunks = chunk_of(reduction)
+        before = self.received.get(chunk, ()) if reduction.part.is_added else ()
+        self.received[chunk] = (*before, reduction.received)
+        if not reduction.part.is_added:
             self.since[chunk] = len(self.added)
 
 
-def follow(actions: Sequence[Action], every: int) -> Exchange:
+def follow(actions: Sequence[Action], update_every: int) -> Exchange:
     """Return what a rank exchanges.
 
     Parameters
     ----------
     actions : sequence of Action
         Of the rank.
-    every : int
+    update_every : int
         The micro-batches of one update.
     """
-    found = Exchange()
-    gradients: dict[MiniBatch, _Gradient] = defaultdict(_Gradient)
+    exchange = Exchange()
+    gradients: dict[StageMiniBatch, _Gradient] = defaultdict(_Gradient)
     for action in actions:
         stage = action.stage
-        key = stage, action.first if action.makes_version else action.first // every
+        key = stage, action.first if action.makes_version else action.first // update_every
         match action.kind:
             case "B" | "W":
                 for i in action.micro_batches:
-                    place = stage, action.kind, i
-                    _add(found, gradients[stage, i // every], place)
-                    found.shares[stage, i // every] += 1
-            case "G":
+                    place, of = (stage, action.kind, i), (stage, i // update_every)
+                    exchange.cleared[place] = gradients[of].add(place)
+                    exchange.shares[of] += 1
+            case "REDUCE_GRAD":
                 gradients[key].take(action)
             case "SEND_G":
-                _send(found, action, gradients[key])
+                total = exchange.sums[action] = gradients[key].sum(chunk_of(action)[0])
+                exchange.uses.update(total.receives)
+                if total.own:
+                    exchange.sends_after[gradients[key].added[-1]].append(action)
             case "U":
-                found.shares[key] += 1
-                found.merges[key] = _merged(gradients[key])
-                found.uses.update(found.needs(action))
+                gradient = gradients[key]
+                exchange.shares[key] += 1
+                exchange.merges[key] = [
+                    ((chunk, gradient.chunks), gradient.sum(chunk))
+                    for chunk in sorted(gradient.received)
+                ]
+                exchange.uses.update(exchange.needs(action))
             case "RECV_V":
-                found.arrivals[key].append(action)
-            case "V":
-                found.uses.update(found.needs(action))
+                exchange.arrivals[key].append(action)
+            case "BROADCAST_PARAM":
+                exchange.uses.update(exchange.needs(action))
             case "SEND_V":
-                _send_weights(found, action, key)
+                # Weights are sent on as they came, or as an update of this rank has made them.
+                came = [one for one in exchange.arrivals[key] if chunk_of(one) == chunk_of(action)]
+                exchange.sums[action] = Sum(not came, tuple(came[:1]))
+                exchange.uses.update(came[:1])
+                if not came:
+                    exchange.sends_after[stage, "U", key[1]].append(action)
             case _:
                 pass
-    return found
-
-
-def _add(found: Exchange, gradient: _Gradient, place: Place) -> None:
-    count = len(gradient.added)
-    found.cleared[place] = [
-        (chunk, gradient.chunks)
-        for chunk in sorted(gradient.received)
-        if count and gradient.since[chunk] == count
-    ]
-    gradient.added.append(place)
-
-
-def _send(found: Exchange, send: Action, gradient: _Gradient) -> None:
-    assert send.part is not None
-    found.sums[send] = total = gradient.sum(send.part.chunk)
-    found.uses.update(total.receives)
-    if total.own:
-        found.behind[gradient.added[-1]].append(send)
-
-
-def _merged(gradient: _Gradient) -> list[tuple[Chunk, Sum]]:
-    return [((c, gradient.chunks), gradient.sum(c)) for c in sorted(gradient.received)]
-
-
-def _send_weights(found: Exchange, send: Action, key: MiniBatch) -> None:
-    """Send weights on as they came, or those that an update of this rank has made."""
-    stage, mini_batch = key
-    came = [one for one in found.arrivals[key] if _chunk(one) == _chunk(send)]
-    found.sums[send] = Sum(not came, tuple(came[:1]))
-    found.uses.update(came[:1])
-    if not came:
-        found.behind[stage, "U", mini_batch].append(send)
-
-
-def _chunk(action: Action) -> int:
-    return action.part.chunk if action.part is not None else 0
+    return exchange
