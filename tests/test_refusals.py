@@ -86,7 +86,7 @@ REFUSED: dict[Callable[..., object], list[Case]] = {
         (FAST | {"speed": "0.0009"}, "speed", "out of range"),
         (FAST | {"speed": "1000.1"}, "speed", "out of range"),
         (FAST | {"speed": True}, "speed", "not an exact decimal"),
-        (FAST | {"bandwidth": 0}, "bandwidth", "0 is no rate"),
+        (FAST | {"bandwidth": 0}, "bandwidth", "0 is not a rate"),
         (FAST | {"latency": "5us"}, "latency", ""),
         (FAST | {"bandwidth": 1, "duplex": "both"}, "duplex", ""),
         (FAST | {"reserved": 2}, "reserved_bytes", ""),
