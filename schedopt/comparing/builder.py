@@ -83,7 +83,7 @@ def compare(
     InvalidPlanError
         If a plan is refused by the check for another reason than memory.
     """
-    # Refuses what is no chain or no platform.
+    # Refuses anything but a chain and a platform.
     Problem(chain=chain, platform=platform)
     if microbatches is None:
         microbatches = 4 * len(platform.gpus)
@@ -140,7 +140,7 @@ def _chosen(names: Sequence[str] | None) -> list[System]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Search:
-    """How our plans are looked for: the one of least period in this scope, for so many seconds."""
+    """How our plans are searched for: that of least period in this scope, within `time_limit`."""
 
     scope: Scope
     time_limit: float | None

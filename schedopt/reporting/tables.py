@@ -210,7 +210,7 @@ def comparison_table(ours: Figures, baselines: Sequence[Baseline], reading: Memo
 
     rows = [Baseline(name="This plan", figures=ours), *baselines]
     return Table(
-        title="This plan beside others for the same model",
+        title="This plan next to others for the same model",
         columns=(
             *("Plan", "Period", "Step", "Micro-batches", "Most memory of a GPU"),
             *("Fits", "This plan is", "Note"),
