@@ -52,6 +52,7 @@ def ask(
     return result
 
 
+@pytest.mark.nightly
 @trials(150)
 @given(st.data(), chains(longest=3), platforms(most=3), st.integers(1, 2))
 def test_equal_to_trying_every_start(
