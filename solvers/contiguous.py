@@ -2,6 +2,12 @@
 
 `schedopt.solving.contiguous_dp` decides whether contiguous stages reach a period T, with recompute
 where the scope allows it. T is bisected; a possible T drops to the least that its stages reach.
+
+Notes
+-----
+About log2(T) runs of the dynamic programme: O(L W P log T) for L layers, stages of at most W layers
+and P GPUs. The spans of stages are those of Beaumont et al. 2021, Algorithm 1; that no 1-periodic
+pattern keeps less is their Theorem 3.
 """
 
 from __future__ import annotations
@@ -11,13 +17,12 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Final
 
-from schedopt.errors import InputError
 from schedopt.problem import LARGEST_HORIZON_NS, Problem, Scope
 from schedopt.proofs import Proof, ProofKind
 from schedopt.result import Infeasibility
 from schedopt.solvers.one_f_one_b_star import proven_scope, report_best
 from schedopt.solving.contiguous_dp import ContiguousDP
-from schedopt.solving.requirements import refuse_unsupported
+from schedopt.solving.requirements import refuse_stages, refuse_unsupported
 from schedopt.solving.run import Run
 from schedopt.solving.stage_chain import EVERY_PERIOD, SparsePattern, StageChain
 from schedopt.stage import Stage
@@ -35,12 +40,7 @@ def solve(problem: Problem, run: Run) -> None:
         If the problem asks for more than whole operations, or fixes the allocation.
     """
     refuse_unsupported(problem, "contiguous")
-    if problem.scope.allocation == "fixed":
-        raise InputError(
-            "contiguous chooses the allocation itself",
-            field="solver",
-            way_out="Leave the fixed stages out, or use one_f_one_b_star",
-        )
+    refuse_stages(problem, "contiguous")
     search = ContiguousDP(problem, stopped=run.stopped)
     scope = proven_scope(problem)
     limit = problem.scope.period_ns

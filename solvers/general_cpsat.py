@@ -17,7 +17,7 @@ from schedopt.solvers import contiguous
 from schedopt.solving.models.any_allocation import AnyAllocation
 from schedopt.solving.models.load_relaxation import LoadRelaxation, keeps_nothing, most_places
 from schedopt.solving.models.order_model import OrderModel
-from schedopt.solving.models.pattern_search import LONGEST, AllocationSearch
+from schedopt.solving.models.pattern_search import LONGEST, AllocationSearch, require_search
 from schedopt.solving.models.slots import SlotGraph, Slots
 from schedopt.solving.requirements import refuse_unsupported
 from schedopt.solving.run import Run
@@ -44,30 +44,12 @@ def solve(problem: Problem, run: Run) -> None:
             field="solver",
             way_out='Ask for one (Scope(allocation="general")), or use contiguous_cpsat',
         )
-    if problem.platform.network is not None:
-        raise InputError(
-            "general_cpsat does not know links that differ",
-            field="solver",
-            way_out="Use general and periodic, or GPUs with equal links (Platform.bandwidth)",
-        )
-    _refuse_long(problem)
+    require_search(problem, "general_cpsat", most_places(problem), "general and periodic")
     if run.best() is None and problem.scope.period_ns is None:
         contiguous.solve(problem, run)
     search = _search(problem)
     search.solve(run)
     search.report_bounds(run)
-
-
-def _refuse_long(problem: Problem) -> None:
-    layers, gpus = len(problem.chain.layers), len(problem.platform.gpus)
-    most = most_places(problem)
-    if layers * gpus > most:
-        raise InputError(
-            f"{layers} layers on {gpus} GPUs are too many for a search over all allocations and "
-            "orders at once",
-            field="solver",
-            way_out=f"Merge layers: at most {most} places (layers times GPUs) are searched",
-        )
 
 
 def _search(problem: Problem) -> AllocationSearch:

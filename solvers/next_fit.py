@@ -12,7 +12,7 @@ from __future__ import annotations
 from schedopt.errors import InputError
 from schedopt.problem import Problem
 from schedopt.solvers.one_f_one_b_star import report_stages
-from schedopt.solving.requirements import refuse_unsupported
+from schedopt.solving.requirements import refuse_stages, refuse_unsupported
 from schedopt.solving.run import Run
 from schedopt.stage import Stage
 
@@ -26,12 +26,7 @@ def solve(problem: Problem, run: Run) -> None:
         If the GPUs differ, or the problem asks for more than whole operations.
     """
     refuse_unsupported(problem, "next_fit")
-    if problem.scope.allocation == "fixed":
-        raise InputError(
-            "next_fit makes an allocation",
-            field="solver",
-            way_out="Leave the fixed stages out, or use one_f_one_b_star",
-        )
+    refuse_stages(problem, "next_fit")
     if not problem.platform.uniform or problem.chain.same_gpu:
         raise InputError(
             "next_fit needs equal GPUs and links, and no tied layers",

@@ -12,7 +12,7 @@ comes before keeps nothing and is free to wait, so a plan is a packing into the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from schedopt.errors import InputError
@@ -23,7 +23,6 @@ from schedopt.result import Infeasibility
 from schedopt.solving.cp_sat import LARGEST_SUM, solve_model
 from schedopt.solving.models.load_relaxation import keeps_nothing
 from schedopt.solving.models.pipeline import AllocatedPipeline
-from schedopt.solving.models.tasks import Task
 from schedopt.solving.requirements import refuse_unsupported, require_stages
 from schedopt.solving.run import Run
 from schedopt.stage import Stage
@@ -136,14 +135,22 @@ def _into_holes(problem: Problem, period: int, run: Run) -> None:
             "layers of a stage that run apart",
         ),
     )
+
+    def report_impossible(proof: Proof, gpu: int) -> None:
+        proven = Scope(allocation="fixed", grain=scope.grain, gpu_order="any", period_ns=period)
+        run.report_infeasible(Infeasibility(scope=proven, proof=proof, gpu=gpu))
+
     pipeline = AllocatedPipeline(problem)
-    proven = Scope(allocation="fixed", grain=scope.grain, gpu_order="any", period_ns=period)
     gpu, short = pipeline.lacking()
     if short > 0:
         proof = Proof(ProofKind.GPU_LACKS_MEMORY, gpu=gpu, memory_bytes=short)
-        run.report_infeasible(Infeasibility(scope=proven, proof=proof, gpu=gpu))
+        report_impossible(proof, gpu)
         return
-    lengths = {key: step.length_ns for key, step in _operations(pipeline)}
+    lengths: dict[Key, int] = {
+        (task.kind, task.stage): task.length_ns
+        for task in pipeline.path
+        if task.kind == "F" or task.kind == "B"
+    }
     first = _first_that_fills(pipeline)
     forced, span = {}, 0
     for key in lengths:
@@ -152,57 +159,72 @@ def _into_holes(problem: Problem, period: int, run: Run) -> None:
             span += lengths[key]
     if span > period:
         proof = Proof(ProofKind.FILLED_STAGE, stage=first, time_ns=span)
-        run.report_infeasible(Infeasibility(scope=proven, proof=proof, gpu=stages[first].gpus[0]))
+        report_impossible(proof, stages[first].gpus[0])
         return
-    if span < period:
-        _refuse(
-            FIXED_WAY,
-            (True, f"a period of {period} ns, of which what keeps something fills {span} ns only"),
-        )
+    _refuse(
+        FIXED_WAY,
+        (
+            span < period,
+            f"a period of {period} ns, of which what keeps something fills {span} ns only",
+        ),
+    )
     phases = dict(forced)
     for gpu in range(len(problem.platform.gpus)):
-        own = [key for key in lengths if stages[key[1]].gpus == (gpu,)]
-        fixed = {key: forced[key] for key in own if key in forced}
-        free = [key for key in own if key not in forced]
-        gaps = holes(fixed, lengths, period)
-        filled = [key for key in free if lengths[key]]
-        rooms = pack([lengths[key] for key in filled], [gap.length for gap in gaps], run)
-        if rooms is None:
-            run.report_infeasible(Infeasibility(scope=proven, proof=INTO_HOLES, gpu=gpu))
+        own = {key: length for key, length in lengths.items() if stages[key[1]].gpus == (gpu,)}
+        filled = _fill_holes(own, forced, period, run)
+        if filled is None:
+            report_impossible(INTO_HOLES, gpu)
             return
-        begins = [gap.start for gap in gaps]
-        for key, room in zip(filled, rooms, strict=True):
-            phases[key] = begins[room] % period
-            begins[room] += lengths[key]
-        # What takes no time lies between two that do, never inside one.
-        edge = next((at + lengths[key] for key, at in fixed.items()), 0)
-        phases |= {key: edge % period for key in free if not lengths[key]}
+        phases |= filled
     run.report(_plan(problem, stages, phases, lengths, period))
 
 
-def _refuse(way_out: str, *found: tuple[bool, str]) -> None:
-    """Raise `InputError` for the first thing that is there."""
-    for present, what in found:
+def _fill_holes(
+    lengths: Mapping[Key, int], forced: Mapping[Key, int], period: int, run: Run
+) -> dict[Key, int] | None:
+    """Return when the free operations of one GPU start in the period; None: they do not fit.
+
+    Parameters
+    ----------
+    lengths : mapping of Key to int
+        Of the operations of the GPU, ns.
+    forced : mapping of Key to int
+        The starts of those that are not free, ns.
+    period : int
+    run : Run
+    """
+    fixed = {key: forced[key] for key in lengths if key in forced}
+    gaps = holes(fixed, lengths, period)
+    free = [key for key in lengths if key not in fixed and lengths[key]]
+    rooms = pack([lengths[key] for key in free], [gap.length for gap in gaps], run)
+    if rooms is None:
+        return None
+    phases: dict[Key, int] = {}
+    begins = [gap.start for gap in gaps]
+    for key, room in zip(free, rooms, strict=True):
+        phases[key] = begins[room] % period
+        begins[room] += lengths[key]
+    # What takes no time lies between two that do, never inside one.
+    edge = next((at + lengths[key] for key, at in fixed.items()), 0)
+    idle = (key for key in lengths if key not in fixed and not lengths[key])
+    return phases | dict.fromkeys(idle, edge % period)
+
+
+def _refuse(way_out: str, *cases: tuple[bool, str]) -> None:
+    """Raise `InputError` for the first case that is so."""
+    for present, case in cases:
         if present:
-            raise InputError(f"packing does not do {what}", field="solver", way_out=way_out)
+            raise InputError(f"packing does not do {case}", field="solver", way_out=way_out)
 
 
 def _has_links(problem: Problem) -> bool:
     return problem.platform.link is not None or problem.platform.network is not None
 
 
-def _operations(pipeline: AllocatedPipeline) -> Iterator[tuple[Key, Task]]:
-    """Yield the operations of a micro-batch in their order."""
-    for task in pipeline.path:
-        if task.kind == "F" or task.kind == "B":
-            yield (task.kind, task.stage), task
-
-
 def _first_that_fills(pipeline: AllocatedPipeline) -> int:
     """Return the first stage that keeps something, of which only one micro-batch fits."""
     keeping = [stash for stash in pipeline.stashes if stash.each_bytes]
-    if not keeping:
-        _refuse(FIXED_WAY, (True, "stages that keep nothing for a micro-batch"))
+    _refuse(FIXED_WAY, (not keeping, "stages that keep nothing for a micro-batch"))
     first = keeping[0]
     room = pipeline.spare[first.gpu]
     room -= sum(stash.each_bytes for stash in keeping if stash.gpu == first.gpu)
@@ -222,11 +244,11 @@ def holes(forced: Mapping[Key, int], lengths: Mapping[Key, int], period: int) ->
         return [Hole(0, period)]
     starts = sorted((at, lengths[key]) for key, at in forced.items())
     following = [at for at, _ in starts[1:]] + [starts[0][0] + period]
-    found = [
+    gaps = [
         Hole(at + length, then - at - length)
         for (at, length), then in zip(starts, following, strict=True)
     ]
-    return [hole for hole in found if hole.length]
+    return [hole for hole in gaps if hole.length]
 
 
 def _plan(

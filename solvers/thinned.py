@@ -105,10 +105,10 @@ def _longest_slot(sparse: SparsePattern, problem: Problem, run: Run) -> int:
 
 
 def _contiguous(problem: Problem, sparse: SparsePattern, high: int, run: Run) -> Plan | None:
-    found = best_stages(problem, high, run, sparse)
-    if found is None:
+    best = best_stages(problem, high, run, sparse)
+    if best is None:
         return None
-    stages, period = found
+    stages, period = best
     return plan_at(StageChain(problem, stages, sparse=sparse), period)
 
 
@@ -223,9 +223,9 @@ class _Packing:
     def _are_free(self, uses: Iterable[tuple[Resource, Sequence[Interval]]]) -> bool:
         """Whether nothing meets what is there, or itself on a link that serves both directions."""
         added: dict[Resource, list[Interval]] = defaultdict(list)
-        for resource, intervals in uses:
+        for resource, busy in uses:
             others = self.taken[resource] + added[resource]
-            if any(meet(one, other, self.period) for one in intervals for other in others):
+            if any(meet(interval, other, self.period) for interval in busy for other in others):
                 return False
-            added[resource] += intervals
+            added[resource] += busy
         return True

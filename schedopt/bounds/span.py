@@ -123,11 +123,11 @@ class _Spans:
         most = min(MOST_COUNT, useful)
         self.cuts = Cuts(problem, most=most, backwards=True, stopped=stopped)
         self.carried = [Fraction(0), *_carried(problem)[::-1], Fraction(0)]
-        self.again: list[RecomputeTable] = []
+        self.tables: list[RecomputeTable] = []
         if problem.rule.is_given and problem.scope.grain == "stage" and _recomputes(problem):
             from schedopt.bounds.recompute_table import RecomputeTable
 
-            self.again = [RecomputeTable(problem.chain, gpu, stopped) for gpu in self.cuts.kinds]
+            self.tables = [RecomputeTable(problem.chain, gpu, stopped) for gpu in self.cuts.kinds]
 
     def least(self, period: Fraction, *, below: bool = False) -> Fraction | None:
         """Return a period that some stages allow, at most the one given, or below it.
@@ -156,16 +156,16 @@ class _Spans:
             _, way, work = cuts.lengths(first, layers)
             span = behind + way
             fits = (work <= longest) & (span <= spans[cuts.caps(first, layers)])
-            if self.again and layers:
+            if self.tables and layers:
                 counts = np.searchsorted(spans[1:-1], np.minimum(span, spans[-2])) + 1
-                fits &= work + self._again_ns(first, counts) <= longest
+                fits &= work + self._recompute_ns(first, counts) <= longest
             trip = trips[first + 1 : first + 1 + layers]
             return np.where(fits, np.minimum(span + trip, NEVER), NEVER)[None]
 
         stages = cuts.read(extend)
         return None if stages is None else self._period(stages)
 
-    def _again_ns(self, first: int, counts: Array) -> Array:
+    def _recompute_ns(self, first: int, counts: Array) -> Array:
         """Return the least recompute of stages, of 1, 2, ... layers, read from a layer on.
 
         Parameters
@@ -180,7 +180,7 @@ class _Spans:
         layers = counts.shape[1]
         numbers = self.cuts.count - first - 1 - np.arange(layers)
         rows = []
-        for table in self.again:
+        for table in self.tables:
             table.widen(layers)
             bounds = table.of_stages(numbers, int(counts.max()))
             rows.append(np.broadcast_to(bounds[:, None], (len(bounds), 1, layers)))

@@ -31,7 +31,7 @@ def make_console() -> Console:
     """Return standard output as a console.
 
     As wide as the terminal, or as COLUMNS says; else 100 columns. Text is printed as it is: a name
-    such as `models:factory:` is no emoji.
+    such as `models:factory:` is not an emoji.
     """
     width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 100
     return Console(emoji=False, highlight=False, markup=False, soft_wrap=True, width=width)

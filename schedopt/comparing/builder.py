@@ -70,7 +70,7 @@ def compare(
     workers : int, optional
         Threads of the search for our plans.
     on_progress : callable, optional
-        Called with the number of rows done, of all, and what is being done.
+        Called with the number of rows done, the number of all, and the name of the row in work.
 
     Returns
     -------
@@ -83,14 +83,14 @@ def compare(
     InvalidPlanError
         If a plan is refused by the check for another reason than memory.
     """
-    # Refuses what is no chain or no platform.
+    # Refuses anything but a chain and a platform.
     Problem(chain=chain, platform=platform)
     if microbatches is None:
         microbatches = 4 * len(platform.gpus)
     as_whole(microbatches, "microbatches", low=1, high=2**20)
     if time_limit is not None and not time_limit > 0:
         raise InputError(
-            f"{time_limit} is no time to solve in", field="time_limit", way_out="Give seconds > 0"
+            f"{time_limit} is not a time limit", field="time_limit", way_out="Give seconds > 0"
         )
     chosen = _chosen(systems)
     config = SystemConfig(chain=chain, platform=platform, microbatches=microbatches)
@@ -123,7 +123,7 @@ def _chosen(names: Sequence[str] | None) -> list[System]:
         return [*known.values()]
     if isinstance(names, str) or not isinstance(names, Iterable):
         raise InputError(
-            f"{show(names)} is no list of names",
+            f"{show(names)} is not a list of names",
             field="systems",
             way_out="Give a list, such as ['gpipe', 'schedopt']",
         )
@@ -140,7 +140,7 @@ def _chosen(names: Sequence[str] | None) -> list[System]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Search:
-    """How our plans are looked for: the one of least period in this scope, for so many seconds."""
+    """How our plans are searched for: that of least period in this scope, within `time_limit`."""
 
     scope: Scope
     time_limit: float | None

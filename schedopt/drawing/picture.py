@@ -179,7 +179,7 @@ def _draw_labels(
 def _fit_label(
     labels: Sequence[str], width: float, height: float, size: float
 ) -> tuple[str, float, int] | None:
-    """Return what stands in a box of so many points, its size and its rotation, if anything fits.
+    """Return the label of a box of a size in points, its own size and rotation, if any fits.
 
     First smaller, then without the stage, then upright, and the kind alone only at the last.
     """

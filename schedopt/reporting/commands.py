@@ -47,8 +47,8 @@ def commands(plan: Plan, file: str, step: Simulation) -> Iterator[tuple[str, str
     model = _model(plan)
     yield (
         f"schedopt run {name} --model {model} --device cuda {count}",
-        "trains the model, cut where the plan says, and prints what was measured beside what was "
-        "predicted",
+        "trains the model, cut where the plan says, and prints what was measured next to what "
+        "was predicted",
     )
     if len({gpu for stage in plan.stages for gpu in stage.gpus}) % 2 == 0:
         yield (

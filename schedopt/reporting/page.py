@@ -53,7 +53,7 @@ from schedopt.version import __version__
 
 SCRIPTS: Final = ("data.js", "painting.js", "timeline.js")
 FEW_GPUS: Final = 8
-"""What so many GPUs do is read at once; of more it is folded away."""
+"""Up to this many GPUs are shown at once; the rows of more are folded away."""
 
 
 def render_page(

@@ -26,7 +26,7 @@ WORDS: Final = (
     ("Input half, I, and weight half, W", "the two parts of a backward that is split."),
     ("Recompute, R", "runs a forward again, so that less has to be kept in memory."),
     ("Weight update, U", "applies the gradients of a mini-batch to the weights."),
-    ("Pattern", "the times at which all runs, repeated for ever."),
+    ("Pattern", "the times at which all runs, repeated forever."),
     ("Period", "the length of the pattern for each of its micro-batches: less is faster."),
     ("In flight", "micro-batches between their forward and their backward on a stage."),
     ("Bubble", "the share of the time in which GPUs that have a stage idle."),
@@ -209,7 +209,7 @@ def bound_sentences(result: Result) -> Iterator[str]:
     assert period is not None
     if bound is None:
         yield (
-            "Nothing is proven about this plan: nobody looked for a bound when it was made, or "
+            "Nothing is proven about this plan: no bound was searched for when it was made, or "
             "bounds do not speak of plans of its kind. There may be a faster one."
         )
         return

@@ -31,6 +31,16 @@ def refuse_unsupported(problem: Problem, solver: str) -> None:
         )
 
 
+def refuse_stages(problem: Problem, solver: str) -> None:
+    """Raise `InputError` for stages that are given to a solver that makes its own."""
+    if problem.scope.allocation == "fixed":
+        raise InputError(
+            f"{solver} chooses the allocation itself",
+            field="solver",
+            way_out="Leave the fixed stages out, or use one_f_one_b_star",
+        )
+
+
 def require_stages(problem: Problem, solver: str) -> None:
     """Raise `InputError` unless every layer lies in one of the stages, each on one GPU."""
     if problem.scope.allocation != "fixed":

@@ -1,4 +1,4 @@
-"""``schedopt.sweep/1`` files: read, written, and gone on with."""
+"""``schedopt.sweep/1`` files: read, written, and continued."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def load_sweep(path: str | Path) -> Sweep:
 
 
 def resume_sweep(path: str | Path, chain: Chain, options: Options) -> Sweep:
-    """Return the sweep of a file to go on with, an empty one if there is no such file.
+    """Return the sweep of a file to continue, an empty one if there is no such file.
 
     Raises
     ------
@@ -114,7 +114,7 @@ def _said(value: object) -> str:
 
 
 def _check_plans(sweep: Sweep, chain: Chain) -> None:
-    """Refuse plans that somebody edited, since others start from them."""
+    """Refuse plans that were edited, since others start from them."""
     for position, point in enumerate(sweep.points):
         plan = point.plan(chain, sweep.options)
         violations = () if plan is None else check(plan)

@@ -11,7 +11,7 @@ from schedopt.sweeping.sweep import Point
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A point beside the others.
+    """A point compared with the others.
 
     Parameters
     ----------
@@ -32,8 +32,8 @@ class Row:
 
 
 def compare_points(points: Iterable[Point]) -> list[Row]:
-    """Return the points in order, each beside the others."""
-    ordered = sorted(points, key=lambda one: one.key)
+    """Return the points in order, each compared with the others; quadratic in their number."""
+    ordered = sorted(points, key=lambda point: point.key)
     rows = []
     before: Point | None = None
     for point in ordered:

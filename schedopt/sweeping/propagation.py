@@ -1,4 +1,4 @@
-"""What one point says of others in its series, where only the memory differs.
+"""What one point implies for others in its series, where only the memory differs.
 
 A plan for less memory is a plan for more. So the least period does not grow with the memory, and
 a bound for more memory, below every period there, lies below every period with less; where more
@@ -25,19 +25,19 @@ def propagate_monotone(points: Iterable[Point]) -> tuple[Point, ...]:
         If what two points claim cannot both be.
     """
     by_series: dict[Series, list[Point]] = defaultdict(list)
-    for point in sorted(points, key=lambda one: one.key):
+    for point in sorted(points, key=lambda point: point.key):
         by_series[point.series].append(point)
     return tuple(point for series in by_series.values() for point in _settle(series))
 
 
 def best_below(memory_bytes: int, series: Iterable[Point]) -> Point | None:
     """Return the point with the shortest period among those with less memory, if one has a plan."""
-    found = [
+    candidates = [
         (point.period, point.memory_bytes, point)
         for point in series
         if point.period is not None and point.memory_bytes < memory_bytes
     ]
-    return min(found, key=lambda one: one[:2])[2] if found else None
+    return min(candidates, key=lambda candidate: candidate[:2])[2] if candidates else None
 
 
 def _settle(series: Sequence[Point]) -> list[Point]:
@@ -45,14 +45,14 @@ def _settle(series: Sequence[Point]) -> list[Point]:
 
 
 def _without_plans(series: Sequence[Point]) -> list[Point]:
-    """Say of each point that holds no plan, and what is known of the least memory."""
+    """Mark each point that holds no plan, with what is known of the least memory."""
     none = [point for point in series if point.status == "infeasible"]
     if not none:
         return list(series)
     most = none[-1]
-    proven = max((one.proven_memory_bytes or 0 for one in none), default=0)
-    known = [one.least_memory_bytes for one in none if one.least_memory_bytes is not None]
-    known += [one.memory_bytes for one in series if one.pattern is not None]
+    proven = max((point.proven_memory_bytes or 0 for point in none), default=0)
+    known = [point.least_memory_bytes for point in none if point.least_memory_bytes is not None]
+    known += [point.memory_bytes for point in series if point.pattern is not None]
     settled = []
     for point in series:
         if point.memory_bytes <= most.memory_bytes or point.memory_bytes < proven:

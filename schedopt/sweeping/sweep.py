@@ -1,4 +1,4 @@
-"""What a sweep asks and what it knows: cells, the options that all share, and points."""
+"""What a sweep asks and knows: cells of its grid, the options that all share, and points."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class Cell:
 
     @property
     def key(self) -> tuple[int, int, int]:
-        """What tells it from all others, and orders them; free transfers come last."""
+        """Unique among points, and their order; free transfers come last."""
         return self.gpus, -(self.bandwidth_bytes_per_s or 0), self.memory_bytes
 
     @property

@@ -1,4 +1,4 @@
-"""One point, solved in whichever process."""
+"""One point, solved in any process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ S = TypeVar("S")
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What a process is sent.
+    """A point to solve, as it is sent to a process.
 
     Parameters
     ----------
@@ -48,10 +48,10 @@ def solve_point(task: Task) -> Point:
 
 
 def in_own_thread(work: Callable[[S], T], task: S) -> T:
-    """Have a task done in a thread of its own, and return the answer.
+    """Run a task in a thread of its own, and return the answer.
 
-    In the main thread `solve` would take Ctrl-C for "stop here", and what was cut short would
-    count as done.
+    In the main thread `solve` would take Ctrl-C as a request to stop, and a search that was cut
+    short would count as done.
     """
     with ThreadPoolExecutor(max_workers=1) as alone:
         return alone.submit(work, task).result()

@@ -75,6 +75,10 @@ class Difference:
         """Return points, rounded."""
         return {"mean": round(mean(self.points), 2), "resolved": round(self.resolved, 2)}
 
+    def to_case(self, rule: str) -> Case:
+        """Return it as a counterexample."""
+        return {"rule": rule, "points_over_the_other": self.to_json()}
+
 
 def chance(points: Sequence[float]) -> float:
     """Return how often differences with any signs add up to as much or more."""
@@ -209,6 +213,10 @@ def best_rate(scores: Scores, name: str) -> float:
     return max((rate for rule, rate in scores if rule == name), key=lambda r: mean(scores[name, r]))
 
 
+def _subtract(scores: Scores, one: tuple[str, float], other: tuple[str, float]) -> Difference:
+    return Difference(tuple(a - b for a, b in zip(scores[one], scores[other], strict=True)))
+
+
 def judge_scores(scores: Scores, long: Scores, updates: int, longer: int) -> Computed:
     """Return what scores say of the claim, and those of longer trainings at DP's best rate."""
     names = ("CDP-v1", "CDP-v2")
@@ -216,35 +224,27 @@ def judge_scores(scores: Scores, long: Scores, updates: int, longer: int) -> Com
     best = {name: best_rate(scores, name) for name in ("DP", *names)}
     base = best["DP"]
 
-    def over(found: Scores, one: tuple[str, float], other: tuple[str, float]) -> Difference:
-        pairs = zip(found[one], found[other], strict=True)
-        return Difference(tuple(a - b for a, b in pairs))
-
     over_dp = {
-        "same rate": {name: over(scores, (name, base), ("DP", base)) for name in names},
-        "own rate": {name: over(scores, (name, best[name]), ("DP", base)) for name in names},
-        "longer": {name: over(long, (name, base), ("DP", base)) for name in names},
+        "same rate": {name: _subtract(scores, (name, base), ("DP", base)) for name in names},
+        "own rate": {name: _subtract(scores, (name, best[name]), ("DP", base)) for name in names},
+        "longer": {name: _subtract(long, (name, base), ("DP", base)) for name in names},
     }
     v2_over_v1 = {
-        "same rate": over(scores, ("CDP-v2", base), ("CDP-v1", base)),
-        "own rate": over(scores, ("CDP-v2", best["CDP-v2"]), ("CDP-v1", best["CDP-v1"])),
+        "same rate": _subtract(scores, ("CDP-v2", base), ("CDP-v1", base)),
+        "own rate": _subtract(scores, ("CDP-v2", best["CDP-v2"]), ("CDP-v1", best["CDP-v1"])),
     }
-
-    def case(name: str, found: Difference) -> Case:
-        return {"rule": name, "points_over_the_other": found.to_json()}
-
     reported = {how: {n: d.to_json() for n, d in found.items()} for how, found in over_dp.items()}
     widths = ", ".join(f"{name} {one.resolved:.2f}" for name, one in over_dp["own rate"].items())
     means = {name: round(mean(scores[name, rate]), 2) for name, rate in best.items()}
     return Computed(
         {
             **{
-                f"{name}, {how}": [case(name, one)] if one.is_less else []
+                f"{name}, {how}": [one.to_case(name)] if one.is_less else []
                 for how, found in over_dp.items()
                 for name, one in found.items()
             },
             **{
-                f"no more, {how}": [] if one.is_more else [case("CDP-v2", one)]
+                f"no more, {how}": [] if one.is_more else [one.to_case("CDP-v2")]
                 for how, one in v2_over_v1.items()
             },
         },

@@ -17,7 +17,7 @@ CORRECTIONS: Final = {
     "start": "in the first training step workers 1 and N + 1 - j take the initial parameters "
     "instead of waiting in line 5; as printed nobody ever uses or sends them",
     "count": "t grows by 1 with each training step",
-    "body": "lines 12 to 16 and 28 to 38 run for every stage; in the text at hand they stand in "
+    "body": "lines 12 to 16 and 28 to 38 run for every stage; in the printed text they stand in "
     "the else of lines 10 and 26",
     "loss": "line 25 takes the gradient of the loss at the output of the last stage, not at its "
     "input",
@@ -275,7 +275,7 @@ CHECKS: Final[dict[str, Callable[[Case], object]]] = {
 
 def find_algorithm(step: Step, largest: int = 6, steps: int = 4) -> Computed:
     """C7: run Algorithm 1 as printed, corrected, and with each correction left out."""
-    kinds: dict[str, Collection[str]] = {"as printed": (), "slips mended": SLIPS}
+    kinds: dict[str, Collection[str]] = {"as printed": (), "slips corrected": SLIPS}
     kinds |= {"all": CORRECTIONS} | {name: CORRECTIONS.keys() - {name} for name in CORRECTIONS}
     runs: dict[str, list[Case]] = {name: [] for name in kinds}
     for size in announced(step, "N = {}", range(2, largest + 1)):
@@ -286,26 +286,26 @@ def find_algorithm(step: Step, largest: int = 6, steps: int = 4) -> Computed:
         {
             **{
                 f"{name}: {check}": [case for case in runs[name] if is_bad(case)]
-                for name in ("as printed", "slips mended")
+                for name in ("as printed", "slips corrected")
                 for check, is_bad in CHECKS.items()
             },
-            "all mended": [case for case in runs["all"] if any(_faults(case))],
+            "all corrected": [case for case in runs["all"] if any(_faults(case))],
         },
         {
             "tried": f"N = 2 to {largest}, {steps} training steps, a channel for each pair and "
             "kind",
             "slips": "; ".join(CORRECTIONS[name] for name in SLIPS if name in CORRECTIONS),
-            "mends": "; ".join(CORRECTIONS.values()),
+            "corrections": "; ".join(CORRECTIONS.values()),
         },
         figures={
-            "mends": CORRECTIONS,
+            "corrections": CORRECTIONS,
             "needed": {
                 name: all(any(_faults(case)) for case in cases) for name, cases in left_out.items()
             },
         },
         tables=[
             table_of(
-                f"With all mends but one, N = {largest}",
+                f"With all corrections but one, N = {largest}",
                 [{"name": name, **cases[-1]} for name, cases in left_out.items()],
                 {
                     "left out": "name",

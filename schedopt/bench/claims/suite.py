@@ -125,14 +125,14 @@ def run_claims(
 
 
 @dataclass(frozen=True)
-class Row:
+class StoredRow:
     """What the files hold of a claim: its figures, and its section of the text."""
 
     figures: Mapping[str, Any]
     text: str
 
 
-def load_rows(path: Path) -> dict[str, Row]:
+def load_rows(path: Path) -> dict[str, StoredRow]:
     """Return the rows of a file of figures and of the text next to it; none without the file.
 
     Raises
@@ -156,7 +156,7 @@ def load_rows(path: Path) -> dict[str, Row]:
                     f"lacks {name}, whose figures are in {path.name}",
                     way_out="Compute all rows, or write to another file (-o)",
                 )
-    return {name: Row(row, texts[name]) for name, row in figures.items()}
+    return {name: StoredRow(row, texts[name]) for name, row in figures.items()}
 
 
 def _parse_figures(text: str) -> dict[str, dict[str, Any]]:
@@ -173,7 +173,7 @@ def _parse_figures(text: str) -> dict[str, dict[str, Any]]:
     return {row["id"]: row for row in rows}
 
 
-def save(done: Done, path: Path, before: Mapping[str, Row]) -> None:
+def save(done: Done, path: Path, before: Mapping[str, StoredRow]) -> None:
     """Write figures into a file, and text and pictures next to it.
 
     Parameters
@@ -191,7 +191,9 @@ def save(done: Done, path: Path, before: Mapping[str, Row]) -> None:
     for picture in result.pictures:
         save_figure(picture.draw, path.with_name(_picture_name(path, claim, picture.name)))
     new = {
-        claim.id: Row(to_json(claim, result, seconds), "\n".join(_describe(claim, result, path)))
+        claim.id: StoredRow(
+            to_json(claim, result, seconds), "\n".join(_describe(claim, result, path))
+        )
         for claim, result, seconds in done
     }
     merged, known = {**before, **new}, [*CLAIMS]
@@ -217,7 +219,7 @@ def to_json(claim: Claim, result: Result, seconds: float) -> dict[str, Any]:
     }
 
 
-def to_markdown(rows: Sequence[Row], path: Path) -> str:
+def to_markdown(rows: Sequence[StoredRow], path: Path) -> str:
     """Return the results as Markdown, for a place next to the figures."""
     counts = Counter(row.figures["verdict"] for row in rows)
     lines = [

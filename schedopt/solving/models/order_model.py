@@ -32,40 +32,27 @@ def never() -> bool:
 
 
 class AllocationStrategy(Protocol):
-    """What an order model chooses about the allocation.
-
-    Attributes
-    ----------
-    graph : TaskGraph
-    linearize : bool
-        Whether linear relaxations help the search.
-    """
+    """What an order model chooses about the allocation."""
 
     @property
     def graph(self) -> TaskGraph:
         """The tasks of a micro-batch, and what it stashes."""
-        ...
 
     @property
     def linearize(self) -> bool:
         """Whether linear relaxations help the search."""
-        ...
 
     def choose(self, variables: Variables) -> None:
         """Add what is chosen, and what follows of lengths, to the model."""
-        ...
 
     def meet_if(self, early: int, late: int) -> tuple[Literal, ...] | None:
         """Return what must be true for two tasks that list one resource to share it."""
-        ...
 
     def fit(self, model: OrderModel) -> None:
         """Fit what is stashed into memory."""
-        ...
 
     def stages(self, solver: cp_model.CpSolver) -> tuple[Stage, ...]:
         """Return the stages, if something about them was chosen."""
-        ...
 
 
 class OrderModel:

@@ -126,10 +126,10 @@ class Variables:
 
     def arc(self, first: tuple[int, int], second: tuple[int, int], least: int = 0) -> Arc:
         """Let the second (task, micro-batch) start after the end of the first."""
-        (one, i), (two, j) = first, second
+        (task, i), (other, j) = first, second
         turns_i, own_i = divmod(i, self.k)
         turns_j, own_j = divmod(j, self.k)
-        return Arc(one * self.k + own_i, two * self.k + own_j, turns_j - turns_i, least)
+        return Arc(task * self.k + own_i, other * self.k + own_j, turns_j - turns_i, least)
 
     def require(self, arc: Arc, *if_true: Literal) -> None:
         """Demand an arc, where some literals are true."""
@@ -256,8 +256,8 @@ class Hint:
     def holds(self, arc: Arc) -> bool:
         """Whether an arc holds, as it does too if one of its tasks does not exist."""
         k, starts = self.variables.k, self.solution.starts
-        (one, i), (two, j) = divmod(arc.first, k), divmod(arc.second, k)
-        if not (self.exists(one) and self.exists(two)):
+        (first, i), (second, j) = divmod(arc.first, k), divmod(arc.second, k)
+        if not (self.exists(first) and self.exists(second)):
             return True
-        length = max(arc.least, self(self.variables.lengths[one]))
-        return starts[two][j] + arc.turns * self.solution.period_ns >= starts[one][i] + length
+        length = max(arc.least, self(self.variables.lengths[first]))
+        return starts[second][j] + arc.turns * self.solution.period_ns >= starts[first][i] + length
