@@ -30,7 +30,7 @@ import schedopt.checking
 
 ROOT: Final = Path(__file__).parents[1]
 CHECKING: Final = Path(schedopt.checking.__file__).parent
-TESTS: Final = ("checking", "account/test_against_the_check.py", "solvers/test_engine_step.py")
+TESTS: Final = ("checking",)
 SECONDS: Final = 15
 """Of the processor, for the tests of one mutant. Mutants that need more hang: noticed."""
 
