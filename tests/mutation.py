@@ -2,9 +2,9 @@
 
 ``python -m tests.mutation`` changes one operator, constant, condition or statement of the check at
 a time and runs the tests that hold it until one fails. What no test notices is printed. The command
-fails where fewer than `LEAST` of them are noticed, without those in `EXPLAINED`. Each mutant is a fork of one process that has loaded
-all tests: it replaces the code of the functions that are there. The tests that have noticed a
-mutant are tried first on the next.
+fails where fewer than `LEAST` of them are noticed, without those in `EXPLAINED`. Each mutant is a
+fork of one process that has loaded all tests: it replaces the code of the functions that are there,
+and runs the tests that call them. Those that have noticed a mutant are tried first on the next.
 """
 
 from __future__ import annotations
