@@ -110,7 +110,7 @@ class Node:
         check_name(self.name)
         check_whole(self, "gpus", high=4096)
         if self.link is not None and type(self.link) is not Link:
-            raise InputError(f"{show(self.link)} is no Link", field="link")
+            raise InputError(f"{show(self.link)} is not a Link", field="link")
 
 
 def check_name(name: object) -> None:

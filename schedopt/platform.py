@@ -189,7 +189,7 @@ class Platform(
 
     def _check_network(self, network: Network) -> None:
         if not isinstance(network, Network):
-            raise InputError(f"{show(network)} is no Network", field="network")
+            raise InputError(f"{show(network)} is not a Network", field="network")
         if self.link is not None:
             raise InputError(
                 "given with a network, which has its own links",

@@ -185,7 +185,7 @@ class Problem:
         ):
             if not isinstance(getattr(self, name), kind):
                 raise InputError(
-                    f"{show(getattr(self, name))} is no {kind.__name__}",
+                    f"{show(getattr(self, name))} is not a {kind.__name__}",
                     field=name,
                     way_out=f"Give a schedopt.{kind.__name__}",
                 )

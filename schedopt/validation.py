@@ -98,7 +98,7 @@ def as_tuple(owner: object, name: str, kind: type | None = None) -> None:
     for position, entry in enumerate(value if kind else ()):
         if kind and not isinstance(entry, kind):
             raise InputError(
-                f"{show(entry)} is no {kind.__name__}",
+                f"{show(entry)} is not a {kind.__name__}",
                 field=f"{name}[{position}]",
                 way_out=f"Give a list of {kind.__name__}",
             )

@@ -1,7 +1,8 @@
 """1F1B*: the 1-periodic pattern of least memory for a contiguous allocation.
 
 Beaumont et al. 2021, Algorithm 1 and Theorem 3: for a given period no 1-periodic pattern keeps
-fewer activations of any stage. `schedopt.solving.stage_chain` says how many these are.
+fewer activations of any stage. `schedopt.solving.stage_chain` says how many these are. One period
+takes O(S) for S stages, and a bisection asks for about log2(T) of them.
 """
 
 from __future__ import annotations

@@ -220,7 +220,7 @@ def test_contiguous_infeasible_does_not_prove_general_infeasible() -> None:
     result = solve(Chain(layers=layers), Platform(2, 2), scope=Scope(allocation="general"))
     assert result.status == "optimal"
     assert result.period == 2
-    notes = [str(rung.note) for rung in result.ladder if rung.solver == "contiguous"]
+    notes = [str(phase.note) for phase in result.ladder if phase.solver == "contiguous"]
     assert "needs 3 bytes" in notes[0]
 
 

@@ -95,7 +95,7 @@ def test_a_bound_that_is_no_fraction_is_refused(ratio: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["period_exact", "bound_exact"])
-def test_a_rung_without_a_fraction_is_refused(name: str) -> None:
+def test_a_phase_without_a_fraction_is_refused(name: str) -> None:
     with pytest.raises(InputError, match=f"{name}: 3 is not a fraction"):
         Rung(solver="x", **{name: 3})  # type: ignore[arg-type]
 

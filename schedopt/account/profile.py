@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 Span = tuple[int, int | None, int | None]
-"""An amount with absolute start and end, ns; None for what is always there."""
+"""An amount with absolute start and end, ns; None where it is always there."""
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ def residencies_of(schedule: Schedule) -> list[Residency]:
 
 
 def _always(plan: Plan, owners: ShardOwners) -> Iterator[Residency]:
-    """Yield what always lies there of each stage; of what is sharded, what is at home."""
+    """Yield the bytes of each stage that always lie there; of sharded ones those at home."""
     partition = plan.rule.partition
     sharded = {"none": (), "optimizer": ("optimizer_bytes",)}.get(
         partition, ("optimizer_bytes", "gradient_bytes")

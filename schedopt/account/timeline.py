@@ -163,7 +163,7 @@ class Timeline:
         return self._stage_ns[key]
 
     def _share_ns(self, whole: int, stage: int, gpu: int) -> int:
-        """Return how long an update lasts of what is at home on a GPU, rounded up."""
+        """Return how long an update of the chunks at home on a GPU lasts, ns, rounded up."""
         total = stage_bytes(self.plan, stage, "parameter_bytes")
         share = self.owners.share(total, stage, gpu)
         return -(-whole * share // total) if total else whole

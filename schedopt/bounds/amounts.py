@@ -2,7 +2,7 @@
 
 A period a / b ns is `a` units of 1 / b ns. Where that is more than `largest`, times are rounded
 down to a coarser unit, and sizes likewise, so that sums, products and weighted sums fit 64 bits.
-What must stay below a limit is rounded down with it, which never refutes what is possible.
+What must stay below a limit is rounded down with it, which never refutes a possible plan.
 """
 
 from __future__ import annotations
@@ -249,7 +249,7 @@ class Scaled:
         return np.asarray(np.maximum(1, -(-np.minimum(times, LONGEST) // self.above)))
 
     def rounded(self, span: int, own: int) -> int:
-        """Return the least span from `span` on that leaves room for what is at its two ends.
+        """Return the least span from `span` on that leaves room for the work at its two ends.
 
         A pattern that repeats after time t has span = m t + r, 0 < r <= t. Forward and backward of
         a layer lie on one GPU, and there and back a transfer may be on one link, so that both fit

@@ -236,14 +236,14 @@ def need_more(sizes: Array, room: int, bins: int) -> bool:
     """Whether items of these sizes surely do not fit into the bins.
 
     Sizes are rounded in units of u: a bin holds floor(room / u) of them. What is at most half a bin
-    counts floor(size / u), and what is more takes away as much as is left beside it at most,
+    counts floor(size / u), and a larger one takes away what is left next to it at most,
     floor((room - size) / u). What fits a bin still fits it, and lost room is seen (Carlier,
     Clautiaux and Moukrim 2007, the function f_CCM,1).
 
     Parameters
     ----------
     sizes : array of int, shape (things,)
-        Not below 0; what is larger than a bin fits none.
+        Not below 0; items larger than a bin fit into none.
     room : int
         Of a bin.
     bins : int

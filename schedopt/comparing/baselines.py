@@ -33,7 +33,7 @@ class Baseline:
     figures : Figures, optional
         None if there is no such plan.
     note : str
-        Why there is none, or what is particular about it.
+        Why there is none, or a remark about it.
     """
 
     name: str

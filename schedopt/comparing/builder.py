@@ -70,7 +70,7 @@ def compare(
     workers : int, optional
         Threads of the search for our plans.
     on_progress : callable, optional
-        Called with the number of rows done, of all, and what is being done.
+        Called with the number of rows done, the number of all, and the name of the row in work.
 
     Returns
     -------
@@ -90,7 +90,7 @@ def compare(
     as_whole(microbatches, "microbatches", low=1, high=2**20)
     if time_limit is not None and not time_limit > 0:
         raise InputError(
-            f"{time_limit} is no time to solve in", field="time_limit", way_out="Give seconds > 0"
+            f"{time_limit} is not a time limit", field="time_limit", way_out="Give seconds > 0"
         )
     chosen = _chosen(systems)
     config = SystemConfig(chain=chain, platform=platform, microbatches=microbatches)
@@ -123,7 +123,7 @@ def _chosen(names: Sequence[str] | None) -> list[System]:
         return [*known.values()]
     if isinstance(names, str) or not isinstance(names, Iterable):
         raise InputError(
-            f"{show(names)} is no list of names",
+            f"{show(names)} is not a list of names",
             field="systems",
             way_out="Give a list, such as ['gpipe', 'schedopt']",
         )

@@ -49,7 +49,7 @@ class Row:
     result : Result, optional
         The plan with what is known about it; or that our solver found none.
     note : str
-        Why there is no plan, or what is particular about it.
+        Why there is no plan, or a remark about it.
     """
 
     system: System

@@ -69,7 +69,7 @@ def rank_count(plan: Plan) -> int:
 
 
 def describe(plan: Plan, own: Plan, engine: Engine) -> Iterator[str]:
-    """Yield lines about what is exported: what is carried over, and what that costs."""
+    """Yield lines about an export: what it carries over, and the cost."""
     name, count, ranks = TITLES[engine], own.pattern.k, rank_count(plan)
     order = "1F1B" if len(plan.stages) == ranks else "interleaved 1F1B"
     yield f"Made by schedopt {__version__} for {printable(plan.chain.name) or 'a chain'}."
@@ -90,7 +90,7 @@ def describe(plan: Plan, own: Plan, engine: Engine) -> Iterator[str]:
 
 
 def micro_batch_size(plan: Plan) -> int | None:
-    """Return the samples of a micro-batch, where the chain tells."""
+    """Return the samples of a micro-batch, where the chain says."""
     recipe = plan.chain.recipe
     found = None if recipe is None else recipe.arguments.get("batch")
     return found if isinstance(found, int) and found > 0 else None

@@ -47,7 +47,7 @@ class Fact:
     def __post_init__(self) -> None:
         if not isinstance(self.scope, Scope):
             raise InputError(
-                f"{show(self.scope)} is no Scope", field="scope", way_out="Give a schedopt.Scope"
+                f"{show(self.scope)} is not a Scope", field="scope", way_out="Give a schedopt.Scope"
             )
         if self.period is not None and not (isinstance(self.period, Fraction) and self.period > 0):
             raise InputError(

@@ -1,4 +1,4 @@
-"""Numbers for 3-partition: with groups and without, and the search that tells the two apart.
+"""Numbers for 3-partition: with groups and without, and the search that decides which.
 
 Given 3 m numbers that add up to m V, each between V / 4 and V / 2: are there m groups of three that
 add up to V each? NP-complete in the strong sense (Garey and Johnson 1979, problem SP15).

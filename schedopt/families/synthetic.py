@@ -15,7 +15,7 @@ from schedopt.units import parse_bytes
 from schedopt.validation import LARGEST, as_whole
 
 GPUS: Final = 4
-"""How many GPUs an instance is for, unless told."""
+"""How many GPUs an instance is for by default."""
 
 
 def uniform_chain(

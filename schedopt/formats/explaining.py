@@ -50,7 +50,7 @@ def build(kind: type[T], document: Mapping[str, Any], others: Sequence[str] = ()
 
 
 def dump_plain(value: T, kind: type[T], **options: Any) -> dict[str, Any]:
-    """Return an object of a data class as a JSON document, what is absent left out.
+    """Return an object of a data class as a JSON document, absent fields left out.
 
     Raises
     ------
@@ -97,7 +97,7 @@ def explain(error: ValidationError, kind: type, others: Sequence[str] = ()) -> I
 def _of_one_member(error: ValidationError) -> list[dict[str, Any]]:
     """Return pydantic's errors, of a field that may be words or data those of what was given.
 
-    There it tells of both, with the name of the class behind that of the field.
+    There pydantic reports both, with the name of the class behind that of the field.
     """
     problems: list[dict[str, Any]] = [{**one} for one in error.errors(include_url=False)]
     either = {one["loc"][:-1]: one["input"] for one in problems if one["loc"][-1:] == ("str",)}

@@ -170,14 +170,14 @@ def ladder_table(result: Result, say_note: Callable[[Note | str], str] = str) ->
     say_note : callable, optional
         Says the note of a phase. Default: in the words of the library.
     """
-    freedoms = any(rung.freedom for rung in result.ladder)
+    freedoms = any(phase.freedom for phase in result.ladder)
     keys = ("Solver", *(("In addition",) if freedoms else ()))
     best: Fraction | None = None
     rows = []
-    for rung in result.ladder:
+    for phase in result.ladder:
         period, bound = (
             None if exact is None else Fraction(*exact)
-            for exact in (rung.period_exact, rung.bound_exact)
+            for exact in (phase.period_exact, phase.bound_exact)
         )
         faster = ""
         if period is not None and (best is None or period < best):
@@ -185,13 +185,13 @@ def ladder_table(result: Result, say_note: Callable[[Note | str], str] = str) ->
             best = period
         rows.append(
             (
-                rung.solver,
-                *([rung.freedom] if freedoms else []),
+                phase.solver,
+                *([phase.freedom] if freedoms else []),
                 "none" if period is None else format_duration(period),
                 faster,
                 "" if bound is None else format_duration(bound),
-                f"{rung.seconds:.3f} s",
-                readable(say_note(rung.note)),
+                f"{phase.seconds:.3f} s",
+                readable(say_note(phase.note)),
             )
         )
     return Table(

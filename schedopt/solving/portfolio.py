@@ -139,7 +139,9 @@ def solve_problem(
         )
     if work_limit is not None and work_limit < 1:
         raise InputError(
-            f"{work_limit} is no work", field="work_limit", way_out="Give at least 1 placement"
+            f"{work_limit} is not a work limit",
+            field="work_limit",
+            way_out="Give at least 1 placement",
         )
     run = Run(
         problem,
@@ -156,7 +158,7 @@ def solve_problem(
 def _check_time_limit(time_limit: float | None) -> None:
     if time_limit is not None and not time_limit > 0:
         raise InputError(
-            f"{time_limit} is no time to solve in", field="time_limit", way_out="Give seconds > 0"
+            f"{time_limit} is not a time limit", field="time_limit", way_out="Give seconds > 0"
         )
 
 

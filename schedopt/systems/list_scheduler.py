@@ -17,7 +17,7 @@ from schedopt.systems.steady_state import Name, Task, find_steady_state
 
 
 class ListScheduler:
-    """A run from an empty pipeline, told operation by operation, and the pattern in it.
+    """A run from an empty pipeline, built operation by operation, and the pattern in it.
 
     What an operation needs from its neighbours is known: the activation, the gradient, the other
     half of a backward; so are the transfers that take them from GPU to GPU. A system adds the
@@ -137,8 +137,8 @@ class ListScheduler:
     ) -> Transfer:
         """Add a transfer whose shift is its micro-batch; return it, to be waited for.
 
-        Activations and their gradients are sent by `run`. Its `start_ns` is no time yet, but tells
-        apart transfers that are otherwise the same: the weights that F gathers, and B again.
+        Activations and their gradients are sent by `run`. Its `start_ns` is not a time yet: it
+        distinguishes transfers that are otherwise the same, the weights gathered for F and for B.
         """
         source, target, _ = self._timeline.ends(item, item.shift)
         route = self.problem.platform.route(source, target)
@@ -221,7 +221,7 @@ class ListScheduler:
         _Engine(self._tasks, waiting_for).run()
 
     def _share_updates(self) -> None:
-        """Let updates last as long as what is at home takes: how many chunks the transfers say."""
+        """Let updates last as long as the chunks at home take; the transfers say how many."""
         if self.problem.rule.partition == "none":
             return
         sent = tuple(
@@ -276,7 +276,7 @@ class ListScheduler:
 
 
 class _Engine:
-    """The clock of a run: what is ready waits for its resources."""
+    """The clock of a run: ready tasks wait for their resources."""
 
     def __init__(self, tasks: list[Task], waiting_for: list[int]) -> None:
         self.tasks = tasks

@@ -89,8 +89,8 @@ def test_a_platform_in_three_numbers() -> None:
 
 
 BAD: dict[str, tuple[Callable[[], object], str, str]] = {
-    "no scope": (lambda: fact(scope=None), "scope", "None is no Scope"),
-    "scope in words": (lambda: fact(scope="general"), "scope", "'general' is no Scope"),
+    "no scope": (lambda: fact(scope=None), "scope", "None is not a Scope"),
+    "scope in words": (lambda: fact(scope="general"), "scope", "'general' is not a Scope"),
     "period int": (lambda: fact(period=3), "period", "3 is no period"),
     "period float": (lambda: fact(period=3.5), "period", "3.5 is no period"),
     "period 0": (lambda: fact(period=Fraction(0)), "period", "is no period"),
@@ -107,15 +107,15 @@ BAD: dict[str, tuple[Callable[[], object], str, str]] = {
     ),
     "known: no fact": (
         lambda: Instance(chain=chain(), platform=Platform(1, 0), known=(fact(), 3)),  # type: ignore[arg-type]
-        "known[1]", "3 is no Fact",
+        "known[1]", "3 is not a Fact",
     ),
     "no chain": (
         lambda: Instance(chain=None, platform=Platform(1, 0)),  # type: ignore[arg-type]
-        "chain", "None is no Chain",
+        "chain", "None is not a Chain",
     ),
     "no platform": (
         lambda: Instance(chain=chain(), platform=4),  # type: ignore[arg-type]
-        "platform", "4 is no Platform",
+        "platform", "4 is not a Platform",
     ),
 }  # fmt: skip
 

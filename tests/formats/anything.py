@@ -248,7 +248,7 @@ proofs = st.builds(
     wider=texts | st.lists(st.sampled_from(Suggestion), max_size=3).map(tuple),
 )
 seconds = st.floats(0, 1e9)
-rungs = st.builds(
+phases = st.builds(
     Rung,
     solver=texts,
     period_exact=st.none() | ratios,
@@ -276,7 +276,7 @@ def results(draw: st.DrawFn) -> Result:
         status=draw(st.sampled_from(["optimal", "feasible", "infeasible", "unknown"])),
         bounds=tuple(draw(st.lists(bounds, max_size=2))),
         infeasibility=draw(st.none() | proofs),
-        ladder=tuple(draw(st.lists(rungs, max_size=2))),
+        ladder=tuple(draw(st.lists(phases, max_size=2))),
         solver=draw(texts),
         seconds=draw(seconds),
         seed=draw(st.integers(0, 2**64)),

@@ -166,9 +166,9 @@ def test_a_plan_of_which_nothing_is_known_says_so() -> None:
 def test_the_ladder_is_that_of_the_file() -> None:
     result = solved(first_ms=5)
     reader = Reader(page_of(result))
-    assert {"even_split", "contiguous"} <= {rung.solver for rung in result.ladder}
-    for rung in result.ladder:
-        assert str(rung.note) in reader.words
+    assert {"even_split", "contiguous"} <= {phase.solver for phase in result.ladder}
+    for phase in result.ladder:
+        assert str(phase.note) in reader.words
     assert "Those further down may do all that those before may" in reader.words
 
 

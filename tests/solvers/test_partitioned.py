@@ -94,11 +94,11 @@ def test_a_period_asked_and_too_little_memory_are_no_errors(name: str) -> None:
 
 
 def test_why_there_is_no_plan_stands_in_the_ladder() -> None:
-    (rung,) = solve(CHAIN, Platform(2, 9), solver="piper").ladder
-    assert str(rung.note).startswith("no plan that fits; no partition fits when the s-th stage")
+    (phase,) = solve(CHAIN, Platform(2, 9), solver="piper").ladder
+    assert str(phase.note).startswith("no plan that fits; no partition fits when the s-th stage")
     # Stage 0 holds 8 bytes of weights and 2 micro-batches of 2 bytes.
-    (rung,) = solve(CHAIN, Platform(2, 11), solver="time_balanced_1f1b").ladder
-    assert str(rung.note) == "no plan that fits; 1F1B needs 1 B more for stage 0"
+    (phase,) = solve(CHAIN, Platform(2, 11), solver="time_balanced_1f1b").ladder
+    assert str(phase.note) == "no plan that fits; 1F1B needs 1 B more for stage 0"
 
 
 def test_each_partitioner_is_a_solver_by_two_names_and_says_where_it_comes_from() -> None:

@@ -52,6 +52,7 @@ def ask(
     return result
 
 
+@pytest.mark.nightly
 @trials(150)
 @given(st.data(), chains(longest=3), platforms(most=3), st.integers(1, 2))
 def test_equal_to_trying_every_start(
@@ -154,7 +155,7 @@ def test_layers_apart_beat_the_stage_that_they_make() -> None:
     assert ask(chain, platform, PAIR, fixed(1), None).period == 6
     apart = ask(chain, platform, PAIR, fixed(1, grain="layer"), None)
     assert (apart.status, apart.period) == ("optimal", Fraction(4))
-    assert [rung.freedom for rung in apart.ladder] == ["", "layers apart"]
+    assert [phase.freedom for phase in apart.ladder] == ["", "layers apart"]
 
 
 def test_layers_apart_prove_nothing_where_a_stage_saves_its_input() -> None:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import pickle
-
 import pytest
 
 from schedopt import Chain, Infeasibility, InvalidPlanError, Layer, Platform, Problem, Scope, solve
-from schedopt.proofs import Proof, ProofKind, Suggestion
 from schedopt.solving import Run
 from schedopt.solving.clock import Clock
-from schedopt.solving.incumbent import find_infeasibility
 
 LAYER = Layer(forward_ns=1, backward_ns=2, weight_bytes=1, activation_bytes=1)
 PROBLEM = Problem(chain=Chain(layers=(LAYER,) * 2), platform=Platform(2, 99))
@@ -70,31 +66,3 @@ def test_a_proof_that_there_is_no_plan_contradicts_one() -> None:
     run.report(plan)
     with pytest.raises(InvalidPlanError, match="none is said to exist"):
         run.report_infeasible(Infeasibility(scope=Scope(max_k=None), proof="wrong"))
-
-
-def test_a_bound_above_the_period_asked_is_a_proof() -> None:
-    asked = Problem(
-        chain=PROBLEM.chain, platform=PROBLEM.platform, scope=Scope(period_ns=2, max_k=3)
-    )
-    run = Run(asked)
-    run.report_bound(2, asked.scope, "equal")
-    assert find_infeasibility(asked, run.incumbent) is None
-    run.report_bound(3, asked.scope, "by hand")
-    why = find_infeasibility(asked, run.incumbent)
-    assert why is not None
-    assert why.proof == Proof(ProofKind.BOUND_ABOVE, period_exact=(3, 1), basis="by hand")
-    assert why.wider[0] == Suggestion.LONGER_PERIOD
-    assert pickle.loads(pickle.dumps(why)) == why
-
-
-def test_the_least_memory_of_all_proofs_is_told_of_the_gpu_of_the_last() -> None:
-    unequal = Problem(chain=PROBLEM.chain, platform=Platform(2, [2, 3]))
-    run, scope = Run(unequal), Scope(max_k=None)
-    run.report_infeasible(Infeasibility(scope=scope, proof="a", least_memory_bytes=6, gpu=0))
-    run.report_infeasible(Infeasibility(scope=Scope(), proof="b", least_memory_bytes=5, gpu=1))
-    why = find_infeasibility(unequal, run.incumbent)
-    # 4 bytes more for GPU 0 by the first, 2 more for GPU 1 by the second.
-    assert why is not None
-    assert (why.proof, why.gpu, why.least_memory_bytes) == ("b", 1, 5)
-    assert why.amount(5, unequal.platform) == (2, True)
-    assert why.say(5, unequal.platform) == "2 B more on every GPU"

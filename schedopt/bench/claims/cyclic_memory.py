@@ -119,10 +119,10 @@ def _record(model: Model, clock: Any) -> Curve:
             weakref.finalize(saved, release, key)
         return saved
 
-    def release(key: int, whole: bool = False) -> None:
+    def release(key: int, for_good: bool = False) -> None:
         if key in open_storages:
             size, since, times = open_storages.pop(key)
-            if times == 1 or whole:
+            if times == 1 or for_good:
                 closed.append((size, since, clock.mark()))
             else:
                 open_storages[key] = (size, since, times - 1)
@@ -149,7 +149,7 @@ def _record(model: Model, clock: Any) -> Curve:
             gc.enable()
     del loss
     for key in [*open_storages]:
-        release(key, whole=True)
+        release(key, for_good=True)
     since_start = partial(clock.between, start)
     length = max(1, since_start(end))
     return Curve(
