@@ -89,10 +89,10 @@ def place(
     return plan
 
 
-def by_night(names: Iterable[str], *slow: str) -> list[Any]:
-    """Return parameters of a test, of which some are tried by night only."""
+def nightly_but(fast: str, names: Iterable[str]) -> list[Any]:
+    """Return parameters of a test, of which all but one are tried by night only."""
     marks = pytest.mark.nightly
-    return [pytest.param(name, marks=marks) if name in slow else name for name in names]
+    return [name if name == fast else pytest.param(name, marks=marks) for name in names]
 
 
 _FAST: Final = ("general", "three-periodic", "two runs again", "all, too")

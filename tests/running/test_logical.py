@@ -26,8 +26,8 @@ from tests.random_plans import valid_plans
 from tests.running.local_run import (
     LocalRun,
     apart,
-    by_night,
     kinds_of_plans,
+    nightly_but,
     profile_of,
     sequential,
     start,
@@ -185,7 +185,7 @@ def assert_live(local: LocalRun) -> None:
             assert not work._flights
 
 
-@pytest.mark.parametrize("name", [*SEQUENTIAL, *by_night(TRACED, "bert", "resnet18")])
+@pytest.mark.parametrize("name", [*SEQUENTIAL, *nightly_but("llama", TRACED)])
 def test_every_kind_of_plan_trains_like_the_unsplit_model(name: str) -> None:
     for plan in kinds_of_plans(chain_of(name), is_slow=name in TRACED).values():
         assert_trained_alike(plan, model_of(name))
