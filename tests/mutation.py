@@ -1,10 +1,10 @@
 """Would the tests of ``schedopt.checking`` notice a fault in it? Try many small ones.
 
 ``python -m tests.mutation`` changes one operator, constant, condition or statement of the check at
-a time and runs the tests that hold it until one fails. What no test notices is printed, and the
-command fails unless it stands in `EXPLAINED`. Each mutant is a fork of one process that has loaded
-all tests: it replaces the code of the functions that are there. The tests that have noticed a
-mutant are tried first on the next.
+a time and runs the tests that hold it until one fails. What no test notices is printed. The command
+fails where fewer than `LEAST` of them are noticed, without those in `EXPLAINED`. Each mutant is a
+fork of one process that has loaded all tests: it replaces the code of the functions that are there,
+and runs the tests that call them. Those that have noticed a mutant are tried first on the next.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ import schedopt.checking
 
 ROOT: Final = Path(__file__).parents[1]
 CHECKING: Final = Path(schedopt.checking.__file__).parent
-TESTS: Final = ("checking", "account/test_against_the_check.py", "solvers/test_engine_step.py")
+TESTS: Final = ("checking",)
+LEAST: Final = 0.8
 SECONDS: Final = 15
 """Of the processor, for the tests of one mutant. Mutants that need more hang: noticed."""
 
@@ -258,7 +259,7 @@ def _try(
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Return 0 if each survivor is explained."""
+    """Return 0 if enough mutants are noticed or explained."""
     parser = argparse.ArgumentParser(description=__doc__, prog="python -m tests.mutation")
     parser.add_argument("--sample", type=int, help="how many mutants, by chance; default: all")
     parser.add_argument("--seed", type=int, default=time.time_ns() % 10**6, help="of the sample")
@@ -279,7 +280,7 @@ def main(arguments: Sequence[str]) -> int:
         f"{mutation.tried - len(mutation.survivors)} noticed, "
         f"{len(mutation.survivors) - len(unexplained)} explained, {len(unexplained)} not noticed"
     )
-    return int(bool(unexplained) or not mutation.tried)
+    return int(len(unexplained) > (1 - LEAST) * mutation.tried or not mutation.tried)
 
 
 if __name__ == "__main__":

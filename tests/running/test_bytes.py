@@ -83,7 +83,13 @@ def most_of(step: Simulation, kinds: Sequence[str]) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("name", [*HF, *SEQUENTIAL])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("gpt2-tied", *SEQUENTIAL),
+        *(pytest.param(name, marks=pytest.mark.nightly) for name in HF if name != "gpt2-tied"),
+    ],
+)
 def test_bytes_of_every_kind_of_plan(name: str) -> None:
     model, chain = measured(name)
     largest = max(layer.activation_bytes for layer in chain.layers)

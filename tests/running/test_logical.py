@@ -177,7 +177,13 @@ def assert_live(local: LocalRun) -> None:
             assert not work._flights
 
 
-@pytest.mark.parametrize("name", [*SEQUENTIAL, *TRACED])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(*SEQUENTIAL, *TRACED[:1]),
+        *(pytest.param(name, marks=pytest.mark.nightly) for name in TRACED[1:]),
+    ],
+)
 def test_every_kind_of_plan_trains_like_the_unsplit_model(name: str) -> None:
     for plan in kinds_of_plans(chain_of(name), is_slow=name in TRACED).values():
         assert_trained_alike(plan, model_of(name))

@@ -43,7 +43,7 @@ def series_of_points(draw: st.DrawFn) -> list[Point]:
 
 
 @given(series_of_points())
-def test_each_point_knows_the_best_of_its_line(series: list[Point]) -> None:
+def test_each_point_knows_the_best_of_its_series(series: list[Point]) -> None:
     propagated = propagate_monotone(series)
     assert [one.memory_bytes for one in propagated] == sorted(one.memory_bytes for one in series)
     for one in propagated:
