@@ -15,11 +15,11 @@ from schedopt.problem import Problem, Scope
 from schedopt.proofs import Proof, ProofKind
 from schedopt.solvers import contiguous
 from schedopt.solving.models.any_allocation import AnyAllocation
-from schedopt.solving.models.load_relaxation import LoadRelaxation, keeps_nothing, most_places
+from schedopt.solving.models.load_relaxation import LoadRelaxation
 from schedopt.solving.models.order_model import OrderModel
 from schedopt.solving.models.pattern_search import LONGEST, AllocationSearch, require_search
 from schedopt.solving.models.slots import SlotGraph, Slots
-from schedopt.solving.requirements import refuse_unsupported
+from schedopt.solving.requirements import keeps_nothing, most_places, refuse_unsupported
 from schedopt.solving.run import Run
 
 PROOF: Final = Proof(ProofKind.ALLOCATIONS)

@@ -21,9 +21,8 @@ from schedopt.problem import Problem, Scope
 from schedopt.proofs import Proof, ProofKind
 from schedopt.result import Infeasibility
 from schedopt.solving.cp_sat import LARGEST_SUM, solve_model
-from schedopt.solving.models.load_relaxation import keeps_nothing
 from schedopt.solving.models.pipeline import AllocatedPipeline
-from schedopt.solving.requirements import refuse_unsupported, require_stages
+from schedopt.solving.requirements import keeps_nothing, refuse_unsupported, require_stages
 from schedopt.solving.run import Run
 from schedopt.stage import Stage
 

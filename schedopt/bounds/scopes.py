@@ -67,16 +67,20 @@ def make_bound(value: Fraction | int, scope: Scope, proof: Proof | str) -> Bound
     return Bound(exact=as_ratio(value), scope=scope, proof=proof)
 
 
+def _lengths(scope: Scope) -> range:
+    """Return the lengths of patterns of a scope; none where they may be any, or very long."""
+    longest = longest_pattern(scope)
+    if longest is None or longest > MOST_LENGTHS:
+        return range(0)
+    return range(1 if scope.microbatches is None else longest, longest + 1)
+
+
 def period_above(value: Fraction, scope: Scope) -> Fraction:
     """Return the least period above a value that a pattern of the scope can have.
 
     For patterns of any length, or very long ones, the value itself.
     """
-    longest = longest_pattern(scope)
-    if longest is None or longest > MOST_LENGTHS:
-        return value
-    first = 1 if scope.microbatches is None else longest
-    return min(Fraction(floor(k * value) + 1, k) for k in range(first, longest + 1))
+    return min((Fraction(floor(k * value) + 1, k) for k in _lengths(scope)), default=value)
 
 
 def period_below(value: Fraction, scope: Scope) -> Fraction:
@@ -84,11 +88,7 @@ def period_below(value: Fraction, scope: Scope) -> Fraction:
 
     For patterns of any length, or very long ones, the value itself.
     """
-    longest = longest_pattern(scope)
-    if longest is None or longest > MOST_LENGTHS:
-        return value
-    first = 1 if scope.microbatches is None else longest
-    return max(Fraction(ceil(k * value) - 1, k) for k in range(first, longest + 1))
+    return max((Fraction(ceil(k * value) - 1, k) for k in _lengths(scope)), default=value)
 
 
 def period_between(low: Fraction, high: Fraction, scope: Scope) -> Fraction | None:
@@ -100,11 +100,8 @@ def period_between(low: Fraction, high: Fraction, scope: Scope) -> Fraction | No
     if high - low <= low * CLOSE or least >= high:
         return None
     middle = (low + high) / 2
-    longest = longest_pattern(scope)
-    if longest is None or longest > MOST_LENGTHS:
-        return middle
-    first = 1 if scope.microbatches is None else longest
-    return max(least, *(Fraction(floor(k * middle), k) for k in range(first, longest + 1)))
+    lengths = _lengths(scope)
+    return max(least, *(Fraction(floor(k * middle), k) for k in lengths)) if lengths else middle
 
 
 def refuted_bound(problem: Problem, period: Fraction, proof: Proof | str) -> Bound:

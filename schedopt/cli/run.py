@@ -215,7 +215,10 @@ def _ending_at_once() -> Iterator[None]:
             with naming_options():
                 yield
         except SchedoptError as error:
-            print(f"Error: {error}", file=sys.stderr, flush=True)
+            from schedopt.cli.flags import with_options
+
+            said = with_options(error) if isinstance(error, InputError) else error
+            print(f"Error: {said}", file=sys.stderr, flush=True)
             os._exit(2 if isinstance(error, InputError) else 1)
 
 

@@ -256,7 +256,9 @@ def _naming_files(chain: Path | None, fix: Path | None) -> Iterator[None]:
     except InputError as error:
         kind = error.field.partition("[")[0]
         if kind == "solver" or kind.startswith("scope."):
-            option = f"--{kind.removeprefix('scope.').replace('_', '-')}"
+            from schedopt.cli.flags import OPTIONS
+
+            option = OPTIONS.get(f"Scope.{kind.removeprefix('scope.')}", "--solver")
             raise InputError(error.rule, field=option, way_out=error.way_out) from None
         file = {"layers": chain, "stages": fix}.get(kind)
         if error.source or file is None:

@@ -29,9 +29,6 @@ from schedopt.running.job import BACKENDS, Backend, Job
 from schedopt.running.report import Discrepancy, Report
 from schedopt.running.timelines import make_trace
 
-Parting = Discrepancy
-"""An older name of `Discrepancy`, kept for one release."""
-
 __all__ = [
     "BACKENDS",
     "Action",
@@ -40,7 +37,6 @@ __all__ = [
     "Discrepancy",
     "Figures",
     "Job",
-    "Parting",
     "Report",
     "execute",
     "make_actions",

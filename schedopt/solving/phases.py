@@ -11,8 +11,8 @@ from schedopt.errors import InputError
 from schedopt.plan import Plan
 from schedopt.problem import Allocation, Problem, Scope
 from schedopt.proofs import Suggestion
-from schedopt.solving.models.load_relaxation import is_short
 from schedopt.solving.registry import load_solver
+from schedopt.solving.requirements import is_short
 from schedopt.solving.run import Run
 
 SOLVERS: Final[dict[Allocation, dict[str, tuple[str, ...]]]] = {

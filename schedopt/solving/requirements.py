@@ -1,9 +1,16 @@
-"""What solvers require of a problem: one refusal for each, with its way out."""
+"""What solvers require of a problem: refusals with their ways out, and sizes that are searched."""
 
 from __future__ import annotations
 
+from typing import Final
+
 from schedopt.errors import InputError
 from schedopt.problem import Problem
+
+MOST_PLACES: Final = 64
+"""Layers times GPUs, of which all allocations and orders are searched: one query takes seconds."""
+MOST_PLACES_WITHOUT_ORDERS: Final = 512
+"""The same for a chain that keeps nothing for a micro-batch."""
 
 
 def refuse_unsupported(problem: Problem, solver: str) -> None:
@@ -104,3 +111,22 @@ def require_contiguous(problem: Problem, solver: str) -> None:
             field="stages",
             way_out="Give a contiguous allocation, or use periodic",
         )
+
+
+def keeps_nothing(problem: Problem) -> bool:
+    """Whether a chain keeps nothing for a micro-batch, nor any input to recompute from."""
+    return not problem.scope.recompute and not any(
+        layer.saved or layer.saved_input_bytes or layer.saved_weight_bytes
+        for layer in problem.chain.layers
+    )
+
+
+def most_places(problem: Problem) -> int:
+    """Return how many layers times GPUs are searched at most."""
+    return MOST_PLACES_WITHOUT_ORDERS if keeps_nothing(problem) else MOST_PLACES
+
+
+def is_short(problem: Problem) -> bool:
+    """Whether all allocations can be searched at once."""
+    places = len(problem.chain.layers) * len(problem.platform.gpus)
+    return problem.platform.network is None and places <= most_places(problem)

@@ -34,7 +34,6 @@ from schedopt.bench.solvers_tables import (
 )
 from schedopt.formats import save_result
 from schedopt.solving import solver_names
-from schedopt.sweeping import ProcessPool
 from tests.bench.suites import (
     CHAIN,
     CONDITIONS,
@@ -164,25 +163,6 @@ def test_an_interrupt_keeps_the_runs_before(number: int, tmp_path: Path) -> None
     assert [record["gpus"] for record in load_records(path)] == [1, 2, 3]
 
 
-def _die_once(flag: Path, method_run: MethodRun) -> Solved:
-    """End the process in its first run on three GPUs, in the midst of it."""
-    if method_run.record["gpus"] == 3 and not flag.exists():
-        flag.touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-    return solve_run(method_run)
-
-
-def test_a_process_that_is_killed_is_replaced(tmp_path: Path) -> None:
-    path = tmp_path / "runs.jsonl"
-    work = partial(_die_once, tmp_path / "died")
-    assert run(instances(1, 2, 3, 4), path, pool=ProcessPool(2), work=work) == (True, ())
-    assert (tmp_path / "died").exists()
-    records = load_records(path)
-    assert sorted((one["gpus"], one.conditions["jobs"]) for one in records) == [
-        (1, 2), (2, 2), (3, 2), (4, 2)
-    ]  # fmt: skip
-
-
 def test_a_run_that_always_ends_its_process_is_given_up_alone(tmp_path: Path) -> None:
     def lost_on_three(method_run: MethodRun) -> Solved:
         if method_run.record["gpus"] == 3:
@@ -227,32 +207,24 @@ def test_a_folder_without_chains_is_one_clear_error(kind: str, tmp_path: Path) -
     assert caught.value.way_out
 
 
-@pytest.mark.parametrize("line", ["{}", "[1]", "junk", json.dumps({"chain": "x"}), '{"a": NaN}'])
-def test_a_line_that_is_not_a_record_is_named(line: str, tmp_path: Path) -> None:
-    path = tmp_path / "runs.jsonl"
-    path.write_text(f"{line}\n")
-    with pytest.raises(InputError, match="line 1: is not a record"):
-        load_records(path)
-
-
 @pytest.mark.parametrize(
-    ("field", "value", "rule"),
+    ("line", "rule"),
     [
-        ("status", "done", "status: \"done\" is not known"),
-        ("period_exact", [1, 0], "period_exact: [1, 0] is not a fraction"),
-        ("scope", {"allocation": "everywhere"}, "scope.allocation"),
-        ("seconds", "1", "seconds: \"1\" is not a number"),
-        ("speed", 3, "speed: is not known"),
+        *((line, "") for line in ("{}", "[1]", "junk", '{"chain": "x"}', '{"a": NaN}')),
+        ({"status": "done"}, "status: \"done\" is not known"),
+        ({"period_exact": [1, 0]}, "period_exact: [1, 0] is not a fraction"),
+        ({"scope": {"allocation": "everywhere"}}, "scope.allocation"),
+        ({"seconds": "1"}, "seconds: \"1\" is not a number"),
+        ({"speed": 3}, "speed: is not known"),
     ],
 )  # fmt: skip
-def test_a_record_with_a_bad_field_is_named(
-    field: str, value: object, rule: str, tmp_path: Path
-) -> None:
+def test_a_line_that_is_not_a_record_is_named(line: Any, rule: str, tmp_path: Path) -> None:
     path = tmp_path / "runs.jsonl"
-    run([instance(2, 45)], path)
-    document = json.loads(path.read_text())
-    path.write_text(json.dumps(document | {field: value}) + "\n")
-    with pytest.raises(InputError) as caught:
+    if isinstance(line, dict):
+        with (RESULTS / "solvers.jsonl").open() as stored:
+            line = json.dumps(json.loads(next(stored)) | line)
+    path.write_text(f"{line}\n")
+    with pytest.raises(InputError, match="line 1: is not a record") as caught:
         load_records(path)
     assert rule in str(caught.value)
 

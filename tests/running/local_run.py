@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Final
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -86,6 +87,12 @@ def place(
     )
     assert check(plan) == ()
     return plan
+
+
+def nightly_but(fast: str, names: Iterable[str]) -> list[Any]:
+    """Return parameters of a test, of which all but one are tried by night only."""
+    marks = pytest.mark.nightly
+    return [name if name == fast else pytest.param(name, marks=marks) for name in names]
 
 
 _FAST: Final = ("general", "three-periodic", "two runs again", "all, too")

@@ -16,7 +16,7 @@ from schedopt.profiling.saved_tensors import storage_bytes, storage_key
 from schedopt.running.controller import _permanent, weights_bytes
 from schedopt.running.figures import predict
 from schedopt.simulation import Simulation, simulate
-from tests.running.local_run import LocalRun, kinds_of_plans, place, profile_of, start
+from tests.running.local_run import LocalRun, kinds_of_plans, nightly_but, place, profile_of, start
 
 COUNT = 6
 STRAY = 64
@@ -83,13 +83,7 @@ def most_of(step: Simulation, kinds: Sequence[str]) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("gpt2-tied", *SEQUENTIAL),
-        *(pytest.param(name, marks=pytest.mark.nightly) for name in HF if name != "gpt2-tied"),
-    ],
-)
+@pytest.mark.parametrize("name", [*nightly_but("gpt2-tied", HF), *SEQUENTIAL])
 def test_bytes_of_every_kind_of_plan(name: str) -> None:
     model, chain = measured(name)
     largest = max(layer.activation_bytes for layer in chain.layers)

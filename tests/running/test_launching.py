@@ -28,11 +28,14 @@ from schedopt.running.records import FAILURE, Failure, LostError
 from tests.running import faulty
 from tests.running.faulty import fresh, overlapped
 
+pytestmark = pytest.mark.torch
+
 NIGHTLY = pytest.mark.nightly
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    faulty.plan()  # Torch makes a folder of its own where it profiles first.
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     (tmp_path / "temporary").mkdir()

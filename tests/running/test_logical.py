@@ -23,7 +23,15 @@ from schedopt.simulation import simulate
 from tests.budgets import trials
 from tests.profiling.networks import tiny
 from tests.random_plans import valid_plans
-from tests.running.local_run import LocalRun, apart, kinds_of_plans, profile_of, sequential, start
+from tests.running.local_run import (
+    LocalRun,
+    apart,
+    kinds_of_plans,
+    nightly_but,
+    profile_of,
+    sequential,
+    start,
+)
 
 MOST = 1e-12
 COUNT = 6
@@ -177,13 +185,7 @@ def assert_live(local: LocalRun) -> None:
             assert not work._flights
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *(*SEQUENTIAL, *TRACED[:1]),
-        *(pytest.param(name, marks=pytest.mark.nightly) for name in TRACED[1:]),
-    ],
-)
+@pytest.mark.parametrize("name", [*SEQUENTIAL, *nightly_but("llama", TRACED)])
 def test_every_kind_of_plan_trains_like_the_unsplit_model(name: str) -> None:
     for plan in kinds_of_plans(chain_of(name), is_slow=name in TRACED).values():
         assert_trained_alike(plan, model_of(name))

@@ -135,15 +135,32 @@ def test_layers_are_named_and_counted() -> None:
     assert [(piece.first, piece.side) for piece in pieces] == [(True, ("input",)), (False, ())]
 
 
-def test_a_sweep_sleeps_forward_and_whole_backward() -> None:
+UNEVEN = Platform(gpus=2, memory="1G", speed=["1", "3"])
+
+
+@pytest.mark.parametrize(
+    ("run", "count", "more", "slept"),
+    [
+        (sweep, 3, {}, [10, 11, 12, 22, 21, 20]),
+        # The first layer takes nothing with a gradient: both of its halves come in the second.
+        (split_sweep, 3, {"split": [0]}, [10, 11, 12, 32, 31, 42, 41, 30, 40]),
+        # Only stages with halves sleep in halves.
+        (sweep, 2, {"split": [1], "apart": True}, [10, 11, 31, 41, 20]),
+        # Of the GPU of the stage: 11, 31 and 41 at a third, rounded up.
+        (sweep, 2, {"split": [1], "apart": True, "platform": UNEVEN}, [10, 4, 11, 14, 20]),
+    ],
+)
+def test_layers_sleep_forward_and_whole_or_in_halves_backward(
+    run: Any, count: int, more: dict[str, Any], slept: list[int]
+) -> None:
     diary = Diary()
-    plan = plan_of([layer(0), layer(1), layer(2)])
+    stages = apart(count) if more.pop("apart", False) else ()
+    plan = plan_of([layer(number) for number in range(count)], *stages, **more)
     pieces = synthetic_pieces(plan, diary)
-    inputs = {"input": torch.empty(20)}
-    sweep(pieces, inputs, CpuClock())
-    assert diary.read() == [10, 11, 12, 22, 21, 20]
-    sweep(pieces, inputs, CpuClock())
-    assert counts(pieces) == [2, 2, 2]
+    for times in (1, 2):
+        run(pieces, {"input": torch.empty(20)}, CpuClock())
+        assert diary.read() == slept
+        assert counts(pieces) == [times] * count
 
 
 def test_activations_are_as_large_as_the_chain_says_where_a_stage_ends() -> None:
@@ -153,22 +170,6 @@ def test_activations_are_as_large_as_the_chain_says_where_a_stage_ends() -> None
     )
     seen = sweep(synthetic_pieces(plan, Diary()), {"input": torch.empty(20)}, CpuClock())
     assert seen.activation_bytes == [FLOAT, 44, FLOAT, FLOAT]
-
-
-def test_a_split_sweep_sleeps_the_halves_apart() -> None:
-    diary = Diary()
-    pieces = synthetic_pieces(plan_of([layer(0), layer(1), layer(2)], split=[0]), diary)
-    split_sweep(pieces, {"input": torch.empty(20)}, CpuClock())
-    # The first layer takes nothing with a gradient: both of its halves come in the second.
-    assert diary.read() == [10, 11, 12, 32, 31, 42, 41, 30, 40]
-    assert counts(pieces) == [1, 1, 1]
-
-
-def test_only_stages_with_halves_sleep_in_halves() -> None:
-    diary = Diary()
-    plan = plan_of([layer(0), layer(1)], *apart(2), split=[1])
-    sweep(synthetic_pieces(plan, diary), {"input": torch.empty(20)}, CpuClock())
-    assert diary.read() == [10, 11, 31, 41, 20]
 
 
 def test_the_first_layer_has_an_input_half_where_the_input_requires_a_gradient() -> None:
@@ -209,18 +210,8 @@ def test_a_forward_without_a_graph_sleeps_and_holds_nothing_but_its_output() -> 
         del output
 
 
-def test_durations_are_those_of_the_gpu_of_the_stage() -> None:
-    diary = Diary()
-    platform = Platform(gpus=2, memory="1G", speed=["1", "3"])
-    plan = plan_of([layer(0), layer(1)], *apart(2), split=[1], platform=platform)
-    sweep(synthetic_pieces(plan, diary), {"input": torch.empty(20)}, CpuClock())
-    # 11, 31 and 41 at a third, rounded up.
-    assert diary.read() == [10, 4, 11, 14, 20]
-
-
 def test_a_stage_with_gpus_of_several_speeds_is_refused() -> None:
-    platform = Platform(gpus=2, memory="1G", speed=["1", "3"])
-    plan = plan_of([layer()], Stage(layers=(0, 0), gpus=(0, 1)), platform=platform)
+    plan = plan_of([layer()], Stage(layers=(0, 0), gpus=(0, 1)), platform=UNEVEN)
     with pytest.raises(InputError, match=r"stages\[0\].gpus"):
         synthetic_pieces(plan, Diary())
 
@@ -386,19 +377,9 @@ def test_nothing_large_is_read_or_written(split: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("run", [sweep, split_sweep])
 def test_a_chain_of_zeros_runs(run: Any) -> None:
-    none: dict[str, Any] = dict.fromkeys(
-        (
-            "forward_ns",
-            "backward_ns",
-            "backward_input_ns",
-            "backward_weight_ns",
-            "weight_bytes",
-            "activation_bytes",
-            "saved_bytes",
-            "saved_weight_bytes",
-        ),
-        0,
-    )
+    times = ("forward_ns", "backward_ns", "backward_input_ns", "backward_weight_ns")
+    sizes = ("weight_bytes", "activation_bytes", "saved_bytes", "saved_weight_bytes")
+    none: dict[str, Any] = dict.fromkeys((*times, *sizes), 0)
     diary = Diary()
     split = [0] if run is split_sweep else []
     plan = plan_of([Layer(**none), Layer(**none)], split=split, input_bytes=0)

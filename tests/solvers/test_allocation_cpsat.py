@@ -38,8 +38,8 @@ from schedopt.families import (
 from schedopt.solvers.general_cpsat import general_model
 from schedopt.solving.models.bisection import query_model
 from schedopt.solving.models.domains import AllocationDomains
-from schedopt.solving.models.load_relaxation import keeps_nothing
 from schedopt.solving.models.slots import SlotGraph, Slots, as_layers
+from schedopt.solving.requirements import keeps_nothing
 from schedopt.solving.run import Run
 from tests.budgets import trials
 from tests.layers import layer

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
+from schedopt.interrupts import never_stop
 from schedopt.solving.models.memory import MemoryConstraints
 from schedopt.solving.models.resources import ResourceConstraints
 from schedopt.solving.models.tasks import PatternSolution, TaskGraph
@@ -24,11 +25,6 @@ from schedopt.systems.cycles import least_cycle_time
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
     from ortools.sat.python.cp_model_helper import Literal
-
-
-def never() -> bool:
-    """Say that nobody asks to stop."""
-    return False
 
 
 class AllocationStrategy(Protocol):
@@ -78,7 +74,7 @@ class OrderModel:
         period_ns: int,
         *,
         flush: bool = False,
-        stopped: Callable[[], bool] = never,
+        stopped: Callable[[], bool] = never_stop,
     ) -> None:
         self.allocation, self.k, self.period_ns = allocation, k, period_ns
         self.variables = Variables(allocation.graph, k, period_ns, flush=flush)
@@ -126,7 +122,7 @@ class OrderModel:
         )
 
     def shortest(
-        self, solver: cp_model.CpSolver, stopped: Callable[[], bool] = never
+        self, solver: cp_model.CpSolver, stopped: Callable[[], bool] = never_stop
     ) -> PatternSolution:
         """Return the order that was found with the least period that it allows.
 
