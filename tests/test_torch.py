@@ -39,6 +39,8 @@ from tests.torch_ranks import (
     train,
 )
 
+pytestmark = pytest.mark.torch
+
 
 def chain_of(factory: Callable[[], Built]) -> Chain:
     return profile(as_model(factory(), factory="tests:any"), warmup=0, repeats=2)

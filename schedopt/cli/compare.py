@@ -33,17 +33,21 @@ PATIENCE_S: Final = 30
 
 
 def compare_systems(
+    *,
     chain: ChainFile,
     machine: PlatformOptions,
-    search: SearchOptions,
     microbatches: Annotated[
         int | None,
-        typer.Option(help="Of one step. Default: 4 for each GPU.", metavar="M", show_default=False),
+        typer.Option(
+            help="Micro-batches of one step. Default: 4 for each GPU.",
+            metavar="M",
+            show_default=False,
+        ),
     ] = None,
     systems: Annotated[
         str | None,
         typer.Option(
-            help="Only these, by name; our plans are schedopt (least period) and schedopt_step "
+            help="Only these systems; our plans are schedopt (least period) and schedopt_step "
             "(shortest step with a flush). Default: all.",
             metavar="NAME,NAME",
             show_default=False,
@@ -52,7 +56,7 @@ def compare_systems(
     bucket: Annotated[
         str | None,
         typer.Option(
-            help="Gradients that systems with buckets send together. Default: 25MiB.",
+            help="Size of the buckets in which systems send gradients. Default: 25MiB.",
             metavar="SIZE",
         ),
     ] = None,
@@ -61,8 +65,9 @@ def compare_systems(
     recompute: Recompute = False,
     sort: Annotated[
         Literal["throughput", "memory", "name"],
-        typer.Option(help="What is best; those that fit always come first."),
+        typer.Option(help="The order of the rows; systems that fit always come first."),
     ] = "throughput",
+    search: SearchOptions,
     plans: Annotated[
         Path | None,
         typer.Option(help="A folder for the plan of each system, NAME.json.", metavar="DIR"),

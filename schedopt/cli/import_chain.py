@@ -19,7 +19,7 @@ def import_profile(
     file: Annotated[Path, typer.Argument(help="A published profile.", metavar="FILE")],
     source: Annotated[
         Literal["pipedream", "dnn-partitioning", "piper"],
-        typer.Option("--from", help="Whose format it is in."),
+        typer.Option("--from", help="The format of the profile."),
     ],
     output: ChainOutput,
     cuts: Annotated[
@@ -32,14 +32,14 @@ def import_profile(
     copies: Annotated[
         int,
         typer.Option(
-            help="How many times the parameters lie on a GPU: two versions, gradient, momentum.",
+            help="Copies of the parameters on a GPU: two versions, gradient, momentum.",
             metavar="N",
         ),
     ] = 4,
     name: Annotated[
         str | None,
         typer.Option(
-            help="Of the chain. Default: that of the file.", metavar="NAME", show_default=False
+            help="Name of the chain. Default: that of the file.", metavar="NAME", show_default=False
         ),
     ] = None,
     as_json: AsJson = False,

@@ -54,13 +54,13 @@ Memory: TypeAlias = Annotated[
         "maximum over time."
     ),
 ]
-Seed: TypeAlias = Annotated[int, typer.Option(help="Of random choices.", min=0, metavar="N")]
+Seed: TypeAlias = Annotated[int, typer.Option(help="Seed of random choices.", min=0, metavar="N")]
 TrainingStateName: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        help="What training keeps of each parameter, instead of what was measured: mixed-adam (2 "
-        "bytes, 2 of gradient, 12 of optimizer). With the bytes of an element now where the chain "
-        "does not record them: mixed-adam:4.",
+        help="The state kept for each parameter, instead of what was measured: mixed-adam (2 bytes "
+        "of weight, 2 of gradient, 12 of optimizer state). Append the present bytes of an element "
+        "if the chain does not record them: mixed-adam:4.",
         metavar="NAME",
     ),
 ]
@@ -68,7 +68,7 @@ OptimizerName: TypeAlias = Literal["adamw", "adam", "sgd"]
 Microbatches: TypeAlias = Annotated[
     int | None,
     typer.Option(
-        help="Of one step. Default: 4 for each GPU that has a stage.",
+        help="Micro-batches of one step. Default: 4 for each GPU that has a stage.",
         metavar="M",
         show_default=False,
     ),
@@ -76,7 +76,7 @@ Microbatches: TypeAlias = Annotated[
 Jobs: TypeAlias = Annotated[
     int | None,
     typer.Option(
-        help="How many run at a time, each in a process. Default: one for each core.",
+        help="Processes that run at the same time. Default: one for each core.",
         min=1,
         metavar="N",
         show_default=False,
@@ -105,7 +105,7 @@ class SearchOptions:
     workers: Annotated[
         int | None,
         typer.Option(
-            help="Threads. Default: one for each core that may be used.",
+            help="Threads. Default: one for each usable core.",
             min=1,
             metavar="N",
             show_default=False,
@@ -151,7 +151,7 @@ class ModelOptions:
     ] = None
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16", "float64"] | None,
-        typer.Option(help="Of the weights, for hf: models. Default: float32.", show_default=False),
+        typer.Option(help="Data type, for hf: models. Default: float32.", show_default=False),
     ] = None
 
     def given(self) -> dict[str, Any]:
@@ -194,10 +194,11 @@ class PlatformOptions:
     ] = None
     bandwidth: Annotated[
         str | None,
-        typer.Option(help="Of each link: 12GB/s. Absent: transfers are free.", metavar="RATE"),
+        typer.Option(help="Of each link: 12GB/s. Without one, transfers are free.", metavar="RATE"),
     ] = None
     latency: Annotated[
-        str | None, typer.Option(help="Added to each transfer: 5us. Default: 0.", metavar="TIME")
+        str | None,
+        typer.Option(help="Time added to each transfer: 5us. Default: 0.", metavar="TIME"),
     ] = None
     duplex: Annotated[
         Literal["half", "full"] | None,

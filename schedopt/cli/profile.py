@@ -39,7 +39,7 @@ def profile_model(
     device: Annotated[str, typer.Option(help="cpu, cuda, or cuda:1.", metavar="DEVICE")] = "cpu",
     optimizer: Annotated[
         OptimizerName,
-        typer.Option(help="Whose state is counted, unless the factory brings its own."),
+        typer.Option(help="Its state is counted, unless the factory brings its own."),
     ] = "adamw",
     warmup: Annotated[int, typer.Option(help="Sweeps that are not timed.", metavar="N")] = 3,
     repeats: Annotated[

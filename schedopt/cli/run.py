@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 
 def run_plan(
+    *,
     plan: PlanFile,
-    config: ModelOptions,
     model: Annotated[
         str | None,
         typer.Option(
@@ -68,7 +68,7 @@ def run_plan(
     ] = "p2p",
     microbatches: Microbatches = None,
     steps: Annotated[
-        int, typer.Option(help="That are timed, after two that are not.", metavar="N")
+        int, typer.Option(help="Steps that are timed, after two that are not.", metavar="N")
     ] = 3,
     device: Annotated[
         str,
@@ -79,9 +79,10 @@ def run_plan(
     ] = "cpu",
     optimizer: Annotated[
         OptimizerName,
-        typer.Option(help="Unless the factory brings its own."),
+        typer.Option(help="The optimizer, unless the factory brings its own."),
     ] = "adamw",
     seed: Seed = 0,
+    config: ModelOptions,
     compare: Annotated[
         bool,
         typer.Option(
@@ -89,7 +90,7 @@ def run_plan(
         ),
     ] = True,
     port: Annotated[
-        int, typer.Option(help="At which the ranks meet. Default: any.", show_default=False)
+        int, typer.Option(help="Port at which the ranks meet. Default: any.", show_default=False)
     ] = 0,
     nodes: Annotated[
         int,
@@ -214,7 +215,10 @@ def _ending_at_once() -> Iterator[None]:
             with naming_options():
                 yield
         except SchedoptError as error:
-            print(f"Error: {error}", file=sys.stderr, flush=True)
+            from schedopt.cli.flags import with_options
+
+            said = with_options(error) if isinstance(error, InputError) else error
+            print(f"Error: {said}", file=sys.stderr, flush=True)
             os._exit(2 if isinstance(error, InputError) else 1)
 
 

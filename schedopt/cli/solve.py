@@ -35,15 +35,14 @@ EXITS = {"optimal": 0, "feasible": 0, "infeasible": 3, "unknown": 4}
 
 
 def solve_chain(
-    machine: PlatformOptions,
-    freedoms: FreedomOptions,
-    search: SearchOptions,
+    *,
     chain: Annotated[
         Path | None,
         typer.Option(
             help="A schedopt.chain/1 file. With --fix it may be left out.", metavar="FILE"
         ),
     ] = None,
+    machine: PlatformOptions,
     allocation: Annotated[
         Literal["contiguous", "general"] | None,
         typer.Option(
@@ -77,6 +76,7 @@ def solve_chain(
             show_default=False,
         ),
     ] = None,
+    freedoms: FreedomOptions,
     training_state: TrainingStateName = None,
     microbatches: Annotated[
         int | None,
@@ -105,6 +105,7 @@ def solve_chain(
             metavar="NAME",
         ),
     ] = None,
+    search: SearchOptions,
     work_limit: Annotated[
         int | None,
         typer.Option(
@@ -255,7 +256,9 @@ def _naming_files(chain: Path | None, fix: Path | None) -> Iterator[None]:
     except InputError as error:
         kind = error.field.partition("[")[0]
         if kind == "solver" or kind.startswith("scope."):
-            option = f"--{kind.removeprefix('scope.').replace('_', '-')}"
+            from schedopt.cli.flags import OPTIONS
+
+            option = OPTIONS.get(f"Scope.{kind.removeprefix('scope.')}", "--solver")
             raise InputError(error.rule, field=option, way_out=error.way_out) from None
         file = {"layers": chain, "stages": fix}.get(kind)
         if error.source or file is None:

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 
 def sweep_chain(
+    *,
     chain: ChainFile,
-    freedoms: FreedomOptions,
     gpus: Annotated[str, typer.Option(help="How many GPUs: 4,8.", metavar="P,P")],
     mem: Annotated[
         str,
@@ -48,7 +48,7 @@ def sweep_chain(
         str, typer.Option(help="Memory of each GPU that is reserved.", metavar="SIZE")
     ] = "0",
     latency: Annotated[
-        str, typer.Option(help="Added to each transfer: 5us.", metavar="TIME")
+        str, typer.Option(help="Time added to each transfer: 5us.", metavar="TIME")
     ] = "0",
     duplex: Annotated[
         Literal["half", "full"],
@@ -62,9 +62,10 @@ def sweep_chain(
         int,
         typer.Option(help="The longest pattern, in micro-batches that it repeats.", metavar="K"),
     ] = 1,
+    freedoms: FreedomOptions,
     solver: Annotated[
         str | None,
-        typer.Option(help="One by name, as in schedopt solve.", metavar="NAME"),
+        typer.Option(help="A solver by name, as in schedopt solve.", metavar="NAME"),
     ] = None,
     time_limit: Annotated[
         float, typer.Option(help="Seconds for each point; inf: never.", metavar="S")

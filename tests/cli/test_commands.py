@@ -16,14 +16,20 @@ from schedopt.solving.registry import CHOOSE_ALLOCATION, PARTITIONED, SOLVERS
 from tests.cli.commands import GPT2, run, run_process, solve_json
 
 
-@pytest.fixture
-def plan(tmp_path: Path) -> Path:
-    path = tmp_path / "plan.json"
+@pytest.fixture(scope="module")
+def solved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("solved") / "plan.json"
     done = run(
         "solve", "--chain", GPT2, "--gpus", "4", "--mem", "2G", "--bandwidth", "12GB/s", "-o", path
     )
     assert done.returncode == 0, done.stderr
     return path
+
+
+@pytest.fixture
+def plan(solved: Path, tmp_path: Path) -> Path:
+    """Return a copy of a plan, for a test to change."""
+    return Path(shutil.copy(solved, tmp_path))
 
 
 def test_solve_prints_what_a_reader_looks_for(tmp_path: Path) -> None:

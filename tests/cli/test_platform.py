@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,13 +15,19 @@ TWO = ROOT / "instances" / "two-nodes.platform.json"
 STAR = ROOT / "instances" / "three-on-a-switch.platform.json"
 
 
-@pytest.fixture
-def plan(tmp_path: Path) -> Path:
-    path = tmp_path / "plan.json"
+@pytest.fixture(scope="module")
+def solved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("solved") / "plan.json"
     done = run("solve", "--chain", GPT2, "--platform", TWO, "-o", path)
     assert done.returncode == 0, done.stderr
     assert str(Platform.load(TWO)) in done.stdout
     return path
+
+
+@pytest.fixture
+def plan(solved: Path, tmp_path: Path) -> Path:
+    """Return a copy of a plan, for a test to change."""
+    return Path(shutil.copy(solved, tmp_path))
 
 
 def test_a_plan_for_nodes_holds_them_and_is_valid(plan: Path) -> None:

@@ -15,6 +15,8 @@ import pytest
 from tests.cli.commands import ended, run, run_process, start
 from tests.running import faulty
 
+pytestmark = pytest.mark.torch
+
 MODEL = ("--model", "faulty_model:build")
 QUICK = (*MODEL, "--steps", "1", "--microbatches", "4")
 NO_ORTOOLS = "raise ImportError('a run needs no solver')\n"

@@ -28,6 +28,8 @@ from schedopt.running.records import FAILURE, Failure, LostError
 from tests.running import faulty
 from tests.running.faulty import fresh, overlapped
 
+pytestmark = pytest.mark.torch
+
 NIGHTLY = pytest.mark.nightly
 
 

@@ -33,6 +33,8 @@ from tests.running.rank_jobs import (
 )
 from tests.running.replicated import replicated_plan
 
+pytestmark = pytest.mark.torch
+
 MOST = 1e-12
 FAILING = {"fails-forward": "forward", "fails-backward": "backward"}
 RUNNING = sorted(CASES.keys() - FAILING.keys())

@@ -7,6 +7,7 @@ from fractions import Fraction
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from schedopt import Chain, InputError, Layer, Platform, Rule, Scope, Stage, check, solve
 from schedopt.cuts import NoPartition
@@ -106,3 +107,34 @@ def test_each_partitioner_is_a_solver_by_two_names_and_says_where_it_comes_from(
     for entry in PARTITIONERS.values():
         assert entry.title
         assert re.search(r"\b(19|20)\d\d\b", entry.source)
+
+
+@given(st.integers(1, 200), st.integers(1, 80))
+def test_an_even_split_covers_all_layers_with_sizes_that_differ_by_one_at_most(
+    layers: int, gpus: int
+) -> None:
+    stages = even_split(layers, gpus)
+    covered = [layer for stage in stages for layer in range(stage.first, stage.last + 1)]
+    assert covered == [*range(layers)]
+    assert [stage.gpus for stage in stages] == [(gpu,) for gpu in range(min(layers, gpus))]
+    sizes = {stage.last - stage.first + 1 for stage in stages}
+    assert max(sizes) - min(sizes) <= 1
+
+
+@trials(100)
+@given(chains(), platforms())
+def test_an_even_split_is_solved_as_its_stages_are(chain: Chain, platform: Platform) -> None:
+    result = solve(chain, platform, solver="even_split")
+    fixed = solve(chain, platform, stages=even_split(len(chain.layers), len(platform.gpus)))
+    assert result.period == fixed.period
+    assert (result.plan is None) == (fixed.status == "infeasible")
+
+
+def test_an_even_split_by_hand() -> None:
+    layers = [
+        Layer(forward_ns=f, backward_ns=f, weight_bytes=0, activation_bytes=1) for f in (1, 2, 3)
+    ]
+    result = solve(Chain(layers=tuple(layers)), Platform(2, 9), solver="even_split")
+    assert result.plan is not None
+    assert [stage.layers for stage in result.plan.stages] == [(0, 0), (1, 2)]
+    assert result.period == 10

@@ -79,15 +79,13 @@ def test_one_number_of_gpus_needs_one_part_and_no_signs_that_are_not_there(tmp_p
     ],
     ids=["none", "without a plan", "no memory", "one", "forty", "many lines"],
 )
-@pytest.mark.parametrize("suffix", [".svg", ".png"])
-def test_every_size_is_drawn_and_the_same_each_time(
-    points: list[Point], suffix: str, tmp_path: Path
-) -> None:
-    for name in ("one", "two"):
-        save_sweep_picture(sweep_of(*points), tmp_path / f"{name}{suffix}")
-    first = (tmp_path / f"one{suffix}").read_bytes()
-    assert first == (tmp_path / f"two{suffix}").read_bytes()
-    assert len(first) > 1000
+def test_every_size_is_drawn_and_the_same_each_time(points: list[Point], tmp_path: Path) -> None:
+    for suffix in (".svg", ".png") if len(points) == 1 else (".svg",):
+        for name in ("one", "two"):
+            save_sweep_picture(sweep_of(*points), tmp_path / f"{name}{suffix}")
+        first = (tmp_path / f"one{suffix}").read_bytes()
+        assert first == (tmp_path / f"two{suffix}").read_bytes()
+        assert len(first) > 1000
 
 
 def test_without_matplotlib_the_way_out_is_named(
