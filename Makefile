@@ -1,5 +1,5 @@
 # make demo: install, then solve a real chain. make test: install with torch, then check in minutes.
-# make test-all: every test, all random examples with new seeds.
+# make test-all: every test, all random examples with new seeds, and faults put into the check.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -18,6 +18,7 @@ test: check
 
 test-all: check
 	HYPOTHESIS_PROFILE=nightly $(PYTEST) -m ""
+	$(BIN)/python -m tests.mutation --sample 150 --seconds 600
 
 check: $(VENV)/installed-test
 	$(BIN)/ruff check .

@@ -2,7 +2,7 @@
 
 The five nouns: `Chain` and `Platform` make a `Problem`; `solve` answers with a `Result`, which
 holds a `Plan`; `check` says whether a plan is valid; `compare` puts the systems that people train
-with beside it.
+with next to it.
 """
 
 from __future__ import annotations
@@ -23,11 +23,16 @@ __all__ = [
     "Network",
     "Node",
     "NodeLink",
+    "Note",
     "Operation",
+    "Outcome",
     "Pattern",
+    "PhaseResult",
     "Plan",
     "Platform",
     "Problem",
+    "Proof",
+    "ProofKind",
     "Recipe",
     "Result",
     "Rule",
@@ -35,6 +40,7 @@ __all__ = [
     "SchedoptError",
     "Scope",
     "Stage",
+    "Suggestion",
     "Transfer",
     "Violation",
     "__version__",
@@ -55,7 +61,8 @@ if TYPE_CHECKING:
     from schedopt.plan import Operation, Pattern, Plan, Transfer
     from schedopt.platform import Gpu, Platform
     from schedopt.problem import Problem, Scope
-    from schedopt.result import Bound, Infeasibility, Result, Rung
+    from schedopt.proofs import Note, Outcome, Proof, ProofKind, Suggestion
+    from schedopt.result import Bound, Infeasibility, PhaseResult, Result, Rung
     from schedopt.rule import Rule
     from schedopt.solving import solve
     from schedopt.stage import Stage
@@ -82,8 +89,14 @@ else:
         "Platform": "schedopt.platform",
         "Problem": "schedopt.problem",
         "Scope": "schedopt.problem",
+        "Note": "schedopt.proofs",
+        "Outcome": "schedopt.proofs",
+        "Proof": "schedopt.proofs",
+        "ProofKind": "schedopt.proofs",
+        "Suggestion": "schedopt.proofs",
         "Bound": "schedopt.result",
         "Infeasibility": "schedopt.result",
+        "PhaseResult": "schedopt.result",
         "Result": "schedopt.result",
         "Rung": "schedopt.result",
         "Rule": "schedopt.rule",

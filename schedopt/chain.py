@@ -32,7 +32,7 @@ class Layer:
     forward_ns, backward_ns : int
         Duration of the forward and of the whole backward of one micro-batch.
     weight_bytes : int
-        What lies on the GPU whatever the schedule: parameters, gradients, optimizer state.
+        What lies on the GPU under any schedule: parameters, gradients, optimizer state.
     activation_bytes : int
         The output, which a link carries to the next layer. Its gradient has the same size.
     saved_bytes : int, optional
@@ -84,7 +84,7 @@ class Layer:
                 f"{self.weight_bytes} is less than parameters, gradients and optimizer state "
                 f"together ({sum(part or 0 for part in parts)})",
                 field="weight_bytes",
-                way_out="It holds everything that lies on the GPU whatever the schedule",
+                way_out="It holds everything that lies on the GPU under any schedule",
             )
         if (self.backward_input_ns is None) != (self.backward_weight_ns is None):
             raise InputError(
@@ -194,7 +194,7 @@ class Chain(
     provenance: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        as_tuple(self, "layers")
+        as_tuple(self, "layers", Layer)
         if not self.layers:
             raise InputError(
                 "a chain has at least one layer", field="layers", way_out="Add a layer"
@@ -205,9 +205,6 @@ class Chain(
                 field="layers",
                 way_out=f"Merge layers; at most {MOST_LAYERS} are allowed",
             )
-        for position, layer in enumerate(self.layers):
-            if not isinstance(layer, Layer):
-                raise InputError(f"{show(layer)} is no Layer", field=f"layers[{position}]")
         _check_name(self.name)
         _check_mapping(self.provenance, "provenance")
         check_whole(self, "input_bytes")

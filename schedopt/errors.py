@@ -4,7 +4,7 @@
 
     SchedoptError
     ├── InputError         what was given breaks a rule (also a ValueError)
-    ├── InvalidPlanError   a solver returned a plan that the check refuses (a fault of ours)
+    ├── InvalidPlanError   a solver returned a plan that the check refuses (an internal error)
     └── RankError          a rank of a run failed or was killed
 
 Infeasible is not an error: it is the status of a `schedopt.Result`.

@@ -55,7 +55,7 @@ class Link:
         )
 
     def transfer_ns(self, count: int) -> int:
-        """How long one transfer of so many bytes takes, rounded up."""
+        """How long one transfer of `count` bytes takes, ns, rounded up."""
         return self.latency_ns - (-count * 10**9 // self.bandwidth_bytes_per_s)
 
 
@@ -110,7 +110,7 @@ class Node:
         check_name(self.name)
         check_whole(self, "gpus", high=4096)
         if self.link is not None and type(self.link) is not Link:
-            raise InputError(f"{show(self.link)} is no Link", field="link")
+            raise InputError(f"{show(self.link)} is not a Link", field="link")
 
 
 def check_name(name: object) -> None:
@@ -127,10 +127,10 @@ def check_name(name: object) -> None:
 class Network:
     """Nodes with GPUs, and the links between them.
 
-    A transfer between GPUs of two nodes goes the way with the fewest hops; of several the one
+    A transfer between GPUs of two nodes takes the path with the fewest hops; of several the one
     whose slowest hop is the fastest; then that with the least latency; then the first by the names
-    on it. The way back is the same. It takes the latencies of all hops and the time of its bytes on
-    the slowest one, and occupies every hop for its whole length.
+    on it. The path back is the same. It takes the latencies of all hops and the time of its bytes
+    on the slowest one, and occupies every hop for its whole length.
 
     Parameters
     ----------
@@ -145,12 +145,8 @@ class Network:
     links: tuple[NodeLink, ...] = ()
 
     def __post_init__(self) -> None:
-        for name, kind in (("nodes", Node), ("links", NodeLink)):
-            as_tuple(self, name)
-            for position, one in enumerate(getattr(self, name)):
-                if not isinstance(one, kind):
-                    rule = f"{show(one)} is no {kind.__name__}"
-                    raise InputError(rule, field=f"{name}[{position}]")
+        as_tuple(self, "nodes", Node)
+        as_tuple(self, "links", NodeLink)
         if not 1 <= len(self.nodes) <= MOST_NODES:
             raise InputError(
                 f"{len(self.nodes)} nodes are out of range",
@@ -159,7 +155,7 @@ class Network:
             )
         self._check_names()
         self._check_latencies()
-        self._check_ways()
+        self._check_connected()
 
     def _check_names(self) -> None:
         known: set[str] = set()
@@ -198,7 +194,7 @@ class Network:
                 way_out=f"Stay within {LARGEST} ns",
             )
 
-    def _check_ways(self) -> None:
+    def _check_connected(self) -> None:
         reached = {self.nodes[0].name}
         before = 0
         while before < len(reached):
@@ -209,7 +205,7 @@ class Network:
         for node in self.nodes:
             if node.name not in reached:
                 raise InputError(
-                    f"there is no way from node {show(self.nodes[0].name)} to {show(node.name)}",
+                    f"there is no path from node {show(self.nodes[0].name)} to {show(node.name)}",
                     field="links",
                     way_out="Link every node to the others, over switches or not",
                 )
@@ -237,25 +233,25 @@ class Network:
 
     @cached_property
     def kinds(self) -> tuple[Link | None, ...]:
-        """What differs among the pairs of GPUs, each way as one link. None: free."""
+        """What differs among the pairs of GPUs, each path as one link. None: free."""
         inside = (node.link for node in self.nodes if node.gpus > 1)
-        return tuple(dict.fromkeys([*inside, *(link for _, link in self.ways())])) or (None,)
+        return tuple(dict.fromkeys([*inside, *(link for _, link in self.paths())])) or (None,)
 
-    def ways(self) -> Iterator[tuple[tuple[str, ...], Link]]:
-        """Yield the names on the way between any two nodes with GPUs, and the way as one link."""
+    def paths(self) -> Iterator[tuple[tuple[str, ...], Link]]:
+        """Yield the names on the path between any two nodes with GPUs, and the path as one link."""
         for one, other in combinations(self._with_gpus(), 2):
-            stops, link = self._way(one, other)
+            stops, link = self._path(one, other)
             yield tuple(self.nodes[node].name for node in stops), link
 
     def _with_gpus(self) -> list[int]:
         return [index for index, node in enumerate(self.nodes) if node.gpus]
 
     def link_between(self, source: int, target: int) -> Link | None:
-        """Return the way between two GPUs as one link; None: free."""
+        """Return the path between two GPUs as one link; None: free."""
         one, other = self.node_of[source], self.node_of[target]
         if one == other:
             return None if source == target else self.nodes[one].link
-        return self._way(one, other)[1]
+        return self._path(one, other)[1]
 
     def route(self, source: int, target: int) -> tuple[Resource, ...]:
         """Return what a transfer between two GPUs occupies."""
@@ -263,7 +259,7 @@ class Network:
         if one != other:
             return tuple(
                 _directed("hop", *ends, self._links[frozenset(ends)])
-                for ends in pairwise(self._way(one, other)[0])
+                for ends in pairwise(self._path(one, other)[0])
             )
         link = None if source == target else self.nodes[one].link
         return () if link is None else (_directed("link", source, target, link),)
@@ -292,57 +288,59 @@ class Network:
 
     @cached_property
     def _before(self) -> dict[int, dict[int, list[int]]]:
-        """Of each node that was asked for: what lies before each node on the shortest ways."""
+        """Of each node that was asked for: what lies before each node on the shortest paths."""
         return {}
 
     @cached_property
-    def _ways(self) -> dict[tuple[int, int], tuple[tuple[int, ...], Link]]:
+    def _paths(self) -> dict[tuple[int, int], tuple[tuple[int, ...], Link]]:
         return {}
 
-    def _way(self, source: int, target: int) -> tuple[tuple[int, ...], Link]:
-        """Return the nodes on the way between two nodes, and the way as one link."""
-        known = self._ways.get((source, target))
+    def _path(self, source: int, target: int) -> tuple[tuple[int, ...], Link]:
+        """Return the nodes on the path between two nodes, and the path as one link."""
+        known = self._paths.get((source, target))
         if known is None:
             # Found once for both directions, for they take the same hops.
             ends = sorted((source, target), key=lambda node: self.nodes[node].name)
-            way = self._find_way(ends[0], ends[1])
-            hops = [self._links[frozenset(pair)] for pair in pairwise(way)]
+            path = self._find_path(ends[0], ends[1])
+            hops = [self._links[frozenset(pair)] for pair in pairwise(path)]
             link = Link(
                 bandwidth_bytes_per_s=min(hop.bandwidth_bytes_per_s for hop in hops),
                 latency_ns=sum(hop.latency_ns for hop in hops),
                 duplex="half" if any(hop.duplex == "half" for hop in hops) else "full",
             )
-            self._ways[ends[0], ends[1]] = (way, link)
-            self._ways[ends[1], ends[0]] = (way[::-1], link)
-            known = self._ways[source, target]
+            self._paths[ends[0], ends[1]] = (path, link)
+            self._paths[ends[1], ends[0]] = (path[::-1], link)
+            known = self._paths[source, target]
         return known
 
-    def _find_way(self, source: int, target: int) -> tuple[int, ...]:
+    def _find_path(self, source: int, target: int) -> tuple[int, ...]:
         import networkx
 
         if source not in self._before:
             self._before[source] = networkx.predecessor(self._graph, source)
         steps = list(_towards(self._before[source], target))
         widest = {source: LARGEST}
-        for one, node in steps:
-            rate = min(widest[one], self._links[frozenset((one, node))].bandwidth_bytes_per_s)
+        for before, node in steps:
+            rate = min(widest[before], self._links[frozenset((before, node))].bandwidth_bytes_per_s)
             widest[node] = max(rate, widest.get(node, 0))
-        ways: dict[int, tuple[int, tuple[str, ...], tuple[int, ...]]] = {source: (0, (), (source,))}
-        for one, node in steps:
-            link = self._links[frozenset((one, node))]
-            if one in ways and link.bandwidth_bytes_per_s >= widest[target]:
-                latency, names, way = ways[one]
-                found = latency + link.latency_ns, (*names, self.nodes[node].name), (*way, node)
-                ways[node] = min(found, ways.get(node, found))
-        return ways[target][2]
+        paths: dict[int, tuple[int, tuple[str, ...], tuple[int, ...]]] = {
+            source: (0, (), (source,))
+        }
+        for before, node in steps:
+            link = self._links[frozenset((before, node))]
+            if before in paths and link.bandwidth_bytes_per_s >= widest[target]:
+                latency, names, path = paths[before]
+                found = latency + link.latency_ns, (*names, self.nodes[node].name), (*path, node)
+                paths[node] = min(found, paths.get(node, found))
+        return paths[target][2]
 
 
 def _towards(before: dict[int, list[int]], target: int) -> Iterator[tuple[int, int]]:
-    """Yield the steps of all shortest ways to a node, those of the first hop first."""
+    """Yield the steps of all shortest paths to a node, those of the first hop first."""
     rounds, ends = [], {target}
     while ends:
-        rounds.append([(one, node) for node in sorted(ends) for one in before[node]])
-        ends = {one for one, _ in rounds[-1]}
+        rounds.append([(previous, node) for node in sorted(ends) for previous in before[node]])
+        ends = {previous for previous, _ in rounds[-1]}
     for steps in reversed(rounds):
         yield from steps
 

@@ -9,7 +9,8 @@ from typing import Any, ClassVar, Final, Literal
 
 from schedopt.errors import InputError
 from schedopt.problem import Problem
-from schedopt.validation import LARGEST, STRICT, as_tuple, check_choice, check_whole, show
+from schedopt.stage import Stage
+from schedopt.validation import LARGEST, STRICT, as_tuple, check_choice, check_whole
 
 PLAN_FORMAT: Final = "schedopt.plan/1"
 
@@ -199,12 +200,8 @@ class Pattern:
         check_whole(self, "k", low=1, high=_MOST)
         check_whole(self, "period_total_ns", low=1)
         for name, kind in (("operations", Operation), ("transfers", Transfer)):
-            as_tuple(self, name)
+            as_tuple(self, name, kind)
             for position, item in enumerate(getattr(self, name)):
-                if not isinstance(item, kind):
-                    raise InputError(
-                        f"{show(item)} is no {kind.__name__}", field=f"{name}[{position}]"
-                    )
                 if item.start_ns >= self.period_total_ns:
                     raise InputError(
                         f"{item.start_ns} lies outside the period of {self.period_total_ns} ns",
@@ -241,6 +238,18 @@ class Plan(Problem):
     __pydantic_config__: ClassVar[Any] = STRICT
 
     pattern: Pattern
+
+    @classmethod
+    def answering(cls, problem: Problem, stages: Sequence[Stage], pattern: Pattern) -> Plan:
+        """Return the plan of a problem with stages and a pattern."""
+        return cls(
+            chain=problem.chain,
+            platform=problem.platform,
+            rule=problem.rule,
+            scope=problem.scope,
+            stages=tuple(stages),
+            pattern=pattern,
+        )
 
     def _check_stages(self) -> None:
         if not self.stages:

@@ -87,7 +87,7 @@ class Platform(
         How many, or each of them.
     memory : str, int, or a sequence of them
         Memory of each GPU: ``"16G"``, bytes, or one entry a GPU.
-    reserved : str or int
+    reserved : str, int, or a sequence of them
         What is not ours on each GPU.
     speed : str, int, Decimal, or a sequence of them
         Speed factor of each GPU, exact: ``"0.5"``, not a float.
@@ -126,7 +126,7 @@ class Platform(
         gpus: int | Sequence[Gpu],
         memory: str | int | Sequence[str | int] | None = None,
         *,
-        reserved: str | int = 0,
+        reserved: str | int | Sequence[str | int] = 0,
         speed: str | int | Decimal | Sequence[str | int | Decimal] = 1,
         bandwidth: str | int | None = None,
         latency: str | int = 0,
@@ -141,20 +141,20 @@ class Platform(
                 )
             sizes: Sequence[str | int] = _one_each(memory, count, "memory")
             speeds: Sequence[str | int | Decimal] = _one_each(speed, count, "speed")
-            kept = parse_bytes(reserved, field="reserved")
+            kept: Sequence[str | int] = _one_each(reserved, count, "reserved")
             made = tuple(
                 Gpu(
                     memory_bytes=parse_bytes(size, field="memory"),
-                    reserved_bytes=kept,
+                    reserved_bytes=parse_bytes(less, field="reserved"),
                     speed=parse_speed(factor, field="speed"),
                 )
-                for size, factor in zip(sizes, speeds, strict=True)
+                for size, less, factor in zip(sizes, kept, speeds, strict=True)
             )
         else:
             made = _listed(gpus)
             if memory is not None:
                 raise InputError(
-                    "given beside a list of GPUs, which have their own",
+                    "given with a list of GPUs, which have their own",
                     field="memory",
                     way_out="Leave it out",
                 )
@@ -177,25 +177,22 @@ class Platform(
         self.__post_init__()
 
     def __post_init__(self) -> None:
-        as_tuple(self, "gpus")
+        as_tuple(self, "gpus", Gpu)
         if not 1 <= len(self.gpus) <= MOST_GPUS:
             raise InputError(
                 f"{len(self.gpus)} GPUs are out of range",
                 field="gpus",
                 way_out=f"Give 1 to {MOST_GPUS}",
             )
-        for position, gpu in enumerate(self.gpus):
-            if not isinstance(gpu, Gpu):
-                raise InputError(f"{show(gpu)} is no Gpu", field=f"gpus[{position}]")
         if self.network is not None:
             self._check_network(self.network)
 
     def _check_network(self, network: Network) -> None:
         if not isinstance(network, Network):
-            raise InputError(f"{show(network)} is no Network", field="network")
+            raise InputError(f"{show(network)} is not a Network", field="network")
         if self.link is not None:
             raise InputError(
-                "given beside a network, which has its own links",
+                "given with a network, which has its own links",
                 field="link",
                 way_out="Leave one of them out",
             )
@@ -238,14 +235,6 @@ class Platform(
         return len(set(self.gpus)) == 1 and self.network is None
 
     @property
-    def may_share_links(self) -> bool:
-        """Whether transfers between different pairs of neighbours may meet on a link.
-
-        Not between GPUs in the order in which they are numbered, if there are two nodes of them.
-        """
-        return self.network is not None and sum(node.gpus > 0 for node in self.network.nodes) > 2
-
-    @property
     def kinds_of_links(self) -> tuple[Link | None, ...]:
         """What differs among the ways between two GPUs, each as one link. None: free."""
         return (self.link,) if self.network is None else self.network.kinds
@@ -260,16 +249,16 @@ class Platform(
         return self.network.link_between(source, target)
 
     def transfer_ns(self, count: int, source: int, target: int) -> int:
-        """How long so many bytes take from one GPU to another; 0 within a GPU or without links."""
+        """How long `count` bytes take between two GPUs, ns; 0 within a GPU or without links."""
         link = self.link_between(source, target)
         return 0 if link is None else link.transfer_ns(count)
 
     def least_transfer_ns(self, count: int) -> int:
-        """How long so many bytes take at least from one GPU to another one."""
+        """How long `count` bytes take on the fastest way between two GPUs, ns."""
         return min(0 if link is None else link.transfer_ns(count) for link in self.kinds_of_links)
 
     def longest_transfer_ns(self, count: int) -> int:
-        """How long so many bytes take at most from one GPU to another one."""
+        """How long `count` bytes take on the slowest way between two GPUs, ns."""
         return max(0 if link is None else link.transfer_ns(count) for link in self.kinds_of_links)
 
     def route(self, source: int, target: int) -> tuple[Resource, ...]:

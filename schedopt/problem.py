@@ -88,7 +88,7 @@ class Scope:
         name = TITLES[self.engine or ENGINES[0]]
         if self.microbatches is None:
             raise InputError(
-                f"{name} ends each step with a flush, and nobody says how long a step is",
+                f"{name} ends each step with a flush, so a step needs a length",
                 field="microbatches",
                 way_out="Give the micro-batches of a step",
             )
@@ -100,8 +100,8 @@ class Scope:
         for field_name, asked in free.items():
             if asked:
                 raise InputError(
-                    f"{name} runs whole forwards and backwards of whole stages, and what it "
-                    "computes again is not chosen here",
+                    f"{name} runs whole forwards and backwards of whole stages, and "
+                    "chooses itself what it recomputes",
                     field=field_name,
                     way_out="Leave it out",
                 )
@@ -185,7 +185,7 @@ class Problem:
         ):
             if not isinstance(getattr(self, name), kind):
                 raise InputError(
-                    f"{show(getattr(self, name))} is no {kind.__name__}",
+                    f"{show(getattr(self, name))} is not a {kind.__name__}",
                     field=name,
                     way_out=f"Give a schedopt.{kind.__name__}",
                 )
@@ -226,7 +226,7 @@ class Problem:
                     "absent, and a split backward needs both halves of every layer",
                     field=f"layers[{number}].backward_input_ns",
                     way_out="Take a chain that has them (schedopt profile measures both), or "
-                    "leave the split (--split-backward) out",
+                    "leave the split (Scope.split_backward) out",
                 )
 
     def _check_horizon(self) -> None:

@@ -2,46 +2,20 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, ClassVar, Literal
 
-from schedopt.errors import InputError
 from schedopt.plan import Plan
 from schedopt.platform import Platform
 from schedopt.problem import Problem, Scope
+from schedopt.proofs import Note, Proof, Suggestion
 from schedopt.stored import Stored
 from schedopt.units import format_bytes, format_duration
-from schedopt.validation import STRICT, show
+from schedopt.validation import STRICT, Ratio, check_ratio
 
 Status = Literal["optimal", "feasible", "infeasible", "unknown"]
-Ratio = tuple[int, int]
-"""An exact number of nanoseconds: numerator and denominator."""
-
-
-def as_ratio(value: Fraction | int) -> Ratio:
-    """Return numerator and denominator."""
-    return Fraction(value).as_integer_ratio()
-
-
-def check_ratio(owner: object, name: str) -> None:
-    """Require that a field is absent or a fraction of at least 0."""
-    value = getattr(owner, name)
-    if value is None:
-        return
-    try:
-        ratio = tuple(map(operator.index, value))
-    except TypeError:
-        ratio = ()
-    if len(ratio) != 2 or ratio[0] < 0 or ratio[1] < 1:
-        raise InputError(
-            f"{show(list(ratio) or value)} is not a fraction",
-            field=name,
-            way_out="Give numerator >= 0 and denominator >= 1",
-        )
-    object.__setattr__(owner, name, ratio)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,15 +28,15 @@ class Bound:
         Numerator and denominator, ns.
     scope : Scope
         The plans that it speaks of.
-    proof : str
-        Why it holds, in a few words.
+    proof : Proof or str
+        Why it holds; in words where another package, or an older file, says it.
     """
 
     __pydantic_config__: ClassVar[Any] = STRICT
 
     exact: Ratio
     scope: Scope
-    proof: str
+    proof: Proof | str
 
     def __post_init__(self) -> None:
         check_ratio(self, "exact")
@@ -81,8 +55,8 @@ class Infeasibility:
     ----------
     scope : Scope
         The plans that cannot exist.
-    proof : str
-        Why, in a few words.
+    proof : Proof or str
+        Why; in words where another package, or an older file, says it.
     least_memory_bytes : int, optional
         The least memory, with what is reserved, with which a plan of the scope was found: on
         every GPU, or for unequal GPUs on the one that binds, all others growing by as much. None
@@ -91,30 +65,34 @@ class Infeasibility:
         With less than this, in the same sense, no plan of the scope exists.
     gpu : int, optional
         The GPU that binds.
-    wider : str
-        The scope to try next.
+    wider : tuple of Suggestion or str
+        What to try next, the least intrusive first.
     """
 
     __pydantic_config__: ClassVar[Any] = STRICT
 
     scope: Scope
-    proof: str
+    proof: Proof | str
     least_memory_bytes: int | None = None
     proven_memory_bytes: int | None = None
     gpu: int | None = None
-    wider: str = ""
+    wider: tuple[Suggestion, ...] | str = ()
+
+    def amount(self, memory_bytes: int, platform: Platform) -> tuple[int, bool]:
+        """Return an amount of memory as a person needs it, and whether it is an increase.
+
+        Per GPU. With unequal GPUs: the increase over the present memory.
+        """
+        if self.gpu is None or len({gpu.memory_bytes for gpu in platform.gpus}) == 1:
+            return memory_bytes, False
+        return memory_bytes - platform.gpus[self.gpu].memory_bytes, True
 
     def say(self, memory_bytes: int, platform: Platform, *, exact: bool = False) -> str:
-        """Write one of the amounts of memory for a person, perhaps with the bytes behind it.
-
-        Of each GPU; where they differ, what each has more than now.
-        """
-        more = ""
-        if self.gpu is not None and len({gpu.memory_bytes for gpu in platform.gpus}) > 1:
-            memory_bytes -= platform.gpus[self.gpu].memory_bytes
-            more = " more on every GPU"
-        behind = f" ({memory_bytes} bytes)" if exact else ""
-        return f"{format_bytes(memory_bytes)}{more}{behind}"
+        """Write one of the amounts of memory for a person, perhaps with the bytes behind it."""
+        count, is_increase = self.amount(memory_bytes, platform)
+        more = " more on every GPU" if is_increase else ""
+        behind = f" ({count} bytes)" if exact else ""
+        return f"{format_bytes(count)}{more}{behind}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,8 +110,8 @@ class PhaseResult:
         The best bound known then for plans with the freedoms so far, ns.
     seconds : float
         What it took.
-    note : str
-        What it proved, or why it found nothing.
+    note : Note or str
+        What it proved, or why it found nothing; in words in older files.
     """
 
     __pydantic_config__: ClassVar[Any] = STRICT
@@ -143,7 +121,7 @@ class PhaseResult:
     period_exact: Ratio | None = None
     bound_exact: Ratio | None = None
     seconds: float = 0.0
-    note: str = ""
+    note: Note | str = ""
 
     def __post_init__(self) -> None:
         check_ratio(self, "period_exact")
@@ -234,7 +212,7 @@ class Result(
                 return "no plan found, and none proven impossible"
 
     @property
-    def proof(self) -> str:
+    def proof(self) -> Proof | str:
         """Why the lower bound holds; empty without one."""
         scope = self.problem.scope
         holding = [bound for bound in self.bounds if bound.scope.covers(scope)]

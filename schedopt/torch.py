@@ -17,9 +17,8 @@ In a script that torchrun starts, with a process for each GPU that has a stage::
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -37,11 +36,9 @@ from schedopt.profiling.factory import as_model
 from schedopt.profiling.model import Model
 from schedopt.profiling.pieces import Piece
 from schedopt.result import Result
-from schedopt.running.fitting import Boundary, check_bytes, cut_as_planned, look
-from schedopt.running.mini_batch import MiniBatch
-from schedopt.running.moving import move_piece
-from schedopt.running.pipelining import make_schedule, make_stages, run_step
+from schedopt.running.model_match import Boundary, keep_layers, match_model
 from schedopt.running.stage_module import Inputs, StageModule
+from schedopt.running.torch_runtime import make_schedule, make_stages, run_step
 from schedopt.validation import as_whole, show
 
 __all__ = ["Pipeline", "pipeline", "split"]
@@ -116,9 +113,11 @@ def pipeline(
     rank, place = _this_rank(len(rows.ranks)), find_device(device)
     built = _model(model)
     pieces, boundaries = _cut(built, checked, rows.stages[rank], place)
-    batch = MiniBatch(built, microbatches, place)
+    batch = _MiniBatch(built, microbatches, place)
     modules = _modules(checked, pieces, rows.stages[rank], batch.give)
-    batch.names = tuple(dict.fromkeys(name for one in modules.values() for name in one.inputs))
+    batch.names = tuple(
+        dict.fromkeys(name for module in modules.values() for name in module.inputs)
+    )
     stages = make_stages(checked, rows, modules, boundaries, place, lambda action: nullcontext())
     return Pipeline(stages, rows, batch)
 
@@ -136,7 +135,7 @@ class Pipeline:
         The inputs of the model that this process needs.
     """
 
-    def __init__(self, stages: list[PipelineStage], rows: Rows, batch: MiniBatch) -> None:
+    def __init__(self, stages: list[PipelineStage], rows: Rows, batch: _MiniBatch) -> None:
         self.stages = stages
         self.schedule = make_schedule(stages, rows, self._part_of_mean)
         self._rows = rows
@@ -188,21 +187,97 @@ class Pipeline:
         return output / len(self._rows.micro_batches)
 
 
+class _MiniBatch:
+    """What a training script feeds to a step: micro-batches one behind the other in each input.
+
+    Parameters
+    ----------
+    model : Model
+        Whose inputs are those of one micro-batch.
+    count : int
+    device : torch.device
+        Where they are given.
+
+    Attributes
+    ----------
+    names : tuple of str
+        The inputs that are needed here.
+    """
+
+    def __init__(self, model: Model, count: int, device: torch.device) -> None:
+        self.names: tuple[str, ...] = ()
+        self._shapes = {name: tuple(value.shape) for name, value in model.tensors.items()}
+        self._count, self._device = count, device
+        self._parts: list[dict[str, Tensor]] = []
+
+    def load(self, args: Sequence[Tensor], named: Mapping[str, Tensor]) -> None:
+        """Take the inputs of a mini-batch, by position or by name.
+
+        Raises
+        ------
+        InputError
+            If an input that is needed is missing, or has a shape that was not planned; or the model
+            does not take that many by position.
+        """
+        first = ["input"] if len(args) == 1 else [f"input_{i}" for i in range(len(args))]
+        if not self._shapes.keys() >= set(first):
+            raise InputError(
+                f"{len(args)} given by position, and the model was planned with "
+                f"{', '.join(self._shapes)}",
+                field="args",
+                way_out="Give them by these names",
+            )
+        given = {**dict(zip(first, args, strict=True)), **named}
+        parts = {name: self._split(name, given.get(name)) for name in self.names}
+        self._parts = [{name: parts[name][i] for name in parts} for i in range(self._count)]
+
+    def give(self, micro_batch: int) -> dict[str, Tensor]:
+        """Return copies of the inputs of a micro-batch on the device."""
+        own = self._parts[micro_batch]
+        return {name: value.to(self._device, copy=True) for name, value in own.items()}
+
+    def clear(self) -> None:
+        """Let go of the mini-batch."""
+        self._parts = []
+
+    def _split(self, name: str, value: object) -> Sequence[Tensor]:
+        shape, count = self._shapes[name], self._count
+        if not isinstance(value, Tensor):
+            raise InputError(
+                "is missing" if value is None else f"{show(value)} is not a tensor",
+                field=name,
+                way_out=f"Give the stages of this process {', '.join(self.names)}",
+            )
+        if tuple(value.shape) == shape:
+            return [value] * count
+        whole = (count * shape[0], *shape[1:]) if shape else shape
+        if tuple(value.shape) != whole:
+            raise InputError(
+                f"is of shape {tuple(value.shape)}, and {count} micro-batches of {shape} were "
+                "planned",
+                field=name,
+                way_out=f"Give a tensor of shape {whole}",
+            )
+        return value.detach().chunk(count)
+
+
 def _valid(plan: Plan | Result) -> Plan:
     """Return a plan that holds."""
-    found = plan.plan if isinstance(plan, Result) else plan
-    if not isinstance(found, Plan):
+    checked = plan.plan if isinstance(plan, Result) else plan
+    if not isinstance(checked, Plan):
         raise InputError(
-            f"{show(found)} is no Plan", field="plan", way_out="Give a plan, or a result with one"
+            f"{show(checked)} is not a Plan",
+            field="plan",
+            way_out="Give a plan, or a result with one",
         )
-    violations = check(found)
+    violations = check(checked)
     if violations:
         raise InputError(
             f"it is not valid: {violations[0]}",
             field="plan",
             way_out="See schedopt check, and solve again",
         )
-    return found
+    return checked
 
 
 def _model(model: Factory) -> Model:
@@ -240,16 +315,9 @@ def _cut(
     model: Model, plan: Plan, stages: Iterable[int], device: torch.device
 ) -> tuple[list[Piece], list[Boundary]]:
     """Return the layers, those of some stages on the device and the others empty."""
-    pieces, boundaries = look(cut_as_planned(model, plan.chain), model.tensors)
-    check_bytes(plan.chain, pieces, boundaries, model.tensors)
+    pieces, boundaries = match_model(model, plan.chain)
     own = {layer for stage in stages for layer in stage_layers(plan, stage)}
-    for layer in own:
-        move_piece(pieces[layer], device)
-    kept = [
-        piece if layer in own else replace(piece, module=nn.Identity())
-        for layer, piece in enumerate(pieces)
-    ]
-    return kept, boundaries
+    return keep_layers(pieces, own, device), boundaries
 
 
 def _modules(

@@ -50,7 +50,7 @@ def with_training_state(chain: Chain, name: str) -> Chain:
     Raises
     ------
     InputError
-        For another name, or where the chain lacks what is needed.
+        For another name, or where the chain lacks a field that is needed.
     """
     kind, colon, typed = name.partition(":")
     if kind not in TRAINING_STATES:
@@ -93,7 +93,7 @@ def _with_state(layer: Layer, position: int, element: int, state: TrainingState)
 def _typed_element(text: str) -> int:
     if text not in {str(count) for count in ELEMENT_BYTES.values()}:
         raise InputError(
-            f"{show(text)} is no size of an element",
+            f"{show(text)} is not the size of an element",
             field="training_state",
             way_out="Give 2, 4 or 8 bytes: mixed-adam:4",
         )

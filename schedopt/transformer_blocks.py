@@ -1,4 +1,4 @@
-"""Embedding, transformer layers and head of a chain, told by the names of its layers."""
+"""Embedding, transformer layers and head of a chain, known by the names of its layers."""
 
 from __future__ import annotations
 

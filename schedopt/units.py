@@ -49,7 +49,7 @@ def parse_bandwidth(text: str | int, *, field: str = "") -> int:
     """
     rate = _parse(text, _RATE, _SIZES, "a rate in bytes per second", _RATE_HELP, field)
     if rate < 1:
-        raise InputError(f"{show(text)} is no rate", field=field, way_out=_RATE_HELP)
+        raise InputError(f"{show(text)} is not a rate", field=field, way_out=_RATE_HELP)
     return rate
 
 

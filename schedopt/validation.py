@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+from fractions import Fraction
 from typing import Any, Final
 
 from schedopt.errors import InputError
@@ -23,7 +24,7 @@ LARGEST_TOTAL: Final = 2**60
 
 
 def show(value: object) -> str:
-    """Return a value for a message, short whatever it is."""
+    """Return any value as a short text for a message."""
     if isinstance(value, int) and abs(value) >= 10**20:
         return f"a number of {int(math.log10(abs(value))) + 1} digits"
     try:
@@ -81,13 +82,26 @@ def check_choice(owner: object, name: str, choices: tuple[str, ...]) -> None:
         )
 
 
-def as_tuple(owner: object, name: str) -> None:
-    """Turn a list that a caller gave into the tuple that a frozen dataclass keeps."""
+def as_tuple(owner: object, name: str, kind: type | None = None) -> None:
+    """Turn a list that a caller gave into the tuple that a frozen dataclass keeps.
+
+    Raises
+    ------
+    InputError
+        If it is no sequence, or an entry is not of the kind that is asked for.
+    """
     value = getattr(owner, name)
     if isinstance(value, list):
         object.__setattr__(owner, name, tuple(value))
     elif not isinstance(value, tuple):
         raise InputError(f"{show(value)} is not a sequence", field=name, way_out="Give a list")
+    for position, entry in enumerate(value if kind else ()):
+        if kind and not isinstance(entry, kind):
+            raise InputError(
+                f"{show(entry)} is not a {kind.__name__}",
+                field=f"{name}[{position}]",
+                way_out=f"Give a list of {kind.__name__}",
+            )
 
 
 def as_numbers(value: Any, field: str, *, low: int = 0, high: int = LARGEST) -> tuple[int, ...]:
@@ -110,3 +124,30 @@ def as_rows(owner: object, name: str, *, low: int = 0, high: int = LARGEST) -> N
     rows = enumerate(getattr(owner, name))
     made = tuple(as_numbers(row, f"{name}[{i}]", low=low, high=high) for i, row in rows)
     object.__setattr__(owner, name, made)
+
+
+Ratio = tuple[int, int]
+"""An exact number of nanoseconds: numerator and denominator."""
+
+
+def as_ratio(value: Fraction | int) -> Ratio:
+    """Return numerator and denominator."""
+    return Fraction(value).as_integer_ratio()
+
+
+def check_ratio(owner: object, name: str) -> None:
+    """Require that a field is absent or a fraction of at least 0."""
+    value = getattr(owner, name)
+    if value is None:
+        return
+    try:
+        ratio = tuple(map(operator.index, value))
+    except TypeError:
+        ratio = ()
+    if len(ratio) != 2 or ratio[0] < 0 or ratio[1] < 1:
+        raise InputError(
+            f"{show(list(ratio) or value)} is not a fraction",
+            field=name,
+            way_out="Give numerator >= 0 and denominator >= 1",
+        )
+    object.__setattr__(owner, name, ratio)

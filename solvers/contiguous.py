@@ -2,6 +2,12 @@
 
 `schedopt.solving.contiguous_dp` decides whether contiguous stages reach a period T, with recompute
 where the scope allows it. T is bisected; a possible T drops to the least that its stages reach.
+
+Notes
+-----
+About log2(T) runs of the dynamic programme: O(L W P log T) for L layers, stages of at most W layers
+and P GPUs. The spans of stages are those of Beaumont et al. 2021, Algorithm 1; that no 1-periodic
+pattern keeps less is their Theorem 3.
 """
 
 from __future__ import annotations
@@ -11,18 +17,18 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Final
 
-from schedopt.errors import InputError
 from schedopt.problem import LARGEST_HORIZON_NS, Problem, Scope
+from schedopt.proofs import Proof, ProofKind
 from schedopt.result import Infeasibility
 from schedopt.solvers.one_f_one_b_star import proven_scope, report_best
 from schedopt.solving.contiguous_dp import ContiguousDP
-from schedopt.solving.requirements import refuse_unsupported
+from schedopt.solving.requirements import refuse_stages, refuse_unsupported
 from schedopt.solving.run import Run
-from schedopt.solving.stage_chain import EVERY_PERIOD, StageChain, Thinning
+from schedopt.solving.stage_chain import EVERY_PERIOD, SparsePattern, StageChain
 from schedopt.stage import Stage
 from schedopt.validation import LARGEST
 
-PROOF: Final = "exact dynamic programme over cuts and 1F1B* spans"
+PROOF: Final = Proof(ProofKind.CONTIGUOUS_DP)
 
 
 def solve(problem: Problem, run: Run) -> None:
@@ -34,12 +40,7 @@ def solve(problem: Problem, run: Run) -> None:
         If the problem asks for more than whole operations, or fixes the allocation.
     """
     refuse_unsupported(problem, "contiguous")
-    if problem.scope.allocation == "fixed":
-        raise InputError(
-            "contiguous chooses the allocation itself",
-            field="solver",
-            way_out="Leave the fixed stages out, or use one_f_one_b_star",
-        )
+    refuse_stages(problem, "contiguous")
     search = ContiguousDP(problem, stopped=run.stopped)
     scope = proven_scope(problem)
     limit = problem.scope.period_ns
@@ -69,7 +70,7 @@ def _impossible(problem: Problem) -> list[Scope]:
     If no period is asked for, one micro-batch runs after the other, and nothing keeps less: not
     with a longer pattern, not with a split backward, before which all that is saved lies there (and
     the workspace, unless only the whole backward takes time), and not with layers apart. But apart
-    they may recompute one after the other, and not all take their workspace beside all that is
+    they may recompute one after the other, and not all take their workspace next to all that is
     saved, which the reading peak sees.
     """
     scope = proven_scope(problem)
@@ -95,7 +96,7 @@ def prove_impossible(problem: Problem, run: Run) -> list[Infeasibility]:
 
 
 def best_stages(
-    problem: Problem, high: int, run: Run, thinning: Thinning = EVERY_PERIOD
+    problem: Problem, high: int, run: Run, sparse: SparsePattern = EVERY_PERIOD
 ) -> tuple[list[Stage], int] | None:
     """Return the stages of least period up to one, and that period; None if there are none.
 
@@ -106,10 +107,10 @@ def best_stages(
         In ns.
     run : Run
         For its stop.
-    thinning : Thinning
+    sparse : SparsePattern
         Which of the periods carry a micro-batch.
     """
-    search = ContiguousDP(problem, thinning, stopped=run.stopped)
+    search = ContiguousDP(problem, sparse, stopped=run.stopped)
     high = min(high, search.longest_period())
     stages = search.stages_at(high, run) if high >= search.least_period() else None
     return None if stages is None else search.descend(stages, high, run)
@@ -118,7 +119,7 @@ def best_stages(
 def contiguous_stages(
     problem: Problem, stretches: Sequence[Fraction], run: Run
 ) -> Iterator[list[Stage]]:
-    """Yield the stages that the programme finds at multiples of the least period, if there is one.
+    """Yield the stages of the dynamic programme at multiples of the least period, if there is one.
 
     Parameters
     ----------
@@ -135,9 +136,9 @@ def contiguous_stages(
     yield stages
     search = ContiguousDP(problem, stopped=run.stopped)
     for stretch in stretches:
-        found = search.stages_at(int(period * stretch), run)
-        if found is not None:
-            yield found
+        stages_there = search.stages_at(int(period * stretch), run)
+        if stages_there is not None:
+            yield stages_there
 
 
 def _explain(problem: Problem, period: int, run: Run) -> list[Infeasibility]:
@@ -157,29 +158,33 @@ def _explain(problem: Problem, period: int, run: Run) -> list[Infeasibility]:
     low, high = 1, min(ample, LARGEST - max(gpu.memory_bytes for gpu in problem.platform.gpus))
     stages = stages_with(high)
     if stages is None:
-        note = "" if run.stopped() else "; no amount of memory helps"
-        return [Infeasibility(scope=scope, proof=PROOF + note) for scope in scopes]
+        proof = PROOF if run.stopped() else Proof(ProofKind.NO_MEMORY_HELPS, basis=PROOF)
+        return [Infeasibility(scope=scope, proof=proof) for scope in scopes]
     high = max(StageChain(problem, stages).excesses(period))
     while low < high and not run.stopped():
         middle = (low + high) // 2
-        found = stages_with(middle)
-        if found is not None:
-            stages, high = found, max(StageChain(problem, found).excesses(period))
+        fitting = stages_with(middle)
+        if fitting is not None:
+            stages, high = fitting, max(StageChain(problem, fitting).excesses(period))
         elif not run.stopped():
             low = middle + 1
     chain = StageChain(problem, stages)
     excess = chain.excesses(period)
     binding = excess.index(max(excess))
     gpu = stages[binding].gpus[0]
-    first, last = stages[binding].layers
     memory = problem.platform.gpus[gpu].memory_bytes
     # At a period that is asked for 1F1B* is a bound only where cuts share a link.
     enough_known = problem.scope.period_ns is None or not chain.shares_links
     return [
         Infeasibility(
             scope=scope,
-            proof=f"{PROOF}; GPU {gpu} with layers {first} to {last} needs "
-            f"{chain.needs(period)[binding]} bytes",
+            proof=Proof(
+                ProofKind.GPU_NEEDS,
+                gpu=gpu,
+                layers=stages[binding].layers,
+                memory_bytes=chain.needs(period)[binding],
+                basis=PROOF,
+            ),
             least_memory_bytes=memory + high if enough_known else None,
             proven_memory_bytes=memory + low,
             gpu=gpu,

@@ -11,9 +11,10 @@ from typing import Final
 
 from schedopt.errors import InputError
 from schedopt.problem import Problem, Scope
+from schedopt.proofs import Proof, ProofKind
 from schedopt.solving.models.contiguous_allocation import ContiguousAllocation
 from schedopt.solving.models.order_model import OrderModel
-from schedopt.solving.models.pattern_search import LONGEST, AllocationSearch
+from schedopt.solving.models.pattern_search import LONGEST, AllocationSearch, require_search
 from schedopt.solving.models.pipeline import covers_grain
 from schedopt.solving.models.slots import SlotGraph, Slots
 from schedopt.solving.requirements import refuse_unsupported
@@ -21,7 +22,7 @@ from schedopt.solving.run import Run
 
 MOST_PLACES: Final = 4096
 """Layers times GPUs, of which the models take seconds to be made."""
-PROOF: Final = "CP-SAT over all contiguous allocations and all orders of k micro-batches"
+PROOF: Final = Proof(ProofKind.CONTIGUOUS_ALLOCATIONS)
 
 
 def solve(problem: Problem, run: Run) -> None:
@@ -40,21 +41,7 @@ def solve(problem: Problem, run: Run) -> None:
             field="solver",
             way_out="Ask for a contiguous allocation, or use periodic",
         )
-    places = len(problem.chain.layers) * len(problem.platform.gpus)
-    if places > MOST_PLACES:
-        raise InputError(
-            f"{len(problem.chain.layers)} layers on {len(problem.platform.gpus)} GPUs are too many "
-            f"for a search over all allocations at once",
-            field="solver",
-            way_out=f"Use contiguous and periodic, or merge layers: at most {MOST_PLACES} places "
-            f"(layers times GPUs) are searched",
-        )
-    if problem.platform.network is not None:
-        raise InputError(
-            "contiguous_cpsat does not know links that differ",
-            field="solver",
-            way_out="Use contiguous and periodic, or GPUs with equal links (--bandwidth)",
-        )
+    require_search(problem, "contiguous_cpsat", MOST_PLACES, "contiguous and periodic")
     search = _search(problem)
     search.solve(run)
     if covers_grain(problem):

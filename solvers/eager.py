@@ -65,13 +65,13 @@ class EagerChain(StageChain):
         ]
 
     def plan(self, period: int) -> Plan:
-        """Return the pattern of 1F1B*, each forward so many periods earlier as it may be."""
+        """Return the pattern of 1F1B*, each forward as many periods earlier as it may be."""
         ahead = self.ahead(period)
         begins = [
-            one._replace(forward_ns=one.forward_ns - ahead[place // 2] * period)
-            for place, one in enumerate(self.begins(period))
+            item._replace(forward_ns=item.forward_ns - ahead[place // 2] * period)
+            for place, item in enumerate(self.starts(period))
         ]
-        return self.plan_of(begins, period)
+        return self.plan_from(begins, period)
 
     def ahead(self, period: int) -> list[int]:
         """Return how many periods earlier than under 1F1B* each stage runs its forwards.

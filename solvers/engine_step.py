@@ -15,15 +15,14 @@ from fractions import Fraction
 from itertools import islice
 from typing import Final
 
-from schedopt.account import memory
-from schedopt.engine import TITLES
+from schedopt.account import fits
 from schedopt.errors import InputError
-from schedopt.plan import Plan
 from schedopt.problem import Problem
+from schedopt.proofs import Proof, ProofKind
 from schedopt.result import Infeasibility
-from schedopt.solving.engine_cuts import Begins, EngineCuts
+from schedopt.solving.engine_cuts import EngineCuts, FirstLayers
 from schedopt.solving.run import Run
-from schedopt.solving.suggestions import ways_out
+from schedopt.solving.suggestions import suggest
 from schedopt.systems.steps import engine_step
 
 MOST_CUTS: Final = 20_000
@@ -43,7 +42,7 @@ def solve(problem: Problem, run: Run) -> None:
         raise InputError(
             "engine_step needs an engine",
             field="solver",
-            way_out="Name one (--for megatron, --for deepspeed), or use another solver",
+            way_out="Name one (Scope.engine), or use another solver",
         )
     if scope.allocation == "fixed":
         raise InputError(
@@ -67,9 +66,8 @@ class _Search:
         assert problem.scope.microbatches is not None
         assert problem.scope.engine is not None
         self.problem, self.run = problem, run
-        self.name = TITLES[problem.scope.engine]
         self.count = problem.scope.microbatches
-        self.seen: set[tuple[int, Begins]] = set()
+        self.seen: set[tuple[int, FirstLayers]] = set()
         # A step of this length or more is of no use.
         asked = problem.scope.period_ns
         self.limit = None if asked is None else asked * self.count + 1
@@ -105,18 +103,15 @@ class _Search:
             self.run.report_bound(
                 Fraction(least, self.count),
                 scope,
-                f"every cut that {self.name} can run was looked at, or cannot be shorter",
+                Proof(ProofKind.ENGINE_CUTS, engine=scope.engine),
             )
         elif self.open is not None:
             self.run.leave_out("another order of transfers might be as short as asked")
         else:
-            why = "fits" if scope.period_ns is None else "fits and is as short as asked"
+            none_fits, short = ProofKind.NO_ENGINE_CUT, ProofKind.NO_SHORT_ENGINE_CUT
+            proof = Proof(none_fits if scope.period_ns is None else short, engine=scope.engine)
             self.run.report_infeasible(
-                Infeasibility(
-                    scope=scope,
-                    proof=f"of all cuts that {self.name} can run, none {why}",
-                    wider=ways_out(self.problem),
-                )
+                Infeasibility(scope=scope, proof=proof, wider=suggest(self.problem))
             )
 
     def _shapes(self) -> Iterator[EngineCuts]:
@@ -136,29 +131,29 @@ class _Search:
     def _descend(self, cuts: EngineCuts) -> None:
         """Go from a balanced cut to better neighbours, as long as there are any."""
         here = cuts.balanced()
-        length = cuts.way(here) if cuts.may_fit(here) else None
+        length = cuts.schedule_bound(here) if cuts.may_fit(here) else None
         better = True
         while better and not self.run.stopped():
             better = False
             for other in sorted(cuts.neighbours(here), key=cuts.bound):
                 if (length is None or cuts.bound(other) < length) and cuts.may_fit(other):
-                    found = cuts.way(other)
-                    if length is None or found < length:
-                        here, length, better = other, found, True
+                    other_length = cuts.schedule_bound(other)
+                    if length is None or other_length < length:
+                        here, length, better = other, other_length, True
                         break
         self._try(cuts, here)
 
     def _compare_all(self, cuts: EngineCuts) -> bool:
         """Lay out all cuts that may be better; return whether none is left."""
-        found = list(islice(cuts.every(self.limit, self.run.stopped), MOST_CUTS + 1))
-        whole = len(found) <= MOST_CUTS and not self.run.stopped()
-        for begins in sorted(found, key=cuts.bound):
+        candidates = list(islice(cuts.promising(self.limit, self.run.stopped), MOST_CUTS + 1))
+        whole = len(candidates) <= MOST_CUTS and not self.run.stopped()
+        for begins in sorted(candidates, key=cuts.bound):
             if self.run.stopped():
                 return False
             self._try(cuts, begins)
         return whole
 
-    def _try(self, cuts: EngineCuts, begins: Begins) -> bool:
+    def _try(self, cuts: EngineCuts, begins: FirstLayers) -> bool:
         """Lay out a step, once, and report it if it is better and fits."""
         if (cuts.ranks, begins) in self.seen or (self.run.stopped() and self.limit is not None):
             return False
@@ -166,13 +161,13 @@ class _Search:
             return False
         if not cuts.may_fit(begins):
             return False
-        least = cuts.way(begins)
+        least = cuts.schedule_bound(begins)
         if self.limit is not None and least >= self.limit:
             return False
         self.seen.add((cuts.ranks, begins))
         plan = engine_step(self.problem, cuts.stages(begins))
         length = plan.pattern.period_total_ns
-        if not self._fits(plan):
+        if not fits(plan):
             return False
         if least < length:
             self.open = least if self.open is None else min(self.open, least)
@@ -181,7 +176,3 @@ class _Search:
         self.run.report(plan)
         self.limit = length
         return True
-
-    def _fits(self, plan: Plan) -> bool:
-        needs = zip(memory(plan), plan.platform.gpus, strict=True)
-        return all(need.reading(plan.scope.memory) <= gpu.usable_bytes for need, gpu in needs)

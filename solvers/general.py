@@ -1,8 +1,8 @@
 """The best plan for any allocation: a GPU may run stages that are not neighbours.
 
 Simulated annealing over cuts, GPUs, what is recomputed and which backward is split, at a period
-below the best (`schedopt.solving.local_search`). Beside it the relaxation of `relaxation` proves
-bounds, and its allocations are starts; so the search may end with a proof.
+below the best (`schedopt.solving.local_search`). At the same time the relaxation of `relaxation`
+proves bounds, and its allocations are starts; so the search may end with a proof.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def solve(problem: Problem, run: Run) -> None:
         raise InputError(
             "general chooses any allocation",
             field="solver",
-            way_out="Allow that (--allocation general), or use another solver",
+            way_out='Allow that (Scope(allocation="general")), or use another solver',
         )
     from schedopt.solving.local_search.search import LocalSearch, is_compiled
     from schedopt.solving.local_search.starts import fixed_patterns
@@ -51,7 +51,7 @@ def solve(problem: Problem, run: Run) -> None:
     order = cycle([*known, *([None] * max(1, len(known)))])
     if not is_compiled(run):
         return
-    with _bounds_beside(problem, run) as (relaxed, prover):
+    with _bounds_meanwhile(problem, run) as (relaxed, prover):
 
         def start(number: int) -> Allocation | None:
             # What comes when it comes would make runs with a limit of work differ.
@@ -70,7 +70,7 @@ def solve(problem: Problem, run: Run) -> None:
 
 
 @contextmanager
-def _bounds_beside(
+def _bounds_meanwhile(
     problem: Problem, run: Run
 ) -> Iterator[tuple[deque[Allocation], threading.Thread]]:
     """Prove bounds in a thread, and collect the allocations that come with them.
@@ -79,7 +79,7 @@ def _bounds_beside(
     that the search makes. A search that ends by its work waits for the thread, one that has its
     proof does not.
     """
-    found: deque[Allocation] = deque()
+    allocations: deque[Allocation] = deque()
     fork = run.fork(workers=1, share=SHARE_OF_BOUNDS)
     failures: list[Exception] = []
     asked = replace(problem, scope=replace(problem.scope, max_k=run.scope.max_k))
@@ -87,16 +87,16 @@ def _bounds_beside(
 
     def prove() -> None:
         try:
-            for number, one in enumerate(problems):
+            for number, relaxed in enumerate(problems):
                 part = fork.fork(workers=1, share=1 / (len(problems) - number))
-                found.extend(relaxed_allocations(one, part))
+                allocations.extend(relaxed_allocations(relaxed, part))
         except Exception as failure:
             failures.append(failure)
 
     thread = threading.Thread(target=prove, daemon=True)
     thread.start()
     try:
-        yield found, thread
+        yield allocations, thread
         while thread.is_alive() and not run.settled():
             thread.join(0.05)
     finally:

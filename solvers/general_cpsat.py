@@ -12,17 +12,18 @@ from typing import Final
 from schedopt.bounds.load import longest_layer_ns
 from schedopt.errors import InputError
 from schedopt.problem import Problem, Scope
+from schedopt.proofs import Proof, ProofKind
 from schedopt.solvers import contiguous
 from schedopt.solving.models.any_allocation import AnyAllocation
-from schedopt.solving.models.load_relaxation import LoadRelaxation, keeps_nothing, most_places
+from schedopt.solving.models.load_relaxation import LoadRelaxation
 from schedopt.solving.models.order_model import OrderModel
-from schedopt.solving.models.pattern_search import LONGEST, AllocationSearch
+from schedopt.solving.models.pattern_search import LONGEST, AllocationSearch, require_search
 from schedopt.solving.models.slots import SlotGraph, Slots
-from schedopt.solving.requirements import refuse_unsupported
+from schedopt.solving.requirements import keeps_nothing, most_places, refuse_unsupported
 from schedopt.solving.run import Run
 
-PROOF: Final = "CP-SAT over all allocations and all orders of k micro-batches"
-PROOF_WITHOUT_ORDERS: Final = "CP-SAT over all allocations: nothing is kept for a micro-batch"
+PROOF: Final = Proof(ProofKind.ALLOCATIONS)
+PROOF_WITHOUT_ORDERS: Final = Proof(ProofKind.ALLOCATIONS_WITHOUT_ORDERS)
 
 
 def solve(problem: Problem, run: Run) -> None:
@@ -41,32 +42,14 @@ def solve(problem: Problem, run: Run) -> None:
         raise InputError(
             "general_cpsat looks for any allocation",
             field="solver",
-            way_out="Ask for one (--allocation general), or use contiguous_cpsat",
+            way_out='Ask for one (Scope(allocation="general")), or use contiguous_cpsat',
         )
-    if problem.platform.network is not None:
-        raise InputError(
-            "general_cpsat does not know links that differ",
-            field="solver",
-            way_out="Use general and periodic, or GPUs with equal links (--bandwidth)",
-        )
-    _refuse_long(problem)
+    require_search(problem, "general_cpsat", most_places(problem), "general and periodic")
     if run.best() is None and problem.scope.period_ns is None:
         contiguous.solve(problem, run)
     search = _search(problem)
     search.solve(run)
     search.report_bounds(run)
-
-
-def _refuse_long(problem: Problem) -> None:
-    layers, gpus = len(problem.chain.layers), len(problem.platform.gpus)
-    most = most_places(problem)
-    if layers * gpus > most:
-        raise InputError(
-            f"{layers} layers on {gpus} GPUs are too many for a search over all allocations and "
-            "orders at once",
-            field="solver",
-            way_out=f"Merge layers: at most {most} places (layers times GPUs) are searched",
-        )
 
 
 def _search(problem: Problem) -> AllocationSearch:

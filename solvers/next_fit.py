@@ -4,8 +4,7 @@ Beaumont et al. 2021, proof of Theorem 5. With equal GPUs and T0 the larger of t
 and the longest layer, layers go to the first GPU while its load stays within 2 T0, then to the
 next. A GPU that is closed has a load above T0, since no layer is longer than T0; so P closed GPUs
 would hold more than all the work. T0 is a bound for any allocation and any k, which certifies the
-factor period / T0 of the plan at hand; where memory is ample and transfers are free it is at most
-two.
+factor period / T0 of its plan; where memory is ample and transfers are free it is at most two.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from __future__ import annotations
 from schedopt.errors import InputError
 from schedopt.problem import Problem
 from schedopt.solvers.one_f_one_b_star import report_stages
-from schedopt.solving.requirements import refuse_unsupported
+from schedopt.solving.requirements import refuse_stages, refuse_unsupported
 from schedopt.solving.run import Run
 from schedopt.stage import Stage
 
@@ -27,12 +26,7 @@ def solve(problem: Problem, run: Run) -> None:
         If the GPUs differ, or the problem asks for more than whole operations.
     """
     refuse_unsupported(problem, "next_fit")
-    if problem.scope.allocation == "fixed":
-        raise InputError(
-            "next_fit makes an allocation",
-            field="solver",
-            way_out="Leave the fixed stages out, or use one_f_one_b_star",
-        )
+    refuse_stages(problem, "next_fit")
     if not problem.platform.uniform or problem.chain.same_gpu:
         raise InputError(
             "next_fit needs equal GPUs and links, and no tied layers",

@@ -1,23 +1,26 @@
 """1F1B*: the 1-periodic pattern of least memory for a contiguous allocation.
 
 Beaumont et al. 2021, Algorithm 1 and Theorem 3: for a given period no 1-periodic pattern keeps
-fewer activations of any stage. `schedopt.solving.stage_chain` says how many these are.
+fewer activations of any stage. `schedopt.solving.stage_chain` says how many these are. One period
+takes O(S) for S stages, and a bisection asks for about log2(T) of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Final
 
 from schedopt.problem import Problem, Scope
+from schedopt.proofs import Proof, ProofKind
 from schedopt.result import Infeasibility
 from schedopt.solving.requirements import refuse_unsupported, require_contiguous, require_stages
 from schedopt.solving.run import Run
-from schedopt.solving.sharing import best_plan
+from schedopt.solving.shared_links import best_plan
 from schedopt.solving.stage_chain import StageChain
 from schedopt.stage import Stage
 
-PROOF = "1F1B* keeps the fewest activations (Beaumont et al. 2021, Theorem 3)"
+PROOF: Final = Proof(ProofKind.ONE_F_ONE_B_STAR)
 
 
 def solve(problem: Problem, run: Run) -> None:
@@ -92,7 +95,7 @@ def _explain(stages: StageChain, scope: Scope, period: int) -> Infeasibility:
     if period < stages.least_period():
         return Infeasibility(
             scope=scope,
-            proof=f"a GPU or link works {stages.least_period()} ns in each period",
+            proof=Proof(ProofKind.RESOURCE_TOO_BUSY, time_ns=stages.least_period()),
         )
     enough = _with_enough(stages, period)
     lacking = enough.excesses(period)
@@ -102,8 +105,12 @@ def _explain(stages: StageChain, scope: Scope, period: int) -> Infeasibility:
     enough_known = scope.period_ns is None or not stages.shares_links
     return Infeasibility(
         scope=scope,
-        proof=f"stage {worst} needs {enough.needs(period)[worst]} bytes with the fewest "
-        f"activations; {PROOF}",
+        proof=Proof(
+            ProofKind.STAGE_NEEDS,
+            stage=worst,
+            memory_bytes=enough.needs(period)[worst],
+            basis=PROOF,
+        ),
         least_memory_bytes=least if enough_known else None,
         proven_memory_bytes=least,
         gpu=gpu,

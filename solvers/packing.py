@@ -12,23 +12,25 @@ comes before keeps nothing and is free to wait, so a plan is a packing into the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from schedopt.errors import InputError
 from schedopt.plan import Kind, Operation, Pattern, Plan, place_in_period
 from schedopt.problem import Problem, Scope
+from schedopt.proofs import Proof, ProofKind
 from schedopt.result import Infeasibility
-from schedopt.solving.models.load_relaxation import keeps_nothing
+from schedopt.solving.cp_sat import LARGEST_SUM, solve_model
 from schedopt.solving.models.pipeline import AllocatedPipeline
-from schedopt.solving.models.tasks import Task
-from schedopt.solving.packing import Undecided, pack
-from schedopt.solving.requirements import refuse_unsupported, require_stages
+from schedopt.solving.requirements import keeps_nothing, refuse_unsupported, require_stages
 from schedopt.solving.run import Run
 from schedopt.stage import Stage
 
-ONTO_GPUS: Final = "CP-SAT over all ways to pack the layers onto GPUs"
-INTO_HOLES: Final = "CP-SAT over all ways to fill the holes that forced operations leave"
+if TYPE_CHECKING:
+    from ortools.sat.python import cp_model
+
+ONTO_GPUS: Final = Proof(ProofKind.PACKINGS_ONTO_GPUS)
+INTO_HOLES: Final = Proof(ProofKind.PACKINGS_INTO_HOLES)
 GENERAL_WAY: Final = "Use general_cpsat, or leave the choice of solvers to schedopt"
 FIXED_WAY: Final = "Use periodic, or leave the choice of solvers to schedopt"
 
@@ -57,7 +59,7 @@ def solve(problem: Problem, run: Run) -> None:
         raise InputError(
             "packing decides whether a plan of a given period exists",
             field="solver",
-            way_out="Ask for a period (--period)",
+            way_out="Ask for a period (Scope.period_ns)",
         )
     try:
         match problem.scope.allocation:
@@ -69,7 +71,7 @@ def solve(problem: Problem, run: Run) -> None:
                 raise InputError(
                     "packing looks for any allocation, or fills the holes of stages that are given",
                     field="solver",
-                    way_out="Ask for any (--allocation general), or use contiguous",
+                    way_out='Ask for any (Scope(allocation="general")), or use contiguous',
                 )
     except Undecided:
         return
@@ -96,7 +98,7 @@ def _onto_gpus(problem: Problem, period: int, run: Run) -> None:
     sizes = [lengths["F", n] + lengths["B", n] for n in range(len(layers))]
     placed = pack(sizes, [period] * len(gpus), run)
     if placed is None:
-        # Each micro-batch takes so long on its GPUs, in whatever order and for every k.
+        # The work of a micro-batch on its GPUs is the same in every order and for every k.
         scope = Scope(
             allocation="general",
             max_k=None,
@@ -132,14 +134,22 @@ def _into_holes(problem: Problem, period: int, run: Run) -> None:
             "layers of a stage that run apart",
         ),
     )
+
+    def report_impossible(proof: Proof, gpu: int) -> None:
+        proven = Scope(allocation="fixed", grain=scope.grain, gpu_order="any", period_ns=period)
+        run.report_infeasible(Infeasibility(scope=proven, proof=proof, gpu=gpu))
+
     pipeline = AllocatedPipeline(problem)
-    proven = Scope(allocation="fixed", grain=scope.grain, gpu_order="any", period_ns=period)
     gpu, short = pipeline.lacking()
     if short > 0:
-        proof = f"GPU {gpu} lacks {short} bytes with one micro-batch in flight"
-        run.report_infeasible(Infeasibility(scope=proven, proof=proof, gpu=gpu))
+        proof = Proof(ProofKind.GPU_LACKS_MEMORY, gpu=gpu, memory_bytes=short)
+        report_impossible(proof, gpu)
         return
-    lengths = {key: step.length_ns for key, step in _operations(pipeline)}
+    lengths: dict[Key, int] = {
+        (task.kind, task.stage): task.length_ns
+        for task in pipeline.path
+        if task.kind == "F" or task.kind == "B"
+    }
     first = _first_that_fills(pipeline)
     forced, span = {}, 0
     for key in lengths:
@@ -147,64 +157,76 @@ def _into_holes(problem: Problem, period: int, run: Run) -> None:
             forced[key] = span
             span += lengths[key]
     if span > period:
-        proof = (
-            f"stage {first} keeps one micro-batch at a time, for {span} ns: there is no room for "
-            "a second"
-        )
-        run.report_infeasible(Infeasibility(scope=proven, proof=proof, gpu=stages[first].gpus[0]))
+        proof = Proof(ProofKind.FILLED_STAGE, stage=first, time_ns=span)
+        report_impossible(proof, stages[first].gpus[0])
         return
-    if span < period:
-        _refuse(
-            FIXED_WAY,
-            (True, f"a period of {period} ns, of which what keeps something fills {span} ns only"),
-        )
+    _refuse(
+        FIXED_WAY,
+        (
+            span < period,
+            f"a period of {period} ns, of which what keeps something fills {span} ns only",
+        ),
+    )
     phases = dict(forced)
     for gpu in range(len(problem.platform.gpus)):
-        own = [key for key in lengths if stages[key[1]].gpus == (gpu,)]
-        fixed = {key: forced[key] for key in own if key in forced}
-        free = [key for key in own if key not in forced]
-        gaps = holes(fixed, lengths, period)
-        filled = [key for key in free if lengths[key]]
-        rooms = pack([lengths[key] for key in filled], [gap.length for gap in gaps], run)
-        if rooms is None:
-            run.report_infeasible(Infeasibility(scope=proven, proof=INTO_HOLES, gpu=gpu))
+        own = {key: length for key, length in lengths.items() if stages[key[1]].gpus == (gpu,)}
+        filled = _fill_holes(own, forced, period, run)
+        if filled is None:
+            report_impossible(INTO_HOLES, gpu)
             return
-        begins = [gap.start for gap in gaps]
-        for key, room in zip(filled, rooms, strict=True):
-            phases[key] = begins[room] % period
-            begins[room] += lengths[key]
-        # What takes no time lies between two that do, never inside one.
-        edge = next((at + lengths[key] for key, at in fixed.items()), 0)
-        phases |= {key: edge % period for key in free if not lengths[key]}
+        phases |= filled
     run.report(_plan(problem, stages, phases, lengths, period))
 
 
-def _refuse(way_out: str, *found: tuple[bool, str]) -> None:
-    """Raise `InputError` for the first thing that is there."""
-    for present, what in found:
+def _fill_holes(
+    lengths: Mapping[Key, int], forced: Mapping[Key, int], period: int, run: Run
+) -> dict[Key, int] | None:
+    """Return when the free operations of one GPU start in the period; None: they do not fit.
+
+    Parameters
+    ----------
+    lengths : mapping of Key to int
+        Of the operations of the GPU, ns.
+    forced : mapping of Key to int
+        The starts of those that are not free, ns.
+    period : int
+    run : Run
+    """
+    fixed = {key: forced[key] for key in lengths if key in forced}
+    gaps = holes(fixed, lengths, period)
+    free = [key for key in lengths if key not in fixed and lengths[key]]
+    rooms = pack([lengths[key] for key in free], [gap.length for gap in gaps], run)
+    if rooms is None:
+        return None
+    phases: dict[Key, int] = {}
+    begins = [gap.start for gap in gaps]
+    for key, room in zip(free, rooms, strict=True):
+        phases[key] = begins[room] % period
+        begins[room] += lengths[key]
+    # What takes no time lies between two that do, never inside one.
+    edge = next((at + lengths[key] for key, at in fixed.items()), 0)
+    idle = (key for key in lengths if key not in fixed and not lengths[key])
+    return phases | dict.fromkeys(idle, edge % period)
+
+
+def _refuse(way_out: str, *cases: tuple[bool, str]) -> None:
+    """Raise `InputError` for the first case that is so."""
+    for present, case in cases:
         if present:
-            raise InputError(f"packing does not do {what}", field="solver", way_out=way_out)
+            raise InputError(f"packing does not do {case}", field="solver", way_out=way_out)
 
 
 def _has_links(problem: Problem) -> bool:
     return problem.platform.link is not None or problem.platform.network is not None
 
 
-def _operations(pipeline: AllocatedPipeline) -> Iterator[tuple[Key, Task]]:
-    """Yield the operations of a micro-batch in their order."""
-    for task in pipeline.path:
-        if task.kind == "F" or task.kind == "B":
-            yield (task.kind, task.stage), task
-
-
 def _first_that_fills(pipeline: AllocatedPipeline) -> int:
     """Return the first stage that keeps something, of which only one micro-batch fits."""
-    keeping = [one for one in pipeline.stashes if one.each_bytes]
-    if not keeping:
-        _refuse(FIXED_WAY, (True, "stages that keep nothing for a micro-batch"))
+    keeping = [stash for stash in pipeline.stashes if stash.each_bytes]
+    _refuse(FIXED_WAY, (not keeping, "stages that keep nothing for a micro-batch"))
     first = keeping[0]
     room = pipeline.spare[first.gpu]
-    room -= sum(one.each_bytes for one in keeping if one.gpu == first.gpu)
+    room -= sum(stash.each_bytes for stash in keeping if stash.gpu == first.gpu)
     _refuse(
         FIXED_WAY,
         (room >= first.each_bytes, f"memory that holds two micro-batches of stage {first.stage}"),
@@ -221,11 +243,11 @@ def holes(forced: Mapping[Key, int], lengths: Mapping[Key, int], period: int) ->
         return [Hole(0, period)]
     starts = sorted((at, lengths[key]) for key, at in forced.items())
     following = [at for at, _ in starts[1:]] + [starts[0][0] + period]
-    found = [
+    gaps = [
         Hole(at + length, then - at - length)
         for (at, length), then in zip(starts, following, strict=True)
     ]
-    return [hole for hole in found if hole.length]
+    return [hole for hole in gaps if hole.length]
 
 
 def _plan(
@@ -248,10 +270,70 @@ def _plan(
         start, shift = place_in_period(now, 0, 1, period)
         operations.append(Operation(kind=kind, stage=stage, shift=shift, start_ns=start))
         now += lengths[kind, stage]
-    return Plan(
-        chain=problem.chain,
-        platform=problem.platform,
-        scope=problem.scope,
-        stages=tuple(stages),
-        pattern=Pattern(k=1, period_total_ns=period, operations=tuple(operations)),
-    )
+    pattern = Pattern(k=1, period_total_ns=period, operations=tuple(operations))
+    return Plan.answering(problem, stages, pattern)
+
+
+class Undecided(Exception):
+    """The time ran out, or a stop was requested."""
+
+
+def pack(sizes: Sequence[int], rooms: Sequence[int], run: Run) -> list[int] | None:
+    """Return for each size a room, so that no room is too full, or None if that is impossible.
+
+    By CP-SAT. What all other rooms cannot hold must lie in a room, and no room holds more sizes
+    than the smallest of them would.
+
+    Raises
+    ------
+    Undecided
+        If the run ends before.
+    """
+    from ortools.sat.python import cp_model as cp
+
+    if not sizes:
+        return []
+    model: cp_model.CpModel = cp.CpModel()
+    lies = [[model.new_bool_var("") for _ in rooms] for _ in sizes]
+    most = [_most_sizes(sizes, room) for room in rooms]
+    for row in lies:
+        model.add_exactly_one(row)
+    for place, room in enumerate(rooms):
+        column = [row[place] for row in lies]
+        filled = cp.LinearExpr.weighted_sum(column, sizes)
+        model.add_linear_constraint(filled, sum(sizes) - (sum(rooms) - room), room)
+        others = sum(most) - most[place]
+        count = cp.LinearExpr.sum(column)
+        model.add_linear_constraint(count, len(sizes) - others, most[place])
+    _break_ties(model, lies, sizes, rooms)
+    status, solver = solve_model(model, run, simplify=sum(sizes) + sum(rooms) < LARGEST_SUM)
+    if status == cp.INFEASIBLE:
+        return None
+    if status not in (cp.OPTIMAL, cp.FEASIBLE):
+        raise Undecided
+    return [next(p for p, here in enumerate(row) if solver.boolean_value(here)) for row in lies]
+
+
+def _most_sizes(sizes: Sequence[int], room: int) -> int:
+    """Return how many sizes fit into a room at most."""
+    filled = 0
+    for count, size in enumerate(sorted(sizes)):
+        filled += size
+        if filled > room:
+            return count
+    return len(sizes)
+
+
+def _break_ties(
+    model: cp_model.CpModel,
+    lies: Sequence[Sequence[cp_model.IntVar]],
+    sizes: Sequence[int],
+    rooms: Sequence[int],
+) -> None:
+    """Let the largest sizes fill equal rooms in order: the n-th lies in one of the first n."""
+    if len(set(rooms)) > 1:
+        return
+    largest = sorted(range(len(sizes)), key=lambda item: -sizes[item])
+    for number, item in enumerate(largest[: len(rooms)]):
+        for literal in lies[item][number + 1 :]:
+            model.add(literal == 0)

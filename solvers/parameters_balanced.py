@@ -8,7 +8,7 @@ from schedopt.stage import Stage
 
 
 def partition(problem: Problem) -> list[Stage]:
-    """Return the stages among which the weights are balanced, whatever they take in time.
+    """Return the stages among which the weights are balanced, without regard to their times.
 
     The method *parameters* of DeepSpeed's pipelines (Rasley et al. 2020), its default. It counts
     the parameters of a layer; here these are all bytes that its weights take (`weight_bytes`),

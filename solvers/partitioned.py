@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from schedopt.cuts import NoPartition
-from schedopt.errors import InputError
 from schedopt.problem import Problem
 from schedopt.solvers.eager import report_eager
 from schedopt.solvers.one_f_one_b_star import report_stages
 from schedopt.solving.registry import load_partitioner
-from schedopt.solving.requirements import refuse_unsupported
+from schedopt.solving.requirements import refuse_stages, refuse_unsupported
 from schedopt.solving.run import Run
 from schedopt.stage import Stage
 
@@ -45,12 +44,7 @@ def _report(
     report: Callable[[Problem, Sequence[Stage], Run], None],
 ) -> None:
     refuse_unsupported(problem, solver)
-    if problem.scope.allocation == "fixed":
-        raise InputError(
-            f"{solver} makes an allocation",
-            field="solver",
-            way_out="Leave the fixed stages out, or use one_f_one_b_star",
-        )
+    refuse_stages(problem, solver)
     try:
         stages = load_partitioner(name)(problem)
     except NoPartition as error:

@@ -16,6 +16,7 @@ from typing import Final
 
 from schedopt.plan import Plan
 from schedopt.problem import LARGEST_HORIZON_NS, Problem, Scope
+from schedopt.proofs import Proof, ProofKind
 from schedopt.result import Infeasibility
 from schedopt.solvers.contiguous import best_stages
 from schedopt.solving.models.bisection import bisect_period, query_model
@@ -31,8 +32,8 @@ from schedopt.stage import Stage
 
 MANY_STAGES: Final = 8
 """From here on a greedy placement is there long before the first answer of the order model."""
-PROOF: Final = "CP-SAT over all orders of k micro-batches"
-LOAD: Final = "a GPU or link works so long for each micro-batch"
+PROOF: Final = Proof(ProofKind.ORDERS)
+LOAD: Final = Proof(ProofKind.WORK_OF_RESOURCE)
 EXTRA: Final = (Fraction(0), *(Fraction(percent, 100) for percent in (2, 5, 10, 20, 40, 80)))
 """Memory in addition, over that of the largest GPU, for which other allocations are looked for."""
 
@@ -104,8 +105,8 @@ def _allocations(
     largest = max(gpu.usable_bytes for gpu in problem.platform.gpus)
     for extra in EXTRA:
         more = problem.with_extra_memory(int(largest * extra))
-        found = best_stages(more, LARGEST_HORIZON_NS, run)
-        if found is not None and (stages := tuple(found[0])) not in seen:
+        best_there = best_stages(more, LARGEST_HORIZON_NS, run)
+        if best_there is not None and (stages := tuple(best_there[0])) not in seen:
             seen.add(stages)
             yield stages
 
@@ -150,19 +151,19 @@ class _Search:
             recompute=problem.scope.recompute,
         )
         longest = problem.scope.max_k or LONGEST
-        self.found = PatternScan(problem, replace(self.proven, max_k=longest), PROOF)
+        self.scan = PatternScan(problem, replace(self.proven, max_k=longest), PROOF)
 
     def solve(self, run: Run) -> None:
         """Report each plan that improves on the best, for one k after the other."""
-        for solution in self._scan(run):
+        for solution in self._solutions(run):
             run.report(self.plan(solution))
 
-    def _scan(self, run: Run) -> Iterator[PatternSolution]:
+    def _solutions(self, run: Run) -> Iterator[PatternSolution]:
         if run.best() is None and self.is_impossible(run):
             self.impossible = True
             return
-        for k in range(1, self.found.longest + 1):
-            known, best = self.found.known(k), run.period()
+        for k in range(1, self.scan.longest + 1):
+            known, best = self.scan.known(k), run.period()
             low = self._least(k, run)
             high = max(low, known.period_ns if known else k * self.pipeline.whole_ns)
             # What is not better than the best is of no use.
@@ -171,9 +172,9 @@ class _Search:
                 high = min(high, useless)
             if self.problem.scope.period_ns is not None:
                 high = min(high, k * self.problem.scope.period_ns)
-            self.found.bounds[k] = Fraction(low, k)
+            self.scan.bounds[k] = Fraction(low, k)
             is_known = known is not None or high == useless
-            yield from self.found.follow(k, self.bisect(k, run, high, known=is_known))
+            yield from self.scan.follow(k, self.bisect(k, run, high, known=is_known))
             if run.stopped() or run.period() == self.load:
                 return
 
@@ -201,23 +202,23 @@ class _Search:
 
     def _query(self, k: int, run: Run, period: int) -> PatternSolution | None:
         model = OrderModel(GivenAllocation(self.pipeline), k, period, stopped=run.stopped)
-        return query_model(model, self.found.known(k), run)
+        return query_model(model, self.scan.known(k), run)
 
     def report_bounds(self, run: Run) -> None:
         """Report what holds for every k that was looked at."""
         run.report_bound(self.load, self.proven, LOAD)
-        self.found.report_bounds(run)
+        self.scan.report_bounds(run)
 
     def explain(self) -> Infeasibility:
         """Say which GPU cannot hold its stages even with one micro-batch in flight."""
         gpu, short = self.pipeline.lacking()
         if self.pipeline.free or self.problem.scope.memory == "peak":
-            proof = f"{PROOF}: memory does not hold one micro-batch after the other"
+            proof = Proof(ProofKind.NO_MEMORY_FOR_ONE, basis=PROOF)
             return Infeasibility(scope=self.proven, proof=proof)
         enough = self.problem.platform.gpus[gpu].memory_bytes + short
         return Infeasibility(
             scope=self.proven,
-            proof=f"GPU {gpu} lacks {short} bytes with one micro-batch in flight",
+            proof=Proof(ProofKind.GPU_LACKS_MEMORY, gpu=gpu, memory_bytes=short),
             least_memory_bytes=enough,
             proven_memory_bytes=enough,
             gpu=gpu,
@@ -226,4 +227,4 @@ class _Search:
     def plan(self, solution: PatternSolution) -> Plan:
         """Return the plan of a solution."""
         stages = solution.stages or self.problem.stages
-        return self.found.plan(stages, self.pipeline.pattern(solution))
+        return self.scan.plan(stages, self.pipeline.pattern(solution))

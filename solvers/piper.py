@@ -58,7 +58,7 @@ class _Search:
         self.sent = [0, *(2 * platform.longest_transfer_ns(size) for size in outputs), 0]
 
     def begin(self, row: _Row, first: int, kept: int) -> tuple[int, int] | None:
-        """Return the best suffix that begins there with a stage more, which keeps so many."""
+        """Return the best suffix that begins there with one more stage, by what it keeps."""
         found: tuple[int, int] | None = None
         time = fixed = workspace = 0
         saved = self.layers[self.places[first]].saved_input_bytes or 0

@@ -12,29 +12,30 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Final
 
-from schedopt.bounds.amounts import Amounts, longest_transfer_ns
+from schedopt.bounds.amounts import Amounts
 from schedopt.bounds.load import load_bound
 from schedopt.bounds.propagation import PROOF as PROPAGATION
 from schedopt.bounds.propagation import is_propagated, propagate
 from schedopt.bounds.scopes import period_below, period_between, refuted_bound
 from schedopt.problem import Problem
+from schedopt.proofs import Proof, ProofKind, Suggestion
 from schedopt.result import Infeasibility
 from schedopt.solving.cp_sat import solve_model
 from schedopt.solving.run import Run
 from schedopt.stage import Stage
 
-PROOF: Final = "CP-SAT over all allocations, with spans, counts and sums but without orders"
+PROOF: Final = Proof(ProofKind.RELAXATION)
 MOST_PLACES: Final = 3000
 """Layers times GPUs: no more are looked at."""
-FIRST_S: Final = 0.4
-MOST_S: Final = 6.0
-"""Seconds for one period: at first, and when all that was quick is answered."""
-MORE: Final = 4
-"""Each time so many times as long."""
+FIRST_LIMIT_S: Final = 0.4
+LAST_LIMIT_S: Final = 6.0
+"""Time limits of a query: at first, and when all that was quick is answered."""
+TIME_GROWTH: Final = 4
+"""Growth factor of the time limit per retry."""
 LARGEST: Final = 1 << 22
 """What periods and memories become about at most, so that models may be simplified."""
 MOST_LOST: Final = 3
-"""So many questions for the sake of an allocation may stay without an answer."""
+"""Give up on an allocation after this many inconclusive queries."""
 
 
 def solve(problem: Problem, run: Run) -> None:
@@ -75,7 +76,7 @@ def one_after_the_other_ns(problem: Problem) -> Fraction:
         halves = (layer.backward_input_ns, layer.backward_weight_ns)
         backs = [layer.backward_ns, *(half or 0 for half in halves)]
         total += 2 * slowest.duration_ns(layer.forward_ns) + sum(map(slowest.duration_ns, backs))
-        total += 2 * longest_transfer_ns(platform, layer.activation_bytes)
+        total += 2 * platform.longest_transfer_ns(layer.activation_bytes)
     return Fraction(max(1, total))
 
 
@@ -107,13 +108,13 @@ class _Search:
         self.asked: set[Fraction] = set()
         self.seeking, self.lost = False, 0
         self.impossible = False
-        self.patience_s, self.is_open = FIRST_S, False
+        self.patience_s, self.is_open = FIRST_LIMIT_S, False
 
     def next_period(self) -> Fraction | None:
         """Return the period to look at next; None if all are answered that can be."""
         period = self._bisect()
-        while period is None and self.is_open and self.patience_s < MOST_S:
-            self.patience_s = min(MOST_S, MORE * self.patience_s)
+        while period is None and self.is_open and self.patience_s < LAST_LIMIT_S:
+            self.patience_s = min(LAST_LIMIT_S, TIME_GROWTH * self.patience_s)
             self.is_open, self.seeking, self.lost = False, False, 0
             self.high = self.fits
             self.asked.clear()
@@ -121,7 +122,7 @@ class _Search:
         return period
 
     def _bisect(self) -> Fraction | None:
-        """Return the period to look at next, with so much time for each; None at the end.
+        """Return the period to look at next within the time limit by now; None at the end.
 
         Without a plan that of one micro-batch after the other comes first, and at last whether
         the best plan can be beaten.
@@ -171,7 +172,7 @@ class _Search:
         self.start = model.stages(solver)
         return self.start
 
-    def _refute(self, period: Fraction, proof: str) -> None:
+    def _refute(self, period: Fraction, proof: Proof) -> None:
         bound = refuted_bound(self.problem, period, proof)
         if self.run.best() is None and period == self.longest:
             scope = replace(bound.scope, max_k=None, microbatches=None)
@@ -179,8 +180,8 @@ class _Search:
             self.run.report_infeasible(
                 Infeasibility(
                     scope=scope,
-                    proof=f"{proof}: memory does not hold one micro-batch after the other",
-                    wider="recompute, more memory, or more GPUs",
+                    proof=Proof(ProofKind.NO_MEMORY_FOR_ONE, basis=proof),
+                    wider=(Suggestion.RECOMPUTE, Suggestion.MORE_MEMORY, Suggestion.MORE_GPUS),
                 )
             )
             return

@@ -1,13 +1,12 @@
 """The shortest step of m micro-batches with a flush.
 
-The steps that people know by name come first. Then every allocation at hand is tried: an even
-split, Next Fit, and what the exact contiguous programme finds at several steady periods, for the
-best steady plan need not be the best for few micro-batches. Each is run by 1F1B* at its least
-period (stages that share a GPU by the best pattern for k = 1), started as soon as possible, and
-scored by its makespan. So is every plan that
-the solvers for the steady state find, with all that is allowed, in a share of the time. Then the
-order of the best is searched and proven by the order model, with a last constraint: that all m end
-before the next step begins.
+The published steps come first. Then several allocations are tried: an even split, Next Fit, and
+those that the exact contiguous dynamic programme finds at several steady periods, for the best
+steady plan need not be the best for few micro-batches. Each is run by 1F1B* at its least period
+(stages that share a GPU by the best pattern for k = 1), started as soon as possible, and scored by
+its makespan. So is every plan that the solvers for the steady state find, with all that is allowed,
+in a share of the time. Then the order of the best is searched and proven by the order model, with
+a last constraint: that all m end before the next step begins.
 """
 
 from __future__ import annotations
@@ -19,11 +18,12 @@ from fractions import Fraction
 from functools import partial
 from typing import Final
 
-from schedopt.account import memory
+from schedopt.account import fits
 from schedopt.checking import check
 from schedopt.errors import InputError
 from schedopt.plan import Operation, Pattern, Plan, Transfer
 from schedopt.problem import Problem, Scope
+from schedopt.proofs import Proof, ProofKind
 from schedopt.simulation import Simulation, simulate
 from schedopt.solvers.contiguous import contiguous_stages
 from schedopt.solvers.contiguous import prove_impossible as prove_no_stages
@@ -38,7 +38,7 @@ from schedopt.solving.models.tasks import PatternSolution
 from schedopt.solving.phases import search_phases
 from schedopt.solving.requirements import refuse_unsupported, require_stages
 from schedopt.solving.run import Run
-from schedopt.solving.sharing import best_plan
+from schedopt.solving.shared_links import best_plan
 from schedopt.solving.stage_chain import StageChain
 from schedopt.stage import Stage
 from schedopt.systems.steps import published_step
@@ -52,13 +52,13 @@ LONGEST_STEADY: Final = 2
 SHARE: Final = 0.5
 """Of the time that is left, for steady plans."""
 PUBLISHED: Final = ("one_f_one_b_flush", "interleaved", "zero_bubble")
-"""Systems of which a step is one of ours."""
+"""Systems whose step has one GPU for each stage."""
 MOST_PUBLISHED: Final = 4096
 """Micro-batches times GPUs up to which they are laid out."""
 MOST_CHOICES: Final = 20_000
 """Pairs of operations that the search of the order takes on."""
-PROOF: Final = "CP-SAT over all orders of the step"
-WAY: Final = "the way to a GPU or link, all its work, and the way back"
+PROOF: Final = Proof(ProofKind.ORDERS_OF_STEP)
+WAY: Final = Proof(ProofKind.STEP_OF_RESOURCE)
 
 
 def solve(problem: Problem, run: Run) -> None:
@@ -74,7 +74,7 @@ def solve(problem: Problem, run: Run) -> None:
         raise InputError(
             "step needs a number of micro-batches",
             field="scope.microbatches",
-            way_out="Give one (--microbatches), or use another solver",
+            way_out="Give one (Scope.microbatches), or use another solver",
         )
     steady = replace(problem, scope=replace(problem.scope, microbatches=None, period_ns=None))
     refuse_unsupported(steady, "step")
@@ -85,21 +85,21 @@ def solve(problem: Problem, run: Run) -> None:
             run.report_infeasible(impossible)
             return
     _report_published(problem, count, run)
-    found: list[Plan] = []
+    plans: list[Plan] = []
     for stages in _allocations(steady, run):
         plan = _steady(steady, stages, run)
         if plan is not None:
-            found.append(plan)
-            if len(found) == 1:
-                _report_best(found, problem, run)
-    if not found and problem.scope.allocation == "contiguous":
+            plans.append(plan)
+            if len(plans) == 1:
+                _report_best(plans, problem, run)
+    if not plans and problem.scope.allocation == "contiguous":
         for proof in prove_no_stages(steady, run):
             run.report_infeasible(proof)
         return
-    _report_best(found, problem, run)
+    _report_best(plans, problem, run)
     if not run.settled():
         _report_best(_found_steady(steady, count, run), problem, run)
-    best = run.best() or (found[0] if found else None)
+    best = run.best() or (plans[0] if plans else None)
     stages = problem.stages or (() if best is None else best.stages)
     if stages:
         _OrderSearch(problem, stages, count).run(run)
@@ -120,10 +120,10 @@ def _report_published(problem: Problem, count: int, run: Run) -> None:
                 run.report(plan)
 
 
-def _report_best(found: Sequence[Plan], problem: Problem, run: Run) -> None:
+def _report_best(plans: Sequence[Plan], problem: Problem, run: Run) -> None:
     """Report the steps of the most promising steady plans."""
     count = problem.scope.microbatches or 1
-    for plan in sorted(found, key=lambda plan: _guess(plan, count))[:MOST_TRIED]:
+    for plan in sorted(plans, key=lambda plan: _guess(plan, count))[:MOST_TRIED]:
         if run.stopped() and run.best() is not None:
             return
         _report(make_step(simulate(plan, count), problem), run)
@@ -186,16 +186,8 @@ def _report(plan: Plan, run: Run) -> None:
     if asked is not None and plan.pattern.period_total_ns > asked * plan.pattern.k:
         return
     timeless = any(a.forward_ns == 0 and a.backward_ns == 0 for a in plan.chain.layers)
-    if not (timeless or plan.scope.split_backward) or _fits(plan):
+    if not (timeless or plan.scope.split_backward) or fits(plan):
         run.report(plan)
-
-
-def _fits(plan: Plan) -> bool:
-    """Whether the GPUs hold a plan."""
-    return all(
-        need.reading(plan.scope.memory) <= gpu.usable_bytes
-        for need, gpu in zip(memory(plan), plan.platform.gpus, strict=True)
-    )
 
 
 def make_step(simulation: Simulation, problem: Problem) -> Plan:
@@ -212,19 +204,13 @@ def make_step(simulation: Simulation, problem: Problem) -> Plan:
             operations.append(placed)
         else:
             transfers.append(placed)
-    return Plan(
-        chain=problem.chain,
-        platform=problem.platform,
-        rule=problem.rule,
-        scope=problem.scope,
-        stages=simulation.plan.stages,
-        pattern=Pattern(
-            k=count,
-            period_total_ns=period,
-            operations=tuple(operations),
-            transfers=tuple(transfers),
-        ),
+    pattern = Pattern(
+        k=count,
+        period_total_ns=period,
+        operations=tuple(operations),
+        transfers=tuple(transfers),
     )
+    return Plan.answering(problem, simulation.plan.stages, pattern)
 
 
 class _OrderSearch:
@@ -265,9 +251,9 @@ class _OrderSearch:
         if self.asked.scope.period_ns is not None:
             high = min(high, self.count * self.asked.scope.period_ns)
         ask = partial(self._ask, run)
-        for least, found in bisect_period(low, high, ask, run, known=best is not None):
-            if found is not None:
-                _report(self.plan(found), run)
+        for least, answer in bisect_period(low, high, ask, run, known=best is not None):
+            if answer is not None:
+                _report(self.plan(answer), run)
             elif given:
                 run.report_bound(Fraction(least, self.count), self.proven, PROOF)
 
@@ -280,22 +266,16 @@ class _OrderSearch:
         best = max(1, self.count * self.pipeline.load_ns)
         if self.problem.scope.split_backward or self.pipeline.has_recompute:
             return best
-        way = self.pipeline.path
-        for resource in {one for step in way for one in step.resources}:
-            own = [number for number, step in enumerate(way) if resource in step.resources]
-            before = sum(step.length_ns for step in way[: own[0]])
-            after = sum(step.length_ns for step in way[own[-1] + 1 :])
-            work = self.count * sum(way[number].length_ns for number in own)
+        path = self.pipeline.path
+        for resource in {resource for task in path for resource in task.resources}:
+            own = [number for number, task in enumerate(path) if resource in task.resources]
+            before = sum(task.length_ns for task in path[: own[0]])
+            after = sum(task.length_ns for task in path[own[-1] + 1 :])
+            work = self.count * sum(path[number].length_ns for number in own)
             best = max(best, before + work + after)
         return max(best, self.pipeline.whole_ns)
 
     def plan(self, answer: PatternSolution) -> Plan:
         """Return the plan of an answer."""
-        return Plan(
-            chain=self.asked.chain,
-            platform=self.asked.platform,
-            rule=self.asked.rule,
-            scope=self.asked.scope,
-            stages=answer.stages or self.problem.stages,
-            pattern=self.pipeline.pattern(answer),
-        )
+        stages = answer.stages or self.problem.stages
+        return Plan.answering(self.asked, stages, self.pipeline.pattern(answer))

@@ -1,8 +1,9 @@
-"""Settings of all tests: how many random examples, and one core for each test."""
+"""Settings of all tests: how many random examples, one core each, and Ctrl-C that is heard."""
 
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -10,6 +11,10 @@ import pytest
 from tests import budgets
 
 __all__ = ["budgets"]
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # As under nohup and in background jobs: their children would ignore it, too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -165,10 +165,10 @@ def test_other_gpus_keep_the_nodes() -> None:
 A, B = Node(name="a", gpus=1), Node(name="b", gpus=1)
 BAD: dict[str, tuple[Any, str, str]] = {
     "no nodes": (lambda: Network(nodes=()), "nodes", "0 nodes are out of range"),
-    "no node": (lambda: Network(nodes=("a",)), "nodes[0]", "'a' is no Node"),  # type: ignore[arg-type]
-    "no link": (lambda: Network(nodes=(A,), links=(3,)), "links[0]", "3 is no NodeLink"),  # type: ignore[arg-type]
+    "no node": (lambda: Network(nodes=("a",)), "nodes[0]", "'a' is not a Node"),  # type: ignore[arg-type]
+    "no link": (lambda: Network(nodes=(A,), links=(3,)), "links[0]", "3 is not a NodeLink"),  # type: ignore[arg-type]
     "two of one name": (lambda: Network(nodes=(A, A)), "nodes[1].name", "another node"),
-    "no way": (lambda: Network(nodes=(A, B)), "links", "no way from node 'a' to 'b'"),
+    "no way": (lambda: Network(nodes=(A, B)), "links", "no path from node 'a' to 'b'"),
     "to nowhere": (
         lambda: Network(nodes=(A, B), links=(hop("a", "c"),)), "links[0].between", "'c' is no node",
     ),
@@ -182,14 +182,14 @@ BAD: dict[str, tuple[Any, str, str]] = {
     "no name": (lambda: Node(name="", gpus=1), "name", "names no node"),
     "a name that breaks the line": (lambda: Node(name="a\n", gpus=1), "name", "names no node"),
     "half a GPU": (lambda: Node(name="a", gpus=0.5), "gpus", "not a whole number"),  # type: ignore[arg-type]
-    "a link of no kind": (lambda: Node(name="a", gpus=1, link=3), "link", "no Link"),  # type: ignore[arg-type]
+    "a link of no kind": (lambda: Node(name="a", gpus=1, link=3), "link", "not a Link"),  # type: ignore[arg-type]
     "other GPUs": (
         lambda: Platform(2, 1, network=Network(nodes=(A,))), "network", "1 GPUs in all, not 2",
     ),
     "a bandwidth beside": (
-        lambda: Platform(1, 1, bandwidth=1, network=Network(nodes=(A,))), "link", "given beside",
+        lambda: Platform(1, 1, bandwidth=1, network=Network(nodes=(A,))), "link", "given with",
     ),
-    "no network": (lambda: Platform(1, 1, network=3), "network", "3 is no Network"),  # type: ignore[arg-type]
+    "no network": (lambda: Platform(1, 1, network=3), "network", "3 is not a Network"),  # type: ignore[arg-type]
 }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schedopt import Gpu, InputError, Link, Platform
+from schedopt import Gpu, Link, Platform
 
 GPU = Gpu(memory_bytes=10)
 
@@ -43,37 +43,6 @@ def test_a_count_of_numpy_is_a_count() -> None:
 def test_other_gpus_keep_the_links() -> None:
     platform = Platform(2, 10, bandwidth="1GB/s", latency="1us", duplex="full")
     assert platform.with_gpus([GPU] * 3).link == platform.link
-
-
-BAD: dict[str, tuple[dict[str, Any], str, str]] = {
-    "a count in quotes": ({"gpus": "8", "memory": 1}, "gpus", "neither a number nor a list"),
-    "half a gpu": ({"gpus": 2.5, "memory": 1}, "gpus", "neither a number nor a list"),
-    "nothing": ({"gpus": None}, "gpus", "neither a number nor a list"),
-    "an empty list": ({"gpus": []}, "gpus", "0 GPUs are out of range"),
-    "something else in the list": ({"gpus": [GPU, "x"]}, "gpus[1]", "'x' is no Gpu"),
-    "memory beside a list": ({"gpus": [GPU], "memory": 1}, "memory", "given beside a list"),
-    "a negative count": ({"gpus": -1, "memory": 1}, "gpus", "-1 is out of range"),
-    "a count of digits": ({"gpus": 10**5000, "memory": 1}, "gpus", "5001 digits"),
-    "a boolean": ({"gpus": True, "memory": 1}, "gpus", "True is not a whole number"),
-    "a float of memory": ({"gpus": 1, "memory": 1.5e9}, "memory", "1500000000.0 is not a size"),
-    "no memories": ({"gpus": 2, "memory": []}, "memory", "0 entries for 2 GPUs"),
-    "too many speeds": ({"gpus": 2, "memory": 1, "speed": [1, 1, 1]}, "speed", "3 entries for 2"),
-    "memory of digits": ({"gpus": 1, "memory": 10**5000}, "memory_bytes", "5001 digits"),
-    "speed of digits": ({"gpus": 1, "memory": 1, "speed": 10**5000}, "speed", "5001 digits"),
-    "too slow": ({"gpus": 1, "memory": 1, "speed": "0.0009"}, "speed", "out of range"),
-    "too fast": ({"gpus": 1, "memory": 1, "speed": "1000.1"}, "speed", "out of range"),
-    "a boolean speed": ({"gpus": 1, "memory": 1, "speed": True}, "speed", "not an exact decimal"),
-    "no bandwidth": ({"gpus": 1, "memory": 1, "bandwidth": 0}, "bandwidth", "0 is no rate"),
-}
-
-
-@pytest.mark.parametrize("case", BAD)
-def test_a_bad_platform_is_refused_by_field(case: str) -> None:
-    arguments, field, rule = BAD[case]
-    with pytest.raises(InputError) as caught:
-        Platform(**arguments)
-    assert caught.value.field == field
-    assert rule in caught.value.rule
 
 
 @given(st.integers(0, 10**12))

@@ -1,17 +1,16 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
+from itertools import combinations, product
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schedopt import Chain, Gpu, InputError, Layer, Link, Platform, Problem, Rule, Scope, Stage
-from schedopt.plan import Transfer, place_in_period
-from tests.budgets import trials
+from schedopt import Chain, Gpu, Layer, Link, Platform, Scope
+from schedopt.plan import place_in_period
 
 LAYER = Layer(forward_ns=1, backward_ns=2, weight_bytes=30, activation_bytes=4)
 CHAIN = Chain(layers=(LAYER, LAYER))
@@ -50,127 +49,68 @@ def test_a_list_of_memories_and_speeds() -> None:
     assert TWO.uniform
 
 
-BAD_PLATFORMS: dict[str, tuple[dict[str, Any], str]] = {
-    "no gpus": ({"gpus": 0, "memory": 1}, "gpus"),
-    "a boolean": ({"gpus": True, "memory": 1}, "gpus"),
-    "too many": ({"gpus": 10**9, "memory": 1}, "gpus"),
-    "no memory": ({"gpus": 2}, "memory"),
-    "too few memories": ({"gpus": 3, "memory": ["1G", "2G"]}, "memory"),
-    "a float speed": ({"gpus": 2, "memory": 1, "speed": 0.5}, "speed"),
-    "no speed": ({"gpus": 2, "memory": 1, "speed": 0}, "speed"),
-    "latency alone": ({"gpus": 2, "memory": 1, "latency": "5us"}, "latency"),
-    "odd duplex": ({"gpus": 2, "memory": 1, "bandwidth": 1, "duplex": "both"}, "duplex"),
-    "all reserved": ({"gpus": 2, "memory": 1, "reserved": 2}, "reserved_bytes"),
-}
-
-
-@pytest.mark.parametrize("case", BAD_PLATFORMS)
-def test_a_bad_platform_is_refused_by_field(case: str) -> None:
-    arguments, field = BAD_PLATFORMS[case]
-    with pytest.raises(InputError) as caught:
-        Platform(**arguments)
-    assert caught.value.field == field
-
-
-@pytest.mark.parametrize(
-    ("arguments", "field"),
-    [
-        ({"delay": 1, "update_every": 2}, "delay"),
-        ({"forward_reads": "table", "update_every": 2}, "table"),
-        ({"table": [[0]], "update_every": 2}, "table"),
-        ({"forward_reads": "table", "table": [[0, 1], [0]], "update_every": 1}, "table[1]"),
-        ({"forward_reads": "entry"}, "update_every"),
-        ({"partition": "optimizer"}, "update_every"),
-        ({"update_every": 0}, "update_every"),
-        ({"backward_reads": "old", "update_every": 1}, "backward_reads"),
-    ],
-)
-def test_a_bad_rule_is_refused_by_field(arguments: dict[str, Any], field: str) -> None:
-    with pytest.raises(InputError) as caught:
-        Rule(**arguments)
-    assert caught.value.field == field
-
-
-WORDS: dict[str, st.SearchStrategy[Any]] = {
-    "allocation": st.sampled_from(["contiguous", "general", "fixed"]),
-    "max_k": st.none() | st.integers(1, 3),
-    "grain": st.sampled_from(["stage", "layer"]),
-    "memory": st.sampled_from(["sum", "peak"]),
-    "split_backward": st.booleans(),
-    "recompute": st.booleans(),
-    "microbatches": st.none() | st.integers(1, 3),
-    "gpu_order": st.sampled_from(["given", "any"]),
-    "period_ns": st.none() | st.integers(1, 2),
-}
-
-
-@st.composite
-def neighbours(draw: st.DrawFn, count: int) -> tuple[Scope, ...]:
-    """Draw scopes of which each differs from the one before in at most two words."""
-    found = [draw(st.builds(Scope, **WORDS))]
-    for _ in range(count - 1):
-        names = draw(st.lists(st.sampled_from(sorted(WORDS)), max_size=2))
-        found.append(replace(found[-1], **{name: draw(WORDS[name]) for name in names}))
-    return tuple(found)
-
-
-@given(neighbours(1))
-def test_a_scope_covers_itself(scopes: tuple[Scope, ...]) -> None:
-    assert scopes[0].covers(scopes[0])
-
-
-@trials(2000)
-@given(neighbours(3))
-def test_what_covers_a_scope_covers_what_that_covers(scopes: tuple[Scope, ...]) -> None:
-    first, second, third = scopes
-    if first.covers(second) and second.covers(third):
-        assert first.covers(third)
-
-
-@trials(2000)
-@given(neighbours(2))
-def test_only_scopes_of_the_same_plans_cover_each_other(scopes: tuple[Scope, ...]) -> None:
-    first, second = scopes
-    if first.covers(second) and second.covers(first):
-        # A step of m micro-batches is as long as it is, whatever k was allowed.
-        assert first == (
-            second if first.microbatches is None else replace(second, max_k=first.max_k)
-        )
-
-
-def test_what_covers_what() -> None:
-    assert Scope(allocation="general").covers(Scope())
-    assert not Scope().covers(Scope(allocation="general"))
-    assert not Scope().covers(Scope(max_k=2))
-    assert Scope(max_k=None).covers(Scope(max_k=2))
-    assert not Scope(max_k=2).covers(Scope(max_k=None))
-    assert Scope(max_k=4).covers(Scope(microbatches=4))
-    assert not Scope(max_k=3).covers(Scope(microbatches=4))
-    assert not Scope(microbatches=4).covers(Scope())
-    assert not Scope(allocation="contiguous").covers(Scope(allocation="fixed"))
-    assert Scope(period_ns=None).covers(Scope(period_ns=3))
-    assert not Scope(period_ns=3).covers(Scope())
-
-
-BAD_PROBLEMS: dict[str, tuple[dict[str, Any], str]] = {
-    "split without halves": (
-        {"scope": Scope(split_backward=True)}, "layers[0].backward_input_ns",
-    ),
-    "rule without parameters": ({"rule": Rule(update_every=2)}, "layers[0].parameter_bytes"),
-    "fixed without stages": ({"scope": Scope(allocation="fixed")}, "stages"),
-    "stages without fixed": ({"stages": [Stage(layers=(0, 1), gpus=(0,))]}, "stages"),
-    "hours of transfers": (
-        {"platform": Platform(2, 1, bandwidth=1, latency="100000s")}, "platform",
-    ),
+EVERYTHING: tuple[Any, ...] = ("contiguous", "general", "fixed")
+LENGTHS = [(k, m) for k in (None, 1, 2, 3) for m in (None, 1, 2)]
+COVERED: dict[str, dict[Any, Any]] = {
+    "allocation": {"contiguous": ["contiguous"], "general": EVERYTHING, "fixed": ["fixed"]},
+    "grain": {"stage": ["stage"], "layer": ["stage", "layer"]},
+    "memory": {"sum": ["sum"], "peak": ["sum", "peak"]},
+    "split_backward": {False: [False], True: [False, True]},
+    "recompute": {False: [False], True: [False, True]},
+    "gpu_order": {"given": ["given"], "any": ["given", "any"]},
+    "period_ns": {None: [None, 1, 2], 1: [1], 2: [2]},
+    "engine": {None: [None, "megatron", "deepspeed"], "megatron": ["megatron"],
+               "deepspeed": ["deepspeed"]},
+    # The longest pattern, and the micro-batches of a step: a step of m is a pattern of m, and as
+    # long as it is, whatever k is allowed.
+    "length": {
+        (None, None): LENGTHS,
+        (1, None): [(1, None), *((k, 1) for k in (None, 1, 2, 3))],
+        (2, None): [(1, None), (2, None), *((k, m) for k in (None, 1, 2, 3) for m in (1, 2))],
+        (3, None): [length for length in LENGTHS if length != (None, None)],
+        **{(k, m): [(j, m) for j in (None, 1, 2, 3)] for k in (None, 1, 2, 3) for m in (1, 2)},
+    },
 }  # fmt: skip
+"""By field, which values each value covers: every plan of those is one of its own."""
 
 
-@pytest.mark.parametrize("case", BAD_PROBLEMS)
-def test_a_bad_problem_is_refused_by_field(case: str) -> None:
-    arguments, field = BAD_PROBLEMS[case]
-    with pytest.raises(InputError) as caught:
-        Problem(**{"chain": CHAIN, "platform": TWO, **arguments})
-    assert caught.value.field == field
+def scope_with(**values: Any) -> Scope:
+    usual = (None, 2) if "engine" in values else (2, None)
+    max_k, microbatches = values.pop("length", usual)
+    return Scope(max_k=max_k, microbatches=microbatches, **values)
+
+
+def is_for_engines(values: dict[str, Any]) -> bool:
+    """Whether an engine, if there is one, takes such scopes: whole steps of whole stages."""
+    free = values.get("grain") == "layer" or values.get("length") in [(k, None) for k in (1, 2, 3)]
+    free |= values.get("split_backward", False) or values.get("recompute", False)
+    return values["engine"] is None or not (free or values.get("length") == (None, None))
+
+
+@pytest.mark.parametrize("fields", list(combinations(COVERED, 2)), ids="-".join)
+def test_a_scope_covers_another_exactly_if_each_of_its_fields_does(fields: tuple[str, str]) -> None:
+    values = list(product(*(COVERED[field] for field in fields)))
+    if "engine" in fields:
+        values = [pair for pair in values if is_for_engines(dict(zip(fields, pair, strict=True)))]
+    scopes = [scope_with(**dict(zip(fields, pair, strict=True))) for pair in values]
+    for pair, scope in zip(values, scopes, strict=True):
+        for other_pair, other in zip(values, scopes, strict=True):
+            expected = all(
+                there in COVERED[field][here]
+                for field, here, there in zip(fields, pair, other_pair, strict=True)
+            )
+            assert scope.covers(other) is expected, (str(scope), str(other))
+
+
+@pytest.mark.parametrize("field", COVERED)
+def test_the_table_is_an_order(field: str) -> None:
+    table = COVERED[field]
+    for first in table:
+        assert first in table[first]
+        for second in table[first]:
+            assert set(table[second]) <= set(table[first])
+            same = first == second or (field == "length" and first[1] == second[1] is not None)
+            assert first not in table[second] or same
 
 
 @given(st.integers(-100, 100), st.integers(0, 4), st.integers(1, 5), st.integers(1, 30))
@@ -184,23 +124,6 @@ def test_a_start_is_found_again_from_its_place_in_the_period(
     assert periods * period + place == start
 
 
-@pytest.mark.parametrize(
-    ("arguments", "field"),
-    [
-        ({"tensor": "activation", "source": 0, "target": 1}, "source"),
-        ({"tensor": "weights"}, "source"),
-        ({"tensor": "weights", "source": 0, "target": 1, "mode": "reduce"}, "mode"),
-        ({"tensor": "weights", "source": 0, "target": 1, "covers": 2}, "covers"),
-        ({"tensor": "gradient", "chunks": 2}, "mode"),
-        ({"tensor": "weights", "source": 0, "target": 1, "chunk": 2, "chunks": 2}, "chunk"),
-    ],
-)
-def test_a_bad_transfer_is_refused_by_field(arguments: dict[str, Any], field: str) -> None:
-    with pytest.raises(InputError) as caught:
-        Transfer(**{"stage": 0, "shift": 0, "start_ns": 0, **arguments})
-    assert caught.value.field == field
-
-
 def test_numbers_of_numpy_become_plain_integers() -> None:
     import numpy as np
 
@@ -211,19 +134,3 @@ def test_numbers_of_numpy_become_plain_integers() -> None:
         activation_bytes=0,
     )
     assert type(layer.forward_ns) is int
-
-
-@pytest.mark.parametrize("groups", [[[0]], [[1, 0]], [[0, 0]], [[0, 2]], [[0, 1], [0, 1]]])
-def test_bad_groups_of_tied_layers_are_refused(groups: Any) -> None:
-    with pytest.raises(InputError, match="same_gpu"):
-        Chain(layers=(LAYER, LAYER), same_gpu=groups)
-
-
-def test_too_many_layers_are_refused() -> None:
-    with pytest.raises(InputError, match="at most 4096"):
-        Chain(layers=(LAYER,) * 4097)
-
-
-def test_what_is_no_chain_is_refused() -> None:
-    with pytest.raises(InputError, match="is no Chain"):
-        Problem(chain="chain.json", platform=TWO)  # type: ignore[arg-type]

@@ -24,7 +24,8 @@ from schedopt import (
     Scope,
     Stage,
 )
-from schedopt.result import as_ratio, best_bound
+from schedopt.result import best_bound
+from schedopt.validation import as_ratio
 
 LAYER = Layer(forward_ns=1, backward_ns=2, weight_bytes=0, activation_bytes=0)
 OPERATIONS = tuple(
@@ -94,7 +95,7 @@ def test_a_bound_that_is_no_fraction_is_refused(ratio: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["period_exact", "bound_exact"])
-def test_a_rung_without_a_fraction_is_refused(name: str) -> None:
+def test_a_phase_without_a_fraction_is_refused(name: str) -> None:
     with pytest.raises(InputError, match=f"{name}: 3 is not a fraction"):
         Rung(solver="x", **{name: 3})  # type: ignore[arg-type]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from schedopt import InputError, Rule
+from schedopt import Rule
 
 
 def test_the_default_is_that_the_weights_are_given() -> None:
@@ -31,27 +31,6 @@ def test_with_updates_every_combination_is_a_rule(
 ) -> None:
     rule = Rule(update_every=2, backward_reads=backward, partition=partition, **forward)
     assert rule.backward_reads == backward
-
-
-BAD_TABLES: dict[str, tuple[Any, str]] = {
-    "a number": (3, "table"),
-    "a row that is a number": ([1], "table[0]"),
-    "an empty row": ([[]], "table[0]"),
-    "ragged": ([[0, 1], [0]], "table[1]"),
-    "text": ([["a"]], "table[0][0]"),
-    "a float": ([[0, 1.5]], "table[0][1]"),
-    "a boolean": ([[0], [True]], "table[1][0]"),
-    "negative": ([[-1]], "table[0][0]"),
-    "too large": ([[2**20 + 1]], "table[0][0]"),
-}
-
-
-@pytest.mark.parametrize("case", BAD_TABLES)
-def test_a_bad_table_is_refused_by_place(case: str) -> None:
-    table, field = BAD_TABLES[case]
-    with pytest.raises(InputError) as caught:
-        Rule(update_every=1, forward_reads="table", table=table)
-    assert caught.value.field == field
 
 
 def test_a_table_goes_round_with_the_micro_batches() -> None:

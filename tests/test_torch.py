@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import re
-import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,8 +19,9 @@ from schedopt.plan import Plan
 from schedopt.profiling import as_model, profile
 from schedopt.torch import pipeline, split
 from tests import examples
+from tests.running.local_run import apart
 from tests.running.networks import in_turn
-from tests.running.ranks import relative_difference
+from tests.running.pool import warm_ranks
 from tests.torch_ranks import (
     MICROBATCHES,
     MODELS,
@@ -34,11 +31,15 @@ from tests.torch_ranks import (
     batch,
     dropping,
     gradients,
+    run_example,
+    run_readme,
+    run_rows,
     sequential,
     steady,
+    train,
 )
 
-ROOT = Path(__file__).parents[1]
+pytestmark = pytest.mark.torch
 
 
 def chain_of(factory: Callable[[], Built]) -> Chain:
@@ -73,37 +74,17 @@ def plans() -> dict[str, Plan]:
 
 
 @pytest.fixture(scope="module")
-def found(plans: dict[str, Plan], tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each rank gave."""
-    folder = tmp_path_factory.mktemp("ranks")
+def folder(plans: dict[str, Plan], tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Where the plans are."""
+    folder = tmp_path_factory.mktemp("plans")
     for name, plan in plans.items():
         Result(problem=plan.problem, plan=plan, status="feasible").save(folder / f"{name}.json")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    ranks = [
-        subprocess.Popen(
-            [
-                sys.executable,
-                "-c",
-                f"from tests.torch_ranks import run_all; run_all({rank}, {str(folder)!r}, {port})",
-            ],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(RANKS)
-    ]
-    told: list[str] = []
-    try:
-        told.extend(process.communicate(timeout=120)[0] for process in ranks)
-    finally:
-        for process in ranks:
-            process.kill()
-            process.communicate()
-    assert [process.returncode for process in ranks] == [0] * RANKS, "\n".join(told)
-    return [torch.load(folder / f"found.{rank}", weights_only=False) for rank in range(RANKS)]
+    return str(folder)
+
+
+def ran(job: Callable[..., Any], *args: Any, **more: Any) -> list[Any]:
+    """Return what each rank gave."""
+    return warm_ranks().run(job, RANKS, *args, **more)
 
 
 def unsplit(factory: Callable[[], Built]) -> list[tuple[float, dict[str, Tensor]]]:
@@ -120,22 +101,21 @@ def unsplit(factory: Callable[[], Built]) -> list[tuple[float, dict[str, Tensor]
 
 
 @pytest.mark.parametrize("name", ["spread", "rows"])
-def test_losses_and_gradients_are_those_of_the_unsplit_model(
-    name: str, found: list[dict[str, Any]]
-) -> None:
+def test_losses_and_gradients_are_those_of_the_unsplit_model(name: str, folder: str) -> None:
+    found = ran(run_rows, folder) if name == "rows" else ran(train, name, folder)
     for step, (loss, expected) in enumerate(unsplit({"rows": steady, **MODELS}[name])):
-        of_ranks = [rank[name][step] for rank in found]
+        of_ranks = [rank[step] for rank in found]
         [told] = [float(one) for one, _ in of_ranks if one is not None]
         assert told == pytest.approx(loss, rel=1e-12)
         assert sorted(key for _, own in of_ranks for key in own) == sorted(expected)
         for _, own in of_ranks:
             for key, gradient in own.items():
-                assert relative_difference(gradient, expected[key]) <= 1e-12, key
+                assert apart(gradient, expected[key]) <= 1e-12, key
 
 
-def test_layers_that_are_computed_again_draw_the_same_numbers(found: list[dict[str, Any]]) -> None:
-    for rank in found:
-        for (loss, again), (other, kept) in zip(rank["again"], rank["kept"], strict=True):
+def test_layers_that_are_computed_again_draw_the_same_numbers(folder: str) -> None:
+    for steps in zip(ran(train, "again", folder), ran(train, "kept", folder), strict=True):
+        for (loss, again), (other, kept) in zip(*steps, strict=True):
             assert (loss is None) == (other is None)
             assert loss is None or float(loss) == float(other)
             assert again.keys() == kept.keys()
@@ -144,22 +124,23 @@ def test_layers_that_are_computed_again_draw_the_same_numbers(found: list[dict[s
                 assert torch.equal(gradient, kept[key]), key
 
 
-def test_the_example_trains(found: list[dict[str, Any]]) -> None:
-    told = [rank["example"] for rank in found]
-    assert told[0] == ""
-    losses = [float(one) for one in re.findall(r"^step \d+: loss (\S+)$", told[1], re.MULTILINE)]
-    assert len(losses) == told[1].count("\n") == train_pipeline.STEPS
+def test_the_example_trains(folder: str) -> None:
+    first, last = ran(run_example, folder, in_group=False)
+    assert first == ""
+    losses = [float(one) for one in re.findall(r"^step \d+: loss (\S+)$", last, re.MULTILINE)]
+    assert len(losses) == last.count("\n") == train_pipeline.STEPS
     assert losses == pytest.approx(trained_unsplit(), abs=0.002)
     # At first any of 256 bytes is as likely as any other: ln 256 = 5.5.
     assert losses[0] > 5
     assert losses[-1] < 0.75 * losses[0]
 
 
-def test_the_lines_of_the_readme_train(found: list[dict[str, Any]]) -> None:
+def test_the_lines_of_the_readme_train(folder: str) -> None:
     model, _ = train_pipeline.build()
     whole = model(**train_pipeline.draw(16 * train_pipeline.SIZE, 0))
-    assert found[0]["readme"] is None
-    assert float(found[1]["readme"]) == pytest.approx(float(whole.detach()), rel=1e-4)
+    first, last = ran(run_readme, folder)
+    assert first is None
+    assert float(last) == pytest.approx(float(whole.detach()), rel=1e-4)
 
 
 def trained_unsplit() -> list[float]:
@@ -202,7 +183,7 @@ def test_what_does_not_fit_is_refused(plans: dict[str, Plan]) -> None:
     assert "chain.recipe: it does not say where" in told(model=dropping(), plan=bare, rank=0)
     broken = replace(plan, stages=plan.stages[:1])
     assert "plan: it is not valid: " in told(model=dropping(), plan=broken, rank=0)
-    assert "plan: 3 is no Plan" in told(model=dropping(), plan=3, rank=0)
+    assert "plan: 3 is not a Plan" in told(model=dropping(), plan=3, rank=0)
     assert "the factory returned" in told(model=(1,), plan=plan, rank=0)
 
 
@@ -229,7 +210,7 @@ def test_inputs_that_do_not_fit_are_refused(plans: dict[str, Plan]) -> None:
             pipe.step(torch.zeros(11, 4))
         with pytest.raises(InputError, match=r"2 given by position, .* input\. Give them by these"):
             pipe.step(torch.zeros(12, 4), torch.zeros(12, 4))
-        with pytest.raises(InputError, match="3 is no tensor"):
+        with pytest.raises(InputError, match="3 is not a tensor"):
             pipe.step(3)  # type: ignore[arg-type]
         value = batch(0)["input"]
         torch.manual_seed(0)

@@ -67,7 +67,7 @@ def test_the_element_is_typed_or_recorded(
         ({}, {}, "adam", r"training_state: 'adam' is not known\. Choose mixed-adam"),
         ({}, {}, "mixed-adam", r"training_state: .*does not say.*mixed-adam:4"),
         ({}, {"dtype": "int3"}, "mixed-adam", r"does not say"),
-        ({}, {}, "mixed-adam:3", r"'3' is no size of an element"),
+        ({}, {}, "mixed-adam:3", r"'3' is not the size of an element"),
         ({"parameter_bytes": None}, {}, "mixed-adam:4", r"layers\[0\]\.parameter_bytes: absent"),
         ({"optimizer_bytes": None}, {}, "mixed-adam:4", r"layers\[0\]\.optimizer_bytes: absent"),
         ({"parameter_bytes": 18}, {}, "mixed-adam:4", r"parameter_bytes: 18 bytes are no whole"),

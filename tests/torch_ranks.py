@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
-from datetime import timedelta
 from io import StringIO
 from pathlib import Path
 from typing import Any, Final
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, schedules
 
@@ -77,33 +74,7 @@ def examples_in_readme() -> list[str]:
     return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
 
 
-def run_all(rank: int, folder: str, port: int) -> None:
-    """Run one rank of all cases, and leave what came of it in the folder."""
-    torch.set_num_threads(1)
-    os.environ |= {
-        "RANK": str(rank),
-        "WORLD_SIZE": str(RANKS),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/store",
-        rank=rank,
-        world_size=RANKS,
-        timeout=timedelta(seconds=30),
-    )
-    found: dict[str, Any] = {name: _train(name, rank, folder) for name in MODELS}
-    found["rows"] = _run_rows(rank, folder)
-    found["readme"] = _run_readme(folder)
-    dist.destroy_process_group()
-    with redirect_stdout(StringIO()) as told:
-        train_pipeline.main(f"{folder}/example.json")
-    found["example"] = told.getvalue()
-    torch.save(found, Path(folder, f"found.{rank}"))
-
-
-def _train(name: str, rank: int, folder: str) -> list[Any]:
+def train(rank: int, name: str, folder: str) -> list[Any]:
     """Return the loss and the gradients after each step, which add up."""
     model, inputs = MODELS[name]()
     pipe = pipeline((model, inputs), Result.load(f"{folder}/{name}.json"), MICROBATCHES)
@@ -117,7 +88,7 @@ def _train(name: str, rank: int, folder: str) -> list[Any]:
     return found
 
 
-def _run_readme(folder: str) -> Any:
+def run_readme(rank: int, folder: str) -> Any:
     """Return the loss of the lines that the README shows, with a plan of the example."""
     code = next(one for one in examples_in_readme() if "pipeline" in one)
     code = code.replace("plan.json", f"{folder}/example.json")
@@ -127,7 +98,7 @@ def _run_readme(folder: str) -> Any:
     return space["loss"]
 
 
-def _run_rows(rank: int, folder: str) -> list[Any]:
+def run_rows(rank: int, folder: str) -> list[Any]:
     """Return what torch's own stages and schedule make of the rows that are exported."""
     model, inputs = steady()
     plan = Result.load(f"{folder}/kept.json").plan
@@ -166,3 +137,10 @@ def _run_rows(rank: int, folder: str) -> list[Any]:
         mean = torch.stack(losses).sum().detach() if losses else None
         found.append((mean, gradients(model, own)))
     return found
+
+
+def run_example(rank: int, folder: str) -> str:
+    """Return what the example prints."""
+    with redirect_stdout(StringIO()) as printed:
+        train_pipeline.main(f"{folder}/example.json")
+    return printed.getvalue()

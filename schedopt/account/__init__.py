@@ -6,10 +6,11 @@ code with `schedopt.checking`, which replays the events.
 
 from __future__ import annotations
 
-from schedopt.account.binding import Binding, find_binding
-from schedopt.account.levels import Level
+from schedopt.account.binding import Binding
 from schedopt.account.load import GpuLoad, bubble, busy_time, load, messages, simultaneous, traffic
-from schedopt.account.memory import GpuMemory, concurrent_activations, memory, memory_levels
+from schedopt.account.memory import GpuMemory, concurrent_activations, fits, memory, memory_profile
+from schedopt.account.profile import Level
+from schedopt.account.report import PlanReport, find_binding
 from schedopt.account.residencies import Residency, residencies
 from schedopt.account.versions import Versions, versions
 
@@ -18,15 +19,17 @@ __all__ = [
     "GpuLoad",
     "GpuMemory",
     "Level",
+    "PlanReport",
     "Residency",
     "Versions",
     "bubble",
     "busy_time",
     "concurrent_activations",
     "find_binding",
+    "fits",
     "load",
     "memory",
-    "memory_levels",
+    "memory_profile",
     "messages",
     "residencies",
     "simultaneous",

@@ -5,14 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
-from schedopt.account.load import busy_time, load
-from schedopt.account.memory import concurrent_activations, memory
-from schedopt.plan import Plan
 from schedopt.units import format_bytes
 
 
 @dataclass(frozen=True)
-class Lack:
+class Shortfall:
     """A GPU without room for one more micro-batch of a stage between forward and backward."""
 
     gpu: int
@@ -32,14 +29,14 @@ class Binding:
         Of the period in which it works.
     links : tuple of (int, int)
         Links that are busy all the time.
-    lacks : tuple of Lack
-        The GPUs without room for one more micro-batch in flight, those that lack most first.
+    shortfalls : tuple of Shortfall
+        The GPUs without room for one more micro-batch in flight, the largest first.
     """
 
     gpu: int
     share: Fraction
     links: tuple[tuple[int, int], ...]
-    lacks: tuple[Lack, ...]
+    shortfalls: tuple[Shortfall, ...]
 
     def __str__(self) -> str:
         words = [f"GPU {self.gpu} works {float(self.share):.1%} of the period"]
@@ -47,34 +44,11 @@ class Binding:
             f"the link of GPUs {source} and {target} is busy all the time"
             for source, target in self.links
         ]
-        if self.lacks:
+        if self.shortfalls:
             short = ", ".join(
-                f"{lack.gpu} ({format_bytes(lack.short_bytes)} short of {lack.micro_batches})"
-                for lack in self.lacks[:3]
+                f"{found.gpu} ({format_bytes(found.short_bytes)} short of {found.micro_batches})"
+                for found in self.shortfalls[:3]
             )
-            more = f" and {len(self.lacks) - 3} more" if len(self.lacks) > 3 else ""
+            more = f" and {len(self.shortfalls) - 3} more" if len(self.shortfalls) > 3 else ""
             words.append(f"no room for one more micro-batch in flight on GPU {short}{more}")
         return "; ".join(words)
-
-
-def find_binding(plan: Plan) -> Binding:
-    """Return what keeps the period of a valid plan from being shorter."""
-    loads = load(plan)
-    busiest = max(range(len(loads)), key=lambda gpu: loads[gpu].share)
-    period = plan.pattern.period
-    full = [
-        (first, second) for (_, first, second), time in busy_time(plan).items() if time == period
-    ]
-    return Binding(busiest, loads[busiest].share, tuple(full), _find_lacks(plan))
-
-
-def _find_lacks(plan: Plan) -> tuple[Lack, ...]:
-    needs = [need.reading(plan.scope.memory) for need in memory(plan)]
-    worst: dict[int, Lack] = {}
-    for (stage, gpu), count in concurrent_activations(plan).items():
-        layers = plan.chain.layers[plan.stages[stage].first : plan.stages[stage].last + 1]
-        more = sum(layer.saved for layer in layers) + (layers[0].saved_input_bytes or 0)
-        short = needs[gpu] + more - plan.platform.gpus[gpu].usable_bytes
-        if short > 0 and (gpu not in worst or short > worst[gpu].short_bytes):
-            worst[gpu] = Lack(gpu, short, count + 1)
-    return tuple(sorted(worst.values(), key=lambda lack: -lack.short_bytes))

@@ -71,12 +71,12 @@ def find_gathers(reader: Reader) -> Iterator[Gather]:
             coming[key].append((run.end_ns, run.start_ns, source, run.gpu))
     for (stage, i, chunk), arrivals in coming.items():
         reads = reader.reads(stage, i)
-        found = sorted(readers[stage, i], key=lambda one: one[:2])
+        found = sorted(readers[stage, i], key=lambda reading: reading[:2])
         for (end, start, source, gpu), (_, order, run) in zip(
             sorted(arrivals), found, strict=False
         ):
             version = reads[_READING[order]]
-            home = chunk in reader.homes.at_home(stage, source)
+            home = chunk in reader.owners.owned(stage, source)
             yield Gather(stage, chunk, version, source, gpu, home, start, end, run.end_ns)
 
 
@@ -88,12 +88,14 @@ def find_copies(reader: Reader) -> Iterator[GatheredCopy]:
     """
     copies: dict[tuple[int, int, int, int], list[list[int]]] = defaultdict(list)
     sends: dict[tuple[int, int, int, int], list[tuple[int, int]]] = defaultdict(list)
-    for one in find_gathers(reader):
-        version, later_ns = reader.fold(one.version)
-        start, end, until = (time - later_ns for time in (one.start_ns, one.end_ns, one.until_ns))
-        copies[one.stage, one.chunk, version, one.gpu].append([start, end, until])
-        if not one.from_home:
-            sends[one.stage, one.chunk, version, one.source].append((start, end))
+    for gather in find_gathers(reader):
+        version, later_ns = reader.fold(gather.version)
+        start, end, until = (
+            time - later_ns for time in (gather.start_ns, gather.end_ns, gather.until_ns)
+        )
+        copies[gather.stage, gather.chunk, version, gather.gpu].append([start, end, until])
+        if not gather.from_home:
+            sends[gather.stage, gather.chunk, version, gather.source].append((start, end))
     for key, sent in sends.items():
         for start, end in sorted(sent):
             lying = [copy for copy in copies[key] if copy[1] <= start <= copy[2]]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 
-from schedopt.account.levels import Span, highest
+from schedopt.account.profile import Span, peak_of
 from schedopt.account.timeline import Timeline
 from schedopt.network import Resource
 from schedopt.plan import Plan
@@ -44,8 +44,12 @@ def load(plan: Plan) -> tuple[GpuLoad, ...]:
 
 def bubble(plan: Plan) -> Fraction:
     """Return the share of the period in which the GPUs that have a stage are idle."""
+    return bubble_of(plan, load(plan))
+
+
+def bubble_of(plan: Plan, loads: Sequence[GpuLoad]) -> Fraction:
+    """Return the bubble of a plan whose GPUs have these loads."""
     used = {gpu for stage in plan.stages for gpu in stage.gpus}
-    loads = load(plan)
     return 1 - sum((loads[gpu].share for gpu in used), Fraction(0)) / len(used)
 
 
@@ -93,13 +97,13 @@ def messages(plan: Plan) -> dict[int, int]:
     for ends, span in _sent(timeline):
         for gpu in ends:
             spans[gpu].append(span)
-    return {gpu: highest(found, timeline.length_ns) for gpu, found in spans.items()}
+    return {gpu: peak_of(found, timeline.length_ns) for gpu, found in spans.items()}
 
 
 def simultaneous(plan: Plan) -> int:
     """Return the most transfers under way at once between any GPUs, as `messages`."""
     timeline = Timeline(plan)
-    return highest((span for _, span in _sent(timeline)), timeline.length_ns)
+    return peak_of((span for _, span in _sent(timeline)), timeline.length_ns)
 
 
 def _sent(timeline: Timeline) -> Iterator[tuple[tuple[int, int], Span]]:

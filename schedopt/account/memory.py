@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from schedopt.account.levels import Level, Span, highest, levels
+from schedopt.account.profile import Level, Span, peak_of, profile_of
 from schedopt.account.residencies import Residency, residencies
 from schedopt.account.timeline import Timeline
 from schedopt.plan import Kind, Plan
@@ -45,16 +45,24 @@ def memory(plan: Plan) -> tuple[GpuMemory, ...]:
     return memory_of(plan, residencies(plan), Timeline(plan).length_ns)
 
 
+def fits(plan: Plan) -> bool:
+    """Whether the GPUs hold a plan, in the reading of memory of its scope."""
+    return all(
+        need.reading(plan.scope.memory) <= gpu.usable_bytes
+        for need, gpu in zip(memory(plan), plan.platform.gpus, strict=True)
+    )
+
+
 def memory_of(plan: Plan, found: Iterable[Residency], period: int) -> tuple[GpuMemory, ...]:
     """Return what each GPU needs for residencies that repeat with a period, ns."""
     return tuple(_gpu_memory(members, period) for members in _by_gpu(plan, found))
 
 
-def memory_levels(
+def memory_profile(
     plan: Plan, found: Iterable[Residency], period: int
 ) -> tuple[tuple[Level, ...], ...]:
     """Return the bytes on each GPU over time, for residencies that repeat with a period, ns."""
-    return tuple(tuple(levels(map(_span, members), period)) for members in _by_gpu(plan, found))
+    return tuple(tuple(profile_of(map(_span, members), period)) for members in _by_gpu(plan, found))
 
 
 def _by_gpu(plan: Plan, found: Iterable[Residency]) -> list[list[Residency]]:
@@ -71,8 +79,8 @@ def _gpu_memory(found: list[Residency], period: int) -> GpuMemory:
         groups[residency.kind, stage, residency.until].append(residency)
     by_kind: dict[str, int] = defaultdict(int)
     for (kind, _, _), members in groups.items():
-        by_kind[kind] += highest(map(_span, members), period)
-    return GpuMemory(sum(by_kind.values()), highest(map(_span, found), period), dict(by_kind))
+        by_kind[kind] += peak_of(map(_span, members), period)
+    return GpuMemory(sum(by_kind.values()), peak_of(map(_span, found), period), dict(by_kind))
 
 
 def _span(residency: Residency) -> Span:
@@ -92,4 +100,4 @@ def concurrent_activations(plan: Plan) -> dict[tuple[int, int], int]:
             forward = timeline.at("F", stage, micro_batch)
             backward = timeline.at(half, stage, micro_batch)
             held[stage, forward.gpu].append((1, forward.start_ns, backward.end_ns))
-    return {key: highest(spans, timeline.length_ns) for key, spans in held.items()}
+    return {key: peak_of(spans, timeline.length_ns) for key, spans in held.items()}

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from itertools import accumulate, product
 
-from schedopt.account.homes import Homes
+from schedopt.account.shard_owners import ShardOwners
 from schedopt.account.timeline import Interval, Schedule, replica_of
 from schedopt.plan import Kind
 
@@ -20,7 +20,7 @@ class Reader:
     Attributes
     ----------
     schedule : Schedule
-    homes : Homes
+    owners : ShardOwners
     scattered : bool
         Whether parameters stay at home, so that a version is there when all its chunks are made.
     updates : int
@@ -30,15 +30,15 @@ class Reader:
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
         self.rule = schedule.plan.rule
-        self.homes = Homes(schedule.plan)
+        self.owners = ShardOwners(schedule.plan)
         self.scattered = self.rule.partition == "parameter"
         self.every = schedule.plan.rule.update_every or 1
         self.updates = schedule.length // self.every
-        self._made = _find_made(schedule, self.homes)
+        self._made = _find_made(schedule, self.owners)
 
     def places(self, stage: int, gpu: int) -> tuple[int | None, ...]:
         """Return the chunks of a stage that lie on a GPU; None for the whole stage at once."""
-        return self.homes.at_home(stage, gpu) if self.scattered else (None,)
+        return self.owners.owned(stage, gpu) if self.scattered else (None,)
 
     def backward(self, stage: int) -> Kind:
         """Return the operation that reads the weights first in the backward of a stage."""
@@ -47,7 +47,7 @@ class Reader:
     def fold(self, version: int) -> tuple[int, int]:
         """Return the version of this round that a version repeats, and how much later it is, ns.
 
-        In a finite step whatever is older than the first version is that version.
+        In a finite step all that is older than the first version is that version.
         """
         if self.schedule.end_ns is not None:
             return max(0, version), 0
@@ -123,7 +123,7 @@ def gradient_runs(schedule: Schedule, stage: int) -> Iterator[tuple[int, Interva
             yield i, schedule.at(last, stage, i, replica)
 
 
-def _find_made(schedule: Schedule, homes: Homes) -> dict[Place, list[int]]:
+def _find_made(schedule: Schedule, owners: ShardOwners) -> dict[Place, list[int]]:
     """Find when each mini-batch of a schedule has made a version, ns, of chunks and of stages.
 
     An update starts from the version before it. So where mini-batches end out of order, also those
@@ -135,9 +135,9 @@ def _find_made(schedule: Schedule, homes: Homes) -> dict[Place, list[int]]:
     for number, stage in enumerate(schedule.plan.stages):
         rows: dict[int, list[list[int]]] = {}
         for gpu in dict.fromkeys(stage.gpus):
-            home = homes.at_home(number, gpu)
+            home = owners.owned(number, gpu)
             rows[gpu] = []
-            for chunk in home if scattered else range(homes.chunks[number]):
+            for chunk in home if scattered else range(owners.chunks[number]):
                 times = last.times(number, gpu, chunk)
                 row = list(accumulate([max(times) - schedule.length_ns, *times], max))[1:]
                 found[number, gpu, chunk] = row

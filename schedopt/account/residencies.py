@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from schedopt.account.gathering import find_copies
-from schedopt.account.homes import Homes
 from schedopt.account.reading import Reader, gradient_runs
+from schedopt.account.shard_owners import ShardOwners
 from schedopt.account.timeline import (
     Interval,
     Schedule,
@@ -72,7 +72,7 @@ def residencies(plan: Plan) -> list[Residency]:
 def residencies_of(schedule: Schedule) -> list[Residency]:
     """Return everything that lies in memory during a schedule."""
     plan = schedule.plan
-    found = list(_always(plan, Homes(plan)))
+    found = list(_always(plan, ShardOwners(plan)))
     if not plan.rule.is_given:
         reader = Reader(schedule)
         found += _versions(reader)
@@ -90,8 +90,8 @@ def residencies_of(schedule: Schedule) -> list[Residency]:
     return found
 
 
-def _always(plan: Plan, homes: Homes) -> Iterator[Residency]:
-    """Yield what always lies there of each stage; of what is sharded, what is at home."""
+def _always(plan: Plan, owners: ShardOwners) -> Iterator[Residency]:
+    """Yield the bytes of each stage that always lie there; of sharded ones those at home."""
     partition = plan.rule.partition
     sharded = {"none": (), "optimizer": ("optimizer_bytes",)}.get(
         partition, ("optimizer_bytes", "gradient_bytes")
@@ -102,7 +102,7 @@ def _always(plan: Plan, homes: Homes) -> Iterator[Residency]:
             count -= stage_bytes(plan, stage, "parameter_bytes")
         totals = [stage_bytes(plan, stage, name) for name in sharded]
         for gpu in dict.fromkeys(one.gpus):
-            shares = sum(homes.share(total, stage, gpu) for total in totals)
+            shares = sum(owners.share(total, stage, gpu) for total in totals)
             yield Residency(gpu, "weights", stage, count - sum(totals) + shares)
 
 
@@ -111,14 +111,14 @@ def _versions(reader: Reader) -> Iterator[Residency]:
         stage, chunk = version.stage, version.chunk
         count = stage_bytes(reader.schedule.plan, stage, "parameter_bytes")
         if chunk is not None:
-            count = reader.homes.part(count, stage, chunk)
+            count = reader.owners.part(count, stage, chunk)
         yield Residency(version.gpu, "weights", stage, count, version.made_ns, version.end_ns)
 
 
 def _gathered(reader: Reader) -> Iterator[Residency]:
     for copy in find_copies(reader):
         total = stage_bytes(reader.schedule.plan, copy.stage, "parameter_bytes")
-        count = reader.homes.part(total, copy.stage, copy.chunk)
+        count = reader.owners.part(total, copy.stage, copy.chunk)
         yield Residency(copy.gpu, "gathered", copy.stage, count, copy.start_ns, copy.end_ns)
 
 
@@ -127,7 +127,7 @@ def _gradients(reader: Reader) -> Iterator[Residency]:
 
     From the first backward, or arrival if that comes before, to the last transfer.
     """
-    schedule, homes = reader.schedule, reader.homes
+    schedule, owners = reader.schedule, reader.owners
     lying: dict[tuple[int, int, int, int], tuple[int, int]] = {}
 
     def touch(stage: int, gpu: int, chunk: int, i: int, run: Interval) -> None:
@@ -137,16 +137,16 @@ def _gradients(reader: Reader) -> Iterator[Residency]:
 
     for stage in range(len(schedule.plan.stages)):
         for i, run in gradient_runs(schedule, stage):
-            for chunk in homes.abroad(stage, run.gpu):
+            for chunk in owners.foreign(stage, run.gpu):
                 touch(stage, run.gpu, chunk, i, run)
     for transfer, i, source, _, run in schedule.transfers():
         if transfer.tensor == "weight_gradient":
             for gpu in (source, run.gpu):
-                if transfer.chunk not in homes.at_home(transfer.stage, gpu):
+                if transfer.chunk not in owners.owned(transfer.stage, gpu):
                     touch(transfer.stage, gpu, transfer.chunk, i, run)
     for (stage, gpu, chunk, _), (start, end) in lying.items():
         total = stage_bytes(schedule.plan, stage, "gradient_bytes")
-        yield Residency(gpu, "gradient", stage, homes.part(total, stage, chunk), start, end)
+        yield Residency(gpu, "gradient", stage, owners.part(total, stage, chunk), start, end)
 
 
 def _of_micro_batch(

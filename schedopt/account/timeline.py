@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import lcm
 from typing import Protocol
 
-from schedopt.account.homes import Homes, part_of
+from schedopt.account.shard_owners import ShardOwners, part_of
 from schedopt.chain import Layer
 from schedopt.plan import Kind, Operation, Plan, Transfer
 
@@ -73,7 +73,7 @@ class Timeline:
         The time that takes.
     end_ns : None
         It goes on for ever.
-    homes : Homes
+    owners : ShardOwners
     """
 
     end_ns = None
@@ -92,7 +92,7 @@ class Timeline:
             classes = self._operations.setdefault(key, {})
             for offset in range(operation.covers):
                 classes[(operation.shift + offset) % pattern.k] = (operation, offset)
-        self.homes = Homes(plan)
+        self.owners = ShardOwners(plan)
         self._stage_ns: dict[tuple[Kind, int, int], int] = {}
 
     def has(self, kind: Kind, stage: int, micro_batch: int = 0, replica: int = 0) -> bool:
@@ -163,9 +163,9 @@ class Timeline:
         return self._stage_ns[key]
 
     def _share_ns(self, whole: int, stage: int, gpu: int) -> int:
-        """Return how long an update lasts of what is at home on a GPU, rounded up."""
+        """Return how long an update of the chunks at home on a GPU lasts, ns, rounded up."""
         total = stage_bytes(self.plan, stage, "parameter_bytes")
-        share = self.homes.share(total, stage, gpu)
+        share = self.owners.share(total, stage, gpu)
         return -(-whole * share // total) if total else whole
 
 

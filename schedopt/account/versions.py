@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from schedopt.account.gathering import find_gathers
-from schedopt.account.levels import Span, highest
+from schedopt.account.profile import Span, peak_of
 from schedopt.account.reading import Place, Reader
 from schedopt.account.timeline import Timeline
 from schedopt.plan import Plan
@@ -65,7 +65,7 @@ def versions(plan: Plan) -> Versions:
             backward[micro_batch, stage] = mini_batch - reads[reader.backward(stage)]
     held = {(stage, gpu): 0 for stage, one in enumerate(plan.stages) for gpu in one.gpus}
     for (stage, gpu, _), found in lying.items():
-        held[stage, gpu] = max(held[stage, gpu], highest(found, timeline.length_ns))
+        held[stage, gpu] = max(held[stage, gpu], peak_of(found, timeline.length_ns))
     return Versions(held, forward, backward)
 
 

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from schedopt.actions.action import ACTION_KINDS, Action, ActionKind, Part, parse_action
 from schedopt.actions.lists import Actions, parse_actions
-from schedopt.actions.lowering import gpu_ranks, make_actions, sending_end, sent_bytes
+from schedopt.actions.lowering import (
+    actions_of,
+    gpu_ranks,
+    make_actions,
+    sending_end,
+    sent_bytes,
+)
 from schedopt.actions.torch_rows import Rows, halved_stages, make_rows
 
 __all__ = [
@@ -14,6 +20,7 @@ __all__ = [
     "Actions",
     "Part",
     "Rows",
+    "actions_of",
     "gpu_ranks",
     "halved_stages",
     "make_actions",

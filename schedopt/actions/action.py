@@ -21,24 +21,27 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal, cast, get_args
 
 from schedopt.errors import InputError
 
-_Computing = Literal["F", "B", "I", "W", "R", "U", "G", "V"]
+_Computing = Literal["F", "B", "I", "W", "R", "U", "REDUCE_GRAD", "BROADCAST_PARAM"]
 _Sending = Literal["SEND_F", "SEND_B", "SEND_G", "SEND_V"]
 _Receiving = Literal["RECV_F", "RECV_B", "RECV_G", "RECV_V"]
 ActionKind = Literal[_Computing, _Sending, _Receiving]
 ACTION_KINDS: Final[tuple[ActionKind, ...]] = get_args(ActionKind)
 MOST_MICRO_BATCHES: Final = 2**20
 
+_PRINTED: Final[dict[str, str]] = {"REDUCE_GRAD": "G", "BROADCAST_PARAM": "V"}
+"""Kinds that a text shows as a letter."""
+_KINDS: Final[dict[str, ActionKind]] = {_PRINTED.get(kind, kind): kind for kind in ACTION_KINDS}
 _TEXT: Final = re.compile(
-    rf"(\d{{1,7}})({'|'.join(ACTION_KINDS)})(\d{{1,7}})(?:-(\d{{1,7}}))?(?:v(\d{{1,7}}))?"
+    rf"(\d{{1,7}})({'|'.join(_KINDS)})(\d{{1,7}})(?:-(\d{{1,7}}))?(?:v(\d{{1,7}}))?"
     r"(?:r(\d{1,7})-(\d{1,7})(?:c(\d{1,7})/(\d{1,7}))?(\+)?)?",
     re.ASCII,
 )
-_PARTED: Final = ("G", "SEND_G", "RECV_G", "SEND_V", "RECV_V")
+_BETWEEN_REPLICAS: Final = ("REDUCE_GRAD", "SEND_G", "RECV_G", "SEND_V", "RECV_V")
 
 
 @dataclass(frozen=True, order=True)
@@ -76,10 +79,10 @@ class Action:
     kind : str
         An operation of a plan, or the sending or receiving end of a transfer.
     first : int
-        The first micro-batch; for U and V the mini-batch. What goes between replicas belongs to the
-        mini-batch of that micro-batch.
+        The first micro-batch; of an update or a broadcast the mini-batch. What goes between
+        replicas belongs to the mini-batch of that micro-batch.
     count : int
-        So many micro-batches in a row.
+        Consecutive micro-batches that it covers.
     version : int or None
         The version of the weights that it reads, under a rule with updates.
     part : Part or None
@@ -101,20 +104,17 @@ class Action:
     @property
     def singles(self) -> list[Action]:
         """The same for each micro-batch alone."""
-        return [
-            Action(self.stage, self.kind, micro_batch, 1, self.version, self.part)
-            for micro_batch in self.micro_batches
-        ]
+        return [replace(self, first=micro_batch, count=1) for micro_batch in self.micro_batches]
 
     @property
     def is_transfer(self) -> bool:
         """Whether it is one end of a transfer."""
-        return len(self.kind) > 1
+        return self.kind.startswith(("SEND_", "RECV_"))
 
     @property
     def is_send(self) -> bool:
         """Whether it is the sending end of a transfer."""
-        return self.kind.startswith("SEND")
+        return self.kind.startswith("SEND_")
 
     @property
     def is_boundary(self) -> bool:
@@ -123,11 +123,11 @@ class Action:
 
     @property
     def makes_version(self) -> bool:
-        """Whether there is a new version of the weights on its rank behind it."""
-        return self.kind in ("U", "V")
+        """Whether its rank has a new version of the weights afterwards."""
+        return self.kind in ("U", "BROADCAST_PARAM")
 
     @property
-    def is_read(self) -> bool:
+    def reads_weights(self) -> bool:
         """Whether it computes with the weights."""
         return self.kind in ("F", "B", "I", "W", "R")
 
@@ -135,21 +135,22 @@ class Action:
     def other_end(self) -> Action:
         """What the other rank of a transfer does."""
         if not self.is_transfer:
-            raise ValueError(f"{self} is no transfer")
-        way, what = self.kind.split("_")
-        kind = cast(ActionKind, f"{'RECV' if way == 'SEND' else 'SEND'}_{what}")
-        step = 0 if self.part else 1 if (what == "F") == self.is_send else -1
+            raise ValueError(f"{self} is not an end of a transfer")
+        content = self.kind[-1]
+        kind = cast(ActionKind, f"{'RECV' if self.is_send else 'SEND'}_{content}")
+        step = 0 if self.part else 1 if (content == "F") == self.is_send else -1
         return Action(self.stage + step, kind, self.first, self.count, None, self.part)
 
     @property
     def received(self) -> Action:
-        """The receive whose result G takes in."""
+        """The receive whose result a REDUCE_GRAD takes in."""
         return Action(self.stage, "RECV_G", self.first, 1, None, self.part)
 
     def __str__(self) -> str:
         last = f"-{self.first + self.count - 1}" if self.count > 1 else ""
         version = "" if self.version is None else f"v{self.version}"
-        return f"{self.stage}{self.kind}{self.first}{last}{version}{self.part or ''}"
+        kind = _PRINTED.get(self.kind, self.kind)
+        return f"{self.stage}{kind}{self.first}{last}{version}{self.part or ''}"
 
 
 def parse_action(text: str) -> Action:
@@ -158,48 +159,52 @@ def parse_action(text: str) -> Action:
     Raises
     ------
     InputError
-        If it is none.
+        If it is not one.
 
     Examples
     --------
     >>> parse_action("2SEND_F0")
-    Action(stage=2, kind='SEND_F', first=0, count=1, version=None)
+    Action(stage=2, kind='SEND_F', first=0, count=1, version=None, part=None)
     """
-    found = _TEXT.fullmatch(text.strip())
-    if found is None:
+    word = text.strip()
+    match = _TEXT.fullmatch(word)
+    if match is None:
         raise InputError(
-            f"{text.strip()!r:.60} is no action",
+            f"{word!r:.60} is not an action",
             way_out="Write the stage, what it does and the micro-batch, such as 2F0 or 2SEND_F0",
         )
-    stage, kind, first, last, version, *ends, chunk, chunks, added = found.groups()
+    stage, letters, first, last, version, *ends, chunk, chunks, added = match.groups()
+    kind = _KINDS[letters]
     count = 1 if last is None else int(last) - int(first) + 1
-    alone = kind in ("U", "V", *_PARTED)
-    if count < 1 or (last is not None and alone):
+    between = kind in _BETWEEN_REPLICAS
+    single = between or kind in ("U", "BROADCAST_PARAM")
+    if count < 1 or (last is not None and single):
         raise InputError(
-            f"{text.strip()!r:.60} covers no micro-batches",
+            f"{word!r:.60} covers no micro-batches",
             way_out="Write the first before the last, and of an update only the mini-batch",
         )
     if int(last or first) >= MOST_MICRO_BATCHES:
         raise InputError(
-            f"{text.strip()!r:.60} is of micro-batch {last or first}",
+            f"{word!r:.60} is of micro-batch {last or first}",
             way_out=f"Run at most {MOST_MICRO_BATCHES} micro-batches",
         )
-    if version is not None and (alone or len(kind) > 1):
-        raise InputError(f"{text.strip()!r:.60} reads no weights", way_out=f"Leave v{version} out")
-    if (kind in _PARTED) != (ends[0] is not None) or (added and not kind.endswith("G")):
+    if version is not None and kind not in ("F", "B", "I", "W", "R"):
+        raise InputError(f"{word!r:.60} reads no weights", way_out=f"Leave v{version} out")
+    if between != (ends[0] is not None) or (added and not letters.endswith("G")):
         raise InputError(
-            f"{text.strip()!r:.60} goes between replicas, or does not",
+            f"{word!r:.60} goes between replicas, or does not",
             way_out="Write the ranks of what goes between replicas, such as 2SEND_G0r0-1, and a + "
             "of gradients only",
         )
     part = None
-    if kind in _PARTED:
-        whole = int(chunks or 1)
-        part = Part(int(ends[0]), int(ends[1]), int(chunk or 0), whole, added is not None)
-        if part.chunk >= whole or (chunks is not None and whole == 1):
+    if between:
+        source, target = map(int, ends)
+        part = Part(source, target, int(chunk or 0), int(chunks or 1), added is not None)
+        if part.chunk >= part.chunks or (chunks and part.chunks == 1):
             raise InputError(
-                f"{text.strip()!r:.60} is no chunk",
+                f"{word!r:.60} is not a chunk",
                 way_out="Count chunks from 0, and leave out c0/1",
             )
-    read = None if version is None else int(version)
-    return Action(int(stage), cast(ActionKind, kind), int(first), count, read, part)
+    return Action(
+        int(stage), kind, int(first), count, None if version is None else int(version), part
+    )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from schedopt.actions.action import Action, parse_action
-from schedopt.actions.validation import order_lists
+from schedopt.actions.validation import find_order
 from schedopt.errors import InputError
 
 
@@ -50,11 +50,10 @@ class Actions:
     @cached_property
     def owners(self) -> dict[int, tuple[int, ...]]:
         """The ranks of each stage, ascending."""
-        found = {(action.stage, rank) for rank, action in self.order}
-        ranks: dict[int, list[int]] = defaultdict(list)
-        for stage, rank in sorted(found):
-            ranks[stage].append(rank)
-        return {stage: tuple(owners) for stage, owners in ranks.items()}
+        owners: dict[int, tuple[int, ...]] = defaultdict(tuple)
+        for stage, rank in sorted({(action.stage, rank) for rank, action in self.order}):
+            owners[stage] += (rank,)
+        return dict(owners)
 
     @property
     def micro_batches(self) -> int:
@@ -82,13 +81,13 @@ def parse_actions(text: str) -> Actions:
     Raises
     ------
     InputError
-        If something is no action, if an action is missing or lacks what it needs, or if actions
-        wait for each other in a circle, with their names.
+        If a word is not an action, if an action is missing or lacks what it needs, or if actions
+        wait for each other in a cycle, with their names.
     """
     lists = []
-    for number, line in enumerate(text.rstrip().splitlines()):
+    for rank, line in enumerate(text.rstrip().splitlines()):
         try:
-            lists.append([parse_action(one) for one in line.split(",")])
+            lists.append([parse_action(word) for word in line.split(",")])
         except InputError as error:
-            raise error.within(f"rank {number}") from None
-    return Actions(tuple(order_lists(lists)))
+            raise error.within(f"rank {rank}") from None
+    return Actions(tuple(find_order(lists)))

@@ -1,30 +1,43 @@
 """From a plan to what each rank does in a step.
 
-They follow the events of a simulated step: both ends of a transfer stand where it starts, before
-the operations that start with it. So the earliest action that is not done can always go on, nothing
-waits for ever, and no transfer waits for an operation that does not concern it. What comes from
-another replica is taken in where its transfer ends.
+The actions follow the events of a simulated step: both ends of a transfer stand where it starts,
+before the operations that start with it. So the earliest action that is not done can always go on,
+there is no deadlock, and no transfer waits for an operation that does not concern it. What comes
+from another replica is taken in where its transfer ends.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from typing import Any, Final, cast
 
 from schedopt.account.timeline import transfer_bytes
 from schedopt.actions.action import Action, ActionKind, Part
 from schedopt.actions.lists import Actions
-from schedopt.actions.validation import order_lists
+from schedopt.actions.validation import check_order
 from schedopt.errors import InputError
 from schedopt.plan import Operation, Plan, Tensor, Transfer
 from schedopt.rule import Rule
 from schedopt.simulation import Event, Simulation, simulate
 
+_Placed = tuple[int, Action]
+"""Rank and action."""
+_Moment = tuple[int, int, int, int]
+"""Start of an event, ns; what goes first at one instant; number of the event; place in it."""
+
+_SENT: Final[Mapping[Tensor, str]] = {
+    "activation": "F",
+    "gradient": "B",
+    "weight_gradient": "G",
+    "weights": "V",
+}
+"""The letter behind ``SEND_`` and ``RECV_`` of what a transfer carries."""
+
 
 def make_actions(plan: Plan, microbatches: int) -> Actions:
-    """Return what each rank does to run a plan for so many micro-batches, with a flush at the end.
+    """Return what each rank does to run a plan for some micro-batches, with a flush at the end.
 
     Rank r is the r-th GPU that has a stage. Under the rule *given* each stage is updated once, at
     the end.
@@ -41,17 +54,49 @@ def make_actions(plan: Plan, microbatches: int) -> Actions:
     InputError
         For a number of micro-batches that does not fit, and for a plan that is not run yet.
     """
+    return actions_of(simulate(plan, microbatches))
+
+
+def actions_of(step: Simulation) -> Actions:
+    """Return what each rank does in a simulated step: see `make_actions`."""
+    plan = step.plan
     _refuse(plan)
-    step = simulate(plan, microbatches)
-    order = [placed for _, placed in sorted(_placed(step))]
+    order = [placed for _, placed in sorted(_Lowering(step).actions())]
     if plan.rule.is_given:
         ranks = gpu_ranks(plan)
         order += [(ranks[stage.gpus[0]], Action(s, "U", 0)) for s, stage in enumerate(plan.stages)]
     else:
         order = list(_with_versions(plan.rule, _when_needed(plan, order)))
-    found = Actions(tuple(order))
-    order_lists(found.ranks)
-    return found
+    check_order(order)
+    return Actions(tuple(order))
+
+
+def gpu_ranks(plan: Plan) -> dict[int, int]:
+    """Return the rank of each GPU that has a stage."""
+    used = sorted({gpu for stage in plan.stages for gpu in stage.gpus})
+    return {gpu: rank for rank, gpu in enumerate(used)}
+
+
+def sent_bytes(plan: Plan, send: Action) -> int:
+    """Return what the transfer of one micro-batch carries, bytes."""
+    (tensor,) = [tensor for tensor, letter in _SENT.items() if send.kind.endswith(letter)]
+    more: dict[str, Any] = {}
+    if send.part is not None:
+        more = {"source": 0, "target": 1, "chunk": send.part.chunk, "chunks": send.part.chunks}
+    stage = min(send.stage, send.other_end.stage)
+    return transfer_bytes(plan, Transfer(tensor=tensor, stage=stage, shift=0, start_ns=0, **more))
+
+
+def sending_end(transfer: Transfer, event: Event, ranks: Mapping[int, int]) -> Action:
+    """Return what the source of a transfer does; `ranks` has the rank of each GPU."""
+    assert event.source is not None
+    kind = cast(ActionKind, f"SEND_{_SENT[transfer.tensor]}")
+    if transfer.is_boundary:
+        stage = transfer.stage + (transfer.tensor == "gradient")
+        return Action(stage, kind, event.first, event.count)
+    ends = ranks[event.source], ranks[event.gpu]
+    part = Part(*ends, transfer.chunk, transfer.chunks, transfer.mode == "reduce")
+    return Action(transfer.stage, kind, event.first, 1, None, part)
 
 
 def _refuse(plan: Plan) -> None:
@@ -80,194 +125,139 @@ def _refuse(plan: Plan) -> None:
             )
 
 
-def sent_bytes(plan: Plan, send: Action) -> int:
-    """Return what the transfer of one micro-batch carries, bytes."""
-    (tensor,) = [tensor for tensor, kind in _SENT.items() if send.kind.endswith(kind)]
-    more: dict[str, Any] = {}
-    if send.part is not None:
-        more = {"source": 0, "target": 1, "chunk": send.part.chunk, "chunks": send.part.chunks}
-    stage = min(send.stage, send.other_end.stage)
-    return transfer_bytes(plan, Transfer(tensor=tensor, stage=stage, shift=0, start_ns=0, **more))
+def _stages_with_updates(plan: Plan) -> set[int]:
+    return {operation.stage for operation in plan.pattern.operations if operation.kind == "U"}
 
 
-def gpu_ranks(plan: Plan) -> dict[int, int]:
-    """Return the rank of each GPU that has a stage."""
-    used = sorted({gpu for stage in plan.stages for gpu in stage.gpus})
-    return {gpu: rank for rank, gpu in enumerate(used)}
+class _Lowering:
+    """The actions of the events of a step, with what orders them."""
 
+    def __init__(self, step: Simulation) -> None:
+        self.step, self.plan = step, step.plan
+        self.ranks = gpu_ranks(step.plan)
+        self.sent = {(t.tensor, t.stage) for t in step.plan.pattern.transfers}
 
-_SENT: Final[Mapping[Tensor, str]] = {
-    "activation": "F",
-    "gradient": "B",
-    "weight_gradient": "G",
-    "weights": "V",
-}
-"""The kinds of what a transfer carries, behind ``SEND_`` and ``RECV_``."""
+    def actions(self) -> Iterator[tuple[_Moment, _Placed]]:
+        """Yield rank and action, each with its moment."""
+        events = self.step.events
+        versions = self._versions_left_out()
+        forwarded = {stage for tensor, stage in self.sent if tensor == "weights"}
+        instants = {(event.gpu, event.start_ns) for event in events if not event.length_ns}
+        for number, event in enumerate(events):
+            item = event.item
+            # What takes no time may be what another event of the instant needs.
+            turn = 0 if not event.length_ns else 1 if isinstance(item, Transfer) else 2
+            for place, placed in enumerate(self._own(event)):
+                yield (event.start_ns, turn, number, place), placed
+            behind = (*self._reductions(event), *self._free_transfers(event))
+            for place, placed in enumerate(behind, start=2):
+                yield (event.end_ns, 0, number, place), placed
+            # Another rank waits for what is sent, and only operations of this one for the update,
+            # unless the weights are sent.
+            soon = (event.gpu, event.end_ns) in instants or item.stage in forwarded
+            moment = (event.end_ns, 0, number) if soon else (event.end_ns, 2, -1)
+            for place, placed in enumerate(versions.get(number, ()), start=len(events)):
+                yield (*moment, place), placed
 
-_Moment = tuple[int, int, int, int]
-"""Start of an event, ns, what goes first at one instant, number of the event, place in it."""
-
-
-def _placed(step: Simulation) -> Iterator[tuple[_Moment, tuple[int, Action]]]:
-    """Yield the actions of a step with what orders them."""
-    plan = step.plan
-    ranks = gpu_ranks(plan)
-    versions = _versions_left_out(step)
-    told = {(t.tensor, t.stage) for t in plan.pattern.transfers}
-    passed_on = {stage for tensor, stage in told if tensor == "weights"}
-    instants = {(event.gpu, event.start_ns) for event in step.events if not event.length_ns}
-    for number, event in enumerate(step.events):
+    def _own(self, event: Event) -> list[_Placed]:
+        """Return an operation, or both ends of a transfer."""
         item = event.item
         if isinstance(item, Transfer):
-            actions = _ends(event, item, ranks)
-        elif item.kind == "U":
-            mini_batch = event.first // (plan.rule.update_every or 1)
-            actions = [(ranks[event.gpu], Action(item.stage, "U", mini_batch))]
-        else:
-            operation = Action(item.stage, item.kind, event.first, event.count)
-            actions = [(ranks[event.gpu], operation)]
-        # What takes no time may be what another event of the instant needs.
-        turn = 0 if not event.length_ns else 1 if isinstance(item, Transfer) else 2
-        for place, action in enumerate(actions):
-            yield (event.start_ns, turn, number, place), action
-        taken = _taken_in(event, ranks)
-        free = _free_transfers(plan, event, ranks, told)
-        for place, action in enumerate((*taken, *free), start=2):
-            yield (event.end_ns, 0, number, place), action
-        # Another rank waits for what is sent, and only operations of this one for the update,
-        # unless the weights are sent.
-        soon = (event.gpu, event.end_ns) in instants or item.stage in passed_on
-        moment = (event.end_ns, 0, number) if soon else (event.end_ns, 2, -1)
-        for place, action in enumerate(versions.get(number, ()), start=len(step.events)):
-            yield (*moment, place), action
+            if event.source is None or event.source == event.gpu:
+                return []
+            send = sending_end(item, event, self.ranks)
+            return [(self.ranks[event.source], send), (self.ranks[event.gpu], send.other_end)]
+        action = Action(item.stage, item.kind, event.first, event.count)
+        if item.kind == "U":
+            action = Action(item.stage, "U", event.first // (self.plan.rule.update_every or 1))
+        return [(self.ranks[event.gpu], action)]
 
+    def _reductions(self, event: Event) -> list[_Placed]:
+        """Return where the target of a gradient of weights takes it in."""
+        if isinstance(event.item, Operation) or event.item.tensor != "weight_gradient":
+            return []
+        return [
+            (rank, Action(end.stage, "REDUCE_GRAD", end.first, 1, None, end.part))
+            for rank, end in self._own(event)
+            if not end.is_send
+        ]
 
-def _ends(event: Event, transfer: Transfer, ranks: dict[int, int]) -> list[tuple[int, Action]]:
-    """Return what both ends of a transfer do."""
-    if event.source is None or event.source == event.gpu:
-        return []
-    send = sending_end(transfer, event, ranks)
-    return [(ranks[event.source], send), (ranks[event.gpu], send.other_end)]
-
-
-def sending_end(transfer: Transfer, event: Event, ranks: dict[int, int]) -> Action:
-    """Return what the source of a transfer does.
-
-    Parameters
-    ----------
-    transfer : Transfer
-    event : Event
-    ranks : dict of int to int
-        The rank of each GPU.
-    """
-    assert event.source is not None
-    kind = cast(ActionKind, f"SEND_{_SENT[transfer.tensor]}")
-    if transfer.is_boundary:
-        stage = transfer.stage + (transfer.tensor == "gradient")
-        return Action(stage, kind, event.first, event.count)
-    part = Part(
-        ranks[event.source],
-        ranks[event.gpu],
-        transfer.chunk,
-        transfer.chunks,
-        transfer.mode == "reduce",
-    )
-    return Action(transfer.stage, kind, event.first, 1, None, part)
-
-
-def _taken_in(event: Event, ranks: dict[int, int]) -> list[tuple[int, Action]]:
-    """Return where the target of a gradient of weights takes it in."""
-    item = event.item
-    if isinstance(item, Operation) or item.tensor != "weight_gradient":
-        return []
-    return [
-        (rank, Action(end.stage, "G", end.first, 1, None, end.part))
-        for rank, end in _ends(event, item, ranks)
-        if not end.is_send
-    ]
-
-
-def _free_transfers(
-    plan: Plan, event: Event, ranks: dict[int, int], told: Container[tuple[Tensor, int]]
-) -> Iterator[tuple[int, Action]]:
-    """Yield the transfers of what an operation made, where a plan leaves them out as free."""
-    item = event.item
-    if isinstance(item, Transfer) or item.kind not in ("F", "B", "I"):
-        return
-    forward = item.kind == "F"
-    other = item.stage + (1 if forward else -1)
-    sent: tuple[Tensor, int] = ("activation", item.stage) if forward else ("gradient", other)
-    if sent in told or not 0 <= other < len(plan.stages):
-        return
-    kind: ActionKind = "SEND_F" if forward else "SEND_B"
-    for micro_batch in range(event.first, event.first + event.count):
-        target = plan.stages[other].gpu(micro_batch)
-        if target != event.gpu:
-            send = Action(item.stage, kind, micro_batch)
-            yield ranks[event.gpu], send
-            yield ranks[target], send.other_end
-
-
-def _versions_left_out(step: Simulation) -> dict[int, list[tuple[int, Action]]]:
-    """Return what makes versions and is no operation, by the number of the event behind which.
-
-    Where the weights of a mini-batch come, they are the next version when all chunks are there.
-    Elsewhere, without an operation U, a stage is updated when the last gradient of the mini-batch
-    is there, and those of the mini-batches before.
-    """
-    plan = step.plan
-    every = plan.rule.update_every
-    if every is None:
-        return {}
-    ranks = gpu_ranks(plan)
-    told = {operation.stage for operation in plan.pattern.operations if operation.kind == "U"}
-    last: dict[tuple[int, int, int], tuple[bool, int, int]] = {}
-    for number, event in enumerate(step.events):
-        item, is_copy = event.item, False
-        if isinstance(item, Transfer):
-            if item.is_boundary or event.source == event.gpu:
-                continue
-            is_copy = item.tensor == "weights"
-        elif item.kind != ("W" if step.has("W", item.stage) else "B"):
-            continue
+    def _free_transfers(self, event: Event) -> Iterator[_Placed]:
+        """Yield the transfers of what an operation made, where a plan leaves them out as free."""
+        item = event.item
+        if isinstance(item, Transfer) or item.kind not in ("F", "B", "I"):
+            return
+        forward = item.kind == "F"
+        other = item.stage + (1 if forward else -1)
+        sent: tuple[Tensor, int] = ("activation", item.stage) if forward else ("gradient", other)
+        if sent in self.sent or not 0 <= other < len(self.plan.stages):
+            return
         for micro_batch in range(event.first, event.first + event.count):
-            key = item.stage, ranks[event.gpu], micro_batch // every
-            # Of what makes a version, a copy that arrives counts before gradients.
-            last[key] = max(last.get(key, (False, 0, -1)), (is_copy, event.end_ns, number))
-    after: dict[int, list[tuple[int, Action]]] = defaultdict(list)
-    through: dict[tuple[int, int], tuple[int, int]] = defaultdict(lambda: (0, -1))
-    for (stage, rank, mini_batch), (is_copy, end_ns, number) in sorted(last.items()):
-        if stage in told and not is_copy:
-            continue
-        through[stage, rank] = max(through[stage, rank], (end_ns, number))
-        kind: ActionKind = "V" if is_copy else "U"
-        after[through[stage, rank][1]].append((rank, Action(stage, kind, mini_batch)))
-    return after
+            target = self.plan.stages[other].gpu(micro_batch)
+            if target != event.gpu:
+                send = Action(item.stage, "SEND_F" if forward else "SEND_B", micro_batch)
+                yield self.ranks[event.gpu], send
+                yield self.ranks[target], send.other_end
+
+    def _versions_left_out(self) -> dict[int, list[_Placed]]:
+        """Return what makes versions and is not an operation, by the number of the event before.
+
+        Where the weights of a mini-batch come, they are the next version when all chunks are
+        there. Elsewhere, without an operation U, a stage is updated when the last gradient of the
+        mini-batch is there, and those of the mini-batches before.
+        """
+        every = self.plan.rule.update_every
+        if every is None:
+            return {}
+        updated = _stages_with_updates(self.plan)
+        last: dict[tuple[int, int, int], tuple[bool, int, int]] = {}
+        for number, event in enumerate(self.step.events):
+            item, is_copy = event.item, False
+            if isinstance(item, Transfer):
+                if item.is_boundary or event.source == event.gpu:
+                    continue
+                is_copy = item.tensor == "weights"
+            elif item.kind != ("W" if self.step.has("W", item.stage) else "B"):
+                continue
+            for micro_batch in range(event.first, event.first + event.count):
+                key = item.stage, self.ranks[event.gpu], micro_batch // every
+                # Of what makes a version, a copy that arrives counts before gradients.
+                last[key] = max(last.get(key, (False, 0, -1)), (is_copy, event.end_ns, number))
+        after: dict[int, list[_Placed]] = defaultdict(list)
+        through: dict[tuple[int, int], tuple[int, int]] = defaultdict(lambda: (0, -1))
+        for (stage, rank, mini_batch), (is_copy, end_ns, number) in sorted(last.items()):
+            if stage in updated and not is_copy:
+                continue
+            through[stage, rank] = max(through[stage, rank], (end_ns, number))
+            kind: ActionKind = "BROADCAST_PARAM" if is_copy else "U"
+            after[through[stage, rank][1]].append((rank, Action(stage, kind, mini_batch)))
+        return after
 
 
-def _when_needed(plan: Plan, order: Iterable[tuple[int, Action]]) -> Iterator[tuple[int, Action]]:
+def _when_needed(plan: Plan, order: Iterable[_Placed]) -> Iterator[_Placed]:
     """Yield rank and action, new versions that wait for other ranks right before they are needed.
 
     What the rank computes in other stages meanwhile does not wait.
     """
-    told = {operation.stage for operation in plan.pattern.operations if operation.kind == "U"}
+    updated = _stages_with_updates(plan)
     merging: set[tuple[int, int]] = set()
-    waiting: dict[tuple[int, int], list[Action]] = defaultdict(list)
+    waiting: dict[tuple[int, int], list[_Placed]] = defaultdict(list)
     for rank, action in order:
         key = rank, action.stage
-        if action.kind == "G":
+        if action.kind == "REDUCE_GRAD":
             merging.add(key)
-        if action.kind == "V" or (action.kind == "U" and key in merging and key[1] not in told):
-            waiting[key].append(action)
+        merged = action.kind == "U" and key in merging and action.stage not in updated
+        if merged or action.kind == "BROADCAST_PARAM":
+            waiting[key].append((rank, action))
             continue
-        if action.is_read or action.makes_version or action.kind == "SEND_V":
-            yield from ((rank, one) for one in waiting.pop(key, ()))
+        if action.reads_weights or action.makes_version or action.kind == "SEND_V":
+            yield from waiting.pop(key, ())
         yield rank, action
-    for (rank, _), left in waiting.items():
-        yield from ((rank, one) for one in left)
+    for left in waiting.values():
+        yield from left
 
 
-def _with_versions(rule: Rule, order: Iterable[tuple[int, Action]]) -> Iterator[tuple[int, Action]]:
+def _with_versions(rule: Rule, order: Iterable[_Placed]) -> Iterator[_Placed]:
     """Yield rank and action with the versions that are read, as many as an operation reads.
 
     What would read a version from before the step reads the one that the step starts from.
@@ -275,28 +265,23 @@ def _with_versions(rule: Rule, order: Iterable[tuple[int, Action]]) -> Iterator[
     made: dict[tuple[int, int], int] = defaultdict(int)
     read: dict[tuple[str, int, int], int] = {}
     for rank, action in order:
+        stage, kind = action.stage, action.kind
         if action.makes_version:
-            made[action.stage, rank] += 1
-        if not action.is_read:
+            made[stage, rank] += 1
+        if not action.reads_weights:
             yield rank, action
             continue
-        stage, kind = action.stage, action.kind
         for i in action.micro_batches:
             read[kind, stage, i] = _version(rule, action, i, made[stage, rank], read)
-        versions = [read[kind, stage, i] for i in action.micro_batches]
         first = action.first
-        for version, group in groupby(versions):
+        for version, group in groupby(read[kind, stage, i] for i in action.micro_batches):
             count = len(list(group))
             yield rank, Action(stage, kind, first, count, version)
             first += count
 
 
 def _version(
-    rule: Rule,
-    action: Action,
-    i: int,
-    newest: int,
-    read: dict[tuple[str, int, int], int],
+    rule: Rule, action: Action, i: int, newest: int, read: Mapping[tuple[str, int, int], int]
 ) -> int:
     """Return the version that an action reads for micro-batch i, after what was made and read."""
     stage = action.stage
@@ -307,9 +292,9 @@ def _version(
         return read["F", 0, i] if rule.forward_reads == "entry" and stage else newest
     if action.kind == "W":
         return read["I", stage, i]
-    again = action.kind == "R" and rule.backward_reads == "recomputed"
-    if again or rule.backward_reads == "live":
+    recomputed = rule.backward_reads == "recomputed"
+    if rule.backward_reads == "live" or (action.kind == "R" and recomputed):
         return newest
-    if rule.backward_reads == "recomputed" and ("R", stage, i) in read:
+    if recomputed and ("R", stage, i) in read:
         return read["R", stage, i]
     return read["F", stage, i]

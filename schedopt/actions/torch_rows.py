@@ -25,7 +25,7 @@ class Rows:
     ranks : tuple of tuple of str
         Stage, kind and the runtime's number of the micro-batch, such as ``2F0``.
     micro_batches : tuple of int
-        Which ones of the plan the runtime's 0, 1, ... are.
+        Those of the plan, in the order in which the runtime numbers them 0, 1, ...
     stages : tuple of tuple of int
         Of each rank, ascending.
     """
@@ -45,15 +45,15 @@ def make_rows(plan: Plan, actions: Actions) -> Rows:
     """
     _check(plan, actions)
     micro_batches = _forward_order(plan, actions)
-    numbers = {one: number for number, one in enumerate(micro_batches)}
+    numbers = {micro_batch: number for number, micro_batch in enumerate(micro_batches)}
     ranks = tuple(
         tuple(
-            f"{action.stage}{action.kind}{numbers[one]}"
-            for action in own
+            f"{action.stage}{action.kind}{numbers[micro_batch]}"
+            for action in rank
             if action.kind in _RUN
-            for one in action.micro_batches
+            for micro_batch in action.micro_batches
         )
-        for own in actions.ranks
+        for rank in actions.ranks
     )
     stages = tuple(actions.stages(rank) for rank in range(len(ranks)))
     return Rows(ranks, micro_batches, stages)
@@ -61,7 +61,8 @@ def make_rows(plan: Plan, actions: Actions) -> Rows:
 
 def halved_stages(plan: Plan) -> frozenset[int]:
     """Return the stages whose backward is split."""
-    return frozenset(one.stage for one in plan.pattern.operations if one.kind == "I")
+    operations = plan.pattern.operations
+    return frozenset(operation.stage for operation in operations if operation.kind == "I")
 
 
 def _forward_order(plan: Plan, actions: Actions) -> tuple[int, ...]:
@@ -69,8 +70,8 @@ def _forward_order(plan: Plan, actions: Actions) -> tuple[int, ...]:
     last = len(plan.stages) - 1
     return tuple(
         micro_batch
-        for own in actions.ranks
-        for action in own
+        for rank in actions.ranks
+        for action in rank
         if (action.stage, action.kind) == (last, "F")
         for micro_batch in action.micro_batches
     )

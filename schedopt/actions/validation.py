@@ -1,110 +1,97 @@
-"""Whether lists of actions can be run to their end, whatever the times."""
+"""Whether lists of actions can be run to their end, whatever the times.
+
+Each action must be there once, on its rank and behind what it needs; both ends of each transfer
+must be there, and ranks must not wait for each other in a cycle; and what replicas send each other
+must add up, so that each update has its mini-batch whole and once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby, pairwise
+from typing import Final
 
 from schedopt.actions.action import Action
-from schedopt.actions.gradient_accounting import check_sums
 from schedopt.errors import InputError
 
-Placed = tuple[int, int]
+Lists = Sequence[Sequence[Action]]
+"""The actions of each rank."""
+Order = Sequence[tuple[int, Action]]
+"""Rank and action."""
+_Position = tuple[int, int]
 """An action by its rank and its place in the rank's list."""
+_Done = tuple[int, str, int]
+"""Stage, kind and micro-batch, of an update mini-batch, of an action."""
+
+_MOST_NAMED: Final = 4
+_MEND: Final = "Take the lists as they were printed, or mend them"
+_RUN_ALL: Final = "Run each micro-batch forward and backward in each stage"
 
 
-def order_lists(lists: Sequence[Sequence[Action]]) -> list[tuple[int, Action]]:
+def check_order(order: Order) -> None:
+    """Refuse actions in a total order, with both ends of a transfer together, that do not add up.
+
+    Raises
+    ------
+    InputError
+        As `find_order`. Such an order has no cycle.
+    """
+    lists: list[list[Action]] = [[] for _ in range(1 + max(rank for rank, _ in order))]
+    for rank, action in order:
+        lists[rank].append(action)
+    _check_gradients(order, _check_lists(lists).update_every)
+
+
+def find_order(lists: Lists) -> list[tuple[int, Action]]:
     """Return rank and action in a total order in which everything can be done one by one.
 
-    A transfer is one event, at which both of its ends meet: neither goes on alone.
+    A transfer is one event, at which both of its ends meet: neither goes on alone. Takes time
+    linear in the number of actions, and memory for a graph of them.
 
     Raises
     ------
     InputError
         If an action is missing or lacks what it needs on its rank or its other end, if an update
-        lacks a gradient, or if actions wait for each other in a circle, with their names.
+        lacks a gradient, or if actions wait for each other in a cycle, with their names.
     """
     import networkx as nx
 
-    _check_places(lists)
-    extent = _measure(lists)
-    _check_needs(lists, extent)
-    meeting = dict(_pair_ends(lists))
+    step = _check_lists(lists)
     graph = nx.DiGraph()
     for rank, actions in enumerate(lists):
-        places = [meeting.get((rank, place), (rank, place)) for place in range(len(actions))]
-        graph.add_nodes_from(places)
-        graph.add_edges_from(pairwise(places), rank=rank)
-    receivers = {sender: other for other, sender in meeting.items() if other != sender}
+        events = [step.sender.get((rank, n), (rank, n)) for n in range(len(actions))]
+        graph.add_nodes_from(events)
+        graph.add_edges_from(pairwise(events), rank=rank)
+    receiver = {sender: end for end, sender in step.sender.items() if end != sender}
     try:
         before, after = nx.find_cycle(graph)[0][:2]
     except nx.NetworkXNoCycle:
-        found: list[tuple[int, Action]] = []
-        for placed in nx.topological_sort(graph):
-            ends = [placed, receivers[placed]] if placed in receivers else [placed]
-            found += [(rank, lists[rank][place]) for rank, place in ends]
-        check_sums(found, extent.every)
-        return found
-    circle = pairwise([before, *nx.shortest_path(graph, after, before)])
-    told = []
-    for rank, group in groupby(circle, lambda edge: graph.edges[edge]["rank"]):
-        row = list(group)
-        # Of a row on one rank only the first and the last matter.
-        names = []
-        for placed in (row[-1][1], row[0][0]):
-            here = placed if placed[0] == rank else receivers[placed]
-            names.append(str(lists[here[0]][here[1]]))
-        told.append(f"{' waits for '.join(names)} on rank {rank}")
+        order = [
+            (rank, lists[rank][n])
+            for event in nx.topological_sort(graph)
+            for rank, n in ([event, receiver[event]] if event in receiver else [event])
+        ]
+        _check_gradients(order, step.update_every)
+        return order
+    cycle = pairwise([before, *nx.shortest_path(graph, after, before)])
+    waits = []
+    for rank, group in groupby(cycle, lambda edge: graph.edges[edge]["rank"]):
+        edges = list(group)
+        # Of consecutive actions of one rank only the first and the last matter.
+        ends = (edges[-1][1], edges[0][0])
+        here = [end if end[0] == rank else receiver[end] for end in ends]
+        names = " waits for ".join(str(lists[r][n]) for r, n in here)
+        waits.append(f"{names} on rank {rank}")
     raise InputError(
-        f"actions wait for each other for ever: {'; '.join(told)}",
+        f"deadlock: the actions wait for each other in a cycle: {'; '.join(waits)}",
         way_out="Put both ends of each transfer in the same order on both ranks",
     )
 
 
-def _pair_ends(lists: Sequence[Sequence[Action]]) -> Iterator[tuple[Placed, Placed]]:
-    """Yield each end of a transfer with the place of its sending end."""
-    ends: dict[Action, Placed] = {}
-    for rank, actions in enumerate(lists):
-        for place, action in enumerate(actions):
-            if not action.is_transfer:
-                continue
-            if action in ends:
-                raise _broken(rank, action, "is there twice")
-            ends[action] = rank, place
-    for action, placed in ends.items():
-        if action.part is not None and placed[0] != _rank_of(action):
-            raise _broken(placed[0], action, f"is there, and not on rank {_rank_of(action)}")
-        if action.other_end.stage < 0:
-            raise _broken(placed[0], action, "is of the first stage, which has none before it")
-        other = ends.get(action.other_end)
-        if other is None:
-            raise _broken(placed[0], action, f"has no other end {action.other_end} on any rank")
-        if other[0] == placed[0]:
-            raise _broken(placed[0], action, "is sent to its own rank")
-        yield placed, placed if action.is_send else other
-
-
-def _rank_of(action: Action) -> int:
-    """Return the rank of what names it: an end of a transfer between replicas, or G."""
-    assert action.part is not None
-    return action.part.source if action.is_send else action.part.target
-
-
-def _check_places(lists: Sequence[Sequence[Action]]) -> None:
-    """Refuse a rank that has nothing to do."""
-    if not lists:
-        raise InputError("there are no actions", way_out="Give one line for each rank")
-    for rank, actions in enumerate(lists):
-        if not actions:
-            raise InputError(
-                "there are no actions", field=f"rank {rank}", way_out="Give each rank a stage"
-            )
-
-
 @dataclass(frozen=True)
-class _Extent:
-    """What a step is about.
+class _Step:
+    """What lists of actions consist of.
 
     Parameters
     ----------
@@ -115,6 +102,8 @@ class _Extent:
         The stages that recompute.
     homes : dict of (int, int) to int
         The rank of a micro-batch in a stage.
+    sender : dict
+        The position of the sending end, by that of each end of a transfer.
     """
 
     stages: int
@@ -122,14 +111,23 @@ class _Extent:
     versions: dict[tuple[int, int], int]
     recomputing: frozenset[int]
     homes: dict[tuple[int, int], int]
+    sender: dict[_Position, _Position]
 
     @property
-    def every(self) -> int:
+    def update_every(self) -> int:
         """The micro-batches of one update."""
         return self.micro_batches // max(1, max(self.versions.values()))
 
 
-def _measure(lists: Sequence[Sequence[Action]]) -> _Extent:
+def _check_lists(lists: Lists) -> _Step:
+    """Check all that concerns one rank alone, and that transfers have both ends."""
+    if not lists:
+        raise InputError("there are no actions", way_out="Give one line for each rank")
+    for rank, actions in enumerate(lists):
+        if not actions:
+            raise InputError(
+                "there are no actions", field=f"rank {rank}", way_out="Give each rank a stage"
+            )
     placed = [(rank, action) for rank, actions in enumerate(lists) for action in actions]
     versions = dict.fromkeys(((rank, action.stage) for rank, action in placed), 0)
     homes: dict[tuple[int, int], int] = {}
@@ -137,112 +135,100 @@ def _measure(lists: Sequence[Sequence[Action]]) -> _Extent:
         versions[rank, action.stage] += action.makes_version
         if action.kind == "F":
             homes.update({(action.stage, i): rank for i in action.micro_batches})
-    extent = _Extent(
+    step = _Step(
         1 + max(action.stage for _, action in placed),
         max((a.micro_batches.stop for _, a in placed if not a.makes_version), default=1),
         versions,
         frozenset(action.stage for _, action in placed if action.kind == "R"),
         homes,
+        {},
     )
     for rank, action in placed:
-        _check_home(rank, action, extent)
-    _check_updates(extent)
-    return extent
+        for i in action.micro_batches if action.reads_weights or action.is_boundary else ():
+            home = homes.get((action.stage, i), rank)
+            if home != rank:
+                raise _broken(rank, action, f"is there, and {action.stage}F{i} on rank {home}")
+    _check_updates(step)
+    for rank, actions in enumerate(lists):
+        _check_rank(rank, actions, step)
+    for stage in range(step.stages):
+        for i in range(step.micro_batches):
+            if (stage, i) not in homes:
+                raise InputError(f"{stage}F{i} is missing", field="actions", way_out=_RUN_ALL)
+    step.sender.update(_pair_ends(lists))
+    return step
 
 
-def _check_updates(extent: _Extent) -> None:
-    """Refuse updates that do not share the micro-batches out evenly, the same in each stage."""
-    most = max(extent.versions.values(), default=0)
-    for (_, stage), count in sorted(extent.versions.items(), key=lambda one: one[0][::-1]):
-        if count != most or (most and extent.micro_batches % most):
+def _check_updates(step: _Step) -> None:
+    """Refuse updates that do not share the micro-batches evenly, the same in each stage."""
+    most = max(step.versions.values(), default=0)
+    for (_, stage), count in sorted(step.versions.items(), key=lambda item: item[0][::-1]):
+        if count != most or (most and step.micro_batches % most):
             raise InputError(
-                f"stage {stage} has {count} updates for {extent.micro_batches} micro-batches, "
+                f"stage {stage} has {count} updates for {step.micro_batches} micro-batches, "
                 f"and some stage has {most}",
                 way_out="Give each stage, on each of its ranks, an update for each mini-batch, or "
                 "the weights",
             )
 
 
-_Done = tuple[int, str, int]
-"""Stage, kind and micro-batch of an action."""
-
-
-def _check_needs(lists: Sequence[Sequence[Action]], extent: _Extent) -> None:
-    """Refuse an action that is missing, is there twice or comes before what it needs."""
-    for rank, actions in enumerate(lists):
-        done: set[_Done] = set()
-        for action in actions:
-            for ways in _needs(action, rank, extent):
-                if done.isdisjoint(ways):
-                    names = " or ".join(_name(one) for one in ways)
-                    raise _broken(rank, action, f"comes before {names}")
-            for micro_batch in action.micro_batches if action.part is None else ():
-                key = (action.stage, action.kind, micro_batch)
-                if key in done:
-                    raise _broken(rank, action, "is there twice")
-                done.add(key)
-        _check_gradients(rank, done, extent)
-    for stage in range(extent.stages):
-        for i in range(extent.micro_batches):
-            if (stage, i) not in extent.homes:
-                raise InputError(
-                    f"{stage}F{i} is not there",
-                    field="actions",
-                    way_out="Run each micro-batch forward and backward in each stage",
-                )
-
-
-def _check_home(rank: int, action: Action, extent: _Extent) -> None:
-    """Refuse what belongs to a micro-batch that runs on another rank."""
-    if not (action.is_read or action.is_boundary):
-        return
-    for i in action.micro_batches:
-        home = extent.homes.get((action.stage, i), rank)
-        if home != rank:
-            raise _broken(rank, action, f"is there, and {action.stage}F{i} on rank {home}")
-
-
-def _check_gradients(rank: int, done: set[_Done], extent: _Extent) -> None:
-    """Refuse a rank that has not exactly one gradient of each of its micro-batches."""
-    for (stage, i), home in extent.homes.items():
+def _check_rank(rank: int, actions: Iterable[Action], step: _Step) -> None:
+    """Refuse an action that is there twice or comes before what it needs, and missing gradients."""
+    done: set[_Done] = set()
+    for action in actions:
+        for alternatives in _needs(action, rank, step):
+            if done.isdisjoint(alternatives):
+                names = " or ".join(map(_name, alternatives))
+                raise _broken(rank, action, f"comes before {names}")
+        for i in action.micro_batches if action.part is None else ():
+            if (action.stage, action.kind, i) in done:
+                raise _broken(rank, action, "is there twice")
+            done.add((action.stage, action.kind, i))
+    for (stage, i), home in step.homes.items():
+        whole, half = (stage, "B", i), (stage, "W", i)
         if home != rank:
             continue
-        whole, half = (stage, "B", i), (stage, "W", i)
         if whole in done and (stage, "I", i) in done:
             raise InputError(
-                f"{_name(whole)} is there beside its halves",
+                f"{_name(whole)} is there in addition to its halves",
                 field=f"rank {rank}",
                 way_out="Take either the whole backward or its halves",
             )
         if whole not in done and half not in done:
             raise InputError(
-                f"neither {_name(whole)} nor {_name(half)} is there",
+                f"{_name(whole)} and {_name(half)} are both missing",
                 field=f"rank {rank}",
-                way_out="Run each micro-batch forward and backward in each stage",
+                way_out=_RUN_ALL,
             )
 
 
-def _needs(action: Action, rank: int, extent: _Extent) -> Iterator[list[_Done]]:
-    """Yield what must have come before on the rank, each as the ways in which it can."""
-    s = action.stage
+def _needs(action: Action, rank: int, step: _Step) -> Iterator[list[_Done]]:
+    """Yield what must have come before on the rank: of each list one."""
+    s, every = action.stage, step.update_every
+
+    def version(number: int) -> list[_Done]:
+        return [(s, "U", number), (s, "BROADCAST_PARAM", number)]
+
     if action.makes_version:
-        yield from _needs_of_version(action, rank, extent)
+        if action.first:
+            yield version(action.first - 1)
+        for i in range(action.first * every, (action.first + 1) * every):
+            if action.kind == "U" and step.homes.get((s, i)) == rank:
+                yield [(s, "B", i), (s, "W", i)]
         return
     if action.kind == "SEND_V":
-        mini_batch = action.first // extent.every
-        yield [(s, "U", mini_batch), (s, "V", mini_batch)]
+        yield version(action.first // every)
     if action.version:
-        yield [(s, "U", action.version - 1), (s, "V", action.version - 1)]
+        yield version(action.version - 1)
     for i in action.micro_batches:
         match action.kind:
-            case "F":
-                if s:
-                    yield [(s, "RECV_F", i), (s - 1, "F", i)]
+            case "F" if s:
+                yield [(s, "RECV_F", i), (s - 1, "F", i)]
             case "B" | "I":
                 yield [(s, "F", i)]
-                if s < extent.stages - 1:
+                if s < step.stages - 1:
                     yield [(s, "RECV_B", i), (s + 1, "B", i), (s + 1, "I", i)]
-                if s in extent.recomputing:
+                if s in step.recomputing:
                     yield [(s, "R", i)]
             case "W":
                 yield [(s, "I", i)]
@@ -254,27 +240,138 @@ def _needs(action: Action, rank: int, extent: _Extent) -> Iterator[list[_Done]]:
                 pass
 
 
-def _needs_of_version(action: Action, rank: int, extent: _Extent) -> Iterator[list[_Done]]:
-    """Yield the version before, and of an update the gradients of the mini-batch on its rank.
+def _pair_ends(lists: Lists) -> Iterator[tuple[_Position, _Position]]:
+    """Yield each end of a transfer with the position of its sending end."""
+    ends: dict[Action, _Position] = {}
+    for rank, actions in enumerate(lists):
+        for n, action in enumerate(actions):
+            if action.is_transfer and action in ends:
+                raise _broken(rank, action, "is there twice")
+            if action.is_transfer:
+                ends[action] = rank, n
+    for action, position in ends.items():
+        rank, part = position[0], action.part
+        own = rank if part is None else part.source if action.is_send else part.target
+        if own != rank:
+            raise _broken(rank, action, f"is there, and not on rank {own}")
+        if action.other_end.stage < 0:
+            raise _broken(rank, action, "is of the first stage, which has none before it")
+        other = ends.get(action.other_end)
+        if other is None:
+            raise _broken(rank, action, f"has no other end {action.other_end} on any rank")
+        if other[0] == rank:
+            raise _broken(rank, action, "is sent to its own rank")
+        yield position, position if action.is_send else other
 
-    The updates of a stage share the micro-batches of the step out evenly.
+
+def _check_gradients(order: Order, update_every: int) -> None:
+    """Replay what each rank has of the gradient of each mini-batch, and of new weights.
+
+    Raises
+    ------
+    InputError
+        Naming the first action that lacks a micro-batch, counts one twice or loses one.
     """
-    s, mini_batch = action.stage, action.first
-    if mini_batch:
-        yield [(s, "U", mini_batch - 1), (s, "V", mini_batch - 1)]
-    for i in range(mini_batch * extent.every, (mini_batch + 1) * extent.every):
-        if action.kind == "U" and extent.homes.get((s, i)) == rank:
-            yield [(s, "B", i), (s, "W", i)]
+    chunks: dict[int, int] = {}
+    for rank, action in order:
+        if action.part is not None:
+            count = chunks.setdefault(action.stage, action.part.chunks)
+            if count != action.part.chunks:
+                what = f"has {action.part.chunks} chunks, and another of the stage has {count}"
+                raise _broken(rank, action, what)
+    replay = _GradientReplay(update_every, chunks)
+    for rank, action in order:
+        replay.do(rank, action)
+    for rank, receive in replay.received:
+        raise _broken(rank, receive, "is received, and nothing on the rank takes it in")
+
+
+@dataclass
+class _GradientReplay:
+    """The gradient buffers of all ranks: sets of micro-batches, kept as the bits of an integer."""
+
+    update_every: int
+    chunks: dict[int, int]
+    """Into how many the weights of a stage are cut."""
+    buffers: dict[tuple[int, int, int], list[int]] = field(default_factory=dict)
+    """Of each chunk, by rank, stage and mini-batch."""
+    sent: dict[Action, int] = field(default_factory=dict)
+    received: dict[tuple[int, Action], None] = field(default_factory=dict)
+    """What no action has taken in yet."""
+
+    def do(self, rank: int, action: Action) -> None:
+        stage, part = action.stage, action.part
+        mini_batch = action.first if action.makes_version else action.first // self.update_every
+        match action.kind:
+            case "B" | "W":
+                for i in action.micro_batches:
+                    buffer = self._buffer(rank, stage, i // self.update_every)
+                    buffer[:] = [bits | 1 << i % self.update_every for bits in buffer]
+            case "SEND_G" if part is not None:
+                bits = self._buffer(rank, stage, mini_batch)[part.chunk]
+                if not bits:
+                    raise _broken(rank, action, f"has nothing of mini-batch {mini_batch} to send")
+                self.sent[action.other_end] = bits
+            case "RECV_G" | "RECV_V":
+                self.received[rank, action] = None
+            case "REDUCE_GRAD":
+                self._reduce(rank, action, mini_batch)
+            case "U":
+                for chunk, bits in enumerate(self._buffer(rank, stage, mini_batch)):
+                    missing = ((1 << self.update_every) - 1) & ~bits
+                    where = f" in chunk {chunk}" if self.chunks.get(stage, 1) > 1 else ""
+                    if missing:
+                        what = f"lacks {self._named(missing, mini_batch)}{where}"
+                        raise _broken(rank, action, what)
+            case "BROADCAST_PARAM":
+                self._take_weights(rank, action)
+            case _:
+                pass
+
+    def _buffer(self, rank: int, stage: int, mini_batch: int) -> list[int]:
+        return self.buffers.setdefault((rank, stage, mini_batch), [0] * self.chunks.get(stage, 1))
+
+    def _reduce(self, rank: int, action: Action, mini_batch: int) -> None:
+        """Take in what came of a gradient."""
+        assert action.part is not None
+        if (rank, action.received) not in self.received:
+            raise _broken(rank, action, f"comes before {action.received}")
+        del self.received[rank, action.received]
+        buffer = self._buffer(rank, action.stage, mini_batch)
+        came, own = self.sent[action.received], buffer[action.part.chunk]
+        if action.part.is_added and came & own:
+            raise _broken(rank, action, f"counts {self._named(came & own, mini_batch)} twice")
+        if not action.part.is_added and own & ~came:
+            raise _broken(rank, action, f"loses {self._named(own & ~came, mini_batch)}")
+        buffer[action.part.chunk] = came | own
+
+    def _take_weights(self, rank: int, action: Action) -> None:
+        """Take in the weights that came: all chunks of them."""
+        came = {
+            receive: receive.part.chunk
+            for at, receive in self.received
+            if (at, receive.stage, receive.kind) == (rank, action.stage, "RECV_V")
+            and receive.part is not None
+            and receive.first // self.update_every == action.first
+        }
+        for receive in came:
+            del self.received[rank, receive]
+        for chunk in range(self.chunks.get(action.stage, 1)):
+            if chunk not in came.values():
+                raise _broken(rank, action, f"comes before chunk {chunk} of the weights")
+
+    def _named(self, bits: int, mini_batch: int) -> str:
+        every = self.update_every
+        numbers = [n + mini_batch * every for n in range(every) if bits >> n & 1]
+        more = f" and {len(numbers) - _MOST_NAMED} more" if len(numbers) > _MOST_NAMED else ""
+        named = ", ".join(map(str, numbers[:_MOST_NAMED]))
+        return f"micro-batch{'es' if len(numbers) > 1 else ''} {named}{more}"
 
 
 def _name(done: _Done) -> str:
     stage, kind, first = done
-    return f"{stage}{kind}{first}"
+    return str(Action(stage, kind, first))  # type: ignore[arg-type]
 
 
 def _broken(rank: int, action: Action, what: str) -> InputError:
-    return InputError(
-        f"{action} {what}",
-        field=f"rank {rank}",
-        way_out="Take the lists as they were printed, or mend them",
-    )
+    return InputError(f"{action} {what}", field=f"rank {rank}", way_out=_MEND)

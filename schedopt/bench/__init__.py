@@ -1,1 +1,1 @@
-"""Benchmarks: what the solvers take, measured side by side in one run."""
+"""Benchmarks: suites of cases, each measured into a record, with goals, tables and pictures."""

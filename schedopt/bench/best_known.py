@@ -10,24 +10,25 @@ from typing import Any, ClassVar, Final
 from schedopt.bench.records import InstanceKey
 from schedopt.errors import InputError, InvalidPlanError
 from schedopt.platform import MOST_GPUS, Platform
-from schedopt.result import Ratio, Status, check_ratio
+from schedopt.proofs import Proof
+from schedopt.result import Status
 from schedopt.units import format_bandwidth, format_bytes
-from schedopt.validation import STRICT, check_whole
+from schedopt.validation import STRICT, Ratio, check_ratio, check_whole
 
 PLANS: Final = "plans"
-"""The folder of the plans, beside the list."""
+"""The folder of the plans, next to the list."""
 CERTIFICATE: Final = re.compile(rf"{PLANS}/[A-Za-z0-9._-]+\.plan\.json")
 WAY_OUT: Final = "Take the instance out, to have it solved again"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """Where something that is known comes from.
+    """Where a plan, bound or proof comes from.
 
     Parameters
     ----------
     solver : str
-        The contender that was asked.
+        The method that was asked.
     date, machine, schedopt : str
         When, where and with which version.
     """
@@ -63,7 +64,7 @@ class BestPlan:
         check_ratio(self, "period_exact")
         if not CERTIFICATE.fullmatch(self.certificate):
             raise InputError(
-                f"{self.certificate!r:.60} is no file of {PLANS}/",
+                f"{self.certificate!r:.60} is not a file of {PLANS}/",
                 field="certificate",
                 way_out=f"Name one: {PLANS}/NAME.plan.json",
             )
@@ -82,14 +83,14 @@ class BestBound:
     ----------
     exact : (int, int)
         In ns.
-    proof : str
+    proof : Proof or str
     by : Origin
     """
 
     __pydantic_config__: ClassVar[Any] = STRICT
 
     exact: Ratio
-    proof: str
+    proof: Proof | str
     by: Origin
 
     def __post_init__(self) -> None:
@@ -107,7 +108,7 @@ class NoPlan:
 
     __pydantic_config__: ClassVar[Any] = STRICT
 
-    proof: str
+    proof: Proof | str
     by: Origin
 
 
@@ -160,7 +161,7 @@ class BestKnown:
 
     @property
     def instance(self) -> InstanceKey:
-        """What tells it from others."""
+        """What identifies it."""
         return self.chain_sha256, self.gpus, self.memory_bytes, self.bandwidth_bytes_per_s
 
     @property
@@ -195,7 +196,7 @@ class BestKnown:
             bound = self.bound
         no_plan = self.no_plan or no_plan
         if _is_refuted(plan, bound, no_plan):
-            sources = [one.by.solver for one in (plan, bound, no_plan) if one is not None]
+            sources = [part.by.solver for part in (plan, bound, no_plan) if part is not None]
             raise InvalidPlanError(
                 f"{self}: what was found contradicts what was proven ({', '.join(sources)})"
             )

@@ -1,8 +1,8 @@
-"""What solvers are compared on: chains, numbers of GPUs, memory levels and bandwidths."""
+"""What methods are compared on: chains, numbers of GPUs, memory levels and bandwidths."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import product
@@ -31,13 +31,13 @@ from schedopt.solving import solve
 from schedopt.sweeping.sweep import SWEEP_FORMAT
 
 OTHERS = frozenset({PLAN_FORMAT, PLATFORM_FORMAT, RUN_FORMAT, SWEEP_FORMAT})
-"""Formats of files beside chains."""
+"""Formats of other files in a folder of chains."""
 OWN = "own"
 """The memory level of an instance that comes with its platform."""
 
 
 @dataclass(frozen=True)
-class Case:
+class SolverInstance:
     """A chain on a platform.
 
     Parameters
@@ -60,7 +60,7 @@ class Grid:
     Parameters
     ----------
     gpus : tuple of int
-        How many.
+        Numbers of GPUs.
     levels : tuple of Decimal
         Memory of a GPU over the least with which a contiguous plan exists.
     bandwidths : tuple of int or None
@@ -71,13 +71,13 @@ class Grid:
     levels: tuple[Decimal, ...]
     bandwidths: tuple[int | None, ...]
 
-    def cases(self, chains: Iterable[Chain]) -> Iterator[Case]:
+    def instances(self, chains: Iterable[Chain]) -> Iterator[SolverInstance]:
         """Yield every chain with every number of GPUs, bandwidth and memory level."""
         for chain, count, rate in product(chains, self.gpus, self.bandwidths):
             least = least_memory(chain, count, rate)
             for level in self.levels:
                 platform = Platform(count, ceil(least * level), bandwidth=rate)
-                yield Case(chain, platform, str(level))
+                yield SolverInstance(chain, platform, str(level))
 
 
 FULL: Final = Grid(
@@ -90,16 +90,21 @@ QUICK_CHAINS: Final = frozenset({"gpt2", "resnet50", "random-layers-40-seed-1"})
 """Those of our chains, by name, that a quick suite takes."""
 
 
+def choose_quick(chains: Sequence[Chain]) -> list[Chain]:
+    """Return the chains that a quick suite takes: the first one where it knows none."""
+    return [chain for chain in chains if chain.name in QUICK_CHAINS] or list(chains[:1])
+
+
 def family_chains() -> list[Chain]:
     """Return the chains by rule that every suite holds."""
     return [uniform_chain(32).chain, *(random_chain(40, seed).chain for seed in (1, 2, 3))]
 
 
-def theorem_cases() -> Iterator[Case]:
+def theorem_instances() -> Iterator[SolverInstance]:
     """Yield the instances of the theorems, each on its own platform."""
     instances: list[Instance] = [section_6_1(), lemma_2(), theorem_4(3), theorem_5(2), theorem_6(4)]
     for instance in instances:
-        yield Case(instance.chain, instance.platform, OWN)
+        yield SolverInstance(instance.chain, instance.platform, OWN)
 
 
 def load_chains(folder: Path) -> list[Chain]:
@@ -108,10 +113,10 @@ def load_chains(folder: Path) -> list[Chain]:
     Raises
     ------
     InputError
-        If there are none, or a file is no chain.
+        If there are none, or a file is not a chain.
     """
     if not folder.is_dir():
-        raise InputError("is no folder", way_out="Name one with chain files", source=str(folder))
+        raise InputError("is not a folder", way_out="Name one with chain files", source=str(folder))
     paths = sorted(path for path in folder.glob("*.json") if read_format(path) not in OTHERS)
     if not paths:
         raise InputError(

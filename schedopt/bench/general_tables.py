@@ -1,384 +1,227 @@
-"""The figures of `schedopt.bench.general` as Markdown, with the goals beside them."""
+"""The suite of `schedopt.bench.general`: goals and tables."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
-from statistics import geometric_mean, median
 from typing import Any, Final
 
-from schedopt.bench.documents import label
-from schedopt.bench.markdown import circumstances, opening, period, table
-from schedopt.units import format_bytes
+from schedopt.bench.general import PARTS
+from schedopt.bench.records import fraction, gap_of, of_family
+from schedopt.bench.suite import Records, Suite, Table, label
+from schedopt.bench.tables import Row, mean_ratio, number, show, summarize
 
-Row = Mapping[str, Any]
-
-RATIOS: Final = {
-    (False, "tight"): 0.84,
-    (False, "medium"): 0.86,
-    (False, "loose"): 0.975,
-    (True, "tight"): 0.40,
-    (True, "medium"): 0.76,
-    (True, "loose"): 0.975,
+GOALS: Final = {
+    (False, "tight"): (0.84, 0.06),
+    (False, "medium"): (0.86, 0.06),
+    (False, "loose"): (0.975, 0.06),
+    (True, "tight"): (0.40, 0.20),
+    (True, "medium"): (0.76, 0.05),
+    (True, "loose"): (0.975, None),
 }
-"""Goals for the mean period over that of the contiguous plan, by recompute and memory."""
-GAPS: Final = {
-    (False, "tight"): 0.06,
-    (False, "medium"): 0.06,
-    (False, "loose"): 0.06,
-    (True, "tight"): 0.20,
-    (True, "medium"): 0.05,
-}
-"""Goals for the gap of the mean period to the mean bound."""
+"""By recompute and memory: for the mean period over that of the contiguous plan, and for the gap
+of the mean period to the mean bound."""
 FREEDOM: Final = {False: "placement", True: "placement, recompute, split backward"}
-
-
-@dataclass(frozen=True)
-class Mean:
-    """What the measured chains say together at one memory level.
-
-    Parameters
-    ----------
-    recompute : bool
-    level : str
-    runs, plans, proven : int
-        Of so many runs: with a plan, proven optimal.
-    ratio, best : float or None
-        Period over that of the best contiguous plan: geometric mean, least.
-    goal_ratio : float
-    gap : float or None
-        Of the geometric mean of the periods to that of the bounds.
-    goal_gap : float or None
-    """
-
-    recompute: bool
-    level: str
-    runs: int
-    plans: int
-    proven: int
-    ratio: float | None
-    best: float | None
-    goal_ratio: float
-    gap: float | None
-    goal_gap: float | None
-
-    def __str__(self) -> str:
-        ratio, gap = _decimal(self.ratio) or "none", _percent(self.gap) or "unknown"
-        goal = "" if self.goal_gap is None else f" (goal {_percent(self.goal_gap)})"
-        return (
-            f"{self.name}: {self.plans} of {self.runs} with a plan, ratio {ratio} "
-            f"(goal {self.goal_ratio:g}), gap {gap}{goal}"
-        )
-
-    @property
-    def name(self) -> str:
-        """What tells it from others."""
-        return f"chains, {FREEDOM[self.recompute]}, {self.level} memory"
-
-    @property
-    def least(self) -> float | None:
-        """The mean of bounds over contiguous plans: no plans at all have a smaller ratio."""
-        if self.ratio is None or self.gap is None:
-            return None
-        return self.ratio / (1 + self.gap)
-
-    @property
-    def misses(self) -> Iterator[str]:
-        """What is not as it should be, in words."""
-        if self.plans < self.runs:
-            yield f"{self.plans} of {self.runs} with a plan"
-        if self.ratio is not None and self.ratio > self.goal_ratio:
-            beyond = self.least is not None and self.least > self.goal_ratio
-            why = f" (no plans have less than {self.least:.3f})" if beyond else ""
-            yield f"ratio {self.ratio:.3f}, goal {self.goal_ratio:g}{why}"
-        if self.goal_gap is None:
-            return
-        if self.gap is None:
-            yield f"no gap is known, goal {_percent(self.goal_gap)}"
-        elif self.gap > self.goal_gap:
-            yield f"gap {_percent(self.gap)}, goal {_percent(self.goal_gap)}"
-
-
-def means(document: Mapping[str, Any]) -> list[Mean]:
-    """Return what the measured chains say together, for each freedom and memory level."""
-    rows = document.get("chains", [])
-    found = []
-    for recompute, level in RATIOS:
-        group = [row for row in rows if (row["recompute"], row["level"]) == (recompute, level)]
-        if group:
-            found.append(_mean(group, recompute, level))
-    return found
-
-
-def _mean(rows: Sequence[Row], recompute: bool, level: str) -> Mean:
-    ratios = [float(ratio) for ratio in map(ratio_of, rows) if ratio is not None]
-    gaps = [float(1 + gap) for gap in map(gap_of, rows) if gap is not None]
-    return Mean(
-        recompute=recompute,
-        level=level,
-        runs=len(rows),
-        plans=len(ratios),
-        proven=sum(row["status"] == "optimal" for row in rows),
-        ratio=geometric_mean(ratios) if ratios else None,
-        best=min(ratios, default=None),
-        goal_ratio=RATIOS[recompute, level],
-        gap=geometric_mean(gaps) - 1 if gaps and len(gaps) == len(ratios) else None,
-        goal_gap=GAPS.get((recompute, level)),
-    )
+KEYS: Final = {
+    "theorems": ("instance", "allocation"),
+    "random": ("layers", "gpus", "seed"),
+    "placements": ("chain", "gpus"),
+    "large": ("chain", "gpus", "level"),
+}
+"""What a goal that is missed says of a record."""
 
 
 def ratio_of(row: Row) -> Fraction | None:
     """Return the period over that of the best contiguous plan."""
-    found, contiguous = row["period_exact"], row["contiguous_exact"]
-    return None if found is None or contiguous is None else Fraction(*found) / Fraction(*contiguous)
+    period, contiguous = fraction(row["period_exact"]), fraction(row["contiguous_exact"])
+    return None if period is None or contiguous is None else period / contiguous
 
 
-def gap_of(row: Row) -> Fraction | None:
-    """Return (period - bound) / bound; None where either is missing or the bound is 0."""
-    found, bound = row["period_exact"], row["bound_exact"]
-    if found is None or bound is None or bound[0] == 0:
-        return None
-    return Fraction(*found) / Fraction(*bound) - 1
+def compared(family: str, records: Records) -> list[dict[str, Any]]:
+    """Return the records of a family with the figures that follow: ratio, gap, shorter, freedom."""
+    return [
+        {
+            **record,
+            "ratio": ratio_of(record),
+            "gap": gap_of(record),
+            "shorter": (ratio_of(record) or 1) < 1,
+            "goal_shorter": record.get("goal_shorter") or None,
+            "freedom": FREEDOM[record.get("recompute", False)],
+            "excess": number(gap_of(record)) + 1,
+            "number": number(ratio_of(record)),
+            "proven": record.proven,
+            "optimal": record["status"] == "optimal",
+        }
+        for record in of_family(records, family)
+    ]
 
 
-def missed_goals(document: Mapping[str, Any]) -> list[str]:
-    """Return in words what misses its goal, or is not as known."""
-    found = [f"{mean.name}: {what}" for mean in means(document) for what in mean.misses]
-    names = {
-        "theorems": ("instance", "allocation"),
-        "random": ("layers", "gpus", "seed"),
-        "placements": ("chain", "gpus"),
-        "large": ("chain", "gpus", "level"),
-    }
-    for family, given in names.items():
-        for row in document.get(family, []):
-            where = label(family, {name: row[name] for name in given})
-            found += [f"{where}: {what}" for what in _misses(row)]
-    return found
+def means(records: Records) -> list[dict[str, Any]]:
+    """Return what the measured chains say together, a row for each freedom and memory level.
+
+    Each has the numbers of runs, plans and proven optima, the geometric mean of the ratios, the
+    best of them, the gap of the mean period to the mean bound, and *least*: the mean of bounds
+    over contiguous plans. No plans at all have a smaller ratio.
+    """
+    groups = summarize(
+        compared("chains", records),
+        "recompute level freedom",
+        runs=("number", "size"),
+        plans=("number", "count"),
+        proven=("optimal", "sum"),
+        ratio=("number", mean_ratio),
+        best=("number", "min"),
+        gaps=("excess", "count"),
+        excess=("excess", mean_ratio),
+    )
+    for group in groups:
+        group["goal_ratio"], group["goal_gap"] = GOALS[group["recompute"], group["level"]]
+        whole = group["gaps"] == group["plans"] > 0
+        group["gap"] = group["excess"] - 1 if whole else None
+        group["least"] = group["ratio"] / group["excess"] if whole else None
+        group["name"] = f"chains, {group['freedom']}, {group['level']} memory"
+    order = [*GOALS]
+    return sorted(groups, key=lambda group: order.index((group["recompute"], group["level"])))
 
 
-def _misses(row: Row) -> Iterator[str]:
-    if "known_status" in row:
-        same = row["period_exact"] == row["known_exact"]
-        if row["status"] != row["known_status"] or not same:
-            yield f"{row['status']}, period {period(row['period_exact'])}"
-    elif "goal_s" in row and row["status"] not in ("optimal", "infeasible"):
-        yield f"not proven: {row['status']}"
-    if row["seconds"] >= row.get("goal_s", float("inf")):
-        yield f"{row['seconds']} s, goal {row['goal_s']:g} s"
+def misses(records: Records) -> Iterator[str]:
+    """Yield in words what misses its goal, or is not as known."""
+    for mean in means(records):
+        yield from (f"{mean['name']}: {missed}" for missed in _misses_of_mean(mean))
+    for family, names in KEYS.items():
+        for record in of_family(records, family):
+            where = label(family, {name: record[name] for name in names})
+            yield from (f"{where}: {missed}" for missed in missed_goals(record))
+
+
+def _misses_of_mean(mean: Row) -> Iterator[str]:
+    ratio, gap, goal, goal_gap = mean["ratio"], mean["gap"], mean["goal_ratio"], mean["goal_gap"]
+    if mean["plans"] < mean["runs"]:
+        yield f"{mean['plans']} of {mean['runs']} with a plan"
+    if ratio is not None and ratio > goal:
+        least = mean["least"]
+        why = "" if least is None or least <= goal else f" (no plans have less than {least:.3f})"
+        yield f"ratio {ratio:.3f}, goal {goal:g}{why}"
+    if goal_gap is not None and gap is None:
+        yield f"no gap is known, goal {show(goal_gap, '%')}"
+    elif goal_gap is not None and gap > goal_gap:
+        yield f"gap {show(gap, '%')}, goal {show(goal_gap, '%')}"
+
+
+def missed_goals(row: Row) -> Iterator[str]:
+    """Yield in words the goals of a row that it misses: its values whose names begin with goal."""
+    never = float("inf")
+    goal_s, status = row.get("goal_s", never), row.get("status")
+    if "known_exact" in row:
+        wanted = row.get("known_status", "optimal"), row["known_exact"]
+        if (status, row["period_exact"]) != wanted:
+            yield f"{status}, period {show(row['period_exact'], 'time')}"
+    elif status is not None and "goal_s" in row and status not in ("optimal", "infeasible"):
+        yield f"not proven: {status}"
+    if "seeds" in row and row["proven"] < row["seeds"]:
+        yield f"{row['proven']} of {row['seeds']} proven"
+    if row.get("seconds", 0) >= goal_s:
+        yield f"{row['seconds']} s, goal {goal_s:g} s"
+    if row.get("median_s", 0) >= row.get("goal_median_s", never):
+        yield f"median {row['median_s']} s, goal {row['goal_median_s']:g} s"
+    if row.get("longest_s", 0) >= goal_s:
+        yield f"longest {row['longest_s']} s at seed {row['longest_seed']}, goal {goal_s:g} s"
     if row.get("per_s", 0) < row.get("goal_per_s", 0):
         yield f"{row['per_s']:,} placements a second, goal {row['goal_per_s']:,}"
     if row.get("goal_gap") is not None:
         gap = gap_of(row)
         if gap is None or gap > row["goal_gap"]:
-            said = "none" if gap is None else _percent(float(gap))
-            yield f"gap {said}, goal {_percent(row['goal_gap'])}"
-    if row.get("goal_shorter") and not _shorter(row):
+            yield f"gap {show(gap, '%') or 'none'}, goal {show(row['goal_gap'], '%')}"
+    if row.get("goal_shorter") and (ratio_of(row) or 1) >= 1:
         yield "not below the contiguous plan"
 
 
-def to_markdown(document: Mapping[str, Any]) -> str:
-    """Return the figures as Markdown, a table for each family."""
-    lines = opening(
-        "Plans with any allocation",
-        _protocol(document),
-        missed_goals(document),
-        "All that was measured is within its goal.",
-    )
-    for family, (title, text, rows_of) in TABLES.items():
-        if document.get(family):
-            lines += ["", f"## {title}", "", text, "", *rows_of(document)]
-    return "\n".join(lines) + "\n"
-
-
-def _protocol(document: Mapping[str, Any]) -> str:
-    return (
-        f"{circumstances(document)}, seed {document['seed']}. Links of 12 GB/s, half "
-        "duplex. Memory is *tight*, 1.05 times the least with which a contiguous plan exists; "
-        "*loose*, what the best contiguous plan of all needs; or *medium*, their geometric mean. "
-        "*Ratio* is the period over that of the exact contiguous plan (k = 1, whole backwards, no "
-        "recompute), found in the same run, and bounds prove that it can be *no less than* so "
-        "much; *gap* is the distance to the bound, over the bound."
+def _short_chains(records: Records) -> list[dict[str, Any]]:
+    return summarize(
+        compared("random", records),
+        "layers gpus",
+        seeds=("seed", "size"),
+        proven=("proven", "sum"),
+        ratio=("number", mean_ratio),
+        median_s=("seconds", "median"),
+        longest_s=("seconds", "max"),
+        goal_s=("goal_s", "first"),
     )
 
 
-def _chains(document: Mapping[str, Any]) -> list[str]:
-    header = [
-        "freedom",
-        "memory",
-        "runs",
-        "plans",
-        "proven",
-        "ratio",
-        "goal",
-        "no less than",
-        "best",
-        "gap",
-        "goal",
-    ]
-    rows = [
-        [
-            FREEDOM[mean.recompute],
-            mean.level,
-            mean.runs,
-            mean.plans,
-            mean.proven,
-            _decimal(mean.ratio),
-            f"{mean.goal_ratio:g}",
-            _decimal(mean.least),
-            _decimal(mean.best),
-            _percent(mean.gap),
-            _percent(mean.goal_gap),
-        ]
-        for mean in means(document)
-    ]
-    return [*table(header, rows), "", *_each_chain(document["chains"])]
-
-
-def _each_chain(rows: Sequence[Row]) -> list[str]:
-    header = ["chain", "GPUs", "memory", "bytes", "freedom", "contiguous", "found", "ratio", "gap",
-              "status", "solver", "seconds"]  # fmt: skip
-    cells = [
-        [
-            row["chain"],
-            row["gpus"],
-            row["level"],
-            format_bytes(row["memory_bytes"]),
-            FREEDOM[row["recompute"]],
-            period(row["contiguous_exact"]),
-            period(row["period_exact"]),
-            _decimal(ratio_of(row)),
-            _percent(gap_of(row)),
-            row["status"],
-            row["solver"],
-            f"{row['seconds']:.3f}",
-        ]
-        for row in rows
-    ]
-    return table(header, cells)
-
-
-def _theorems(document: Mapping[str, Any]) -> list[str]:
-    header = ["instance", "GPUs", "allocation", "known", "found", "status", "seconds", "goal"]
-    cells = [
-        [
-            row["instance"],
-            row["gpus"],
-            row["allocation"],
-            period(row["known_exact"]),
-            period(row["period_exact"]),
-            row["status"],
-            f"{row['seconds']:.3f}",
-            f"{row['goal_s']:g}",
-        ]
-        for row in document["theorems"]
-    ]
-    return table(header, cells)
-
-
-def _random(document: Mapping[str, Any]) -> list[str]:
-    groups: dict[tuple[int, int], list[Row]] = {}
-    for row in document["random"]:
-        groups.setdefault((row["layers"], row["gpus"]), []).append(row)
-    header = ["layers", "GPUs", "seeds", "proven", "ratio", "median s", "longest s", "goal"]
-    cells = []
-    for (layers, gpus), rows in groups.items():
-        seconds = [row["seconds"] for row in rows]
-        ratios = [float(ratio) for ratio in map(ratio_of, rows) if ratio is not None]
-        cells.append(
-            [
-                layers,
-                gpus,
-                len(rows),
-                sum(row["status"] in ("optimal", "infeasible") for row in rows),
-                _decimal(geometric_mean(ratios) if ratios else None),
-                f"{median(seconds):.3f}",
-                f"{max(seconds):.3f}",
-                f"{rows[0]['goal_s']:g}",
-            ]
+def _summary(records: Records) -> Iterator[str]:
+    for mean in means(records):
+        gap, goal_gap = show(mean["gap"], "%") or "unknown", show(mean["goal_gap"], "%")
+        goal = f" (goal {goal_gap})" if goal_gap else ""
+        yield (
+            f"{mean['name']}: {mean['plans']} of {mean['runs']} with a plan, ratio "
+            f"{show(mean['ratio'], '.3f') or 'none'} (goal {mean['goal_ratio']:g}), gap {gap}{goal}"
         )
-    return table(header, cells)
+    for family in ("theorems", "random"):
+        yield from proven_line(family, records)
+    for record in of_family(records, "placements"):
+        yield f"{record['chain']}, {record['gpus']} GPUs: {record['per_s']:,} placements a second"
 
 
-def _placements(document: Mapping[str, Any]) -> list[str]:
-    header = ["chain", "layers", "GPUs", "placements", "seconds", "CPU s", "a second", "goal"]
-    cells = [
-        [
-            row["chain"],
-            row["layers"],
-            row["gpus"],
-            f"{row['placements']:,}",
-            f"{row['seconds']:.3f}",
-            f"{row['cpu_seconds']:.3f}",
-            f"{row['per_s']:,}",
-            f"{row['goal_per_s']:,}",
-        ]
-        for row in document["placements"]
-    ]
-    return table(header, cells)
+def proven_line(family: str, records: Records) -> Iterator[str]:
+    """Yield how many of a family are proven and the longest time, if there are any."""
+    if group := of_family(records, family):
+        longest = max(record["seconds"] for record in group)
+        proven = sum(record.proven for record in group)
+        yield f"{family}: {proven} of {len(group)} proven, longest {longest} s"
 
 
-def _large(document: Mapping[str, Any]) -> list[str]:
-    header = ["chain", "GPUs", "memory", "bytes", "contiguous", "found", "ratio",
-              "below contiguous", "goal", "gap", "goal", "seconds"]  # fmt: skip
-    cells = [
-        [
-            row["chain"],
-            row["gpus"],
-            row["level"],
-            format_bytes(row["memory_bytes"]),
-            period(row["contiguous_exact"]),
-            period(row["period_exact"]),
-            _decimal(ratio_of(row)),
-            "yes" if _shorter(row) else "no",
-            "yes" if row["goal_shorter"] else "",
-            _percent(gap_of(row)),
-            _percent(row["goal_gap"]),
-            f"{row['seconds']:.3f}",
-        ]
-        for row in document["large"]
-    ]
-    return table(header, cells)
-
-
-TABLES: Final = {
-    "chains": (
+COMPARED: Final = "contiguous_exact period_exact ratio"
+TABLES: Final[Sequence[Table]] = (
+    Table(
         "Measured chains",
         "Geometric means over the chains on 4 and 8 GPUs, k up to 2; then each run.",
-        _chains,
+        "freedom level runs plans proven ratio goal_ratio least best gap goal_gap",
+        means,
     ),
-    "theorems": (
+    Table(
+        "",
+        "",
+        f"chain gpus level memory_bytes freedom {COMPARED} gap status solver seconds",
+        lambda records: compared("chains", records),
+    ),
+    Table(
         "Theorems",
         "The least period of contiguous and of all allocations, each proven.",
-        _theorems,
+        "instance gpus allocation known_exact period_exact status seconds goal_s",
+        "theorems",
     ),
-    "random": (
+    Table(
         "Short random chains",
         "All allocations and orders at once (`general_cpsat`), k up to 2, tight memory.",
-        _random,
+        "layers gpus seeds proven ratio median_s longest_s goal_s",
+        _short_chains,
     ),
-    "placements": (
+    Table(
         "Placements a second",
         "The local search on one core, k = 1, tight memory; compiled before.",
-        _placements,
+        "chain layers gpus placements seconds cpu_seconds per_s goal_per_s",
+        "placements",
     ),
-    "large": (
+    Table(
         "Many GPUs",
         "80 equal blocks of a decoder, and 1,000 random layers.",
-        _large,
+        f"chain gpus level memory_bytes {COMPARED} shorter=below~contiguous goal_shorter gap "
+        "goal_gap seconds",
+        lambda records: compared("large", records),
     ),
-}
+)
 
-
-def _shorter(row: Row) -> bool:
-    ratio = ratio_of(row)
-    return ratio is not None and ratio < 1
-
-
-def _decimal(value: Fraction | float | None) -> str:
-    return "" if value is None else f"{float(value):.3f}"
-
-
-def _percent(value: Fraction | float | None) -> str:
-    return "" if value is None else f"{float(100 * value):.1f} %"
+SUITE: Final = Suite(
+    title="Plans with any allocation",
+    families=tuple(family for families in PARTS.values() for family in families),
+    protocol="Links of 12 GB/s, half duplex. Memory is *tight*, 1.05 times the least with which a "
+    "contiguous plan exists; *loose*, what the best contiguous plan of all needs; or *medium*, "
+    "their geometric mean. *Ratio* is the period over that of the exact contiguous plan (k = 1, "
+    "whole backwards, no recompute), found in the same run, and bounds prove that it can be *no "
+    "less than* so much; *gap* is the distance to the bound, over the bound.",
+    misses=misses,
+    well="All that was measured is within its goal.",
+    tables=TABLES,
+    summary=_summary,
+)

@@ -1,51 +1,123 @@
-"""What was measured, one line of JSON a run, so that an interrupted suite goes on where it was."""
+"""What suites measure: records, one JSON object each, and the files that hold them."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+import platform
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from datetime import UTC, datetime
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Final, Literal
 
-from schedopt.errors import InputError
+from schedopt.effort import usable_cores
+from schedopt.errors import InputError, naming_file
 from schedopt.problem import Scope
-from schedopt.result import Ratio, check_ratio
-from schedopt.validation import STRICT
+from schedopt.validation import STRICT, Ratio, check_ratio
+from schedopt.version import __version__
+
+RUNS: Final = "runs"
+"""The family of `bench solvers`, whose lines name no family and hold the conditions themselves."""
+CONDITIONS: Final[tuple[str, ...]] = (
+    *("time_limit_s", "seed", "workers", "jobs", "steps"),
+    *("schedopt", "python", "machine", "date"),
+)
+WAY_OUT: Final = "Start anew (--anew), or write to another file (-o)"
 
 InstanceKey = tuple[str, int, int, int | None]
-"""What tells an instance from others: the chain's sha256, GPUs, bytes of each, bandwidth."""
+"""What identifies an instance: the chain's sha256, GPUs, bytes of each, bytes/s of the links."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Record:
-    """One run of one contender.
+def describe_machine() -> dict[str, str]:
+    """Return versions, processor, cores that may be used, and the date."""
+    cores = usable_cores()
+    return {
+        "schedopt": __version__,
+        "python": platform.python_version(),
+        "machine": f"{platform.machine()}, {cores} core{'s' if cores > 1 else ''}",
+        "date": datetime.now(UTC).date().isoformat(),
+    }
+
+
+@dataclass(frozen=True)
+class Record(Mapping[str, Any]):
+    """One measured case; as a mapping, its row.
 
     Parameters
     ----------
-    chain, chain_sha256, layers
-        The chain.
-    gpus, memory_bytes, bandwidth_bytes_per_s, level
-        The platform, without a bandwidth where transfers are free, and how its memory was chosen.
-    solver, scope
-        Who was asked, and for which plans.
-    time_limit_s, seed, workers, jobs
-        What a run may take, and how many ran at a time.
-    status : str
-        As in a result, or "refused" where the solver does not do such problems.
-    reason : str
-        Why it refused.
-    period_exact, bound_exact : (int, int) or None
-        The normalized period and the best bound in the scope, ns.
-    found_by : str
-        Which solver found the plan: of a run of several, the one of them.
-    seconds : float
-    to_best_s, to_proof_s : float or None
-        Seconds to the plan that was the best at the end, and to the proof that none is better or
-        that there is none.
-    schedopt, python, machine, date
-        With what, where and when it ran.
+    family : str
+        The table that it belongs to.
+    row : mapping
+        The case and its figures.
+    conditions : mapping
+        Limits, versions, machine and date, of `CONDITIONS`.
+    """
+
+    family: str
+    row: Mapping[str, Any]
+    conditions: Mapping[str, Any]
+
+    def __getitem__(self, name: str) -> Any:
+        return self.row[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.row)
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    @property
+    def instance(self) -> InstanceKey:
+        """The chain and the platform of a run of a solver."""
+        names = ("chain_sha256", "gpus", "memory_bytes", "bandwidth_bytes_per_s")
+        sha256, gpus, memory, rate = (self[name] for name in names)
+        return sha256, gpus, memory, rate
+
+    @property
+    def period(self) -> Fraction | None:
+        """The normalized period, ns."""
+        return fraction(self["period_exact"])
+
+    @property
+    def bound(self) -> Fraction | None:
+        """What no plan of the scope can beat, ns."""
+        return fraction(self["bound_exact"])
+
+    @property
+    def proven(self) -> bool:
+        """Whether nothing is left to find."""
+        return self["status"] in ("optimal", "infeasible")
+
+
+def of_family(records: Iterable[Record], family: str) -> list[Record]:
+    """Return the records of a family."""
+    return [record for record in records if record.family == family]
+
+
+def fraction(pair: Sequence[int] | None) -> Fraction | None:
+    """Return a fraction that is stored as numerator and denominator."""
+    return None if pair is None else Fraction(*pair)
+
+
+def exact(period: Fraction | None) -> list[int] | None:
+    """Return a period as records have it: numerator and denominator, ns."""
+    return None if period is None else list(period.as_integer_ratio())
+
+
+def gap_of(row: Mapping[str, Any]) -> Fraction | None:
+    """Return (period - bound) / bound; None where either is missing or the bound is 0."""
+    period, bound = fraction(row["period_exact"]), fraction(row["bound_exact"])
+    return None if period is None or not bound else period / bound - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSchema:
+    """The fields of a line of `bench solvers`: one run of one method on one instance.
+
+    The status is that of the result, or "refused" with a reason. Period and bound are in ns;
+    `found_by` is the solver that found the plan. `to_best_s` and `to_proof_s` are seconds to the
+    best plan, and to the proof that none is better or that there is none.
     """
 
     __pydantic_config__: ClassVar[Any] = STRICT
@@ -80,85 +152,131 @@ class Record:
         check_ratio(self, "period_exact")
         check_ratio(self, "bound_exact")
 
-    @property
-    def instance(self) -> InstanceKey:
-        """What was solved."""
-        return self.chain_sha256, self.gpus, self.memory_bytes, self.bandwidth_bytes_per_s
 
-    @property
-    def asked(self) -> tuple[object, ...]:
-        """What was solved, by whom and in which scope."""
-        return self.instance, self.solver, self.scope
+class RecordFile:
+    """Records, and the file that gets each of them at once.
 
-    @property
-    def limits(self) -> tuple[object, ...]:
-        """What must agree for a run to count as done, beside what was asked."""
-        return self.time_limit_s, self.seed, self.workers, self.schedopt
+    A file that ends in .json holds one document, with a list for each family, and is written anew
+    for each record; any other holds one record a line. The first record of a file that was not
+    read replaces what is there.
 
-    @property
-    def period(self) -> Fraction | None:
-        """The normalized period, ns."""
-        return None if self.period_exact is None else Fraction(*self.period_exact)
+    Parameters
+    ----------
+    path : Path or None
+        None: nothing is written.
+    records : iterable of Record
+        What the file holds.
+    """
 
-    @property
-    def bound(self) -> Fraction | None:
-        """What no plan of the scope can beat, ns."""
-        return None if self.bound_exact is None else Fraction(*self.bound_exact)
+    def __init__(self, path: Path | None, records: Iterable[Record] = ()) -> None:
+        self.path = path
+        self.records = list(records)
 
-    @property
-    def proven(self) -> bool:
-        """Whether nothing is left to find."""
-        return self.status in ("optimal", "infeasible")
+    def add(self, record: Record) -> None:
+        """Keep a record.
+
+        Raises
+        ------
+        InputError
+            If the file cannot be written.
+        """
+        self.records.append(record)
+        if self.path is None:
+            return
+        if len(self.records) == 1 or self.path.suffix == ".json" or not self.path.exists():
+            write_records(self.path, self.records)
+        else:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(_to_line(record))
 
 
-def append_record(path: Path, record: Record) -> None:
-    """Add a line to a file of records."""
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(asdict(record)) + "\n")
-
-
-def load_records(path: Path) -> list[Record]:
-    """Return the records of a file; none if there is no such file.
-
-    A last line that was cut off is taken away.
+def write_records(path: Path, records: Sequence[Record]) -> None:
+    """Write records into a file, whole or not at all.
 
     Raises
     ------
     InputError
-        Naming the line that is no record.
+        If the path cannot be written.
     """
+    from schedopt.formats import to_text, write_whole
+
+    if path.suffix != ".json":
+        write_whole(path, "".join(map(_to_line, records)))
+        return
+    document: dict[str, Any] = dict(records[-1].conditions) if records else {}
+    for record in records:
+        document.setdefault(record.family, []).append(dict(record.row))
+    write_whole(path, to_text(document))
+
+
+def load_records(path: Path, families: Sequence[str] = (RUNS,)) -> list[Record]:
+    """Return the records of a file; none if there is no such file.
+
+    A last line that was cut off is taken away. For a file of lines that is not there, the document
+    of the same name (.json) is read, as earlier versions wrote it.
+
+    Parameters
+    ----------
+    path : Path
+    families : sequence of str
+        Those that the file may hold.
+
+    Raises
+    ------
+    InputError
+        Naming the file, and the line that is not a record.
+    """
+    from schedopt.formats.reading import decode, parse_object, read_bytes
+
+    earlier = path.with_suffix(".json")
+    if not path.exists() and RUNS not in families and earlier.is_file():
+        path = earlier
     if not path.exists():
         return []
     if not path.is_file():
         raise InputError(
-            "is no plain file, so that no run can be read back",
+            "is not a plain file, so that no run can be read back",
             way_out="Name a file that ends in .jsonl",
             source=str(path),
         )
-    from schedopt.formats.reading import read_bytes
-
-    try:
-        text = read_bytes(path).decode()
-    except UnicodeDecodeError:
-        raise InputError(
-            "is not UTF-8 text", way_out="Write to another file", source=str(path)
-        ) from None
-    except InputError as error:
-        raise error.in_file(str(path)) from None
+    with naming_file(path):
+        content = read_bytes(path)
+        if path.suffix == ".json":
+            return _from_document(parse_object(decode(content)), families)
+        text = decode(content) if content else ""
     whole = text[: text.rfind("\n") + 1]
     if whole != text:
         from schedopt.formats import write_whole
 
         write_whole(path, whole)
-    return [_read(line, number, path) for number, line in enumerate(whole.splitlines(), start=1)]
+    return [
+        _from_line(line, number, path, families)
+        for number, line in enumerate(whole.splitlines(), start=1)
+    ]
 
 
-def latest(records: Iterable[Record]) -> list[Record]:
-    """Return the last record of each contender on each instance."""
-    return list({record.asked: record for record in records}.values())
+def _to_line(record: Record) -> str:
+    if record.family == RUNS:
+        document = {**record.row, **record.conditions}
+    else:
+        conditions = dict(record.conditions)
+        document = {"family": record.family, **record.row, "conditions": conditions}
+    return json.dumps(document, default=asdict) + "\n"
 
 
-def _read(line: str, number: int, path: Path) -> Record:
+def _from_document(document: dict[str, Any], families: Sequence[str]) -> list[Record]:
+    # A family of `bench periodic` is called "steps".
+    names = document.keys() & {*CONDITIONS} - {*families}
+    conditions = {name: document.pop(name) for name in names}
+    for name, rows in document.items():
+        if name not in families or not isinstance(rows, list):
+            raise InputError("is not a list of runs", field=name, way_out=WAY_OUT)
+        if not all(isinstance(row, dict) for row in rows):
+            raise InputError("holds runs that are not objects", field=name, way_out=WAY_OUT)
+    return [Record(name, row, conditions) for name, rows in document.items() for row in rows]
+
+
+def _from_line(line: str, number: int, path: Path, families: Sequence[str]) -> Record:
     from schedopt.formats.explaining import build
     from schedopt.formats.reading import parse_object
     from schedopt.formats.values import check_values
@@ -166,11 +284,21 @@ def _read(line: str, number: int, path: Path) -> Record:
     try:
         document = parse_object(line)
         check_values(document)
-        return build(Record, document)
+        if RUNS in families:
+            run = build(RunSchema, document)
+            values = {field.name: getattr(run, field.name) for field in fields(run)}
+            conditions = {name: values.pop(name) for name in CONDITIONS if name in values}
+            return Record(RUNS, values, conditions)
+        family, conditions = document.pop("family", None), document.pop("conditions", None)
+        if family not in families:
+            raise InputError(f"{family!r:.60} is not known", field="family")
+        if not isinstance(conditions, dict):
+            raise InputError("is not an object", field="conditions")
+        return Record(family, document, conditions)
     except InputError as error:
         what = ": ".join(part for part in (error.field, error.rule) if part)
         raise InputError(
-            f"is no record of a run of this version ({what})",
+            f"is not a record of a run of this version ({what})",
             field=f"line {number}",
             way_out="Take the line away, or write to another file",
             source=str(path),

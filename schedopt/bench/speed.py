@@ -6,106 +6,119 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from functools import cache, partial
 from pathlib import Path
+from statistics import median
 from typing import Any, Final
 
 from schedopt import Chain, Platform, solve
-from schedopt.bench.machine import describe_machine
+from schedopt.bench.cases import least_memory
+from schedopt.bench.records import of_family
+from schedopt.bench.suite import Case, Effort, Proceed, Records, Suite, Table
 from schedopt.bounds import load_bound
 from schedopt.families import random_chain
 
-LEVELS: Final = (1.0, 1.1, 1.5, 2.0, 3.0, 5.0, 8.0, 20.0)
+LEVELS: Final = (0.0, 1.0, 1.1, 1.5, 2.0, 3.0, 5.0, 8.0, 20.0)
 """Memory of a GPU, as a multiple of the least with which a contiguous plan exists."""
+SIZES: Final = ((1000, 64), (160, 8), (40, 4))
+"""Layers and GPUs."""
+BANDWIDTH: Final = "12GB/s"
+IMPORT: Final = (
+    "import time; t = time.perf_counter(); import schedopt; print(time.perf_counter() - t)"
+)
+REPEATS: Final = 7
 
 
-def measure_solver(count: int, gpus: int, seed: int) -> list[dict[str, Any]]:
-    """Solve one chain at several memory levels; seconds for each."""
-    chain = random_chain(count, seed).chain
-    none = solve(chain, Platform(gpus, 1, bandwidth="12GB/s"), solver="contiguous")
-    assert none.infeasibility is not None
-    least = none.infeasibility.least_memory_bytes
-    assert least is not None
-    rows = [_row(chain, gpus, 0.0, none.seconds, none.status, None)]
-    for level in LEVELS:
-        platform = Platform(gpus, int(least * level), bandwidth="12GB/s")
-        result = solve(chain, platform, solver="contiguous")
-        assert result.period is not None
-        ratio = float(result.period / load_bound(result.problem).period)
-        rows.append(_row(chain, gpus, level, result.seconds, result.status, ratio))
-    return rows
-
-
-def _row(
-    chain: Chain, gpus: int, level: float, seconds: float, status: str, ratio: float | None
-) -> dict[str, Any]:
-    return {
-        "layers": len(chain.layers),
-        "gpus": gpus,
-        "memory_level": level,
-        "seconds": round(seconds, 4),
-        "status": status,
-        "period_over_load_bound": None if ratio is None else round(ratio, 4),
-    }
-
-
-def measure_command(arguments: list[str], repeats: int = 7) -> float:
-    """Return the median wall time of a command with the interpreter's start, in seconds."""
-    command = [sys.executable, "-m", "schedopt", *arguments]
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
-
-    def run() -> None:
-        subprocess.run(command, check=True, capture_output=True, env=environment)
-
-    run()
-    return sorted(_timed(run) for _ in range(repeats))[repeats // 2]
-
-
-def _timed(action: Callable[[], None]) -> float:
-    begin = time.perf_counter()
-    action()
-    return time.perf_counter() - begin
-
-
-def measure_speed(chain: Path) -> dict[str, Any]:
-    """Return the figures with machine, versions and date.
-
-    Parameters
-    ----------
-    chain : Path
-        What the command line solves.
-    """
-    rows = []
-    for count, gpus in ((1000, 64), (160, 8), (40, 4)):
-        rows += measure_solver(count, gpus, seed=1)
+def speed_cases(chain: Path) -> list[Case]:
+    """Return the cases; the command line solves the chain of a file."""
+    options = ["--chain", str(chain), "--gpus", "4", "--mem", "16G", "--bandwidth", BANDWIDTH]
     commands = {
-        "schedopt --help": measure_command(["--help"]),
-        "schedopt solve (shipped chain, 4 GPUs)": measure_command(
-            ["solve", "--chain", str(chain), "--gpus", "4", "--mem", "16G", "--bandwidth", "12GB/s"]
+        "schedopt --help": ["-m", "schedopt", "--help"],
+        "schedopt solve (shipped chain, 4 GPUs)": ["-m", "schedopt", "solve", *options],
+        "import schedopt": ["-c", IMPORT],
+    }
+    return [
+        *(
+            Case("commands", {"command": name}, partial(_time_command, arguments))
+            for name, arguments in commands.items()
         ),
-        "import schedopt": measure_import(),
-    }
-    return {
-        **describe_machine(),
-        "commands_seconds": {name: round(value, 3) for name, value in commands.items()},
-        "solver": rows,
-    }
-
-
-def measure_import() -> float:
-    """Return what ``import schedopt`` takes inside a running interpreter, in seconds."""
-    code = "import time; t = time.perf_counter(); import schedopt; print(time.perf_counter() - t)"
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
-    times = [
-        float(
-            subprocess.run(
-                [sys.executable, "-c", code],
-                check=True,
-                capture_output=True,
-                text=True,
-                env=environment,
-            ).stdout
-        )
-        for _ in range(7)
+        *(
+            Case(
+                "solver",
+                {"layers": layers, "gpus": gpus, "memory_level": level},
+                partial(_time_solver, layers, gpus, level),
+            )
+            for layers, gpus in SIZES
+            for level in LEVELS
+        ),
     ]
-    return sorted(times)[3]
+
+
+@cache
+def _problem(layers: int, gpus: int) -> tuple[Chain, int]:
+    """Return a chain and the least memory with which a contiguous plan exists."""
+    chain = random_chain(layers, 1).chain
+    return chain, least_memory(chain, gpus, BANDWIDTH)
+
+
+def _time_solver(
+    layers: int, gpus: int, level: float, effort: Effort, proceed: Proceed
+) -> dict[str, Any]:
+    """Return the time for a chain at a memory level; at 0 there is too little memory."""
+    chain, least = _problem(layers, gpus)
+    platform = Platform(gpus, max(1, int(least * level)), bandwidth=BANDWIDTH)
+    result, ratio = solve(chain, platform, solver="contiguous"), None
+    if result.period is not None:
+        ratio = round(float(result.period / load_bound(result.problem).period), 4)
+    seconds = round(result.seconds, 4)
+    return {"seconds": seconds, "status": result.status, "period_over_load_bound": ratio}
+
+
+def _time_command(arguments: list[str], effort: Effort, proceed: Proceed) -> dict[str, Any]:
+    """Return the median wall time with the interpreter's start, or what the code prints."""
+    times = []
+    for _ in range(REPEATS + 1):
+        begin = time.perf_counter()
+        printed = _run(arguments)
+        times.append(float(printed) if arguments[0] == "-c" else time.perf_counter() - begin)
+    # The first one may have to write compiled files.
+    return {"seconds": round(median(times[1:]), 3)}
+
+
+def _run(arguments: list[str]) -> str:
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    command = [sys.executable, *arguments]
+    return subprocess.run(
+        command, check=True, capture_output=True, text=True, env=environment
+    ).stdout
+
+
+def _summary(records: Records) -> Iterator[str]:
+    for record in of_family(records, "commands"):
+        yield f"{record['command']}: {record['seconds']} s"
+    rows = of_family(records, "solver")
+    for layers in dict.fromkeys(row["layers"] for row in rows):
+        times = [row["seconds"] for row in rows if row["layers"] == layers]
+        yield f"{layers} layers: {min(times)} to {max(times)} s over {len(times)} levels"
+
+
+SUITE: Final = Suite(
+    title="How long the exact contiguous solver and the command line take",
+    families=("commands", "solver"),
+    protocol="Chains are random, by seed 1, links of 12 GB/s, half duplex. A memory level is the "
+    "memory of a GPU over the least with which a contiguous plan exists.",
+    misses=lambda records: (),
+    well="There is no goal.",
+    tables=[
+        Table("Commands", "Median of seven.", "command seconds", "commands"),
+        Table(
+            "Solver",
+            "",
+            "layers gpus memory_level seconds status period_over_load_bound",
+            "solver",
+        ),
+    ],
+    summary=_summary,
+    resumable=False,
+)

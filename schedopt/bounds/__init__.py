@@ -1,6 +1,6 @@
 """Closed forms that nothing can beat, each with the scope in which it holds and its proof.
 
-They speak of plans that run each layer on one GPU, whichever the micro-batch.
+They hold for plans that run each layer on one GPU, the same for all micro-batches.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A period a / b ns is `a` units of 1 / b ns. Where that is more than `largest`, times are rounded
 down to a coarser unit, and sizes likewise, so that sums, products and weighted sums fit 64 bits.
-What must stay below a limit is rounded down with it, which never refutes what is possible.
+What must stay below a limit is rounded down with it, which never refutes a possible plan.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from itertools import combinations, permutations
+from itertools import combinations
 from math import lcm
 from typing import TYPE_CHECKING, Final
 
@@ -34,26 +34,12 @@ MOST_K: Final = 8
 
 
 @lru_cache(maxsize=1 << 12)
-def least_transfer_ns(platform: Platform, count: int) -> int:
-    """Return how long so many bytes take at least from one GPU to another, ns."""
-    pairs = permutations(range(len(platform.gpus)), 2)
-    return min((platform.transfer_ns(count, *pair) for pair in pairs), default=0)
-
-
-@lru_cache(maxsize=1 << 12)
-def longest_transfer_ns(platform: Platform, count: int) -> int:
-    """Return how long so many bytes take at most from one GPU to another, ns."""
-    pairs = permutations(range(len(platform.gpus)), 2)
-    return max((platform.transfer_ns(count, *pair) for pair in pairs), default=0)
-
-
-@lru_cache(maxsize=1 << 12)
 def least_link_ns(platform: Platform, count: int) -> int:
-    """Return how long a link is busy with so many bytes and as many back, at least, ns."""
+    """Return how long a link is busy with `count` bytes there and back, at least, ns."""
 
-    def busy(one: int, other: int, shared: bool) -> int:
-        ahead = platform.transfer_ns(count, one, other)
-        back = platform.transfer_ns(count, other, one)
+    def busy(source: int, target: int, shared: bool) -> int:
+        ahead = platform.transfer_ns(count, source, target)
+        back = platform.transfer_ns(count, target, source)
         return ahead + back if shared else max(ahead, back)
 
     return min((busy(*pair) for pair in _pairs(platform)), default=0)
@@ -67,8 +53,8 @@ def _pairs(platform: Platform) -> tuple[tuple[int, int, bool], ...]:
         return set(platform.route(*ends))
 
     return tuple(
-        (one, other, bool(links(one, other) & links(other, one)))
-        for one, other in combinations(range(len(platform.gpus)), 2)
+        (source, target, bool(links(source, target) & links(target, source)))
+        for source, target in combinations(range(len(platform.gpus)), 2)
     )
 
 
@@ -129,7 +115,7 @@ class Amounts:
             backwards = [min(whole, half + weight) for whole, half, weight in ways]
         self.work = [one + two for one, two in zip(self.ahead, backwards, strict=True)]
         sent = [layer.activation_bytes for layer in layers[:-1]]
-        self.trips = [2 * least_transfer_ns(platform, count) for count in sent]
+        self.trips = [2 * platform.least_transfer_ns(count) for count in sent]
         self.links = [least_link_ns(platform, count) for count in sent]
         self.shares_links = shares_links(platform)
         self.gpus = sum((Fraction(gpu.speed) / speed for gpu in platform.gpus), Fraction(0))
@@ -149,7 +135,7 @@ class Amounts:
 
 
 @dataclass(frozen=True)
-class Held:
+class ResidentBytes:
     """What layers keep on their GPU at least, bytes, each an array of shape (layers,).
 
     Parameters
@@ -165,7 +151,7 @@ class Held:
     second : array
         What the second half of a backward keeps if it is split.
     workspace : array
-        What its operations take beside all of this.
+        What its operations take on top of all of this.
     worst : array
         At its own worst instant, all of a layer but its weights.
     turn : array
@@ -263,7 +249,7 @@ class Scaled:
         return np.asarray(np.maximum(1, -(-np.minimum(times, LONGEST) // self.above)))
 
     def rounded(self, span: int, own: int) -> int:
-        """Return the least span from `span` on that leaves room for what is at its two ends.
+        """Return the least span from `span` on that leaves room for the work at its two ends.
 
         A pattern that repeats after time t has span = m t + r, 0 < r <= t. Forward and backward of
         a layer lie on one GPU, and there and back a transfer may be on one link, so that both fit
@@ -295,7 +281,7 @@ class Scaled:
             return through
         return self.rounded(through, int(self.links[layer]))
 
-    def held(self, spans: Array) -> Held:
+    def resident(self, spans: Array) -> ResidentBytes:
         """Return what layers keep whose spans are at least these.
 
         In the reading *sum* each counts with its most. In the reading *peak* averages over time
@@ -310,7 +296,7 @@ class Scaled:
         kept, second = self._hold(self.saved, whole), self._hold(self.second, self.half)
         if scope.split_backward:
             kept = np.minimum(kept, self._hold(self.saved, half) + second)
-        return Held(
+        return ResidentBytes(
             kept=kept,
             again=self._hold(self.saved, np.minimum(self.ahead + self.back, self.limit)),
             checkpoint=self._hold(self.checkpoint, least),
@@ -350,7 +336,7 @@ class Scaled:
         return np.asarray(np.minimum(self.saved * counts, self.room + 1))
 
     def _hold(self, sizes: Array, times: Array) -> Array:
-        """Return what so many bytes for each micro-batch take that stay so long."""
+        """Return what bytes held for a time by each micro-batch take together."""
         import numpy as np
 
         if self.peak:

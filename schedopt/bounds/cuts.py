@@ -30,7 +30,7 @@ MOST_CELLS: Final = 1 << 25
 def row_of_gpus(problem: Problem) -> tuple[Gpu, ...]:
     """Return GPUs in an order on which every contiguous allocation asked for has a place.
 
-    Unequal GPUs in any order are taken as so many of one that is as fast as the fastest and as
+    Unequal GPUs in any order are taken as several of one that is as fast as the fastest and as
     roomy as the roomiest.
     """
     gpus, most = problem.platform.gpus, len(problem.chain.layers)

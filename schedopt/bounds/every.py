@@ -33,7 +33,7 @@ def lower_bounds(problem: Problem, stopped: Callable[[], bool] = never_stop) -> 
     ----------
     problem : Problem
     stopped : callable
-        Whether to stop: the load is looked at all the same, and what is not finished is left out.
+        Whether to stop: the load is looked at all the same, and unfinished bounds are left out.
     """
     best = load_bound(problem)
     yield best

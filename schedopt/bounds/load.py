@@ -12,7 +12,9 @@ from schedopt.chain import Layer
 from schedopt.interrupts import never_stop, raise_if_stopped
 from schedopt.platform import Gpu
 from schedopt.problem import Problem
-from schedopt.result import Bound, as_ratio
+from schedopt.proofs import Proof, ProofKind
+from schedopt.result import Bound
+from schedopt.validation import as_ratio
 
 
 def load_bound(problem: Problem) -> Bound:
@@ -35,18 +37,18 @@ def load_bound(problem: Problem) -> Bound:
         return Bound(
             exact=as_ratio(crowded),
             scope=widest(problem.scope),
-            proof="long layers that must share a GPU, on the fastest one",
+            proof=Proof(ProofKind.LONG_LAYERS),
         )
     if average >= longest:
         return Bound(
             exact=as_ratio(average),
             scope=widest(problem.scope),
-            proof="all work, shared evenly by all GPUs",
+            proof=Proof(ProofKind.SHARED_WORK),
         )
     return Bound(
         exact=as_ratio(Fraction(longest)),
         scope=widest(problem.scope),
-        proof="the longest layer, on the fastest GPU",
+        proof=Proof(ProofKind.LONGEST_LAYER),
     )
 
 
@@ -96,7 +98,7 @@ def stage_load_bound(problem: Problem, stopped: Callable[[], bool] = never_stop)
     return Bound(
         exact=as_ratio(work[busiest]),
         scope=replace(widest(scope), allocation="fixed", grain=scope.grain),
-        proof=f"the work of GPU {busiest}, with the stages that are given",
+        proof=Proof(ProofKind.WORK_OF_STAGES, gpu=busiest),
     )
 
 

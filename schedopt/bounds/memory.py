@@ -8,12 +8,12 @@ from dataclasses import replace
 from schedopt.bounds.load import way_back
 from schedopt.bounds.scopes import widest
 from schedopt.problem import Problem, Scope
+from schedopt.proofs import Proof, ProofKind, Suggestion
 from schedopt.result import Infeasibility
-from schedopt.units import format_bytes
 
 
 def memory_proof(problem: Problem) -> Infeasibility | None:
-    """Return a proof that no allocation at all fits the memory, if one of two is at hand.
+    """Return a proof that no allocation at all fits the memory, if one of two applies.
 
     A layer needs its weights and what it saves for one micro-batch on one GPU, at the latest when
     its backward begins. In the reading *sum* each layer counts with its most, so that the totals
@@ -34,11 +34,12 @@ def memory_proof(problem: Problem) -> Infeasibility | None:
     if needs[largest] > gpus[roomiest].usable_bytes:
         return Infeasibility(
             scope=wide,
-            proof=f"layer {largest} alone needs {format_bytes(needs[largest])}, "
-            "more than any GPU has",
+            proof=Proof(
+                ProofKind.LAYER_TOO_LARGE, layers=(largest, largest), memory_bytes=needs[largest]
+            ),
             proven_memory_bytes=needs[largest] + gpus[roomiest].reserved_bytes,
             gpu=roomiest,
-            wider="a finer chain, or a smaller micro-batch",
+            wider=(Suggestion.FINER_CHAIN, Suggestion.SMALLER_MICROBATCH),
         )
     room = sum(gpu.usable_bytes for gpu in gpus)
     for scope, total in _totals(problem):
@@ -46,8 +47,7 @@ def memory_proof(problem: Problem) -> Infeasibility | None:
             share = -(-(total - room) // len(gpus))
             return Infeasibility(
                 scope=scope,
-                proof=f"all layers together need {format_bytes(total)}, "
-                f"the GPUs have {format_bytes(room)}",
+                proof=Proof(ProofKind.LAYERS_TOO_LARGE, memory_bytes=total, room_bytes=room),
                 proven_memory_bytes=gpus[roomiest].memory_bytes + share,
                 gpu=roomiest,
             )

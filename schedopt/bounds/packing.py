@@ -13,9 +13,10 @@ from schedopt.bounds.load import load_bound, way_back
 from schedopt.bounds.scopes import make_bound, widest
 from schedopt.interrupts import never_stop, raise_if_stopped
 from schedopt.problem import Problem
+from schedopt.proofs import Proof, ProofKind
 from schedopt.result import Bound
 
-PROOF: Final = "what all micro-batches in flight keep must fit the memory of all GPUs"
+PROOF: Final = Proof(ProofKind.IN_FLIGHT_OF_ALL)
 MOST_DROPS: Final = 64
 """So often a period is lowered to the next one at which a count changes."""
 
@@ -87,7 +88,7 @@ def _with_whole_counts(
     counted : sequence of (int, int)
         Span in ns and bytes for each micro-batch, of each layer.
     spare : int
-        Bytes beside weights and one micro-batch.
+        Bytes on top of weights and one micro-batch.
     least : Fraction
         Above 0.
     stopped : callable

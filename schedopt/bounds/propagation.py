@@ -13,6 +13,7 @@ from schedopt.bounds.runs import Runs
 from schedopt.bounds.scopes import period_between, refuted_bound
 from schedopt.interrupts import never_stop, raise_if_stopped
 from schedopt.problem import LARGEST_HORIZON_NS, Problem
+from schedopt.proofs import Proof, ProofKind
 from schedopt.result import Bound
 
 if TYPE_CHECKING:
@@ -22,14 +23,14 @@ if TYPE_CHECKING:
     Array = npt.NDArray[np.int64]
     Flags = npt.NDArray[np.bool_]
 
-PROOF: Final = "what micro-batches in flight keep forces cuts, and cuts take transfers"
+PROOF: Final = Proof(ProofKind.IN_FLIGHT_CUTS)
 MOST_ROUNDS: Final = 12
 MOST_CELLS: Final = 1 << 19
 """Layers, squared, a GPU: no more are looked at."""
 
 
 @dataclass(frozen=True)
-class Forced:
+class ForcedWork:
     """What holds in every plan whose normalized period is at most the one looked at.
 
     Parameters
@@ -53,12 +54,12 @@ class Forced:
     windows: Array
     may_cut: Flags
 
-    def apart(self) -> Flags:
+    def non_coresident(self) -> Flags:
         """Return which pairs of layers cannot share a GPU: array of bool, (layers, layers)."""
         import numpy as np
 
         scaled = self.scaled
-        held = scaled.held(self.spans)
+        held = scaled.resident(self.spans)
         ways = [(held.kept, scaled.work)]
         if scaled.problem.scope.recompute:
             ways.append((held.again, scaled.work + scaled.ahead))
@@ -75,7 +76,7 @@ class Forced:
         return ~fits
 
 
-def propagate(amounts: Amounts, period: Fraction) -> Forced | None:
+def propagate(amounts: Amounts, period: Fraction) -> ForcedWork | None:
     """Return what a normalized period forces; None if no plan has it, or a shorter one.
 
     The span of a layer is at least its own way, and that of all layers behind it with a transfer
@@ -94,7 +95,7 @@ def propagate(amounts: Amounts, period: Fraction) -> Forced | None:
     if (scaled.work > scaled.limit).any():
         return None
     for _ in range(MOST_ROUNDS):
-        runs = Runs(scaled, scaled.held(spans))
+        runs = Runs(scaled, scaled.resident(spans))
         found = runs.spans(may_cut)
         if found is None or not runs.fit_together(may_cut):
             return None
@@ -104,11 +105,11 @@ def propagate(amounts: Amounts, period: Fraction) -> Forced | None:
     counts = scaled.counts(
         spans - scaled.back + np.minimum(scaled.whole, scaled.half + scaled.tail)
     )
-    return Forced(scaled, spans, counts, runs.inner.sum(axis=0), may_cut)
+    return ForcedWork(scaled, spans, counts, runs.inner.sum(axis=0), may_cut)
 
 
 def _may_cut(scaled: Scaled) -> Flags:
-    """Return behind which layers a cut is possible: on some link, and beside `same_gpu`."""
+    """Return behind which layers a cut is possible: on some link, and outside of `same_gpu`."""
     import numpy as np
 
     may_cut: Flags = scaled.links <= scaled.limit

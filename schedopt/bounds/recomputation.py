@@ -3,7 +3,7 @@
 With n micro-batches in flight a kept layer holds n times what it saves, and a recomputed one only
 once; but each run of recomputed layers keeps n times its input, and a kept layer behind a run n
 times what it saves of its own input. So the choice is a path through the layers, each kept or
-computed again, with a time and with bytes on every step: the shortest path whose bytes fit.
+recomputed, with a time and with bytes on every step: the shortest path whose bytes fit.
 
 It is found exactly. A price for each byte turns both into one length, and the best price gives a
 bound (the Lagrangian dual, found as in Handler and Zang 1980); then all paths that the bound does
@@ -39,19 +39,19 @@ class RecomputeChoice:
 
 
 @dataclass(frozen=True)
-class _Step:
-    """What a layer costs: kept or again, behind a kept layer or behind one that is again."""
+class _LayerCost:
+    """What a layer costs, kept or recomputed, behind a kept layer or a recomputed one."""
 
-    again_ns: int
+    recompute_ns: int
     kept: tuple[int, int]
-    again: tuple[int, int]
+    redone: tuple[int, int]
 
-    def bytes_of(self, again: bool, behind: bool) -> int:
-        return (self.again if again else self.kept)[behind]
+    def bytes_of(self, redone: bool, behind: bool) -> int:
+        return (self.redone if redone else self.kept)[behind]
 
 
 _Path = tuple[int, int, tuple[bool, ...]]
-"""Time, bytes, and for each layer whether it is computed again."""
+"""Time, bytes, and for each layer whether it is recomputed."""
 
 
 def cheapest_recompute(
@@ -69,7 +69,7 @@ def cheapest_recompute(
     in_flight : int
         Micro-batches between forward and backward.
     room_bytes : int
-        What the GPU has beside weights and workspace.
+        What the GPU has left after weights and workspace, bytes.
     """
     steps = [_step(chain, gpu, layer, in_flight) for layer in layers]
     cheapest = _shortest(steps, 1, 0)
@@ -98,15 +98,15 @@ def held_bytes(
         Whether the backward is split.
     """
     begins = {first for first, _ in runs}
-    again = {layer for first, last in runs for layer in range(first, last + 1)}
+    redone = {layer for first, last in runs for layer in range(first, last + 1)}
     held: Counter[tuple[str, str]] = Counter()
     for number in layers:
         layer = chain.layers[number]
         end = "B" if not split else "W" if layer.saved_weight_bytes is None else "I"
-        held["R" if number in again else "F", end] += layer.saved
+        held["R" if number in redone else "F", end] += layer.saved
         if number in begins:
             held["F", end] += input_bytes(chain, number)
-        elif number not in again and (number == layers.start or number - 1 in again):
+        elif number not in redone and (number == layers.start or number - 1 in redone):
             held["F", end] += layer.saved_input_bytes or 0
         if split:
             held["I", "W"] += layer.saved_weight_bytes or 0
@@ -118,18 +118,18 @@ def input_bytes(chain: Chain, layer: int) -> int:
     return chain.layers[layer - 1].activation_bytes if layer else chain.input_bytes
 
 
-def _step(chain: Chain, gpu: Gpu, layer: int, in_flight: int) -> _Step:
-    one = chain.layers[layer]
-    kept = in_flight * one.saved
+def _step(chain: Chain, gpu: Gpu, layer: int, in_flight: int) -> _LayerCost:
+    here = chain.layers[layer]
+    kept = in_flight * here.saved
     checkpoint = in_flight * input_bytes(chain, layer)
-    return _Step(
-        gpu.duration_ns(one.forward_ns),
-        (kept, kept + in_flight * (one.saved_input_bytes or 0)),
-        (one.saved + checkpoint, one.saved),
+    return _LayerCost(
+        gpu.duration_ns(here.forward_ns),
+        (kept, kept + in_flight * (here.saved_input_bytes or 0)),
+        (here.saved + checkpoint, here.saved),
     )
 
 
-def _shortest(steps: Sequence[_Step], for_time: int, for_bytes: int) -> _Path:
+def _shortest(steps: Sequence[_LayerCost], for_time: int, for_bytes: int) -> _Path:
     """Return the path of least `for_time` times its time and `for_bytes` times its bytes.
 
     Of those alike the one of fewest bytes, then of least time. Before the first layer of a stage
@@ -137,13 +137,13 @@ def _shortest(steps: Sequence[_Step], for_time: int, for_bytes: int) -> _Path:
     """
     first = steps[0]
     ends = [
-        _extend((0, 0, 0, ()), first, again, not again, for_time, for_bytes)
-        for again in (False, True)
+        _extend((0, 0, 0, ()), first, redone, not redone, for_time, for_bytes)
+        for redone in (False, True)
     ]
     for step in steps[1:]:
         ends = [
-            min(_extend(ends[b], step, again, b, for_time, for_bytes) for b in (False, True))
-            for again in (False, True)
+            min(_extend(ends[b], step, redone, b, for_time, for_bytes) for b in (False, True))
+            for redone in (False, True)
         ]
     _, size, time, flags = min(ends)
     return time, size, flags
@@ -151,24 +151,24 @@ def _shortest(steps: Sequence[_Step], for_time: int, for_bytes: int) -> _Path:
 
 def _extend(
     path: tuple[int, int, int, tuple[bool, ...]],
-    step: _Step,
-    again: bool,
+    step: _LayerCost,
+    redone: bool,
     behind: bool,
     for_time: int,
     for_bytes: int,
 ) -> tuple[int, int, int, tuple[bool, ...]]:
     length, size, time, flags = path
-    more, longer = step.bytes_of(again, behind), step.again_ns if again else 0
+    more, longer = step.bytes_of(redone, behind), step.recompute_ns if redone else 0
     return (
         length + for_time * longer + for_bytes * more,
         size + more,
         time + longer,
-        (*flags, again),
+        (*flags, redone),
     )
 
 
 def _best_price(
-    steps: Sequence[_Step], room: int, over: _Path, fits: _Path
+    steps: Sequence[_LayerCost], room: int, over: _Path, fits: _Path
 ) -> tuple[_Path, tuple[int, int]]:
     """Return the best path found that fits, and the price (bytes for time) of the best bound."""
     while True:
@@ -183,60 +183,64 @@ def _best_price(
             over = found
 
 
-def _exact(steps: Sequence[_Step], room: int, best: _Path, for_time: int, for_bytes: int) -> _Path:
+def _exact(
+    steps: Sequence[_LayerCost], room: int, best: _Path, for_time: int, for_bytes: int
+) -> _Path:
     """Return the path of least time that fits, following all that may be shorter than `best`."""
     least_length = _to_the_end(steps, for_time, for_bytes)
     least_bytes = _to_the_end(steps, 0, 1)
     limit = for_time * best[0] + for_bytes * room
 
-    def may_win(step: int, again: bool, time: int, size: int) -> bool:
+    def may_win(step: int, redone: bool, time: int, size: int) -> bool:
         length = for_time * time + for_bytes * size
         return (
             time < best[0]
-            and size + least_bytes[step][again] <= room
-            and length + least_length[step][again] < limit
+            and size + least_bytes[step][redone] <= room
+            and length + least_length[step][redone] < limit
         )
 
     # Before the first layer: see `_shortest`.
     open_ends: dict[bool, list[_Path]] = {}
-    for again in (False, True):
-        path = _lengthen((0, 0, ()), steps[0], again, not again)
-        open_ends[again] = [path] if may_win(1, again, *path[:2]) else []
+    for redone in (False, True):
+        path = _lengthen((0, 0, ()), steps[0], redone, not redone)
+        open_ends[redone] = [path] if may_win(1, redone, *path[:2]) else []
     for number, step in enumerate(steps[1:], start=2):
         open_ends = {
-            again: _undominated(
+            redone: _undominated(
                 path
                 for behind in (False, True)
                 for before in open_ends[behind]
-                if may_win(number, again, *(path := _lengthen(before, step, again, behind))[:2])
+                if may_win(number, redone, *(path := _lengthen(before, step, redone, behind))[:2])
             )
-            for again in (False, True)
+            for redone in (False, True)
         }
     return min([best, *open_ends[False], *open_ends[True]])
 
 
-def _lengthen(path: _Path, step: _Step, again: bool, behind: bool) -> _Path:
+def _lengthen(path: _Path, step: _LayerCost, redone: bool, behind: bool) -> _Path:
     time, size, flags = path
     return (
-        time + (step.again_ns if again else 0),
-        size + step.bytes_of(again, behind),
-        (*flags, again),
+        time + (step.recompute_ns if redone else 0),
+        size + step.bytes_of(redone, behind),
+        (*flags, redone),
     )
 
 
-def _to_the_end(steps: Sequence[_Step], for_time: int, for_bytes: int) -> list[tuple[int, int]]:
-    """Return the least length from behind each layer to the end, by whether it is again."""
+def _to_the_end(
+    steps: Sequence[_LayerCost], for_time: int, for_bytes: int
+) -> list[tuple[int, int]]:
+    """Return the least length from behind each layer to the end, by whether it is recomputed."""
     ends = [(0, 0)]
     for step in reversed(steps[1:]):
-        kept, again = ends[-1]
-        behind_kept, behind_again = (
+        kept, redone = ends[-1]
+        behind_kept, behind_redone = (
             min(
                 for_bytes * step.kept[behind] + kept,
-                for_bytes * step.again[behind] + for_time * step.again_ns + again,
+                for_bytes * step.redone[behind] + for_time * step.recompute_ns + redone,
             )
             for behind in (False, True)
         )
-        ends.append((behind_kept, behind_again))
+        ends.append((behind_kept, behind_redone))
     return [(0, 0), *reversed(ends)]
 
 

@@ -44,7 +44,7 @@ class RecomputeTable:
         self.chain, self.gpu, self.stopped = chain, gpu, stopped
         layers = chain.layers
         self.count = len(layers)
-        self.again_ns = _floats([gpu.duration_ns(layer.forward_ns) for layer in layers])
+        self.recompute_ns = _floats([gpu.duration_ns(layer.forward_ns) for layer in layers])
         self.saved = _floats([layer.saved for layer in layers])
         self.input = _floats([layer.saved_input_bytes or 0 for layer in layers])
         self.received = _floats([input_bytes(chain, layer) for layer in range(self.count)])
@@ -54,7 +54,7 @@ class RecomputeTable:
         self.exact: dict[tuple[int, int, int], RecomputeChoice | None] = {}
 
     def widen(self, window: int) -> None:
-        """Make room for stages of up to so many layers."""
+        """Make room for stages of up to `window` layers."""
         if window > self.window:
             wider = min(self.count, max(window, 2 * self.window))
             self.rooms = self._rooms(wider)
@@ -65,7 +65,7 @@ class RecomputeTable:
         return np.stack([table[first, :ends] for table in self._up_to(groups)])
 
     def of_stages(self, firsts: Array, groups: int) -> Array:
-        """Return bounds for stages of 1, 2, ... layers, from each of so many first layers, ns."""
+        """Return bounds for stages of 1, 2, ... layers, each from its own first layer, ns."""
         places = np.arange(len(firsts))
         return np.stack([table[firsts, places] for table in self._up_to(groups)])
 
@@ -98,7 +98,7 @@ class RecomputeTable:
         return self.exact[key]
 
     def _rooms(self, window: int) -> Array:
-        """Return what the GPU has beside weights and workspace, by first layer and length."""
+        """Return the bytes left after weights and workspace, by first layer and length."""
         layers = self.chain.layers
         rooms = np.full((self.count, window), -1, dtype=np.int64)
         for first in range(self.count):
@@ -132,10 +132,10 @@ class RecomputeTable:
 
     def _prices(self, in_flight: int) -> Floats:
         """Return prices of a byte, ns, around what the layers take for each byte they save."""
-        both = (self.again_ns > 0) & (self.saved > 0)
+        both = (self.recompute_ns > 0) & (self.saved > 0)
         if in_flight == 1 or not both.any():
             return np.zeros(1)
-        ratios = self.again_ns[both] / (self.saved[both] * (in_flight - 1))
+        ratios = self.recompute_ns[both] / (self.saved[both] * (in_flight - 1))
         return np.geomspace(ratios.min() / 2, ratios.max() * 4, PRICES)
 
     def _shortest(self, in_flight: int) -> tuple[Floats, Floats]:
@@ -144,18 +144,20 @@ class RecomputeTable:
         times = np.concatenate([np.ones(len(prices) - 1), [0.0]])
         kept = in_flight * self.saved[:, None] * prices
         behind_run = kept + in_flight * self.input[:, None] * prices
-        again = self.saved[:, None] * prices + self.again_ns[:, None] * times
-        begin_run = again + in_flight * self.received[:, None] * prices
+        redone = self.saved[:, None] * prices + self.recompute_ns[:, None] * times
+        begin_run = redone + in_flight * self.received[:, None] * prices
         lengths = np.zeros((self.count, self.window, len(prices)))
-        of_kept, of_again = behind_run.copy(), begin_run.copy()
+        of_kept, of_redone = behind_run.copy(), begin_run.copy()
         for place in range(self.window):
             raise_if_stopped(self.stopped)
             rows = self.count - place
             if place:
-                before_kept, before_again = of_kept[:rows], of_again[:rows]
-                of_kept = np.minimum(before_kept + kept[place:], before_again + behind_run[place:])
-                of_again = np.minimum(before_kept + begin_run[place:], before_again + again[place:])
-            lengths[:rows, place] = np.minimum(of_kept, of_again)
+                before_kept, before_redone = of_kept[:rows], of_redone[:rows]
+                of_kept = np.minimum(before_kept + kept[place:], before_redone + behind_run[place:])
+                of_redone = np.minimum(
+                    before_kept + begin_run[place:], before_redone + redone[place:]
+                )
+            lengths[:rows, place] = np.minimum(of_kept, of_redone)
         return lengths[:, :, :-1], lengths[:, :, -1]
 
 

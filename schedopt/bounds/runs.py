@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from schedopt.bounds.amounts import Held, Scaled
-from schedopt.bounds.bins import need_more
+from schedopt.bounds.amounts import ResidentBytes, Scaled
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,6 +22,8 @@ if TYPE_CHECKING:
     Flags = npt.NDArray[np.bool_]
 
 NEVER: Final = 1 << 60
+MOST_UNITS: Final = 256
+"""Units of rounding that a bin packing bound looks at."""
 DEAREST: Final = 1 << 12
 """Prices are whole numbers up to this."""
 MOST_PRICES: Final = 16
@@ -36,7 +37,7 @@ class Runs:
     Parameters
     ----------
     scaled : Scaled
-    held : Held
+    held : ResidentBytes
         What the layers keep.
 
     Attributes
@@ -47,10 +48,10 @@ class Runs:
     prices : array, shape (prices, 2)
         Of a unit of time and of a unit of memory.
     lengths : array, shape (prices, most layers of a run, layers)
-        What each run takes at least beside its work and its weights, at each price.
+        What each run takes at least on top of its work and its weights, at each price.
     """
 
-    def __init__(self, scaled: Scaled, held: Held) -> None:
+    def __init__(self, scaled: Scaled, held: ResidentBytes) -> None:
         import numpy as np
 
         self.scaled, self.held = scaled, held
@@ -229,3 +230,36 @@ class Runs:
             or need_more(scaled.weight + held.turn, scaled.room, gpus)
             or need_more(scaled.work, scaled.limit, gpus)
         )
+
+
+def need_more(sizes: Array, room: int, bins: int) -> bool:
+    """Whether items of these sizes surely do not fit into the bins.
+
+    Sizes are rounded in units of u: a bin holds floor(room / u) of them. What is at most half a bin
+    counts floor(size / u), and a larger one takes away what is left next to it at most,
+    floor((room - size) / u). What fits a bin still fits it, and lost room is seen (Carlier,
+    Clautiaux and Moukrim 2007, the function f_CCM,1).
+
+    Parameters
+    ----------
+    sizes : array of int, shape (things,)
+        Not below 0; items larger than a bin fit into none.
+    room : int
+        Of a bin.
+    bins : int
+    """
+    import numpy as np
+
+    if (sizes > room).any():
+        return True
+    # Twice all, so that half a bin is a unit.
+    sizes, room = 2 * sizes, 2 * room
+    units = np.unique(np.concatenate([sizes, room - sizes + 1, [room // 2]]))
+    units = units[(units > 0) & (2 * units <= room)]
+    if len(units) > MOST_UNITS:
+        units = units[np.linspace(0, len(units) - 1, MOST_UNITS).astype(np.int64)]
+    unit = units[:, None]
+    whole = room // unit
+    twice = np.where(2 * sizes > room, 2 * (whole - (room - sizes) // unit), 2 * (sizes // unit))
+    twice = np.where(2 * sizes == room, whole, twice)
+    return bool((twice.sum(axis=1) > bins * 2 * whole[:, 0]).any())

@@ -8,7 +8,9 @@ from math import ceil, floor
 from typing import Final
 
 from schedopt.problem import Problem, Scope
-from schedopt.result import Bound, as_ratio
+from schedopt.proofs import Proof
+from schedopt.result import Bound
+from schedopt.validation import as_ratio
 
 MOST_LENGTHS: Final = 1024
 """Patterns up to this long are looked at when a bound is rounded up."""
@@ -51,7 +53,7 @@ def longest_pattern(scope: Scope) -> int | None:
     return scope.max_k if scope.microbatches is None else scope.microbatches
 
 
-def make_bound(value: Fraction | int, scope: Scope, proof: str) -> Bound:
+def make_bound(value: Fraction | int, scope: Scope, proof: Proof | str) -> Bound:
     """Return a bound, rounded up to a period that a pattern of the scope can have.
 
     A pattern of k micro-batches takes a whole number of ns, and at least 1.
@@ -65,16 +67,20 @@ def make_bound(value: Fraction | int, scope: Scope, proof: str) -> Bound:
     return Bound(exact=as_ratio(value), scope=scope, proof=proof)
 
 
+def _lengths(scope: Scope) -> range:
+    """Return the lengths of patterns of a scope; none where they may be any, or very long."""
+    longest = longest_pattern(scope)
+    if longest is None or longest > MOST_LENGTHS:
+        return range(0)
+    return range(1 if scope.microbatches is None else longest, longest + 1)
+
+
 def period_above(value: Fraction, scope: Scope) -> Fraction:
     """Return the least period above a value that a pattern of the scope can have.
 
     For patterns of any length, or very long ones, the value itself.
     """
-    longest = longest_pattern(scope)
-    if longest is None or longest > MOST_LENGTHS:
-        return value
-    first = 1 if scope.microbatches is None else longest
-    return min(Fraction(floor(k * value) + 1, k) for k in range(first, longest + 1))
+    return min((Fraction(floor(k * value) + 1, k) for k in _lengths(scope)), default=value)
 
 
 def period_below(value: Fraction, scope: Scope) -> Fraction:
@@ -82,11 +88,7 @@ def period_below(value: Fraction, scope: Scope) -> Fraction:
 
     For patterns of any length, or very long ones, the value itself.
     """
-    longest = longest_pattern(scope)
-    if longest is None or longest > MOST_LENGTHS:
-        return value
-    first = 1 if scope.microbatches is None else longest
-    return max(Fraction(ceil(k * value) - 1, k) for k in range(first, longest + 1))
+    return max((Fraction(ceil(k * value) - 1, k) for k in _lengths(scope)), default=value)
 
 
 def period_between(low: Fraction, high: Fraction, scope: Scope) -> Fraction | None:
@@ -98,14 +100,11 @@ def period_between(low: Fraction, high: Fraction, scope: Scope) -> Fraction | No
     if high - low <= low * CLOSE or least >= high:
         return None
     middle = (low + high) / 2
-    longest = longest_pattern(scope)
-    if longest is None or longest > MOST_LENGTHS:
-        return middle
-    first = 1 if scope.microbatches is None else longest
-    return max(least, *(Fraction(floor(k * middle), k) for k in range(first, longest + 1)))
+    lengths = _lengths(scope)
+    return max(least, *(Fraction(floor(k * middle), k) for k in lengths)) if lengths else middle
 
 
-def refuted_bound(problem: Problem, period: Fraction, proof: str) -> Bound:
+def refuted_bound(problem: Problem, period: Fraction, proof: Proof | str) -> Bound:
     """Return what follows if no plan of any allocation has a period, or a shorter one.
 
     It speaks of the reading of memory and of the lengths of patterns that were asked for.

@@ -14,13 +14,14 @@ from schedopt.bounds.scopes import contiguous, longest_pattern, make_bound
 from schedopt.interrupts import never_stop
 from schedopt.network import Link
 from schedopt.problem import LARGEST_HORIZON_NS, Problem
+from schedopt.proofs import Proof, ProofKind
 from schedopt.result import Bound
 
 if TYPE_CHECKING:
     from schedopt.bounds.cuts import Array
     from schedopt.bounds.recompute_table import RecomputeTable
 
-PROOF: Final = "each stage keeps its micro-batches in flight while later stages work on them"
+PROOF: Final = Proof(ProofKind.IN_FLIGHT_OF_STAGE)
 MOST_COUNT: Final = 4096
 MOST_PARTS: Final = 64
 """Patterns up to this long are looked at one by one."""
@@ -37,11 +38,11 @@ def contiguous_bound(problem: Problem, stopped: Callable[[], bool] = never_stop)
     The span of a stage, from the start of its forward to the end of its backward, is at least its
     own work and that of all stages behind it, and the transfers at the cuts between. A micro-batch
     comes every T / k on average, so on average span k / T of them are in flight, and at some
-    instant that rounded up: each keeps its saved bytes, beside the weights and the workspace of
+    instant that rounded up: each keeps its saved bytes, on top of the weights and the workspace of
     the operation that runs then. With a split backward the span ends with the input half, and
     stages behind count with what the gradient waits for. A link carries each micro-batch both
     ways; a transfer may cover several of them, which saves latency. With recompute a stage also
-    works for at least the least time of it with which so many in flight fit: what comes back lies
+    works for at least the least time of it with which those in flight fit: what comes back lies
     there when the first of them is freed. The least span behind each cut decides whether T / k is
     possible. It is bisected, and lowered to what the stages found allow, until nothing less is
     possible.
@@ -109,7 +110,9 @@ def _least_of_patterns(reading: _Spans, low: int, longest: int | None) -> Fracti
     candidates = sorted(
         {Fraction(refuted) + Fraction(i, k) for k in parts for i in range(1, k + 1)}
     )
-    return candidates[bisect_left(candidates, True, key=lambda one: reading.least(one) is not None)]
+    return candidates[
+        bisect_left(candidates, True, key=lambda period: reading.least(period) is not None)
+    ]
 
 
 class _Spans:
@@ -120,11 +123,11 @@ class _Spans:
         most = min(MOST_COUNT, useful)
         self.cuts = Cuts(problem, most=most, backwards=True, stopped=stopped)
         self.carried = [Fraction(0), *_carried(problem)[::-1], Fraction(0)]
-        self.again: list[RecomputeTable] = []
+        self.tables: list[RecomputeTable] = []
         if problem.rule.is_given and problem.scope.grain == "stage" and _recomputes(problem):
             from schedopt.bounds.recompute_table import RecomputeTable
 
-            self.again = [RecomputeTable(problem.chain, gpu, stopped) for gpu in self.cuts.kinds]
+            self.tables = [RecomputeTable(problem.chain, gpu, stopped) for gpu in self.cuts.kinds]
 
     def least(self, period: Fraction, *, below: bool = False) -> Fraction | None:
         """Return a period that some stages allow, at most the one given, or below it.
@@ -137,7 +140,7 @@ class _Spans:
         whole, part = period.as_integer_ratio()
 
         def times(count: int) -> int:
-            """Return the longest span with so many micro-batches in flight, ns."""
+            """Return the longest span with `count` micro-batches in flight, ns."""
             return min((count * whole - below) // part, LATEST)
 
         longest = times(1)
@@ -153,16 +156,16 @@ class _Spans:
             _, way, work = cuts.lengths(first, layers)
             span = behind + way
             fits = (work <= longest) & (span <= spans[cuts.caps(first, layers)])
-            if self.again and layers:
+            if self.tables and layers:
                 counts = np.searchsorted(spans[1:-1], np.minimum(span, spans[-2])) + 1
-                fits &= work + self._again_ns(first, counts) <= longest
+                fits &= work + self._recompute_ns(first, counts) <= longest
             trip = trips[first + 1 : first + 1 + layers]
             return np.where(fits, np.minimum(span + trip, NEVER), NEVER)[None]
 
         stages = cuts.read(extend)
         return None if stages is None else self._period(stages)
 
-    def _again_ns(self, first: int, counts: Array) -> Array:
+    def _recompute_ns(self, first: int, counts: Array) -> Array:
         """Return the least recompute of stages, of 1, 2, ... layers, read from a layer on.
 
         Parameters
@@ -177,12 +180,12 @@ class _Spans:
         layers = counts.shape[1]
         numbers = self.cuts.count - first - 1 - np.arange(layers)
         rows = []
-        for table in self.again:
+        for table in self.tables:
             table.widen(layers)
             bounds = table.of_stages(numbers, int(counts.max()))
             rows.append(np.broadcast_to(bounds[:, None], (len(bounds), 1, layers)))
         by_kind = np.concatenate(rows, axis=1)
-        by_gpu = np.stack([self.cuts.by_gpu(one) for one in by_kind])
+        by_gpu = np.stack([self.cuts.by_gpu(least) for least in by_kind])
         gpus = np.arange(len(counts))[:, None] % by_gpu.shape[1]
         found: Array = by_gpu[counts - 1, gpus, np.arange(layers)]
         return found
@@ -224,7 +227,7 @@ def _carried(problem: Problem) -> list[Fraction]:
 
 
 def _carried_on(link: Link | None, size: int, most: int | None) -> Fraction:
-    """Return how long a micro-batch occupies a link in patterns of so many at most, ns.
+    """Return how long a micro-batch occupies a link in patterns of at most `most` of them, ns.
 
     A transfer that covers several micro-batches has one latency, and rounds up once.
     """

@@ -16,13 +16,14 @@ from schedopt.interrupts import never_stop, raise_if_stopped
 from schedopt.network import Link
 from schedopt.platform import Gpu
 from schedopt.problem import LARGEST_HORIZON_NS, Problem
+from schedopt.proofs import Proof, ProofKind
 from schedopt.result import Bound
 
 if TYPE_CHECKING:
     from schedopt.bounds.cuts import Array
 
-ANY: Final = "GPUs start behind the forwards and end before the backwards of other layers"
-CONTIGUOUS: Final = "each stage waits for the forwards before it and is waited for by backwards"
+ANY: Final = Proof(ProofKind.STEP_OF_GPUS)
+CONTIGUOUS: Final = Proof(ProofKind.STEP_OF_STAGES)
 
 Times = tuple[int, int]
 """Of a layer, ahead and back, ns at speed 1."""
@@ -172,7 +173,7 @@ class _Steps:
 
 
 def _trip(link: Link | None, size: int, count: int) -> int:
-    """Return how long a link carries so many micro-batches there and back at least, ns.
+    """Return how long a link carries `count` micro-batches there and back at least, ns.
 
     A half-duplex link carries all of them, at best at once; of others one is looked at.
     """

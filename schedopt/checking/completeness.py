@@ -26,7 +26,7 @@ def find_wrong_operations(plan: Plan) -> Iterator[Violation]:
             yield Violation(
                 "operations",
                 by_name[position, halves[0]][0][0],
-                f"{halves[0]} beside B in stage {position}: a stage splits all its backwards "
+                f"{halves[0]} as well as B in stage {position}: a stage splits all its backwards "
                 f"or none",
             )
         needed = ["F", *("IW" if halves and not whole else "B"), *("R" if stage.recompute else "")]

@@ -1,4 +1,4 @@
-"""Whether the order of a plan can be run at all, whatever its times."""
+"""Whether the order of a plan can be run at all, with any times."""
 
 from __future__ import annotations
 

@@ -32,13 +32,15 @@ def find_inexpressible(plan: Plan, engine: Engine) -> Iterator[Violation]:
             "a GPU take turns in groups of as many",
         )
         return
-    for number, one in enumerate(plan.pattern.operations):
-        if one.kind not in ("F", "B", "U") or one.covers > 1:
-            what = one.kind if one.covers == 1 else f"{one.kind} of {one.covers} micro-batches"
+    for number, operation in enumerate(plan.pattern.operations):
+        if operation.kind not in ("F", "B", "U") or operation.covers > 1:
+            covers = f" of {operation.covers} micro-batches" if operation.covers > 1 else ""
+            what = f"{operation.kind}{covers}"
             yield Violation("scope", f"operations[{number}]", f"{TITLES[engine]} runs no {what}")
             return
     starts: dict[Turn, int] = {
-        (one.kind, one.stage, one.shift): one.start_ns for one in plan.pattern.operations
+        (operation.kind, operation.stage, operation.shift): operation.start_ns
+        for operation in plan.pattern.operations
     }
     for rank in range(ranks):
         before: Turn | None = None
@@ -62,7 +64,7 @@ def _name(turn: Turn) -> str:
 
 
 def _order(rank: int, ranks: int, chunks: int, count: int) -> list[Turn]:
-    """Return what a rank runs: so many forwards, then one and a backward in turn, and the rest."""
+    """Return what a rank runs: `ahead` forwards, then one and a backward in turn, and the rest."""
     if chunks == 1:
         forwards = [("F", rank, i) for i in range(count)]
         backwards = [("B", rank, i) for i in range(count)]

@@ -52,7 +52,7 @@ def replay_gradients(timeline: Timeline, stage: int, replayed: int, checked: int
     replayed : int
         So many micro-batches run, from 0 on.
     checked : int
-        Violations are reported for so many of them.
+        Violations are reported for this many of them.
     """
     replay = _Replay(timeline, stage, replayed, checked)
     replay.run()

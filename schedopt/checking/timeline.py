@@ -184,7 +184,7 @@ class Timeline:
         return lcm(self.plan.pattern.k, *(len(self.plan.stages[s].gpus) for s in stages))
 
     def duration_of(self, micro_batches: int) -> int:
-        """How long so many micro-batches take, a multiple of k, in ns."""
+        """How long a number of micro-batches, a multiple of k, takes in ns."""
         pattern = self.plan.pattern
         return micro_batches // pattern.k * pattern.period_total_ns
 

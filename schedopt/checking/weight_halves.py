@@ -20,7 +20,7 @@ from schedopt.plan import Plan, Transfer
 Sent = tuple[str, Transfer]
 """A transfer of what W needs behind its place in the plan."""
 Taken = dict[int, dict[int, str]]
-"""By replica, and there by micro-batch modulo k: the place of what is listed for it."""
+"""By replica, and there by micro-batch modulo k: the position of its entry."""
 
 
 def find_wrong_weight_halves(plan: Plan) -> Iterator[Violation]:

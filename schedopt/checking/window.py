@@ -17,7 +17,7 @@ class Window:
     Parameters
     ----------
     every : int
-        After so many everything repeats.
+        After this many everything repeats.
     rounds : int
         So many times `every` until nothing of the cold start is left.
     """

@@ -1,7 +1,7 @@
 """The command line.
 
-Exit codes: 0 a plan (or valid), 1 a fault of ours or of a rank, 2 bad usage or bad input, 3 proven
-infeasible, 4 no plan found and none proven impossible, 5 a check failed.
+Exit codes: 0 a plan (or valid), 1 an internal error or a failed rank, 2 bad usage or bad input,
+3 proven infeasible, 4 no plan found and none proven impossible, 5 a check failed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ def _run() -> None:
     try:
         app()
     except InputError as error:
-        print(f"Error: {error}", file=sys.stderr)
+        from schedopt.cli.flags import with_options
+
+        print(f"Error: {with_options(error)}", file=sys.stderr)
         sys.exit(2)
     except RankError as error:
         print(f"Error: {error}", file=sys.stderr)

@@ -6,31 +6,36 @@ from typing import Annotated
 
 import typer
 
-from schedopt.cli.bench import EXIT_CODES as BENCH_EXIT_CODES
 from schedopt.cli.bench import bench_app
-from schedopt.cli.bench_hardness import bench_hardness
-from schedopt.cli.bench_schedules import bench_schedules
-from schedopt.cli.bench_solvers import bench_solvers
-from schedopt.cli.check import check_plan
-from schedopt.cli.claims import bench_claims
 from schedopt.cli.commands import Commands
 from schedopt.cli.compare import compare_systems
-from schedopt.cli.export import export_plan
 from schedopt.cli.import_chain import import_profile
 from schedopt.cli.instance import instance_app
+from schedopt.cli.plans import check_plan, export_plan, report_plan, show_plan, simulate_plan
 from schedopt.cli.profile import profile_model
-from schedopt.cli.report import report_plan
 from schedopt.cli.run import run_plan
-from schedopt.cli.show import show_plan
-from schedopt.cli.simulate import simulate_plan
 from schedopt.cli.solve import solve_chain
 from schedopt.cli.sweep import sweep_chain
 from schedopt.version import __version__
 
 EXIT_CODES = (
-    "Exit codes: 0 a plan (or valid) · 1 a fault of ours · 2 bad usage or bad input · "
+    "Exit codes: 0 a plan (or valid) · 1 an internal error · 2 bad usage or bad input · "
     "3 proven infeasible · 4 no plan found in time, none proven impossible · 5 a check failed"
 )
+COMMANDS = (
+    ("profile", profile_model, ""),
+    ("import", import_profile, ""),
+    ("solve", solve_chain, ""),
+    ("compare", compare_systems, " · 3 also if nothing fits · 130 interrupted"),
+    ("sweep", sweep_chain, " · 130 interrupted"),
+    ("check", check_plan, ""),
+    ("show", show_plan, ""),
+    ("simulate", simulate_plan, ""),
+    ("export", export_plan, ""),
+    ("report", report_plan, ""),
+    ("run", run_plan, " · 1 also if a rank fails"),
+)
+"""Name, function, and exit codes beyond the usual ones."""
 
 app = Commands(
     name="schedopt",
@@ -59,24 +64,7 @@ def _options(
     pass
 
 
-app.command("profile", epilog=EXIT_CODES)(profile_model)
-app.command("import", epilog=EXIT_CODES)(import_profile)
-app.command("solve", epilog=EXIT_CODES)(solve_chain)
-app.command("compare", epilog=f"{EXIT_CODES} · 3 also if nothing fits · 130 interrupted")(
-    compare_systems
-)
-app.command("sweep", epilog=f"{EXIT_CODES} · 130 interrupted")(sweep_chain)
-app.command("check", epilog=EXIT_CODES)(check_plan)
-app.command("show", epilog=EXIT_CODES)(show_plan)
-app.command("simulate", epilog=EXIT_CODES)(simulate_plan)
-app.command("export", epilog=EXIT_CODES)(export_plan)
-app.command("report", epilog=EXIT_CODES)(report_plan)
-app.command("run", epilog=f"{EXIT_CODES} · 1 also if a rank fails")(run_plan)
+for name, function, more in COMMANDS:
+    app.command(name, epilog=EXIT_CODES + more)(function)
 app.add_typer(instance_app, name="instance")
-bench_app.command("schedules", epilog=BENCH_EXIT_CODES)(bench_schedules)
-bench_app.command("solvers", epilog=BENCH_EXIT_CODES)(bench_solvers)
-bench_app.command("claims", epilog=BENCH_EXIT_CODES)(bench_claims)
-bench_app.command("hardness", epilog=f"{BENCH_EXIT_CODES} · 4 no answer to an instance in time")(
-    bench_hardness
-)
 app.add_typer(bench_app, name="bench")

@@ -2,278 +2,393 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING
 
 import typer
 
-from schedopt.cli.commands import Commands
-from schedopt.cli.options import check_time_limit
+from schedopt.cli.claims import bench_claims
+from schedopt.cli.options import AsJson, Dask, Jobs, make_pool, naming_options, parse_counts
 from schedopt.cli.progress import progress_bar
-from schedopt.cli.signals import usual_signals
-from schedopt.errors import InputError
+from schedopt.cli.suites import (
+    EXIT_CODES,
+    RESULTS,
+    SHIPPED,
+    bench_app,
+    check_outputs,
+    finish,
+    interrupted,
+    make_effort,
+    run_suite,
+    shipped_chains,
+    suite_command,
+)
+from schedopt.errors import InputError, naming_file
 
 if TYPE_CHECKING:
-    from schedopt.chain import Chain
+    from schedopt.bench.cases import Grid
+    from schedopt.bench.records import Record
+    from schedopt.bench.solvers import MethodRun
+    from schedopt.bench.suite import Effort
 
-EXIT_CODES = "Exit codes: 0 done · 1 a fault of ours · 2 bad usage or bad input · 130 interrupted"
-SHIPPED = Path("instances")
+__all__ = ["bench_app"]
 
-TimeLimit: TypeAlias = Annotated[float, typer.Option(help="Seconds for each run.", metavar="S")]
-Figures: TypeAlias = Annotated[
-    Path, typer.Option("--output", "-o", help="The figures; the tables lie beside.", metavar="FILE")
-]
-Resume: TypeAlias = Annotated[
-    bool,
-    typer.Option("--resume/--anew", help="Go on with the runs in the file, or do all of them."),
-]
-
-bench_app = Commands(
-    help="Compare solvers and measure how fast they are.", epilog=EXIT_CODES, no_args_is_help=True
-)
+bench_app.command("claims", epilog=EXIT_CODES)(bench_claims)
 
 
-@bench_app.callback()
-def _options(context: typer.Context) -> None:
-    # The suites keep what they have measured when they are interrupted.
-    context.with_resource(usual_signals())
-
-
-@bench_app.command("speed", epilog=EXIT_CODES)
+@suite_command("speed")
 def bench_speed(
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="Where to write the figures.", metavar="FILE")
-    ] = Path("results/speed.json"),
-    chain: Annotated[
-        Path, typer.Option(help="The chain for the command line.", metavar="FILE")
-    ] = SHIPPED / "gpt2-small.json",
+    output: Path = RESULTS / "speed.jsonl", chain: Path = SHIPPED / "gpt2-small.json"
 ) -> None:
     """Measure how long the exact contiguous solver and the command line take.
 
-    Example: schedopt bench speed -o results/speed.json
+    Example: schedopt bench speed -o results/speed.jsonl
     """
-    from schedopt.bench.speed import measure_speed
-    from schedopt.formats import check_writable, to_text, write_whole
+    from schedopt.bench.speed import SUITE, speed_cases
 
-    check_writable(output)
-    document = measure_speed(chain)
-    write_whole(output, to_text(document))
-    for name, seconds in document["commands_seconds"].items():
-        typer.echo(f"{name}: {seconds} s")
-    for layers in dict.fromkeys(row["layers"] for row in document["solver"]):
-        times = [row["seconds"] for row in document["solver"] if row["layers"] == layers]
-        typer.echo(f"{layers} layers: {min(times)} to {max(times)} s over {len(times)} levels")
-    typer.echo(f"Figures written to {output}")
+    run_suite(SUITE, lambda _: [speed_cases(chain)], None, output)
 
 
-@bench_app.command("periodic", epilog=EXIT_CODES)
+@suite_command("periodic")
 def bench_periodic(
-    output: Figures = Path("results/periodic.json"),
-    seeds: Annotated[
-        int,
-        typer.Option(
-            help="Random chains of each size, at most 10 where one takes long.", metavar="N"
-        ),
-    ] = 20,
-    workers: Annotated[int, typer.Option(help="Threads of the solver.", metavar="N")] = 2,
-    time_limit: TimeLimit = 60.0,
+    output: Path = RESULTS / "periodic.jsonl",
+    seeds: int = 20,
+    workers: int = 2,
+    time_limit: float = 60.0,
 ) -> None:
-    """Measure how long exact proofs take, each beside its goal in seconds.
+    """Measure how long exact proofs take, each with its goal in seconds.
 
     Patterns of k micro-batches (Theorem 4, uniform stages with little room, the best contiguous
     allocations of random chains), split backwards, recompute, and steps with a flush. Written
-    only when all is measured; Ctrl-C leaves what was there.
+    only when all is measured; Ctrl-C leaves the file as it was.
 
-    Example: schedopt bench periodic -o results/periodic.json
+    Example: schedopt bench periodic -o results/periodic.jsonl
     """
-    from schedopt.bench.periodic import measure_periodic
-    from schedopt.bench.periodic_tables import missed_goals, to_markdown
-    from schedopt.formats import to_text, write_whole
+    from schedopt.bench.periodic import SUITE, periodic_cases
 
-    check_least("--seeds", seeds, 1)
-    check_least("--workers", workers, 1)
-    tables = tables_beside(output)
-    with progress_bar() as show:
-        try:
-            document = measure_periodic(seeds, workers, time_limit, show)
-        except KeyboardInterrupt:
-            typer.echo("Interrupted. Nothing was written.", err=True)
-            raise typer.Exit(130) from None
-    write_whole(output, to_text(document))
-    write_whole(tables, to_markdown(document))
-    for family in ("theorem_4", "uniform"):
-        rows = document[family]
-        proven = sum(row["status"] == "optimal" for row in rows)
-        longest = max(row["seconds"] for row in rows)
-        typer.echo(f"{family}: {proven} of {len(rows)} proven, longest {longest} s")
-    for family, rows in document.items():
-        if not isinstance(rows, list) or family in ("theorem_4", "uniform"):
-            continue
-        for row in rows:
-            typer.echo(
-                f"{family}, {_sizes(row)}: {row['proven']} of {row['seeds']} proven, "
-                f"median {row['median_s']} s, longest {row['longest_s']} s"
-            )
-    for missed in missed_goals(document):
-        typer.echo(f"Not as it should be: {missed}")
-    typer.echo(f"Figures in {output}, tables in {tables}")
+    effort = make_effort(workers, time_limit)
+    run_suite(SUITE, lambda _: [periodic_cases(seeds)], effort, output)
 
 
-@bench_app.command("general", epilog=EXIT_CODES)
+@suite_command("general", time_limit="60; 5 if quick")
 def bench_general(
-    chains: Annotated[Path, typer.Option(help="A folder of chains.", metavar="DIR")] = SHIPPED,
-    only: Annotated[
-        str | None,
-        typer.Option(help="One part: chains, theorems or speed.", metavar="PART"),
-    ] = None,
-    time_limit: TimeLimit = 60.0,
-    workers: Annotated[int, typer.Option(help="Threads of a solver.", metavar="N")] = 2,
-    seed: Annotated[
-        int,
-        typer.Option(help="For solvers that draw, and the first of random chains.", metavar="N"),
-    ] = 0,
-    output: Figures = Path("results/general.json"),
-    resume: Resume = True,
+    chains: Path = SHIPPED,
+    only: str | None = None,
+    quick: bool = False,
+    time_limit: float | None = None,
+    workers: int = 2,
+    seed: int = 0,
+    output: Path = RESULTS / "general.jsonl",
+    resume: bool = True,
 ) -> None:
-    """Measure what plans with any allocation gain, each figure beside its goal.
+    """Measure what plans with any allocation gain, each figure with its goal.
 
     chains: on 4 and 8 GPUs with tight, medium and loose memory, what the usual search finds over
     the exact contiguous plan, and how far from the bound it is. theorems: whether the known optima
     are proven, and those of short random chains. speed: placements a second, and 64 GPUs.
 
-    Each run is recorded at once. Started again, the command does only what is missing, so that
-    Ctrl-C loses one run at most.
-
     Examples
     --------
     schedopt bench general
 
-    schedopt bench general --only chains --chains profiles -o profiles.json
+    schedopt bench general --only chains --chains profiles -o profiles.jsonl
     """
     from schedopt.bench.cases import load_chains
-    from schedopt.bench.documents import load_document, measure, new_document
-    from schedopt.bench.effort import Effort
-    from schedopt.bench.general import PARTS, problems
-    from schedopt.bench.general_tables import means, missed_goals, to_markdown
-    from schedopt.formats import to_text, write_whole
+    from schedopt.bench.general import PARTS, general_cases
+    from schedopt.bench.general_tables import SUITE
 
     if only is not None and only not in PARTS:
         raise InputError(
-            f"{only!r:.60} is no part", field="--only", way_out=f"Choose {', '.join(PARTS)}"
+            f"{only!r:.60} is not a part", field="--only", way_out=f"Choose {', '.join(PARTS)}"
         )
-    check_least("--workers", workers, 1)
-    check_least("--seed", seed, 0)
-    check_time_limit(time_limit)
-    tables = tables_beside(output)
-    parts = [only] if only else [*PARTS]
+    effort = make_effort(workers, time_limit, 5.0 if quick else 60.0, seed)
+    check_outputs(output, picture=False)
     # Theorems need no chains.
-    found = [] if parts == ["theorems"] else load_chains(chains)
-    effort = Effort(workers, time_limit, seed)
-    document = load_document(output, effort, to_markdown) if resume else new_document(effort)
-
-    def save(document: dict[str, Any]) -> None:
-        write_whole(output, to_text(document))
-        write_whole(tables, to_markdown(document))
-
-    with progress_bar() as show:
-        complete = measure(problems(found, seed, parts), effort, document, save, show)
-    if any(isinstance(rows, list) for rows in document.values()):
-        # Another version may have left other tables, or none.
-        save(document)
-    for mean in means(document):
-        typer.echo(str(mean))
-    for family in ("theorems", "random"):
-        if rows := document.get(family):
-            proven = sum(row["status"] in ("optimal", "infeasible") for row in rows)
-            longest = max(row["seconds"] for row in rows)
-            typer.echo(f"{family}: {proven} of {len(rows)} proven, longest {longest} s")
-    for row in document.get("placements", []):
-        typer.echo(f"{row['chain']}, {row['gpus']} GPUs: {row['per_s']:,} placements a second")
-    for missed in missed_goals(document):
-        typer.echo(f"Not as it should be: {missed}")
-    typer.echo(f"Figures in {output}, tables in {tables}")
-    if not complete:
-        typer.echo("Interrupted. Start it again to go on.", err=True)
-        raise typer.Exit(130)
+    loaded = [] if only == "theorems" else load_chains(chains)
+    cases = general_cases(loaded, seed, [only] if only else [*PARTS], quick=quick)
+    run_suite(SUITE, lambda _: [cases], effort, output, resume)
 
 
-@bench_app.command("running", epilog=EXIT_CODES)
+@suite_command("running")
 def bench_running(
-    chain: Annotated[
-        Path, typer.Option(help="The chain whose plans are run.", metavar="FILE")
-    ] = SHIPPED / "gpt2-medium.json",
-    steps: Annotated[
-        int, typer.Option(help="That are timed in each run; the median counts.", metavar="N")
-    ] = 5,
-    output: Figures = Path("results/running.json"),
+    chain: Path = SHIPPED / "gpt2-medium.json",
+    steps: int = 5,
+    output: Path = RESULTS / "running.jsonl",
 ) -> None:
-    """Measure whether plans hold when they run: predicted beside measured periods.
+    """Measure whether plans hold when they run: predicted and measured periods.
 
     Contiguous and other plans, with patterns of two micro-batches, split backwards and recompute,
     on 4 and 8 ranks, as processes whose layers sleep. Needs torch. Written only when all is
-    measured; Ctrl-C leaves what was there.
+    measured; Ctrl-C leaves the file as it was.
 
-    Example: schedopt bench running -o results/running.json
+    Example: schedopt bench running -o results/running.jsonl
     """
-    from schedopt.bench.running import measure_running, missed_goals, to_markdown
+    from schedopt.bench.execution import SUITE, execution_cases
     from schedopt.chain import Chain
-    from schedopt.formats import to_text, write_whole
 
-    check_least("--steps", steps, 1)
-    tables = tables_beside(output)
-    loaded = Chain.load(chain)
-    with progress_bar() as show:
-        try:
-            document = measure_running(loaded, steps, show)
-        except KeyboardInterrupt:
-            typer.echo("Interrupted. Nothing was written.", err=True)
-            raise typer.Exit(130) from None
-    write_whole(output, to_text(document))
-    write_whole(tables, to_markdown(document))
-    for missed in missed_goals(document):
-        typer.echo(f"Not as it should be: {missed}")
-    typer.echo(f"Figures in {output}, tables in {tables}")
+    cases = execution_cases(Chain.load(chain), steps)
+    run_suite(SUITE, lambda _: [cases], None, output, steps=steps)
 
 
-def shipped_chains() -> list[Chain]:
-    """Return the chains of the folder `instances`; where there is none, say so."""
-    from schedopt.bench.cases import load_chains
+@suite_command(
+    "schedules",
+    chains="instances, and chains by rule",
+    gpus="4,8; 4 if quick",
+    time_limit="5; 2 if quick",
+    output="results/schedules.jsonl; results/schedules-quick.jsonl if quick",
+)
+def bench_schedules(
+    chains: Path | None = None,
+    gpus: str | None = None,
+    microbatches: str = "1,4",
+    time_limit: float | None = None,
+    workers: int = 2,
+    seed: int = 0,
+    quick: bool = False,
+    output: Path | None = None,
+    resume: bool = True,
+) -> None:
+    """Compare searched patterns with GPipe, 1F1B, interleaved 1F1B, ZB-H1 and Chimera.
 
-    if SHIPPED.is_dir():
-        return load_chains(SHIPPED)
-    typer.echo(
-        f"There is no folder {SHIPPED} here, with the measured chains: chains by rule only.",
-        err=True,
-    )
-    return []
+    Each schedule is laid out for m micro-batches. The memory of its fullest GPU is the memory of
+    all GPUs in the searches: for the shortest step with a flush and the least period, on the
+    stages of the schedule and on any. Quick: the first chain and the last one.
+
+    Examples
+    --------
+    schedopt bench schedules --quick
+
+    schedopt bench schedules --chains profiles --gpus 8 --microbatches 2 -o profiles.jsonl
+    """
+    from schedopt.bench.cases import family_chains, load_chains
+    from schedopt.bench.schedules import SUITE, schedule_cases
+
+    counts = parse_counts(gpus or ("4" if quick else "4,8"))
+    multiples = parse_counts(microbatches, "--microbatches", "micro-batches for each GPU")
+    effort = make_effort(workers, time_limit, 2.0 if quick else 5.0, seed)
+    output = output or RESULTS / f"schedules{'-quick' * quick}.jsonl"
+    check_outputs(output)
+    loaded = load_chains(chains) if chains else [*shipped_chains(), *family_chains()[:2]]
+    if quick:
+        loaded = loaded[:1] + loaded[1:][-1:]
+    cases = schedule_cases(loaded, counts, multiples)
+    run_suite(SUITE, lambda _: [cases], effort, output, resume)
 
 
-def check_least(option: str, value: int, least: int) -> None:
-    """Refuse a number that is too small."""
-    if value < least:
-        raise InputError(f"{value} is too few", field=option, way_out=f"Give {least} or more")
+@suite_command(
+    "hardness",
+    epilog=f"{EXIT_CODES} · 4 no answer to an instance in time",
+    instance="none",
+    time_limit="10; 60 with --instance",
+    output="results/hardness.jsonl",
+)
+def bench_hardness(
+    quick: bool = False,
+    instance: Path | None = None,
+    as_json: AsJson = False,
+    workers: int = 2,
+    time_limit: float | None = None,
+    output: Path | None = None,
+    resume: bool = True,
+) -> None:
+    """Answer instances of Theorems 1 and 2, by special methods and by solvers of all problems.
+
+    Numbers with and without a 3-partition, m = 2 to 8, become chains that have a plan of a given
+    period or not (Beaumont, Eyraud-Dubois and Shilova 2021). Every answer is compared with the
+    known one, every plan is checked and turned back into groups of three.
+
+    Examples
+    --------
+    schedopt bench hardness --quick -o quick.jsonl
+
+    schedopt bench hardness --instance chain.json --json
+    """
+    from schedopt.bench.hardness import FULL, QUICK, SUITE, batches
+
+    effort = make_effort(workers, time_limit, 10.0 if instance is None else 60.0)
+    if instance is None and as_json:
+        raise InputError(
+            "goes with --instance",
+            field="--json",
+            way_out="Name one (--instance), or leave it out: the figures are JSON anyway",
+        )
+    if instance is None:
+        extent, output = QUICK if quick else FULL, output or RESULTS / "hardness.jsonl"
+        run_suite(SUITE, lambda file: batches(extent, file.records), effort, output, resume)
+        return
+    for option, given in (("--quick", quick), ("--output", output is not None)):
+        if given:
+            raise InputError(
+                "given beside --instance, which answers one chain and writes no figures",
+                field=option,
+                way_out="Leave one of them out",
+            )
+    _answer(instance, effort, as_json)
 
 
-def tables_beside(output: Path) -> Path:
-    """Return where tables go that lie beside figures; both can be written."""
+def _answer(path: Path, effort: Effort, as_json: bool) -> None:
+    from schedopt.bench.hardness import answer
+    from schedopt.chain import Chain
+    from schedopt.families.reductions import read_reduction
+    from schedopt.units import format_duration
+
+    chain = Chain.load(path)
+    with naming_file(path):
+        reduction = read_reduction(chain)
+    document = answer(reduction, effort)
+    total, period = document["V"], format_duration(document["period_ns"])
+    if as_json:
+        typer.echo(json.dumps(document, indent=2))
+    else:
+        size = f"Theorem {document['theorem']}, m = {document['m']}, V = {total}"
+        typer.echo(f"Instance  {size}: is there a plan of period {period}?")
+        typer.echo(f"Numbers   {' '.join(map(str, document['numbers']))}")
+        typer.echo(f"Answer    {document['answer']}, in {document['seconds']:g} s")
+        typer.echo(f"Proof     {document['proof']}")
+        for group in document["groups"]:
+            typer.echo(f"Group     {' + '.join(map(str, group))} = {total}")
+    if document["answer"] == "unknown":
+        raise typer.Exit(4)
+
+
+@suite_command(
+    "solvers",
+    chains="instances, and chains by rule",
+    gpus="2,4,8; 4,8 if quick",
+    levels="1,1.5,4; 1.5,4 if quick",
+    bandwidths="12GB/s,1GB/s; 12GB/s if quick",
+    solvers="ours, and what people use instead",
+    time_limit="20; 3 if quick",
+)
+def bench_solvers(
+    chains: Path | None = None,
+    gpus: str | None = None,
+    levels: str | None = None,
+    bandwidths: str | None = None,
+    solvers: str | None = None,
+    quick: bool = False,
+    time_limit: float | None = None,
+    seed: int = 0,
+    jobs: Jobs = None,
+    dask: Dask = None,
+    output: Path = RESULTS / "solvers.jsonl",
+    resume: bool = True,
+) -> None:
+    """Run solvers on chains x GPUs x memory levels x bandwidths, and compare what they find.
+
+    Ours and what people use instead, each run by 1F1B* and by 1F1B. The best plan and the largest
+    bound of each instance are kept, whoever found them, in bks.json and plans next to the runs.
+
+    Examples
+    --------
+    schedopt bench solvers --quick --jobs 2 -o quick.jsonl
+
+    schedopt bench solvers --chains profiles --gpus 4,8 --levels 1,2 -o profiles.jsonl
+
+    schedopt bench solvers --dask tcp://host:8786
+    """
+    from schedopt.bench import cases
+    from schedopt.bench.best_known_file import BestKnownFile
+    from schedopt.bench.methods import BASELINES, OURS, find_method
+    from schedopt.bench.records import RecordFile, load_records
+    from schedopt.bench.solvers import execute_runs, latest, plan_runs
+    from schedopt.bench.solvers_tables import in_order, solvers_suite
     from schedopt.formats import check_writable
 
-    if output.suffix != ".json":
-        raise InputError(
-            f"{output} does not end in .json",
-            field="--output",
-            way_out="Let it; the tables go beside it, into a file that ends in .md",
+    grid = _grid(cases.QUICK if quick else cases.FULL, gpus, levels, bandwidths)
+    names = [*OURS, *BASELINES] if solvers is None else solvers.split(",")
+    with naming_options({"solver": "solvers"}):
+        methods = [find_method(name) for name in dict.fromkeys(names)]
+        pool = make_pool(jobs, dask)
+    effort = make_effort(1, time_limit, 3.0 if quick else 20.0, seed)
+    check_outputs(output, endings=(".jsonl",))
+    best_known = output.with_name("bks.json")
+    check_writable(best_known)
+    own = None if chains is None else cases.load_chains(chains)
+    file = RecordFile(output, load_records(output) if resume else ())
+    known = BestKnownFile(best_known)
+    try:
+        if own is None:
+            ours = [*shipped_chains(), *cases.family_chains()]
+            ours = [chain for chain in ours if not quick or chain.name in cases.QUICK_CHAINS]
+            instances = [*grid.instances(ours), *cases.theorem_instances()]
+        else:
+            instances = [*grid.instances(own)]
+        runs = plan_runs(instances, methods, effort)
+    except KeyboardInterrupt:
+        typer.echo("Interrupted. Nothing was run.", err=True)
+        raise typer.Exit(130) from None
+    _tell_of_others(runs, file.records, output)
+    with naming_options(), progress_bar() as show:
+        complete, given_up = execute_runs(runs, file, pool, known, on_run=show)
+    records = in_order(latest(file.records))
+    finish(solvers_suite(known.instances), records, output)
+    if records:
+        typer.echo(f"Best-known plans of {len(known.instances)} instances in {best_known}")
+    for name in given_up:
+        typer.echo(
+            f"Error: {name}: each process that ran it ended without an answer (out of memory?). "
+            "All else is recorded; start again to try once more, with fewer --jobs if memory is "
+            "short.",
+            err=True,
         )
-    tables = output.with_suffix(".md")
-    check_writable(output)
-    check_writable(tables)
-    return tables
+    if not complete:
+        interrupted("Start it again to go on.")
+    if given_up:
+        raise typer.Exit(1)
 
 
-def _sizes(row: dict[str, Any]) -> str:
-    words = [f"{row['layers']} layers, {row['gpus']} GPUs, memory level {row['memory_level']:g}"]
-    if "microbatches" in row:
-        words.append(f"{row['microbatches']} micro-batches")
-    else:
-        words.append(f"k up to {row['max_k']}")
-    return ", ".join(words)
+def _grid(usual: Grid, gpus: str | None, levels: str | None, bandwidths: str | None) -> Grid:
+    """Return the grid that was typed, and the usual one where nothing was."""
+    from schedopt.bench.cases import Grid
+
+    return Grid(
+        gpus=usual.gpus if gpus is None else tuple(parse_counts(gpus)),
+        levels=usual.levels if levels is None else tuple(map(_multiple, levels.split(","))),
+        bandwidths=(
+            usual.bandwidths if bandwidths is None else tuple(map(_rate, bandwidths.split(",")))
+        ),
+    )
+
+
+def _multiple(text: str) -> Decimal:
+    try:
+        value = Decimal(text)
+    except InvalidOperation:
+        value = Decimal(0)
+    if not value.is_finite() or not 1 <= value <= 1000:
+        raise InputError(
+            f"{text!r:.60} is not a memory level",
+            field="--levels",
+            way_out="Give 1 to 1000: 1,1.5,4",
+        )
+    return value
+
+
+def _rate(text: str) -> int | None:
+    from schedopt.units import parse_bandwidth
+
+    return None if text == "free" else parse_bandwidth(text, field="--bandwidths")
+
+
+def _tell_of_others(runs: Sequence[MethodRun], records: Sequence[Record], output: Path) -> None:
+    """Say which runs of the file do not count, since they had other limits."""
+    from schedopt.bench.solvers import identity, limits
+
+    wanted = {identity(run.record): limits(run.record) for run in runs}
+    of_wanted = [record for record in records if identity(record) in wanted]
+    done = {identity(one) for one in of_wanted if limits(one) == wanted[identity(one)]}
+    others = [record for record in of_wanted if identity(record) not in done]
+    if others:
+        said = dict.fromkeys(
+            "schedopt {schedopt}, seed {seed}, {time_limit_s:g} s".format(**one.conditions)
+            for one in others
+        )
+        typer.echo(
+            f"{len({*map(identity, others)})} runs in {output} were made otherwise "
+            f"({'; '.join(said)}): they stay there and are done again, and the last of them count.",
+            err=True,
+        )

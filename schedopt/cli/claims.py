@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from schedopt.cli.bench import tables_beside
 from schedopt.cli.progress import progress_bar
+from schedopt.cli.suites import tables_beside
 
 if TYPE_CHECKING:
-    from schedopt.bench.claims.running import Done
+    from schedopt.bench.claims.suite import Done
 
 
 def bench_claims(
     only: Annotated[
         str | None,
         typer.Option(
-            help="These rows, into those that the file has. Default: all, anew.",
+            help="Only these rows; the file keeps its others. Default: all, anew.",
             metavar="ROW,ROW",
             show_default=False,
         ),
@@ -26,15 +26,15 @@ def bench_claims(
     output: Annotated[
         Path,
         typer.Option(
-            "--output", "-o", help="The findings; text and pictures lie beside.", metavar="FILE"
+            "--output", "-o", help="The results; text and pictures lie next to it.", metavar="FILE"
         ),
     ] = Path("results/claims.json"),
 ) -> None:
-    """Compute again what the sources claim, and say which of it holds.
+    """Compute the claims of four papers again, and report which of them hold.
 
-    Each row ends as holds, holds-under-convention (which is said) or fails (with the
-    counterexamples). Rows are written one after the other, so that Ctrl-C loses one at most. A
-    file that is there is written anew; with --only its other rows stay as they are.
+    Each row ends as holds, holds-under-convention (which is named) or fails (with the
+    counterexamples). Rows are written one after the other, so that Ctrl-C loses one at most. An
+    existing file is written anew; with --only its other rows stay as they are.
 
     Examples
     --------
@@ -42,15 +42,19 @@ def bench_claims(
 
     schedopt bench claims --only P3,C8 -o some.json
     """
-    from schedopt.bench.claims.registry import choose_claims, load_claims
-    from schedopt.bench.claims.running import run_claims
-    from schedopt.bench.claims.writing import load_rows, save
+    from schedopt.bench.claims.suite import (
+        choose_claims,
+        load_computation,
+        load_rows,
+        run_claims,
+        save,
+    )
     from schedopt.drawing import picture_suffix
 
-    names = choose_claims(only)
+    chosen = choose_claims(only)
     text = tables_beside(output)
     picture_suffix(output.with_suffix(".svg"))
-    wanted = load_claims(names)
+    wanted = [(claim, load_computation(claim)) for claim in chosen]
     before = {} if only is None else load_rows(output)
 
     kept = 0
@@ -59,14 +63,14 @@ def bench_claims(
         nonlocal kept
         save(done, output, before)
         kept = len(done)
-        finding, seconds = done[-1]
-        typer.echo(f"{finding.claim.id}: {finding.verdict}, {seconds:.1f} s")
+        claim, result, seconds = done[-1]
+        typer.echo(f"{claim.id}: {result.verdict}, {seconds:.1f} s")
 
     with progress_bar() as show:
         complete = run_claims(wanted, keep, show)
     if kept:
-        typer.echo(f"Findings in {output}, text in {text}")
+        typer.echo(f"Results in {output}, text in {text}")
     if not complete:
-        what = "What is done is kept." if kept else "Nothing was written."
-        typer.echo(f"Interrupted. {what}", err=True)
+        rest = "What is done is kept." if kept else "Nothing was written."
+        typer.echo(f"Interrupted. {rest}", err=True)
         raise typer.Exit(130)

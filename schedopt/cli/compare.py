@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
@@ -13,57 +12,42 @@ import typer
 from schedopt.cli.options import (
     OF_PLATFORM,
     AsJson,
+    ChainFile,
     Memory,
+    PlatformOptions,
     Recompute,
-    Seed,
-    TimeLimit,
+    SearchOptions,
     TrainingStateName,
-    Workers,
     check_outputs,
-    check_time_limit,
     load_chain,
     naming_options,
 )
-from schedopt.cli.platform_options import (
-    Bandwidth,
-    DuplexChoice,
-    Gpus,
-    Latency,
-    Mem,
-    PlatformFile,
-    PlatformOptions,
-    Reserved,
-    Speed,
-)
 from schedopt.cli.progress import progress_bar
 from schedopt.cli.signals import usual_signals
-from schedopt.effort import TIME_LIMIT
 
 if TYPE_CHECKING:
     from schedopt.comparing.comparison import Comparison
 
 PATIENCE_S: Final = 30
-"""How long systems are laid out before somebody hears what would be quicker."""
+"""After this time a user is told what would be quicker."""
 
 
 def compare_systems(
-    chain: Annotated[Path, typer.Option(help="A schedopt.chain/1 file.", metavar="FILE")],
-    platform: PlatformFile = None,
-    gpus: Gpus = None,
-    mem: Mem = None,
-    reserved: Reserved = None,
-    speed: Speed = None,
-    bandwidth: Bandwidth = None,
-    latency: Latency = None,
-    duplex: DuplexChoice = None,
+    *,
+    chain: ChainFile,
+    machine: PlatformOptions,
     microbatches: Annotated[
         int | None,
-        typer.Option(help="Of one step. Default: 4 for each GPU.", metavar="M", show_default=False),
+        typer.Option(
+            help="Micro-batches of one step. Default: 4 for each GPU.",
+            metavar="M",
+            show_default=False,
+        ),
     ] = None,
     systems: Annotated[
         str | None,
         typer.Option(
-            help="Only these, by name; our plans are schedopt (least period) and schedopt_step "
+            help="Only these systems; our plans are schedopt (least period) and schedopt_step "
             "(shortest step with a flush). Default: all.",
             metavar="NAME,NAME",
             show_default=False,
@@ -72,7 +56,7 @@ def compare_systems(
     bucket: Annotated[
         str | None,
         typer.Option(
-            help="Gradients that systems with buckets send together. Default: 25MiB.",
+            help="Size of the buckets in which systems send gradients. Default: 25MiB.",
             metavar="SIZE",
         ),
     ] = None,
@@ -81,11 +65,9 @@ def compare_systems(
     recompute: Recompute = False,
     sort: Annotated[
         Literal["throughput", "memory", "name"],
-        typer.Option(help="What is best; those that fit always come first."),
+        typer.Option(help="The order of the rows; systems that fit always come first."),
     ] = "throughput",
-    time_limit: TimeLimit = TIME_LIMIT,
-    workers: Workers = None,
-    seed: Seed = 0,
+    search: SearchOptions,
     plans: Annotated[
         Path | None,
         typer.Option(help="A folder for the plan of each system, NAME.json.", metavar="DIR"),
@@ -119,17 +101,7 @@ def compare_systems(
     from schedopt.formats import make_folder
     from schedopt.units import parse_bytes
 
-    check_time_limit(time_limit)
-    typed = PlatformOptions(
-        gpus=gpus,
-        mem=mem,
-        reserved=reserved,
-        speed=speed,
-        bandwidth=bandwidth,
-        latency=latency,
-        duplex=duplex,
-    )
-    machine = typed.load_instead(platform) if platform is not None else typed.read()
+    platform = machine.read()
     layers = load_chain(chain, training_state)
     names = None if systems is None else [name.strip() for name in systems.split(",")]
     if plot is not None:
@@ -140,66 +112,65 @@ def compare_systems(
     with naming_options({**OF_PLATFORM, "bucket_bytes": "bucket"}):
         bucket_bytes = None if bucket is None else parse_bytes(bucket, field="bucket")
         with progress_bar() as show, usual_signals():
-            found = compare(
+            comparison = compare(
                 layers,
-                machine,
+                platform,
                 microbatches=microbatches,
                 systems=names,
                 bucket_bytes=bucket_bytes,
                 memory=memory,
                 recompute=recompute,
-                time_limit=time_limit,
-                seed=seed,
-                workers=workers,
-                on_progress=telling(show),
+                on_progress=show_and_advise(show),
+                **vars(search),
             ).ordered(sort)
     if plans is not None:
-        save_plans(found, plans)
+        save_plans(comparison, plans)
     if output is not None:
-        found.save(output)
-    if plot is not None and found.rows:
-        save_comparison_picture(found, plot)
-    _print(found, output, as_json)
-    if found.missing:
+        comparison.save(output)
+    if plot is not None and comparison.rows:
+        save_comparison_picture(comparison, plot)
+    _print(comparison, output, as_json)
+    if comparison.missing:
         typer.echo(
-            f"Interrupted: without {', '.join(found.missing)}. Start again for all of them.",
+            f"Interrupted: without {', '.join(comparison.missing)}. Start again for all of them.",
             err=True,
         )
         raise typer.Exit(130)
-    raise typer.Exit(0 if any(row.outcome == "fits" for row in found.rows) else 3)
+    raise typer.Exit(0 if any(row.outcome == "fits" for row in comparison.rows) else 3)
 
 
-def telling(show: Callable[[int, int, str], None]) -> Callable[[int, int, str], None]:
-    """Return what shows progress, and says once what would be quicker where systems take long."""
+def show_and_advise(show: Callable[[int, int, str], None]) -> Callable[[int, int, str], None]:
+    """Return a callback that shows progress, and advises once where systems take long."""
     from schedopt.comparing.comparison import OURS
 
-    begin, told = monotonic(), False
+    begin, advised = monotonic(), False
     ours = tuple(system.name for system in OURS)
 
-    def tell(done: int, total: int, name: str) -> None:
-        nonlocal told
+    def on_progress(done: int, total: int, name: str) -> None:
+        nonlocal advised
         show(done, total, name)
         # Our plans have a time limit.
-        if told or name.startswith(ours) or monotonic() - begin < PATIENCE_S:
+        if advised or name.startswith(ours) or monotonic() - begin < PATIENCE_S:
             return
-        told = True
+        advised = True
         typer.echo(
             f"{done} of {total} rows are done. Fewer micro-batches (--microbatches) or only some "
             "systems (--systems) are quicker; Ctrl-C ends with the rows so far.",
             err=True,
         )
 
-    return tell
+    return on_progress
 
 
-def _print(found: Comparison, output: Path | None, as_json: bool) -> None:
+def _print(comparison: Comparison, output: Path | None, as_json: bool) -> None:
     if as_json:
+        from schedopt.cli.printing import print_json
         from schedopt.comparing.comparison import comparison_document
 
-        typer.echo(json.dumps(comparison_document(found), indent=2))
+        print_json(comparison_document(comparison))
         return
-    from schedopt.cli.comparison_table import print_comparison
+    from schedopt.cli.tables import print_comparison
 
-    print_comparison(found)
+    print_comparison(comparison)
     if output is not None:
         typer.echo(f"Comparison written to {output}")

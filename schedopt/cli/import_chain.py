@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from schedopt.cli.options import AsJson, naming_options
+from schedopt.cli.options import AsJson, ChainOutput, naming_options
 
 if TYPE_CHECKING:
     from schedopt.chain import Chain
@@ -20,29 +19,27 @@ def import_profile(
     file: Annotated[Path, typer.Argument(help="A published profile.", metavar="FILE")],
     source: Annotated[
         Literal["pipedream", "dnn-partitioning", "piper"],
-        typer.Option("--from", help="Whose format it is in."),
+        typer.Option("--from", help="The format of the profile."),
     ],
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="Where to write the chain.", metavar="CHAIN")
-    ],
+    output: ChainOutput,
     cuts: Annotated[
         Literal["order", "articulation"],
         typer.Option(
-            help="Where the graph is no chain: take the topological order and add up the live "
+            help="Where the graph is not a chain: take the topological order and add up the live "
             "tensors over each cut, or merge layers until exactly one crosses each."
         ),
     ] = "order",
     copies: Annotated[
         int,
         typer.Option(
-            help="How many times the parameters lie on a GPU: two versions, gradient, momentum.",
+            help="Copies of the parameters on a GPU: two versions, gradient, momentum.",
             metavar="N",
         ),
     ] = 4,
     name: Annotated[
         str | None,
         typer.Option(
-            help="Of the chain. Default: that of the file.", metavar="NAME", show_default=False
+            help="Name of the chain. Default: that of the file.", metavar="NAME", show_default=False
         ),
     ] = None,
     as_json: AsJson = False,
@@ -51,6 +48,7 @@ def import_profile(
 
     Example: schedopt import graph.txt --from pipedream -o chain.json
     """
+    from schedopt.cli.printing import print_json
     from schedopt.formats import check_writable
     from schedopt.importing import import_chain
 
@@ -60,7 +58,7 @@ def import_profile(
     imported.chain.save(output)
     command = ["schedopt", "solve", "--chain", str(output), "--gpus", "4", "--mem", "16G"]
     if as_json:
-        typer.echo(json.dumps(_document(imported, command), indent=2))
+        print_json(_document(imported, command))
     else:
         _print(imported, output, command)
 

@@ -1,16 +1,30 @@
-"""``schedopt instance``."""
+"""``schedopt instance``: a chain by rule, what is known of it, and the command that solves it."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from schedopt.cli.commands import Commands
-from schedopt.cli.instance_output import solve_command, write, writing
-from schedopt.cli.options import AsJson, ChainOutput
+from schedopt.cli.options import AsJson, ChainOutput, naming_options
 
-EXIT_CODES = "Exit codes: 0 the chain was written · 1 a fault of ours · 2 bad usage or bad input"
+if TYPE_CHECKING:
+    from schedopt.families import Fact, Instance
+
+EXIT_CODES = "Exit codes: 0 the chain was written · 1 an internal error · 2 bad usage or bad input"
+OPTIONS = {
+    "forward_ns": "forward",
+    "backward_ns": "backward",
+    "weight_bytes": "weight",
+    "activation_bytes": "activation",
+    "saved_bytes": "saved",
+    "memory_bytes": "mem",
+}
+"""Parameters of a family whose option has another name."""
 instance_app = Commands(
     help="Write a chain by rule: the instances of the theorems, uniform or random layers.",
     epilog=EXIT_CODES,
@@ -30,9 +44,7 @@ def section_6_1(output: ChainOutput, as_json: AsJson = False) -> None:
     """
     from schedopt import families
 
-    with writing(output):
-        instance = families.section_6_1()
-    write(instance, output, as_json)
+    _write(lambda: families.section_6_1(), output, as_json)
 
 
 @instance_app.command("lemma2", epilog=EXIT_CODES)
@@ -46,9 +58,7 @@ def lemma_2(output: ChainOutput, as_json: AsJson = False) -> None:
     """
     from schedopt import families
 
-    with writing(output):
-        instance = families.lemma_2()
-    write(instance, output, as_json)
+    _write(lambda: families.lemma_2(), output, as_json)
 
 
 @instance_app.command("theorem4", epilog=EXIT_CODES)
@@ -65,9 +75,7 @@ def theorem_4(
     """
     from schedopt import families
 
-    with writing(output):
-        instance = families.theorem_4(k)
-    write(instance, output, as_json)
+    _write(lambda: families.theorem_4(k), output, as_json)
 
 
 @instance_app.command("theorem5", epilog=EXIT_CODES)
@@ -85,9 +93,7 @@ def theorem_5(
     """
     from schedopt import families
 
-    with writing(output):
-        instance = families.theorem_5(k)
-    write(instance, output, as_json)
+    _write(lambda: families.theorem_5(k), output, as_json)
 
 
 @instance_app.command("theorem6", epilog=EXIT_CODES)
@@ -112,9 +118,7 @@ def theorem_6(
     """
     from schedopt import families
 
-    with writing(output):
-        instance = families.theorem_6(k, memory)
-    write(instance, output, as_json)
+    _write(lambda: families.theorem_6(k, memory), output, as_json)
 
 
 @instance_app.command("uniform", epilog=EXIT_CODES)
@@ -155,8 +159,8 @@ def uniform(
     from schedopt import families
     from schedopt.units import parse_bytes, parse_duration
 
-    with writing(output):
-        instance = families.uniform_chain(
+    def make() -> Instance:
+        return families.uniform_chain(
             layers,
             forward_ns=parse_duration(forward, field="forward"),
             backward_ns=parse_duration(backward, field="backward"),
@@ -166,7 +170,8 @@ def uniform(
             gpus=gpus,
             memory=None if mem is None else parse_bytes(mem, field="mem"),
         )
-    write(instance, output, as_json)
+
+    _write(make, output, as_json)
 
 
 @instance_app.command("random", epilog=EXIT_CODES)
@@ -192,11 +197,11 @@ def random(
     from schedopt import families
     from schedopt.units import parse_bytes
 
-    with writing(output):
-        instance = families.random_chain(
-            layers, seed, gpus=gpus, memory=None if mem is None else parse_bytes(mem, field="mem")
-        )
-    write(instance, output, as_json)
+    def make() -> Instance:
+        memory = None if mem is None else parse_bytes(mem, field="mem")
+        return families.random_chain(layers, seed, gpus=gpus, memory=memory)
+
+    _write(make, output, as_json)
 
 
 @instance_app.command("three-partition", epilog=EXIT_CODES)
@@ -229,12 +234,106 @@ def three_partition(
     """
     from schedopt.families.reductions import three_partition as make
 
-    with writing(output):
-        instance = make(1 if theorem == "1" else 2, m, total, seed, solvable=solvable)
-    if theorem == "1":
-        command = solve_command(instance, output)
-        command += ["--allocation", "general", "--period", str(total), "--solver", "packing"]
-    else:
+    def solve_command(instance: Instance) -> list[str]:
+        if theorem == "1":
+            more = ("--allocation", "general", "--period", str(total), "--solver", "packing")
+            return [*_solve_command(instance, output), *more]
         # No option of solve takes an allocation without a plan.
-        command = ["schedopt", "bench", "hardness", "--instance", str(output)]
-    write(instance, output, as_json, command)
+        return ["schedopt", "bench", "hardness", "--instance", str(output)]
+
+    _write(
+        lambda: make(1 if theorem == "1" else 2, m, total, seed, solvable=solvable),
+        output,
+        as_json,
+        solve_command,
+    )
+
+
+def _write(
+    make: Callable[[], Instance],
+    output: Path,
+    as_json: bool,
+    command_for: Callable[[Instance], list[str]] | None = None,
+) -> None:
+    """Write an instance, and print what it is and the command that solves it.
+
+    The default command solves it on its platform.
+
+    Raises
+    ------
+    InputError
+        For a file that cannot be written, or a bad parameter, by the name of its option.
+    """
+    from schedopt.cli.printing import print_json
+    from schedopt.formats import check_writable
+
+    check_writable(output)
+    with naming_options(OPTIONS):
+        instance = make()
+    instance.chain.save(output)
+    command = command_for(instance) if command_for else _solve_command(instance, output)
+    if as_json:
+        print_json(_document(instance, command))
+    else:
+        _print(instance, output, command)
+
+
+def _solve_command(instance: Instance, output: Path) -> list[str]:
+    platform = instance.platform
+    machine = ["--gpus", str(len(platform.gpus)), "--mem", str(platform.gpus[0].memory_bytes)]
+    return ["schedopt", "solve", "--chain", str(output), *machine]
+
+
+def _document(instance: Instance, command: list[str]) -> dict[str, object]:
+    from schedopt.families.instance import platform_to_json
+
+    return {
+        "name": instance.chain.name,
+        "layers": len(instance.chain.layers),
+        "platform": platform_to_json(instance.platform),
+        "known": [fact.to_json() for fact in instance.known],
+        "chain_sha256": instance.chain.sha256,
+        "solve": command,
+    }
+
+
+def _print(instance: Instance, output: Path, command: list[str]) -> None:
+    from schedopt.units import format_bytes, format_duration
+
+    chain, gpus = instance.chain, instance.platform.gpus
+    work = sum(layer.forward_ns + layer.backward_ns for layer in chain.layers)
+    count = f"{len(chain.layers)} layer{'s' if len(chain.layers) > 1 else ''}"
+    typer.echo(
+        f"Chain     {chain.name}: {count}, {format_duration(work)} for one micro-batch on one GPU"
+    )
+    typer.echo(
+        f"Platform  {len(gpus)} GPU{'s' if len(gpus) > 1 else ''} of "
+        f"{format_bytes(gpus[0].memory_bytes)}; transfers are free"
+    )
+    for fact in instance.known:
+        typer.echo(f"Known     {_sentence(fact)} ({fact.source})")
+    if not instance.known:
+        typer.echo("Known     nothing")
+    typer.echo(f"Chain written to {output}")
+    typer.echo(f"Solve     {shlex.join(command)}")
+
+
+def _sentence(fact: Fact) -> str:
+    from schedopt.units import format_duration
+
+    scope = fact.scope
+    plans = {
+        "contiguous": "contiguous",
+        "general": "any allocation",
+        "fixed": "the given allocation",
+    }[scope.allocation]
+    if scope.max_k is None:
+        plans += ", any k"
+    else:
+        plans += ", k = 1" if scope.max_k == 1 else f", k up to {scope.max_k}"
+    if scope.period_ns is not None:
+        plans += f", period {format_duration(scope.period_ns)} or {scope.period_ns} ns"
+    if fact.period is None:
+        return f"{plans}: infeasible"
+    reached = f", reached with k = {fact.k}" if scope.max_k != 1 else ""
+    return f"{plans}: {format_duration(fact.period)} or {fact.period} ns{reached}"

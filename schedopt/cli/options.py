@@ -1,108 +1,35 @@
-"""Options of several commands: how they are written, read, and named in errors."""
+"""Options of several commands, some in groups, and how their values are read."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NoReturn, TypeAlias
 
 import typer
 
+from schedopt.effort import TIME_LIMIT
 from schedopt.errors import InputError
 
 if TYPE_CHECKING:
-    from typer import BadParameter
-
     from schedopt.chain import Chain
+    from schedopt.platform import Gpu, Platform
+    from schedopt.sweeping import Pool
 
 OF_PLATFORM: Final[Mapping[str, str]] = MappingProxyType(
     {"memory": "mem", "memory_bytes": "mem", "reserved_bytes": "reserved"}
 )
 """Fields of a platform whose option has another name."""
 
-# What a solve looks for.
-SplitBackward: TypeAlias = Annotated[
-    bool,
-    typer.Option(
-        "--split-backward",
-        help="Let the weight half of a backward run later; needs both halves in the chain.",
-    ),
-]
-Recompute: TypeAlias = Annotated[
-    bool,
-    typer.Option(
-        "--recompute", help="Compute layers again before the backward, where that is faster."
-    ),
-]
-Grain: TypeAlias = Annotated[
-    Literal["stage", "layer"],
-    typer.Option(help="Whether the layers of a GPU run as one stage, or each on its own."),
-]
-Memory: TypeAlias = Annotated[
-    Literal["sum", "peak"],
-    typer.Option(
-        help="What must fit: each kind of memory at its own maximum, added up, or the true "
-        "maximum over time."
-    ),
-]
-Seed: TypeAlias = Annotated[int, typer.Option(help="Of random choices.", min=0, metavar="N")]
-TimeLimit: TypeAlias = Annotated[
-    float,
-    typer.Option(
-        help="Stop after so many seconds with the best plan so far; inf: never.", metavar="S"
-    ),
-]
-Workers: TypeAlias = Annotated[
-    int | None,
-    typer.Option(
-        help="Threads. Default: one for each core that may be used.",
-        min=1,
-        metavar="N",
-        show_default=False,
-    ),
-]
-
-TrainingStateName: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        help="What training keeps of each parameter, instead of what was measured: mixed-adam (2 "
-        "bytes, 2 of gradient, 12 of optimizer). With the bytes of an element now where the chain "
-        "does not record them: mixed-adam:4.",
-        metavar="NAME",
-    ),
-]
-
-# The model that is measured or run.
-Batch: TypeAlias = Annotated[
-    int | None, typer.Option(help="Samples of a micro-batch, for hf: models.", metavar="N")
-]
-Seq: TypeAlias = Annotated[
-    int | None, typer.Option(help="Tokens of a sample, for hf: models.", metavar="N")
-]
-Image: TypeAlias = Annotated[
-    int | None, typer.Option(help="Pixels of a side, for hf: models.", metavar="N")
-]
-Dtype: TypeAlias = Annotated[
-    Literal["float32", "bfloat16", "float16", "float64"] | None,
-    typer.Option(help="Of the weights, for hf: models. Default: float32.", show_default=False),
-]
-OptimizerName: TypeAlias = Literal["adamw", "adam", "sgd"]
-
-# A finite step.
-Microbatches: TypeAlias = Annotated[
-    int | None,
-    typer.Option(
-        help="Of one step. Default: 4 for each GPU that has a stage.",
-        metavar="M",
-        show_default=False,
-    ),
-]
-
-# What a command reads and writes.
 PlanFile: TypeAlias = Annotated[
     Path, typer.Argument(help="A schedopt.plan/1 file.", metavar="PLAN")
+]
+ChainFile: TypeAlias = Annotated[
+    Path, typer.Option(help="A schedopt.chain/1 file.", metavar="FILE")
 ]
 ChainOutput: TypeAlias = Annotated[
     Path, typer.Option("--output", "-o", help="Where to write the chain.", metavar="FILE")
@@ -116,6 +43,260 @@ PictureOutput: TypeAlias = Annotated[
 AsJson: TypeAlias = Annotated[
     bool, typer.Option("--json", help="Print one JSON document and nothing else.")
 ]
+Recompute: TypeAlias = Annotated[
+    bool,
+    typer.Option("--recompute", help="Recompute layers before the backward where that is faster."),
+]
+Memory: TypeAlias = Annotated[
+    Literal["sum", "peak"],
+    typer.Option(
+        help="What must fit: each kind of memory at its own maximum, added up, or the true "
+        "maximum over time."
+    ),
+]
+Seed: TypeAlias = Annotated[int, typer.Option(help="Seed of random choices.", min=0, metavar="N")]
+TrainingStateName: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        help="The state kept for each parameter, instead of what was measured: mixed-adam (2 bytes "
+        "of weight, 2 of gradient, 12 of optimizer state). Append the present bytes of an element "
+        "if the chain does not record them: mixed-adam:4.",
+        metavar="NAME",
+    ),
+]
+OptimizerName: TypeAlias = Literal["adamw", "adam", "sgd"]
+Microbatches: TypeAlias = Annotated[
+    int | None,
+    typer.Option(
+        help="Micro-batches of one step. Default: 4 for each GPU that has a stage.",
+        metavar="M",
+        show_default=False,
+    ),
+]
+Jobs: TypeAlias = Annotated[
+    int | None,
+    typer.Option(
+        help="Processes that run at the same time. Default: one for each core.",
+        min=1,
+        metavar="N",
+        show_default=False,
+    ),
+]
+Dask: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        help="Run on the workers of this Dask cluster instead: tcp://host:8786.",
+        metavar="ADDRESS",
+    ),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchOptions:
+    """How long and with what a search runs."""
+
+    time_limit: Annotated[
+        float,
+        typer.Option(
+            help="Stop after this many seconds with the best plan so far; inf: never.",
+            metavar="S",
+        ),
+    ] = TIME_LIMIT
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            help="Threads. Default: one for each usable core.",
+            min=1,
+            metavar="N",
+            show_default=False,
+        ),
+    ] = None
+    seed: Seed = 0
+
+    def __post_init__(self) -> None:
+        check_time_limit(self.time_limit)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FreedomOptions:
+    """What a plan may do, and what must fit: fields of `schedopt.Scope`."""
+
+    split_backward: Annotated[
+        bool,
+        typer.Option(
+            "--split-backward",
+            help="Let the weight half of a backward run later; needs both halves in the chain.",
+        ),
+    ] = False
+    recompute: Recompute = False
+    grain: Annotated[
+        Literal["stage", "layer"],
+        typer.Option(help="Whether the layers of a GPU run as one stage, or each on its own."),
+    ] = "stage"
+    memory: Memory = "sum"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """How a model that is built from a config is built; None: as it is usual."""
+
+    batch: Annotated[
+        int | None, typer.Option(help="Samples of a micro-batch, for hf: models.", metavar="N")
+    ] = None
+    seq: Annotated[
+        int | None, typer.Option(help="Tokens of a sample, for hf: models.", metavar="N")
+    ] = None
+    image: Annotated[
+        int | None, typer.Option(help="Pixels of a side, for hf: models.", metavar="N")
+    ] = None
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16", "float64"] | None,
+        typer.Option(help="Data type, for hf: models. Default: float32.", show_default=False),
+    ] = None
+
+    def given(self) -> dict[str, Any]:
+        """Return those that were typed."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlatformOptions:
+    """The options that describe a platform, as they were typed; None: not given."""
+
+    platform: Annotated[
+        Path | None,
+        typer.Option(
+            help="A schedopt.platform/1 file: nodes with GPUs, and the links between them. In "
+            "place of the options from --gpus to --duplex.",
+            metavar="FILE",
+        ),
+    ] = None
+    gpus: Annotated[int | None, typer.Option(help="How many GPUs.", metavar="P")] = None
+    mem: Annotated[
+        str | None,
+        typer.Option(
+            help="Memory of a GPU: 16G (powers of 1000), 16GiB, or bytes; or one for each GPU, "
+            "16G,16G,8G.",
+            metavar="SIZE",
+        ),
+    ] = None
+    reserved: Annotated[
+        str | None,
+        typer.Option(help="Memory of each GPU that is reserved. Default: 0.", metavar="SIZE"),
+    ] = None
+    speed: Annotated[
+        str | None,
+        typer.Option(
+            help="Speed of the GPUs relative to the one that was measured: 1, or 1,1,0.5. "
+            "Default: 1.",
+            metavar="FACTORS",
+        ),
+    ] = None
+    bandwidth: Annotated[
+        str | None,
+        typer.Option(help="Of each link: 12GB/s. Without one, transfers are free.", metavar="RATE"),
+    ] = None
+    latency: Annotated[
+        str | None,
+        typer.Option(help="Time added to each transfer: 5us. Default: 0.", metavar="TIME"),
+    ] = None
+    duplex: Annotated[
+        Literal["half", "full"] | None,
+        typer.Option(
+            help="Whether the two directions of a link share it (half, the default) or not (full).",
+            show_default=False,
+        ),
+    ] = None
+
+    def read(self, plan: Platform | None = None) -> Platform:
+        """Return the platform of the file or that was typed, the rest taken from that of a plan."""
+        if self.platform is not None:
+            return self._load(self.platform)
+        if plan is not None:
+            return self._read_over(plan)
+        if self.gpus is None:
+            raise InputError(
+                "not given",
+                field="--gpus",
+                way_out="Say how many GPUs: --gpus 8; or give a file: --platform FILE",
+            )
+        if self.mem is None:
+            raise InputError("not given", field="--mem", way_out="Say how much each has: --mem 16G")
+        return self._platform(())
+
+    def _load(self, path: Path) -> Platform:
+        from schedopt.platform import Platform
+
+        for field in fields(self):
+            if field.name != "platform" and getattr(self, field.name) is not None:
+                refuse_together(f"--{field.name}", "--platform", "whose file says it")
+        return Platform.load(path)
+
+    def _read_over(self, plan: Platform) -> Platform:
+        if plan.network is not None:
+            for name in ("gpus", "bandwidth", "latency", "duplex"):
+                if getattr(self, name) is not None:
+                    raise InputError(
+                        "given together with a plan for several nodes",
+                        field=f"--{name}",
+                        way_out="Give other nodes: --platform FILE",
+                    )
+        own = self._as_many(plan)
+        typed = self._linked_as(plan)._platform(own)
+        made = typed.gpus
+        if self.reserved is None:
+            pairs = zip(made, own, strict=True)
+            made = tuple(replace(gpu, reserved_bytes=old.reserved_bytes) for gpu, old in pairs)
+        return (typed if plan.network is None else plan).with_gpus(made)
+
+    def _as_many(self, plan: Platform) -> tuple[Gpu, ...]:
+        """Return the GPUs of a plan, as many as were typed."""
+        own = plan.gpus
+        if self.gpus in (None, len(own)):
+            return own
+        if not plan.uniform:
+            raise InputError(
+                f"the GPUs of the plan differ, and it has {len(own)}",
+                field="--gpus",
+                way_out="Leave it out, or fix a plan for equal GPUs",
+            )
+        return own[:1] * (self.gpus or 1)
+
+    def _linked_as(self, plan: Platform) -> PlatformOptions:
+        """Return the same with what was not typed of links as in a plan."""
+        link = plan.link
+        if link is None:
+            return self
+        return replace(
+            self,
+            bandwidth=self.bandwidth or str(link.bandwidth_bytes_per_s),
+            latency=self.latency or str(link.latency_ns),
+            duplex=self.duplex or link.duplex,
+        )
+
+    def _platform(self, own: Sequence[Gpu]) -> Platform:
+        """Return the platform; of GPUs what was not typed is as in those of a plan."""
+        from schedopt.platform import Platform
+
+        with naming_options(OF_PLATFORM):
+            return Platform(
+                len(own) if self.gpus is None else self.gpus,
+                [gpu.memory_bytes for gpu in own] if self.mem is None else self.mem.split(","),
+                reserved=self.reserved or 0,
+                speed=[gpu.speed for gpu in own] or "1"
+                if self.speed is None
+                else self.speed.split(","),
+                bandwidth=self.bandwidth,
+                latency=self.latency or 0,
+                duplex=self.duplex or "half",
+            )
+
+
+def refuse_together(option: str, other: str, why: str) -> NoReturn:
+    """Refuse an option that another one contradicts."""
+    raise InputError(
+        f"given together with {other}, {why}", field=option, way_out="Leave one of them out"
+    )
 
 
 @contextmanager
@@ -139,32 +320,6 @@ def naming_options(names: Mapping[str, str] = MappingProxyType({})) -> Iterator[
         raise InputError(error.rule, field=field, way_out=error.way_out) from None
 
 
-def usage_error(error: BadParameter) -> InputError:
-    """Return what typer says about the value of an option in one line, in words of ours."""
-    from pydantic import ValidationError
-
-    names = [] if error.param is None else [*error.param.opts]
-    field = max(names, key=len, default="")
-    field = field if field.startswith("-") else field.upper()
-    cause = error.__cause__
-    if not isinstance(cause, ValidationError):
-        return InputError(error.message.removesuffix("."), field=field)
-    first = cause.errors()[0]
-    value = f"{first['input']!r:.60}"
-    match first["type"]:
-        case "int_parsing" | "int_from_float":
-            return InputError(f"{value} is not a whole number", field=field, way_out="Give one")
-        case "float_parsing":
-            return InputError(f"{value} is not a number", field=field, way_out="Give one")
-        case "greater_than_equal":
-            least = first["ctx"]["ge"]
-            return InputError(
-                f"{value} is too little", field=field, way_out=f"Give at least {least:g}"
-            )
-    text = first["msg"].removeprefix("Value error, ").removesuffix(".")
-    return InputError(text, field=field)
-
-
 def load_chain(path: Path, training_state: str | None) -> Chain:
     """Read a chain, perhaps as it is trained with another state."""
     from schedopt.chain import Chain
@@ -184,7 +339,7 @@ def check_time_limit(seconds: float) -> None:
     """Refuse a time limit that leaves no time."""
     if not seconds > 0:
         raise InputError(
-            f"{seconds:g} is no time to solve in",
+            f"{seconds:g} is not a time limit",
             field="--time-limit",
             way_out="Give more than 0 seconds",
         )
@@ -216,6 +371,26 @@ def parse_counts(text: str, field: str = "--gpus", what: str = "GPUs") -> list[i
 def _count(text: str, field: str, what: str) -> int:
     if not text.isascii() or not text.isdigit() or not 1 <= int(text[:9]) <= 4096:
         raise InputError(
-            f"{text!r:.60} is no number of {what}", field=field, way_out="Give 1 to 4096: 2,4,8"
+            f"{text!r:.60} is not a number of {what}", field=field, way_out="Give 1 to 4096: 2,4,8"
         )
     return int(text)
+
+
+def make_pool(jobs: int | None, dask: str | None) -> Pool:
+    """Return processes on this machine, or the workers of a Dask cluster.
+
+    Raises
+    ------
+    InputError
+        If both are asked for, or Dask is not installed.
+    """
+    from schedopt.sweeping import ClusterPool, ProcessPool
+
+    if dask is None:
+        return ProcessPool(jobs)
+    if jobs is not None:
+        refuse_together("--jobs", "--dask", "whose workers say how many run at a time")
+    pool = ClusterPool(dask)
+    # What it would say of a lost connection, our error says in one line.
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)
+    return pool

@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from schedopt.cli.options import (
-    Batch,
     ChainOutput,
-    Dtype,
-    Image,
+    ModelOptions,
     OptimizerName,
-    Seq,
     naming_options,
+    refuse_together,
 )
 from schedopt.errors import InputError
 
@@ -37,14 +35,11 @@ def profile_model(
         ),
     ],
     output: ChainOutput,
-    batch: Batch = None,
-    seq: Seq = None,
-    image: Image = None,
-    dtype: Dtype = None,
+    config: ModelOptions,
     device: Annotated[str, typer.Option(help="cpu, cuda, or cuda:1.", metavar="DEVICE")] = "cpu",
     optimizer: Annotated[
         OptimizerName,
-        typer.Option(help="Whose state is counted, unless the factory brings its own."),
+        typer.Option(help="Its state is counted, unless the factory brings its own."),
     ] = "adamw",
     warmup: Annotated[int, typer.Option(help="Sweeps that are not timed.", metavar="N")] = 3,
     repeats: Annotated[
@@ -106,13 +101,9 @@ def profile_model(
             way_out="Give both for a model that is not run, neither for one that is",
         )
     if fake and (verify or device != "cpu"):
-        raise InputError(
-            "given beside --fake, which runs nothing",
-            field="--verify" if verify else "--device",
-            way_out="Leave one of them out",
-        )
+        refuse_together("--verify" if verify else "--device", "--fake", "which runs nothing")
     with naming_options({"model": "MODEL"}):
-        options = {"batch": batch, "seq": seq, "image": image, "dtype": dtype}
+        options = vars(config)
         if flops is not None:
             rate = parse_bytes(flops, field="flops")
             chain = estimate(
@@ -156,15 +147,14 @@ def _progress(name: str) -> Iterator[Callable[[int, int], None] | None]:
 
 
 def _print(chain: Chain) -> None:
-    from schedopt.cli.columns import Column, print_table
-    from schedopt.cli.tables import make_console
+    from schedopt.cli.printing import make_console, print_table
+    from schedopt.reporting.tables import Table
     from schedopt.units import format_bytes, format_duration, printable
 
     figures = ("Forward", "Backward", "Spread", "Update", "Saved", "Output", "Weights")
-    columns = [Column(""), Column("Layer", words=True), *map(Column, figures)]
     spreads, layers = _spreads(chain), chain.layers
     updates = [layer.update_ns for layer in layers if layer.update_ns is not None]
-    rows = [
+    rows = tuple(
         (
             str(number),
             printable(layer.name),
@@ -177,7 +167,7 @@ def _print(chain: Chain) -> None:
             format_bytes(layer.weight_bytes),
         )
         for number, layer in enumerate(layers)
-    ]
+    )
     total = (
         "all",
         "",
@@ -189,7 +179,11 @@ def _print(chain: Chain) -> None:
         "",
         format_bytes(sum(layer.weight_bytes for layer in layers)),
     )
-    print_table(make_console(), str(chain), columns, rows, last=total)
+    columns = ("", "Layer", *figures)
+    table = Table(
+        title=str(chain), columns=columns, rows=rows, words=frozenset(("Layer",)), last=total
+    )
+    print_table(make_console(), table)
 
 
 def _spreads(chain: Chain) -> list[float]:
@@ -198,34 +192,35 @@ def _spreads(chain: Chain) -> list[float]:
     return [max(pair) for pair in zip(*both, strict=True)]
 
 
-def _print_deviations(comparisons: list[Deviation]) -> None:
-    from schedopt.cli.columns import Column, print_table
-    from schedopt.cli.tables import make_console
+def _print_deviations(deviations: list[Deviation]) -> None:
+    from schedopt.cli.printing import make_console, print_table
+    from schedopt.reporting.tables import Table
     from schedopt.units import format_bytes, format_duration
 
-    figures = ("Chain", "Whole", "Chain over whole", "Spread")
     rows = []
-    for one in comparisons:
-        write = format_bytes if one.spread is None else format_duration
+    for deviation in deviations:
+        spread = deviation.spread
+        write = format_bytes if spread is None else format_duration
         rows.append(
             (
-                one.name,
-                write(one.chain),
-                write(one.whole),
-                f"{one.error:+.2%}",
-                "" if one.spread is None else f"{one.spread:.1%}",
+                deviation.name,
+                write(deviation.chain),
+                write(deviation.whole),
+                f"{deviation.error:+.2%}",
+                "" if spread is None else f"{spread:.1%}",
             )
         )
-    print_table(
-        make_console(),
-        "The sum of the layers, and the whole model as it is",
-        [Column("", left=True), *map(Column, figures)],
-        rows,
+    table = Table(
+        title="The sum of the layers, and the whole model as it is",
+        columns=("", "Chain", "Whole", "Chain over whole", "Spread"),
+        rows=tuple(rows),
+        left=frozenset(("",)),
     )
-    times = [one for one in comparisons if one.spread is not None]
-    parted = max(times[:2], key=lambda one: abs(one.chain - one.whole))
-    apart = format_duration(abs(parted.chain - parted.whole))
-    typer.echo(f"They part most in the {parted.name}, by {apart}")
+    print_table(make_console(), table)
+    times = [deviation for deviation in deviations if deviation.spread is not None]
+    worst = max(times[:2], key=lambda deviation: abs(deviation.chain - deviation.whole))
+    difference = format_duration(abs(worst.chain - worst.whole))
+    typer.echo(f"They differ most in the {worst.name}, by {difference}")
 
 
 def _print_notes(chain: Chain) -> None:

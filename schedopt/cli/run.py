@@ -16,14 +16,11 @@ import typer
 
 from schedopt.cli.options import (
     AsJson,
-    Batch,
-    Dtype,
-    Image,
     Microbatches,
+    ModelOptions,
     OptimizerName,
     PlanFile,
     Seed,
-    Seq,
     check_outputs,
     naming_options,
 )
@@ -36,6 +33,7 @@ if TYPE_CHECKING:
 
 
 def run_plan(
+    *,
     plan: PlanFile,
     model: Annotated[
         str | None,
@@ -56,7 +54,7 @@ def run_plan(
     stretch: Annotated[
         float,
         typer.Option(
-            help="With --synthetic: sleep so many times as long, for plans of microseconds or of "
+            help="With --synthetic: sleep this many times as long, for plans of microseconds or of "
             "minutes. What is printed is in the time of the plan.",
             metavar="X",
         ),
@@ -70,7 +68,7 @@ def run_plan(
     ] = "p2p",
     microbatches: Microbatches = None,
     steps: Annotated[
-        int, typer.Option(help="That are timed, after two that are not.", metavar="N")
+        int, typer.Option(help="Steps that are timed, after two that are not.", metavar="N")
     ] = 3,
     device: Annotated[
         str,
@@ -81,13 +79,10 @@ def run_plan(
     ] = "cpu",
     optimizer: Annotated[
         OptimizerName,
-        typer.Option(help="Unless the factory brings its own."),
+        typer.Option(help="The optimizer, unless the factory brings its own."),
     ] = "adamw",
     seed: Seed = 0,
-    batch: Batch = None,
-    seq: Seq = None,
-    image: Image = None,
-    dtype: Dtype = None,
+    config: ModelOptions,
     compare: Annotated[
         bool,
         typer.Option(
@@ -95,12 +90,12 @@ def run_plan(
         ),
     ] = True,
     port: Annotated[
-        int, typer.Option(help="At which the ranks meet. Default: any.", show_default=False)
+        int, typer.Option(help="Port at which the ranks meet. Default: any.", show_default=False)
     ] = 0,
     nodes: Annotated[
         int,
         typer.Option(
-            help="Print the torchrun line for so many machines instead of running.", metavar="N"
+            help="Print the torchrun line for this many machines instead of running.", metavar="N"
         ),
     ] = 1,
     actions: Annotated[
@@ -123,7 +118,7 @@ def run_plan(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run a plan, and print what was measured beside what was predicted.
+    """Run a plan, and print what was measured next to what was predicted.
 
     The model is cut where the plan says. Names and bytes must be those of the plan; times may
     differ, and are compared. Each step runs M micro-batches from an empty pipeline to an empty
@@ -139,16 +134,15 @@ def run_plan(
 
     schedopt run plan.json --model package.module:factory --nodes 2
     """
-    from schedopt.cli.charts import load_valid
+    from schedopt.cli.plans import load_valid, micro_batches
+    from schedopt.cli.printing import print_json
     from schedopt.drawing import picture_suffix
-    from schedopt.simulation import usual_micro_batches
 
     if plot is not None:
         picture_suffix(plot)
     check_outputs({"--trace": trace, "--plot": plot, "--output": output})
-    loaded = load_valid(plan).plan
-    assert loaded is not None
-    count = usual_micro_batches(loaded) if microbatches is None else microbatches
+    _, loaded = load_valid(plan)
+    count = micro_batches(loaded, microbatches)
     if actions:
         from schedopt.actions import make_actions
 
@@ -159,11 +153,10 @@ def run_plan(
         raise InputError(
             "give one of them",
             field="--model and --synthetic",
-            way_out="Name the model that the plan was made for, or let sleeping layers run",
+            way_out="Name the model that the plan was made for, or let synthetic layers run",
         )
     from schedopt.running.job import Job
 
-    options = {"batch": batch, "seq": seq, "image": image, "dtype": dtype}
     with naming_options():
         job = Job(
             plan=loaded,
@@ -174,7 +167,7 @@ def run_plan(
             device=device,
             seed=seed,
             optimizer=optimizer,
-            options={name: value for name, value in options.items() if value is not None},
+            options=config.given(),
             compare=compare,
             stretch=stretch,
         )
@@ -186,7 +179,7 @@ def run_plan(
         return
     _write(report, trace, plot, output)
     if as_json:
-        typer.echo(json.dumps(report.to_json(), indent=2))
+        print_json(report.to_json())
     else:
         from schedopt.cli.run_tables import print_report
 
@@ -200,14 +193,14 @@ def _run(job: Job, port: int) -> Report | None:
     from schedopt.running.report import Report
 
     if job.backend != "logical" and "TORCHELASTIC_RUN_ID" in os.environ:
-        from schedopt.running.process import run_rank
+        from schedopt.running.rank_process import run_rank
 
         load = os.getloadavg()[0]
         number, local = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK"))
         with _ending_at_once(), _own_output():
             outcome = run_rank(job, number, local)
         return None if outcome is None else Report(job, outcome, load)
-    from schedopt.running.run import execute
+    from schedopt.running.execution import execute
 
     with _own_output():
         return execute(job, port=port)
@@ -215,20 +208,23 @@ def _run(job: Job, port: int) -> Report | None:
 
 @contextmanager
 def _ending_at_once() -> Iterator[None]:
-    """End a rank that fails at once: its threads may wait for the other ranks for ever."""
+    """End a rank that fails at once: its threads may wait for the other ranks forever."""
     with usual_signals():
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         try:
             with naming_options():
                 yield
         except SchedoptError as error:
-            print(f"Error: {error}", file=sys.stderr, flush=True)
+            from schedopt.cli.flags import with_options
+
+            said = with_options(error) if isinstance(error, InputError) else error
+            print(f"Error: {said}", file=sys.stderr, flush=True)
             os._exit(2 if isinstance(error, InputError) else 1)
 
 
 @contextmanager
 def _own_output() -> Iterator[None]:
-    """Keep what a model prints, in whatever language, out of what the command prints."""
+    """Keep what a model prints, in any language, out of what the command prints."""
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)
@@ -244,12 +240,12 @@ def _write(report: Report, trace: Path | None, plot: Path | None, output: Path |
     from schedopt.formats import write_whole
 
     if trace is not None:
-        from schedopt.running.trace import make_trace
+        from schedopt.running.timelines import make_trace
 
         write_whole(trace, json.dumps(make_trace(report)) + "\n")
     if plot is not None:
         from schedopt.drawing import save_picture
-        from schedopt.running.chart import chart_run
+        from schedopt.running.timelines import chart_run
 
         save_picture(chart_run(report), plot)
     if output is not None:
@@ -260,7 +256,7 @@ def _check_gradients(report: Report) -> None:
     """End with exit code 5 if what was trained is not what one process trains."""
     if not report.outcome.agrees:
         typer.echo(
-            f"gradients: they are not those of {report.outcome.compared_with}, or no numbers. Does "
+            f"gradients: they are not those of {report.outcome.compared_with}, or not finite. Does "
             "the factory build the same model each time, from torch's seed, and its data no NaN?",
             err=True,
         )

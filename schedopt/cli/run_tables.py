@@ -1,30 +1,30 @@
-"""What a run measured, as tables beside what was predicted."""
+"""What a run measured, as tables next to what was predicted."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from math import isfinite
 from typing import Final
 
 from rich.console import Console
 
-from schedopt.cli.columns import Column, print_table
-from schedopt.cli.tables import make_console
-from schedopt.running.report import Parting, Report
+from schedopt.cli.printing import make_console, print_table
+from schedopt.reporting.tables import Table
+from schedopt.running.report import Discrepancy, Report
 from schedopt.units import format_bytes, format_duration
 
-MOST_PARTINGS: Final = 5
+MOST_DISCREPANCIES: Final = 5
 """Operations in which prediction and measurement part most that are shown."""
 SHORT_NS: Final = 10_000_000
-"""In less time than this a micro-batch of sleeping layers says little."""
+"""In less time than this a micro-batch of synthetic layers says little."""
 
 
 def print_report(report: Report) -> None:
     """Print times, memory and operations, predicted and measured, and what they say."""
     console = make_console()
     job = report.job
-    what = job.model or "sleeping layers"
+    what = job.model or "synthetic layers"
     if job.stretch != 1:
         what += f", times stretched by {job.stretch:g}"
     ranks = len(report.gpus)
@@ -37,7 +37,7 @@ def print_report(report: Report) -> None:
     )
     _print_step(console, report)
     _print_memory(console, report)
-    _print_partings(console, report)
+    _print_discrepancies(console, report)
     _print_facts(console, report)
 
 
@@ -59,13 +59,7 @@ def _print_step(console: Console, report: Report) -> None:
         name = f"All {found.transfers} transfers"
         rows.append(_times(name, planned.transfers_ns, found.transfers_ns))
     replayed = report.job.backend == "logical"
-    columns = [
-        Column("", words=True),
-        Column("Predicted"),
-        Column("Replayed" if replayed else "Measured"),
-        Column("Difference"),
-    ]
-    print_table(console, "Times: medians over steps", columns, rows)
+    _print_times(console, "Times: medians over steps", rows, "Replayed" if replayed else "Measured")
 
 
 def _print_memory(console: Console, report: Report) -> None:
@@ -83,23 +77,31 @@ def _print_memory(console: Console, report: Report) -> None:
             apart = f"{after / before - 1:+.1%}" if before and after is not None else ""
             taken = "" if after is None else format_bytes(after)
             rows.append((name, kind, format_bytes(before or 0), taken, apart, most))
-    columns = [Column("", words=True), Column("Memory", left=True)]
-    columns += [Column(name) for name in ("Predicted", "Measured", "Difference", "Limit")]
-    print_table(console, "Memory: the most at once", columns, rows, keys=2)
+    table = Table(
+        title="Memory: the most at once",
+        columns=("", "Memory", "Predicted", "Measured", "Difference", "Limit"),
+        rows=tuple(rows),
+        keys=2,
+        left=frozenset(("Memory",)),
+        words=frozenset(("",)),
+    )
+    print_table(console, table)
 
 
-def _print_partings(console: Console, report: Report) -> None:
+def _print_discrepancies(console: Console, report: Report) -> None:
     rows = [
-        _times(_told(parting), parting.predicted_ns, parting.measured_ns)
-        for parting in report.partings[:MOST_PARTINGS]
+        _times(_told(discrepancy), discrepancy.predicted_ns, discrepancy.measured_ns)
+        for discrepancy in report.discrepancies[:MOST_DISCREPANCIES]
     ]
-    columns = [
-        Column("", words=True),
-        Column("Predicted"),
-        Column("Measured"),
-        Column("Difference"),
-    ]
-    print_table(console, "Where they part most: one micro-batch", columns, rows)
+    _print_times(console, "Where they differ most: one micro-batch", rows)
+
+
+def _print_times(
+    console: Console, title: str, rows: Sequence[tuple[str, ...]], measured: str = "Measured"
+) -> None:
+    columns = ("", "Predicted", measured, "Difference")
+    table = Table(title=title, columns=columns, rows=tuple(rows), words=frozenset(("",)))
+    print_table(console, table)
 
 
 def _print_facts(console: Console, report: Report) -> None:
@@ -175,12 +177,12 @@ def _duration(nanoseconds: float) -> str:
 
 def _apart(figure: float) -> str:
     if not isfinite(figure):
-        return "no numbers, and so neither far nor near"
+        return "not comparable (NaN or infinite)"
     return "no different" if figure == 0 else f"{figure:.1e} (relative)"
 
 
-def _told(parting: Parting) -> str:
-    stage = parting.name.rstrip("ABCDEFGHIJKLMNOPQRSTUVWXYZ_")
+def _told(discrepancy: Discrepancy) -> str:
+    stage = discrepancy.name.rstrip("ABCDEFGHIJKLMNOPQRSTUVWXYZ_")
     names = {
         "F": "forward",
         "B": "backward",
@@ -193,5 +195,5 @@ def _told(parting: Parting) -> str:
         "SEND_G": "gradient of weights sent between replicas of",
         "SEND_V": "weights sent between replicas of",
     }
-    kind = parting.name[len(stage) :]
-    return f"{parting.name}: {names[kind]} stage {stage}"
+    kind = discrepancy.name[len(stage) :]
+    return f"{discrepancy.name}: {names[kind]} stage {stage}"

@@ -2,69 +2,47 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from schedopt.cli.fixed import say_what_it_has, still_valid
 from schedopt.cli.options import (
     OF_PLATFORM,
     AsJson,
-    Grain,
-    Memory,
-    Recompute,
-    Seed,
-    SplitBackward,
-    TimeLimit,
+    FreedomOptions,
+    PlatformOptions,
+    SearchOptions,
     TrainingStateName,
-    Workers,
-    check_time_limit,
     load_chain,
     naming_options,
-)
-from schedopt.cli.platform_options import (
-    Bandwidth,
-    DuplexChoice,
-    Gpus,
-    Latency,
-    Mem,
-    PlatformFile,
-    PlatformOptions,
-    Reserved,
-    Speed,
+    refuse_together,
 )
 from schedopt.cli.progress import search_line
 from schedopt.cli.signals import usual_signals
-from schedopt.effort import TIME_LIMIT
 from schedopt.errors import InputError
 
 if TYPE_CHECKING:
     from schedopt.chain import Chain
     from schedopt.plan import Plan
+    from schedopt.problem import Problem, Scope
     from schedopt.result import Result
 
 EXITS = {"optimal": 0, "feasible": 0, "infeasible": 3, "unknown": 4}
 
 
 def solve_chain(
+    *,
     chain: Annotated[
         Path | None,
         typer.Option(
             help="A schedopt.chain/1 file. With --fix it may be left out.", metavar="FILE"
         ),
     ] = None,
-    platform: PlatformFile = None,
-    gpus: Gpus = None,
-    mem: Mem = None,
-    reserved: Reserved = None,
-    speed: Speed = None,
-    bandwidth: Bandwidth = None,
-    latency: Latency = None,
-    duplex: DuplexChoice = None,
+    machine: PlatformOptions,
     allocation: Annotated[
         Literal["contiguous", "general"] | None,
         typer.Option(
@@ -98,15 +76,12 @@ def solve_chain(
             show_default=False,
         ),
     ] = None,
-    split_backward: SplitBackward = False,
-    recompute: Recompute = False,
-    grain: Grain = "stage",
-    memory: Memory = "sum",
+    freedoms: FreedomOptions,
     training_state: TrainingStateName = None,
     microbatches: Annotated[
         int | None,
         typer.Option(
-            help="Minimise a step of so many micro-batches with a flush, not the steady state.",
+            help="Minimise a step of this many micro-batches with a flush, not the steady state.",
             metavar="M",
         ),
     ] = None,
@@ -114,7 +89,7 @@ def solve_chain(
         str | None,
         typer.Option(
             help="A decision: is there a plan with a period (T / k) of at most 12ms? With "
-            "--microbatches: with a step of at most so long for each micro-batch (T / m). Plain "
+            "--microbatches: with a step of at most this long for each micro-batch (T / m). Plain "
             "numbers are ns.",
             metavar="TIME",
         ),
@@ -130,13 +105,11 @@ def solve_chain(
             metavar="NAME",
         ),
     ] = None,
-    time_limit: TimeLimit = TIME_LIMIT,
-    workers: Workers = None,
-    seed: Seed = 0,
+    search: SearchOptions,
     work_limit: Annotated[
         int | None,
         typer.Option(
-            help="End the local search after so many placements; the same seed and workers then "
+            help="End the local search after this many placements; the same seed and workers then "
             "give the same plan, if no time limit ends it before.",
             min=1,
             metavar="N",
@@ -169,28 +142,14 @@ def solve_chain(
     from schedopt.solving import solve_problem
     from schedopt.solving.registry import DEFAULT_MAX_K, default_scope
 
-    _refuse_together(allocation, fix, max_k, microbatches, solver)
-    _refuse_with_engine(engine, fix, max_k)
-    check_time_limit(time_limit)
+    _refuse_contradictions(allocation, fix, max_k, microbatches, solver, engine)
     if output is not None:
         check_writable(output)
     fixed = Result.load(fix).plan if fix is not None else None
-    typed = PlatformOptions(
-        gpus=gpus,
-        mem=mem,
-        reserved=reserved,
-        speed=speed,
-        bandwidth=bandwidth,
-        latency=latency,
-        duplex=duplex,
-    )
-    if platform is not None:
-        machine = typed.load_instead(platform)
-    else:
-        machine = typed.read_over(fixed.platform) if fixed else typed.read()
+    platform = machine.read(fixed.platform if fixed else None)
     if engine is not None and microbatches is None:
         # Every step of an engine ends with a flush.
-        microbatches = 4 * len(machine.gpus)
+        microbatches = 4 * len(platform.gpus)
     layers = _chain(chain, training_state, fixed, fix)
     longest = None if period is None else _longest(period)
     usual = default_scope(solver, fixed=fixed is not None)
@@ -201,27 +160,22 @@ def solve_chain(
             allocation=usual.allocation,
             max_k=None if microbatches is not None else (usual.max_k if max_k is None else max_k),
             microbatches=microbatches,
-            split_backward=split_backward,
-            recompute=recompute,
-            grain=grain,
-            memory=memory,
             period_ns=longest,
             engine=engine,
+            **vars(freedoms),
         )
     with _naming_files(chain or fix, fix):
         stages = fixed.stages if fixed is not None else ()
-        problem = Problem(chain=layers, platform=machine, scope=scope, stages=stages)
+        problem = Problem(chain=layers, platform=platform, scope=scope, stages=stages)
         initial = None if fixed is None else still_valid(fixed, problem)
         with search_line() as show, usual_signals():
             result = solve_problem(
                 problem,
                 solver=solver,
-                time_limit=time_limit,
-                seed=seed,
-                workers=workers,
                 work_limit=work_limit,
                 initial=initial,
                 on_progress=show,
+                **vars(search),
             )
     if output is not None and result.plan is not None:
         save_result(result, output)
@@ -231,50 +185,30 @@ def solve_chain(
     raise typer.Exit(EXITS[result.status])
 
 
-def _refuse_together(
+def _refuse_contradictions(
     allocation: str | None,
     fix: Path | None,
     max_k: int | None,
     microbatches: int | None,
     solver: str | None,
+    engine: str | None,
 ) -> None:
     """Refuse options that contradict one another."""
     from schedopt.solving.registry import CHOOSE_ALLOCATION
 
     if fix is not None and allocation is not None:
-        raise InputError(
-            "given beside --fix, which keeps the allocation",
-            field="--allocation",
-            way_out="Leave one of them out",
-        )
+        refuse_together("--allocation", "--fix", "which keeps the allocation")
     if fix is not None and solver in CHOOSE_ALLOCATION:
         raise InputError(
             f"{solver} chooses the allocation itself",
             field="--solver",
             way_out="Leave --fix out, or use periodic, which keeps the stages of the plan",
         )
-    if microbatches is not None and max_k is not None:
-        raise InputError(
-            "given beside --microbatches, which makes one pattern of the whole step",
-            field="--max-k",
-            way_out="Leave one of them out",
-        )
-
-
-def _refuse_with_engine(engine: str | None, fix: Path | None, max_k: int | None) -> None:
-    """Refuse what contradicts --for."""
     if engine is not None and fix is not None:
-        raise InputError(
-            "given beside --fix, which keeps the stages",
-            field="--for",
-            way_out="Leave one of them out",
-        )
-    if engine is not None and max_k is not None:
-        raise InputError(
-            "given beside --for, which makes one pattern of the whole step",
-            field="--max-k",
-            way_out="Leave one of them out",
-        )
+        refuse_together("--for", "--fix", "which keeps the stages")
+    for option, value in (("--microbatches", microbatches), ("--for", engine)):
+        if value is not None and max_k is not None:
+            refuse_together("--max-k", option, "which makes one pattern of the whole step")
 
 
 def _chain(
@@ -322,7 +256,9 @@ def _naming_files(chain: Path | None, fix: Path | None) -> Iterator[None]:
     except InputError as error:
         kind = error.field.partition("[")[0]
         if kind == "solver" or kind.startswith("scope."):
-            option = f"--{kind.removeprefix('scope.').replace('_', '-')}"
+            from schedopt.cli.flags import OPTIONS
+
+            option = OPTIONS.get(f"Scope.{kind.removeprefix('scope.')}", "--solver")
             raise InputError(error.rule, field=option, way_out=error.way_out) from None
         file = {"layers": chain, "stages": fix}.get(kind)
         if error.source or file is None:
@@ -332,12 +268,75 @@ def _naming_files(chain: Path | None, fix: Path | None) -> Iterator[None]:
 
 def _print(result: Result, output: Path | None, as_json: bool) -> None:
     if as_json:
-        from schedopt.cli.summary import summarise
+        from schedopt.cli.printing import print_json
+        from schedopt.cli.tables import summarise
 
-        typer.echo(json.dumps(summarise(result), indent=2))
+        print_json(summarise(result))
         return
     from schedopt.cli.tables import print_result
 
     print_result(result)
     if output is not None and result.plan is not None:
         typer.echo(f"Plan written to {output}")
+
+
+def still_valid(plan: Plan, problem: Problem) -> Plan | None:
+    """Return a plan whose stages are kept as the first answer, if its pattern fits too."""
+    from schedopt.solving import as_warm_start
+
+    try:
+        return as_warm_start(plan, problem)
+    except InputError:
+        return None
+
+
+def say_what_it_has(plan: Plan, result: Result, name: str) -> str | None:
+    """Return that the plan itself is faster than what was found, and what would allow it.
+
+    None if it is not, or if more than the scope is in the way.
+
+    Parameters
+    ----------
+    plan : Plan
+    result : Result
+        What was found for its stages.
+    name : str
+        Of its file.
+    """
+    period = plan.pattern.period
+    asked = result.problem.scope
+    if plan.scope.microbatches != asked.microbatches:
+        return None
+    if result.period is not None and result.period <= period:
+        return None
+    wider, words, options = _wider(plan, asked)
+    if still_valid(plan, replace(result.problem, scope=wider)) is None:
+        wider = replace(wider, memory="peak")
+        words, options = [*words, "memory read as its peak"], [*options, "--memory peak"]
+        if asked.memory == "peak" or not still_valid(plan, replace(result.problem, scope=wider)):
+            return None
+    if not words:
+        return None
+    from schedopt.units import format_duration
+
+    return (
+        f"The plan in {name} has {format_duration(period)}, with {' and '.join(words)}, "
+        f"which the scope asked does not allow ({' '.join(options)})"
+    )
+
+
+def _wider(plan: Plan, scope: Scope) -> tuple[Scope, list[str], list[str]]:
+    """Return a scope with the pattern of a plan, what it adds in words, and as options."""
+    words: list[str] = []
+    options: list[str] = []
+    k = plan.pattern.k
+    if scope.max_k is not None and k > scope.max_k:
+        scope = replace(scope, max_k=k)
+        words.append(f"k = {k}")
+        options.append(f"--max-k {k}")
+    halves = any(operation.kind == "I" for operation in plan.pattern.operations)
+    if halves and not scope.split_backward:
+        scope = replace(scope, split_backward=True)
+        words.append("split backwards")
+        options.append("--split-backward")
+    return scope, words, options

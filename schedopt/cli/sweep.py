@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -12,26 +11,27 @@ import typer
 from schedopt.cli.options import (
     OF_PLATFORM,
     AsJson,
-    Grain,
-    Memory,
-    Recompute,
+    ChainFile,
+    Dask,
+    FreedomOptions,
+    Jobs,
     Seed,
-    SplitBackward,
     check_time_limit,
+    make_pool,
     naming_options,
     parse_counts,
 )
-from schedopt.cli.pools import Dask, Jobs, make_pool
 from schedopt.cli.progress import progress_bar
 from schedopt.errors import InputError
 
 if TYPE_CHECKING:
     from schedopt.chain import Chain
-    from schedopt.sweeping import Place, Sweep
+    from schedopt.sweeping import Cell, Sweep
 
 
 def sweep_chain(
-    chain: Annotated[Path, typer.Option(help="A schedopt.chain/1 file.", metavar="FILE")],
+    *,
+    chain: ChainFile,
     gpus: Annotated[str, typer.Option(help="How many GPUs: 4,8.", metavar="P,P")],
     mem: Annotated[
         str,
@@ -45,10 +45,10 @@ def sweep_chain(
         typer.Option(help="Of each link; free for none: free,12GB/s,25GB/s.", metavar="RATES"),
     ] = "free",
     reserved: Annotated[
-        str, typer.Option(help="Memory of each GPU that is not ours.", metavar="SIZE")
+        str, typer.Option(help="Memory of each GPU that is reserved.", metavar="SIZE")
     ] = "0",
     latency: Annotated[
-        str, typer.Option(help="Added to each transfer: 5us.", metavar="TIME")
+        str, typer.Option(help="Time added to each transfer: 5us.", metavar="TIME")
     ] = "0",
     duplex: Annotated[
         Literal["half", "full"],
@@ -62,13 +62,10 @@ def sweep_chain(
         int,
         typer.Option(help="The longest pattern, in micro-batches that it repeats.", metavar="K"),
     ] = 1,
-    split_backward: SplitBackward = False,
-    recompute: Recompute = False,
-    grain: Grain = "stage",
-    memory: Memory = "sum",
+    freedoms: FreedomOptions,
     solver: Annotated[
         str | None,
-        typer.Option(help="One by name, as in schedopt solve.", metavar="NAME"),
+        typer.Option(help="A solver by name, as in schedopt solve.", metavar="NAME"),
     ] = None,
     time_limit: Annotated[
         float, typer.Option(help="Seconds for each point; inf: never.", metavar="S")
@@ -81,8 +78,8 @@ def sweep_chain(
         typer.Option(
             "--output",
             "-o",
-            help="A schedopt.sweep/1 file, written after each point. One that is there already "
-            "is gone on with.",
+            help="A schedopt.sweep/1 file, written after each point. A sweep that is there "
+            "already is continued.",
             metavar="FILE",
         ),
     ] = Path("sweep.json"),
@@ -120,9 +117,9 @@ def sweep_chain(
     from schedopt.units import parse_bytes, parse_duration
 
     check_time_limit(time_limit)
-    places = _places(gpus, mem, bandwidth)
+    cells = _cells(gpus, mem, bandwidth)
     delay = parse_duration(latency, field="--latency")
-    if delay and all(place.bandwidth_bytes_per_s is None for place in places):
+    if delay and all(cell.bandwidth_bytes_per_s is None for cell in cells):
         raise InputError(
             "given without a bandwidth",
             field="--latency",
@@ -132,14 +129,7 @@ def sweep_chain(
         if solver is not None:
             load_solver(solver)
         options = Options(
-            scope=Scope(
-                allocation=allocation,
-                max_k=max_k,
-                split_backward=split_backward,
-                recompute=recompute,
-                grain=grain,
-                memory=memory,
-            ),
+            scope=Scope(allocation=allocation, max_k=max_k, **vars(freedoms)),
             solver=solver,
             time_limit_s=None if time_limit == float("inf") else time_limit,
             seed=seed,
@@ -147,7 +137,7 @@ def sweep_chain(
             latency_ns=delay,
             duplex=duplex,
         )
-        machines = [place.platform(options) for place in places]
+        machines = [cell.platform(options) for cell in cells]
     layers = Chain.load(chain)
     for machine in machines:
         Problem(chain=layers, platform=machine, scope=options.scope)
@@ -162,35 +152,35 @@ def sweep_chain(
         outcome = run_sweep(
             known,
             layers,
-            places,
+            cells,
             make_pool(jobs, dask),
             save=lambda sweep: sweep.save(output),
             on_point=show,
         )
-    found = outcome.sweep
+    sweep = outcome.sweep
     if plans is not None:
-        _write_plans(found, layers, plans)
-    if plot is not None and found.points:
+        _write_plans(sweep, layers, plans)
+    if plot is not None and sweep.points:
         from schedopt.sweeping.picture import save_sweep_picture
 
-        save_sweep_picture(found, plot)
-    _print(found, output, as_json)
-    for place in outcome.given_up:
+        save_sweep_picture(sweep, plot)
+    _print(sweep, output, as_json)
+    for cell in outcome.given_up:
         typer.echo(
-            f"Error: {place}: each process that solved it ended without an answer (out of "
+            f"Error: {cell}: each process that solved it ended without an answer (out of "
             f"memory?). All else is in {output}; start again to try once more, with fewer --jobs "
             "if memory is short.",
             err=True,
         )
     if outcome.interrupted:
-        missing = len({place.key for place in places} - {point.key for point in found.points})
+        missing = len({cell.key for cell in cells} - {point.key for point in sweep.points})
         typer.echo(
-            f"Interrupted: {len(found.points)} of {len(found.points) + missing} points are in "
-            f"{output}. Start the same command again to go on.",
+            f"Interrupted: {len(sweep.points)} of {len(sweep.points) + missing} points are in "
+            f"{output}. Start the same command again to continue.",
             err=True,
         )
         raise typer.Exit(130)
-    raise typer.Exit(1 if outcome.given_up else _exit_code(found))
+    raise typer.Exit(1 if outcome.given_up else _exit_code(sweep))
 
 
 def _exit_code(sweep: Sweep) -> int:
@@ -201,9 +191,9 @@ def _exit_code(sweep: Sweep) -> int:
     return 3 if statuses == {"infeasible"} else 4
 
 
-def _places(gpus: str, mem: str, bandwidth: str) -> list[Place]:
+def _cells(gpus: str, mem: str, bandwidth: str) -> list[Cell]:
     """Return every number of GPUs with every memory and bandwidth that was typed."""
-    from schedopt.sweeping import Place
+    from schedopt.sweeping import Cell
     from schedopt.units import parse_bandwidth
 
     rates = [
@@ -213,7 +203,7 @@ def _places(gpus: str, mem: str, bandwidth: str) -> list[Place]:
     sizes = [size for part in mem.split(",") for size in _sizes(part)]
     with naming_options(OF_PLATFORM):
         return [
-            Place(gpus=count, memory_bytes=size, bandwidth_bytes_per_s=rate)
+            Cell(gpus=count, memory_bytes=size, bandwidth_bytes_per_s=rate)
             for count, rate, size in product(parse_counts(gpus), rates, sizes)
         ]
 
@@ -228,7 +218,7 @@ def _sizes(text: str) -> list[int]:
         return ends
     if len(ends) != 3 or ends[0] > ends[1] or not ends[2]:
         raise InputError(
-            f"{text!r:.60} is no range",
+            f"{text!r:.60} is not a range",
             field="--mem",
             way_out="Write from:to:step with from <= to and a step above 0: 8G:32G:4G",
         )
@@ -261,10 +251,11 @@ def _short(count: int) -> str:
 
 
 def _print(sweep: Sweep, output: Path, as_json: bool) -> None:
-    from schedopt.cli.trade_offs import print_sweep, summarise_sweep
+    from schedopt.cli.printing import print_json
+    from schedopt.cli.tables import print_sweep, summarise_sweep
 
     if as_json:
-        typer.echo(json.dumps(summarise_sweep(sweep), indent=2))
+        print_json(summarise_sweep(sweep))
         return
     print_sweep(sweep)
     typer.echo(f"Sweep written to {output}")

@@ -33,7 +33,7 @@ class Baseline:
     figures : Figures, optional
         None if there is no such plan.
     note : str
-        Why there is none, or what is particular about it.
+        Why there is none, or a remark about it.
     """
 
     name: str
@@ -75,7 +75,7 @@ def named_baseline(name: str, other: Plan, plan: Plan, microbatches: int) -> Bas
     other : Plan
         Valid.
     plan : Plan
-        What it is put beside.
+        What it is compared with.
     microbatches : int
         Of a step.
 

@@ -17,7 +17,7 @@ from schedopt.platform import Platform
 from schedopt.problem import MemoryReading, Problem, Scope
 from schedopt.result import Result
 from schedopt.simulation import simulate
-from schedopt.solving import Progress, as_answer, solve
+from schedopt.solving import Progress, as_warm_start, solve
 from schedopt.solving.registry import default_scope
 from schedopt.systems import catalogue
 from schedopt.systems.catalogue import System
@@ -70,7 +70,7 @@ def compare(
     workers : int, optional
         Threads of the search for our plans.
     on_progress : callable, optional
-        Called with the number of rows done, of all, and what is being done.
+        Called with the number of rows done, the number of all, and the name of the row in work.
 
     Returns
     -------
@@ -83,40 +83,35 @@ def compare(
     InvalidPlanError
         If a plan is refused by the check for another reason than memory.
     """
-    # Refuses what is no chain or no platform.
+    # Refuses anything but a chain and a platform.
     Problem(chain=chain, platform=platform)
     if microbatches is None:
         microbatches = 4 * len(platform.gpus)
     as_whole(microbatches, "microbatches", low=1, high=2**20)
     if time_limit is not None and not time_limit > 0:
         raise InputError(
-            f"{time_limit} is no time to solve in", field="time_limit", way_out="Give seconds > 0"
+            f"{time_limit} is not a time limit", field="time_limit", way_out="Give seconds > 0"
         )
     chosen = _chosen(systems)
     config = SystemConfig(chain=chain, platform=platform, microbatches=microbatches)
     if bucket_bytes is not None:
         config = replace(config, bucket_bytes=bucket_bytes)
-    search = _Search(
-        scope=replace(
-            default_scope(None, fixed=False),
-            memory=memory,
-            split_backward=chain.has_halves,
-            recompute=recompute,
-        ),
-        time_limit=time_limit,
-        seed=seed,
-        workers=workers,
+    scope = replace(
+        default_scope(None, fixed=False),
+        memory=memory,
+        split_backward=chain.has_halves,
+        recompute=recompute,
     )
-    rows = _Rows(config, chosen, on_progress)
-    rows.fill(memory, search)
+    search = _Search(scope=scope, time_limit=time_limit, seed=seed, workers=workers)
+    rows = _Rows(config, chosen, search, on_progress).fill()
     return Comparison(
         chain=chain,
         platform=platform,
         microbatches=microbatches,
         memory=memory,
         bucket_bytes=config.bucket_bytes,
-        rows=tuple(rows.done),
-        missing=tuple(system.name for system in chosen[len(rows.done) :]),
+        rows=tuple(rows),
+        missing=tuple(system.name for system in chosen[len(rows) :]),
         version=__version__,
     ).ordered("throughput")
 
@@ -128,7 +123,7 @@ def _chosen(names: Sequence[str] | None) -> list[System]:
         return [*known.values()]
     if isinstance(names, str) or not isinstance(names, Iterable):
         raise InputError(
-            f"{show(names)} is no list of names",
+            f"{show(names)} is not a list of names",
             field="systems",
             way_out="Give a list, such as ['gpipe', 'schedopt']",
         )
@@ -145,40 +140,78 @@ def _chosen(names: Sequence[str] | None) -> list[System]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Search:
-    """How our plans are looked for: the one of least period in this scope."""
+    """How our plans are searched for: that of least period in this scope, within `time_limit`."""
 
     scope: Scope
     time_limit: float | None
     seed: int
     workers: int | None
 
-    def row(
+
+class _Rows:
+    """The rows of a comparison, filled one by one."""
+
+    def __init__(
         self,
-        system: System,
         config: SystemConfig,
-        seconds: float | None,
-        known: Sequence[Row],
-        show: Callable[[str], None],
-    ) -> Row:
+        chosen: Sequence[System],
+        search: _Search,
+        on_progress: Callable[[int, int, str], None],
+    ) -> None:
+        self.config, self.chosen, self.search = config, chosen, search
+        self.on_progress = on_progress
+        self.done: list[Row] = []
+
+    def _show(self, words: str) -> None:
+        self.on_progress(len(self.done), len(self.chosen), words)
+
+    def fill(self) -> list[Row]:
+        """Return a row for each, or for those before somebody asked to stop."""
+        try:
+            with raising_stopped():
+                for system in self.chosen:
+                    if system not in OURS:
+                        self._show(system.name)
+                        self.done.append(_row(system, self.config, self.search.scope.memory))
+        except Stopped:
+            return self.done
+        # A search that is asked to stop ends with the best so far, which is a row.
+        with interrupts() as interrupted:
+            self._fill_ours(interrupted)
+        return self.done
+
+    def _fill_ours(self, interrupted: Callable[[], bool]) -> None:
+        begin, limit = monotonic(), self.search.time_limit
+        ours = [system for system in self.chosen if system in OURS]
+        for number, system in enumerate(ours):
+            if interrupted():
+                return
+            self._show(system.name)
+            left = None if limit is None else limit - (monotonic() - begin)
+            seconds = None if left is None else max(0.1, left / (len(ours) - number))
+            self.done.append(self._our_row(system, seconds))
+
+    def _our_row(self, system: System, seconds: float | None) -> Row:
         """Return the row of one of our plans, of which a step starts from the best known one."""
 
         def report(progress: Progress) -> None:
             best = "none" if progress.period is None else format_duration(progress.period)
-            show(f"{system.name}: {progress.solver}, best {best}")
+            self._show(f"{system.name}: {progress.solver}, best {best}")
 
-        scope, start, count = self.scope, None, config.microbatches
+        config, scope, start = self.config, self.search.scope, None
+        count = config.microbatches
         try:
             if system is LEAST_STEP:
                 scope = replace(scope, max_k=None, microbatches=count)
                 problem = Problem(chain=config.chain, platform=config.platform, scope=scope)
-                start = _shortest(known, problem)
+                start = _shortest(self.done, problem)
             result = solve(
                 config.chain,
                 config.platform,
                 scope=scope,
                 time_limit=seconds,
-                seed=self.seed,
-                workers=self.workers,
+                seed=self.search.seed,
+                workers=self.search.workers,
                 initial=None if start is None else start[1],
                 on_progress=report,
             )
@@ -200,7 +233,7 @@ def _shortest(known: Sequence[Row], problem: Problem) -> tuple[str, Plan] | None
         if plan is None:
             continue
         try:
-            step = as_answer(_as_step(plan, problem), problem)
+            step = as_warm_start(_as_step(plan, problem), problem)
         except InputError:
             continue
         found.append((row.system.name, step))
@@ -215,52 +248,6 @@ def _as_step(plan: Plan, problem: Problem) -> Plan:
     if count is None or plan.scope.microbatches is not None or not plan.rule.is_given:
         return plan
     return make_step(simulate(plan, count), problem)
-
-
-class _Rows:
-    """The rows of a comparison, filled one by one."""
-
-    def __init__(
-        self,
-        config: SystemConfig,
-        chosen: Sequence[System],
-        on_progress: Callable[[int, int, str], None],
-    ) -> None:
-        self.config = config
-        self.others = [system for system in chosen if system not in OURS]
-        self.ours = [system for system in chosen if system in OURS]
-        self.total = len(chosen)
-        self.on_progress = on_progress
-        self.done: list[Row] = []
-
-    def _show(self, words: str) -> None:
-        self.on_progress(len(self.done), self.total, words)
-
-    def fill(self, memory: MemoryReading, search: _Search) -> None:
-        """Add a row for each, or until somebody asks to stop."""
-        try:
-            with raising_stopped():
-                for system in self.others:
-                    self._show(system.name)
-                    self.done.append(_row(system, self.config, memory))
-        except Stopped:
-            return
-        # A search that is asked to stop ends with the best so far, which is a row.
-        with interrupts() as interrupted:
-            self._fill_ours(search, interrupted)
-
-    def _fill_ours(self, search: _Search, interrupted: Callable[[], bool]) -> None:
-        begin = monotonic()
-        for number, system in enumerate(self.ours):
-            if interrupted():
-                return
-            self._show(system.name)
-            seconds = None
-            if search.time_limit is not None:
-                left = search.time_limit - (monotonic() - begin)
-                seconds = max(0.1, left / (len(self.ours) - number))
-            row = search.row(system, self.config, seconds, self.done, self._show)
-            self.done.append(row)
 
 
 def _row(system: System, config: SystemConfig, memory: MemoryReading) -> Row:
@@ -310,7 +297,7 @@ def _why_none(result: Result) -> str:
 
 
 def _measured(system: System, result: Result, asked: int, count: int, note: str = "") -> Row:
-    """Return the row of a plan, whose step has so many micro-batches instead of those asked."""
+    """Return the row of a plan, whose step has `count` micro-batches instead of those asked."""
     assert result.plan is not None
     figures = measure_plan(result.plan, count, system.name)
     taken = f"a step of {figures.microbatches}" if figures.microbatches != asked else ""

@@ -11,8 +11,9 @@ from schedopt.chain import Chain
 from schedopt.comparing.measures import Figures
 from schedopt.platform import Platform
 from schedopt.problem import MemoryReading
-from schedopt.result import Result, as_ratio
+from schedopt.result import Result
 from schedopt.systems.catalogue import System
+from schedopt.validation import as_ratio
 
 COMPARISON_FORMAT: Final = "schedopt.comparison/1"
 
@@ -48,7 +49,7 @@ class Row:
     result : Result, optional
         The plan with what is known about it; or that our solver found none.
     note : str
-        Why there is no plan, or what is particular about it.
+        Why there is no plan, or a remark about it.
     """
 
     system: System

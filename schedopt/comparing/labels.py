@@ -1,14 +1,15 @@
-"""Numbers beside the points of a picture, and names beside the numbers."""
+"""Numbers next to the points of a picture, and the names behind the numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import hypot
 from typing import TYPE_CHECKING, Any, Final
 
 from schedopt.comparing.comparison import OURS, Row
+from schedopt.drawing.files import DARK
 from schedopt.drawing.looks import COLOURS
 
 if TYPE_CHECKING:
@@ -16,21 +17,21 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.transforms import Bbox
 
+Place = tuple[float, float]
+"""A place or a size, across and up."""
+Offset = tuple[float, float, float]
+"""A distance of `DISTANCES`, then how far to the right and up, in points of print."""
+
 BLUE, RED = COLOURS[0], COLOURS[2]
 GREY: Final = "#9a9a9a"
-DARK: Final = "#444444"
 LINE: Final = 10
 """The height of a name, in points of print."""
 GAP: Final = 2.5
 """Between the names of two numbers, in points of print."""
 DISTANCES: Final = (5, 9, 14, 20, 28, 38)
-"""Of a number from its point, in points of print."""
+"""Of a number from its point, in points of print; from the second on a line leads there."""
 CLOSE: Final = 5
 """Pixels up to which points have one number."""
-FAR: Final = 5.5
-"""From where on a line leads from a number to its point, in points of print."""
-CROSSING: Final = 100
-"""Pixels of a number covered that are as bad as a ninth of a line that runs over one."""
 DIRECTIONS: Final = ((1, 0), (-1, 0), (1, 1), (1, -1), (-1, 1), (-1, -1), (0, 1), (0, -1))
 
 
@@ -66,44 +67,35 @@ class Dot:
 
 
 def write_names(key: Axes, dots: Sequence[Dot]) -> None:
-    """Write the names of each number beside the plot, a line each."""
+    """Write the names behind each number next to the plot, a line each."""
     below = 0.0
     for number, dot in enumerate(dots, 1):
-        for position, row in enumerate(dot.rows):
-            _write_in_key(key, row.system.name, (20, below), dot)
-            if position == 0:
-                _write_in_key(key, str(number), (15, below), dot, ha="right", weight="bold")
-            below += LINE
-        below += GAP
+        bold = {"ha": "right", "weight": "bold"}
+        words: list[tuple[str, int, int, dict[str, Any]]] = [(str(number), 15, 0, bold)]
+        words += [(row.system.name, 20, LINE * line, {}) for line, row in enumerate(dot.rows)]
+        for text, right, down, looks in words:
+            key.annotate(
+                text,
+                (0, 1),
+                xycoords="axes fraction",
+                xytext=(right, -below - down),
+                textcoords="offset points",
+                va="baseline",
+                size=8,
+                color=dot.colour if dot.fits else DARK,
+                **looks,
+            )
+        below += LINE * len(dot.rows) + GAP
 
 
-def _write_in_key(key: Axes, words: str, place: tuple[float, float], dot: Dot, **more: Any) -> None:
-    """Write words so far to the right and below, in points of print."""
-    key.annotate(
-        words,
-        (0, 1),
-        xycoords="axes fraction",
-        xytext=(place[0], -place[1]),
-        textcoords="offset points",
-        va="baseline",
-        size=8,
-        color=dot.colour if dot.fits else DARK,
-        **more,
-    )
-
-
-def write_numbers(
-    figure: Figure, axes: Axes, groups: Sequence[tuple[Dot, tuple[float, float]]]
-) -> None:
-    """Write a number beside each point, where no other number and no point is, if there is room."""
+def write_numbers(figure: Figure, axes: Axes, groups: Sequence[tuple[Dot, Place]]) -> None:
+    """Write a number next to each point, where it covers least of other numbers and points."""
     from matplotlib.transforms import Bbox
 
-    whole = axes.get_window_extent()
-    places = [place for _, place in groups]
-    taken = [Bbox.from_bounds(x - 5, y - 5, 10, 10) for x, y in places]
+    taken = [Bbox.from_bounds(x - 5, y - 5, 10, 10) for _, (x, y) in groups]
     lines = (line.get_window_extent() for line in axes.lines if line.get_linestyle() == "--")
     taken += [Bbox.from_extents(line.x0 - 2, line.y0, line.x1 + 2, line.y1) for line in lines]
-    point = figure.dpi / 72
+    whole, point = axes.get_window_extent(), figure.dpi / 72
     for number, (dot, place) in enumerate(groups, 1):
         text = axes.annotate(
             str(number),
@@ -116,19 +108,28 @@ def write_numbers(
             va="center",
             arrowprops={"arrowstyle": "-", "color": GREY, "linewidth": 0.6, "shrinkB": 4},
         )
-        best = _best_place(place, text.get_window_extent().size, point, taken, whole)
-        taken.append(best)
-        if _distance(best, place) > FAR * point:
-            taken += [Bbox.from_bounds(x - 1, y - 1, 2, 2) for x, y in _leader(best, place)]
-        middle = (best.x0 + best.x1) / 2, (best.y0 + best.y1) / 2
-        text.set_position(((middle[0] - place[0]) / point, (middle[1] - place[1]) / point))
+        size = text.get_window_extent().size
+
+        def covered(offset: Offset, size: Place = size, place: Place = place) -> float:
+            box = Bbox.from_bounds(
+                place[0] + offset[1] * point - size[0] / 2,
+                place[1] + offset[2] * point - size[1] / 2,
+                *size,
+            )
+            outside = size[0] * size[1] - _shared(box, whole)
+            return round(sum(_shared(box, other) for other in taken) + outside)
+
+        away, *best = min(_offsets((size[0] / point, size[1] / point)), key=covered)
+        text.set_position((best[0], best[1]))
         if text.arrow_patch is not None:
-            text.arrow_patch.set_visible(_distance(best, place) > FAR * point)
+            text.arrow_patch.set_visible(away > DISTANCES[0])
+        x, y = place[0] + best[0] * point, place[1] + best[1] * point
+        taken.append(Bbox.from_bounds(x - size[0] / 2, y - size[1] / 2, *size))
 
 
-def close_together(axes: Axes, dots: Sequence[Dot]) -> list[tuple[Dot, tuple[float, float]]]:
+def close_together(axes: Axes, dots: Sequence[Dot]) -> list[tuple[Dot, Place]]:
     """Return dots with their places in pixels, those that cannot be told apart as one."""
-    groups: list[tuple[Dot, tuple[float, float]]] = []
+    groups: list[tuple[Dot, Place]] = []
     for dot in dots:
         x, y = (float(at) for at in axes.transData.transform((dot.size, dot.speed)))
         for number, (known, place) in enumerate(groups):
@@ -140,51 +141,15 @@ def close_together(axes: Axes, dots: Sequence[Dot]) -> list[tuple[Dot, tuple[flo
     return groups
 
 
-def _best_place(
-    place: tuple[float, float],
-    size: tuple[float, float],
-    point: float,
-    taken: Sequence[Bbox],
-    whole: Bbox,
-) -> Bbox:
-    """Return where a number of a size stands in pixels, near its place, over little else."""
-    from matplotlib.transforms import Bbox
-
-    wide, high = size
-    found: tuple[float, Bbox] | None = None
+def _offsets(size: Place) -> Iterator[Offset]:
+    """Yield how far from a point a number of a size may stand, the nearest places first."""
     for away, (right, up) in product(DISTANCES, DIRECTIONS):
-        x = place[0] + right * (away * point + wide / 2)
-        y = place[1] + up * (away * point * (0.6 if right else 1) + high / 2)
-        box = Bbox.from_bounds(x - wide / 2, y - high / 2, wide, high)
-        covered = sum(_shared(box, other) for other in taken) + wide * high - _shared(box, whole)
-        if away > FAR:
-            covered += CROSSING * sum(
-                other.contains(*at) for other in taken for at in _leader(box, place)
-            )
-        if found is None or covered < found[0] - 1:
-            found = covered, box
-        if covered < 1:
-            break
-    assert found is not None
-    return found[1]
+        high = away * (0.6 if right else 1)
+        yield away, right * (away + size[0] / 2), up * (high + size[1] / 2)
 
 
-def _leader(box: Bbox, place: tuple[float, float]) -> list[tuple[float, float]]:
-    """Return points on the line from a place to a box."""
-    x, y = min(max(place[0], box.x0), box.x1), min(max(place[1], box.y0), box.y1)
-    shares = [part / 12 for part in range(3, 12)]
-    return [(place[0] + q * (x - place[0]), place[1] + q * (y - place[1])) for q in shares]
-
-
-def _shared(one: Bbox, other: Bbox) -> float:
+def _shared(first: Bbox, second: Bbox) -> float:
     """Return the area that two boxes share."""
-    wide: float = min(one.x1, other.x1) - max(one.x0, other.x0)
-    high: float = min(one.y1, other.y1) - max(one.y0, other.y0)
+    wide: float = min(first.x1, second.x1) - max(first.x0, second.x0)
+    high: float = min(first.y1, second.y1) - max(first.y0, second.y0)
     return max(0.0, wide) * max(0.0, high)
-
-
-def _distance(box: Bbox, place: tuple[float, float]) -> float:
-    """Return how far a box is from a place."""
-    x: float = max(box.x0 - place[0], 0, place[0] - box.x1)
-    y: float = max(box.y0 - place[1], 0, place[1] - box.y1)
-    return hypot(x, y)

@@ -11,8 +11,8 @@ from schedopt.checking import check
 from schedopt.errors import InvalidPlanError
 from schedopt.plan import Plan
 from schedopt.problem import MemoryReading
-from schedopt.result import Ratio, as_ratio
 from schedopt.simulation import simulate
+from schedopt.validation import Ratio, as_ratio
 
 
 @dataclass(frozen=True, kw_only=True)

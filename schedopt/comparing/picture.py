@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from schedopt.comparing.comparison import Comparison, Row
 from schedopt.comparing.labels import (
-    DARK,
     GAP,
     LINE,
     Dot,
@@ -16,7 +15,14 @@ from schedopt.comparing.labels import (
     write_names,
     write_numbers,
 )
-from schedopt.drawing.files import save_figure
+from schedopt.drawing.files import (
+    DARK,
+    SIZE_UNITS,
+    pick_unit,
+    save_figure,
+    set_title,
+    style_axes,
+)
 from schedopt.units import format_bytes, printable
 
 if TYPE_CHECKING:
@@ -25,7 +31,6 @@ if TYPE_CHECKING:
 
 WIDTH, HEIGHT = 9.5, 5.4
 """Inches, the height at least."""
-SIZES: Final = (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("KB", 10**3), ("B", 1))
 KEY: Final = 0.3
 """The width of the names, over that of the plot."""
 HEAD: Final = 60
@@ -40,7 +45,7 @@ def save_comparison_picture(comparison: Comparison, path: str | Path) -> None:
     """Draw a comparison into a file, whole or not at all.
 
     Each system that has a plan is a point with a number, grey where it does not fit; its name
-    stands behind the number beside the plot. Lines stand at the memories that GPUs have. The same
+    stands behind the number next to the plot. Lines stand at the memories that GPUs have. The same
     comparison always gives the same bytes.
 
     Raises
@@ -61,7 +66,7 @@ def _figure(comparison: Comparison) -> Figure:
         for row in comparison.rows
         if row.figures is not None
     ]
-    unit = next((one for one in SIZES if max([*needed, *limits]) >= one[1]), SIZES[-1])
+    unit = pick_unit(SIZE_UNITS, [*needed, *limits])
     dots = _dots(comparison, unit[1])
     names = LINE * sum(len(dot.rows) for dot in dots) + GAP * len(dots)
     height = max(HEIGHT, (names + HEAD) / 72)
@@ -90,9 +95,7 @@ def _figure(comparison: Comparison) -> Figure:
     axes.set_ylim(0, 1.12 * max((dot.speed for dot in dots), default=0) or 1)
     axes.set_xlabel(f"memory of the fullest GPU in {unit[0]}, as {comparison.memory}")
     axes.set_ylabel("micro-batches a second")
-    axes.grid(color="#e5e5e5", linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
+    style_axes(axes)
     _write_title(figure, axes, comparison)
     figure.draw_without_rendering()
     groups = close_together(axes, dots)
@@ -155,13 +158,8 @@ def _write_above(
 def _write_title(figure: Figure, axes: Axes, comparison: Comparison) -> None:
     count, platform = len(comparison.platform.gpus), comparison.platform
     name = printable(comparison.chain.name) or "A chain"
-    title = figure.suptitle(
-        f"{name} on {count} GPU{'s' if count > 1 else ''}: throughput against memory",
-        weight="bold",
-        x=0.01,
-        ha="left",
-    )
-    title.set_fontsize(13)
+    gpus = f"{count} GPU{'s' if count > 1 else ''}"
+    set_title(figure, f"{name} on {gpus}: throughput against memory")
     link = platform.link
     if platform.network is not None:
         links = "links as in the platform"

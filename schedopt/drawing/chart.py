@@ -64,7 +64,7 @@ class Row:
     busy: Fraction
 
     def busy_in(self, parts: int, length_ns: int) -> list[float]:
-        """Return the share of each of so many equal parts of the time in which it works."""
+        """Return the share of each of `parts` equal parts of the time in which it works."""
         shares = [0.0] * parts
         for box in self.boxes:
             begin, end = box.start_ns * parts / length_ns, box.end_ns * parts / length_ns
@@ -94,7 +94,7 @@ class MemoryRow:
     lacks: bool
 
     def most_in(self, parts: int, length_ns: int) -> list[int]:
-        """Return the most bytes in each of so many equal parts of the time."""
+        """Return the most bytes in each of `parts` equal parts of the time."""
         most = [0] * parts
         ends = [level.start_ns for level in self.levels[1:]] + [length_ns]
         for level, end in zip(self.levels, ends, strict=True):

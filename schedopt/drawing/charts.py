@@ -7,9 +7,7 @@ from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from itertools import chain as joined
 
-from schedopt.account import Binding, GpuMemory, Level, bubble, find_binding, load, memory
-from schedopt.account.memory import memory_levels
-from schedopt.account.residencies import residencies
+from schedopt.account import GpuMemory, Level, PlanReport, memory_profile
 from schedopt.account.timeline import Timeline
 from schedopt.drawing.chart import Box, Chart, MemoryRow, Row, Span
 from schedopt.network import Resource
@@ -22,8 +20,14 @@ Run = tuple[Operation | Transfer, int, int, int, int | None, int]
 """What runs: the item, its first micro-batch, start, end, source GPU of a transfer, GPU."""
 
 
-def chart_plan(result: Result) -> Chart:
+def chart_plan(result: Result, report: PlanReport | None = None) -> Chart:
     """Return what a picture of a valid plan shows: its pattern, twice.
+
+    Parameters
+    ----------
+    result : Result
+    report : PlanReport, optional
+        Of its plan, where there is one already.
 
     Raises
     ------
@@ -33,25 +37,23 @@ def chart_plan(result: Result) -> Chart:
     plan = result.plan
     if plan is None:
         raise ValueError("there is no plan to show")
-    timeline, binding = Timeline(plan), find_binding(plan)
+    report = report or PlanReport(plan)
+    timeline, binding = report.timeline, report.binding
     period, repeat = plan.pattern.period_total_ns, timeline.length_ns
     # Replicas that take turns make a round of several periods, which shows the pattern by itself;
     # a step with a flush is shown once.
     once = repeat > period or plan.scope.microbatches is not None
     shown = repeat if once else 2 * period
     runs = list(_repeated(_runs(timeline), timeline, shown))
-    loads = load(plan)
-    levels = memory_levels(plan, residencies(plan), repeat)
+    levels = memory_profile(plan, report.residencies, repeat)
     return Chart(
         title=f"{plan.chain}",
-        facts=(f"{plan.platform}", *_facts(result, plan, binding), *_unused(plan)),
+        facts=(f"{plan.platform}", *_facts(result, report), *_unused(plan)),
         numbering="shift",
         length_ns=shown,
         repeats_from_ns=min(repeat, shown),
-        gpus=_gpu_rows(plan, runs, shown, [share.share for share in loads]),
-        memory=_memory_rows(
-            plan, [_tile(row, repeat, shown) for row in levels], memory(plan), binding
-        ),
+        gpus=_gpu_rows(plan, runs, shown, [load.share for load in report.loads]),
+        memory=_memory_rows(report, [_tile(row, repeat, shown) for row in levels], report.memory),
         links=_link_rows(plan, runs, shown),
         spans=tuple(
             Span(start, start + period, f"period {format_duration(period)}")
@@ -62,15 +64,15 @@ def chart_plan(result: Result) -> Chart:
     )
 
 
-def chart_simulation(simulation: Simulation) -> Chart:
-    """Return what a picture of a finite step shows."""
+def chart_simulation(simulation: Simulation, report: PlanReport | None = None) -> Chart:
+    """Return what a picture of a finite step shows; a report may be that of its plan."""
     plan, shown = simulation.plan, simulation.makespan_ns
     runs = [
         (event.item, event.first, event.start_ns, event.end_ns, event.source, event.gpu)
         for event in simulation.events
     ]
     shares = [Fraction(busy, shown) if shown else Fraction(0) for busy in simulation.busy_ns]
-    binding = find_binding(plan)
+    report = report or PlanReport(plan)
     return Chart(
         title=f"{plan.chain}",
         facts=(f"{plan.platform}", *_step_facts(simulation), *_unused(plan)),
@@ -78,7 +80,7 @@ def chart_simulation(simulation: Simulation) -> Chart:
         length_ns=max(1, shown),
         repeats_from_ns=max(1, shown),
         gpus=_gpu_rows(plan, runs, shown, shares),
-        memory=_memory_rows(plan, simulation.memory_levels, simulation.memory, binding),
+        memory=_memory_rows(report, simulation.memory_profile, simulation.memory),
         links=_link_rows(plan, runs, max(1, shown)),
         spans=tuple(_phases(simulation)),
         stages=len(plan.stages),
@@ -100,8 +102,8 @@ def _unused(plan: Plan) -> Iterator[str]:
         yield f"Without a stage: {unused}"
 
 
-def _facts(result: Result, plan: Plan, binding: Binding) -> Iterator[str]:
-    pattern = plan.pattern
+def _facts(result: Result, report: PlanReport) -> Iterator[str]:
+    pattern = report.plan.pattern
     assert result.period is not None
     whole = (
         ""
@@ -114,8 +116,8 @@ def _facts(result: Result, plan: Plan, binding: Binding) -> Iterator[str]:
     proven = "no bound" if bound is None else f"bound {format_duration(bound)}"
     gap = f", gap {float(result.gap):.2%}" if result.gap else ""
     yield f"Period {format_duration(result.period)}{whole}, {result.verdict} ({proven}{gap})"
-    yield f"Bubble {float(bubble(plan)):.1%}: idle time of the GPUs that have a stage"
-    yield f"Binding: {binding}"
+    yield f"Bubble {float(report.bubble):.1%}: idle time of the GPUs that have a stage"
+    yield f"Binding: {report.binding}"
 
 
 def _step_facts(simulation: Simulation) -> Iterator[str]:
@@ -210,13 +212,13 @@ def _ordered(boxes: list[Box]) -> tuple[Box, ...]:
 
 
 def _memory_rows(
-    plan: Plan,
-    levels: Iterable[tuple[Level, ...]],
-    needs: Iterable[GpuMemory],
-    binding: Binding,
+    report: PlanReport, levels: Iterable[tuple[Level, ...]], needs: Iterable[GpuMemory]
 ) -> tuple[MemoryRow, ...]:
-    at_most = [need.reading(plan.scope.memory) for need in memory(plan)]
-    short = {lack.gpu: lack.short_bytes - at_most[lack.gpu] for lack in binding.lacks}
+    plan = report.plan
+    short = {
+        shortfall.gpu: shortfall.short_bytes - report.needed_bytes[shortfall.gpu]
+        for shortfall in report.binding.shortfalls
+    }
     reading = [need.reading(plan.scope.memory) for need in needs]
     rows = list(levels)
     return tuple(

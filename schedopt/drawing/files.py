@@ -1,8 +1,9 @@
-"""Figures into files: SVG, PNG or PDF."""
+"""Figures in the style that all of them share, and into files: SVG, PNG or PDF."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from fractions import Fraction
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -10,9 +11,36 @@ from typing import TYPE_CHECKING, Final
 from schedopt.errors import InputError
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 SUFFIXES: Final = (".svg", ".png", ".pdf")
+DARK: Final = "#444444"
+"""What is neither data nor text."""
+TIME_UNITS: Final = (("s", 10**9), ("ms", 10**6), ("us", 10**3), ("ns", 1))
+SIZE_UNITS: Final = (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("KB", 10**3), ("B", 1))
+MARKERS: Final = "osD^vPX<>"
+DASHES: Final = ("-", "--", "-.", (0, (5, 1, 1, 1, 1, 1)))
+
+
+def pick_unit(
+    units: tuple[tuple[str, int], ...], values: Iterable[int | Fraction]
+) -> tuple[str, int]:
+    """Return the largest unit that the largest value reaches."""
+    most = max(values, default=0)
+    return next((unit for unit in units if most >= unit[1]), units[-1])
+
+
+def set_title(figure: Figure, text: str) -> None:
+    """Write what a figure is about above it."""
+    figure.suptitle(text, weight="bold", x=0.01, ha="left").set_fontsize(13)
+
+
+def style_axes(axes: Axes) -> None:
+    """Draw a pale grid behind the data, and no frame but the two axes."""
+    axes.grid(color="#e5e5e5", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def picture_suffix(path: str | Path) -> str:
@@ -26,7 +54,7 @@ def picture_suffix(path: str | Path) -> str:
     suffix = Path(path).suffix.lower()
     if suffix not in SUFFIXES:
         raise InputError(
-            f"{suffix or 'no ending'} is no kind of picture",
+            f"{suffix or 'no ending'} is not a kind of picture",
             way_out=f"End the name in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}",
             source=str(path),
         )

@@ -8,7 +8,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Final
 
 from schedopt.drawing.chart import Box, Chart, Row
-from schedopt.drawing.files import save_figure
+from schedopt.drawing.files import TIME_UNITS, pick_unit, save_figure
 from schedopt.drawing.looks import NAMES, colour, hatch
 from schedopt.units import format_bytes
 
@@ -89,8 +89,8 @@ def draw_picture(chart: Chart) -> Figure:
         if small < 4:
             top += link_height
             continue
-        _beside(axes, 0, middle, f"link {link.name} ", small, ha="right")
-        _beside(axes, chart.length_ns, middle, f"  {float(link.busy):.1%} busy", small)
+        _write(axes, 0, middle, f"link {link.name} ", small, ha="right")
+        _write(axes, chart.length_ns, middle, f"  {float(link.busy):.1%} busy", small)
         top += link_height
     _draw_spans(axes, chart, body)
     _draw_axis(axes, chart)
@@ -179,7 +179,7 @@ def _draw_labels(
 def _fit_label(
     labels: Sequence[str], width: float, height: float, size: float
 ) -> tuple[str, float, int] | None:
-    """Return what stands in a box of so many points, its size and its rotation, if anything fits.
+    """Return the label of a box of a size in points, its own size and rotation, if any fits.
 
     First smaller, then without the stage, then upright, and the kind alone only at the last.
     """
@@ -224,23 +224,23 @@ def _note(axes: Axes, chart: Chart, number: int, top: float, height: float, size
     """Write the name of a GPU, how busy it is and how full."""
     row = chart.gpus[number]
     busiest = number == chart.busiest
-    # Beside what they speak of where there is room for two lines, else in one.
+    # Next to what they speak of where there is room for two lines, else in one.
     two = height > 0.35 and bool(chart.memory)
     busy = f"  {float(row.busy):.1%} busy" + (", the most" if busiest and two else "")
     first, second = (0.28, 0.76) if two else (0.5, 0.5)
-    _beside(axes, 0, top + first * height, f"{row.name} ", size, ha="right")
+    _write(axes, 0, top + first * height, f"{row.name} ", size, ha="right")
     bold = "bold" if busiest else "normal"
-    _beside(axes, chart.length_ns, top + first * height, busy, size, weight=bold)
+    _write(axes, chart.length_ns, top + first * height, busy, size, weight=bold)
     if not chart.memory:
         return
     memory = chart.memory[number]
     used = f"memory {memory.share:.1%} of {format_bytes(memory.limit_bytes)}{memory.room}"
     bold = "bold" if memory.lacks else "normal"
     right = 0 if two else 10.5 * size
-    _beside(axes, chart.length_ns, top + second * height, f"  {used}", size, right, weight=bold)
+    _write(axes, chart.length_ns, top + second * height, f"  {used}", size, right, weight=bold)
 
 
-def _beside(
+def _write(
     axes: Axes,
     time_ns: int,
     middle: float,
@@ -290,11 +290,7 @@ def _draw_spans(axes: Axes, chart: Chart, body: float) -> None:
 
 
 def _draw_axis(axes: Axes, chart: Chart) -> None:
-    unit, factor = next(
-        (name, size)
-        for name, size in (("s", 10**9), ("ms", 10**6), ("us", 10**3), ("ns", 1))
-        if chart.length_ns >= size
-    )
+    unit, factor = pick_unit(TIME_UNITS, [chart.length_ns])
     axes.set_yticks([])
     axes.xaxis.set_major_formatter(lambda value, _: f"{value / factor:g}")
     axes.set_xlabel(f"time in {unit}", size=9)
@@ -317,10 +313,10 @@ def _draw_legend(figure: Figure, chart: Chart, height: float) -> None:
 
     boxes = [box for row in (*chart.gpus, *chart.links) for box in row.boxes]
     whats = [name for name in NAMES if any(box.what == name for box in boxes)]
-    told = f"The colour is the stage. {chart.legend}."
+    caption = f"The colour is the stage. {chart.legend}."
     work = []
     if _is_coarse(chart):
-        whats, told = [], "Too many operations to draw each."
+        whats, caption = [], "Too many operations to draw each."
         work.append(Patch(facecolor=BUSY, label="share of the time that is busy"))
     for what in whats:
         sample = Box(0, 1, what, 0, 0)
@@ -334,7 +330,7 @@ def _draw_legend(figure: Figure, chart: Chart, height: float) -> None:
         )
     memory = []
     if chart.memory:
-        told += " Dotted: the memory that decides (in the reading of the scope)."
+        caption += " Dotted: the memory that decides (in the reading of the scope)."
         label = "memory over time (the line above it is the limit)"
         memory.append(Patch(facecolor=ROOM, label=label))
     if any(memory.lacks for memory in chart.memory):
@@ -352,10 +348,4 @@ def _draw_legend(figure: Figure, chart: Chart, height: float) -> None:
             columnspacing=1.4,
             borderpad=0,
         )
-    figure.text(
-        0.2 / WIDTH,
-        0.06 / height,
-        told,
-        size=8,
-        va="bottom",
-    )
+    figure.text(0.2 / WIDTH, 0.06 / height, caption, size=8, va="bottom")

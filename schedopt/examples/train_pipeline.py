@@ -32,18 +32,18 @@ class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.mix, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.wide, self.narrow = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.up_proj, self.down_proj = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
 
     def forward(self, value: Tensor) -> Tensor:
         """Take and return (sample, position, width)."""
         of_heads = (*value.shape[:2], 3, HEADS, WIDTH // HEADS)
-        asked, known, told = self.mix(self.first(value)).view(of_heads).permute(2, 0, 3, 1, 4)
-        seen = functional.scaled_dot_product_attention(asked, known, told, is_causal=True)
-        value = value + self.out(seen.transpose(1, 2).flatten(2))
-        inner = functional.gelu(self.wide(self.second(value)))
-        added: Tensor = self.narrow(inner)
-        return value + added
+        query, key, values = self.qkv(self.first(value)).view(of_heads).permute(2, 0, 3, 1, 4)
+        attended = functional.scaled_dot_product_attention(query, key, values, is_causal=True)
+        value = value + self.out(attended.transpose(1, 2).flatten(2))
+        hidden = functional.gelu(self.up_proj(self.second(value)))
+        output: Tensor = self.down_proj(hidden)
+        return value + output
 
 
 class Language(nn.Module):
@@ -60,8 +60,8 @@ class Language(nn.Module):
         value = self.embedding(tokens)
         for layer in self.layers:
             value = layer(value)
-        found = self.head(self.norm(value))
-        return functional.cross_entropy(found.flatten(0, 1), following.flatten())
+        logits = self.head(self.norm(value))
+        return functional.cross_entropy(logits.flatten(0, 1), following.flatten())
 
 
 def build() -> tuple[nn.Module, dict[str, Tensor]]:

@@ -71,5 +71,7 @@ def make_layout(plan: Plan) -> str:
     for stage in plan.stages:
         row = [letters.get(place, "t") for place in blocks.places(*stage.layers)]
         runs = ((letter, len(list(run))) for letter, run in groupby(row))
-        parts.append("".join(one if many == 1 else f"{one}*{many}" for one, many in runs))
+        parts.append(
+            "".join(letter if count == 1 else f"{letter}*{count}" for letter, count in runs)
+        )
     return "|".join(parts)

@@ -25,8 +25,8 @@ def own_step(plan: Plan, microbatches: int, engine: Engine) -> Plan:
     InputError
         If it cannot run the stages, or not in the memory that there is.
     """
-    solve = f"schedopt solve --for {engine} --microbatches {microbatches}"
-    way_out = f"Find the best plan that it can run with {solve}"
+    named = f'Scope(engine="{engine}", microbatches={microbatches})'
+    way_out = f"Find the best plan that it can run: solve with {named}"
     try:
         why = why_not_stages(plan.chain, plan.stages, engine)
     except InputError as error:
@@ -40,7 +40,7 @@ def own_step(plan: Plan, microbatches: int, engine: Engine) -> Plan:
             engine,
             f"{microbatches} is no multiple of {ranks} GPUs, and the stages of a GPU take turns "
             "in groups of as many micro-batches",
-            f"Give --microbatches {below or ranks}",
+            f"Give {below or ranks} micro-batches",
         )
     scope = Scope(
         allocation="general",
@@ -69,7 +69,7 @@ def rank_count(plan: Plan) -> int:
 
 
 def describe(plan: Plan, own: Plan, engine: Engine) -> Iterator[str]:
-    """Yield lines about what is exported: what is carried over, and what that costs."""
+    """Yield lines about an export: what it carries over, and the cost."""
     name, count, ranks = TITLES[engine], own.pattern.k, rank_count(plan)
     order = "1F1B" if len(plan.stages) == ranks else "interleaved 1F1B"
     yield f"Made by schedopt {__version__} for {printable(plan.chain.name) or 'a chain'}."
@@ -90,7 +90,7 @@ def describe(plan: Plan, own: Plan, engine: Engine) -> Iterator[str]:
 
 
 def micro_batch_size(plan: Plan) -> int | None:
-    """Return the samples of a micro-batch, where the chain tells."""
+    """Return the samples of a micro-batch, where the chain says."""
     recipe = plan.chain.recipe
     found = None if recipe is None else recipe.arguments.get("batch")
     return found if isinstance(found, int) and found > 0 else None

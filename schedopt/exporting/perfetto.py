@@ -95,7 +95,7 @@ def _transfers(step: Simulation) -> Iterator[Event]:
 def _memory(step: Simulation) -> Iterator[Event]:
     yield name_process(MEMORY, "memory")
     for gpu in _used(step.plan):
-        for level in step.memory_levels[gpu]:
+        for level in step.memory_profile[gpu]:
             # What takes no time holds its memory for an instant.
             for count in dict.fromkeys((level.most, level.count)):
                 yield counting(f"GPU {gpu}", MEMORY, level.start_ns, count, "bytes")

@@ -43,7 +43,7 @@ def rows_without_recompute(
             raise refused(
                 target,
                 f"stage {number} computes layers again, which no action of torch's runtime does",
-                "Solve without --recompute, or train with schedopt.torch, whose stages compute "
+                "Solve without Scope.recompute, or train with schedopt.torch, whose stages compute "
                 "them again within their backward",
             )
     return make_rows(plan, make_actions(plan, microbatches)).ranks

@@ -121,8 +121,8 @@ def _parts(plan: Plan, microbatches: int) -> list[list[str]]:
 
 def _way_out(microbatches: int) -> str:
     return (
-        f"Solve with --for megatron --microbatches {microbatches}, which cuts between whole blocks "
-        "and places stages in a loop"
+        f'Solve with Scope(engine="megatron", microbatches={microbatches}), which cuts between '
+        "whole blocks and places stages in a loop"
     )
 
 

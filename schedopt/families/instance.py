@@ -12,9 +12,8 @@ from schedopt.chain import Chain, Layer
 from schedopt.errors import InputError
 from schedopt.platform import Platform
 from schedopt.problem import Problem, Scope
-from schedopt.result import as_ratio
 from schedopt.stage import Stage
-from schedopt.validation import as_tuple, check_whole, show
+from schedopt.validation import as_ratio, as_tuple, check_whole, show
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +46,9 @@ class Fact:
 
     def __post_init__(self) -> None:
         if not isinstance(self.scope, Scope):
-            raise InputError(f"{show(self.scope)} is no Scope", field="scope")
+            raise InputError(
+                f"{show(self.scope)} is not a Scope", field="scope", way_out="Give a schedopt.Scope"
+            )
         if self.period is not None and not (isinstance(self.period, Fraction) and self.period > 0):
             raise InputError(
                 f"{show(self.period)} is no period",
@@ -96,10 +97,7 @@ class Instance:
     known: tuple[Fact, ...] = ()
 
     def __post_init__(self) -> None:
-        as_tuple(self, "known")
-        for position, fact in enumerate(self.known):
-            if not isinstance(fact, Fact):
-                raise InputError(f"{show(fact)} is no Fact", field=f"known[{position}]")
+        as_tuple(self, "known", Fact)
         Problem(chain=self.chain, platform=self.platform)
 
 

@@ -1,4 +1,4 @@
-"""Numbers for 3-partition: with groups and without, and the search that tells the two apart.
+"""Numbers for 3-partition: with groups and without, and the search that decides which.
 
 Given 3 m numbers that add up to m V, each between V / 4 and V / 2: are there m groups of three that
 add up to V each? NP-complete in the strong sense (Garey and Johnson 1979, problem SP15).
@@ -55,12 +55,12 @@ def draw_numbers(m: int, total: int, seed: int, *, solvable: bool) -> tuple[int,
 def draw_triples(m: int, total: int, seed: int) -> tuple[tuple[int, ...], list[Triple]]:
     """Return numbers as `draw_numbers` does, with the groups in which they were drawn."""
     draw, low, high = _source(m, total, seed, solvable=True)
-    numbers = [one for _ in range(m) for one in _draw_triple(draw, low, high, total)]
+    numbers = [number for _ in range(m) for number in _draw_triple(draw, low, high, total)]
     order = [*range(3 * m)]
     draw.shuffle(order)
-    place = {one: at for at, one in enumerate(order)}
-    groups = [(place[one], place[one + 1], place[one + 2]) for one in range(0, 3 * m, 3)]
-    return tuple(numbers[one] for one in order), groups
+    place = {index: at for at, index in enumerate(order)}
+    groups = [(place[first], place[first + 1], place[first + 2]) for first in range(0, 3 * m, 3)]
+    return tuple(numbers[index] for index in order), groups
 
 
 def draw_without_triples(m: int, total: int, seed: int) -> tuple[int, ...]:

@@ -30,7 +30,7 @@ class Reduction:
     Parameters
     ----------
     theorem : {1, 2}
-        1: each number is a layer that takes so many ns forward and nothing back, on m GPUs; all
+        1: each number is a layer that takes that many ns forward and nothing back, on m GPUs; all
         sizes are 0. A plan of period V, with any allocation, has a group on each GPU.
         2: 2 GPUs with memory m. m layers of V on the second GPU; the numbers on the first; then
         2 m layers of V with an activation of 1, on the second and the first GPU in turn. Nothing
@@ -117,15 +117,15 @@ class Reduction:
                 ]
                 for gpu in range(self.m)
             ]
-        forwards = (one for one in plan.pattern.operations if one.kind == "F")
+        forwards = (operation for operation in plan.pattern.operations if operation.kind == "F")
         groups: list[list[int]] = [[]]
-        for one in sorted(forwards, key=lambda one: one.start_ns):
-            if plan.stages[one.stage].gpus != (0,):
+        for operation in sorted(forwards, key=lambda operation: operation.start_ns):
+            if plan.stages[operation.stage].gpus != (0,):
                 continue
-            if one.stage >= 4 * self.m:
+            if operation.stage >= 4 * self.m:
                 groups.append([])
             else:
-                groups[-1].append(one.stage - self.m)
+                groups[-1].append(operation.stage - self.m)
         # What comes before the first of them comes behind the last.
         return [group for group in [groups[0] + groups[-1], *groups[1:-1]] if group]
 

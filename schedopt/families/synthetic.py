@@ -15,7 +15,7 @@ from schedopt.units import parse_bytes
 from schedopt.validation import LARGEST, as_whole
 
 GPUS: Final = 4
-"""How many GPUs an instance is for, unless told."""
+"""How many GPUs an instance is for by default."""
 
 
 def uniform_chain(
@@ -31,7 +31,7 @@ def uniform_chain(
 ) -> Instance:
     """Return equal layers.
 
-    Some GPU runs at least m = ceil(layers / gpus) of them, whatever the allocation and k. Stages
+    Some GPU runs at least m = ceil(layers / gpus) of them, for any allocation and k. Stages
     of m layers reach that period if the memory holds m layers with an activation for each stage;
     with less, nothing is said to be known.
 

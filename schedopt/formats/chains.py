@@ -13,7 +13,7 @@ from schedopt.formats.writing import to_text, write_whole
 
 
 def chain_document(chain: Chain) -> dict[str, Any]:
-    """Return a chain as a JSON document without its format; what is absent is left out."""
+    """Return a chain as a JSON document without its format; absent fields are left out."""
     document = dump_plain(chain, Chain, exclude={"provenance": True, "recipe": {"arguments"}})
     layers = [
         {name: layer[name] for name in ("name", *layer) if layer[name] != ""}

@@ -26,7 +26,7 @@ def adapter(kind: type[T]) -> TypeAdapter[T]:
     return _ADAPTERS[kind]
 
 
-def build(kind: type[T], document: Mapping[str, Any], beside: Sequence[str] = ()) -> T:
+def build(kind: type[T], document: Mapping[str, Any], others: Sequence[str] = ()) -> T:
     """Make an object of a data class from a JSON document, strictly.
 
     Parameters
@@ -35,7 +35,7 @@ def build(kind: type[T], document: Mapping[str, Any], beside: Sequence[str] = ()
         The data class.
     document : mapping
         What the file holds.
-    beside : sequence of str
+    others : sequence of str
         Other names that the same object of the file may hold, to suggest for a misspelt one.
 
     Raises
@@ -46,11 +46,11 @@ def build(kind: type[T], document: Mapping[str, Any], beside: Sequence[str] = ()
     try:
         return adapter(kind).validate_json(json.dumps(document))
     except ValidationError as error:
-        raise explain(error, kind, beside) from None
+        raise explain(error, kind, others) from None
 
 
 def dump_plain(value: T, kind: type[T], **options: Any) -> dict[str, Any]:
-    """Return an object of a data class as a JSON document, what is absent left out.
+    """Return an object of a data class as a JSON document, absent fields left out.
 
     Raises
     ------
@@ -70,10 +70,10 @@ def dump_plain(value: T, kind: type[T], **options: Any) -> dict[str, Any]:
     return document
 
 
-def explain(error: ValidationError, kind: type, beside: Sequence[str] = ()) -> InputError:
+def explain(error: ValidationError, kind: type, others: Sequence[str] = ()) -> InputError:
     """Turn the first of pydantic's errors into ours."""
     # A misspelt field is also a missing one: name the spelling, not the gap.
-    problems = sorted(error.errors(include_url=False), key=lambda one: one["type"] == "missing")
+    problems = sorted(_of_one_member(error), key=lambda problem: problem["type"] == "missing")
     first = problems[0]
     place = first["loc"]
     path = _path(place)
@@ -81,7 +81,7 @@ def explain(error: ValidationError, kind: type, beside: Sequence[str] = ()) -> I
     if isinstance(cause, InputError):
         found = cause.within(path)
     elif first["type"] == "unexpected_keyword_argument":
-        names = [*_names_at(kind, place[:-1]), *(beside if len(place) == 1 else ())]
+        names = [*_names_at(kind, place[:-1]), *(others if len(place) == 1 else ())]
         near = get_close_matches(str(place[-1]), names, n=1)
         way_out = f"Did you mean {near[0]}?" if near else "Leave it out"
         found = InputError("is not known", field=path, way_out=way_out)
@@ -89,8 +89,27 @@ def explain(error: ValidationError, kind: type, beside: Sequence[str] = ()) -> I
         rule, way_out = _words(first["type"], first.get("ctx", {}), first["input"])
         found = InputError(rule, field=path, way_out=way_out)
     if len(problems) > 1:
-        others = f"and {len(problems) - 1} more after this one"
-        found.way_out = f"{found.way_out} ({others})" if found.way_out else others
+        more = f"and {len(problems) - 1} more after this one"
+        found.way_out = f"{found.way_out} ({more})" if found.way_out else more
+    return found
+
+
+def _of_one_member(error: ValidationError) -> list[dict[str, Any]]:
+    """Return pydantic's errors, of a field that may be words or data those of what was given.
+
+    There pydantic reports both, with the name of the class behind that of the field.
+    """
+    problems: list[dict[str, Any]] = [{**one} for one in error.errors(include_url=False)]
+    either = {one["loc"][:-1]: one["input"] for one in problems if one["loc"][-1:] == ("str",)}
+    found = []
+    for problem in problems:
+        place, kept = problem["loc"], True
+        for field in sorted(either, key=len, reverse=True):
+            if place[: len(field)] == field and len(place) > len(field):
+                kept &= (place[len(field)] == "str") != isinstance(either[field], dict | list)
+                place = (*field, *place[len(field) + 1 :])
+        if kept:
+            found.append({**problem, "loc": place})
     return found
 
 
@@ -116,7 +135,7 @@ def _words(kind: str, context: Mapping[str, Any], given: object) -> tuple[str, s
         return "is missing", "Add it"
     if kind.startswith("int"):
         return f"{shown} is not a whole number", "Give an integer, without quotes or decimals"
-    if kind == "literal_error":
+    if kind in ("literal_error", "enum"):
         return f"{shown} is not known", f"Choose {context['expected']}"
     plain = {
         "string_type": ("is not text", "Put it in quotes"),

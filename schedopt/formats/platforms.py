@@ -15,7 +15,7 @@ from schedopt.formats.reading import read_document
 from schedopt.formats.writing import to_text, write_whole
 from schedopt.network import Duplex, Link, Network, Node, NodeLink, check_name
 from schedopt.platform import PLATFORM_FORMAT, Gpu, Platform
-from schedopt.units import parse_bandwidth, parse_bytes, parse_duration
+from schedopt.units import parse_bandwidth, parse_duration
 from schedopt.validation import STRICT, as_whole
 
 FIELDS: Final = {
@@ -106,23 +106,8 @@ class TypedNode:
                         way_out="Leave it out, or say how many GPUs the node has",
                     )
             return ()
-        kept = self.reserved if isinstance(self.reserved, list) else [self.reserved] * self.gpus
-        if len(kept) != self.gpus:
-            raise InputError(
-                f"{len(kept)} entries for {self.gpus} GPUs",
-                field="reserved",
-                way_out="Give one entry for all GPUs, or one for each",
-            )
         with _names_of_files():
-            plain = Platform(self.gpus, self.memory, speed=self.speed).gpus
-            return tuple(
-                Gpu(
-                    memory_bytes=gpu.memory_bytes,
-                    reserved_bytes=parse_bytes(reserved, field="reserved"),
-                    speed=gpu.speed,
-                )
-                for gpu, reserved in zip(plain, kept, strict=True)
-            )
+            return Platform(self.gpus, self.memory, reserved=self.reserved, speed=self.speed).gpus
 
 
 @dataclass(frozen=True, kw_only=True)

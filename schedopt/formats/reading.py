@@ -41,7 +41,7 @@ def read_format(path: str | Path) -> object:
     Raises
     ------
     InputError
-        If it cannot be read, or is no JSON object.
+        If it cannot be read, or is not a JSON object.
     """
     with naming_file(path):
         return parse_object(decode(read_bytes(path))).get("format")

@@ -114,7 +114,7 @@ def _result(document: dict[str, Any]) -> Result:
 
 def _plan(document: dict[str, Any]) -> Plan:
     try:
-        return build(Plan, document, beside=(*_RESULT_FIELDS, "chain_sha256"))
+        return build(Plan, document, others=(*_RESULT_FIELDS, "chain_sha256"))
     except InputError as error:
         # A problem names what its chain lacks as the file of the chain would.
         raise (error.within("chain") if error.field.startswith("layers[") else error) from None

@@ -14,7 +14,7 @@ from schedopt.errors import InputError
 from schedopt.formats.values import check_values
 
 WIDTH: Final = 110
-"""What fits into so many characters stands on one line: a layer, an operation."""
+"""What fits into this many characters stands on one line: a layer, an operation."""
 
 
 def to_text(document: dict[str, Any] | list[Any]) -> str:
@@ -63,7 +63,7 @@ def _holds_objects(value: Any) -> bool:
 
 
 def write_whole(path: str | Path, content: str | bytes) -> None:
-    """Write a file whole or not at all: to a temporary beside it, then in its place.
+    """Write a file whole or not at all: to a temporary next to it, then in its place.
 
     A text is written as UTF-8.
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
+from statistics import median
 from typing import Any, Final, Literal, get_args
 
 from schedopt.chain import Chain, Layer
@@ -14,8 +16,7 @@ from schedopt.importing import dnn_partitioning, pipedream, piper
 from schedopt.importing.graph import Graph, Node
 from schedopt.importing.linearising import Group, linearise, merge
 from schedopt.importing.reading import read_file
-from schedopt.importing.suspicions import suspicions
-from schedopt.units import printable
+from schedopt.units import format_duration, printable
 from schedopt.validation import as_whole, show
 
 Source = Literal["pipedream", "dnn-partitioning", "piper"]
@@ -24,7 +25,15 @@ SOURCES: Final[tuple[Source, ...]] = get_args(Source)
 CUTS: Final[tuple[Cuts, ...]] = get_args(Cuts)
 MOST_COPIES: Final = 64
 LONGEST_LIST: Final = 20
-"""The provenance names so many nodes; of more it says how many."""
+"""The provenance names up to this many nodes; of more it gives the number."""
+
+FACTOR: Final = 10
+"""Forward and backward of one node rarely differ by more."""
+FACTOR_ALIKE: Final = 3
+"""Nodes with the same description rarely differ by more from one another."""
+SHARE: Final = 100
+"""What takes less than this part of the whole is left alone: small times are noise."""
+SHOWN: Final = 5
 
 _READERS: Final[dict[str, tuple[Callable[[str], Graph], str]]] = {
     "pipedream": (pipedream.read_pipedream, pipedream.EXPECTED),
@@ -132,11 +141,11 @@ def _check_format(text: str, source: str) -> None:
     if found is not None:
         raise InputError(
             f"this looks like {found}, not {source}; {expected}",
-            way_out=f"Read it with --from {found}",
+            way_out=f'Read it with import_chain(source="{found}")',
         )
     if text.lstrip().startswith("{") == (source == "pipedream"):
         raise InputError(
-            f"this is not {source}; {expected}", way_out=f"Choose --from {' or '.join(SOURCES)}"
+            f"this is not {source}; {expected}", way_out=f"Choose {' or '.join(SOURCES)}"
         )
 
 
@@ -208,9 +217,57 @@ def _notes(
         )
     if absorbed:
         notes.append(f"Without a time, so part of the layer that feeds them: {_few(absorbed)}.")
-    return tuple(printable(note) for note in (*notes, *graph.remarks, *suspicions(graph)))
+    return tuple(printable(note) for note in (*notes, *graph.remarks, *_odd_times(graph)))
 
 
 def _few(names: Sequence[str]) -> str:
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
     return ", ".join(f"{name:.40}" for name in names[:5]) + more
+
+
+def _odd_times(graph: Graph) -> tuple[str, ...]:
+    """Return warnings of backward times that seem to sit on the wrong node."""
+    forward = sum(node.forward_ns for node in graph.nodes)
+    backward = sum(node.backward_ns for node in graph.nodes)
+    usual = _usual_ratios(graph)
+    long, short = [], []
+    for node in graph.nodes:
+        alike = usual.get(node.description)
+        if node.backward_ns * SHARE > backward and (
+            node.backward_ns > FACTOR * node.forward_ns
+            or (alike is not None and node.backward_ns > FACTOR_ALIKE * alike * node.forward_ns)
+        ):
+            long.append(node)
+        if node.forward_ns * SHARE > forward and node.forward_ns > FACTOR * node.backward_ns:
+            short.append(node)
+    found = [
+        f"Suspicious: the backward seems too {word} for its forward: {_name_times(nodes)}."
+        for word, nodes in (("long", long), ("short", short))
+        if nodes
+    ]
+    if found:
+        found.append(
+            "A profiler may have booked a backward on the wrong node. The times are kept as they "
+            "are in the file."
+        )
+    return tuple(found)
+
+
+def _usual_ratios(graph: Graph) -> dict[str, Fraction]:
+    """Return the median of backward to forward of nodes that compute the same."""
+    ratios: dict[str, list[Fraction]] = {}
+    for node in graph.nodes:
+        if node.description and node.forward_ns:
+            ratio = Fraction(node.backward_ns, node.forward_ns)
+            ratios.setdefault(node.description, []).append(ratio)
+    return {text: median(values) for text, values in ratios.items() if len(values) >= 3}
+
+
+def _name_times(nodes: list[Node]) -> str:
+    parts = [
+        f"{node.name} (forward {format_duration(node.forward_ns)}, "
+        f"backward {format_duration(node.backward_ns)})"
+        for node in nodes[:SHOWN]
+    ]
+    more = len(nodes) - SHOWN
+    return "; ".join(parts) + (f"; and {more} more" if more > 0 else "")

@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import Final
 
 from schedopt.errors import InputError
-from schedopt.importing.graph import Graph, Names, Node, make_graph
+from schedopt.importing.graph import Graph, Node, make_graph, read_edges, read_names
 from schedopt.importing.reading import MILLISECONDS, Item, as_bytes, as_nanoseconds, parse_json
 from schedopt.validation import show
 
@@ -40,19 +40,10 @@ def read_dnn_partitioning(text: str) -> Graph:
         Naming the field.
     """
     document = parse_json(text)
-    names = Names()
-    halves = []
-    for item in document.get("nodes").entries():
-        names.add(item.get("id").identity(), f"{item.path}.id")
-        halves.append(_read_half(item))
+    names = read_names(document)
+    halves = [_read_half(item) for item in document.get("nodes").entries()]
     backward = _pair(halves)
-    edges = []
-    for item in document.get("edges").entries():
-        source, target = (
-            names.find(item.get(key).identity(), f"{item.path}.{key}")
-            for key in ("sourceId", "destId")
-        )
-        edges.append((source, target, item.get("size").exact()))
+    edges = list(read_edges(document, names, "size"))
     outputs = _outputs(backward, edges)
     forward = {half: index for index, half in enumerate(backward)}
     nodes = [_join(halves[ahead], halves[back], outputs[ahead]) for ahead, back in backward.items()]

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from fractions import Fraction
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
 
 from schedopt.errors import InputError
+from schedopt.importing.reading import Item
 from schedopt.validation import show
+
+if TYPE_CHECKING:
+    import networkx
 
 MOST_NODES: Final = 20_000
 
@@ -76,19 +82,25 @@ class Graph:
     dropped: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
 
-    def feeders(self) -> list[list[int]]:
-        """Return for each node those whose output it reads."""
-        found: list[list[int]] = [[] for _ in self.nodes]
-        for source, target in self.edges:
-            found[target].append(source)
-        return found
+    @cached_property
+    def directed(self) -> networkx.DiGraph:
+        """The positions of the nodes, and the edges between them."""
+        import networkx
 
+        directed = networkx.DiGraph()
+        directed.add_nodes_from(range(len(self.nodes)))
+        directed.add_edges_from(self.edges)
+        return directed
+
+    @cached_property
+    def feeders(self) -> list[list[int]]:
+        """For each node those whose output it reads."""
+        return [list(self.directed.pred[node]) for node in range(len(self.nodes))]
+
+    @cached_property
     def readers(self) -> list[list[int]]:
-        """Return for each node those that read its output."""
-        found: list[list[int]] = [[] for _ in self.nodes]
-        for source, target in self.edges:
-            found[source].append(target)
-        return found
+        """For each node those that read its output."""
+        return [list(self.directed.succ[node]) for node in range(len(self.nodes))]
 
 
 @dataclass
@@ -120,6 +132,24 @@ class Names:
                 way_out="Add the node, or leave the edge out",
             )
         return self.positions[name]
+
+
+def read_names(document: Item) -> Names:
+    """Return the ids of the nodes of a JSON profile, in the order of the file."""
+    names = Names()
+    for item in document.get("nodes").entries():
+        names.add(item.get("id").identity(), f"{item.path}.id")
+    return names
+
+
+def read_edges(document: Item, names: Names, size: str) -> Iterator[tuple[int, int, Fraction]]:
+    """Yield source, target and size of the edges of a JSON profile."""
+    for item in document.get("edges").entries():
+        source, target = (
+            names.find(item.get(key).identity(), f"{item.path}.{key}")
+            for key in ("sourceId", "destId")
+        )
+        yield source, target, item.get(size).exact()
 
 
 def make_graph(
@@ -159,7 +189,7 @@ def make_graph(
 def _check_cycles(graph: Graph) -> None:
     import networkx
 
-    directed = networkx.DiGraph(graph.edges)
+    directed = graph.directed
     if networkx.is_directed_acyclic_graph(directed):
         return
     # Searching the whole graph for a cycle takes time that grows with its square.
@@ -178,10 +208,7 @@ def _check_cycles(graph: Graph) -> None:
 def _check_parts(graph: Graph) -> None:
     import networkx
 
-    undirected = networkx.Graph()
-    undirected.add_nodes_from(range(len(graph.nodes)))
-    undirected.add_edges_from(graph.edges)
-    parts = [min(part) for part in networkx.connected_components(undirected)]
+    parts = [min(part) for part in networkx.weakly_connected_components(graph.directed)]
     if len(parts) > 1:
         first, second = (show(graph.nodes[position].name) for position in sorted(parts)[:2])
         raise InputError(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from schedopt.errors import InputError
 from schedopt.importing.graph import Graph
@@ -44,7 +45,9 @@ def linearise(graph: Graph) -> tuple[Group, ...]:
     InputError
         If no node takes any time.
     """
-    order = _order(graph)
+    import networkx
+
+    order = list(networkx.lexicographical_topological_sort(graph.directed))
     layer_of = _place(graph, order)
     count = 1 + max(layer_of)
     members: list[list[int]] = [[] for _ in range(count)]
@@ -82,22 +85,13 @@ def merge(groups: Sequence[Group]) -> tuple[Group, ...]:
     return tuple(merged)
 
 
-def _order(graph: Graph) -> list[int]:
-    import networkx
-
-    directed = networkx.DiGraph()
-    directed.add_nodes_from(range(len(graph.nodes)))
-    directed.add_edges_from(graph.edges)
-    return list(networkx.lexicographical_topological_sort(directed))
-
-
 def _place(graph: Graph, order: list[int]) -> list[int]:
     """Return the layer of each node, so that no edge leads backwards.
 
     A node without a time lies as early as what it reads allows. One that reads nothing measured
     lies as late as those that read it allow.
     """
-    feeders, readers = graph.feeders(), graph.readers()
+    feeders, readers = graph.feeders, graph.readers
     layer_of: dict[int, int] = {}
     for node in order:
         if graph.nodes[node].takes_time:
@@ -125,7 +119,7 @@ def _saved(graph: Graph, order: list[int], layer_of: list[int]) -> tuple[list[in
     A node without a time that reads one measured tensor is a view of it and keeps nothing. A node
     in place shares the storage of the layer before, and holds it alone where that lies elsewhere.
     """
-    feeders, readers = graph.feeders(), graph.readers()
+    feeders, readers = graph.feeders, graph.readers
     saved, over, root = [0] * len(order), [0] * len(order), list(range(len(order)))
     for position in order:
         node = graph.nodes[position]
@@ -156,7 +150,7 @@ def _live(graph: Graph, layer_of: list[int], count: int) -> tuple[list[int], lis
     """Return for each layer the bytes and the number of the tensors that are live after it."""
     sizes, tensors = [0] * (count + 1), [0] * (count + 1)
     unread = 0
-    for node, readers in enumerate(graph.readers()):
+    for node, readers in enumerate(graph.readers):
         size, first = graph.nodes[node].output_bytes, layer_of[node]
         if not readers and first == count - 1:
             unread += size
@@ -165,14 +159,6 @@ def _live(graph: Graph, layer_of: list[int], count: int) -> tuple[list[int], lis
             for changes, amount in ((sizes, size), (tensors, 1)):
                 changes[first] += amount
                 changes[last] -= amount
-    sizes, tensors = _running(sizes[:count]), _running(tensors[:count])
+    sizes, tensors = (list(accumulate(changes[:count])) for changes in (sizes, tensors))
     sizes[-1] = unread
     return sizes, tensors
-
-
-def _running(changes: Iterable[int]) -> list[int]:
-    total, found = 0, []
-    for change in changes:
-        total += change
-        found.append(total)
-    return found

@@ -6,7 +6,7 @@ from fractions import Fraction
 from typing import Final
 
 from schedopt.errors import InputError
-from schedopt.importing.graph import Graph, Names, Node, make_graph
+from schedopt.importing.graph import Graph, Node, make_graph, read_edges, read_names
 from schedopt.importing.reading import SECONDS, Item, as_bytes, as_nanoseconds, parse_json
 from schedopt.units import format_bytes
 
@@ -26,19 +26,11 @@ def read_piper(text: str) -> Graph:
         Naming the field.
     """
     document = parse_json(text)
-    names = Names()
-    items = document.get("nodes").entries()
-    for item in items:
-        names.add(item.get("id").identity(), f"{item.path}.id")
+    names, items = read_names(document), document.get("nodes").entries()
     edges = []
     leaving: dict[int, list[Fraction]] = {}
     touching: dict[int, list[Fraction]] = {}
-    for item in document.get("edges").entries():
-        source, target = (
-            names.find(item.get(key).identity(), f"{item.path}.{key}")
-            for key in ("sourceId", "destId")
-        )
-        size = item.get("communicationCost").exact()
+    for source, target, size in read_edges(document, names, "communicationCost"):
         edges.append((source, target))
         leaving.setdefault(source, []).append(size)
         for end in (source, target):

@@ -30,33 +30,33 @@ class Recorder:
 
     def __init__(self, permanent: Iterable[Tensor]) -> None:
         self._permanent = {storage_key(tensor) for tensor in permanent}
-        self._layers: list[list[weakref.ref[_Holder]]] = []
+        self._layers: list[list[weakref.ref[SavedTensor]]] = []
 
     @contextmanager
     def layer(self) -> Iterator[None]:
         """Record what is saved inside as that of the next layer."""
-        holders: list[weakref.ref[_Holder]] = []
+        holders: list[weakref.ref[SavedTensor]] = []
         self._layers.append(holders)
 
-        def pack(tensor: Tensor) -> _Holder:
-            holder = _Holder(tensor)
+        def pack(tensor: Tensor) -> SavedTensor:
+            holder = SavedTensor(tensor)
             holders.append(weakref.ref(holder))
             return holder
 
-        with torch.autograd.graph.saved_tensors_hooks(pack, _Holder.unpack):
+        with torch.autograd.graph.saved_tensors_hooks(pack, SavedTensor.unpack):
             yield
 
     def held(self) -> list[Storages]:
         """Return what each layer holds now; call it between the forwards and the backwards."""
         return [self._storages(holders) for holders in self._layers]
 
-    def _storages(self, holders: list[weakref.ref[_Holder]]) -> Storages:
+    def _storages(self, holders: list[weakref.ref[SavedTensor]]) -> Storages:
         tensors = [holder.tensor for reference in holders if (holder := reference()) is not None]
         sizes = {storage_key(tensor): storage_bytes(tensor) for tensor in tensors}
         return {key: size for key, size in sizes.items() if key not in self._permanent}
 
 
-class _Holder:
+class SavedTensor:
     """What autograd holds in place of a saved tensor: it lives as long as the graph."""
 
     def __init__(self, tensor: Tensor) -> None:
@@ -68,6 +68,7 @@ class _Holder:
         self.tensor = tensor.detach()
 
     def unpack(self) -> Tensor:
+        """Return the tensor for the backward."""
         return self.tensor
 
 

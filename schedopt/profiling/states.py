@@ -1,4 +1,4 @@
-"""What lies on the GPU whatever the schedule: parameters, gradients, optimizer state, buffers."""
+"""What lies on the GPU under any schedule: parameters, gradients, optimizer state, buffers."""
 
 from __future__ import annotations
 

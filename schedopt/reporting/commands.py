@@ -47,8 +47,8 @@ def commands(plan: Plan, file: str, step: Simulation) -> Iterator[tuple[str, str
     model = _model(plan)
     yield (
         f"schedopt run {name} --model {model} --device cuda {count}",
-        "trains the model, cut where the plan says, and prints what was measured beside what was "
-        "predicted",
+        "trains the model, cut where the plan says, and prints what was measured next to what "
+        "was predicted",
     )
     if len({gpu for stage in plan.stages for gpu in stage.gpus}) % 2 == 0:
         yield (
@@ -58,7 +58,7 @@ def commands(plan: Plan, file: str, step: Simulation) -> Iterator[tuple[str, str
 
 
 def _stretch(step: Simulation) -> str:
-    """Return the option that makes a step of sleeping layers take about 10 s, if it is needed."""
+    """Return the option that makes a step of synthetic layers take about 10 s, if it is needed."""
     if _SHORT_NS <= step.makespan_ns <= _LONG_NS:
         return ""
     return f" --stretch {10 * 10**9 / max(1, step.makespan_ns):.2g}"

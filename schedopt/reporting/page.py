@@ -9,7 +9,7 @@ from importlib.resources import files
 from string import Template
 from typing import Any, Final
 
-from schedopt.account import memory
+from schedopt.account import PlanReport
 from schedopt.comparing.baselines import Baseline
 from schedopt.comparing.measures import Figures
 from schedopt.drawing import chart_plan, chart_simulation, name_unused
@@ -17,8 +17,6 @@ from schedopt.drawing.chart import LETTERS
 from schedopt.drawing.looks import COLOURS, HATCHES, NAMES, SENT
 from schedopt.plan import KINDS, Plan
 from schedopt.reporting.commands import commands
-from schedopt.reporting.comparison import comparison_table, say_best
-from schedopt.reporting.glossary import WORDS
 from schedopt.reporting.markup import (
     described,
     embedded,
@@ -30,13 +28,16 @@ from schedopt.reporting.markup import (
 )
 from schedopt.reporting.tables import (
     Table,
+    comparison_table,
     ladder_table,
     layer_table,
     memory_table,
+    say_best,
     stage_table,
 )
 from schedopt.reporting.timeline import encode_chart
 from schedopt.reporting.words import (
+    WORDS,
     bound_sentences,
     first_figures,
     gpu_sentences,
@@ -52,7 +53,7 @@ from schedopt.version import __version__
 
 SCRIPTS: Final = ("data.js", "painting.js", "timeline.js")
 FEW_GPUS: Final = 8
-"""What so many GPUs do is read at once; of more it is folded away."""
+"""Up to this many GPUs are shown at once; the rows of more are folded away."""
 
 
 def render_page(
@@ -75,12 +76,12 @@ def render_page(
     baselines : sequence of Baseline
         What it is compared with.
     """
-    plan = step.plan
+    plan, report = step.plan, PlanReport(step.plan)
     script = "\n".join(["'use strict';", *map(_read, SCRIPTS)])
     few = len({gpu for stage in plan.stages for gpu in stage.gpus}) <= FEW_GPUS
     shares = [
-        need.reading(plan.scope.memory) / gpu.usable_bytes if gpu.usable_bytes else 0.0
-        for need, gpu in zip(memory(plan), plan.platform.gpus, strict=True)
+        need / gpu.usable_bytes if gpu.usable_bytes else 0.0
+        for need, gpu in zip(report.needed_bytes, plan.platform.gpus, strict=True)
     ]
     return Template(_read("report.html")).substitute(
         title=escape(title_of(plan)),
@@ -88,19 +89,19 @@ def render_page(
         digest=b64encode(sha256(script.encode()).digest()).decode(),
         style=_read("report.css"),
         script=script,
-        data=embedded(page_data(result, step)),
+        data=embedded(page_data(result, step, report)),
         figures="\n".join(
             f"<div><dt>{escape(figure.name)}</dt><dd><strong>{escape(figure.value)}</strong> "
             f"{escape(figure.meaning)}</dd></div>"
-            for figure in first_figures(result, step)
+            for figure in first_figures(result, report, step)
         ),
-        plan=paragraphs(plan_sentences(result, step)),
-        gpus=folded("What each GPU runs", listed(gpu_sentences(plan)), open_=few),
+        plan=paragraphs(plan_sentences(result, report)),
+        gpus=folded("What each GPU runs", listed(gpu_sentences(report)), open_=few),
         step=paragraphs(_step_sentences(step)),
         legend="\n".join(_legend(plan)),
-        memory=table(memory_table(plan), bars=shares),
+        memory=table(memory_table(report), bars=shares),
         memory_words=paragraphs(_memory_sentences(plan)),
-        stages=table(stage_table(plan)),
+        stages=table(stage_table(report)),
         layers=folded("Every layer", table(layer_table(plan))),
         bound=paragraphs(bound_sentences(result)),
         scope=described(scope_items(result.problem.scope)),
@@ -118,12 +119,12 @@ def render_page(
     )
 
 
-def page_data(result: Result, step: Simulation) -> dict[str, Any]:
+def page_data(result: Result, step: Simulation, report: PlanReport | None = None) -> dict[str, Any]:
     """Return what the script of a page draws, as a JSON document."""
     plan = step.plan
     shown = set(_letters(plan))
     return {
-        "views": list(_views(result, step)),
+        "views": list(_views(result, step, report)),
         "stages": [name_layers(plan, stage) for stage in plan.stages],
         "names": {what: NAMES[what] for what in NAMES if what in shown},
         "letters": {what: LETTERS.get(what, what) for what in NAMES if what in shown},
@@ -137,15 +138,15 @@ def page_data(result: Result, step: Simulation) -> dict[str, Any]:
     }
 
 
-def _views(result: Result, step: Simulation) -> Iterator[dict[str, Any]]:
+def _views(result: Result, step: Simulation, report: PlanReport | None) -> Iterator[dict[str, Any]]:
     """Yield the step, and the pattern unless that is this very step."""
     planned = step.plan.scope.microbatches
     title = f"A step of {step.microbatches} micro-batches"
-    yield {"title": title, **encode_chart(chart_simulation(step))}
+    yield {"title": title, **encode_chart(chart_simulation(step, report))}
     as_planned = step.makespan_ns == step.plan.pattern.period_total_ns
     if planned != step.microbatches or not as_planned:
         title = "The repeating pattern" if planned is None else "The planned step"
-        yield {"title": title, **encode_chart(chart_plan(result))}
+        yield {"title": title, **encode_chart(chart_plan(result, report))}
 
 
 def _read(name: str) -> str:
@@ -221,7 +222,7 @@ def _bounds(result: Result) -> str:
             (
                 format_duration(bound.period),
                 "yes" if bound.scope.covers(asked) else "no",
-                printable(readable(bound.proof)),
+                printable(readable(str(bound.proof))),
                 readable(str(bound.scope)),
             )
             for bound in result.bounds

@@ -2,47 +2,91 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
+from schedopt.proofs import Proof, ProofKind
+
+_SEARCH: Final = "A complete search (with CP-SAT, a solver of OR-Tools) found no "
+_SHORTER: Final = f"{_SEARCH}plan with a shorter period."
 _FLIGHT: Final = (
     "The shorter the period, the more micro-batches are on their way at once, and what they keep "
     "must fit the memory."
 )
 _WORK: Final = "A GPU or a link cannot do more in a period than work all the time."
-_WORDS: Final = (
-    (
-        "CP-SAT over all allocations, with",
-        "A complete search (with CP-SAT, a solver of OR-Tools) found no way to give layers to GPUs "
-        "with a shorter period, even with work, memory and transfers only added up, and nothing "
-        "put in order.",
-    ),
-    (
-        "CP-SAT",
-        "A complete search (with CP-SAT, a solver of OR-Tools) found no plan with a shorter "
-        "period.",
-    ),
-    (
-        "exact dynamic programme",
-        "Every way to cut the chain was taken into account, each in the order that keeps the least "
-        "in memory.",
-    ),
-    ("1F1B* keeps", "For these stages no order keeps less in memory."),
-    ("each stage keeps", _FLIGHT),
-    ("what all micro-batches", _FLIGHT),
-    ("what micro-batches in flight", _FLIGHT),
-    ("long layers", _WORK),
-    ("all work", _WORK),
-    ("the longest layer", _WORK),
-    ("the work of GPU", _WORK),
-    ("a GPU or link works", _WORK),
-    (
-        "the way to a GPU",
-        "In a step every GPU waits for the first micro-batch, and for the last one to come back.",
-    ),
+_STEP: Final = (
+    "In a step every GPU waits for the first micro-batch, and for the last one to come back."
 )
-"""How a proof begins, and what it means; the first that fits counts."""
+_STAR: Final = "For these stages no order keeps less in memory."
+_MEMORY: Final = (
+    "Even one micro-batch after the other, which keeps the least, needs more memory than there is."
+)
+_FOLLOWS: Final = "What is proven of the period lies above the one that was asked."
+EXPLANATIONS: Final[dict[ProofKind, str]] = {
+    ProofKind.SHARED_WORK: _WORK,
+    ProofKind.LONGEST_LAYER: _WORK,
+    ProofKind.LONG_LAYERS: _WORK,
+    ProofKind.WORK_OF_STAGES: _WORK,
+    ProofKind.WORK_OF_RESOURCE: _WORK,
+    ProofKind.RESOURCE_TOO_BUSY: _WORK,
+    ProofKind.IN_FLIGHT_OF_STAGE: _FLIGHT,
+    ProofKind.IN_FLIGHT_OF_ALL: _FLIGHT,
+    ProofKind.IN_FLIGHT_CUTS: _FLIGHT,
+    ProofKind.STEP_OF_GPUS: _STEP,
+    ProofKind.STEP_OF_STAGES: _STEP,
+    ProofKind.STEP_OF_RESOURCE: _STEP,
+    ProofKind.ONE_F_ONE_B_STAR: _STAR,
+    ProofKind.STAGE_NEEDS: _STAR,
+    ProofKind.CONTIGUOUS_DP: (
+        "Every way to cut the chain was taken into account, each in the order that keeps the least "
+        "in memory."
+    ),
+    ProofKind.ORDERS: _SHORTER,
+    ProofKind.ORDERS_OF_STEP: _SHORTER,
+    ProofKind.CONTIGUOUS_ALLOCATIONS: _SHORTER,
+    ProofKind.ALLOCATIONS: _SHORTER,
+    ProofKind.ALLOCATIONS_WITHOUT_ORDERS: _SHORTER,
+    ProofKind.PACKINGS_ONTO_GPUS: _SHORTER,
+    ProofKind.PACKINGS_INTO_HOLES: _SHORTER,
+    ProofKind.RELAXATION: (
+        f"{_SEARCH}way to give layers to GPUs with a shorter period, even with work, memory and "
+        "transfers only added up, and nothing put in order."
+    ),
+    ProofKind.ENGINE_CUTS: (
+        "The engine runs its own order, so only the cuts were left to choose: each was laid out, "
+        "or a bound showed that it is no shorter."
+    ),
+    ProofKind.NO_ENGINE_CUT: "Every cut that the engine can run needs more memory than there is.",
+    ProofKind.NO_SHORT_ENGINE_CUT: (
+        "Every cut that the engine can run needs more memory than there is, or more time than "
+        "asked."
+    ),
+    ProofKind.LAYER_TOO_LARGE: "A layer lies on one GPU, with what it saves for a micro-batch.",
+    ProofKind.LAYERS_TOO_LARGE: "All layers must lie somewhere, with what they save.",
+    ProofKind.GPU_LACKS_MEMORY: _MEMORY,
+    ProofKind.NO_MEMORY_FOR_ONE: _MEMORY,
+    ProofKind.FILLED_STAGE: (
+        "A stage with room for one micro-batch begins the next one when that is through."
+    ),
+    ProofKind.GPU_NEEDS: "Every other way to cut the chain needs even more memory on some GPU.",
+    ProofKind.NO_MEMORY_HELPS: "The period is too short for the work, or for the transfers.",
+    ProofKind.PERIOD_ABOVE: _FOLLOWS,
+    ProofKind.BOUND_ABOVE: _FOLLOWS,
+}
+"""What each kind of proof means to a reader who has never seen one."""
 
 
-def explain_proof(proof: str) -> str:
+def explain_proof(proof: Proof | str) -> str:
     """Return in plain words why a bound holds; empty for a proof of another package."""
-    return next((words for start, words in _WORDS if proof.startswith(start)), "")
+    if isinstance(proof, Proof):
+        return EXPLANATIONS[proof.kind]
+    kind = _KINDS.get(_without_numbers(proof))
+    return "" if kind is None else EXPLANATIONS[kind]
+
+
+def _without_numbers(words: str) -> str:
+    return re.sub(r"\d+|\{\w+\}", "#", words)
+
+
+_KINDS: Final = {_without_numbers(kind.words): kind for kind in ProofKind}
+"""The kind of a proof that an older file says in its words."""

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
-from schedopt.account import concurrent_activations, load, memory
-from schedopt.account.timeline import Timeline
+from schedopt.account import PlanReport
 from schedopt.plan import Kind, Plan
+from schedopt.problem import MemoryReading
+from schedopt.proofs import Note
 from schedopt.result import Result
 from schedopt.stage import Stage
 from schedopt.units import format_bytes, format_duration, printable, readable
+
+if TYPE_CHECKING:
+    from schedopt.comparing.baselines import Baseline
+    from schedopt.comparing.measures import Figures
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +36,8 @@ class Table:
         Columns whose figures stand at the left.
     words : frozenset of str
         Columns of text.
+    last : tuple of str
+        A row below a line, such as a sum, where there is one.
     """
 
     title: str
@@ -37,10 +46,12 @@ class Table:
     keys: int = 1
     left: frozenset[str] = frozenset()
     words: frozenset[str] = frozenset()
+    last: tuple[str, ...] = ()
 
 
-def stage_table(plan: Plan) -> Table:
+def stage_table(report: PlanReport) -> Table:
     """Return a row for each stage on each of its GPUs."""
+    plan, timeline = report.plan, report.timeline
     again = any(stage.recompute for stage in plan.stages)
     keys = ("Stage", "GPU", "Layers")
     columns = (
@@ -48,7 +59,6 @@ def stage_table(plan: Plan) -> Table:
         *(("Recompute",) if again else ()),
         "Names",
     )
-    timeline, counts, loads = Timeline(plan), concurrent_activations(plan), load(plan)
     rows = []
     for index, stage in enumerate(plan.stages):
         backward: tuple[Kind, ...] = ("I", "W") if timeline.has("I", index) else ("B",)
@@ -59,8 +69,8 @@ def stage_table(plan: Plan) -> Table:
                 layer_range(stage),
                 format_duration(timeline.stage_ns("F", index, gpu)),
                 format_duration(sum(timeline.stage_ns(half, index, gpu) for half in backward)),
-                f"{float(loads[gpu].share):.1%}",
-                str(counts[index, gpu]),
+                f"{float(report.loads[gpu].share):.1%}",
+                str(report.concurrent_activations[index, gpu]),
                 *([_recomputed(stage)] if again else []),
                 layer_names(plan, stage),
             )
@@ -123,9 +133,9 @@ def _recomputed(stage: Stage) -> str:
     return ", ".join(runs) or "-"
 
 
-def memory_table(plan: Plan) -> Table:
+def memory_table(report: PlanReport) -> Table:
     """Return what each GPU of the platform needs, by kind, against its limit."""
-    needs = memory(plan)
+    plan, needs = report.plan, report.memory
     kinds = list(
         dict.fromkeys(kind for need in needs for kind, count in need.by_kind.items() if count)
     )
@@ -151,16 +161,23 @@ def memory_table(plan: Plan) -> Table:
     )
 
 
-def ladder_table(result: Result) -> Table:
-    """Return what each solver found, and how much faster than the best before."""
-    freedoms = any(rung.freedom for rung in result.ladder)
+def ladder_table(result: Result, say_note: Callable[[Note | str], str] = str) -> Table:
+    """Return what each solver found, and how much faster than the best before.
+
+    Parameters
+    ----------
+    result : Result
+    say_note : callable, optional
+        Says the note of a phase. Default: in the words of the library.
+    """
+    freedoms = any(phase.freedom for phase in result.ladder)
     keys = ("Solver", *(("In addition",) if freedoms else ()))
     best: Fraction | None = None
     rows = []
-    for rung in result.ladder:
+    for phase in result.ladder:
         period, bound = (
             None if exact is None else Fraction(*exact)
-            for exact in (rung.period_exact, rung.bound_exact)
+            for exact in (phase.period_exact, phase.bound_exact)
         )
         faster = ""
         if period is not None and (best is None or period < best):
@@ -168,13 +185,13 @@ def ladder_table(result: Result) -> Table:
             best = period
         rows.append(
             (
-                rung.solver,
-                *([rung.freedom] if freedoms else []),
+                phase.solver,
+                *([phase.freedom] if freedoms else []),
                 "none" if period is None else format_duration(period),
                 faster,
                 "" if bound is None else format_duration(bound),
-                f"{rung.seconds:.3f} s",
-                readable(rung.note),
+                f"{phase.seconds:.3f} s",
+                readable(say_note(phase.note)),
             )
         )
     return Table(
@@ -184,4 +201,55 @@ def ladder_table(result: Result) -> Table:
         keys=len(keys),
         left=frozenset(keys),
         words=frozenset(("Note",)),
+    )
+
+
+def comparison_table(ours: Figures, baselines: Sequence[Baseline], reading: MemoryReading) -> Table:
+    """Return a row for the plan, and one for each baseline, with memory in a reading."""
+    from schedopt.comparing.baselines import Baseline
+
+    rows = [Baseline(name="This plan", figures=ours), *baselines]
+    return Table(
+        title="This plan next to others for the same model",
+        columns=(
+            *("Plan", "Period", "Step", "Micro-batches", "Most memory of a GPU"),
+            *("Fits", "This plan is", "Note"),
+        ),
+        rows=tuple(tuple(_comparison_cells(row, ours, reading)) for row in rows),
+        left=frozenset(("Plan",)),
+        words=frozenset(("Note",)),
+    )
+
+
+def _comparison_cells(baseline: Baseline, ours: Figures, reading: MemoryReading) -> Iterator[str]:
+    figures = baseline.figures
+    yield printable(baseline.name)
+    if figures is None:
+        yield from ("-", "-", "-", "-", "no", "-", baseline.note)
+        return
+    yield format_duration(figures.period)
+    yield format_duration(figures.step_ns)
+    yield str(figures.microbatches)
+    yield format_bytes(figures.most_bytes(reading))
+    yield "yes"
+    yield "-" if figures is ours else _times(ours, figures)
+    yield baseline.note
+
+
+def _times(ours: Figures, other: Figures) -> str:
+    """Say how a step of ours compares, for each of its micro-batches."""
+    if not ours.step_of_one or not other.step_of_one:
+        return "-"
+    return f"{float(other.step_of_one / ours.step_of_one):.2f} times as fast"
+
+
+def say_best(ours: Figures, baselines: Sequence[Baseline]) -> str:
+    """Return in a sentence how the plan compares with the best baseline that fits."""
+    fitting = [(row.figures, row.name) for row in baselines if row.figures is not None]
+    if not fitting:
+        return "None of what it is compared with fits into the memory of the GPUs."
+    best, name = min(fitting, key=lambda pair: pair[0].step_of_one)
+    return (
+        f"In a step of {ours.microbatches} micro-batches this plan is {_times(ours, best)} as the "
+        f"best of the others, {printable(name)}."
     )

@@ -1,12 +1,13 @@
-"""A plan, its scope and its bound in sentences for a reader who has never seen one."""
+"""A plan, its scope and its bound in sentences for a reader who has never seen one, and words."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Final
 
-from schedopt.account import bubble, find_binding, load, memory, versions
+from schedopt.account import PlanReport, versions
 from schedopt.plan import Plan
 from schedopt.problem import Scope
 from schedopt.reporting.proofs import explain_proof
@@ -15,6 +16,27 @@ from schedopt.result import Result
 from schedopt.simulation import Simulation
 from schedopt.stage import Stage
 from schedopt.units import format_bytes, format_duration, printable, readable
+
+WORDS: Final = (
+    ("Layer", "a part of the network that is measured as one: its time and its bytes."),
+    ("Stage", "neighbouring layers that run as one on one GPU."),
+    ("Micro-batch", "a small part of a batch, which goes through all stages on its own."),
+    ("Forward, F", "computes the output of a stage, and saves what the backward needs."),
+    ("Backward, B", "computes gradients, from the last stage to the first."),
+    ("Input half, I, and weight half, W", "the two parts of a backward that is split."),
+    ("Recompute, R", "runs a forward again, so that less has to be kept in memory."),
+    ("Weight update, U", "applies the gradients of a mini-batch to the weights."),
+    ("Pattern", "the times at which all runs, repeated forever."),
+    ("Period", "the length of the pattern for each of its micro-batches: less is faster."),
+    ("In flight", "micro-batches between their forward and their backward on a stage."),
+    ("Bubble", "the share of the time in which GPUs that have a stage idle."),
+    ("Flush", "all gradients are applied, and the pipeline is empty, before the next step."),
+    ("Bound", "a period that no plan of a certain kind can beat, proven."),
+    ("Gap", "how much longer the period of the plan is than the bound."),
+    ("1F1B*", "of all orders with one forward and one backward a period the one that keeps the "
+     "least in memory (Beaumont, Eyraud-Dubois and Shilova 2021)."),
+)  # fmt: skip
+"""Each with what it means."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,9 +55,9 @@ def title_of(plan: Plan) -> str:
     return f"Pipeline plan: {name} on {count} GPU{'s' if count > 1 else ''}"
 
 
-def first_figures(result: Result, step: Simulation) -> Iterator[Figure]:
+def first_figures(result: Result, report: PlanReport, step: Simulation) -> Iterator[Figure]:
     """Yield the numbers that stand at the top."""
-    plan, period = step.plan, result.period
+    plan, period = report.plan, result.period
     assert period is not None
     finite = plan.scope.microbatches is not None
     yield Figure(
@@ -52,10 +74,10 @@ def first_figures(result: Result, step: Simulation) -> Iterator[Figure]:
     yield _quality(result)
     yield Figure(
         name="Bubble",
-        value=f"{float(bubble(plan)):.1%}",
+        value=f"{float(report.bubble):.1%}",
         meaning="share of the time in which the GPUs that have a stage idle",
     )
-    share, gpu, need = _fullest(plan)
+    share, gpu, need = _fullest(report)
     yield Figure(
         name="Fullest GPU",
         value=f"{float(share):.1%}",
@@ -84,20 +106,20 @@ def _quality(result: Result) -> Figure:
     )
 
 
-def _fullest(plan: Plan) -> tuple[Fraction, int, int]:
+def _fullest(report: PlanReport) -> tuple[Fraction, int, int]:
     """Return the largest share of its memory that a GPU needs, which GPU, and its bytes."""
-    needs = [need.reading(plan.scope.memory) for need in memory(plan)]
+    needs = report.needed_bytes
     shares = [
         Fraction(need, gpu.usable_bytes) if gpu.usable_bytes else Fraction(0)
-        for need, gpu in zip(needs, plan.platform.gpus, strict=True)
+        for need, gpu in zip(needs, report.plan.platform.gpus, strict=True)
     ]
     gpu = max(range(len(shares)), key=lambda number: shares[number])
     return shares[gpu], gpu, needs[gpu]
 
 
-def plan_sentences(result: Result, step: Simulation) -> Iterator[str]:
+def plan_sentences(result: Result, report: PlanReport) -> Iterator[str]:
     """Yield paragraphs that say what a plan is and does."""
-    plan, period = step.plan, result.period
+    plan, period = report.plan, result.period
     assert period is not None
     used = len({gpu for stage in plan.stages for gpu in stage.gpus})
     work = sum(layer.forward_ns + layer.backward_ns for layer in plan.chain.layers)
@@ -116,8 +138,8 @@ def plan_sentences(result: Result, step: Simulation) -> Iterator[str]:
     )
     yield _rhythm(plan, period)
     yield (
-        f"What keeps it from being faster: {find_binding(plan)}. The GPUs that have a stage idle "
-        f"{float(bubble(plan)):.1%} of the time."
+        f"What keeps it from being faster: {report.binding}. The GPUs that have a stage idle "
+        f"{float(report.bubble):.1%} of the time."
     )
     yield from _updates(plan)
 
@@ -160,15 +182,16 @@ def _updates(plan: Plan) -> Iterator[str]:
     )
 
 
-def gpu_sentences(plan: Plan) -> Iterator[str]:
+def gpu_sentences(report: PlanReport) -> Iterator[str]:
     """Yield what each GPU that has a stage runs and needs."""
-    loads, needs = load(plan), memory(plan)
+    plan = report.plan
     for gpu in sorted({gpu for stage in plan.stages for gpu in stage.gpus}):
         runs = [name_layers(plan, stage) for stage in plan.stages if gpu in stage.gpus]
         limit = plan.platform.gpus[gpu].usable_bytes
+        share = float(report.loads[gpu].share)
         yield (
-            f"GPU {gpu} runs {', then '.join(runs)}; it works {float(loads[gpu].share):.1%} of the "
-            f"time and needs {format_bytes(needs[gpu].reading(plan.scope.memory))} of "
+            f"GPU {gpu} runs {', then '.join(runs)}; it works {share:.1%} of the "
+            f"time and needs {format_bytes(report.needed_bytes[gpu])} of "
             f"{format_bytes(limit)}."
         )
 
@@ -186,7 +209,7 @@ def bound_sentences(result: Result) -> Iterator[str]:
     assert period is not None
     if bound is None:
         yield (
-            "Nothing is proven about this plan: nobody looked for a bound when it was made, or "
+            "Nothing is proven about this plan: no bound was searched for when it was made, or "
             "bounds do not speak of plans of its kind. There may be a faster one."
         )
         return
@@ -198,11 +221,8 @@ def bound_sentences(result: Result) -> Iterator[str]:
         yield "The two are equal, as exact fractions: this plan is the best possible, proven."
     else:
         saved = (period - bound) / period
-        yield (
-            f"Whatever plan of this kind anybody finds, at most {float(saved):.2%} of the period "
-            "can still be saved."
-        )
-    yield f"Why it holds: {printable(readable(result.proof))}. {explain_proof(result.proof)}"
+        yield (f"No plan of this kind can save more than {float(saved):.2%} of the period.")
+    yield f"Why it holds: {printable(readable(str(result.proof)))}. {explain_proof(result.proof)}"
     yield (
         "A bound rests on the times and bytes of the layers in the plan file, and speaks only of "
         "plans of the kind below: with one GPU for each stage, and one micro-batch for each "

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate
 from statistics import median
+from typing import Any
 
-from schedopt.account.levels import highest
+from schedopt.account.profile import peak_of
 from schedopt.actions import Action, gpu_ranks, sending_end
 from schedopt.plan import Operation, Plan
-from schedopt.running.records import Outcome
-from schedopt.running.spans import Span
+from schedopt.running.records import Outcome, Span
 from schedopt.simulation import Event, Simulation
 from schedopt.simulation.shifting import shift_left
 
@@ -35,8 +35,8 @@ class Figures:
     memory_bytes : tuple of int
         The most on each rank at once.
     weights_bytes, saved_bytes : tuple of int
-        Of that the weights with what belongs to them, versions included, and what lies there
-        beside them between two operations; None where that was not measured.
+        Of that the weights with what belongs to them, versions included, and what lies there in
+        addition between two operations; None where that was not measured.
     live : tuple of int
         The most micro-batches in flight at once on one rank, a stage an entry.
     lengths_ns : dict of str to int
@@ -55,34 +55,20 @@ class Figures:
     lengths_ns: Mapping[str, int]
 
 
-def predict(step: Simulation) -> Figures:
-    """Return the figures of a simulated step."""
+def predict(step: Simulation, spans: Sequence[Span] | None = None) -> Figures:
+    """Return the figures of a simulated step; `spans` are its `planned_spans`, if known."""
     plan = step.plan
-    spans = planned_spans(plan, step.events)
     gpus = sorted(gpu_ranks(plan))
-    lying = [one for one in step.residencies if one.gpu in gpus]
-    weights = [
-        highest(
-            [
-                (one.count, one.start_ns, one.end_ns)
-                for one in lying
-                if one.gpu == gpu and one.kind == "weights"
-            ],
-            step.makespan_ns + 1,
-        )
-        for gpu in gpus
-    ]
+    weights: dict[int, list[tuple[int, int | None, int | None]]] = {gpu: [] for gpu in gpus}
+    for lying in step.residencies:
+        if lying.gpu in weights and lying.kind == "weights":
+            weights[lying.gpu].append((lying.count, lying.start_ns, lying.end_ns))
     return Figures(
-        period_ns=period(spans, plan.pattern.k),
-        step_ns=length(spans),
-        bubble=bubble(spans),
-        transfers=_sent(spans),
-        transfers_ns=_sending_ns(spans),
+        **_of_times([planned_spans(plan, step.events) if spans is None else spans], plan.pattern.k),
         memory_bytes=tuple(step.memory[gpu].peak_bytes for gpu in gpus),
-        weights_bytes=tuple(weights),
+        weights_bytes=tuple(peak_of(weights[gpu], step.makespan_ns + 1) for gpu in gpus),
         saved_bytes=tuple(_saved_between(step, gpu) for gpu in gpus),
         live=_live(step),
-        lengths_ns=_lengths([spans]),
     )
 
 
@@ -97,35 +83,28 @@ def measure(plan: Plan, outcome: Outcome, steps: Sequence[Sequence[Span]]) -> Fi
         What ran in each step, by one clock.
     """
     records = outcome.records
-    periods = [found for one in steps if (found := period(one, plan.pattern.k)) is not None]
     return Figures(
-        period_ns=median(periods) if periods else None,
-        step_ns=int(median(length(one) for one in steps)),
-        bubble=median(bubble(one) for one in steps),
-        transfers=max(map(_sent, steps)),
-        transfers_ns=int(median(map(_sending_ns, steps))),
-        memory_bytes=tuple(one.allocated_bytes or one.peak_bytes for one in records),
-        weights_bytes=tuple(one.weights_bytes for one in records),
-        saved_bytes=tuple(one.saved_bytes for one in records),
-        live=by_stage(plan, [one.live for one in records]),
-        lengths_ns=_lengths(steps),
+        **_of_times(steps, plan.pattern.k),
+        memory_bytes=tuple(record.allocated_bytes or record.peak_bytes for record in records),
+        weights_bytes=tuple(record.weights_bytes for record in records),
+        saved_bytes=tuple(record.saved_bytes for record in records),
+        live=by_stage(plan, [record.live for record in records]),
     )
 
 
 def planned_spans(plan: Plan, events: Iterable[Event]) -> list[Span]:
     """Return what the events of a step are on the ranks."""
     ranks = gpu_ranks(plan)
-    found = []
+    spans = []
     for event in events:
         item = event.item
         if isinstance(item, Operation):
-            first = event.first if item.kind != "U" else event.first // _every(plan)
-            action = Action(item.stage, item.kind, first, event.count)
-            found.append(Span(ranks[event.gpu], action, event.start_ns, event.end_ns))
+            action = Action(item.stage, item.kind, _number(plan, event), event.count)
+            spans.append(Span(ranks[event.gpu], action, event.start_ns, event.end_ns))
         elif event.source is not None and event.source != event.gpu:
             send = sending_end(item, event, ranks)
-            found.append(Span(ranks[event.source], send, event.start_ns, event.end_ns))
-    return found
+            spans.append(Span(ranks[event.source], send, event.start_ns, event.end_ns))
+    return spans
 
 
 def by_one_clock(outcome: Outcome, stretch: float = 1) -> list[list[Span]]:
@@ -134,12 +113,12 @@ def by_one_clock(outcome: Outcome, stretch: float = 1) -> list[list[Span]]:
     Ranks of one machine have one clock; those of several count from the start of the step.
     """
     records = outcome.records
-    together = len({one.host for one in records}) == 1
-    found = []
+    together = len({record.host for record in records}) == 1
+    steps = []
     for number in range(len(records[0].steps)):
-        zeros = [one.zeros_ns[number] for one in records]
+        zeros = [record.zeros_ns[number] for record in records]
         shifts = [min(zeros)] * len(zeros) if together else zeros
-        found.append(
+        steps.append(
             [
                 Span(
                     span.rank,
@@ -151,7 +130,7 @@ def by_one_clock(outcome: Outcome, stretch: float = 1) -> list[list[Span]]:
                 for span in record.steps[number]
             ]
         )
-    return found
+    return steps
 
 
 def replay(step: Simulation, outcome: Outcome, stretch: float = 1) -> list[list[Span]]:
@@ -159,22 +138,47 @@ def replay(step: Simulation, outcome: Outcome, stretch: float = 1) -> list[list[
 
     For ranks that took turns in one process. Transfers take as long as planned.
     """
+    plan = step.plan
     lengths: dict[tuple[int, str, int], list[int]] = defaultdict(list)
     for record in outcome.records:
-        for spans in record.steps:
-            for span in spans:
-                key = (span.action.stage, span.action.kind, span.action.first)
-                lengths[key].append(int(span.length_ns / stretch))
+        for span in (span for spans in record.steps for span in spans):
+            key = (span.action.stage, span.action.kind, span.action.first)
+            lengths[key].append(int(span.length_ns / stretch))
 
     def length_ns(event: Event) -> int:
         item = event.item
         if not isinstance(item, Operation):
             return event.length_ns
-        first = event.first // _every(step.plan) if item.kind == "U" else event.first
-        measured = lengths.get((item.stage, item.kind, first))
+        measured = lengths.get((item.stage, item.kind, _number(plan, event)))
         return event.length_ns if measured is None else int(median(measured))
 
-    return [planned_spans(step.plan, shift_left(step.plan, list(step.events), length_ns))]
+    return [planned_spans(plan, shift_left(plan, list(step.events), length_ns))]
+
+
+def _number(plan: Plan, event: Event) -> int:
+    """Return the first micro-batch of an operation, of an update the mini-batch."""
+    is_update = isinstance(event.item, Operation) and event.item.kind == "U"
+    return event.first // (plan.rule.update_every or 1) if is_update else event.first
+
+
+def _of_times(steps: Sequence[Sequence[Span]], k: int) -> dict[str, Any]:
+    """Return the figures that spans say: medians over steps."""
+    periods = [found for spans in steps if (found := period(spans, k)) is not None]
+    sends = [[span for span in spans if span.action.is_transfer] for spans in steps]
+    lengths: dict[tuple[int, str], list[int]] = defaultdict(list)
+    for span in (span for spans in steps for span in spans):
+        length_ns = span.length_ns // span.action.count
+        lengths[span.action.stage, span.action.kind].append(length_ns)
+    return {
+        "period_ns": median(periods) if periods else None,
+        "step_ns": int(median(map(length, steps))),
+        "bubble": median(map(bubble, steps)),
+        "transfers": max(sum(send.action.count for send in spans) for spans in sends),
+        "transfers_ns": int(median(sum(send.length_ns for send in spans) for spans in sends)),
+        "lengths_ns": {
+            f"{stage}{kind}": int(median(each)) for (stage, kind), each in sorted(lengths.items())
+        },
+    }
 
 
 def period(spans: Sequence[Span], k: int) -> float | None:
@@ -200,78 +204,64 @@ def period(spans: Sequence[Span], k: int) -> float | None:
     return median((through[i + k] - through[i]) / k for i in range(begin, end))
 
 
-def length(spans: Iterable[Span]) -> int:
+def length(spans: Sequence[Span]) -> int:
     """Return the time from the first start to the last end, ns."""
-    inside = list(_without_flush(spans))
+    inside = _without_flush(spans)
     return max(span.end_ns for span in inside) - min(span.start_ns for span in inside)
 
 
 def bubble(spans: Sequence[Span]) -> float:
     """Return the share of the step in which the ranks compute nothing."""
-    inside = list(_without_flush(spans))
-    whole = length(inside) * len({span.rank for span in inside})
-    busy = sum(span.length_ns for span in inside if not span.action.is_transfer)
-    return 1 - busy / whole if whole else 0.0
+    ranks = {span.rank for span in _without_flush(spans)}
+    whole = length(spans) * len(ranks)
+    return 1 - _busy_ns(spans, ranks) / whole if whole else 0.0
 
 
 def busy_share(spans: Sequence[Span], rank: int) -> Fraction:
     """Return the share of the step in which one rank computes."""
-    inside = [span for span in _without_flush(spans) if not span.action.is_transfer]
     whole = length(spans)
-    busy = sum(span.length_ns for span in inside if span.rank == rank)
-    return Fraction(busy, whole) if whole else Fraction(0)
+    return Fraction(_busy_ns(spans, {rank}), whole) if whole else Fraction(0)
 
 
-def _sent(spans: Iterable[Span]) -> int:
-    return sum(span.action.count for span in spans if span.action.is_transfer)
+def _busy_ns(spans: Sequence[Span], ranks: Container[int]) -> int:
+    return sum(
+        span.length_ns
+        for span in _without_flush(spans)
+        if span.rank in ranks and not span.action.is_transfer
+    )
 
 
-def _sending_ns(spans: Iterable[Span]) -> int:
-    return sum(span.length_ns for span in spans if span.action.is_transfer)
-
-
-def _without_flush(spans: Iterable[Span]) -> Iterable[Span]:
+def _without_flush(spans: Sequence[Span]) -> list[Span]:
     """Leave out the updates behind everything else that their rank computes."""
-    every = list(spans)
     last: dict[int, int] = defaultdict(int)
-    for span in every:
+    for span in spans:
         if span.action.kind != "U" and not span.action.is_transfer:
             last[span.rank] = max(last[span.rank], span.end_ns)
-    return [span for span in every if span.action.kind != "U" or span.start_ns < last[span.rank]]
+    return [span for span in spans if span.action.kind != "U" or span.start_ns < last[span.rank]]
 
 
-def _lengths(steps: Iterable[Iterable[Span]]) -> dict[str, int]:
-    found: dict[tuple[int, str], list[int]] = defaultdict(list)
-    for spans in steps:
-        for span in spans:
-            each = span.length_ns // span.action.count
-            found[span.action.stage, span.action.kind].append(each)
-    return {f"{stage}{kind}": int(median(each)) for (stage, kind), each in sorted(found.items())}
+def by_stage(plan: Plan, parts: Sequence[Mapping[int, int]]) -> tuple[int, ...]:
+    """Return the most that any rank has of each stage, in the order of stages."""
+    return tuple(
+        max(part[stage] for part in parts if stage in part) for stage in range(len(plan.stages))
+    )
 
 
 def _saved_between(step: Simulation, gpu: int) -> int:
-    """Return the most that lies on a GPU beside its weights when an operation begins.
+    """Return the most that lies on a GPU in addition to its weights when an operation begins.
 
     There what lasts as long as the operation before is gone, and what is left of it is there.
     """
     lying = [
-        (one.start_ns, one.end_ns, one.count)
-        for one in step.residencies
-        if one.gpu == gpu
-        and one.kind not in ("weights", "workspace")
-        and one.start_ns is not None
-        and one.end_ns is not None
+        (residency.start_ns, residency.end_ns, residency.count)
+        for residency in step.residencies
+        if residency.gpu == gpu
+        and residency.kind not in ("weights", "workspace")
+        and residency.start_ns is not None
+        and residency.end_ns is not None
     ]
     starts = [run.start_ns for _, _, run in step.operations() if run.gpu == gpu]
     return max(sum(count for begin, end, count in lying if begin < at < end) for at in starts)
-
-
-def by_stage(plan: Plan, parts: Iterable[Mapping[int, int]]) -> tuple[int, ...]:
-    """Return the most that any rank has of each stage, in the order of stages."""
-    every = list(parts)
-    return tuple(
-        max(part[stage] for part in every if stage in part) for stage in range(len(plan.stages))
-    )
 
 
 def _live(step: Simulation) -> tuple[int, ...]:
@@ -290,11 +280,7 @@ def _live(step: Simulation) -> tuple[int, ...]:
         elif item.kind == ("I" if step.has("I", item.stage) else "B"):
             changes[item.stage, event.gpu].append((event.end_ns, number, -event.count))
     most = [
-        {stage: max(accumulate(count for _, _, count in sorted(found)))}
-        for (stage, _), found in changes.items()
+        {stage: max(accumulate(count for _, _, count in sorted(ordered)))}
+        for (stage, _), ordered in changes.items()
     ]
     return by_stage(step.plan, most)
-
-
-def _every(plan: Plan) -> int:
-    return plan.rule.update_every or 1

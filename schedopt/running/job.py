@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Final, Literal, get_args
 
-from schedopt.actions import Actions, make_actions
+from schedopt.actions import Actions, actions_of
 from schedopt.errors import InputError
 from schedopt.plan import Plan
+from schedopt.simulation import Simulation, simulate
 from schedopt.validation import as_whole, check_choice, show
 
 Backend = Literal["logical", "p2p", "pytorch"]
@@ -24,7 +26,7 @@ class Job:
     plan : Plan
         Valid: `schedopt.check` finds nothing.
     model : str or None
-        What `schedopt.profiling.load_model` takes. None runs sleeping layers.
+        What `schedopt.profiling.load_model` takes. None runs synthetic layers.
     backend : {"logical", "p2p", "pytorch"}
         All ranks in this process; a process each; or torch's own pipeline runtime.
     microbatches : int
@@ -42,8 +44,8 @@ class Job:
     compare : bool
         Whether gradients are compared with those of one process.
     stretch : float
-        By how much longer sleeping layers and their transfers take than the plan says. What is
-        measured is told in the time of the plan.
+        By how much longer synthetic layers and their transfers take than the plan says. What is
+        measured is reported in the time of the plan.
 
     Raises
     ------
@@ -66,7 +68,7 @@ class Job:
     def __post_init__(self) -> None:
         if not isinstance(self.plan, Plan):
             raise InputError(
-                f"{show(self.plan)} is no Plan", field="plan", way_out="Give result.plan"
+                f"{show(self.plan)} is not a Plan", field="plan", way_out="Give result.plan"
             )
         check_choice(self, "backend", BACKENDS)
         if not isinstance(self.device, str):
@@ -80,7 +82,7 @@ class Job:
             object.__setattr__(self, name, value)
         if not isinstance(self.stretch, int | float) or not 0 < self.stretch < float("inf"):
             raise InputError(
-                f"{show(self.stretch)} is no factor",
+                f"{show(self.stretch)} is not a factor",
                 field="stretch",
                 way_out="Give a number above 0, such as 0.1",
             )
@@ -89,11 +91,11 @@ class Job:
             raise InputError(
                 "given, but a model takes the time that it takes",
                 field="stretch",
-                way_out="Leave it out, or run sleeping layers",
+                way_out="Leave it out, or run synthetic layers",
             )
         if self.model is None and self.device != "cpu":
             raise InputError(
-                f"{self.device!r:.60} is given, but sleeping layers compute nothing",
+                f"{self.device!r:.60} is given, but synthetic layers compute nothing",
                 field="device",
                 way_out="Leave it out",
             )
@@ -115,6 +117,28 @@ class Job:
                 "backend logical",
             )
 
+    @cached_property
+    def simulated(self) -> Simulation:
+        """A step as the plan has it.
+
+        Raises
+        ------
+        InputError
+            For a number of micro-batches that does not fit.
+        """
+        return simulate(self.plan, self.microbatches)
+
+    @cached_property
     def actions(self) -> Actions:
-        """Return what each rank does in a step."""
-        return make_actions(self.plan, self.microbatches)
+        """What each rank does in a step.
+
+        Raises
+        ------
+        InputError
+            As `make_actions`.
+        """
+        return actions_of(self.simulated)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Ranks in other processes need the actions, not the step that they come from.
+        return {name: value for name, value in vars(self).items() if name != "simulated"}

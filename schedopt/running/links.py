@@ -16,10 +16,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from schedopt.actions import Action, Actions
-from schedopt.running.exchange import Exchange, Mailbox
-from schedopt.running.sleeping import sleep_until
-from schedopt.running.spans import Span
+from schedopt.actions import Action
+from schedopt.running.rank import Rank
+from schedopt.running.records import Span
+from schedopt.running.replica_exchange import Mailbox
+from schedopt.running.synthetic import sleep_until
 
 Room: TypeAlias = Callable[[Action], Tensor]
 """Makes room for what a receive takes in, on the host or, over NCCL, on the device."""
@@ -46,43 +47,32 @@ class Links(Protocol):
 
 
 class ThreadLinks:
-    """Links over gloo.
+    """Links over gloo, which carries tensors over the host.
+
+    A message to a replica is added up as soon as the last summand is there.
 
     Parameters
     ----------
-    rank : int
-    actions : Actions
+    rank : Rank
     room : callable
-    exchange : Exchange
-        Of the rank: a message to a replica is added up as soon as the last summand is there.
-    device : torch.device
-        Where the tensors of the rank are; gloo carries them over the host.
     one_way : bool
         Whether both ways to a rank share a link.
     """
 
-    def __init__(
-        self,
-        rank: int,
-        actions: Actions,
-        room: Room,
-        exchange: Exchange,
-        device: torch.device,
-        one_way: bool = False,
-    ) -> None:
-        self._rank, self._room, self._device = rank, room, device
-        self._exchange = exchange
+    def __init__(self, rank: Rank, room: Room, one_way: bool = False) -> None:
+        self._rank, self._room = rank, room
+        self._exchange = rank.exchange
         self._changed = threading.Condition()
         self._offered: dict[Action, tuple[Tensor | None, int]] = {}
-        self._taken = Mailbox[tuple[Tensor, int]](exchange.uses)
+        self._taken = Mailbox[tuple[Tensor, int]](rank.exchange.uses)
         self._spans: list[Span] = []
         self._error: BaseException | None = None
         ways: dict[Any, list[tuple[int, Action]]] = {}
-        for action in actions.ranks[rank]:
-            for one in action.singles if action.is_transfer else ():
-                peer = actions.peer(one)
+        for action in rank.actions:
+            for end in action.singles if action.is_transfer else ():
+                peer = rank.work.actions.peer(end)
                 way = peer if one_way else (peer, action.is_send)
-                ways.setdefault(way, []).append((peer, one))
+                ways.setdefault(way, []).append((peer, end))
         self._running = len(ways)
         for transfers in ways.values():
             threading.Thread(target=self._carry, args=(transfers,), daemon=True).start()
@@ -99,7 +89,7 @@ class ThreadLinks:
     def wait(self, receive: Action) -> tuple[Tensor, int]:
         """Return what a receive took in, and since when it is there."""
         tensor, since = self._arrived(receive)
-        return tensor.to(self._device), since
+        return tensor.to(self._rank.work.device), since
 
     def finish(self) -> list[Span]:
         """Wait for all transfers, and return when those that this rank sent took place."""
@@ -135,7 +125,7 @@ class ThreadLinks:
         if tensor is None:
             tensor = torch.zeros_like(self._room(send.other_end))
         dist.send(tensor.cpu().contiguous(), peer)
-        self._spans.append(Span(self._rank, send, start, time.monotonic_ns()))
+        self._spans.append(Span(self._rank.number, send, start, time.monotonic_ns()))
 
     def _take(self, receive: Action, tensor: Tensor, since: int) -> None:
         with self._changed:
@@ -152,14 +142,14 @@ class ThreadLinks:
         """Return what is to be sent, and since when all of it is there."""
         ready = [0]
 
-        def noting(found: tuple[Tensor | None, int]) -> Any:
-            ready.append(found[1])
-            return found[0]
+        def noting(dated: tuple[Tensor | None, int]) -> Any:
+            ready.append(dated[1])
+            return dated[0]
 
         tensor = self._exchange.message(
             send,
-            lambda one: noting(self._await(one)),
-            lambda one: noting(self._arrived(one)),
+            lambda send: noting(self._await(send)),
+            lambda receive: noting(self._arrived(receive)),
         )
         return tensor, max(ready)
 
@@ -171,40 +161,37 @@ class ThreadLinks:
             return self._offered.pop(send)
 
 
-class SleepingLinks(ThreadLinks):
-    """Links of sleeping layers: a transfer carries nothing and takes as long as the plan says.
+class SyntheticLinks(ThreadLinks):
+    """Links of synthetic layers: a transfer carries nothing and takes as long as the plan says.
 
     It carries the instant at which it ends, so that what carrying takes is a part of it.
 
     Parameters
     ----------
-    rank, actions, room, exchange, device, one_way
+    rank, room, one_way
         As for `ThreadLinks`.
     lasts_ns : callable
         How long a transfer takes, by its sending end.
     one_clock : bool
-        Whether all ranks are on one machine. Else a transfer ends so long after it was told of.
+        Whether all ranks are on one machine. Else a transfer ends that long after its message came.
     """
 
     def __init__(
         self,
-        rank: int,
-        actions: Actions,
+        rank: Rank,
         room: Room,
-        exchange: Exchange,
-        device: torch.device,
         one_way: bool,
         lasts_ns: Callable[[Action], int],
         one_clock: bool,
     ) -> None:
         self._lasts_ns, self._one_way, self._one_clock = lasts_ns, one_way, one_clock
         self._free_ns: dict[Any, int] = {}
-        super().__init__(rank, actions, room, exchange, device, one_way)
+        super().__init__(rank, room, one_way)
 
     def _receive(self, peer: int, receive: Action) -> None:
-        told = torch.zeros(1, dtype=torch.int64)
-        dist.recv(told, peer)
-        due = int(told)
+        message = torch.zeros(1, dtype=torch.int64)
+        dist.recv(message, peer)
+        due = int(message)
         if not self._one_clock:
             due = time.monotonic_ns() + self._lasts_ns(receive.other_end)
         sleep_until(due)
@@ -218,7 +205,7 @@ class SleepingLinks(ThreadLinks):
         due = self._free_ns[peer] = start + self._lasts_ns(send)
         dist.send(torch.tensor([due]), peer)
         sleep_until(due)
-        self._spans.append(Span(self._rank, send, start, time.monotonic_ns()))
+        self._spans.append(Span(self._rank.number, send, start, time.monotonic_ns()))
 
 
 class StreamLinks:
@@ -229,16 +216,16 @@ class StreamLinks:
 
     Parameters
     ----------
-    rank, actions, room, exchange
+    rank, room
         As for `ThreadLinks`.
     """
 
-    def __init__(self, rank: int, actions: Actions, room: Room, exchange: Exchange) -> None:
-        self._rank, self._actions, self._room = rank, actions, room
-        self._exchange = exchange
+    def __init__(self, rank: Rank, room: Room) -> None:
+        self._rank, self._room = rank, room
+        self._exchange = rank.exchange
         self._offered: dict[Action, Tensor | None] = {}
         self._under_way: dict[Action, tuple[Any, Tensor]] = {}
-        self._taken = Mailbox[Tensor](exchange.uses)
+        self._taken = Mailbox[Tensor](rank.exchange.uses)
 
     def offer(self, send: Action, tensor: Tensor | None) -> None:
         """Keep what a micro-batch made until the list comes to its sending end."""
@@ -246,18 +233,18 @@ class StreamLinks:
 
     def reach(self, action: Action) -> None:
         """Start an end of a transfer."""
-        for one in action.singles:
-            peer = self._actions.peer(one)
-            if one.is_send:
-                tensor = self._exchange.message(one, self._offered.pop, self._arrived)
+        for end in action.singles:
+            peer = self._rank.work.actions.peer(end)
+            if end.is_send:
+                tensor = self._exchange.message(end, self._offered.pop, self._arrived)
                 if tensor is None:
-                    tensor = torch.zeros_like(self._room(one.other_end))
+                    tensor = torch.zeros_like(self._room(end.other_end))
                 tensor = tensor.contiguous()
-                self._under_way[one] = dist.isend(tensor, peer), tensor
+                self._under_way[end] = dist.isend(tensor, peer), tensor
             else:
-                room = self._room(one)
-                self._under_way[one] = dist.irecv(room, peer), room
-        self._let_go()
+                room = self._room(end)
+                self._under_way[end] = dist.irecv(room, peer), room
+        self._free_sent()
 
     def wait(self, receive: Action) -> tuple[Tensor, int]:
         """Return what a receive took in, for the stream that computes."""
@@ -277,7 +264,7 @@ class StreamLinks:
             self._taken.put(receive, room)
         return self._taken.get(receive)
 
-    def _let_go(self) -> None:
+    def _free_sent(self) -> None:
         """Free what has been sent."""
         for action, (work, _) in list(self._under_way.items()):
             if action.is_send and work.is_completed():

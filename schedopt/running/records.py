@@ -1,11 +1,42 @@
-"""What the ranks measured, as it goes to the report."""
+"""What ranks hand over: the spans of their actions, a record each, the outcome or a failure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
-from schedopt.running.spans import Span
+from schedopt.actions import Action
+from schedopt.errors import RankError, SchedoptError
+
+JOB: Final = "job.pickle"
+OUTCOME: Final = "outcome.pickle"
+FAILURE: Final = "failure"
+"""Files in the directory of a job; the last with the number of the rank behind it."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """An action that ran.
+
+    Parameters
+    ----------
+    rank : int
+    action : Action
+    start_ns, end_ns : int
+        By `time.monotonic_ns` of the machine of the rank. Transfers run from when both ends were
+        ready, as far as the rank can tell.
+    """
+
+    rank: int
+    action: Action
+    start_ns: int
+    end_ns: int
+
+    @property
+    def length_ns(self) -> int:
+        """How long it took."""
+        return self.end_ns - self.start_ns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +55,7 @@ class Record:
     weights_bytes : int
         Parameters, gradients, optimizer state and buffers, each version of parameters once.
     saved_bytes : int or None
-        The most that lay in memory beside the weights between two operations. None where
+        The most that lay in memory in addition to the weights between two operations. None where
         another runtime ran them.
     peak_bytes : int
         The most in all, that which operations take and give back included.
@@ -85,4 +116,25 @@ class Outcome:
     def agrees(self) -> bool:
         """Whether nothing that was compared differs by more than it may."""
         both = (self.gradient_difference, self.weight_difference)
-        return all(one is None or one <= self.tolerance for one in both)
+        return all(apart is None or apart <= self.tolerance for apart in both)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What a rank says before it ends.
+
+    Parameters
+    ----------
+    time : float
+        Of this machine, in seconds since the epoch.
+    rank : int
+    error : SchedoptError
+    """
+
+    time: float
+    rank: int
+    error: SchedoptError
+
+
+class LostError(RankError):
+    """Another rank does not answer any more, and so is the one that failed."""

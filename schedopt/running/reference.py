@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,10 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from schedopt.profiling.layer_sweeps import training_mode
 from schedopt.profiling.model import Model
+from schedopt.profiling.pieces import blaming, on_device
 from schedopt.profiling.saved_tensors import storage_key
 from schedopt.profiling.tracing import WithLoss
-from schedopt.running.crew import Work
+from schedopt.running.rank import Workload
+from schedopt.running.records import Outcome, Record
 
 Tensors = Mapping[str, Tensor]
 
@@ -36,12 +40,61 @@ class Trained:
 
     def keep(self, mini_batch: int, parameters: Mapping[str, nn.Parameter]) -> None:
         """Keep the gradients of a mini-batch."""
-        for name, one in parameters.items():
-            if one.grad is not None:
-                self.gradients[mini_batch, name] = one.grad.detach().to("cpu", copy=True)
+        for name, parameter in parameters.items():
+            if parameter.grad is not None:
+                self.gradients[mini_batch, name] = parameter.grad.detach().to("cpu", copy=True)
 
 
-def train_unsplit(model: Model, work: Work) -> Trained | None:
+def train_in_one_process(model: Model, work: Workload) -> tuple[Trained, str]:
+    """Do a step in one process, on a copy of the model, and say how."""
+    with blaming("model", "step in one process"), training_mode():
+        if work.plan.rule.is_given:
+            trained = train_unsplit(on_device(model, work.device), work)
+            if trained is not None:
+                return trained, "the unsplit model"
+        return emulate(work), "one process, micro-batch by micro-batch"
+
+
+def compare_with_reference(
+    records: Sequence[Record],
+    trained: Sequence[Trained],
+    reference: tuple[Trained, str] | None,
+    is_given: bool,
+) -> Outcome:
+    """Return what all ranks measured, compared with what one process did.
+
+    Parameters
+    ----------
+    records : sequence of Record
+    trained : sequence of Trained
+        What the first step did to the weights, of each rank.
+    reference : tuple of Trained and str, or None
+        As `train_in_one_process` returns it; None if nothing is compared.
+    is_given : bool
+        Whether weights are not updated within a step.
+    """
+    if reference is None:
+        return Outcome(
+            records=tuple(records),
+            gradient_difference=None,
+            weight_difference=None,
+            compared_with="",
+        )
+    alone, how = reference
+    # The square root of the smallest step of the least precise numbers above 1.
+    precisions = {torch.finfo(gradient.dtype).eps for gradient in alone.gradients.values()}
+    return Outcome(
+        records=tuple(records),
+        gradient_difference=difference([part.gradients for part in trained], alone.gradients),
+        weight_difference=(
+            None if is_given else difference([part.weights for part in trained], alone.weights)
+        ),
+        compared_with=how,
+        tolerance=math.sqrt(max(precisions, default=0.0)),
+    )
+
+
+def train_unsplit(model: Model, work: Workload) -> Trained | None:
     """Run the unsplit model forward and backward for a step with a flush.
 
     Returns
@@ -51,34 +104,40 @@ def train_unsplit(model: Model, work: Work) -> Trained | None:
         an unsplit model draws in another order.
     """
     whole = WithLoss(model.module, model.loss)
-    parameters = {name: one for name, one in _named(model).items() if one.requires_grad}
+    parameters = dict(model.module.named_parameters())
+    if isinstance(model.loss, nn.Module):
+        parameters |= {f"loss.{name}": own for name, own in model.loss.named_parameters()}
     count = work.actions.micro_batches
     for micro_batch in range(count):
         before = _random_state(work.device)
-        _loss(whole, model, work, micro_batch).backward()  # type: ignore[no-untyped-call]
+        given = work.data(micro_batch, model.tensors)
+        loss = whole(**{**model.kwargs, **given}) if model.kwargs else whole(*given.values())
+        loss.backward()
         if not torch.equal(before, _random_state(work.device)):
             return None
-    found = Trained()
-    for one in parameters.values():
-        if one.grad is not None:
-            one.grad /= count
-    found.keep(0, parameters)
-    return found
+    trained = {name: own for name, own in parameters.items() if own.requires_grad}
+    for parameter in trained.values():
+        if parameter.grad is not None:
+            parameter.grad /= count
+    kept = Trained()
+    kept.keep(0, trained)
+    return kept
 
 
-def emulate(work: Work) -> Trained:
+def emulate(work: Workload) -> Trained:
     """Train in one process, micro-batch by micro-batch, each with the versions that it reads.
 
     Every version of every stage is kept as a copy, and the whole model is one graph.
     """
     emulation = _Emulation(work)
-    every = work.updates_of
+    every = work.update_every
     for micro_batch in range(work.actions.micro_batches):
         emulation.run(micro_batch)
         if (micro_batch + 1) % every == 0:
             emulation.update(micro_batch // every, every)
-    emulation.found.weights.update(_on_host(emulation.parameters))
-    return emulation.found
+    for name, parameter in emulation.parameters.items():
+        emulation.kept.weights[name] = parameter.detach().to("cpu", copy=True)
+    return emulation.kept
 
 
 def difference(parts: Sequence[Mapping[Any, Tensor]], other: Mapping[Any, Tensor]) -> float:
@@ -95,107 +154,94 @@ def difference(parts: Sequence[Mapping[Any, Tensor]], other: Mapping[Any, Tensor
     other : mapping
         What one process has.
     """
-    largest = max((_most(tensor) for tensor in other.values()), default=0.0)
-    names = {name for one in parts for name in one}
-    found = 1.0 if names ^ other.keys() else 0.0
-    for name, tensor in ((name, one[name]) for one in parts for name in one.keys() & other.keys()):
-        apart = _most(tensor.double() - other[name].double())
-        if apart != apart:
-            return float("inf")
-        if apart:
-            found = max(found, apart / max(_most(other[name]), 1e-6 * largest))
-    return found
+    largest = max(map(_most, other.values()), default=0.0)
+    names = {name for part in parts for name in part}
+    worst = 1.0 if names ^ other.keys() else 0.0
+    for part in parts:
+        for name in part.keys() & other.keys():
+            apart = _most(part[name].double() - other[name].double())
+            if math.isnan(apart):
+                return float("inf")
+            if apart:
+                worst = max(worst, apart / max(_most(other[name]), 1e-6 * largest))
+    return worst
 
 
 def _most(tensor: Tensor) -> float:
     return float(tensor.detach().abs().max()) if tensor.numel() else 0.0
 
 
-def _named(model: Model) -> dict[str, nn.Parameter]:
-    named = dict(model.module.named_parameters())
-    if isinstance(model.loss, nn.Module):
-        named |= {f"loss.{name}": one for name, one in model.loss.named_parameters()}
-    return named
-
-
-def _loss(whole: nn.Module, model: Model, work: Work, micro_batch: int) -> Tensor:
-    given = work.data(micro_batch, model.tensors)
-    loss: Tensor
-    loss = whole(**{**model.kwargs, **given}) if model.kwargs else whole(*given.values())
-    return loss
-
-
-def _on_host(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: one.detach().to("cpu", copy=True) for name, one in parameters.items()}
-
-
 def _random_state(device: torch.device) -> Tensor:
     return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 
 
+_Known = dict[int, tuple[int, str]]
+"""Stage and name of a parameter by the storage of a copy of it."""
+
+
 class _Emulation:
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: Workload) -> None:
         self.work = work
-        self.found = Trained()
+        self.kept = Trained()
         self.read: dict[tuple[int, str, int], int] = {
             (action.stage, action.kind, micro_batch): action.version or 0
             for _, action in work.actions.order
             for micro_batch in action.micro_batches
         }
         self.parameters: dict[str, nn.Parameter] = {}
-        self.stages: list[dict[str, nn.Parameter]] = []
+        self.own: list[dict[str, nn.Parameter]] = []
         self.used: list[set[str]] = []
         self.owner: dict[str, int] = {}
         """The first stage that has a parameter; stages can share some under the rule given."""
         for number, stage in enumerate(work.plan.stages):
-            own: dict[str, nn.Parameter] = {}
-            used: set[str] = set()
-            for layer in range(stage.first, stage.last + 1):
-                for one in work.pieces[layer].module.parameters():
-                    name = work.names[id(one)]
-                    if one.requires_grad:
-                        used.add(name)
-                    if one.requires_grad and name not in self.parameters:
-                        own[name] = self.parameters[name] = nn.Parameter(one.detach().clone())
-                        self.owner[name] = number
-            self.stages.append(own)
-            self.used.append(used)
-        self.versions: list[list[Tensors]] = [[_copies(own)] for own in self.stages]
-        self.optimizers = [
-            work.optimizer(list(own.values())) if own else None for own in self.stages
-        ]
+            modules = [work.pieces[layer].module for layer in range(stage.first, stage.last + 1)]
+            used = {
+                work.names[id(parameter)]: parameter
+                for module in modules
+                for parameter in module.parameters()
+                if parameter.requires_grad
+            }
+            own = {
+                name: nn.Parameter(parameter.detach().clone())
+                for name, parameter in used.items()
+                if name not in self.parameters
+            }
+            self.parameters |= own
+            self.owner |= dict.fromkeys(own, number)
+            self.own.append(own)
+            self.used.append(set(used))
+        self.versions: list[list[Tensors]] = [[_copies(own)] for own in self.own]
+        self.optimizers = [work.optimizer(list(own.values())) if own else None for own in self.own]
 
     def run(self, micro_batch: int) -> None:
         """Add up the gradients of a micro-batch."""
         value: Tensor | None = None
-        leaves: list[tuple[int, dict[str, Tensor]]] = []
-        needed = {name for piece in self.work.pieces for name in piece.side}
-        given = self.work.data(micro_batch, needed)
+        leaves: list[dict[str, Tensor]] = []
+        given = self.work.data(micro_batch, {n for piece in self.work.pieces for n in piece.side})
         with self._reading(micro_batch) as known:
-            for stage in range(len(self.stages)):
+            for stage in range(len(self.own)):
                 value = self._stage(stage, micro_batch, value, given, leaves, known)
             assert value is not None
             value.backward()  # type: ignore[no-untyped-call]
-        for _, own in leaves:
-            for name, leaf in own.items():
+        for name, leaf in (pair for own in leaves for pair in own.items()):
+            if leaf.grad is not None:
                 parameter = self.parameters[name]
-                if leaf.grad is not None:
-                    grad = parameter.grad
-                    parameter.grad = leaf.grad if grad is None else grad + leaf.grad
+                gradient = parameter.grad
+                parameter.grad = leaf.grad if gradient is None else gradient + leaf.grad
 
     def update(self, mini_batch: int, count: int) -> None:
         """Make the next version of every stage."""
-        for one in self.parameters.values():
-            if one.grad is not None:
-                one.grad /= count
-        self.found.keep(mini_batch, self.parameters)
+        for parameter in self.parameters.values():
+            if parameter.grad is not None:
+                parameter.grad /= count
+        self.kept.keep(mini_batch, self.parameters)
         for stage, optimizer in enumerate(self.optimizers):
             if optimizer is not None:
                 optimizer.step()
-            self.versions[stage].append(_copies(self.stages[stage]))
-        for one in self.parameters.values():
-            if one.grad is not None:
-                one.grad = torch.zeros_like(one.grad)
+            self.versions[stage].append(_copies(self.own[stage]))
+        for parameter in self.parameters.values():
+            if parameter.grad is not None:
+                parameter.grad = torch.zeros_like(parameter.grad)
 
     def _stage(
         self,
@@ -203,54 +249,52 @@ class _Emulation:
         i: int,
         value: Tensor | None,
         given: Tensors,
-        leaves: list[tuple[int, dict[str, Tensor]]],
-        known: dict[int, tuple[int, str]],
+        leaves: list[dict[str, Tensor]],
+        known: _Known,
     ) -> Tensor:
+        def read(kind: str) -> dict[str, Tensor]:
+            """Return leaves with the values that an operation reads."""
+            version = self.read[stage, kind, i]
+            own = {
+                name: self.versions[self.owner[name]][version][name].clone().requires_grad_()
+                for name in self.used[stage]
+            }
+            leaves.append(own)
+            known.update({storage_key(leaf): (stage, name) for name, leaf in own.items()})
+            return own
+
         planned = self.work.plan.stages[stage]
-        again = dict(planned.recompute)
+        recomputed = dict(planned.recompute)
         layer = planned.first
         while layer <= planned.last:
-            last = again.get(layer, layer)
-            forward = self._leaves(stage, self.read[stage, "F", i], leaves, known)
-            if layer in again:
-                redone = self._leaves(stage, self.read[stage, "R", i], leaves, known)
+            layers = range(layer, recomputed.get(layer, layer) + 1)
+            forward = read("F")
+            if layer in recomputed:
+                redone = read("R")
                 with torch.no_grad():
-                    first = self._layers(layer, last, i, value, given, forward)
-                second = self._layers(layer, last, i, value, given, redone)
+                    first = self._layers(layers, i, value, given, forward)
+                second = self._layers(layers, i, value, given, redone)
                 # The value of the first forward, with the gradient of the second.
                 value = first + (second - second.detach()) if second.requires_grad else first
             else:
-                value = self._layers(layer, last, i, value, given, forward)
-            layer = last + 1
+                value = self._layers(layers, i, value, given, forward)
+            layer = layers.stop
         assert value is not None
         return value
 
-    def _leaves(
-        self,
-        stage: int,
-        version: int,
-        leaves: list[tuple[int, dict[str, Tensor]]],
-        known: dict[int, tuple[int, str]],
-    ) -> dict[str, Tensor]:
-        own = {
-            name: self.versions[self.owner[name]][version][name].clone().requires_grad_()
-            for name in self.used[stage]
-        }
-        leaves.append((stage, own))
-        known.update({storage_key(one): (stage, name) for name, one in own.items()})
-        return own
-
     def _layers(
-        self, first: int, last: int, i: int, value: Tensor | None, given: Tensors, own: Tensors
+        self, layers: range, i: int, value: Tensor | None, given: Tensors, own: Tensors
     ) -> Tensor:
-        for layer in range(first, last + 1):
+        names = self.work.names
+        for layer in layers:
             piece = self.work.pieces[layer]
             self.work.before(layer, i)
             taken = [] if value is None else [value.clone() if piece.in_place else value]
+            named = piece.module.named_parameters(remove_duplicate=False)
             mine = {
-                name: own[self.work.names[id(one)]]
-                for name, one in piece.module.named_parameters(remove_duplicate=False)
-                if self.work.names[id(one)] in own
+                name: own[names[id(parameter)]]
+                for name, parameter in named
+                if names[id(parameter)] in own
             }
             side = [given[name].clone() for name in piece.side]
             value = functional_call(piece.module, mine, (*taken, *side))
@@ -258,9 +302,9 @@ class _Emulation:
         return value
 
     @contextmanager
-    def _reading(self, i: int) -> Iterator[dict[int, tuple[int, str]]]:
+    def _reading(self, i: int) -> Iterator[_Known]:
         """Let backwards read the versions that they are said to read."""
-        known: dict[int, tuple[int, str]] = {}
+        known: _Known = {}
 
         def pack(tensor: Tensor) -> Any:
             found = known.get(storage_key(tensor))
@@ -282,4 +326,4 @@ class _Emulation:
 
 
 def _copies(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: one.detach().clone() for name, one in parameters.items()}
+    return {name: parameter.detach().clone() for name, parameter in parameters.items()}

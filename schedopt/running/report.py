@@ -1,4 +1,4 @@
-"""What was measured, beside what was predicted."""
+"""What was measured, next to what was predicted."""
 
 from __future__ import annotations
 
@@ -21,24 +21,21 @@ from schedopt.running.figures import (
     replay,
 )
 from schedopt.running.job import Job
-from schedopt.running.records import Outcome
-from schedopt.running.spans import Span
-from schedopt.simulation import Simulation, simulate
+from schedopt.running.records import Outcome, Span
 from schedopt.units import format_duration
 
 RUN_FORMAT: Final = "schedopt.run/1"
-UNLIKE: Final = 10
+OTHER_OPTIMIZER: Final = 10
 """Of what an optimizer keeps, such a part may differ: counters of steps may lie elsewhere."""
 
 
 @dataclass(frozen=True)
-class Parting:
-    """Where prediction and measurement part.
+class Discrepancy:
+    """An operation or a transfer, such as ``2F`` (forward of stage 2), predicted and measured.
 
     Parameters
     ----------
     name : str
-        An operation or a transfer, such as ``2F``: forward of stage 2.
     predicted_ns, measured_ns : int
         Of one micro-batch.
     """
@@ -50,7 +47,7 @@ class Parting:
 
 @dataclass(frozen=True)
 class Report:
-    """What was measured, beside what was predicted.
+    """What was measured, next to what was predicted.
 
     Parameters
     ----------
@@ -65,36 +62,31 @@ class Report:
     load: float
 
     def __repr__(self) -> str:
-        period = self.measured.period_ns
-        told = "" if period is None else f", {format_duration(round(period))} a micro-batch"
-        return f"<Report of {self.job.model or 'sleeping layers'} on {self.job.backend}{told}>"
+        period_ns = self.measured.period_ns
+        pace = "" if period_ns is None else f", {format_duration(round(period_ns))} a micro-batch"
+        return f"<Report of {self.job.model or 'synthetic layers'} on {self.job.backend}{pace}>"
 
     @property
     def plan(self) -> Plan:
-        """What ran."""
+        """The plan that ran."""
         return self.job.plan
-
-    @cached_property
-    def simulated(self) -> Simulation:
-        """The step as the plan has it."""
-        return simulate(self.plan, self.job.microbatches)
 
     @cached_property
     def steps(self) -> list[list[Span]]:
         """What ran in each step, in one process as if in one a rank."""
         if self.job.backend == "logical":
-            return replay(self.simulated, self.outcome, self.job.stretch)
+            return replay(self.job.simulated, self.outcome, self.job.stretch)
         return by_one_clock(self.outcome, self.job.stretch)
 
     @cached_property
     def planned(self) -> list[Span]:
         """What was to run."""
-        return planned_spans(self.plan, self.simulated.events)
+        return planned_spans(self.plan, self.job.simulated.events)
 
     @cached_property
     def predicted(self) -> Figures:
         """The figures of the plan."""
-        return predict(self.simulated)
+        return predict(self.job.simulated, self.planned)
 
     @cached_property
     def measured(self) -> Figures:
@@ -102,11 +94,13 @@ class Report:
         return measure(self.plan, self.outcome, self.steps)
 
     @property
-    def partings(self) -> list[Parting]:
+    def discrepancies(self) -> list[Discrepancy]:
         """Operations and transfers, those first that take most time more or less than planned."""
-        planned, found = self.predicted.lengths_ns, self.measured.lengths_ns
-        both = [Parting(name, planned[name], found[name]) for name in planned if name in found]
-        return sorted(both, key=lambda one: -abs(one.measured_ns - one.predicted_ns))
+        planned, measured = self.predicted.lengths_ns, self.measured.lengths_ns
+        both = [
+            Discrepancy(name, planned[name], measured[name]) for name in planned if name in measured
+        ]
+        return sorted(both, key=lambda both: -abs(both.measured_ns - both.predicted_ns))
 
     @property
     def gpus(self) -> list[int]:
@@ -117,40 +111,39 @@ class Report:
     def over(self) -> list[int]:
         """The ranks that took more memory than the plan gives their GPU.
 
-        Sleeping layers are not asked, nor torch's runtime, which keeps buffers of its own.
+        Synthetic layers are not asked, nor torch's runtime, which keeps buffers of its own.
         """
         if self.job.model is None or self.job.backend == "pytorch":
             return []
+        taken = zip(self.gpus, self.measured.memory_bytes, strict=True)
         return [
             rank
-            for rank, (gpu, taken) in enumerate(
-                zip(self.gpus, self.measured.memory_bytes, strict=True)
-            )
-            if taken > self.plan.platform.gpus[gpu].usable_bytes
+            for rank, (gpu, taken_bytes) in enumerate(taken)
+            if taken_bytes > self.plan.platform.gpus[gpu].usable_bytes
         ]
 
     @cached_property
     def optimizer_bytes(self) -> tuple[int, ...]:
         """What the optimizer keeps of each stage, at most on one rank."""
-        return by_stage(self.plan, [one.optimizer_bytes for one in self.outcome.records])
+        return by_stage(self.plan, [record.optimizer_bytes for record in self.outcome.records])
 
     @property
     def other_states(self) -> list[tuple[int, int, int]]:
         """The stages whose optimizer keeps more or less than in the plan: stage, planned, found.
 
-        Sleeping layers are not asked, nor layers of which the chain does not say it.
+        Synthetic layers are not asked, nor layers of which the chain does not say it.
         """
         if self.job.model is None:
             return []
-        told = []
+        others = []
         for stage, found in enumerate(self.optimizer_bytes):
             layers = [self.plan.chain.layers[layer] for layer in stage_layers(self.plan, stage)]
-            known = [one.optimizer_bytes for one in layers if one.optimizer_bytes is not None]
+            known = [layer.optimizer_bytes for layer in layers if layer.optimizer_bytes is not None]
             planned = sum(known)
-            apart = UNLIKE * abs(planned - found) > max(planned, found)
-            if apart and len(known) == len(layers):
-                told.append((stage, planned, found))
-        return told
+            differs = OTHER_OPTIMIZER * abs(planned - found) > max(planned, found)
+            if differs and len(known) == len(layers):
+                others.append((stage, planned, found))
+        return others
 
     def to_json(self) -> dict[str, Any]:
         """Return it as a JSON document: times in ns, memory in bytes, a list has one entry a rank.
@@ -178,11 +171,11 @@ class Report:
             "plan_period_ns": pattern.period_total_ns / pattern.k,
             "predicted": asdict(self.predicted),
             "measured": asdict(self.measured),
-            "gradient_difference": _number(outcome.gradient_difference),
-            "weight_difference": _number(outcome.weight_difference),
+            "gradient_difference": _finite(outcome.gradient_difference),
+            "weight_difference": _finite(outcome.weight_difference),
             "agrees": outcome.agrees,
             "compared_with": outcome.compared_with,
-            "versions": by_stage(self.plan, [one.versions for one in outcome.records]),
+            "versions": by_stage(self.plan, [record.versions for record in outcome.records]),
             "optimizer_bytes": self.optimizer_bytes,
             "losses": _losses(outcome),
         }
@@ -197,8 +190,8 @@ def describe_place(job: Job, outcome: Outcome) -> dict[str, Any]:
     from schedopt.version import __version__
 
     return {
-        **describe(find_device("cuda" if job.device == "cuda" else job.device)),
-        "hosts": len({one.host for one in outcome.records}),
+        **describe(find_device(job.device)),
+        "hosts": len({record.host for record in outcome.records}),
         "cores": usable_cores(),
         "threads": outcome.records[0].threads,
         "torch": str(torch.__version__),
@@ -209,13 +202,13 @@ def describe_place(job: Job, outcome: Outcome) -> dict[str, Any]:
 
 def _losses(outcome: Outcome) -> list[float | None]:
     """Return the mean loss of each step that was timed."""
-    found = []
-    for step in zip(*(one.losses for one in outcome.records), strict=True):
-        every = [loss for of_rank in step for loss in of_rank.values()]
-        found += [_number(sum(every) / len(every))] if every else []
-    return found
+    means = []
+    for of_ranks in zip(*(record.losses for record in outcome.records), strict=True):
+        losses = [loss for of_rank in of_ranks for loss in of_rank.values()]
+        means += [_finite(sum(losses) / len(losses))] if losses else []
+    return means
 
 
-def _number(figure: float | None) -> float | None:
-    """Return a figure that JSON can hold: None for what is no number."""
+def _finite(figure: float | None) -> float | None:
+    """Return a figure that JSON can hold: None for an infinite one and for NaN."""
     return figure if figure is not None and math.isfinite(figure) else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from itertools import count
 from typing import TypeAlias
 
@@ -12,7 +13,7 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from schedopt.profiling.pieces import Piece, blaming
 from schedopt.profiling.split_backward import enter
-from schedopt.running.stage_work import Before, same_buffers
+from schedopt.running.stage_runtime import Before, same_buffers
 from schedopt.stage import Stage
 
 Inputs: TypeAlias = Callable[[int], Mapping[str, Tensor]]
@@ -35,7 +36,7 @@ class StageModule(nn.Module):
     in_halves : bool
         Whether the backward is split.
     keep_random : bool
-        Whether layers that are computed again draw the random numbers that they drew; not where
+        Whether layers that are recomputed draw the random numbers that they drew; not where
         `before` sees to it.
     """
 
@@ -67,59 +68,49 @@ class StageModule(nn.Module):
     @property
     def inputs(self) -> tuple[str, ...]:
         """The inputs of the model that the layers take."""
-        own = self._pieces[self._stage.first : self._stage.last + 1]
-        return tuple(dict.fromkeys(name for piece in own for name in piece.side))
+        pieces = self._pieces[self._stage.first : self._stage.last + 1]
+        return tuple(dict.fromkeys(name for piece in pieces for name in piece.side))
 
     def forward(self, *received: Tensor, **inputs: Tensor) -> Tensor:
         """Run the layers for a micro-batch."""
         value = received[0] if received else None
         if value is not None and value.requires_grad and self._pieces[self._stage.first].in_place:
             value = enter(value)
-        for first, last, again in _segments(self._stage):
-            run = self._run_again if again else self._run
-            value = run(first, last, self.micro_batch, value, inputs)
+        for layers, is_recomputed in _segments(self._stage):
+            run = partial(self._run, layers, self.micro_batch, inputs)
+            value = self._checkpoint(layers, run, value) if is_recomputed else run(value)
         assert value is not None
         whole = value.contiguous()
         # A view cannot be cut off from its graph between the halves.
         return whole.clone() if self._in_halves and whole._is_view() else whole
 
-    def _run_again(
-        self,
-        first: int,
-        last: int,
-        micro_batch: int,
-        value: Tensor | None,
-        given: Mapping[str, Tensor],
+    def _checkpoint(
+        self, layers: range, run: Callable[[Tensor | None], Tensor], value: Tensor | None
     ) -> Tensor:
-        """Run layers that keep only what they take, and are computed again in the backward."""
+        """Run layers that keep only what they take, and are recomputed in the backward."""
         times = count()
 
-        def run(taken: Tensor | None) -> Tensor:
-            if taken is not None and self._pieces[first].in_place:
+        def run_on_copy(taken: Tensor | None) -> Tensor:
+            if taken is not None and self._pieces[layers[0]].in_place:
                 taken = taken.clone()
             with ExitStack() as stack:
                 if next(times):
-                    for layer in range(first, last + 1):
+                    for layer in layers:
                         stack.enter_context(same_buffers(self._pieces[layer]))
-                return self._run(first, last, micro_batch, taken, given)
+                return run(taken)
 
         # Stopped early, a layer would end in an exception that is not its own.
         with set_checkpoint_early_stop(False):
             output: Tensor = checkpoint(
-                run, value, use_reentrant=False, preserve_rng_state=self._keep_random
+                run_on_copy, value, use_reentrant=False, preserve_rng_state=self._keep_random
             )
         return output
 
     def _run(
-        self,
-        first: int,
-        last: int,
-        micro_batch: int,
-        value: Tensor | None,
-        given: Mapping[str, Tensor],
+        self, layers: range, micro_batch: int, given: Mapping[str, Tensor], value: Tensor | None
     ) -> Tensor:
         inputs = {**self._data(micro_batch), **given}
-        for layer in range(first, last + 1):
+        for layer in layers:
             piece = self._pieces[layer]
             self._before(layer, micro_batch)
             with blaming(piece.name, "forward"):
@@ -128,13 +119,13 @@ class StageModule(nn.Module):
         return value
 
 
-def _segments(stage: Stage) -> Iterator[tuple[int, int, bool]]:
-    """Yield first and last layer of the parts of a stage, and whether each is computed again."""
+def _segments(stage: Stage) -> Iterator[tuple[range, bool]]:
+    """Yield the layers of the parts of a stage, and whether they are recomputed."""
     layer = stage.first
     for first, last in sorted(stage.recompute):
         if layer < first:
-            yield layer, first - 1, False
-        yield first, last, True
+            yield range(layer, first), False
+        yield range(first, last + 1), True
         layer = last + 1
     if layer <= stage.last:
-        yield layer, stage.last, False
+        yield range(layer, stage.last + 1), False

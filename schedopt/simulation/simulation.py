@@ -10,8 +10,8 @@ from itertools import accumulate, pairwise
 from math import lcm
 from typing import Literal
 
-from schedopt.account.levels import Level
-from schedopt.account.memory import GpuMemory, memory_levels, memory_of
+from schedopt.account.memory import GpuMemory, memory_of, memory_profile
+from schedopt.account.profile import Level
 from schedopt.account.residencies import Residency, residencies_of
 from schedopt.account.timeline import Interval, Timeline, replica_of
 from schedopt.errors import InputError
@@ -140,9 +140,9 @@ class Simulation:
         return memory_of(self.plan, self.residencies, self.length_ns)
 
     @cached_property
-    def memory_levels(self) -> tuple[tuple[Level, ...], ...]:
+    def memory_profile(self) -> tuple[tuple[Level, ...], ...]:
         """The bytes on each GPU over time."""
-        return memory_levels(self.plan, self.residencies, self.length_ns)
+        return memory_profile(self.plan, self.residencies, self.length_ns)
 
     @cached_property
     def residencies(self) -> tuple[Residency, ...]:
@@ -223,7 +223,7 @@ def simulate(plan: Plan, microbatches: int, *, timing: Timing = "asap") -> Simul
 
 
 def usual_micro_batches(plan: Plan) -> int:
-    """Return how many micro-batches a step has where nobody says: 4 for each GPU with a stage.
+    """Return how many micro-batches a step has by default: 4 for each GPU with a stage.
 
     Rounded up to whole periods and updates.
     """

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from schedopt.solving.portfolio import as_answer, solve, solve_problem
+from schedopt.solving.portfolio import as_warm_start, solve, solve_problem
 from schedopt.solving.registry import load_solver, solver_names
 from schedopt.solving.run import Progress, Run
 
-__all__ = ["Progress", "Run", "as_answer", "load_solver", "solve", "solve_problem", "solver_names"]
+__all__ = [
+    "Progress",
+    "Run",
+    "as_warm_start",
+    "load_solver",
+    "solve",
+    "solve_problem",
+    "solver_names",
+]

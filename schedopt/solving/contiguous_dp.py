@@ -1,4 +1,4 @@
-"""The exact programme over cuts: which contiguous stages 1F1B* can run with a period.
+"""The exact dynamic programme over cuts: which contiguous stages 1F1B* can run with a period.
 
 At a fixed period T the chain is read from its end. A suffix of layers on the last GPUs is
 described by its span alone, written as (g, load): g full groups behind it and the load of the
@@ -8,13 +8,21 @@ whether T is possible.
 
 Where links differ, what lies behind a cut is kept for each GPU before it: the least over the later
 GPUs, with the transfers from one to the other. Cuts that share a link are taken as if they did not,
-so that what is impossible is so in any case; see `schedopt.solving.sharing` for their patterns.
+so that what is impossible is so in any case; `schedopt.solving.shared_links` finds their patterns.
 
 The pair is one 64-bit key, g << 48 | load, so that keys compare like pairs.
 
 With recompute a stage takes the least time of it with which its group number fits into memory.
-Those times come from a table of bounds; when a way through the chain is found its stages are worked
-out exactly, and the programme is run again until the way that it finds was exact all along.
+Those times come from a table of bounds. The stages of a solution are worked out exactly, and the
+programme is run again until all stages of its solution were exact before.
+
+Notes
+-----
+With L layers, P GPUs and stages of at most W layers (those that T and the memory allow), one period
+takes O(L W P) operations on whole rows, and O(L P) memory; with a network of K kinds of links the
+step behind a cut takes O(K P^2) more for each layer. A bisection asks for about log2(T) periods.
+With recompute the table has O(L W) entries for each number of micro-batches in flight, and each run
+again makes at least one of them exact.
 """
 
 from __future__ import annotations
@@ -32,7 +40,7 @@ from schedopt.network import Link
 from schedopt.platform import Gpu
 from schedopt.problem import Problem
 from schedopt.solving.run import Run
-from schedopt.solving.stage_chain import EVERY_PERIOD, StageChain, Thinning
+from schedopt.solving.stage_chain import EVERY_PERIOD, SparsePattern, StageChain
 from schedopt.stage import Stage
 
 SHIFT: Final = 48
@@ -46,7 +54,7 @@ class ContiguousDP:
     Parameters
     ----------
     problem : Problem
-    thinning : Thinning
+    sparse : SparsePattern
         Which of the periods carry a micro-batch.
     stopped : callable
         Whether to stop, for the tables of recompute, which take long.
@@ -55,11 +63,11 @@ class ContiguousDP:
     def __init__(
         self,
         problem: Problem,
-        thinning: Thinning = EVERY_PERIOD,
+        sparse: SparsePattern = EVERY_PERIOD,
         *,
         stopped: Callable[[], bool] = never_stop,
     ) -> None:
-        self.problem, self.thinning = problem, thinning
+        self.problem, self.sparse = problem, sparse
         layers, gpus = problem.chain.layers, problem.platform.gpus[::-1]
         self.count, self.gpus = len(layers), len(gpus)
         kinds = list(dict.fromkeys(gpus))
@@ -74,15 +82,15 @@ class ContiguousDP:
         self.workspace = np.array([layer.workspace_bytes or 0 for layer in layers])
         self.links = problem.platform.kinds_of_links
         self.trips = [self._trips(link) for link in self.links]
-        self.between = self._between() if problem.platform.network is not None else None
+        self.link_between = self._links_between() if problem.platform.network is not None else None
         self.may_cut = np.ones(self.count + 1, dtype=bool)
         for group in problem.chain.same_gpu:
             self.may_cut[group[0] + 1 : group[-1] + 1] = False
         self.caps = [self._caps(first) for first in range(self.count)]
         self._refined = False
-        self.again: list[RecomputeTable] = []
+        self.recompute_tables: list[RecomputeTable] = []
         if problem.scope.recompute:
-            self.again = [RecomputeTable(problem.chain, gpu, stopped) for gpu in kinds]
+            self.recompute_tables = [RecomputeTable(problem.chain, gpu, stopped) for gpu in kinds]
 
     def _trips(self, link: Link | None) -> Array:
         """Time of the transfers at each cut over a link, both directions, ns."""
@@ -92,15 +100,15 @@ class ContiguousDP:
                 trip[cut] = 2 * link.transfer_ns(layer.activation_bytes)
         return trip
 
-    def _between(self) -> Array:
+    def _links_between(self) -> Array:
         """Return which link leads from a GPU, by row less one, to each later one; -1: none."""
-        found = np.full((self.gpus + 1, self.gpus + 1), -1)
+        links = np.full((self.gpus + 1, self.gpus + 1), -1)
         for before in range(1, self.gpus):
             for row in range(1, before + 1):
                 ends = self.gpus - 1 - before, self.gpus - row
                 link = self.problem.platform.link_between(*ends)
-                found[before, row] = self.links.index(link)
-        return found
+                links[before, row] = self.links.index(link)
+        return links
 
     def _caps(self, first: int) -> Array:
         """For stages from `first`, by kind of GPU and end: the least key that does not fit."""
@@ -111,7 +119,7 @@ class ContiguousDP:
         each = self.saved[ends] - self.saved[first] + self.saved_input[first]
         spare = self.room[:, None] - fixed
         counts = np.where(each > 0, spare // np.maximum(each, 1), NEVER >> SHIFT)
-        groups = self.thinning.periods(np.minimum(counts, NEVER >> SHIFT))
+        groups = self.sparse.periods(np.minimum(counts, NEVER >> SHIFT))
         caps = np.where(spare < 0, 0, np.minimum(groups, NEVER >> SHIFT) << SHIFT)
         fitting = int((caps > 0).any(axis=0).sum())
         return caps[:, :fitting].astype(np.int64)
@@ -138,18 +146,18 @@ class ContiguousDP:
         low, high = self.least_period(), self.shorten(stages, high, run)
         while low < high and not run.stopped():
             middle = (low + high) // 2
-            found = self.stages_at(middle, run)
-            if found is not None:
-                stages, high = found, self.shorten(found, middle, run)
+            shorter = self.stages_at(middle, run)
+            if shorter is not None:
+                stages, high = shorter, self.shorten(shorter, middle, run)
             elif not run.stopped():
                 low = middle + 1
                 refuted(middle)
         return stages, high
 
     def shorten(self, stages: Sequence[Stage], period: int, run: Run) -> int:
-        """Return the least period of stages that are possible at one, as far as it is at hand."""
-        chain = StageChain(self.problem, stages, thinning=self.thinning)
-        return chain.shorten(period, run) if self.again else chain.tighten(period)
+        """Return the least period of stages that are possible at one, or one that is near."""
+        chain = StageChain(self.problem, stages, sparse=self.sparse)
+        return chain.shorten(period, run) if self.recompute_tables else chain.tighten(period)
 
     def least_period(self) -> int:
         """Return a bound: the average load and the longest layer, on the fastest GPUs, ns."""
@@ -165,9 +173,9 @@ class ContiguousDP:
     def longest_period(self) -> int:
         """Return a period at which every plan is one group, ns."""
         slowest = np.diff(self.load, axis=1).max(axis=0).sum()
-        again = slowest if self.again else 0
+        recompute = slowest if self.recompute_tables else 0
         trips = np.sort(np.max(self.trips, axis=0))[-self.gpus :]
-        return max(1, int(slowest + again + trips.sum()))
+        return max(1, int(slowest + recompute + trips.sum()))
 
     def stages_at(self, period: int, run: Run) -> list[Stage] | None:
         """Return stages with which 1F1B* reaches a period, or None (also when stopped)."""
@@ -182,8 +190,8 @@ class ContiguousDP:
     def _stages_at(
         self, period: int, behind: list[int], ahead: list[int], run: Run
     ) -> list[Stage] | None:
-        """Fill the table until its way through the chain is exact: see `stages_at`."""
-        for table in self.again:
+        """Fill the table until its stages are exact: see `stages_at`."""
+        for table in self.recompute_tables:
             table.widen(self._longest_stage(period))
         while True:
             raise_if_stopped(run.stopped)
@@ -200,13 +208,13 @@ class ContiguousDP:
         """For each layer: how many GPUs the layers from it on need, and those before it.
 
         Layer l is followed by R_l of work, itself included, on any contiguous plan, so at least
-        ceil(R_l / T) of its activations are kept, or so many of them as are carried.
+        ceil(R_l / T) of its activations are kept, or as many of them as are carried.
         """
         rest = self.load[:, -1:] - self.load[:, :-1]
-        counts = self.thinning.carried(np.maximum(1, -(-rest.min(axis=0) // period)))
+        counts = self.sparse.carried(np.maximum(1, -(-rest.min(axis=0) // period)))
         most = int(self.room.max())
         each = np.diff(self.saved)
-        if self.again:
+        if self.recompute_tables:
             # What is recomputed lies there once, and so does what a single micro-batch keeps.
             counts = np.ones_like(counts)
         if ((each > 0) & (counts > most // np.maximum(each, 1))).any():
@@ -236,11 +244,13 @@ class ContiguousDP:
         keys = np.full((self.gpus + 1, self.count + 1), NEVER)
         keys[:, self.count] = 0
         for first in range(self.count - 1, -1, -1):
+            # With fewer or more GPUs, what comes from here on, or before, cannot fit.
             low, high = max(1, behind[first]), self.gpus - ahead[first]
             if low > high or not self.may_cut[first]:
                 continue
             if first % 64 == 0:
                 raise_if_stopped(run.stopped)
+            # Which end of the stage is best depends on nothing before it: keys are monotone.
             best = self._stage_keys(keys, first, low, high, period).min(axis=1, initial=NEVER)
             keys[low : high + 1, first] = self._behind(best, first, low, period)
         return keys
@@ -252,17 +262,17 @@ class ContiguousDP:
         """
         if self.uniform:
             return self._transfer(best, 0, first, period)
-        if self.between is None or first == 0:
-            least: Array = np.minimum.accumulate(best)
-            return self._transfer(least, 0, first, period)
-        found = np.full(best.shape, NEVER)
+        if self.link_between is None or first == 0:
+            among_all: Array = np.minimum.accumulate(best)
+            return self._transfer(among_all, 0, first, period)
+        least = np.full(best.shape, NEVER)
         rows = slice(low, low + len(best))
-        between = self.between[rows, rows]
+        between = self.link_between[rows, rows]
         for link in range(len(self.links)):
             sent = self._transfer(best, link, first, period)
             by_row = np.where(between == link, sent, NEVER).min(axis=1)
-            np.minimum(found, by_row, out=found)
-        return found
+            np.minimum(least, by_row, out=least)
+        return least
 
     def _stage_keys(self, keys: Array, first: int, low: int, high: int, period: int) -> Array:
         """Return the keys of stages from `first`, by GPUs used (low..high) and end."""
@@ -273,8 +283,8 @@ class ContiguousDP:
             for row, begin in zip(self.load, begins, strict=True)
         )
         last = min(first + caps.shape[1], within)
-        if self.again:
-            last = min(within, first + self.again[0].window)
+        if self.recompute_tables:
+            last = min(within, first + self.recompute_tables[0].window)
         ends = slice(first + 1, last + 1)
         length = self.load[:, ends] - begins[:, None]
         caps = caps[:, : last - first]
@@ -282,39 +292,41 @@ class ContiguousDP:
             rows = self.kind[low - 1 : high]
             length, caps = length[rows], caps[rows]
         behind = keys[low - 1 : high, ends]
-        if self.again:
-            return self._with_again(behind, length, first, low, period)
+        if self.recompute_tables:
+            return self._with_recompute(behind, length, first, low, period)
         added: Array = behind + length
         over = (behind & LOAD) + length > period
         np.copyto(added, (behind & ~LOAD) + (GROUP + length), where=over)
         added[(added >= caps) | (length > period)] = NEVER
         return added
 
-    def _with_again(self, behind: Array, length: Array, first: int, low: int, period: int) -> Array:
+    def _with_recompute(
+        self, behind: Array, length: Array, first: int, low: int, period: int
+    ) -> Array:
         """Return the keys of stages that recompute as little as their group lets them.
 
-        The span grows as in `Item.span` of `schedopt.solving.stage_chain`.
+        The span grows as in `ChainItem.span` of `schedopt.solving.stage_chain`.
         """
-        found = np.full(behind.shape, NEVER)
+        keys = np.full(behind.shape, NEVER)
         there = (behind < NEVER) & (length <= period)
         if not there.any():
-            return found
+            return keys
         groups, load = behind >> SHIFT, behind & LOAD
         over = load + length > period
         groups, load = groups + over, np.where(over, 0, load)
         least = np.full(behind.shape, NEVER)
-        in_flight = self.thinning.carried(np.where(there, groups + 1, 1))
+        in_flight = self.sparse.carried(np.where(there, groups + 1, 1))
         most, width = int(in_flight.max()), behind.shape[1]
         at = in_flight - 1, np.arange(width)
-        for kind, table in enumerate(self.again):
+        for kind, table in enumerate(self.recompute_tables):
             of_kind = table.of_first(first, most, width)[at]
             rows = slice(None) if self.alike else self.kind[low - 1 :][: len(behind)] == kind
             least[rows] = of_kind[rows]
         there &= least + length <= period
-        beside = (least <= load) | ((groups > 0) & (least <= period - length - load))
-        load = np.where(beside, load, least)
-        np.copyto(found, (groups << SHIFT) + load + length, where=there)
-        return found
+        in_gap = (least <= load) | ((groups > 0) & (least <= period - length - load))
+        load = np.where(in_gap, load, least)
+        np.copyto(keys, (groups << SHIFT) + load + length, where=there)
+        return keys
 
     def _transfer(self, keys: Array, number: int, cut: int, period: int) -> Array:
         """Add the transfers at a cut over a link to the keys behind it."""
@@ -347,11 +359,11 @@ class ContiguousDP:
         for first, last, row, in_flight in self._walk(keys, period):
             gpu = len(stages) if self.uniform else self.gpus - row
             recompute: Runs = ()
-            if self.again:
-                table = self.again[self.kind[row - 1]]
+            if self.recompute_tables:
+                table = self.recompute_tables[self.kind[row - 1]]
                 self._refined |= not table.make_exact(first, last, in_flight)
-                again = table.stage(first, last, in_flight)
-                recompute = again.runs if again is not None else ()
+                choice = table.stage(first, last, in_flight)
+                recompute = choice.runs if choice is not None else ()
             stages.append(Stage(layers=(first, last), gpus=(gpu,), recompute=recompute))
         return None if self._refined else stages
 
@@ -360,23 +372,23 @@ class ContiguousDP:
         first, row = 0, self.gpus
         while first < self.count:
             row, end, groups = self._find_stage(keys, first, row, period)
-            yield first, end - 1, row, int(self.thinning.carried(groups))
+            yield first, end - 1, row, int(self.sparse.carried(groups))
             first, row = end, row - 1
 
     def _find_stage(self, keys: Array, first: int, most: int, period: int) -> tuple[int, int, int]:
-        """Return row, end and group of the stage behind a cut, of at most so many GPUs."""
+        """Return row, end and group of the stage behind a cut, of at most that many GPUs."""
         for row in range(1, most + 1):
             link = 0
-            if self.between is None or first == 0:
+            if self.link_between is None or first == 0:
                 if keys[row, first] != keys[most, first]:
                     continue
             else:
-                link = int(self.between[most, row])
+                link = int(self.link_between[most, row])
             options = self._stage_keys(keys, first, row, row, period)[0]
             sent = self._transfer(options, link, first, period)
-            found = np.flatnonzero(sent == keys[most, first])
-            if len(found):
-                return row, first + 1 + int(found[0]), int(options[found[0]] >> SHIFT) + 1
+            ends = np.flatnonzero(sent == keys[most, first])
+            if len(ends):
+                return row, first + 1 + int(ends[0]), int(options[ends[0]] >> SHIFT) + 1
         raise AssertionError("a key came from nowhere")
 
 

@@ -31,14 +31,14 @@ def solve_model(
     CP-SAT 9.15 calls models infeasible that are not where numbers are large, of times above a
     second in ns, say, or of bytes above 2 GB: if it simplifies them first and sums of coefficients
     exceed `LARGEST_SUM`; and in its search if it looks for enforced constraints of which one must
-    hold and a coefficient times a domain exceeds 64 bits. It is told to do neither.
+    hold and a coefficient times a domain exceeds 64 bits. It does neither here.
 
     Parameters
     ----------
     model : CpModel
     run : Run
     most_s : float, optional
-        Seconds after which it is given up, whatever is left of the run.
+        Seconds after which it is given up, even if the run has more.
     linearize : bool
         Whether linear relaxations help: else workers that do without them come first.
     simplify : bool

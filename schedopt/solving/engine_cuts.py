@@ -1,4 +1,4 @@
-"""The cuts of a chain that an engine can run on so many GPUs, and what is known of each."""
+"""The cuts of a chain that an engine can run on a number of GPUs, and bounds on each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from schedopt.problem import Problem
 from schedopt.stage import Stage
 from schedopt.systems.steps import engine_order
 
-Begins = tuple[int, ...]
+FirstLayers = tuple[int, ...]
 """The first layer of each stage."""
 
 
@@ -24,9 +24,15 @@ class EngineCuts:
     problem : Problem
         Its scope names an engine and the micro-batches of a step.
     ranks : int
-        The first so many GPUs are used.
+        GPUs that are used, the first ones.
     chunks : int
         Stages of each.
+
+    Notes
+    -----
+    `bound` takes O(S) for S stages, `schedule_bound` O(S m) for m micro-batches. `promising` looks
+    at all ways to place S - 1 of the cuts in the worst case; parts that are too late or too large
+    are not extended.
     """
 
     def __init__(self, problem: Problem, ranks: int, chunks: int) -> None:
@@ -57,7 +63,7 @@ class EngineCuts:
         """Whether there are enough places to cut."""
         return len(self.places) >= self.parts
 
-    def stages(self, begins: Begins) -> list[Stage]:
+    def stages(self, begins: FirstLayers) -> list[Stage]:
         """Return the stages of a cut."""
         ends = (*begins[1:], self.layers)
         return [
@@ -65,28 +71,28 @@ class EngineCuts:
             for number, (begin, end) in enumerate(zip(begins, ends, strict=True))
         ]
 
-    def bound(self, begins: Begins) -> int:
+    def bound(self, begins: FirstLayers) -> int:
         """Return a length that no step of a cut beats: to a GPU, all its work, and back, ns."""
         ends = (*begins[1:], self.layers)
         work = [
             self.needs(number, begin, end)[0]
             for number, (begin, end) in enumerate(zip(begins, ends, strict=True))
         ]
-        way = best = 0
+        arrival = best = 0
         for rank in range(self.ranks):
-            best = max(best, way + self.count * sum(work[rank :: self.ranks]))
+            best = max(best, arrival + self.count * sum(work[rank :: self.ranks]))
             if rank + 1 < self.parts:
-                way += work[rank] + self.trip(begins[rank + 1], rank)
+                arrival += work[rank] + self.round_trip_ns(begins[rank + 1], rank)
         return best
 
-    def trip(self, begin: int, number: int) -> int:
+    def round_trip_ns(self, begin: int, number: int) -> int:
         """Return how long a micro-batch takes there and back behind a stage."""
         size = self.problem.chain.layers[begin - 1].activation_bytes
         ends = number % self.ranks, (number + 1) % self.ranks
         transfer_ns = self.problem.platform.transfer_ns
         return transfer_ns(size, *ends) + transfer_ns(size, *ends[::-1])
 
-    def may_fit(self, begins: Begins) -> bool:
+    def may_fit(self, begins: FirstLayers) -> bool:
         """Whether tied layers share a GPU, and weights with what one stage keeps are not too much.
 
         With one stage a GPU that is all but workspaces; with several their most in flight may come
@@ -101,18 +107,18 @@ class EngineCuts:
                 self.needs(number, begins[number], ends[number])
                 for number in range(rank, self.parts, self.ranks)
             ]
-            weights, most = sum(one[1] for one in own), max(one[2] for one in own)
+            weights, most = sum(need[1] for need in own), max(need[2] for need in own)
             if weights + most > self.problem.platform.gpus[rank].usable_bytes:
                 return False
         return True
 
-    def _rank_of(self, layer: int, begins: Begins) -> int:
+    def _rank_of(self, layer: int, begins: FirstLayers) -> int:
         return (bisect_left(begins, layer + 1) - 1) % self.ranks
 
     def needs(self, number: int, begin: int, end: int) -> tuple[int, int, int]:
         """Return what a stage takes: work, ns; weights and what it keeps in flight, bytes."""
-        ahead = self.work[number % self.ranks]
-        work = ahead[end] - ahead[begin]
+        done = self.work[number % self.ranks]
+        work = done[end] - done[begin]
         first = self.problem.chain.layers[begin].saved_input_bytes or 0
         saved = self.saved[end] - self.saved[begin] + (first if begin else 0)
         # What takes no time at all may come one after the other at one instant.
@@ -128,7 +134,7 @@ class EngineCuts:
             most[number] = max(most[number], held[number])
         return most
 
-    def way(self, begins: Begins) -> int:
+    def schedule_bound(self, begins: FirstLayers) -> int:
         """Return a length that no step of a cut beats, ns.
 
         Transfers wait for those before them that go the same way, and for no others: all of a
@@ -136,8 +142,8 @@ class EngineCuts:
         """
         ends = (*begins[1:], self.layers)
         lengths = [
-            ahead[number % self.ranks][end] - ahead[number % self.ranks][begin]
-            for ahead in self.lengths
+            done[number % self.ranks][end] - done[number % self.ranks][begin]
+            for done in self.lengths
             for number, (begin, end) in enumerate(zip(begins, ends, strict=True))
         ]
         sent = [
@@ -176,9 +182,9 @@ class EngineCuts:
         for turn in engine_order(self.ranks, self.chunks, self.count):
             own[turn[1] % self.ranks].append(turn)
         places: dict[tuple[str, int, int], int] = {}
-        found: list[tuple[int, int, int, int]] = []
+        sequence: list[tuple[int, int, int, int]] = []
         todo = [0] * self.ranks
-        while len(found) < 2 * self.parts * self.count:
+        while len(sequence) < 2 * self.parts * self.count:
             for rank, turns in enumerate(own):
                 while todo[rank] < len(turns):
                     kind, number, i = turns[todo[rank]]
@@ -191,41 +197,36 @@ class EngineCuts:
                     if before not in places and (number or not forth):
                         break
                     what = number if forth else self.parts + number
-                    places[turns[todo[rank]]] = len(found)
-                    found.append((rank, what, places.get(before, -1), link))
+                    places[turns[todo[rank]]] = len(sequence)
+                    sequence.append((rank, what, places.get(before, -1), link))
                     todo[rank] += 1
-        return found
+        return sequence
 
-    def balanced(self) -> Begins:
+    def balanced(self) -> FirstLayers:
         """Return the cut whose longest stage takes least, on GPUs of the speed of the first."""
-        ahead = [self.work[0][place] for place in self.places]
-        ahead.append(self.work[0][self.layers])
-        low, high = 0, ahead[-1]
-        while low < high:
-            middle = (low + high) // 2
-            if self._pack(ahead, middle) is None:
-                low = middle + 1
-            else:
-                high = middle
-        found = self._pack(ahead, low)
-        assert found is not None
-        return found
+        done = [self.work[0][place] for place in (*self.places, self.layers)]
+        least = bisect_left(
+            range(done[-1]), True, key=lambda most: self._pack(done, most) is not None
+        )
+        balanced = self._pack(done, least)
+        assert balanced is not None
+        return balanced
 
-    def _pack(self, ahead: list[int], most: int) -> Begins | None:
-        """Return a cut into stages of at most so much work, each as long as it may be."""
+    def _pack(self, done: list[int], most: int) -> FirstLayers | None:
+        """Return a cut into stages of at most `most` work, each as long as it may be."""
         begins: list[int] = []
         begin = 0
         for left in range(self.parts, 0, -1):
             begins.append(self.places[begin])
             end = begin + 1
-            while len(ahead) - 1 - end >= left and ahead[end + 1] - ahead[begin] <= most:
+            while len(done) - 1 - end >= left and done[end + 1] - done[begin] <= most:
                 end += 1
-            if ahead[end] - ahead[begin] > most:
+            if done[end] - done[begin] > most:
                 return None
             begin = end
-        return tuple(begins) if begin == len(ahead) - 1 else None
+        return tuple(begins) if begin == len(done) - 1 else None
 
-    def neighbours(self, begins: Begins) -> Iterator[Begins]:
+    def neighbours(self, begins: FirstLayers) -> Iterator[FirstLayers]:
         """Yield the cuts that differ by one place."""
         for number in range(1, self.parts):
             place = bisect_left(self.places, begins[number])
@@ -236,43 +237,43 @@ class EngineCuts:
                     if begins[number - 1] < moved[number] < after:
                         yield moved
 
-    def every(self, limit: int | None, stopped: Callable[[], bool]) -> Iterator[Begins]:
+    def promising(self, limit: int | None, stopped: Callable[[], bool]) -> Iterator[FirstLayers]:
         """Yield the cuts whose bound lies below a limit and that may fit, until it is stopped."""
-        yield from _Walk(self, limit, stopped).extend([0], 0)
+        yield from _Enumeration(self, limit, stopped).extend([0], 0)
 
 
-class _Walk:
+class _Enumeration:
     """All cuts, stage by stage, without those that a part rules out."""
 
     def __init__(self, cuts: EngineCuts, limit: int | None, stopped: Callable[[], bool]) -> None:
         self.cuts, self.limit, self.stopped = cuts, limit, stopped
         self.loads = [0] * cuts.ranks
         self.weights = [0] * cuts.ranks
-        self.ways = [0] * cuts.ranks
+        self.arrivals = [0] * cuts.ranks
         self.least = [
             min(row[-1] - row[end] for row in cuts.work) for end in range(cuts.layers + 1)
         ]
 
-    def extend(self, begins: list[int], way: int) -> Iterator[Begins]:
+    def extend(self, begins: list[int], arrival: int) -> Iterator[FirstLayers]:
         """Yield the cuts that go on from stages of which the last one has no end yet.
 
         Parameters
         ----------
         begins : list of int
-        way : int
+        arrival : int
             How long a micro-batch takes to that stage and back, ns.
         """
         cuts, number = self.cuts, len(begins) - 1
         rank, left = number % cuts.ranks, cuts.parts - number - 1
         if number < cuts.ranks:
-            self.ways[rank] = way
+            self.arrivals[rank] = arrival
         here = bisect_left(cuts.places, begins[-1])
         ends = cuts.places[here + 1 : len(cuts.places) - left + 1] if left else [cuts.layers]
         for end in ends:
             work, weights, kept = cuts.needs(number, begins[-1], end)
             gpu = cuts.problem.platform.gpus[rank]
             late = self.limit is not None and (
-                self.ways[rank] + cuts.count * (self.loads[rank] + work) >= self.limit
+                self.arrivals[rank] + cuts.count * (self.loads[rank] + work) >= self.limit
             )
             if late or self.weights[rank] + weights + kept > gpu.usable_bytes or self.stopped():
                 return
@@ -282,13 +283,13 @@ class _Walk:
                 if cuts.may_fit(tuple(begins)):
                     yield tuple(begins)
             else:
-                behind = way + work + cuts.trip(end, number)
+                behind = arrival + work + cuts.round_trip_ns(end, number)
                 if self._has_room(number, behind, end):
                     yield from self.extend([*begins, end], behind)
             self.loads[rank] -= work
             self.weights[rank] -= weights
 
-    def _has_room(self, number: int, way: int, end: int) -> bool:
+    def _has_room(self, number: int, behind: int, end: int) -> bool:
         """Whether the GPUs that have stages to come have the time for the layers from `end` on."""
         if self.limit is None:
             return True
@@ -296,6 +297,6 @@ class _Walk:
         first = number % cuts.ranks + 1 if number >= cuts.parts - cuts.ranks else 0
         room = 0
         for rank in range(first, cuts.ranks):
-            arrival = self.ways[rank] if number >= rank else way
+            arrival = self.arrivals[rank] if number >= rank else behind
             room += max(0, (self.limit - 1 - arrival) // cuts.count - self.loads[rank])
         return self.least[end] <= room

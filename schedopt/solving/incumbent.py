@@ -9,9 +9,9 @@ from threading import RLock
 from schedopt.errors import InvalidPlanError
 from schedopt.plan import Plan
 from schedopt.problem import Problem, Scope
+from schedopt.proofs import Proof, ProofKind
 from schedopt.result import Bound, Infeasibility, best_bound
-from schedopt.solving.suggestions import ways_out
-from schedopt.units import format_duration
+from schedopt.solving.suggestions import suggest
 
 
 class Incumbent:
@@ -110,7 +110,7 @@ def find_infeasibility(problem: Problem, known: Incumbent) -> Infeasibility | No
     valid = [proof for proof in known.proofs if proof.scope.covers(scope)]
     if not valid:
         return _find_bound_beyond(problem, known)
-    last = replace(valid[-1], wider=valid[-1].wider or ways_out(problem))
+    last = replace(valid[-1], wider=valid[-1].wider or suggest(problem))
     sizes = [gpu.memory_bytes for gpu in problem.platform.gpus]
     more = [
         (proof.least_memory_bytes - sizes[proof.gpu or 0], proof.gpu)
@@ -134,6 +134,6 @@ def _find_bound_beyond(problem: Problem, known: Incumbent) -> Infeasibility | No
         return None
     return Infeasibility(
         scope=scope,
-        proof=f"no period is below {format_duration(best.period)}: {best.proof}",
-        wider=ways_out(problem),
+        proof=Proof(ProofKind.BOUND_ABOVE, period_exact=best.exact, basis=best.proof),
+        wider=suggest(problem),
     )

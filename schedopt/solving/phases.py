@@ -10,8 +10,9 @@ from typing import Any, Final
 from schedopt.errors import InputError
 from schedopt.plan import Plan
 from schedopt.problem import Allocation, Problem, Scope
-from schedopt.solving.models.load_relaxation import is_short
+from schedopt.proofs import Suggestion
 from schedopt.solving.registry import load_solver
+from schedopt.solving.requirements import is_short
 from schedopt.solving.run import Run
 
 SOLVERS: Final[dict[Allocation, dict[str, tuple[str, ...]]]] = {
@@ -71,19 +72,19 @@ class Phase:
         What is allowed in addition to the phases before, in words. Empty for the first ones.
     problem : Problem
         What is asked, as far as it is allowed by now.
-    option : str
-        Empty, or the option that would allow what the problem asks: only to say what it would give.
+    tried : Suggestion, optional
+        The freedom that is tried though it is not allowed: only to say what it would give.
     """
 
     solver: str
     freedom: str
     problem: Problem
-    option: str = ""
+    tried: Suggestion | None = None
 
     @property
     def weight(self) -> float:
         """Its part of the time that is left; 0: it takes what it needs."""
-        if self.option:
+        if self.tried is not None:
             return WEIGHT_OF_WHAT_IF
         if self.solver == "general" and is_short(self.problem):
             return WEIGHT_NEXT_TO_PROOFS
@@ -99,7 +100,7 @@ def share_time(phases: Sequence[Phase]) -> Iterator[tuple[Phase, float]]:
 
 def search_phases(problem: Problem, run: Run) -> list[Plan]:
     """Run all phases of a problem, and return the first plan and each better one."""
-    found: list[Plan] = []
+    plans: list[Plan] = []
     for phase, share in share_time([*plan_phases(problem)]):
         if run.clock.ended() or run.settled():
             break
@@ -107,9 +108,9 @@ def search_phases(problem: Problem, run: Run) -> list[Plan]:
         with suppress(InputError):
             load_solver(phase.solver)(phase.problem, run)
         best = run.best()
-        if best is not None and best not in found:
-            found.append(best)
-    return found
+        if best is not None and best not in plans:
+            plans.append(best)
+    return plans
 
 
 def plan_phases(problem: Problem) -> Iterator[Phase]:
@@ -145,10 +146,10 @@ def what_if_phases(problem: Problem) -> Iterator[Phase]:
         return
     if not scope.recompute:
         wide = replace(problem, scope=replace(scope, recompute=True, max_k=1))
-        yield Phase("general", "recompute", wide, "--recompute")
+        yield Phase("general", "recompute", wide, Suggestion.RECOMPUTE)
     if problem.chain.has_halves and not scope.split_backward:
         wide = replace(problem, scope=replace(scope, split_backward=True, max_k=1))
-        yield Phase("general", "split backward", wide, "--split-backward")
+        yield Phase("general", "split backward", wide, Suggestion.SPLIT_BACKWARD)
 
 
 def _freedoms(asked: Scope) -> Iterator[tuple[str, str, Scope]]:

@@ -16,13 +16,15 @@ from schedopt.interrupts import stopping_first
 from schedopt.plan import Plan
 from schedopt.platform import Platform
 from schedopt.problem import Problem, Scope
-from schedopt.result import Infeasibility, PhaseResult, Result, Status, as_ratio
+from schedopt.proofs import Note, Outcome
+from schedopt.result import Infeasibility, PhaseResult, Result, Status
 from schedopt.rule import Rule
 from schedopt.solving.incumbent import find_infeasibility
 from schedopt.solving.phases import ENGINE_SOLVER, Phase, plan_phases, share_time, what_if_phases
 from schedopt.solving.registry import default_scope, load_solver
 from schedopt.solving.run import Events, Progress, Run
 from schedopt.stage import Stage
+from schedopt.validation import as_ratio
 from schedopt.version import __version__
 
 WITHOUT_PLANS: Final = ("relaxation",)
@@ -137,7 +139,9 @@ def solve_problem(
         )
     if work_limit is not None and work_limit < 1:
         raise InputError(
-            f"{work_limit} is no work", field="work_limit", way_out="Give at least 1 placement"
+            f"{work_limit} is not a work limit",
+            field="work_limit",
+            way_out="Give at least 1 placement",
         )
     run = Run(
         problem,
@@ -154,7 +158,7 @@ def solve_problem(
 def _check_time_limit(time_limit: float | None) -> None:
     if time_limit is not None and not time_limit > 0:
         raise InputError(
-            f"{time_limit} is no time to solve in", field="time_limit", way_out="Give seconds > 0"
+            f"{time_limit} is not a time limit", field="time_limit", way_out="Give seconds > 0"
         )
 
 
@@ -177,11 +181,11 @@ class _Portfolio:
         run.add_bound(next(self.proofs))
         if initial is not None:
             run.begin("initial")
-            run.report(as_answer(initial, problem))
+            run.report(as_warm_start(initial, problem))
         if problem.scope.allocation == "general" and (too_much := memory_proof(problem)):
             run.report_infeasible(too_much)
         for phase, share in share_time([*self.phases, *self.others]):
-            if phase.option:
+            if phase.tried is not None:
                 self._run_what_if(phase, share)
             elif self._is_open(phase):
                 self._run(phase, share)
@@ -213,7 +217,7 @@ class _Portfolio:
             self.solvers[phase.solver](phase.problem, run)
         except InputError as error:
             self.refusals.append(error)
-            note = f"left out: {error.rule}"
+            note = Note(Outcome.REFUSED, detail=error.rule)
             result = PhaseResult(solver=phase.solver, freedom=phase.freedom, note=note)
         else:
             result = PhaseResult(
@@ -253,14 +257,14 @@ class _Portfolio:
         better = period is not None and period < (run.period() or 0)
         if not better and (part.events.left_out or part.stopped()):
             return
-        option = phase.option
+        outcome = Outcome.WOULD_HELP if better else Outcome.WOULD_NOT_HELP
         self.results.append(
             PhaseResult(
                 solver=part.incumbent.solver if better else part.events.solver,
                 freedom=phase.freedom,
                 period_exact=_ratio(period) if better else None,
                 seconds=round(run.clock.seconds() - begin, 6),
-                note=f"not allowed: {option}" if better else f"{option} found no better",
+                note=Note(outcome, suggestion=phase.tried),
             )
         )
 
@@ -273,28 +277,37 @@ class _Portfolio:
     def _infeasibility(self) -> Infeasibility | None:
         return find_infeasibility(self.problem, self.run.incumbent)
 
-    def _note(self, phase: Phase, events: Events) -> str:
+    def _note(self, phase: Phase, events: Events) -> Note:
         """Say what is known after a phase."""
         run, scope = self.run, phase.problem.scope
         own, best = events.period, run.period()
         if self._infeasibility() is not None:
-            return "proven infeasible"
+            return Note(Outcome.INFEASIBLE)
         if best is not None and best == run.bound():
-            return "proven optimal" if own == best else "proves that the best is optimal"
+            return Note(Outcome.OPTIMAL if own == best else Outcome.PROVES_BEST)
         proven = best is not None and best == run.bound(scope)
+        why = events.proofs[-1] if best is None and events.proofs else None
         if phase.solver in WITHOUT_PLANS:
-            said = "a bound, no plans"
-        elif best is None and events.proofs:
-            said = f"no plan: {_why(events.proofs[-1], self.problem.platform)}"
+            outcome, why = Outcome.BOUND_ONLY, None
+        elif why is not None:
+            outcome = Outcome.NO_PLAN_EXISTS
         elif best is None:
-            said = "no plan" if run.stopped() else "no plan that fits"
+            outcome = Outcome.NO_PLAN if run.stopped() else Outcome.NONE_FITS
         elif own == best:
-            said = "best of its kind, proven" if proven else "not proven optimal"
+            outcome = Outcome.BEST_OF_KIND if proven else Outcome.NOT_PROVEN
         else:
-            said = "no better plan exists" if proven else "no better plan"
-        if events.left_out:
-            said = f"{said}; {events.left_out}"
-        return f"stopped early: {said}" if run.stopped() and not proven else said
+            outcome = Outcome.NO_BETTER_EXISTS if proven else Outcome.NO_BETTER
+        least, is_increase = None if why is None else why.least_memory_bytes, False
+        if why is not None and least is not None:
+            least, is_increase = why.amount(least, self.problem.platform)
+        return Note(
+            outcome,
+            stopped=run.stopped() and not proven,
+            detail=events.left_out,
+            proof=None if why is None else why.proof,
+            least_memory_bytes=least,
+            is_increase=is_increase,
+        )
 
     def _result(self) -> Result:
         run, known, why = self.run, self.run.incumbent, self._infeasibility()
@@ -320,13 +333,7 @@ def _ratio(value: Fraction | None) -> tuple[int, int] | None:
     return None if value is None else as_ratio(value)
 
 
-def _why(proof: Infeasibility, platform: Platform) -> str:
-    """Return a proof with the memory that would do."""
-    least = proof.least_memory_bytes
-    return proof.proof if least is None else f"{proof.proof}; {proof.say(least, platform)} would do"
-
-
-def as_answer(initial: Plan, problem: Problem) -> Plan:
+def as_warm_start(initial: Plan, problem: Problem) -> Plan:
     """Return a plan as one for a problem.
 
     Raises

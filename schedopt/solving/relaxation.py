@@ -3,14 +3,14 @@
 No order is chosen, so that a period may be possible here and not in truth; what is impossible here
 is impossible for every allocation and every k. With l a layer, p a GPU and T the normalized period:
 
-    on[l, p]       layer l lies on p
-    cut[l]         layers l and l + 1 lie on two GPUs
-    halves[l]      the backward of l is split
-    again[l, p]    l lies on p and is recomputed
-    begins[l, p]   a run of recomputed layers begins with l
-    span[l]        from the start of the forward of l to the end of its backward, or of the half
-                   that its gradient waits for, at least
-    grown[l]       by how much more than the least count of `propagate` l keeps what it saves
+    on[l, p]          layer l lies on p
+    cut[l]            layers l and l + 1 lie on two GPUs
+    halves[l]         the backward of l is split
+    recomputed[l, p]  l lies on p and is recomputed
+    begins[l, p]      a run of recomputed layers begins with l
+    span[l]           from the start of the forward of l to the end of its backward, or of the half
+                      that its gradient waits for, at least
+    grown[l]          by how much more than the least count of `propagate` l keeps what it saves
 
 Of equal GPUs one is used only after the one before it.
 """
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 
 from ortools.sat.python import cp_model
 
-from schedopt.bounds.propagation import Forced
+from schedopt.bounds.propagation import ForcedWork
 from schedopt.bounds.recomputation import runs_of
 from schedopt.platform import Gpu
 from schedopt.solving.models.cut_transfers import CutTransfers
@@ -49,25 +49,25 @@ class RelaxationModel:
 
     Parameters
     ----------
-    forced : Forced
+    forced : ForcedWork
         What is known of the period.
     """
 
-    def __init__(self, forced: Forced) -> None:
+    def __init__(self, forced: ForcedWork) -> None:
         self.forced, self.scaled = forced, forced.scaled
         self.problem = self.scaled.problem
         self.split = self.problem.scope.split_backward
         self.recompute = self.problem.scope.recompute
         self.layers = range(len(forced.spans))
         self.gpus = self._row_of_gpus()
-        self.held = self.scaled.held(forced.spans)
+        self.held = self.scaled.resident(forced.spans)
         parts = PARTS if self.scaled.peak else 1
         self.saved, self.checkpoint = self.scaled.saved // parts, self.scaled.checkpoint // parts
         self.model = cp_model.CpModel()
         self.on = self._literals("on")
         self.cut = [self.model.new_bool_var(f"cut{layer}") for layer in self.layers[:-1]]
         self.halves = [self.model.new_bool_var(f"halves{layer}") for layer in self.layers]
-        self.again = self._literals("again")
+        self.recomputed = self._literals("recomputed")
         self.begins = self._literals("begins")
         self.receives = self._literals("receives")
         self._place_layers()
@@ -75,7 +75,7 @@ class RelaxationModel:
         self._cut_between_gpus()
         self.crossings = CutTransfers(self.model, self.scaled, self.on, self.gpus)
         self._keep_apart()
-        self._choose_ways()
+        self._choose_runs()
         self._lengthen_spans()
         self._round_spans()
         self._count_micro_batches()
@@ -107,8 +107,8 @@ class RelaxationModel:
             self.model.add_exactly_one(row)
         for first, *others in self.problem.chain.same_gpu:
             for other in others:
-                for one, two in zip(self.on[first], self.on[other], strict=True):
-                    self.model.add(one == two)
+                for here, there in zip(self.on[first], self.on[other], strict=True):
+                    self.model.add(here == there)
 
     def _break_symmetry(self) -> None:
         """Use a GPU only behind the first use of an equal one before it."""
@@ -126,9 +126,9 @@ class RelaxationModel:
     def _cut_between_gpus(self) -> None:
         """Let neighbours without a cut share their GPU."""
         for layer, cut in enumerate(self.cut):
-            for one, two in zip(self.on[layer], self.on[layer + 1], strict=True):
-                self.model.add_bool_or(~one, cut, two)
-                self.model.add_bool_or(one, cut, ~two)
+            for before, behind in zip(self.on[layer], self.on[layer + 1], strict=True):
+                self.model.add_bool_or(~before, cut, behind)
+                self.model.add_bool_or(before, cut, ~behind)
             # Somewhere within as many layers as a GPU holds, and one more.
             window = self.cut[layer : layer + int(self.forced.windows[layer])]
             if layer + len(window) < len(self.layers) and len(window) == self.forced.windows[layer]:
@@ -138,13 +138,13 @@ class RelaxationModel:
 
     def _keep_apart(self) -> None:
         """Keep pairs apart that cannot share a GPU."""
-        apart = self.forced.apart()
-        pairs = [(one, two) for one in self.layers for two in self.layers[:one] if apart[one, two]]
-        for one, two in pairs[: MOST_CLAUSES // len(self.gpus)]:
-            for first, second in zip(self.on[one], self.on[two], strict=True):
+        apart = self.forced.non_coresident()
+        pairs = [(a, b) for a in self.layers for b in self.layers[:a] if apart[a, b]]
+        for a, b in pairs[: MOST_CLAUSES // len(self.gpus)]:
+            for first, second in zip(self.on[a], self.on[b], strict=True):
                 self.model.add_bool_or(~first, ~second)
 
-    def _choose_ways(self) -> None:
+    def _choose_runs(self) -> None:
         """Let what is recomputed lie there, and begin a run unless it goes on with one.
 
         What is kept receives its input unless it goes on with what is kept.
@@ -153,25 +153,26 @@ class RelaxationModel:
             self._set_to_zero(self.halves)
         for layer in self.layers:
             if not self.recompute:
-                self._set_to_zero(self.again[layer])
+                self._set_to_zero(self.recomputed[layer])
                 self._set_to_zero(self.begins[layer])
             for place in range(len(self.gpus)):
-                on, again = self.on[layer][place], self.again[layer][place]
-                self.model.add_implication(again, on)
+                on, recomputed = self.on[layer][place], self.recomputed[layer][place]
+                self.model.add_implication(recomputed, on)
                 if not layer:
-                    self.model.add(self.begins[0][place] == again)
-                    self.model.add(self.receives[0][place] == on - again)
+                    self.model.add(self.begins[0][place] == recomputed)
+                    self.model.add(self.receives[0][place] == on - recomputed)
                     continue
-                before, goes_on = self.on[layer - 1][place], self.again[layer - 1][place]
-                self.model.add(self.begins[layer][place] >= again - goes_on)
-                self.model.add(self.receives[layer][place] >= on - again - (before - goes_on))
+                before, goes_on = self.on[layer - 1][place], self.recomputed[layer - 1][place]
+                self.model.add(self.begins[layer][place] >= recomputed - goes_on)
+                kept = on - recomputed
+                self.model.add(self.receives[layer][place] >= kept - (before - goes_on))
 
     def _set_to_zero(self, variables: Sequence[cp_model.IntVar]) -> None:
         for variable in variables:
             self.model.add(variable == 0)
 
     def _lengthen_spans(self) -> None:
-        """span[l] >= span[l + 1] + own way + cut[l] times a transfer ahead and back."""
+        """span[l] >= span[l + 1] + own time + cut[l] times a transfer there and back."""
         scaled = self.scaled
         self.most = self._longest_spans()
         self.span = [
@@ -180,11 +181,11 @@ class RelaxationModel:
         ]
         for layer in self.layers:
             whole, half = int(scaled.whole[layer]), int(scaled.half[layer])
-            way = int(scaled.ahead[layer]) + whole - (whole - half) * self.halves[layer]
+            own = int(scaled.ahead[layer]) + whole - (whole - half) * self.halves[layer]
             if layer < self.layers[-1]:
-                self.model.add(self.span[layer] >= self._sent(layer) + way)
+                self.model.add(self.span[layer] >= self._sent(layer) + own)
             else:
-                self.model.add(self.span[layer] >= way)
+                self.model.add(self.span[layer] >= own)
 
     def _sent(self, layer: int) -> cp_model.LinearExpr | cp_model.IntVar:
         """Return the least time from the end of a layer's forward to its gradient's arrival.
@@ -210,7 +211,7 @@ class RelaxationModel:
 
     def _longest_spans(self) -> list[int]:
         """Return what spans come to if every cut is made; none needs to be longer."""
-        scaled, span, found = self.scaled, 0, []
+        scaled, span, spans = self.scaled, 0, []
         for layer in reversed(self.layers):
             back = max(int(scaled.whole[layer]), int(scaled.half[layer]))
             own = int(scaled.ahead[layer]) + back
@@ -220,8 +221,8 @@ class RelaxationModel:
                     span = scaled.rounded(span, int(scaled.links[layer]))
             span = max(span + own, int(self.forced.spans[layer]))
             span = scaled.rounded(span, int(scaled.ahead[layer] + scaled.back[layer]))
-            found.append(span)
-        return found[::-1]
+            spans.append(span)
+        return spans[::-1]
 
     def _count_micro_batches(self) -> None:
         """T n[l] >= span[l], with the second half of a backward where it keeps what is saved.
@@ -283,11 +284,11 @@ class RelaxationModel:
         """Let the work of each GPU, recompute included, take at most T."""
         for place, number in enumerate(self.gpus):
             gpu = self.problem.platform.gpus[number]
-            work, ahead = self._times(gpu)
+            work, forward = self._times(gpu)
             terms = []
             for layer in self.layers:
                 terms.append(work[layer] * self.on[layer][place])
-                terms.append(ahead[layer] * self.again[layer][place])
+                terms.append(forward[layer] * self.recomputed[layer][place])
             self.model.add(sum(terms) <= self.scaled.limit)
 
     def _times(self, gpu: Gpu) -> tuple[Sizes, Sizes]:
@@ -303,9 +304,9 @@ class RelaxationModel:
                 time(layer.backward_input_ns) + time(layer.backward_weight_ns) for layer in layers
             )
             backs = [min(back, both) for back, both in zip(backs, halves, strict=True)]
-        aheads = [time(layer.forward_ns) for layer in layers]
-        work = [ahead + back for ahead, back in zip(aheads, backs, strict=True)]
-        return [self.scaled.time(one) for one in work], [self.scaled.time(one) for one in aheads]
+        forwards = [time(layer.forward_ns) for layer in layers]
+        work = map(sum, zip(forwards, backs, strict=True))
+        return [*map(self.scaled.time, work)], [*map(self.scaled.time, forwards)]
 
     def _fit_memory(self) -> None:
         """Let what lies on each GPU fit it.
@@ -322,9 +323,9 @@ class RelaxationModel:
             weights = [int(size) * on for size, on in zip(self.scaled.weight, row, strict=True)]
             terms = [*weights, *second[place], self._largest(self.held.workspace, row)]
             for layer in self.layers:
-                kept, again = self._kept(layer, place), self.again[layer][place]
+                kept, recomputed = self._kept(layer, place), self.recomputed[layer][place]
                 terms.append(int(self.held.saved[layer]) * kept)
-                terms.append(int(self.held.again[layer]) * again)
+                terms.append(int(self.held.again[layer]) * recomputed)
                 terms.append(int(self.held.checkpoint[layer]) * self.begins[layer][place])
                 terms.append(int(self.held.input[layer]) * self.receives[layer][place])
                 terms.append(int(self.saved[layer]) * grown[layer][place])
@@ -337,7 +338,7 @@ class RelaxationModel:
                 self.model.add(sum([*weights, *turn]) <= room)
 
     def _kept(self, layer: int, place: int) -> cp_model.LinearExpr:
-        return self.on[layer][place] - self.again[layer][place]
+        return self.on[layer][place] - self.recomputed[layer][place]
 
     def _begun(self, layer: int, place: int) -> cp_model.LinearExpr:
         return self.begins[layer][place]
@@ -357,34 +358,34 @@ class RelaxationModel:
         self, sizes: Sizes, on: Callable[[int, int], cp_model.LinearExpr]
     ) -> list[list[cp_model.LinearExprT]]:
         """Return on which GPU each layer grows, if it lies there in the way asked for."""
-        found: list[list[cp_model.LinearExprT]] = []
+        shares: list[list[cp_model.LinearExprT]] = []
         for layer in self.layers:
             most = self.growth[layer]
             if not most or not sizes[layer]:
-                found.append([0] * len(self.gpus))
+                shares.append([0] * len(self.gpus))
                 continue
             row = [self.model.new_int_var(0, most, "") for _ in self.gpus]
             here = [on(layer, place) for place in range(len(self.gpus))]
-            for share, one in zip(row, here, strict=True):
-                self.model.add(share <= most * one)
+            for share, on_gpu in zip(row, here, strict=True):
+                self.model.add(share <= most * on_gpu)
             self.model.add(sum(row) >= self.grown[layer] - most * (1 - sum(here)))
-            found.append(list(row))
-        return found
+            shares.append(list(row))
+        return shares
 
     def _second(self) -> list[list[cp_model.LinearExprT]]:
         """Return what the second halves of split backwards keep, by GPU."""
-        found: list[list[cp_model.LinearExprT]] = [[] for _ in self.gpus]
+        kept: list[list[cp_model.LinearExprT]] = [[] for _ in self.gpus]
         if not self.split:
-            return found
+            return kept
         for layer in self.layers:
             if not (size := int(self.held.second[layer])):
                 continue
-            for place, terms in enumerate(found):
+            for place, terms in enumerate(kept):
                 here = self.model.new_bool_var("")
                 on, halves = self.on[layer][place], self.halves[layer]
                 self.model.add_bool_or(~on, ~halves, here)
                 terms.append(size * here)
-        return found
+        return kept
 
     def _fit_links(self) -> None:
         """Let all links together carry what all cuts send, and each hop what goes over it."""
@@ -406,12 +407,12 @@ class RelaxationModel:
                     number for number in left if self._kind(number) == self._kind(own)
                 )
                 left.remove(names[own])
-            again = {layer for one, two in stage.recompute for layer in range(one, two + 1)}
+            recomputed = {n for first, last in stage.recompute for n in range(first, last + 1)}
             for layer in range(stage.first, stage.last + 1):
                 for place, number in enumerate(self.gpus):
                     here = number == names[own]
                     self.model.add_hint(self.on[layer][place], here)
-                    self.model.add_hint(self.again[layer][place], here and layer in again)
+                    self.model.add_hint(self.recomputed[layer][place], here and layer in recomputed)
 
     def stages(self, solver: cp_model.CpSolver) -> tuple[Stage, ...]:
         """Return the allocation of an answer, and what it recomputes."""
@@ -419,18 +420,19 @@ class RelaxationModel:
             next(place for place, on in enumerate(row) if solver.boolean_value(on))
             for row in self.on
         ]
-        again = [
-            solver.boolean_value(row[place]) for row, place in zip(self.again, places, strict=True)
+        recomputed = [
+            solver.boolean_value(row[place])
+            for row, place in zip(self.recomputed, places, strict=True)
         ]
-        found: list[Stage] = []
+        stages: list[Stage] = []
         for place, members in groupby(self.layers, key=lambda layer: places[layer]):
             row = list(members)
-            flags = [again[layer] for layer in row]
-            found.append(
+            flags = [recomputed[layer] for layer in row]
+            stages.append(
                 Stage(
                     layers=(row[0], row[-1]),
                     gpus=(self.gpus[place],),
                     recompute=runs_of(flags, row[0]),
                 )
             )
-        return tuple(found)
+        return tuple(stages)

@@ -1,9 +1,16 @@
-"""What solvers require of a problem: one refusal for each, with its way out."""
+"""What solvers require of a problem: refusals with their ways out, and sizes that are searched."""
 
 from __future__ import annotations
 
+from typing import Final
+
 from schedopt.errors import InputError
 from schedopt.problem import Problem
+
+MOST_PLACES: Final = 64
+"""Layers times GPUs, of which all allocations and orders are searched: one query takes seconds."""
+MOST_PLACES_WITHOUT_ORDERS: Final = 512
+"""The same for a chain that keeps nothing for a micro-batch."""
 
 
 def refuse_unsupported(problem: Problem, solver: str) -> None:
@@ -17,7 +24,7 @@ def refuse_unsupported(problem: Problem, solver: str) -> None:
             problem.scope.microbatches is not None,
             "scope.microbatches",
             "a finite step",
-            "Leave the number of micro-batches (--microbatches) out, or use step (--solver step)",
+            "Leave the number of micro-batches (Scope.microbatches) out, or use the solver step",
         ),
     ]
     for present, field, what, way_out in asked:
@@ -27,7 +34,17 @@ def refuse_unsupported(problem: Problem, solver: str) -> None:
         raise InputError(
             "the stages recompute layers, which the scope does not allow",
             field="stages",
-            way_out="Allow it (--recompute), or leave it out of the stages",
+            way_out="Allow it (Scope.recompute), or leave it out of the stages",
+        )
+
+
+def refuse_stages(problem: Problem, solver: str) -> None:
+    """Raise `InputError` for stages that are given to a solver that makes its own."""
+    if problem.scope.allocation == "fixed":
+        raise InputError(
+            f"{solver} chooses the allocation itself",
+            field="solver",
+            way_out="Leave the fixed stages out, or use one_f_one_b_star",
         )
 
 
@@ -39,7 +56,8 @@ def require_stages(problem: Problem, solver: str) -> None:
         raise InputError(
             lacking,
             field="solver",
-            way_out="Fix the stages of a plan (--fix), or leave the choice of solvers to schedopt",
+            way_out="Fix the stages of a plan (Problem.stages), or leave the choice of solvers to "
+            "schedopt",
         )
     count = len(problem.platform.gpus)
     most = max(stage.gpus[0] for stage in problem.stages)
@@ -55,7 +73,8 @@ def require_stages(problem: Problem, solver: str) -> None:
                 f"stage {number} lies on GPU {stage.gpus[0]}, and there are {count}, "
                 f"from 0 to {count - 1}",
                 field=f"stages[{number}].gpus",
-                way_out=f"Give at least {most + 1} GPUs (--gpus {most + 1}), or stages for fewer"
+                way_out=f"Give at least {most + 1} GPUs (Platform(gpus={most + 1})), or stages for "
+                "fewer"
                 if most >= count
                 else "Number GPUs from 0",
             )
@@ -79,7 +98,7 @@ def require_stages(problem: Problem, solver: str) -> None:
                     f"{home[group[0]]} and GPU {home[layer]}",
                     field="stages",
                     way_out="Give stages that hold them on one GPU, or leave the allocation free "
-                    "(without --fix)",
+                    "(without Problem.stages)",
                 )
 
 
@@ -92,3 +111,22 @@ def require_contiguous(problem: Problem, solver: str) -> None:
             field="stages",
             way_out="Give a contiguous allocation, or use periodic",
         )
+
+
+def keeps_nothing(problem: Problem) -> bool:
+    """Whether a chain keeps nothing for a micro-batch, nor any input to recompute from."""
+    return not problem.scope.recompute and not any(
+        layer.saved or layer.saved_input_bytes or layer.saved_weight_bytes
+        for layer in problem.chain.layers
+    )
+
+
+def most_places(problem: Problem) -> int:
+    """Return how many layers times GPUs are searched at most."""
+    return MOST_PLACES_WITHOUT_ORDERS if keeps_nothing(problem) else MOST_PLACES
+
+
+def is_short(problem: Problem) -> bool:
+    """Whether all allocations can be searched at once."""
+    places = len(problem.chain.layers) * len(problem.platform.gpus)
+    return problem.platform.network is None and places <= most_places(problem)

@@ -1,7 +1,8 @@
-"""Whole periods for which micro-batches wait for nothing.
+"""Retiming: index shifts without whole periods in which micro-batches wait for nothing.
 
 A search may leave periods between an operation and the next of its micro-batch, where memory does
-not care. They make the warm-up long and gain nothing.
+not care. They make the warm-up long and gain nothing. As in the retiming of circuits (Leiserson and
+Saxe 1991) everything keeps its place in the period; only how many periods lie between changes.
 """
 
 from __future__ import annotations
@@ -17,21 +18,26 @@ def compress_shifts(plan: Plan) -> Plan:
 
     From the forward of the last stage outwards, backwards, W and gradients take the earliest run
     that comes in time, forwards and activations the latest, and a recompute the latest before its
-    backward. So nothing is kept for longer. For plans with one GPU for each stage, one micro-batch
-    for each operation and transfer, and no updates.
+    backward. So nothing is kept for longer. Takes time linear in the operations and transfers.
+
+    Parameters
+    ----------
+    plan : Plan
+        With one GPU for each stage, one micro-batch for each operation and transfer, and no
+        updates.
     """
     k, period = plan.pattern.k, plan.pattern.period_total_ns
     moved: dict[Operation | Transfer, int] = {}
     timeline = Timeline(plan)
     for micro_batch in range(k):
-        _Turn(timeline, micro_batch).move(moved)
+        _MicroBatch(timeline, micro_batch).move(moved)
     operations = [replace(o, shift=o.shift - k * moved[o]) for o in plan.pattern.operations]
     transfers = [replace(t, shift=t.shift - k * moved[t]) for t in plan.pattern.transfers]
     return replace(plan, pattern=count_from_first_backward(operations, transfers, k, period))
 
 
-class _Turn:
-    """One micro-batch on its way."""
+class _MicroBatch:
+    """The items of one micro-batch, whose starts move by whole periods."""
 
     def __init__(self, timeline: Timeline, micro_batch: int) -> None:
         self.plan = plan = timeline.plan

@@ -11,9 +11,11 @@ from schedopt.checking import check
 from schedopt.errors import InvalidPlanError
 from schedopt.plan import Plan
 from schedopt.problem import Problem, Scope
-from schedopt.result import Bound, Infeasibility, as_ratio
+from schedopt.proofs import Proof
+from schedopt.result import Bound, Infeasibility
 from schedopt.solving.clock import Clock
 from schedopt.solving.incumbent import Incumbent
+from schedopt.validation import as_ratio
 
 
 @dataclass(frozen=True)
@@ -172,7 +174,7 @@ class Run:
         self.incumbent.offer(plan, events.solver)
         self._notify()
 
-    def report_bound(self, value: Fraction | int, scope: Scope, proof: str) -> None:
+    def report_bound(self, value: Fraction | int, scope: Scope, proof: Proof | str) -> None:
         """Report a normalized period, ns, that no plan of a scope can beat."""
         self.add_bound(Bound(exact=as_ratio(value), scope=scope, proof=proof))
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import TYPE_CHECKING, Final, NamedTuple, overload
 
 from schedopt.bounds.recomputation import RecomputeChoice, cheapest_recompute, held_bytes
@@ -38,13 +39,13 @@ SENT: Final[tuple[Tensor, Tensor]] = ("activation", "gradient")
 
 
 @dataclass(frozen=True)
-class Item:
+class ChainItem:
     """A stage or the link behind it, in the order of the chain.
 
     Parameters
     ----------
     forward_ns, backward_ns : int
-    again_ns : int
+    recompute_ns : int
         Of recompute.
     shared : bool
         Whether forward and backward exclude each other; not on a full-duplex link.
@@ -52,14 +53,14 @@ class Item:
 
     forward_ns: int
     backward_ns: int
-    again_ns: int = 0
+    recompute_ns: int = 0
     shared: bool = True
 
     @property
     def work_ns(self) -> int:
         """How long it occupies its resource in a period."""
         if self.shared:
-            return self.forward_ns + self.backward_ns + self.again_ns
+            return self.forward_ns + self.backward_ns + self.recompute_ns
         return max(self.forward_ns, self.backward_ns)
 
     def span(self, behind: int, period: int) -> int:
@@ -70,24 +71,24 @@ class Item:
         periods, load = divmod(behind, period)
         if load + work > period:
             periods, load = periods + 1, 0
-        if self.again_ns > load and (periods == 0 or self.again_ns > period - work - load):
-            load = self.again_ns
+        if self.recompute_ns > load and (periods == 0 or self.recompute_ns > period - work - load):
+            load = self.recompute_ns
         return periods * period + load + work
 
-    def again_before(self, gap: int, period: int) -> int:
+    def recompute_before(self, gap: int, period: int) -> int:
         """Return how long before B the recompute starts, for a gap between F and B, ns."""
         load = gap % period
-        if self.again_ns <= load:
-            return self.again_ns
-        return load + self.forward_ns + self.again_ns
+        if self.recompute_ns <= load:
+            return self.recompute_ns
+        return load + self.forward_ns + self.recompute_ns
 
 
-class Begins(NamedTuple):
+class ItemStarts(NamedTuple):
     """When forward, backward and recompute of an item begin, ns."""
 
     forward_ns: int
     backward_ns: int
-    again_ns: int
+    recompute_ns: int
 
 
 @dataclass(frozen=True)
@@ -96,18 +97,18 @@ class StageCost:
 
     forward_ns: int
     backward_ns: int
-    again_ns: int
+    recompute_ns: int
     fixed_bytes: int
     activation_bytes: int
 
     def memory_bytes(self, count: int) -> int:
-        """Return the memory with so many concurrent activations."""
+        """Return the memory with a number of concurrent activations."""
         return self.fixed_bytes + count * self.activation_bytes
 
 
 @dataclass(frozen=True)
-class Thinning:
-    """Which periods of a 1-periodic pattern carry a micro-batch: k of every so many.
+class SparsePattern:
+    """Which periods of a 1-periodic pattern carry a micro-batch: k of every `slots`.
 
     Micro-batch j takes period floor(j slots / k), so that of any n periods in a row at most
     ceil(n k / slots) carry one.
@@ -126,7 +127,7 @@ class Thinning:
     @overload
     def carried(self, periods: Array) -> Array: ...
     def carried(self, periods: int | Array) -> int | Array:
-        """Return how many of so many periods in a row carry a micro-batch at most."""
+        """Return how many of some periods in a row carry a micro-batch at most."""
         return -(-periods * self.k // self.slots)
 
     def periods(self, count: Array) -> Array:
@@ -138,7 +139,7 @@ class Thinning:
         return micro_batch * self.slots // self.k
 
 
-EVERY_PERIOD: Final = Thinning()
+EVERY_PERIOD: Final = SparsePattern()
 
 
 class StageChain:
@@ -152,7 +153,7 @@ class StageChain:
         In the order of the chain.
     free : bool
         Whether each stage may recompute what is best for a period, and not what it says.
-    thinning : Thinning
+    sparse : SparsePattern
         Which of the periods carry a micro-batch.
     """
 
@@ -162,10 +163,10 @@ class StageChain:
         stages: Sequence[Stage],
         *,
         free: bool = False,
-        thinning: Thinning = EVERY_PERIOD,
+        sparse: SparsePattern = EVERY_PERIOD,
     ) -> None:
-        self.problem, self.thinning = problem, thinning
-        self.stages = tuple(replace(one, recompute=()) for one in stages) if free else tuple(stages)
+        self.problem, self.sparse = problem, sparse
+        self.stages = tuple(replace(s, recompute=()) if free else s for s in stages)
         self.free = free
         self.costs = [self._cost(stage) for stage in self.stages]
         self.rooms = [problem.platform.gpus[stage.gpus[0]].usable_bytes for stage in stages]
@@ -182,26 +183,26 @@ class StageChain:
         workspace = max(layer.workspace_bytes or 0 for layer in layers) if works else 0
         numbers = range(stage.first, stage.last + 1)
         held = held_bytes(self.problem.chain, numbers, stage.recompute)
-        again = sum(
+        recompute = sum(
             gpu.duration_ns(layer.forward_ns)
             for first, last in stage.recompute
             for layer in self.problem.chain.layers[first : last + 1]
         )
         fixed = sum(layer.weight_bytes for layer in layers) + workspace + held["R", "B"]
-        return StageCost(forward, backward, again, fixed, held["F", "B"])
+        return StageCost(forward, backward, recompute, fixed, held["F", "B"])
 
-    def _items(self) -> list[Item]:
+    def _items(self) -> list[ChainItem]:
         """Return stage, link, ..., stage. Where transfers are free the link takes no time."""
         platform, layers = self.problem.platform, self.problem.chain.layers
-        items: list[Item] = []
+        items: list[ChainItem] = []
         for stage, cost, after in zip(
             self.stages, self.costs, (*self.stages[1:], None), strict=True
         ):
-            items.append(Item(cost.forward_ns, cost.backward_ns, cost.again_ns))
+            items.append(ChainItem(cost.forward_ns, cost.backward_ns, cost.recompute_ns))
             if after is not None:
                 link = platform.link_between(stage.gpus[0], after.gpus[0])
                 sent = 0 if link is None else link.transfer_ns(layers[stage.last].activation_bytes)
-                items.append(Item(sent, sent, shared=link is None or link.duplex == "half"))
+                items.append(ChainItem(sent, sent, shared=link is None or link.duplex == "half"))
         return items
 
     def occupied(self, place: int) -> tuple[tuple[Resource, ...], tuple[Resource, ...]]:
@@ -237,19 +238,19 @@ class StageChain:
             item = self.items[place]
             number, on_link = divmod(place, 2)
             if not on_link:
-                found = self._cheapest_recompute(
+                choice = self._cheapest_recompute(
                     number, self._in_flight(item.span(span, period), period)
                 )
-                if found is None or item.work_ns + found.time_ns > period:
+                if choice is None or item.work_ns + choice.time_ns > period:
                     return None
-                chosen[number] = replace(self.stages[number], recompute=found.runs)
-                item = replace(item, again_ns=found.time_ns)
+                chosen[number] = replace(self.stages[number], recompute=choice.runs)
+                item = replace(item, recompute_ns=choice.time_ns)
             span = item.span(span, period)
-        return StageChain(self.problem, chosen, thinning=self.thinning)
+        return StageChain(self.problem, chosen, sparse=self.sparse)
 
     def _in_flight(self, span: int, period: int) -> int:
         """Return the number of concurrent activations of an item, at least 1."""
-        return self.thinning.carried(max(1, -(-span // period)))
+        return self.sparse.carried(max(1, -(-span // period)))
 
     def _cheapest_recompute(self, number: int, in_flight: int) -> RecomputeChoice | None:
         if (number, in_flight) not in self._choices:
@@ -268,19 +269,17 @@ class StageChain:
 
     def longest_period(self) -> int:
         """Return a period at which everything is one group: longer ones save no memory."""
-        whole = sum(item.forward_ns + item.backward_ns + item.again_ns for item in self.items)
+        whole = sum(item.forward_ns + item.backward_ns + item.recompute_ns for item in self.items)
         if self.free:
             whole += sum(cost.forward_ns for cost in self.costs)
         return max(self.least_period(), whole)
 
     def spans(self, period: int) -> list[int]:
         """Return the least span of each item at a period of at least `least_period`, ns."""
-        span = 0
-        found = []
-        for item in reversed(self.items):
-            span = item.span(span, period)
-            found.append(span)
-        return found[::-1]
+        spans = accumulate(
+            reversed(self.items), lambda span, item: item.span(span, period), initial=0
+        )
+        return [*spans][:0:-1]
 
     def needs(self, period: int) -> list[int]:
         """Return the memory of each stage under 1F1B*, bytes."""
@@ -305,7 +304,7 @@ class StageChain:
 
         Only where every item excludes itself and nothing is recomputed; else the period stays.
         """
-        if self.free or not all(item.shared and item.again_ns == 0 for item in self.items):
+        if self.free or not all(item.shared and item.recompute_ns == 0 for item in self.items):
             return period
         largest = load = 0
         for item in reversed(self.items):
@@ -347,53 +346,48 @@ class StageChain:
             chosen = self.choose(period)
             assert chosen is not None
             return chosen.plan(period)
-        return self.plan_of(self.begins(period), period)
+        return self.plan_from(self.starts(period), period)
 
-    def begins(self, period: int) -> list[Begins]:
+    def starts(self, period: int) -> list[ItemStarts]:
         """Return when each item begins under 1F1B*, with the recompute that the stages say."""
         clock = 0
-        begins: list[Begins] = []
+        starts: list[ItemStarts] = []
         for item, span in zip(self.items, self.spans(period), strict=True):
             backward = clock + span - item.backward_ns
             gap = backward - clock - item.forward_ns
-            begins.append(Begins(clock, backward, backward - item.again_before(gap, period)))
+            recompute = backward - item.recompute_before(gap, period)
+            starts.append(ItemStarts(clock, backward, recompute))
             clock += item.forward_ns
-        return begins
+        return starts
 
-    def plan_of(self, begins: Sequence[Begins], period: int) -> Plan:
+    def plan_from(self, starts: Sequence[ItemStarts], period: int) -> Plan:
         """Return the pattern in which each item begins at given times."""
         operations: list[Operation] = []
         transfers: list[Transfer] = []
-        k, whole = self.thinning.k, period * self.thinning.slots
+        k, whole = self.sparse.k, period * self.sparse.slots
 
         def place(begin: int) -> Iterator[tuple[int, int]]:
             for micro_batch in range(k):
-                in_its_slot = begin + self.thinning.slot(micro_batch) * period
+                in_its_slot = begin + self.sparse.slot(micro_batch) * period
                 yield place_in_period(in_its_slot, micro_batch, k, whole)
 
-        for position, one in enumerate(begins):
+        for position, item in enumerate(starts):
             stage, on_link = divmod(position, 2)
             if on_link:
                 sent = SENT if all(self.occupied(position)) else ()
-                for tensor, begin in zip(sent, (one.forward_ns, one.backward_ns), strict=False):
+                for tensor, begin in zip(sent, (item.forward_ns, item.backward_ns), strict=False):
                     transfers += [
                         Transfer(tensor=tensor, stage=stage, shift=shift, start_ns=start)
                         for start, shift in place(begin)
                     ]
             else:
-                kinds: dict[Kind, int] = {"F": one.forward_ns, "B": one.backward_ns}
+                kinds: dict[Kind, int] = {"F": item.forward_ns, "B": item.backward_ns}
                 if self.stages[stage].recompute:
-                    kinds["R"] = one.again_ns
+                    kinds["R"] = item.recompute_ns
                 for kind, begin in kinds.items():
                     operations += [
                         Operation(kind=kind, stage=stage, shift=shift, start_ns=start)
                         for start, shift in place(begin)
                     ]
-        return Plan(
-            chain=self.problem.chain,
-            platform=self.problem.platform,
-            rule=self.problem.rule,
-            scope=self.problem.scope,
-            stages=self.stages,
-            pattern=count_from_first_backward(operations, transfers, k, whole),
-        )
+        pattern = count_from_first_backward(operations, transfers, k, whole)
+        return Plan.answering(self.problem, self.stages, pattern)

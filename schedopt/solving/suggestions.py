@@ -1,4 +1,4 @@
-"""What to try where there is no plan: each option that is not given yet."""
+"""What to try where there is no plan: each freedom that is not allowed yet."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from schedopt.bounds import load_bound, longest_layer_ns, memory_proof, stage_load_bound
 from schedopt.problem import Problem
+from schedopt.proofs import Suggestion
 
 
-def ways_out(problem: Problem) -> str:
+def suggest(problem: Problem) -> tuple[Suggestion, ...]:
     """Return what could make a plan possible, the least intrusive first.
 
     Examples
@@ -17,45 +18,42 @@ def ways_out(problem: Problem) -> str:
     >>> from schedopt import Chain, Layer, Platform
     >>> layer = Layer(forward_ns=1, backward_ns=2, weight_bytes=4, activation_bytes=1)
     >>> chain, platform = Chain(layers=[layer] * 4), Platform(gpus=2, memory=9)
-    >>> ways_out(Problem(chain=chain, platform=platform))
-    '--recompute, a smaller micro-batch, or more GPUs'
+    >>> [way.value for way in suggest(Problem(chain=chain, platform=platform))]
+    ['recompute', 'smaller_microbatch', 'more_gpus']
     """
-    *others, last = _ways(problem)
-    return ", ".join([*others, f"or {last}"])
+    return tuple(_suggestions(problem))
 
 
-def _ways(problem: Problem) -> Iterator[str]:
-    scope = problem.scope
+def _suggestions(problem: Problem) -> Iterator[Suggestion]:
+    scope, halves = problem.scope, problem.chain.has_halves
     if scope.engine is not None:
-        yield "another order (leave --for out)"
-        yield "a smaller micro-batch"
-        yield "more GPUs"
+        yield from (Suggestion.ANOTHER_ORDER, Suggestion.SMALLER_MICROBATCH, Suggestion.MORE_GPUS)
         return
-    halves = problem.chain.has_halves
     if scope.period_ns is not None:
-        yield "a longer period (without --period the least is found)"
+        yield Suggestion.LONGER_PERIOD
         enough = list(_against_the_load(problem, scope.period_ns, halves=halves))
         if enough:
             yield from enough
             return
         if scope.max_k == 1:
-            yield "--max-k 4"
+            yield Suggestion.LONGER_PATTERN
         if halves and not scope.split_backward:
-            yield "--split-backward"
-    if not scope.recompute and memory_proof(_asking(problem, recompute=True)) is None:
-        yield "--recompute"
+            yield Suggestion.SPLIT_BACKWARD
+    recomputing = replace(problem, scope=replace(scope, recompute=True))
+    if not scope.recompute and memory_proof(recomputing) is None:
+        yield Suggestion.RECOMPUTE
     if memory_proof(problem) is None:
         if scope.memory == "sum" and (scope.allocation == "general" or scope.grain == "layer"):
-            yield "--memory peak"
+            yield Suggestion.PEAK_MEMORY
         if scope.allocation == "contiguous":
-            yield "--allocation general"
+            yield Suggestion.ANY_ALLOCATION
     if scope.allocation == "fixed":
-        yield "another allocation (leave --fix out)"
-    yield "a smaller micro-batch"
-    yield "more GPUs"
+        yield Suggestion.OTHER_STAGES
+    yield Suggestion.SMALLER_MICROBATCH
+    yield Suggestion.MORE_GPUS
 
 
-def _against_the_load(problem: Problem, period_ns: int, *, halves: bool) -> Iterator[str]:
+def _against_the_load(problem: Problem, period_ns: int, *, halves: bool) -> Iterator[Suggestion]:
     """Yield what else could help where the work alone takes longer than a period.
 
     With all that can be allowed: recompute and longer patterns do not lessen it.
@@ -63,13 +61,8 @@ def _against_the_load(problem: Problem, period_ns: int, *, halves: bool) -> Iter
     free = replace(problem, scope=replace(problem.scope, split_backward=halves, grain="layer"))
     given = stage_load_bound(free)
     if longest_layer_ns(free) > period_ns:
-        yield "a finer chain"
+        yield Suggestion.FINER_CHAIN
     elif load_bound(free).period > period_ns:
-        yield "a smaller micro-batch"
-        yield "more GPUs"
+        yield from (Suggestion.SMALLER_MICROBATCH, Suggestion.MORE_GPUS)
     elif given is not None and given.period > period_ns:
-        yield "another allocation (leave --fix out)"
-
-
-def _asking(problem: Problem, *, recompute: bool) -> Problem:
-    return replace(problem, scope=replace(problem.scope, recompute=recompute))
+        yield Suggestion.OTHER_STAGES

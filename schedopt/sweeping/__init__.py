@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from schedopt.sweeping.carrying import carry
 from schedopt.sweeping.front import Row, compare_points
 from schedopt.sweeping.pools import ClusterPool, Pool, ProcessPool
+from schedopt.sweeping.propagation import propagate_monotone
 from schedopt.sweeping.running import Outcome, run_sweep
-from schedopt.sweeping.sweep import Options, Place, Point, Sweep
+from schedopt.sweeping.sweep import Cell, Options, Point, Sweep
 
 __all__ = [
+    "Cell",
     "ClusterPool",
     "Options",
     "Outcome",
-    "Place",
     "Point",
     "Pool",
     "ProcessPool",
     "Row",
     "Sweep",
-    "carry",
     "compare_points",
+    "propagate_monotone",
     "run_sweep",
 ]

@@ -1,4 +1,4 @@
-"""``schedopt.sweep/1`` files: read, written, and gone on with."""
+"""``schedopt.sweep/1`` files: read, written, and continued."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from schedopt.formats.explaining import build, dump_plain
 from schedopt.formats.reading import read_document
 from schedopt.formats.results import leave_out_defaults
 from schedopt.formats.writing import to_text, write_whole
-from schedopt.sweeping.carrying import carry
+from schedopt.sweeping.propagation import propagate_monotone
 from schedopt.sweeping.sweep import SWEEP_FORMAT, Options, Sweep
 from schedopt.version import __version__
 
@@ -61,7 +61,7 @@ def load_sweep(path: str | Path) -> Sweep:
 
 
 def resume_sweep(path: str | Path, chain: Chain, options: Options) -> Sweep:
-    """Return the sweep of a file to go on with, an empty one if there is no such file.
+    """Return the sweep of a file to continue, an empty one if there is no such file.
 
     Raises
     ------
@@ -77,7 +77,7 @@ def resume_sweep(path: str | Path, chain: Chain, options: Options) -> Sweep:
     with naming_file(path):
         _check_same(sweep, chain, options)
         _check_plans(sweep, chain)
-    return replace(sweep, points=carry(sweep.points), version=__version__)
+    return replace(sweep, points=propagate_monotone(sweep.points), version=__version__)
 
 
 def _check_same(sweep: Sweep, chain: Chain, options: Options) -> None:
@@ -114,7 +114,7 @@ def _said(value: object) -> str:
 
 
 def _check_plans(sweep: Sweep, chain: Chain) -> None:
-    """Refuse plans that somebody edited, since others start from them."""
+    """Refuse plans that were edited, since others start from them."""
     for position, point in enumerate(sweep.points):
         plan = point.plan(chain, sweep.options)
         violations = () if plan is None else check(plan)

@@ -11,13 +11,13 @@ from schedopt.sweeping.sweep import Point
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A point beside the others.
+    """A point compared with the others.
 
     Parameters
     ----------
     point : Point
     step_bytes : int or None
-        How much more memory a GPU has than at the point before it on its line. None for the first.
+        How much more memory a GPU has than at the point before in its series. None for the first.
     gain : Fraction or None
         The share of the period there that this memory saves. None where either has no plan.
     pareto : bool
@@ -32,12 +32,12 @@ class Row:
 
 
 def compare_points(points: Iterable[Point]) -> list[Row]:
-    """Return the points in order, each beside the others."""
-    ordered = sorted(points, key=lambda one: one.key)
+    """Return the points in order, each compared with the others; quadratic in their number."""
+    ordered = sorted(points, key=lambda point: point.key)
     rows = []
     before: Point | None = None
     for point in ordered:
-        if before is not None and before.line != point.line:
+        if before is not None and before.series != point.series:
             before = None
         rows.append(
             Row(

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any, Final
 
-from schedopt.drawing.files import save_figure
+from schedopt.drawing.files import (
+    DARK,
+    DASHES,
+    MARKERS,
+    SIZE_UNITS,
+    TIME_UNITS,
+    pick_unit,
+    save_figure,
+    set_title,
+    style_axes,
+)
 from schedopt.drawing.looks import COLOURS
 from schedopt.sweeping.front import Row, compare_points
-from schedopt.sweeping.sweep import Line, Point, Sweep
+from schedopt.sweeping.sweep import Point, Series, Sweep
 from schedopt.units import format_bandwidth, printable
 
 if TYPE_CHECKING:
@@ -20,13 +31,7 @@ if TYPE_CHECKING:
     from matplotlib.lines import Line2D
 
 WIDTH, HEIGHT = 8.5, 5.4
-"""Of one of the two parts, inches."""
-MARKERS: Final = "osD^vPX<>"
-DASHES: Final = ("-", "--", "-.", (0, (5, 1, 1, 1, 1, 1)))
-"""Of bandwidths; the colour is the number of GPUs."""
-TIMES: Final = (("s", 10**9), ("ms", 10**6), ("us", 10**3), ("ns", 1))
-SIZES: Final = (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("KB", 10**3), ("B", 1))
-GREY: Final = "#444444"
+"""Of one of the two parts, inches; the dashes of a line are its bandwidth."""
 MISSING: Final = {"infeasible": "x", "unknown": "$?$"}
 
 
@@ -90,8 +95,8 @@ def _figure(sweep: Sweep) -> Figure:
     looks = _Looks(
         counts=tuple(dict.fromkeys(row.point.gpus for row in rows)),
         rates=tuple(dict.fromkeys(row.point.bandwidth_bytes_per_s for row in rows)),
-        time=_unit(TIMES, (row.point.period or 0 for row in rows)),
-        size=_unit(SIZES, (row.point.memory_bytes for row in rows)),
+        time=pick_unit(TIME_UNITS, (row.point.period or 0 for row in rows)),
+        size=pick_unit(SIZE_UNITS, (row.point.memory_bytes for row in rows)),
     )
     parts = 1 if len(looks.counts) == 1 else 2
     figure = Figure(figsize=(WIDTH * (1 if parts == 1 else 1.7), HEIGHT), layout="constrained")
@@ -103,29 +108,26 @@ def _figure(sweep: Sweep) -> Figure:
     for axes in panels:
         axes.set_ylim(bottom=0)
         axes.margins(x=0.06)
-        axes.grid(color="#e5e5e5", linewidth=0.6)
-        axes.set_axisbelow(True)
-        axes.spines[["top", "right"]].set_visible(False)
+        style_axes(axes)
     name = printable(sweep.chain_name) or "A chain"
-    title = figure.suptitle(f"{name}: what more memory buys", weight="bold", x=0.01, ha="left")
-    title.set_fontsize(13)
-    panels[0].set_title(_wrapped(str(sweep.options.scope)), loc="left", size=8)
+    set_title(figure, f"{name}: what more memory buys")
+    panels[0].set_title(fill(str(sweep.options.scope), 90), loc="left", size=8)
     _draw_legend(figure, rows, looks)
     return figure
 
 
 def _draw_lines(axes: Axes, rows: Sequence[Row], looks: _Looks) -> None:
     """Draw period and bound against the memory of a GPU."""
-    lines: dict[Line, list[Row]] = {}
+    lines: dict[Series, list[Row]] = {}
     for row in rows:
-        lines.setdefault(row.point.line, []).append(row)
+        lines.setdefault(row.point.series, []).append(row)
     for (count, rate), line in lines.items():
         colour = looks.colour(count)
-        found = [row.point for row in line if row.point.period is not None]
-        sizes = [looks.size_of(point.memory_bytes) for point in found]
+        solved = [row.point for row in line if row.point.period is not None]
+        sizes = [looks.size_of(point.memory_bytes) for point in solved]
         axes.step(
             sizes,
-            [looks.time_of(point.period) for point in found],
+            [looks.time_of(point.period) for point in solved],
             where="post",
             color=colour,
             linestyle=looks.dash(rate),
@@ -164,13 +166,13 @@ def _draw_totals(axes: Axes, rows: Sequence[Row], looks: _Looks) -> None:
             [looks.size_of(total) for total, _ in front],
             [looks.time_of(period) for _, period in front],
             where="post",
-            color=GREY,
+            color=DARK,
             linestyle=looks.dash(rate),
             linewidth=1,
         )
     for row in rows:
         _mark(axes, row, looks, row.point.total_bytes)
-    axes.set_title("the least period with so much memory in all", loc="left", size=8)
+    axes.set_title("the least period with this much memory in all", loc="left", size=8)
     axes.set_xlabel(f"memory of all GPUs in {looks.size[0]}")
 
 
@@ -184,7 +186,7 @@ def _mark(axes: Axes, row: Row, looks: _Looks, count: int) -> None:
     )
     if row.pareto:
         size = 9 + 1.5 * len(looks.rates)
-        axes.plot(*place, "o", color=GREY, fillstyle="none", markersize=size, zorder=4)
+        axes.plot(*place, "o", color=DARK, fillstyle="none", markersize=size, zorder=4)
 
 
 def _draw_missing(axes: Axes, line: Sequence[Row], looks: _Looks, height: float) -> None:
@@ -213,7 +215,7 @@ def _draw_legend(figure: Figure, rows: Sequence[Row], looks: _Looks) -> None:
         words = "free transfers" if rate is None else f"links of {format_bandwidth(rate)}"
         handles.append(_sign(words, linestyle=looks.dash(rate), **looks.dot(rate)))
     proven = [row.point for row in rows if row.point.bound is not None]
-    if len(proven) > len({point.line for point in proven}) or any(one.gap for one in proven):
+    if len(proven) > len({point.series for point in proven}) or any(one.gap for one in proven):
         handles.append(_sign("bound: no plan is below", linestyle=":", marker="_"))
     if any(row.pareto for row in rows):
         handles.append(_sign("Pareto: none is as good with less", marker="o", markersize=9))
@@ -229,18 +231,5 @@ def _draw_legend(figure: Figure, rows: Sequence[Row], looks: _Looks) -> None:
 def _sign(words: str, **style: Any) -> Line2D:
     from matplotlib.lines import Line2D
 
-    plain: dict[str, Any] = {"color": GREY, "linestyle": "", "fillstyle": "none"}
+    plain: dict[str, Any] = {"color": DARK, "linestyle": "", "fillstyle": "none"}
     return Line2D([], [], label=words, **(plain | style))
-
-
-def _unit(units: Sequence[tuple[str, int]], values: Iterable[int | Fraction]) -> tuple[str, int]:
-    """Return the largest unit that the largest value reaches."""
-    most = max(values, default=0)
-    return next((one for one in units if most >= one[1]), units[-1])
-
-
-def _wrapped(text: str) -> str:
-    """Return words in lines that fit above one part."""
-    from textwrap import fill
-
-    return fill(text, 90)

@@ -1,6 +1,6 @@
 """Where points are solved: processes on this machine, or a Dask cluster.
 
-Both through the interface of concurrent.futures, so that nothing else tells them apart.
+Both through the interface of concurrent.futures, so that callers need not tell them apart.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class Pool(ABC):
     Attributes
     ----------
     lost : tuple of exception types
-        What a future raises whose process ended, or had no memory left, before it had an answer.
+        Raised by a future whose process ended, or had no memory left, before it had an answer.
     tries : int
         How often a point may end the process that solves nothing else before it is given up.
     sent : set of Future
-        What is not done yet.
+        Those that are not done yet.
     """
 
     lost: tuple[type[BaseException], ...]
@@ -46,7 +46,7 @@ class Pool(ABC):
         self.sent: set[Future[Any]] = set()
 
     def submit(self, work: Callable[[S], T], task: S) -> Future[T]:
-        """Have a task done."""
+        """Submit a task."""
         future = self.executor.submit(work, task)
         self.sent.add(future)
         future.add_done_callback(self.sent.discard)
@@ -100,7 +100,7 @@ class ProcessPool(Pool):
         return self
 
     def submit(self, work: Callable[[S], T], task: S) -> Future[T]:
-        """Have a task done. A process that starts for it never hears of Ctrl-C."""
+        """Submit a task. A process that starts for it never hears of Ctrl-C."""
         with _interrupts_held_back():
             return super().submit(work, task)
 
@@ -157,7 +157,7 @@ class ClusterPool(Pool):
         from distributed.comm.addressing import get_address_host_port
 
         try:
-            # A client that is made for what is no address cannot be closed.
+            # A client that is made for an invalid address cannot be closed.
             get_address_host_port(self._address)
             self._client = Client(self._address, timeout=self._timeout, set_as_default=False)
         except (OSError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""What is done in a pool: what waits, what runs, and what happens when a process is lost."""
+"""Work in a pool: what waits, what runs, and what happens when a process is lost."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Task = TypeVar("Task")
 Answer = TypeVar("Answer")
 
 LOOK_S: Final = 0.2
-"""How often to look whether somebody asked to stop."""
+"""How often to check for a request to stop, seconds."""
 
 
 class Queue(Generic[Item, Task, Answer]):
-    """What is to do, what runs, and what is suspected.
+    """Items to do, those that run, and those that are suspected of ending their process.
 
     When a process ends without an answer, each item that ran then is suspected, and tried again
     while nothing else runs; so none is given up for the fault of another.
@@ -28,7 +28,7 @@ class Queue(Generic[Item, Task, Answer]):
     Parameters
     ----------
     items : iterable
-        What is to do, in this order; as text what a person reads.
+        To do in this order; `str` names one for a person.
     pool : Pool
         Where, not entered yet.
     work : callable
@@ -70,7 +70,7 @@ class Queue(Generic[Item, Task, Answer]):
         self.runs: dict[Future[Answer], Item] = {}
 
     def go(self) -> bool:
-        """Do what is to do; False if Ctrl-C, or a request to end, left something undone.
+        """Do all items; False if Ctrl-C, or a request to end, left some undone.
 
         Raises
         ------

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 from schedopt.chain import Chain
 from schedopt.errors import InputError
-from schedopt.sweeping.carrying import best_below, carry
 from schedopt.sweeping.pools import Pool
+from schedopt.sweeping.propagation import best_below, propagate_monotone
 from schedopt.sweeping.queue import Queue
-from schedopt.sweeping.sweep import MOST_POINTS, Place, Point, Sweep
+from schedopt.sweeping.sweep import MOST_POINTS, Cell, Point, Sweep
 from schedopt.sweeping.worker import Task, solve_point
 
 
@@ -24,26 +24,26 @@ class Outcome:
         All that is known.
     interrupted : bool
         By Ctrl-C, or a request to end, with points left to solve.
-    given_up : tuple of Place
+    given_up : tuple of Cell
         Where each process ended before it had an answer.
     """
 
     sweep: Sweep
     interrupted: bool
-    given_up: tuple[Place, ...]
+    given_up: tuple[Cell, ...]
 
 
 def run_sweep(
     sweep: Sweep,
     chain: Chain,
-    places: Iterable[Place],
+    cells: Iterable[Cell],
     pool: Pool,
     *,
     save: Callable[[Sweep], None] = lambda sweep: None,
     on_point: Callable[[int, int, str], None] = lambda done, total, name: None,
     work: Callable[[Task], Point] = solve_point,
 ) -> Outcome:
-    """Solve the places that a sweep lacks.
+    """Solve the cells that a sweep lacks.
 
     Those with little memory first, since their plans are where those with more start.
 
@@ -52,7 +52,7 @@ def run_sweep(
     sweep : Sweep
         What is known already, of the same chain.
     chain : Chain
-    places : iterable of Place
+    cells : iterable of Cell
     pool : Pool
         Where, not entered yet.
     save : callable
@@ -67,7 +67,7 @@ def run_sweep(
     InputError
         If a point cannot be asked, or there are too many. What was done is saved.
     """
-    asked = {place.key: place for place in places}
+    asked = {cell.key: cell for cell in cells}
     total = len(asked.keys() | {point.key for point in sweep.points})
     if total > MOST_POINTS:
         raise InputError(
@@ -77,19 +77,19 @@ def run_sweep(
         )
     done = {point.key for point in sweep.points}
     missing = sorted(
-        (place for key, place in asked.items() if key not in done),
-        key=lambda place: (place.memory_bytes, place.key),
+        (cell for key, cell in asked.items() if key not in done),
+        key=lambda cell: (cell.memory_bytes, cell.key),
     )
     known = sweep
 
-    def task(place: Place) -> Task:
-        line = (point for point in known.points if point.line == place.line)
-        start = best_below(place.memory_bytes, line)
-        return Task(chain=chain, options=sweep.options, place=place, start=start)
+    def task(cell: Cell) -> Task:
+        series = (point for point in known.points if point.series == cell.series)
+        start = best_below(cell.memory_bytes, series)
+        return Task(chain=chain, options=sweep.options, cell=cell, start=start)
 
     def keep(point: Point) -> None:
         nonlocal known
-        known = replace(known, points=carry((*known.points, point)))
+        known = replace(known, points=propagate_monotone((*known.points, point)))
         save(known)
 
     queue = Queue(

@@ -1,4 +1,4 @@
-"""What a sweep asks and what it knows: places, the options that all share, and points."""
+"""What a sweep asks and knows: cells of its grid, the options that all share, and points."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from schedopt.network import Duplex
 from schedopt.plan import Pattern, Plan
 from schedopt.platform import MOST_GPUS, Platform
 from schedopt.problem import Problem, Scope
-from schedopt.result import Bound, Infeasibility, Ratio, Result, Status, check_ratio
+from schedopt.proofs import Proof
+from schedopt.result import Bound, Infeasibility, Result, Status
 from schedopt.stage import Stage
 from schedopt.stored import Stored
 from schedopt.units import format_bandwidth, format_bytes
-from schedopt.validation import STRICT, as_tuple, check_choice, check_whole
+from schedopt.validation import STRICT, Ratio, as_tuple, check_choice, check_ratio, check_whole
 from schedopt.version import __version__
 
 SWEEP_FORMAT: Final = "schedopt.sweep/1"
 MOST_POINTS: Final = 1000
 """Of a sweep; its file is written after each of them."""
 
-Line = tuple[int, int | None]
-"""Number of GPUs and bandwidth: points of one line differ in memory alone."""
+Series = tuple[int, int | None]
+"""Number of GPUs and bandwidth: points of one series differ in memory alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +64,7 @@ class Options:
         check_choice(self, "duplex", ("half", "full"))
         if self.time_limit_s is not None and not self.time_limit_s > 0:
             raise InputError(
-                f"{self.time_limit_s} is no time to solve in",
+                f"{self.time_limit_s} is not a time limit",
                 field="time_limit_s",
                 way_out="Give seconds > 0",
             )
@@ -76,7 +77,7 @@ class Options:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class Cell:
     """Where a point lies.
 
     Parameters
@@ -100,13 +101,13 @@ class Place:
         check_whole(self, "bandwidth_bytes_per_s", low=1, optional=True)
 
     @property
-    def line(self) -> Line:
+    def series(self) -> Series:
         """What it shares with the points that differ from it in memory alone."""
         return self.gpus, self.bandwidth_bytes_per_s
 
     @property
     def key(self) -> tuple[int, int, int]:
-        """What tells it from all others, and orders them; free transfers come last."""
+        """Unique among points, and their order; free transfers come last."""
         return self.gpus, -(self.bandwidth_bytes_per_s or 0), self.memory_bytes
 
     @property
@@ -134,20 +135,20 @@ class Place:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point(Place):
-    """What is known of a place.
+class Point(Cell):
+    """What is known of a cell.
 
     Parameters
     ----------
     gpus, memory_bytes, bandwidth_bytes_per_s
-        The place.
+        The cell.
     status : {"optimal", "feasible", "infeasible", "unknown"}
         As in a result.
     period_exact : (int, int), optional
         The normalized period of the plan, ns.
     bound_exact : (int, int), optional
         A normalized period that no plan of the scope can beat here, ns.
-    proof : str
+    proof : Proof or str
         Why the bound holds, or why there is no plan.
     seconds : float
         What solving took.
@@ -170,7 +171,7 @@ class Point(Place):
     status: Status
     period_exact: Ratio | None = None
     bound_exact: Ratio | None = None
-    proof: str = ""
+    proof: Proof | str = ""
     seconds: float = 0.0
     solver: str = ""
     plan_memory_bytes: int | None = None
@@ -204,9 +205,9 @@ class Point(Place):
             )
 
     @property
-    def place(self) -> Place:
+    def cell(self) -> Cell:
         """Where it lies."""
-        return Place(
+        return Cell(
             gpus=self.gpus,
             memory_bytes=self.memory_bytes,
             bandwidth_bytes_per_s=self.bandwidth_bytes_per_s,
@@ -229,7 +230,7 @@ class Point(Place):
         return (period - bound) / bound if period is not None and bound else None
 
     def plan(self, chain: Chain, options: Options) -> Plan | None:
-        """Return the plan, on the platform of this place."""
+        """Return the plan, on the platform of this cell."""
         if self.pattern is None:
             return None
         return Plan(
@@ -241,7 +242,7 @@ class Point(Place):
         )
 
     def result(self, chain: Chain, options: Options) -> Result:
-        """Return the answer to the problem of this place."""
+        """Return the answer to the problem of this cell."""
         scope = options.scope
         bounds: tuple[Bound, ...] = ()
         why = None
@@ -281,7 +282,7 @@ class Sweep(
     chain_sha256 : str
     options : Options
     points : tuple of Point
-        One for each place, as `schedopt.sweeping.carry` leaves them.
+        One for each cell, as `schedopt.sweeping.propagate_monotone` leaves them.
     version : str
         Of schedopt, that wrote it last.
     """
@@ -300,7 +301,7 @@ class Sweep(
         for position, point in enumerate(self.points):
             if point.key in seen:
                 raise InputError(
-                    f"a second point for {point.place}",
+                    f"a second point for {point.cell}",
                     field=f"points[{position}]",
                     way_out="Keep one of them",
                 )

@@ -1,4 +1,4 @@
-"""One point, solved in whichever process."""
+"""One point, solved in any process."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from schedopt.chain import Chain
-from schedopt.result import Result, as_ratio
+from schedopt.result import Result
 from schedopt.solving import solve
-from schedopt.sweeping.sweep import Options, Place, Point
+from schedopt.sweeping.sweep import Cell, Options, Point
+from schedopt.validation import as_ratio
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -18,25 +19,25 @@ S = TypeVar("S")
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What a process is sent.
+    """A point to solve, as it is sent to a process.
 
     Parameters
     ----------
     chain : Chain
     options : Options
-    place : Place
+    cell : Cell
     start : Point, optional
         One with less memory, to start from its plan.
     """
 
     chain: Chain
     options: Options
-    place: Place
+    cell: Cell
     start: Point | None = None
 
 
 def solve_point(task: Task) -> Point:
-    """Solve one place.
+    """Solve one cell.
 
     Raises
     ------
@@ -47,38 +48,38 @@ def solve_point(task: Task) -> Point:
 
 
 def in_own_thread(work: Callable[[S], T], task: S) -> T:
-    """Have a task done in a thread of its own, and return the answer.
+    """Run a task in a thread of its own, and return the answer.
 
-    In the main thread `solve` would take Ctrl-C for "stop here", and what was cut short would
-    count as done.
+    In the main thread `solve` would take Ctrl-C as a request to stop, and a search that was cut
+    short would count as done.
     """
     with ThreadPoolExecutor(max_workers=1) as alone:
         return alone.submit(work, task).result()
 
 
 def _solve(task: Task) -> Point:
-    options, place, start = task.options, task.place, task.start
+    options, cell, start = task.options, task.cell, task.start
     result = solve(
         task.chain,
-        place.platform(options),
+        cell.platform(options),
         scope=options.scope,
         solver=options.solver,
         time_limit=options.time_limit_s,
         seed=options.seed,
         initial=None if start is None else start.plan(task.chain, options),
     )
-    return _point(place, result, start)
+    return _point(cell, result, start)
 
 
-def _point(place: Place, result: Result, start: Point | None) -> Point:
+def _point(cell: Cell, result: Result, start: Point | None) -> Point:
     bound, plan, why = result.lower_bound, result.plan, result.infeasibility
     solver, found_with = result.solver if plan is not None else "", None
     if start is not None and result.period == start.period:
         solver, found_with = start.solver, start.plan_memory_bytes or start.memory_bytes
     return Point(
-        gpus=place.gpus,
-        memory_bytes=place.memory_bytes,
-        bandwidth_bytes_per_s=place.bandwidth_bytes_per_s,
+        gpus=cell.gpus,
+        memory_bytes=cell.memory_bytes,
+        bandwidth_bytes_per_s=cell.bandwidth_bytes_per_s,
         status=result.status,
         period_exact=None if result.period is None else as_ratio(result.period),
         bound_exact=None if bound is None or why is not None else as_ratio(bound),

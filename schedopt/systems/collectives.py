@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable
 from typing import Literal
 
 from schedopt.plan import Transfer
-from schedopt.systems.list_scheduler import ListScheduler, Name
+from schedopt.systems.list_scheduler import ListScheduler
+from schedopt.systems.steady_state import Name
 
 Before = Callable[[int], Iterable[Name | Transfer]]
 """What a replica must have done before it sends."""

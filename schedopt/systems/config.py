@@ -105,7 +105,7 @@ class SystemConfig:
         Parameters
         ----------
         follow : callable
-            Returns the run of so many micro-batches, a multiple of k, from an empty pipeline.
+            Returns the run of a number of micro-batches, a multiple of k, from an empty pipeline.
         k : int
 
         Raises
@@ -128,7 +128,7 @@ class SystemConfig:
 
 
 def require_time(scheduler: ListScheduler, stage: int, name: str, why: str) -> None:
-    """Refuse a stage whose layers all take no time, where nothing else tells what comes first.
+    """Refuse a stage whose layers all take no time, where nothing else decides what comes first.
 
     Parameters
     ----------

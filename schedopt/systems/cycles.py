@@ -75,6 +75,16 @@ def slowest_cycle(
         period = max(period + 1, -(-total // crossed))
 
 
+def follow(
+    starts: list[int], arcs: Iterable[Difference], period: int, changed: Iterable[int]
+) -> None:
+    """Move all that follows some changed starts behind them, at a period that allows it, ns."""
+    behind = _behind(len(starts), arcs)
+    came: list[Difference | None] = [None] * len(starts)
+    while changed:
+        changed = _relax(behind, period, starts, came, changed)
+
+
 def _behind(count: int, arcs: Iterable[Difference]) -> list[list[Difference]]:
     """Return the arcs by their first, of those that say the same with fewer turns only one."""
     turns: dict[tuple[int, int, int], int] = {}

@@ -21,10 +21,11 @@ from schedopt.plan import Plan, Transfer
 from schedopt.rule import Rule
 from schedopt.stage import Stage
 from schedopt.systems.config import SystemConfig, require_time
-from schedopt.systems.list_scheduler import ListScheduler, Name
+from schedopt.systems.list_scheduler import ListScheduler
 from schedopt.systems.pipedream import one_f_one_b
+from schedopt.systems.steady_state import Name
 
-_MOST_PACES: Final = 4
+_MOST_PERIODS: Final = 4
 _IN_TURN: Final = "a sum of gradients must come before the backward that adds to it ends"
 
 
@@ -89,7 +90,7 @@ def _on_many(config: SystemConfig, rule: Rule) -> Plan:
     gpus = range(len(config.platform.gpus))
     cuts = balanced_cuts(config.chain, len(gpus))
     stages = [Stage(layers=cut, gpus=tuple(gpus)) for cut in cuts]
-    return keep_pace(config, partial(_Workers, config, rule, stages), len(gpus))
+    return plan_at_steady_period(config, partial(_Workers, config, rule, stages), len(gpus))
 
 
 def _largest_pyramid(config: SystemConfig) -> int:
@@ -105,7 +106,7 @@ def _model_parallel(config: SystemConfig, rule: Rule) -> Plan:
     for replicas, cut in zip(range(count, 0, -1), balanced_cuts(config.chain, count), strict=True):
         stages.append(Stage(layers=cut, gpus=tuple(range(first, first + replicas))))
         first += replicas
-    return keep_pace(config, partial(_Workers, config, rule, stages), count)
+    return plan_at_steady_period(config, partial(_Workers, config, rule, stages), count)
 
 
 class Crew(Protocol):
@@ -118,10 +119,10 @@ class Crew(Protocol):
         ...
 
 
-def keep_pace(config: SystemConfig, assemble: Callable[[], Crew], count: int) -> Plan:
-    """Return the plan of a crew at the least pace that its run keeps up with.
+def plan_at_steady_period(config: SystemConfig, assemble: Callable[[], Crew], count: int) -> Plan:
+    """Return the plan of a crew at the least steady period that its run keeps up with.
 
-    The pace is a whole chain on the slowest GPU, unless waiting for transfers makes it longer.
+    It is a whole chain on the slowest GPU, unless waiting for transfers makes it longer.
 
     Parameters
     ----------
@@ -129,26 +130,26 @@ def keep_pace(config: SystemConfig, assemble: Callable[[], Crew], count: int) ->
     assemble : callable
         Returns workers that have done nothing.
     count : int
-        N, the micro-batches of an update, which begin 1 / N of the pace apart.
+        N, the micro-batches of an update, which begin 1 / N of the period apart.
     """
     chain = config.chain.layers
-    pace = max(
+    period = max(
         sum(gpu.duration_ns(t) for layer in chain for t in (layer.forward_ns, layer.backward_ns))
         for gpu in config.platform.gpus
     )
 
-    def follow(pace: int, microbatches: int) -> ListScheduler:
+    def follow(period: int, microbatches: int) -> ListScheduler:
         crew = assemble()
         for i in range(microbatches):
-            crew.micro_batch(i, i // count * pace + i % count * pace // count)
+            crew.micro_batch(i, i // count * period + i % count * period // count)
         return crew.scheduler
 
-    for _ in range(_MOST_PACES):
-        plan = config.steady(partial(follow, pace), count)
+    for _ in range(_MOST_PERIODS):
+        plan = config.steady(partial(follow, period), count)
         kept = ceil(Fraction(plan.pattern.period_total_ns * count, plan.pattern.k))
-        if kept <= pace:
+        if kept <= period:
             break
-        pace = kept
+        period = kept
     return plan
 
 

@@ -17,8 +17,8 @@ from schedopt.plan import Kind, Plan, Transfer
 from schedopt.rule import Rule
 from schedopt.stage import Stage
 from schedopt.systems.config import SystemConfig, require_time
-from schedopt.systems.cyclic import freshest, keep_pace, one_ago
-from schedopt.systems.list_scheduler import Name
+from schedopt.systems.cyclic import freshest, one_ago, plan_at_steady_period
+from schedopt.systems.steady_state import Name
 from schedopt.systems.zero import AT_ONCE
 
 Done = list[Name | Transfer]
@@ -39,7 +39,7 @@ def _sharded(config: SystemConfig, rule: Rule) -> Plan:
     gpus = tuple(range(count))
     stages = [Stage(layers=cut, gpus=gpus) for cut in balanced_cuts(config.chain, count)]
     assemble = partial(_Workers, config, replace(rule, partition="parameter"), stages)
-    return keep_pace(config, assemble, count)
+    return plan_at_steady_period(config, assemble, count)
 
 
 class _Workers:

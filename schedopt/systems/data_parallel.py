@@ -18,17 +18,29 @@ from schedopt.systems.list_scheduler import ListScheduler
 
 
 def blocking(config: SystemConfig) -> Plan:
-    """Return a step whose all-reduce begins after the last backward."""
+    """Return a step whose ring all-reduce begins after the last backward (Patarasuk and Yuan 2009).
+
+    Raises
+    ------
+    InputError
+        If a layer has no `gradient_bytes`, or m is no multiple of the number of GPUs.
+    """
     return _plan(config, [(0, len(config.chain.layers) - 1)])
 
 
 def overlapped(config: SystemConfig) -> Plan:
-    """Return a step in which each layer's all-reduce begins when its last backward is done."""
+    """Return a step in which each layer's all-reduce begins when its last backward is done.
+
+    Li et al. 2020, with a bucket for each layer. Refused as `blocking`.
+    """
     return _plan(config, list_buckets(config.chain, 1))
 
 
 def bucketed(config: SystemConfig) -> Plan:
-    """Return a step whose layers share an all-reduce up to some bytes (Li et al. 2020)."""
+    """Return a step whose layers share an all-reduce up to some bytes (Li et al. 2020; DDP).
+
+    Refused as `blocking`.
+    """
     return _plan(config, list_buckets(config.chain, config.bucket_bytes))
 
 

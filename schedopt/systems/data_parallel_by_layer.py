@@ -59,8 +59,8 @@ def _gathers(config: SystemConfig, exchanges: Sequence[Exchange]) -> bool:
     """Return whether the bytes that a stage saves take longer than the W that it adds."""
     if any(exchange.gathered_bytes is None for exchange in exchanges):
         return False
-    saved = sum(one.reduced_bytes - (one.gathered_bytes or 0) for one in exchanges)
-    extra = sum(one.extra_ns or 0 for one in exchanges)
+    saved = sum(exchange.reduced_bytes - (exchange.gathered_bytes or 0) for exchange in exchanges)
+    extra = sum(exchange.extra_ns or 0 for exchange in exchanges)
     return saved > 0 and config.platform.longest_transfer_ns(floor(saved)) > extra
 
 

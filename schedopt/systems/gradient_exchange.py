@@ -42,13 +42,6 @@ class Exchange:
             return "weight_gradient"
         return "weight_half"
 
-    @property
-    def fewer_bytes(self) -> Fraction:
-        """How much less each GPU sends for an update than by reducing the gradient."""
-        if self.tensor == "weight_gradient" or self.gathered_bytes is None:
-            return Fraction(0)
-        return self.reduced_bytes - self.gathered_bytes
-
     def __str__(self) -> str:
         reduced = f"layer {self.layer}: the gradient sends {_show(self.reduced_bytes)} a GPU"
         if self.gathered_bytes is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from schedopt.account.timeline import Timeline
 from schedopt.errors import InputError
@@ -13,39 +13,11 @@ from schedopt.plan import Kind, Operation, Pattern, Plan, Transfer, place_in_per
 from schedopt.problem import Problem, Scope
 from schedopt.simulation.events import MOST_EVENTS
 from schedopt.stage import Stage
-from schedopt.systems.steady_state import find_steady_state
-
-Name = tuple[str, int, int]
-"""What runs a micro-batch: ``("B", 2, 5)``, ``("activation", 0, 5)``, with stage and number."""
-
-
-@dataclass
-class _Task:
-    """Something to do: an item whose shift is its micro-batch, counted from the start of the run.
-
-    It waits for `needs`, then for its resources, first those of a lower priority.
-    """
-
-    item: Operation | Transfer
-    gpu: int
-    resources: tuple[Hashable, ...]
-    length_ns: int
-    needs: list[Name | Transfer]
-    earliest_ns: int
-    priority: int
-    behind: int | None = None
-    start_ns: int = -1
-    turn: int = -1
-    needed: list[int] = field(default_factory=list)
-    followers: list[int] = field(default_factory=list)
-
-    @property
-    def end_ns(self) -> int:
-        return self.start_ns + self.length_ns
+from schedopt.systems.steady_state import Name, Task, find_steady_state
 
 
 class ListScheduler:
-    """A run from an empty pipeline, told operation by operation, and the pattern in it.
+    """A run from an empty pipeline, built operation by operation, and the pattern in it.
 
     What an operation needs from its neighbours is known: the activation, the gradient, the other
     half of a backward; so are the transfers that take them from GPU to GPU. A system adds the
@@ -65,7 +37,7 @@ class ListScheduler:
         self.problem = problem
         self.stages = tuple(stages)
         self.ordered = ordered
-        self._tasks: list[_Task] = []
+        self._tasks: list[Task] = []
         self._named: dict[Name | Transfer, int] = {}
         self._last_on: dict[int, int] = {}
         self._timeline = Timeline(self._plan(Pattern(k=1, period_total_ns=1, operations=())))
@@ -100,7 +72,7 @@ class ListScheduler:
         kind, stage, micro_batch, covers, replica
             As of an `Operation`, for this micro-batch and those that it covers behind it.
         after : iterable of names and transfers
-            What it waits for besides what it always needs; it may be added later.
+            What it waits for in addition to what it always needs; it may be added later.
         earliest_ns : int
         priority : int
             The least goes first, where GPUs are not ordered.
@@ -111,7 +83,7 @@ class ListScheduler:
         gpu = self.stages[stage].gpu(micro_batch + replica)
         once = self._timeline.stage_ns(kind, stage, gpu)
         length = once if kind == "U" else once * covers
-        task = _Task(item, gpu, (("gpu", gpu),), length, list(after), earliest_ns, priority)
+        task = Task(item, gpu, (("gpu", gpu),), length, list(after), earliest_ns, priority)
         if self.ordered:
             task.behind = self._last_on.get(gpu)
             self._last_on[gpu] = len(self._tasks)
@@ -165,12 +137,12 @@ class ListScheduler:
     ) -> Transfer:
         """Add a transfer whose shift is its micro-batch; return it, to be waited for.
 
-        Activations and their gradients are sent by `run`. Its `start_ns` is no time yet, but tells
-        apart transfers that are otherwise the same: the weights that F gathers, and B again.
+        Activations and their gradients are sent by `run`. Its `start_ns` is not a time yet: it
+        distinguishes transfers that are otherwise the same, the weights gathered for F and for B.
         """
         source, target, _ = self._timeline.ends(item, item.shift)
         route = self.problem.platform.route(source, target)
-        task = _Task(item, target, route, self.length_ns(item), list(after), 0, priority)
+        task = Task(item, target, route, self.length_ns(item), list(after), 0, priority)
         names: list[Name | Transfer] = [item]
         if item.is_boundary:
             names += [(item.tensor, item.stage, item.shift + i) for i in range(item.covers)]
@@ -182,7 +154,7 @@ class ListScheduler:
         source, target, count = self._timeline.ends(item, item.shift)
         return self.problem.platform.transfer_ns(count, source, target)
 
-    def _add(self, task: _Task, names: Iterable[Name | Transfer]) -> None:
+    def _add(self, task: Task, names: Iterable[Name | Transfer]) -> None:
         if len(self._tasks) >= MOST_EVENTS:
             raise InputError(
                 f"the run would have more than {MOST_EVENTS} operations and transfers",
@@ -195,7 +167,7 @@ class ListScheduler:
             self._named[name] = len(self._tasks)
         self._tasks.append(task)
 
-    def _needs(self, task: _Task) -> Iterator[int]:
+    def _needs(self, task: Task) -> Iterator[int]:
         if task.behind is not None:
             yield task.behind
         wanted = list(task.needs)
@@ -249,7 +221,7 @@ class ListScheduler:
         _Engine(self._tasks, waiting_for).run()
 
     def _share_updates(self) -> None:
-        """Let updates last as long as what is at home takes: how many chunks the transfers say."""
+        """Let updates last as long as the chunks at home take; the transfers say how many."""
         if self.problem.rule.partition == "none":
             return
         sent = tuple(
@@ -264,7 +236,7 @@ class ListScheduler:
                 task.length_ns = timeline.stage_ns("U", task.item.stage, task.gpu)
 
     def step(self, microbatches: int) -> Pattern:
-        """Return the whole run as one period of so many micro-batches, in which nothing crosses."""
+        """Return the whole run as one period of m micro-batches, in which nothing crosses."""
         last = max(self._tasks, key=lambda task: (task.end_ns, task.start_ns))
         # What takes no time may start at the very end.
         period = max(1, last.end_ns + (last.length_ns == 0))
@@ -304,9 +276,9 @@ class ListScheduler:
 
 
 class _Engine:
-    """The clock of a run: what is ready waits for its resources."""
+    """The clock of a run: ready tasks wait for their resources."""
 
-    def __init__(self, tasks: list[_Task], waiting_for: list[int]) -> None:
+    def __init__(self, tasks: list[Task], waiting_for: list[int]) -> None:
         self.tasks = tasks
         self.waiting_for = waiting_for
         self.ready_ns = [task.earliest_ns for task in tasks]

@@ -1,6 +1,6 @@
 """Pipelines that never drain: 1F1B in its steady state, under four rules of the weights.
 
-At stage s of P at most P - s micro-batches are in flight: after so many forwards each GPU runs a
+At stage s of P at most P - s micro-batches are in flight: after P - s forwards each GPU runs a
 backward and a forward in turn (Narayanan et al. 2019, section 3.2).
 """
 
@@ -15,12 +15,18 @@ from schedopt.systems.list_scheduler import ListScheduler
 
 
 def pipedream(config: SystemConfig) -> Plan:
-    """Return PipeDream: an update each micro-batch, whose backward reads what its forward read."""
+    """Return PipeDream (Narayanan et al. 2019): weight stashing, an update each micro-batch.
+
+    A backward reads the version that its forward read; stage s of P holds P - s versions.
+    """
     return one_f_one_b(config, Rule(update_every=1))
 
 
 def pipedream_vertical(config: SystemConfig) -> Plan:
-    """Return PipeDream with vertical sync: all stages read the version of the first one."""
+    """Return PipeDream with vertical sync (Narayanan et al. 2019, section 3.3).
+
+    All stages read the version that the first one read for the micro-batch.
+    """
     return one_f_one_b(config, Rule(update_every=1, forward_reads="entry"))
 
 

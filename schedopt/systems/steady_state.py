@@ -4,34 +4,46 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cache
-from typing import Final, Protocol
+from typing import Final
 
 from schedopt.plan import Operation, Transfer
-from schedopt.systems.cycles import Difference, slowest_cycle
+from schedopt.systems.cycles import Difference, follow, slowest_cycle
 
 _LONGEST_CYCLE: Final = 4
 _NEVER: Final = -(2**63)
 
+Name = tuple[str, int, int]
+"""What runs a micro-batch: ``("B", 2, 5)``, ``("activation", 0, 5)``, with stage and number."""
 
-class Task(Protocol):
-    """Something of a run: an item whose shift is its micro-batch, counted from its start."""
+
+@dataclass
+class Task:
+    """Something to do: an item whose shift is its micro-batch, counted from the start of the run.
+
+    It waits for `needs`, then for its resources, first those of a lower priority. `turn` is its
+    place in the order of starts, and `needed` the numbers of the tasks that it waits for.
+    """
 
     item: Operation | Transfer
+    gpu: int
     resources: tuple[Hashable, ...]
-    needed: list[int]
     length_ns: int
+    needs: list[Name | Transfer]
     earliest_ns: int
-    start_ns: int
-    turn: int
-    """As the how manieth it started."""
+    priority: int
+    behind: int | None = None
+    start_ns: int = -1
+    turn: int = -1
+    needed: list[int] = field(default_factory=list)
+    followers: list[int] = field(default_factory=list)
 
     @property
     def end_ns(self) -> int:
         """When it is over."""
-        ...
+        return self.start_ns + self.length_ns
 
 
 @dataclass(frozen=True)
@@ -63,11 +75,11 @@ def find_steady_state(tasks: Sequence[Task], k: int, *, fold: bool = False) -> S
     alike = [tuple({**vars(task.item), "shift": 0}.values()) for task in tasks]
 
     @cache
-    def cut(cycle: int) -> _Rounds:
-        return _Rounds(tasks, behind, alike, k * cycle)
+    def cut(cycle: int) -> _PeriodicRun:
+        return _PeriodicRun(tasks, behind, alike, k * cycle)
 
     cycles = range(1, _LONGEST_CYCLE + 1)
-    for find in (_Rounds.repeated, _Rounds.ordered):
+    for find in (_PeriodicRun.repeated, _PeriodicRun.ordered):
         for cycle in cycles:
             if (found := find(cut(cycle))) is not None:
                 return found
@@ -75,7 +87,7 @@ def find_steady_state(tasks: Sequence[Task], k: int, *, fold: bool = False) -> S
     return min(folded, key=lambda found: Fraction(found.period_ns, found.k), default=None)
 
 
-class _Rounds:
+class _PeriodicRun:
     """A run cut into rounds of k micro-batches, and the round in its middle.
 
     The tasks that are alike but for the round are one class; classes are numbered.
@@ -118,7 +130,7 @@ class _Rounds:
         }
 
     def window(self) -> range | None:
-        """Return the rounds that run beside the middle one, if the run holds them and another."""
+        """Return the rounds that overlap the middle one, if the run holds them and another."""
         if len(self.whole) < 3:
             return None
         first = min(self.start(which) for which in self.classes)
@@ -129,7 +141,7 @@ class _Rounds:
         return found if self.whole[0] <= found[0] and found[-1] < self.whole[-1] else None
 
     def repeated(self) -> SteadyState | None:
-        """Return the middle round, if those beside it are its like."""
+        """Return the middle round, if those that overlap it are equal to it."""
         looked = self.window()
         period = min(self.steps(self.middle)) if looked else 0
         if not looked or not period or any(self.steps(i) != {period} for i in looked):
@@ -190,7 +202,8 @@ class _Rounds:
         period, _, cycle = found
         if cycle or not begins:
             begins = {cycle[0][0] if cycle else min(self.classes, key=self.start): 0}
-        starts = _earliest(begins, len(self.classes), arcs, period)
+        starts = [begins.get(which, _NEVER) for which in self.classes]
+        follow(starts, arcs, period, begins)
         return (period, starts) if min(starts) > _NEVER else None
 
     def average(self, looked: range) -> int:
@@ -251,24 +264,3 @@ def _list_orders(tasks: Sequence[Task]) -> dict[Hashable, dict[int, list[int]]]:
             orders[resource][number] = [last[resource]] if resource in last else []
             last[resource] = number
     return orders
-
-
-def _earliest(
-    begins: dict[int, int], count: int, arcs: Sequence[Difference], period: int
-) -> list[int]:
-    """Return the earliest starts behind those that are given; `_NEVER` where nothing leads."""
-    starts = [begins.get(which, _NEVER) for which in range(count)]
-    behind: list[list[Difference]] = [[] for _ in range(count)]
-    for arc in arcs:
-        behind[arc[0]].append(arc)
-    changed = set(begins)
-    while changed:
-        moved = set()
-        for node in sorted(changed):
-            for _, second, turns, length in behind[node]:
-                time = starts[node] + length - turns * period
-                if time > starts[second]:
-                    starts[second] = time
-                    moved.add(second)
-        changed = moved
-    return starts

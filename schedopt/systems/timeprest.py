@@ -54,7 +54,7 @@ def timeprest_plan(
 def timeprest_run(
     config: SystemConfig, rule: Rule, stages: list[Stage], microbatches: int, bounded: bool = True
 ) -> ListScheduler:
-    """Return the run of so many micro-batches from an empty pipeline."""
+    """Return the run of `microbatches` micro-batches from an empty pipeline."""
     count = rule.update_every or 1
     scheduler = config.scheduler(rule, stages, ordered=False)
     for stage in range(len(stages)):

@@ -20,7 +20,8 @@ from schedopt.rule import Partition
 from schedopt.systems.collectives import all_gather, home, reduce_scatter
 from schedopt.systems.config import SystemConfig, require_time
 from schedopt.systems.data_parallel import course, lay_out, list_buckets
-from schedopt.systems.list_scheduler import ListScheduler, Name
+from schedopt.systems.list_scheduler import ListScheduler
+from schedopt.systems.steady_state import Name
 
 Done = list[Name | Transfer]
 
@@ -28,21 +29,28 @@ AT_ONCE: Final = "weights that come for B in no time cannot be told from those f
 
 
 def optimizer(config: SystemConfig) -> Plan:
-    """Return a step of ZeRO-1: gradients go to their homes, updated weights come from there."""
+    """Return a step of ZeRO-1 (Rajbhandari et al. 2020, section 5.1): sharded optimizer state.
+
+    Gradients go to their homes, updated weights come from there. Refused as data parallelism.
+    """
     return _replicated(config, "optimizer")
 
 
 def gradient(config: SystemConfig) -> Plan:
-    """Return a step of ZeRO-2: as ZeRO-1, but away from home gradients go when they are sent."""
+    """Return a step of ZeRO-2 (Rajbhandari et al. 2020, section 5.2): sharded gradients too.
+
+    As ZeRO-1, but away from home gradients are freed when they are sent.
+    """
     return _replicated(config, "gradient")
 
 
 def parameter(config: SystemConfig) -> Plan:
-    """Return a step of ZeRO-3: weights are gathered for each operation, and gradients go home.
+    """Return a step of ZeRO-3 (Rajbhandari et al. 2020, section 5.3): sharded parameters too.
 
-    The GPUs gather the weights of a stage together, in a ring, for F and again for B. When a GPU
-    begins an operation it begins to gather for the next one, and not further ahead. An operation
-    waits for all that its GPU receives and sends on in the gathering, as in a collective.
+    Weights are gathered for each operation, and gradients go home. The GPUs gather the weights of
+    a stage together, in a ring, for F and again for B. When a GPU begins an operation it begins to
+    gather for the next one, and not further ahead. An operation waits for all that its GPU
+    receives and sends on in the gathering, as in a collective. Refused as data parallelism.
     """
     scheduler = _empty(config, "parameter")
     operations: list[tuple[Kind, int, int]] = [

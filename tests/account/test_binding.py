@@ -17,7 +17,7 @@ def test_the_busiest_gpu_and_the_one_that_lacks_memory() -> None:
     assert binding.share == 1
     assert binding.links == ()
     # Each has just what it needs, so that it lacks what one more micro-batch keeps.
-    found = [(lack.gpu, lack.short_bytes, lack.micro_batches) for lack in binding.lacks]
+    found = [(lack.gpu, lack.short_bytes, lack.micro_batches) for lack in binding.shortfalls]
     assert found == [(2, 300, 2), (1, 207, 4), (0, 100, 6)]
     assert str(binding).endswith(
         "no room for one more micro-batch in flight on GPU 2 (300 B short of 2), "
@@ -28,7 +28,7 @@ def test_the_busiest_gpu_and_the_one_that_lacks_memory() -> None:
 def test_nothing_lacks_where_memory_is_ample() -> None:
     plan = examples.two_periodic()
     ample = find_binding(replace(plan, platform=Platform(gpus=3, memory=9)))
-    assert ample.lacks == ()
+    assert ample.shortfalls == ()
     # Each GPU works 4 of 6 ns.
     assert (ample.share, bubble(plan)) == (Fraction(2, 3), Fraction(1, 3))
 

@@ -14,19 +14,18 @@ from hypothesis import strategies as st
 
 from schedopt import InputError, Platform, check, solve
 from schedopt.bench.best_known import BestBound, BestKnown, BestPlan, NoPlan, Origin
-from schedopt.bench.best_known_files import BestKnownFile, load_best_known
-from schedopt.bench.cases import Case, theorem_cases
-from schedopt.bench.contenders import contender
-from schedopt.bench.effort import Effort
+from schedopt.bench.best_known_file import BestKnownFile, load_best_known
+from schedopt.bench.cases import SolverInstance, theorem_instances
 from schedopt.bench.general import GENERAL
+from schedopt.bench.methods import find_method
 from schedopt.bench.records import load_records
-from schedopt.bench.solvers import plan_suite
-from schedopt.bench.summary import is_refuted
+from schedopt.bench.solvers import plan_runs
+from schedopt.bench.solvers_tables import by_instance, is_refuted
+from schedopt.bench.suite import Effort
 from schedopt.errors import InvalidPlanError
 from schedopt.result import Bound, Infeasibility, Result
-from tests.bench.suites import case, run
+from tests.bench.suites import RESULTS, instance, run
 
-RESULTS = Path(__file__).parents[2] / "results"
 NOTHING = BestKnown(chain="c", chain_sha256="0" * 64, layers=3, gpus=2, memory_bytes=9)
 OPTIMUM = 20
 
@@ -92,16 +91,18 @@ def test_what_contradicts_a_proof_is_a_fault() -> None:
         none.learn(plan(5))
 
 
-def keep(file: BestKnownFile, one: Case, result: Result, solver: str = "contiguous") -> BestKnown:
+def keep(
+    file: BestKnownFile, one: SolverInstance, result: Result, solver: str = "contiguous"
+) -> BestKnown:
     """Write down a result as one of a solver, and return what is known then."""
-    (asked,) = plan_suite([one], [contender(solver)], Effort(1, 60))
+    (asked,) = plan_runs([one], [find_method(solver)], Effort(1, 60))
     file.keep(asked.record, result)
     return next(known for known in file.instances if known.instance == asked.record.instance)
 
 
 def test_contiguous_plans_count_and_their_bounds_do_not(tmp_path: Path) -> None:
-    file, one = BestKnownFile(tmp_path / "bks.json"), case(2, 30)
-    result = solve(one.chain, one.platform, scope=contender("contiguous").scope)
+    file, one = BestKnownFile(tmp_path / "bks.json"), instance(2, 30)
+    result = solve(one.chain, one.platform, scope=find_method("contiguous").scope)
     assert result.status == "optimal"
     assert result.period == 12
     general = max(held.period for held in result.bounds if held.scope.covers(GENERAL))
@@ -133,19 +134,19 @@ def test_contiguous_plans_count_and_their_bounds_do_not(tmp_path: Path) -> None:
 
 def test_lemma_2_has_no_contiguous_plan_and_one_of_another_kind(tmp_path: Path) -> None:
     path = tmp_path / "runs.jsonl"
-    lemma = [one for one in theorem_cases() if one.chain.name == "lemma-2"]
+    lemma = [one for one in theorem_instances() if one.chain.name == "lemma-2"]
     run(lemma, path)
     (known,) = load_best_known(tmp_path / "bks.json")
     assert (known.status, known.plan, known.no_plan) == ("unknown", None, None)
     run(lemma, path, ("contiguous", "general_cpsat"))
     (known,) = load_best_known(tmp_path / "bks.json")
     assert known.status == "optimal"
-    assert [record.status for record in load_records(path)] == ["infeasible", "optimal"]
+    assert [record["status"] for record in load_records(path)] == ["infeasible", "optimal"]
 
 
 def test_an_instance_without_any_plan(tmp_path: Path) -> None:
     path = tmp_path / "runs.jsonl"
-    run([case(2, 9)], path, ("relaxation", "contiguous"))
+    run([instance(2, 9)], path, ("relaxation", "contiguous"))
     (known,) = load_best_known(tmp_path / "bks.json")
     assert known.status == "infeasible"
     assert known.no_plan is not None
@@ -154,8 +155,8 @@ def test_an_instance_without_any_plan(tmp_path: Path) -> None:
 
 
 def test_a_proof_for_contiguous_plans_alone_says_nothing_of_others(tmp_path: Path) -> None:
-    one = case(2, 30)
-    scope = contender("contiguous").scope
+    one = instance(2, 30)
+    scope = find_method("contiguous").scope
     result = solve(one.chain, one.platform, scope=scope)
     none = Infeasibility(scope=scope, proof="by hand")
     narrow = replace(result, status="infeasible", plan=None, infeasibility=none)
@@ -166,7 +167,7 @@ def test_a_proof_for_contiguous_plans_alone_says_nothing_of_others(tmp_path: Pat
 @pytest.fixture
 def stored(tmp_path: Path) -> Path:
     """Return a list with one plan, not proven the best."""
-    run([case(2, 30)], tmp_path / "runs.jsonl")
+    run([instance(2, 30)], tmp_path / "runs.jsonl")
     return tmp_path / "bks.json"
 
 
@@ -186,7 +187,7 @@ def edit(path: Path, *place: str | int, to: Any) -> None:
         (("instances", 0, "plan", "period_exact"), [1, 1], "plan: is refuted by what else"),
         (("instances", 0, "plan", "period_exact"), [1, 0], "[1, 0] is not a fraction"),
         (("instances", 0, "bound", "exact"), [7, 1], "bounds: is 6, and 7 in the list"),
-        (("instances", 0, "plan", "certificate"), "../x.plan.json", "is no file of plans/"),
+        (("instances", 0, "plan", "certificate"), "../x.plan.json", "is not a file of plans/"),
         (("instances", 0, "plan", "certificate"), "plans/x.plan.json", "is gone, and bks.json"),
         (("instances", 0, "chain_sha256"), "1" * 64, "chain_sha256: is "),
         (("instances", 0, "memory_bytes"), 31, "platform: is 2 GPUs of 30 B"),
@@ -225,16 +226,18 @@ def test_a_plan_that_was_edited_is_refused(stored: Path) -> None:
         BestKnownFile(stored)
 
 
-def test_what_is_stored_in_results_holds() -> None:
-    """Each plan passes the check, and no bound of the list or of a run lies above a plan."""
-    instances = BestKnownFile(RESULTS / "bks.json").instances
-    assert instances
+SAMPLE = slice(None, None, 19)
+
+
+@pytest.mark.parametrize(
+    "chosen", [SAMPLE, pytest.param(slice(None), marks=pytest.mark.nightly)], ids=["sample", "all"]
+)
+def test_stored_plans_are_valid_and_show_what_the_list_says(chosen: slice) -> None:
+    """Loading a list checks each plan; here each is also compared by hand."""
+    instances = load_best_known(RESULTS / "bks.json")
     certificates = {known.plan.certificate for known in instances if known.plan is not None}
-    assert certificates == {
-        f"plans/{path.name}" for path in (RESULTS / "plans").iterdir() if path.is_file()
-    }
-    periods = {}
-    for known in instances:
+    assert certificates == {f"plans/{path.name}" for path in (RESULTS / "plans").iterdir()}
+    for known in instances[chosen]:
         if known.plan is None:
             continue
         stored = Result.load(RESULTS / known.plan.certificate)
@@ -247,15 +250,22 @@ def test_what_is_stored_in_results_holds() -> None:
         assert stored.problem.scope == GENERAL
         assert stored.period == known.plan.period
         assert known.bound is None or known.bound.period <= known.plan.period
-        periods[known.instance] = known.plan.period
-    runs = load_records(RESULTS / "solvers.jsonl")
-    assert {one.instance for one in runs} <= {known.instance for known in instances}
-    of_instance: dict[object, list[Any]] = {}
-    for one in runs:
-        of_instance.setdefault(one.instance, []).append(one)
-        if one.period is not None:
-            assert periods[one.instance] <= one.period
-        if one.bound is not None and one.scope.covers(GENERAL) and one.instance in periods:
-            assert one.bound <= periods[one.instance]
-    for same in of_instance.values():
+
+
+@pytest.mark.nightly
+def test_the_stored_list_is_one_that_a_suite_can_go_on_with() -> None:
+    assert len(BestKnownFile(RESULTS / "bks.json").instances) == 185
+
+
+def test_no_stored_run_contradicts_another_or_the_best_known() -> None:
+    instances = load_best_known(RESULTS / "bks.json")
+    periods = {known.instance: known.plan.period for known in instances if known.plan is not None}
+    runs = by_instance(load_records(RESULTS / "solvers.jsonl"))
+    assert runs.keys() <= {known.instance for known in instances}
+    for key, same in runs.items():
+        for one in same:
+            if one.period is not None:
+                assert periods[key] <= one.period
+            if one.bound is not None and one["scope"].covers(GENERAL) and key in periods:
+                assert one.bound <= periods[key]
         assert not [(one, other) for one in same for other in same if is_refuted(one, other)]

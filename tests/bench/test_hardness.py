@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -17,29 +13,30 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from schedopt import Platform, Problem
-from schedopt.bench import hardness, three_partition
-from schedopt.bench.documents import new_document
-from schedopt.bench.effort import Effort
-from schedopt.bench.exact_cover import cover
+from schedopt.bench import hardness
 from schedopt.bench.hardness import (
     FULL,
     QUICK,
-    Case,
+    SUITE,
     Extent,
-    cases,
-    measure_hardness,
+    answer,
+    batches,
+    cases_of_size,
+    cover,
+    method_case,
+    misses,
     ran_out,
 )
-from schedopt.bench.hardness_picture import save_hardness_picture
-from schedopt.bench.hardness_tables import missed_goals, summary, to_markdown
-from schedopt.bench.three_partition import answer
+from schedopt.bench.records import Record, RecordFile, load_records
+from schedopt.bench.suite import Effort, measure
 from schedopt.errors import InvalidPlanError
 from schedopt.families.partition import wrong_groups
 from schedopt.families.reductions import Reduction
 from schedopt.interrupts import Stopped
+from schedopt.solvers.packing import Undecided
 from schedopt.solving.local_search import search
-from schedopt.solving.packing import Undecided
 from schedopt.solving.run import Run
+from tests.bench.suites import RESULTS, made, measured, one_figure
 from tests.budgets import trials
 
 EFFORT = Effort(workers=1, time_limit=1.0)
@@ -49,98 +46,58 @@ NO = (6, 6, 6, 6, 7, 9)
 """V = 20, and 9 with any two others is more."""
 
 
-def forget(document: dict[str, Any]) -> None:
-    pass
-
-
 @pytest.fixture(scope="module")
-def document() -> dict[str, Any]:
-    found = new_document(EFFORT)
-    assert measure_hardness(SMALL, EFFORT, found, forget)
-    return found
+def records() -> list[Record]:
+    file = RecordFile(None)
+    assert measure(batches(SMALL, file.records), EFFORT, file)
+    return file.records
 
 
-def rows(document: dict[str, Any], **given: Any) -> list[dict[str, Any]]:
-    return [
-        row
-        for row in document["answers"]
-        if all(row[name] == value for name, value in given.items())
-    ]
+def rows(records: Sequence[Record], **key: Any) -> list[Record]:
+    return [row for row in records if all(row[name] == value for name, value in key.items())]
 
 
-def test_every_method_answers_every_instance_rightly(document: dict[str, Any]) -> None:
-    special = [*rows(document, method="packing"), *rows(document, method="exact cover")]
+def test_every_method_answers_every_instance_rightly(records: list[Record]) -> None:
+    special = [*rows(records, method="packing"), *rows(records, method="exact cover")]
     # Two methods, theorems, answers and V.
     assert len(special) == 16
     assert all(row["answer"] == row["partition"] for row in special)
-    assert all(row["answer"] in (row["partition"], "unknown") for row in document["answers"])
-    assert not any(row["wrong"] for row in document["answers"])
-    assert missed_goals(document) == []
-    small = rows(document, method="general_cpsat", m=2)
+    assert all(row["answer"] in (row["partition"], "unknown") for row in records)
+    assert not any(row["wrong"] for row in records)
+    assert [*misses(records)] == []
+    small = rows(records, method="general_cpsat", m=2)
     assert [row["answer"] for row in small] == ["yes", "yes", "no", "no"]
 
 
 def test_a_solver_that_answers_nothing_is_not_asked_for_more() -> None:
-    def row(m: int, answer: str, **more: Any) -> dict[str, Any]:
+    def row(m: int, answer: str, **more: Any) -> Record:
         given = {"theorem": 2, "partition": "no", "method": "periodic", "V": 20, "number": 0}
-        return {**given, "m": m, "answer": answer, "seconds": 1.0, "wrong": "", **more}
+        return made("answers", **{**given, "m": m, "answer": answer, **more})
 
-    late: dict[str, Any] = {"answers": [row(2, "unknown"), row(2, "unknown", V=100)]}
+    late = [row(2, "unknown"), row(2, "unknown", V=100)]
     assert ran_out(late, 2, "no", 3)
     # Of this m, of the other answer, and of the other theorem nothing is known.
     assert not ran_out(late, 2, "no", 2)
     assert not ran_out(late, 2, "yes", 3)
     assert not ran_out(late, 1, "no", 3)
-    assert not ran_out({}, 2, "no", 8)
-    late["answers"].append(row(2, "no", number=1))
+    assert not ran_out([], 2, "no", 8)
+    late.append(row(2, "no", number=1))
     assert not ran_out(late, 2, "no", 3)
-    late["answers"].append(row(3, "unknown"))
+    late.append(row(3, "unknown"))
     assert ran_out(late, 2, "no", 4)
-    asked = Counter((one.theorem, one.partition, one.method) for one in cases(4, SMALL, late))
+    names = ("theorem", "partition", "method")
+    asked = Counter(
+        tuple(case.key[name] for name in names) for case in cases_of_size(4, SMALL, late)
+    )
     assert asked[2, "no", "periodic"] == 0
     assert asked[2, "no", "packing"] == asked[2, "yes", "periodic"] == 2
     assert asked[1, "no", "general_cpsat"] == 2
 
 
 def test_the_quick_set_is_a_part_of_the_full_one() -> None:
-    whole = {one for m in FULL.sizes for one in cases(m, FULL, {})}
-    assert {one for m in QUICK.sizes for one in cases(m, QUICK, {})} < whole
-    assert {one.m for one in whole} == {2, 3, 4, 5, 6, 7, 8}
-
-
-def test_interrupted_it_goes_on_where_it_was() -> None:
-    found = new_document(EFFORT)
-    asked: list[int] = []
-
-    def stop(done: int, total: int, name: str) -> None:
-        asked.append(done)
-        if len(asked) == 3:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    one = replace(SMALL, totals=(20,))
-    assert not measure_hardness(one, EFFORT, found, forget, stop)
-    kept = [*found["answers"]]
-    assert len(kept) == 2
-    assert measure_hardness(one, EFFORT, found, forget)
-    assert found["answers"][:2] == kept
-    assert len(found["answers"]) == 12
-    again = [*found["answers"]]
-    assert measure_hardness(one, EFFORT, found, forget)
-    assert found["answers"] == again
-
-
-def test_interrupted_while_it_loads_it_measures_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop(theorem: int, method: str) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    def never(*given: object) -> tuple[str, str]:
-        raise AssertionError
-
-    monkeypatch.setattr(hardness, "_load", stop)
-    monkeypatch.setattr(hardness, "by", never)
-    found = new_document(EFFORT)
-    assert not measure_hardness(SMALL, EFFORT, found, forget)
-    assert "answers" not in found
+    whole = [case.key for batch in batches(FULL, []) for case in batch]
+    assert all(case.key in whole for batch in batches(QUICK, []) for case in batch)
+    assert {key["m"] for key in whole} == {2, 3, 4, 5, 6, 7, 8}
 
 
 @trials(60)
@@ -170,15 +127,15 @@ def test_no_time_is_no_answer() -> None:
     with pytest.raises(Undecided):
         cover(YES, Run(nothing(), time_limit=1e-9))
     late = Effort(workers=1, time_limit=1e-9)
-    for method in ("packing", "general_cpsat"):
-        row = Case(1, 8, 1000, "no", 0, method).measure(late)
+    cases = [method_case(1, 8, 1000, "no", 0, method) for method in ("packing", "general_cpsat")]
+    for row in measured(cases, late):
         assert (row["answer"], row["wrong"]) == ("unknown", "")
 
 
-def test_what_is_measured_was_compiled_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiling_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[str] = []
     events: list[str] = []
-    load, by = search.is_compiled, hardness.by
+    load, by = search.is_compiled, hardness.answer_by
 
     def noted(run: Run) -> bool:
         waits.append(events[-1])
@@ -189,104 +146,87 @@ def test_what_is_measured_was_compiled_before(monkeypatch: pytest.MonkeyPatch) -
         return by(method, reduction, effort)
 
     monkeypatch.setattr(search, "is_compiled", noted)
-    monkeypatch.setattr(hardness, "by", told)
-    hardness._load.cache_clear()
-    Case(2, 2, 20, "yes", 0, "periodic").measure(Effort(workers=1, time_limit=1.0))
+    monkeypatch.setattr(hardness, "answer_by", told)
+    hardness._warm_up.cache_clear()
+    measured([method_case(2, 2, 20, "yes", 0, "periodic")], EFFORT)
     assert waits == ["loading", "measured"]
 
 
 def test_a_wrong_answer_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(numbers: Sequence[int], run: Run) -> None:
-        return None
-
-    monkeypatch.setattr(hardness, "cover", never)
-    case = Case(1, 2, 20, "yes", 0, "exact cover")
-    row = case.measure(EFFORT)
-    assert row["wrong"] == "no, where the numbers are known to say yes"
-    missed = missed_goals({"answers": [{**case.given, **row}]})
-    assert missed == [
+    monkeypatch.setattr(hardness, "cover", lambda numbers, run: None)
+    records = measured([method_case(1, 2, 20, "yes", 0, "exact cover")], EFFORT)
+    assert records[0]["wrong"] == "no, where the numbers are known to say yes"
+    assert [*misses(records)] == [
         "exact cover, Theorem 1, m = 2, V = 20, YES, number 0: no, where the numbers are known to "
         "say yes"
     ]
-
-    def any_groups(numbers: Sequence[int], run: Run) -> list[list[int]]:
-        return [[0, 1, 2], [3, 4, 5]]
-
-    monkeypatch.setattr(hardness, "cover", any_groups)
-    assert "does not add up" in Case(1, 2, 1000, "yes", 0, "exact cover").measure(EFFORT)["wrong"]
+    monkeypatch.setattr(hardness, "cover", lambda numbers, run: [[0, 1, 2], [3, 4, 5]])
+    (row,) = measured([method_case(1, 2, 1000, "yes", 0, "exact cover")], EFFORT)
+    assert "does not add up" in row["wrong"]
 
 
-def test_late_special_answers_miss_the_goal(document: dict[str, Any]) -> None:
-    slow = [{**row, "seconds": 7.0} for row in rows(document, m=2, V=20, theorem=1)]
-    missed = missed_goals({"answers": slow})
+def test_late_special_answers_miss_the_goal(records: list[Record]) -> None:
+    small = rows(records, m=2, V=20, theorem=1)
+    slow = [one_figure(row, seconds=7.0) for row in small]
+    missed = [*misses(slow)]
     assert len(missed) == 4
     assert all("7.0 s, and the goal is 5 s" in one for one in missed)
-    none = [{**row, "answer": "unknown"} for row in slow]
-    assert len(missed_goals({"answers": none})) == 4
-    assert "| missed |" in to_markdown({**document, "answers": slow}, "some.svg")
+    assert len([*misses([one_figure(row, answer="unknown") for row in slow])]) == 4
+    assert "| missed |" in SUITE.to_markdown(slow)
 
 
-def test_the_tables_hold_every_instance(document: dict[str, Any]) -> None:
-    text = to_markdown(document, "some.svg")
+def test_tables_and_summary_hold_every_instance(records: list[Record]) -> None:
+    text = SUITE.to_markdown(records, "some.svg")
     assert "](some.svg)" in text
     assert text.count("| met |") == 4
     # Two V, for each theorem.
     assert text.count("| YES | 2 | 2 |") == text.count("| NO | 2 | 2 |") == 2
     assert "Every answer is right" in text
-    without = [row for row in document["answers"] if row["method"] != "periodic"]
-    assert "not asked" in to_markdown({**document, "answers": without}, "some.svg")
-    assert "Theorem 1, packing: 4 of 4 answered, longest" in "\n".join(summary(document))
+    without = [row for row in records if row["method"] != "periodic"]
+    assert "not asked" in SUITE.to_markdown(without)
+    assert "Theorem 1, packing: 4 of 4 answered, longest" in "\n".join(SUITE.summary(records))
 
 
-def test_the_picture_shows_both_theorems(document: dict[str, Any], tmp_path: Path) -> None:
-    save_hardness_picture(document, tmp_path / "one.svg")
+def test_the_picture_shows_both_theorems(records: list[Record], tmp_path: Path) -> None:
+    SUITE.save_picture(records, tmp_path / "one.svg")
     drawn = (tmp_path / "one.svg").read_text()
     for words in ("Theorem 1", "Theorem 2", "packing", "exact cover", "general_cpsat", "YES",
                   "seconds for an answer", "time limit 1 s"):  # fmt: skip
         assert words in drawn
-    missing = {**document, "answers": [{**row, "answer": "unknown"} for row in rows(document, m=2)]}
-    save_hardness_picture(missing, tmp_path / "two.svg")
+    missing = [one_figure(row, answer="unknown") for row in records]
+    SUITE.save_picture(missing, tmp_path / "two.svg")
     assert "no answer in time" in (tmp_path / "two.svg").read_text()
 
 
-def test_what_is_stored_is_whole_and_right() -> None:
-    figures = Path(__file__).parents[2] / "results" / "hardness.json"
-    stored = json.loads(figures.read_text())
-    assert missed_goals(stored) == []
-    assert to_markdown(stored, "hardness.svg") == figures.with_suffix(".md").read_text()
-    wanted = [one.given for m in FULL.sizes for one in cases(m, FULL, stored)]
-    found = [{name: row[name] for name in wanted[0]} for row in stored["answers"]]
-    assert found == wanted
+def test_stored_records_are_whole() -> None:
+    stored = load_records(RESULTS / "hardness.jsonl", SUITE.families)
+    wanted = [case.key for batch in batches(FULL, stored) for case in batch]
+    assert [{name: row[name] for name in wanted[0]} for row in stored] == wanted
 
 
 @pytest.mark.parametrize("theorem", [1, 2])
 def test_one_instance_is_answered_with_its_proof(theorem: Any) -> None:
-    yes = answer(Reduction(theorem, YES), EFFORT)
-    shown = yes.to_json()
-    assert (shown["answer"], shown["proof_kind"]) == ("yes", "plan")
-    assert shown["exhaustive_search"] is None
-    assert [sorted(group) for group in shown["groups"]] == [[3, 3, 4]] * 2
-    assert shown["period_ns"] == (10 if theorem == 1 else 40)
-    no = answer(Reduction(theorem, NO), EFFORT)
-    assert (no.answer, no.search, no.groups) == ("no", "agrees", [])
-    assert no.to_json()["proof_kind"] == "infeasible"
-    assert "CP-SAT" in no.proof
+    yes, no = (answer(Reduction(theorem, numbers), EFFORT) for numbers in (YES, NO))
+    names = ("answer", "proof_kind", "exhaustive_search", "groups")
+    assert [yes[name] for name in names[:3]] == ["yes", "plan", None]
+    assert [sorted(group) for group in yes["groups"]] == [[3, 3, 4]] * 2
+    assert yes["period_ns"] == (10 if theorem == 1 else 40)
+    assert [no[name] for name in names] == ["no", "infeasible", "agrees", []]
+    assert "CP-SAT" in no["proof"]
 
 
 def test_a_search_that_does_not_end_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     def endless(numbers: Sequence[int], stopped: Any) -> None:
         raise Stopped
 
-    monkeypatch.setattr(three_partition, "find_triples", endless)
+    monkeypatch.setattr(hardness, "find_triples", endless)
     found = answer(Reduction(1, NO), EFFORT)
-    assert (found.answer, found.search) == ("no", "not ended")
-    assert "did not end in time" in found.proof
+    assert (found["answer"], found["exhaustive_search"]) == ("no", "not ended")
+    assert "did not end in time" in found["proof"]
 
 
 def test_a_search_that_disagrees_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    def groups(numbers: Sequence[int], stopped: Any) -> list[list[int]]:
-        return [[0, 1, 2], [3, 4, 5]]
-
-    monkeypatch.setattr(three_partition, "find_triples", groups)
+    groups = [[0, 1, 2], [3, 4, 5]]
+    monkeypatch.setattr(hardness, "find_triples", lambda numbers, stopped: groups)
     with pytest.raises(InvalidPlanError, match="there is a 3-partition"):
         answer(Reduction(1, NO), EFFORT)

@@ -20,6 +20,7 @@ from tests.bounds.optima import (
 from tests.budgets import trials
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize("k", [1, 2])
 @trials(80)
@@ -31,6 +32,7 @@ def test_steady_contiguous(chain: Chain, platform: Platform, split: bool, k: int
     assert_below(Problem(chain=chain, platform=platform, scope=scope), best)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("split", [False, True])
 @trials(80)
 @given(chain=halved_chains(longest=3), platform=tight_platforms())

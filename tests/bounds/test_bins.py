@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schedopt.bounds.bins import need_more
+from schedopt.bounds.runs import need_more
 
 
 def can_pack(sizes: list[int], rooms: list[int]) -> bool:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from schedopt import Chain, Layer, Platform, Problem, Scope
 from schedopt.bounds import load_bound, packing_bound, propagation_bound
-from schedopt.bounds.amounts import Amounts, least_link_ns, least_transfer_ns
+from schedopt.bounds.amounts import Amounts, least_link_ns
 from schedopt.bounds.propagation import propagate
 from tests.bounds.every_plan import Memory, has_plan, tight_problems
 from tests.budgets import trials
@@ -78,13 +78,13 @@ def test_what_a_period_forces() -> None:
     assert forced.spans.tolist() == [4, 2]
     assert forced.counts.tolist() == [1, 1]
     assert forced.windows.tolist() == [2, 1]
-    assert not forced.apart().any()
+    assert not forced.non_coresident().any()
     forced = propagate(Amounts(problem), Fraction(3))
     assert forced is not None
     assert forced.spans.tolist() == [6, 2]
     assert forced.counts.tolist() == [2, 1]
     assert forced.windows.tolist() == [1, 1]
-    assert forced.apart().tolist() == [[False, True], [True, False]]
+    assert forced.non_coresident().tolist() == [[False, True], [True, False]]
 
 
 def test_recompute_takes_time_where_counts_do_not_fit() -> None:
@@ -161,9 +161,9 @@ def test_layers_that_must_share_a_gpu_are_not_cut() -> None:
 def test_transfers_are_the_least_over_pairs() -> None:
     half = Platform(3, 1, bandwidth="1GB/s", latency=3)
     full = Platform(3, 1, bandwidth="1GB/s", latency=3, duplex="full")
-    assert [least_transfer_ns(half, 5), least_link_ns(half, 5)] == [8, 16]
-    assert [least_transfer_ns(full, 5), least_link_ns(full, 5)] == [8, 8]
-    assert [least_transfer_ns(Platform(3, 1), 5), least_link_ns(Platform(1, 1), 5)] == [0, 0]
+    assert [half.least_transfer_ns(5), least_link_ns(half, 5)] == [8, 16]
+    assert [full.least_transfer_ns(5), least_link_ns(full, 5)] == [8, 8]
+    assert [Platform(3, 1).least_transfer_ns(5), least_link_ns(Platform(1, 1), 5)] == [0, 0]
 
 
 @trials(60)

@@ -1,18 +1,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
+
+import pytest
 
 from schedopt.checking import check
 from schedopt.plan import Plan
 from schedopt.problem import Scope
 from schedopt.result import Bound, Result, Status
+from schedopt.stage import Stage
 from tests.changes import (
     change_gpu,
     change_operation,
+    change_stage,
 )
 from tests.checking.helpers import kinds, places
 from tests.examples import (
     contiguous,
+    stages,
     two_periodic,
 )
 
@@ -96,3 +102,37 @@ def test_a_plan_of_a_narrower_scope_is_an_answer() -> None:
     plan = contiguous()
     asked = replace(plan, scope=Scope(allocation="general")).problem
     assert check(replace(claim(plan, status="feasible"), problem=asked)) == ()
+
+
+GIVEN = stages((0, 0, [0]), (1, 1, [1]), (2, 2, [2]))
+
+
+@pytest.mark.parametrize(
+    ("given", "scope", "changed", "others"),
+    [
+        (GIVEN, {}, {}, False),
+        (stages((0, 0, [0]), (1, 2, [1])), {}, {}, True),
+        (stages((0, 0, [0]), (1, 1, [2]), (2, 2, [1])), {}, {}, True),
+        (GIVEN, {"recompute": True}, {"recompute": ((0, 0),)}, False),
+        (GIVEN, {}, {"recompute": ((0, 0),)}, True),
+        (GIVEN, {"grain": "layer"}, {}, False),
+        (stages((0, 0, [0]), (1, 1, [2]), (2, 2, [1])), {"grain": "layer"}, {}, True),
+    ],
+)
+def test_a_plan_on_other_stages_than_those_given_is_found(
+    given: tuple[Stage, ...], scope: dict[str, Any], changed: dict[str, Any], others: bool
+) -> None:
+    fixed = Scope(allocation="fixed", max_k=contiguous().scope.max_k, **scope)
+    plan = change_stage(replace(contiguous(), scope=fixed), 0, **changed)
+    asked = replace(contiguous().problem, scope=fixed, stages=given)
+    result = Result(problem=asked, plan=plan, bounds=(), status="feasible")
+    assert ("plan.stages" in places(result, "scope")) is others
+
+
+def test_layers_apart_may_be_cut_otherwise_on_the_gpus_that_were_given() -> None:
+    fixed = Scope(allocation="fixed", max_k=contiguous().scope.max_k, grain="layer")
+    together = stages((0, 1, [0]), (2, 2, [2]))
+    plan = replace(contiguous(), scope=fixed, stages=stages((0, 0, [0]), (1, 1, [0]), (2, 2, [2])))
+    asked = replace(contiguous().problem, scope=fixed, stages=together)
+    result = Result(problem=asked, plan=plan, bounds=(), status="feasible")
+    assert "plan.stages" not in places(result, "scope")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from decimal import Decimal
 
 import pytest
 
@@ -8,6 +9,7 @@ from schedopt.chain import Chain, Layer
 from schedopt.checking import Violation, check
 from schedopt.plan import Plan
 from schedopt.platform import Gpu, Platform
+from schedopt.problem import Scope
 from schedopt.solving import solve
 from schedopt.stage import Stage
 from tests.changes import (
@@ -127,7 +129,7 @@ def test_a_missing_operation_is_named_with_its_micro_batch() -> None:
 
 def test_whole_and_split_backward_in_one_stage_are_found() -> None:
     mixed = add_operation(split_backward(), op("B", 0, -1, 2))
-    assert "I beside B in stage 0" in words(of_kind(mixed, "operations"))
+    assert "I as well as B in stage 0" in words(of_kind(mixed, "operations"))
 
 
 def test_one_half_of_a_backward_is_not_enough() -> None:
@@ -329,3 +331,41 @@ def test_layers_apart_may_be_neighbours_on_a_gpu_but_not_come_back_to_it() -> No
         contiguous = change_scope(plan, allocation="contiguous", grain="layer")
         assert (check(contiguous) == ()) is allowed
         assert "scope" in kinds(change_scope(plan, allocation="contiguous"))
+
+
+def replicated(first: tuple[int, ...], second: tuple[int, ...], *, speed: str) -> Plan:
+    """Return two stages of two replicas each, without any transfer, whose period is of one."""
+    plan = contiguous()
+    operations = [op(kind, stage, 0, 0) for kind in "FB" for stage in (0, 1)]
+    gpus = [Gpu(memory_bytes=10**6), *[Gpu(memory_bytes=10**6, speed=Decimal(speed))] * 3]
+    return replace(
+        with_pattern(plan, k=1, operations=tuple(operations), transfers=()),
+        platform=Platform(4, 10**6, speed=[gpu.speed for gpu in gpus], bandwidth=10**9),
+        scope=Scope(max_k=1),
+        stages=stages((0, 0, first), (1, len(plan.chain.layers) - 1, second)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "speed", "found"),
+    [
+        ((0, 1), (2, 3), "2", False),
+        ((0, 2), (1, 3), "2", True),
+        ((0, 1), (3, 1), "2", True),
+        ((2, 3), (0, 1), "2", True),
+        ((0, 2), (1, 3), "1", False),
+    ],
+)
+def test_replicas_of_unequal_gpus_stay_in_the_given_order(
+    first: tuple[int, ...], second: tuple[int, ...], speed: str, found: bool
+) -> None:
+    told = words(of_kind(replicated(first, second, speed=speed), "scope"))
+    assert ("keep the GPUs in order" in told) is found
+
+
+def test_what_is_missing_between_replicas_is_named_once_for_each_micro_batch() -> None:
+    missing = of_kind(replicated((0, 1), (2, 3), speed="1"), "transfer")
+    assert [violation.place for violation in missing] == [
+        "activation of stage 0, micro-batch 0",
+        "gradient of stage 0, micro-batch 0",
+    ]

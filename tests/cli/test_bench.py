@@ -4,42 +4,54 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from schedopt import Chain, Layer, Result, check
-from schedopt.bench.best_known_files import BestKnownFile
-from schedopt.cli.bench import shipped_chains
-from tests.cli.commands import ROOT, run
+from schedopt.bench.best_known_file import BestKnownFile
+from schedopt.bench.periodic import periodic_cases, sample
+from schedopt.cli.suites import shipped_chains
+from tests.cli.commands import ROOT, run, start
+from tests.sweeping.helpers import ThreadPool
+
+SMALL = Layer(forward_ns=1, backward_ns=2, weight_bytes=10, activation_bytes=1)
 
 
 @pytest.fixture
 def chains(tmp_path: Path) -> Path:
     folder = tmp_path / "chains"
     folder.mkdir()
-    layer = Layer(forward_ns=1, backward_ns=2, weight_bytes=10, activation_bytes=1)
-    Chain(layers=(layer,) * 5, name="five").save(folder / "five.json")
+    Chain(layers=(SMALL,) * 5, name="five").save(folder / "five.json")
     return folder
 
 
-def test_bench_solvers_writes_runs_tables_and_plans_and_goes_on(
-    chains: Path, tmp_path: Path
-) -> None:
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let runs happen in this process, which takes a tenth of the time."""
+    monkeypatch.setattr("schedopt.cli.bench.make_pool", lambda jobs, dask: ThreadPool())
+
+
+def records(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.usefixtures("threads")
+def test_solvers_write_runs_tables_and_plans_and_go_on(chains: Path, tmp_path: Path) -> None:
+    path = tmp_path / "runs.jsonl"
     arguments = ("bench", "solvers", "--chains", chains, "--gpus", "2", "--levels", "1,3",
                  "--bandwidths", "free", "--solvers", "contiguous,even_split,relaxation",
-                 "--jobs", "2", "-o", tmp_path / "runs.jsonl")  # fmt: skip
+                 "-o", path)  # fmt: skip
     done = run(*arguments)
     assert (done.returncode, done.stderr) == (0, "")
     for word in ("even_split", "relaxation", "contiguous", "Mean", "runs.jsonl", "runs.md",
                  "runs.svg", "Best-known plans of 2 instances in"):  # fmt: skip
         assert word in done.stdout
-    first = (tmp_path / "runs.jsonl").read_text()
-    assert len(first.splitlines()) == 6
+    first = path.read_text()
+    assert len(records(path)) == 6
     plans = sorted((tmp_path / "plans").iterdir())
     assert len(plans) == 2
     text = (tmp_path / "runs.md").read_text()
@@ -51,25 +63,24 @@ def test_bench_solvers_writes_runs_tables_and_plans_and_goes_on(
     assert "6 runs in" in other.stderr
     assert "were made otherwise (schedopt" in other.stderr
     assert len(other.stderr.splitlines()) == 1
-    both = (tmp_path / "runs.jsonl").read_text()
-    assert both.startswith(first)
-    assert len(both.splitlines()) == 12
+    assert path.read_text().startswith(first)
+    assert len(records(path)) == 12
     assert run(*arguments, "--anew").stderr == ""
-    assert len((tmp_path / "runs.jsonl").read_text().splitlines()) == 6
+    assert len(records(path)) == 6
 
 
+@pytest.mark.usefixtures("threads")
 def test_a_quick_suite_of_our_chains_and_the_theorems(tmp_path: Path) -> None:
-    done = run("bench", "solvers", "--quick", "--solvers", "contiguous,piper", "--jobs", "2",
-               "-o", tmp_path / "runs.jsonl", folder=ROOT)  # fmt: skip
+    path = tmp_path / "runs.jsonl"
+    done = run("bench", "solvers", "--quick", "--solvers", "contiguous,piper",
+               "-o", path, folder=ROOT)  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     assert "Not as it should be" not in done.stdout
-    records = [json.loads(line) for line in (tmp_path / "runs.jsonl").read_text().splitlines()]
-    assert len(records) == 2 * (3 * 2 * 2 + 5)
-    assert {record["time_limit_s"] for record in records} == {3.0}
-    assert len({record["chain"] for record in records}) == 3 + 5
+    assert len(records(path)) == 2 * (3 * 2 * 2 + 5)
+    assert {record["time_limit_s"] for record in records(path)} == {3.0}
+    assert len({record["chain"] for record in records(path)}) == 3 + 5
 
 
-@pytest.mark.skipif(not hasattr(os, "killpg"), reason="no groups of processes")
 def test_without_the_folder_of_measured_chains_there_is_a_word(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -81,54 +92,78 @@ def test_without_the_folder_of_measured_chains_there_is_a_word(
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.usefixtures("threads")
+@pytest.mark.skipif(not hasattr(os, "killpg"), reason="no groups of processes")
 def test_a_suite_that_is_killed_goes_on(chains: Path, tmp_path: Path) -> None:
     path = tmp_path / "runs.jsonl"
-    arguments = ["bench", "solvers", "--chains", str(chains), "--gpus", "2,3,4,5",
+    arguments = ("bench", "solvers", "--chains", chains, "--gpus", "2,3,4,5",
                  "--levels", "1,1.2,1.6,3", "--bandwidths", "free", "--jobs", "2",
-                 "--solvers", "contiguous,time_balanced", "-o", str(path)]  # fmt: skip
-    process = subprocess.Popen(
-        [sys.executable, "-m", "schedopt", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
-    while not path.exists():
-        assert process.poll() is None
-        time.sleep(0.01)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
-    done = path.read_text().count("\n")
-    assert done < 32
-    again = run(*arguments)
-    assert again.returncode == 0
-    lines = path.read_text().splitlines()
-    assert len(lines) == 32
-    records = [json.loads(line) for line in lines]
-    asked = {(record["gpus"], record["memory_bytes"], record["solver"]) for record in records}
-    assert len(asked) == 32
+                 "--solvers", "contiguous,time_balanced", "-o", path)  # fmt: skip
+    with start("-m", "schedopt", *arguments) as process:
+        while not path.exists():
+            assert process.poll() is None
+            time.sleep(0.01)
+        os.killpg(process.pid, signal.SIGKILL)
+    assert path.read_text().count("\n") < 32
+    assert run(*arguments).returncode == 0
+    assert len(records(path)) == 32
+    names = ("gpus", "memory_bytes", "solver")
+    assert len({tuple(record[name] for name in names) for record in records(path)}) == 32
     assert len(BestKnownFile(tmp_path / "bks.json").instances) == 16
 
 
+COUNTS, LIMIT = "is too little. Give at least", "--time-limit: 0 is not a time limit"
+
+
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("suite", "arguments", "message"),
     [
-        (["--gpus", "0"], "--gpus: '0' is no number of GPUs"),
-        (["--gpus", "2,x"], "--gpus: 'x' is no number of GPUs"),
-        (["--levels", "0.5"], "--levels: '0.5' is no memory level"),
-        (["--levels", "1,nan"], "--levels: 'nan' is no memory level"),
-        (["--bandwidths", "fast"], "--bandwidths: 'fast' is not a rate"),
-        (["--solvers", "magic"], "--solvers: 'magic' is not known"),
-        (["--jobs", "1", "--dask", "tcp://h:1"], "--jobs: given beside --dask"),
-        (["--time-limit", "0"], "--time-limit: 0 is no time"),
-        (["--chains", "nowhere"], "nowhere: is no folder"),
-        (["-o", "nowhere/runs.jsonl"], "nowhere/runs.jsonl: cannot be written"),
-        (["-o", "runs.md"], "--output: runs.md does not end in .jsonl"),
-        (["-o", "/dev/full"], "--output: /dev/full does not end in .jsonl"),
-        (["-o", ""], "--output: . does not end in .jsonl"),
+        ("solvers", "--gpus 0", "--gpus: '0' is "),
+        ("solvers", "--gpus 2,x", "--gpus: 'x' is "),
+        ("solvers", "--levels 0.5", "--levels: '0.5' is not a memory level"),
+        ("solvers", "--levels 1,nan", "--levels: 'nan' is not a memory level"),
+        ("solvers", "--bandwidths fast", "--bandwidths: 'fast' is not a rate"),
+        ("solvers", "--solvers magic", "--solvers: 'magic' is not known"),
+        ("solvers", "--jobs 1 --dask tcp://h:1", "--jobs: given "),
+        ("solvers", "--time-limit 0", LIMIT),
+        ("solvers", "--chains nowhere", "nowhere: is not a folder"),
+        ("solvers", "-o nowhere/runs.jsonl", "nowhere/runs.jsonl: cannot be written"),
+        ("solvers", "-o runs.json", "--output: runs.json does not end in .jsonl"),
+        ("solvers", "-o /dev/full", "--output: /dev/full does not end in .jsonl"),
+        ("solvers", "-o ''", "--output: . does not end in .jsonl"),
+        ("general", "--only all", "--only: 'all' is not a part. Choose chains, theorems, speed"),
+        ("general", "--workers 0", f"--workers: '0' {COUNTS} 1"),
+        ("general", "--seed -1", f"--seed: '-1' {COUNTS} 0"),
+        ("general", "--time-limit 0", LIMIT),
+        ("general", "--chains nowhere", "nowhere: is not a folder"),
+        ("general", "-o general.md", "--output: general.md does not end in .json or .jsonl"),
+        ("periodic", "--seeds 0", f"--seeds: '0' {COUNTS} 1"),
+        ("periodic", "--time-limit 0", LIMIT),
+        ("running", "--steps 0", f"--steps: '0' {COUNTS} 1"),
+        ("running", "--chain nowhere.json", "nowhere.json: no such file"),
+        ("schedules", "--microbatches 1,x", "--microbatches: 'x' is "),
+        ("schedules", "--workers 0", f"--workers: '0' {COUNTS} 1"),
+        ("schedules", "--time-limit 0", LIMIT),
+        ("schedules", "--chains nowhere", "nowhere: is not a folder"),
+        ("schedules", "-o found.md", "--output: found.md does not end in .json"),
+        ("schedules", "--quick", "results/schedules-quick.jsonl: cannot be written"),
+        ("hardness", "--json", "--json: goes with --instance. Name one"),
+        ("hardness", "--instance chain.json --quick", "--quick: given beside --instance"),
+        ("hardness", "--instance chain.json -o x.json", "--output: given beside --instance"),
+        ("hardness", "--instance none.json", "none.json: "),
+        ("hardness", "--workers 0", f"--workers: '0' {COUNTS} 1"),
+        ("hardness", "--time-limit 0", LIMIT),
+        ("hardness", "-o x.md", "--output: x.md does not end in .json"),
+        ("hardness", "-o none/x.json", "none/x.json: cannot be written"),
     ],
 )
-def test_bad_usage_is_one_clear_error(arguments: list[str], message: str, tmp_path: Path) -> None:
-    done = run("bench", "solvers", *arguments, folder=tmp_path)
+def test_bad_usage_is_one_clear_error(
+    suite: str, arguments: str, message: str, tmp_path: Path
+) -> None:
+    output = () if "-o " in arguments or "--instance" in arguments else ("-o", "figures.jsonl")
+    if "--quick" in arguments or "--json" in arguments:
+        output = ()
+    done = run("bench", suite, *output, *shlex.split(arguments), folder=tmp_path)
     assert done.returncode == 2
     assert message in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
@@ -143,48 +178,101 @@ def test_a_list_of_plans_that_was_edited_ends_it_before_anything_runs(tmp_path: 
     assert [path.name for path in tmp_path.iterdir()] == ["bks.json"]
 
 
-def test_bench_periodic_writes_its_figures(tmp_path: Path) -> None:
-    arguments = ("--seeds", "1", "--time-limit", "3", "-o", tmp_path / "periodic.json")
-    done = run("bench", "periodic", *arguments)
+def test_periodic_writes_its_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    every = periodic_cases(1)
+    few = [*every[:3], *every[7:9], sample("split_backward", layers=4, gpus=2, seeds=1).case()]
+    monkeypatch.setattr("schedopt.bench.periodic.periodic_cases", lambda seeds: few)
+    path = tmp_path / "periodic.json"
+    done = run("bench", "periodic", "--time-limit", "9", "--workers", "1", "-o", path)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "theorem_4: 7 of 7 proven" in done.stdout
-    document = json.loads((tmp_path / "periodic.json").read_text())
+    assert "theorem_4: 3 of 3 proven" in done.stdout
+    document = json.loads(path.read_text())
     # 2 (1 + 1 / k) ms, and max(3, 3 P / N) ms.
     assert document["theorem_4"][2]["period_exact"] == [8_000_000, 3]
     assert document["uniform"][1]["period_exact"] == [6_000_000, 1]
-    assert run("bench", "periodic", "--seeds", "0").returncode == 2
+    assert path.with_suffix(".md").exists()
 
 
-def test_bench_general_writes_each_run_and_goes_on(chains: Path, tmp_path: Path) -> None:
+def test_an_interrupt_leaves_the_figures_of_periodic_as_they_were(tmp_path: Path) -> None:
+    (tmp_path / "periodic.jsonl").write_text("before\n")
+    with start("-m", "schedopt", "bench", "periodic", "-o", "periodic.jsonl",
+               folder=tmp_path) as process:  # fmt: skip
+        time.sleep(3)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (130, "Interrupted. Nothing was written.\n")
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["before\n"]
+
+
+@pytest.mark.parametrize("ending", ["json", "jsonl"])
+def test_general_writes_each_run_and_goes_on(ending: str, chains: Path, tmp_path: Path) -> None:
+    path = tmp_path / f"general.{ending}"
     arguments = ("bench", "general", "--only", "chains", "--chains", chains, "--workers", "1",
-                 "--time-limit", "1", "-o", tmp_path / "general.json")  # fmt: skip
+                 "--quick", "--time-limit", "0.5", "-o", path)  # fmt: skip
     done = run(*arguments)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "placement, tight memory: 2 of 2 with a plan" in done.stdout
-    first = (tmp_path / "general.json").read_text()
-    rows = json.loads(first)["chains"]
-    assert [row["gpus"] for row in rows] == [4] * 6 + [8] * 6
-    assert "| five | 8 | loose |" in (tmp_path / "general.md").read_text()
+    assert "placement, tight memory: 1 of 1 with a plan" in done.stdout
+    first = path.read_text()
+    rows = json.loads(first)["chains"] if ending == "json" else records(path)
+    assert [row["level"] for row in rows] == ["tight"] * 2 + ["medium"] * 2 + ["loose"] * 2
+    assert "| five | 4 | loose |" in (tmp_path / "general.md").read_text()
     assert run(*arguments).stdout == done.stdout
-    assert (tmp_path / "general.json").read_text() == first
+    assert path.read_text() == first
     other = run(*arguments, "--seed", "1")
     assert other.returncode == 2
-    assert "general.json: seed: is 0 there, and 1 now. Start anew (--anew)" in other.stderr
+    assert f"general.{ending}: seed: is 0 there, and 1 now. Start anew (--anew)" in other.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--only", "all"], "--only: 'all' is no part. Choose chains, theorems, speed"),
-        (["--workers", "0"], "--workers: 0 is too few. Give 1 or more"),
-        (["--seed", "-1"], "--seed: -1 is too few. Give 0 or more"),
-        (["--time-limit", "0"], "--time-limit: 0 is no time"),
-        (["--chains", "nowhere"], "nowhere: is no folder"),
-        (["-o", "general.md"], "--output: general.md does not end in .json"),
-    ],
-)
-def test_bad_usage_of_general(arguments: list[str], message: str, tmp_path: Path) -> None:
-    done = run("bench", "general", "-o", "general.json", *arguments, folder=tmp_path)
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert list(tmp_path.iterdir()) == []
+def test_schedules_write_each_run_and_go_on(tmp_path: Path) -> None:
+    folder, path = tmp_path / "chains", tmp_path / "found.jsonl"
+    folder.mkdir()
+    for number, name in enumerate(("a", "b", "c")):
+        long = Layer(forward_ns=100 + number, backward_ns=200, weight_bytes=10, activation_bytes=1)
+        short = Layer(forward_ns=10, backward_ns=20, weight_bytes=10, activation_bytes=1)
+        Chain(layers=(long, short), name=name).save(folder / f"{name}.json")
+    arguments = ("bench", "schedules", "--chains", folder, "--gpus", "2", "--workers", "1",
+                 "--time-limit", "0.2", "--quick", "-o", path)  # fmt: skip
+    done = run(*arguments, "--microbatches", "1")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Times as fast as the fixed schedule" in done.stdout
+    assert "Not as it should be" not in done.stdout
+    first = records(path)
+    # Quick: the first chain and the last one. Two layers are no four stages for interleaved 1F1B,
+    # and ZB-H1 and Chimera need more than the chains say.
+    assert [row["chain"] for row in first] == ["a"] * 5 + ["c"] * 5
+    plain = ["gpipe", "one_f_one_b_flush"]
+    assert [row["schedule"] for row in first if not row["refused"]] == plain * 2
+    run(*arguments, "--microbatches", "1,2")
+    assert records(path)[:10] == first
+    assert [row["microbatches"] for row in records(path)[10:]] == [4] * 10
+    assert "| a | 2 | 4 | GPipe |" in (tmp_path / "found.md").read_text()
+    assert "m = 2 P" in (tmp_path / "found.svg").read_text()
+    run(*arguments, "--microbatches", "2", "--anew")
+    assert [row["microbatches"] for row in records(path)] == [4] * 10
+
+
+def test_hardness_writes_figures_tables_and_picture_and_goes_on(tmp_path: Path) -> None:
+    arguments = ("bench", "hardness", "--quick", "--time-limit", "0.2", "-o", "quick.jsonl")
+    done = run(*arguments, folder=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Theorem 2, exact cover: " in done.stdout
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "quick.jsonl", "quick.md", "quick.svg",
+    ]  # fmt: skip
+    first = (tmp_path / "quick.jsonl").read_text()
+    assert {row["m"] for row in records(tmp_path / "quick.jsonl")} == {2, 4, 8}
+    assert "](quick.svg)" in (tmp_path / "quick.md").read_text()
+    assert run(*arguments, folder=tmp_path).stdout == done.stdout
+    assert (tmp_path / "quick.jsonl").read_text() == first
+    other = run(*arguments, "--workers", "1", folder=tmp_path)
+    assert "quick.jsonl: workers: is 2 there, and 1 now" in other.stderr
+
+
+def test_speed_writes_its_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("schedopt.bench.speed.SIZES", ((8, 2),))
+    monkeypatch.setattr("schedopt.bench.speed._run", lambda arguments: "0.25")
+    done = run("bench", "speed", "-o", tmp_path / "speed.jsonl", "--chain", "c.json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "import schedopt: 0.25 s" in done.stdout
+    assert "over 9 levels" in done.stdout
+    assert "| 8 | 2 | 0 |" in (tmp_path / "speed.md").read_text()

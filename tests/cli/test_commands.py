@@ -16,14 +16,20 @@ from schedopt.solving.registry import CHOOSE_ALLOCATION, PARTITIONED, SOLVERS
 from tests.cli.commands import GPT2, run, run_process, solve_json
 
 
-@pytest.fixture
-def plan(tmp_path: Path) -> Path:
-    path = tmp_path / "plan.json"
+@pytest.fixture(scope="module")
+def solved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("solved") / "plan.json"
     done = run(
         "solve", "--chain", GPT2, "--gpus", "4", "--mem", "2G", "--bandwidth", "12GB/s", "-o", path
     )
     assert done.returncode == 0, done.stderr
     return path
+
+
+@pytest.fixture
+def plan(solved: Path, tmp_path: Path) -> Path:
+    """Return a copy of a plan, for a test to change."""
+    return Path(shutil.copy(solved, tmp_path))
 
 
 def test_solve_prints_what_a_reader_looks_for(tmp_path: Path) -> None:
@@ -146,12 +152,10 @@ def test_period_is_a_decision(plan: Path) -> None:
 
 def test_general_allocation_has_a_ladder_and_a_bound() -> None:
     asked = ("--chain", GPT2, "--gpus", "4", "--mem", "2G", "--bandwidth", "12GB/s")
-    arguments = (*asked, "--allocation", "general", "--time-limit", "4")
-    document = solve_json(*arguments)
-    solvers = [rung["solver"] for rung in document["ladder"]]
+    document = solve_json(*asked, "--allocation", "general", "--time-limit", "2")
+    solvers = [phase["solver"] for phase in document["ladder"]]
     assert solvers[:4] == ["even_split", "next_fit", "contiguous", "general"]
     assert document["period_ns"] >= document["lower_bound_ns"] > 0
-    assert "Ladder" in run("solve", *arguments).stdout
 
 
 def test_unequal_gpus() -> None:
@@ -183,91 +187,6 @@ def test_a_gpu_that_stays_empty_is_said(tmp_path: Path) -> None:
 def test_the_help_says_what_a_period_is_for_a_step() -> None:
     shown = " ".join(run("solve", "--help").stdout.replace("│", " ").split())
     assert "for each micro-batch (T / m)" in shown
-
-
-BAD_USAGE: dict[str, tuple[list[str | Path], str]] = {
-    "no chain": (["--gpus", "2", "--mem", "1G"], "--chain"),
-    "no gpus": (["--chain", GPT2, "--mem", "1G"], "--gpus"),
-    "no mem": (["--chain", GPT2, "--gpus", "2"], "--mem"),
-    "zero gpus": (["--chain", GPT2, "--gpus", "0", "--mem", "1G"], "--gpus: 0"),
-    "gpus in words": (["--chain", GPT2, "--gpus", "two", "--mem", "1G"], "--gpus: 'two' is not"),
-    "junk behind the unit": (
-        ["--chain", GPT2, "--gpus", "2", "--mem", "16Gb and more"], "--mem: '16Gb and more'",
-    ),
-    "memory of two GPUs for three": (
-        ["--chain", GPT2, "--gpus", "3", "--mem", "1G,2G"], "--mem: 2 entries",
-    ),
-    "bits": (
-        ["--chain", GPT2, "--gpus", "2", "--mem", "1G", "--bandwidth", "100Gbit/s"], "--bandwidth",
-    ),
-    "latency alone": (
-        ["--chain", GPT2, "--gpus", "2", "--mem", "1G", "--latency", "5us"], "--latency",
-    ),
-    "float speed": (
-        ["--chain", GPT2, "--gpus", "2", "--mem", "1G", "--speed", "1e-3"], "--speed",
-    ),
-    "missing file": (["--chain", "none.json", "--gpus", "2", "--mem", "1G"], "none.json: no such"),
-    "unknown solver": (
-        ["--chain", GPT2, "--gpus", "2", "--mem", "9G", "--solver", "magic"], "contiguous",
-    ),
-    "no time": (
-        ["--chain", GPT2, "--gpus", "2", "--mem", "9G", "--time-limit", "0"], "--time-limit",
-    ),
-    "unwritable output": (
-        ["--chain", GPT2, "--gpus", "2", "--mem", "9G", "-o", "/none/plan.json"],
-        "/none/plan.json: cannot be written",
-    ),
-    "a step by a solver of patterns": (
-        ["--chain", GPT2, "--gpus", "4", "--mem", "2G", "--microbatches", "8",
-         "--solver", "contiguous_cpsat"],
-        "--microbatches: contiguous_cpsat does not do a finite step. Leave the number of "
-        "micro-batches (--microbatches) out, or use step (--solver step)",
-    ),
-    "nothing to improve": (
-        ["--chain", GPT2, "--gpus", "4", "--mem", "2G", "--solver", "periodic"],
-        "--solver: no plan so far to improve. Fix the stages of a plan (--fix)",
-    ),
-    "a pattern by the solver of steps": (
-        ["--chain", GPT2, "--gpus", "4", "--mem", "2G", "--solver", "step"],
-        "--microbatches: step needs a number of micro-batches",
-    ),
-    "a pattern that is too short": (
-        ["--chain", GPT2, "--gpus", "4", "--mem", "2G", "--solver", "thinned"],
-        "--max-k: thinned makes patterns of two micro-batches or more",
-    ),
-    "unknown grain": (
-        ["--chain", GPT2, "--gpus", "4", "--mem", "2G", "--grain", "fine"],
-        "Error: --grain: 'fine' is not one of 'stage', 'layer'\n",
-    ),
-    "unknown memory": (
-        ["--chain", GPT2, "--gpus", "4", "--mem", "2G", "--memory", "most"],
-        "Error: --memory: 'most' is not one of 'sum', 'peak'\n",
-    ),
-    "no worker": (
-        ["--chain", GPT2, "--gpus", "4", "--mem", "2G", "--workers", "0"],
-        "Error: --workers: '0' is too little. Give at least 1\n",
-    ),
-    "time in words": (
-        ["--chain", GPT2, "--gpus", "4", "--mem", "2G", "--time-limit", "long"],
-        "Error: --time-limit: 'long' is not a number",
-    ),
-    "no period": (
-        ["--chain", GPT2, "--gpus", "2", "--mem", "9G", "--period", "0"], "--period: '0'",
-    ),
-    "period without unit": (
-        ["--chain", GPT2, "--gpus", "2", "--mem", "9G", "--period", "soon"], "--period",
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", BAD_USAGE)
-def test_bad_usage_gives_2_and_one_message(case: str) -> None:
-    arguments, words = BAD_USAGE[case]
-    done = run("solve", *arguments)
-    assert done.returncode == 2
-    assert words in done.stderr
-    assert "Traceback" not in done.stderr
-    assert done.stdout == ""
 
 
 def test_a_bad_chain_gives_2_with_file_field_rule_and_way_out(tmp_path: Path) -> None:
@@ -309,31 +228,6 @@ def test_solvers_that_choose_the_allocation_refuse_a_plan_that_is_fixed(solver: 
     assert caught.value.field == "solver"
 
 
-def test_fix_beside_a_solver_that_chooses_says_to_leave_it_out(plan: Path) -> None:
-    done = run("solve", "--fix", plan, "--solver", "contiguous_cpsat")
-    assert done.returncode == 2
-    assert done.stderr == (
-        "Error: --solver: contiguous_cpsat chooses the allocation itself. Leave --fix out, or use "
-        "periodic, which keeps the stages of the plan\n"
-    )
-
-
-def test_a_plan_of_another_chain_is_refused(plan: Path, tmp_path: Path) -> None:
-    other = tmp_path / "other.json"
-    document = json.loads(GPT2.read_text())
-    document["layers"].pop()
-    other.write_text(json.dumps(document))
-    done = run("solve", "--chain", other, "--fix", plan, "--gpus", "4", "--mem", "2G")
-    assert done.returncode == 2
-    assert "chain_sha256: the plan was made for another chain" in done.stderr
-
-
-def test_check_of_a_chain_says_that_it_is_one() -> None:
-    done = run("check", GPT2)
-    assert done.returncode == 2
-    assert "this is a chain, not a plan" in done.stderr
-
-
 def test_without_arguments_the_help_is_shown() -> None:
     done = run()
     assert "solve" in done.stdout + done.stderr
@@ -344,27 +238,6 @@ def test_help_names_the_exit_codes_and_an_example(command: list[str]) -> None:
     shown = run(*command, "--help").stdout
     assert "Exit codes" in shown
     assert not command or f"schedopt {command[0]}" in shown
-
-
-def test_profile_writes_a_chain_that_solves(tmp_path: Path) -> None:
-    (tmp_path / "tiny.py").write_text(
-        "import torch\n"
-        "def make():\n"
-        "    return torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(3)]), "
-        "torch.randn(2, 8)\n"
-    )
-    done = run("profile", "tiny:make", "-o", "chain.json", "--repeats", "2", folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "Chain written to chain.json" in done.stdout
-    document = solve_json("--chain", tmp_path / "chain.json", "--gpus", "2", "--mem", "1M")
-    assert document["status"] == "optimal"
-
-
-def test_profile_of_nothing_gives_2(tmp_path: Path) -> None:
-    done = run("profile", "no_such_module:make", "-o", tmp_path / "chain.json")
-    assert done.returncode == 2
-    assert "no_such_module" in done.stderr
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_installed_script_is_the_same_command() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from schedopt.cli.compare import telling
+from schedopt.cli.compare import show_and_advise
 from schedopt.systems import catalogue
 from schedopt.systems.catalogue import SYSTEMS, System
 from tests.cli.commands import run
@@ -141,7 +141,7 @@ def test_what_takes_long_is_said_once(
     now = [0.0]
     monkeypatch.setattr("schedopt.cli.compare.monotonic", lambda: now[0])
     shown: list[str] = []
-    tell = telling(lambda done, total, name: shown.append(name))
+    on_progress = show_and_advise(lambda done, total, name: shown.append(name))
     said = []
     for seconds, name in (
         (0, "one"),
@@ -151,7 +151,7 @@ def test_what_takes_long_is_said_once(
         (99, "4"),
     ):
         now[0] = seconds
-        tell(len(shown), 5, name)
+        on_progress(len(shown), 5, name)
         said.append(capsys.readouterr().err)
     assert shown == ["one", "two", "schedopt: step", "three", "4"]
     assert [bool(words) for words in said] == [False, False, False, True, False]
@@ -169,30 +169,3 @@ def test_every_system_has_a_row(chain: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     found = {row["system"] for row in json.loads(done.stdout)["rows"]}
     assert found == {system.name for system in SYSTEMS} | {"schedopt", "schedopt_step"}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--gpus", "0", "--mem", "1"], "Error: --gpus: 0 is out of range"),
-        (["--gpus", "2"], "Error: --mem: not given"),
-        (["--gpus", "2", "--mem", "1", "--systems", "best"], "--systems: 'best' is not known"),
-        (["--gpus", "2", "--mem", "1", "--microbatches", "0"], "--microbatches: 0 is out of"),
-        (["--gpus", "2", "--mem", "1", "--bucket", "big"], "--bucket: 'big' is not a size"),
-        (["--gpus", "2", "--mem", "1", "--bucket", "0"], "--bucket: 0 is out of range"),
-        (["--gpus", "2", "--mem", "1", "--time-limit", "0"], "--time-limit: 0 is no time"),
-        (["--gpus", "2", "--mem", "1", "--training-state", "x"], "--training-state: 'x' is not"),
-        (["--gpus", "2", "--mem", "1", "--plot", "x.gif"], ".gif is no kind of picture"),
-        (["--gpus", "2", "--mem", "1", "--plans", "chain.json"], "chain.json: cannot be made"),
-        (["--gpus", "2", "--mem", "1", "-o", "no/c.json"], "no/c.json: cannot be written"),
-        (
-            ["--gpus", "2", "--mem", "1", "-o", "c.svg", "--plot", "c.svg"],
-            "Error: --plot and --output: c.svg is named twice. Name a file for each",
-        ),
-    ],
-)
-def test_bad_usage_is_one_clear_error(arguments: list[str], message: str, chain: Path) -> None:
-    done = run("compare", "--chain", chain, *arguments, folder=chain.parent)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert message in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1

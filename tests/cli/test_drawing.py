@@ -58,37 +58,6 @@ def test_simulate_prints_a_step(plan: Path) -> None:
     assert "at the times of the pattern" in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["simulate", "PLAN", "--microbatches", "0"], "--microbatches: 0 is out of range"),
-        (["simulate", "PLAN", "--microbatches", "1000000"], "--microbatches: 1000000 would make"),
-        (["simulate", "PLAN", "-o", "x.gif"], "x.gif: .gif is no kind of picture"),
-        (["show", "PLAN", "-o", "missing/x.svg"], "missing/x.svg: cannot be written"),
-        (["show", "missing.json"], "missing.json"),
-    ],
-)
-def test_bad_usage_is_one_clear_error(
-    arguments: list[str], message: str, plan: Path, tmp_path: Path
-) -> None:
-    done = run(*[str(plan) if word == "PLAN" else word for word in arguments], folder=tmp_path)
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert message in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
-
-
-@pytest.mark.parametrize("command", ["show", "simulate"])
-def test_a_plan_that_is_not_valid_is_not_drawn(command: str, plan: Path) -> None:
-    document = json.loads(plan.read_text())
-    document["pattern"]["operations"].pop()
-    plan.write_text(json.dumps(document))
-    done = run(command, plan)
-    assert done.returncode == 5
-    assert "not a valid plan" in done.stderr
-    assert "schedopt check" in done.stderr
-
-
 @pytest.mark.parametrize("command", ["show", "simulate"])
 def test_a_plan_that_is_over_memory_is_drawn_with_a_warning(command: str, tmp_path: Path) -> None:
     # Its GPUs need 510, 641 and 330 bytes.

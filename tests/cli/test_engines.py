@@ -46,23 +46,5 @@ def test_a_plan_with_cuts_elsewhere_is_refused(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "Error: --to: megatron cannot express it: stage " in done.stderr
     assert "which parts the embedding, a transformer layer or the head" in done.stderr
-    assert "schedopt solve --for megatron --microbatches 16" in done.stderr
+    assert "solve with --for megatron --microbatches 16" in done.stderr
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        (("--chain", CHAIN, "--max-k", "2"), "Error: --max-k: given beside --for"),
-        (("--fix", CHAIN), "Error: --for: given beside --fix"),
-        (("--chain", CHAIN, "--microbatches", "4", "--recompute"), "Error: --recompute: Megatron"),
-        (
-            ("--chain", ROOT / "instances" / "resnet50.json", "--microbatches", "4"),
-            "layers: the names of the layers do not tell embedding, transformer layers and head",
-        ),
-    ],
-)
-def test_what_makes_no_sense_is_told(options: tuple[str, ...], told: str) -> None:
-    done = run("solve", *options, *PLATFORM, "--for", "megatron")
-    assert done.returncode == 2
-    assert told in done.stderr

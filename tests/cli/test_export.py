@@ -52,16 +52,3 @@ def test_an_invalid_plan_is_refused_and_nothing_is_written(target: str, tmp_path
     assert done.returncode == 5
     assert "not a valid plan" in done.stderr
     assert list(tmp_path.iterdir()) == [broken]
-
-
-def test_bad_usage_is_told_in_one_line(tmp_path: Path) -> None:
-    done = run("export", PLAN, "--to", "paper", "-o", tmp_path / "out")
-    assert done.returncode == 2
-    assert done.stderr.startswith("Error: --to: 'paper' is not known. Choose torch-csv")
-    done = run("export", PLAN, "--to", "torch-csv", "--microbatches", "0", "-o", tmp_path / "out")
-    assert done.returncode == 2
-    assert done.stderr.startswith("Error: --microbatches: 0 ")
-    done = run("export", PLAN, "--to", "torch-csv", "-o", tmp_path)
-    assert done.returncode == 2
-    assert "is a folder" in done.stderr
-    assert list(tmp_path.iterdir()) == []

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from schedopt import Chain, Layer, Platform, Result, Scope, solve
-from schedopt.cli.fixed import say_what_it_has
+from schedopt.cli.solve import say_what_it_has
 from tests.cli.commands import run
 
 

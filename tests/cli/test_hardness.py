@@ -95,26 +95,6 @@ def test_a_file_that_cannot_be_written_gives_2(here: Here, tmp_path: Path) -> No
     assert "is a folder" in here.fail(*arguments, tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--json"], "--json: goes with --instance. Name one"),
-        (["--instance", "chain.json", "--quick"], "--quick: given beside --instance"),
-        (["--instance", "chain.json", "-o", "x.json"], "--output: given beside --instance"),
-        (["--instance", "none.json"], "none.json: "),
-        (["--workers", "0"], "--workers: "),
-        (["--time-limit", "0"], "--time-limit: 0 is no time"),
-        (["-o", "x.md"], "--output: x.md does not end in .json"),
-        (["-o", "none/x.json"], "none/x.json: cannot be written"),
-    ],
-)
-def test_bad_usage(arguments: list[str], words: str, here: Here, tmp_path: Path) -> None:
-    errors = here.fail("bench", "hardness", *arguments)
-    assert words in errors
-    assert errors.count("\n") == 1
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_chain_of_another_family_is_refused_by_its_file(here: Here, tmp_path: Path) -> None:
     here.print("instance", "uniform", "--layers", "6", "-o", "uniform.json")
     errors = here.fail("bench", "hardness", "--instance", "uniform.json")
@@ -151,22 +131,3 @@ def test_help_and_its_example(here: Here, tmp_path: Path) -> None:
     shown = here.print("bench", "hardness", "--help")
     assert "4 no answer" in shown
     assert "schedopt bench hardness --instance chain.json --json" in shown
-
-
-def test_the_suite_writes_figures_tables_and_picture_and_goes_on(
-    here: Here, tmp_path: Path
-) -> None:
-    arguments = ("bench", "hardness", "--quick", "--time-limit", "0.2", "-o", "quick.json")
-    printed = here.print(*arguments)
-    assert "Theorem 2, exact cover: " in printed
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "quick.json", "quick.md", "quick.svg",
-    ]  # fmt: skip
-    first = (tmp_path / "quick.json").read_text()
-    sizes = {row["m"] for row in json.loads(first)["answers"]}
-    assert sizes == {2, 4, 8}
-    assert "](quick.svg)" in (tmp_path / "quick.md").read_text()
-    assert here.print(*arguments) == printed
-    assert (tmp_path / "quick.json").read_text() == first
-    errors = here.fail(*arguments, "--workers", "1")
-    assert "quick.json: workers: is 2 there, and 1 now" in errors

@@ -63,38 +63,3 @@ def test_options_reach_the_chain(tmp_path: Path) -> None:
     written = Chain.load(chain)
     assert (written.name, len(written.layers)) == ("mine", 2)
     assert written.provenance["weight_copies"] == 2
-
-
-def test_the_format_must_be_named(tmp_path: Path, profile: Path) -> None:
-    done = run("import", profile, "-o", tmp_path / "chain.json")
-    assert done.returncode == 2
-    assert "--from" in done.stderr
-
-
-def test_the_wrong_format_gives_2_and_the_right_one(tmp_path: Path, profile: Path) -> None:
-    done = run("import", profile, "--from", "piper", "-o", tmp_path / "chain.json")
-    assert done.returncode == 2
-    assert "Traceback" not in done.stderr
-    assert "this looks like pipedream, not piper" in done.stderr
-    assert "--from pipedream" in done.stderr
-    assert not (tmp_path / "chain.json").exists()
-
-
-def test_a_bad_line_is_named(tmp_path: Path, profile: Path) -> None:
-    profile.write_text(PIPEDREAM.replace("time=1.5", "time=-1.5"))
-    done = run("import", profile, "--from", "pipedream", "-o", tmp_path / "chain.json")
-    assert done.returncode == 2
-    assert "line 2.forward_compute_time: -1.5 is negative" in done.stderr
-
-
-def test_an_option_is_named_as_it_is_typed(tmp_path: Path, profile: Path) -> None:
-    chain = tmp_path / "chain.json"
-    done = run("import", profile, "--from", "pipedream", "-o", chain, "--copies", "0")
-    assert done.returncode == 2
-    assert "--copies: 0 is out of range" in done.stderr
-
-
-def test_a_file_that_cannot_be_written_is_refused_first(tmp_path: Path) -> None:
-    done = run("import", tmp_path / "none", "--from", "piper", "-o", tmp_path / "no" / "chain.json")
-    assert done.returncode == 2
-    assert "cannot be written" in done.stderr

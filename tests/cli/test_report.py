@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 from schedopt.formats import save_result
 from tests.cli.commands import run
 from tests.drawing.helpers import result_of
@@ -48,32 +46,3 @@ def test_a_plan_that_is_not_valid_has_no_page(tmp_path: Path) -> None:
         assert done.returncode == 5
         assert f"{bad}: not a valid plan" in done.stderr
         assert not page.exists()
-
-
-def test_a_plan_over_its_memory_has_no_page(tmp_path: Path) -> None:
-    plan, page = saved("contiguous", tmp_path), tmp_path / "page.html"
-    document = json.loads(plan.read_text())
-    document["platform"]["gpus"][0]["memory_bytes"] -= 1
-    plan.write_text(json.dumps(document))
-    done = run("report", plan, "-o", page)
-    assert done.returncode == 5
-    assert "not a valid plan: memory" in done.stderr
-    assert not page.exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["PLAN"], "--output"),
-        (["PLAN", "-o", "missing/page.html"], "missing/page.html: cannot be written"),
-        (["PLAN", "-o", "page.html", "--microbatches", "0"], "--microbatches: 0 is out of range"),
-        (["PLAN", "-o", "page.html", "--compare-with", "OTHER"], "for another chain"),
-    ],
-)
-def test_bad_usage_is_one_clear_error(arguments: list[str], message: str, tmp_path: Path) -> None:
-    names = {"PLAN": saved("contiguous", tmp_path), "OTHER": saved("general", tmp_path)}
-    done = run("report", *[str(names.get(word, word)) for word in arguments], folder=tmp_path)
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert message in done.stderr
-    assert not (tmp_path / "page.html").exists()

@@ -15,6 +15,8 @@ import pytest
 from tests.cli.commands import ended, run, run_process, start
 from tests.running import faulty
 
+pytestmark = pytest.mark.torch
+
 MODEL = ("--model", "faulty_model:build")
 QUICK = (*MODEL, "--steps", "1", "--microbatches", "4")
 NO_ORTOOLS = "raise ImportError('a run needs no solver')\n"
@@ -83,30 +85,6 @@ def test_a_model_that_fails_in_this_process_is_told_in_one_line(
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((*MODEL, "--microbatches", "0"), "--microbatches: 0 is out of range"),
-        ((*MODEL, "--steps", "0"), "--steps: 0 is out of range"),
-        ((*MODEL, "--seed", str(2**70)), "--seed: a number of 22 digits is out of range"),
-        ((*MODEL, "--nodes", "3"), "--nodes: 2 ranks cannot be shared evenly by 3 machines"),
-        (
-            (*MODEL, "--nodes", "2", "--backend", "logical"),
-            "--nodes: the backend logical is one process",
-        ),
-        ((), "--model and --synthetic: give one of them"),
-        ((*MODEL, "--device", "cuda:99"), "--device: 'cuda:99' is not "),
-    ],
-)
-def test_what_cannot_run_is_refused_before_it_starts(
-    folder: Path, arguments: tuple[str, ...], message: str
-) -> None:
-    done = run("run", "plan.json", *arguments, folder=folder)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(f"Error: {message}")
-    assert done.stderr.count("\n") == 1
-
-
 def test_what_is_wrong_in_the_plan_is_not_called_an_option(folder: Path) -> None:
     tree = json.loads((folder / "plan.json").read_text())
     del tree["chain"]["recipe"]
@@ -162,6 +140,7 @@ def test_the_line_for_several_machines_runs(folder: Path) -> None:
     assert json.loads(told[0])["backend"] == "p2p"
 
 
+@pytest.mark.nightly
 def test_a_rank_that_torchrun_started_fails_in_one_line(folder: Path) -> None:
     with faulty.nothing_left("one") as tag:
         ranks = ("-m", "torch.distributed.run", "--nproc-per-node", "2")

@@ -106,43 +106,6 @@ def test_other_options_and_chains_are_refused(chain: Path) -> None:
     assert (chain.parent / "sweep.json").read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--gpus", "2x", "--mem", "1"], "Error: --gpus: '2x' is no number of GPUs"),
-        (["--gpus", "2", "--mem", "8G:16G"], "--mem: '8G:16G' is no range"),
-        (["--gpus", "2", "--mem", "16G:8G:1G"], "--mem: '16G:8G:1G' is no range"),
-        (["--gpus", "2", "--mem", "8G:16G:0"], "--mem: '8G:16G:0' is no range"),
-        (["--gpus", "2", "--mem", "0:1G:1"], "has 1000000001 sizes"),
-        (["--gpus", "2", "--mem", "1:600:1", "--bandwidth", "1,2"], "1200 points are too many"),
-        (["--gpus", "2", "--mem", "8Q"], "--mem: '8Q' is not a size"),
-        (["--gpus", "2", "--mem", "1", "--bandwidth", "fast"], "--bandwidth: 'fast' is not a rate"),
-        (["--gpus", "2", "--mem", "1", "--reserved", "2"], "--reserved: 2 is more than"),
-        (["--gpus", "2", "--mem", "1", "--latency", "1us"], "--latency: given without a bandwidth"),
-        (["--gpus", "2", "--mem", "1", "--max-k", "0"], "--max-k: 0 is out of range"),
-        (["--gpus", "2", "--mem", "1", "--time-limit", "0"], "--time-limit: 0 is no time"),
-        (["--gpus", "2", "--mem", "1", "--solver", "best"], "--solver: 'best' is not known"),
-        (
-            ["--gpus", "2", "--mem", "99", "--split-backward"],
-            "Error: layers[0].backward_input_ns",
-        ),
-        (["--gpus", "2", "--mem", "1", "--plot", "x.gif"], ".gif is no kind of picture"),
-        (
-            ["--gpus", "2", "--mem", "1", "-o", "missing/x.json"],
-            "missing/x.json: cannot be written",
-        ),
-        (["--gpus", "2", "--mem", "1", "-o", "chain.json"], "this is a chain, not a sweep"),
-        (["--gpus", "2", "--mem", "1", "--plans", "chain.json"], "chain.json: cannot be made"),
-        (["--gpus", "2", "--mem", "1", "--dask", "tcp://h:1"], "--jobs: given beside --dask"),
-    ],
-)
-def test_bad_usage_is_one_clear_error(arguments: list[str], message: str, chain: Path) -> None:
-    done = sweep(chain, *arguments)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert message in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
-
-
 class Slow:
     """A sweep whose first point is known at once, and whose second would take minutes."""
 
@@ -171,8 +134,11 @@ class Slow:
 
 
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="no groups of processes")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("all_hear", [True, False], ids=["on a terminal", "the command alone"])
+@pytest.mark.parametrize(
+    ("number", "all_hear"),
+    [(signal.SIGINT, True), (signal.SIGTERM, False)],
+    ids=["on a terminal", "the command alone"],
+)
 def test_an_interrupt_keeps_what_is_done(number: int, all_hear: bool, tmp_path: Path) -> None:
     slow = Slow(tmp_path)
     begin = time.monotonic()
@@ -181,7 +147,8 @@ def test_an_interrupt_keeps_what_is_done(number: int, all_hear: bool, tmp_path: 
     assert slow.process.returncode == 130
     assert time.monotonic() - begin < 20
     assert errors == (
-        f"Interrupted: 1 of 2 points are in {slow.file}. Start the same command again to go on.\n"
+        f"Interrupted: 1 of 2 points are in {slow.file}. Start the same command again to "
+        "continue.\n"
     )
     assert "infeasible" in output
     assert [one.memory_bytes for one in Sweep.load(slow.file).points] == [8 * 10**9]

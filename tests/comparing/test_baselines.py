@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from schedopt import Chain, InputError, Layer, Platform, Result, Scope, solve
 from schedopt.comparing.baselines import named_baseline, usual_baselines
 from schedopt.comparing.measures import measure_plan
-from schedopt.reporting.comparison import comparison_table, say_best
+from schedopt.reporting.tables import comparison_table, say_best
 from tests.budgets import trials
 from tests.strategies import chains, platforms
 

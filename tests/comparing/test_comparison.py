@@ -260,13 +260,13 @@ def test_bad_input_is_an_error_and_no_row() -> None:
     with pytest.raises(InputError, match=r"'alon' is not known.*alone, .*schedopt"):
         compare(CHAIN, PLATFORM, systems=["alon"])
     for wrong in ("alone", 3):
-        with pytest.raises(InputError, match=rf"^systems: {wrong!r} is no list of names. Give a"):
+        with pytest.raises(InputError, match=rf"^systems: {wrong!r} is not a list of names. Give"):
             compare(CHAIN, PLATFORM, systems=wrong)  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"^systems: \[\] is not known"):
         compare(CHAIN, PLATFORM, systems=[[]])  # type: ignore[list-item]
-    with pytest.raises(InputError, match=r"^chain: 1 is no Chain"):
+    with pytest.raises(InputError, match=r"^chain: 1 is not a Chain"):
         compare(1, PLATFORM)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match=r"^platform: 2 is no Platform"):
+    with pytest.raises(InputError, match=r"^platform: 2 is not a Platform"):
         compare(CHAIN, 2)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="microbatches"):
         compare(CHAIN, PLATFORM, microbatches=0)

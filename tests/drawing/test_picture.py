@@ -126,7 +126,7 @@ def test_sixty_four_gpus_stay_within_a_page_that_can_be_read(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("name", ["plan.gif", "plan", "plan.svg.txt"])
 def test_other_kinds_of_pictures_are_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no kind of picture") as caught:
+    with pytest.raises(InputError, match="not a kind of picture") as caught:
         save_picture(chart_plan(result_of(EXAMPLES["contiguous"]())), tmp_path / name)
     assert ".svg, .png or .pdf" in caught.value.way_out
     assert list(tmp_path.iterdir()) == []

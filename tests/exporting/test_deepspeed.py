@@ -118,7 +118,7 @@ def test_what_it_cannot_run_is_refused() -> None:
         with pytest.raises(InputError) as caught:
             export(replace(plan, stages=stages), 4)
         assert caught.value.field == "to"
-        assert "schedopt solve --for deepspeed --microbatches 4" in str(caught.value)
+        assert 'Scope(engine="deepspeed", microbatches=4)' in str(caught.value)
         return str(caught.value)
 
     assert "stage 1 begins at layer 4, which belongs to the loss" in told((0, 3, 0), (4, 4, 1))

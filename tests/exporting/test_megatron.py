@@ -156,7 +156,7 @@ def refusal(plan: Plan, microbatches: int) -> str:
 
 def test_stages_that_it_cannot_run_are_refused() -> None:
     plan = plan_of("embed; h.0: a to b; h.0: c; h.1; head", 2, 2)
-    solve_it = "Find the best plan that it can run with schedopt solve --for megatron"
+    solve_it = 'Find the best plan that it can run: solve with Scope(engine="megatron"'
 
     def cut(*rows: tuple[int, int, int]) -> Plan:
         return replace(plan, stages=tuple(Stage(layers=(a, b), gpus=(gpu,)) for a, b, gpu in rows))
@@ -171,7 +171,7 @@ def test_stages_that_it_cannot_run_are_refused() -> None:
     loop = cut((0, 0, 0), (1, 2, 1), (3, 3, 0), (4, 4, 1))
     assert "interleaved 1F1B with a flush" in exported(loop, 2)
     assert "3 is no multiple of 2 GPUs" in refusal(loop, 3)
-    assert "Give --microbatches 2" in refusal(loop, 3)
+    assert "Give 2 micro-batches" in refusal(loop, 3)
     again = replace(plan, stages=(replace(plan.stages[0], recompute=((0, 0),)), plan.stages[1]))
     assert "stage 0 computes layers again" in refusal(again, 2)
     double = replace(plan, stages=(replace(plan.stages[0], gpus=(0, 1)), plan.stages[1]))

@@ -109,7 +109,7 @@ def refused(plan: Plan) -> str:
 def test_another_placement_is_refused() -> None:
     told = refused(named((0, 2, 0), (3, 3, 1), (4, 7, 0)))
     assert "stages lie on GPUs 0, 1, 0, neither in a loop nor in a V" in told
-    assert "--for megatron --microbatches 4" in told
+    assert 'engine="megatron", microbatches=4' in told
     assert "0, 0, 1, 1, neither" in refused(named((0, 2, 0), (3, 3, 0), (4, 4, 1), (5, 7, 1)))
 
 
@@ -124,7 +124,7 @@ def test_a_single_gpu_is_refused(rows: tuple[tuple[int, int, int], ...]) -> None
 def test_stages_that_are_no_whole_modules_are_refused() -> None:
     told = refused(named((0, 1, 0), (2, 7, 1)))
     assert "stage 1 begins at layer 2, which parts the embedding, a block" in told
-    assert "--for megatron" in told
+    assert 'engine="megatron"' in told
     assert "stage 1 begins at layer 7" in refused(named((0, 6, 0), (7, 7, 1)))
 
 
@@ -159,7 +159,7 @@ def test_the_way_out_leads_out(tmp_path: Path) -> None:
     scope = Scope(allocation="contiguous")
     plan = solve(chain, platform, scope=scope).plan
     assert plan is not None
-    assert "--for megatron" in refused(plan)
+    assert 'engine="megatron"' in refused(plan)
     scope = Scope(allocation="general", max_k=None, microbatches=8, engine="megatron")
     plan = solve(chain, platform, scope=scope, time_limit=1).plan
     assert plan is not None

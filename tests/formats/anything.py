@@ -28,6 +28,7 @@ from schedopt import (
     Transfer,
 )
 from schedopt.plan import KINDS, TENSORS
+from schedopt.proofs import Note, Outcome, Proof, ProofKind, Suggestion
 from schedopt.rule import ForwardReads
 from tests.strategies import networks
 
@@ -214,24 +215,46 @@ def patterns(draw: st.DrawFn) -> Pattern:
 
 
 ratios = st.tuples(st.integers(0, 2**70), st.integers(1, 2**70))
-bounds = st.builds(Bound, exact=ratios, scope=scopes, proof=texts)
+whys = st.recursive(
+    texts | st.sampled_from(ProofKind).filter(lambda kind: "{" not in kind.words).map(Proof),
+    lambda basis: st.builds(
+        Proof,
+        st.sampled_from([ProofKind.GPU_NEEDS, ProofKind.BOUND_ABOVE, ProofKind.NO_MEMORY_HELPS]),
+        gpu=counts,
+        layers=st.tuples(counts, counts),
+        memory_bytes=sizes,
+        period_exact=ratios,
+        basis=basis,
+    ),
+    max_leaves=2,
+)
+notes = texts | st.builds(
+    Note,
+    st.sampled_from(Outcome),
+    stopped=st.booleans(),
+    detail=texts,
+    proof=st.none() | whys,
+    least_memory_bytes=st.none() | sizes,
+    suggestion=st.none() | st.sampled_from(Suggestion),
+)
+bounds = st.builds(Bound, exact=ratios, scope=scopes, proof=whys)
 proofs = st.builds(
     Infeasibility,
     scope=scopes,
-    proof=texts,
+    proof=whys,
     least_memory_bytes=st.none() | sizes,
     proven_memory_bytes=st.none() | sizes,
     gpu=st.none() | counts,
-    wider=texts,
+    wider=texts | st.lists(st.sampled_from(Suggestion), max_size=3).map(tuple),
 )
 seconds = st.floats(0, 1e9)
-rungs = st.builds(
+phases = st.builds(
     Rung,
     solver=texts,
     period_exact=st.none() | ratios,
     bound_exact=st.none() | ratios,
     seconds=seconds,
-    note=texts,
+    note=notes,
 )
 
 
@@ -253,7 +276,7 @@ def results(draw: st.DrawFn) -> Result:
         status=draw(st.sampled_from(["optimal", "feasible", "infeasible", "unknown"])),
         bounds=tuple(draw(st.lists(bounds, max_size=2))),
         infeasibility=draw(st.none() | proofs),
-        ladder=tuple(draw(st.lists(rungs, max_size=2))),
+        ladder=tuple(draw(st.lists(phases, max_size=2))),
         solver=draw(texts),
         seconds=draw(seconds),
         seed=draw(st.integers(0, 2**64)),

@@ -8,19 +8,15 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from schedopt import (
-    Bound,
     Chain,
     InputError,
     Layer,
-    Plan,
     Platform,
-    Recipe,
     Result,
-    Rung,
     Scope,
     solve,
 )
@@ -28,8 +24,6 @@ from schedopt.formats import chain_to_json
 from tests.budgets import trials
 from tests.exchanges import all_gather
 from tests.formats import anything
-from tests.partitions import EVERY_PLAN
-from tests.random_plans import valid_plans
 from tests.strategies import chains, platforms
 
 LAYER: dict[str, Any] = {
@@ -38,41 +32,6 @@ LAYER: dict[str, Any] = {
     "weight_bytes": 3,
     "activation_bytes": 4,
 }
-
-
-@trials(100, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(chains(tied=True), st.dictionaries(st.text(), st.none() | st.integers(0, 9) | st.text()))
-def test_a_chain_loads_as_it_was_saved(
-    tmp_path: Path, chain: Chain, provenance: dict[str, object]
-) -> None:
-    layers = [*chain.layers[1:], Layer(**LAYER, name="a “name”", update_ns=0)]
-    recipe = Recipe(factory="a:b", arguments={"x": None}, cuts=("0", "1"))
-    full = Chain(
-        layers=tuple(layers), name="näme", input_bytes=7, recipe=recipe, provenance=provenance
-    )
-    for one in (chain, full):
-        one.save(tmp_path / "chain.json")
-        assert Chain.load(tmp_path / "chain.json") == one
-
-
-@trials(200, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(valid_plans() | valid_plans(updates=True) | valid_plans(exchange=True))
-def test_a_plan_loads_as_it_was_saved(tmp_path: Path, plan: Plan) -> None:
-    bound = Bound(exact=(1, 3), scope=Scope(max_k=None, memory="peak"), proof="none")
-    rung = Rung(solver="x", period_exact=(5, 2), seconds=0.25, note="…")
-    result = Result(
-        problem=plan.problem,
-        plan=plan,
-        status="feasible",
-        bounds=(bound,),
-        ladder=(rung,),
-        solver="x",
-        seconds=1.5,
-        seed=3,
-        version="0",
-    )
-    result.save(tmp_path / "plan.json")
-    assert Result.load(tmp_path / "plan.json") == result
 
 
 @given(chains(), platforms(unequal=True))
@@ -217,12 +176,4 @@ def test_one_layer_and_one_operation_stand_on_a_line(tmp_path: Path) -> None:
     solve(chain, Platform(2, "16G"), scope=Scope()).save(tmp_path / "plan.json")
     lines = (tmp_path / "plan.json").read_text().splitlines()
     assert sum('"forward_ns"' in line for line in lines) == 3
-    assert sum('"kind"' in line for line in lines) == 4
-
-
-@pytest.mark.parametrize("name", EVERY_PLAN)
-def test_the_plans_by_hand_load_as_they_were_saved(tmp_path: Path, name: str) -> None:
-    plan = EVERY_PLAN[name]()
-    result = Result(problem=plan.problem, plan=plan, status="feasible")
-    result.save(tmp_path / "plan.json")
-    assert Result.load(tmp_path / "plan.json") == result
+    assert sum('"start_ns"' in line for line in lines) == 4

@@ -15,6 +15,7 @@ from schedopt.formats import reading
 from schedopt.importing import graph as graphs
 from schedopt.importing import import_chain
 from tests.importing.files import DNN, FILES, PIPEDREAM, PIPER, dnn_document, piper_document
+from tests.refusals import assert_refused, drop, put
 
 Case = tuple[str, str | bytes, str, str, str]
 
@@ -32,24 +33,6 @@ def changed(document: Any, change: Callable[[Any], Any]) -> str:
     return json.dumps(document)
 
 
-def put(*path: str | int, value: Any) -> Callable[[Any], None]:
-    def change(document: Any) -> None:
-        for part in path[:-1]:
-            document = document[part]
-        document[path[-1]] = value
-
-    return change
-
-
-def drop(*path: str | int) -> Callable[[Any], None]:
-    def change(document: Any) -> None:
-        for part in path[:-1]:
-            document = document[part]
-        del document[path[-1]]
-
-    return change
-
-
 FIGURES = "forward_compute_time=1, backward_compute_time=1, activation_size=1, parameter_size=1"
 DEVICE = ("nodes", 3, "TMPCs", "1")
 
@@ -58,19 +41,19 @@ BAD: dict[str, Case] = {
     "blank": ("pipedream", "\n \n", "", "the file is empty", "right file"),
     "not text": ("pipedream", b"\xff\xfe\x00", "", "not UTF-8 text (byte 0)", "right file"),
     "truncated": ("piper", PIPER[:-9], "", "is not JSON: ", "complete"),
-    "no JSON": ("piper", "hello", "", "this is not piper; expected is a JSON", "Choose --from"),
-    "a list": ("piper", "[1]", "", "this is not piper; expected is a JSON", "Choose --from"),
+    "no JSON": ("piper", "hello", "", "this is not piper; expected is a JSON", "Choose "),
+    "a list": ("piper", "[1]", "", "this is not piper; expected is a JSON", "Choose "),
     "prose": ("pipedream", "hello\n", "line 1", "neither a node nor an edge", "description --"),
-    "other JSON": ("pipedream", '{"a": 1}', "", "this is not pipedream; expected", "--from"),
+    "other JSON": ("pipedream", '{"a": 1}', "", "this is not pipedream; expected", "Choose "),
     "deep": ("piper", '{"a":' * 100_000, "", "nested too deeply", "right file"),
     "a chain": ("piper", '{"format": "schedopt.chain/1"}', "", "a file of schedopt", "no import"),
     "piper as pipedream": ("pipedream", PIPER, "", "looks like piper, not pipedream; expected is "
-                           "a line 'name -- description --", "--from piper"),
-    "piper as dnn": ("dnn-partitioning", PIPER, "", "looks like piper", "--from piper"),
-    "dnn as pipedream": ("pipedream", DNN, "", "dnn-partitioning", "--from dnn-partitioning"),
-    "dnn as piper": ("piper", DNN, "", "looks like dnn-partitioning", "--from dnn-partitioning"),
-    "pipedream as piper": ("piper", PIPEDREAM, "", "looks like pipedream", "--from pipedream"),
-    "pipedream as dnn": ("dnn-partitioning", PIPEDREAM, "", "pipedream", "--from pipedream"),
+                           "a line 'name -- description --", '"piper"'),
+    "piper as dnn": ("dnn-partitioning", PIPER, "", "looks like piper", '"piper"'),
+    "dnn as pipedream": ("pipedream", DNN, "", "dnn-partitioning", '"dnn-partitioning"'),
+    "dnn as piper": ("piper", DNN, "", "looks like dnn-partitioning", '"dnn-partitioning"'),
+    "pipedream as piper": ("piper", PIPEDREAM, "", "looks like pipedream", '"pipedream"'),
+    "pipedream as dnn": ("dnn-partitioning", PIPEDREAM, "", "pipedream", '"pipedream"'),
 
     "no figures": ("pipedream", "a -- b\n", "line 1", "neither a node", "Expected is a line"),
     "missing figure": (
@@ -279,16 +262,7 @@ def test_a_bad_file_gives_one_clear_error(tmp_path: Path, case: str) -> None:
     source, content, field, rule, way_out = BAD[case]
     path = tmp_path / "profile"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(InputError) as caught:
-        import_chain(path, source)  # type: ignore[arg-type]
-    error = caught.value
-    assert error.source == str(path)
-    assert error.field == field
-    assert rule in error.rule
-    assert way_out in error.way_out
-    assert error.way_out
-    assert "\n" not in str(error)
-    assert len(str(error)) < 600
+    assert_refused(lambda: import_chain(path, source), field, rule, way_out, path)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("source", FILES)

@@ -150,7 +150,7 @@ def test_a_bound_below_the_period_says_how_much_can_be_saved() -> None:
     # Without what was proven but one bound, four fifths of the period.
     lower = replace(result.bounds[0], exact=(4 * period.numerator, 5 * period.denominator))
     words = Reader(page_of(replace(result, status="feasible", bounds=(lower,)))).words
-    assert "at most 20.00% of the period can still be saved" in words
+    assert "No plan of this kind can save more than 20.00% of the period." in words
     assert "Gap to the best at most 25.00%" in words
     assert "Not proven optimal" in words
 
@@ -166,9 +166,9 @@ def test_a_plan_of_which_nothing_is_known_says_so() -> None:
 def test_the_ladder_is_that_of_the_file() -> None:
     result = solved(first_ms=5)
     reader = Reader(page_of(result))
-    assert {"even_split", "contiguous"} <= {rung.solver for rung in result.ladder}
-    for rung in result.ladder:
-        assert rung.note in reader.words
+    assert {"even_split", "contiguous"} <= {phase.solver for phase in result.ladder}
+    for phase in result.ladder:
+        assert str(phase.note) in reader.words
     assert "Those further down may do all that those before may" in reader.words
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from schedopt import Plan
 from schedopt.actions import Action
 from schedopt.profiling import Model
-from tests.running.crews import sequential
+from tests.running.local_run import sequential
 
 Values = dict[str, Tensor]
 WIDTHS: Final = (5, 6, 4, 7, 5, 3)

@@ -1,4 +1,4 @@
-"""A model that fails where it is told to, its plan, and a look at what a run leaves behind."""
+"""The plan of `faulty_model`, and a look at what a run leaves behind."""
 
 from __future__ import annotations
 
@@ -8,67 +8,24 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
-from schedopt import Chain, Plan, Platform, Result, Scope, solve
+from schedopt import Chain, Plan, Platform, Result, Rule, Scope, check, solve
 from schedopt.profiling import Model, profile
+from tests.running.replicated import cyclic, system
 
-MODULE = """
-import os, signal, subprocess, sys, time
-import torch
-from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
-
-WHERE, _, WHAT = os.environ.get("FAULT", "").partition(":")
-HERE = int(os.environ.get("RANK", "1")) == 1
-
-def fail(where):
-    if not (HERE and where == WHERE):
-        return
-    if WHAT == "raise":
-        raise ValueError("broken,\\nas it was told")
-    if WHAT == "exit":
-        sys.exit(0)
-    if WHAT.isdigit():
-        os._exit(int(WHAT))
-    if WHAT.startswith("SIG"):
-        os.kill(os.getpid(), signal.Signals[WHAT])
-    if WHAT == "print":
-        print("printed")
-        os.write(1, b"written\\n")
-    if WHAT == "start":
-        subprocess.Popen(["sleep", "600"])
-        raise ValueError("with a process of its own")
-    if WHAT == "stay":
-        print("staying", file=sys.stderr, flush=True)
-        time.sleep(600)
-
-class Layer(nn.Linear):
-    def forward(self, value):
-        if not isinstance(value, FakeTensor):
-            fail("forward")
-        return super().forward(value)
-
-class Optimizer(torch.optim.SGD):
-    def step(self):
-        fail("step")
-        super().step()
-
-def build(width=4):
-    fail("factory")
-    layers = [Layer(width, width) for _ in range(4)]
-    return nn.Sequential(*layers), torch.randn(8, width), None, lambda ours: Optimizer(ours, lr=0.1)
-
-def wide():
-    return build(6)
-"""
+MODULE = Path(__file__).with_name("faulty_model.py").read_text()
+BUILD = "tests.running.faulty_model:build"
 
 
+@cache
 def chain() -> Chain:
-    """Return a chain of the model in `MODULE`."""
+    """Return a chain of the model."""
     torch.manual_seed(0)
     layers = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
     model = Model(module=layers, inputs=torch.randn(8, 4), factory="faulty_model:build")
@@ -84,8 +41,9 @@ def solved(of: Chain, memory: str) -> Result:
     return found
 
 
+@cache
 def plan() -> Plan:
-    """Return a plan of the model in `MODULE`."""
+    """Return a plan of the model."""
     made = solved(chain(), "1M").plan
     assert made is not None
     return made
@@ -96,6 +54,26 @@ def tight() -> Result:
     of = chain()
     layers = tuple(replace(one, saved_bytes=0) for one in of.layers)
     return solved(replace(of, layers=layers), "800")
+
+
+def stashing() -> Plan:
+    """Return a plan whose weights are updated after every micro-batch (PipeDream's stashing)."""
+    made = plan()
+    # The pattern has no operations that update.
+    layers = tuple(replace(layer, update_ns=None) for layer in made.chain.layers)
+    made = replace(made, chain=replace(made.chain, layers=layers), rule=Rule(update_every=1))
+    assert check(made) == ()
+    return made
+
+
+def overlapped(**more: Any) -> Plan:
+    """Return data parallelism of the faulty model on two GPUs."""
+    return system("dp_overlapped", chain(), 2, 2, **more)
+
+
+def fresh() -> Plan:
+    """Return CDP-v2 of the faulty model on three GPUs."""
+    return cyclic(chain(), 3, fresh=True, spread=False)
 
 
 @contextmanager

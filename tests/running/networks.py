@@ -16,7 +16,7 @@ from schedopt.platform import Platform
 from schedopt.problem import Scope
 from schedopt.profiling import Model
 from schedopt.profiling.pieces import Outline, Piece
-from schedopt.running.fitting import Boundary, look
+from schedopt.running.model_match import Boundary, trace_boundaries
 from schedopt.stage import Stage
 from tests import examples
 from tests.examples import layer, op
@@ -270,7 +270,7 @@ CASES: Final[Mapping[str, Case]] = {
 def cut(model: Model) -> tuple[list[Piece], list[Boundary]]:
     """Return all layers of a model, and what each hands on."""
     outline = Outline(model)
-    return look(outline.pieces(outline.cuts), model.tensors)
+    return trace_boundaries(outline.pieces(outline.cuts), model.tensors)
 
 
 def micro_batch(model: Model, number: int) -> dict[str, Tensor]:

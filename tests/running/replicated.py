@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from functools import partial
+from itertools import pairwise, product
 from typing import Any, Final
 
 from schedopt import Chain, Pattern, Plan, Platform, Rule, Scope, Stage, Transfer, check
@@ -12,7 +13,7 @@ from schedopt.plan import place_in_period
 from schedopt.systems.catalogue import find_system
 from schedopt.systems.config import SystemConfig
 from tests.examples import op, send
-from tests.running.crews import FREE
+from tests.running.local_run import FREE
 
 SLOT: Final = 10
 """What F and B last in a stage, with a pause of 2 for what is sent."""
@@ -231,32 +232,46 @@ def covering(chain: Chain, count: int) -> Plan:
     )
 
 
-def every_plan(chain: Chain) -> dict[str, tuple[Plan, int]]:
-    """Return plans with the micro-batches of a few updates, for a chain of 8 layers or more."""
-    found = {
-        "exchanged": (exchanged(chain), 6),
-        "exchanged in chunks": (exchanged(chain, 3), 6),
-        "gathered": (gathered(chain, 3), 9),
-        "gathered in chunks": (gathered(chain, 3, 4), 9),
-        "twice round": (twice_round(chain), 12),
+def _makers() -> dict[str, tuple[Callable[[Chain], Plan], int]]:
+    """Return what makes plans, and the micro-batches of a few updates of each."""
+    makers: dict[str, tuple[Callable[[Chain], Plan], int]] = {
+        "exchanged": (exchanged, 6),
+        "exchanged in chunks": (partial(exchanged, chunks=3), 6),
+        "gathered": (partial(gathered, gpus=3), 9),
+        "gathered in chunks": (partial(gathered, gpus=3, chunks=4), 9),
+        "twice round": (twice_round, 12),
     }
-    for n in (2, 3, 4):
-        for fresh in (False, True):
-            for spread in (False, True):
-                name = f"CDP-v{1 + fresh}, {n} stages{', spread' if spread else ''}"
-                plan = cyclic(chain, n, fresh=fresh, spread=spread, reduce=not spread and n > 2)
-                found[name] = plan, 4 * n
+    for n, fresh, spread in product((2, 3, 4), (False, True), (False, True)):
+        name = f"CDP-v{1 + fresh}, {n} stages{', spread' if spread else ''}"
+        reduce = not spread and n > 2
+        makers[name] = partial(cyclic, count=n, fresh=fresh, spread=spread, reduce=reduce), 4 * n
     for gpus, m in ((2, 4), (3, 3)):
         slow = Platform(gpus=gpus, memory="1T", bandwidth=10**12, latency=1)
         for name in ("dp_blocking", "dp_overlapped", "dp_bucketed"):
-            for platform in (Platform(gpus=gpus, memory="1T"), slow):
-                told = f"{name}, {gpus} GPUs{', slow' if platform is slow else ''}"
-                plan = system(name, chain, gpus, m, platform=platform, bucket_bytes=300)
-                found[told] = plan, 3 * m
+            for label, platform in (("", Platform(gpus=gpus, memory="1T")), (", slow", slow)):
+                more = {"platform": platform, "bucket_bytes": 300}
+                plan = partial(_system, name, gpus, m, more)
+                makers[f"{name}, {gpus} GPUs{label}"] = plan, 3 * m
     for gpus, m in ((2, 2), (2, 4), (4, 4)):
-        found[f"chimera, {gpus} GPUs, m = {m}"] = system("chimera", chain, gpus, m), 3 * m
-        plan = system("chimera", chain, gpus, m, platform=quick(gpus))
-        found[f"chimera, {gpus} GPUs, m = {m}, links"] = plan, 3 * m
-    for name, (plan, _) in found.items():
-        assert check(plan) == (), name
-    return found
+        name = f"chimera, {gpus} GPUs, m = {m}"
+        makers[name] = partial(_system, "chimera", gpus, m, {}), 3 * m
+        more = {"platform": quick(gpus)}
+        makers[f"{name}, links"] = partial(_system, "chimera", gpus, m, more), 3 * m
+    return makers
+
+
+def _system(name: str, gpus: int, m: int, more: dict[str, Any], chain: Chain) -> Plan:
+    return system(name, chain, gpus, m, **more)
+
+
+_MAKERS: Final = _makers()
+NAMES: Final = tuple(_MAKERS)
+"""Of the plans with replicas."""
+
+
+def replicated_plan(name: str, chain: Chain) -> tuple[Plan, int]:
+    """Return a plan with the micro-batches of a few updates, for a chain of 8 layers or more."""
+    make, count = _MAKERS[name]
+    plan = make(chain)
+    assert check(plan) == (), name
+    return plan, count

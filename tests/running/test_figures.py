@@ -13,13 +13,12 @@ from hypothesis import strategies as st
 from schedopt import Chain, Pattern, Plan, Platform, Stage, check
 from schedopt.actions import Action
 from schedopt.running.figures import bubble, by_one_clock, length, period, predict, replay
-from schedopt.running.records import Outcome, Record
-from schedopt.running.spans import Span
+from schedopt.running.records import Outcome, Record, Span
 from schedopt.simulation import Simulation, simulate
 from tests.actions.interpreters import ONE_GPU_EACH
 from tests.budgets import trials
 from tests.examples import EXAMPLES, layer, op
-from tests.running.crews import place
+from tests.running.local_run import place
 
 
 def spans_of(*rows: tuple[int, str, int, int]) -> list[Span]:

@@ -1,14 +1,16 @@
-"""Ranks that are processes: what they say when one fails, and that none is left."""
+"""Ranks that are started for a job: what they say when one fails, and that none is left."""
 
 from __future__ import annotations
 
 import logging
 import os
+import pickle
 import signal
 import socket
 import tempfile
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,24 +18,24 @@ import torch
 
 from schedopt import InputError, Plan
 from schedopt.actions import Action, make_actions
-from schedopt.errors import RankError
+from schedopt.errors import RankError, SchedoptError
 from schedopt.profiling.error_format import format_error
-from schedopt.running.exchange import Exchange
-from schedopt.running.failing import LostError
-from schedopt.running.job import Job
+from schedopt.running import Job, execute
+from schedopt.running.execution import first_failure
 from schedopt.running.links import ThreadLinks
-from schedopt.running.run import execute
+from schedopt.running.rank import Rank
+from schedopt.running.records import FAILURE, Failure, LostError
 from tests.running import faulty
+from tests.running.faulty import fresh, overlapped
 
+pytestmark = pytest.mark.torch
 
-@pytest.fixture(scope="module")
-def plan() -> Plan:
-    return faulty.plan()
+NIGHTLY = pytest.mark.nightly
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "faulty_model.py").write_text(faulty.MODULE)
+    faulty.plan()  # Torch makes a folder of its own where it profiles first.
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     (tmp_path / "temporary").mkdir()
@@ -42,47 +44,61 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def job(plan: Plan, **more: Any) -> Job:
-    given = {"model": "faulty_model:build", "backend": "p2p", "microbatches": 4, "steps": 1}
+    given = {"model": faulty.BUILD, "backend": "p2p", "microbatches": 6, "steps": 1}
     return Job(plan=plan, **{**given, **more})
 
 
-def test_a_run_leaves_all_as_it_was(plan: Plan, folder: Path) -> None:
+def test_a_run_leaves_all_as_it_was(folder: Path) -> None:
     def state() -> tuple[Any, ...]:
         handlers = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
         return handlers, logging.root.manager.disable, dict(os.environ)
 
     before = state()
-    outcome = execute(job(plan)).outcome
-    assert [one.rank for one in outcome.records] == [0, 1]
+    outcome = execute(job(faulty.plan())).outcome
+    assert [record.rank for record in outcome.records] == [0, 1]
     assert outcome.gradient_difference is not None
     assert outcome.gradient_difference < 1e-5
     assert state() == before
     assert [*(folder / "temporary").iterdir()] == []
 
 
+BROKEN = "ValueError: broken, as it was told (faulty_"
+
+
 @pytest.mark.parametrize(
-    ("fault", "kind", "message"),
+    ("make", "fault", "kind", "message"),
     [
-        ("forward:raise", InputError, "forward raised ValueError: broken, as it was told (faulty_"),
-        ("step:raise", RankError, "rank 1 raised ValueError: broken, as it was told (faulty_"),
-        ("factory:SIGKILL", RankError, "rank 1 was ended by SIGKILL: the machine may have run"),
-        ("forward:SIGTERM", RankError, "rank 1 was ended by SIGTERM"),
-        ("forward:7", RankError, "rank 1 ended with exit code 7 before its work was done"),
-        ("step:0", LostError, "rank 0 lost another, which ended itself"),
-        ("forward:start", InputError, "forward raised ValueError: with a process of its own"),
+        (faulty.plan, "forward:raise", InputError, f"forward raised {BROKEN}"),
+        (faulty.plan, "factory:SIGKILL", RankError, "rank 1 was ended by SIGKILL: the machine may"),
+        *(
+            pytest.param(*case, marks=NIGHTLY)
+            for case in (
+                (faulty.plan, "step:raise", RankError, f"rank 1 raised {BROKEN}"),
+                (faulty.plan, "forward:SIGTERM", RankError, "rank 1 was ended by SIGTERM"),
+                (faulty.plan, "forward:7", RankError, "rank 1 ended with exit code 7 before its"),
+                (faulty.plan, "step:0", LostError, "rank 0 lost another, which ended itself"),
+                (faulty.plan, "forward:start", InputError, "ValueError: with a process of its own"),
+                (overlapped, "forward:raise", InputError, f"forward raised {BROKEN}"),
+                (overlapped, "step:raise", RankError, f"rank 1 raised {BROKEN}"),
+                (overlapped, "step:3", RankError, "rank 1"),
+                (fresh, "forward:raise", InputError, f"forward raised {BROKEN}"),
+                (fresh, "forward:SIGKILL", RankError, "rank 1 was ended by SIGKILL"),
+            )
+        ),
     ],
 )
 def test_a_rank_that_fails_is_named_and_ends_all(
-    plan: Plan,
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
+    make: Any,
     fault: str,
     kind: type[Exception],
     message: str,
 ) -> None:
+    plan = make()
     monkeypatch.setenv("FAULT", fault)
-    with faulty.nothing_left(fault) as tag:
+    with faulty.nothing_left(f"{fault}-{make.__name__}") as tag:
         for name, value in tag.items():
             monkeypatch.setenv(name, value)
         with pytest.raises(kind) as caught:
@@ -93,32 +109,64 @@ def test_a_rank_that_fails_is_named_and_ends_all(
     assert [*(folder / "temporary").iterdir()] == []
 
 
-def test_another_model_is_refused_by_name(plan: Plan) -> None:
+RAISED, LOST = RankError("rank 2 raised"), LostError("rank 0 lost another")
+
+
+@pytest.mark.parametrize(
+    ("failures", "ended", "message"),
+    [
+        # What a rank raised comes before what others lost by it, however early those say so.
+        ([(1, 0, LOST), (2, 2, RAISED)], {2: 1, 0: 1}, "rank 2 raised"),
+        ([(2, 1, InputError("late")), (1, 2, RAISED)], {1: 1}, "rank 2 raised"),
+        ([(1, 0, LOST)], {1: -9, 0: 1}, "rank 1 was ended by SIGKILL: the machine may have run"),
+        ([(1, 0, LOST)], {1: 7}, "rank 1 ended with exit code 7 before its work was done"),
+        # The launcher itself ends the others by SIGTERM.
+        ([(1, 0, LOST)], {0: 1, 1: -15}, "rank 0 lost another"),
+        ([], {1: -15}, "rank 1 was ended by SIGTERM"),
+        ([(1, 0, LOST)], {}, "rank 0 lost another"),
+        ([], {}, "the ranks ended before their work was done"),
+    ],
+)
+def test_of_several_failures_the_first_is_found(
+    folder: Path,
+    failures: list[tuple[float, int, SchedoptError]],
+    ended: dict[int, int],
+    message: str,
+) -> None:
+    for failure in failures:
+        path = folder / f"{FAILURE}-{failure[1]}.pickle"
+        path.write_bytes(pickle.dumps(Failure(*failure)))
+    codes = {rank: SimpleNamespace(exitcode=code) for rank, code in ended.items()}
+    assert str(first_failure(folder, codes)).startswith(message)
+
+
+@NIGHTLY
+def test_another_model_is_refused_by_name() -> None:
     with pytest.raises(InputError, match="the input takes 192 B, in the plan 128 B") as caught:
-        execute(job(plan, model="faulty_model:wide"))
+        execute(job(faulty.plan(), model=faulty.BUILD.replace("build", "wide")))
     assert caught.value.field == "model"
 
 
-def test_a_port_in_use_is_refused(plan: Plan) -> None:
+def test_a_port_in_use_is_refused() -> None:
     with socket.socket() as other:
         other.bind(("localhost", 0))
         other.listen()
         with pytest.raises(InputError, match="cannot be used: Address already in use") as caught:
-            execute(job(plan), port=other.getsockname()[1])
+            execute(job(faulty.plan()), port=other.getsockname()[1])
     assert caught.value.field == "port"
 
 
 def test_without_room_for_temporary_files_nothing_starts(
-    plan: Plan, folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(folder / "nowhere"))
     with pytest.raises(InputError, match="no directory for temporary files") as caught:
-        execute(job(plan))
+        execute(job(faulty.plan()))
     assert caught.value.field == "TMPDIR"
 
 
 def test_what_a_link_raises_ends_the_rank_though_another_link_waits(
-    plan: Plan, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sent, sending, released = [], threading.Event(), threading.Event()
 
@@ -132,7 +180,8 @@ def test_what_a_link_raises_ends_the_rank_though_another_link_waits(
         raise MemoryError(str(receive))
 
     monkeypatch.setattr("schedopt.running.links.dist.send", send)
-    links = ThreadLinks(1, make_actions(plan, 4), no_room, Exchange(), torch.device("cpu"))
+    work: Any = SimpleNamespace(actions=make_actions(faulty.plan(), 4), device=torch.device("cpu"))
+    links = ThreadLinks(Rank(1, {}, work), no_room)
     links.offer(Action(1, "SEND_B", 0), torch.zeros(1))
     with pytest.raises(MemoryError):
         links.finish()

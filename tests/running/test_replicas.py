@@ -16,15 +16,13 @@ from torch import Tensor, nn
 
 from schedopt import Chain, InputError, Pattern, Plan, Platform, Rule, check
 from schedopt.account import concurrent_activations
-from schedopt.account.levels import highest
+from schedopt.account.profile import peak_of
 from schedopt.account.reading import Reader
 from schedopt.account.versions import held_versions
 from schedopt.actions import Actions, make_actions, parse_actions, sent_bytes
-from schedopt.running import logical
-from schedopt.running.crew import begin_step
 from schedopt.running.figures import predict
-from schedopt.running.reference import Trained, emulate
-from schedopt.running.weights import Weights
+from schedopt.running.reference import emulate
+from schedopt.running.weight_versions import Weights
 from schedopt.simulation import Simulation, simulate
 from schedopt.systems.catalogue import SYSTEMS, find_system
 from schedopt.systems.config import SystemConfig
@@ -34,8 +32,16 @@ from tests.examples import EXAMPLES
 from tests.random_plans import quickened
 from tests.running import by_hand
 from tests.running.by_hand import ByHand
-from tests.running.crews import Crew, Optimizer, apart, hire, profile_of, sequential
-from tests.running.replicated import cyclic, every_plan, exchanged, gathered, quick, system
+from tests.running.local_run import LocalRun, Optimizer, apart, profile_of, sequential, start
+from tests.running.replicated import (
+    NAMES,
+    cyclic,
+    exchanged,
+    gathered,
+    quick,
+    replicated_plan,
+    system,
+)
 from tests.systems.test_every_system import plans as random_plans
 
 MOST = 1e-12
@@ -53,28 +59,8 @@ def chain() -> Chain:
 
 
 @cache
-def plans() -> dict[str, tuple[Plan, int]]:
-    return every_plan(chain())
-
-
-NAMES = tuple(plans())
-
-
-def step(crew: Crew) -> list[Trained]:
-    """Run a step; return the gradients that each rank applies, and all its weights behind it."""
-    found = []
-    for rank in crew.ranks:
-        found.append(Trained())
-        for work in rank.stages.values():
-            work.weights.on_update = found[-1].keep
-    crew.batches.load(crew.steps)
-    crew.steps += 1
-    logical.step(crew.ranks, crew.work.actions)
-    for rank, kept in zip(crew.ranks, found, strict=True):
-        for work in rank.stages.values():
-            for name, one in work.weights.parameters.items():
-                kept.weights[name] = one.detach().clone()
-    return found
+def plan_of(name: str) -> tuple[Plan, int]:
+    return replicated_plan(name, chain())
 
 
 def assert_alike(got: dict[Any, Tensor], wanted: dict[Any, Tensor]) -> None:
@@ -88,25 +74,25 @@ def takes_turns(actions: Actions) -> bool:
     kinds = defaultdict(set)
     for rank, action in actions.order:
         kinds[rank, action.stage].add(action.kind)
-    return any({"U", "V"} <= found for found in kinds.values())
+    return any({"U", "BROADCAST_PARAM"} <= found for found in kinds.values())
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_gradients_and_weights_are_those_of_formulas(name: str) -> None:
-    plan, count = plans()[name]
+    plan, count = plan_of(name)
     actions = make_actions(plan, count)
     every = plan.rule.update_every
     assert every is not None
     for optimizer in ["plain"] if takes_turns(actions) else OPTIMIZERS:
-        crew = hire(plan, MODEL, count, OPTIMIZERS[optimizer])
+        local = start(plan, MODEL, count, OPTIMIZERS[optimizer])
         hand: ByHand | None = None
         for number in range(2):
-            crew.batches.load(number)
-            inputs = [crew.batches(i, ["input"])["input"] for i in range(count)]
+            local.batches.load(number)
+            inputs = [local.batches(i, ["input"])["input"] for i in range(count)]
             hand = ByHand(plan, MODEL, inputs, optimizer, after=hand)
             hand.train()
-            alone = emulate(crew.work) if number == 0 else None
-            found = step(crew)
+            alone = emulate(local.work) if number == 0 else None
+            found = local.step()
             assert {key for one in found for key in one.gradients} == hand.gradients.keys()
             for one in found:
                 assert_alike(one.gradients, hand.gradients)
@@ -115,13 +101,13 @@ def test_gradients_and_weights_are_those_of_formulas(name: str) -> None:
                 assert alone.gradients.keys() == hand.gradients.keys()
                 assert_alike(alone.gradients, hand.gradients)
                 assert_alike(alone.weights, hand.weights)
-            assert_nothing_left(crew)
-        assert_live(crew, count)
-        assert_versions(crew, simulate(plan, count))
+            assert_nothing_left(local)
+        assert_live(local, count)
+        assert_versions(local, simulate(plan, count))
 
 
-def assert_nothing_left(crew: Crew) -> None:
-    for rank in crew.ranks:
+def assert_nothing_left(local: LocalRun) -> None:
+    for rank in local.ranks:
         assert not rank._received
         assert not rank._outgoing
         for work in rank.stages.values():
@@ -131,15 +117,15 @@ def assert_nothing_left(crew: Crew) -> None:
             assert all(not one.grad.any() for one in work.weights.parameters.values())  # type: ignore[union-attr]
 
 
-def assert_live(crew: Crew, count: int) -> None:
-    plan = crew.plan
+def assert_live(local: LocalRun, count: int) -> None:
+    plan = local.plan
     gpus = sorted({gpu for stage in plan.stages for gpu in stage.gpus})
     most = concurrent_activations(plan)
     predicted = predict(simulate(plan, count)).live
     for stage in range(len(plan.stages)):
         found = {
             gpus[rank.number]: rank.stages[stage].most_live
-            for rank in crew.ranks
+            for rank in local.ranks
             if stage in rank.stages
         }
         assert found.keys() == set(plan.stages[stage].gpus)
@@ -149,7 +135,7 @@ def assert_live(crew: Crew, count: int) -> None:
         assert max(found.values()) == max(most[stage, gpu] for gpu in found)
 
 
-def assert_versions(crew: Crew, of: Simulation) -> None:
+def assert_versions(local: LocalRun, of: Simulation) -> None:
     """Hold the most versions at once on each rank against the account of the step.
 
     A rank takes in what comes between two operations, the account when it comes.
@@ -166,16 +152,16 @@ def assert_versions(crew: Crew, of: Simulation) -> None:
         ]
         made = max([version.made_ns, *during])
         held[version.stage, version.gpu].append((1, made, max(made, version.end_ns)))
-    for rank in crew.ranks:
+    for rank in local.ranks:
         for stage, work in rank.stages.items():
             spans = held[stage, gpus[rank.number]]
-            assert work.weights.most_held == (highest(spans, of.length_ns) if spans else 1)
+            assert work.weights.most_held == (peak_of(spans, of.length_ns) if spans else 1)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_versions_that_are_read_are_those_of_the_account(name: str) -> None:
     """Also where the newest on the GPU is read, or that of the first stage."""
-    planned, count = plans()[name]
+    planned, count = plan_of(name)
     m = planned.rule.update_every
     live = Rule(update_every=m, forward_reads="live")
     newest = Rule(update_every=m, forward_reads="live", backward_reads="live")
@@ -188,7 +174,7 @@ def test_versions_that_are_read_are_those_of_the_account(name: str) -> None:
             continue
         reader = Reader(simulate(plan, count))
         for _, action in make_actions(plan, count).order:
-            for i in action.micro_batches if action.is_read else ():
+            for i in action.micro_batches if action.reads_weights else ():
                 wanted = reader.reads(action.stage, i)[action.kind]  # type: ignore[index]
                 assert action.version == max(0, wanted), f"{action} under {rule}"
                 seen.add(action.version)
@@ -197,7 +183,7 @@ def test_versions_that_are_read_are_those_of_the_account(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_leaving_out_a_transfer_is_refused(name: str) -> None:
-    plan, count = plans()[name]
+    plan, count = plan_of(name)
     everything = plan.pattern.transfers
     assert everything
     # Of many a prime step, so that all chunks and hops of rings have their turn.
@@ -214,7 +200,7 @@ def test_leaving_out_a_transfer_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_lists_survive_their_text_and_run(name: str) -> None:
-    plan, count = plans()[name]
+    plan, count = plan_of(name)
     actions = make_actions(plan, count)
     assert parse_actions(str(actions)) == actions
     assert run(actions.ranks)
@@ -223,11 +209,11 @@ def test_lists_survive_their_text_and_run(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_lists_without_a_transfer_are_refused(name: str) -> None:
-    plan, count = plans()[name]
+    plan, count = plan_of(name)
     lists = make_actions(plan, count).ranks
     sends = [one for own in lists for one in own if one.is_send and one.part]
     for send in sends[:: 1 if len(sends) < 20 else 11]:
-        gone = {send, send.other_end, replace(send, kind="G")}
+        gone = {send, send.other_end, replace(send, kind="REDUCE_GRAD")}
         text = "\n".join(",".join(str(one) for one in own if one not in gone) for own in lists)
         with pytest.raises(InputError):
             parse_actions(text)
@@ -241,35 +227,6 @@ def test_lists_by_hand() -> None:
     )
     assert "1RECV_G1r4-3,1G1r4-3,1RECV_B2,1B2v0,1SEND_B2,1U0,1SEND_V2r3-4" in ranks[3]
     assert ranks[5].endswith("2F2v0,2B2v0,2SEND_B2,2U0")
-
-
-BROKEN = [
-    ("0G0r1-0+,", "", "rank 0: 0U0 lacks micro-batch 1"),
-    ("0G0r1-0+,0U0", "0U0,0G0r1-0+", "rank 0: 0U0 lacks micro-batch 1"),
-    ("0G0r1-0+", "0G0r1-0+,0G0r1-0+", "rank 0: 0G0r1-0+ comes before 0RECV_G0r1-0+"),
-    ("0RECV_G0r1-0+,0G0r1-0+", "0G0r1-0+,0RECV_G0r1-0+", "comes before 0RECV_G0r1-0+"),
-    ("0B0v0,0SEND_G0r0-1+", "0SEND_G0r0-1+,0B0v0", "0SEND_G0r0-1+ has nothing of mini-batch 0"),
-    ("0SEND_G0r0-1+", "0SEND_G0r0-1", "has no other end 0RECV_G0r0-1 on any rank"),
-    ("0SEND_G0r0-1+", "0SEND_G0r0-1c0/2+", "has no other end 0RECV_G0r0-1c0/2+"),
-    ("0RECV_G0r1-0+,0G0r1-0+,", "", "0SEND_G0r1-0+ has no other end"),
-    ("0B1v0", "0B0v0", "rank 1: 0B0v0 is there, and 0F0 on rank 0"),
-    ("0F1v0,", "", "0B1v0 comes before 0F1"),
-    ("0U0\n", "0V0\n", "0V0 comes before chunk 0 of the weights"),
-    (",0U0\n", "\n", "stage 0 has 0 updates"),
-]
-
-
-@pytest.mark.parametrize(("old", "new", "message"), BROKEN)
-def test_lists_broken_by_hand(old: str, new: str, message: str) -> None:
-    good = (
-        "0F0v0,0B0v0,0SEND_G0r0-1+,0RECV_G0r1-0+,0G0r1-0+,0U0\n"
-        "0F1v0,0B1v0,0RECV_G0r0-1+,0SEND_G0r1-0+,0G0r0-1+,0U0\n"
-    )
-    assert str(parse_actions(good)) == good
-    assert old in good
-    with pytest.raises(InputError) as error:
-        parse_actions(good.replace(old, new, 1))
-    assert message in str(error.value)
 
 
 def test_what_is_counted_twice_or_lost_is_named() -> None:
@@ -289,7 +246,7 @@ def test_a_circle_of_gradients_names_its_actions() -> None:
     send, receive = "0SEND_G0r0-1+", "0RECV_G0r1-0+"
     assert lists[0].index(send) < lists[0].index(receive)
     lists[0] = lists[0].replace(send, "x").replace(receive, send).replace("x", receive)
-    with pytest.raises(InputError, match="wait for each other for ever") as error:
+    with pytest.raises(InputError, match="wait for each other in a cycle") as error:
         parse_actions("\n".join(lists))
     assert "G0r" in str(error.value)
 
@@ -316,10 +273,10 @@ def test_data_parallelism_has_the_gradient_of_the_unsplit_model() -> None:
         "gathered": gathered(of, 3, 2),
     }.items():
         every = plan.rule.update_every or 1
-        crew = hire(plan, model, every, torch.optim.AdamW)
+        local = start(plan, model, every, torch.optim.AdamW)
         module = copy.deepcopy(model.module)
         for i in range(every):
-            model.loss(module(crew.batches(i, ["input"])["input"])).backward()  # type: ignore[misc]
+            model.loss(module(local.batches(i, ["input"])["input"])).backward()  # type: ignore[misc]
         wanted = {
             (0, name): one.grad / every
             for name, one in module.named_parameters()
@@ -330,7 +287,7 @@ def test_data_parallelism_has_the_gradient_of_the_unsplit_model() -> None:
             if parameter.grad is not None:
                 parameter.grad /= every
         optimizer.step()
-        found = step(crew)
+        found = local.step()
         assert {key for one in found for key in one.gradients} == wanted.keys(), name
         for one in found:
             assert_alike(one.gradients, wanted)
@@ -339,21 +296,21 @@ def test_data_parallelism_has_the_gradient_of_the_unsplit_model() -> None:
 
 def test_parts_are_equal_and_cover_everything() -> None:
     """Chunks of 1 to 300 parts, also with more parts than elements in some parameters."""
-    crew = hire(exchanged(chain()), MODEL, 2)
-    begin_step(crew.ranks[0], crew.work.actions)
-    weights = crew.ranks[0].stages[0].weights
+    local = start(exchanged(chain()), MODEL, 2)
+    local.ranks[0].begin_step()
+    weights = local.ranks[0].stages[0].weights
     count = sum(one.numel() for one in weights.parameters.values())
     row = torch.cat([one.detach().reshape(-1) for one in weights.parameters.values()])
     for chunks in (1, 2, 3, 7, count, count + 5):
-        parts = [weights.weights_part((c, chunks)) for c in range(chunks)]
+        parts = [weights.weights_chunk((c, chunks)) for c in range(chunks)]
         assert torch.equal(torch.cat(parts), row)
         assert [len(one) for one in parts] == [
             count * (c + 1) // chunks - count * c // chunks for c in range(chunks)
         ]
         changed = {(c, chunks): one + 1 for c, one in enumerate(parts)}
-        weights.renew(changed)
+        weights.replace(changed)
         row = row + 1
-        assert torch.equal(weights.weights_part((0, 1)), row)
+        assert torch.equal(weights.weights_chunk((0, 1)), row)
 
 
 def test_weights_of_two_precisions_and_not_in_one_row() -> None:
@@ -362,16 +319,16 @@ def test_weights_of_two_precisions_and_not_in_one_row() -> None:
     assert not convolution.weight.is_contiguous()
     module = nn.Sequential(convolution, nn.Linear(4, 4).half())
     weights = Weights(dict(module.named_parameters()), None)
-    parts = {(c, 5): weights.weights_part((c, 5)) for c in range(5)}
+    parts = {(c, 5): weights.weights_chunk((c, 5)) for c in range(5)}
     assert {one.dtype for one in parts.values()} == {torch.float32}
     before = {name: one.detach().clone() for name, one in module.named_parameters()}
-    weights.renew({chunk: one * 2 for chunk, one in parts.items()})
+    weights.replace({chunk: one * 2 for chunk, one in parts.items()})
     for name, one in module.named_parameters():
         assert torch.equal(one, before[name] * 2), name
 
 
 def test_bytes_of_transfers_are_those_of_the_account() -> None:
-    for plan, count in plans().values():
+    for plan, count in map(plan_of, NAMES):
         of = simulate(plan, count)
         wanted = sorted(
             sent // item.covers
@@ -393,9 +350,9 @@ def test_every_system_runs_or_is_refused(name: str) -> None:
         with pytest.raises(InputError, match=r"rule.partition|weight_half is not sent yet"):
             make_actions(plan, count)
         return
-    crew = hire(plan, MODEL, count, by_hand.plain)
-    alone = emulate(crew.work)
-    found = step(crew)
+    local = start(plan, MODEL, count, by_hand.plain)
+    alone = emulate(local.work)
+    found = local.step()
     assert {key for one in found for key in one.gradients} == alone.gradients.keys()
     for one in found:
         assert_alike(one.gradients, alone.gradients)
@@ -433,9 +390,9 @@ def test_random_times_leave_weights_as_they_are(data: st.DataObject) -> None:
     )
     plan = find_system(data.draw(st.sampled_from(REPLICATED))).plan(config)
     assume(not check(plan))
-    crew = hire(plan, MODEL, 2 * (plan.rule.update_every or 1), by_hand.plain)
-    alone = emulate(crew.work)
-    for one in step(crew):
+    local = start(plan, MODEL, 2 * (plan.rule.update_every or 1), by_hand.plain)
+    alone = emulate(local.work)
+    for one in local.step():
         assert_alike(one.gradients, alone.gradients)
         assert_alike(one.weights, alone.weights)
 
@@ -443,11 +400,11 @@ def test_random_times_leave_weights_as_they_are(data: st.DataObject) -> None:
 def test_replicas_that_take_turns_want_an_optimizer_without_a_state() -> None:
     plan = cyclic(chain(), 3, fresh=True, spread=True)
     for optimizer in (by_hand.sgd, by_hand.adamw):
-        crew = hire(plan, MODEL, 6, optimizer)
+        local = start(plan, MODEL, 6, optimizer)
         with pytest.raises(InputError, match="take turns in updating"):
-            step(crew)
+            local.step()
         # Of each step the first replica makes the only update.
-        step(hire(plan, MODEL, 3, optimizer))
+        start(plan, MODEL, 3, optimizer).step()
 
 
 def test_what_is_not_run_yet_is_refused() -> None:
@@ -478,22 +435,22 @@ def test_a_replica_without_a_micro_batch_of_its_own_takes_part() -> None:
         ),
     )
     assert check(alone) == ()
-    crew = hire(alone, MODEL, 2, by_hand.plain)
-    hand = ByHand(alone, MODEL, [crew.batches(i, ["input"])["input"] for i in range(2)], "plain")
+    local = start(alone, MODEL, 2, by_hand.plain)
+    hand = ByHand(alone, MODEL, [local.batches(i, ["input"])["input"] for i in range(2)], "plain")
     hand.train()
-    assert len(crew.ranks) == 3
-    assert not any(one.kind == "F" for one in crew.work.actions.ranks[2])
-    for one in step(crew):
+    assert len(local.ranks) == 3
+    assert not any(one.kind == "F" for one in local.work.actions.ranks[2])
+    for one in local.step():
         assert_alike(one.weights, hand.weights)
 
 
 def test_the_emulation_and_the_run_part_where_a_gradient_is_changed() -> None:
     """So that the tests above can fail: one rank's share is doubled on its way."""
     plan = exchanged(chain())
-    crew = hire(plan, MODEL, 2, by_hand.plain)
-    alone = emulate(crew.work)
-    crew.ranks[0].copy = lambda one: 2 * one
-    found = step(crew)
+    local = start(plan, MODEL, 2, by_hand.plain)
+    alone = emulate(local.work)
+    local.ranks[0].work = replace(local.work, copy=lambda tensor: 2 * tensor)
+    found = local.step()
     worst = [
         max(apart(one, alone.weights[name]) for name, one in part.weights.items()) for part in found
     ]
@@ -502,8 +459,8 @@ def test_the_emulation_and_the_run_part_where_a_gradient_is_changed() -> None:
 
 
 def test_models_are_not_shared_between_replicas() -> None:
-    crew = hire(exchanged(chain()), MODEL, 2)
-    first, second = (rank.stages[0].weights.parameters for rank in crew.ranks)
+    local = start(exchanged(chain()), MODEL, 2)
+    first, second = (rank.stages[0].weights.parameters for rank in local.ranks)
     assert first.keys() == second.keys()
     for name in first:
         assert first[name] is not second[name]

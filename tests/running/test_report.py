@@ -1,4 +1,4 @@
-"""What was measured beside what was predicted, on sleeping layers in one process."""
+"""What was measured beside what was predicted, on synthetic layers in one process."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from schedopt.drawing import save_picture
 from schedopt.plan import Plan
 from schedopt.profiling import load_model, profile
 from schedopt.running import Backend, Job, Report, execute, make_trace
-from schedopt.running.chart import chart_run
 from schedopt.running.report import RUN_FORMAT
+from schedopt.running.timelines import chart_run
 from tests.examples import contiguous, general, recomputed, split_backward
 
 STRETCH = 200_000
@@ -132,9 +132,9 @@ def test_the_picture_tells_how_busy_ranks_are_in_a_step_of_its_own_length() -> N
 
 def test_where_they_part_most_comes_first() -> None:
     report = report_of("contiguous")
-    apart = [abs(one.measured_ns - one.predicted_ns) for one in report.partings]
+    apart = [abs(one.measured_ns - one.predicted_ns) for one in report.discrepancies]
     assert apart == sorted(apart, reverse=True)
-    assert {one.name for one in report.partings} >= {"0F", "1F", "2F", "0B", "1B", "2B"}
+    assert {one.name for one in report.discrepancies} >= {"0F", "1F", "2F", "0B", "1B", "2B"}
 
 
 @pytest.mark.parametrize(

@@ -274,7 +274,7 @@ def test_one_f_one_b_by_hand() -> None:
     assert run.busy_ns == (6, 6)
     assert run.bubble == Fraction(1, 4)
     assert run.time_per_micro_batch == Fraction(8, 3)
-    assert [level.count for level in run.memory_levels[1]][-1] == 10
+    assert [level.count for level in run.memory_profile[1]][-1] == 10
     assert [need.peak_bytes for need in run.memory] == [12, 11]
     assert [i for op, i, _ in run.operations() if op.stage == 0 and op.kind == "B"] == [0, 1, 2]
 

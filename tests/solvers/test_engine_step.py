@@ -25,6 +25,7 @@ from schedopt import (
     solve,
 )
 from schedopt.engine import Engine, why_not_stages
+from schedopt.proofs import Suggestion
 from schedopt.solvers import engine_step as engine_step_solver
 from schedopt.solving.engine_cuts import EngineCuts
 from schedopt.solving.run import Run
@@ -108,12 +109,12 @@ def test_no_step_beats_what_is_said_of_its_cut(
     cuts = EngineCuts(problem, ranks, chunks)
     if not cuts.exist:
         return
-    for begins in cuts.every(None, lambda: False):
+    for begins in cuts.promising(None, lambda: False):
         plan = engine_step(problem, cuts.stages(begins))
         assert check(plan) == ()
-        assert cuts.bound(begins) <= cuts.way(begins) <= plan.pattern.period_total_ns
+        assert cuts.bound(begins) <= cuts.schedule_bound(begins) <= plan.pattern.period_total_ns
         if platform.link is None:
-            assert cuts.way(begins) == plan.pattern.period_total_ns
+            assert cuts.schedule_bound(begins) == plan.pattern.period_total_ns
 
 
 def test_where_directions_meet_on_a_link_the_bound_is_that_of_two_links() -> None:
@@ -242,9 +243,8 @@ def test_too_little_memory_is_proven() -> None:
     result = solve(plan.chain, Platform(gpus=2, memory=13), scope=plan.scope)
     assert result.status == "infeasible"
     assert result.infeasibility is not None
-    assert result.infeasibility.wider == "another order (leave --for out), a smaller " + (
-        "micro-batch, or more GPUs"
-    )
+    ways = (Suggestion.ANOTHER_ORDER, Suggestion.SMALLER_MICROBATCH, Suggestion.MORE_GPUS)
+    assert result.infeasibility.wider == ways
 
 
 def test_no_further_shape_is_looked_at_when_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:

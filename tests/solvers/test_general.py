@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import cycle
 from sys import getrefcount
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,11 +20,11 @@ from schedopt.families import lemma_2, section_6_1, theorem_5, theorem_6
 from schedopt.families.instance import Instance
 from schedopt.solvers import general
 from schedopt.solving import Run
-from schedopt.solving.local_search.annealing import anneal, replace_all
+from schedopt.solving.local_search.annealing import Schedule, anneal, replace_all
 from schedopt.solving.local_search.coding import decode, encode
-from schedopt.solving.local_search.compiled import compiled
-from schedopt.solving.local_search.placing import peak_of
-from schedopt.solving.local_search.search import LocalSearch
+from schedopt.solving.local_search.njit import njit_kernel
+from schedopt.solving.local_search.penalty import peak_of
+from schedopt.solving.local_search.search import LocalSearch, LocalSearchParams
 from schedopt.solving.local_search.starts import fixed_patterns
 from schedopt.solving.local_search.state import NEED, PERIOD, SPACE, STAGES, new_state
 from schedopt.solving.local_search.tables import make_tables
@@ -91,12 +92,12 @@ def test_memory_is_what_the_account_says(
     state.counts[PERIOD] = 1000
     found, go = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
     draw = np.random.default_rng(seed)
-    anneal(tables, state, scratch, best, found, draw, 300, 1, 0.01, 0.03, 0.001, go)
+    anneal(tables, state, scratch, best, found, draw, Schedule(300, 1, 0.01, 0.03, 0.001), go)
     assert found[0] > 0
     period = int(best.counts[PERIOD])
     state.first[:] = -1
     state.row[:] = best.row
-    state.again[:] = best.again
+    state.recompute[:] = best.recompute
     state.counts[:] = 0
     state.counts[STAGES] = best.counts[STAGES]
     assert replace_all(tables, state, period, np.inf) == 0
@@ -187,12 +188,20 @@ def test_nothing_handed_to_the_search_is_kept_by_it() -> None:
         encode([Stage(layers=(0, 3), gpus=(0,))], state)
         state.first[:] = -1
         state.counts[PERIOD] = 10
-        anneal(tables, state, scratch, best, found, draw, 100, 1, 0.01, 0.03, 0.001, go)
+        anneal(tables, state, scratch, best, found, draw, Schedule(100, 1, 0.01, 0.03, 0.001), go)
     assert [getrefcount(one) for one in handed] == before
 
 
+@pytest.mark.parametrize(
+    "params", [{"placements": 0}, {"drops": ()}, {"drops": (1.0,)}, {"cold": 0.0}, {"hot": 1e-9}]
+)
+def test_parameters_that_no_search_can_use_are_refused(params: dict[str, Any]) -> None:
+    with pytest.raises(InputError):
+        LocalSearchParams(**params)
+
+
 def test_what_is_compiled_makes_no_array() -> None:
-    @compiled
+    @njit_kernel
     def make(length: int) -> int:
         return int(np.zeros(length).size)
 

@@ -170,4 +170,4 @@ def test_stages_that_part_tied_layers_are_refused(scope: Scope, memory: int) -> 
     with pytest.raises(InputError, match=r"layers 0 and 2 are tied .* on GPU 0 and GPU 2") as info:
         solve(chain, Platform(3, memory), scope=scope, stages=given)
     assert info.value.field == "stages"
-    assert "without --fix" in info.value.way_out
+    assert "without Problem.stages" in info.value.way_out

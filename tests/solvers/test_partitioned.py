@@ -7,6 +7,7 @@ from fractions import Fraction
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from schedopt import Chain, InputError, Layer, Platform, Rule, Scope, Stage, check, solve
 from schedopt.cuts import NoPartition
@@ -76,7 +77,7 @@ def test_what_they_do_not_do_is_refused(name: str) -> None:
         solve(CHAIN, Platform(2, 99), rule=Rule(update_every=1), solver=name)
     with pytest.raises(InputError, match=f"{name} does not do a finite step"):
         solve(CHAIN, Platform(2, 99), scope=Scope(microbatches=4, max_k=None), solver=name)
-    with pytest.raises(InputError, match=f"{name} makes an allocation"):
+    with pytest.raises(InputError, match=f"{name} chooses the allocation itself"):
         solve(CHAIN, Platform(2, 99), stages=fixed, solver=name)
 
 
@@ -94,11 +95,11 @@ def test_a_period_asked_and_too_little_memory_are_no_errors(name: str) -> None:
 
 
 def test_why_there_is_no_plan_stands_in_the_ladder() -> None:
-    (rung,) = solve(CHAIN, Platform(2, 9), solver="piper").ladder
-    assert rung.note.startswith("no plan that fits; no partition fits when the s-th stage")
+    (phase,) = solve(CHAIN, Platform(2, 9), solver="piper").ladder
+    assert str(phase.note).startswith("no plan that fits; no partition fits when the s-th stage")
     # Stage 0 holds 8 bytes of weights and 2 micro-batches of 2 bytes.
-    (rung,) = solve(CHAIN, Platform(2, 11), solver="time_balanced_1f1b").ladder
-    assert rung.note == "no plan that fits; 1F1B needs 1 B more for stage 0"
+    (phase,) = solve(CHAIN, Platform(2, 11), solver="time_balanced_1f1b").ladder
+    assert str(phase.note) == "no plan that fits; 1F1B needs 1 B more for stage 0"
 
 
 def test_each_partitioner_is_a_solver_by_two_names_and_says_where_it_comes_from() -> None:
@@ -106,3 +107,34 @@ def test_each_partitioner_is_a_solver_by_two_names_and_says_where_it_comes_from(
     for entry in PARTITIONERS.values():
         assert entry.title
         assert re.search(r"\b(19|20)\d\d\b", entry.source)
+
+
+@given(st.integers(1, 200), st.integers(1, 80))
+def test_an_even_split_covers_all_layers_with_sizes_that_differ_by_one_at_most(
+    layers: int, gpus: int
+) -> None:
+    stages = even_split(layers, gpus)
+    covered = [layer for stage in stages for layer in range(stage.first, stage.last + 1)]
+    assert covered == [*range(layers)]
+    assert [stage.gpus for stage in stages] == [(gpu,) for gpu in range(min(layers, gpus))]
+    sizes = {stage.last - stage.first + 1 for stage in stages}
+    assert max(sizes) - min(sizes) <= 1
+
+
+@trials(100)
+@given(chains(), platforms())
+def test_an_even_split_is_solved_as_its_stages_are(chain: Chain, platform: Platform) -> None:
+    result = solve(chain, platform, solver="even_split")
+    fixed = solve(chain, platform, stages=even_split(len(chain.layers), len(platform.gpus)))
+    assert result.period == fixed.period
+    assert (result.plan is None) == (fixed.status == "infeasible")
+
+
+def test_an_even_split_by_hand() -> None:
+    layers = [
+        Layer(forward_ns=f, backward_ns=f, weight_bytes=0, activation_bytes=1) for f in (1, 2, 3)
+    ]
+    result = solve(Chain(layers=tuple(layers)), Platform(2, 9), solver="even_split")
+    assert result.plan is not None
+    assert [stage.layers for stage in result.plan.stages] == [(0, 0), (1, 2)]
+    assert result.period == 10

@@ -19,6 +19,7 @@ from tests.solvers.order_words import least_of
 from tests.strategies import chains, platforms, tight_chains, tight_platforms
 
 
+@pytest.mark.nightly
 @trials(150)
 @given(tight_chains(longest=3), tight_platforms(most=3, room=30))
 def test_the_best_contiguous_plan_equals_a_search_over_all(
@@ -31,6 +32,7 @@ def test_the_best_contiguous_plan_equals_a_search_over_all(
     assert result.status == ("infeasible" if result.period is None else "optimal")
 
 
+@pytest.mark.nightly
 @trials(60)
 @given(tight_chains(longest=3), tight_platforms(most=3, room=30, unequal=True))
 def test_unequal_gpus_in_the_given_order_equal_a_search_over_all(
@@ -138,6 +140,7 @@ def test_recompute_runs_while_the_stage_behind_works() -> None:
     assert concurrent_activations(result.plan)[0, 0] == 2
 
 
+@pytest.mark.nightly
 def test_160_layers_with_tight_memory_gain_more_than_a_factor_of_two() -> None:
     chain = random_chain(160, 7).chain
     none = solve(chain, Platform(8, 1), scope=Scope(recompute=True)).infeasibility
@@ -154,7 +157,7 @@ def test_160_layers_with_tight_memory_gain_more_than_a_factor_of_two() -> None:
 def test_stages_that_recompute_need_a_scope_that_allows_it() -> None:
     layer = Layer(forward_ns=1, backward_ns=1, weight_bytes=0, activation_bytes=1)
     stages = [Stage(layers=(0, 0), gpus=(0,), recompute=((0, 0),))]
-    with pytest.raises(InputError, match=r"--recompute"):
+    with pytest.raises(InputError, match=r"Scope.recompute"):
         solve(Chain(layers=(layer,)), Platform(1, 10), stages=stages)
 
 

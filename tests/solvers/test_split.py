@@ -7,6 +7,7 @@ from fractions import Fraction
 from functools import partial
 from itertools import product
 
+import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -123,6 +124,7 @@ def _fits(
     return True
 
 
+@pytest.mark.nightly
 @trials(150)
 @given(st.data(), split_chains(), platforms(most=2), st.integers(1, 2))
 def test_equal_to_trying_every_start(

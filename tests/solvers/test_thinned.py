@@ -1,48 +1,50 @@
-"""Thinned patterns: the closed form of uniform stages, and never better than the best pattern."""
+"""Sparse patterns: the closed form of uniform stages, and never better than the best pattern."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 
-from schedopt import Chain, InputError, Layer, Platform, Scope, Stage, check, solve
+import schedopt
+from schedopt import Chain, InputError, Platform, Scope, Stage, check
 from schedopt.account import concurrent_activations, memory
 from schedopt.plan import Plan
 from schedopt.problem import Problem
 from schedopt.solvers import contiguous, thinned
+from schedopt.solvers.thinned import pack_stages
 from schedopt.solving import Run
-from schedopt.solving.sharing import plan_at
-from schedopt.solving.stacking import pack_stages
-from schedopt.solving.stage_chain import StageChain, Thinning
+from schedopt.solving.shared_links import plan_at
+from schedopt.solving.stage_chain import SparsePattern, StageChain
 from tests.budgets import trials
+from tests.layers import layer
 from tests.strategies import chains, platforms, tight_chains, tight_platforms
+
+UNIT = layer(1, 2, 1, sent=1)
+solve = partial(schedopt.solve, workers=1)
 
 
 @pytest.mark.parametrize("gpus", [4, 6, 8])
 def test_uniform_stages_reach_three_p_over_n(gpus: int) -> None:
-    layer = Layer(forward_ns=1, backward_ns=2, weight_bytes=0, activation_bytes=1)
     stages = [Stage(layers=(i, i), gpus=(i,)) for i in range(gpus)]
     for room in range(1, gpus + 1):
-        problem = Problem(
-            chain=Chain(layers=(layer,) * gpus),
-            platform=Platform(gpus, room),
-            stages=tuple(stages),
-            scope=Scope(allocation="fixed", max_k=room),
+        chain, scope = Chain(layers=(UNIT,) * gpus), Scope(allocation="fixed", max_k=room)
+        result = solve(chain, Platform(gpus, room), stages=stages, scope=scope)
+        assert (result.status, result.period) == (
+            "optimal",
+            max(Fraction(3), Fraction(3 * gpus, room)),
         )
-        result = solve(problem.chain, problem.platform, stages=stages, scope=problem.scope)
-        assert result.status == "optimal"
-        assert result.period == max(Fraction(3), Fraction(3 * gpus, room))
         assert result.solver in ("one_f_one_b_star", "thinned")
         assert result.plan is not None
         assert max(concurrent_activations(result.plan).values()) <= room
 
 
 def ladder(problem: Problem) -> Run:
-    """Run the exact programme and the thinned patterns behind it."""
+    """Run the exact programme and the sparse patterns behind it."""
     run = Run(problem)
     for solver in (contiguous, thinned):
         run.begin(solver.__name__)
@@ -77,7 +79,7 @@ def test_never_below_the_bound_nor_worse_than_k_1(chain: Chain, platform: Platfo
 
 @trials(200)
 @given(tight_chains(longest=5), tight_platforms(most=3, room=30, unequal=True))
-def test_recompute_is_thinned_too(chain: Chain, platform: Platform) -> None:
+def test_sparse_patterns_recompute_too(chain: Chain, platform: Platform) -> None:
     scope = Scope(max_k=3, recompute=True)
     run = ladder(Problem(chain=chain, platform=platform, scope=scope))
     without = solve(chain, platform, scope=Scope(recompute=True))
@@ -92,16 +94,15 @@ def test_recompute_is_thinned_too(chain: Chain, platform: Platform) -> None:
 def test_any_window_of_periods_carries_no_more_than_it_says() -> None:
     for k in range(1, 6):
         for slots in range(k, 12):
-            thinning = Thinning(k, slots)
-            taken = {thinning.slot(j) + turn * slots for j in range(k) for turn in range(4)}
+            sparse = SparsePattern(k, slots)
+            taken = {sparse.slot(j) + turn * slots for j in range(k) for turn in range(4)}
             for length in range(1, 2 * slots):
                 most = max(len(taken & set(range(start, start + length))) for start in range(slots))
-                assert most == thinning.carried(length)
+                assert most == sparse.carried(length)
 
 
-def test_a_decision_may_need_a_thinned_pattern() -> None:
-    layer = Layer(forward_ns=1, backward_ns=2, weight_bytes=0, activation_bytes=1)
-    chain, platform = Chain(layers=(layer,) * 4), Platform(4, 3)
+def test_a_decision_may_need_a_sparse_pattern() -> None:
+    chain, platform = Chain(layers=(UNIT,) * 4), Platform(4, 3)
     assert solve(chain, platform, scope=Scope(period_ns=4)).status == "infeasible"
     result = solve(chain, platform, scope=Scope(period_ns=4, max_k=3))
     assert result.period == 4
@@ -109,21 +110,15 @@ def test_a_decision_may_need_a_thinned_pattern() -> None:
 
 
 def test_needs_one_stage_for_each_gpu() -> None:
-    layer = Layer(forward_ns=1, backward_ns=2, weight_bytes=0, activation_bytes=1)
     stages = [Stage(layers=(i, i), gpus=(0,)) for i in range(2)]
+    scope = Scope(allocation="fixed", max_k=2)
+    chain = Chain(layers=(UNIT,) * 2)
     with pytest.raises(InputError, match="one stage for each GPU"):
-        solve(
-            Chain(layers=(layer,) * 2),
-            Platform(1, 9),
-            stages=stages,
-            scope=Scope(allocation="fixed", max_k=2),
-            solver="thinned",
-        )
+        solve(chain, Platform(1, 9), stages=stages, scope=scope, solver="thinned")
 
 
 def test_alone_it_starts_from_one_micro_batch() -> None:
-    layer = Layer(forward_ns=1, backward_ns=2, weight_bytes=0, activation_bytes=1)
-    chain, platform = Chain(layers=(layer,) * 4), Platform(4, 3)
+    chain, platform = Chain(layers=(UNIT,) * 4), Platform(4, 3)
     alone = solve(chain, platform, scope=Scope(max_k=3), solver="thinned")
     assert alone.period == 4
     with pytest.raises(InputError, match="two micro-batches"):
@@ -134,8 +129,7 @@ def test_alone_it_starts_from_one_micro_batch() -> None:
 def test_a_fifth_stage_runs_where_another_idles(backward: int) -> None:
     # A micro-batch stays in the first layer for the work of all five, and there is room for two.
     # Two of five periods are in use; two stages that are far apart on the chain share a GPU.
-    layer = Layer(forward_ns=1, backward_ns=backward, weight_bytes=0, activation_bytes=1)
-    chain, platform = Chain(layers=(layer,) * 5), Platform(4, 2)
+    chain, platform = Chain(layers=(layer(1, backward, 1, sent=1),) * 5), Platform(4, 2)
     general = Scope(allocation="general", max_k=2)
     result = solve(chain, platform, scope=general, solver="thinned")
     assert result.period == Fraction(5 * (1 + backward), 2)
@@ -163,19 +157,18 @@ def test_stages_that_share_a_gpu_make_plans_not_below_the_bound(
         assert result.lower_bound <= result.period <= alone.period
 
 
-def thinned_plan(room: int) -> Plan:
+def sparse_plan(room: int) -> Plan:
     """Return five stages on five GPUs, of which two of five periods carry a micro-batch."""
-    layer = Layer(forward_ns=1, backward_ns=1, weight_bytes=0, activation_bytes=1, saved_bytes=1)
-    chain = Chain(layers=(layer,) * 5)
+    chain = Chain(layers=(layer(1, 1, 1, sent=1),) * 5)
     stages = [Stage(layers=(i, i), gpus=(i,)) for i in range(5)]
     problem = Problem(chain=chain, platform=Platform(5, room, bandwidth="1GB/s"))
-    plan = plan_at(StageChain(problem, stages, thinning=Thinning(2, 5)), 3)
+    plan = plan_at(StageChain(problem, stages, sparse=SparsePattern(2, 5)), 3)
     assert plan is not None
     return plan
 
 
 def test_stages_are_stacked_where_time_memory_and_links_allow() -> None:
-    plan = thinned_plan(room=9)
+    plan = sparse_plan(room=9)
     fewer = {gpus: pack_stages(plan, Platform(gpus, 9, bandwidth="1GB/s")) for gpus in range(1, 5)}
     # 20 ns of work in 15.
     assert fewer[1] is None

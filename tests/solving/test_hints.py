@@ -19,10 +19,11 @@ from schedopt.solvers.general_cpsat import general_model
 from schedopt.solving.models.bisection import FeasibilityModel, query_model
 from schedopt.solving.models.domains import AllocationDomains
 from schedopt.solving.models.given_allocation import GivenAllocation
-from schedopt.solving.models.load_relaxation import LoadRelaxation, keeps_nothing
+from schedopt.solving.models.load_relaxation import LoadRelaxation
 from schedopt.solving.models.order_model import OrderModel
 from schedopt.solving.models.pipeline import AllocatedPipeline
 from schedopt.solving.models.slots import SlotGraph, Slots
+from schedopt.solving.requirements import keeps_nothing
 from schedopt.solving.run import Run
 from tests.budgets import trials
 from tests.solving.hints import is_complete_and_feasible

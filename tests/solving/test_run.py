@@ -4,7 +4,7 @@ import os
 import signal
 from dataclasses import replace
 from fractions import Fraction
-from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import pytest
 
@@ -149,15 +149,50 @@ def test_an_unknown_solver_gets_the_list() -> None:
         load_solver("magic")
 
 
-def test_solvers_of_other_packages_come_from_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
-    point = EntryPoint("theirs", "schedopt.solvers.contiguous:solve", "schedopt.solvers")
+THEIRS = """
+from fractions import Fraction
 
-    def points(*, group: str, name: str | None = None) -> list[EntryPoint]:
-        return [point] if group == "schedopt.solvers" and name in (None, "theirs") else []
+from schedopt.plan import Operation, Pattern, Plan
+from schedopt.stage import Stage
 
-    monkeypatch.setattr(registry, "entry_points", points)
+
+def solve(problem, run):
+    if run.stopped() or run.seed != 3 or run.workers != 2:
+        return
+    last = len(problem.chain.layers) - 1
+    ahead = sum(layer.forward_ns for layer in problem.chain.layers)
+    period = ahead + sum(layer.backward_ns for layer in problem.chain.layers)
+    operations = [
+        Operation(kind="F", stage=0, shift=0, start_ns=0),
+        Operation(kind="B", stage=0, shift=0, start_ns=ahead),
+    ]
+    run.report_bound(Fraction(1), problem.scope, "nothing takes less")
+    run.report(
+        Plan(
+            chain=problem.chain,
+            platform=problem.platform,
+            rule=problem.rule,
+            scope=problem.scope,
+            stages=(Stage(layers=(0, last), gpus=(0,)),),
+            pattern=Pattern(k=1, period_total_ns=period, operations=operations),
+        )
+    )
+"""
+
+
+def test_a_solver_of_another_package_that_is_installed_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "their_solver.py").write_text(THEIRS)
+    metadata = tmp_path / "their_solver-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: their-solver\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[schedopt.solvers]\ntheirs = their_solver:solve\n")
+    monkeypatch.syspath_prepend(tmp_path)
     assert "theirs" in solver_names()
-    assert solve(CHAIN, PLATFORM, solver="theirs").status == "optimal"
+    result = solve(CHAIN, PLATFORM, solver="theirs", seed=3, workers=2)
+    assert (result.status, result.period, result.solver) == ("feasible", Fraction(6 * 9), "theirs")
+    assert "nothing takes less" in [bound.proof for bound in result.bounds]
 
 
 def test_a_time_limit_of_nothing_is_refused() -> None:

@@ -13,7 +13,7 @@ from schedopt import Chain, Layer
 from schedopt.plan import Pattern
 from schedopt.result import Status
 from schedopt.stage import Stage
-from schedopt.sweeping import Options, Place, Point, Pool, Sweep
+from schedopt.sweeping import Cell, Options, Point, Pool, Sweep
 from schedopt.sweeping.worker import Task, solve_point
 
 CHAIN = Chain(
@@ -29,8 +29,8 @@ INFEASIBLE, SLOW, FAST = 9, 10, 12
 """Memories of two GPUs; the periods are none, 12 and 6 ns."""
 
 
-def places(gpus: list[int], memories: list[int]) -> list[Place]:
-    return [Place(gpus=count, memory_bytes=size) for count in gpus for size in memories]
+def cells(gpus: list[int], memories: list[int]) -> list[Cell]:
+    return [Cell(gpus=count, memory_bytes=size) for count in gpus for size in memories]
 
 
 def empty(options: Options | None = None, chain: Chain = CHAIN) -> Sweep:
@@ -101,7 +101,7 @@ class Recorder:
 
 def die_once(flag: Path, memory: int, task: Task) -> Point:
     """End the process at its first point with so much memory, in the midst of it."""
-    if task.place.memory_bytes == memory and not flag.exists():
+    if task.cell.memory_bytes == memory and not flag.exists():
         flag.touch()
         os.kill(os.getpid(), signal.SIGKILL)
     return solve_point(task)
@@ -109,6 +109,6 @@ def die_once(flag: Path, memory: int, task: Task) -> Point:
 
 def die_always(memory: int, task: Task) -> Point:
     """End the process at each point with so much memory."""
-    if task.place.memory_bytes == memory:
+    if task.cell.memory_bytes == memory:
         os._exit(1)
     return solve_point(task)

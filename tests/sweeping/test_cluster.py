@@ -17,7 +17,7 @@ import pytest
 from schedopt import InputError
 from schedopt.sweeping import ClusterPool, run_sweep
 from tests.cli.commands import run
-from tests.sweeping.helpers import CHAIN, FAST, INFEASIBLE, SLOW, die_once, empty, places
+from tests.sweeping.helpers import CHAIN, FAST, INFEASIBLE, SLOW, cells, die_once, empty
 
 ROOT = Path(__file__).parents[2]
 
@@ -66,7 +66,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 def test_a_sweep_finishes_though_a_worker_is_lost(cluster: Cluster, tmp_path: Path) -> None:
-    asked = places([2, 4], [INFEASIBLE, SLOW, FAST])
+    asked = cells([2, 4], [INFEASIBLE, SLOW, FAST])
     work = partial(die_once, tmp_path / "died", SLOW)
     outcome = run_sweep(empty(), CHAIN, asked, ClusterPool(cluster.address, 30), work=work)
     assert outcome.given_up == ()
@@ -89,14 +89,14 @@ def test_a_cluster_without_workers_is_one_clear_error(tmp_path: Path) -> None:
     pytest.importorskip("distributed")
     made = Cluster(tmp_path, workers=0)
     with made.stack, pytest.raises(InputError, match="has no workers") as caught:
-        run_sweep(empty(), CHAIN, places([2], [SLOW]), ClusterPool(made.address, 1))
+        run_sweep(empty(), CHAIN, cells([2], [SLOW]), ClusterPool(made.address, 1))
     assert f"dask worker {made.address}" in caught.value.way_out
 
 
 def test_a_scheduler_that_does_not_answer_is_one_clear_error() -> None:
     pytest.importorskip("distributed")
     with pytest.raises(InputError, match=r"no Dask scheduler answers at tcp://127\.0\.0\.1:1"):
-        run_sweep(empty(), CHAIN, places([2], [SLOW]), ClusterPool("tcp://127.0.0.1:1", 0.5))
+        run_sweep(empty(), CHAIN, cells([2], [SLOW]), ClusterPool("tcp://127.0.0.1:1", 0.5))
 
 
 @pytest.mark.parametrize("address", ["nonsense", "nonsense://127.0.0.1:1", "tcp://"])
@@ -105,7 +105,7 @@ def test_what_is_no_address_makes_no_client(address: str, monkeypatch: pytest.Mo
     # Such a client prints a traceback when it is forgotten.
     monkeypatch.setattr(distributed, "Client", None)
     with pytest.raises(InputError, match=f"no Dask scheduler answers at {address}"):
-        run_sweep(empty(), CHAIN, places([2], [SLOW]), ClusterPool(address, 0.5))
+        run_sweep(empty(), CHAIN, cells([2], [SLOW]), ClusterPool(address, 0.5))
 
 
 def test_without_distributed_the_way_out_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

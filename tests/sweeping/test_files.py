@@ -12,13 +12,13 @@ import pytest
 from schedopt import Chain, InputError, Layer, Scope
 from schedopt.sweeping import Options, Sweep, run_sweep
 from schedopt.sweeping.files import resume_sweep
-from tests.sweeping.helpers import CHAIN, FAST, INFEASIBLE, SLOW, ThreadPool, empty, places, point
+from tests.sweeping.helpers import CHAIN, FAST, INFEASIBLE, SLOW, ThreadPool, cells, empty, point
 
 
 @pytest.fixture(scope="module")
 def sweep() -> Sweep:
     options = Options(scope=Scope(max_k=3, memory="peak"), time_limit_s=5.0, reserved_bytes=1)
-    asked = places([2, 4], [INFEASIBLE, SLOW, FAST])
+    asked = cells([2, 4], [INFEASIBLE, SLOW, FAST])
     return run_sweep(empty(options), CHAIN, asked, ThreadPool()).sweep
 
 
@@ -144,7 +144,7 @@ def test_a_point_makes_a_plan_file_with_its_bound(sweep: Sweep, tmp_path: Path) 
     ("options", "message"),
     [
         ({"scope": Scope(allocation="fixed")}, "stages that are given"),
-        ({"time_limit_s": 0.0}, "no time to solve in"),
+        ({"time_limit_s": 0.0}, "not a time limit"),
         ({"duplex": "both"}, "not known"),
     ],
 )

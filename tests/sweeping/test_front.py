@@ -16,7 +16,7 @@ def test_what_a_step_buys_by_hand() -> None:
     assert [row.pareto for row in rows] == [False, True, True, False]
 
 
-def test_a_line_starts_afresh() -> None:
+def test_a_series_starts_afresh() -> None:
     made = [point(8, 8), point(16, 6), point(16, 5, gpus=4), point(16, 4, bandwidth_bytes_per_s=1)]
     rows = {row.point: row for row in compare_points(made)}
     assert [rows[one].step_bytes for one in made] == [None, 8, None, None]

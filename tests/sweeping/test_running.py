@@ -13,7 +13,15 @@ from pathlib import Path
 import pytest
 
 from schedopt import InputError, Scope, solve
-from schedopt.sweeping import Options, Place, Point, ProcessPool, Sweep, carry, run_sweep
+from schedopt.sweeping import (
+    Cell,
+    Options,
+    Point,
+    ProcessPool,
+    Sweep,
+    propagate_monotone,
+    run_sweep,
+)
 from schedopt.sweeping.worker import Task, solve_point
 from tests.sweeping.helpers import (
     CHAIN,
@@ -22,10 +30,10 @@ from tests.sweeping.helpers import (
     SLOW,
     Recorder,
     ThreadPool,
+    cells,
     die_always,
     die_once,
     empty,
-    places,
 )
 
 
@@ -37,10 +45,10 @@ def periods(sweep: Sweep) -> dict[tuple[int, int], int | None]:
 
 
 def test_points_are_what_solve_answers() -> None:
-    asked = places([1, 2, 4], [INFEASIBLE, SLOW, 11, FAST, 20])
+    asked = cells([1, 2, 4], [INFEASIBLE, SLOW, 11, FAST, 20])
     outcome = run_sweep(empty(), CHAIN, asked, ThreadPool())
     assert (outcome.interrupted, outcome.given_up) == (False, ())
-    assert [one.place for one in outcome.sweep.points] == sorted(asked, key=lambda one: one.key)
+    assert [one.cell for one in outcome.sweep.points] == sorted(asked, key=lambda one: one.key)
     for one in outcome.sweep.points:
         alone = solve(CHAIN, one.platform(Options()), scope=Scope())
         assert (one.status, one.period, one.bound) == (
@@ -57,11 +65,11 @@ def test_points_are_what_solve_answers() -> None:
 
 def test_small_memories_come_first_and_large_ones_start_from_them() -> None:
     record = Recorder()
-    asked = places([2, 4], [FAST, INFEASIBLE, SLOW])
+    asked = cells([2, 4], [FAST, INFEASIBLE, SLOW])
     run_sweep(empty(), CHAIN, asked, ThreadPool(), work=record)
-    assert [task.place.memory_bytes for task in record.tasks] == [9, 9, 10, 10, 12, 12]
+    assert [task.cell.memory_bytes for task in record.tasks] == [9, 9, 10, 10, 12, 12]
     starts = {
-        (task.place.gpus, task.place.memory_bytes): task.start and task.start.memory_bytes
+        (task.cell.gpus, task.cell.memory_bytes): task.start and task.start.memory_bytes
         for task in record.tasks
     }
     # On four GPUs 9 bytes are as good as more.
@@ -77,7 +85,7 @@ def test_small_memories_come_first_and_large_ones_start_from_them() -> None:
 
 def test_no_more_points_run_at_a_time_than_there_is_room_for() -> None:
     record = Recorder()
-    asked = places([1, 2, 3, 4], [10, 20])
+    asked = cells([1, 2, 3, 4], [10, 20])
     outcome = run_sweep(empty(), CHAIN, asked, ThreadPool(3), work=record)
     assert len(outcome.sweep.points) == 8
     assert record.most <= 3
@@ -85,26 +93,26 @@ def test_no_more_points_run_at_a_time_than_there_is_room_for() -> None:
 
 def test_each_point_is_saved_at_once_and_done_ones_are_passed_over() -> None:
     saved: list[Sweep] = []
-    first = run_sweep(empty(), CHAIN, places([2], [SLOW, FAST]), ThreadPool(), save=saved.append)
+    first = run_sweep(empty(), CHAIN, cells([2], [SLOW, FAST]), ThreadPool(), save=saved.append)
     assert [len(sweep.points) for sweep in saved] == [1, 2]
     assert saved[-1] == first.sweep
     record = Recorder()
-    again = run_sweep(first.sweep, CHAIN, places([2], [SLOW, 11, FAST]), ThreadPool(), work=record)
-    assert [task.place.memory_bytes for task in record.tasks] == [11]
+    again = run_sweep(first.sweep, CHAIN, cells([2], [SLOW, 11, FAST]), ThreadPool(), work=record)
+    assert [task.cell.memory_bytes for task in record.tasks] == [11]
     assert periods(again.sweep) == {(2, SLOW): 12, (2, 11): 12, (2, FAST): 6}
     # Nothing is missing: not even a process is started.
-    same = run_sweep(again.sweep, CHAIN, places([2], [SLOW]), ThreadPool(), work=None)  # type: ignore[arg-type]
+    same = run_sweep(again.sweep, CHAIN, cells([2], [SLOW]), ThreadPool(), work=None)  # type: ignore[arg-type]
     assert same.sweep == again.sweep
 
 
 def _find_nothing(task: Task) -> Point:
-    if task.place.memory_bytes == FAST:
+    if task.cell.memory_bytes == FAST:
         return Point(gpus=2, memory_bytes=FAST, status="unknown")
     return solve_point(task)
 
 
 def test_more_memory_never_makes_a_period_longer() -> None:
-    outcome = run_sweep(empty(), CHAIN, places([2], [SLOW, FAST]), ThreadPool(), work=_find_nothing)
+    outcome = run_sweep(empty(), CHAIN, cells([2], [SLOW, FAST]), ThreadPool(), work=_find_nothing)
     last = outcome.sweep.points[-1]
     assert last.status == "feasible"
     assert last.period == 12
@@ -113,7 +121,7 @@ def test_more_memory_never_makes_a_period_longer() -> None:
 
 
 def test_a_plan_that_is_not_improved_keeps_its_origin() -> None:
-    outcome = run_sweep(empty(), CHAIN, places([2], [FAST, 13, 14]), ThreadPool())
+    outcome = run_sweep(empty(), CHAIN, cells([2], [FAST, 13, 14]), ThreadPool())
     found = outcome.sweep.points
     assert [one.plan_memory_bytes for one in found] == [None, FAST, FAST]
     assert len({one.solver for one in found}) == 1
@@ -123,12 +131,12 @@ def test_a_plan_that_is_not_improved_keeps_its_origin() -> None:
 def test_what_cannot_be_asked_names_the_point() -> None:
     options = Options(scope=Scope(split_backward=True))
     with pytest.raises(InputError, match=r"backward.*2 GPUs of 10 B, free transfers"):
-        run_sweep(empty(options), CHAIN, places([2], [SLOW]), ThreadPool())
+        run_sweep(empty(options), CHAIN, cells([2], [SLOW]), ThreadPool())
 
 
 def test_too_many_points_are_refused_before_any_is_solved() -> None:
     with pytest.raises(InputError, match="1001 points are too many"):
-        run_sweep(empty(), CHAIN, places([2], list(range(1001))), ThreadPool())
+        run_sweep(empty(), CHAIN, cells([2], list(range(1001))), ThreadPool())
 
 
 def test_a_cluster_that_is_gone_is_one_clear_error() -> None:
@@ -136,12 +144,12 @@ def test_a_cluster_that_is_gone_is_one_clear_error() -> None:
         raise CancelledError
 
     with pytest.raises(InputError, match="connection to the cluster is lost"):
-        run_sweep(empty(), CHAIN, places([2], [SLOW]), ThreadPool(), work=gone)
+        run_sweep(empty(), CHAIN, cells([2], [SLOW]), ThreadPool(), work=gone)
 
 
 def test_bystanders_of_a_loss_are_not_blamed() -> None:
     """One point breaks whatever runs beside it; each other one is answered."""
-    culprit = Place(gpus=2, memory_bytes=11)
+    culprit = Cell(gpus=2, memory_bytes=11)
 
     class Fragile(ThreadPool):
         lost = (ConnectionError,)
@@ -150,12 +158,12 @@ def test_bystanders_of_a_loss_are_not_blamed() -> None:
     broken = itertools.count()
 
     def work(task: Task) -> Point:
-        if task.place == culprit:
+        if task.cell == culprit:
             next(broken)
             raise ConnectionError
         return record(task)
 
-    asked = places([1, 2, 4], [SLOW, 11, FAST])
+    asked = cells([1, 2, 4], [SLOW, 11, FAST])
     outcome = run_sweep(empty(), CHAIN, asked, Fragile(3), work=work)
     assert outcome.given_up == (culprit,)
     assert len(outcome.sweep.points) == 8
@@ -173,7 +181,7 @@ def test_an_interrupt_keeps_what_is_done(number: int) -> None:
             os.kill(os.getpid(), number)
 
     before = signal.getsignal(number)
-    outcome = run_sweep(empty(), CHAIN, places([2], [9, 10, 11, 12]), ThreadPool(), save=save)
+    outcome = run_sweep(empty(), CHAIN, cells([2], [9, 10, 11, 12]), ThreadPool(), save=save)
     assert outcome.interrupted
     assert outcome.sweep == saved[-1]
     assert len(saved) == 2
@@ -186,7 +194,7 @@ def test_the_pipe_of_a_process_that_is_lost_does_not_end_this_one() -> None:
     before = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
         run_sweep(
-            empty(), CHAIN, places([2], [SLOW]), ThreadPool(),
+            empty(), CHAIN, cells([2], [SLOW]), ThreadPool(),
             save=lambda sweep: seen.append(signal.getsignal(signal.SIGPIPE)),
         )  # fmt: skip
         assert signal.getsignal(signal.SIGPIPE) == signal.SIG_DFL
@@ -196,7 +204,7 @@ def test_the_pipe_of_a_process_that_is_lost_does_not_end_this_one() -> None:
 
 
 def test_a_process_that_is_killed_is_replaced(tmp_path: Path) -> None:
-    asked = places([2, 4], [INFEASIBLE, SLOW, FAST])
+    asked = cells([2, 4], [INFEASIBLE, SLOW, FAST])
     work = partial(die_once, tmp_path / "died", SLOW)
     outcome = run_sweep(empty(), CHAIN, asked, ProcessPool(2), work=work)
     assert (tmp_path / "died").exists()
@@ -209,12 +217,12 @@ def test_a_process_that_is_killed_is_replaced(tmp_path: Path) -> None:
 
 
 def test_a_point_that_always_ends_its_process_is_given_up_alone() -> None:
-    asked = places([2], [INFEASIBLE, SLOW, FAST])
+    asked = cells([2], [INFEASIBLE, SLOW, FAST])
     saved: list[Sweep] = []
     outcome = run_sweep(
         empty(), CHAIN, asked, ProcessPool(2), work=partial(die_always, SLOW), save=saved.append
     )
-    assert outcome.given_up == (Place(gpus=2, memory_bytes=SLOW),)
+    assert outcome.given_up == (Cell(gpus=2, memory_bytes=SLOW),)
     assert periods(outcome.sweep) == {(2, INFEASIBLE): None, (2, FAST): 6}
     assert outcome.sweep == saved[-1]
-    assert carry(outcome.sweep.points) == outcome.sweep.points
+    assert propagate_monotone(outcome.sweep.points) == outcome.sweep.points

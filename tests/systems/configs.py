@@ -1,17 +1,22 @@
-"""Settings for systems: random ones, and one of equal layers."""
+"""What systems are made from: random chains and GPUs, and equal layers; and sound plans."""
 
 from __future__ import annotations
 
 from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 from hypothesis import strategies as st
 
-from schedopt import Chain, Gpu, Layer, Link, Platform
+from schedopt import Chain, Gpu, Layer, Link, Plan, Platform, check
+from schedopt.account.load import busy_time, load
+from schedopt.checking import Violation
 from schedopt.systems.config import SystemConfig
 from tests.strategies import networks
 
 AMPLE = 10**9
+ROOM = 10**12
+BYTE_A_NS = 10**9
 small = st.integers(0, 5)
 
 
@@ -79,3 +84,44 @@ def equal(gpus: int, microbatches: int, *, layers: int | None = None, **more: An
         platform=Platform(gpus=gpus, memory=AMPLE),
         microbatches=microbatches,
     )
+
+
+def unit_chain(layers: int, forward: int = 1, backward: int = 1) -> Chain:
+    """Return layers that are all alike."""
+    one = Layer(
+        forward_ns=forward,
+        backward_ns=backward,
+        weight_bytes=6,
+        activation_bytes=1,
+        parameter_bytes=2,
+        gradient_bytes=2,
+        optimizer_bytes=2,
+    )
+    return Chain(layers=(one,) * layers)
+
+
+def unit_config(
+    gpus: int, microbatches: int = 4, forward: int = 1, backward: int = 1
+) -> SystemConfig:
+    """Return a layer for each GPU and free transfers."""
+    platform = Platform(gpus=gpus, memory=ROOM)
+    chain = unit_chain(gpus, forward, backward)
+    return SystemConfig(chain=chain, platform=platform, microbatches=microbatches)
+
+
+def violations(plan: Plan) -> list[Violation]:
+    """Return what is wrong with a plan besides that it may not fit."""
+    return [violation for violation in check(plan) if violation.kind != "memory"]
+
+
+def normalized(plan: Plan) -> Fraction:
+    """Return T / k, ns."""
+    return Fraction(plan.pattern.period_total_ns, plan.pattern.k)
+
+
+def assert_sound(plan: Plan) -> None:
+    """Assert that a plan is valid and no faster than its busiest GPU or link."""
+    assert violations(plan) == []
+    assert normalized(plan) >= max(gpu.busy_ns for gpu in load(plan))
+    busy = busy_time(plan)
+    assert normalized(plan) >= max(busy.values(), default=Fraction(0))

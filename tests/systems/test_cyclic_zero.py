@@ -9,7 +9,7 @@ from schedopt.account import residencies, versions
 from schedopt.systems import cyclic_zero
 from schedopt.systems.catalogue import Constructor
 from schedopt.systems.config import SystemConfig
-from tests.systems.soundness import BYTE_A_NS, ROOM, assert_sound, unit_chain
+from tests.systems.configs import BYTE_A_NS, ROOM, assert_sound, unit_chain
 
 BOTH = (cyclic_zero.cdp_v1, cyclic_zero.cdp_v2)
 

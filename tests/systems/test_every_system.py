@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 
@@ -10,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from schedopt import Chain, Layer, Plan, Platform, check
-from schedopt.account import busy_time, load, memory
+from schedopt.account import busy_time, concurrent_activations, load, memory, versions
 from schedopt.errors import InputError
 from schedopt.network import Duplex
 from schedopt.problem import MemoryReading
@@ -21,6 +22,35 @@ from tests.budgets import trials
 from tests.systems.configs import AMPLE, system_configs
 
 FETCHING = ("zero_3", "cdp_v1_zero", "cdp_v2_zero")
+
+
+def in_flight(plan: Plan, of_each: int = 1) -> bool:
+    """Whether stage s of P keeps at most P - s micro-batches or mini-batches in flight."""
+    last = len(plan.stages)
+    kept = concurrent_activations(plan)
+    return all(count <= of_each * (last - stage) for (stage, _), count in kept.items())
+
+
+def two_versions(plan: Plan) -> bool:
+    return max(versions(plan).held.values()) <= 2
+
+
+def double_buffered(plan: Plan) -> bool:
+    most = max(concurrent_activations(plan).values())
+    return in_flight(plan) and two_versions(plan) and most <= (plan.rule.update_every or 0) + 1
+
+
+CLAIMED: dict[str, Callable[[Plan], bool]] = {
+    **dict.fromkeys(("pipedream", "pipedream_vertical", "pipemare"), in_flight),
+    "pipedream_2bw": double_buffered,
+    "timeprest": lambda plan: in_flight(plan, len(plan.stages)),
+    **{
+        f"cdp_{version}{kind}": two_versions
+        for version in ("v1", "v2")
+        for kind in ("", "_one_gpu", "_mp", "_pp")
+    },
+}
+"""What the source of a system says of its plans."""
 
 every_system = pytest.mark.parametrize("system", SYSTEMS, ids=lambda system: system.name)
 
@@ -38,7 +68,7 @@ def plans(draw: st.DrawFn, system: System) -> Plan:
 
 
 @every_system
-@trials(10)
+@trials(30)
 @given(data=st.data())
 def test_plans_are_valid_and_no_faster_than_what_they_occupy(
     system: System, data: st.DataObject
@@ -48,6 +78,7 @@ def test_plans_are_valid_and_no_faster_than_what_they_occupy(
     period = Fraction(plan.pattern.period_total_ns, plan.pattern.k)
     assert period >= max(load.busy_ns for load in load(plan))
     assert all(period >= busy for busy in busy_time(plan).values())
+    assert system.name not in CLAIMED or CLAIMED[system.name](plan)
     if plan.scope.microbatches is not None:
         step = simulate(plan, plan.scope.microbatches)
         assert step.makespan_ns <= plan.pattern.period_total_ns

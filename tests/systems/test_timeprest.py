@@ -3,31 +3,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
 
 from schedopt import Chain, InputError, Stage
-from schedopt.account import concurrent_activations, versions
+from schedopt.account import versions
 from schedopt.account.timeline import Timeline
 from schedopt.plan import Plan
 from schedopt.rule import Rule
 from schedopt.systems.config import SystemConfig
-from schedopt.systems.timeprest import timeprest, timeprest_plan, timeprest_run
-from tests.budgets import trials
-from tests.systems.soundness import (
+from schedopt.systems.timeprest import timeprest_plan, timeprest_run
+from tests.systems.configs import (
     assert_sound,
-    configs,
     unit_config,
 )
-
-
-@given(configs())
-@trials(10)
-def test_every_plan_is_valid(config: SystemConfig) -> None:
-    plan = timeprest(config)
-    assert_sound(plan)
-    gpus = len(plan.stages)
-    for (stage, _), most in concurrent_activations(plan).items():
-        assert most <= gpus * (gpus - stage)
 
 
 def figure(gpus: int, count: int) -> tuple[SystemConfig, list[Stage]]:

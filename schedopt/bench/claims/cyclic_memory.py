@@ -1,173 +1,300 @@
-"""How many activations data parallelism keeps, and how many in a cycle."""
+"""Fournier and Oyallon: activation memory of workers that begin one after the other."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from fractions import Fraction
-from typing import Any, Final
+import gc
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final
 
-from schedopt.account import residencies
-from schedopt.account.levels import levels
-from schedopt.bench.claims.claim import CDP, Claim, Finding, Part, Reading, Step, Table, against
-from schedopt.bench.claims.cyclic_plans import cyclic_plan, equal_stages, timeline_of
-from schedopt.plan import Plan
-from schedopt.systems import data_parallel, flushes
+import torch
+from torch import Tensor
 
-CLAIM: Final = Claim(
-    id="C3",
-    says="On one GPU data parallelism keeps N times the activations of the model, cyclic data "
-    "parallelism (N + 1) / 2 times, nearly constant over time.",
-    sources=(f"{CDP}, Table 1, Single-GPU DP", f"{CDP}, appendix C.1"),
-)
-IN_A_ROW: Final = "one GPU runs the N operations of a time step one after another"
-AT_ONCE: Final = "the N operations of a time step run at once"
-FROM_END: Final = f"{AT_ONCE}, and activations count from the end of F"
-FROM_START: Final = f"{AT_ONCE}, and activations count from the start of F"
+from schedopt.account.profile import Level, profile_of
+from schedopt.bench.claims.result import Case, Computed, Picture, Step, Table, announced, table_of
+from schedopt.profiling.devices import make_clock
+from schedopt.profiling.factory import load_model
+from schedopt.profiling.faking import FlopClock, without_memory
+from schedopt.profiling.model import Model
+from schedopt.profiling.saved_tensors import SavedTensor, storage_bytes, storage_key
+from schedopt.profiling.states import tensor_bytes
+from schedopt.profiling.tracing import WithLoss
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+PRINTED: Final = {"resnet50": 0.30, "vit-b16": 0.42}
+TITLES: Final = {"resnet50": "ResNet-50", "vit-b16": "ViT-B/16"}
+RATE: Final = 10**9
+CLOSE: Final = 0.02
+"""How far a saving may be from the printed one to count as the same."""
+NOISE: Final = 0.05
+"""How far savings over measured times may be from those over FLOPs."""
 
 
-def find_activations(step: Step, largest: int = 16, largest_serial: int = 8) -> Finding:
-    """Measure the most and the least that is kept, over a period."""
-    cases = []
-    for count in range(2, largest + 1):
-        step(f"N = {count}")
-        setting = equal_stages(count, count)
-        cases.append(_case("DP", "at once", data_parallel.overlapped(setting)))
-        cases.append(_case("CDP", "at once", cyclic_plan("v2", count)))
-        if count <= largest_serial:
-            cases.append(_case("DP", "in a row", flushes.gpipe(equal_stages(count, 1))))
-            cases.append(_case("CDP", "in a row", cyclic_plan("v2, one GPU", count)))
-    plain, cycle = ([case for case in cases if case["system"] == name] for name in ("DP", "CDP"))
-    at_once, in_a_row = (
-        [case for case in cycle if case["operations"] == how] for how in ("at once", "in a row")
+@dataclass(frozen=True)
+class Curve:
+    """The storages that autograd keeps of one micro-batch.
+
+    Parameters
+    ----------
+    spans : tuple of (int, int, int)
+        Bytes, start and end, ns since the forward began.
+    length_ns : int
+        Of forward and backward.
+    gradients : tuple of (int, int, int)
+        The same of the gradients of parameters, from when they are whole to the end.
+    """
+
+    spans: tuple[tuple[int, int, int], ...]
+    length_ns: int
+    gradients: tuple[tuple[int, int, int], ...] = ()
+
+    def with_gradients(self) -> Curve:
+        """Return the same with the gradients of parameters counted as well."""
+        return replace(self, spans=(*self.spans, *self.gradients))
+
+    def over_workers(self, workers: int, *, cyclic: bool) -> list[Level]:
+        """Return the bytes of all workers over time, one micro-batch after the other on each.
+
+        Parameters
+        ----------
+        workers : int
+        cyclic : bool
+            Whether each begins the n-th part of a round after the one before; else all at once.
+        """
+        shifts = [n * self.length_ns // workers if cyclic else 0 for n in range(workers)]
+        shifted = [
+            (size, start + shift, end + shift)
+            for shift in shifts
+            for size, start, end in self.spans
+        ]
+        return profile_of(shifted, self.length_ns)
+
+    def peak(self, workers: int, *, cyclic: bool) -> float:
+        """Return the most bytes for each worker."""
+        return max(level.most for level in self.over_workers(workers, cyclic=cyclic)) / workers
+
+
+def curve_by_flops(load: Callable[[], Model], rate: int) -> Curve:
+    """Record a model without its memory; time is its FLOPs at a rate per second."""
+    with without_memory():
+        model = load()
+        # Fake tensors look operators up at the first run.
+        with FlopClock(rate) as clock:
+            return _record(model, clock)
+
+
+def curve_by_time(model: Model) -> Curve:
+    """Record a model on the CPU by the clock, after a run that is not looked at."""
+    clock = make_clock(torch.device("cpu"))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        _record(model, clock)
+        return _record(model, clock)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _record(model: Model, clock: Any) -> Curve:
+    whole = WithLoss(model.module, model.loss)
+    parameters = list(whole.parameters())
+    for parameter in parameters:
+        parameter.grad = None
+    permanent = {storage_key(one) for one in chain(parameters, whole.buffers())}
+    open_storages: dict[int, tuple[int, Any, int]] = {}  # Bytes, since when, and how often.
+    closed: list[tuple[int, Any, Any]] = []
+    made: list[tuple[int, Any]] = []
+
+    def pack(tensor: Tensor) -> SavedTensor:
+        saved, key = SavedTensor(tensor), storage_key(tensor)
+        if key not in permanent:
+            size, since, times = open_storages.get(key, (storage_bytes(tensor), clock.mark(), 0))
+            open_storages[key] = (size, since, times + 1)
+            weakref.finalize(saved, release, key)
+        return saved
+
+    def release(key: int, for_good: bool = False) -> None:
+        if key in open_storages:
+            size, since, times = open_storages.pop(key)
+            if times == 1 or for_good:
+                closed.append((size, since, clock.mark()))
+            else:
+                open_storages[key] = (size, since, times - 1)
+
+    hooks: list[Any] = [
+        parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+            lambda gradient: made.append((tensor_bytes(gradient), clock.mark()))
+        )
+        for parameter in parameters
+        if parameter.requires_grad
+    ]
+    collected = gc.isenabled()
+    gc.disable()
+    try:
+        start = clock.mark()
+        with torch.autograd.graph.saved_tensors_hooks(pack, SavedTensor.unpack):
+            loss = whole(*model.args, **model.kwargs)
+        loss.backward()
+        end = clock.mark()
+    finally:
+        for hook in hooks:
+            hook.remove()
+        if collected:
+            gc.enable()
+    del loss
+    for key in [*open_storages]:
+        release(key, for_good=True)
+    since_start = partial(clock.between, start)
+    length = max(1, since_start(end))
+    return Curve(
+        tuple((size, since_start(first), since_start(last)) for size, first, last in closed),
+        length,
+        tuple((size, since_start(since), length) for size, since in made),
     )
-    tried = (
-        f"N = 2 to {largest} with the N operations of a step at once, on N GPUs added up, and to "
-        f"{largest_serial} on one GPU in a row"
-    )
-    return Finding(
-        claim=CLAIM,
-        parts=[
-            Part(
-                says="data parallelism keeps N times the activations of the model",
-                readings=[Reading(tried=tried, counterexamples=_against(plain, "most"))],
-            ),
-            Part(
-                says="in a cycle it is never more than (N + 1) / 2 times",
-                readings=[
-                    Reading(
-                        tried=tried,
-                        counterexamples=[
-                            case
-                            for case in cycle
-                            if Fraction(case["most"]) > Fraction(case["printed"])
-                        ],
-                    )
-                ],
-            ),
-            Part(
-                says="in a cycle it is (N + 1) / 2 times",
-                readings=[
-                    Reading(
-                        convention=IN_A_ROW,
-                        tried=tried,
-                        counterexamples=_against(in_a_row, "most"),
-                    ),
-                    Reading(
-                        convention=FROM_END,
-                        tried=tried,
-                        counterexamples=_against(at_once, "most_from_end_of_F"),
-                    ),
-                    Reading(
-                        convention=FROM_START,
-                        tried=tried,
-                        counterexamples=_against(at_once, "most"),
-                    ),
-                ],
-            ),
-            Part(
-                says="in a cycle it is constant over time",
-                readings=[
-                    Reading(
-                        convention=IN_A_ROW,
-                        tried=tried,
-                        counterexamples=against(in_a_row, "N", "most", "least"),
-                    ),
-                    Reading(
-                        convention=FROM_START,
-                        tried=tried,
-                        counterexamples=against(at_once, "N", "most", "least"),
-                    ),
-                ],
-            ),
-        ],
-        figures={"cases": cases},
-        tables=[
-            Table(
-                title="Activations that are kept, in those of the model for a micro-batch",
-                header=["N", "DP", "printed", "CDP most", "least", "most in a row", "least",
-                        "from the end of F", "printed"],
-                rows=list(_rows(cases)),
+
+
+def find_savings(
+    step: Step,
+    printed: Mapping[str, float] = PRINTED,
+    workers: Sequence[int] = (4, 8, 32),
+    repeats: int = 3,
+) -> Computed:
+    """C8: record what autograd keeps of one micro-batch, and let workers begin in turn."""
+    curves, timed = {}, []
+    cases: list[Case] = []
+    for name in announced(step, "{}, over FLOPs", printed):
+        curves[name] = curve_by_flops(partial(load_model, f"hf:{name}"), RATE)
+        cases += [_saving(curves[name], count, name, "FLOPs") for count in workers]
+        for run in announced(step, "measured, run {}", range(1, repeats + 1)):
+            curve = curve_by_time(load_model(f"hf:{name}"))
+            timed += [_saving(curve, count, name, f"run {run}") for count in workers]
+    most = max(workers)
+    wrong: dict[str, list[Case]] = {}
+    for case in (case for case in cases if case["workers"] == most):
+        name, saving, want = case["model"], case["saving"], printed[case["model"]]
+        shown = {**case, "printed": want}
+        wrong[f"{name}, other"] = [shown] if abs(saving - want) > CLOSE else []
+        wrong[f"{name}, less"] = [shown] if saving < want - CLOSE else []
+    figures: dict[str, Any] = {}
+    for name, curve in curves.items():
+        savings = {
+            str(count): [
+                case["saving"]
+                for case in timed
+                if (case["model"], case["workers"]) == (name, count)
+            ]
+            for count in workers
+        }
+        figures |= {
+            f"{name}_saving_over_flops": {
+                str(case["workers"]): case["saving"] for case in cases if case["model"] == name
+            },
+            f"{name}_saving_over_measured_time": {
+                count: [min(found), max(found)] for count, found in savings.items()
+            },
+            f"{name}_kept_bytes": round(curve.peak(1, cyclic=False)),
+            f"{name}_saving_with_gradients": _saving(curve.with_gradients(), most)["saving"],
+        }
+    return Computed(
+        {**wrong, "not falling": not_falling(cases), "other times": _far(timed, cases)},
+        {"most": most, "workers": ", ".join(map(str, workers)), "repeats": repeats},
+        figures=figures,
+        tables=[_table("Over FLOPs", cases), _table("Over measured times", timed)],
+        pictures=[
+            Picture(
+                "memory",
+                "Activation memory of a worker over a step",
+                lambda: _draw(curves, workers),
             )
         ],
-    )  # fmt: skip
+    )
 
 
-def _case(system: str, operations: str, plan: Plan) -> dict[str, Any]:
-    count = plan.rule.update_every or 1
-    spans, shorter = kept(plan)
-    length = timeline_of(plan).length_ns
-    most, least = _range(spans, length)
-    printed = Fraction(count if system == "DP" else count + 1, 1 if system == "DP" else 2)
+def _saving(curve: Curve, workers: int, model: str = "", time: str = "") -> Case:
+    together, in_turn = (curve.peak(workers, cyclic=cyclic) for cyclic in (False, True))
     return {
-        "system": system,
-        "operations": operations,
-        "N": count,
-        "most": _in_models(most, count),
-        "least": _in_models(least, count),
-        "most_from_end_of_F": _in_models(_range(shorter, length)[0], count),
-        "printed": str(printed),
+        "model": model,
+        "time": time,
+        "workers": workers,
+        "together_bytes": round(together),
+        "in_turn_bytes": round(in_turn),
+        "saving": round(1 - in_turn / together, 4),
     }
 
 
-def kept(plan: Plan) -> tuple[list[tuple[int, int, int]], list[tuple[int, int, int]]]:
-    """Return bytes, start and end of all activations: from the start of F, and from its end."""
-    timeline = timeline_of(plan)
-    forward = {
-        stage: timeline.stage_ns("F", stage, plan.stages[stage].gpus[0])
-        for stage in range(len(plan.stages))
-    }
-    whole, shorter = [], []
-    for residency in residencies(plan):
-        if residency.kind == "activation":
-            start, end = residency.start_ns or 0, residency.end_ns or 0
-            whole.append((residency.count, start, end))
-            shorter.append((residency.count, start + forward[residency.stage], end))
-    return whole, shorter
+def not_falling(cases: Sequence[Case]) -> list[Case]:
+    """Return the cases in which more workers need more each than fewer."""
+    return [
+        case
+        for case in cases
+        for fewer in cases
+        if fewer["model"] == case["model"]
+        and fewer["workers"] < case["workers"]
+        and fewer["in_turn_bytes"] < case["in_turn_bytes"]
+    ]
 
 
-def _range(spans: Iterable[tuple[int, int, int]], length: int) -> tuple[int, int]:
-    """Return the most and the least bytes at any time."""
-    # What is there at the start of the period is there at its end.
-    found = levels(spans, length)
-    first = found[1:] if len(found) > 1 and found[1].start_ns == 0 else found
-    return max(level.most for level in found), min(level.count for level in first)
+def _far(timed: Sequence[Case], cases: Sequence[Case]) -> list[Case]:
+    """Return the cases over measured times whose saving differs from that over FLOPs."""
+    known = {(case["model"], case["workers"]): case["saving"] for case in cases}
+    return [
+        case
+        for case in timed
+        if abs(case["saving"] - known[case["model"], case["workers"]]) > NOISE
+    ]
 
 
-def _in_models(count: int, parts: int) -> str:
-    return str(Fraction(count, parts))
+def _table(title: str, cases: Sequence[Case]) -> Table:
+    return table_of(
+        f"{title}: the most for each worker, MB",
+        cases,
+        {
+            "model": lambda case: TITLES.get(case["model"], case["model"]),
+            "time": "time",
+            "workers": "workers",
+            "all at once": lambda case: f"{case['together_bytes'] / 1e6:.1f}",
+            "in turn": lambda case: f"{case['in_turn_bytes'] / 1e6:.1f}",
+            "saving": lambda case: f"{case['saving']:.1%}",
+        },
+    )
 
 
-def _against(cases: Iterable[dict[str, Any]], name: str) -> list[dict[str, Any]]:
-    return against(list(cases), "system", "operations", "N", name, "printed")
+def _draw(curves: Mapping[str, Curve], workers: Sequence[int]) -> Figure:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9.5, 3.6), layout="constrained")
+    panels = figure.subplots(1, len(curves), squeeze=False)[0]
+    for axes, (name, curve) in zip(panels, curves.items(), strict=True):
+        _draw_model(axes, curve, workers)
+        axes.set_title(TITLES.get(name, name))
+        axes.set_xlabel("share of a step, by FLOPs")
+    panels[0].set_ylabel("activation memory of a worker, MB")
+    panels[-1].legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+    return figure
 
 
-def _rows(cases: list[dict[str, Any]]) -> Iterable[tuple[object, ...]]:
-    found = {(case["N"], case["system"], case["operations"]): case for case in cases}
-    for count in sorted({case["N"] for case in cases}):
-        plain, cycle = (found[count, name, "at once"] for name in ("DP", "CDP"))
-        row = found.get((count, "CDP", "in a row"), {})
-        yield (
-            count, plain["most"], plain["printed"], cycle["most"], cycle["least"],
-            row.get("most", ""), row.get("least", ""), cycle["most_from_end_of_F"],
-            cycle["printed"],
-        )  # fmt: skip
+def _draw_model(axes: Axes, curve: Curve, workers: Sequence[int]) -> None:
+    from schedopt.drawing.looks import COLOURS
+
+    lines = [(1, "k", "-", "all at once")]
+    lines += [
+        (count, colour, "--", f"in turn, N = {count}")
+        for count, colour in zip(workers, COLOURS, strict=False)
+    ]
+    for count, colour, dash, label in lines:
+        found = curve.over_workers(count, cyclic=count > 1)
+        times = [level.start_ns / curve.length_ns for level in found]
+        sizes = [level.count / count / 1e6 for level in found]
+        x, y = [*times, 1.0], [*sizes, sizes[0]]
+        axes.step(x, y, where="post", color=colour, linestyle=dash, linewidth=1.2, label=label)
+    half, grey = curve.peak(1, cyclic=False) / 2e6, "#888888"
+    axes.axhline(half, color=grey, linewidth=0.8, linestyle=":", label="half of the most")
+    axes.set_ylim(bottom=0)
+    axes.set_xlim(0, 1)
+    axes.spines[["top", "right"]].set_visible(False)

@@ -1,18 +1,29 @@
 """Simulated annealing over allocations, at a period below the best.
 
-When a placement without penalty is found, the period drops to the least with which it still is one,
-and a little below; so the search goes on for a shorter one.
+The energy is the penalty of `placing.place`: 0 for a plan, else how much of the work, the time of a
+GPU or its memory is too much at the period. When a placement without penalty is found, the period
+drops to the least with which it still is one, found by bisection, and by a share of itself below;
+so the search goes on for a shorter one.
+
+Notes
+-----
+A move is accepted if it raises the penalty E by no more than -t ln(u), with u drawn from (0, 1]:
+with probability exp(-dE / t), as Metropolis et al. 1953 and Kirkpatrick et al. 1983 do. The limit
+is drawn before the move is placed, so that `place` can give up early. The temperature t falls
+geometrically from `hot` to `cold`. A step places the stages behind the first that changes; with S
+stages, I intervals on a resource and L layers it takes O(S (I + 1) + L) at worst.
 """
 
 from __future__ import annotations
 
 from math import log
+from typing import NamedTuple
 
 import numpy as np
 
 from schedopt.solving.local_search import moves
-from schedopt.solving.local_search.compiled import compiled, entered, inlined
 from schedopt.solving.local_search.moves import Draw, below
+from schedopt.solving.local_search.njit import njit_entry, njit_inline, njit_kernel
 from schedopt.solving.local_search.placing import measure, place, take_out
 from schedopt.solving.local_search.state import (
     COLUMNS,
@@ -30,27 +41,50 @@ from schedopt.solving.local_search.state import (
 from schedopt.solving.local_search.tables import Ints, Tables
 
 AIMED = 0.5
-"""How often a move is for the GPU that is the most overloaded."""
-AGAIN_SHARE, HALVE_SHARE = 0.25, 0.08
-"""How often a move flips what is computed again, or halves a backward, where that is allowed."""
-SHIFT, RECOLOUR, SWAP, SPLIT, MERGE, LEND, EXCHANGE, REORDER, HALVE, AGAIN = range(10)
+"""How often a move is for the GPU that is the most overloaded. These shares are compiled in."""
+RECOMPUTE_SHARE, SPLIT_SHARE = 0.25, 0.08
+"""How often a move flips what is recomputed, or splits a backward, where that is allowed."""
+(SHIFT_CUT, REASSIGN_GPU, SWAP_GPUS, SPLIT_STAGE, MERGE_STAGES) = range(5)
+(REASSIGN_MIDDLE, EXCHANGE_GPUS, CHANGE_ORDER, SPLIT_BACKWARD, RECOMPUTE) = range(5, 10)
 SHARES = (0.30, 0.12, 0.08, 0.08, 0.10, 0.04, 0.06, 0.22)
-"""How often each of the others is made, from SHIFT to REORDER."""
+"""How often each of the others is made, from SHIFT_CUT to CHANGE_ORDER."""
 
 
-@inlined
+class Schedule(NamedTuple):
+    """How one annealing goes.
+
+    Parameters
+    ----------
+    steps : int
+        Placements at most.
+    low : int
+        A period below which there is nothing to find, ns.
+    drop : float
+        How far below the best period to look, as a share of it.
+    hot, cold : float
+        Temperatures at the beginning and at the end, as penalties.
+    """
+
+    steps: int
+    low: int
+    drop: float
+    hot: float
+    cold: float
+
+
+@njit_inline
 def _copy_row(source: State, target: State, row: int) -> None:
     for column in range(COLUMNS):
         target.row[row, column] = source.row[row, column]
     target.overlap[row] = source.overlap[row]
 
 
-@inlined
+@njit_inline
 def _save(s: State, o: State, row: int) -> None:
     """Keep what a move from a row on may change."""
     stages = s.counts[STAGES]
-    for one in range(row, stages):
-        _copy_row(s, o, one)
+    for changed in range(row, stages):
+        _copy_row(s, o, changed)
     for item in range(s.row[row, MARK], s.counts[TOP]):
         for column in range(3):
             o.line[item, column] = s.line[item, column]
@@ -58,13 +92,13 @@ def _save(s: State, o: State, row: int) -> None:
         o.counts[number] = s.counts[number]
 
 
-@inlined
+@njit_inline
 def _restore(s: State, o: State, row: int) -> None:
     """Undo a move from a row on."""
     take_out(s, row)
     stages = o.counts[STAGES]
-    for one in range(row, stages):
-        _copy_row(o, s, one)
+    for changed in range(row, stages):
+        _copy_row(o, s, changed)
     for item in range(s.counts[TOP], o.counts[TOP]):
         for column in range(3):
             s.line[item, column] = o.line[item, column]
@@ -74,14 +108,14 @@ def _restore(s: State, o: State, row: int) -> None:
         s.counts[number] = o.counts[number]
 
 
-@compiled
-def copy_again(source: State, target: State) -> None:
-    """Copy what is computed again."""
-    for layer in range(source.again.shape[0]):
-        target.again[layer] = source.again[layer]
+@njit_kernel
+def copy_recompute(source: State, target: State) -> None:
+    """Copy which layers are recomputed."""
+    for layer in range(source.recompute.shape[0]):
+        target.recompute[layer] = source.recompute[layer]
 
 
-@compiled
+@njit_kernel
 def keep(t: Tables, s: State, best: State) -> None:
     """Copy what is chosen and where it is placed."""
     stages = s.counts[STAGES]
@@ -89,10 +123,10 @@ def keep(t: Tables, s: State, best: State) -> None:
         best.counts[number] = s.counts[number]
     for row in range(stages):
         _copy_row(s, best, row)
-    copy_again(s, best)
+    copy_recompute(s, best)
 
 
-@compiled
+@njit_kernel
 def replace_all(t: Tables, s: State, period: int, limit: float) -> float:
     """Place all stages at a period, and return the penalty."""
     take_out(s, 0)
@@ -100,7 +134,7 @@ def replace_all(t: Tables, s: State, period: int, limit: float) -> float:
     return place(t, s, 0, limit)
 
 
-@compiled
+@njit_kernel
 def _descend(t: Tables, s: State, best: State, low: int) -> int:
     """Return the least period, by bisection, with which the placement still has no penalty."""
     high = s.counts[PERIOD]
@@ -115,7 +149,7 @@ def _descend(t: Tables, s: State, best: State, low: int) -> int:
     return int(high)
 
 
-@inlined
+@njit_inline
 def _most_overloaded(t: Tables, s: State) -> int:
     worst, most = 0, -1.0
     period = s.counts[PERIOD]
@@ -126,7 +160,7 @@ def _most_overloaded(t: Tables, s: State) -> int:
     return worst
 
 
-@compiled
+@njit_kernel
 def _draw_row(s: State, gpu: int, draw: Draw) -> int:
     """Return a stage by chance, often one of a GPU."""
     stages = s.counts[STAGES]
@@ -144,54 +178,54 @@ def _draw_row(s: State, gpu: int, draw: Draw) -> int:
     return below(draw, stages)
 
 
-@inlined
+@njit_inline
 def _draw_kind(t: Tables, draw: Draw) -> int:
-    if t.again and draw.random() < AGAIN_SHARE:
-        return AGAIN
-    if t.split and draw.random() < HALVE_SHARE:
-        return HALVE
+    if t.recompute and draw.random() < RECOMPUTE_SHARE:
+        return RECOMPUTE
+    if t.split and draw.random() < SPLIT_SHARE:
+        return SPLIT_BACKWARD
     left = draw.random()
-    for kind in range(REORDER):
+    for kind in range(CHANGE_ORDER):
         left -= SHARES[kind]
         if left < 0:
             return kind
-    return REORDER
+    return CHANGE_ORDER
 
 
-@compiled
+@njit_kernel
 def _move(t: Tables, s: State, row: int, kind: int, draw: Draw) -> int:
-    if kind == SHIFT:
+    if kind == SHIFT_CUT:
         return moves.shift_cut(t, s, row, draw)
-    if kind == RECOLOUR:
-        return moves.recolour(t, s, row, draw)
-    if kind == SWAP:
-        return moves.swap(t, s, row, draw)
-    if kind == SPLIT:
-        return moves.split(t, s, row, draw)
-    if kind == MERGE:
-        return moves.merge(t, s, row, draw)
-    if kind == LEND:
-        return moves.lend(t, s, row, draw)
-    if kind == EXCHANGE:
-        return moves.exchange(t, s, row, draw)
-    if kind == HALVE:
-        return moves.halve(t, s, row, draw)
-    if kind == AGAIN:
-        return moves.flip_again(t, s, row, draw)
-    return moves.replace_order(t, s, row, draw)
+    if kind == REASSIGN_GPU:
+        return moves.reassign_gpu(t, s, row, draw)
+    if kind == SWAP_GPUS:
+        return moves.swap_gpus(t, s, row, draw)
+    if kind == SPLIT_STAGE:
+        return moves.split_stage(t, s, row, draw)
+    if kind == MERGE_STAGES:
+        return moves.merge_stages(t, s, row, draw)
+    if kind == REASSIGN_MIDDLE:
+        return moves.reassign_middle(t, s, row, draw)
+    if kind == EXCHANGE_GPUS:
+        return moves.exchange_gpus(t, s, row, draw)
+    if kind == SPLIT_BACKWARD:
+        return moves.split_backward(t, s, row, draw)
+    if kind == RECOMPUTE:
+        return moves.flip_recompute(t, s, row, draw)
+    return moves.change_order(t, s, row, draw)
 
 
-@inlined
+@njit_inline
 def _first_row(s: State, row: int, kind: int) -> int:
     """Return a row at or before the first that a move changes."""
-    if kind == SWAP:
+    if kind == SWAP_GPUS:
         return 0
-    if kind in (SHIFT, MERGE) and row == s.counts[STAGES] - 1 and row > 0:
+    if kind in (SHIFT_CUT, MERGE_STAGES) and row == s.counts[STAGES] - 1 and row > 0:
         return row - 1
     return row
 
 
-@compiled
+@njit_kernel
 def _anneal(
     t: Tables,
     s: State,
@@ -199,11 +233,7 @@ def _anneal(
     best: State,
     found: Ints,
     draw: Draw,
-    steps: int,
-    low: int,
-    drop: float,
-    heat: float,
-    cold: float,
+    plan: Schedule,
     stop: Ints,
 ) -> int:
     """Search from an allocation: see `anneal`, by which Python enters."""
@@ -211,25 +241,27 @@ def _anneal(
         measure(t, s, row)
     now = replace_all(t, s, s.counts[PERIOD], np.inf)
     worst = _most_overloaded(t, s)
-    pace = log(cold / heat) / steps
-    for step in range(steps):
+    cooling = log(plan.cold / plan.hot) / plan.steps
+    for step in range(plan.steps):
         if now == 0.0:
-            found[0] = _descend(t, s, best, low)
-            if found[0] <= low:
+            found[0] = _descend(t, s, best, plan.low)
+            if found[0] <= plan.low:
                 return step
-            period = max(low, min(found[0] - 1, int(found[0] * (1.0 - drop))))
+            # At least 1 ns below: what was found would be found again.
+            period = max(plan.low, min(found[0] - 1, int(found[0] * (1.0 - plan.drop))))
             now = replace_all(t, s, period, np.inf)
             worst = _most_overloaded(t, s)
             continue
         if step % 256 == 0 and stop[0]:
             return step
-        limit = now - heat * np.exp(pace * step) * np.log(draw.random())
+        # The highest penalty that Metropolis' rule accepts at this temperature, drawn beforehand.
+        limit = now - plan.hot * np.exp(cooling * step) * np.log(draw.random())
         row = _draw_row(s, worst, draw)
         kind = _draw_kind(t, draw)
         first = _first_row(s, row, kind)
         _save(s, other, first)
-        if kind == AGAIN:
-            copy_again(s, other)
+        if kind == RECOMPUTE:
+            copy_recompute(s, other)
         if _move(t, s, row, kind, draw) < 0:
             continue
         take_out(s, first)
@@ -239,14 +271,14 @@ def _anneal(
             worst = _most_overloaded(t, s)
         else:
             _restore(s, other, first)
-            if kind == AGAIN:
-                copy_again(other, s)
+            if kind == RECOMPUTE:
+                copy_recompute(other, s)
     if now == 0.0:
-        found[0] = _descend(t, s, best, low)
-    return steps
+        found[0] = _descend(t, s, best, plan.low)
+    return plan.steps
 
 
-@entered
+@njit_entry
 def anneal(
     t: Tables,
     s: State,
@@ -254,11 +286,7 @@ def anneal(
     best: State,
     found: Ints,
     draw: Draw,
-    steps: int,
-    low: int,
-    drop: float,
-    heat: float,
-    cold: float,
+    plan: Schedule,
     stop: Ints,
 ) -> int:
     """Search from an allocation; return how many placements were looked at.
@@ -275,15 +303,8 @@ def anneal(
     found : array, shape (1,)
         Its period, ns; 0: none so far.
     draw : numpy.random.Generator
-    steps : int
-        Placements at most.
-    low : int
-        A period below which there is nothing to find, ns.
-    drop : float
-        How far below the best period to look, as a share of it.
-    heat, cold : float
-        Temperatures at the beginning and at the end, as penalties.
+    plan : Schedule
     stop : array, shape (1,)
         Not 0: stop soon.
     """
-    return _anneal(t, s, other, best, found, draw, steps, low, drop, heat, cold, stop)
+    return _anneal(t, s, other, best, found, draw, plan, stop)

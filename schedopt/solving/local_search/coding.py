@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
 
+from schedopt.bounds.recomputation import runs_of
 from schedopt.plan import Kind, Operation, Pattern, Plan, Tensor, Transfer, place_in_period
 from schedopt.problem import Problem
 from schedopt.solving.local_search.state import (
-    AT_AGAIN,
-    AT_AHEAD,
-    AT_BACK,
-    AT_REST,
-    AT_RETURN,
-    AT_SEND,
+    AT_ACTIVATION,
+    AT_BACKWARD,
+    AT_FORWARD,
+    AT_GRADIENT,
+    AT_RECOMPUTE,
+    AT_WEIGHT_HALF,
     BEGIN,
     GPU,
     HALVED,
@@ -37,13 +37,13 @@ def encode(stages: Sequence[Stage], state: State, *, halved: bool = False) -> No
         Whether every backward runs in halves.
     """
     state.row[:] = 0
-    state.again[:] = 0
+    state.recompute[:] = 0
     for row, stage in enumerate(reversed(stages)):
         state.row[row, BEGIN] = stage.first
         state.row[row, GPU] = stage.gpus[0]
         state.row[row, HALVED] = halved
         for first, last in stage.recompute:
-            state.again[first : last + 1] = 1
+            state.recompute[first : last + 1] = 1
     state.counts[:] = 0
     state.counts[STAGES] = len(stages)
 
@@ -58,20 +58,22 @@ def decode(problem: Problem, tables: Tables, state: State) -> Plan:
     for stage, row in enumerate(reversed(range(count))):
         here = [int(value) for value in state.row[row]]
         end = int(state.row[row - 1, BEGIN]) if row else tables.layers
-        runs = tuple(_runs(state, here[BEGIN], end))
+        runs = runs_of([*map(bool, state.recompute[here[BEGIN] : end])], here[BEGIN])
         stages.append(Stage(layers=(here[BEGIN], end - 1), gpus=(here[GPU],), recompute=runs))
-        kinds: list[tuple[Kind, int]] = [("F", AT_AHEAD)]
+        kinds: list[tuple[Kind, int]] = [("F", AT_FORWARD)]
         if runs:
-            kinds.append(("R", AT_AGAIN))
-        kinds += [("I", AT_BACK), ("W", AT_REST)] if here[HALVED] else [("B", AT_BACK)]
+            kinds.append(("R", AT_RECOMPUTE))
+        kinds += (
+            [("I", AT_BACKWARD), ("W", AT_WEIGHT_HALF)] if here[HALVED] else [("B", AT_BACKWARD)]
+        )
         for kind, column in kinds:
             start, shift = place_in_period(here[column], 0, 1, period)
             operations.append(Operation(kind=kind, stage=stage, shift=shift, start_ns=start))
         if row and here[GPU] != state.row[row - 1, GPU]:
             target = int(state.row[row - 1, GPU])
             ends: list[tuple[Tensor, int, int, int]] = [
-                ("activation", AT_SEND, here[GPU], target),
-                ("gradient", AT_RETURN, target, here[GPU]),
+                ("activation", AT_ACTIVATION, here[GPU], target),
+                ("gradient", AT_GRADIENT, target, here[GPU]),
             ]
             for tensor, column, source, goal in ends:
                 if problem.platform.route(source, goal):
@@ -79,26 +81,10 @@ def decode(problem: Problem, tables: Tables, state: State) -> Plan:
                     transfers.append(
                         Transfer(tensor=tensor, stage=stage, shift=shift, start_ns=start)
                     )
-    return Plan(
-        chain=problem.chain,
-        platform=problem.platform,
-        rule=problem.rule,
-        scope=problem.scope,
-        stages=tuple(stages),
-        pattern=Pattern(
-            k=1,
-            period_total_ns=period,
-            operations=tuple(operations),
-            transfers=tuple(transfers),
-        ),
+    pattern = Pattern(
+        k=1,
+        period_total_ns=period,
+        operations=tuple(operations),
+        transfers=tuple(transfers),
     )
-
-
-def _runs(state: State, begin: int, end: int) -> list[tuple[int, int]]:
-    """Return the runs of layers of a stage that are computed again."""
-    found = []
-    for again, run in groupby(range(begin, end), key=lambda layer: bool(state.again[layer])):
-        if again:
-            layers = list(run)
-            found.append((layers[0], layers[-1]))
-    return found
+    return Plan.answering(problem, stages, pattern)

@@ -6,7 +6,7 @@ interval is taken out again in the reverse order.
 
 from __future__ import annotations
 
-from schedopt.solving.local_search.compiled import compiled
+from schedopt.solving.local_search.njit import njit_kernel
 from schedopt.solving.local_search.state import LENGTH, NEXT, START
 from schedopt.solving.local_search.tables import Ints
 
@@ -14,7 +14,7 @@ NOWHERE = -(1 << 62)
 """No place is free."""
 
 
-@compiled
+@njit_kernel
 def latest(
     line: Ints, first: Ints, period: int, where: int, length: int, start: int, lowest: int
 ) -> int:
@@ -49,7 +49,7 @@ def latest(
     return start
 
 
-@compiled
+@njit_kernel
 def earliest(
     line: Ints, first: Ints, period: int, where: int, length: int, start: int, highest: int
 ) -> int:
@@ -84,7 +84,7 @@ def earliest(
     return start
 
 
-@compiled
+@njit_kernel
 def room_before(line: Ints, first: Ints, period: int, where: int, start: int) -> int:
     """Return how far something could move to the left on a resource; a period if it is free."""
     turned = start % period
@@ -99,7 +99,7 @@ def room_before(line: Ints, first: Ints, period: int, where: int, start: int) ->
     return least
 
 
-@compiled
+@njit_kernel
 def room_behind(line: Ints, first: Ints, period: int, where: int, end: int) -> int:
     """Return how far something could move to the right on a resource; a period if it is free."""
     turned = end % period

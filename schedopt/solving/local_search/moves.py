@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from schedopt.solving.local_search.compiled import compiled, inlined
+from schedopt.solving.local_search.njit import njit_inline, njit_kernel
 from schedopt.solving.local_search.placing import measure
 from schedopt.solving.local_search.state import (
-    AHEAD,
-    BACK,
+    BACKWARD_GENE,
     BEGIN,
-    FIRST,
+    FORWARD_GENE,
     GPU,
     HALVED,
-    LAYERS_AGAIN,
+    LAYERS_RECOMPUTED,
+    ORDER_GENE,
     STAGES,
     State,
 )
@@ -26,31 +26,31 @@ from schedopt.solving.local_search.tables import Tables
 Draw = np.random.Generator
 
 
-@inlined
+@njit_inline
 def below(draw: Draw, count: int) -> int:
     """Return a number from 0 to count - 1 by chance."""
     return int(draw.random() * count)
 
 
-@inlined
+@njit_inline
 def _end(t: Tables, s: State, row: int) -> int:
     """Return the layer behind a stage."""
     return s.row[row - 1, BEGIN] if row > 0 else t.layers
 
 
-@inlined
+@njit_inline
 def _other_gpu(t: Tables, gpu: int, draw: Draw) -> int:
     return (gpu + 1 + below(draw, t.gpus - 1)) % t.gpus
 
 
-@inlined
+@njit_inline
 def _copy(s: State, source: int, target: int) -> None:
     """Copy what is chosen for a stage, and what follows, but not where it is placed."""
-    for column in range(LAYERS_AGAIN + 1):
+    for column in range(LAYERS_RECOMPUTED + 1):
         s.row[target, column] = s.row[source, column]
 
 
-@compiled
+@njit_kernel
 def shift_cut(t: Tables, s: State, row: int, draw: Draw) -> int:
     """Move the cut before a stage, mostly by little."""
     if row == s.counts[STAGES] - 1:
@@ -71,8 +71,8 @@ def shift_cut(t: Tables, s: State, row: int, draw: Draw) -> int:
     return row
 
 
-@compiled
-def recolour(t: Tables, s: State, row: int, draw: Draw) -> int:
+@njit_kernel
+def reassign_gpu(t: Tables, s: State, row: int, draw: Draw) -> int:
     """Let a stage run on another GPU."""
     if t.gpus == 1:
         return -1
@@ -81,8 +81,8 @@ def recolour(t: Tables, s: State, row: int, draw: Draw) -> int:
     return row
 
 
-@compiled
-def swap(t: Tables, s: State, row: int, draw: Draw) -> int:
+@njit_kernel
+def swap_gpus(t: Tables, s: State, row: int, draw: Draw) -> int:
     """Let two stages change their GPUs."""
     other = below(draw, s.counts[STAGES])
     if s.row[row, GPU] == s.row[other, GPU]:
@@ -95,15 +95,15 @@ def swap(t: Tables, s: State, row: int, draw: Draw) -> int:
     return min(row, other)
 
 
-@compiled
-def split(t: Tables, s: State, row: int, draw: Draw) -> int:
+@njit_kernel
+def split_stage(t: Tables, s: State, row: int, draw: Draw) -> int:
     """Cut a stage in two, and let one of them run on a GPU by chance."""
     stages = s.counts[STAGES]
     begin, end = s.row[row, BEGIN], _end(t, s, row)
     if end - begin < 2 or stages + 1 >= s.row.shape[0]:
         return -1
-    for one in range(stages, row + 1, -1):
-        _copy(s, one - 1, one)
+    for place in range(stages, row + 1, -1):
+        _copy(s, place - 1, place)
     _copy(s, row, row + 1)
     s.row[row, BEGIN] = begin + 1 + below(draw, end - begin - 1)
     s.counts[STAGES] = stages + 1
@@ -113,8 +113,8 @@ def split(t: Tables, s: State, row: int, draw: Draw) -> int:
     return row
 
 
-@compiled
-def merge(t: Tables, s: State, row: int, draw: Draw) -> int:
+@njit_kernel
+def merge_stages(t: Tables, s: State, row: int, draw: Draw) -> int:
     """Make one of a stage and the one before it in the chain."""
     stages = s.counts[STAGES]
     if row == stages - 1:
@@ -125,30 +125,30 @@ def merge(t: Tables, s: State, row: int, draw: Draw) -> int:
     if draw.random() < 0.5:
         _copy(s, row + 1, row)
     s.row[row, BEGIN] = begin
-    for one in range(row + 1, stages - 1):
-        _copy(s, one + 1, one)
+    for place in range(row + 1, stages - 1):
+        _copy(s, place + 1, place)
     s.counts[STAGES] = stages - 1
     measure(t, s, row)
     return row
 
 
-@compiled
-def lend(t: Tables, s: State, row: int, draw: Draw) -> int:
+@njit_kernel
+def reassign_middle(t: Tables, s: State, row: int, draw: Draw) -> int:
     """Let some layers at the end of a stage run on another GPU."""
     stages = s.counts[STAGES]
     begin, end = s.row[row, BEGIN], _end(t, s, row)
     if end - begin < 3 or stages + 2 >= s.row.shape[0] or t.gpus == 1:
         return -1
-    for one in range(stages + 1, row + 2, -1):
-        _copy(s, one - 2, one)
+    for place in range(stages + 1, row + 2, -1):
+        _copy(s, place - 2, place)
     _copy(s, row, row + 1)
     _copy(s, row, row + 2)
-    one = begin + 1 + below(draw, end - begin - 1)
-    two = begin + 1 + below(draw, end - begin - 1)
-    if one == two:
-        two = one + 1 if one + 1 < end else one - 1
-    s.row[row, BEGIN] = max(one, two)
-    s.row[row + 1, BEGIN] = min(one, two)
+    cut = begin + 1 + below(draw, end - begin - 1)
+    other = begin + 1 + below(draw, end - begin - 1)
+    if cut == other:
+        other = cut + 1 if cut + 1 < end else cut - 1
+    s.row[row, BEGIN] = max(cut, other)
+    s.row[row + 1, BEGIN] = min(cut, other)
     s.row[row + 1, GPU] = _other_gpu(t, s.row[row, GPU], draw)
     s.counts[STAGES] = stages + 2
     measure(t, s, row)
@@ -157,47 +157,47 @@ def lend(t: Tables, s: State, row: int, draw: Draw) -> int:
     return row
 
 
-@compiled
-def exchange(t: Tables, s: State, row: int, draw: Draw) -> int:
+@njit_kernel
+def exchange_gpus(t: Tables, s: State, row: int, draw: Draw) -> int:
     """Let two GPUs change what they run from a row on."""
     if t.gpus == 1:
         return -1
     gpu = s.row[row, GPU]
     other = _other_gpu(t, gpu, draw)
-    for one in range(row, s.counts[STAGES]):
-        if s.row[one, GPU] == gpu:
-            s.row[one, GPU] = other
-            measure(t, s, one)
-        elif s.row[one, GPU] == other:
-            s.row[one, GPU] = gpu
-            measure(t, s, one)
+    for place in range(row, s.counts[STAGES]):
+        if s.row[place, GPU] == gpu:
+            s.row[place, GPU] = other
+            measure(t, s, place)
+        elif s.row[place, GPU] == other:
+            s.row[place, GPU] = gpu
+            measure(t, s, place)
     return row
 
 
-@inlined
-def replace_order(t: Tables, s: State, row: int, draw: Draw) -> int:
+@njit_inline
+def change_order(t: Tables, s: State, row: int, draw: Draw) -> int:
     """Place a stage in another way."""
     which = below(draw, 3)
     if which == 0:
-        s.row[row, AHEAD] = (s.row[row, AHEAD] + 1 + below(draw, 2)) % 3
+        s.row[row, FORWARD_GENE] = (s.row[row, FORWARD_GENE] + 1 + below(draw, 2)) % 3
     elif which == 1:
-        s.row[row, BACK] = (s.row[row, BACK] + 1 + below(draw, 2)) % 3
+        s.row[row, BACKWARD_GENE] = (s.row[row, BACKWARD_GENE] + 1 + below(draw, 2)) % 3
     else:
-        s.row[row, FIRST] = 1 - s.row[row, FIRST]
+        s.row[row, ORDER_GENE] = 1 - s.row[row, ORDER_GENE]
     return row
 
 
-@compiled
-def halve(t: Tables, s: State, row: int, draw: Draw) -> int:
+@njit_kernel
+def split_backward(t: Tables, s: State, row: int, draw: Draw) -> int:
     """Run a backward in halves, or whole."""
     s.row[row, HALVED] = 1 - s.row[row, HALVED]
     measure(t, s, row)
     return row
 
 
-@compiled
-def flip_again(t: Tables, s: State, row: int, draw: Draw) -> int:
-    """Keep some layers of a stage that were computed again, or the other way round."""
+@njit_kernel
+def flip_recompute(t: Tables, s: State, row: int, draw: Draw) -> int:
+    """Keep some layers of a stage that were recomputed, or the other way round."""
     begin, end = s.row[row, BEGIN], _end(t, s, row)
     first = begin + below(draw, end - begin)
     last = first + 1
@@ -206,8 +206,8 @@ def flip_again(t: Tables, s: State, row: int, draw: Draw) -> int:
         first, last = begin, end
     elif how < 0.5:
         last = first + 1 + below(draw, end - first)
-    value = 1 - s.again[first]
+    value = 1 - s.recompute[first]
     for layer in range(first, last):
-        s.again[layer] = value
+        s.recompute[layer] = value
     measure(t, s, row)
     return row

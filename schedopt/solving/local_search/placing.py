@@ -3,11 +3,12 @@
 Each forward goes to the latest free place of its GPU and links that is in time for what follows,
 each backward to the earliest; a gene for each stage may say otherwise. What finds no place, and
 what is too much for a GPU's time or memory, is a penalty: without one, the placement is a plan.
+
+A stage takes O(I^2) at worst for I intervals on a resource, and O(I) mostly: see `gaps`.
 """
 
 from __future__ import annotations
 
-from schedopt.solving.local_search.compiled import compiled, inlined
 from schedopt.solving.local_search.gaps import (
     NOWHERE,
     earliest,
@@ -15,45 +16,44 @@ from schedopt.solving.local_search.gaps import (
     room_before,
     room_behind,
 )
+from schedopt.solving.local_search.njit import njit_inline, njit_kernel
+from schedopt.solving.local_search.penalty import excess_of_load, final_excess, in_flight
 from schedopt.solving.local_search.state import (
-    AGAIN_TO_BACK,
-    AGAIN_TO_REST,
-    AHEAD,
-    AT_AGAIN,
-    AT_AHEAD,
-    AT_BACK,
-    AT_REST,
-    AT_RETURN,
-    AT_SEND,
-    BACK,
+    AT_ACTIVATION,
+    AT_BACKWARD,
+    AT_FORWARD,
+    AT_GRADIENT,
+    AT_RECOMPUTE,
+    AT_WEIGHT_HALF,
+    BACKWARD_GENE,
     BEGIN,
-    FIRST,
+    F_TO_B,
+    F_TO_W,
+    FB_WORKSPACE,
+    FORWARD_GENE,
     GPU,
     HALVED,
-    HALVES,
     HELD,
-    LAYERS_AGAIN,
+    I_TO_W,
+    LAYERS_RECOMPUTED,
     LENGTH,
     MARK,
-    NEED,
     NEXT,
+    ORDER_GENE,
     PERIOD,
     PLACED,
-    SPACE,
+    R_TO_B,
+    R_TO_W,
+    R_WORKSPACE,
     STAGES,
     START,
-    T_AGAIN,
-    T_AHEAD,
-    T_BACK,
-    T_REST,
-    TIME,
-    TO_BACK,
-    TO_REST,
+    T_BACKWARD,
+    T_FORWARD,
+    T_RECOMPUTE,
+    T_WEIGHT_HALF,
     TOP,
     WEIGHTS,
     WHERE,
-    WORK,
-    WORK_AGAIN,
     State,
 )
 from schedopt.solving.local_search.tables import (
@@ -65,7 +65,6 @@ from schedopt.solving.local_search.tables import (
     KEPT_HALF,
     RECEIVED,
     SAVED,
-    TIED,
     WEIGHT,
     WEIGHT_HALF,
     WORKSPACE,
@@ -73,107 +72,69 @@ from schedopt.solving.local_search.tables import (
 )
 
 
-@compiled
+@njit_kernel
 def measure(t: Tables, s: State, row: int) -> None:
     """Find out what a stage takes on its own."""
     begin, gpu, halved = s.row[row, BEGIN], s.row[row, GPU], s.row[row, HALVED]
     end = s.row[row - 1, BEGIN] if row > 0 else t.layers
-    s.row[row, T_AHEAD] = t.time[gpu, FORWARD, end] - t.time[gpu, FORWARD, begin]
+    s.row[row, T_FORWARD] = t.time[gpu, FORWARD, end] - t.time[gpu, FORWARD, begin]
     back = INPUT_HALF if halved else BACKWARD
-    s.row[row, T_BACK] = t.time[gpu, back, end] - t.time[gpu, back, begin]
+    s.row[row, T_BACKWARD] = t.time[gpu, back, end] - t.time[gpu, back, begin]
     rest = t.time[gpu, WEIGHT_HALF, end] - t.time[gpu, WEIGHT_HALF, begin]
-    s.row[row, T_REST] = rest if halved else 0
+    s.row[row, T_WEIGHT_HALF] = rest if halved else 0
     s.row[row, WEIGHTS] = t.layer[end, WEIGHT] - t.layer[begin, WEIGHT]
-    for column in range(TO_BACK, LAYERS_AGAIN + 1):
+    for column in range(F_TO_B, LAYERS_RECOMPUTED + 1):
         s.row[row, column] = 0
-    again = 0
+    recompute = 0
     before = False
     for layer in range(begin, end):
         late = halved and not t.layer[layer, EARLY]
         kept = 0
         space = t.layer[layer, WORKSPACE]
-        s.row[row, WORK] = max(s.row[row, WORK], space)
-        computed = s.again[layer] > 0
+        s.row[row, FB_WORKSPACE] = max(s.row[row, FB_WORKSPACE], space)
+        computed = s.recompute[layer] > 0
         if computed:
-            s.row[row, LAYERS_AGAIN] += 1
-            again += t.time[gpu, FORWARD, layer + 1] - t.time[gpu, FORWARD, layer]
-            s.row[row, WORK_AGAIN] = max(s.row[row, WORK_AGAIN], space)
-            s.row[row, AGAIN_TO_REST if late else AGAIN_TO_BACK] += t.layer[layer, SAVED]
+            s.row[row, LAYERS_RECOMPUTED] += 1
+            recompute += t.time[gpu, FORWARD, layer + 1] - t.time[gpu, FORWARD, layer]
+            s.row[row, R_WORKSPACE] = max(s.row[row, R_WORKSPACE], space)
+            s.row[row, R_TO_W if late else R_TO_B] += t.layer[layer, SAVED]
             if not before:
                 kept = t.layer[layer, RECEIVED]
         else:
             kept = t.layer[layer, SAVED]
             if layer == begin or before:
                 kept += t.layer[layer, ENTRY]
-        s.row[row, TO_REST if late else TO_BACK] += kept
+        s.row[row, F_TO_W if late else F_TO_B] += kept
         if halved:
-            s.row[row, HALVES] += t.layer[layer, KEPT_HALF]
+            s.row[row, I_TO_W] += t.layer[layer, KEPT_HALF]
         before = computed
-    s.row[row, T_AGAIN] = again
-    if s.row[row, T_AHEAD] + s.row[row, T_BACK] + s.row[row, T_REST] == 0:
-        s.row[row, WORK] = 0
-    if again == 0:
-        s.row[row, WORK_AGAIN] = 0
+    s.row[row, T_RECOMPUTE] = recompute
+    if s.row[row, T_FORWARD] + s.row[row, T_BACKWARD] + s.row[row, T_WEIGHT_HALF] == 0:
+        s.row[row, FB_WORKSPACE] = 0
+    if recompute == 0:
+        s.row[row, R_WORKSPACE] = 0
 
 
-@inlined
-def _turns(length: int, period: int) -> int:
-    """Return how many micro-batches hold something at once that each holds for so long."""
-    return max(1, -(-length // period))
-
-
-@inlined
-def _excess_of_load(t: Tables, s: State) -> float:
-    """Return by how much GPUs are overloaded whatever the order is, in periods and memories.
-
-    A micro-batch stays in a stage for its work and that of all stages behind at least.
-    """
-    period = s.counts[PERIOD]
-    for gpu in range(t.gpus):
-        s.load[gpu, TIME] = s.load[gpu, NEED] = 0
-    behind, turns = 0, 1
-    for row in range(s.counts[STAGES]):
-        gpu = s.row[row, GPU]
-        work = s.row[row, T_AHEAD] + s.row[row, T_BACK] + s.row[row, T_AGAIN]
-        s.load[gpu, TIME] += work + s.row[row, T_REST]
-        behind += work
-        # Divided only where it grows: most stages add less than a period.
-        if behind > turns * period:
-            turns = _turns(behind, period)
-        need = s.row[row, WEIGHTS] + turns * s.row[row, TO_BACK]
-        if s.row[row, T_REST] > 0:
-            later = _turns(behind + s.row[row, T_REST], period)
-            need += later * s.row[row, TO_REST] + s.row[row, HALVES]
-        s.load[gpu, NEED] += need + s.row[row, AGAIN_TO_BACK] + s.row[row, AGAIN_TO_REST]
-    excess = 0.0
-    for gpu in range(t.gpus):
-        if s.load[gpu, TIME] > period:
-            excess += (s.load[gpu, TIME] - period) / period
-        if not t.peak and s.load[gpu, NEED] > t.room[gpu]:
-            excess += (s.load[gpu, NEED] - t.room[gpu]) / max(1, t.room[gpu])
-    return excess
-
-
-@inlined
-def _hold(s: State, row: int) -> None:
+@njit_inline
+def _note_held(s: State, row: int) -> None:
     """Note what a stage that is placed holds at the most: each kind at its own maximum."""
     period = s.counts[PERIOD]
-    ahead, begin = s.row[row, AT_AHEAD], s.row[row, AT_BACK]
-    back = begin + s.row[row, T_BACK]
-    held = s.row[row, WEIGHTS] + _turns(back - ahead, period) * s.row[row, TO_BACK]
+    ahead, begin = s.row[row, AT_FORWARD], s.row[row, AT_BACKWARD]
+    back = begin + s.row[row, T_BACKWARD]
+    held = s.row[row, WEIGHTS] + in_flight(back - ahead, period) * s.row[row, F_TO_B]
     rest = back
     if s.row[row, HALVED]:
-        rest = s.row[row, AT_REST] + s.row[row, T_REST]
-        held += _turns(rest - ahead, period) * s.row[row, TO_REST]
-        held += _turns(rest - begin, period) * s.row[row, HALVES]
-    if s.row[row, AGAIN_TO_BACK] > 0:
-        held += _turns(back - s.row[row, AT_AGAIN], period) * s.row[row, AGAIN_TO_BACK]
-    if s.row[row, AGAIN_TO_REST] > 0:
-        held += _turns(rest - s.row[row, AT_AGAIN], period) * s.row[row, AGAIN_TO_REST]
+        rest = s.row[row, AT_WEIGHT_HALF] + s.row[row, T_WEIGHT_HALF]
+        held += in_flight(rest - ahead, period) * s.row[row, F_TO_W]
+        held += in_flight(rest - begin, period) * s.row[row, I_TO_W]
+    if s.row[row, R_TO_B] > 0:
+        held += in_flight(back - s.row[row, AT_RECOMPUTE], period) * s.row[row, R_TO_B]
+    if s.row[row, R_TO_W] > 0:
+        held += in_flight(rest - s.row[row, AT_RECOMPUTE], period) * s.row[row, R_TO_W]
     s.row[row, HELD] = held
 
 
-@inlined
+@njit_inline
 def take_out(s: State, row: int) -> None:
     """Take stages out of the period, down to a row."""
     if s.counts[PLACED] <= row:
@@ -187,7 +148,7 @@ def take_out(s: State, row: int) -> None:
     s.counts[PLACED] = row
 
 
-@inlined
+@njit_inline
 def put(s: State, where: int, start: int, length: int) -> None:
     """Put an interval onto a resource."""
     top = s.counts[TOP]
@@ -199,14 +160,14 @@ def put(s: State, where: int, start: int, length: int) -> None:
     s.counts[TOP] = top + 1
 
 
-@inlined
-def _place_ahead(s: State, row: int, end: int) -> tuple[int, float]:
+@njit_inline
+def _place_forward(s: State, row: int, end: int) -> tuple[int, float]:
     """Place a forward that ends in time; return its start and what found no place."""
-    gpu, length, period = s.row[row, GPU], s.row[row, T_AHEAD], s.counts[PERIOD]
+    gpu, length, period = s.row[row, GPU], s.row[row, T_FORWARD], s.counts[PERIOD]
     start = latest(s.line, s.first, period, gpu, length, end - length, end - length - period)
     if start == NOWHERE:
         return end - length, max(1, length) / period
-    gene = s.row[row, AHEAD]
+    gene = s.row[row, FORWARD_GENE]
     if gene > 0:
         room = room_before(s.line, s.first, period, gpu, start)
         if room < period:
@@ -222,14 +183,14 @@ def _place_ahead(s: State, row: int, end: int) -> tuple[int, float]:
     return start, 0.0
 
 
-@inlined
-def _place_back(s: State, row: int, begin: int) -> tuple[int, float]:
+@njit_inline
+def _place_backward(s: State, row: int, begin: int) -> tuple[int, float]:
     """Place a backward, or its input half; return its start and what found no place."""
-    gpu, length, period = s.row[row, GPU], s.row[row, T_BACK], s.counts[PERIOD]
+    gpu, length, period = s.row[row, GPU], s.row[row, T_BACKWARD], s.counts[PERIOD]
     start = earliest(s.line, s.first, period, gpu, length, begin, begin + period)
     if start == NOWHERE:
         return begin, max(1, length) / period
-    gene = s.row[row, BACK]
+    gene = s.row[row, BACKWARD_GENE]
     if gene > 0:
         room = room_behind(s.line, s.first, period, gpu, start + length)
         if room < period:
@@ -245,7 +206,7 @@ def _place_back(s: State, row: int, begin: int) -> tuple[int, float]:
     return start, 0.0
 
 
-@inlined
+@njit_inline
 def _place_transfer(
     t: Tables, s: State, source: int, target: int, length: int, time: int, ahead: int
 ) -> tuple[int, float]:
@@ -275,61 +236,61 @@ def _place_transfer(
     return start, 0.0
 
 
-@inlined
-def _way_ahead(t: Tables, s: State, row: int) -> float:
+@njit_inline
+def _place_forward_path(t: Tables, s: State, row: int) -> float:
     """Place the forward of a stage and what it sends."""
     gpu = s.row[row, GPU]
     excess = 0.0
     if row == 0:
-        end = s.row[0, T_AHEAD]
+        end = s.row[0, T_FORWARD]
     else:
-        end = s.row[row - 1, AT_AHEAD]
+        end = s.row[row - 1, AT_FORWARD]
         target = s.row[row - 1, GPU]
         link = t.link[gpu, target]
         if link >= 0:
             length = t.sending[link, s.row[row - 1, BEGIN] - 1]
             end, excess = _place_transfer(t, s, gpu, target, length, end, 1)
-            s.row[row, AT_SEND] = end
-    s.row[row, AT_AHEAD], more = _place_ahead(s, row, end)
+            s.row[row, AT_ACTIVATION] = end
+    s.row[row, AT_FORWARD], more = _place_forward(s, row, end)
     return excess + more
 
 
-@inlined
-def _way_back(t: Tables, s: State, row: int) -> float:
+@njit_inline
+def _place_backward_path(t: Tables, s: State, row: int) -> float:
     """Place the backward of a stage, and what it waits for; then its weight half."""
     gpu = s.row[row, GPU]
     excess = 0.0
     if row == 0:
-        begin = s.row[0, AT_AHEAD] + s.row[0, T_AHEAD] + s.row[0, T_AGAIN]
+        begin = s.row[0, AT_FORWARD] + s.row[0, T_FORWARD] + s.row[0, T_RECOMPUTE]
     else:
-        begin = s.row[row - 1, AT_BACK] + s.row[row - 1, T_BACK]
+        begin = s.row[row - 1, AT_BACKWARD] + s.row[row - 1, T_BACKWARD]
         source = s.row[row - 1, GPU]
         link = t.link[source, gpu]
         if link >= 0:
             length = t.sending[link, s.row[row - 1, BEGIN] - 1]
             begin, excess = _place_transfer(t, s, source, gpu, length, begin, 0)
-            s.row[row, AT_RETURN] = begin
+            s.row[row, AT_GRADIENT] = begin
             begin += length
-    s.row[row, AT_BACK], more = _place_back(s, row, begin)
+    s.row[row, AT_BACKWARD], more = _place_backward(s, row, begin)
     excess += more
     if s.row[row, HALVED]:
-        length, period = s.row[row, T_REST], s.counts[PERIOD]
-        begin = s.row[row, AT_BACK] + s.row[row, T_BACK]
+        length, period = s.row[row, T_WEIGHT_HALF], s.counts[PERIOD]
+        begin = s.row[row, AT_BACKWARD] + s.row[row, T_BACKWARD]
         start = earliest(s.line, s.first, period, gpu, length, begin, begin + period)
         if start == NOWHERE:
             excess += max(1, length) / period
             start = begin
         else:
             put(s, gpu, start, length)
-        s.row[row, AT_REST] = start
+        s.row[row, AT_WEIGHT_HALF] = start
     return excess
 
 
-@inlined
-def _once_more(s: State, row: int) -> float:
-    """Place what a stage computes again, the latest before its backward."""
-    gpu, length, period = s.row[row, GPU], s.row[row, T_AGAIN], s.counts[PERIOD]
-    begin = s.row[row, AT_BACK] - length
+@njit_inline
+def _place_recompute(s: State, row: int) -> float:
+    """Place what a stage recomputes, the latest before its backward."""
+    gpu, length, period = s.row[row, GPU], s.row[row, T_RECOMPUTE], s.counts[PERIOD]
+    begin = s.row[row, AT_BACKWARD] - length
     start = latest(s.line, s.first, period, gpu, length, begin, begin - period)
     excess = 0.0
     if start == NOWHERE:
@@ -337,148 +298,45 @@ def _once_more(s: State, row: int) -> float:
         start = begin
     else:
         put(s, gpu, start, length)
-    s.row[row, AT_AGAIN] = start
+    s.row[row, AT_RECOMPUTE] = start
     return excess
 
 
-@inlined
-def _before_again(s: State, row: int) -> None:
-    """Let the forward keep its place in the period, in one that ends before it is run again."""
-    late = s.row[row, AT_AHEAD] + s.row[row, T_AHEAD] - s.row[row, AT_AGAIN]
+@njit_inline
+def _move_before_recompute(s: State, row: int) -> None:
+    """Let the forward keep its place in the period, in one that ends before its recompute."""
+    late = s.row[row, AT_FORWARD] + s.row[row, T_FORWARD] - s.row[row, AT_RECOMPUTE]
     if late > 0:
         period = s.counts[PERIOD]
-        s.row[row, AT_AHEAD] -= -(-late // period) * period
+        s.row[row, AT_FORWARD] -= -(-late // period) * period
 
 
-@compiled
+@njit_kernel
 def place(t: Tables, s: State, row: int, limit: float) -> float:
     """Place the stages from a row on, and return the penalty; give up above a limit.
 
     The rows before are placed already. Genes and sizes say what is placed.
     """
-    excess = _excess_of_load(t, s)
+    excess = excess_of_load(t, s)
     if excess > limit:
         return excess
     overlap = s.overlap[row - 1] if row > 0 else 0.0
     while row < s.counts[STAGES]:
         s.row[row, MARK] = s.counts[TOP]
         s.counts[PLACED] = row + 1
-        again = s.row[row, LAYERS_AGAIN]
-        if s.row[row, FIRST] or row == 0:
-            overlap += _way_ahead(t, s, row)
-        overlap += _way_back(t, s, row)
-        if again > 0:
-            overlap += _once_more(s, row)
-        if not (s.row[row, FIRST] or row == 0):
-            overlap += _way_ahead(t, s, row)
-        if again > 0:
-            _before_again(s, row)
+        recompute = s.row[row, LAYERS_RECOMPUTED]
+        if s.row[row, ORDER_GENE] or row == 0:
+            overlap += _place_forward_path(t, s, row)
+        overlap += _place_backward_path(t, s, row)
+        if recompute > 0:
+            overlap += _place_recompute(s, row)
+        if not (s.row[row, ORDER_GENE] or row == 0):
+            overlap += _place_forward_path(t, s, row)
+        if recompute > 0:
+            _move_before_recompute(s, row)
         s.overlap[row] = overlap
-        _hold(s, row)
+        _note_held(s, row)
         row += 1
         if overlap > limit:
             return overlap
-    return overlap + _excess(t, s)
-
-
-@compiled
-def _excess(t: Tables, s: State) -> float:
-    """Return by how much GPUs are overloaded, in periods and memories."""
-    period = s.counts[PERIOD]
-    for gpu in range(t.gpus):
-        s.load[gpu, NEED] = s.load[gpu, SPACE] = 0
-    for row in range(s.counts[STAGES]):
-        gpu = s.row[row, GPU]
-        s.load[gpu, NEED] += s.row[row, HELD]
-        s.load[gpu, SPACE] = max(s.load[gpu, SPACE], s.row[row, WORK], s.row[row, WORK_AGAIN])
-    excess = 0.0
-    for gpu in range(t.gpus):
-        if s.load[gpu, TIME] > period:
-            excess += (s.load[gpu, TIME] - period) / period
-        need = s.load[gpu, NEED] + s.load[gpu, SPACE]
-        if need > t.room[gpu] and t.peak:
-            need = peak_of(t, s, gpu)
-        s.load[gpu, NEED] = need
-        if need > t.room[gpu]:
-            excess += (need - t.room[gpu]) / max(1, t.room[gpu])
-    return excess + _parted(t, s)
-
-
-@compiled
-def _parted(t: Tables, s: State) -> float:
-    """Return how often a layer does not lie where another of its group does."""
-    if t.ties == 0:
-        return 0.0
-    found = 0.0
-    for group in range(t.ties):
-        home = -1
-        row = 0
-        for layer in range(t.layers - 1, -1, -1):
-            while layer < s.row[row, BEGIN]:
-                row += 1
-            if t.layer[layer, TIED] == group:
-                if home >= 0 and s.row[row, GPU] != home:
-                    found += 1.0
-                home = s.row[row, GPU]
-    return found
-
-
-@inlined
-def _level(s: State, start: int, end: int, count: int, time: int) -> int:
-    """Return what lies there at a time of something that each micro-batch holds."""
-    period = s.counts[PERIOD]
-    length = end - start
-    whole = length // period
-    left = length - whole * period
-    behind = (time - start) % period
-    if behind < left or (length == 0 and behind == 0):
-        whole += 1
-    return int(whole * count)
-
-
-@compiled
-def peak_of(t: Tables, s: State, gpu: int) -> int:
-    """Return the most that lies on a GPU at once. It begins where something begins."""
-    most = 0
-    for row in range(s.counts[STAGES]):
-        if s.row[row, GPU] == gpu:
-            most = max(
-                most,
-                _level_of(s, gpu, s.row[row, AT_AHEAD]),
-                _level_of(s, gpu, s.row[row, AT_BACK]),
-            )
-            if s.row[row, HALVED]:
-                most = max(most, _level_of(s, gpu, s.row[row, AT_REST]))
-            if s.row[row, LAYERS_AGAIN]:
-                most = max(most, _level_of(s, gpu, s.row[row, AT_AGAIN]))
-    return most
-
-
-@inlined
-def _level_of(s: State, gpu: int, time: int) -> int:
-    """Return what lies on a GPU at a time."""
-    found = 0
-    for row in range(s.counts[STAGES]):
-        if s.row[row, GPU] != gpu:
-            continue
-        back = s.row[row, AT_BACK] + s.row[row, T_BACK]
-        rest = s.row[row, AT_REST] + s.row[row, T_REST] if s.row[row, HALVED] else back
-        found += s.row[row, WEIGHTS]
-        found += _level(s, s.row[row, AT_AHEAD], back, s.row[row, TO_BACK], time)
-        found += _level(s, s.row[row, AT_AHEAD], rest, s.row[row, TO_REST], time)
-        found += _level(s, s.row[row, AT_BACK], rest, s.row[row, HALVES], time)
-        if s.row[row, LAYERS_AGAIN]:
-            found += _level(s, s.row[row, AT_AGAIN], back, s.row[row, AGAIN_TO_BACK], time)
-            found += _level(s, s.row[row, AT_AGAIN], rest, s.row[row, AGAIN_TO_REST], time)
-        if s.row[row, WORK] > 0:
-            for begin, length in (
-                (s.row[row, AT_AHEAD], s.row[row, T_AHEAD]),
-                (s.row[row, AT_BACK], s.row[row, T_BACK]),
-                (s.row[row, AT_REST], s.row[row, T_REST]),
-            ):
-                if length > 0:
-                    found += _level(s, begin, begin + length, s.row[row, WORK], time)
-        if s.row[row, WORK_AGAIN] > 0:
-            begin = s.row[row, AT_AGAIN]
-            found += _level(s, begin, begin + s.row[row, T_AGAIN], s.row[row, WORK_AGAIN], time)
-    return found
+    return overlap + final_excess(t, s)

@@ -18,10 +18,11 @@ import numpy as np
 
 from schedopt.bounds.cuts import longest_way
 from schedopt.chain import Chain, Layer
+from schedopt.errors import InputError
 from schedopt.plan import Plan
 from schedopt.platform import Platform
 from schedopt.problem import Problem
-from schedopt.solving.local_search.annealing import anneal
+from schedopt.solving.local_search.annealing import Schedule, anneal
 from schedopt.solving.local_search.coding import decode, encode
 from schedopt.solving.local_search.state import PERIOD, STAGES, State, new_state
 from schedopt.solving.local_search.tables import Ints, make_tables
@@ -29,19 +30,54 @@ from schedopt.solving.retiming import compress_shifts
 from schedopt.solving.run import Run
 from schedopt.stage import Stage
 
-STEPS: Final = 400_000
-"""Placements of one annealing, which then takes a fraction of a second."""
-STEPS_OF_LAYERS: Final = 100_000_000
-"""The same times layers: those of long chains take longer."""
-DROPS: Final = (0.02, 0.005, 0.05, 0.001)
-"""How far below the best period an annealing looks, in turn."""
-HEAT: Final = 0.03
-COLD: Final = 0.0005
-"""Temperatures at the beginning and at the end of an annealing, as penalties."""
 LOADING_S: Final = 1.0
 """What was compiled before takes less."""
 POLL_S: Final = 0.05
 """How often a stop is looked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalSearchParams:
+    """How the search goes; the shares of its moves are compiled in (`annealing`).
+
+    Parameters
+    ----------
+    placements : int
+        Of one annealing, which then takes a fraction of a second.
+    placements_times_layers : int
+        At most: those of long chains take longer.
+    drops : tuple of float
+        How far below the best period an annealing looks, in turn: far ones leave local optima,
+        near ones find what is there.
+    hot, cold : float
+        Temperatures at the beginning and at the end of an annealing, as penalties.
+    """
+
+    placements: int = 400_000
+    placements_times_layers: int = 100_000_000
+    drops: tuple[float, ...] = (0.02, 0.005, 0.05, 0.001)
+    hot: float = 0.03
+    cold: float = 0.0005
+
+    def __post_init__(self) -> None:
+        if not (self.placements > 0 and self.placements_times_layers > 0 and self.drops):
+            raise InputError("no work", field="placements", way_out="Give at least 1, and a drop")
+        if not 0 < self.cold <= self.hot:
+            raise InputError(
+                f"{self.cold} and {self.hot} do not fall",
+                field="cold",
+                way_out="Give less, above 0",
+            )
+        if not all(0 <= drop < 1 for drop in self.drops):
+            raise InputError("not a share", field="drops", way_out="Give shares below 1")
+
+    def schedule(self, number: int, steps: int, low: int) -> Schedule:
+        """Return how annealing `number` goes."""
+        drop = self.drops[number % len(self.drops)]
+        return Schedule(steps=steps, low=low, drop=drop, hot=self.hot, cold=self.cold)
+
+
+DEFAULTS: Final = LocalSearchParams()
 
 
 @dataclass
@@ -79,7 +115,7 @@ def _compile() -> None:
     state.counts[PERIOD] = 2
     flag = np.zeros(1, dtype=np.int64)
     draw = np.random.default_rng(0)
-    anneal(tables, state, scratch, best, flag.copy(), draw, 1, 2, DROPS[0], HEAT, COLD, flag)
+    anneal(tables, state, scratch, best, flag.copy(), draw, DEFAULTS.schedule(0, 1, 2), flag)
 
 
 def place_stages(problem: Problem, run: Run) -> Plan | None:
@@ -95,9 +131,9 @@ def place_stages(problem: Problem, run: Run) -> Plan | None:
     state.counts[PERIOD] = max(1, longest_way(problem))
     found, stop = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
     draw = np.random.default_rng(run.seed)
-    low = ceil(run.bound() or 1)
     # The first step of an annealing bisects, and moves nothing.
-    anneal(tables, state, scratch, best, found, draw, 1, low, DROPS[0], HEAT, COLD, stop)
+    one_step = DEFAULTS.schedule(0, 1, ceil(run.bound() or 1))
+    anneal(tables, state, scratch, best, found, draw, one_step, stop)
     return compress_shifts(decode(problem, tables, best)) if found[0] else None
 
 
@@ -111,10 +147,13 @@ class LocalSearch:
         For its clock, seed, best period and bound.
     workers : int
         Annealings at a time.
+    params : LocalSearchParams
     """
 
-    def __init__(self, problem: Problem, run: Run, workers: int) -> None:
-        self.problem, self.run = problem, run
+    def __init__(
+        self, problem: Problem, run: Run, workers: int, params: LocalSearchParams = DEFAULTS
+    ) -> None:
+        self.problem, self.run, self.params = problem, run, params
         self.tables = make_tables(problem)
         most = min(len(problem.chain.layers), 12 * len(problem.platform.gpus) + 16)
         self.most = most
@@ -157,10 +196,10 @@ class LocalSearch:
                 tasks = []
                 workers = self.workers[: at_once() if at_once else None]
                 for worker in workers:
-                    self._prepare(worker, starts(number), DROPS[number % len(DROPS)], before)
+                    plan = self.params.schedule(number, steps, self._low())
+                    self._prepare(worker, starts(number), plan.drop, before)
                     draw = np.random.default_rng([self.run.seed, number])
-                    drop = DROPS[number % len(DROPS)]
-                    tasks.append(pool.submit(self._anneal, worker, draw, steps, drop, stop))
+                    tasks.append(pool.submit(self._anneal, worker, draw, plan, stop))
                     number += 1
                 self._wait(tasks, stop)
                 self.placements += sum(max(1, task.result()) for task in tasks)
@@ -171,7 +210,8 @@ class LocalSearch:
 
     def _steps(self) -> int:
         """Return how many placements each annealing of the next round looks at; 0: no more."""
-        limit, steps = self.run.work_limit, min(STEPS, STEPS_OF_LAYERS // self.tables.layers)
+        limit, params = self.run.work_limit, self.params
+        steps = min(params.placements, params.placements_times_layers // self.tables.layers)
         if limit is None:
             return steps
         return min(steps, (limit - self.placements) // len(self.workers))
@@ -189,7 +229,7 @@ class LocalSearch:
             stages = None
         if stages is None and self.elite.counts[STAGES]:
             worker.state.row[:] = self.elite.row
-            worker.state.again[:] = self.elite.again
+            worker.state.recompute[:] = self.elite.recompute
             worker.state.counts[:] = 0
             worker.state.counts[STAGES] = self.elite.counts[STAGES]
         else:
@@ -207,22 +247,10 @@ class LocalSearch:
         return self.run.stopped() or self.run.settled()
 
     def _anneal(
-        self, worker: _Worker, draw: np.random.Generator, steps: int, drop: float, stop: Ints
+        self, worker: _Worker, draw: np.random.Generator, plan: Schedule, stop: Ints
     ) -> int:
-        return anneal(
-            self.tables,
-            worker.state,
-            worker.scratch,
-            worker.best,
-            worker.found,
-            draw,
-            steps,
-            self._low(),
-            drop,
-            HEAT,
-            COLD,
-            stop,
-        )
+        state, scratch, best = worker.state, worker.scratch, worker.best
+        return anneal(self.tables, state, scratch, best, worker.found, draw, plan, stop)
 
     def _wait(self, tasks: Sequence[Future[int]], stop: Ints) -> None:
         """Wait until all are done, and let them stop when the run does."""
@@ -234,5 +262,5 @@ class LocalSearch:
 
     def _keep(self, worker: _Worker) -> None:
         self.elite.row[:] = worker.best.row
-        self.elite.again[:] = worker.best.again
+        self.elite.recompute[:] = worker.best.recompute
         self.elite.counts[:] = worker.best.counts

@@ -15,45 +15,45 @@ Floats = npt.NDArray[np.float64]
 BEGIN: Final = 0
 """Its first layer."""
 GPU: Final = 1
-AHEAD: Final = 2
+FORWARD_GENE: Final = 2
 """Where the forward goes: latest (0), flush in that gap (1), one gap earlier (2)."""
-BACK: Final = 3
+BACKWARD_GENE: Final = 3
 """Where the backward goes: earliest (0), flush in that gap (1), one gap later (2)."""
-FIRST: Final = 4
+ORDER_GENE: Final = 4
 """What is placed first: the backward (0) or the forward (1)."""
 HALVED: Final = 5
 """Whether the backward runs in halves."""
 GENES: Final = 6
 
 # What follows for a stage on its own: columns of State.row.
-T_AHEAD: Final = 6
-T_BACK: Final = 7
+T_FORWARD: Final = 6
+T_BACKWARD: Final = 7
 """Of the backward, or of its input half, ns."""
-T_REST: Final = 8
-T_AGAIN: Final = 9
+T_WEIGHT_HALF: Final = 8
+T_RECOMPUTE: Final = 9
 WEIGHTS: Final = 10
-TO_BACK: Final = 11
+F_TO_B: Final = 11
 """Bytes from the forward to the end of the backward (or of its input half)."""
-TO_REST: Final = 12
+F_TO_W: Final = 12
 """Bytes from the forward to the end of the weight half."""
-HALVES: Final = 13
+I_TO_W: Final = 13
 """Bytes from the input half to the end of the weight half."""
-AGAIN_TO_BACK: Final = 14
-AGAIN_TO_REST: Final = 15
-WORK: Final = 16
+R_TO_B: Final = 14
+R_TO_W: Final = 15
+FB_WORKSPACE: Final = 16
 """Workspace of forward and backward, bytes."""
-WORK_AGAIN: Final = 17
-LAYERS_AGAIN: Final = 18
-"""How many layers are computed again."""
+R_WORKSPACE: Final = 17
+LAYERS_RECOMPUTED: Final = 18
+"""How many layers are recomputed."""
 
 # Where a stage is placed: columns of State.row.
-AT_AHEAD: Final = 19
-AT_BACK: Final = 20
-AT_REST: Final = 21
-AT_AGAIN: Final = 22
-AT_SEND: Final = 23
+AT_FORWARD: Final = 19
+AT_BACKWARD: Final = 20
+AT_WEIGHT_HALF: Final = 21
+AT_RECOMPUTE: Final = 22
+AT_ACTIVATION: Final = 23
 """Of the transfer of its output."""
-AT_RETURN: Final = 24
+AT_GRADIENT: Final = 24
 """Of the transfer of that output's gradient."""
 MARK: Final = 25
 """How many intervals lay on resources before."""
@@ -72,8 +72,8 @@ class State(NamedTuple):
     row : array, shape (S, COLUMNS)
     overlap : array, shape (S,)
         What did not find a place in this stage and those behind, in periods.
-    again : array, shape (L,)
-        1 where a layer is computed again.
+    recompute : array, shape (L,)
+        1 where a layer is recomputed.
     line : array, shape (N, 4)
         Intervals on resources: start in [0, T), length, resource, the interval there before.
     first : array, shape (resources,)
@@ -85,7 +85,7 @@ class State(NamedTuple):
     counts: Ints
     row: Ints
     overlap: Floats
-    again: Ints
+    recompute: Ints
     line: Ints
     first: Ints
     load: Ints
@@ -109,7 +109,7 @@ SPACE: Final = 2
 
 
 def new_state(tables: Tables, most: int) -> State:
-    """Return an empty state with room for so many stages."""
+    """Return an empty state with room for a number of stages."""
     longest = tables.hops.shape[2]
     intervals = most * (4 + 2 * longest) + 8
 
@@ -120,7 +120,7 @@ def new_state(tables: Tables, most: int) -> State:
         counts=zeros(4),
         row=zeros(most + 1, COLUMNS),
         overlap=np.zeros(most + 1),
-        again=zeros(tables.layers),
+        recompute=zeros(tables.layers),
         line=zeros(intervals, 4),
         first=np.full(tables.resources, -1, dtype=np.int64),
         load=zeros(tables.gpus, 3),

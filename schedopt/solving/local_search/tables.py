@@ -47,9 +47,9 @@ class Tables(NamedTuple):
     ----------
     layers, gpus, resources : int
         Resources are GPUs, then links.
-    ties, peak, split, again : int
+    ties, peak, split, recompute : int
         How many groups of layers must share a GPU; whether memory is read as its peak, backwards
-        may be split, layers computed again.
+        may be split, layers recomputed.
     time : array, shape (P, 4, L + 1)
         Time of the first layers' forward, backward, its input half and its weight half, ns.
     layer : array, shape (L + 1, 8)
@@ -70,7 +70,7 @@ class Tables(NamedTuple):
     ties: int
     peak: int
     split: int
-    again: int
+    recompute: int
     time: Ints
     layer: Ints
     room: Ints
@@ -115,7 +115,7 @@ def make_tables(problem: Problem) -> Tables:
         ties=len(chain.same_gpu),
         peak=int(scope.memory == "peak"),
         split=int(scope.split_backward),
-        again=int(scope.recompute),
+        recompute=int(scope.recompute),
         time=np.array([times[gpu] for gpu in gpus], dtype=np.int64),
         layer=np.array([*rows, (weight[-1], 0, 0, 0, 0, 0, 0, -1)], dtype=np.int64),
         room=np.array([gpu.usable_bytes for gpu in gpus], dtype=np.int64),

@@ -79,7 +79,7 @@ class AnyAllocation:
         on: dict[int, list[Expr]] = defaultdict(list)
         enough_of: dict[tuple[str, str, int], list[cp_model.IntVar]] = {}
         for number, stash in enumerate(self.graph.stashes):
-            portions = [one for one in self.contents.portions(stash) if one.size]
+            portions = [portion for portion in self.contents.portions(stash) if portion.size]
             if not (portions or self.placement.joined or stash.extra_in_flight):
                 continue
             enough = memory.enough(number)
@@ -179,7 +179,7 @@ class AnyAllocation:
                 # It may come so late that its order is not known.
                 resources.resolved = False
                 continue
-            if not all(resources.are_ordered(other, one) for one in (first, second)):
+            if not all(resources.are_ordered(other, task) for task in (first, second)):
                 continue
             where = self.gpus.meet_if(other, first)
             exist = variables.exist(task, variables.path[first], variables.path[second])

@@ -3,58 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final
 
 from schedopt.solving.cp_sat import solve_model
+from schedopt.solving.models.load_relaxation import LoadRelaxation
+from schedopt.solving.models.order_model import OrderModel
 from schedopt.solving.models.tasks import PatternSolution
 from schedopt.solving.run import Run
 
-if TYPE_CHECKING:
-    from ortools.sat.python import cp_model
-
+FeasibilityModel = OrderModel | LoadRelaxation
+"""What decides whether a period is possible."""
 NEAR: Final = 16
 """An incumbent is near the bound if the gap is no more than this part of it."""
-
-
-class FeasibilityModel(Protocol):
-    """A model that decides whether a period is possible: see `OrderModel`."""
-
-    @property
-    def k(self) -> int:
-        """Micro-batches of a period."""
-        ...
-
-    @property
-    def period_ns(self) -> int:
-        """Of k micro-batches."""
-        ...
-
-    @property
-    def model(self) -> cp_model.CpModel:
-        """What CP-SAT solves."""
-        ...
-
-    @property
-    def linearize(self) -> bool:
-        """Whether linear relaxations help the search."""
-        ...
-
-    @property
-    def left_out(self) -> str:
-        """Why it must not be solved, or nothing."""
-        ...
-
-    def hint(self, solution: PatternSolution) -> None:
-        """Start the search from a pattern."""
-        ...
-
-    def leaves_open(self, solver: cp_model.CpSolver) -> bool:
-        """Whether what was found may be no pattern, so that nothing is known."""
-        ...
-
-    def shortest(self, solver: cp_model.CpSolver, stopped: Callable[[], bool]) -> PatternSolution:
-        """Return the pattern that was found, as short as its order allows."""
-        ...
 
 
 def bisect_period(

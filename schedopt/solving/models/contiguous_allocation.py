@@ -122,16 +122,18 @@ class SharedGpus:
         self.variables, self.placement = variables, placement
         slots = list(map(set, domains.slots_of))
         self.together = {
-            (one, two): self._say_together(one, two)
-            for one, two in combinations(range(len(slots)), 2)
-            if slots[one] & slots[two]
+            (first, second): self._say_together(first, second)
+            for first, second in combinations(range(len(slots)), 2)
+            if slots[first] & slots[second]
         }
 
-    def _say_together(self, one: int, two: int) -> cp_model.IntVar:
+    def _say_together(self, first: int, second: int) -> cp_model.IntVar:
         inside, model = self.placement.inside, self.variables.model
-        together = self.variables.literal(f"together{one}_{two}", partial(_lie_together, one, two))
+        together = self.variables.literal(
+            f"together{first}_{second}", partial(_lie_together, first, second)
+        )
         for (layer, slot), here in inside.items():
-            other = {one: two, two: one}.get(layer)
+            other = {first: second, second: first}.get(layer)
             if other is None:
                 continue
             also = inside.get((other, slot))
@@ -149,8 +151,8 @@ class SharedGpus:
         return (self.together[pair],) if pair in self.together else None
 
 
-def _lie_together(one: int, two: int, hint: Hint) -> bool:
-    return hint.slot_of[one] == hint.slot_of[two]
+def _lie_together(first: int, second: int, hint: Hint) -> bool:
+    return hint.slot_of[first] == hint.slot_of[second]
 
 
 def _if_true(literal: cp_model.IntVar, value: Expr, hint: Hint) -> int:

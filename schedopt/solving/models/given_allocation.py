@@ -151,7 +151,7 @@ class RecomputeChoice:
     def __init__(self, pipeline: AllocatedPipeline, variables: Variables) -> None:
         self.chain, self.given = pipeline.problem.chain, pipeline.problem.stages
         names = (
-            ("again", Hint.recomputes),
+            ("recomputed", Hint.recomputes),
             ("begins", Hint.begins_run),
             ("behind", Hint.begins_kept),
         )
@@ -166,7 +166,9 @@ class RecomputeChoice:
         for layer, recomputed in enumerate(self.recomputed):
             before = [] if layer in firsts else [self.recomputed[layer - 1]]
             variables.model.add_bool_or(self.begins[layer], ~recomputed, *before)
-            variables.model.add_bool_or(self.behind[layer], recomputed, *(~one for one in before))
+            variables.model.add_bool_or(
+                self.behind[layer], recomputed, *(~literal for literal in before)
+            )
         for index, stage in enumerate(self.given):
             gpu = pipeline.problem.platform.gpus[stage.gpus[0]]
             variables.lengths[variables.index["R", index]] = sum(

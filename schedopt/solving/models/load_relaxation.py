@@ -10,9 +10,8 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from schedopt.problem import Problem
+from schedopt.interrupts import never_stop
 from schedopt.solving.models.any_allocation import AnyAllocation
-from schedopt.solving.models.order_model import never
 from schedopt.solving.models.slots import SlotGraph
 from schedopt.solving.models.tasks import PatternSolution, TaskKey
 from schedopt.solving.models.timing import TimingConstraints
@@ -20,30 +19,6 @@ from schedopt.solving.models.variables import Variables
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
-
-MOST_PLACES: Final = 64
-"""Layers times GPUs, of which all allocations and orders are searched: one query takes seconds."""
-MOST_PLACES_WITHOUT_ORDERS: Final = 512
-"""The same for a chain that keeps nothing for a micro-batch."""
-
-
-def keeps_nothing(problem: Problem) -> bool:
-    """Whether a chain keeps nothing for a micro-batch, nor any input to recompute from."""
-    return not problem.scope.recompute and not any(
-        layer.saved or layer.saved_input_bytes or layer.saved_weight_bytes
-        for layer in problem.chain.layers
-    )
-
-
-def most_places(problem: Problem) -> int:
-    """Return how many layers times GPUs are searched at most."""
-    return MOST_PLACES_WITHOUT_ORDERS if keeps_nothing(problem) else MOST_PLACES
-
-
-def is_short(problem: Problem) -> bool:
-    """Whether all allocations can be searched at once."""
-    places = len(problem.chain.layers) * len(problem.platform.gpus)
-    return problem.platform.network is None and places <= most_places(problem)
 
 
 class LoadRelaxation:
@@ -83,7 +58,7 @@ class LoadRelaxation:
         return False
 
     def shortest(
-        self, solver: cp_model.CpSolver, stopped: Callable[[], bool] = never
+        self, solver: cp_model.CpSolver, stopped: Callable[[], bool] = never_stop
     ) -> PatternSolution:
         """Return the pattern of the busiest GPU or link, each of which does one task at a time."""
         stages = self.allocation.stages(solver)

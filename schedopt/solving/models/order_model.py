@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
+from schedopt.interrupts import never_stop
 from schedopt.solving.models.memory import MemoryConstraints
 from schedopt.solving.models.resources import ResourceConstraints
 from schedopt.solving.models.tasks import PatternSolution, TaskGraph
@@ -26,46 +27,28 @@ if TYPE_CHECKING:
     from ortools.sat.python.cp_model_helper import Literal
 
 
-def never() -> bool:
-    """Say that nobody asks to stop."""
-    return False
-
-
 class AllocationStrategy(Protocol):
-    """What an order model chooses about the allocation.
-
-    Attributes
-    ----------
-    graph : TaskGraph
-    linearize : bool
-        Whether linear relaxations help the search.
-    """
+    """What an order model chooses about the allocation."""
 
     @property
     def graph(self) -> TaskGraph:
         """The tasks of a micro-batch, and what it stashes."""
-        ...
 
     @property
     def linearize(self) -> bool:
         """Whether linear relaxations help the search."""
-        ...
 
     def choose(self, variables: Variables) -> None:
         """Add what is chosen, and what follows of lengths, to the model."""
-        ...
 
     def meet_if(self, early: int, late: int) -> tuple[Literal, ...] | None:
         """Return what must be true for two tasks that list one resource to share it."""
-        ...
 
     def fit(self, model: OrderModel) -> None:
         """Fit what is stashed into memory."""
-        ...
 
     def stages(self, solver: cp_model.CpSolver) -> tuple[Stage, ...]:
         """Return the stages, if something about them was chosen."""
-        ...
 
 
 class OrderModel:
@@ -91,7 +74,7 @@ class OrderModel:
         period_ns: int,
         *,
         flush: bool = False,
-        stopped: Callable[[], bool] = never,
+        stopped: Callable[[], bool] = never_stop,
     ) -> None:
         self.allocation, self.k, self.period_ns = allocation, k, period_ns
         self.variables = Variables(allocation.graph, k, period_ns, flush=flush)
@@ -139,7 +122,7 @@ class OrderModel:
         )
 
     def shortest(
-        self, solver: cp_model.CpSolver, stopped: Callable[[], bool] = never
+        self, solver: cp_model.CpSolver, stopped: Callable[[], bool] = never_stop
     ) -> PatternSolution:
         """Return the order that was found with the least period that it allows.
 

@@ -14,8 +14,10 @@ from typing import Final
 
 from schedopt.account.timeline import layer_ns
 from schedopt.chain import Layer
+from schedopt.errors import InputError
 from schedopt.plan import Kind, Pattern, Plan
 from schedopt.problem import Problem, Scope
+from schedopt.proofs import Proof, ProofKind
 from schedopt.result import Infeasibility
 from schedopt.solving.models.bisection import FeasibilityModel, bisect_period, query_model
 from schedopt.solving.models.domains import AllocationDomains
@@ -29,6 +31,34 @@ LONGEST: Final = 8
 """The k to which a search goes where any is allowed."""
 
 
+def require_search(problem: Problem, solver: str, most_places: int, instead: str) -> None:
+    """Raise `InputError` for links that differ, and for more than one model can hold.
+
+    Parameters
+    ----------
+    problem : Problem
+    solver : str
+    most_places : int
+        Layers times GPUs.
+    instead : str
+        Solvers for what this one does not do.
+    """
+    layers, gpus = len(problem.chain.layers), len(problem.platform.gpus)
+    if layers * gpus > most_places:
+        raise InputError(
+            f"{layers} layers on {gpus} GPUs are too many for a search over all allocations",
+            field="solver",
+            way_out=f"Use {instead}, or merge layers: at most {most_places} places (layers times "
+            "GPUs) are searched",
+        )
+    if problem.platform.network is not None:
+        raise InputError(
+            f"{solver} does not know links that differ",
+            field="solver",
+            way_out=f"Use {instead}, or GPUs with equal links (Platform.bandwidth)",
+        )
+
+
 class PatternScan:
     """What a scan of k has found, and what it has proven.
 
@@ -37,7 +67,7 @@ class PatternScan:
     problem : Problem
     proven : Scope
         What the models speak of. Its `max_k` is that of the scan; None: k > 1 gains nothing.
-    proof : str
+    proof : Proof
 
     Attributes
     ----------
@@ -49,7 +79,7 @@ class PatternScan:
         The best of each k.
     """
 
-    def __init__(self, problem: Problem, proven: Scope, proof: str) -> None:
+    def __init__(self, problem: Problem, proven: Scope, proof: Proof) -> None:
         self.problem, self.proven, self.proof = problem, proven, proof
         self.longest = proven.max_k or 1
         self.bounds: dict[int, Fraction] = {}
@@ -85,27 +115,18 @@ class PatternScan:
                 run.report_infeasible(
                     Infeasibility(
                         scope=replace(scope, period_ns=asked),
-                        proof=f"{self.proof}; the least period is above {asked} ns",
+                        proof=Proof(ProofKind.PERIOD_ABOVE, time_ns=asked, basis=self.proof),
                     )
                 )
 
     def report_impossible(self, run: Run) -> None:
         """Report that memory does not even hold one micro-batch after the other, for any k."""
-        proof = f"{self.proof}: memory does not hold one micro-batch after the other"
+        proof = Proof(ProofKind.NO_MEMORY_FOR_ONE, basis=self.proof)
         run.report_infeasible(Infeasibility(scope=replace(self.proven, max_k=None), proof=proof))
 
     def plan(self, stages: tuple[Stage, ...], pattern: Pattern) -> Plan:
         """Return a plan of the problem, without periods in which micro-batches only wait."""
-        return compress_shifts(
-            Plan(
-                chain=self.problem.chain,
-                platform=self.problem.platform,
-                rule=self.problem.rule,
-                scope=self.problem.scope,
-                stages=stages,
-                pattern=pattern,
-            )
-        )
+        return compress_shifts(Plan.answering(self.problem, stages, pattern))
 
 
 class AllocationSearch:
@@ -125,25 +146,25 @@ class AllocationSearch:
         slots: Slots,
         model: Callable[[SlotGraph, int], FeasibilityModel],
         proven: Scope,
-        proof: str,
+        proof: Proof,
     ) -> None:
         self.problem, self.slots, self.model = slots.problem, slots, model
-        self.found = PatternScan(slots.problem, proven, proof)
+        self.scan = PatternScan(slots.problem, proven, proof)
 
     def solve(self, run: Run) -> None:
         """Report each plan that improves on the best, for one k after the other."""
-        for solution in self._scan(run):
-            run.report(self.found.plan(solution.stages, self.slots.pattern(solution)))
+        for solution in self._solutions(run):
+            run.report(self.scan.plan(solution.stages, self.slots.pattern(solution)))
 
-    def _scan(self, run: Run) -> Iterator[PatternSolution]:
+    def _solutions(self, run: Run) -> Iterator[PatternSolution]:
         best = run.best()
         known = None if best is None else self.slots.solution(best)
         if known is not None:
-            self.found.solutions[known.k] = known
-        for k in range(1, self.found.longest + 1):
+            self.scan.solutions[known.k] = known
+        for k in range(1, self.scan.longest + 1):
             low = max(1, ceil(k * (run.bound(self.problem.scope) or 0)))
-            self.found.bounds[k] = Fraction(low, k)
-            for solution in self.found.follow(k, self._bisect(k, low, run)):
+            self.scan.bounds[k] = Fraction(low, k)
+            for solution in self.scan.follow(k, self._bisect(k, low, run)):
                 yield solution
                 if run.settled(self.problem.scope):
                     return
@@ -155,7 +176,7 @@ class AllocationSearch:
 
         What is held at once with more in flight is never less.
         """
-        return run.best() is None and self.found.bounds[1] > self._longest_way()
+        return run.best() is None and self.scan.bounds[1] > self._longest_way()
 
     def _bisect(self, k: int, low: int, run: Run) -> Iterator[tuple[int, PatternSolution | None]]:
         best, asked = run.period(), self.problem.scope.period_ns
@@ -192,7 +213,7 @@ class AllocationSearch:
         )
         if not all(domains.slots_of):
             return PatternSolution(k, period, ())
-        known = self.found.known(k)
+        known = self.scan.known(k)
         for part in domains.narrow_first():
             model = self.model(SlotGraph(self.slots, part), period)
             solution = query_model(model, known, run)
@@ -203,6 +224,6 @@ class AllocationSearch:
     def report_bounds(self, run: Run) -> None:
         """Report what holds for every k that was looked at."""
         if self._is_impossible(run):
-            self.found.report_impossible(run)
+            self.scan.report_impossible(run)
         else:
-            self.found.report_bounds(run)
+            self.scan.report_bounds(run)

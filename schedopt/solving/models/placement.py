@@ -43,7 +43,7 @@ class Placement:
     joined : dict
         Whether a layer is of one stage with the layer before. Only of any allocation, and where
         that may keep less.
-    again : dict
+    recomputed : dict
         Whether a layer lies there and is recomputed.
     begins : dict
         Whether it is and the layer before, of the same stage, is not.
@@ -65,7 +65,7 @@ class Placement:
         self.inside = self._literals("in", places, lambda hint, layer: True)
         self.parted = self._literals("parted", () if free else self._cuts(places), _is_last)
         recomputes = places if problem.scope.recompute else ()
-        self.again = self._literals("again", recomputes, Hint.recomputes)
+        self.recomputed = self._literals("recomputed", recomputes, Hint.recomputes)
         self.begins = self._literals("begins", recomputes, Hint.begins_run)
         saves = [pair for pair in places if self.layers[pair[0]].saved_input_bytes]
         self.behind = self._literals("behind", saves, Hint.begins_kept)
@@ -143,20 +143,20 @@ class Placement:
     def _keep_together(self) -> None:
         """Let any layer lie anywhere, but together what cannot part, and what is joined."""
         for group in self.problem.chain.same_gpu:
-            for one, two in pairwise(group):
-                self._lie_together(one, two)
+            for first, second in pairwise(group):
+                self._lie_together(first, second)
         for layer in range(1, len(self.layers)):
             if not self.domains.may_cut[layer]:
                 self._lie_together(layer - 1, layer)
             elif layer in self.joined:
                 self._lie_together(layer - 1, layer, self.joined[layer])
 
-    def _lie_together(self, one: int, two: int, *if_true: cp_model.IntVar) -> None:
+    def _lie_together(self, first: int, second: int, *if_true: cp_model.IntVar) -> None:
         unless = [~literal for literal in if_true]
-        for first, second in ((one, two), (two, one)):
-            for slot in self.domains.slots_of[first]:
-                also = self.inside.get((second, slot))
-                self._if(self.inside[first, slot], *([] if also is None else [also]), *unless)
+        for layer, other in ((first, second), (second, first)):
+            for slot in self.domains.slots_of[layer]:
+                also = self.inside.get((other, slot))
+                self._if(self.inside[layer, slot], *([] if also is None else [also]), *unless)
 
     def _use_like_gpus_in_order(self) -> None:
         """Let a GPU hold a layer only if the one before that is like it holds an earlier one.
@@ -199,27 +199,27 @@ class Placement:
 
     def _begin_runs(self) -> None:
         """Begin a run at a recomputed layer, unless the one before it in its stage is too."""
-        for (layer, slot), again in self.again.items():
-            self.model.add_implication(again, self.inside[layer, slot])
-            before = self._before(self.again, layer, slot)
-            self.model.add_bool_or(self.begins[layer, slot], ~again, *before)
-        for (layer, slot), again in self.again.items():
+        for (layer, slot), recomputed in self.recomputed.items():
+            self.model.add_implication(recomputed, self.inside[layer, slot])
+            before = self._before(self.recomputed, layer, slot)
+            self.model.add_bool_or(self.begins[layer, slot], ~recomputed, *before)
+        for (layer, slot), recomputed in self.recomputed.items():
             if layer in self.joined:
-                self.model.add_bool_or(self.begins[layer, slot], ~again, self.joined[layer])
+                self.model.add_bool_or(self.begins[layer, slot], ~recomputed, self.joined[layer])
 
     def _keep_behind(self) -> None:
         """Save the input of a kept layer, unless the one before it in its stage is kept too."""
         for (layer, slot), behind in self.behind.items():
             unless = [~self.inside[layer, slot]]
-            if self.again:
-                unless.append(self.again[layer, slot])
+            if self.recomputed:
+                unless.append(self.recomputed[layer, slot])
             before = self._before(self.inside, layer, slot)
             self.model.add_bool_or(behind, *unless, *before)
-            for was_again in self._before(self.again, layer, slot):
-                self.model.add_bool_or(behind, *unless, ~was_again)
+            for was_recomputed in self._before(self.recomputed, layer, slot):
+                self.model.add_bool_or(behind, *unless, ~was_recomputed)
         for (layer, slot), behind in self.behind.items():
             if layer in self.joined:
-                also = [self.again[layer, slot]] if self.again else []
+                also = [self.recomputed[layer, slot]] if self.recomputed else []
                 here = self.inside[layer, slot]
                 self.model.add_bool_or(behind, ~here, self.joined[layer], *also)
 
@@ -229,8 +229,8 @@ class Placement:
             next(slot for slot in allowed if solver.boolean_value(self.inside[layer, slot]))
             for layer, allowed in enumerate(self.domains.slots_of)
         ]
-        again = [
-            bool(self.again) and bool(solver.boolean_value(self.again[layer, slot]))
+        recomputed = [
+            bool(self.recomputed) and bool(solver.boolean_value(self.recomputed[layer, slot]))
             for layer, slot in enumerate(slots)
         ]
         stages: list[Stage] = []
@@ -238,7 +238,7 @@ class Placement:
         for _, group in groupby(range(len(slots)), key=lambda layer: stage_of[layer]):
             layers = list(group)
             first, last = layers[0], layers[-1]
-            runs = runs_of(again[first : last + 1], first)
+            runs = runs_of(recomputed[first : last + 1], first)
             stages.append(Stage(layers=(first, last), gpus=(slots[first],), recompute=runs))
         return tuple(stages)
 

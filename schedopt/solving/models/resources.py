@@ -147,9 +147,9 @@ class ResourceConstraints:
         behind = [literals[(j - m) % self.k][m - begin] for m in range(begin, end)]
         return j - end + sum(behind)
 
-    def are_ordered(self, one: int, two: int) -> bool:
+    def are_ordered(self, first: int, second: int) -> bool:
         """Whether the order of two tasks is known."""
-        return (one, two) in self.between or (two, one) in self.between
+        return (first, second) in self.between or (second, first) in self.between
 
 
 def _holds(arc: Arc) -> Callable[[Hint], int]:
@@ -166,6 +166,8 @@ def certainly_behind(
 
     A shortest path of arcs that hold in every pattern; B and I of a stage are one node, whichever
     exists, and leave behind as many in flight as either allows.
+
+    Dijkstra from every node, with a constant number of arcs each: O(n^2 log n) for n tasks.
 
     Parameters
     ----------

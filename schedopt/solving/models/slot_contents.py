@@ -101,7 +101,7 @@ class SlotContents:
         for layer, slot in self._in_row[task.stage]:
             match task.kind:
                 case "F" | "B" | "I" | "W" | "R" as kind:
-                    literals = chosen.again if kind == "R" else chosen.inside
+                    literals = chosen.recomputed if kind == "R" else chosen.inside
                     gpu = self.problem.platform.gpus[slot]
                     yield gpu.duration_ns(layer_ns(self.layers[layer], kind)), literals[layer, slot]
                 case _:
@@ -109,15 +109,15 @@ class SlotContents:
                         yield self.slots.sent_ns(layer), chosen.parted[layer, slot]
 
     def _kept(self) -> Iterator[tuple[Pair, cp_model.LinearExpr]]:
-        """Yield inside and not again: as a literal where other literals are made of it."""
+        """Yield inside and not recomputed: as a literal where other literals are made of it."""
         for pair, here in self.placement.inside.items():
-            again = self.placement.again.get(pair)
-            if again is None:
+            recomputed = self.placement.recomputed.get(pair)
+            if recomputed is None:
                 yield pair, here
             elif self.slots.anywhere:
-                yield pair, self.variables.all_of(here, ~again)
+                yield pair, self.variables.all_of(here, ~recomputed)
             else:
-                yield pair, here - again
+                yield pair, here - recomputed
 
     def portions(self, stash: Stash) -> Iterator[Portion]:
         """Yield what may lie in the row of a stash for each micro-batch."""
@@ -130,7 +130,7 @@ class SlotContents:
             elif stash.leave not in ("B", "W" if layer.saved_weight_bytes is None else "I"):
                 continue
             elif stash.enter == "R":
-                yield Portion(slot, layer.saved, chosen.again[pair])
+                yield Portion(slot, layer.saved, chosen.recomputed[pair])
             else:
                 yield Portion(slot, layer.saved, self.kept[pair])
                 if pair in chosen.begins:
@@ -217,8 +217,8 @@ class SlotContents:
                     halves = (layer.backward_input_ns or 0, layer.backward_weight_ns or 0)
                     backward = min(backward, sum(map(gpu.duration_ns, halves)))
                 total += (forward + backward) * self.placement.inside[pair]
-                if pair in self.placement.again:
-                    total += forward * self.placement.again[pair]
+                if pair in self.placement.recomputed:
+                    total += forward * self.placement.recomputed[pair]
             self.model.add(variables.k * total <= variables.period_ns)
 
 

@@ -121,11 +121,9 @@ class TaskGraph(Protocol):
     @property
     def load_ns(self) -> int:
         """The longest time that a resource works for a micro-batch, as far as it is known."""
-        ...
 
     def most_in_flight(self, k: int, *, flush: bool = False) -> list[int]:
         """Return how many micro-batches each stash may hold."""
-        ...
 
 
 def round_trip(

@@ -7,6 +7,7 @@ always complete, and no constraint has to know how it is hinted.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from schedopt.solving.models.tasks import PatternSolution, Stash, Task, TaskGraph
@@ -69,14 +70,14 @@ class Variables:
         self.rules: dict[int, Rule] = {}
         self.order: list[cp_model.IntVar] = []
         self.split = {
-            task.stage: self.literal(f"split{task.stage}", self._is_split(task))
-            for task in self.path
+            task.stage: self.literal(f"split{task.stage}", partial(Hint.exists, task=position))
+            for position, task in enumerate(self.path)
             if task.kind == "I"
         }
         # A micro-batch is through before as many more have come as may be in flight.
         turns = 3 + (sum(self.most) + sum(stash.extra_in_flight for stash in graph.stashes)) // k
         self.starts = [
-            self.integer(period_ns * turns, f"x{task}_{j}", self._start_of(task, j))
+            self.integer(period_ns * turns, f"x{task}_{j}", partial(Hint.start, task=task, j=j))
             for task in range(len(self.path))
             for j in range(k)
         ]
@@ -97,17 +98,6 @@ class Variables:
         self.rules[variable.index] = rule
         self.order.append(variable)
         return variable
-
-    def _is_split(self, task: Task) -> Rule:
-        position = self.index[task.key]
-        return lambda hint: bool(hint.solution.starts[position])
-
-    def _start_of(self, task: int, j: int) -> Rule:
-        def start(hint: Hint) -> int:
-            row = hint.solution.starts[task]
-            return row[j] if row else 0
-
-        return start
 
     def all_of(self, *literals: Literal) -> cp_model.IntVar:
         """Return a literal that is true exactly if all of some are."""
@@ -136,10 +126,10 @@ class Variables:
 
     def arc(self, first: tuple[int, int], second: tuple[int, int], least: int = 0) -> Arc:
         """Let the second (task, micro-batch) start after the end of the first."""
-        (one, i), (two, j) = first, second
+        (task, i), (other, j) = first, second
         turns_i, own_i = divmod(i, self.k)
         turns_j, own_j = divmod(j, self.k)
-        return Arc(one * self.k + own_i, two * self.k + own_j, turns_j - turns_i, least)
+        return Arc(task * self.k + own_i, other * self.k + own_j, turns_j - turns_i, least)
 
     def require(self, arc: Arc, *if_true: Literal) -> None:
         """Demand an arc, where some literals are true."""
@@ -238,6 +228,14 @@ class Hint:
         terms = zip(flat.vars, flat.coeffs, strict=True)
         return flat.offset + sum(coefficient * self(variable) for variable, coefficient in terms)
 
+    def exists(self, task: int) -> bool:
+        """Whether a task exists."""
+        return bool(self.solution.starts[task])
+
+    def start(self, task: int, j: int) -> int:
+        """Return the start of micro-batch j of a task, ns; 0 if it does not exist."""
+        return self.solution.starts[task][j] if self.exists(task) else 0
+
     def recomputes(self, layer: int) -> bool:
         """Whether a layer is recomputed."""
         return layer in self.recomputed
@@ -258,8 +256,8 @@ class Hint:
     def holds(self, arc: Arc) -> bool:
         """Whether an arc holds, as it does too if one of its tasks does not exist."""
         k, starts = self.variables.k, self.solution.starts
-        (one, i), (two, j) = divmod(arc.first, k), divmod(arc.second, k)
-        if not starts[one] or not starts[two]:
+        (first, i), (second, j) = divmod(arc.first, k), divmod(arc.second, k)
+        if not (self.exists(first) and self.exists(second)):
             return True
-        length = max(arc.least, self(self.variables.lengths[one]))
-        return starts[two][j] + arc.turns * self.solution.period_ns >= starts[one][i] + length
+        length = max(arc.least, self(self.variables.lengths[first]))
+        return starts[second][j] + arc.turns * self.solution.period_ns >= starts[first][i] + length

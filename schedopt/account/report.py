@@ -1,0 +1,89 @@
+"""What a plan costs, for readers of several figures: each is computed once."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from functools import cached_property
+
+from schedopt.account.binding import Binding, Shortfall
+from schedopt.account.load import GpuLoad, bubble_of, busy_time, load
+from schedopt.account.memory import GpuMemory, concurrent_activations, memory_of
+from schedopt.account.residencies import Residency, residencies_of
+from schedopt.account.timeline import Timeline
+from schedopt.plan import Plan
+
+
+class PlanReport:
+    """The figures of a valid plan, each computed when it is first asked for.
+
+    Parameters
+    ----------
+    plan : Plan
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """One hyperperiod."""
+        return Timeline(self.plan)
+
+    @cached_property
+    def residencies(self) -> list[Residency]:
+        """Everything that lies in memory during one hyperperiod."""
+        return residencies_of(self.timeline)
+
+    @cached_property
+    def memory(self) -> tuple[GpuMemory, ...]:
+        """What each GPU of the platform needs."""
+        return memory_of(self.plan, self.residencies, self.timeline.length_ns)
+
+    @cached_property
+    def needed_bytes(self) -> tuple[int, ...]:
+        """What each GPU of the platform needs, in the reading of the scope."""
+        return tuple(need.reading(self.plan.scope.memory) for need in self.memory)
+
+    @cached_property
+    def concurrent_activations(self) -> dict[tuple[int, int], int]:
+        """Micro-batches in flight of each (stage, GPU)."""
+        return concurrent_activations(self.plan)
+
+    @cached_property
+    def loads(self) -> tuple[GpuLoad, ...]:
+        """The load of each GPU of the platform."""
+        return load(self.plan)
+
+    @cached_property
+    def bubble(self) -> Fraction:
+        """The share of the period in which the GPUs that have a stage are idle."""
+        return bubble_of(self.plan, self.loads)
+
+    @cached_property
+    def binding(self) -> Binding:
+        """What keeps the period from being shorter."""
+        busiest = max(range(len(self.loads)), key=lambda gpu: self.loads[gpu].share)
+        period = self.plan.pattern.period
+        full = [
+            (source, target)
+            for (_, source, target), time in busy_time(self.plan).items()
+            if time == period
+        ]
+        share = self.loads[busiest].share
+        return Binding(busiest, share, tuple(full), tuple(self._shortfalls()))
+
+    def _shortfalls(self) -> list[Shortfall]:
+        plan = self.plan
+        worst: dict[int, Shortfall] = {}
+        for (stage, gpu), count in self.concurrent_activations.items():
+            layers = plan.chain.layers[plan.stages[stage].first : plan.stages[stage].last + 1]
+            more = sum(layer.saved for layer in layers) + (layers[0].saved_input_bytes or 0)
+            short = self.needed_bytes[gpu] + more - plan.platform.gpus[gpu].usable_bytes
+            if short > 0 and (gpu not in worst or short > worst[gpu].short_bytes):
+                worst[gpu] = Shortfall(gpu, short, count + 1)
+        return sorted(worst.values(), key=lambda shortfall: -shortfall.short_bytes)
+
+
+def find_binding(plan: Plan) -> Binding:
+    """Return what keeps the period of a valid plan from being shorter."""
+    return PlanReport(plan).binding

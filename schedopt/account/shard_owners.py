@@ -1,0 +1,50 @@
+"""Which GPU owns which shard of a stage's weights, where the rule shards them over the replicas."""
+
+from __future__ import annotations
+
+from schedopt.plan import Plan
+
+
+class ShardOwners:
+    """Which GPUs own the chunks of each stage.
+
+    Chunk c of stage s belongs to replica (s + c) mod R; without a partition every GPU of the stage
+    owns all of them.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.chunks = [1] * len(plan.stages)
+        for transfer in plan.pattern.transfers:
+            if transfer.tensor in ("weights", "weight_gradient"):
+                self.chunks[transfer.stage] = transfer.chunks
+        self._owned: dict[tuple[int, int], tuple[int, ...]] = {}
+
+    def owned(self, stage: int, gpu: int) -> tuple[int, ...]:
+        """Return the chunks of a stage that a GPU owns."""
+        if (stage, gpu) not in self._owned:
+            place = self.plan.stages[stage]
+            self._owned[stage, gpu] = tuple(
+                chunk
+                for chunk in range(self.chunks[stage])
+                if self.plan.rule.partition == "none" or place.gpu(stage + chunk) == gpu
+            )
+        return self._owned[stage, gpu]
+
+    def foreign(self, stage: int, gpu: int) -> list[int]:
+        """Return the chunks of a stage that other GPUs own."""
+        owned = set(self.owned(stage, gpu))
+        return [chunk for chunk in range(self.chunks[stage]) if chunk not in owned]
+
+    def part(self, total: int, stage: int, chunk: int) -> int:
+        """Return what one chunk has of a stage's bytes."""
+        return part_of(total, chunk, self.chunks[stage])
+
+    def share(self, total: int, stage: int, gpu: int) -> int:
+        """Return what the chunks that a GPU owns have of a stage's bytes."""
+        return sum(self.part(total, stage, chunk) for chunk in self.owned(stage, gpu))
+
+
+def part_of(total: int, chunk: int, chunks: int) -> int:
+    """Return what one of the equal chunks has of some bytes."""
+    return total * (chunk + 1) // chunks - total * chunk // chunks

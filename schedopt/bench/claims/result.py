@@ -1,0 +1,262 @@
+"""A claim of a paper as a row of its table, and the result of computing it again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
+
+from schedopt.errors import InputError
+from schedopt.formats.values import check_values
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Verdict = Literal["holds", "holds-under-convention", "fails"]
+VERDICTS: Final[tuple[Verdict, ...]] = ("holds", "holds-under-convention", "fails")
+"""From best to worst: a claim is as good as the worst of its sections."""
+
+Case: TypeAlias = dict[str, Any]
+"""The figures of one case, as JSON can hold them."""
+Step: TypeAlias = Callable[[str], None]
+"""Called before each piece of work with its name; raises `schedopt.interrupts.Stopped` to end."""
+
+
+def _require(owner: object, *names: str) -> None:
+    for name in names:
+        if not getattr(owner, name):
+            raise InputError("empty", field=name, way_out="Give it a value")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way to read a statement.
+
+    Parameters
+    ----------
+    tried : str
+        The range. Computed words stand in braces.
+    cases : str
+        The name of the computed cases.
+    equal : sequence of str
+        Figures of a case of which the last two, measured and expected, must be equal; those before
+        tell cases apart. Without them every case is a counterexample.
+    convention : str
+        What has to be agreed on for this reading. Empty: as printed.
+    """
+
+    tried: str
+    cases: str
+    equal: Sequence[str] = ()
+    convention: str = ""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a paper says, and how it is tried.
+
+    Parameters
+    ----------
+    id : str
+        Such as P3.
+    says : str
+        The claim in one sentence.
+    sources : sequence of str
+        Authors, work and the place in it: "Fournier and Oyallon, Cyclic Data Parallelism, Table 1".
+    compute : str
+        The function that computes it again, from a `Step` to `Computed`: "module:function", with
+        the module in this package.
+    statements : mapping of str to sequence of Row
+        The statements that make up the claim, each in one reading or more: first as printed, if
+        that can be tried, then under a convention.
+    notes : sequence of str
+        What a reader should know, in sentences; computed words stand in braces.
+    """
+
+    id: str
+    says: str
+    sources: Sequence[str]
+    compute: str
+    statements: Mapping[str, Sequence[Row]]
+    notes: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        _require(self, "id", "says", "sources", "compute", "statements")
+
+
+@dataclass(frozen=True)
+class Table:
+    """Figures in rows and columns."""
+
+    title: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[object]]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture next to the figures.
+
+    Parameters
+    ----------
+    name : str
+        Of the file, without its suffix; appended to the id of the claim.
+    title : str
+    draw : callable
+        Returns a figure of matplotlib.
+    """
+
+    name: str
+    title: str
+    draw: Callable[[], Figure]
+
+
+@dataclass(frozen=True)
+class Computed:
+    """What the function of a claim returns.
+
+    Parameters
+    ----------
+    cases : mapping of str to sequence of dict
+        By the names that the readings of the claim have for them.
+    words : mapping
+        What stands in braces in the texts of the claim.
+    figures : mapping
+        Measured numbers, as JSON can hold them.
+    notes : sequence of str
+        Computed sentences, before those of the claim.
+    tables : sequence of Table
+    pictures : sequence of Picture
+    """
+
+    cases: Mapping[str, Sequence[Case]]
+    words: Mapping[str, object] = field(default_factory=dict)
+    figures: Mapping[str, Any] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+    tables: Sequence[Table] = ()
+    pictures: Sequence[Picture] = ()
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One way to read a statement, tried on cases: the range, and the cases against it."""
+
+    tried: str
+    counterexamples: Sequence[Case] = ()
+    convention: str = ""
+
+    def __post_init__(self) -> None:
+        _require(self, "tried")
+
+
+@dataclass(frozen=True)
+class Section:
+    """One statement of a claim, in one reading or more."""
+
+    says: str
+    readings: Sequence[Reading]
+
+    def __post_init__(self) -> None:
+        _require(self, "says", "readings")
+
+    @property
+    def holding(self) -> Reading | None:
+        """The first reading without counterexamples."""
+        return next((one for one in self.readings if not one.counterexamples), None)
+
+    @property
+    def verdict(self) -> Verdict:
+        """What follows from its readings."""
+        if self.holding is None:
+            return "fails"
+        return "holds-under-convention" if self.holding.convention else "holds"
+
+
+@dataclass(frozen=True)
+class Result:
+    """The verdict on a claim, with what it follows from."""
+
+    sections: Sequence[Section]
+    figures: Mapping[str, Any] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+    tables: Sequence[Table] = ()
+    pictures: Sequence[Picture] = ()
+
+    def __post_init__(self) -> None:
+        _require(self, "sections")
+        # Here, and not after minutes, when it is written.
+        check_values(dict(self.figures), "figures")
+        check_values(self.counterexamples, "counterexamples")
+
+    @property
+    def verdict(self) -> Verdict:
+        """That of the worst section."""
+        return max((one.verdict for one in self.sections), key=VERDICTS.index)
+
+    @property
+    def conventions(self) -> tuple[str, ...]:
+        """What has to be agreed on for the sections that hold only then."""
+        texts = (one.holding.convention for one in self.sections if one.holding is not None)
+        return tuple(dict.fromkeys(part for text in texts for part in text.split("; ") if part))
+
+    @property
+    def counterexamples(self) -> list[Case]:
+        """The cases against the first reading of each section."""
+        return [
+            {"part": one.says, **case}
+            for one in self.sections
+            for case in one.readings[0].counterexamples
+        ]
+
+
+def judge(claim: Claim, computed: Computed) -> Result:
+    """Return what the computed cases say of each statement of a claim."""
+
+    def text(words: str) -> str:
+        return words.format(**computed.words)
+
+    def reading(row: Row) -> Reading:
+        cases = computed.cases[row.cases]
+        wrong = differing(cases, *row.equal) if row.equal else [*cases]
+        return Reading(text(row.tried), wrong, text(row.convention))
+
+    return Result(
+        [Section(text(says), [*map(reading, rows)]) for says, rows in claim.statements.items()],
+        computed.figures,
+        [*computed.notes, *map(text, claim.notes)],
+        computed.tables,
+        computed.pictures,
+    )
+
+
+def differing(cases: Iterable[Case], *names: str) -> list[Case]:
+    """Return the cases in which the last two of some figures differ, reduced to these figures."""
+    one, other = names[-2:]
+    return [{name: case[name] for name in names} for case in cases if case[one] != case[other]]
+
+
+def sole(values: Iterable[Any]) -> Any:
+    """Return the only value, or all different ones, sorted."""
+    different = sorted(set(values))
+    return different[0] if len(different) == 1 else different
+
+
+def table_of(
+    title: str, cases: Iterable[Case], columns: Mapping[str, str | Callable[[Case], object]]
+) -> Table:
+    """Return a table with a row for each case, from a heading to a figure or a function of it."""
+    rows = [
+        [case[cell] if isinstance(cell, str) else cell(case) for cell in columns.values()]
+        for case in cases
+    ]
+    return Table(title, [*columns], rows)
+
+
+T = TypeVar("T")
+
+
+def announced(step: Step, words: str, items: Iterable[T]) -> Iterator[T]:
+    """Yield items, each announced before in words with the item, or its parts, in braces."""
+    for item in items:
+        step(words.format(*item) if isinstance(item, tuple) else words.format(item))
+        yield item

@@ -1,0 +1,80 @@
+"""Which option of the command line says what the library calls a field or a suggestion."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from schedopt.errors import InputError
+from schedopt.proofs import Note, Suggestion, say_suggestions
+
+OPTIONS: Final = {
+    "Job(model=None)": "--synthetic",
+    "Job.device": "--device",
+    "Platform.bandwidth": "--bandwidth",
+    "Platform.gpus": "--gpus",
+    "Problem.stages": "--fix",
+    "Scope.allocation": "--allocation",
+    "Scope.engine": "--for",
+    "Scope.grain": "--grain",
+    "Scope.max_k": "--max-k",
+    "Scope.memory": "--memory",
+    "Scope.microbatches": "--microbatches",
+    "Scope.period_ns": "--period",
+    "Scope.recompute": "--recompute",
+    "Scope.split_backward": "--split-backward",
+    "import_chain.source": "--from",
+}
+"""What the library calls that which an option sets."""
+SUGGESTIONS: Final = {
+    Suggestion.ANOTHER_ORDER: "another order (leave --for out)",
+    Suggestion.LONGER_PERIOD: "a longer period (without --period the least is found)",
+    Suggestion.LONGER_PATTERN: "--max-k 4",
+    Suggestion.SPLIT_BACKWARD: "--split-backward",
+    Suggestion.RECOMPUTE: "--recompute",
+    Suggestion.PEAK_MEMORY: "--memory peak",
+    Suggestion.ANY_ALLOCATION: "--allocation general",
+    Suggestion.OTHER_STAGES: "another allocation (leave --fix out)",
+}
+"""Suggestions that an option, or leaving one out, follows."""
+MORE_TIME: Final = "more time (--time-limit)"
+CONTIGUOUS: Final = "--solver contiguous, which has a plan wherever a partitioner has one"
+
+_NAME: Final = re.compile(r"\b[A-Za-z_]+\.\w+")
+_CALL: Final = re.compile(r"\b([A-Za-z_]+)\((\w+=[^)]*)\)")
+
+
+def with_options(error: InputError) -> InputError:
+    """Return an error whose way out names options of the command line, not fields.
+
+    ``Scope.recompute`` becomes ``--recompute``, and ``Scope(max_k=2)`` becomes ``--max-k 2``.
+    """
+    said = _CALL.sub(_say_call, error.way_out)
+    said = _NAME.sub(lambda name: OPTIONS.get(name[0], name[0]), said)
+    return InputError(error.rule, field=error.field, way_out=said, source=error.source)
+
+
+def _say_call(call: re.Match[str]) -> str:
+    """Return the options of a call with keywords; the call where one has no option."""
+    if call[0] in OPTIONS:
+        return OPTIONS[call[0]]
+    given = [part.partition("=") for part in call[2].split(", ")]
+    options = [OPTIONS.get(f"{call[1]}.{name}") for name, _, _ in given]
+    if None in options:
+        return call[0]
+    values = (value.strip('"') for _, _, value in given)
+    return " ".join(f"{option} {value}" for option, value in zip(options, values, strict=True))
+
+
+def say_note(note: Note | str) -> str:
+    """Return the note of a phase in words."""
+    return note.say(_say) if isinstance(note, Note) else note
+
+
+def say_ways(suggestions: tuple[Suggestion, ...] | str) -> str:
+    """Return what to try next in words."""
+    return say_suggestions(suggestions, _say)
+
+
+def _say(suggestion: Suggestion) -> str:
+    return SUGGESTIONS.get(suggestion, suggestion.words)

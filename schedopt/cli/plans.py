@@ -1,0 +1,367 @@
+"""The commands that read a plan: check, show, simulate, export and report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
+
+import typer
+
+from schedopt.cli.options import AsJson, Microbatches, PictureOutput, PlanFile, naming_options
+from schedopt.cli.progress import progress_bar
+from schedopt.errors import InputError
+from schedopt.exporting.targets import TARGETS
+
+if TYPE_CHECKING:
+    from schedopt.checking import Violation
+    from schedopt.plan import Plan
+    from schedopt.result import Result
+    from schedopt.simulation import Simulation
+
+
+def check_plan(plan: PlanFile, as_json: AsJson = False) -> None:
+    """Check a plan with code that knows no solver: every violation, with its place, or none.
+
+    Everything is derived again from the file: each layer placed once, every dependency, one
+    operation at a time on each GPU and link, memory by replay over time, gradients and versions.
+
+    Example: schedopt check plan.json
+    """
+    from schedopt.cli.printing import print_json
+
+    result, violations = _load_checked(plan)
+    if as_json:
+        print_json(
+            {
+                "valid": not violations,
+                "violations": [
+                    {"kind": item.kind, "place": item.place, "message": item.message}
+                    for item in violations
+                ],
+            }
+        )
+    elif violations:
+        for item in violations:
+            typer.echo(str(item))
+        typer.echo(f"{plan}: {len(violations)} violation{'s' if len(violations) > 1 else ''}")
+    else:
+        from schedopt.cli.tables import print_plan
+
+        print_plan(result)
+        typer.echo(f"{plan}: valid")
+    if violations:
+        raise typer.Exit(5)
+
+
+def show_plan(
+    plan: Annotated[
+        Path, typer.Argument(help="A schedopt.plan/1 or schedopt.platform/1 file.", metavar="FILE")
+    ],
+    output: PictureOutput = None,
+) -> None:
+    """Show what each GPU does when, and its memory over time.
+
+    Two periods of the pattern, on the terminal or as a picture (which needs the extra draw). Of a
+    platform: its nodes, and the paths between them. A plan that is over memory is drawn too, with a
+    warning and exit code 5.
+
+    Examples
+    --------
+    schedopt show plan.json
+
+    schedopt show plan.json -o plan.svg
+
+    schedopt show instances/two-nodes.platform.json
+    """
+    from schedopt.cli.printing import print_chart
+    from schedopt.cli.tables import print_platform
+    from schedopt.drawing import chart_plan, save_picture
+    from schedopt.formats import read_format
+    from schedopt.formats.reading import KINDS
+    from schedopt.plan import PLAN_FORMAT
+    from schedopt.platform import PLATFORM_FORMAT, Platform
+    from schedopt.simulation import simulate, usual_micro_batches
+    from schedopt.units import format_duration
+    from schedopt.validation import show
+
+    _check_picture(output)
+    if output is None:
+        kind = read_format(plan)
+        if kind == PLATFORM_FORMAT:
+            print_platform(Platform.load(plan))
+            return
+        if kind not in KINDS:
+            raise InputError(
+                "is missing" if kind is None else f"{show(kind)} is not supported here",
+                field="format",
+                way_out=f"Give a {PLAN_FORMAT} or a {PLATFORM_FORMAT} file",
+                source=str(plan),
+            )
+    result, loaded, code = _load_drawable(plan)
+    chart = chart_plan(result)
+    if output is not None:
+        save_picture(chart, output)
+        typer.echo(f"Picture written to {output}")
+        raise typer.Exit(code)
+    print_chart(chart)
+    step = simulate(loaded, usual_micro_batches(loaded))
+    typer.echo(
+        f"A step of {step.microbatches} micro-batches with a flush takes "
+        f"{format_duration(step.makespan_ns)}, {format_duration(step.time_per_micro_batch)} each, "
+        f"bubble {float(step.bubble):.1%}. See: schedopt simulate {plan}"
+    )
+    raise typer.Exit(code)
+
+
+def simulate_plan(
+    plan: PlanFile,
+    microbatches: Microbatches = None,
+    timing: Annotated[
+        Literal["asap", "pattern"],
+        typer.Option(
+            help="Start everything as soon as the order of the pattern allows, as an engine does, "
+            "or at the times of the pattern."
+        ),
+    ] = "asap",
+    output: PictureOutput = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run a plan for one step: warm-up, steady state, drain.
+
+    The pipeline is empty before and after (a flush). Prints how long the step takes, the idle
+    time of the GPUs (the bubble) and the memory of each GPU over time. A plan that is over memory
+    is run too, with a warning and exit code 5.
+
+    Examples
+    --------
+    schedopt simulate plan.json --microbatches 32
+
+    schedopt simulate plan.json --microbatches 32 -o step.svg
+    """
+    from schedopt.cli.printing import print_chart, print_json
+    from schedopt.drawing import chart_simulation, save_picture
+    from schedopt.simulation import simulate
+
+    _check_picture(output)
+    _, loaded, code = _load_drawable(plan)
+    with naming_options():
+        step = simulate(loaded, micro_batches(loaded, microbatches), timing=timing)
+    if output is not None:
+        save_picture(chart_simulation(step), output)
+    if as_json:
+        print_json(_step_document(step))
+    elif output is None:
+        print_chart(chart_simulation(step))
+    else:
+        typer.echo(f"Picture written to {output}")
+    raise typer.Exit(code)
+
+
+def export_plan(
+    plan: PlanFile,
+    to: Annotated[
+        str,
+        typer.Option(
+            help="; ".join(f"{target.name}: {target.title}" for target in TARGETS) + ".",
+            metavar="TARGET",
+        ),
+    ],
+    output: Annotated[
+        Path,
+        typer.Option(
+            "--output",
+            "-o",
+            help="Where to write it: a file, or a folder for a target of several files.",
+            metavar="OUT",
+        ),
+    ],
+    microbatches: Microbatches = None,
+) -> None:
+    """Write a plan in the words of another tool.
+
+    What the tool cannot express is refused, with the reason and what to ask for instead, before
+    anything is written.
+
+    Examples
+    --------
+    schedopt export plan.json --to torch-csv --microbatches 16 -o schedule.csv
+
+    schedopt export plan.json --to torchtitan -o titan
+    """
+    from schedopt.exporting.targets import find_target
+
+    with naming_options():
+        target = find_target(to)
+    _, loaded = load_valid(plan)
+    with naming_options():
+        files = target.export(loaded, micro_batches(loaded, microbatches))
+    for path in _write_files(files, output):
+        typer.echo(f"Written: {path}")
+
+
+def report_plan(
+    plan: PlanFile,
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", help="Where to write the page (.html).", metavar="FILE"),
+    ],
+    compare_with: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="A plan for the same chain to compare it with, such as the one in use now. May be "
+            "given more than once.",
+            metavar="PLAN",
+        ),
+    ] = None,
+    microbatches: Microbatches = None,
+) -> None:
+    """Write one page about a plan that can be sent: no other file, no network is needed to read it.
+
+    The plan in words, what runs when and what lies in memory, the stages with their layers, the
+    bound and what it means, how the plan was found, what people do without a search on the same
+    GPUs, and how to run it. It opens in any browser.
+
+    Examples
+    --------
+    schedopt report plan.json -o report.html
+
+    schedopt report plan.json -o report.html --compare-with now.plan.json --microbatches 32
+    """
+    from schedopt.comparing.baselines import named_baseline, usual_baselines
+    from schedopt.comparing.measures import measure_plan
+    from schedopt.formats import check_writable, write_whole
+    from schedopt.reporting.page import render_page
+    from schedopt.simulation import simulate
+    from schedopt.units import format_bytes
+
+    check_writable(output)
+    result, loaded = load_valid(plan)
+    others = [(path.name, load_valid(path)[1]) for path in compare_with or ()]
+    count = micro_batches(loaded, microbatches)
+    with progress_bar() as show:
+        show(0, 3, "the step")
+        with naming_options():
+            step = simulate(loaded, count)
+        show(1, 3, "what it is compared with")
+        named = [named_baseline(name, other, loaded, count) for name, other in others]
+        baselines = [*named, *usual_baselines(loaded, count)]
+        ours = measure_plan(loaded, count, plan.name)
+        show(2, 3, "the page")
+        # Without the folders of whoever writes it.
+        page = render_page(result, file=plan.name, step=step, ours=ours, baselines=baselines)
+    write_whole(output, page)
+    typer.echo(f"Page written to {output} ({format_bytes(len(page.encode()))})")
+
+
+def load_valid(path: Path) -> tuple[Result, Plan]:
+    """Read a result with its plan; end with exit code 5 if the check refuses it."""
+    result, violations = _load_checked(path)
+    if violations:
+        _refuse(path, violations)
+    assert result.plan is not None
+    return result, result.plan
+
+
+def micro_batches(plan: Plan, asked: int | None) -> int:
+    """Return how many micro-batches a step has: what was asked for, or what is usual."""
+    from schedopt.simulation import usual_micro_batches
+
+    return usual_micro_batches(plan) if asked is None else asked
+
+
+def _load_drawable(path: Path) -> tuple[Result, Plan, int]:
+    """Read a plan that is valid, or needs too much memory and nothing else is wrong.
+
+    Too much memory is reported on standard error. All else ends with exit code 5.
+
+    Returns
+    -------
+    Result, Plan, int
+        The last is the exit code: 5 for too much memory.
+    """
+    result, violations = _load_checked(path)
+    if any(violation.kind != "memory" for violation in violations):
+        _refuse(path, violations)
+    plan = result.plan
+    assert plan is not None
+    if violations:
+        typer.echo(f"{path}: over memory: {_say_over(plan)}. See: schedopt check {path}", err=True)
+    return result, plan, 5 if violations else 0
+
+
+def _load_checked(path: Path) -> tuple[Result, tuple[Violation, ...]]:
+    from schedopt.checking import check
+    from schedopt.result import Result
+
+    result = Result.load(path)
+    return result, check(result)
+
+
+def _refuse(path: Path, violations: Sequence[Violation]) -> NoReturn:
+    # Memory comes last: what else is wrong is worth more.
+    more = f" and {len(violations) - 1} more" if len(violations) > 1 else ""
+    typer.echo(
+        f"{path}: not a valid plan: {violations[0]}{more}. See: schedopt check {path}", err=True
+    )
+    raise typer.Exit(5)
+
+
+def _say_over(plan: Plan) -> str:
+    """Return which GPU needs the most too much, and how many others do."""
+    from schedopt.account import memory
+    from schedopt.units import format_bytes
+
+    over = [
+        (need.reading(plan.scope.memory) - gpu.usable_bytes, number)
+        for number, (need, gpu) in enumerate(zip(memory(plan), plan.platform.gpus, strict=True))
+    ]
+    most, worst = max(over, key=lambda pair: (pair[0], -pair[1]))
+    usable = format_bytes(plan.platform.gpus[worst].usable_bytes)
+    others = sum(size > 0 for size, _ in over) - 1
+    more = f"; {others} more GPU{'s' if others > 1 else ''} too" if others else ""
+    return f"GPU {worst} needs {format_bytes(most)} more than its {usable}{more}"
+
+
+def _check_picture(output: Path | None) -> None:
+    """Refuse a picture that cannot be drawn or written."""
+    from schedopt.drawing import picture_suffix
+    from schedopt.formats import check_writable
+
+    if output is not None:
+        picture_suffix(output)
+        check_writable(output)
+
+
+def _write_files(files: Mapping[str, str], output: Path) -> list[Path]:
+    """Write one file as it is named, several into a folder, and return their paths."""
+    from schedopt.formats import check_writable, make_folder, write_whole
+
+    if len(files) == 1:
+        paths = [output]
+    else:
+        make_folder(output)
+        paths = [output / name for name in files]
+    for path in paths:
+        check_writable(path)
+    for path, text in zip(paths, files.values(), strict=True):
+        write_whole(path, text)
+    return paths
+
+
+def _step_document(step: Simulation) -> dict[str, object]:
+    """Return a step as a JSON document: times in ns, memory in bytes."""
+    steady, phases = step.steady_period, step.phases
+    return {
+        "microbatches": step.microbatches,
+        "timing": step.timing,
+        "makespan_ns": step.makespan_ns,
+        "time_per_micro_batch_ns": float(step.time_per_micro_batch),
+        "bubble": float(step.bubble),
+        "busy_ns": list(step.busy_ns),
+        "steady_period_exact": None if steady is None else [steady.numerator, steady.denominator],
+        "steady_from_ns": None if phases is None else phases.steady_from_ns,
+        "steady_to_ns": None if phases is None else phases.steady_to_ns,
+        "memory_bytes": [need.reading(step.plan.scope.memory) for need in step.memory],
+        "memory_peak_bytes": [need.peak_bytes for need in step.memory],
+    }

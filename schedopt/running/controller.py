@@ -1,0 +1,318 @@
+"""A run from the first step to the last, the same for every backend."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from schedopt.account.timeline import stage_layers
+from schedopt.errors import InputError
+from schedopt.profiling import Model, load_model
+from schedopt.profiling.layer_sweeps import training_mode
+from schedopt.profiling.memory_meter import Meter
+from schedopt.profiling.pieces import on_device
+from schedopt.profiling.profiler import out_of_memory
+from schedopt.profiling.states import choose_optimizer, distinct_bytes
+from schedopt.running.backends import Step
+from schedopt.running.job import Job
+from schedopt.running.model_match import Boundary, keep_layers, match_model
+from schedopt.running.rank import Rank, Workload, name_parameters
+from schedopt.running.records import Record, Span
+from schedopt.running.reference import Trained
+from schedopt.running.synthetic import Sleeper, synthetic_inputs, synthetic_pieces
+
+
+class MicroBatches:
+    """What each micro-batch is fed, the same on every rank and in every run of a seed.
+
+    The inputs come from the factory's `data`; without it, each tensor is filled with elements of
+    the factory's own micro-batch, drawn at random, so that token numbers, labels and masks stay
+    valid. Those of one step lie on the host.
+
+    Parameters
+    ----------
+    model : Model
+    count : int
+        Of one step.
+    seed : int
+    device : torch.device
+        Where copies are given.
+    """
+
+    def __init__(self, model: Model, count: int, seed: int, device: torch.device) -> None:
+        self._example = {name: value.detach().cpu() for name, value in model.tensors.items()}
+        self._data = model.data
+        self._count, self._seed = count, seed
+        self.device = device
+        self._step = -1
+        self._made: list[dict[str, Tensor]] = []
+
+    def load(self, step: int) -> None:
+        """Make the micro-batches of a step."""
+        if step != self._step:
+            self._step = step
+            self._made = [self._make(step * self._count + i) for i in range(self._count)]
+
+    def __call__(self, micro_batch: int, names: Collection[str]) -> dict[str, Tensor]:
+        """Return copies of inputs of a micro-batch of the step on the device, by name."""
+        made = self._made[micro_batch]
+        return {name: made[name].to(self.device, copy=True) for name in made if name in names}
+
+    def seed_layer(self, layer: int, micro_batch: int) -> None:
+        """Let a layer draw the same random numbers for a micro-batch wherever it runs."""
+        number = (self._step * self._count + micro_batch) * 8192 + layer
+        seed = (self._seed * 1_000_003 + number) % 2**63
+        # torch.manual_seed would seed every device, which takes longer than many a layer.
+        torch.default_generator.manual_seed(seed)
+        if self.device.type == "cuda":
+            torch.cuda.default_generators[self.device.index].manual_seed(seed)
+
+    def _make(self, number: int) -> dict[str, Tensor]:
+        if self._data is not None:
+            return self._from_factory(number, self._data(number))
+        draw = torch.Generator().manual_seed(self._seed * 1_000_003 + number)
+        made = {}
+        for name, tensor in self._example.items():
+            flat = tensor.reshape(-1)
+            if flat.numel():
+                flat = flat[torch.randint(flat.numel(), flat.shape, generator=draw)]
+            made[name] = flat.reshape(tensor.shape)
+        return made
+
+    def _from_factory(self, number: int, inputs: Any) -> dict[str, Tensor]:
+        """Return the tensors of a micro-batch of the factory's own data, by name."""
+        given = Model(module=nn.Identity(), inputs=inputs).tensors
+        for name, tensor in self._example.items():
+            if name not in given or given[name].shape != tensor.shape:
+                raise InputError(
+                    f"{name} of what data({number}) returns is not of shape {tuple(tensor.shape)}",
+                    field="model",
+                    way_out="Return from data(i) what the factory returns as inputs, in the same "
+                    "shapes",
+                )
+        return {name: given[name].detach().cpu() for name in self._example}
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a run works on.
+
+    Parameters
+    ----------
+    work : Workload
+    model : Model or None
+        The whole model before any step, as long as somebody needs it. None for synthetic layers.
+    batches : MicroBatches or None
+        None for synthetic layers.
+    """
+
+    work: Workload
+    model: Model | None = None
+    batches: MicroBatches | None = None
+
+    def load(self, step: int) -> None:
+        """Make the inputs of a step."""
+        if self.batches is not None:
+            self.batches.load(step)
+
+
+def prepare(job: Job, device: torch.device) -> Prepared:
+    """Build the model that a job names, and cut it as the plan says.
+
+    On the device, or on the host if the whole model does not fit there: see `place_on_device`.
+
+    Raises
+    ------
+    InputError
+        If it is not the model of the plan.
+    """
+    if job.model is None:
+        return _prepare_synthetic(job, device)
+    torch.manual_seed(job.seed)
+    loaded = load_model(job.model, **job.options)
+    try:
+        return _prepare_on(job, loaded, device)
+    except InputError as error:
+        if device.type == "cpu" or not out_of_memory(error):
+            raise
+    torch.cuda.empty_cache()
+    return _prepare_on(job, loaded, torch.device("cpu"))
+
+
+def _prepare_on(job: Job, loaded: Model, device: torch.device) -> Prepared:
+    model = on_device(loaded, device)
+    pieces, boundaries = match_model(model, job.plan.chain)
+    batches = MicroBatches(model, job.microbatches, job.seed, device)
+    work = Workload(
+        plan=job.plan,
+        actions=job.actions,
+        pieces=pieces,
+        boundaries=boundaries,
+        optimizer=model.optimizer or choose_optimizer(job.optimizer),
+        data=batches,
+        before=batches.seed_layer,
+        names=name_parameters(model.module, model.loss),
+        device=device,
+    )
+    return Prepared(work, model, batches)
+
+
+def _prepare_synthetic(job: Job, device: torch.device) -> Prepared:
+    sleeper = Sleeper(job.stretch)
+    pieces = synthetic_pieces(job.plan, sleeper)
+    named = [
+        (f"{layer}.{name}", parameter)
+        for layer, piece in enumerate(pieces)
+        for name, parameter in piece.module.named_parameters()
+    ]
+    for _, parameter in named:
+        if parameter.requires_grad:
+            parameter.grad = torch.zeros_like(parameter)
+    sizes = [-(-layer.activation_bytes // 4) for layer in job.plan.chain.layers]
+    work = Workload(
+        plan=job.plan,
+        actions=job.actions,
+        pieces=pieces,
+        boundaries=[Boundary((max(1, size),), torch.float32, True) for size in sizes],
+        optimizer=choose_optimizer("sgd"),
+        data=lambda micro_batch, names: synthetic_inputs(job.plan) if "input" in names else {},
+        before=lambda layer, micro_batch: None,
+        names={id(parameter): name for name, parameter in named},
+        device=device,
+        begin=sleeper.begin,
+        # Nothing is in it, and to touch it would take time and memory.
+        copy=torch.empty_like,
+    )
+    return Prepared(work)
+
+
+def place_on_device(prepared: Prepared, stages: Iterable[int], device: torch.device) -> Prepared:
+    """Return what these stages run on a device: the other layers are freed."""
+    work = prepared.work
+    own = [layer for stage in stages for layer in stage_layers(work.plan, stage)]
+    pieces = keep_layers(work.pieces, own, None if work.device == device else device)
+    if prepared.batches is not None:
+        prepared.batches.device = device
+    work = replace(work, pieces=pieces, device=device)
+    return replace(prepared, work=work, model=None)
+
+
+def run_controller(
+    prepared: Prepared,
+    ranks: Sequence[Rank],
+    step: Step,
+    gather: Callable[[], None],
+    steps: int,
+    compare: bool,
+) -> tuple[list[Record], list[Trained]]:
+    """Run all steps: one that is compared, one in which bytes are counted, and those timed.
+
+    Parameters
+    ----------
+    prepared : Prepared
+    ranks : sequence of Rank
+        Those of this process.
+    step : callable
+    gather : callable
+        Waits until all processes are here.
+    steps : int
+        That are timed.
+    compare : bool
+
+    Returns
+    -------
+    list of Record
+        Of these ranks.
+    list of Trained
+        What the first step did to the weights of each.
+    """
+    trained = [Trained() for _ in ranks]
+    device = prepared.work.device
+
+    def run(number: int) -> tuple[int, list[Span]]:
+        prepared.load(number)
+        gather()
+        return time.monotonic_ns(), step()
+
+    with training_mode():
+        if prepared.batches is not None:
+            # Gradients and the optimizer's state are there from then on.
+            _keep_gradients(ranks, trained if compare else [None] * len(ranks))
+            run(0)
+            _keep_gradients(ranks, [None] * len(ranks))
+        if compare and not prepared.work.plan.rule.is_given:
+            for rank, kept in zip(ranks, trained, strict=True):
+                kept.weights.update(_weights(rank))
+        meters = [Meter(_permanent(rank)) for rank in ranks]
+        for rank, meter in zip(ranks, meters, strict=True):
+            rank.meter = meter
+        run(1)
+        for rank in ranks:
+            rank.meter = None
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        timed, losses = [], []
+        for number in range(steps):
+            timed.append(run(2 + number))
+            losses.append([dict(rank.losses) for rank in ranks])
+    allocated = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+    records = [
+        Record(
+            rank=rank.number,
+            host=socket.gethostname(),
+            steps=tuple(
+                tuple(span for span in spans if span.rank == rank.number) for _, spans in timed
+            ),
+            zeros_ns=tuple(zero for zero, _ in timed),
+            weights_bytes=weights_bytes(rank),
+            saved_bytes=rank.most_saved,
+            peak_bytes=weights_bytes(rank) + meter.most,
+            allocated_bytes=allocated if len(ranks) == 1 else None,
+            live={stage: runtime.most_live for stage, runtime in rank.stages.items()},
+            versions={stage: own.weights.most_held for stage, own in rank.stages.items()},
+            optimizer_bytes={
+                stage: distinct_bytes(own.weights.states()) for stage, own in rank.stages.items()
+            },
+            losses=tuple(of_ranks[place] for of_ranks in losses),
+            threads=torch.get_num_threads(),
+        )
+        for place, (rank, meter) in enumerate(zip(ranks, meters, strict=True))
+    ]
+    return records, trained
+
+
+def _keep_gradients(ranks: Sequence[Rank], trained: Sequence[Trained | None]) -> None:
+    for rank, kept in zip(ranks, trained, strict=True):
+        for runtime in rank.stages.values():
+            runtime.weights.on_update = None if kept is None else kept.keep
+
+
+def _weights(rank: Rank) -> dict[str, Tensor]:
+    return {
+        name: parameter.detach().to("cpu", copy=True)
+        for runtime in rank.stages.values()
+        for name, parameter in runtime.weights.parameters.items()
+    }
+
+
+def _permanent(rank: Rank) -> list[Tensor]:
+    """Return what lies there whatever the schedule."""
+    tensors: list[Tensor] = []
+    for runtime in rank.stages.values():
+        tensors += runtime.weights.tensors()
+        for module in runtime.modules:
+            tensors += [*module.parameters(), *module.buffers()]
+    return tensors
+
+
+def weights_bytes(rank: Rank) -> int:
+    """Return the bytes of weights, their gradients and the optimizer's state, and of buffers."""
+    weights = [runtime.weights for runtime in rank.stages.values()]
+    older = sum((own.most_held - 1) * own.version_bytes() for own in weights)
+    return distinct_bytes(_permanent(rank)) + older

@@ -1,0 +1,197 @@
+"""Whether a model is the one that a plan was made for: names and bytes, never times."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from schedopt.chain import Chain
+from schedopt.errors import InputError
+from schedopt.profiling import Model, cut_again
+from schedopt.profiling.pieces import Piece, blaming, try_out
+from schedopt.profiling.split_backward import enter
+from schedopt.profiling.states import own_parameters, tensor_bytes
+from schedopt.running.stage_runtime import same_buffers
+from schedopt.units import format_bytes, printable
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """What a layer hands on for a micro-batch.
+
+    Parameters
+    ----------
+    shape : tuple of int
+    dtype : torch.dtype
+    needs_gradient : bool
+        Whether the backward of the layer needs its gradient.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    needs_gradient: bool
+
+    def empty(self, device: torch.device) -> Tensor:
+        """Return room for it."""
+        return torch.empty(self.shape, dtype=self.dtype, device=device)
+
+    @property
+    def bytes(self) -> int:
+        """Its size."""
+        return self.dtype.itemsize * torch.Size(self.shape).numel()
+
+
+def match_model(model: Model, chain: Chain) -> tuple[list[Piece], list[Boundary]]:
+    """Cut a model as that of a chain was cut, and hold names and bytes against the chain.
+
+    Parameters
+    ----------
+    model : Model
+        What the user named. The factory in the chain's recipe is never called.
+    chain : Chain
+
+    Returns
+    -------
+    list of Piece
+        The layers, with those known that write over their input.
+    list of Boundary
+        What each hands on.
+
+    Raises
+    ------
+    InputError
+        If the chain has no recipe, the model has other cuts, a layer fails, or bytes differ.
+    """
+    pieces, boundaries = trace_boundaries(_cut_as_planned(model, chain), model.tensors)
+    _check_bytes(chain, pieces, boundaries, model.tensors)
+    return pieces, boundaries
+
+
+def keep_layers(
+    pieces: Sequence[Piece], layers: Container[int], device: torch.device | None
+) -> list[Piece]:
+    """Return layers with some of them moved to a device, if given; the others are freed."""
+    for layer, piece in enumerate(pieces):
+        if layer in layers and device is not None:
+            retarget_device(piece, device)
+    return [
+        piece if layer in layers else replace(piece, module=nn.Identity())
+        for layer, piece in enumerate(pieces)
+    ]
+
+
+def retarget_device(piece: Piece, device: torch.device) -> None:
+    """Move a layer: parameters, buffers, and the tensors that a traced graph makes itself."""
+    with torch.no_grad():
+        piece.module.to(device)
+
+    def moved(value: Any) -> Any:
+        return device if isinstance(value, torch.device) else value
+
+    for module in piece.module.modules():
+        if isinstance(module, fx.GraphModule):
+            for node in module.graph.nodes:
+                node.args = fx.node.map_aggregate(node.args, moved)
+                node.kwargs = fx.node.map_aggregate(node.kwargs, moved)
+            module.recompile()
+
+
+def _cut_as_planned(model: Model, chain: Chain) -> list[Piece]:
+    """Cut a model where the model of a chain was cut."""
+    if chain.recipe is None:
+        raise InputError(
+            "it does not say where the model was cut",
+            field="chain.recipe",
+            way_out="Measure the model with schedopt profile and solve again, or run "
+            "synthetic layers, Job(model=None)",
+        )
+    try:
+        return cut_again(model, chain.recipe)
+    except InputError as error:
+        if error.field != "recipe.cuts":
+            raise
+        raise _other_model(
+            chain, f"the plan was made for {_typed(chain)}, which was cut elsewhere: {error.rule}"
+        ) from error
+
+
+def trace_boundaries(
+    pieces: Sequence[Piece], inputs: dict[str, Tensor]
+) -> tuple[list[Piece], list[Boundary]]:
+    """Return the layers, with those known that write over their input, and what each hands on.
+
+    Nothing is computed and no memory is taken.
+
+    Raises
+    ------
+    InputError
+        Naming the layer that fails.
+    """
+    with ExitStack() as stack:
+        # Some write over buffers whose values are real here, too.
+        for piece in pieces:
+            stack.enter_context(same_buffers(piece))
+        mode = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        fakes = {name: mode.from_tensor(value) for name, value in inputs.items()}
+        tried = try_out(list(pieces), fakes)
+        boundaries = []
+        value: Tensor | None = None
+        needs_gradient = False
+        for piece in tried:
+            given = value
+            if value is not None and needs_gradient:
+                given = enter(value.detach().requires_grad_())
+            with blaming(piece.name, "forward"):
+                output = piece.run(given, {name: fake.clone() for name, fake in fakes.items()})
+            needs_gradient = output.requires_grad
+            boundaries.append(Boundary(tuple(output.shape), output.dtype, needs_gradient))
+            value = output
+    return tried, boundaries
+
+
+def _check_bytes(
+    chain: Chain, pieces: Sequence[Piece], boundaries: Sequence[Boundary], inputs: dict[str, Tensor]
+) -> None:
+    """Refuse a model whose parameters, outputs or inputs are not those of the chain."""
+    if len(pieces) != len(chain.layers):
+        raise _other_model(chain, f"it has {len(pieces)} layers, the plan {len(chain.layers)}")
+    owned = own_parameters([piece.module for piece in pieces])
+    given = sum(tensor_bytes(inputs[name]) for name in pieces[0].side)
+    figures = [("the input", chain.input_bytes, given)]
+    for position, (layer, boundary) in enumerate(zip(chain.layers, boundaries, strict=True)):
+        where = f"layer {position} ({printable(layer.name)})" if layer.name else f"layer {position}"
+        size = sum(tensor_bytes(parameter) for parameter in owned[position])
+        if layer.parameter_bytes is not None:
+            figures.append((f"the parameters of {where}", layer.parameter_bytes, size))
+        figures.append((f"the output of {where}", layer.activation_bytes, boundary.bytes))
+    for what, planned, found in figures:
+        if planned != found:
+            raise _other_model(
+                chain, f"{what} takes {format_bytes(found)}, in the plan {format_bytes(planned)}"
+            )
+
+
+def _other_model(chain: Chain, rule: str) -> InputError:
+    return InputError(
+        rule,
+        field="model",
+        way_out=f"Name the model and the options that the plan was made for ({_typed(chain)}), or "
+        "profile this one and solve again",
+    )
+
+
+def _typed(chain: Chain) -> str:
+    """Return what the chain was measured on, as one would type it."""
+    if chain.recipe is None:
+        return printable(chain.name) or "an unnamed chain"
+    options = [
+        f"--{printable(name)} {printable(str(value))}"
+        for name, value in chain.recipe.arguments.items()
+    ]
+    return " ".join([printable(chain.recipe.factory), *options])

@@ -1,0 +1,245 @@
+"""What one rank gives to other replicas of its stages, and what it makes of what it takes.
+
+What a rank sends of a gradient is the sum of what stands before the sending end in its list: what
+its backwards added since something took the place of it, and what came. So the list alone says
+what each message is the sum of, and a thread can add it up as soon as the last summand is there,
+whatever the rank computes meanwhile.
+
+What came lies there until an update takes it in, and a copy of what is to be sent until it is sent:
+memory which the account does not count, at most another gradient and another version of a stage.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from torch import Tensor
+
+from schedopt.actions import Action
+
+Place = tuple[int, str, int]
+"""Stage, kind, and micro-batch or mini-batch of an action."""
+StageMiniBatch = tuple[int, int]
+"""Stage and mini-batch."""
+Chunk = tuple[int, int]
+"""Which of how many equal parts of a stage's weights."""
+_Letter = TypeVar("_Letter")
+
+
+def chunk_of(action: Action) -> Chunk:
+    """Return which chunk goes between replicas."""
+    assert action.part is not None
+    return action.part.chunk, action.part.chunks
+
+
+@dataclass(frozen=True)
+class Sum:
+    """What a message, or the gradient of an update, consists of.
+
+    Parameters
+    ----------
+    own : bool
+        Whether the rank made a part of it itself.
+    receives : tuple of Action
+        Those whose results are added to that.
+    """
+
+    own: bool
+    receives: tuple[Action, ...]
+
+    def add_up(self, own: Tensor | None, received: Callable[[Action], Tensor]) -> Tensor | None:
+        """Return the sum. None if there is nothing to add up."""
+        total = own
+        for receive in self.receives:
+            summand = received(receive)
+            total = summand if total is None else total.to(summand.device) + summand
+        return total
+
+
+@dataclass
+class Exchange:
+    """What one rank exchanges in a step.
+
+    Attributes
+    ----------
+    sums : dict of Action to Sum
+        Of each send of gradients or weights.
+    sends_after : dict
+        The sends whose own part is there as soon as an action has run, by that action.
+    merges : dict
+        What the gradient of an update is, where not the rank alone made it: chunks and sums.
+    arrivals : dict
+        The receives of the weights of a mini-batch.
+    cleared : dict
+        The chunks that a backward is the first to add to since something took their place.
+    shares : dict
+        How many actions of this rank need its own gradient of a mini-batch.
+    uses : dict of Action to int
+        How often the result of a receive is needed.
+    """
+
+    sums: dict[Action, Sum] = field(default_factory=dict)
+    sends_after: dict[Place, list[Action]] = field(default_factory=lambda: defaultdict(list))
+    merges: dict[StageMiniBatch, list[tuple[Chunk, Sum]]] = field(default_factory=dict)
+    arrivals: dict[StageMiniBatch, list[Action]] = field(default_factory=lambda: defaultdict(list))
+    cleared: dict[Place, list[Chunk]] = field(default_factory=lambda: defaultdict(list))
+    shares: Counter[StageMiniBatch] = field(default_factory=Counter)
+    uses: Counter[Action] = field(default_factory=Counter)
+
+    def message(
+        self,
+        send: Action,
+        made: Callable[[Action], Tensor | None],
+        received: Callable[[Action], Tensor],
+    ) -> Tensor | None:
+        """Return what is sent.
+
+        Parameters
+        ----------
+        send : Action
+        made : callable
+            From a send to what the rank itself made of it.
+        received : callable
+            From a receive to its result.
+        """
+        total = self.sums.get(send)
+        if total is None:
+            return made(send)
+        return total.add_up(made(send) if total.own else None, received)
+
+    def needs(self, action: Action) -> list[Action]:
+        """Return the receives between replicas for which an update or a broadcast waits."""
+        key = action.stage, action.first
+        if action.kind == "BROADCAST_PARAM":
+            return self.arrivals[key]
+        if action.kind != "U":
+            return []
+        return [receive for _, total in self.merges.get(key, ()) for receive in total.receives]
+
+
+class Mailbox(Generic[_Letter]):
+    """What came from other ranks, until all that need it have it.
+
+    Parameters
+    ----------
+    uses : mapping of Action to int
+        How often the result of a receive between replicas is needed; of another one it is once.
+    """
+
+    def __init__(self, uses: Mapping[Action, int]) -> None:
+        self._uses = uses
+        self._left: dict[Action, int] = {}
+        self._letters: dict[Action, _Letter] = {}
+
+    def __contains__(self, receive: Action) -> bool:
+        return receive in self._letters
+
+    def put(self, receive: Action, letter: _Letter) -> None:
+        """Keep what came, unless nothing needs it."""
+        count = 1 if receive.part is None else self._uses.get(receive, 0)
+        if count:
+            self._left[receive], self._letters[receive] = count, letter
+
+    def get(self, receive: Action) -> _Letter:
+        """Return what came to one of those that need it."""
+        self._left[receive] -= 1
+        return self._letters[receive] if self._left[receive] else self._letters.pop(receive)
+
+
+@dataclass
+class _Gradient:
+    """The gradient of a mini-batch on a rank while its list goes on.
+
+    Parameters
+    ----------
+    added : list of Place
+        The backwards that have added to it.
+    since : dict of int to int
+        How many of them had when something took the place of a chunk.
+    received : dict of int to tuple of Action
+        What came for a chunk since then, that included.
+    chunks : int
+    """
+
+    added: list[Place] = field(default_factory=list)
+    since: Counter[int] = field(default_factory=Counter)
+    received: dict[int, tuple[Action, ...]] = field(default_factory=dict)
+    chunks: int = 1
+
+    def sum(self, chunk: int) -> Sum:
+        return Sum(len(self.added) > self.since[chunk], self.received.get(chunk, ()))
+
+    def add(self, place: Place) -> list[Chunk]:
+        """Add what a backward makes; return the chunks that it is the first to add to."""
+        count = len(self.added)
+        cleared = [
+            (chunk, self.chunks)
+            for chunk in sorted(self.received)
+            if count and self.since[chunk] == count
+        ]
+        self.added.append(place)
+        return cleared
+
+    def take(self, reduction: Action) -> None:
+        assert reduction.part is not None
+        chunk, self.chunks = chunk_of(reduction)
+        before = self.received.get(chunk, ()) if reduction.part.is_added else ()
+        self.received[chunk] = (*before, reduction.received)
+        if not reduction.part.is_added:
+            self.since[chunk] = len(self.added)
+
+
+def follow(actions: Sequence[Action], update_every: int) -> Exchange:
+    """Return what a rank exchanges.
+
+    Parameters
+    ----------
+    actions : sequence of Action
+        Of the rank.
+    update_every : int
+        The micro-batches of one update.
+    """
+    exchange = Exchange()
+    gradients: dict[StageMiniBatch, _Gradient] = defaultdict(_Gradient)
+    for action in actions:
+        stage = action.stage
+        key = stage, action.first if action.makes_version else action.first // update_every
+        match action.kind:
+            case "B" | "W":
+                for i in action.micro_batches:
+                    place, of = (stage, action.kind, i), (stage, i // update_every)
+                    exchange.cleared[place] = gradients[of].add(place)
+                    exchange.shares[of] += 1
+            case "REDUCE_GRAD":
+                gradients[key].take(action)
+            case "SEND_G":
+                total = exchange.sums[action] = gradients[key].sum(chunk_of(action)[0])
+                exchange.uses.update(total.receives)
+                if total.own:
+                    exchange.sends_after[gradients[key].added[-1]].append(action)
+            case "U":
+                gradient = gradients[key]
+                exchange.shares[key] += 1
+                exchange.merges[key] = [
+                    ((chunk, gradient.chunks), gradient.sum(chunk))
+                    for chunk in sorted(gradient.received)
+                ]
+                exchange.uses.update(exchange.needs(action))
+            case "RECV_V":
+                exchange.arrivals[key].append(action)
+            case "BROADCAST_PARAM":
+                exchange.uses.update(exchange.needs(action))
+            case "SEND_V":
+                # Weights are sent on as they came, or as an update of this rank has made them.
+                chunk, arrivals = chunk_of(action), exchange.arrivals[key]
+                came = [receive for receive in arrivals if chunk_of(receive) == chunk]
+                exchange.sums[action] = Sum(not came, tuple(came[:1]))
+                exchange.uses.update(came[:1])
+                if not came:
+                    exchange.sends_after[stage, "U", key[1]].append(action)
+            case _:
+                pass
+    return exchange

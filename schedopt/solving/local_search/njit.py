@@ -1,0 +1,70 @@
+"""numba's compiler with our options; what it makes is kept on disk.
+
+What is kept belongs to one state of all sources of this room: a function holds the code of those
+that it calls, and only a change of its own file would be seen.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final, TypeVar, cast
+
+import numba
+from numba.core.options import DefaultOptions
+
+F = TypeVar("F", bound=Callable[..., object])
+
+_UNCOUNTED: Final = {"_nrt": False} if hasattr(DefaultOptions, "_nrt") else {}
+"""Lets numba count no references.
+
+It would note in an atomic instruction each time that an array is taken out of a tuple. States have
+many, and the search spent most of its time there. Where numba does not know this setting, the
+search is slower, but the same.
+"""
+
+
+def njit_kernel(function: F) -> F:
+    """Compile a function when it is first called; it runs next to others (no interpreter lock).
+
+    It counts no references. So it cannot make an array, which numba refuses; and a generator that
+    Python hands to it would never be freed, which is what `njit_entry` is for.
+    """
+    return _compile(function, **_UNCOUNTED)
+
+
+def njit_inline(function: F) -> F:
+    """Inline a function, so that callers need not pass the arrays explicitly."""
+    return _compile(function, forceinline=True, **_UNCOUNTED)
+
+
+def njit_entry(function: F) -> F:
+    """Compile a function by which Python enters others, with references counted."""
+    return _compile(function)
+
+
+def _compile(function: F, **options: bool) -> F:
+    settings = cast(Any, numba.config)
+    before = settings.CACHE_DIR
+    settings.CACHE_DIR = _folder(before)
+    try:
+        njit = cast(Any, numba.njit)
+        return cast(F, njit(cache=True, nogil=True, error_model="numpy", **options)(function))
+    finally:
+        settings.CACHE_DIR = before
+
+
+@cache
+def _folder(chosen: str) -> str:
+    """Return where code is kept: where the user says, next to the sources, or in the home."""
+    room = Path(__file__).parent
+    sources = b"".join(source.read_bytes() for source in sorted(room.glob("*.py")))
+    name = f"schedopt-{sha256(sources).hexdigest()[:16]}"
+    if chosen:
+        return str(Path(chosen) / name)
+    if os.access(room, os.W_OK):
+        return str(room / "__pycache__" / name)
+    return str(Path.home() / ".cache" / name)

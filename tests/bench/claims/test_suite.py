@@ -1,0 +1,339 @@
+"""The suite: verdicts, the order of claims, files, the command, and Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schedopt import InputError
+from schedopt.bench.claims.papers import CLAIMS
+from schedopt.bench.claims.result import (
+    Claim,
+    Computed,
+    Picture,
+    Reading,
+    Result,
+    Row,
+    Section,
+    Step,
+    Table,
+    announced,
+    differing,
+    judge,
+    sole,
+    table_of,
+)
+from schedopt.bench.claims.suite import (
+    choose_claims,
+    load_computation,
+    load_rows,
+    run_claims,
+    save,
+)
+from tests.bench.claims.results import claim, computed, reading, result
+from tests.cli.commands import run
+
+BAD, AGREED = {"case": 7}, "if we agree"
+KEYS = {
+    "id", "claim", "verdict", "convention", "tried", "counterexamples", "figures", "seconds",
+    "sources",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("readings", "verdict"),
+    [
+        ([reading()], "holds"),
+        ([reading(BAD)], "fails"),
+        ([reading(), reading(BAD, convention=AGREED)], "holds"),
+        ([reading(BAD), reading(convention=AGREED)], "holds-under-convention"),
+        ([reading(convention=AGREED)], "holds-under-convention"),
+        ([reading(BAD), reading(BAD, convention=AGREED)], "fails"),
+    ],
+)
+def test_a_verdict_follows_from_the_readings(readings: list[Reading], verdict: str) -> None:
+    assert Section("so", readings).verdict == verdict
+
+
+def test_a_claim_is_as_good_as_its_worst_section() -> None:
+    good, half = [reading()], [reading(BAD), reading(convention=f"{AGREED}; {AGREED}; both")]
+    bad = [reading(BAD, {"case": 8})]
+    assert result(good, good).verdict == "holds"
+    assert result(good, half).verdict == "holds-under-convention"
+    assert result(half, half).conventions == (AGREED, "both")
+    assert result(half, bad, good).verdict == "fails"
+    # Those against the first reading of each section.
+    assert [(case["part"], case["case"]) for case in result(half, bad).counterexamples] == [
+        ("part 0", 7), ("part 1", 7), ("part 1", 8),
+    ]  # fmt: skip
+
+
+def test_helpers_by_hand() -> None:
+    cases = [{"n": 1, "a": 2, "b": 2, "c": 0}, {"n": 2, "a": 3, "b": 4, "c": 0}]
+    assert differing(cases, "n", "a", "b") == [{"n": 2, "a": 3, "b": 4}]
+    assert (sole([3, 3]), sole([5, 3, 5])) == (3, [3, 5])
+    made = table_of("t", cases, {"N": "n", "sum": lambda case: case["a"] + case["b"]})
+    assert (made.header, made.rows) == (["N", "sum"], [[1, 4], [2, 7]])
+    words: list[str] = []
+    assert [*announced(words.append, "n = {}", [1, 2])] == [1, 2]
+    assert [*announced(words.append, "{} of {}", [(1, 2)])] == [(1, 2)]
+    assert words == ["n = 1", "n = 2", "1 of 2"]
+
+
+def test_a_claim_is_judged_by_its_rows() -> None:
+    cases = [{"n": 1, "a": 2, "b": 2, "c": 0}, {"n": 2, "a": 3, "b": 4, "c": 0}]
+    row = Row("n up to {most}", "all", ["n", "a", "b"])
+    both = [row, Row("see above", "even", convention="in {word}")]
+    made = Claim("X1", "So.", ["x"], "m:f", {"a is b": both}, ["{word} said."])
+    found = Computed({"all": cases, "even": []}, {"most": 2, "word": "short"}, notes=["First."])
+    judged = judge(made, found)
+    assert judged.counterexamples == [{"part": "a is b", "n": 2, "a": 3, "b": 4}]
+    assert [one.tried for one in judged.sections[0].readings] == ["n up to 2", "see above"]
+    assert (judged.verdict, judged.conventions) == ("holds-under-convention", ("in short",))
+    assert judged.notes == ["First.", "short said."]
+
+
+@pytest.mark.parametrize(
+    ("make", "field"),
+    [
+        (lambda: Claim("X1", "", ["x"], "m:f", {"x": []}), "says"),
+        (lambda: Claim("X1", "x", [], "m:f", {"x": []}), "sources"),
+        (lambda: Claim("X1", "x", ["x"], "m:f", {}), "statements"),
+        (lambda: Reading(""), "tried"),
+        (lambda: Section("x", []), "readings"),
+        (lambda: Result([]), "sections"),
+        # What JSON cannot hold is refused at once.
+        (lambda: result(figures={"most": {2: 1}}), r"figures\.most\.2"),
+        (lambda: result([reading({"ratio": float("nan")})]), "counterexamples"),
+    ],
+)
+def test_what_says_nothing_is_refused(make: Any, field: str) -> None:
+    with pytest.raises(InputError, match=field):
+        make()
+
+
+def test_claims_come_in_the_order_of_the_table() -> None:
+    assert [one.id for one in choose_claims(None)] == [*CLAIMS]
+    letters = {"C": 0, "T": 1, "P": 2, "B": 3}
+    assert [*CLAIMS] == sorted(CLAIMS, key=lambda name: (letters[name[0]], int(name[1:])))
+    assert [one.id for one in choose_claims("B4, C1,B4")] == ["C1", "B4"]
+
+
+@pytest.mark.parametrize("only", ["P99", "", "P3,", "p3"])
+def test_an_unknown_claim_is_named(only: str) -> None:
+    with pytest.raises(InputError, match=r"is not a claim\. Choose .*P3"):
+        choose_claims(only)
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("schedopt.bench.claims.suite.__package__", "sklearn_is_not_here")
+    with pytest.raises(InputError, match="sklearn_is_not_here is not installed, and X1 needs it"):
+        load_computation(claim())
+
+
+@pytest.mark.parametrize("name", CLAIMS)
+def test_every_claim_can_be_loaded(name: str) -> None:
+    if name == "C10":
+        pytest.importorskip("sklearn")
+    assert callable(load_computation(CLAIMS[name]))
+
+
+def find_well(step: Step) -> Computed:
+    step("first half")
+    return computed(figures={"ratio": 1.5})
+
+
+def find_badly(step: Step) -> Computed:
+    return computed({"n": 3})
+
+
+def interrupt_and_go_on(step: Step) -> Computed:
+    os.kill(os.getpid(), signal.SIGINT)
+    step("never comes here")
+    raise AssertionError
+
+
+def interrupt_at_the_end(step: Step) -> Computed:
+    os.kill(os.getpid(), signal.SIGINT)
+    return computed()
+
+
+def test_claims_are_kept_one_by_one_and_announced() -> None:
+    kept: list[list[str]] = []
+    announced: list[tuple[int, int, str]] = []
+    complete = run_claims(
+        [(claim("X1"), find_well), (claim("X2"), find_badly)],
+        lambda done: kept.append([one.id for one, _, _ in done]),
+        lambda *now: announced.append(now),
+    )
+    assert complete
+    assert kept == [["X1"], ["X1", "X2"]]
+    assert announced == [(0, 2, "X1: starts"), (0, 2, "X1: first half"), (1, 2, "X2: starts")]
+
+
+@pytest.mark.parametrize("late", [interrupt_and_go_on, interrupt_at_the_end])
+def test_ctrl_c_keeps_what_is_done_and_drops_the_claim_that_it_meets(late: Any) -> None:
+    kept: list[list[str]] = []
+    complete = run_claims(
+        [(claim("X1"), find_well), (claim("X3"), late), (claim("X2"), find_badly)],
+        lambda done: kept.append([one.id for one, _, _ in done]),
+    )
+    assert not complete
+    assert kept == [["X1"]]
+
+
+def draw() -> Any:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(2, 1))
+    figure.subplots().plot([0, 1], [0, 1])
+    return figure
+
+
+LINE = Picture("line", "A line", draw)
+
+
+def test_files(tmp_path: Path) -> None:
+    shown = result(
+        [reading({"n": 3}, {"n": 4}), reading(convention="n < 3")],
+        figures={"most": 4},
+        notes=["A note."],
+        tables=[Table("Both", ["n", "m"], [(1, 2)])],
+        pictures=[LINE],
+    )
+    path = tmp_path / "found.json"
+    save([(claim("X1"), result(), 0.123456), (claim("X2"), shown, 2.0)], path, {})
+    first, second = json.loads(path.read_text())
+    assert set(first) == set(second) == KEYS
+    assert (first["verdict"], first["convention"], first["counterexamples"]) == ("holds", None, [])
+    assert first["seconds"] == 0.12
+    assert second == {
+        "id": "X2", "claim": "All is well.", "verdict": "holds-under-convention",
+        "convention": "n < 3", "tried": "1 to 3", "figures": {"most": 4}, "seconds": 2.0,
+        "counterexamples": [{"part": "part 0", "n": 3}, {"part": "part 0", "n": 4}],
+        "sources": ["Nobody 2000, A Book, page 1"],
+    }  # fmt: skip
+    text = path.with_suffix(".md").read_text()
+    for words in (
+        "1 holds, 1 holds-under-convention, 0 fails.",
+        "| [X2](#x2) | All is well. | holds-under-convention | n < 3 | 2.0 |",
+        "- Nobody 2000, A Book, page 1",
+        "| part 0 | as printed | 1 to 3 | 2 counterexamples |",
+        "| part 0 | n < 3 | 1 to 3 | holds |",
+        "| 1 | 2 |",
+        "A note.",
+        "![A line](found-X2-line.svg)",
+        '- {"n": 4}',
+    ):
+        assert words in text
+    assert (tmp_path / "found-X2-line.svg").read_text().startswith("<?xml")
+
+
+def test_other_rows_stay_as_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("X0", "X1", "X2")
+    monkeypatch.setattr("schedopt.bench.claims.suite.CLAIMS", {name: claim(name) for name in names})
+    path = tmp_path / "found.json"
+    drawn, bad = result(pictures=[LINE]), result([reading({"n": 3})])
+    save([(claim("X0"), drawn, 1.0), (claim("X2"), bad, 2.0)], path, {})
+    figures, text = json.loads(path.read_text()), path.with_suffix(".md").read_text()
+    save([(claim("X1"), result(), 3.0)], path, load_rows(path))
+    rows = json.loads(path.read_text())
+    assert [row["id"] for row in rows] == [*names]
+    assert [rows[0], rows[2]] == figures
+    now = path.with_suffix(".md").read_text()
+    assert "2 holds, 0 holds-under-convention, 1 fails." in now
+    for part in text.split("\n## ")[1:]:
+        assert f"\n## {part.rstrip()}\n" in now
+    # The same rows again, one of them with another verdict.
+    save([(claim("X2"), result(), 4.0)], path, load_rows(path))
+    again = json.loads(path.read_text())
+    assert again[:2] == rows[:2]
+    assert (again[2]["verdict"], again[2]["seconds"]) == ("holds", 4.0)
+    last = path.with_suffix(".md").read_text()
+    assert [line[3:] for line in last.splitlines() if line.startswith("## ")] == [*names]
+    assert "Counterexamples" not in last
+
+
+def test_a_text_without_a_row_of_the_figures_is_not_written_over(tmp_path: Path) -> None:
+    path = tmp_path / "found.json"
+    save([(claim("C2"), result(), 1.0)], path, {})
+    path.with_suffix(".md").write_text("# Nothing\n")
+    with pytest.raises(InputError, match=r"found\.md: lacks C2, whose figures are in found\.json"):
+        load_rows(path)
+
+
+@pytest.mark.parametrize("text", ["{}", "[1]", "[{}]", "no", '[{"id": "C2"}]'])
+def test_a_file_of_something_else_is_not_written_over(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "other.json"
+    path.write_text(text)
+    with pytest.raises(InputError, match=r"other\.json: holds no results of claims\. Write to"):
+        load_rows(path)
+
+
+def test_the_command_puts_the_wanted_rows_into_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "claims.json"
+    save([(claim("P4"), result(), 1.0), (claim("C1"), result(), 1.0)], path, {})
+    done = run("bench", "claims", "--only", "P3", "-o", path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "P3: holds" in done.stdout
+    rows = json.loads(path.read_text())
+    assert [row["id"] for row in rows] == ["C1", "P3", "P4"]
+    assert "## P3" in path.with_suffix(".md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--only", "Z9"], "--only: 'Z9' is not a claim. Choose "),
+        (["-o", "claims.md"], "--output: claims.md does not end in .json"),
+        (["-o", "nowhere/claims.json"], "nowhere/claims.json: cannot be written"),
+    ],
+)
+def test_bad_usage_is_one_clear_error(arguments: list[str], message: str, tmp_path: Path) -> None:
+    done = run("bench", "claims", *arguments, folder=tmp_path)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("rows", ["X1 X3", "X3"])
+def test_ctrl_c_ends_the_command_with_what_is_done(rows: str, tmp_path: Path) -> None:
+    path = tmp_path / "claims.json"
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, str(path), *rows.split()],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parents[3],
+        timeout=60,
+    )
+    assert done.returncode == 130
+    if rows == "X3":
+        assert "Interrupted. Nothing was written." in done.stderr
+        assert not path.exists()
+        return
+    assert "Interrupted. What is done is kept." in done.stderr
+    assert [row["id"] for row in json.loads(path.read_text())] == ["X1"]
+
+
+INTERRUPTED = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from schedopt.bench.claims import suite
+from schedopt.cli import main
+from tests.bench.claims import test_suite as here
+known = dict(X1=here.find_well, X3=here.interrupt_and_go_on)
+suite.CLAIMS.clear()
+suite.CLAIMS.update({name: here.claim(name) for name in sys.argv[2:]})
+suite.load_computation = lambda claim: known[claim.id]
+sys.argv = ["schedopt", "bench", "claims", "-o", sys.argv[1]]
+main()
+"""

@@ -1,0 +1,49 @@
+"""An engine runs its own order on each GPU, and no other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from schedopt import Plan
+from schedopt.checking import check
+from schedopt.engine import ENGINES, Engine
+from tests.budgets import trials
+from tests.checking.helpers import kinds
+from tests.exporting.engines import engine_plans
+
+
+def exchanged(plan: Plan, gpu: int, place: int) -> Plan:
+    """Return a plan in which two neighbours on a GPU have changed their starts."""
+    numbers = sorted(
+        (
+            number
+            for number, operation in enumerate(plan.pattern.operations)
+            if plan.stages[operation.stage].gpus == (gpu,)
+        ),
+        key=lambda number: plan.pattern.operations[number].start_ns,
+    )
+    operations = list(plan.pattern.operations)
+    one, other = numbers[place], numbers[place + 1]
+    operations[one] = replace(operations[one], start_ns=plan.pattern.operations[other].start_ns)
+    operations[other] = replace(operations[other], start_ns=plan.pattern.operations[one].start_ns)
+    return replace(plan, pattern=replace(plan.pattern, operations=tuple(operations)))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@trials(100)
+@given(data=st.data())
+def test_any_two_neighbours_that_change_places_are_found(
+    engine: Engine, data: st.DataObject
+) -> None:
+    plan = data.draw(engine_plans(engine))
+    assert check(plan) == ()
+    gpu = data.draw(st.sampled_from(sorted({stage.gpus[0] for stage in plan.stages})))
+    count = sum(plan.stages[one.stage].gpus == (gpu,) for one in plan.pattern.operations)
+    place = data.draw(st.integers(0, count - 2))
+    other = exchanged(plan, gpu, place)
+    assume(other != plan)
+    assert "scope" in kinds(other)

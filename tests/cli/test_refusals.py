@@ -1,0 +1,294 @@
+"""What each command refuses: exit code 2, one line that names the option or file, nothing written.
+
+Each row is a command line and what the error says of it, joined by ``=>``.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+
+from schedopt.formats import save_result
+from tests.cli.commands import GPT2, ROOT, run
+from tests.drawing.helpers import result_of
+from tests.examples import EXAMPLES
+from tests.importing.files import PIPEDREAM
+from tests.running import faulty
+from tests.sweeping.helpers import CHAIN
+
+FACTORY = """
+import torch
+
+def build():
+    return torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Linear(6, 3)), torch.zeros(8, 4)
+"""
+SOLVE = """
+    --gpus 2 --mem 1G                                   => --chain
+    --chain gpt2.json --mem 1G                          => --gpus
+    --chain gpt2.json --gpus 2                          => --mem
+    --chain gpt2.json --gpus 0 --mem 1G                 => --gpus: 0
+    --chain gpt2.json --gpus two --mem 1G               => --gpus: 'two' is not
+    --chain gpt2.json --gpus 2 --mem '16Gb and more'    => --mem: '16Gb and more'
+    --chain gpt2.json --gpus 3 --mem 1G,2G              => --mem: 2 entries
+    --chain none.json --gpus 2 --mem 1G                 => none.json: no such
+    --chain gpt2.json --platform nodes.json --gpus=4 => --gpus: given together with --platform
+    --chain gpt2.json --platform nodes.json --mem=1G        => --mem: given together with --platform
+    --chain gpt2.json --platform nodes.json --reserved=1G   => --reserved: given together with
+    --chain gpt2.json --platform nodes.json --speed=1       => --speed: given together with
+    --chain gpt2.json --platform nodes.json --bandwidth=1   => --bandwidth: given together with
+    --chain gpt2.json --platform nodes.json --latency=1     => --latency: given together with
+    --chain gpt2.json --platform nodes.json --duplex=full   => --duplex: given together with
+    --chain gpt2.json --platform bits.json => bits.json: links[0].bandwidth: '1Gbit/s' is not a rate
+    --fix nodes.plan.json --bandwidth=1GB/s => --bandwidth: given together with a plan for several
+    --fix nodes.plan.json --latency=5us     => --latency: given together with a plan for several
+    --fix nodes.plan.json --duplex=half     => Give other nodes: --platform FILE
+    --fix nodes.plan.json --gpus 9          => --gpus
+    --fix plan.json --chain gpt2.json --gpus 3 --mem 1G => chain_sha256: the plan was made for
+    --fix plan.json --allocation general    => --allocation: given together with --fix
+    --fix plan.json --training-state mixed-adam => --training-state: given without a chain
+    --fix plan.json --solver contiguous_cpsat   => --solver: contiguous_cpsat chooses the allocation
+    --fix plan.json --solver contiguous_cpsat   => Leave --fix out, or use periodic, which keeps the
+    --chain resnet50.json --gpus 2 --mem 8G --for megatron => layers: the names of the layers do not
+    --fix plan.json --for megatron              => --for: given together with --fix
+"""
+SOLVE_GPT2 = """
+    --bandwidth 100Gbit/s       => --bandwidth
+    --latency 5us               => --latency
+    --speed 1e-3                => --speed
+    --solver magic              => contiguous
+    --time-limit 0              => --time-limit
+    --time-limit long           => Error: --time-limit: 'long' is not a number
+    -o /none/plan.json          => /none/plan.json: cannot be written
+    --microbatches 8 --max-k 2  => --max-k: given together with --microbatches
+    --microbatches 8 --solver contiguous_cpsat => --microbatches: contiguous_cpsat does not do a
+    --microbatches 8 --solver contiguous_cpsat => Leave the number of micro-batches (--microbatches)
+    --solver periodic           => --solver: no plan so far to improve. Fix the stages of a plan
+    --solver step               => --microbatches: step needs a number of micro-batches
+    --solver thinned            => --max-k: thinned makes patterns of two micro-batches or more
+    --grain fine                => Error: --grain: 'fine' is not one of 'stage', 'layer'
+    --memory most               => Error: --memory: 'most' is not one of 'sum', 'peak'
+    --workers 0                 => Error: --workers: '0' is too little. Give at least 1
+    --period 0                  => --period: '0'
+    --period soon               => --period
+    --for megatron --max-k 2    => --max-k: given together with --for
+    --for megatron --microbatches 4 --recompute => --recompute: Megatron
+"""
+COMPARE = """
+    --gpus 0 --mem 1                        => Error: --gpus: 0 is out of range
+    --gpus 2                                => Error: --mem: not given
+    --gpus 2 --mem 1 --systems best         => --systems: 'best' is not known
+    --gpus 2 --mem 1 --microbatches 0       => --microbatches: 0 is out of
+    --gpus 2 --mem 1 --bucket big           => --bucket: 'big' is not a size
+    --gpus 2 --mem 1 --bucket 0             => --bucket: 0 is out of range
+    --gpus 2 --mem 1 --time-limit 0         => --time-limit: 0 is not a time limit
+    --gpus 2 --mem 1 --training-state x     => --training-state: 'x' is not
+    --gpus 2 --mem 1 --plot x.gif           => .gif is no
+    --gpus 2 --mem 1 --plans chain.json     => chain.json: cannot be made
+    --gpus 2 --mem 1 -o no/c.json           => no/c.json: cannot be written
+    --gpus 2 --mem 1 -o c.svg --plot c.svg => --plot and --output: c.svg is named twice. Name a file
+"""
+SWEEP = """
+    --gpus 2x --mem 1                       => Error: --gpus: '2x' is not a number of GPUs
+    --gpus 2 --mem 8G:16G                   => --mem: '8G:16G' is not a range
+    --gpus 2 --mem 16G:8G:1G                => --mem: '16G:8G:1G' is not a range
+    --gpus 2 --mem 8G:16G:0                 => --mem: '8G:16G:0' is not a range
+    --gpus 2 --mem 0:1G:1                   => has 1000000001 sizes
+    --gpus 2 --mem 1:600:1 --bandwidth 1,2  => 1200 points are too many
+    --gpus 2 --mem 8Q                       => --mem: '8Q' is not a size
+    --gpus 2 --mem 1 --bandwidth fast       => --bandwidth: 'fast' is not a rate
+    --gpus 2 --mem 1 --reserved 2           => --reserved: 2 is more than
+    --gpus 2 --mem 1 --latency 1us          => --latency: given without a bandwidth
+    --gpus 2 --mem 1 --max-k 0              => --max-k: 0 is out of range
+    --gpus 2 --mem 1 --time-limit 0         => --time-limit: 0 is not a time limit
+    --gpus 2 --mem 1 --solver best          => --solver: 'best' is not known
+    --gpus 2 --mem 99 --split-backward      => Error: layers[0].backward_input_ns
+    --gpus 2 --mem 1 --plot x.gif           => .gif is no
+    --gpus 2 --mem 1 -o missing/x.json      => missing/x.json: cannot be written
+    --gpus 2 --mem 1 -o chain.json          => this is a chain, not a sweep
+    --gpus 2 --mem 1 --plans chain.json     => chain.json: cannot be made
+    --gpus 2 --mem 1 --dask tcp://h:1 --jobs 1 => --jobs: given together with --dask
+"""
+PROFILE = """
+    hf:gpt2 --fake                              => --fake and --flops: go together
+    hf:gpt2 --flops 1T                          => --fake and --flops: go together
+    hf:gpt2 --fake --flops 1T --verify          => --verify: given together with --fake
+    hf:gpt2 --fake --flops 1T --device cuda     => --device: given together with --fake
+    hf:gpt2 --fake --flops fast                 => --flops:
+    hf:gpt2 --fake --flops 0                    => --flops:
+    hf:gtp2 => MODEL: there is no model hf:gtp2. Did you mean gpt2?
+    hf:gpt2:depth=3                             => MODEL: gpt2 has no option 'depth'
+    hf:gpt2 --batch 0                           => batch=0 is too small
+    hf:gpt2 --dtype int8 => Error: --dtype: 'int8' is not one of 'float32', 'bfloat16'
+    hf:gpt2 --optimizer lion                    => Error: --optimizer: 'lion' is not one of 'adamw'
+    no_such_module:build                        => no_such_module
+    own_models:build --batch 4                  => --batch: own_models:build makes its own inputs
+    own_models:build --dtype float64            => --dtype: own_models:build makes its own
+    own_models:biuld => MODEL: own_models has no biuld. Did you mean build?
+    own_models => MODEL: 'own_models' is not package.module:function
+    own_models:build --repeats 1                => --repeats: 1 is too few
+    own_models:build --warmup -1                => --warmup: -1 is too few
+    own_models:build --min-share 1              => --min-share: 1 is
+    own_models:build --device gpu               => --device: 'gpu' is not the name of a device
+    own_models:build -o nowhere/chain.json      => nowhere/chain.json: cannot be written
+"""
+PLANS = """
+    check gpt2.json                                 => this is a chain, not a plan
+    show missing.json                               => missing.json
+    show plan.json -o missing/x.svg                 => missing/x.svg: cannot be written
+    show nodes.json -o star.svg                     => this is a platform, not a plan
+    show empty.json => format: is missing. Give a schedopt.plan/1 or a schedopt.platform/1
+    show other.json => format: 'x/1' is not supported here. Give a schedopt.plan/1 or a
+    simulate plan.json --microbatches 0             => --microbatches: 0 is out of range
+    simulate plan.json --microbatches 1000000       => --microbatches: 1000000 would make
+    simulate plan.json -o x.gif                     => x.gif: .gif is no
+    report plan.json -o missing/page.html           => missing/page.html: cannot be written
+    report plan.json -o x.html --microbatches 0     => --microbatches: 0 is out of range
+    report plan.json -o x.html --compare-with nodes.plan.json   => for another chain
+    export plan.json --to paper -o out => Error: --to: 'paper' is not known. Choose torch-csv
+    export plan.json --to torch-csv --microbatches 0 -o out     => Error: --microbatches: 0
+    export plan.json --to torch-csv -o .            => is a folder
+    export nodes.plan.json --to megatron -o out => Error: --to: megatron cannot express it: stage
+    import small.txt --from piper -o c.json         => this looks like pipedream, not piper
+    import small.txt --from piper -o c.json         => --from pipedream
+    import bad.txt --from pipedream -o c.json => line 2.forward_compute_time: -1.5 is negative
+    import small.txt --from pipedream -o c.json --copies 0      => --copies: 0 is out of range
+    import none --from piper -o no/chain.json       => cannot be written
+    run two.plan.json --model m:f --microbatches 0  => --microbatches: 0 is out of range
+    run two.plan.json --model m:f --steps 0         => --steps: 0 is out of range
+    run two.plan.json --model m:f --seed 1180591620717411303424 => --seed: a number of 22 digits is
+    run two.plan.json --model m:f --nodes 3 => --nodes: 2 ranks cannot be shared evenly by 3
+    run two.plan.json --model m:f --nodes 2 --backend logical => --nodes: the backend logical is one
+    run two.plan.json                               => --model and --synthetic: give one of them
+    run two.plan.json --model m:f --device cuda:99  => --device: 'cuda:99' is not
+"""
+INSTANCE = """
+    theorem4 --k 0                          => --k: 0 is out of range. Give an integer from 1 to
+    theorem4 --k 4096                       => --k: 4096 is out of range.
+    theorem5 --k 1                          => --k: 1 is out of range. Give an integer from 2 to 45
+    theorem6 --k 1                          => --k: 1 is out of range.
+    theorem6 --k 4 --memory 3 => --memory: 3 is out of range. Give an integer from 4 to
+    uniform --layers 0                      => --layers: 0 is out of range.
+    uniform --layers -3                     => --layers: -3 is out of range.
+    uniform --layers 3 --gpus 0             => --gpus: 0 is out of range.
+    uniform --layers 3 --forward soon       => --forward: 'soon' is not a time.
+    uniform --layers 3 --backward -1ms      => --backward: '-1ms' is not a time.
+    uniform --layers 3 --forward 0 --backward 0 => --forward: the layers take no
+    uniform --layers 3 --forward 999999999s => --forward: 999999999000000000 is out of
+    uniform --layers 9 --forward 100s       => --layers: the layers take 9000
+    uniform --layers 3 --weight 1Gb         => --weight: '1Gb' is not a size
+    uniform --layers 3 --activation x       => --activation: 'x' is not a size
+    uniform --layers 3 --saved x            => --saved: 'x' is not a size
+    uniform --layers 3 --mem much           => --mem: 'much' is not a size
+    uniform --layers 3 --weight 9999T       => --weight: 9999000000000000 is out
+    uniform --layers 3 --saved 9999T        => --saved: 9999000000000000 is out of
+    uniform --layers 3 --backward 9999999s  => --backward: 9999999000000000 is out of
+    uniform --layers 3 --activation 9999T   => --activation: 9999000000000000 is out of
+    uniform --layers 3 --mem 9999T          => --mem: 9999000000000000 is out of range
+    uniform --layers 3 --gpus 2 --mem 1G,2G => --mem: '1G,2G' is not a size
+    random --layers 0 --seed 1              => --layers: 0 is out of range.
+    random --layers 3 --seed -1             => --seed: -1 is out of range.
+    random --layers 3 --seed 1 --gpus 0     => --gpus: 0 is out of range.
+    random --layers 3 --seed 1 --mem 1,1    => --mem: '1,1' is not a size
+"""
+MISUSED = """
+    instance theorem4 -o c.json                 => --k
+    instance theorem4 --k two -o c.json         => --k
+    instance theorem5 --k 2.5 -o c.json         => --k
+    instance theorem6 --k 3 --memory 3G -o c.json => --memory
+    instance section6-1                         => --output
+    instance uniform -o c.json                  => --layers
+    instance random --layers 3 -o c.json        => --seed
+    instance lemma2 --k 3 -o c.json             => --k
+    instance theorem7 -o c.json                 => theorem7
+    import small.txt -o c.json                  => --from
+    report plan.json                            => --output
+"""
+
+
+def rows(prefix: str, table: str, suffix: str = "") -> list[tuple[str, str]]:
+    """Return the command lines of a table, each with what is said of it."""
+    split = (line.partition("=>") for line in table.strip().splitlines())
+    return [
+        (" ".join((prefix, line.strip(), "" if " -o " in line else suffix)), words.strip())
+        for line, _, words in split
+    ]
+
+
+REFUSED = [
+    *rows("solve", SOLVE),
+    *rows("solve --chain gpt2.json --gpus 4 --mem 2G", SOLVE_GPT2),
+    *rows("compare --chain chain.json", COMPARE),
+    *rows("sweep --chain chain.json", SWEEP),
+    *rows("profile", PROFILE, "-o c.json"),
+    *rows("", PLANS),
+    *rows("instance", INSTANCE, "-o c.json"),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a file of each kind that the rows name."""
+    made = tmp_path_factory.mktemp("refused")
+    nodes = ROOT / "instances" / "two-nodes.platform.json"
+    shutil.copy(GPT2, made / "gpt2.json")
+    shutil.copy(ROOT / "instances" / "resnet50.json", made)
+    shutil.copy(nodes, made / "nodes.json")
+    (made / "bits.json").write_text(nodes.read_text().replace("1GB/s", "1Gbit/s"))
+    (made / "empty.json").write_text("{}")
+    (made / "other.json").write_text('{"format": "x/1"}')
+    (made / "own_models.py").write_text(FACTORY)
+    (made / "small.txt").write_text(PIPEDREAM)
+    (made / "bad.txt").write_text(PIPEDREAM.replace("time=1.5", "time=-1.5"))
+    CHAIN.save(made / "chain.json")
+    save_result(result_of(EXAMPLES["contiguous"]()), made / "plan.json")
+    faulty.solved(faulty.chain(), "1M").save(made / "two.plan.json")
+    asked = ("--chain", "gpt2.json", "--platform", "nodes.json", "-o", "nodes.plan.json")
+    assert run("solve", *asked, folder=made).returncode == 0
+    return made
+
+
+@pytest.mark.parametrize(("line", "words"), REFUSED)
+def test_a_refusal_is_one_line_and_nothing_is_written(line: str, words: str, folder: Path) -> None:
+    before = sorted(folder.iterdir())
+    done = run(*shlex.split(line), folder=folder)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert words in done.stderr
+    assert done.stderr.startswith("Error: ")
+    assert done.stderr.count("\n") == 1
+    assert sorted(path for path in folder.iterdir() if path.name != "__pycache__") == [
+        path for path in before if path.name != "__pycache__"
+    ]
+
+
+@pytest.mark.parametrize(("line", "option"), rows("", MISUSED))
+def test_misuse_names_the_option(line: str, option: str, folder: Path) -> None:
+    done = run(*shlex.split(line), folder=folder)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert option in done.stderr
+
+
+@pytest.mark.parametrize("command", ["show", "simulate", "export", "report"])
+@pytest.mark.parametrize("broken", ["operation", "memory"])
+def test_an_invalid_plan_is_not_used(
+    command: str, broken: str, folder: Path, tmp_path: Path
+) -> None:
+    document = json.loads((folder / "plan.json").read_text())
+    if broken == "operation":
+        document["pattern"]["operations"].pop()
+    else:
+        document["platform"]["gpus"][0]["memory_bytes"] = 509
+    plan, out = tmp_path / "bad.json", tmp_path / "out"
+    plan.write_text(json.dumps(document))
+    more = {"export": ("--to", "torch-csv", "-o", out), "report": ("-o", out)}.get(command, ())
+    done = run(command, plan, *more)
+    assert done.returncode == 5
+    assert f"See: schedopt check {plan}" in done.stderr
+    assert not out.exists()
+    # What is over memory, and else valid, is shown with a warning.
+    shown = broken == "memory" and command in ("show", "simulate")
+    assert ("GPU 2" in done.stdout) == shown
+    assert ("over memory" if shown else "not a valid plan: ") in done.stderr

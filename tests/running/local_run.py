@@ -1,0 +1,243 @@
+"""Plans run with all ranks in one process, and what plain torch makes of the same model."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any, Final
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from schedopt import Chain, Plan, Platform, Rule, Scope, Stage, check
+from schedopt.actions import make_actions
+from schedopt.profiling import Model, profile
+from schedopt.profiling.pieces import Outline, Piece
+from schedopt.running.backends import step_in_one_process
+from schedopt.running.controller import MicroBatches
+from schedopt.running.model_match import Boundary, trace_boundaries
+from schedopt.running.rank import Rank, Workload, build_ranks, name_parameters
+from schedopt.running.reference import Trained
+from schedopt.running.stage_runtime import Before, Data
+from tests.budgets import PROFILE
+from tests.random_plans import fill
+
+Runs = tuple[tuple[int, int], ...]
+Optimizer = Callable[[Iterable[Any]], torch.optim.Optimizer]
+FREE = Scope(allocation="general", max_k=None, memory="peak", split_backward=True, recompute=True)
+
+
+def sgd(parameters: Iterable[Any]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, 0.1, momentum=0.9)
+
+
+def adamw(parameters: Iterable[Any]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, 0.01)
+
+
+def sequential(*layers: nn.Module, value: Tensor, **more: Any) -> Model:
+    """Return a model in double precision whose loss is a mean of squares."""
+    module = nn.Sequential(*layers).double()
+    more = {"loss": lambda y: (y**2).mean(), **more}
+    return Model(module=module, inputs=value, factory="tests:none", **more)
+
+
+def profile_of(model: Model, **options: Any) -> Chain:
+    return profile(model, **{"warmup": 0, "repeats": 2, "min_share": 0, **options})
+
+
+def place(
+    chain: Chain, *stages: Stage, split: Sequence[int] = (), k: int = 1, rule: Rule | None = None
+) -> Plan:
+    """Return a plan of a chain whose layers take 1 ns forward, 2 back and none to update.
+
+    Its period is short.
+
+    Parameters
+    ----------
+    split : sequence of int
+        Stages whose backward comes in halves.
+    """
+    times: dict[str, Any] = {
+        "forward_ns": 1,
+        "backward_ns": 2,
+        "backward_input_ns": 1,
+        "backward_weight_ns": 1,
+        "update_ns": None,
+    }
+    quick = replace(chain, layers=tuple(replace(one, **times) for one in chain.layers))
+    gpus = 1 + max(gpu for stage in stages for gpu in stage.gpus)
+    platform = Platform(gpus=gpus, memory="1T")
+    halves = [stage in split for stage in range(len(stages))]
+    for period in range(1, 10**6):
+        pattern = fill(lambda _: 0, quick, platform, stages, halves, range(k), period, k)  # type: ignore[arg-type]
+        if pattern is not None:
+            break
+    assert pattern is not None
+    plan = Plan(
+        chain=quick,
+        platform=platform,
+        rule=rule or Rule(),
+        scope=FREE,
+        stages=stages,
+        pattern=pattern,
+    )
+    assert check(plan) == ()
+    return plan
+
+
+def nightly_but(fast: str, names: Iterable[str]) -> list[Any]:
+    """Return parameters of a test, of which all but one are tried by night only."""
+    marks = pytest.mark.nightly
+    return [name if name == fast else pytest.param(name, marks=marks) for name in names]
+
+
+_FAST: Final = ("general", "three-periodic", "two runs again", "all, too")
+"""Kinds of plans that a slow model runs in fast tests."""
+
+
+def kinds_of_plans(chain: Chain, *, is_slow: bool = False) -> dict[str, Plan]:
+    """Return a plan of each kind for a chain of at least 6 layers, by day fewer for a slow one."""
+    last = len(chain.layers) - 1
+    ends = (last // 4, last // 2, 3 * last // 4, last)
+    a, b, c, _ = ends
+    first: Sequence[Runs] = (((0, a),), (), (), ())
+    two: Sequence[Runs] = (
+        ((0, 0), (1, a)) if a else ((0, 0),),
+        (),
+        ((b + 1, b + 1),),
+        ((last, last),),
+    )
+    middle: Sequence[Runs] = ((), ((a + 1, b),), ((c, c),), ((c + 1, last - 1),))
+    kinds: dict[str, tuple[tuple[int, ...], Sequence[Runs], dict[str, Any]]] = {
+        "contiguous": ((0, 1, 2, 3), (), {}),
+        "general": ((0, 1, 0, 1), (), {}),
+        "neighbours": ((0, 0, 1, 1), (), {}),
+        "two-periodic": ((0, 1, 0, 2), (), {"k": 2}),
+        "three-periodic": ((0, 1, 2, 0), (), {"k": 3}),
+        "split": ((0, 1, 2, 3), (), {"split": (0, 1, 2, 3)}),
+        "some split": ((0, 1, 1, 0), (), {"split": (0, 2)}),
+        "first again": ((0, 1, 2, 3), first, {}),
+        "two runs again": ((0, 1, 2, 3), two, {}),
+        "middle again": ((0, 1, 2, 3), middle, {}),
+        "all": ((0, 1, 0, 1), two, {"split": (0, 1, 3), "k": 2}),
+        "all, too": ((0, 0, 1, 0), middle, {"split": (0, 1, 2, 3), "k": 3}),
+    }
+
+    def stages(gpus: tuple[int, ...], recompute: Sequence[Runs]) -> list[Stage]:
+        for group in chain.same_gpu:
+            holding = [sum(layer > end for end in ends) for layer in group]
+            home = gpus[holding[0]]
+            gpus = tuple(home if row in holding else gpu for row, gpu in enumerate(gpus))
+        begins = (0, a + 1, b + 1, c + 1)
+        rows = zip(begins, ends, gpus, recompute or ((),) * 4, strict=True)
+        return [Stage(layers=(x, y), gpus=(gpu,), recompute=runs) for x, y, gpu, runs in rows]
+
+    by_day = is_slow and PROFILE != "nightly"
+    plans = {
+        name: place(chain, *stages(gpus, recompute), **more)
+        for name, (gpus, recompute, more) in kinds.items()
+        if not by_day or name in _FAST
+    }
+    if not by_day:
+        plans["one stage"] = place(chain, Stage(layers=(0, last), gpus=(0,)))
+    return plans
+
+
+@dataclass
+class LocalRun:
+    """The ranks of a plan, their own copy of the model, and what a step did."""
+
+    plan: Plan
+    model: Model
+    work: Workload
+    batches: MicroBatches
+    ranks: list[Rank]
+    done: Trained = field(default_factory=Trained)
+    """Of all ranks."""
+    steps: int = 0
+
+    def step(self) -> list[Trained]:
+        """Run the next step; return the gradients that each rank applies, and its weights."""
+        self.batches.load(self.steps)
+        self.steps += 1
+        kept = [Trained() for _ in self.ranks]
+        for rank, own in zip(self.ranks, kept, strict=True):
+            for stage in rank.stages.values():
+                stage.weights.on_update = own.keep
+        step_in_one_process(self.ranks)
+        self.done = Trained()
+        for rank, own in zip(self.ranks, kept, strict=True):
+            for stage in rank.stages.values():
+                for name, parameter in stage.weights.parameters.items():
+                    own.weights[name] = parameter.detach().clone()
+            self.done.gradients.update(own.gradients)
+            self.done.weights.update(own.weights)
+        return kept
+
+    @property
+    def most_live(self) -> tuple[int, ...]:
+        live = {s: stage.most_live for rank in self.ranks for s, stage in rank.stages.items()}
+        return tuple(live[stage] for stage in range(len(live)))
+
+    def inputs(self) -> list[Tensor]:
+        """Return the input of each micro-batch of the step that is loaded."""
+        count = self.work.actions.micro_batches
+        return [self.batches(i, ["input"])["input"] for i in range(count)]
+
+
+@cache
+def cut_once(model: Model, cuts: tuple[str, ...]) -> tuple[list[Piece], list[Boundary]]:
+    """Return the layers of a model and what they hand on; to trace it takes a second."""
+    return trace_boundaries(Outline(model).pieces(cuts), model.tensors)
+
+
+def workload(
+    plan: Plan,
+    count: int,
+    model: Model,
+    cut: tuple[list[Piece], list[Boundary]],
+    optimizer: Optimizer,
+    data: Data,
+    before: Before,
+) -> Workload:
+    """Return what a plan runs on the host."""
+    return Workload(
+        plan=plan,
+        actions=make_actions(plan, count),
+        pieces=cut[0],
+        boundaries=cut[1],
+        optimizer=optimizer,
+        data=data,
+        before=before,
+        names=name_parameters(model.module, model.loss),
+        device=torch.device("cpu"),
+    )
+
+
+def start(
+    plan: Plan, model: Model, count: int, optimizer: Optimizer = sgd, seed: int = 0
+) -> LocalRun:
+    """Return the ranks of a plan, ready to train a copy of a model."""
+    assert not check(plan)
+    assert plan.chain.recipe is not None
+    pieces, boundaries = cut_once(model, plan.chain.recipe.cuts)
+    module, loss, pieces = copy.deepcopy((model.module, model.loss, pieces))
+    own = replace(model, module=module, loss=loss)
+    batches = MicroBatches(own, count, seed, torch.device("cpu"))
+    batches.load(0)
+    cut = pieces, boundaries
+    work = workload(plan, count, own, cut, optimizer, batches, batches.seed_layer)
+    return LocalRun(plan, own, work, batches, build_ranks(work))
+
+
+def apart(tensor: Tensor, other: Tensor) -> float:
+    """Return the largest difference of two tensors over the largest element of the second."""
+    assert tensor.shape == other.shape
+    assert tensor.dtype == other.dtype
+    most = float(other.detach().abs().max()) if other.numel() else 0.0
+    largest = float((tensor.detach() - other.detach()).abs().max()) if other.numel() else 0.0
+    return largest / most if most else largest

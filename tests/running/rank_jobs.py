@@ -1,0 +1,137 @@
+"""What a rank in a process of its own does in tests: it runs its part of a plan for two steps."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import cache
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from schedopt import Plan
+from schedopt.errors import InputError
+from schedopt.profiling import Model
+from schedopt.profiling.pieces import Piece
+from schedopt.running.backends import make_room, step_over_links
+from schedopt.running.controller import MicroBatches
+from schedopt.running.links import Links, StreamLinks, ThreadLinks
+from schedopt.running.model_match import Boundary
+from schedopt.running.rank import Rank, Workload, build_rank
+from schedopt.running.records import Span
+from schedopt.running.reference import Trained
+from schedopt.running.torch_runtime import TorchRuntime
+from tests.running import by_hand
+from tests.running.local_run import cut_once, workload
+from tests.running.networks import CASES, buffers, cut, gradients, micro_batch, seed
+
+STEPS: Final = 2
+LINKS: Final[Mapping[str, Callable[..., Links]]] = {"threads": ThreadLinks, "streams": StreamLinks}
+"""With a thread for each way, or all started in order."""
+ENGINES: Final = ("runtime", *LINKS)
+"""Torch's own runtime, and ours."""
+REPLICATED: Final = (
+    "exchanged in chunks",
+    "gathered in chunks",
+    "twice round",
+    "CDP-v1, 3 stages",
+    "CDP-v2, 3 stages",
+    "CDP-v2, 2 stages, spread",
+    "dp_overlapped, 2 GPUs",
+    "dp_overlapped, 3 GPUs, slow",
+    "chimera, 4 GPUs, m = 4, links",
+)
+
+
+@cache
+def _cut_case(name: str) -> tuple[Model, list[Piece], list[Boundary]]:
+    model = CASES[name].model()
+    return model, *cut(model)
+
+
+def run_case(rank: int, name: str, engine: str) -> list[Any] | str:
+    """Run a plan of `CASES`; return after each step gradients, spans, losses and buffers.
+
+    Of our engines the gradients are means. What a layer raises is returned as text.
+    """
+    try:
+        work, model = _workload_of_case(name)
+        if engine == "runtime":
+            return _run_runtime(TorchRuntime(work, rank), model)
+        return _run_links(build_rank(work, rank), model, engine)
+    except InputError as error:
+        return str(error)
+
+
+def _workload_of_case(name: str) -> tuple[Workload, Model]:
+    model, pieces, boundaries = copy.deepcopy(_cut_case(name))
+
+    def data(i: int, names: Collection[str]) -> dict[str, Tensor]:
+        return {name: one.clone() for name, one in micro_batch(model, i).items() if name in names}
+
+    case, cuts = CASES[name], (pieces, boundaries)
+    return workload(case.plan(), case.microbatches, model, cuts, still, data, seed), model
+
+
+def _run_runtime(runtime: TorchRuntime, model: Model) -> list[Any]:
+    results = []
+    for _ in range(STEPS):
+        model.module.zero_grad()
+        spans = _readable(runtime.step())
+        results.append((gradients(model.module), spans, runtime.losses, buffers(model.module)))
+    return results
+
+
+def _run_links(rank: Rank, model: Model, engine: str) -> list[Any]:
+    results = []
+    for kept, spans in _steps(rank, engine):
+        means = {name: gradient for (_, name), gradient in kept.gradients.items()}
+        results.append((means, _readable(spans), dict(rank.losses), buffers(model.module)))
+    return results
+
+
+def _steps(
+    rank: Rank, engine: str, load: Callable[[int], None] = lambda step: None
+) -> Iterator[Any]:
+    """Run the steps over links; yield what each did to the weights, and its spans."""
+    room = make_room(rank, rank.work.device)
+    for step in range(STEPS):
+        load(step)
+        kept = Trained()
+        for stage in rank.stages.values():
+            stage.weights.on_update = kept.keep
+        yield kept, step_over_links(rank, lambda: LINKS[engine](rank, room))
+
+
+def _readable(spans: Iterable[Span]) -> list[tuple[int, str, int, int]]:
+    """Return forwards and backwards: rank, action, start and end."""
+    return [
+        (span.rank, str(span.action), span.start_ns, span.end_ns)
+        for span in spans
+        if span.action.kind in ("F", "B", "I", "W")
+    ]
+
+
+def run_replicated(rank: int, plan: Plan, count: int, engine: str) -> list[Any]:
+    """Run a plan with replicas; return gradients and weights after each step."""
+    model = by_hand.net()
+    assert plan.chain.recipe is not None
+    batches = MicroBatches(model, count, 0, torch.device("cpu"))
+    cuts = cut_once(model, plan.chain.recipe.cuts)
+    work = workload(plan, count, model, cuts, by_hand.sgd, batches, batches.seed_layer)
+    own = build_rank(work, rank)
+    results = []
+    for kept, _ in _steps(own, engine, batches.load):
+        weights = {
+            name: parameter.detach().clone()
+            for stage in own.stages.values()
+            for name, parameter in stage.weights.parameters.items()
+        }
+        results.append((kept.gradients, weights))
+    return results
+
+
+def still(parameters: Iterable[Any]) -> torch.optim.Optimizer:
+    """Return an optimizer that leaves the weights as they are."""
+    return torch.optim.SGD(parameters, 0.0)

@@ -1,0 +1,99 @@
+"""The local search is as good as it was: ratios to the best periods known, after fixed work.
+
+A limit of work gives the same plans on each machine, so that these gates do not depend on its load.
+A search that becomes better lowers them.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from fractions import Fraction
+from functools import cache
+from itertools import cycle
+from pathlib import Path
+from statistics import geometric_mean
+
+import pytest
+
+from schedopt import Chain, Platform, Problem, Scope
+from schedopt.bounds import lower_bounds
+from schedopt.result import best_bound
+from schedopt.solving.local_search.search import LocalSearch
+from schedopt.solving.local_search.starts import fixed_patterns
+from schedopt.solving.run import Run
+
+ROOT = Path(__file__).parents[2]
+PLACEMENTS = 30_000
+
+
+@cache
+def best_known() -> tuple[tuple[Problem, Fraction], ...]:
+    """Return each measured chain on its platforms, with the best period that anybody found."""
+    document = json.loads((ROOT / "results" / "bks.json").read_text())
+    scope = Scope(**document["scope"])
+    return tuple(
+        (
+            Problem(
+                chain=Chain.load(path),
+                platform=Platform(
+                    instance["gpus"],
+                    instance["memory_bytes"],
+                    bandwidth=instance["bandwidth_bytes_per_s"],
+                ),
+                scope=scope,
+            ),
+            Fraction(*instance["plan"]["period_exact"]),
+        )
+        for instance in document["instances"]
+        if instance.get("plan")
+        and (path := ROOT / "instances" / f"{instance['chain']}.json").exists()
+    )
+
+
+def searched(problem: Problem, placements: int = PLACEMENTS, seed: int = 0) -> Fraction:
+    """Return the best period of the search alone, from contiguous plans and its own."""
+    run = Run(problem, seed=seed, work_limit=placements)
+    for bound in lower_bounds(problem):
+        run.add_bound(bound)
+    run.begin("general")
+    starts = cycle([*fixed_patterns(problem), None])
+    for plan in LocalSearch(problem, run, 1).rounds(lambda _number: next(starts)):
+        run.report(plan)
+    period = run.period()
+    assert period is not None
+    return period
+
+
+def mean_ratio(placements: int = PLACEMENTS, seed: int = 0) -> float:
+    """Return the mean ratio to the best known period."""
+    return geometric_mean(
+        float(searched(problem, placements, seed) / best) for problem, best in best_known()
+    )
+
+
+def test_the_search_is_within_4_percent_of_the_best_known() -> None:
+    assert len(best_known()) == 90
+    assert mean_ratio() <= 1.04
+
+
+@pytest.mark.nightly
+def test_a_search_of_a_third_of_the_work_would_be_noticed() -> None:
+    assert mean_ratio(PLACEMENTS // 3) > 1.04
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("placements", "most"), [(30_000, 1.04), (100_000, 1.026)])
+@pytest.mark.parametrize("seed", range(1, 4))
+def test_other_seeds_do_as_well(placements: int, most: float, seed: int) -> None:
+    assert mean_ratio(placements, seed) <= most
+
+
+def test_with_recompute_the_search_is_close_to_what_is_proven() -> None:
+    ratios = []
+    for problem, _ in best_known()[::3]:
+        wider = replace(problem, scope=replace(problem.scope, recompute=True, memory="peak"))
+        bound = best_bound(lower_bounds(wider), wider.scope)
+        assert bound is not None
+        ratios.append(float(searched(wider) / bound))
+    assert geometric_mean(ratios) <= 1.27

@@ -1,0 +1,68 @@
+"""The clock of a run, its forks, and what they know in common."""
+
+from __future__ import annotations
+
+import pytest
+
+from schedopt import Chain, Infeasibility, InvalidPlanError, Layer, Platform, Problem, Scope, solve
+from schedopt.solving import Run
+from schedopt.solving.clock import Clock
+
+LAYER = Layer(forward_ns=1, backward_ns=2, weight_bytes=1, activation_bytes=1)
+PROBLEM = Problem(chain=Chain(layers=(LAYER,) * 2), platform=Platform(2, 99))
+
+
+def test_a_turn_and_a_fork_have_shares_of_the_time_that_is_left() -> None:
+    clock = Clock(40)
+    clock.begin_turn(1 / 2)
+    assert 19 < (clock.remaining() or 0) <= 20
+    fork = clock.fork(1 / 4)
+    assert 4 < (fork.remaining() or 0) <= 5
+    clock.extend(10)
+    assert 29 < (clock.remaining() or 0) <= 30
+    assert 0 <= fork.seconds() <= clock.seconds()
+    assert (fork.ended(), clock.ended()) == (False, False)
+
+
+def test_without_a_limit_only_a_request_stops() -> None:
+    clock = Clock()
+    clock.begin_turn(0.1)
+    fork = clock.fork(0.1)
+    assert (clock.remaining(), fork.remaining(), fork.stopped()) == (None, None, False)
+    fork.stop()
+    assert (fork.stopped(), clock.stopped()) == (True, False)
+    other = clock.fork(0.5).fork(0.5)
+    clock.stop()
+    assert other.stop_requested()
+    assert other.ended()
+
+
+def test_a_fork_of_a_run_shares_what_is_known_and_a_subrun_does_not() -> None:
+    run = Run(PROBLEM, seed=3, workers=4, work_limit=5)
+    run.begin("parent")
+    fork, part = run.fork(workers=2, share=0.5), run.subrun(PROBLEM, 0.5)
+    assert [(one.seed, one.workers, one.work_limit) for one in (fork, part)] == [
+        (3, 2, 5),
+        (3, 4, 5),
+    ]
+    fork.report_bound(6, PROBLEM.scope, "by hand")
+    fork.leave_out("a question")
+    assert run.bound() == 6
+    assert part.bound() is None
+    assert run.events.left_out == ""
+    plan = solve(PROBLEM.chain, PROBLEM.platform, scope=Scope()).plan
+    assert plan is not None
+    part.report(plan)
+    assert (run.best(), part.best(), part.events.period) == (None, plan, plan.pattern.period)
+    run.stop()
+    assert fork.stopped()
+    assert part.stopped()
+
+
+def test_a_proof_that_there_is_no_plan_contradicts_one() -> None:
+    run = Run(PROBLEM)
+    plan = solve(PROBLEM.chain, PROBLEM.platform, scope=Scope()).plan
+    assert plan is not None
+    run.report(plan)
+    with pytest.raises(InvalidPlanError, match="none is said to exist"):
+        run.report_infeasible(Infeasibility(scope=Scope(max_k=None), proof="wrong"))
