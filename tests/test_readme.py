@@ -157,4 +157,4 @@ def test_links_lead_somewhere() -> None:
 def _places(page: Path) -> set[str]:
     """Return the anchors of headings, as they are made of their words."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
-    return {re.sub(r"[^\w -]", "", one).lower().replace(" ", "-") for one in headings}
+    return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}

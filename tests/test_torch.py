@@ -49,8 +49,8 @@ def chain_of(factory: Callable[[], Built]) -> Chain:
 def placed(chain: Chain, *rows: tuple[int, int, int], **more: Any) -> Plan:
     """Return a plan with these stages in which nothing takes time."""
     layers = tuple(
-        replace(one, forward_ns=0, backward_ns=0, backward_input_ns=0, backward_weight_ns=0)
-        for one in chain.layers
+        replace(layer, forward_ns=0, backward_ns=0, backward_input_ns=0, backward_weight_ns=0)
+        for layer in chain.layers
     )
     return replace(in_turn(*rows, **more)(), chain=replace(chain, layers=layers))
 
@@ -90,7 +90,7 @@ def ran(job: Callable[..., Any], *args: Any, **more: Any) -> list[Any]:
 def unsplit(factory: Callable[[], Built]) -> list[tuple[float, dict[str, Tensor]]]:
     """Return loss and gradients of the whole model after each step."""
     model, _ = factory()
-    every = {id(one) for one in model.parameters()}
+    every = {id(parameter) for parameter in model.parameters()}
     told = []
     for step in range(STEPS):
         parts = zip(*(one.chunk(MICROBATCHES) for one in batch(step).values()), strict=True)

@@ -78,7 +78,7 @@ def train(rank: int, name: str, folder: str) -> list[Any]:
     """Return the loss and the gradients after each step, which add up."""
     model, inputs = MODELS[name]()
     pipe = pipeline((model, inputs), Result.load(f"{folder}/{name}.json"), MICROBATCHES)
-    own = {id(one) for one in pipe.parameters()}
+    own = {id(parameter) for parameter in pipe.parameters()}
     torch.manual_seed(rank)
     found = []
     for step in range(STEPS):
@@ -127,7 +127,7 @@ def run_rows(rank: int, folder: str) -> list[Any]:
     file = Path(folder, f"rows.{rank}.csv")
     file.write_text(text)
     schedule._load_csv(file, format="compute_only")
-    own = {id(one) for module in modules.values() for one in module.parameters()}
+    own = {id(parameter) for module in modules.values() for parameter in module.parameters()}
     found: list[Any] = []
     for step in range(STEPS):
         losses: list[Tensor] = []

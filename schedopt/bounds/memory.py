@@ -58,7 +58,7 @@ def _totals(problem: Problem) -> Iterator[tuple[Scope, int]]:
     """Yield what all GPUs together hold at least, bytes, the widest scope first."""
     layers, asked = problem.chain.layers, problem.scope
     wide = widest(asked)
-    weights, saved = sum(layer.weight_bytes for layer in layers), [one.saved for one in layers]
+    weights, saved = sum(layer.weight_bytes for layer in layers), [layer.saved for layer in layers]
     if asked.recompute:
         yield wide, weights + max(saved)
         return

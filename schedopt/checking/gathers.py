@@ -227,8 +227,8 @@ class _Gathering:
 
     def replay(self) -> None:
         """Send everything in order of time; of one instant, what needs another after it."""
-        self.sendings.sort(key=lambda one: (one.start, one.end))
-        for _, group in groupby(self.sendings, key=lambda one: one.start):
+        self.sendings.sort(key=lambda sending: (sending.start, sending.end))
+        for _, group in groupby(self.sendings, key=lambda sending: sending.start):
             waiting = list(group)
             while waiting:
                 left = [one for one in waiting if not self.send(one)]

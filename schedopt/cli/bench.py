@@ -384,8 +384,8 @@ def _tell_of_others(runs: Sequence[MethodRun], records: Sequence[Record], output
     others = [record for record in of_wanted if identity(record) not in done]
     if others:
         said = dict.fromkeys(
-            "schedopt {schedopt}, seed {seed}, {time_limit_s:g} s".format(**one.conditions)
-            for one in others
+            "schedopt {schedopt}, seed {seed}, {time_limit_s:g} s".format(**other.conditions)
+            for other in others
         )
         typer.echo(
             f"{len({*map(identity, others)})} runs in {output} were made otherwise "

@@ -121,7 +121,7 @@ def _draw_row(axes: Axes, chart: Chart, row: Row, top: float, height: float) -> 
 
 
 def _is_coarse(chart: Chart) -> bool:
-    return sum(len(one.boxes) for one in (*chart.gpus, *chart.links)) > MOST_BOXES
+    return sum(len(gpu.boxes) for gpu in (*chart.gpus, *chart.links)) > MOST_BOXES
 
 
 def _draw_boxes(

@@ -81,7 +81,7 @@ class Reduction:
     def instance(self, known: tuple[Fact, ...] = (), seed: int | None = None) -> Instance:
         """Return the chain with its platform."""
         m, total = self.m, self.total
-        layers = [_layer(one) for one in self.numbers]
+        layers = [_layer(number) for number in self.numbers]
         if self.theorem == 2:
             keeping = [_layer(total, activation=1)] * (2 * m)
             layers = [*[_layer(total)] * m, *layers, *keeping]

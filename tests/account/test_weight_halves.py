@@ -41,9 +41,9 @@ def test_memory_where_only_one_stage_sends_what_w_needs() -> None:
 
 def test_what_w_needs_lies_on_each_replica_as_long_as_it_is_used() -> None:
     found = [
-        (one.gpu, one.count, one.start_ns, one.end_ns)
-        for one in residencies(ring())
-        if one.kind == "weight_half"
+        (residency.gpu, residency.count, residency.start_ns, residency.end_ns)
+        for residency in residencies(ring())
+        if residency.kind == "weight_half"
     ]
     own = [(gpu, 3, 1, 6) for gpu in range(3)]
     next_one = [(gpu, 3, 3, 9) for gpu in range(3)]
@@ -70,7 +70,11 @@ def test_a_version_comes_with_the_last_w_on_its_gpu(start: int) -> None:
     # On GPU 0 W of micro-batch 1 ends at 14. F of the next ones reads from 21 on.
     plan = change_operation(all_gather(21), 3, start_ns=start)
     assert set(versions(plan).held.values()) == {1}
-    made = {one.start_ns for one in residencies(plan) if one.kind == "weights" and one.start_ns}
+    made = {
+        residency.start_ns
+        for residency in residencies(plan)
+        if residency.kind == "weights" and residency.start_ns
+    }
     assert made == {14, start + 4}
 
 

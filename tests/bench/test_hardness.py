@@ -109,7 +109,7 @@ def test_exact_cover_by_trying_everything(numbers: list[int]) -> None:
     """Any numbers, also smaller than V / 4 and larger than V / 2."""
     m = len(numbers) // 3
     if sum(numbers) % m:
-        numbers = [m * one for one in numbers]
+        numbers = [m * number for number in numbers]
     total = sum(numbers) // m
     found = cover(numbers, Run(nothing(), time_limit=60))
     possible = any(

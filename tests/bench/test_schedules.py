@@ -167,7 +167,7 @@ def test_memory_is_equal_and_no_search_is_worse(records: list[Record]) -> None:
         if row["schedule"] != "chimera":
             assert periods["any_step"] <= periods["order_step"] <= periods["fixed"]
             assert periods["any_period"] <= periods.get("order_period", periods["any_period"])
-    assert not [one for one in misses(records) if "step" in one and "Chimera" not in one]
+    assert not [miss for miss in misses(records) if "step" in miss and "Chimera" not in miss]
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

@@ -87,7 +87,9 @@ def test_every_run_is_recorded_once(tmp_path: Path) -> None:
     assert run(grid, path, ("even_split", "contiguous"))[0]
     first = path.read_text()
     records = load_records(path)
-    assert [(one["solver"], one["level"], one["bandwidth_bytes_per_s"]) for one in records] == [
+    assert [
+        (record["solver"], record["level"], record["bandwidth_bytes_per_s"]) for record in records
+    ] == [
         (solver, level, rate)
         for rate in (10**9, None)
         for level in ("1", "4")
@@ -178,7 +180,9 @@ def test_a_run_that_always_ends_its_process_is_given_up_alone(tmp_path: Path) ->
 def test_the_instances_of_the_theorems_come_with_their_platform(tmp_path: Path) -> None:
     path = tmp_path / "runs.jsonl"
     assert run(list(theorem_instances()), path)[0]
-    found = {one["chain"]: (one["status"], one["period_exact"]) for one in load_records(path)}
+    found = {
+        record["chain"]: (record["status"], record["period_exact"]) for record in load_records(path)
+    }
     # Beaumont et al. 2021; one unit of time is 1 ms, in Theorem 5 (2 k + 1) ms.
     assert found["section-6-1"] == ("optimal", (3_000_000, 1))
     assert found["lemma-2"] == ("infeasible", None)

@@ -46,7 +46,7 @@ def test_each_case_is_measured_once_and_announced(tmp_path: Path) -> None:
     assert measure([[power(1), power(2)], [power(2, "cubes")]], EFFORT, file,
                    lambda *run: told.append(run))  # fmt: skip
     assert told == [(1, 2, "squares, n 2"), (0, 1, "cubes, n 2")]
-    assert [(one.family, one["n"], one["power"]) for one in file.records] == [
+    assert [(record.family, record["n"], record["power"]) for record in file.records] == [
         ("squares", 1, 1), ("squares", 2, 4), ("cubes", 2, 4)
     ]  # fmt: skip
     assert file.records[0].conditions == EFFORT.conditions

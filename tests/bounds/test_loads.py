@@ -172,8 +172,8 @@ def test_no_order_fits_where_the_memory_proof_says_none_does(
     sizes = [gpu.memory_bytes for gpu in problem.platform.gpus]
     room = data.draw(st.integers(0, max(sizes)))
     layers = tuple(
-        replace(one, forward_ns=data.draw(instants), backward_ns=data.draw(instants))
-        for one in problem.chain.layers
+        replace(layer, forward_ns=data.draw(instants), backward_ns=data.draw(instants))
+        for layer in problem.chain.layers
     )
     problem = replace(
         problem,

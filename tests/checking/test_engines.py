@@ -42,7 +42,9 @@ def test_any_two_neighbours_that_change_places_are_found(
     plan = data.draw(engine_plans(engine))
     assert check(plan) == ()
     gpu = data.draw(st.sampled_from(sorted({stage.gpus[0] for stage in plan.stages})))
-    count = sum(plan.stages[one.stage].gpus == (gpu,) for one in plan.pattern.operations)
+    count = sum(
+        plan.stages[operation.stage].gpus == (gpu,) for operation in plan.pattern.operations
+    )
     place = data.draw(st.integers(0, count - 2))
     other = exchanged(plan, gpu, place)
     assume(other != plan)

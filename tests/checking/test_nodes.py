@@ -91,7 +91,7 @@ def test_inside_a_node_without_links_none_is_missing() -> None:
     link = NodeLink(between=("x", "y"), bandwidth_bytes_per_s=BYTE_A_NS, duplex="full")
     machine = Platform([Gpu(memory_bytes=99)] * 3, network=Network(nodes=nodes, links=(link,)))
     whole = plan(machine, *OPPOSITE)
-    only_between = [one for one in whole.pattern.transfers if one.stage == 1]
+    only_between = [transfer for transfer in whole.pattern.transfers if transfer.stage == 1]
     pattern = replace(whole.pattern, transfers=tuple(only_between))
     assert kinds(replace(whole, pattern=pattern)) == set()
     lacking = replace(whole, pattern=replace(pattern, transfers=()))

@@ -70,7 +70,7 @@ def test_more_points_are_added_and_plans_written(chain: Path) -> None:
     )
     assert (done.returncode, done.stderr) == (0, "")
     points = Sweep.load(chain.parent / "sweep.json").points
-    assert [one.memory_bytes for one in points] == [9, 10, 12, 1000]
+    assert [point.memory_bytes for point in points] == [9, 10, 12, 1000]
     assert points[1] == before
     assert "what more memory buys" in (chain.parent / "sweep.svg").read_text()
     folder = chain.parent / "plans"
@@ -151,7 +151,7 @@ def test_an_interrupt_keeps_what_is_done(number: int, all_hear: bool, tmp_path: 
         "continue.\n"
     )
     assert "infeasible" in output
-    assert [one.memory_bytes for one in Sweep.load(slow.file).points] == [8 * 10**9]
+    assert [point.memory_bytes for point in Sweep.load(slow.file).points] == [8 * 10**9]
     assert slow.is_alone()
 
 

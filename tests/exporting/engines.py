@@ -31,7 +31,7 @@ def engine_plans(draw: st.DrawFn, engine: Engine) -> Plan:
     problem = Problem(chain=chain, platform=Platform(gpus, 10**9), scope=scope)
     shapes = [EngineCuts(problem, ranks, many) for many in range(chunks, 0, -1)]
     shapes.append(EngineCuts(problem, 1, 1))
-    cuts = next(one for one in shapes if one.exist)
+    cuts = next(shape for shape in shapes if shape.exist)
     begins = draw(st.sampled_from([*cuts.promising(None, lambda: False)]))
     return engine_step(problem, cuts.stages(begins))
 

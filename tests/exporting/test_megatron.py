@@ -119,7 +119,7 @@ def test_what_is_carried_over_is_said() -> None:
     assert "The order of the plan is not carried over; it takes 630 ns." in exported(plan, 5)
     assert "--global-batch-size to 5 times" in exported(plan, 5)
     swapped = replace(
-        plan, stages=tuple(replace(one, gpus=(1 - one.gpus[0],)) for one in plan.stages)
+        plan, stages=tuple(replace(stage, gpus=(1 - stage.gpus[0],)) for stage in plan.stages)
     )
     assert "Rank 0 is GPU 1 of the plan: layers 0-2." in exported(swapped, 4)
 
@@ -131,7 +131,7 @@ def test_halves_of_a_backward_are_not_carried_over() -> None:
     config = SystemConfig(chain=chain, platform=Platform(gpus=2, memory=10**6), microbatches=4)
     plan = flushes.zero_bubble(config)
     assert check(plan) == ()
-    assert {one.kind for one in plan.pattern.operations} >= {"I", "W"}
+    assert {operation.kind for operation in plan.pattern.operations} >= {"I", "W"}
     text = exported(plan, 4)
     assert "That is the order of the plan." not in text
     # Its own step: (4 + 1) forwards and backwards of three layers.

@@ -47,25 +47,25 @@ def ns(micro_seconds: str | Fraction) -> int:
 def tracks(events: Iterable[dict[str, Any]]) -> dict[str, list[tuple[int, int, str]]]:
     """Return start, end and name of what lasts, by the name of its track."""
     names = {
-        (one["pid"], one["tid"]): one["args"]["name"]
-        for one in events
-        if one["name"] == "thread_name"
+        (event["pid"], event["tid"]): event["args"]["name"]
+        for event in events
+        if event["name"] == "thread_name"
     }
     assert len(set(names.values())) == len(names)
     found: dict[str, list[tuple[int, int, str]]] = {name: [] for name in names.values()}
-    for one in events:
-        if one["ph"] == "X":
-            begin = ns(one["ts"])
-            row = (begin, begin + ns(one["dur"]), one["name"])
-            found[names[one["pid"], one["tid"]]].append(row)
+    for event in events:
+        if event["ph"] == "X":
+            begin = ns(event["ts"])
+            row = (begin, begin + ns(event["dur"]), event["name"])
+            found[names[event["pid"], event["tid"]]].append(row)
     return {name: sorted(rows) for name, rows in found.items()}
 
 
 def counters(events: Iterable[dict[str, Any]]) -> dict[str, list[tuple[int, int]]]:
     found = defaultdict(list)
-    for one in events:
-        if one["ph"] == "C":
-            found[one["name"]].append((ns(one["ts"]), int(one["args"]["bytes"])))
+    for event in events:
+        if event["ph"] == "C":
+            found[event["name"]].append((ns(event["ts"]), int(event["args"]["bytes"])))
     return found
 
 

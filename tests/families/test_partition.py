@@ -23,7 +23,7 @@ def test_numbers(m: int, total: int, solvable: bool) -> None:
     numbers = draw_numbers(m, total, 3, solvable=solvable)
     assert len(numbers) == 3 * m
     assert sum(numbers) == m * total
-    assert all(total / 4 < one < total / 2 for one in numbers)
+    assert all(total / 4 < number < total / 2 for number in numbers)
     assert draw_numbers(m, total, 3, solvable=solvable) == numbers
     triples = find_triples(numbers)
     assert triples is not None or not solvable
@@ -68,7 +68,7 @@ def test_numbers_without_groups(m: int, total: int) -> None:
     numbers = draw_without_triples(m, total, 0)
     assert len(numbers) == 3 * m
     assert sum(numbers) == m * total
-    assert all(total / 4 < one < total / 2 for one in numbers)
+    assert all(total / 4 < number < total / 2 for number in numbers)
     assert find_triples(numbers) is None
     if m <= 3:
         sums = (

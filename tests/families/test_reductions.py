@@ -56,7 +56,10 @@ def test_a_hole_over_the_end_of_the_period_is_one() -> None:
     reduction = Reduction(2, NUMBERS)
     plan = answer(reduction.problem())
     assert plan is not None
-    moved = tuple(replace(one, start_ns=(one.start_ns + 3) % 28) for one in plan.pattern.operations)
+    moved = tuple(
+        replace(operation, start_ns=(operation.start_ns + 3) % 28)
+        for operation in plan.pattern.operations
+    )
     later = replace(plan, pattern=replace(plan.pattern, operations=moved))
     assert sorted(map(sorted, reduction.groups(later))) == sorted(
         map(sorted, reduction.groups(plan))

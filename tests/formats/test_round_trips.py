@@ -168,7 +168,7 @@ def test_a_replica_stands_only_where_it_is_another_one(tmp_path: Path) -> None:
     plan = all_gather()
     Result(problem=plan.problem, plan=plan, status="feasible").save(tmp_path / "plan.json")
     operations = json.loads((tmp_path / "plan.json").read_text())["pattern"]["operations"]
-    assert [one.get("replica") for one in operations] == [None, None, None, 1] * 2
+    assert [operation.get("replica") for operation in operations] == [None, None, None, 1] * 2
 
 
 def test_one_layer_and_one_operation_stand_on_a_line(tmp_path: Path) -> None:

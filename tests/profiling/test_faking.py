@@ -41,15 +41,15 @@ def test_estimated_bytes_are_those_of_a_run(family: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_only_counters_of_steps_are_missing_from_the_state_of_the_optimizer(family: str) -> None:
     measured, estimated = both(family)
-    for one, other in zip(measured.layers, estimated.layers, strict=True):
-        assert one.optimizer_bytes is not None
+    for layer, other in zip(measured.layers, estimated.layers, strict=True):
+        assert layer.optimizer_bytes is not None
         assert other.optimizer_bytes is not None
         assert other.optimizer_bytes == 2 * (other.parameter_bytes or 0)
-        missing = one.optimizer_bytes - other.optimizer_bytes
+        missing = layer.optimizer_bytes - other.optimizer_bytes
         # A scalar of single precision for each tensor, of which no layer here has 20.
         assert missing % 4 == 0
         assert 0 <= missing <= 4 * 20
-        assert one.weight_bytes - other.weight_bytes == missing
+        assert layer.weight_bytes - other.weight_bytes == missing
 
 
 def test_an_estimate_has_the_layers_of_a_profile() -> None:
@@ -102,8 +102,8 @@ def test_half_the_rate_takes_twice_the_time() -> None:
     slow, fast = (
         estimate(lambda: tiny("gpt2"), flops=rate, min_share=0) for rate in (10**6, 2 * 10**6)
     )
-    for one, other in zip(slow.layers, fast.layers, strict=True):
-        assert abs(one.forward_ns - 2 * other.forward_ns) <= 1
+    for layer, other in zip(slow.layers, fast.layers, strict=True):
+        assert abs(layer.forward_ns - 2 * other.forward_ns) <= 1
 
 
 def test_the_halves_of_a_real_model_are_there() -> None:

@@ -108,12 +108,12 @@ def test_it_is_in_training_mode(family: str) -> None:
 def test_the_same_weights_and_inputs_each_time(family: str) -> None:
     first, second = tiny(family), tiny(family)
     assert first.module.state_dict().keys() == second.module.state_dict().keys()
-    for one, other in zip(
+    for tensor, other in zip(
         [*first.module.state_dict().values(), *first.tensors.values()],
         [*second.module.state_dict().values(), *second.tensors.values()],
         strict=True,
     ):
-        assert torch.equal(one, other)
+        assert torch.equal(tensor, other)
 
 
 @every_family
@@ -159,7 +159,7 @@ def test_it_is_built_without_values_where_tensors_are_fake(family: str) -> None:
     with FakeTensorMode():
         model = tiny(family, dtype="bfloat16")
     assert all(isinstance(tensor, FakeTensor) for tensor in model.tensors.values())
-    assert all(isinstance(one.data, FakeTensor) for one in model.module.parameters())
+    assert all(isinstance(parameter.data, FakeTensor) for parameter in model.module.parameters())
 
 
 @pytest.mark.parametrize("build", [on_meta, lambda spec: build_model(spec, device="meta")])
@@ -244,7 +244,7 @@ def test_the_usual_length(name: str, tokens: int) -> None:
 @pytest.mark.parametrize("more", [0, 5])
 def test_positions_suffice_for_the_sequence(family: str, usual: int, more: int) -> None:
     model = tiny(family, batch=1, seq=usual + more)
-    assert (usual + more, 16) in {tuple(one.shape) for one in model.module.parameters()}
+    assert (usual + more, 16) in {tuple(parameter.shape) for parameter in model.module.parameters()}
     assert model.module(**model.kwargs).loss.isfinite()
 
 

@@ -53,13 +53,13 @@ def test_bytes_are_those_of_a_run_and_times_are_measured(
     apart = quick(models()[name], min_share=0)
     assert "measured alone" in apart.provenance["apart"]
     assert "apart" not in whole.provenance
-    for one, other in zip(apart.layers, whole.layers, strict=True):
+    for layer, other in zip(apart.layers, whole.layers, strict=True):
         for field in ("saved_bytes", "saved_input_bytes", "activation_bytes", "parameter_bytes",
                       "gradient_bytes", "workspace_bytes"):  # fmt: skip
-            assert getattr(one, field) == getattr(other, field), (one.name, field)
-        assert one.forward_ns > 0
-        assert (one.backward_ns > 0) == (other.backward_ns > 0)
-        assert one.backward_input_ns is None
+            assert getattr(layer, field) == getattr(other, field), (layer.name, field)
+        assert layer.forward_ns > 0
+        assert (layer.backward_ns > 0) == (other.backward_ns > 0)
+        assert layer.backward_input_ns is None
 
 
 def test_another_error_is_not_taken_for_a_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:

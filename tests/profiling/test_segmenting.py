@@ -221,7 +221,7 @@ def test_names_tell_the_block() -> None:
 def test_names_tell_the_stage_of_a_resnet() -> None:
     names = [segment.name for segment in segments_of(tiny("resnet18"))]
     for stage in range(4):
-        assert any(f"stages.{stage}.layers.1" in one for one in names)
+        assert any(f"stages.{stage}.layers.1" in name for name in names)
 
 
 def test_labels_come_in_only_at_the_last_segment() -> None:
@@ -304,4 +304,4 @@ def test_a_model_that_cannot_be_cut_is_told_why(model: Model, told: str) -> None
 
 def test_operators_between_the_modules_have_their_own_names_and_are_no_loss() -> None:
     segments = segments_of(two(chained, loss=lambda output: output.exp().mean()))
-    assert [one.name for one in segments] == ["a", "tanh", "b", "loss", "loss"]
+    assert [segment.name for segment in segments] == ["a", "tanh", "b", "loss", "loss"]

@@ -52,7 +52,7 @@ def plan() -> Plan:
 def tight() -> Result:
     """Return a plan that believes that no layer saves anything."""
     of = chain()
-    layers = tuple(replace(one, saved_bytes=0) for one in of.layers)
+    layers = tuple(replace(layer, saved_bytes=0) for layer in of.layers)
     return solved(replace(of, layers=layers), "800")
 
 

@@ -68,7 +68,7 @@ def place(
         "backward_weight_ns": 1,
         "update_ns": None,
     }
-    quick = replace(chain, layers=tuple(replace(one, **times) for one in chain.layers))
+    quick = replace(chain, layers=tuple(replace(layer, **times) for layer in chain.layers))
     gpus = 1 + max(gpu for stage in stages for gpu in stage.gpus)
     platform = Platform(gpus=gpus, memory="1T")
     halves = [stage in split for stage in range(len(stages))]

@@ -22,7 +22,7 @@ SLOT: Final = 10
 def timed(chain: Chain, forward: int, backward: int) -> Chain:
     """Return a chain whose layers take so long each, ns; its bytes stay as they are."""
     times = {"forward_ns": forward, "backward_ns": backward, "update_ns": None}
-    layers = tuple(replace(one, **times) for one in chain.layers)  # type: ignore[arg-type]
+    layers = tuple(replace(layer, **times) for layer in chain.layers)  # type: ignore[arg-type]
     return replace(chain, layers=layers)
 
 
@@ -56,8 +56,8 @@ def staged(chain: Chain, rows: Sequence[tuple[int, int]]) -> Chain:
     first = {begin for begin, _ in rows}
     plain = timed(chain, 0, 0)
     layers = [
-        replace(one, forward_ns=8, backward_ns=8) if number in first else one
-        for number, one in enumerate(plain.layers)
+        replace(layer, forward_ns=8, backward_ns=8) if number in first else layer
+        for number, layer in enumerate(plain.layers)
     ]
     return replace(plain, layers=tuple(layers))
 
@@ -157,8 +157,8 @@ def exchanged(chain: Chain, chunks: int = 1) -> Plan:
         chain,
         2,
         [
-            send("weight_gradient", 0, 0, 16 + 2 * c, mode="reduce", chunk=c, chunks=chunks, **one)
-            for one in ends
+            send("weight_gradient", 0, 0, 16 + 2 * c, mode="reduce", chunk=c, chunks=chunks, **end)
+            for end in ends
             for c in range(chunks)
         ],
     )

@@ -73,7 +73,11 @@ def most_of(step: Simulation, kinds: Sequence[str]) -> list[int]:
     """Return the most that lies on each rank between operations, of some kinds alone."""
     found = []
     for gpu in sorted({gpu for stage in step.plan.stages for gpu in stage.gpus}):
-        lying = [one for one in step.residencies if one.gpu == gpu and one.kind in kinds]
+        lying = [
+            residency
+            for residency in step.residencies
+            if residency.gpu == gpu and residency.kind in kinds
+        ]
         starts = [run.start_ns for _, _, run in step.operations() if run.gpu == gpu]
         sums = [
             sum(one.count for one in lying if (one.start_ns or 0) < at < (one.end_ns or 0))
@@ -144,7 +148,7 @@ def assert_weights(local: LocalRun, number: int, wanted: int) -> None:
     every: dict[int, int] = {}
     for work in rank.stages.values():
         for module in work.modules:
-            own = {storage_key(one): storage_bytes(one) for one in module.buffers()}
+            own = {storage_key(buffer): storage_bytes(buffer) for buffer in module.buffers()}
             counted += sum(own.values())
             every |= own
     assert weights_bytes(rank) == wanted - (counted - sum(every.values()))

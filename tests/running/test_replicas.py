@@ -114,7 +114,7 @@ def assert_nothing_left(local: LocalRun) -> None:
             assert not work._flights
             assert not work.weights._older
             assert not work.weights._early
-            assert all(not one.grad.any() for one in work.weights.parameters.values())  # type: ignore[union-attr]
+            assert all(not parameter.grad.any() for parameter in work.weights.parameters.values())  # type: ignore[union-attr]
 
 
 def assert_live(local: LocalRun, count: int) -> None:
@@ -299,15 +299,15 @@ def test_parts_are_equal_and_cover_everything() -> None:
     local = start(exchanged(chain()), MODEL, 2)
     local.ranks[0].begin_step()
     weights = local.ranks[0].stages[0].weights
-    count = sum(one.numel() for one in weights.parameters.values())
-    row = torch.cat([one.detach().reshape(-1) for one in weights.parameters.values()])
+    count = sum(parameter.numel() for parameter in weights.parameters.values())
+    row = torch.cat([parameter.detach().reshape(-1) for parameter in weights.parameters.values()])
     for chunks in (1, 2, 3, 7, count, count + 5):
         parts = [weights.weights_chunk((c, chunks)) for c in range(chunks)]
         assert torch.equal(torch.cat(parts), row)
-        assert [len(one) for one in parts] == [
+        assert [len(part) for part in parts] == [
             count * (c + 1) // chunks - count * c // chunks for c in range(chunks)
         ]
-        changed = {(c, chunks): one + 1 for c, one in enumerate(parts)}
+        changed = {(c, chunks): part + 1 for c, part in enumerate(parts)}
         weights.replace(changed)
         row = row + 1
         assert torch.equal(weights.weights_chunk((0, 1)), row)
@@ -320,7 +320,7 @@ def test_weights_of_two_precisions_and_not_in_one_row() -> None:
     module = nn.Sequential(convolution, nn.Linear(4, 4).half())
     weights = Weights(dict(module.named_parameters()), None)
     parts = {(c, 5): weights.weights_chunk((c, 5)) for c in range(5)}
-    assert {one.dtype for one in parts.values()} == {torch.float32}
+    assert {part.dtype for part in parts.values()} == {torch.float32}
     before = {name: one.detach().clone() for name, one in module.named_parameters()}
     weights.replace({chunk: one * 2 for chunk, one in parts.items()})
     for name, one in module.named_parameters():
@@ -344,7 +344,7 @@ def test_bytes_of_transfers_are_those_of_the_account() -> None:
 def test_every_system_runs_or_is_refused(name: str) -> None:
     plan = system(name, chain(), 2, 2, platform=quick(2), bucket_bytes=300)
     assert check(plan) == ()
-    tensors = {one.tensor for one in plan.pattern.transfers}
+    tensors = {transfer.tensor for transfer in plan.pattern.transfers}
     count = 4 * (plan.rule.update_every or 1)
     if plan.rule.partition != "none" or "weight_half" in tensors:
         with pytest.raises(InputError, match=r"rule.partition|weight_half is not sent yet"):
@@ -426,11 +426,13 @@ def test_a_replica_without_a_micro_batch_of_its_own_takes_part() -> None:
         pattern=Pattern(
             k=1,
             period_total_ns=60,
-            operations=tuple(replace(one, shift=0) for one in whole.pattern.operations[:2]),
+            operations=tuple(
+                replace(operation, shift=0) for operation in whole.pattern.operations[:2]
+            ),
             transfers=tuple(
-                replace(one, start_ns=10 + one.start_ns)
-                for one in whole.pattern.transfers
-                if one.tensor == "weights"
+                replace(transfer, start_ns=10 + transfer.start_ns)
+                for transfer in whole.pattern.transfers
+                if transfer.tensor == "weights"
             ),
         ),
     )
@@ -439,7 +441,7 @@ def test_a_replica_without_a_micro_batch_of_its_own_takes_part() -> None:
     hand = ByHand(alone, MODEL, [local.batches(i, ["input"])["input"] for i in range(2)], "plain")
     hand.train()
     assert len(local.ranks) == 3
-    assert not any(one.kind == "F" for one in local.work.actions.ranks[2])
+    assert not any(rank.kind == "F" for rank in local.work.actions.ranks[2])
     for one in local.step():
         assert_alike(one.weights, hand.weights)
 

@@ -132,9 +132,19 @@ def test_the_picture_tells_how_busy_ranks_are_in_a_step_of_its_own_length() -> N
 
 def test_where_they_part_most_comes_first() -> None:
     report = report_of("contiguous")
-    apart = [abs(one.measured_ns - one.predicted_ns) for one in report.discrepancies]
+    apart = [
+        abs(discrepancy.measured_ns - discrepancy.predicted_ns)
+        for discrepancy in report.discrepancies
+    ]
     assert apart == sorted(apart, reverse=True)
-    assert {one.name for one in report.discrepancies} >= {"0F", "1F", "2F", "0B", "1B", "2B"}
+    assert {discrepancy.name for discrepancy in report.discrepancies} >= {
+        "0F",
+        "1F",
+        "2F",
+        "0B",
+        "1B",
+        "2B",
+    }
 
 
 @pytest.mark.parametrize(

@@ -222,7 +222,7 @@ def test_a_stage_with_gpus_of_several_speeds_is_refused() -> None:
 def test_weights_take_the_bytes_of_the_chain(size: int, expected: int) -> None:
     (piece,) = synthetic_pieces(plan_of([layer(weight_bytes=size)]), Diary())
     tensors = [*piece.module.parameters(), *piece.module.buffers()]
-    assert sum(one.untyped_storage().nbytes() for one in tensors) == expected
+    assert sum(tensor.untyped_storage().nbytes() for tensor in tensors) == expected
     assert len(trained([piece])) == 1
 
 
@@ -338,8 +338,8 @@ class Touching(TorchDispatchMode):
     ) -> Any:
         results = func(*args, **(kwargs or {}))
         name = func._schema.name.removeprefix("aten::")
-        tensors = [one for one in tree_leaves((args, results)) if isinstance(one, Tensor)]
-        if name not in self.WITHOUT_DATA and any(one.numel() > 1 for one in tensors):
+        tensors = [leave for leave in tree_leaves((args, results)) if isinstance(leave, Tensor)]
+        if name not in self.WITHOUT_DATA and any(tensor.numel() > 1 for tensor in tensors):
             self.seen.append(name)
         return results
 

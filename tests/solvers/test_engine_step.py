@@ -179,8 +179,13 @@ def test_the_check_refuses_another_order() -> None:
     plan = solved("deepspeed")
     swapped = {("F", 0, 1): ("F", 0, 2), ("F", 0, 2): ("F", 0, 1)}
     operations = tuple(
-        replace(one, shift=swapped.get((one.kind, one.stage, one.shift), ("", 0, one.shift))[2])
-        for one in plan.pattern.operations
+        replace(
+            operation,
+            shift=swapped.get(
+                (operation.kind, operation.stage, operation.shift), ("", 0, operation.shift)
+            )[2],
+        )
+        for operation in plan.pattern.operations
     )
     pattern = Pattern(
         k=plan.pattern.k,

@@ -86,7 +86,7 @@ def test_given_stages_against_all_orders(data: st.DataObject, both: Both, max_k:
     chain, platform = both
     stages = data.draw(st.sampled_from(list(brute_force.contiguous_stages(chain, platform))))
     gpus = data.draw(st.permutations(range(len(platform.gpus))))
-    stages = [Stage(layers=one.layers, gpus=(gpus[one.gpus[0]],)) for one in stages]
+    stages = [Stage(layers=stage.layers, gpus=(gpus[stage.gpus[0]],)) for stage in stages]
     found = {k: order_words.least_period(chain, platform, stages, k) for k in range(1, max_k + 1)}
     least = [Fraction(one.period_ns, k) for k, one in found.items() if one is not None]
     scope = Scope(allocation="fixed", max_k=max_k)

@@ -81,7 +81,7 @@ def test_packing_by_trying_everything(sizes: list[int], rooms: list[int], unit: 
     possible = any(
         fits(placed, sizes, rooms) for placed in product(range(len(rooms)), repeat=len(sizes))
     )
-    found = pack([unit * one for one in sizes], [unit * one for one in rooms], Run(ONE))
+    found = pack([unit * size for size in sizes], [unit * one for one in rooms], Run(ONE))
     assert (found is not None) == possible
     assert found is None or fits(tuple(found), sizes, rooms)
 

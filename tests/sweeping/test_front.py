@@ -43,7 +43,7 @@ def test_other_links_do_not_count() -> None:
             st.none() | st.integers(1, 6),
         ),
         max_size=12,
-        unique_by=lambda one: one.key,
+        unique_by=lambda build: build.key,
     )
 )
 def test_the_front_covers_all_and_holds_nothing_that_is_beaten(points: list[Point]) -> None:

@@ -39,8 +39,8 @@ from tests.sweeping.helpers import (
 
 def periods(sweep: Sweep) -> dict[tuple[int, int], int | None]:
     return {
-        (one.gpus, one.memory_bytes): None if one.period is None else int(one.period)
-        for one in sweep.points
+        (point.gpus, point.memory_bytes): None if point.period is None else int(point.period)
+        for point in sweep.points
     }
 
 
@@ -48,10 +48,10 @@ def test_points_are_what_solve_answers() -> None:
     asked = cells([1, 2, 4], [INFEASIBLE, SLOW, 11, FAST, 20])
     outcome = run_sweep(empty(), CHAIN, asked, ThreadPool())
     assert (outcome.interrupted, outcome.given_up) == (False, ())
-    assert [one.cell for one in outcome.sweep.points] == sorted(asked, key=lambda one: one.key)
-    for one in outcome.sweep.points:
-        alone = solve(CHAIN, one.platform(Options()), scope=Scope())
-        assert (one.status, one.period, one.bound) == (
+    assert [point.cell for point in outcome.sweep.points] == sorted(asked, key=lambda one: one.key)
+    for point in outcome.sweep.points:
+        alone = solve(CHAIN, point.platform(Options()), scope=Scope())
+        assert (point.status, point.period, point.bound) == (
             alone.status,
             alone.period,
             None if alone.status == "infeasible" else alone.lower_bound,

@@ -172,8 +172,8 @@ def wrong(config: SystemConfig) -> Plan:
         k=1,
         period_total_ns=6,
         operations=tuple(
-            Operation(kind=one.kind, stage=0, shift=0, start_ns=0)
-            for one in plan.pattern.operations
+            Operation(kind=operation.kind, stage=0, shift=0, start_ns=0)
+            for operation in plan.pattern.operations
         ),
     )
     return _plan(config, Rule(), list(plan.stages), pattern)

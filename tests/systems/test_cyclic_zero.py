@@ -57,9 +57,11 @@ def test_a_gpu_has_fetched_the_weights_of_two_stages_at_most(
     plan: Plan = system(replace(config, chain=replace(config.chain, layers=layers)))
     assert_sound(plan)
     spans = [
-        (one.gpu, one.start_ns, one.end_ns)
-        for one in residencies(plan)
-        if one.kind == "gathered" and one.start_ns is not None and one.end_ns is not None
+        (residency.gpu, residency.start_ns, residency.end_ns)
+        for residency in residencies(plan)
+        if residency.kind == "gathered"
+        and residency.start_ns is not None
+        and residency.end_ns is not None
     ]
     assert len(spans) == 2 * 4 * 3
     period = plan.pattern.period_total_ns

@@ -113,8 +113,8 @@ def colour_circle(spans: Spans, length: int) -> int:
         return gap < one[1] - one[0] or -gap % length < other[1] - other[0]
 
     clash = [
-        {n for n, other in enumerate(spans) if n != number and meet(one, other)}
-        for number, one in enumerate(spans)
+        {n for n, other in enumerate(spans) if n != number and meet(span, other)}
+        for number, span in enumerate(spans)
     ]
     return next(colours for colours in counted(1) if _can_colour(clash, colours, []))
 
@@ -152,7 +152,7 @@ def with_room_for_one(plan: Plan, fewer: int = 0) -> Plan:
         replace(stage, gpus=stage.gpus[:-1] if number == fewer else stage.gpus)
         for number, stage in enumerate(plan.stages, start=1)
     ]
-    boundaries = tuple(one for one in plan.pattern.transfers if one.is_boundary)
+    boundaries = tuple(transfer for transfer in plan.pattern.transfers if transfer.is_boundary)
     return replace(
         plan,
         rule=Rule(),

@@ -289,4 +289,4 @@ def _states(optimizer: torch.optim.Optimizer, wanted: Callable[[Tensor], bool]) 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:
     """Return the bytes of the storages, each counted once."""
-    return sum({storage_key(one): storage_bytes(one) for one in tensors}.values())
+    return sum({storage_key(tensor): storage_bytes(tensor) for tensor in tensors}.values())

@@ -162,7 +162,7 @@ class Section:
     @property
     def holding(self) -> Reading | None:
         """The first reading without counterexamples."""
-        return next((one for one in self.readings if not one.counterexamples), None)
+        return next((reading for reading in self.readings if not reading.counterexamples), None)
 
     @property
     def verdict(self) -> Verdict:
@@ -191,21 +191,23 @@ class Result:
     @property
     def verdict(self) -> Verdict:
         """That of the worst section."""
-        return max((one.verdict for one in self.sections), key=VERDICTS.index)
+        return max((section.verdict for section in self.sections), key=VERDICTS.index)
 
     @property
     def conventions(self) -> tuple[str, ...]:
         """What has to be agreed on for the sections that hold only then."""
-        texts = (one.holding.convention for one in self.sections if one.holding is not None)
+        texts = (
+            section.holding.convention for section in self.sections if section.holding is not None
+        )
         return tuple(dict.fromkeys(part for text in texts for part in text.split("; ") if part))
 
     @property
     def counterexamples(self) -> list[Case]:
         """The cases against the first reading of each section."""
         return [
-            {"part": one.says, **case}
-            for one in self.sections
-            for case in one.readings[0].counterexamples
+            {"part": section.says, **case}
+            for section in self.sections
+            for case in section.readings[0].counterexamples
         ]
 
 

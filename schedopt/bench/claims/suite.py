@@ -251,7 +251,14 @@ def _picture_name(path: Path, claim: Claim, name: str) -> str:
 
 def _describe(claim: Claim, result: Result, path: Path) -> Iterator[str]:
     where = describe_machine()
-    yield from (f"## {claim.id}", "", claim.says, "", *(f"- {one}" for one in claim.sources), "")
+    yield from (
+        f"## {claim.id}",
+        "",
+        claim.says,
+        "",
+        *(f"- {source}" for source in claim.sources),
+        "",
+    )
     yield (
         f"Verdict: **{result.verdict}**. Computed on {where['date']} by schedopt "
         f"{where['schedopt']}, Python {where['python']}, {where['machine']}."
