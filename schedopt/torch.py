@@ -263,21 +263,21 @@ class _MiniBatch:
 
 def _valid(plan: Plan | Result) -> Plan:
     """Return a plan that holds."""
-    found = plan.plan if isinstance(plan, Result) else plan
-    if not isinstance(found, Plan):
+    checked = plan.plan if isinstance(plan, Result) else plan
+    if not isinstance(checked, Plan):
         raise InputError(
-            f"{show(found)} is not a Plan",
+            f"{show(checked)} is not a Plan",
             field="plan",
             way_out="Give a plan, or a result with one",
         )
-    violations = check(found)
+    violations = check(checked)
     if violations:
         raise InputError(
             f"it is not valid: {violations[0]}",
             field="plan",
             way_out="See schedopt check, and solve again",
         )
-    return found
+    return checked
 
 
 def _model(model: Factory) -> Model:

@@ -120,7 +120,7 @@ def build_rank(work: Workload, number: int) -> Rank:
             )
     runtimes = {}
     for stage, own in zip(stages, owned, strict=True):
-        trained = {work.names[id(one)]: one for one in own if one.requires_grad}
+        trained = {work.names[id(p)]: p for p in own if p.requires_grad}
         weights = Weights(trained, work.optimizer(list(trained.values())) if trained else None)
         runtimes[stage] = StageRuntime(
             plan.stages[stage],

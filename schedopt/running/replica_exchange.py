@@ -234,7 +234,8 @@ def follow(actions: Sequence[Action], update_every: int) -> Exchange:
                 exchange.uses.update(exchange.needs(action))
             case "SEND_V":
                 # Weights are sent on as they came, or as an update of this rank has made them.
-                came = [one for one in exchange.arrivals[key] if chunk_of(one) == chunk_of(action)]
+                chunk, arrivals = chunk_of(action), exchange.arrivals[key]
+                came = [receive for receive in arrivals if chunk_of(receive) == chunk]
                 exchange.sums[action] = Sum(not came, tuple(came[:1]))
                 exchange.uses.update(came[:1])
                 if not came:

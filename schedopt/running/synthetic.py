@@ -46,7 +46,7 @@ class Sleeper:
     Parameters
     ----------
     stretch : float
-        By how much all that they are told is multiplied.
+        By how much all durations are multiplied.
     """
 
     def __init__(self, stretch: float = 1) -> None:

@@ -155,7 +155,7 @@ class Weights:
                 self.parameters[name].grad = gradient
 
     def update(self, mini_batch: int, count: int) -> None:
-        """Make a new version with the mean of the gradients of so many micro-batches.
+        """Make a new version with the mean of the gradients of `count` micro-batches.
 
         Raises
         ------

@@ -102,12 +102,35 @@ BROKEN = [
 ]
 
 
-@pytest.mark.parametrize(("old", "new", "message"), BROKEN)
-def test_lists_broken_by_hand(old: str, new: str, message: str) -> None:
-    assert str(parse_actions(GOOD)) == GOOD
-    assert old in GOOD
+REPLICAS = (
+    "0F0v0,0B0v0,0SEND_G0r0-1+,0RECV_G0r1-0+,0G0r1-0+,0U0\n"
+    "0F1v0,0B1v0,0RECV_G0r0-1+,0SEND_G0r1-0+,0G0r0-1+,0U0\n"
+)
+BROKEN_REPLICAS = [
+    ("0G0r1-0+,", "", "rank 0: 0U0 lacks micro-batch 1"),
+    ("0G0r1-0+,0U0", "0U0,0G0r1-0+", "rank 0: 0U0 lacks micro-batch 1"),
+    ("0G0r1-0+", "0G0r1-0+,0G0r1-0+", "rank 0: 0G0r1-0+ comes before 0RECV_G0r1-0+"),
+    ("0RECV_G0r1-0+,0G0r1-0+", "0G0r1-0+,0RECV_G0r1-0+", "comes before 0RECV_G0r1-0+"),
+    ("0B0v0,0SEND_G0r0-1+", "0SEND_G0r0-1+,0B0v0", "0SEND_G0r0-1+ has nothing of mini-batch 0"),
+    ("0SEND_G0r0-1+", "0SEND_G0r0-1", "has no other end 0RECV_G0r0-1 on any rank"),
+    ("0SEND_G0r0-1+", "0SEND_G0r0-1c0/2+", "has no other end 0RECV_G0r0-1c0/2+"),
+    ("0RECV_G0r1-0+,0G0r1-0+,", "", "0SEND_G0r1-0+ has no other end"),
+    ("0B1v0", "0B0v0", "rank 1: 0B0v0 is there, and 0F0 on rank 0"),
+    ("0F1v0,", "", "0B1v0 comes before 0F1"),
+    ("0U0\n", "0V0\n", "0V0 comes before chunk 0 of the weights"),
+    (",0U0\n", "\n", "stage 0 has 0 updates"),
+]
+
+
+@pytest.mark.parametrize(
+    ("good", "old", "new", "message"),
+    [(GOOD, *case) for case in BROKEN] + [(REPLICAS, *case) for case in BROKEN_REPLICAS],
+)
+def test_lists_broken_by_hand(good: str, old: str, new: str, message: str) -> None:
+    assert str(parse_actions(good)) == good
+    assert old in good
     with pytest.raises(InputError) as error:
-        parse_actions(GOOD.replace(old, new, 1))
+        parse_actions(good.replace(old, new, 1))
     assert message in str(error.value)
 
 

@@ -27,7 +27,7 @@ _PRELOADED: Final = [
     "schedopt.running.rank_process",
     "schedopt.torch",
 ]
-_PATIENCE_S: Final = 60
+_PATIENCE_S: Final = 180
 """How long a job may take, and a rank wait for another."""
 
 

@@ -47,8 +47,21 @@ def ran(name: str, engine: str) -> list[Any]:
     return warm_ranks().run(run_case, len(gpu_ranks(CASES[name].plan())), name, engine)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("name", RUNNING)
+SLOW = ("gpt2-general", "gpt2-dropout")
+"""Cases that only torch's runtime runs by day."""
+
+
+@pytest.mark.parametrize(
+    ("name", "engine"),
+    [
+        pytest.param(
+            *(name, engine),
+            marks=[pytest.mark.nightly] if name in SLOW and engine in LINKS else [],
+        )
+        for name in RUNNING
+        for engine in ENGINES
+    ],
+)
 def test_gradients_and_losses_are_those_of_the_unsplit_model(name: str, engine: str) -> None:
     model, losses = unsplit(CASES[name])
     count = 1 if engine == "runtime" else CASES[name].microbatches
@@ -61,10 +74,12 @@ def test_gradients_and_losses_are_those_of_the_unsplit_model(name: str, engine: 
         assert sorted(key for own, *_ in of_ranks for key in own) == sorted(expected)
         for key, gradient in (pair for own, *_ in of_ranks for pair in own.items()):
             assert apart(gradient, expected[key]) <= MOST, key
+    if engine == "runtime":
+        assert_in_order(name)
 
 
-@pytest.mark.parametrize("name", RUNNING)
-def test_the_runtime_keeps_the_order_of_the_plan(name: str) -> None:
+def assert_in_order(name: str) -> None:
+    """The runtime keeps the order of the plan."""
     actions = make_actions(CASES[name].plan(), CASES[name].microbatches)
     for number, (rank, own) in enumerate(zip(ran(name, "runtime"), actions.ranks, strict=True)):
         expected = [
