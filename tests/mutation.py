@@ -44,7 +44,18 @@ OPERATORS: Final[dict[type[ast.AST], type[ast.AST]]] = {
 }  # fmt: skip
 NAMES: Final = {"min": "max", "max": "min", "any": "all", "all": "any"}
 
-EXPLAINED: Final[dict[str, str]] = {}
+EXPLAINED: Final[dict[str, str]] = {
+    "window._list_moments: yield (first + item.covers - 1, moment) -> "
+    "(yield (first + item.covers - 1, moment)) if False else None": "more is replayed than needed",
+    "window.Window.readers: return (2 * self.rounds + 1) * self.every -> "
+    "return (2 * self.rounds + 2) * self.every": "more is replayed than needed",
+    "gradients._Replay.make: if not self.updates and chunk in self.home[gpu] -> "
+    "if not self.updates and chunk not in self.home[gpu]": "the next mini-batch is whole before "
+    "this one only where gradients come in a wrong order, which is found anyway",
+    "engine.find_inexpressible: covers = f' of {operation.covers} micro-batches' if "
+    "operation.covers > 1 else '' -> covers = f' of {operation.covers} micro-batches' if "
+    "operation.covers >= 1 else ''": "words",
+}
 """Mutants that no test can notice, as they are printed, and why."""
 
 

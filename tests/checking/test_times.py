@@ -2,8 +2,13 @@ from __future__ import annotations
 
 from decimal import Decimal
 
+import pytest
+
+from schedopt.chain import Chain
 from schedopt.checking import Violation, check
-from schedopt.plan import Plan
+from schedopt.plan import Pattern, Plan
+from schedopt.platform import Platform
+from schedopt.problem import Scope
 from tests.changes import (
     change_gpu,
     change_layer,
@@ -18,8 +23,11 @@ from tests.examples import (
     covering,
     cyclic,
     general,
+    layer,
+    op,
     recomputed,
     split_backward,
+    stages,
     two_periodic,
     unequal,
     zero_length,
@@ -161,3 +169,35 @@ def test_a_slower_gpu_does_not_keep_the_times() -> None:
     # At 1.4, F of stage 1 lasts 2 * ceil(2/1.4) = 4 and B 2 * ceil(3/1.4) = 6: 10 ns in 8.
     slower = change_gpu(unequal(), 1, speed=Decimal("1.4"))
     assert "2 ns before" in words(of_kind(slower, "overlap"))
+
+
+@pytest.mark.parametrize(
+    ("homes", "lengths", "starts", "late"),
+    [
+        # F0, F1, B1, B0: the replica at half speed is late for B of stage 0, or F of stage 1.
+        (([0], [1, 2]), ((2, 2), (0, 2)), (0, 2, 2, 4), "stage 0, micro-batch 1, B"),
+        (([1, 2], [0]), ((2, 0), (2, 2)), (0, 2, 4, 6), "stage 1, micro-batch 1, F"),
+    ],
+)
+def test_a_slower_replica_of_a_neighbour_is_waited_for(
+    homes: tuple[list[int], list[int]],
+    lengths: tuple[tuple[int, int], ...],
+    starts: tuple[int, ...],
+    late: str,
+) -> None:
+    names = (("F", 0), ("F", 1), ("B", 1), ("B", 0))
+    plan = Plan(
+        chain=Chain(layers=tuple(layer(*both, 0) for both in lengths)),
+        platform=Platform(3, 100, speed=["1", "1", "0.5"]),
+        scope=Scope(allocation="general", max_k=1),
+        stages=stages((0, 0, homes[0]), (1, 1, homes[1])),
+        pattern=Pattern(
+            k=1,
+            period_total_ns=20,
+            operations=tuple(
+                op(kind, stage, 0, start)
+                for (kind, stage), start in zip(names, starts, strict=True)
+            ),
+        ),
+    )
+    assert places(plan, "order") == [late]

@@ -37,12 +37,27 @@ def test_a_plan_is_what_it_was(name: str, tmp_path: Path) -> None:
     assert Result.load(tmp_path / "again.json") == result
 
 
-@pytest.mark.parametrize("name", [name for name, (status, *_) in PLANS.items() if "opt" in status])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("contiguous", "fixed", "megatron"),
+        pytest.param("general", marks=pytest.mark.nightly),
+        pytest.param("nodes", marks=pytest.mark.nightly),
+    ],
+)
 def test_solving_it_again_proves_the_same(name: str) -> None:
     plan = Result.load(OLD / f"{name}.plan.json").plan
     assert plan is not None
     stages = plan.stages if plan.scope.allocation == "fixed" else ()
-    result = solve(plan.chain, plan.platform, rule=plan.rule, scope=plan.scope, stages=stages)
+    # A proof takes the work that it takes, on a busy machine many seconds.
+    result = solve(
+        plan.chain,
+        plan.platform,
+        rule=plan.rule,
+        scope=plan.scope,
+        stages=stages,
+        time_limit=300,
+    )
     assert (result.status, result.period) == PLANS[name][:2]
 
 
