@@ -70,9 +70,8 @@ def test_a_sweep_finishes_though_a_worker_is_lost(cluster: Cluster, tmp_path: Pa
     work = partial(die_once, tmp_path / "died", SLOW)
     outcome = run_sweep(empty(), CHAIN, asked, ClusterPool(cluster.address, 30), work=work)
     assert outcome.given_up == ()
-    assert [None if point.period is None else int(point.period) for point in outcome.sweep.points] == [
-        None, 12, 6, 3, 3, 3
-    ]  # fmt: skip
+    periods = [point.period for point in outcome.sweep.points]
+    assert periods == [None, 12, 6, 3, 3, 3]
     assert sum(worker.poll() is not None for worker in cluster.workers) == 1
 
     # The one that is left does for the command line.
