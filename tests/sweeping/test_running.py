@@ -206,6 +206,7 @@ def test_the_pipe_of_a_process_that_is_lost_does_not_end_this_one() -> None:
 def test_a_process_that_is_killed_is_replaced(tmp_path: Path) -> None:
     asked = cells([2, 4], [INFEASIBLE, SLOW, FAST])
     work = partial(die_once, tmp_path / "died", SLOW)
+    before = {*multiprocessing.active_children()}
     outcome = run_sweep(empty(), CHAIN, asked, ProcessPool(2), work=work)
     assert (tmp_path / "died").exists()
     assert outcome.given_up == ()
@@ -213,7 +214,7 @@ def test_a_process_that_is_killed_is_replaced(tmp_path: Path) -> None:
         (2, INFEASIBLE): None, (2, SLOW): 12, (2, FAST): 6,
         (4, INFEASIBLE): 3, (4, SLOW): 3, (4, FAST): 3,
     }  # fmt: skip
-    assert multiprocessing.active_children() == []
+    assert {*multiprocessing.active_children()} <= before
 
 
 def test_a_point_that_always_ends_its_process_is_given_up_alone() -> None:
