@@ -34,7 +34,7 @@ def test_steady_contiguous(chain: Chain, platform: Platform, split: bool, k: int
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("split", [False, True])
-@trials(80)
+@trials(20)
 @given(chain=halved_chains(longest=3), platform=tight_platforms())
 def test_steady_on_any_allocation(chain: Chain, platform: Platform, split: bool) -> None:
     one = Scope(allocation="fixed", max_k=2, split_backward=split)

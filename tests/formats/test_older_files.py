@@ -41,7 +41,6 @@ def test_a_plan_is_what_it_was(name: str, tmp_path: Path) -> None:
     "name",
     [
         *("contiguous", "fixed", "megatron"),
-        pytest.param("general", marks=pytest.mark.nightly),
         pytest.param("nodes", marks=pytest.mark.nightly),
     ],
 )
