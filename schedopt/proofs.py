@@ -177,6 +177,12 @@ class Proof:
     basis: Proof | str | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.kind, ProofKind):
+            raise InputError(
+                f"{self.kind!r:.60} is not a ProofKind",
+                field="kind",
+                way_out="Give a member, such as ProofKind.SHARED_WORK",
+            )
         for name in ("gpu", "stage", "memory_bytes", "room_bytes", "time_ns"):
             check_whole(self, name, high=2**70, optional=True)
         check_ratio(self, "period_exact")
@@ -218,6 +224,9 @@ class Suggestion(_Worded):
     SMALLER_MICROBATCH = "smaller_microbatch", "a smaller micro-batch"
     MORE_MEMORY = "more_memory", "more memory"
     MORE_GPUS = "more_gpus", "more GPUs"
+
+    def __str__(self) -> str:
+        return self.words
 
 
 SayOne = Callable[[Suggestion], str]

@@ -98,12 +98,17 @@ def test_a_note_reads_as_text(note: Note, words: str) -> None:
 def test_suggestions_read_as_text() -> None:
     assert say_suggestions(()) == ""
     assert say_suggestions("ask somebody") == "ask somebody"
-    assert say_suggestions([Suggestion.MORE_GPUS]) == "more GPUs"
+    assert say_suggestions([Suggestion.MORE_GPUS]) == str(Suggestion.MORE_GPUS) == "more GPUs"
 
 
 def test_a_parameter_that_is_missing_is_named() -> None:
     with pytest.raises(InputError, match="basis: is missing"):
         Proof(ProofKind.NO_MEMORY_HELPS)
+
+
+def test_a_kind_that_is_only_a_text_is_refused() -> None:
+    with pytest.raises(InputError, match="kind: 'shared_work' is not a ProofKind"):
+        Proof("shared_work")  # type: ignore[arg-type]
 
 
 def texts(path: Path) -> Iterator[str]:

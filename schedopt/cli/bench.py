@@ -6,12 +6,12 @@ import json
 from collections.abc import Sequence
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from schedopt.cli.claims import bench_claims
-from schedopt.cli.options import AsJson, Dask, Jobs, make_pool, naming_options, parse_counts
+from schedopt.cli.options import Dask, Jobs, make_pool, naming_options, parse_counts
 from schedopt.cli.progress import progress_bar
 from schedopt.cli.suites import (
     EXIT_CODES,
@@ -188,7 +188,9 @@ def bench_schedules(
 def bench_hardness(
     quick: bool = False,
     instance: Path | None = None,
-    as_json: AsJson = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="With --instance: print one JSON document, nothing else.")
+    ] = False,
     workers: int = 2,
     time_limit: float | None = None,
     output: Path | None = None,

@@ -14,8 +14,10 @@ LARGEST_FILE: Final = 256 * 2**20
 KINDS: Final = {
     "schedopt.bks/1": "a list of best-known plans",
     "schedopt.chain/1": "a chain",
+    "schedopt.comparison/1": "a comparison",
     "schedopt.plan/1": "a plan",
     "schedopt.platform/1": "a platform",
+    "schedopt.run/1": "a run",
     "schedopt.sweep/1": "a sweep",
 }
 

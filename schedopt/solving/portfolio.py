@@ -191,7 +191,7 @@ class _Portfolio:
                 self._run(phase, share)
         if not run.clock.ended() and not run.settled():
             self._prove()
-        if self.refusals and len(self.refusals) == len(self.results):
+        if run.best() is None and self.refusals and len(self.refusals) == len(self.results):
             raise self.refusals[-1]
         return self._result()
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from schedopt import Chain, Layer, Platform, Result, Scope, solve
+from schedopt import Chain, Layer, Platform, Result, Scope, Stage, solve
 from schedopt.cli.solve import say_what_it_has
 from tests.cli.commands import run
 
@@ -72,3 +72,14 @@ def test_solve_prints_it(tmp_path: Path, as_json: bool) -> None:
     assert done.returncode == 0
     assert "with k = 2, which" in (done.stderr if as_json else done.stdout)
     assert "with k = 2, which" not in (done.stdout if as_json else done.stderr)
+
+
+def test_a_plan_that_only_some_solvers_take_is_still_an_answer(tmp_path: Path) -> None:
+    path = tmp_path / "loop.json"
+    layer = Layer(forward_ns=1, backward_ns=2, weight_bytes=0, activation_bytes=1)
+    uneven = (((0, 0), 0), ((1, 1), 1), ((2, 3), 0))
+    stages = [Stage(layers=layers, gpus=(gpu,)) for layers, gpu in uneven]
+    solve(Chain(layers=(layer,) * 4), Platform(2, 100), stages=stages).save(path)
+    done = run("solve", "--fix", path, "--mem", "200")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "proven optimal" in done.stdout
