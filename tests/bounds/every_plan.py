@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from fractions import Fraction
-from itertools import pairwise, product
 from math import ceil
 from typing import Literal
 
 from hypothesis import strategies as st
 
-from schedopt import Chain, Gpu, Layer, Platform, Problem, Scope, Stage
+from schedopt import Chain, Gpu, Layer, Platform, Problem, Scope
+from tests.solvers.brute_force import all_stages
 from tests.solvers.order_words import is_possible
 from tests.strategies import networks
 
@@ -19,9 +18,16 @@ Memory = Literal["sum", "peak"]
 
 @st.composite
 def tight_problems(
-    draw: st.DrawFn, *, longest: int = 3, split: bool, recompute: bool, memory: Memory, k: int
+    draw: st.DrawFn, *, split: bool, recompute: bool, memory: Memory, k: int | None = None
 ) -> Problem:
-    """Draw a chain on GPUs that hold a little more than one micro-batch."""
+    """Draw a chain on GPUs that hold a little more than one micro-batch.
+
+    Without a k it is 1 or 2, and the chain is short enough for all plans to be tried.
+    """
+    longest = 3
+    if k is None:
+        k = draw(st.sampled_from([1, 1, 2]))
+        longest = 2 if k == 2 or (split and recompute) else 3
     least, most = draw(st.sampled_from([(0, 3), (1, 3), (1, 6)]))
     times = st.integers(least, most)
     half = times if split else st.none()
@@ -78,21 +84,6 @@ def tight_problems(
     )
 
 
-def every_allocation(problem: Problem) -> Iterator[list[Stage]]:
-    """Yield every allocation, with neighbours on one GPU in one stage and apart."""
-    chain, platform = problem.chain, problem.platform
-    for homes in product(range(len(platform.gpus)), repeat=len(chain.layers)):
-        used = list(dict.fromkeys(homes))
-        if platform.uniform and used != sorted(used):
-            continue
-        if any(homes[a] != homes[b] for a, *rest in chain.same_gpu for b in rest):
-            continue
-        ways = [(False, True) if a == b else (False,) for a, b in pairwise(homes)]
-        for joined in product(*ways):
-            edges = [0, *(i + 1 for i, one in enumerate(joined) if not one), len(homes)]
-            yield [Stage(layers=(a, b - 1), gpus=(homes[a],)) for a, b in pairwise(edges)]
-
-
 def has_plan(problem: Problem, period: Fraction, *, below: bool = False) -> bool:
     """Whether a plan has at most a normalized period, or one below it."""
     scope = problem.scope
@@ -101,7 +92,7 @@ def has_plan(problem: Problem, period: Fraction, *, below: bool = False) -> bool
         longest = ceil(k * period) - 1 if below else k * period // 1
         if longest < 1:
             continue
-        for stages in every_allocation(problem):
+        for stages in all_stages(problem.chain, problem.platform):
             if is_possible(
                 problem.chain,
                 problem.platform,

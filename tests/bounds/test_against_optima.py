@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schedopt import Chain, Platform, Problem, Scope
-from tests.bounds.optima import (
-    assert_below,
-    contiguous_allocations,
-    general_allocations,
-    halved_chains,
-    optimum,
-    tight_platforms,
-)
+from schedopt import Chain, Platform, Scope
+from tests.bounds.optima import assert_below_optimum, halved_chains, tight_platforms
 from tests.budgets import trials
 
 
@@ -26,10 +17,7 @@ from tests.budgets import trials
 @trials(80)
 @given(chain=halved_chains(), platform=tight_platforms())
 def test_steady_contiguous(chain: Chain, platform: Platform, split: bool, k: int) -> None:
-    one = Scope(allocation="fixed", max_k=k, split_backward=split)
-    best = optimum(chain, platform, contiguous_allocations(chain, platform), one)
-    scope = replace(one, allocation="contiguous")
-    assert_below(Problem(chain=chain, platform=platform, scope=scope), best)
+    assert_below_optimum(chain, platform, Scope(max_k=k, split_backward=split))
 
 
 @pytest.mark.nightly
@@ -37,10 +25,8 @@ def test_steady_contiguous(chain: Chain, platform: Platform, split: bool, k: int
 @trials(20)
 @given(chain=halved_chains(longest=3), platform=tight_platforms())
 def test_steady_on_any_allocation(chain: Chain, platform: Platform, split: bool) -> None:
-    one = Scope(allocation="fixed", max_k=2, split_backward=split)
-    best = optimum(chain, platform, general_allocations(chain, platform), one)
-    scope = replace(one, allocation="general")
-    assert_below(Problem(chain=chain, platform=platform, scope=scope), best)
+    scope = Scope(allocation="general", max_k=2, split_backward=split)
+    assert_below_optimum(chain, platform, scope)
 
 
 @pytest.mark.parametrize("split", [False, True])
@@ -53,7 +39,5 @@ def test_steady_on_any_allocation(chain: Chain, platform: Platform, split: bool)
 def test_steps_on_contiguous_allocations(
     chain: Chain, platform: Platform, count: int, split: bool
 ) -> None:
-    one = Scope(allocation="fixed", max_k=None, microbatches=count, split_backward=split)
-    best = optimum(chain, platform, contiguous_allocations(chain, platform), one)
-    scope = replace(one, allocation="contiguous")
-    assert_below(Problem(chain=chain, platform=platform, scope=scope), best)
+    scope = Scope(max_k=None, microbatches=count, split_backward=split)
+    assert_below_optimum(chain, platform, scope)

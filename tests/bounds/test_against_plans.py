@@ -12,9 +12,10 @@ from schedopt.account import memory
 from schedopt.bounds import lower_bounds
 from schedopt.simulation import simulate
 from schedopt.solvers.step import make_step
-from tests.bounds.optima import general_allocations, halved_chains, tight_platforms
+from tests.bounds.optima import halved_chains, tight_platforms
 from tests.budgets import trials
 from tests.random_plans import valid_plans
+from tests.solvers.brute_force import all_stages
 from tests.solvers.patterns import least_period, way
 
 LONGEST = 14
@@ -86,7 +87,7 @@ def test_no_step_is_shorter(plan: Plan, count: int, data: st.DataObject) -> None
 )
 def test_no_step_on_any_allocation_is_shorter(chain: Chain, platform: Platform, count: int) -> None:
     found = []
-    for stages in general_allocations(chain, platform):
+    for stages in all_stages(chain, platform):
         steps = way(chain, platform, stages)
         assume(count * sum(length for _, _, length, _ in steps) <= LONGEST)
         assume(count * len(steps) <= MOST_STEPS)

@@ -10,28 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schedopt import (
-    Chain,
-    Gpu,
-    Layer,
-    Operation,
-    Pattern,
-    Plan,
-    Platform,
-    Problem,
-    Scope,
-    Stage,
-    check,
-    solve,
-)
+from schedopt import Chain, Gpu, Pattern, Plan, Platform, Problem, Scope, Stage, check, solve
 from schedopt.account import memory
 from schedopt.bounds import load_bound, memory_proof, stage_load_bound
-from schedopt.plan import Kind
 from tests.bounds.every_plan import Memory, has_plan, tight_problems
 from tests.budgets import trials
+from tests.examples import op, stages
+from tests.layers import layer
 from tests.random_plans import valid_plans
 
-both: tuple[Kind, ...] = ("F", "B")
 instants = st.sampled_from([0, 0, 1])
 
 
@@ -47,9 +34,9 @@ def test_no_valid_plan_of_any_kind_beats_the_load_bound(plan: Plan) -> None:
 @given(valid_plans(), st.booleans())
 def test_no_plan_beats_the_work_of_its_own_stages(plan: Plan, apart: bool) -> None:
     scope = replace(plan.scope, allocation="fixed", grain="layer" if apart else "stage")
-    stages = tuple(replace(stage, recompute=()) for stage in plan.stages)
-    bound = stage_load_bound(replace(plan.problem, scope=scope, stages=stages))
-    if any(len(stage.gpus) > 1 for stage in stages):
+    given = tuple(replace(stage, recompute=()) for stage in plan.stages)
+    bound = stage_load_bound(replace(plan.problem, scope=scope, stages=given))
+    if any(len(stage.gpus) > 1 for stage in given):
         assert bound is None
         return
     assert bound is not None
@@ -57,38 +44,26 @@ def test_no_plan_beats_the_work_of_its_own_stages(plan: Plan, apart: bool) -> No
     assert not bound.scope.covers(plan.scope)
     assert plan.pattern.period >= bound.period
     work = [0] * len(plan.platform.gpus)
-    for stage in stages:
+    for stage in given:
         gpu = plan.platform.gpus[stage.gpus[0]]
-        for layer in plan.chain.layers[stage.first : stage.last + 1]:
-            work[stage.gpus[0]] += gpu.duration_ns(layer.forward_ns)
-            work[stage.gpus[0]] += gpu.duration_ns(layer.backward_ns)
+        for one in plan.chain.layers[stage.first : stage.last + 1]:
+            work[stage.gpus[0]] += gpu.duration_ns(one.forward_ns)
+            work[stage.gpus[0]] += gpu.duration_ns(one.backward_ns)
     assert bound.period == max(work) or scope.split_backward
 
 
 def test_the_work_of_stages_counts_where_layers_apart_do_not_cover_them() -> None:
     # What a stage saves of its input is of no use within it, so that no search proves anything.
-    layer = Layer(
-        forward_ns=4, backward_ns=8, weight_bytes=1, activation_bytes=1, saved_input_bytes=1
-    )
-    stages = [Stage(layers=(0, 1), gpus=(0,)), Stage(layers=(2, 2), gpus=(1,))]
+    chain = Chain(layers=(replace(layer(4, 8, weight=1, sent=1), saved_input_bytes=1),) * 3)
+    given = stages((0, 1, [0]), (2, 2, [1]))
     scope = Scope(allocation="fixed", grain="layer")
-    result = solve(Chain(layers=(layer,) * 3), Platform(2, 99), scope=scope, stages=stages)
+    result = solve(chain, Platform(2, 99), scope=scope, stages=given)
     assert result.status == "optimal"
     assert result.period == result.lower_bound == 24
 
 
 def test_the_shorter_way_back_of_a_stage_counts() -> None:
-    layers = [
-        Layer(
-            forward_ns=1,
-            backward_ns=back,
-            backward_input_ns=1,
-            backward_weight_ns=1,
-            weight_bytes=0,
-            activation_bytes=0,
-        )
-        for back in (1, 4)
-    ]
+    layers = [replace(layer(1, back), backward_input_ns=1, backward_weight_ns=1) for back in (1, 4)]
     problem = Problem(
         chain=Chain(layers=tuple(layers)),
         platform=Platform(2, 0, speed=["1", "0.5"]),
@@ -126,27 +101,19 @@ def test_no_plan_fits_where_the_memory_proof_says_none_does(
 
 def free_after(times: Sequence[tuple[int, int]]) -> Chain:
     """Return layers with these forwards and backwards that save a byte each."""
-    layers = (
-        Layer(forward_ns=ahead, backward_ns=back, weight_bytes=0, activation_bytes=0, saved_bytes=1)
-        for ahead, back in times
-    )
-    return Chain(layers=tuple(layers))
+    return Chain(layers=tuple(layer(ahead, back, 1) for ahead, back in times))
 
 
 def test_layers_without_length_need_not_lie_there_at_once() -> None:
     # The second layer begins and ends when the first one is through.
     scope = Scope(allocation="general", memory="peak")
-    operations = [
-        Operation(kind="F", stage=0, shift=0, start_ns=0),
-        *(Operation(kind=kind, stage=1, shift=0, start_ns=1) for kind in both),
-        Operation(kind="B", stage=0, shift=0, start_ns=1),
-    ]
+    operations = (op("F", 0, 0, 0), op("F", 1, 0, 1), op("B", 1, 0, 1), op("B", 0, 0, 1))
     plan = Plan(
         chain=free_after([(1, 0), (0, 0)]),
         platform=Platform(1, 1),
         scope=scope,
-        stages=(Stage(layers=(0, 0), gpus=(0,)), Stage(layers=(1, 1), gpus=(0,))),
-        pattern=Pattern(k=1, period_total_ns=2, operations=tuple(operations)),
+        stages=stages((0, 0, [0]), (1, 1, [0])),
+        pattern=Pattern(k=1, period_total_ns=2, operations=operations),
     )
     assert check(plan) == ()
     assert memory_proof(plan.problem) is None
@@ -172,8 +139,8 @@ def test_no_order_fits_where_the_memory_proof_says_none_does(
     sizes = [gpu.memory_bytes for gpu in problem.platform.gpus]
     room = data.draw(st.integers(0, max(sizes)))
     layers = tuple(
-        replace(layer, forward_ns=data.draw(instants), backward_ns=data.draw(instants))
-        for layer in problem.chain.layers
+        replace(one, forward_ns=data.draw(instants), backward_ns=data.draw(instants))
+        for one in problem.chain.layers
     )
     problem = replace(
         problem,
@@ -184,20 +151,19 @@ def test_no_order_fits_where_the_memory_proof_says_none_does(
         assert not has_plan(problem, Fraction(40))
 
 
-def test_section_6_1_and_two_speeds_by_hand() -> None:
-    layers = tuple(
-        Layer(forward_ns=u, backward_ns=0, weight_bytes=0, activation_bytes=0) for u in (1, 2, 1)
-    )
-    equal = Problem(chain=Chain(layers=layers), platform=Platform(2, 0))
-    assert load_bound(equal).period == 2
-    faster = Problem(chain=Chain(layers=layers), platform=Platform(2, 0, speed=["1", "2"]))
+@pytest.mark.parametrize("speed", [["1", "1"], ["1", "2"]])
+def test_section_6_1_and_two_speeds_by_hand(speed: list[str]) -> None:
     # Two of the three share a GPU; each half takes 1 ns at least, on the faster one too.
-    assert load_bound(faster).period == 2
+    chain, platform = (
+        Chain(layers=(layer(1, 0), layer(2, 0), layer(1, 0))),
+        Platform(2, 0, speed=speed),
+    )
+    assert load_bound(Problem(chain=chain, platform=platform)).period == 2
 
 
 def test_a_layer_that_fits_nowhere_is_proven_for_any_allocation() -> None:
-    layer = Layer(forward_ns=1, backward_ns=0, weight_bytes=5, activation_bytes=2)
-    result = solve(Chain(layers=(layer,)), Platform(2, 6), scope=Scope(allocation="general"))
+    chain = Chain(layers=(layer(1, 0, 2, weight=5),))
+    result = solve(chain, Platform(2, 6), scope=Scope(allocation="general"))
     assert result.status == "infeasible"
     assert result.infeasibility is not None
     assert result.infeasibility.proven_memory_bytes == 7
@@ -205,20 +171,15 @@ def test_a_layer_that_fits_nowhere_is_proven_for_any_allocation() -> None:
 
 
 def test_contiguous_infeasible_does_not_prove_general_infeasible() -> None:
-    layers = tuple(
-        Layer(forward_ns=1, backward_ns=0, weight_bytes=w, activation_bytes=0) for w in (1, 2, 1)
-    )
-    result = solve(Chain(layers=layers), Platform(2, 2), scope=Scope(allocation="general"))
-    assert result.status == "optimal"
-    assert result.period == 2
+    chain = Chain(layers=tuple(layer(1, 0, weight=weight) for weight in (1, 2, 1)))
+    result = solve(chain, Platform(2, 2), scope=Scope(allocation="general"))
+    assert (result.status, result.period) == ("optimal", Fraction(2))
     notes = [str(phase.note) for phase in result.ladder if phase.solver == "contiguous"]
     assert "needs 3 bytes" in notes[0]
 
 
-def test_layers_that_must_share_a_gpu_bound_the_period() -> None:
+@pytest.mark.parametrize(("count", "least"), [(3, 11), (6, 17)])
+def test_layers_that_must_share_a_gpu_bound_the_period(count: int, least: int) -> None:
     # Of four layers that take 6 ns and 5 ns, two share a GPU; of seven, three do.
-    long = Layer(forward_ns=2, backward_ns=4, weight_bytes=0, activation_bytes=0)
-    short = replace(long, backward_ns=3)
-    for layers, least in (((long,) * 3 + (short,), 11), ((long,) * 6 + (short,), 17)):
-        problem = Problem(chain=Chain(layers=layers), platform=Platform(3, 0))
-        assert load_bound(problem).period == least
+    chain = Chain(layers=(*(layer(2, 4),) * count, layer(2, 3)))
+    assert load_bound(Problem(chain=chain, platform=Platform(3, 0))).period == least

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schedopt import Chain, Layer, Platform, Problem, Scope
+from schedopt import Chain, Platform, Problem, Scope
 from schedopt.bounds import load_bound, packing_bound, propagation_bound
 from schedopt.bounds.amounts import Amounts, least_link_ns
 from schedopt.bounds.propagation import propagate
@@ -29,11 +29,7 @@ GENERAL = Scope(allocation="general")
 def test_no_plan_is_below(
     data: st.DataObject, split: bool, recompute: bool, memory: Memory
 ) -> None:
-    k = data.draw(st.sampled_from([1, 1, 2]))
-    longest = 2 if k == 2 or (split and recompute) else 3
-    problem = data.draw(
-        tight_problems(longest=longest, split=split, recompute=recompute, memory=memory, k=k)
-    )
+    problem = data.draw(tight_problems(split=split, recompute=recompute, memory=memory))
     bound = propagation_bound(problem)
     if bound is not None:
         assert bound.scope.covers(problem.scope)
@@ -175,14 +171,16 @@ def test_large_numbers_are_rounded_to_the_safe_side(
     problem = replace(problem, platform=Platform(2, 9, bandwidth="1GB/s"))
     factor = 10**8 + 7
     layers = [
-        Layer(
-            forward_ns=one.forward_ns * factor,
-            backward_ns=one.backward_ns * factor,
-            weight_bytes=one.weight_bytes * factor,
-            activation_bytes=one.activation_bytes * factor,
+        replace(
+            layer(
+                one.forward_ns * factor,
+                one.backward_ns * factor,
+                one.saved * factor,
+                weight=one.weight_bytes * factor,
+                sent=one.activation_bytes * factor,
+            ),
             saved_input_bytes=(one.saved_input_bytes or 0) * factor,
             workspace_bytes=(one.workspace_bytes or 0) * factor,
-            saved_bytes=one.saved * factor,
         )
         for one in problem.chain.layers
     ]

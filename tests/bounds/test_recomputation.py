@@ -15,6 +15,7 @@ from schedopt.bounds.recomputation import Runs, cheapest_recompute
 from schedopt.bounds.recompute_table import NEVER, RecomputeTable
 from schedopt.interrupts import Stopped, never_stop
 from tests.budgets import trials
+from tests.layers import layer
 
 GPU = Gpu(memory_bytes=10**6)
 
@@ -39,18 +40,18 @@ def recomputable(draw: st.DrawFn, longest: int = 7) -> Chain:
 def subsets(layers: range) -> Iterator[Runs]:
     """Yield every set of layers, as runs that are as long as they can be."""
     for flags in product((False, True), repeat=len(layers)):
-        groups = groupby(layers, key=lambda layer: flags[layer - layers.start])
+        groups = groupby(layers, key=lambda number: flags[number - layers.start])
         runs = [list(group) for again, group in groups if again]
         yield tuple((run[0], run[-1]) for run in runs)
 
 
 def held(chain: Chain, layers: range, runs: Runs, in_flight: int) -> int:
     """What a stage holds, from the words of `Stage` and `Layer`."""
-    run_of = {layer: run for run in runs for layer in range(run[0], run[1] + 1)}
+    run_of = {number: run for run in runs for number in range(run[0], run[1] + 1)}
     total = 0
     for number in layers:
-        layer = chain.layers[number]
-        saved = layer.activation_bytes if layer.saved_bytes is None else layer.saved_bytes
+        one = chain.layers[number]
+        saved = one.activation_bytes if one.saved_bytes is None else one.saved_bytes
         if number in run_of:
             total += saved
             if run_of[number][0] == number:
@@ -59,14 +60,12 @@ def held(chain: Chain, layers: range, runs: Runs, in_flight: int) -> int:
         else:
             total += in_flight * saved
             if number == layers.start or number - 1 in run_of:
-                total += in_flight * (layer.saved_input_bytes or 0)
+                total += in_flight * (one.saved_input_bytes or 0)
     return total
 
 
 def time_of(chain: Chain, runs: Runs) -> int:
-    return sum(
-        chain.layers[layer].forward_ns for first, last in runs for layer in range(first, last + 1)
-    )
+    return sum(one.forward_ns for first, last in runs for one in chain.layers[first : last + 1])
 
 
 @trials(1000)
@@ -132,17 +131,15 @@ def test_a_table_that_was_stopped_can_go_on(chain: Chain, room: int, calls: int)
 
 
 def test_a_table_stops_at_once() -> None:
-    layer = Layer(forward_ns=1, backward_ns=1, weight_bytes=0, activation_bytes=1)
     with pytest.raises(Stopped):
-        RecomputeTable(Chain(layers=(layer,)), GPU, lambda: True).widen(1)
+        RecomputeTable(Chain(layers=(layer(1, 1),)), GPU, lambda: True).widen(1)
 
 
 def test_a_run_pays_for_its_input_once() -> None:
     # Two micro-batches in flight, 10 bytes a layer: all kept needs 60. The run of layers 1 and 2
     # keeps 2 x 1 for its input and 20 once, beside 20 for layer 0: 42, in 2 ns. Layer 0 alone
     # recomputed needs 2 x 0 + 10 + 40 = 50.
-    layer = Layer(forward_ns=1, backward_ns=1, weight_bytes=0, activation_bytes=1, saved_bytes=10)
-    chain = Chain(layers=(layer,) * 3)
+    chain = Chain(layers=(layer(1, 1, 10, sent=1),) * 3)
     of_room = {60: (0, ()), 50: (1, ((0, 0),)), 42: (2, ((0, 1),)), 40: (2, ((0, 1),)), 39: (3,)}
     for room, expected in of_room.items():
         found = cheapest_recompute(chain, GPU, range(3), 2, room)

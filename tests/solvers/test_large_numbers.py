@@ -235,7 +235,7 @@ def test_models_that_are_simplified_have_small_sums(
     data: st.DataObject, memory: Memory, split: bool, recompute: bool
 ) -> None:
     problem: Problem = data.draw(
-        tight_problems(longest=3, split=split, recompute=recompute, memory=memory, k=2)
+        tight_problems(split=split, recompute=recompute, memory=memory, k=2)
     )
     chain, platform, longer = larger(problem.chain, Platform(problem.platform.gpus))
     large = replace(problem, chain=chain, platform=platform)

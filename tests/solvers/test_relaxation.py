@@ -57,11 +57,7 @@ def relaxed(problem: Problem) -> tuple[Run, list[tuple[Stage, ...]]]:
 def test_no_plan_is_below(
     data: st.DataObject, split: bool, recompute: bool, memory: Memory
 ) -> None:
-    k = data.draw(st.sampled_from([1, 1, 2]))
-    longest = 2 if k == 2 or (split and recompute) else 3
-    problem = data.draw(
-        tight_problems(longest=longest, split=split, recompute=recompute, memory=memory, k=k)
-    )
+    problem = data.draw(tight_problems(split=split, recompute=recompute, memory=memory))
     run, found = relaxed(problem)
     bound = run.bound()
     if find_infeasibility(problem, run.incumbent) is not None:
