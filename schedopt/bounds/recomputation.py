@@ -16,9 +16,15 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 from schedopt.chain import Chain
 from schedopt.platform import Gpu
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Array = npt.NDArray[Any]
 
 Runs = tuple[tuple[int, int], ...]
 """First and last layer of each run."""
@@ -26,13 +32,7 @@ Runs = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class RecomputeChoice:
-    """What a stage recomputes.
-
-    Parameters
-    ----------
-    time_ns : int
-    runs : Runs
-    """
+    """What a stage recomputes, and how long that takes."""
 
     time_ns: int
     runs: Runs
@@ -132,39 +132,19 @@ def _step(chain: Chain, gpu: Gpu, layer: int, in_flight: int) -> _LayerCost:
 def _shortest(steps: Sequence[_LayerCost], for_time: int, for_bytes: int) -> _Path:
     """Return the path of least `for_time` times its time and `for_bytes` times its bytes.
 
-    Of those alike the one of fewest bytes, then of least time. Before the first layer of a stage
-    a kept one is charged as behind a run, and a recomputed one as behind a kept one.
+    Of those alike the one of fewest bytes, then of least time.
     """
-    first = steps[0]
-    ends = [
-        _extend((0, 0, 0, ()), first, redone, not redone, for_time, for_bytes)
-        for redone in (False, True)
-    ]
+
+    def cost(path: _Path) -> tuple[int, int, _Path]:
+        return for_time * path[0] + for_bytes * path[1], path[1], path
+
+    ends = _begin(steps[0])
     for step in steps[1:]:
-        ends = [
-            min(_extend(ends[b], step, redone, b, for_time, for_bytes) for b in (False, True))
+        ends = {
+            redone: min((_lengthen(ends[b], step, redone, b) for b in (False, True)), key=cost)
             for redone in (False, True)
-        ]
-    _, size, time, flags = min(ends)
-    return time, size, flags
-
-
-def _extend(
-    path: tuple[int, int, int, tuple[bool, ...]],
-    step: _LayerCost,
-    redone: bool,
-    behind: bool,
-    for_time: int,
-    for_bytes: int,
-) -> tuple[int, int, int, tuple[bool, ...]]:
-    length, size, time, flags = path
-    more, longer = step.bytes_of(redone, behind), step.recompute_ns if redone else 0
-    return (
-        length + for_time * longer + for_bytes * more,
-        size + more,
-        time + longer,
-        (*flags, redone),
-    )
+        }
+    return min(ends.values(), key=cost)
 
 
 def _best_price(
@@ -199,11 +179,10 @@ def _exact(
             and length + least_length[step][redone] < limit
         )
 
-    # Before the first layer: see `_shortest`.
-    open_ends: dict[bool, list[_Path]] = {}
-    for redone in (False, True):
-        path = _lengthen((0, 0, ()), steps[0], redone, not redone)
-        open_ends[redone] = [path] if may_win(1, redone, *path[:2]) else []
+    open_ends = {
+        redone: [path] if may_win(1, redone, *path[:2]) else []
+        for redone, path in _begin(steps[0]).items()
+    }
     for number, step in enumerate(steps[1:], start=2):
         open_ends = {
             redone: _undominated(
@@ -215,6 +194,14 @@ def _exact(
             for redone in (False, True)
         }
     return min([best, *open_ends[False], *open_ends[True]])
+
+
+def _begin(step: _LayerCost) -> dict[bool, _Path]:
+    """Return the paths of the first layer of a stage, by whether it is recomputed.
+
+    A kept one is charged as behind a run, and a recomputed one as behind a kept one.
+    """
+    return {redone: _lengthen((0, 0, ()), step, redone, not redone) for redone in (False, True)}
 
 
 def _lengthen(path: _Path, step: _LayerCost, redone: bool, behind: bool) -> _Path:
@@ -242,6 +229,21 @@ def _to_the_end(
         )
         ends.append((behind_kept, behind_redone))
     return [(0, 0), *reversed(ends)]
+
+
+def lengthen_all(
+    of_kept: Array, of_redone: Array, kept: tuple[Array, Array], redone: tuple[Array, Array]
+) -> tuple[Array, Array]:
+    """Return the shortest lengths of many paths with one more layer, kept and recomputed.
+
+    Each adds something else behind a kept layer, which comes first, than behind a recomputed one.
+    """
+    import numpy as np
+
+    return (
+        np.minimum(of_kept + kept[0], of_redone + kept[1]),
+        np.minimum(of_kept + redone[0], of_redone + redone[1]),
+    )
 
 
 def _undominated(paths: Iterator[_Path]) -> list[_Path]:

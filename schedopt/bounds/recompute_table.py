@@ -13,7 +13,12 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from schedopt.bounds.recomputation import RecomputeChoice, cheapest_recompute, input_bytes
+from schedopt.bounds.recomputation import (
+    RecomputeChoice,
+    cheapest_recompute,
+    input_bytes,
+    lengthen_all,
+)
 from schedopt.chain import Chain
 from schedopt.interrupts import never_stop, raise_if_stopped
 from schedopt.platform import Gpu
@@ -144,18 +149,19 @@ class RecomputeTable:
         times = np.concatenate([np.ones(len(prices) - 1), [0.0]])
         kept = in_flight * self.saved[:, None] * prices
         behind_run = kept + in_flight * self.input[:, None] * prices
-        redone = self.saved[:, None] * prices + self.recompute_ns[:, None] * times
-        begin_run = redone + in_flight * self.received[:, None] * prices
+        again = self.saved[:, None] * prices + self.recompute_ns[:, None] * times
+        begin_run = again + in_flight * self.received[:, None] * prices
         lengths = np.zeros((self.count, self.window, len(prices)))
         of_kept, of_redone = behind_run.copy(), begin_run.copy()
         for place in range(self.window):
             raise_if_stopped(self.stopped)
             rows = self.count - place
             if place:
-                before_kept, before_redone = of_kept[:rows], of_redone[:rows]
-                of_kept = np.minimum(before_kept + kept[place:], before_redone + behind_run[place:])
-                of_redone = np.minimum(
-                    before_kept + begin_run[place:], before_redone + redone[place:]
+                of_kept, of_redone = lengthen_all(
+                    of_kept[:rows],
+                    of_redone[:rows],
+                    (kept[place:], behind_run[place:]),
+                    (begin_run[place:], again[place:]),
                 )
             lengths[:rows, place] = np.minimum(of_kept, of_redone)
         return lengths[:, :, :-1], lengths[:, :, -1]

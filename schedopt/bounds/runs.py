@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from schedopt.bounds.amounts import ResidentBytes, Scaled
+from schedopt.bounds.recomputation import lengthen_all
 
 if TYPE_CHECKING:
     import numpy as np
@@ -89,14 +90,14 @@ class Runs:
 
         scaled, held, count = self.scaled, self.held, self.count
         for_time, for_bytes = self.prices.T[:, :, None]
-        kept, given = for_bytes * held.kept, for_bytes * held.input
+        kept = for_bytes * held.kept
         again = for_bytes * held.again + for_time * scaled.ahead
-        received = for_bytes * held.checkpoint
         if not scaled.problem.scope.recompute:
             again = again + NEVER
+        behind_run, begin_run = kept + for_bytes * held.input, again + for_bytes * held.checkpoint
         # The second axis: a run that begins here, or the rest of one.
-        is_kept = np.stack([kept + given, kept], axis=1)
-        is_again = np.stack([again + received, again], axis=1)
+        of_kept = np.stack([behind_run, kept], axis=1)
+        of_again = np.stack([begin_run, again], axis=1)
         self.begun = np.zeros((self.window, count), dtype=bool)
         self.inner = np.zeros((self.window, count), dtype=bool)
         self.lengths = np.full((len(self.prices), self.window, count), NEVER, dtype=np.int64)
@@ -104,18 +105,18 @@ class Runs:
         turns = scaled.weight + held.turn
         for more in range(self.window):
             if more:
-                is_kept, is_again = is_kept[..., :-1], is_again[..., :-1]
-                is_kept, is_again = (
-                    np.minimum(is_kept, is_again + given[:, None, more:]) + kept[:, None, more:],
-                    np.minimum(is_again, is_kept + received[:, None, more:])
-                    + again[:, None, more:],
+                of_kept, of_again = lengthen_all(
+                    of_kept[..., :-1],
+                    of_again[..., :-1],
+                    (kept[:, None, more:], behind_run[:, None, more:]),
+                    (begin_run[:, None, more:], again[:, None, more:]),
                 )
                 weights = weights[:-1] + scaled.weight[more:]
                 largest = np.maximum(largest[:-1], held.workspace[more:])
                 worst = np.maximum(worst[:-1], held.worst[more:])
                 turns = turns[:-1] + scaled.weight[more:] + held.turn[more:]
-                is_again = np.minimum(is_again, NEVER)
-            least = np.minimum(is_kept, is_again)
+                of_again = np.minimum(of_again, NEVER)
+            least = np.minimum(of_kept, of_again)
             starts = count - more
             spare = scaled.room - weights - largest
             left = scaled.limit - (loads[more + 1 :] - loads[:starts])
@@ -134,14 +135,8 @@ class Runs:
     def _parts_fit(self, more: int, left: Array) -> Flags:
         """Whether the runs without their last and without their first layer can be.
 
-        One layer alone is kept or recomputed, and nothing in between.
-
-        Parameters
-        ----------
-        more : int
-            Layers behind the first.
-        left : array, shape (layers - more,)
-            Time that a run leaves.
+        One layer alone is kept or recomputed, and nothing in between. `more` are the layers behind
+        the first, `left` the time that each run leaves.
         """
         import numpy as np
 
@@ -160,15 +155,7 @@ class Runs:
     def spans(self, may_cut: Flags) -> tuple[Array, Array] | None:
         """Return the least span of each layer, if a run begins there and if any may hold it.
 
-        Parameters
-        ----------
-        may_cut : array of bool, shape (layers,)
-            Whether a run may end with each layer.
-
-        Returns
-        -------
-        (array, array) or None
-            None if the chain cannot be cut into runs.
+        `may_cut` says whether a run may end with each layer. None if the chain cannot be cut so.
         """
         import numpy as np
 
