@@ -45,15 +45,7 @@ _NODE_LINE: Final = re.compile(r"^\S[^\n]* -- [^\n]*forward_compute_time=", re.M
 
 @dataclass(frozen=True)
 class Imported:
-    """A chain that was imported, and what a person should know about it.
-
-    Parameters
-    ----------
-    chain : Chain
-        With its provenance.
-    notes : tuple of str
-        How the graph was made a chain, what was left out, what looks odd.
-    """
+    """A chain with its provenance, and notes: how it was made, what was left out or looks odd."""
 
     chain: Chain
     notes: tuple[str, ...]

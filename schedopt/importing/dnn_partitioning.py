@@ -8,7 +8,7 @@ from typing import Final
 
 from schedopt.errors import InputError
 from schedopt.importing.graph import Graph, Node, make_graph, read_edges, read_names
-from schedopt.importing.reading import MILLISECONDS, Item, as_bytes, as_nanoseconds, parse_json
+from schedopt.importing.reading import MILLISECONDS, Item, as_bytes, parse_json
 from schedopt.validation import show
 
 EXPECTED: Final = (
@@ -59,13 +59,12 @@ def _read_half(item: Item) -> _Half:
             field=supported.path,
             way_out="Only networks that run there as a whole can be imported",
         )
-    latency = item.get("fpgaLatency")
     return _Half(
         place=item,
         name=item.get("name").text(),
         color=item.get("colorClass").identity(),
         is_backward=item.get("isBackwardNode").flag(),
-        time_ns=as_nanoseconds(latency.exact(), MILLISECONDS, latency.path),
+        time_ns=item.get("fpgaLatency").nanoseconds(MILLISECONDS),
         size=item.get("size").exact(),
     )
 

@@ -22,24 +22,8 @@ MOST_NODES: Final = 20_000
 class Node:
     """One operator of a profile. Times are whole nanoseconds, sizes whole bytes.
 
-    Parameters
-    ----------
-    name : str
-        Its name in the file.
-    description : str
-        What it computes, as far as the file says.
-    forward_ns, backward_ns : int
-        Duration for one micro-batch.
-    parameter_bytes : int
-        Size of its parameters.
-    output_bytes : int
-        Size of what it hands on.
-    saved_bytes : int, optional
-        Kept from forward to backward, where the file says so. Default: the output.
-    in_place : bool
-        Whether it writes its output over its input.
-    is_input : bool
-        Whether it stands for what the loader delivers.
+    What it saves from forward to backward is its output, where the file does not say. `in_place`:
+    it writes its output over its input. `is_input`: it stands for what the loader delivers.
     """
 
     name: str
@@ -62,18 +46,9 @@ class Node:
 class Graph:
     """Operators and who reads whose output; connected and without cycles.
 
-    Parameters
-    ----------
-    nodes : tuple of Node
-        In the order of the file, without inputs.
-    edges : tuple of pairs of int
-        From a producer to a consumer, as positions in `nodes`, each once.
-    input_bytes : int
-        What the loader delivers, as far as it is read.
-    dropped : tuple of str
-        Names of the inputs.
-    remarks : tuple of str
-        Sentences about what looks odd in the file.
+    Nodes stand in the order of the file, without inputs, of which `dropped` has the names. Edges
+    lead from a producer to a consumer, as positions in `nodes`, each once. `input_bytes` is what
+    the loader delivers, as far as it is read, and `remarks` say what looks odd in the file.
     """
 
     nodes: tuple[Node, ...]

@@ -12,20 +12,11 @@ from schedopt.importing.graph import Graph
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Nodes that make up one layer.
+    """Nodes that make up one layer, as positions; the first of those that take time comes first.
 
-    Parameters
-    ----------
-    nodes : tuple of int
-        Positions in the graph; the first of those that take time comes first.
-    saved_bytes : int
-        Kept from forward to backward.
-    saved_input_bytes : int
-        What comes on top where the layer before lies in another stage.
-    output_bytes : int
-        The tensors that are live after it, each once; after the last, what no node reads.
-    tensors : int
-        How many those are. Tensors of 0 bytes do not count.
+    `saved_input_bytes` come on top where the layer before lies in another stage. `output_bytes` are
+    the `tensors` that are live after it, each once, those of 0 bytes left out; after the last
+    layer what no node reads.
     """
 
     nodes: tuple[int, ...]
@@ -119,31 +110,29 @@ def _saved(graph: Graph, order: list[int], layer_of: list[int]) -> tuple[list[in
     A node without a time that reads one measured tensor is a view of it and keeps nothing. A node
     in place shares the storage of the layer before, and holds it alone where that lies elsewhere.
     """
-    feeders, readers = graph.feeders, graph.readers
     saved, over, root = [0] * len(order), [0] * len(order), list(range(len(order)))
     for position in order:
         node = graph.nodes[position]
         if not node.takes_time:
-            roots = {root[feeder] for feeder in feeders[position]}
+            roots = {root[feeder] for feeder in graph.feeders[position]}
             root[position] = roots.pop() if len(roots) == 1 else position
         if node.saved_bytes is not None:
             saved[position] = node.saved_bytes
         elif root[position] != position:
             saved[position] = 0
-        elif node.in_place and _shares_storage(position, feeders, readers, layer_of):
+        elif node.in_place and _shares_storage(graph, position, layer_of):
             over[position] = node.output_bytes
         else:
             saved[position] = node.output_bytes
     return saved, over
 
 
-def _shares_storage(
-    node: int, feeders: list[list[int]], readers: list[list[int]], layer_of: list[int]
-) -> bool:
-    if len(feeders[node]) != 1:
+def _shares_storage(graph: Graph, node: int, layer_of: list[int]) -> bool:
+    """Whether a node alone reads what the layer before it wrote, and reads nothing else."""
+    if len(graph.feeders[node]) != 1:
         return False
-    feeder = feeders[node][0]
-    return readers[feeder] == [node] and layer_of[feeder] == layer_of[node] - 1
+    feeder = graph.feeders[node][0]
+    return graph.readers[feeder] == [node] and layer_of[feeder] == layer_of[node] - 1
 
 
 def _live(graph: Graph, layer_of: list[int], count: int) -> tuple[list[int], list[int]]:

@@ -7,7 +7,7 @@ from typing import Final
 
 from schedopt.errors import InputError
 from schedopt.importing.graph import Graph, Names, Node, make_graph
-from schedopt.importing.reading import MILLISECONDS, as_size, as_time
+from schedopt.importing.reading import MILLISECONDS, Item, Written
 from schedopt.validation import show
 
 EXPECTED: Final = (
@@ -73,48 +73,46 @@ def _read_node(line: str, place: str) -> Node:
             field=place,
             way_out=f"Expected is {EXPECTED}",
         )
-    figures = _read_figures(parts[-1], place)
+    forward, backward, output, parameters = _read_figures(parts[-1], place)
     description = " -- ".join(parts[1:-1])
     return Node(
         name=parts[0],
         description=description,
-        forward_ns=as_time(figures[FIGURES[0]], MILLISECONDS, f"{place}.{FIGURES[0]}"),
-        backward_ns=as_time(figures[FIGURES[1]], MILLISECONDS, f"{place}.{FIGURES[1]}"),
-        output_bytes=_read_sizes(figures[FIGURES[2]], f"{place}.{FIGURES[2]}"),
-        parameter_bytes=as_size(figures[FIGURES[3]], f"{place}.{FIGURES[3]}"),
+        forward_ns=forward.nanoseconds(MILLISECONDS),
+        backward_ns=backward.nanoseconds(MILLISECONDS),
+        output_bytes=_read_sizes(output),
+        parameter_bytes=parameters.bytes(),
         in_place=bool(_IN_PLACE.search(description)),
         is_input=bool(_INPUT.match(description)),
     )
 
 
-def _read_figures(text: str, place: str) -> dict[str, str]:
-    figures: dict[str, str] = {}
+def _read_figures(text: str, place: str) -> list[Item]:
+    """Return the figures of a node in the order of `FIGURES`."""
+    figures: dict[str, Item] = {}
     position = 0
+    way_out = f"Write {'=…, '.join(FIGURES)}=…"
     while position < len(text):
         match = _FIGURE.match(text, position)
         if match is None:
             raise InputError(
-                f"{show(text[position:])} is no list of figures",
-                field=place,
-                way_out=f"Write {'=…, '.join(FIGURES)}=…",
+                f"{show(text[position:])} is no list of figures", field=place, way_out=way_out
             )
+        field = f"{place}.{match[1]}"
         if match[1] in figures:
-            raise InputError(
-                "is given twice", field=f"{place}.{match[1]}", way_out="Keep one of them"
-            )
-        figures[match[1]] = match[2]
+            raise InputError("is given twice", field=field, way_out="Keep one of them")
+        figures[match[1]] = Item(Written(match[2]), field)
         position = match.end()
     for name in FIGURES:
         if name not in figures:
-            raise InputError(
-                "is missing", field=f"{place}.{name}", way_out=f"Write {'=…, '.join(FIGURES)}=…"
-            )
-    return figures
+            raise InputError("is missing", field=f"{place}.{name}", way_out=way_out)
+    return [figures[name] for name in FIGURES]
 
 
-def _read_sizes(text: str, field: str) -> int:
+def _read_sizes(output: Item) -> int:
     """Return the size of an output, that of a tuple as the sum of its parts."""
-    if not text.startswith("["):
-        return as_size(text, field)
-    parts = text[1:-1].strip()
-    return sum(as_size(part, field) for part in parts.split(";")) if parts else 0
+    if not output.value.startswith("["):
+        return output.bytes()
+    parts = output.value[1:-1].strip()
+    sizes = (Item(Written(part), output.path) for part in parts.split(";"))
+    return sum(size.bytes() for size in sizes) if parts else 0

@@ -57,15 +57,14 @@ def _read_node(name: str, item: Item, output: Fraction) -> Node:
             field=longer.path,
             way_out="What it adds is the forward, which is a part of the time without it",
         )
-    parameters, saved = plain.get("parameterSize"), plain.get("memoryUsageA")
     return Node(
         name=name,
         description=label,
         forward_ns=as_nanoseconds(forward, SECONDS, longer.path),
         backward_ns=as_nanoseconds(time.exact() - forward, SECONDS, time.path),
-        parameter_bytes=as_bytes(parameters.exact(), parameters.path),
+        parameter_bytes=plain.get("parameterSize").bytes(),
         output_bytes=output_bytes,
-        saved_bytes=as_bytes(saved.exact(), saved.path),
+        saved_bytes=plain.get("memoryUsageA").bytes(),
     )
 
 

@@ -1,4 +1,4 @@
-"""From a file to text, from text to exact numbers, from JSON to members with their place."""
+"""The reader of all sources: values of a file with their place, and exact numbers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NUMBER: Final = re.compile(r"-?[0-9]{1,40}(?:\.[0-9]{0,60})?(?:[eE][+-]?[0-9]{1
 
 
 class Written(str):
-    """A number of a JSON file as it is written, so that nothing is rounded."""
+    """A number of a file as it is written, so that nothing is rounded."""
 
     __slots__ = ()
 
@@ -39,38 +39,14 @@ def read_file(path: str | Path) -> tuple[str, str]:
     return decode(content), hashlib.sha256(content).hexdigest()
 
 
-def as_time(text: str, unit: int, field: str) -> int:
-    """Return a time as whole nanoseconds, rounded to the nearest."""
-    return as_nanoseconds(as_exact(text, field), unit, field)
-
-
 def as_nanoseconds(time: Fraction, unit: int, field: str) -> int:
     """Return an exact time as whole nanoseconds, rounded to the nearest."""
     return _within(round(time * unit), field, "a time of at most 13 days")
 
 
-def as_size(text: str, field: str) -> int:
-    """Return a size as whole bytes, rounded to the nearest."""
-    return as_bytes(as_exact(text, field), field)
-
-
 def as_bytes(size: Fraction, field: str) -> int:
     """Return an exact size as whole bytes, rounded to the nearest."""
     return _within(round(size), field, "a size of at most 2^50 bytes")
-
-
-def as_exact(text: str, field: str) -> Fraction:
-    """Return the exact value of a decimal number that is not negative."""
-    written = text.strip()
-    if not _NUMBER.fullmatch(written):
-        what = "is not a number" if len(written) <= 60 else "is not a number of sensible length"
-        raise InputError(
-            f"{show(written)} {what}", field=field, way_out="Give a finite decimal number"
-        )
-    value = Fraction(written)
-    if value < 0:
-        raise InputError(f"{written} is negative", field=field, way_out="Give 0 or more")
-    return value
 
 
 def _within(value: int, field: str, what: str) -> int:
@@ -83,7 +59,7 @@ def _within(value: int, field: str, what: str) -> int:
 
 @dataclass(frozen=True)
 class Item:
-    """A value of a JSON document and where it stands."""
+    """A value of a file and where it stands."""
 
     value: Any
     path: str = ""
@@ -106,8 +82,25 @@ class Item:
         return str(self.require(str, "text"))
 
     def exact(self) -> Fraction:
-        """Return the exact value of a number that is not negative."""
-        return as_exact(self.require(Written, "a number"), self.path)
+        """Return the exact value of a decimal number that is not negative."""
+        written = self.require(Written, "a number").strip()
+        if not _NUMBER.fullmatch(written):
+            what = "is not a number" if len(written) <= 60 else "is not a number of sensible length"
+            raise InputError(
+                f"{show(written)} {what}", field=self.path, way_out="Give a finite decimal number"
+            )
+        value = Fraction(written)
+        if value < 0:
+            raise InputError(f"{written} is negative", field=self.path, way_out="Give 0 or more")
+        return value
+
+    def nanoseconds(self, unit: int) -> int:
+        """Return a time in a unit as whole nanoseconds, rounded to the nearest."""
+        return as_nanoseconds(self.exact(), unit, self.path)
+
+    def bytes(self) -> int:
+        """Return a size as whole bytes, rounded to the nearest."""
+        return as_bytes(self.exact(), self.path)
 
     def flag(self) -> bool:
         """Return a truth that is written as true, false, 1 or 0."""
