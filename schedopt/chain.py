@@ -159,7 +159,7 @@ class Recipe:
 
 @dataclass(frozen=True, kw_only=True)
 class Chain(
-    Stored, load="schedopt.formats.chains:load_chain", save="schedopt.formats.chains:save_chain"
+    Stored, load="schedopt.formats.chains:load_chain", text="schedopt.formats.chains:chain_to_json"
 ):
     """A chain of layers, in the order of the forward; ``schedopt.chain/1`` in a file.
 

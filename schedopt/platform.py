@@ -75,7 +75,7 @@ class Gpu:
 class Platform(
     Stored,
     load="schedopt.formats.platforms:load_platform",
-    save="schedopt.formats.platforms:save_platform",
+    text="schedopt.formats.platforms:platform_to_json",
 ):
     """GPUs, and one link between each pair of them, or a network of nodes.
 

@@ -136,7 +136,7 @@ Rung = PhaseResult
 class Result(
     Stored,
     load="schedopt.formats.results:load_result",
-    save="schedopt.formats.results:save_result",
+    text="schedopt.formats.results:result_to_json",
 ):
     """The answer to a problem.
 

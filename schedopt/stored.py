@@ -1,6 +1,6 @@
 """Data that people keep in files: `load` and `save` for classes that know no file format.
 
-A class names the functions that read and write it as "module:function", as the registry names
+A class names the functions that know its format as "module:function", as the registry names
 solvers; they are imported at the first use. So `Chain.load(path)` is there and typed, and yet
 nothing that a problem or a plan is made of imports the code of files, which stands above it.
 """
@@ -18,15 +18,16 @@ class Stored:
 
     Parameters
     ----------
-    load, save : str
-        Of the class: "module:function" that reads one from a path, and that writes one to a path.
+    load, text : str
+        Of the class: "module:function" that reads one from a path, and that returns one as the
+        text of its file.
     """
 
     _load: ClassVar[str]
-    _save: ClassVar[str]
+    _text: ClassVar[str]
 
-    def __init_subclass__(cls, *, load: str, save: str) -> None:
-        cls._load, cls._save = load, save
+    def __init_subclass__(cls, *, load: str, text: str) -> None:
+        cls._load, cls._text = load, text
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -37,7 +38,7 @@ class Stored:
         InputError
             Naming the file, the field, the rule and the way out.
         """
-        read: Self = _find(cls._load)(path)
+        read: Self = find_function(cls._load)(path)
         return read
 
     def save(self, path: str | Path) -> None:
@@ -48,10 +49,12 @@ class Stored:
         InputError
             If it holds something that the format cannot, or the path cannot be written.
         """
-        _find(self._save)(self, path)
+        write_whole = find_function("schedopt.formats.writing:write_whole")
+        write_whole(path, find_function(self._text)(self))
 
 
-def _find(name: str) -> Callable[..., Any]:
+def find_function(name: str) -> Callable[..., Any]:
+    """Return the function that is named as "module:function"."""
     module, _, function = name.partition(":")
     found: Callable[..., Any] = getattr(import_module(module), function)
     return found

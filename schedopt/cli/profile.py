@@ -89,7 +89,7 @@ def profile_model(
 
     schedopt profile package.module:factory -o chain.json
     """
-    from schedopt.formats import check_writable, save_chain
+    from schedopt.formats import check_writable
     from schedopt.profiling import estimate, load_model, profile, verify_chain
     from schedopt.units import parse_bytes
 
@@ -125,7 +125,7 @@ def profile_model(
                     whole=verify,
                     on_progress=show,
                 )
-    save_chain(chain, output)
+    chain.save(output)
     _print(chain)
     if verify:
         _print_deviations(verify_chain(chain))

@@ -136,7 +136,7 @@ def solve_chain(
 
     schedopt solve --chain chain.json --gpus 8 --mem 80G --for megatron --microbatches 64
     """
-    from schedopt.formats import check_writable, save_result
+    from schedopt.formats import check_writable
     from schedopt.problem import Problem, Scope
     from schedopt.result import Result
     from schedopt.solving import solve_problem
@@ -178,7 +178,7 @@ def solve_chain(
                 **vars(search),
             )
     if output is not None and result.plan is not None:
-        save_result(result, output)
+        result.save(output)
     _print(result, output, as_json)
     if fixed is not None and (said := say_what_it_has(fixed, result, str(fix))):
         typer.echo(said, err=as_json)

@@ -232,14 +232,12 @@ def _sizes(text: str) -> list[int]:
 
 def _write_plans(sweep: Sweep, chain: Chain, folder: Path) -> None:
     """Write each plan under a name such as 4x16G-12G.plan.json."""
-    from schedopt.formats import save_result
-
     for point in sweep.points:
         if point.pattern is not None:
             rate = point.bandwidth_bytes_per_s
             links = "free" if rate is None else _short(rate)
             name = f"{point.gpus}x{_short(point.memory_bytes)}-{links}.plan.json"
-            save_result(point.result(chain, sweep.options), folder / name)
+            point.result(chain, sweep.options).save(folder / name)
 
 
 def _short(count: int) -> str:

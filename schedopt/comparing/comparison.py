@@ -179,8 +179,6 @@ def save_plans(comparison: Comparison, folder: str | Path) -> None:
     InputError
         If a path cannot be written.
     """
-    from schedopt.formats import save_result
-
     for row in comparison.rows:
         if row.result is not None and row.result.plan is not None:
-            save_result(row.result, Path(folder) / f"{row.system.name}.json")
+            row.result.save(Path(folder) / f"{row.system.name}.json")

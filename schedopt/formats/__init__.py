@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from schedopt.formats.chains import chain_to_json, load_chain, save_chain
-from schedopt.formats.platforms import load_platform, platform_to_json, save_platform
+from schedopt.formats.chains import chain_to_json, load_chain
+from schedopt.formats.platforms import load_platform, platform_to_json
 from schedopt.formats.reading import read_format
-from schedopt.formats.results import load_result, result_to_json, save_result
+from schedopt.formats.results import load_result, result_to_json
 from schedopt.formats.writing import check_writable, make_folder, to_text, write_whole
 
 __all__ = [
@@ -18,9 +18,6 @@ __all__ = [
     "platform_to_json",
     "read_format",
     "result_to_json",
-    "save_chain",
-    "save_platform",
-    "save_result",
     "to_text",
     "write_whole",
 ]

@@ -9,7 +9,7 @@ from schedopt.chain import CHAIN_FORMAT, Chain
 from schedopt.errors import naming_file
 from schedopt.formats.explaining import build, dump_plain
 from schedopt.formats.reading import read_document
-from schedopt.formats.writing import to_text, write_whole
+from schedopt.formats.writing import to_text
 
 
 def chain_document(chain: Chain) -> dict[str, Any]:
@@ -46,17 +46,6 @@ def chain_to_json(chain: Chain) -> str:
         If the chain holds something that JSON cannot.
     """
     return to_text({"format": CHAIN_FORMAT, **chain_document(chain)})
-
-
-def save_chain(chain: Chain, path: str | Path) -> None:
-    """Write a chain, whole or not at all.
-
-    Raises
-    ------
-    InputError
-        If the chain holds something that JSON cannot, or the path cannot be written.
-    """
-    write_whole(path, chain_to_json(chain))
 
 
 def load_chain(path: str | Path) -> Chain:

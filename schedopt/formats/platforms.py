@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final
 from schedopt.errors import InputError, naming_file
 from schedopt.formats.explaining import build
 from schedopt.formats.reading import read_document
-from schedopt.formats.writing import to_text, write_whole
+from schedopt.formats.writing import to_text
 from schedopt.network import Duplex, Link, Network, Node, NodeLink, check_name
 from schedopt.platform import PLATFORM_FORMAT, Gpu, Platform
 from schedopt.units import parse_bandwidth, parse_duration
@@ -170,17 +170,6 @@ def platform_to_json(platform: Platform) -> str:
             {"between": list(link.between), **_link(link)} for link in network.links
         ]
     return to_text(document)
-
-
-def save_platform(platform: Platform, path: str | Path) -> None:
-    """Write a platform, whole or not at all.
-
-    Raises
-    ------
-    InputError
-        If the path cannot be written.
-    """
-    write_whole(path, platform_to_json(platform))
 
 
 def _node(node: Node, gpus: Sequence[Gpu]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from schedopt.errors import InputError, naming_file
 from schedopt.formats.chains import chain_document
 from schedopt.formats.explaining import build, dump_plain
 from schedopt.formats.reading import read_document
-from schedopt.formats.writing import to_text, write_whole
+from schedopt.formats.writing import to_text
 from schedopt.plan import PLAN_FORMAT, Plan
 from schedopt.result import Result
 
@@ -73,17 +73,6 @@ def _plan_of(result: Result) -> Plan:
                 way_out="A file holds one problem and a plan for it; solve again",
             )
     return plan
-
-
-def save_result(result: Result, path: str | Path) -> None:
-    """Write a plan, whole or not at all.
-
-    Raises
-    ------
-    InputError
-        If there is no plan, or the path cannot be written.
-    """
-    write_whole(path, result_to_json(result))
 
 
 def load_result(path: str | Path) -> Result:

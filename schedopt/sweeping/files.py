@@ -13,7 +13,7 @@ from schedopt.errors import InputError, naming_file
 from schedopt.formats.explaining import build, dump_plain
 from schedopt.formats.reading import read_document
 from schedopt.formats.results import leave_out_defaults
-from schedopt.formats.writing import to_text, write_whole
+from schedopt.formats.writing import to_text
 from schedopt.sweeping.propagation import propagate_monotone
 from schedopt.sweeping.sweep import SWEEP_FORMAT, Options, Sweep
 from schedopt.version import __version__
@@ -34,17 +34,6 @@ def sweep_to_json(sweep: Sweep) -> str:
         if "pattern" in point:
             leave_out_defaults(point["pattern"])
     return to_text({"format": SWEEP_FORMAT, **document})
-
-
-def save_sweep(sweep: Sweep, path: str | Path) -> None:
-    """Write a sweep, whole or not at all.
-
-    Raises
-    ------
-    InputError
-        If the path cannot be written.
-    """
-    write_whole(path, sweep_to_json(sweep))
 
 
 def load_sweep(path: str | Path) -> Sweep:

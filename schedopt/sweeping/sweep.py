@@ -270,7 +270,7 @@ class Point(Cell):
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep(
-    Stored, load="schedopt.sweeping.files:load_sweep", save="schedopt.sweeping.files:save_sweep"
+    Stored, load="schedopt.sweeping.files:load_sweep", text="schedopt.sweeping.files:sweep_to_json"
 ):
     """The points that are known of one chain.
 

@@ -32,7 +32,6 @@ from schedopt.bench.solvers_tables import (
     ranks,
     solvers_suite,
 )
-from schedopt.formats import save_result
 from schedopt.solving import solver_names
 from tests.bench.suites import (
     CHAIN,
@@ -194,7 +193,7 @@ def test_the_instances_of_the_theorems_come_with_their_platform(tmp_path: Path) 
 def test_chains_of_a_folder(tmp_path: Path) -> None:
     CHAIN.save(tmp_path / "b.json")
     Chain(layers=(LAYER,), name="one").save(tmp_path / "a.json")
-    save_result(solve(CHAIN, Platform(2, 99), scope=Scope()), tmp_path / "c.json")
+    solve(CHAIN, Platform(2, 99), scope=Scope()).save(tmp_path / "c.json")
     assert [chain.name for chain in load_chains(tmp_path)] == ["one", "four"]
 
 

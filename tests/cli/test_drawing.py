@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from schedopt import Platform
-from schedopt.formats import save_result
 from tests.cli.commands import run
 from tests.drawing.helpers import result_of
 from tests.examples import EXAMPLES
@@ -18,7 +17,7 @@ from tests.examples import EXAMPLES
 @pytest.fixture
 def plan(tmp_path: Path) -> Path:
     path = tmp_path / "plan.json"
-    save_result(result_of(EXAMPLES["contiguous"]()), path)
+    result_of(EXAMPLES["contiguous"]()).save(path)
     return path
 
 
@@ -64,7 +63,7 @@ def test_a_plan_that_is_over_memory_is_drawn_with_a_warning(command: str, tmp_pa
     valid = EXAMPLES["contiguous"]()
     short = replace(valid, platform=Platform(gpus=3, memory=[509, 637, 330]))
     path = tmp_path / "short.json"
-    save_result(result_of(short), path)
+    result_of(short).save(path)
     done = run(command, path, folder=tmp_path)
     assert done.returncode == 5
     assert done.stderr == (

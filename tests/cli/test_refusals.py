@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from schedopt.formats import save_result
 from tests.cli.commands import GPT2, ROOT, run
 from tests.drawing.helpers import result_of
 from tests.examples import EXAMPLES
@@ -244,7 +243,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (made / "small.txt").write_text(PIPEDREAM)
     (made / "bad.txt").write_text(PIPEDREAM.replace("time=1.5", "time=-1.5"))
     CHAIN.save(made / "chain.json")
-    save_result(result_of(EXAMPLES["contiguous"]()), made / "plan.json")
+    result_of(EXAMPLES["contiguous"]()).save(made / "plan.json")
     faulty.solved(faulty.chain(), "1M").save(made / "two.plan.json")
     asked = ("--chain", "gpt2.json", "--platform", "nodes.json", "-o", "nodes.plan.json")
     assert run("solve", *asked, folder=made).returncode == 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from schedopt.formats import save_result
 from tests.cli.commands import run
 from tests.drawing.helpers import result_of
 from tests.examples import EXAMPLES
@@ -14,7 +13,7 @@ from tests.reporting.pages import Reader
 
 def saved(name: str, folder: Path) -> Path:
     path = folder / f"{name}.json"
-    save_result(result_of(EXAMPLES[name]()), path)
+    result_of(EXAMPLES[name]()).save(path)
     return path
 
 

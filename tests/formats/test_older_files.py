@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from schedopt import Chain, Platform, Result, check, compare, solve
-from schedopt.sweeping.files import load_sweep, save_sweep
+from schedopt.sweeping.sweep import Sweep
 
 OLD = Path(__file__).parents[1] / "data" / "0.1.0"
 
@@ -60,22 +60,15 @@ def test_solving_it_again_proves_the_same(name: str) -> None:
     assert (result.status, result.period) == PLANS[name][:2]
 
 
-@pytest.mark.parametrize("name", ["chain", "tied.chain"])
-def test_a_chain_is_written_as_it_was(name: str, tmp_path: Path) -> None:
-    Chain.load(OLD / f"{name}.json").save(tmp_path / "again.json")
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [(Chain, "chain"), (Chain, "tied.chain"), (Platform, "platform"), (Sweep, "sweep")],
+)
+def test_what_is_no_plan_is_written_as_it_was(
+    kind: type[Chain | Platform | Sweep], name: str, tmp_path: Path
+) -> None:
+    kind.load(OLD / f"{name}.json").save(tmp_path / "again.json")
     assert (tmp_path / "again.json").read_text() == (OLD / f"{name}.json").read_text()
-
-
-def test_a_platform_is_written_as_it_was(tmp_path: Path) -> None:
-    Platform.load(OLD / "platform.json").save(tmp_path / "again.json")
-    assert (tmp_path / "again.json").read_text() == (OLD / "platform.json").read_text()
-
-
-def test_a_sweep_is_written_as_it_was(tmp_path: Path) -> None:
-    save_sweep(load_sweep(OLD / "sweep.json"), tmp_path / "again.json")
-    assert json.loads((tmp_path / "again.json").read_text()) == json.loads(
-        (OLD / "sweep.json").read_text()
-    )
 
 
 def test_systems_compare_as_they_did(tmp_path: Path) -> None:

@@ -14,14 +14,7 @@ from typing import Any
 import pytest
 
 from schedopt import Chain, InputError, Layer, Platform, Recipe, Result, Rule, Scope, solve
-from schedopt.formats import (
-    chain_to_json,
-    check_writable,
-    load_chain,
-    result_to_json,
-    save_chain,
-    write_whole,
-)
+from schedopt.formats import chain_to_json, check_writable, result_to_json, write_whole
 
 LAYER = Layer(
     forward_ns=1,
@@ -156,8 +149,8 @@ def test_what_is_no_plain_file_is_written_to_and_stays(tmp_path: Path) -> None:
 
 
 def test_the_same_chain_gives_the_same_bytes(tmp_path: Path) -> None:
-    save_chain(CHAIN, tmp_path / "one.json")
-    save_chain(load_chain(tmp_path / "one.json"), tmp_path / "two.json")
+    CHAIN.save(tmp_path / "one.json")
+    Chain.load(tmp_path / "one.json").save(tmp_path / "two.json")
     assert (tmp_path / "one.json").read_bytes() == (tmp_path / "two.json").read_bytes()
 
 
@@ -193,7 +186,7 @@ def test_the_fields_of_a_chain_stand_in_the_order_of_the_format() -> None:
 
 
 def test_text_is_written_as_it_reads_and_ends_with_a_line(tmp_path: Path) -> None:
-    save_chain(replace(CHAIN, name="Größe"), tmp_path / "chain.json")
+    replace(CHAIN, name="Größe").save(tmp_path / "chain.json")
     content = (tmp_path / "chain.json").read_bytes()
     assert "Größe".encode() in content
     assert content.endswith(b"}\n")
@@ -221,7 +214,7 @@ def test_what_could_not_be_read_back_is_not_written(tmp_path: Path, case: str) -
     path = tmp_path / "chain.json"
     path.write_text("old")
     with pytest.raises(InputError) as caught:
-        save_chain(replace(CHAIN, provenance=provenance), path)
+        replace(CHAIN, provenance=provenance).save(path)
     assert caught.value.field == field
     assert rule in caught.value.rule
     assert path.read_text() == "old"
