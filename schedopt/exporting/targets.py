@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Final, cast
 
 from schedopt.errors import InputError
 from schedopt.plan import Plan
+from schedopt.stored import find_function
 
 Exporter = Callable[[Plan, int], Mapping[str, str]]
 """From a valid plan and the micro-batches of a step to the texts of files, by name.
@@ -50,36 +50,21 @@ class Target:
         InputError
             For what the target cannot express, with the reason and the way out.
         """
-        module, _, function = self.exporter.partition(":")
-        return cast(Exporter, getattr(import_module(module), function))(plan, microbatches)
+        return cast(Exporter, find_function(self.exporter))(plan, microbatches)
 
 
-TARGETS: Final[tuple[Target, ...]] = (
-    Target(
-        "torch-csv",
-        "compute-only rows for torch.distributed.pipelining",
-        "schedopt.exporting.torch_csv:export",
-    ),
-    Target(
-        "torchtitan",
-        "modules of each part, and the rows",
-        "schedopt.exporting.torchtitan:export",
-    ),
-    Target(
-        "megatron",
-        "layout and flags of Megatron-LM",
-        "schedopt.exporting.megatron:export",
-    ),
-    Target(
-        "deepspeed",
-        "boundaries and a PipelineModule for DeepSpeed",
-        "schedopt.exporting.deepspeed:export",
-    ),
-    Target(
-        "perfetto",
-        "a step to scale with memory, for ui.perfetto.dev",
-        "schedopt.exporting.perfetto:export",
-    ),
+_TABLE: Final = (
+    # What one types and what one reads; the module in this room has the name in snake case.
+    ("torch-csv", "compute-only rows for torch.distributed.pipelining"),
+    ("torchtitan", "modules of each part, and the rows"),
+    ("megatron", "layout and flags of Megatron-LM"),
+    ("deepspeed", "boundaries and a PipelineModule for DeepSpeed"),
+    ("perfetto", "a step to scale with memory, for ui.perfetto.dev"),
+)
+
+TARGETS: Final = tuple(
+    Target(name, title, f"schedopt.exporting.{name.replace('-', '_')}:export")
+    for name, title in _TABLE
 )
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Final, cast
 
 from schedopt.errors import InputError
 from schedopt.plan import Plan
+from schedopt.stored import find_function
 from schedopt.systems.config import SystemConfig
 
 Constructor = Callable[[SystemConfig], Plan]
@@ -44,8 +44,7 @@ class System:
         InputError
             If it cannot do the chain or the number of GPUs, with the reason.
         """
-        module, _, function = self.constructor.partition(":")
-        return cast(Constructor, getattr(import_module(module), function))(config)
+        return cast(Constructor, find_function(self.constructor))(config)
 
 
 _TABLE: Final = (
