@@ -5,12 +5,41 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Literal
 
-from schedopt.plan import Transfer
+from schedopt.plan import Tensor, Transfer
 from schedopt.systems.list_scheduler import ListScheduler
 from schedopt.systems.steady_state import Name
 
 Before = Callable[[int], Iterable[Name | Transfer]]
 """What a replica must have done before it sends."""
+
+
+def hop(
+    tensor: Tensor,
+    stage: int,
+    micro_batch: int,
+    ends: tuple[int, int],
+    part: tuple[int, int] = (0, 1),
+    mode: Literal["copy", "reduce"] = "copy",
+    *,
+    to_backward: bool = False,
+) -> Transfer:
+    """Return a transfer between two replicas, counted from that of the micro-batch.
+
+    A part is a chunk and their number. Weights that are sent for F and again for B are told apart
+    by `to_backward`.
+    """
+    (source, target), (chunk, chunks) = ends, part
+    return Transfer(
+        tensor=tensor,
+        stage=stage,
+        shift=micro_batch,
+        start_ns=int(to_backward),
+        source=source,
+        target=target,
+        chunk=chunk,
+        chunks=chunks,
+        mode=mode,
+    )
 
 
 def home(stage: int, chunk: int, replicas: int) -> int:
@@ -44,9 +73,10 @@ def reduce_scatter(
     last = []
     for chunk in range(replicas):
         before_hop: list[Transfer] = []
-        for hop in range(replicas - 1):
-            source = (home(stage, chunk, replicas) + 1 + hop) % replicas
-            item = _part("weight_gradient", stage, micro_batch, source, replicas, chunk, "reduce")
+        for number in range(replicas - 1):
+            source = (home(stage, chunk, replicas) + 1 + number) % replicas
+            ends = source, (source + 1) % replicas
+            item = hop("weight_gradient", stage, micro_batch, ends, (chunk, replicas), "reduce")
             scheduler.send(item, after=[*before(source), *before_hop])
             before_hop = [item]
         last += before_hop
@@ -76,9 +106,10 @@ def all_gather(
     every = []
     for chunk in range(replicas):
         before_hop = list(before(chunk))
-        for hop in range(replicas - 1):
-            source = (home(stage, chunk, replicas) + hop) % replicas
-            item = _part(tensor, stage, micro_batch, source, replicas, chunk, "copy")
+        for number in range(replicas - 1):
+            source = (home(stage, chunk, replicas) + number) % replicas
+            ends = source, (source + 1) % replicas
+            item = hop(tensor, stage, micro_batch, ends, (chunk, replicas))
             scheduler.send(item, after=before_hop)
             before_hop = [item]
             every.append(item)
@@ -116,26 +147,3 @@ def all_reduce_and_update(scheduler: ListScheduler, stage: int, microbatches: in
     whole = all_reduce(scheduler, stage, 0, lambda replica: [("B", stage, last[replica])])
     for replica in range(replicas):
         scheduler.update(stage, last[replica], after=whole[replica])
-
-
-def _part(
-    tensor: Literal["weight_gradient", "weights"],
-    stage: int,
-    micro_batch: int,
-    source: int,
-    replicas: int,
-    chunk: int,
-    mode: Literal["copy", "reduce"],
-) -> Transfer:
-    """Return one hop, from a replica to the next one."""
-    return Transfer(
-        tensor=tensor,
-        stage=stage,
-        shift=micro_batch,
-        start_ns=0,
-        source=source,
-        target=(source + 1) % replicas,
-        chunk=chunk,
-        chunks=replicas,
-        mode=mode,
-    )

@@ -14,64 +14,23 @@ from collections.abc import Callable, Iterator
 from fractions import Fraction
 from functools import partial
 from math import ceil
-from typing import Final, Literal, Protocol
+from typing import Final, Protocol
 
 from schedopt.cuts import balanced_cuts
 from schedopt.plan import Plan, Transfer
 from schedopt.rule import Rule
 from schedopt.stage import Stage
+from schedopt.systems.collectives import hop
 from schedopt.systems.config import SystemConfig, require_time
 from schedopt.systems.list_scheduler import ListScheduler
 from schedopt.systems.pipedream import one_f_one_b
 from schedopt.systems.steady_state import Name
 
+RuleOf = Callable[[int], Rule]
+"""Returns the rule for N micro-batches."""
+
 _MOST_PERIODS: Final = 4
 _IN_TURN: Final = "a sum of gradients must come before the backward that adds to it ends"
-
-
-def cdp_v1(config: SystemConfig) -> Plan:
-    """Return CDP-v1 on P GPUs: P stages on each, a micro-batch of the P on each."""
-    return _on_many(config, one_ago(len(config.platform.gpus)))
-
-
-def cdp_v2(config: SystemConfig) -> Plan:
-    """Return CDP-v2 on P GPUs: P stages on each, a micro-batch of the P on each."""
-    return _on_many(config, freshest(len(config.platform.gpus)))
-
-
-def cdp_v1_one_gpu(config: SystemConfig) -> Plan:
-    """Return CDP-v1 on the first GPU: as many stages as micro-batches, time step by time step."""
-    return _on_one(config, one_ago(_most_on_one(config)))
-
-
-def cdp_v2_one_gpu(config: SystemConfig) -> Plan:
-    """Return CDP-v2 on the first GPU: as many stages as micro-batches, time step by time step."""
-    return _on_one(config, freshest(_most_on_one(config)))
-
-
-def _most_on_one(config: SystemConfig) -> int:
-    """Return N: the micro-batches of a step, or the layers where they are fewer."""
-    return min(config.microbatches, len(config.chain.layers))
-
-
-def cdp_v1_mp(config: SystemConfig) -> Plan:
-    """Return CDP-v1 with model parallelism: N - j + 1 GPUs for stage j, counted from 1."""
-    return _model_parallel(config, one_ago(_largest_pyramid(config)))
-
-
-def cdp_v2_mp(config: SystemConfig) -> Plan:
-    """Return CDP-v2 with model parallelism: N - j + 1 GPUs for stage j, counted from 1."""
-    return _model_parallel(config, freshest(_largest_pyramid(config)))
-
-
-def cdp_v1_pp(config: SystemConfig) -> Plan:
-    """Return CDP-v1 with one GPU for each stage: PipeDream-2BW with P micro-batches an update."""
-    return one_f_one_b(config, one_ago(len(config.platform.gpus)))
-
-
-def cdp_v2_pp(config: SystemConfig) -> Plan:
-    """Return CDP-v2 with one GPU for each stage: 1F1B that reads the newest weights it can."""
-    return one_f_one_b(config, freshest(len(config.platform.gpus)))
 
 
 def one_ago(count: int) -> Rule:
@@ -86,27 +45,33 @@ def freshest(count: int) -> Rule:
     return Rule(update_every=count, forward_reads="table", table=table)
 
 
-def _on_many(config: SystemConfig, rule: Rule) -> Plan:
-    gpus = range(len(config.platform.gpus))
-    cuts = balanced_cuts(config.chain, len(gpus))
-    stages = [Stage(layers=cut, gpus=tuple(gpus)) for cut in cuts]
-    return plan_at_steady_period(config, partial(_Workers, config, rule, stages), len(gpus))
+def _on_many(rule_of: RuleOf, config: SystemConfig) -> Plan:
+    """Return the plan on P GPUs: P stages on each, a micro-batch of the P on each."""
+    count = len(config.platform.gpus)
+    gpus, cuts = tuple(range(count)), balanced_cuts(config.chain, count)
+    stages = [Stage(layers=cut, gpus=gpus) for cut in cuts]
+    return plan_at_steady_period(config, partial(_Workers, config, rule_of(count), stages), count)
 
 
-def _largest_pyramid(config: SystemConfig) -> int:
+def _model_parallel(rule_of: RuleOf, config: SystemConfig) -> Plan:
+    """Return the plan with N - j + 1 GPUs for stage j, counted from 1, for the largest N."""
     count = 1
     while (count + 1) * (count + 2) // 2 <= len(config.platform.gpus):
         count += 1
-    return count
-
-
-def _model_parallel(config: SystemConfig, rule: Rule) -> Plan:
     stages: list[Stage] = []
-    first, count = 0, rule.update_every or 1
+    first = 0
     for replicas, cut in zip(range(count, 0, -1), balanced_cuts(config.chain, count), strict=True):
         stages.append(Stage(layers=cut, gpus=tuple(range(first, first + replicas))))
         first += replicas
-    return plan_at_steady_period(config, partial(_Workers, config, rule, stages), count)
+    return plan_at_steady_period(config, partial(_Workers, config, rule_of(count), stages), count)
+
+
+def _pipeline(rule_of: RuleOf, config: SystemConfig) -> Plan:
+    """Return 1F1B with a GPU for each stage and an update every P micro-batches.
+
+    For CDP-v1 that is PipeDream-2BW; CDP-v2 reads the newest weights that it can.
+    """
+    return one_f_one_b(config, rule_of(len(config.platform.gpus)))
 
 
 class Crew(Protocol):
@@ -202,12 +167,15 @@ class _Workers:
         whole: list[Name | Transfer] = [("B", stage, i), *came]
         if (i + 1) % self.count:
             if replicas > 1:
-                mode: Literal["copy", "reduce"] = "reduce" if adding else "copy"
-                self.passed[stage, i] = self.send("weight_gradient", stage, i, (0, 1), whole, mode)
+                sum_up = hop(
+                    "weight_gradient", stage, i, (0, 1), mode="reduce" if adding else "copy"
+                )
+                self.passed[stage, i] = self.scheduler.send(sum_up, after=whole)
             return
         self.arrived[stage, i, 0] = [*self.scheduler.update(stage, i, after=whole)] or whole
         for source, target in self.hops(stage, i):
-            item = self.send("weights", stage, i, (source, target), self.arrived[stage, i, source])
+            item = hop("weights", stage, i, (source, target))
+            self.scheduler.send(item, after=self.arrived[stage, i, source])
             self.arrived[stage, i, target] = [item]
 
     def hops(self, stage: int, i: int) -> Iterator[tuple[int, int]]:
@@ -222,32 +190,15 @@ class _Workers:
                 yield source, target
             source = target
 
-    def send(
-        self,
-        tensor: Literal["weight_gradient", "weights"],
-        stage: int,
-        i: int,
-        ends: tuple[int, int],
-        after: list[Name | Transfer],
-        mode: Literal["copy", "reduce"] = "copy",
-    ) -> Transfer:
-        """Add a transfer between replicas, counted from that of a micro-batch."""
-        source, target = ends
-        item = Transfer(
-            tensor=tensor,
-            stage=stage,
-            shift=i,
-            start_ns=0,
-            source=source,
-            target=target,
-            mode=mode,
-        )
-        return self.scheduler.send(item, after=after)
 
+def _on_one(rule_of: RuleOf, config: SystemConfig) -> Plan:
+    """Return the plan on the first GPU, of as many stages as micro-batches.
 
-def _on_one(config: SystemConfig, rule: Rule) -> Plan:
-    """Return the plan on one GPU: in a time step each micro-batch on its way does one operation."""
-    count = rule.update_every or 1
+    These are those of a step, or the layers where they are fewer. In a time step each micro-batch
+    on its way does one operation.
+    """
+    count = min(config.microbatches, len(config.chain.layers))
+    rule = rule_of(count)
     stages = [Stage(layers=cut, gpus=(0,)) for cut in balanced_cuts(config.chain, count)]
 
     def follow(microbatches: int) -> ListScheduler:
@@ -266,3 +217,9 @@ def _on_one(config: SystemConfig, rule: Rule) -> Plan:
         return scheduler
 
     return config.steady(follow, count)
+
+
+cdp_v1, cdp_v2 = partial(_on_many, one_ago), partial(_on_many, freshest)
+cdp_v1_one_gpu, cdp_v2_one_gpu = partial(_on_one, one_ago), partial(_on_one, freshest)
+cdp_v1_mp, cdp_v2_mp = partial(_model_parallel, one_ago), partial(_model_parallel, freshest)
+cdp_v1_pp, cdp_v2_pp = partial(_pipeline, one_ago), partial(_pipeline, freshest)

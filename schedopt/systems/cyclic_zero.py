@@ -16,30 +16,22 @@ from schedopt.cuts import balanced_cuts
 from schedopt.plan import Kind, Plan, Transfer
 from schedopt.rule import Rule
 from schedopt.stage import Stage
+from schedopt.systems.collectives import hop
 from schedopt.systems.config import SystemConfig, require_time
-from schedopt.systems.cyclic import freshest, one_ago, plan_at_steady_period
+from schedopt.systems.cyclic import RuleOf, freshest, one_ago, plan_at_steady_period
 from schedopt.systems.steady_state import Name
 from schedopt.systems.zero import AT_ONCE
 
 Done = list[Name | Transfer]
 
 
-def cdp_v1(config: SystemConfig) -> Plan:
-    """Return CDP-v1 on P GPUs with sharded parameters, gradients and optimizer state."""
-    return _sharded(config, one_ago(len(config.platform.gpus)))
-
-
-def cdp_v2(config: SystemConfig) -> Plan:
-    """Return CDP-v2 on P GPUs with sharded parameters, gradients and optimizer state."""
-    return _sharded(config, freshest(len(config.platform.gpus)))
-
-
-def _sharded(config: SystemConfig, rule: Rule) -> Plan:
+def _sharded(rule_of: RuleOf, config: SystemConfig) -> Plan:
+    """Return the plan on P GPUs with sharded parameters, gradients and optimizer state."""
     count = len(config.platform.gpus)
     gpus = tuple(range(count))
     stages = [Stage(layers=cut, gpus=gpus) for cut in balanced_cuts(config.chain, count)]
-    assemble = partial(_Workers, config, replace(rule, partition="parameter"), stages)
-    return plan_at_steady_period(config, assemble, count)
+    rule = replace(rule_of(count), partition="parameter")
+    return plan_at_steady_period(config, partial(_Workers, config, rule, stages), count)
 
 
 class _Workers:
@@ -78,15 +70,7 @@ class _Workers:
 
     def fetch(self, kind: Kind, stage: int, i: int, after: Done) -> Transfer:
         """Add the transfer of the weights that an operation reads, from home."""
-        item = Transfer(
-            tensor="weights",
-            stage=stage,
-            shift=i,
-            # Tells those for B from those for F.
-            start_ns=int(kind == "B"),
-            source=(stage - i) % self.count,
-            target=0,
-        )
+        item = hop("weights", stage, i, ((stage - i) % self.count, 0), to_backward=kind == "B")
         at_once = not self.scheduler.length_ns(item)
         if kind == "B" and at_once:
             require_time(self.scheduler, stage, "forward_ns", AT_ONCE)
@@ -103,17 +87,12 @@ class _Workers:
         whole = self.came_home[stage, mini_batch]
         whole.append(("B", stage, i))
         if away:
-            item = Transfer(
-                tensor="weight_gradient",
-                stage=stage,
-                shift=i,
-                start_ns=0,
-                source=0,
-                target=away,
-                mode="reduce",
-            )
+            item = hop("weight_gradient", stage, i, (0, away), mode="reduce")
             whole.append(self.scheduler.send(item, after=[("B", stage, i)]))
         if position == self.count - 1:
             at_home = mini_batch * self.count + stage
             updated = self.scheduler.update(stage, at_home, after=whole)
             self.made[stage, mini_batch] = [*updated] or whole
+
+
+cdp_v1, cdp_v2 = partial(_sharded, one_ago), partial(_sharded, freshest)

@@ -12,7 +12,7 @@ from math import floor
 from typing import Final
 
 from schedopt.plan import Kind, Plan, Transfer
-from schedopt.systems.collectives import all_reduce_and_update
+from schedopt.systems.collectives import all_reduce_and_update, hop
 from schedopt.systems.config import SystemConfig
 from schedopt.systems.data_parallel import lay_out, list_buckets
 from schedopt.systems.gradient_exchange import Exchange, choose_exchange
@@ -94,14 +94,6 @@ def _send_round(scheduler: ListScheduler, stage: int, i: int, replicas: int) -> 
     """Send what W of a micro-batch needs from replica to replica; return what arrives at each."""
     sent: list[Transfer] = []
     for replica in range(replicas - 1):
-        item = Transfer(
-            tensor="weight_half",
-            stage=stage,
-            shift=i,
-            start_ns=0,
-            source=replica,
-            target=replica + 1,
-        )
-        scheduler.send(item, after=sent[-1:] or [("I", stage, i)])
-        sent.append(item)
+        item = hop("weight_half", stage, i, (replica, replica + 1))
+        sent.append(scheduler.send(item, after=sent[-1:] or [("I", stage, i)]))
     return sent

@@ -11,6 +11,7 @@ from schedopt.plan import Plan
 from schedopt.rule import Rule
 from schedopt.stage import Stage
 from schedopt.systems.config import SystemConfig
+from schedopt.systems.flushes import one_f_one_b_order
 from schedopt.systems.list_scheduler import ListScheduler
 
 
@@ -72,21 +73,10 @@ def one_f_one_b(config: SystemConfig, rule: Rule, stages: list[Stage] | None = N
 
     def follow(count: int) -> ListScheduler:
         scheduler = config.scheduler(rule, stages)
-        for stage in range(gpus):
-            _run_stage(scheduler, stage, gpus - stage, count, every)
+        for kind, stage, i in one_f_one_b_order(gpus, count):
+            scheduler.run(kind, stage, i)
+            if kind == "B" and (i + 1) % every == 0:
+                scheduler.update(stage, i)
         return scheduler
 
     return config.steady(follow, every if config.updated else 1)
-
-
-def _run_stage(
-    scheduler: ListScheduler, stage: int, in_flight: int, count: int, update_every: int
-) -> None:
-    for i in range(min(in_flight, count)):
-        scheduler.run("F", stage, i)
-    for i in range(count):
-        scheduler.run("B", stage, i)
-        if (i + 1) % update_every == 0:
-            scheduler.update(stage, i)
-        if i + in_flight < count:
-            scheduler.run("F", stage, i + in_flight)

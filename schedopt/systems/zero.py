@@ -17,7 +17,7 @@ from typing import Final
 
 from schedopt.plan import Kind, Plan, Transfer
 from schedopt.rule import Partition
-from schedopt.systems.collectives import all_gather, home, reduce_scatter
+from schedopt.systems.collectives import all_gather, home, hop, reduce_scatter
 from schedopt.systems.config import SystemConfig, require_time
 from schedopt.systems.data_parallel import course, lay_out, list_buckets
 from schedopt.systems.list_scheduler import ListScheduler
@@ -112,21 +112,10 @@ def _gather(
 ) -> list[list[Transfer]]:
     """Gather the weights that an operation reads, around the ring of the replicas.
 
-    In step n each replica receives the chunk of the one that lies n + 1 behind it.
-
-    Parameters
-    ----------
-    operation : Name
-        With the micro-batch of replica 0; the other replicas run those behind it.
-    before : sequence of Name
-        The two operations before it, or as many as there are.
-    previous : list of lists of Transfer
-        The gathering for the last of these, by step and receiving replica.
-
-    Returns
-    -------
-    list of lists of Transfer
-        Likewise.
+    In step n each replica receives the chunk of the one that lies n + 1 behind it. The operation
+    has the micro-batch of replica 0; the other replicas run those behind it. `before` are the two
+    operations before it, as far as there are, and `previous` is the gathering for the last of
+    these, by step and receiving replica, as is what is returned.
     """
     kind, stage, first = operation
     replicas = len(scheduler.stages[stage].gpus)
@@ -134,16 +123,8 @@ def _gather(
     for step in range(replicas - 1):
         hops = []
         for replica in range(replicas):
-            item = Transfer(
-                tensor="weights",
-                stage=stage,
-                shift=first + replica,
-                start_ns=int(kind == "B"),
-                source=-1,
-                target=0,
-                chunk=(replica - 1 - step - stage) % replicas,
-                chunks=replicas,
-            )
+            part = (replica - 1 - step - stage) % replicas, replicas
+            item = hop("weights", stage, first + replica, (-1, 0), part, to_backward=kind == "B")
             if kind == "B" and not scheduler.length_ns(item):
                 require_time(scheduler, stage, "forward_ns", AT_ONCE)
             if steps:
