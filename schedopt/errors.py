@@ -5,7 +5,8 @@
     SchedoptError
     ├── InputError         what was given breaks a rule (also a ValueError)
     ├── InvalidPlanError   a solver returned a plan that the check refuses (an internal error)
-    └── RankError          a rank of a run failed or was killed
+    ├── RankError          a rank of a run failed or was killed
+    └── SolverError        a solver of another package failed
 
 Infeasible is not an error: it is the status of a `schedopt.Result`.
 """
@@ -87,3 +88,7 @@ class InvalidPlanError(SchedoptError):
 
 class RankError(SchedoptError):
     """A rank of a run failed or was killed."""
+
+
+class SolverError(SchedoptError):
+    """A solver of another package cannot be loaded, or raised what is not an `InputError`."""

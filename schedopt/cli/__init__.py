@@ -1,17 +1,22 @@
 """The command line.
 
-Exit codes: 0 a plan (or valid), 1 an internal error or a failed rank, 2 bad usage or bad input,
-3 proven infeasible, 4 no plan found and none proven impossible, 5 a check failed.
+Exit codes: 0 a plan (or valid), 1 an internal error, a failed rank or a failed solver of another
+package, 2 bad usage or bad input, 3 proven infeasible, 4 no plan found and none proven impossible,
+5 a check failed, 130 interrupted.
 """
 
 from __future__ import annotations
 
 import errno
+import os
 import signal
 import sys
 from io import TextIOWrapper
 
 from schedopt.cli.signals import quiet_end
+
+TRACEBACK = "SCHEDOPT_TRACEBACK"
+"""Where it is set in the environment, the traceback of a solver of another package is shown."""
 
 
 def main() -> None:
@@ -22,7 +27,7 @@ def main() -> None:
 
 def _run() -> None:
     from schedopt.cli.app import app
-    from schedopt.errors import InputError, RankError
+    from schedopt.errors import InputError, RankError, SolverError
 
     if hasattr(signal, "SIGPIPE"):
         # Who reads only the first lines (head) ends the program quietly, as with other commands.
@@ -32,7 +37,7 @@ def _run() -> None:
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")
     try:
-        app()
+        app(prog_name="schedopt")
     except InputError as error:
         from schedopt.cli.flags import with_options
 
@@ -40,6 +45,11 @@ def _run() -> None:
         sys.exit(2)
     except RankError as error:
         print(f"Error: {error}", file=sys.stderr)
+        sys.exit(1)
+    except SolverError as error:
+        if os.environ.get(TRACEBACK):
+            raise
+        print(f"Error: {error}. For the traceback set {TRACEBACK}=1", file=sys.stderr)
         sys.exit(1)
     except OSError as error:
         if error.errno != errno.ENOSPC:

@@ -20,14 +20,15 @@ from schedopt.version import __version__
 
 EXIT_CODES = (
     "Exit codes: 0 a plan (or valid) · 1 an internal error · 2 bad usage or bad input · "
-    "3 proven infeasible · 4 no plan found in time, none proven impossible · 5 a check failed"
+    "3 proven infeasible · 4 no plan found in time, none proven impossible · 5 a check failed · "
+    "130 interrupted"
 )
 COMMANDS = (
     ("profile", profile_model, ""),
     ("import", import_profile, ""),
     ("solve", solve_chain, ""),
-    ("compare", compare_systems, " · 3 also if nothing fits · 130 interrupted"),
-    ("sweep", sweep_chain, " · 130 interrupted"),
+    ("compare", compare_systems, " · 3 also if nothing fits"),
+    ("sweep", sweep_chain, ""),
     ("check", check_plan, ""),
     ("show", show_plan, ""),
     ("simulate", simulate_plan, ""),

@@ -3,30 +3,47 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import MISSING, fields, is_dataclass
-from typing import TYPE_CHECKING, Any, get_type_hints
+from difflib import get_close_matches
+from typing import Any, Final, get_type_hints
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from schedopt.errors import InputError
 
-if TYPE_CHECKING:
-    from typer import BadParameter
+# Typer does not export it.
+UsageError: Any = typer.BadParameter.__bases__[0]
+_EXTRA: Final = re.compile(r"Got unexpected extra argument\S* \((.*)\)")
 
 
 class Command(TyperCommand):
-    """Reports an invalid value of an option like any other input error."""
+    """Reports bad usage like any other input error."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the arguments."""
-        try:
+        with _as_input_errors(ctx):
             return super().parse_args(ctx, args)
-        except typer.BadParameter as error:
-            if type(error) is not typer.BadParameter:
-                raise
-            raise _usage_error(error) from None
+
+
+class Group(TyperGroup):
+    """Reports a command that it does not have, and other bad usage, like any other input error."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the arguments; without any, typer shows the help."""
+        if not args:
+            return super().parse_args(ctx, args)
+        with _as_input_errors(ctx):
+            return super().parse_args(ctx, args)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find a command by its name."""
+        if args[0] not in self.commands and not args[0].startswith("-"):
+            raise _unknown("command", args[0], self.commands, ctx)
+        return super().resolve_command(ctx, args)
 
 
 class Commands(typer.Typer):
@@ -34,6 +51,9 @@ class Commands(typer.Typer):
 
     A parameter whose type is a dataclass stands for a group of options: one for each field.
     """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(cls=Group, **options)
 
     def command(self, name: str | None = None, **options: Any) -> Callable[[Any], Any]:
         """Return a decorator that registers a function as a command."""
@@ -106,13 +126,55 @@ def one_line_a_paragraph(text: str) -> str:
     )
 
 
-def _usage_error(error: BadParameter) -> InputError:
-    """Return what typer says about the value of an option in one line, in words of ours."""
+@contextmanager
+def _as_input_errors(context: Any) -> Iterator[None]:
+    """Say in one line of ours what typer says of bad usage in a box."""
+    try:
+        yield
+    except UsageError as error:
+        if type(error) is typer.BadParameter:
+            raise _invalid_value(error) from None
+        option = getattr(error, "option_name", "")
+        if hasattr(error, "possibilities"):
+            known = [name for param in context.command.params for name in param.opts]
+            raise _unknown("option", option, known, context) from None
+        message = " ".join(error.format_message().split()).removesuffix(".")
+        if isinstance(error, typer.BadParameter):
+            _, _, choices = message.partition(". ")
+            way_out = f"{choices}. {_see(context)}" if choices else _see(context)
+            raise InputError("not given", field=_name(error.param), way_out=way_out) from None
+        extra = _EXTRA.fullmatch(message)
+        raise InputError(
+            "is not expected" if extra else message.removeprefix(f"Option {option!r} "),
+            field=extra[1] if extra else option,
+            way_out=_see(context),
+        ) from None
+
+
+def _unknown(what: str, name: str, known: Iterable[str], context: Any) -> InputError:
+    """Return that there is no such option or command, and the nearest one that there is."""
+    nearest = "".join(f"Did you mean {near}? " for near in get_close_matches(name, known, 1))
+    return InputError(f"no such {what}", field=name, way_out=nearest + _see(context))
+
+
+def _see(context: Any) -> str:
+    return f"See: {context.command_path} --help"
+
+
+def _name(param: Any) -> str:
+    """Return what a user types for a parameter: --mem, --yes/--no, or FILE."""
+    if param is None:
+        return ""
+    if param.param_type_name == "argument":
+        return str(param.metavar or param.name).upper()
+    return "/".join((max(param.opts, key=len), *param.secondary_opts))
+
+
+def _invalid_value(error: typer.BadParameter) -> InputError:
+    """Return what typer says about the value of an option in words of ours."""
     from pydantic import ValidationError
 
-    names = [] if error.param is None else [*error.param.opts]
-    field = max(names, key=len, default="")
-    field = field if field.startswith("-") else field.upper()
+    field = _name(error.param)
     cause = error.__cause__
     if not isinstance(cause, ValidationError):
         return InputError(error.message.removesuffix("."), field=field)

@@ -195,10 +195,11 @@ def tables_beside(output: Path, endings: Sequence[str] = (".json",)) -> Path:
     from schedopt.formats import check_writable
 
     if output.suffix not in endings:
+        known = " or ".join(endings)
         raise InputError(
-            f"{output} does not end in {' or '.join(endings)}",
+            f"{output} does not end in {known}",
             field="--output",
-            way_out="Let it; the tables go next to it, into a file that ends in .md",
+            way_out=f"Name a file that ends in {known}; the tables go into one next to it (.md)",
         )
     tables = output.with_suffix(".md")
     check_writable(output)

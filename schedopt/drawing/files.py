@@ -54,7 +54,7 @@ def picture_suffix(path: str | Path) -> str:
     suffix = Path(path).suffix.lower()
     if suffix not in SUFFIXES:
         raise InputError(
-            f"{suffix or 'no ending'} is not a kind of picture",
+            f"{suffix or 'a name without ending'} is not a kind of picture",
             way_out=f"End the name in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}",
             source=str(path),
         )

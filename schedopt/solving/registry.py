@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
+from traceback import format_exception_only
 from typing import Any, Final, cast
 
-from schedopt.errors import InputError
+from schedopt.errors import InputError, SolverError
 from schedopt.problem import Allocation, Problem, Scope
 from schedopt.solving.run import Run
 from schedopt.stage import Stage
@@ -148,6 +150,8 @@ def load_solver(name: str) -> Solver:
     ------
     InputError
         With the list of those that are installed.
+    SolverError
+        If one of another package cannot be loaded; also raised by the solver, where it fails.
     """
     if name in SOLVERS:
         return cast(Solver, _load(SOLVERS[name]))
@@ -155,10 +159,28 @@ def load_solver(name: str) -> Solver:
         partitioner, schedule = PARTITIONED[name]
         return partial(_load(schedule), partitioner)
     for point in entry_points(group=GROUP, name=name):
-        return cast(Solver, point.load())
+        with _naming(point):
+            return partial(_run_theirs, point, point.load())
     raise InputError(
         f"{name!r} is not known", field="solver", way_out=f"Choose {', '.join(solver_names())}"
     )
+
+
+def _run_theirs(point: EntryPoint, solver: Solver, problem: Problem, run: Run) -> None:
+    with _naming(point):
+        solver(problem, run)
+
+
+@contextmanager
+def _naming(point: EntryPoint) -> Iterator[None]:
+    """Name the solver of another package in each error that is a fault of it."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        said = " ".join(format_exception_only(error)[-1].split()).rstrip(".")
+        raise SolverError(f"the solver {point.name} ({point.value}) failed: {said}") from error
 
 
 def load_partitioner(name: str) -> Partitioner:

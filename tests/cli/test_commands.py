@@ -184,6 +184,44 @@ def test_a_gpu_that_stays_empty_is_said(tmp_path: Path) -> None:
     assert "Unused" not in run("solve", *asked, "2").stdout
 
 
+@pytest.mark.parametrize("command", ["solve", "run", "compare", "sweep"])
+def test_the_help_lists_the_exit_code_of_an_interrupt(command: str) -> None:
+    assert "130 interrupted" in " ".join(run(command, "--help").stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("solver", "words"),
+    [
+        ("theirs", "theirs (their_solver:solve) failed: ValueError: no luck, really"),
+        ("missing", "missing (no_such:solve) failed: ModuleNotFoundError: No module named 'no_suc"),
+        ("wrong", "wrong (their_solver:slove) failed: AttributeError: module 'their_solver' has n"),
+    ],
+)
+def test_a_solver_of_another_package_that_fails_is_one_error(
+    solver: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "their_solver.py").write_text(
+        "def solve(problem, run):\n    raise ValueError('no luck,\\n really.')\n"
+    )
+    (tmp_path / "their-1.dist-info").mkdir()
+    (tmp_path / "their-1.dist-info" / "METADATA").write_text("Name: their\nVersion: 1\n")
+    (tmp_path / "their-1.dist-info" / "entry_points.txt").write_text(
+        "[schedopt.solvers]\ntheirs = their_solver:solve\nmissing = no_such:solve\n"
+        "wrong = their_solver:slove\n"
+    )
+    asked = ("solve", "--chain", GPT2, "--gpus", "2", "--mem", "9G", "--solver", solver)
+    done = run(*asked, folder=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"Error: the solver {words}")
+    assert done.stderr.endswith(". For the traceback set SCHEDOPT_TRACEBACK=1\n")
+    assert done.stderr.count("\n") == 1
+    monkeypatch.setenv("SCHEDOPT_TRACEBACK", "1")
+    done = run(*asked, folder=tmp_path)
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+    assert f"SolverError: the solver {words}" in done.stderr
+
+
 def test_the_help_says_what_a_period_is_for_a_step() -> None:
     shown = " ".join(run("solve", "--help").stdout.replace("│", " ").split())
     assert "for each micro-batch (T / m)" in shown
