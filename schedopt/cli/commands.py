@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import MISSING, fields, is_dataclass
 from difflib import get_close_matches
-from typing import Any, Final, get_type_hints
+from typing import Annotated, Any, Final, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -17,6 +17,9 @@ from schedopt.errors import InputError
 
 # Typer does not export it.
 UsageError: Any = typer.BadParameter.__bases__[0]
+NAMES: Final = {"as_json": ("--json",), "output": ("--output", "-o")}
+"""What users type for a parameter where that is not its own name."""
+_METAVAR: Final = re.compile(r"([A-Z0-9|,]+): (.*)", re.DOTALL)
 _EXTRA: Final = re.compile(r"Got unexpected extra argument\S* \((.*)\)")
 
 
@@ -50,6 +53,7 @@ class Commands(typer.Typer):
     """Takes the help of a command from its docstring, each paragraph as one line.
 
     A parameter whose type is a dataclass stands for a group of options: one for each field.
+    ``Annotated[int, "N: How many."]`` is an option with this metavar and help.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -109,7 +113,17 @@ def expand_groups(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
-    kind = inspect.Parameter.KEYWORD_ONLY
+    kind, said = inspect.Parameter.KEYWORD_ONLY, getattr(annotation, "__metadata__", (None,))[0]
+    if isinstance(said, str):
+        parts = _METAVAR.fullmatch(said)
+        metavar, text = parts.groups() if parts else (None, said)
+        names = NAMES.get(name, ())
+        if default is False and not names:
+            names = (f"--{name.replace('_', '-')}",)
+        option = typer.Option(
+            *names, help=text, metavar=metavar, show_default="Default:" not in text
+        )
+        annotation = Annotated[annotation.__origin__, option]
     return inspect.Parameter(name, kind, default=default, annotation=annotation)
 
 

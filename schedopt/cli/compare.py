@@ -37,48 +37,28 @@ def compare_systems(
     chain: ChainFile,
     machine: PlatformOptions,
     microbatches: Annotated[
-        int | None,
-        typer.Option(
-            help="Micro-batches of one step. Default: 4 for each GPU.",
-            metavar="M",
-            show_default=False,
-        ),
+        int | None, "M: Micro-batches of one step. Default: 4 for each GPU."
     ] = None,
     systems: Annotated[
         str | None,
-        typer.Option(
-            help="Only these systems; our plans are schedopt (least period) and schedopt_step "
-            "(shortest step with a flush). Default: all.",
-            metavar="NAME,NAME",
-            show_default=False,
-        ),
+        "NAME,NAME: Only these systems; our plans are schedopt (least period) and schedopt_step "
+        "(shortest step with a flush). Default: all.",
     ] = None,
     bucket: Annotated[
-        str | None,
-        typer.Option(
-            help="Size of the buckets in which systems send gradients. Default: 25MiB.",
-            metavar="SIZE",
-        ),
+        str | None, "SIZE: Size of the buckets in which systems send gradients. Default: 25MiB."
     ] = None,
     training_state: TrainingStateName = None,
     memory: Memory = "sum",
     recompute: Recompute = False,
     sort: Annotated[
         Literal["throughput", "memory", "name"],
-        typer.Option(help="The order of the rows; systems that fit always come first."),
+        "The order of the rows; systems that fit always come first.",
     ] = "throughput",
     search: SearchOptions,
-    plans: Annotated[
-        Path | None,
-        typer.Option(help="A folder for the plan of each system, NAME.json.", metavar="DIR"),
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="A schedopt.comparison/1 file.", metavar="FILE"),
-    ] = None,
+    plans: Annotated[Path | None, "DIR: A folder for the plan of each system, NAME.json."] = None,
+    output: Annotated[Path | None, "FILE: A schedopt.comparison/1 file."] = None,
     plot: Annotated[
-        Path | None,
-        typer.Option(help="Draw throughput against memory: .svg, .png or .pdf.", metavar="FILE"),
+        Path | None, "FILE: Draw throughput against memory: .svg, .png or .pdf."
     ] = None,
     as_json: AsJson = False,
 ) -> None:

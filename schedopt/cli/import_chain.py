@@ -24,24 +24,13 @@ def import_profile(
     output: ChainOutput,
     cuts: Annotated[
         Literal["order", "articulation"],
-        typer.Option(
-            help="Where the graph is not a chain: take the topological order and add up the live "
-            "tensors over each cut, or merge layers until exactly one crosses each."
-        ),
+        "Where the graph is not a chain: take the topological order and add up the live tensors "
+        "over each cut, or merge layers until exactly one crosses each.",
     ] = "order",
     copies: Annotated[
-        int,
-        typer.Option(
-            help="Copies of the parameters on a GPU: two versions, gradient, momentum.",
-            metavar="N",
-        ),
+        int, "N: Copies of the parameters on a GPU: two versions, gradient, momentum."
     ] = 4,
-    name: Annotated[
-        str | None,
-        typer.Option(
-            help="Name of the chain. Default: that of the file.", metavar="NAME", show_default=False
-        ),
-    ] = None,
+    name: Annotated[str | None, "NAME: Name of the chain. Default: that of the file."] = None,
     as_json: AsJson = False,
 ) -> None:
     """Turn a published profile (PipeDream, dnn-partitioning, Piper) into a chain.

@@ -31,7 +31,7 @@ instance_app = Commands(
     no_args_is_help=True,
 )
 
-Gpus = Annotated[int, typer.Option(help="How many GPUs the chain is for.", metavar="P")]
+Gpus = Annotated[int, "P: How many GPUs the chain is for."]
 
 
 @instance_app.command("section6-1", epilog=EXIT_CODES)
@@ -63,7 +63,7 @@ def lemma_2(output: ChainOutput, as_json: AsJson = False) -> None:
 
 @instance_app.command("theorem4", epilog=EXIT_CODES)
 def theorem_4(
-    k: Annotated[int, typer.Option(help="1 to 4095.", metavar="K")],
+    k: Annotated[int, "K: 1 to 4095."],
     output: ChainOutput,
     as_json: AsJson = False,
 ) -> None:
@@ -80,7 +80,7 @@ def theorem_4(
 
 @instance_app.command("theorem5", epilog=EXIT_CODES)
 def theorem_5(
-    k: Annotated[int, typer.Option(help="2 to 45.", metavar="K")],
+    k: Annotated[int, "K: 2 to 45."],
     output: ChainOutput,
     as_json: AsJson = False,
 ) -> None:
@@ -98,15 +98,10 @@ def theorem_5(
 
 @instance_app.command("theorem6", epilog=EXIT_CODES)
 def theorem_6(
-    k: Annotated[int, typer.Option(help="2 to 740.", metavar="K")],
+    k: Annotated[int, "K: 2 to 740."],
     output: ChainOutput,
     memory: Annotated[
-        int | None,
-        typer.Option(
-            help="M, the memory of a GPU in MB, at least k. Default: k.",
-            metavar="M",
-            show_default=False,
-        ),
+        int | None, "M: M, the memory of a GPU in MB, at least k. Default: k."
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -123,28 +118,18 @@ def theorem_6(
 
 @instance_app.command("uniform", epilog=EXIT_CODES)
 def uniform(
-    layers: Annotated[int, typer.Option(help="How many, 1 to 4096.", metavar="N")],
+    layers: Annotated[int, "N: How many, 1 to 4096."],
     output: ChainOutput,
-    forward: Annotated[str, typer.Option(help="Of each layer.", metavar="TIME")] = "1ms",
-    backward: Annotated[str, typer.Option(help="Of each layer.", metavar="TIME")] = "2ms",
-    weight: Annotated[str, typer.Option(help="Of each layer.", metavar="SIZE")] = "10MB",
-    activation: Annotated[str, typer.Option(help="Of each layer.", metavar="SIZE")] = "1MB",
+    forward: Annotated[str, "TIME: Of each layer."] = "1ms",
+    backward: Annotated[str, "TIME: Of each layer."] = "2ms",
+    weight: Annotated[str, "SIZE: Of each layer."] = "10MB",
+    activation: Annotated[str, "SIZE: Of each layer."] = "1MB",
     saved: Annotated[
-        str | None,
-        typer.Option(
-            help="Kept from forward to backward. Default: the activation.",
-            metavar="SIZE",
-            show_default=False,
-        ),
+        str | None, "SIZE: Kept from forward to backward. Default: the activation."
     ] = None,
     gpus: Gpus = 4,
     mem: Annotated[
-        str | None,
-        typer.Option(
-            help="Memory of each GPU. Default: just enough for the least period.",
-            metavar="SIZE",
-            show_default=False,
-        ),
+        str | None, "SIZE: Memory of each GPU. Default: just enough for the least period."
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -176,17 +161,12 @@ def uniform(
 
 @instance_app.command("random", epilog=EXIT_CODES)
 def random(
-    layers: Annotated[int, typer.Option(help="How many, 1 to 4096.", metavar="N")],
-    seed: Annotated[int, typer.Option(help="The same seed, the same chain.", metavar="S")],
+    layers: Annotated[int, "N: How many, 1 to 4096."],
+    seed: Annotated[int, "S: The same seed, the same chain."],
     output: ChainOutput,
     gpus: Gpus = 4,
     mem: Annotated[
-        str | None,
-        typer.Option(
-            help="Memory of each GPU. Default: what one GPU needs to run all layers.",
-            metavar="SIZE",
-            show_default=False,
-        ),
+        str | None, "SIZE: Memory of each GPU. Default: what one GPU needs to run all layers."
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -207,10 +187,9 @@ def random(
 @instance_app.command("three-partition", epilog=EXIT_CODES)
 def three_partition(
     theorem: Annotated[
-        Literal["1", "2"],
-        typer.Option(help="1: any allocation on m GPUs; 2: a given one on 2 GPUs.", metavar="1|2"),
+        Literal["1", "2"], "1|2: 1: any allocation on m GPUs; 2: a given one on 2 GPUs."
     ],
-    m: Annotated[int, typer.Option(help="Groups, 1 to 256; with --no 2 to 12.", metavar="M")],
+    m: Annotated[int, "M: Groups, 1 to 256; with --no 2 to 12."],
     solvable: Annotated[
         bool,
         typer.Option(
@@ -218,10 +197,8 @@ def three_partition(
         ),
     ],
     output: ChainOutput,
-    seed: Annotated[int, typer.Option(help="The same seed, the same chain.", metavar="S")] = 0,
-    total: Annotated[
-        int, typer.Option(help="V, what each group adds up to, 9 to 2^20.", metavar="V")
-    ] = 1000,
+    seed: Annotated[int, "S: The same seed, the same chain."] = 0,
+    total: Annotated[int, "V: V, what each group adds up to, 9 to 2^20."] = 1000,
     as_json: AsJson = False,
 ) -> None:
     """Write 3 m numbers as a chain: a plan of one given period is a 3-partition of them.

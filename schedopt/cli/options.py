@@ -28,50 +28,28 @@ OF_PLATFORM: Final[Mapping[str, str]] = MappingProxyType(
 PlanFile: TypeAlias = Annotated[
     Path, typer.Argument(help="A schedopt.plan/1 file.", metavar="PLAN")
 ]
-ChainFile: TypeAlias = Annotated[
-    Path, typer.Option(help="A schedopt.chain/1 file.", metavar="FILE")
-]
-ChainOutput: TypeAlias = Annotated[
-    Path, typer.Option("--output", "-o", help="Where to write the chain.", metavar="FILE")
-]
+ChainFile: TypeAlias = Annotated[Path, "FILE: A schedopt.chain/1 file."]
+ChainOutput: TypeAlias = Annotated[Path, "FILE: Where to write the chain."]
 PictureOutput: TypeAlias = Annotated[
-    Path | None,
-    typer.Option(
-        "--output", "-o", help="Draw a picture instead: .svg, .png or .pdf.", metavar="FILE"
-    ),
+    Path | None, "FILE: Draw a picture instead: .svg, .png or .pdf."
 ]
-AsJson: TypeAlias = Annotated[
-    bool, typer.Option("--json", help="Print one JSON document and nothing else.")
-]
-Recompute: TypeAlias = Annotated[
-    bool,
-    typer.Option("--recompute", help="Recompute layers before the backward where that is faster."),
-]
+AsJson: TypeAlias = Annotated[bool, "Print one JSON document and nothing else."]
+Recompute: TypeAlias = Annotated[bool, "Recompute layers before the backward where that is faster."]
 Memory: TypeAlias = Annotated[
     Literal["sum", "peak"],
-    typer.Option(
-        help="What must fit: each kind of memory at its own maximum, added up, or the true "
-        "maximum over time."
-    ),
+    "What must fit: each kind of memory at its own maximum, added up, or the true maximum "
+    "over time.",
 ]
 Seed: TypeAlias = Annotated[int, typer.Option(help="Seed of random choices.", min=0, metavar="N")]
 TrainingStateName: TypeAlias = Annotated[
     str | None,
-    typer.Option(
-        help="The state kept for each parameter, instead of what was measured: mixed-adam (2 bytes "
-        "of weight, 2 of gradient, 12 of optimizer state). Append the present bytes of an element "
-        "if the chain does not record them: mixed-adam:4.",
-        metavar="NAME",
-    ),
+    "NAME: The state kept for each parameter, instead of what was measured: mixed-adam (2 "
+    "bytes of weight, 2 of gradient, 12 of optimizer state). Append the present bytes of an "
+    "element if the chain does not record them: mixed-adam:4.",
 ]
 OptimizerName: TypeAlias = Literal["adamw", "adam", "sgd"]
 Microbatches: TypeAlias = Annotated[
-    int | None,
-    typer.Option(
-        help="Micro-batches of one step. Default: 4 for each GPU that has a stage.",
-        metavar="M",
-        show_default=False,
-    ),
+    int | None, "M: Micro-batches of one step. Default: 4 for each GPU that has a stage."
 ]
 Jobs: TypeAlias = Annotated[
     int | None,
@@ -83,11 +61,7 @@ Jobs: TypeAlias = Annotated[
     ),
 ]
 Dask: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        help="Run on the workers of this Dask cluster instead: tcp://host:8786.",
-        metavar="ADDRESS",
-    ),
+    str | None, "ADDRESS: Run on the workers of this Dask cluster instead: tcp://host:8786."
 ]
 
 
@@ -96,11 +70,7 @@ class SearchOptions:
     """How long and with what a search runs."""
 
     time_limit: Annotated[
-        float,
-        typer.Option(
-            help="Stop after this many seconds with the best plan so far; inf: never.",
-            metavar="S",
-        ),
+        float, "S: Stop after this many seconds with the best plan so far; inf: never."
     ] = TIME_LIMIT
     workers: Annotated[
         int | None,
@@ -122,16 +92,12 @@ class FreedomOptions:
     """What a plan may do, and what must fit: fields of `schedopt.Scope`."""
 
     split_backward: Annotated[
-        bool,
-        typer.Option(
-            "--split-backward",
-            help="Let the weight half of a backward run later; needs both halves in the chain.",
-        ),
+        bool, "Let the weight half of a backward run later; needs both halves in the chain."
     ] = False
     recompute: Recompute = False
     grain: Annotated[
         Literal["stage", "layer"],
-        typer.Option(help="Whether the layers of a GPU run as one stage, or each on its own."),
+        "Whether the layers of a GPU run as one stage, or each on its own.",
     ] = "stage"
     memory: Memory = "sum"
 
@@ -140,18 +106,12 @@ class FreedomOptions:
 class ModelOptions:
     """How a model that is built from a config is built; None: as it is usual."""
 
-    batch: Annotated[
-        int | None, typer.Option(help="Samples of a micro-batch, for hf: models.", metavar="N")
-    ] = None
-    seq: Annotated[
-        int | None, typer.Option(help="Tokens of a sample, for hf: models.", metavar="N")
-    ] = None
-    image: Annotated[
-        int | None, typer.Option(help="Pixels of a side, for hf: models.", metavar="N")
-    ] = None
+    batch: Annotated[int | None, "N: Samples of a micro-batch, for hf: models."] = None
+    seq: Annotated[int | None, "N: Tokens of a sample, for hf: models."] = None
+    image: Annotated[int | None, "N: Pixels of a side, for hf: models."] = None
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16", "float64"] | None,
-        typer.Option(help="Data type, for hf: models. Default: float32.", show_default=False),
+        "Data type, for hf: models. Default: float32.",
     ] = None
 
     def given(self) -> dict[str, Any]:
@@ -165,47 +125,28 @@ class PlatformOptions:
 
     platform: Annotated[
         Path | None,
-        typer.Option(
-            help="A schedopt.platform/1 file: nodes with GPUs, and the links between them. In "
-            "place of the options from --gpus to --duplex.",
-            metavar="FILE",
-        ),
+        "FILE: A schedopt.platform/1 file: nodes with GPUs, and the links between them. In place "
+        "of the options from --gpus to --duplex.",
     ] = None
-    gpus: Annotated[int | None, typer.Option(help="How many GPUs.", metavar="P")] = None
+    gpus: Annotated[int | None, "P: How many GPUs."] = None
     mem: Annotated[
         str | None,
-        typer.Option(
-            help="Memory of a GPU: 16G (powers of 1000), 16GiB, or bytes; or one for each GPU, "
-            "16G,16G,8G.",
-            metavar="SIZE",
-        ),
+        "SIZE: Memory of a GPU: 16G (powers of 1000), 16GiB, or bytes; or one for each GPU, "
+        "16G,16G,8G.",
     ] = None
-    reserved: Annotated[
-        str | None,
-        typer.Option(help="Memory of each GPU that is reserved. Default: 0.", metavar="SIZE"),
-    ] = None
+    reserved: Annotated[str | None, "SIZE: Memory of each GPU that is reserved. Default: 0."] = None
     speed: Annotated[
         str | None,
-        typer.Option(
-            help="Speed of the GPUs relative to the one that was measured: 1, or 1,1,0.5. "
-            "Default: 1.",
-            metavar="FACTORS",
-        ),
+        "FACTORS: Speed of the GPUs relative to the one that was measured: 1, or 1,1,0.5. "
+        "Default: 1.",
     ] = None
     bandwidth: Annotated[
-        str | None,
-        typer.Option(help="Of each link: 12GB/s. Without one, transfers are free.", metavar="RATE"),
+        str | None, "RATE: Of each link: 12GB/s. Without one, transfers are free."
     ] = None
-    latency: Annotated[
-        str | None,
-        typer.Option(help="Time added to each transfer: 5us. Default: 0.", metavar="TIME"),
-    ] = None
+    latency: Annotated[str | None, "TIME: Time added to each transfer: 5us. Default: 0."] = None
     duplex: Annotated[
         Literal["half", "full"] | None,
-        typer.Option(
-            help="Whether the two directions of a link share it (half, the default) or not (full).",
-            show_default=False,
-        ),
+        "Whether the two directions of a link share it (half, the default) or not (full).",
     ] = None
 
     def read(self, plan: Platform | None = None) -> Platform:

@@ -119,10 +119,8 @@ def simulate_plan(
     microbatches: Microbatches = None,
     timing: Annotated[
         Literal["asap", "pattern"],
-        typer.Option(
-            help="Start everything as soon as the order of the pattern allows, as an engine does, "
-            "or at the times of the pattern."
-        ),
+        "Start everything as soon as the order of the pattern allows, as an engine does, or at "
+        "the times of the pattern.",
     ] = "asap",
     output: PictureOutput = None,
     as_json: AsJson = False,
@@ -168,13 +166,7 @@ def export_plan(
         ),
     ],
     output: Annotated[
-        Path,
-        typer.Option(
-            "--output",
-            "-o",
-            help="Where to write it: a file, or a folder for a target of several files.",
-            metavar="OUT",
-        ),
+        Path, "OUT: Where to write it: a file, or a folder for a target of several files."
     ],
     microbatches: Microbatches = None,
 ) -> None:
@@ -202,17 +194,11 @@ def export_plan(
 
 def report_plan(
     plan: PlanFile,
-    output: Annotated[
-        Path,
-        typer.Option("--output", "-o", help="Where to write the page (.html).", metavar="FILE"),
-    ],
+    output: Annotated[Path, "FILE: Where to write the page (.html)."],
     compare_with: Annotated[
         list[Path] | None,
-        typer.Option(
-            help="A plan for the same chain to compare it with, such as the one in use now. May be "
-            "given more than once.",
-            metavar="PLAN",
-        ),
+        "PLAN: A plan for the same chain to compare it with, such as the one in use now. May be "
+        "given more than once.",
     ] = None,
     microbatches: Microbatches = None,
 ) -> None:

@@ -36,40 +36,25 @@ def profile_model(
     ],
     output: ChainOutput,
     config: ModelOptions,
-    device: Annotated[str, typer.Option(help="cpu, cuda, or cuda:1.", metavar="DEVICE")] = "cpu",
+    device: Annotated[str, "DEVICE: cpu, cuda, or cuda:1."] = "cpu",
     optimizer: Annotated[
-        OptimizerName,
-        typer.Option(help="Its state is counted, unless the factory brings its own."),
+        OptimizerName, "Its state is counted, unless the factory brings its own."
     ] = "adamw",
-    warmup: Annotated[int, typer.Option(help="Sweeps that are not timed.", metavar="N")] = 3,
-    repeats: Annotated[
-        int, typer.Option(help="Sweeps that are timed; the median counts.", metavar="N")
-    ] = 10,
+    warmup: Annotated[int, "N: Sweeps that are not timed."] = 3,
+    repeats: Annotated[int, "N: Sweeps that are timed; the median counts."] = 10,
     min_share: Annotated[
         float,
-        typer.Option(
-            help="Merge layers with less than this share of the time into a neighbour; 0 keeps "
-            "every cut.",
-            metavar="X",
-        ),
+        "X: Merge layers with less than this share of the time into a neighbour; 0 keeps every "
+        "cut.",
     ] = 0.001,
-    verify: Annotated[
-        bool,
-        typer.Option("--verify", help="Run the whole model too, and compare the sum of the chain."),
-    ] = False,
+    verify: Annotated[bool, "Run the whole model too, and compare the sum of the chain."] = False,
     fake: Annotated[
         bool,
-        typer.Option(
-            "--fake",
-            help="Take no memory and run nothing: exact bytes, and times from --flops. For models "
-            "larger than the machine.",
-        ),
+        "Take no memory and run nothing: exact bytes, and times from --flops. For models larger "
+        "than the machine.",
     ] = False,
     flops: Annotated[
-        str | None,
-        typer.Option(
-            help="With --fake: floating-point operations a second, such as 300T.", metavar="RATE"
-        ),
+        str | None, "RATE: With --fake: floating-point operations a second, such as 300T."
     ] = None,
 ) -> None:
     """Measure a torch model layer by layer and write it as a chain.

@@ -37,85 +37,47 @@ def run_plan(
     plan: PlanFile,
     model: Annotated[
         str | None,
-        typer.Option(
-            help="The model that the plan was made for, as for profile: hf:NAME or "
-            "package.module:factory. Only what is named here is imported and run.",
-            metavar="MODEL",
-        ),
+        "MODEL: The model that the plan was made for, as for profile: hf:NAME or "
+        "package.module:factory. Only what is named here is imported and run.",
     ] = None,
     synthetic: Annotated[
         bool,
-        typer.Option(
-            "--synthetic",
-            help="Run layers that sleep as long and hold as much as the plan says, instead of a "
-            "model: does its order hold on real processes?",
-        ),
+        "Run layers that sleep as long and hold as much as the plan says, instead of a model: "
+        "does its order hold on real processes?",
     ] = False,
     stretch: Annotated[
         float,
-        typer.Option(
-            help="With --synthetic: sleep this many times as long, for plans of microseconds or of "
-            "minutes. What is printed is in the time of the plan.",
-            metavar="X",
-        ),
+        "X: With --synthetic: sleep this many times as long, for plans of microseconds or of "
+        "minutes. What is printed is in the time of the plan.",
     ] = 1.0,
     backend: Annotated[
         Literal["logical", "p2p", "pytorch"],
-        typer.Option(
-            help="All ranks in one process, one operation after the other; a process for each "
-            "rank on torch.distributed; or torch's own pipeline runtime, a process for each rank."
-        ),
+        "All ranks in one process, one operation after the other; a process for each rank on "
+        "torch.distributed; or torch's own pipeline runtime, a process for each rank.",
     ] = "p2p",
     microbatches: Microbatches = None,
-    steps: Annotated[
-        int, typer.Option(help="Steps that are timed, after two that are not.", metavar="N")
-    ] = 3,
+    steps: Annotated[int, "N: Steps that are timed, after two that are not."] = 3,
     device: Annotated[
-        str,
-        typer.Option(
-            help="cpu; cuda, a GPU for each rank; or cuda:0, all ranks on this one.",
-            metavar="DEVICE",
-        ),
+        str, "DEVICE: cpu; cuda, a GPU for each rank; or cuda:0, all ranks on this one."
     ] = "cpu",
     optimizer: Annotated[
-        OptimizerName,
-        typer.Option(help="The optimizer, unless the factory brings its own."),
+        OptimizerName, "The optimizer, unless the factory brings its own."
     ] = "adamw",
     seed: Seed = 0,
     config: ModelOptions,
     compare: Annotated[
-        bool,
-        typer.Option(
-            help="Train the whole model in one process for a step, and compare the gradients."
-        ),
+        bool, "Train the whole model in one process for a step, and compare the gradients."
     ] = True,
-    port: Annotated[
-        int, typer.Option(help="Port at which the ranks meet. Default: any.", show_default=False)
-    ] = 0,
+    port: Annotated[int, "Port at which the ranks meet. Default: any."] = 0,
     nodes: Annotated[
-        int,
-        typer.Option(
-            help="Print the torchrun line for this many machines instead of running.", metavar="N"
-        ),
+        int, "N: Print the torchrun line for this many machines instead of running."
     ] = 1,
-    actions: Annotated[
-        bool,
-        typer.Option("--actions", help="Print what each rank does, a line each, and do not run."),
-    ] = False,
-    trace: Annotated[
-        Path | None,
-        typer.Option(help="Write both timelines for ui.perfetto.dev (.json).", metavar="FILE"),
-    ] = None,
+    actions: Annotated[bool, "Print what each rank does, a line each, and do not run."] = False,
+    trace: Annotated[Path | None, "FILE: Write both timelines for ui.perfetto.dev (.json)."] = None,
     plot: Annotated[
-        Path | None,
-        typer.Option(
-            help="Draw both timelines, one below the other: .svg, .png or .pdf.", metavar="FILE"
-        ),
+        Path | None, "FILE: Draw both timelines, one below the other: .svg, .png or .pdf."
     ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="Write what --json prints.", metavar="FILE"),
-    ] = None,
+    output: Annotated[Path | None, "FILE: Write what --json prints."] = None,
     as_json: AsJson = False,
 ) -> None:
     """Run a plan, and print what was measured next to what was predicted.

@@ -37,25 +37,17 @@ EXITS = {"optimal": 0, "feasible": 0, "infeasible": 3, "unknown": 4}
 def solve_chain(
     *,
     chain: Annotated[
-        Path | None,
-        typer.Option(
-            help="A schedopt.chain/1 file. With --fix it may be left out.", metavar="FILE"
-        ),
+        Path | None, "FILE: A schedopt.chain/1 file. With --fix it may be left out."
     ] = None,
     machine: PlatformOptions,
     allocation: Annotated[
         Literal["contiguous", "general"] | None,
-        typer.Option(
-            help="One stage for each GPU, or layers anywhere (the default).", show_default=False
-        ),
+        "One stage for each GPU, or layers anywhere (the default).",
     ] = None,
     fix: Annotated[
         Path | None,
-        typer.Option(
-            help="Keep the stages and GPUs of this plan and find the best pattern for them. "
-            "Chain and platform come from the plan, as far as they are not given.",
-            metavar="PLAN",
-        ),
+        "PLAN: Keep the stages and GPUs of this plan and find the best pattern for them. Chain "
+        "and platform come from the plan, as far as they are not given.",
     ] = None,
     engine: Annotated[
         Literal["megatron", "deepspeed"] | None,
@@ -69,41 +61,28 @@ def solve_chain(
     ] = None,
     max_k: Annotated[
         int | None,
-        typer.Option(
-            help="The longest pattern, in micro-batches that it repeats. Default: 2 for layers "
-            "anywhere, else 1.",
-            metavar="K",
-            show_default=False,
-        ),
+        "K: The longest pattern, in micro-batches that it repeats. Default: 2 for layers "
+        "anywhere, else 1.",
     ] = None,
     freedoms: FreedomOptions,
     training_state: TrainingStateName = None,
     microbatches: Annotated[
         int | None,
-        typer.Option(
-            help="Minimise a step of this many micro-batches with a flush, not the steady state.",
-            metavar="M",
-        ),
+        "M: Minimise a step of this many micro-batches with a flush, not the steady state.",
     ] = None,
     period: Annotated[
         str | None,
-        typer.Option(
-            help="A decision: is there a plan with a period (T / k) of at most 12ms? With "
-            "--microbatches: with a step of at most this long for each micro-batch (T / m). Plain "
-            "numbers are ns.",
-            metavar="TIME",
-        ),
+        "TIME: A decision: is there a plan with a period (T / k) of at most 12ms? With "
+        "--microbatches: with a step of at most this long for each micro-batch (T / m). Plain "
+        "numbers are ns.",
     ] = None,
     solver: Annotated[
         str | None,
-        typer.Option(
-            help="contiguous, contiguous_cpsat, engine_step, general, general_cpsat, next_fit, "
-            "one_f_one_b_star, packing, periodic, relaxation, step, thinned, or one that is "
-            "installed. What people use instead: block_partition, even_split, parameters_balanced, "
-            "pipedream, pipedream_memory, piper, time_balanced, run by 1F1B*, and with _1f1b "
-            "behind the name by 1F1B.",
-            metavar="NAME",
-        ),
+        "NAME: contiguous, contiguous_cpsat, engine_step, general, general_cpsat, next_fit, "
+        "one_f_one_b_star, packing, periodic, relaxation, step, thinned, or one that is "
+        "installed. What people use instead: block_partition, even_split, parameters_balanced, "
+        "pipedream, pipedream_memory, piper, time_balanced, run by 1F1B*, and with _1f1b behind "
+        "the name by 1F1B.",
     ] = None,
     search: SearchOptions,
     work_limit: Annotated[
@@ -115,9 +94,7 @@ def solve_chain(
             metavar="N",
         ),
     ] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Where to write the plan.", metavar="FILE")
-    ] = None,
+    output: Annotated[Path | None, "FILE: Where to write the plan."] = None,
     as_json: AsJson = False,
 ) -> None:
     """Find the allocation and the periodic schedule with the least period, with a proof.

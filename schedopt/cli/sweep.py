@@ -32,65 +32,34 @@ if TYPE_CHECKING:
 def sweep_chain(
     *,
     chain: ChainFile,
-    gpus: Annotated[str, typer.Option(help="How many GPUs: 4,8.", metavar="P,P")],
+    gpus: Annotated[str, "P,P: How many GPUs: 4,8."],
     mem: Annotated[
-        str,
-        typer.Option(
-            help="Memory of a GPU: sizes, 8G,16G, or ranges from:to:step, 8G:32G:4G.",
-            metavar="SIZES",
-        ),
+        str, "SIZES: Memory of a GPU: sizes, 8G,16G, or ranges from:to:step, 8G:32G:4G."
     ],
-    bandwidth: Annotated[
-        str,
-        typer.Option(help="Of each link; free for none: free,12GB/s,25GB/s.", metavar="RATES"),
-    ] = "free",
-    reserved: Annotated[
-        str, typer.Option(help="Memory of each GPU that is reserved.", metavar="SIZE")
-    ] = "0",
-    latency: Annotated[
-        str, typer.Option(help="Time added to each transfer: 5us.", metavar="TIME")
-    ] = "0",
+    bandwidth: Annotated[str, "RATES: Of each link; free for none: free,12GB/s,25GB/s."] = "free",
+    reserved: Annotated[str, "SIZE: Memory of each GPU that is reserved."] = "0",
+    latency: Annotated[str, "TIME: Time added to each transfer: 5us."] = "0",
     duplex: Annotated[
         Literal["half", "full"],
-        typer.Option(help="Whether the two directions of a link share it (half) or not (full)."),
+        "Whether the two directions of a link share it (half) or not (full).",
     ] = "half",
     allocation: Annotated[
-        Literal["contiguous", "general"],
-        typer.Option(help="One stage for each GPU, or layers anywhere."),
+        Literal["contiguous", "general"], "One stage for each GPU, or layers anywhere."
     ] = "contiguous",
-    max_k: Annotated[
-        int,
-        typer.Option(help="The longest pattern, in micro-batches that it repeats.", metavar="K"),
-    ] = 1,
+    max_k: Annotated[int, "K: The longest pattern, in micro-batches that it repeats."] = 1,
     freedoms: FreedomOptions,
-    solver: Annotated[
-        str | None,
-        typer.Option(help="A solver by name, as in schedopt solve.", metavar="NAME"),
-    ] = None,
-    time_limit: Annotated[
-        float, typer.Option(help="Seconds for each point; inf: never.", metavar="S")
-    ] = 60.0,
+    solver: Annotated[str | None, "NAME: A solver by name, as in schedopt solve."] = None,
+    time_limit: Annotated[float, "S: Seconds for each point; inf: never."] = 60.0,
     seed: Seed = 0,
     jobs: Jobs = None,
     dask: Dask = None,
     output: Annotated[
         Path,
-        typer.Option(
-            "--output",
-            "-o",
-            help="A schedopt.sweep/1 file, written after each point. A sweep that is there "
-            "already is continued.",
-            metavar="FILE",
-        ),
+        "FILE: A schedopt.sweep/1 file, written after each point. A sweep that is there already "
+        "is continued.",
     ] = Path("sweep.json"),
-    plot: Annotated[
-        Path | None,
-        typer.Option(help="Draw a picture: .svg, .png or .pdf.", metavar="FILE"),
-    ] = None,
-    plans: Annotated[
-        Path | None,
-        typer.Option(help="A folder for the plan of each point.", metavar="DIR"),
-    ] = None,
+    plot: Annotated[Path | None, "FILE: Draw a picture: .svg, .png or .pdf."] = None,
+    plans: Annotated[Path | None, "DIR: A folder for the plan of each point."] = None,
     as_json: AsJson = False,
 ) -> None:
     """Find the least period for ranges of memory, GPUs and bandwidths.
