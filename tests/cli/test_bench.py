@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import signal
 import time
 from pathlib import Path
@@ -110,64 +109,6 @@ def test_a_suite_that_is_killed_goes_on(chains: Path, tmp_path: Path) -> None:
     names = ("gpus", "memory_bytes", "solver")
     assert len({tuple(record[name] for name in names) for record in records(path)}) == 32
     assert len(BestKnownFile(tmp_path / "bks.json").instances) == 16
-
-
-COUNTS, LIMIT = "is too little. Give at least", "--time-limit: 0 is not a time limit"
-
-
-@pytest.mark.parametrize(
-    ("suite", "arguments", "message"),
-    [
-        ("solvers", "--gpus 0", "--gpus: '0' is "),
-        ("solvers", "--gpus 2,x", "--gpus: 'x' is "),
-        ("solvers", "--levels 0.5", "--levels: '0.5' is not a memory level"),
-        ("solvers", "--levels 1,nan", "--levels: 'nan' is not a memory level"),
-        ("solvers", "--bandwidths fast", "--bandwidths: 'fast' is not a rate"),
-        ("solvers", "--solvers magic", "--solvers: 'magic' is not known"),
-        ("solvers", "--jobs 1 --dask tcp://h:1", "--jobs: given "),
-        ("solvers", "--time-limit 0", LIMIT),
-        ("solvers", "--chains nowhere", "nowhere: is not a folder"),
-        ("solvers", "-o nowhere/runs.jsonl", "nowhere/runs.jsonl: cannot be written"),
-        ("solvers", "-o runs.json", "--output: runs.json does not end in .jsonl"),
-        ("solvers", "-o /dev/full", "--output: /dev/full does not end in .jsonl"),
-        ("solvers", "-o ''", "--output: . does not end in .jsonl"),
-        ("general", "--only all", "--only: 'all' is not a part. Choose chains, theorems, speed"),
-        ("general", "--workers 0", f"--workers: '0' {COUNTS} 1"),
-        ("general", "--seed -1", f"--seed: '-1' {COUNTS} 0"),
-        ("general", "--time-limit 0", LIMIT),
-        ("general", "--chains nowhere", "nowhere: is not a folder"),
-        ("general", "-o general.md", "--output: general.md does not end in .json or .jsonl"),
-        ("periodic", "--seeds 0", f"--seeds: '0' {COUNTS} 1"),
-        ("periodic", "--time-limit 0", LIMIT),
-        ("running", "--steps 0", f"--steps: '0' {COUNTS} 1"),
-        ("running", "--chain nowhere.json", "nowhere.json: no such file"),
-        ("schedules", "--microbatches 1,x", "--microbatches: 'x' is "),
-        ("schedules", "--workers 0", f"--workers: '0' {COUNTS} 1"),
-        ("schedules", "--time-limit 0", LIMIT),
-        ("schedules", "--chains nowhere", "nowhere: is not a folder"),
-        ("schedules", "-o found.md", "--output: found.md does not end in .json"),
-        ("schedules", "--quick", "results/schedules-quick.jsonl: cannot be written"),
-        ("hardness", "--json", "--json: goes with --instance. Name one"),
-        ("hardness", "--instance chain.json --quick", "--quick: given beside --instance"),
-        ("hardness", "--instance chain.json -o x.json", "--output: given beside --instance"),
-        ("hardness", "--instance none.json", "none.json: "),
-        ("hardness", "--workers 0", f"--workers: '0' {COUNTS} 1"),
-        ("hardness", "--time-limit 0", LIMIT),
-        ("hardness", "-o x.md", "--output: x.md does not end in .json"),
-        ("hardness", "-o none/x.json", "none/x.json: cannot be written"),
-    ],
-)
-def test_bad_usage_is_one_clear_error(
-    suite: str, arguments: str, message: str, tmp_path: Path
-) -> None:
-    output = () if "-o " in arguments or "--instance" in arguments else ("-o", "figures.jsonl")
-    if "--quick" in arguments or "--json" in arguments:
-        output = ()
-    done = run("bench", suite, *output, *shlex.split(arguments), folder=tmp_path)
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_list_of_plans_that_was_edited_ends_it_before_anything_runs(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from unittest import mock
 import pytest
 
 from schedopt import Chain, InputError, Layer, Platform, Scope, Stage, solve
+from schedopt.cli.app import COMMANDS
 from schedopt.solving.registry import CHOOSE_ALLOCATION, PARTITIONED, SOLVERS
 from tests.cli.commands import GPT2, run, run_process, solve_json
 
@@ -41,10 +42,12 @@ def test_solve_prints_what_a_reader_looks_for(tmp_path: Path) -> None:
     assert done.stderr == ""
 
 
-def test_free_transfers_are_said() -> None:
-    assert (
-        "transfers are free" in run("solve", "--chain", GPT2, "--gpus", "2", "--mem", "9G").stdout
-    )
+@pytest.mark.parametrize(
+    ("more", "words"), [("", "transfers are free"), ("--reserved 1G", "9.00 GB (8.00 GB usable)")]
+)
+def test_the_platform_is_echoed(more: str, words: str) -> None:
+    done = run("solve", "--chain", GPT2, "--gpus", "2", "--mem", "9G", *more.split())
+    assert words in done.stdout
 
 
 def test_names_from_a_file_cannot_break_the_tables(tmp_path: Path) -> None:
@@ -56,11 +59,6 @@ def test_names_from_a_file_cannot_break_the_tables(tmp_path: Path) -> None:
     assert done.returncode == 0
     assert done.stdout.startswith("Chain     [bold]x??[31mred: ")
     assert "[/red] 🎉" in done.stdout
-
-
-def test_reserved_memory_is_echoed() -> None:
-    done = run("solve", "--chain", GPT2, "--gpus", "2", "--mem", "9G", "--reserved", "1G")
-    assert "9.00 GB (8.00 GB usable)" in done.stdout
 
 
 def test_json_has_what_is_promised_and_nothing_else_is_printed() -> None:
@@ -184,11 +182,6 @@ def test_a_gpu_that_stays_empty_is_said(tmp_path: Path) -> None:
     assert "Unused" not in run("solve", *asked, "2").stdout
 
 
-@pytest.mark.parametrize("command", ["solve", "run", "compare", "sweep"])
-def test_the_help_lists_the_exit_code_of_an_interrupt(command: str) -> None:
-    assert "130 interrupted" in " ".join(run(command, "--help").stdout.split())
-
-
 @pytest.mark.parametrize(
     ("solver", "words"),
     [
@@ -222,34 +215,6 @@ def test_a_solver_of_another_package_that_fails_is_one_error(
     assert f"SolverError: the solver {words}" in done.stderr
 
 
-def test_the_help_says_what_a_period_is_for_a_step() -> None:
-    shown = " ".join(run("solve", "--help").stdout.replace("│", " ").split())
-    assert "for each micro-batch (T / m)" in shown
-
-
-def test_a_bad_chain_gives_2_with_file_field_rule_and_way_out(tmp_path: Path) -> None:
-    path = tmp_path / "chain.json"
-    path.write_text(GPT2.read_text().replace('"forward_ns": ', '"forward_ns": -', 1))
-    done = run("solve", "--chain", path, "--gpus", "2", "--mem", "9G")
-    assert done.returncode == 2
-    assert done.stderr.startswith(f"Error: {path}: layers[0].forward_ns: -")
-    assert "Give an integer from 0" in done.stderr
-    assert done.stderr.count("\n") == 1
-
-
-def test_a_split_backward_without_halves_names_the_file_and_the_option(tmp_path: Path) -> None:
-    path = tmp_path / "chain.json"
-    document = json.loads(GPT2.read_text())
-    for half in ("backward_input_ns", "backward_weight_ns", "saved_weight_bytes"):
-        document["layers"][1].pop(half, None)
-    path.write_text(json.dumps(document))
-    done = run("solve", "--chain", path, "--gpus", "2", "--mem", "9G", "--split-backward")
-    assert done.returncode == 2
-    assert done.stderr.startswith(f"Error: {path}: layers[1].backward_input_ns: absent")
-    assert "schedopt profile measures both" in done.stderr
-    assert "--split-backward" in done.stderr
-
-
 # packing takes only stages that leave no choice but a packing.
 @pytest.mark.parametrize("solver", sorted({*SOLVERS, *PARTITIONED} - {"packing"}))
 def test_solvers_that_choose_the_allocation_refuse_a_plan_that_is_fixed(solver: str) -> None:
@@ -271,11 +236,13 @@ def test_without_arguments_the_help_is_shown() -> None:
     assert "solve" in done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("command", [[], ["solve"], ["check"], ["profile"]])
-def test_help_names_the_exit_codes_and_an_example(command: list[str]) -> None:
-    shown = run(*command, "--help").stdout
+@pytest.mark.parametrize("command", ["", *(name for name, _, _ in COMMANDS)])
+def test_help_names_the_exit_codes_and_an_example(command: str) -> None:
+    shown = " ".join(run(*command.split(), "--help").stdout.replace("│", " ").split())
     assert "Exit codes" in shown
-    assert not command or f"schedopt {command[0]}" in shown
+    assert "130 interrupted" in shown
+    assert not command or f" schedopt {command} " in shown.partition("Usage")[2].partition("]")[2]
+    assert command != "solve" or "for each micro-batch (T / m)" in shown
 
 
 def test_the_installed_script_is_the_same_command() -> None:

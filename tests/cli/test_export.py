@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
-from schedopt.exporting import TARGETS
 from tests.cli.commands import ROOT, run
 
 PLAN = ROOT / "instances" / "two-stages.plan.json"
@@ -40,15 +37,3 @@ def test_a_target_of_several_files_gets_a_folder(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert done.stderr.startswith("Error: --to: torchtitan cannot express it: ")
     assert not (tmp_path / "other").exists()
-
-
-@pytest.mark.parametrize("target", [target.name for target in TARGETS])
-def test_an_invalid_plan_is_refused_and_nothing_is_written(target: str, tmp_path: Path) -> None:
-    document = json.loads(PLAN.read_text())
-    document["pattern"]["operations"][0]["start_ns"] = 1
-    broken = tmp_path / "broken.json"
-    broken.write_text(json.dumps(document))
-    done = run("export", broken, "--to", target, "-o", tmp_path / "out")
-    assert done.returncode == 5
-    assert "not a valid plan" in done.stderr
-    assert list(tmp_path.iterdir()) == [broken]

@@ -34,6 +34,11 @@ SOLVE = """
     --chain gpt2.json --gpus 2 --mem '16Gb and more'    => --mem: '16Gb and more'
     --chain gpt2.json --gpus 3 --mem 1G,2G              => --mem: 2 entries
     --chain none.json --gpus 2 --mem 1G                 => none.json: no such
+    --chain minus.json --gpus 2 --mem 9G => minus.json: layers[0].forward_ns: -
+    --chain minus.json --gpus 2 --mem 9G => Give an integer from 0
+    --chain whole.json --gpus 2 --mem 9G --split-backward => whole.json: layers[1].backward_input_ns
+    --chain whole.json --gpus 2 --mem 9G --split-backward => schedopt profile measures both
+    --chain whole.json --gpus 2 --mem 9G --split-backward => leave the split (--split-backward) out
     --chain gpt2.json --platform nodes.json --gpus=4 => --gpus: given together with --platform
     --chain gpt2.json --platform nodes.json --mem=1G        => --mem: given together with --platform
     --chain gpt2.json --platform nodes.json --reserved=1G   => --reserved: given together with
@@ -193,8 +198,61 @@ INSTANCE = """
     random --layers 3 --seed -1             => --seed: -1 is out of range.
     random --layers 3 --seed 1 --gpus 0     => --gpus: 0 is out of range.
     random --layers 3 --seed 1 --mem 1,1    => --mem: '1,1' is not a size
+    three-partition --theorem 3 --m 2 --yes => --theorem: '3' is not one of '1', '2'
+    three-partition --m 2 --yes             => --theorem: not given
+    three-partition --theorem 1 --m 2       => --yes/--no: not given
+    three-partition --theorem 1 --m 0 --yes => --m: 0 is out of range. Give an integer from 1 to 256
+    three-partition --theorem 2 --m 257 --yes   => --m: 257 is out of range.
+    three-partition --theorem 1 --m 1 --no  => --m: 3 numbers that add up to V are a group
+    three-partition --theorem 1 --m 13 --no => --m: 13 groups are too many to prove
+    three-partition --theorem 1 --m 2 --total 8 --yes       => --total: 8 is out of range.
+    three-partition --theorem 1 --m 2 --total 1048577 --no  => --total: 1048577 is out of range.
+    three-partition --theorem 1 --m 2 --total 9 --no        => --total: each of 100 draws
+    three-partition --theorem 1 --m 2 --yes --seed -1       => --seed: -1 is out of range.
+    lemma2 -o none/c.json                   => none/c.json: cannot be written
+    random --layers 3 --seed 1 -o .         => .: is a folder
+    three-partition --theorem 1 --m 2 --yes -o .            => .: is a folder
+"""
+BENCH = """
+    solvers --gpus 0                            => --gpus: '0' is not a number of GPUs
+    solvers --gpus 2,x                          => --gpus: 'x' is not a number of GPUs
+    solvers --levels 0.5                        => --levels: '0.5' is not a memory level
+    solvers --levels 1,nan                      => --levels: 'nan' is not a memory level
+    solvers --bandwidths fast                   => --bandwidths: 'fast' is not a rate
+    solvers --solvers magic                     => --solvers: 'magic' is not known
+    solvers --jobs 1 --dask tcp://h:1           => --jobs: given together with --dask
+    solvers --time-limit 0                      => --time-limit: 0 is not a time limit
+    solvers --chains nowhere                    => nowhere: is not a folder
+    solvers -o nowhere/runs.jsonl               => nowhere/runs.jsonl: cannot be written
+    solvers -o runs.json                        => --output: runs.json does not end in .jsonl
+    solvers -o /dev/full                        => --output: /dev/full does not end in .jsonl
+    solvers -o ''                               => --output: . does not end in .jsonl
+    general --only all => --only: 'all' is not a part. Choose chains, theorems, speed
+    general --workers 0                         => --workers: '0' is too little. Give at least 1
+    general --seed -1                           => --seed: '-1' is too little. Give at least 0
+    general --time-limit 0                      => --time-limit: 0 is not a time limit
+    general --chains nowhere                    => nowhere: is not a folder
+    general -o x.md => x.md does not end in .json or .jsonl. Name a file that ends in .json or
+    periodic --seeds 0                          => --seeds: '0' is too little. Give at least 1
+    periodic --time-limit 0                     => --time-limit: 0 is not a time limit
+    running --steps 0                           => --steps: '0' is too little. Give at least 1
+    running --chain nowhere.json                => nowhere.json: no such file
+    schedules --microbatches 1,x                => --microbatches: 'x' is not a number of
+    schedules --workers 0                       => --workers: '0' is too little. Give at least 1
+    schedules --time-limit 0                    => --time-limit: 0 is not a time limit
+    schedules --chains nowhere                  => nowhere: is not a folder
+    schedules -o found.md                       => --output: found.md does not end in .json
+    hardness --instance none.json -o x.json     => --output: given beside --instance
+    hardness --workers 0                        => --workers: '0' is too little. Give at least 1
+    hardness --time-limit 0                     => --time-limit: 0 is not a time limit
+    hardness -o x.md                            => --output: x.md does not end in .json
+    hardness -o none/x.json                     => none/x.json: cannot be written
 """
 MISUSED = """
+    bench schedules --quick         => results/schedules-quick.jsonl: cannot be written
+    bench hardness --json           => --json: goes with --instance. Name one
+    bench hardness --instance chain.json --quick => --quick: given beside --instance
+    bench hardness --instance none.json         => none.json: no such file
     instance theorem4 -o c.json                 => --k: not given. See: schedopt instance theorem4
     instance theorem4 --k two -o c.json         => --k: 'two' is not a whole number. Give one
     instance theorem5 --k 2.5 -o c.json         => --k: '2.5' is not a whole number
@@ -204,7 +262,6 @@ MISUSED = """
     instance random --layers 3 -o c.json        => --seed: not given
     instance lemma2 --k 3 -o c.json => --k: no such option. See: schedopt instance lemma2 --help
     instance theorem7 -o c.json => theorem7: no such command. Did you mean theorem6? See: schedopt i
-    instance three-partition --theorem 1 --m 2 -o c.json => --yes/--no: not given
     import small.txt -o c.json => --from: not given. Choose from: pipedream, dnn-partitioning, piper
     report plan.json                            => --output: not given. See: schedopt report --help
     slove => slove: no such command. Did you mean solve? See: schedopt --help
@@ -213,7 +270,6 @@ MISUSED = """
     show plan.json -o => -o: requires an argument. See: schedopt show --help
     solve --recompute=no => --recompute: does not take a value. See: schedopt solve --help
     solve c.json                                => c.json: is not expected. See: schedopt solve
-    bench speed -o x.txt => x.txt does not end in .json or .jsonl. Name a file that ends in .json or
     bench sped => sped: no such command. Did you mean speed? See: schedopt bench --help
     check                                       => PLAN: not given. See: schedopt check --help
     check plan.json other.json                  => other.json: is not expected
@@ -238,6 +294,7 @@ REFUSED = [
     *rows("profile", PROFILE, "-o c.json"),
     *rows("", PLANS),
     *rows("instance", INSTANCE, "-o c.json"),
+    *rows("bench", BENCH, "-o figures.jsonl"),
     *rows("", MISUSED),
 ]
 
@@ -249,6 +306,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     nodes = ROOT / "instances" / "two-nodes.platform.json"
     shutil.copy(GPT2, made / "gpt2.json")
     shutil.copy(ROOT / "instances" / "resnet50.json", made)
+    chain = GPT2.read_text()
+    (made / "minus.json").write_text(chain.replace('"forward_ns": ', '"forward_ns": -', 1))
+    document = json.loads(chain)
+    for half in ("backward_input_ns", "backward_weight_ns", "saved_weight_bytes"):
+        document["layers"][1].pop(half, None)
+    (made / "whole.json").write_text(json.dumps(document))
     shutil.copy(nodes, made / "nodes.json")
     (made / "bits.json").write_text(nodes.read_text().replace("1GB/s", "1Gbit/s"))
     (made / "empty.json").write_text("{}")
@@ -277,24 +340,30 @@ def test_a_refusal_is_one_line_and_nothing_is_written(line: str, words: str, fol
     ]
 
 
-@pytest.mark.parametrize("command", ["show", "simulate", "export", "report"])
 @pytest.mark.parametrize("broken", ["operation", "memory"])
-def test_an_invalid_plan_is_not_used(
-    command: str, broken: str, folder: Path, tmp_path: Path
-) -> None:
-    document = json.loads((folder / "plan.json").read_text())
+@pytest.mark.parametrize(
+    "line",
+    [
+        "show bad.json",
+        "simulate bad.json",
+        "export bad.json --to torch-csv -o out",
+        "report bad.json -o out",
+        "report plan.json -o out --compare-with bad.json",
+    ],
+)
+def test_an_invalid_plan_is_not_used(line: str, broken: str, folder: Path, tmp_path: Path) -> None:
+    plan = Path(shutil.copy(folder / "plan.json", tmp_path))
+    document = json.loads(plan.read_text())
     if broken == "operation":
         document["pattern"]["operations"].pop()
     else:
         document["platform"]["gpus"][0]["memory_bytes"] = 509
-    plan, out = tmp_path / "bad.json", tmp_path / "out"
-    plan.write_text(json.dumps(document))
-    more = {"export": ("--to", "torch-csv", "-o", out), "report": ("-o", out)}.get(command, ())
-    done = run(command, plan, *more)
+    (tmp_path / "bad.json").write_text(json.dumps(document))
+    done = run(*line.split(), folder=tmp_path)
     assert done.returncode == 5
-    assert f"See: schedopt check {plan}" in done.stderr
-    assert not out.exists()
+    assert "See: schedopt check bad.json" in done.stderr
+    assert not (tmp_path / "out").exists()
     # What is over memory, and else valid, is shown with a warning.
-    shown = broken == "memory" and command in ("show", "simulate")
+    shown = broken == "memory" and line.startswith("s")
     assert ("GPU 2" in done.stdout) == shown
-    assert ("over memory" if shown else "not a valid plan: ") in done.stderr
+    assert ("over memory" if shown else "bad.json: not a valid plan: ") in done.stderr

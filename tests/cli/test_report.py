@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from tests.cli.commands import run
@@ -32,16 +31,3 @@ def test_a_page_is_written(tmp_path: Path) -> None:
     assert run(*export.split(), folder=tmp_path).returncode == 0
     assert "contiguous.json" in reader.texts["th"]
     assert str(tmp_path) not in page.read_text(encoding="utf-8")
-
-
-def test_a_plan_that_is_not_valid_has_no_page(tmp_path: Path) -> None:
-    good, bad = saved("contiguous", tmp_path), saved("general", tmp_path)
-    document = json.loads(bad.read_text())
-    document["pattern"]["operations"].pop()
-    bad.write_text(json.dumps(document))
-    page = tmp_path / "page.html"
-    for arguments in ([bad], [good, "--compare-with", bad]):
-        done = run("report", *arguments, "-o", page)
-        assert done.returncode == 5
-        assert f"{bad}: not a valid plan" in done.stderr
-        assert not page.exists()

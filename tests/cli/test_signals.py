@@ -42,19 +42,8 @@ def interrupted(
     code = CODE.format(module=module, number=int(number))
     if ignored:
         code = f"import signal; signal.signal({int(number)}, signal.SIG_IGN)\n{code}"
-    arguments = (
-        "solve",
-        "--chain",
-        GPT2,
-        "--gpus",
-        "4",
-        "--mem",
-        "2G",
-        "--allocation",
-        "contiguous",
-        "--json",
-    )
-    return ended(start("-c", code, *arguments, OMP_NUM_THREADS="1"))
+    asked = ["--gpus", "4", "--mem", "2G", "--allocation", "contiguous", "--json"]
+    return ended(start("-c", code, "solve", "--chain", GPT2, *asked, OMP_NUM_THREADS="1"))
 
 
 @pytest.mark.parametrize(

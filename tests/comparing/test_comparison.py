@@ -49,7 +49,7 @@ def figures(found: Comparison, name: str) -> Figures:
 def test_figures_by_hand() -> None:
     found = compare(CHAIN, PLATFORM, systems=names)
     assert found.microbatches == 8
-    assert figures(found, "alone") == Figures(
+    alone = Figures(
         period_exact=(6, 1),
         microbatches=8,
         update_every=8,
@@ -66,24 +66,20 @@ def test_figures_by_hand() -> None:
         forward_staleness=None,
         backward_staleness=None,
     )
-    assert figures(found, "there_and_back") == Figures(
+    there_and_back = replace(
+        alone,
         period_exact=(12, 1),
-        microbatches=8,
-        update_every=8,
         step_ns=96,
         memory_sum_bytes=(15, 15),
         memory_peak_bytes=(15, 15),
-        over_bytes=0,
-        over_gpu=None,
         gpus_used=2,
         sent_exact=((3, 1), (3, 1)),
         messages=(1, 1),
         simultaneous=1,
-        versions=None,
-        forward_staleness=None,
-        backward_staleness=None,
     )
-    assert figures(found, "alone").throughput == Fraction(10**9, 6)
+    assert figures(found, "alone") == alone
+    assert figures(found, "there_and_back") == there_and_back
+    assert alone.throughput == Fraction(10**9, 6)
 
 
 def test_steps_of_all_plans_have_updates() -> None:
@@ -354,9 +350,6 @@ def test_the_picture_names_each_plan(tmp_path: Path) -> None:
     assert "halves" not in said
     assert "two on 2 GPUs: throughput against memory" in said
     assert any(text.endswith("grey does not fit") for text in said)
-    first = (tmp_path / "c.svg").read_bytes()
-    save_comparison_picture(found, tmp_path / "c.svg")
-    assert (tmp_path / "c.svg").read_bytes() == first
 
 
 def test_a_limit_far_off_stands_at_the_edge(tmp_path: Path) -> None:

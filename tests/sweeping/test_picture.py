@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from itertools import product
 from pathlib import Path
 
 import pytest
 
-from schedopt import InputError
 from schedopt.sweeping import Options, Point, Sweep, propagate_monotone
 from schedopt.sweeping.picture import save_sweep_picture
 from tests.drawing.helpers import texts
@@ -79,18 +77,6 @@ def test_one_number_of_gpus_needs_one_part_and_no_signs_that_are_not_there(tmp_p
     ],
     ids=["none", "without a plan", "no memory", "one", "forty", "many lines"],
 )
-def test_every_size_is_drawn_and_the_same_each_time(points: list[Point], tmp_path: Path) -> None:
-    for suffix in (".svg", ".png") if len(points) == 1 else (".svg",):
-        for name in ("one", "two"):
-            save_sweep_picture(sweep_of(*points), tmp_path / f"{name}{suffix}")
-        first = (tmp_path / f"one{suffix}").read_bytes()
-        assert first == (tmp_path / f"two{suffix}").read_bytes()
-        assert len(first) > 1000
-
-
-def test_without_matplotlib_the_way_out_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(InputError, match="need matplotlib"):
-        save_sweep_picture(SEVERAL, tmp_path / "sweep.svg")
+def test_every_size_is_drawn(points: list[Point], tmp_path: Path) -> None:
+    save_sweep_picture(sweep_of(*points), tmp_path / "sweep.svg")
+    assert "four: what more memory buys" in texts(tmp_path / "sweep.svg")
