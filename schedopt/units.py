@@ -136,6 +136,18 @@ def format_bandwidth(rate: int) -> str:
     return f"{format_bytes(rate)}/s"
 
 
+def counted(number: int, what: str) -> str:
+    """Return a number with what it counts.
+
+    Examples
+    --------
+    >>> counted(1, "layer"), counted(2, "layer"), counted(3, "micro-batch")
+    ('1 layer', '2 layers', '3 micro-batches')
+    """
+    several = f"{what}es" if what.endswith("ch") else f"{what}s"
+    return f"{number} {what if number == 1 else several}"
+
+
 def readable(text: str) -> str:
     """Write each exact time and size in a sentence for a person.
 

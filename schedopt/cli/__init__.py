@@ -38,14 +38,10 @@ def _run() -> None:
             stream.reconfigure(errors="replace")
     try:
         app(prog_name="schedopt")
-    except InputError as error:
-        from schedopt.cli.flags import with_options
+    except (InputError, RankError) as error:
+        from schedopt.cli.flags import report
 
-        print(f"Error: {with_options(error)}", file=sys.stderr)
-        sys.exit(2)
-    except RankError as error:
-        print(f"Error: {error}", file=sys.stderr)
-        sys.exit(1)
+        sys.exit(report(error))
     except SolverError as error:
         if os.environ.get(TRACEBACK):
             raise

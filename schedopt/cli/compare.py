@@ -77,16 +77,13 @@ def compare_systems(
     from schedopt.comparing.builder import compare
     from schedopt.comparing.comparison import save_plans
     from schedopt.comparing.picture import save_comparison_picture
-    from schedopt.drawing import picture_suffix
     from schedopt.formats import make_folder
     from schedopt.units import parse_bytes
 
     platform = machine.read()
     layers = load_chain(chain, training_state)
     names = None if systems is None else [name.strip() for name in systems.split(",")]
-    if plot is not None:
-        picture_suffix(plot)
-    check_outputs({"--plot": plot, "--output": output})
+    check_outputs({"--plot": plot, "--output": output}, picture=plot)
     if plans is not None:
         make_folder(plans)
     with naming_options({**OF_PLATFORM, "bucket_bytes": "bucket"}):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+import sys
 from typing import Final
 
-from schedopt.errors import InputError
+from schedopt.errors import InputError, SchedoptError
 from schedopt.proofs import Note, Suggestion, say_suggestions
 
 OPTIONS: Final = {
@@ -42,6 +43,13 @@ CONTIGUOUS: Final = "--solver contiguous, which has a plan wherever a partitione
 
 _NAME: Final = re.compile(r"\b[A-Za-z_]+\.\w+")
 _CALL: Final = re.compile(r"\b([A-Za-z_]+)\((\w+=[^)]*)\)")
+
+
+def report(error: SchedoptError) -> int:
+    """Print an error in one line, and return the exit code: 2 for bad input, 1 for all else."""
+    said = with_options(error) if isinstance(error, InputError) else error
+    print(f"Error: {said}", file=sys.stderr, flush=True)
+    return 2 if isinstance(error, InputError) else 1
 
 
 def with_options(error: InputError) -> InputError:

@@ -79,11 +79,11 @@ def _document(imported: Imported, command: list[str]) -> dict[str, Any]:
 
 
 def _print(imported: Imported, output: Path, command: list[str]) -> None:
-    from schedopt.units import format_bytes, format_duration, printable
+    from schedopt.units import counted, format_bytes, format_duration, printable
 
     chain = imported.chain
     totals = _totals(chain)
-    count = f"{len(chain.layers)} layer{'s' if len(chain.layers) > 1 else ''}"
+    count = counted(len(chain.layers), "layer")
     typer.echo(
         f"Chain     {printable(chain.name) or 'unnamed'}: {count}, "
         f"forward {format_duration(totals['forward_ns'])}, "

@@ -232,15 +232,7 @@ def _write(
     as_json: bool,
     command_for: Callable[[Instance], list[str]] | None = None,
 ) -> None:
-    """Write an instance, and print what it is and the command that solves it.
-
-    The default command solves it on its platform.
-
-    Raises
-    ------
-    InputError
-        For a file that cannot be written, or a bad parameter, by the name of its option.
-    """
+    """Write an instance, and print what it is and the command that solves it on its platform."""
     from schedopt.cli.printing import print_json
     from schedopt.formats import check_writable
 
@@ -275,17 +267,17 @@ def _document(instance: Instance, command: list[str]) -> dict[str, object]:
 
 
 def _print(instance: Instance, output: Path, command: list[str]) -> None:
-    from schedopt.units import format_bytes, format_duration
+    from schedopt.units import counted, format_bytes, format_duration
 
     chain, gpus = instance.chain, instance.platform.gpus
     work = sum(layer.forward_ns + layer.backward_ns for layer in chain.layers)
-    count = f"{len(chain.layers)} layer{'s' if len(chain.layers) > 1 else ''}"
+    count = counted(len(chain.layers), "layer")
     typer.echo(
         f"Chain     {chain.name}: {count}, {format_duration(work)} for one micro-batch on one GPU"
     )
     typer.echo(
-        f"Platform  {len(gpus)} GPU{'s' if len(gpus) > 1 else ''} of "
-        f"{format_bytes(gpus[0].memory_bytes)}; transfers are free"
+        f"Platform  {counted(len(gpus), 'GPU')} of {format_bytes(gpus[0].memory_bytes)}; "
+        "transfers are free"
     )
     for fact in instance.known:
         typer.echo(f"Known     {_sentence(fact)} ({fact.source})")

@@ -244,10 +244,7 @@ def refuse_together(option: str, other: str, why: str) -> NoReturn:
 def naming_options(names: Mapping[str, str] = MappingProxyType({})) -> Iterator[None]:
     """Name the option in each error about a parameter; what is wrong elsewhere stays as it is.
 
-    Parameters
-    ----------
-    names : mapping of str to str
-        Parameters whose option has another name; one in capitals is an argument.
+    `names` are those of parameters whose option has another name; capitals are an argument.
     """
     try:
         yield
@@ -286,10 +283,13 @@ def check_time_limit(seconds: float) -> None:
         )
 
 
-def check_outputs(named: Mapping[str, Path | None]) -> None:
-    """Refuse files that cannot be written, or that two options name."""
+def check_outputs(named: Mapping[str, Path | None], *, picture: Path | None = None) -> None:
+    """Refuse files that cannot be written or that two options name, and unknown pictures."""
+    from schedopt.drawing import picture_suffix
     from schedopt.formats import check_writable
 
+    if picture is not None:
+        picture_suffix(picture)
     taken: dict[Path, str] = {}
     for option, path in named.items():
         if path is None:
@@ -318,13 +318,7 @@ def _count(text: str, field: str, what: str) -> int:
 
 
 def make_pool(jobs: int | None, dask: str | None) -> Pool:
-    """Return processes on this machine, or the workers of a Dask cluster.
-
-    Raises
-    ------
-    InputError
-        If both are asked for, or Dask is not installed.
-    """
+    """Return processes on this machine, or the workers of a Dask cluster."""
     from schedopt.sweeping import ClusterPool, ProcessPool
 
     if dask is None:

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
-from schedopt.cli.options import AsJson, Microbatches, PictureOutput, PlanFile, naming_options
+from schedopt.cli.options import (
+    AsJson,
+    Microbatches,
+    PictureOutput,
+    PlanFile,
+    check_outputs,
+    naming_options,
+)
 from schedopt.cli.progress import progress_bar
 from schedopt.errors import InputError
 from schedopt.exporting.targets import TARGETS
@@ -29,6 +36,7 @@ def check_plan(plan: PlanFile, as_json: AsJson = False) -> None:
     Example: schedopt check plan.json
     """
     from schedopt.cli.printing import print_json
+    from schedopt.units import counted
 
     result, violations = _load_checked(plan)
     if as_json:
@@ -44,7 +52,7 @@ def check_plan(plan: PlanFile, as_json: AsJson = False) -> None:
     elif violations:
         for item in violations:
             typer.echo(str(item))
-        typer.echo(f"{plan}: {len(violations)} violation{'s' if len(violations) > 1 else ''}")
+        typer.echo(f"{plan}: {counted(len(violations), 'violation')}")
     else:
         from schedopt.cli.tables import print_plan
 
@@ -85,7 +93,7 @@ def show_plan(
     from schedopt.units import format_duration
     from schedopt.validation import show
 
-    _check_picture(output)
+    check_outputs({"--output": output}, picture=output)
     if output is None:
         kind = read_format(plan)
         if kind == PLATFORM_FORMAT:
@@ -141,7 +149,7 @@ def simulate_plan(
     from schedopt.drawing import chart_simulation, save_picture
     from schedopt.simulation import simulate
 
-    _check_picture(output)
+    check_outputs({"--output": output}, picture=output)
     _, loaded, code = _load_drawable(plan)
     with naming_options():
         step = simulate(loaded, micro_batches(loaded, microbatches), timing=timing)
@@ -257,14 +265,9 @@ def micro_batches(plan: Plan, asked: int | None) -> int:
 
 
 def _load_drawable(path: Path) -> tuple[Result, Plan, int]:
-    """Read a plan that is valid, or needs too much memory and nothing else is wrong.
+    """Read a plan that is valid, or needs too much memory, and return the exit code with it.
 
     Too much memory is reported on standard error. All else ends with exit code 5.
-
-    Returns
-    -------
-    Result, Plan, int
-        The last is the exit code: 5 for too much memory.
     """
     result, violations = _load_checked(path)
     if any(violation.kind != "memory" for violation in violations):
@@ -307,16 +310,6 @@ def _say_over(plan: Plan) -> str:
     others = sum(size > 0 for size, _ in over) - 1
     more = f"; {others} more GPU{'s' if others > 1 else ''} too" if others else ""
     return f"GPU {worst} needs {format_bytes(most)} more than its {usable}{more}"
-
-
-def _check_picture(output: Path | None) -> None:
-    """Refuse a picture that cannot be drawn or written."""
-    from schedopt.drawing import picture_suffix
-    from schedopt.formats import check_writable
-
-    if output is not None:
-        picture_suffix(output)
-        check_writable(output)
 
 
 def _write_files(files: Mapping[str, str], output: Path) -> list[Path]:

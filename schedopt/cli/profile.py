@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,6 +13,7 @@ from schedopt.cli.options import (
     naming_options,
     refuse_together,
 )
+from schedopt.cli.progress import progress_bar
 from schedopt.errors import InputError
 
 if TYPE_CHECKING:
@@ -99,7 +97,7 @@ def profile_model(
             )
         else:
             loaded = load_model(model, **options)
-            with _progress(model) as show:
+            with progress_bar() as show:
                 chain = profile(
                     loaded,
                     device=device,
@@ -108,7 +106,7 @@ def profile_model(
                     repeats=repeats,
                     min_share=min_share,
                     whole=verify,
-                    on_progress=show,
+                    on_progress=lambda done, total: show(done, total, f"measuring {model}"),
                 )
     chain.save(output)
     _print(chain)
@@ -116,19 +114,6 @@ def profile_model(
         _print_deviations(verify_chain(chain))
     _print_notes(chain)
     typer.echo(f"Chain written to {output}")
-
-
-@contextmanager
-def _progress(name: str) -> Iterator[Callable[[int, int], None] | None]:
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(f"measuring {name}", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _print(chain: Chain) -> None:

@@ -98,11 +98,8 @@ def run_plan(
     """
     from schedopt.cli.plans import load_valid, micro_batches
     from schedopt.cli.printing import print_json
-    from schedopt.drawing import picture_suffix
 
-    if plot is not None:
-        picture_suffix(plot)
-    check_outputs({"--trace": trace, "--plot": plot, "--output": output})
+    check_outputs({"--trace": trace, "--plot": plot, "--output": output}, picture=plot)
     _, loaded = load_valid(plan)
     count = micro_batches(loaded, microbatches)
     if actions:
@@ -177,11 +174,9 @@ def _ending_at_once() -> Iterator[None]:
             with naming_options():
                 yield
         except SchedoptError as error:
-            from schedopt.cli.flags import with_options
+            from schedopt.cli.flags import report
 
-            said = with_options(error) if isinstance(error, InputError) else error
-            print(f"Error: {said}", file=sys.stderr, flush=True)
-            os._exit(2 if isinstance(error, InputError) else 1)
+            os._exit(report(error))
 
 
 @contextmanager

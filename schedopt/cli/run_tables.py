@@ -12,7 +12,7 @@ from rich.console import Console
 from schedopt.cli.printing import make_console, print_table
 from schedopt.reporting.tables import Table
 from schedopt.running.report import Discrepancy, Report
-from schedopt.units import format_bytes, format_duration
+from schedopt.units import counted, format_bytes, format_duration
 
 MOST_DISCREPANCIES: Final = 5
 """Operations in which prediction and measurement part most that are shown."""
@@ -27,12 +27,9 @@ def print_report(report: Report) -> None:
     what = job.model or "synthetic layers"
     if job.stretch != 1:
         what += f", times stretched by {job.stretch:g}"
-    ranks = len(report.gpus)
-    steps = f"{job.steps} step{'s' if job.steps > 1 else ''}"
-    fed = f"{job.microbatches} micro-batch{'es' if job.microbatches > 1 else ''}"
     console.print(
-        f"{what}: {ranks} rank{'s' if ranks > 1 else ''}, {job.backend}, "
-        f"{fed} a step, {steps} timed",
+        f"{what}: {counted(len(report.gpus), 'rank')}, {job.backend}, "
+        f"{counted(job.microbatches, 'micro-batch')} a step, {counted(job.steps, 'step')} timed",
         style="bold",
     )
     _print_step(console, report)

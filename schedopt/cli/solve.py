@@ -268,17 +268,9 @@ def still_valid(plan: Plan, problem: Problem) -> Plan | None:
 
 
 def say_what_it_has(plan: Plan, result: Result, name: str) -> str | None:
-    """Return that the plan itself is faster than what was found, and what would allow it.
+    """Return that the plan of a file is faster than what was found, and what would allow it.
 
     None if it is not, or if more than the scope is in the way.
-
-    Parameters
-    ----------
-    plan : Plan
-    result : Result
-        What was found for its stages.
-    name : str
-        Of its file.
     """
     period = plan.pattern.period
     asked = result.problem.scope

@@ -16,6 +16,7 @@ from schedopt.cli.options import (
     FreedomOptions,
     Jobs,
     Seed,
+    check_outputs,
     check_time_limit,
     make_pool,
     naming_options,
@@ -77,7 +78,6 @@ def sweep_chain(
     schedopt sweep --chain chain.json --gpus 8 --mem 16G,24G --dask tcp://host:8786
     """
     from schedopt.chain import Chain
-    from schedopt.drawing import picture_suffix
     from schedopt.formats import check_writable, make_folder
     from schedopt.problem import Problem, Scope
     from schedopt.solving import load_solver
@@ -110,9 +110,7 @@ def sweep_chain(
     layers = Chain.load(chain)
     for machine in machines:
         Problem(chain=layers, platform=machine, scope=options.scope)
-    if plot is not None:
-        picture_suffix(plot)
-        check_writable(plot)
+    check_outputs({"--plot": plot}, picture=plot)
     known = resume_sweep(output, layers, options)
     check_writable(output)
     if plans is not None:

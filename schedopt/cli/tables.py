@@ -22,7 +22,14 @@ from schedopt.reporting.tables import Table, ladder_table, memory_table, stage_t
 from schedopt.result import Infeasibility, Result
 from schedopt.solving.registry import PARTITIONED
 from schedopt.solving.suggestions import suggest
-from schedopt.units import format_bandwidth, format_bytes, format_duration, printable, readable
+from schedopt.units import (
+    counted,
+    format_bandwidth,
+    format_bytes,
+    format_duration,
+    printable,
+    readable,
+)
 from schedopt.validation import as_ratio
 
 if TYPE_CHECKING:
@@ -206,10 +213,9 @@ def number(value: Fraction | None) -> int | float | None:
 def print_comparison(comparison: Comparison) -> None:
     """Print a row for each system, those that fit first, and what the columns mean."""
     console = make_console()
-    count = comparison.microbatches
     console.print(f"Chain     {comparison.chain}")
     console.print(f"Platform  {comparison.platform}")
-    console.print(f"Step      {count} micro-batch{'es' if count > 1 else ''}")
+    console.print(f"Step      {counted(comparison.microbatches, 'micro-batch')}")
     table = Table(
         title="Systems side by side",
         columns=("System", *_FIGURES, "Note"),

@@ -25,16 +25,7 @@ USUAL: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class Baseline:
-    """What a plan is compared with.
-
-    Parameters
-    ----------
-    name : str
-    figures : Figures, optional
-        None if there is no such plan.
-    note : str
-        Why there is none, or a remark about it.
-    """
+    """What a plan is compared with; without figures, the note says why there is no such plan."""
 
     name: str
     figures: Figures | None = None
@@ -46,13 +37,6 @@ def usual_baselines(plan: Plan, microbatches: int) -> Iterator[Baseline]:
 
     1F1B* keeps the fewest activations for a period (Beaumont et al. 2021, Theorem 3), so that no
     1F1B of the same stages that fits the memory has a shorter one.
-
-    Parameters
-    ----------
-    plan : Plan
-        Valid.
-    microbatches : int
-        Of a step.
     """
     for partitioner, name in USUAL.items():
         try:
@@ -66,24 +50,7 @@ def usual_baselines(plan: Plan, microbatches: int) -> Iterator[Baseline]:
 
 
 def named_baseline(name: str, other: Plan, plan: Plan, microbatches: int) -> Baseline:
-    """Return a plan of a file as a baseline.
-
-    Parameters
-    ----------
-    name : str
-        Of the file.
-    other : Plan
-        Valid.
-    plan : Plan
-        What it is compared with.
-    microbatches : int
-        Of a step.
-
-    Raises
-    ------
-    InputError
-        If they are for different chains.
-    """
+    """Return the other plan, that of a file, as a baseline; refuse one for another chain."""
     if other.chain.sha256 != plan.chain.sha256:
         raise InputError(
             "the plan to compare with is for another chain",

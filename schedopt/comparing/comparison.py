@@ -39,17 +39,9 @@ _OUTCOMES: Final[tuple[Outcome, ...]] = ("fits", "too large", "impossible")
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One system: what its plan costs, or why it has none.
+    """One system: what its plan costs, or in the note why it has none.
 
-    Parameters
-    ----------
-    system : System
-    figures : Figures, optional
-        None without a plan.
-    result : Result, optional
-        The plan with what is known about it; or that our solver found none.
-    note : str
-        Why there is no plan, or a remark about it.
+    The result has the plan with what is known about it, or says that our solver found none.
     """
 
     system: System
@@ -172,13 +164,7 @@ def _row(row: Row, comparison: Comparison) -> dict[str, Any]:
 
 
 def save_plans(comparison: Comparison, folder: str | Path) -> None:
-    """Write the plan of each row as NAME.json, also of those that do not fit.
-
-    Raises
-    ------
-    InputError
-        If a path cannot be written.
-    """
+    """Write the plan of each row as NAME.json, also of those that do not fit."""
     for row in comparison.rows:
         if row.result is not None and row.result.plan is not None:
             row.result.save(Path(folder) / f"{row.system.name}.json")

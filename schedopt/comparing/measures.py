@@ -94,15 +94,9 @@ class Figures:
 
 
 def measure_plan(plan: Plan, microbatches: int, name: str) -> Figures:
-    """Check a plan, and return what it costs.
+    """Check the plan of a system, and return what it costs.
 
-    Parameters
-    ----------
-    plan : Plan
-    microbatches : int
-        Of a step; if the updates of the plan need another multiple, the next one above is taken.
-    name : str
-        Of its system.
+    If its updates need another multiple of micro-batches in a step, the next one above is taken.
 
     Raises
     ------

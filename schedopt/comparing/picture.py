@@ -23,7 +23,7 @@ from schedopt.drawing.files import (
     set_title,
     style_axes,
 )
-from schedopt.units import format_bytes, printable
+from schedopt.units import counted, format_bytes, printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,13 +46,7 @@ def save_comparison_picture(comparison: Comparison, path: str | Path) -> None:
 
     Each system that has a plan is a point with a number, grey where it does not fit; its name
     stands behind the number next to the plot. Lines stand at the memories that GPUs have. The same
-    comparison always gives the same bytes.
-
-    Raises
-    ------
-    InputError
-        For a name that says no kind of picture, a path that cannot be written, or where
-        matplotlib is not installed.
+    comparison always gives the same bytes. Errors are those of `save_figure`.
     """
     save_figure(lambda: _figure(comparison), path)
 
@@ -156,17 +150,15 @@ def _write_above(
 
 
 def _write_title(figure: Figure, axes: Axes, comparison: Comparison) -> None:
-    count, platform = len(comparison.platform.gpus), comparison.platform
-    name = printable(comparison.chain.name) or "A chain"
-    gpus = f"{count} GPU{'s' if count > 1 else ''}"
+    platform, name = comparison.platform, printable(comparison.chain.name) or "A chain"
+    gpus = counted(len(platform.gpus), "GPU")
     set_title(figure, f"{name} on {gpus}: throughput against memory")
     link = platform.link
     if platform.network is not None:
         links = "links as in the platform"
     else:
         links = "transfers are free" if link is None else f"links of {link}"
-    m = comparison.microbatches
-    words = f"steps of {m} micro-batch{'es' if m > 1 else ''}; {links}"
+    words = f"steps of {counted(comparison.microbatches, 'micro-batch')}; {links}"
     if any(row.outcome == "too large" for row in comparison.rows):
         words += "; grey does not fit"
     axes.set_title(words, loc="left", size=8, pad=16)

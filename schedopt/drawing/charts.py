@@ -14,7 +14,7 @@ from schedopt.network import Resource
 from schedopt.plan import Operation, Plan, Transfer
 from schedopt.result import Result
 from schedopt.simulation import Simulation
-from schedopt.units import format_duration, printable
+from schedopt.units import counted, format_duration, printable
 
 Run = tuple[Operation | Transfer, int, int, int, int | None, int]
 """What runs: the item, its first micro-batch, start, end, source GPU of a transfer, GPU."""
@@ -23,16 +23,7 @@ Run = tuple[Operation | Transfer, int, int, int, int | None, int]
 def chart_plan(result: Result, report: PlanReport | None = None) -> Chart:
     """Return what a picture of a valid plan shows: its pattern, twice.
 
-    Parameters
-    ----------
-    result : Result
-    report : PlanReport, optional
-        Of its plan, where there is one already.
-
-    Raises
-    ------
-    ValueError
-        If there is no plan.
+    A report may be that of the plan. Without a plan this is a ValueError.
     """
     plan = result.plan
     if plan is None:
@@ -121,9 +112,8 @@ def _facts(result: Result, report: PlanReport) -> Iterator[str]:
 
 
 def _step_facts(simulation: Simulation) -> Iterator[str]:
-    count = simulation.microbatches
     yield (
-        f"{count} micro-batch{'es' if count > 1 else ''} in "
+        f"{counted(simulation.microbatches, 'micro-batch')} in "
         f"{format_duration(simulation.makespan_ns)}, "
         f"{format_duration(simulation.time_per_micro_batch)} each; "
         f"bubble {float(simulation.bubble):.1%} (idle time of the GPUs that have a stage)"

@@ -43,13 +43,8 @@ def save_picture(chart: Chart, path: str | Path) -> None:
 
     Each GPU has a row: above what it runs, below its memory over time, which is full at the top
     line. A forward is light, a backward hatched and dark, so that it reads without colour; the
-    colour is the stage. The same chart always gives the same bytes.
-
-    Raises
-    ------
-    InputError
-        For a name that says no kind of picture, a path that cannot be written, or where
-        matplotlib is not installed.
+    colour is the stage. The same chart always gives the same bytes. Errors are those of
+    `save_figure`.
     """
     save_figure(lambda: draw_picture(chart), path)
 

@@ -34,19 +34,9 @@ def lasting(
     end_ns: int,
     args: Mapping[str, Any],
 ) -> Event:
-    """Return something that lasts.
+    """Return something that lasts: a box on a track, which is a process and a thread.
 
-    Parameters
-    ----------
-    name : str
-        What stands in its box.
-    category : str
-        What it can be filtered by.
-    track : (int, int)
-        Process and thread.
-    start_ns, end_ns : int
-    args : mapping
-        What is shown once it is chosen.
+    It can be filtered by its category; `args` are shown once it is chosen.
     """
     process, thread = track
     return {

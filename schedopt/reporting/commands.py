@@ -15,16 +15,7 @@ _LONG_NS = 60 * 10**9
 
 
 def commands(plan: Plan, file: str, step: Simulation) -> Iterator[tuple[str, str]]:
-    """Yield lines for a shell, each with what it does.
-
-    Parameters
-    ----------
-    plan : Plan
-    file : str
-        Its file.
-    step : Simulation
-        The step that is run.
-    """
+    """Yield lines for a shell that take a plan from its file, each with what it does."""
     name, count = shlex.quote(printable(file)), f"--microbatches {step.microbatches}"
     yield "pip install -e '.[torch,hf]'", "once, in a copy of the schedopt repository"
     yield f"schedopt check {name}", "derives everything again, with code that knows no solver"

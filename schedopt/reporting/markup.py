@@ -49,11 +49,7 @@ def folded(summary: str, content: str, *, open_: bool = False) -> str:
 def table(rows: Table, *, bars: Sequence[float] = ()) -> str:
     """Return a table, in a box of its own that a narrow screen scrolls.
 
-    Parameters
-    ----------
-    rows : Table
-    bars : sequence of float
-        A share for each row, drawn in its last cell.
+    `bars` are shares, one for each row, drawn in its last cell.
     """
     head = "".join(
         f'<th scope="col"{_kind(rows, number)}>{escape(name)}</th>'

@@ -59,22 +59,9 @@ FEW_GPUS: Final = 8
 def render_page(
     result: Result, *, file: str, step: Simulation, ours: Figures, baselines: Sequence[Baseline]
 ) -> str:
-    """Return a page about a valid plan.
+    """Return a page about a valid plan: the same one for the same plan.
 
-    The same plan gives the same page.
-
-    Parameters
-    ----------
-    result : Result
-        With a plan.
-    file : str
-        That of the plan, for the commands.
-    step : Simulation
-        Of that plan.
-    ours : Figures
-        What the plan costs.
-    baselines : sequence of Baseline
-        What it is compared with.
+    `file` is that of the plan, for the commands; `ours` is what the plan costs.
     """
     plan, report = step.plan, PlanReport(step.plan)
     script = "\n".join(["'use strict';", *map(_read, SCRIPTS)])

@@ -162,14 +162,7 @@ def memory_table(report: PlanReport) -> Table:
 
 
 def ladder_table(result: Result, say_note: Callable[[Note | str], str] = str) -> Table:
-    """Return what each solver found, and how much faster than the best before.
-
-    Parameters
-    ----------
-    result : Result
-    say_note : callable, optional
-        Says the note of a phase. Default: in the words of the library.
-    """
+    """Return what each solver found, and how much faster than the best before."""
     freedoms = any(phase.freedom for phase in result.ladder)
     keys = ("Solver", *(("In addition",) if freedoms else ()))
     best: Fraction | None = None

@@ -15,7 +15,7 @@ from schedopt.reporting.tables import layer_names, layer_range
 from schedopt.result import Result
 from schedopt.simulation import Simulation
 from schedopt.stage import Stage
-from schedopt.units import format_bytes, format_duration, printable, readable
+from schedopt.units import counted, format_bytes, format_duration, printable, readable
 
 WORDS: Final = (
     ("Layer", "a part of the network that is measured as one: its time and its bytes."),
@@ -50,9 +50,8 @@ class Figure:
 
 def title_of(plan: Plan) -> str:
     """Return what a page about a plan is called."""
-    count = len(plan.platform.gpus)
     name = printable(plan.chain.name) or "unnamed model"
-    return f"Pipeline plan: {name} on {count} GPU{'s' if count > 1 else ''}"
+    return f"Pipeline plan: {name} on {counted(len(plan.platform.gpus), 'GPU')}"
 
 
 def first_figures(result: Result, report: PlanReport, step: Simulation) -> Iterator[Figure]:
@@ -125,14 +124,15 @@ def plan_sentences(result: Result, report: PlanReport) -> Iterator[str]:
     work = sum(layer.forward_ns + layer.backward_ns for layer in plan.chain.layers)
     name = printable(plan.chain.name) or "The model"
     yield (
-        f"{name} has {_count(len(plan.chain.layers), 'layer')}, one after the other. A micro-batch "
-        "(a small part of a batch) goes forward through all of them and then backward, which takes "
-        f"{format_duration(work)} on one GPU of speed 1. It is to run on {plan.platform}."
+        f"{name} has {counted(len(plan.chain.layers), 'layer')}, one after the other. A "
+        "micro-batch (a small part of a batch) goes forward through all of them and then backward, "
+        f"which takes {format_duration(work)} on one GPU of speed 1. It is to "
+        f"run on {plan.platform}."
     )
     turns = " Stages with several GPUs give the micro-batches to them in turn."
     yield (
-        f"The plan cuts the layers into {_count(len(plan.stages), 'stage')} on {used} of "
-        f"{_count(len(plan.platform.gpus), 'GPU')}. While one micro-batch is in one stage, others "
+        f"The plan cuts the layers into {counted(len(plan.stages), 'stage')} on {used} of "
+        f"{counted(len(plan.platform.gpus), 'GPU')}. While one micro-batch is in one stage, others "
         "are in the others, so that the GPUs work at the same time."
         + (turns if any(len(set(stage.gpus)) > 1 for stage in plan.stages) else "")
     )
@@ -144,17 +144,12 @@ def plan_sentences(result: Result, report: PlanReport) -> Iterator[str]:
     yield from _updates(plan)
 
 
-def _count(number: int, what: str) -> str:
-    several = f"{what}es" if what.endswith("ch") else f"{what}s"
-    return f"{number} {what if number == 1 else several}"
-
-
 def _rhythm(plan: Plan, period: Fraction) -> str:
     pattern, steps = plan.pattern, plan.scope.microbatches
     whole = format_duration(pattern.period_total_ns)
     if steps is not None:
         return (
-            f"A step runs {_count(steps, 'micro-batch')} from an "
+            f"A step runs {counted(steps, 'micro-batch')} from an "
             f"empty pipeline to an empty one in {whole}, {format_duration(period)} for each."
         )
     if pattern.k == 1:
@@ -174,10 +169,10 @@ def _updates(plan: Plan) -> Iterator[str]:
     found = versions(plan)
     every = plan.rule.update_every or 1
     yield (
-        f"The weights are updated after every {_count(every, 'micro-batch')}. A "
-        f"GPU holds at most {_count(max(found.held.values()), 'version')} of the weights of a "
+        f"The weights are updated after every {counted(every, 'micro-batch')}. A "
+        f"GPU holds at most {counted(max(found.held.values()), 'version')} of the weights of a "
         f"stage; a forward reads weights that are up to "
-        f"{_count(max(found.forward_staleness.values()), 'update')} old, a backward up to "
+        f"{counted(max(found.forward_staleness.values()), 'update')} old, a backward up to "
         f"{max(found.backward_staleness.values())}."
     )
 
@@ -246,14 +241,14 @@ def scope_items(scope: Scope) -> Iterator[tuple[str, str]]:
         ),
     )
     if scope.microbatches is not None:
-        many = _count(scope.microbatches, "micro-batch")
+        many = counted(scope.microbatches, "micro-batch")
         yield "Step", f"{many} from an empty pipeline to an empty one"
     else:
         yield (
             "Length of the pattern",
             "any"
             if scope.max_k is None
-            else f"it repeats after at most {_count(scope.max_k, 'micro-batch')}",
+            else f"it repeats after at most {counted(scope.max_k, 'micro-batch')}",
         )
     yield (
         "Grain",

@@ -20,13 +20,7 @@ from schedopt.version import __version__
 
 
 def sweep_to_json(sweep: Sweep) -> str:
-    """Return the text of a ``schedopt.sweep/1`` file.
-
-    Raises
-    ------
-    InputError
-        If the sweep holds something that JSON cannot.
-    """
+    """Return the text of a ``schedopt.sweep/1`` file."""
     document = dump_plain(sweep, Sweep)
     # None is a value of its own here: any k.
     document["options"]["scope"].setdefault("max_k", None)

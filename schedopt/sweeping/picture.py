@@ -23,7 +23,7 @@ from schedopt.drawing.files import (
 from schedopt.drawing.looks import COLOURS
 from schedopt.sweeping.front import Row, compare_points
 from schedopt.sweeping.sweep import Point, Series, Sweep
-from schedopt.units import format_bandwidth, printable
+from schedopt.units import counted, format_bandwidth, printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -77,13 +77,7 @@ def save_sweep_picture(sweep: Sweep, path: str | Path) -> None:
 
     The colour is the number of GPUs; marker and dashes are the bandwidth. Lines are stairs: between
     two points the plan of the left one still fits, and the bound of the right one still holds. The
-    same sweep always gives the same bytes.
-
-    Raises
-    ------
-    InputError
-        For a name that says no kind of picture, a path that cannot be written, or where
-        matplotlib is not installed.
+    same sweep always gives the same bytes. Errors are those of `save_figure`.
     """
     save_figure(lambda: _figure(sweep), path)
 
@@ -208,8 +202,7 @@ def _draw_legend(figure: Figure, rows: Sequence[Row], looks: _Looks) -> None:
     from matplotlib.patches import Patch
 
     handles: list[Any] = [
-        Patch(color=looks.colour(count), label=f"{count} GPU{'s' if count > 1 else ''}")
-        for count in looks.counts
+        Patch(color=looks.colour(count), label=counted(count, "GPU")) for count in looks.counts
     ]
     for rate in looks.rates:
         words = "free transfers" if rate is None else f"links of {format_bandwidth(rate)}"

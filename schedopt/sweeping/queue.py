@@ -25,27 +25,10 @@ class Queue(Generic[Item, Task, Answer]):
     When a process ends without an answer, each item that ran then is suspected, and tried again
     while nothing else runs; so none is given up for the fault of another.
 
-    Parameters
-    ----------
-    items : iterable
-        To do in this order; `str` names one for a person.
-    pool : Pool
-        Where, not entered yet.
-    work : callable
-        Makes an answer of a task, in another process.
-    task : callable
-        Makes a task of an item, when its turn comes.
-    keep : callable
-        Called with each answer.
-    on_item : callable
-        Called with the number of items done, of all, and the name of one that runs.
-    done : int
-        How many are done already.
-
-    Attributes
-    ----------
-    given_up : list
-        The items of which each process ended before it had an answer.
+    `task` makes a task of an item when its turn comes, `work` an answer of it in another process,
+    and `keep` is called with each answer. `on_item` hears how many are done, of how many, and which
+    runs (its `str`); `done` were done before. Of `given_up` items each process ended before it had
+    an answer.
     """
 
     def __init__(

@@ -16,7 +16,7 @@ from schedopt.proofs import Proof
 from schedopt.result import Bound, Infeasibility, Result, Status
 from schedopt.stage import Stage
 from schedopt.stored import Stored
-from schedopt.units import format_bandwidth, format_bytes
+from schedopt.units import counted, format_bandwidth, format_bytes
 from schedopt.validation import STRICT, Ratio, as_tuple, check_choice, check_ratio, check_whole
 from schedopt.version import __version__
 
@@ -130,8 +130,7 @@ class Cell:
     def __str__(self) -> str:
         rate = self.bandwidth_bytes_per_s
         links = "free transfers" if rate is None else format_bandwidth(rate)
-        gpus = f"{self.gpus} GPU{'s' if self.gpus > 1 else ''}"
-        return f"{gpus} of {format_bytes(self.memory_bytes)}, {links}"
+        return f"{counted(self.gpus, 'GPU')} of {format_bytes(self.memory_bytes)}, {links}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,16 +19,7 @@ S = TypeVar("S")
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """A point to solve, as it is sent to a process.
-
-    Parameters
-    ----------
-    chain : Chain
-    options : Options
-    cell : Cell
-    start : Point, optional
-        One with less memory, to start from its plan.
-    """
+    """A point to solve, as it is sent to a process; it starts from one with less memory."""
 
     chain: Chain
     options: Options
@@ -37,13 +28,7 @@ class Task:
 
 
 def solve_point(task: Task) -> Point:
-    """Solve one cell.
-
-    Raises
-    ------
-    InputError
-        As `schedopt.solve`.
-    """
+    """Solve one cell."""
     return in_own_thread(_solve, task)
 
 
