@@ -47,6 +47,13 @@ def run(
         return subprocess.CompletedProcess(typed, code, _read(out), _read(err))
 
 
+def printed(*arguments: str | Path, folder: Path | None = None, quick: bool = True) -> str:
+    """Run what must end well and without errors, and return what it prints."""
+    done = run(*arguments, folder=folder, quick=quick)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
 def run_process(
     *arguments: str | Path, folder: Path | None = None
 ) -> subprocess.CompletedProcess[str]:

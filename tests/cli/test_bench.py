@@ -14,7 +14,7 @@ from schedopt import Chain, Layer, Result, check
 from schedopt.bench.best_known_file import BestKnownFile
 from schedopt.bench.periodic import periodic_cases, sample
 from schedopt.cli.suites import shipped_chains
-from tests.cli.commands import ROOT, run, start
+from tests.cli.commands import ROOT, printed, run, start
 from tests.sweeping.helpers import ThreadPool
 
 SMALL = Layer(forward_ns=1, backward_ns=2, weight_bytes=10, activation_bytes=1)
@@ -44,11 +44,10 @@ def test_solvers_write_runs_tables_and_plans_and_go_on(chains: Path, tmp_path: P
     arguments = ("bench", "solvers", "--chains", chains, "--gpus", "2", "--levels", "1,3",
                  "--bandwidths", "free", "--solvers", "contiguous,even_split,relaxation",
                  "-o", path)  # fmt: skip
-    done = run(*arguments)
-    assert (done.returncode, done.stderr) == (0, "")
+    shown = printed(*arguments)
     for word in ("even_split", "relaxation", "contiguous", "Mean", "runs.jsonl", "runs.md",
                  "runs.svg", "Best-known plans of 2 instances in"):  # fmt: skip
-        assert word in done.stdout
+        assert word in shown
     first = path.read_text()
     assert len(records(path)) == 6
     plans = sorted((tmp_path / "plans").iterdir())
@@ -71,10 +70,9 @@ def test_solvers_write_runs_tables_and_plans_and_go_on(chains: Path, tmp_path: P
 @pytest.mark.usefixtures("threads")
 def test_a_quick_suite_of_our_chains_and_the_theorems(tmp_path: Path) -> None:
     path = tmp_path / "runs.jsonl"
-    done = run("bench", "solvers", "--quick", "--solvers", "contiguous,piper",
-               "-o", path, folder=ROOT)  # fmt: skip
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "Not as it should be" not in done.stdout
+    shown = printed("bench", "solvers", "--quick", "--solvers", "contiguous,piper",
+                    "-o", path, folder=ROOT)  # fmt: skip
+    assert "Not as it should be" not in shown
     assert len(records(path)) == 2 * (3 * 2 * 2 + 5)
     assert {record["time_limit_s"] for record in records(path)} == {3.0}
     assert len({record["chain"] for record in records(path)}) == 3 + 5
@@ -124,9 +122,8 @@ def test_periodic_writes_its_figures(tmp_path: Path, monkeypatch: pytest.MonkeyP
     few = [*every[:3], *every[7:9], sample("split_backward", layers=4, gpus=2, seeds=1).case()]
     monkeypatch.setattr("schedopt.bench.periodic.periodic_cases", lambda seeds: few)
     path = tmp_path / "periodic.json"
-    done = run("bench", "periodic", "--time-limit", "9", "--workers", "1", "-o", path)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "theorem_4: 3 of 3 proven" in done.stdout
+    shown = printed("bench", "periodic", "--time-limit", "9", "--workers", "1", "-o", path)
+    assert "theorem_4: 3 of 3 proven" in shown
     document = json.loads(path.read_text())
     # 2 (1 + 1 / k) ms, and max(3, 3 P / N) ms.
     assert document["theorem_4"][2]["period_exact"] == [8_000_000, 3]
@@ -150,14 +147,13 @@ def test_general_writes_each_run_and_goes_on(ending: str, chains: Path, tmp_path
     path = tmp_path / f"general.{ending}"
     arguments = ("bench", "general", "--only", "chains", "--chains", chains, "--workers", "1",
                  "--quick", "--time-limit", "0.5", "-o", path)  # fmt: skip
-    done = run(*arguments)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "placement, tight memory: 1 of 1 with a plan" in done.stdout
+    shown = printed(*arguments)
+    assert "placement, tight memory: 1 of 1 with a plan" in shown
     first = path.read_text()
     rows = json.loads(first)["chains"] if ending == "json" else records(path)
     assert [row["level"] for row in rows] == ["tight"] * 2 + ["medium"] * 2 + ["loose"] * 2
     assert "| five | 4 | loose |" in (tmp_path / "general.md").read_text()
-    assert run(*arguments).stdout == done.stdout
+    assert run(*arguments).stdout == shown
     assert path.read_text() == first
     other = run(*arguments, "--seed", "1")
     assert other.returncode == 2
@@ -173,10 +169,9 @@ def test_schedules_write_each_run_and_go_on(tmp_path: Path) -> None:
         Chain(layers=(long, short), name=name).save(folder / f"{name}.json")
     arguments = ("bench", "schedules", "--chains", folder, "--gpus", "2", "--workers", "1",
                  "--time-limit", "0.2", "--quick", "-o", path)  # fmt: skip
-    done = run(*arguments, "--microbatches", "1")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "Times as fast as the fixed schedule" in done.stdout
-    assert "Not as it should be" not in done.stdout
+    shown = printed(*arguments, "--microbatches", "1")
+    assert "Times as fast as the fixed schedule" in shown
+    assert "Not as it should be" not in shown
     first = records(path)
     # Quick: the first chain and the last one. Two layers are no four stages for interleaved 1F1B,
     # and ZB-H1 and Chimera need more than the chains say.
@@ -194,16 +189,15 @@ def test_schedules_write_each_run_and_go_on(tmp_path: Path) -> None:
 
 def test_hardness_writes_figures_tables_and_picture_and_goes_on(tmp_path: Path) -> None:
     arguments = ("bench", "hardness", "--quick", "--time-limit", "0.2", "-o", "quick.jsonl")
-    done = run(*arguments, folder=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "Theorem 2, exact cover: " in done.stdout
+    shown = printed(*arguments, folder=tmp_path)
+    assert "Theorem 2, exact cover: " in shown
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "quick.jsonl", "quick.md", "quick.svg",
     ]  # fmt: skip
     first = (tmp_path / "quick.jsonl").read_text()
     assert {row["m"] for row in records(tmp_path / "quick.jsonl")} == {2, 4, 8}
     assert "](quick.svg)" in (tmp_path / "quick.md").read_text()
-    assert run(*arguments, folder=tmp_path).stdout == done.stdout
+    assert run(*arguments, folder=tmp_path).stdout == shown
     assert (tmp_path / "quick.jsonl").read_text() == first
     other = run(*arguments, "--workers", "1", folder=tmp_path)
     assert "quick.jsonl: workers: is 2 there, and 1 now" in other.stderr
@@ -212,8 +206,7 @@ def test_hardness_writes_figures_tables_and_picture_and_goes_on(tmp_path: Path) 
 def test_speed_writes_its_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("schedopt.bench.speed.SIZES", ((8, 2),))
     monkeypatch.setattr("schedopt.bench.speed._run", lambda arguments: "0.25")
-    done = run("bench", "speed", "-o", tmp_path / "speed.jsonl", "--chain", "c.json")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "import schedopt: 0.25 s" in done.stdout
-    assert "over 9 levels" in done.stdout
+    shown = printed("bench", "speed", "-o", tmp_path / "speed.jsonl", "--chain", "c.json")
+    assert "import schedopt: 0.25 s" in shown
+    assert "over 9 levels" in shown
     assert "| 8 | 2 | 0 |" in (tmp_path / "speed.md").read_text()

@@ -12,7 +12,7 @@ import pytest
 from schedopt.cli.compare import show_and_advise
 from schedopt.systems import catalogue
 from schedopt.systems.catalogue import SYSTEMS, System
-from tests.cli.commands import run
+from tests.cli.commands import printed, run
 from tests.systems import stand_ins
 from tests.systems.stand_ins import CHAIN, names
 
@@ -165,7 +165,6 @@ def test_a_plan_that_is_not_valid_is_our_fault(chain: Path) -> None:
 
 
 def test_every_system_has_a_row(chain: Path) -> None:
-    done = run("compare", "--chain", chain, "--gpus", "2", "--mem", "1K", "--json")
-    assert (done.returncode, done.stderr) == (0, "")
-    found = {row["system"] for row in json.loads(done.stdout)["rows"]}
+    shown = printed("compare", "--chain", chain, "--gpus", "2", "--mem", "1K", "--json")
+    found = {row["system"] for row in json.loads(shown)["rows"]}
     assert found == {system.name for system in SYSTEMS} | {"schedopt", "schedopt_step"}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from schedopt import Platform
-from tests.cli.commands import run
+from tests.cli.commands import printed, run
 from tests.drawing.helpers import result_of
 from tests.examples import EXAMPLES
 
@@ -22,18 +22,16 @@ def plan(tmp_path: Path) -> Path:
 
 
 def test_show_prints_period_bubble_binding_and_the_step(plan: Path) -> None:
-    done = run("show", plan)
-    assert (done.returncode, done.stderr) == (0, "")
+    shown = printed("show", plan)
     for text in ("Period 4 ns", "Bubble 0.0%", "Binding: GPU 0 works 100.0%", "F0+0", "GPU 2",
                  "100.0% of 330 B", "A step of 12 micro-batches"):  # fmt: skip
-        assert text in done.stdout
+        assert text in shown
 
 
 @pytest.mark.parametrize("command", ["show", "simulate"])
 def test_pictures_are_written_where_one_says(command: str, plan: Path, tmp_path: Path) -> None:
-    done = run(command, plan, "-o", tmp_path / "picture.svg")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == f"Picture written to {tmp_path / 'picture.svg'}\n"
+    shown = printed(command, plan, "-o", tmp_path / "picture.svg")
+    assert shown == f"Picture written to {tmp_path / 'picture.svg'}\n"
     assert "<svg" in (tmp_path / "picture.svg").read_text()
 
 
@@ -49,12 +47,11 @@ def test_simulate_prints_one_document(plan: Path) -> None:
 
 
 def test_simulate_prints_a_step(plan: Path) -> None:
-    done = run("simulate", plan, "--microbatches", "4", "--timing", "pattern")
-    assert (done.returncode, done.stderr) == (0, "")
+    shown = printed("simulate", plan, "--microbatches", "4", "--timing", "pattern")
     # The last micro-batch starts 12 ns after the first, which takes 20.
-    assert "4 micro-batches in 32 ns, 8 ns each" in done.stdout
-    assert "Warm-up 6 ns" in done.stdout
-    assert "at the times of the pattern" in done.stdout
+    assert "4 micro-batches in 32 ns, 8 ns each" in shown
+    assert "Warm-up 6 ns" in shown
+    assert "at the times of the pattern" in shown
 
 
 @pytest.mark.parametrize("command", ["show", "simulate"])

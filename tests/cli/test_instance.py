@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from schedopt import Chain
-from tests.cli.commands import run, run_process
+from tests.cli.commands import printed, run, run_process
 
 MS = 10**6
 
@@ -65,15 +65,13 @@ class Here:
 
     def fail(self, *arguments: str | Path) -> str:
         """Run what must end with 2 and print nothing but errors; return those."""
-        code, printed, errors = self.run(*arguments)
-        assert (code, printed) == (2, "")
+        code, shown, errors = self.run(*arguments)
+        assert (code, shown) == (2, "")
         return errors
 
     def print(self, *arguments: str | Path) -> str:
         """Run what must end well and without errors; return what is printed."""
-        code, printed, errors = self.run(*arguments)
-        assert (code, errors) == (0, "")
-        return printed
+        return printed(*arguments, folder=self.folder, quick=False)
 
 
 @pytest.fixture

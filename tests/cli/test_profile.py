@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from schedopt import Chain
-from tests.cli.commands import run, solve_json
+from tests.cli.commands import printed, run, solve_json
 
 GPT2 = "hf:gpt2:layers=2,width=16,heads=2,vocabulary=31,tied=no"
 QUICK = ("--batch", "2", "--seq", "8", "--warmup", "0", "--repeats", "2")
@@ -24,9 +24,7 @@ def build():
 def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """Return the chain of a tiny GPT-2, and what was printed."""
     path = tmp_path_factory.mktemp("profile") / "gpt2.json"
-    done = run("profile", GPT2, *QUICK, "--verify", "-o", path)
-    assert (done.returncode, done.stderr) == (0, "")
-    return path, done.stdout
+    return path, printed("profile", GPT2, *QUICK, "--verify", "-o", path)
 
 
 def test_a_table_shows_the_layers(measured: tuple[Path, str]) -> None:
@@ -55,18 +53,15 @@ def test_the_chain_is_what_was_asked_for(measured: tuple[Path, str]) -> None:
 
 
 def test_the_chain_can_be_solved(measured: tuple[Path, str]) -> None:
-    done = run("solve", "--chain", measured[0], "--gpus", "2", "--mem", "1G")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "Period" in done.stdout
+    shown = printed("solve", "--chain", measured[0], "--gpus", "2", "--mem", "1G")
+    assert "Period" in shown
 
 
 @pytest.fixture(scope="module")
 def estimated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     path = tmp_path_factory.mktemp("profile") / "llama.json"
-    done = run("profile", "hf:llama-8b:layers=4", "--dtype", "bfloat16", "--seq", "128",
-               "--fake", "--flops", "400T", "-o", path)  # fmt: skip
-    assert (done.returncode, done.stderr) == (0, "")
-    return path, done.stdout
+    small = ("--dtype", "bfloat16", "--seq", "128", "--fake", "--flops", "400T")
+    return path, printed("profile", "hf:llama-8b:layers=4", *small, "-o", path)
 
 
 def test_a_model_is_estimated_without_its_memory(estimated: tuple[Path, str]) -> None:
@@ -79,15 +74,13 @@ def test_a_model_is_estimated_without_its_memory(estimated: tuple[Path, str]) ->
 
 
 def test_what_was_estimated_can_be_solved(estimated: tuple[Path, str]) -> None:
-    done = run("solve", "--chain", estimated[0], "--gpus", "4", "--mem", "80G")
-    assert (done.returncode, done.stderr) == (0, "")
+    printed("solve", "--chain", estimated[0], "--gpus", "4", "--mem", "80G")
 
 
 def test_a_factory_is_found_where_it_is_run(tmp_path: Path) -> None:
     (tmp_path / "own_models.py").write_text(FACTORY)
-    done = run("profile", "own_models:build", "--warmup", "0", "--repeats", "2", "-o", "chain.json",
-               folder=tmp_path)  # fmt: skip
-    assert (done.returncode, done.stderr) == (0, "")
+    printed("profile", "own_models:build", "--warmup", "0", "--repeats", "2", "-o", "chain.json",
+            folder=tmp_path)  # fmt: skip
     chain = Chain.load(tmp_path / "chain.json")
     assert [layer.name for layer in chain.layers] == ["0", "1"]
     assert solve_json("--chain", tmp_path / "chain.json", "--gpus", "2", "--mem", "1M")

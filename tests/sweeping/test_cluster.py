@@ -16,7 +16,7 @@ import pytest
 
 from schedopt import InputError
 from schedopt.sweeping import ClusterPool, run_sweep
-from tests.cli.commands import run
+from tests.cli.commands import printed
 from tests.sweeping.helpers import CHAIN, FAST, INFEASIBLE, SLOW, cells, die_once, empty
 
 ROOT = Path(__file__).parents[2]
@@ -76,12 +76,11 @@ def test_a_sweep_finishes_though_a_worker_is_lost(cluster: Cluster, tmp_path: Pa
 
     # The one that is left does for the command line.
     CHAIN.save(tmp_path / "chain.json")
-    done = run(
+    shown = printed(
         "sweep", "--chain", "chain.json", "--gpus", "2", "--mem", "10,12", "--dask",
         cluster.address, folder=tmp_path,
     )  # fmt: skip
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "12 ns" in done.stdout
+    assert "12 ns" in shown
 
 
 def test_a_cluster_without_workers_is_one_clear_error(tmp_path: Path) -> None:
