@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
+import torch
+
 from schedopt.chain import Chain, Layer, Recipe
+from schedopt.profiling.devices import describe, median_ns, spread
 from schedopt.profiling.measuring import Measured
-from schedopt.profiling.model import Model, require_torch
+from schedopt.profiling.model import Model
+from schedopt.profiling.saved_tensors import first_saved, saved_before
+from schedopt.profiling.states import tensor_bytes, tied_layers
 
 
 def make_chain(model: Model, measured: Measured, provenance: Mapping[str, Any]) -> Chain:
-    """Return the chain of a model that was measured.
-
-    Parameters
-    ----------
-    model : Model
-    measured : Measured
-    provenance : mapping
-        Said beside what the sweeps themselves have to say.
-    """
-    from schedopt.profiling.devices import spread
-    from schedopt.profiling.states import tensor_bytes, tied_layers
-
+    """Return the chain of a model that was measured; provenance in addition to its notes."""
     pieces = measured.pieces
     spreads = {}
     if len(measured.timed) > 1:
@@ -47,9 +42,6 @@ def _name(model: Model) -> str:
 
 
 def _layers(measured: Measured) -> list[Layer]:
-    from schedopt.profiling.devices import median_ns
-    from schedopt.profiling.saved_tensors import first_saved, saved_before
-
     forward = [median_ns(times) for times in _by_layer(measured.timed, "forward_ns")]
     backward = [median_ns(times) for times in _by_layer(measured.timed, "backward_ns")]
     first = [median_ns(times) for times in _by_layer(measured.halves, "input_ns")]
@@ -93,7 +85,7 @@ def _recipe(model: Model, cuts: Sequence[str]) -> Recipe | None:
     return Recipe(
         factory=model.factory,
         arguments=dict(model.arguments),
-        torch=str(require_torch().__version__),
+        torch=str(torch.__version__),
         cuts=tuple(cuts),
     )
 
@@ -102,28 +94,24 @@ def describe_run(
     model: Model, device: Any, optimizer: str, warmup: int, repeats: int
 ) -> dict[str, Any]:
     """Return where and how a model was measured."""
-    from schedopt.profiling.devices import describe
-
     return {
         "source": "measured",
         **describe(device),
         **describe_model(model, optimizer),
         "warmup": warmup,
         "repeats": repeats,
-        "threads": require_torch().get_num_threads(),
+        "threads": torch.get_num_threads(),
     }
 
 
 def describe_model(model: Model, optimizer: str) -> dict[str, Any]:
     """Return what is the same whether a model is measured or not."""
-    from datetime import UTC, datetime
-
     dtypes = {
         str(parameter.dtype).removeprefix("torch.") for parameter in model.module.parameters()
     }
     own = getattr(model.optimizer, "__name__", type(model.optimizer).__name__)
     return {
-        "torch": str(require_torch().__version__),
+        "torch": str(torch.__version__),
         "dtype": ", ".join(sorted(dtypes)),
         "micro_batch": {name: list(value.shape) for name, value in model.tensors.items()},
         "optimizer": optimizer if model.optimizer is None else own,

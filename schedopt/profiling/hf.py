@@ -85,9 +85,8 @@ def build_model(
 
 def _configure(family: Family, sizes: Sizes, extent: int) -> tuple[Any, Any]:
     """Return the class of transformers and its config."""
-    transformers = require_package("transformers")
-    config = getattr(transformers, family.config)(**family.arguments(sizes, extent))
-    return getattr(transformers, family.model), config
+    model_class = getattr(require_package("transformers"), family.model)
+    return model_class, model_class.config_class(**family.arguments(sizes, extent))
 
 
 def _build(family: Family, model_class: Any, config: Any, dtype: torch.dtype) -> nn.Module:

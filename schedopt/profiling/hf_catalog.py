@@ -26,8 +26,8 @@ class Family:
 
     Parameters
     ----------
-    model, config : str
-        Classes of transformers.
+    model : str
+        The class of transformers.
     loss : str
         The loss that transformers computes when labels are given.
     sizes : mapping
@@ -36,8 +36,6 @@ class Family:
         Arguments of the config that are the same for all sizes.
     longest : (str, int), optional
         The argument for the number of positions, and its least value.
-    options : tuple of str
-        The sizes that can be chosen, in the order in which they are written.
     tokens : int
         The usual length of a sequence. 0: it takes images.
     constants : mapping
@@ -45,14 +43,21 @@ class Family:
     """
 
     model: str
-    config: str
     loss: str
     sizes: Mapping[str, str]
     fixed: Mapping[str, Any]
-    options: tuple[str, ...]
     longest: tuple[str, int] | None = None
     tokens: int = 0
     constants: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The sizes that can be chosen, in the order in which they are written."""
+        return tuple(dict.fromkeys(self.sizes.values()))
+
+    def known(self, *values: float | bool, **more: Any) -> Sizes:
+        """Return sizes in the order of the options; `dropout`, the last, is none."""
+        return {"dropout": 0.0, **dict(zip(self.options, values, strict=False)), **more}
 
     def arguments(self, sizes: Sizes, extent: int) -> dict[str, Any]:
         """Return the arguments of the config; `extent` is in tokens, or the side of an image."""
@@ -60,12 +65,13 @@ class Family:
         if self.longest is not None:
             name, least = self.longest
             arguments[name] = max(least, extent)
-        if self.config == "ViTConfig":
+        if self.model.startswith("ViT"):
             arguments["image_size"] = extent
-        if self.config == "ResNetConfig":
+        if self.model.startswith("ResNet"):
             widening = {"basic": 1, "bottleneck": 4}[sizes["block"]]
             widths = [sizes["width"] * widening * 2**stage for stage in range(4)]
-            arguments["hidden_sizes"] = widths
+            blocks = {"layer_type": sizes["block"], "depths": sizes["blocks"]}
+            arguments |= {**blocks, "hidden_sizes": widths}
         return arguments
 
 
@@ -76,136 +82,88 @@ _ENCODER: Final = {
     "hidden_size": "width",
     "num_attention_heads": "heads",
     "intermediate_size": "mlp",
-    "hidden_dropout_prob": "dropout",
-    "attention_probs_dropout_prob": "dropout",
 }
+_VOCABULARY: Final = {"vocab_size": "vocabulary", "tie_word_embeddings": "tied"}
+_DROPOUT: Final = {"hidden_dropout_prob": "dropout", "attention_probs_dropout_prob": "dropout"}
 _LABELLED: Final = {"problem_type": "single_label_classification"}
-_TEXT_OPTIONS: Final = ("layers", "width", "heads", "mlp", "vocabulary", "tied", "dropout")
 
-FAMILIES: Final = {
-    "gpt2": Family(
-        model="GPT2LMHeadModel",
-        config="GPT2Config",
-        loss="ForCausalLM",
-        sizes={
-            "n_layer": "layers",
-            "n_embd": "width",
-            "n_head": "heads",
-            "n_inner": "mlp",
-            "vocab_size": "vocabulary",
-            "tie_word_embeddings": "tied",
-            "embd_pdrop": "dropout",
-            "resid_pdrop": "dropout",
-            "attn_pdrop": "dropout",
-        },
-        fixed=_DECODER,
-        longest=("n_positions", 1024),
-        options=_TEXT_OPTIONS,
-        tokens=1024,
-        constants={"use_cache": False},
-    ),
-    "llama": Family(
-        model="LlamaForCausalLM",
-        config="LlamaConfig",
-        loss="ForCausalLM",
-        sizes={
-            "num_hidden_layers": "layers",
-            "hidden_size": "width",
-            "num_attention_heads": "heads",
-            "num_key_value_heads": "kv_heads",
-            "intermediate_size": "mlp",
-            "vocab_size": "vocabulary",
-            "tie_word_embeddings": "tied",
-            "attention_dropout": "dropout",
-        },
-        # How Llama 3 stretches its rotary frequencies changes values, not sizes or times.
-        fixed=_DECODER
-        | {
-            "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
-            "rms_norm_eps": 1e-5,
-        },
-        longest=("max_position_embeddings", 131072),
-        options=("layers", "width", "heads", "kv_heads", "mlp", "vocabulary", "tied", "dropout"),
-        tokens=2048,
-        constants={"use_cache": False},
-    ),
-    "bert": Family(
-        model="BertForMaskedLM",
-        config="BertConfig",
-        loss="ForMaskedLM",
-        sizes=_ENCODER | {"vocab_size": "vocabulary", "tie_word_embeddings": "tied"},
-        fixed=_SDPA,
-        longest=("max_position_embeddings", 512),
-        options=_TEXT_OPTIONS,
-        tokens=512,
-    ),
-    "vit": Family(
-        model="ViTForImageClassification",
-        config="ViTConfig",
-        loss="ForImageClassification",
-        sizes=_ENCODER | {"num_labels": "classes"},
-        fixed=_SDPA | _LABELLED | {"patch_size": PATCH},
-        options=("layers", "width", "heads", "mlp", "classes", "dropout"),
-    ),
-    "resnet": Family(
-        model="ResNetForImageClassification",
-        config="ResNetConfig",
-        loss="ForImageClassification",
-        sizes={
-            "embedding_size": "width",
-            "depths": "blocks",
-            "layer_type": "block",
-            "num_labels": "classes",
-        },
-        fixed=_LABELLED,
-        options=("width", "classes"),
-    ),
-}
-"""Each family by the name that `KNOWN` gives it."""
+_GPT2: Final = Family(
+    model="GPT2LMHeadModel",
+    loss="ForCausalLM",
+    sizes={
+        **{"n_layer": "layers", "n_embd": "width", "n_head": "heads", "n_inner": "mlp"},
+        **_VOCABULARY,
+        **dict.fromkeys(("embd_pdrop", "resid_pdrop", "attn_pdrop"), "dropout"),
+    },
+    fixed=_DECODER,
+    longest=("n_positions", 1024),
+    tokens=1024,
+    constants={"use_cache": False},
+)
+_LLAMA: Final = Family(
+    model="LlamaForCausalLM",
+    loss="ForCausalLM",
+    sizes={
+        "num_hidden_layers": "layers",
+        "hidden_size": "width",
+        "num_attention_heads": "heads",
+        "num_key_value_heads": "kv_heads",
+        "intermediate_size": "mlp",
+        **_VOCABULARY,
+        "attention_dropout": "dropout",
+    },
+    # How Llama 3 stretches its rotary frequencies changes values, not sizes or times.
+    fixed=_DECODER
+    | {
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
+        "rms_norm_eps": 1e-5,
+    },
+    longest=("max_position_embeddings", 131072),
+    tokens=2048,
+    constants={"use_cache": False},
+)
+_BERT: Final = Family(
+    model="BertForMaskedLM",
+    loss="ForMaskedLM",
+    sizes=_ENCODER | _VOCABULARY | _DROPOUT,
+    fixed=_SDPA,
+    longest=("max_position_embeddings", 512),
+    tokens=512,
+)
+_VIT: Final = Family(
+    model="ViTForImageClassification",
+    loss="ForImageClassification",
+    sizes=_ENCODER | {"num_labels": "classes"} | _DROPOUT,
+    fixed=_SDPA | _LABELLED | {"patch_size": PATCH},
+)
+_RESNET: Final = Family(
+    model="ResNetForImageClassification",
+    loss="ForImageClassification",
+    sizes={"embedding_size": "width", "num_labels": "classes"},
+    fixed=_LABELLED,
+)
 
-
-def _text(layers: int, width: int, heads: int, mlp: int, vocabulary: int, *, tied: bool) -> Sizes:
-    return {
-        "layers": layers,
-        "width": width,
-        "heads": heads,
-        "mlp": mlp,
-        "vocabulary": vocabulary,
-        "tied": tied,
-        "dropout": 0.0,
-    }
-
-
-def _patches(layers: int, width: int, heads: int, mlp: int) -> Sizes:
-    sizes = {"layers": layers, "width": width, "heads": heads, "mlp": mlp}
-    return sizes | {"classes": 1000, "dropout": 0.0}
-
-
-def _stages(block: str, *blocks: int) -> Sizes:
-    return {"block": block, "blocks": blocks, "width": 64, "classes": 1000}
-
-
-KNOWN: Final[dict[str, tuple[str, Sizes]]] = {
+KNOWN: Final[dict[str, tuple[Family, Sizes]]] = {
     # openai-community/gpt2, gpt2-medium, gpt2-large, gpt2-xl
-    "gpt2": ("gpt2", _text(12, 768, 12, 3072, 50257, tied=True)),
-    "gpt2-medium": ("gpt2", _text(24, 1024, 16, 4096, 50257, tied=True)),
-    "gpt2-large": ("gpt2", _text(36, 1280, 20, 5120, 50257, tied=True)),
-    "gpt2-xl": ("gpt2", _text(48, 1600, 25, 6400, 50257, tied=True)),
+    "gpt2": (_GPT2, _GPT2.known(12, 768, 12, 3072, 50257, True)),
+    "gpt2-medium": (_GPT2, _GPT2.known(24, 1024, 16, 4096, 50257, True)),
+    "gpt2-large": (_GPT2, _GPT2.known(36, 1280, 20, 5120, 50257, True)),
+    "gpt2-xl": (_GPT2, _GPT2.known(48, 1600, 25, 6400, 50257, True)),
     # of no public model
-    "llama": ("llama", _text(4, 256, 8, 1024, 32000, tied=False) | {"kv_heads": 2}),
+    "llama": (_LLAMA, _LLAMA.known(4, 256, 8, 2, 1024, 32000, False)),
     # meta-llama/Llama-3.2-1B, Llama-3.1-8B
-    "llama-1b": ("llama", _text(16, 2048, 32, 8192, 128256, tied=True) | {"kv_heads": 8}),
-    "llama-8b": ("llama", _text(32, 4096, 32, 14336, 128256, tied=False) | {"kv_heads": 8}),
+    "llama-1b": (_LLAMA, _LLAMA.known(16, 2048, 32, 8, 8192, 128256, True)),
+    "llama-8b": (_LLAMA, _LLAMA.known(32, 4096, 32, 8, 14336, 128256, False)),
     # google-bert/bert-base-uncased, bert-large-uncased
-    "bert-base": ("bert", _text(12, 768, 12, 3072, 30522, tied=True)),
-    "bert-large": ("bert", _text(24, 1024, 16, 4096, 30522, tied=True)),
+    "bert-base": (_BERT, _BERT.known(12, 768, 12, 3072, 30522, True)),
+    "bert-large": (_BERT, _BERT.known(24, 1024, 16, 4096, 30522, True)),
     # google/vit-base-patch16-224, vit-large-patch16-224
-    "vit-b16": ("vit", _patches(12, 768, 12, 3072)),
-    "vit-l16": ("vit", _patches(24, 1024, 16, 4096)),
+    "vit-b16": (_VIT, _VIT.known(12, 768, 12, 3072, 1000)),
+    "vit-l16": (_VIT, _VIT.known(24, 1024, 16, 4096, 1000)),
     # microsoft/resnet-18, resnet-50, resnet-101
-    "resnet18": ("resnet", _stages("basic", 2, 2, 2, 2)),
-    "resnet50": ("resnet", _stages("bottleneck", 3, 4, 6, 3)),
-    "resnet101": ("resnet", _stages("bottleneck", 3, 4, 23, 3)),
+    "resnet18": (_RESNET, _RESNET.known(64, 1000, block="basic", blocks=(2, 2, 2, 2))),
+    "resnet50": (_RESNET, _RESNET.known(64, 1000, block="bottleneck", blocks=(3, 4, 6, 3))),
+    "resnet101": (_RESNET, _RESNET.known(64, 1000, block="bottleneck", blocks=(3, 4, 23, 3))),
 }
 """Family and sizes of each model."""
 
@@ -229,14 +187,9 @@ class Spec:
     given: Sizes
 
     @property
-    def kind(self) -> str:
-        """The name of the family."""
-        return KNOWN[self.name][0]
-
-    @property
     def family(self) -> Family:
         """The family."""
-        return FAMILIES[self.kind]
+        return KNOWN[self.name][0]
 
     @property
     def sizes(self) -> Sizes:
@@ -260,7 +213,16 @@ class Spec:
         extent = ("seq", seq) if self.family.tokens else ("image", image)
         for what, value in (("batch", batch), extent):
             _check_whole(what, value)
-        _check_image(self.kind, image, batch)
+        if self.family is _VIT and image % PATCH:
+            raise refuse(
+                f"image={image} is not a multiple of the patch of {PATCH}",
+                f"Give a multiple of {PATCH}, such as 224",
+            )
+        if self.family is _RESNET and batch == 1 and image < _SMALLEST_IMAGE:
+            raise refuse(
+                f"image={image} shrinks to one pixel, over which batch norm has no variance",
+                f"Give a batch of 2 or an image above {_SMALLEST_IMAGE - 1}",
+            )
 
 
 def parse_spec(text: str) -> Spec:
@@ -275,7 +237,7 @@ def parse_spec(text: str) -> Spec:
     name = name.strip()
     if name not in KNOWN:
         raise refuse(f"there is no model hf:{name:.60}", _choice(name, NAMES))
-    known = FAMILIES[KNOWN[name][0]].options
+    known = KNOWN[name][0].options
     given: Sizes = {}
     for part in rest.split(",") if colon else []:
         key, equals, value = (piece.strip() for piece in part.partition("="))
@@ -287,7 +249,7 @@ def parse_spec(text: str) -> Spec:
             raise refuse(f"{key} is given twice", "Give it once")
         given[key] = _read(key, value)
     spec = Spec(name, given)
-    _check_sizes(spec.kind, spec.sizes)
+    _check_sizes(spec.sizes)
     return spec
 
 
@@ -342,13 +304,11 @@ def _way_out_of_whole(key: str) -> str:
     return f"Give a whole number from {_smallest(key)} to {_LARGEST}"
 
 
-def _check_sizes(kind: str, sizes: Sizes) -> None:
-    if kind == "resnet":
-        return
-    width, heads = sizes["width"], sizes["heads"]
+def _check_sizes(sizes: Sizes) -> None:
+    width, heads = sizes["width"], sizes.get("heads", 1)
     if width % heads:
         raise refuse(f"width={width} is not a multiple of heads={heads}", "Change one of them")
-    if kind != "llama":
+    if "kv_heads" not in sizes:
         return
     if heads % sizes["kv_heads"]:
         raise refuse(
@@ -358,19 +318,6 @@ def _check_sizes(kind: str, sizes: Sizes) -> None:
         raise refuse(
             f"width={width} over heads={heads} is odd, and its halves are rotated",
             "Make the width an even multiple of the heads",
-        )
-
-
-def _check_image(kind: str, image: int, batch: int) -> None:
-    if kind == "vit" and image % PATCH:
-        raise refuse(
-            f"image={image} is not a multiple of the patch of {PATCH}",
-            f"Give a multiple of {PATCH}, such as 224",
-        )
-    if kind == "resnet" and batch == 1 and image < _SMALLEST_IMAGE:
-        raise refuse(
-            f"image={image} shrinks to one pixel, over which batch norm has no variance",
-            f"Give a batch of 2 or an image above {_SMALLEST_IMAGE - 1}",
         )
 
 

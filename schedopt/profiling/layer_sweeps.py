@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -42,13 +43,7 @@ class Sweep:
 
 @dataclass(frozen=True, kw_only=True)
 class Halves:
-    """What one sweep with a split backward saw of each layer.
-
-    Parameters
-    ----------
-    input_ns, weight_ns : list of int
-        Times of the half that makes the gradient of the input, and of the rest.
-    """
+    """Times of the half of each backward that makes the gradient of the input, and of the rest."""
 
     input_ns: list[int]
     weight_ns: list[int]
@@ -56,16 +51,34 @@ class Halves:
 
 @dataclass(frozen=True, kw_only=True)
 class Peaks:
-    """What one sweep under a meter saw of each layer, bytes.
-
-    Parameters
-    ----------
-    forward, backward : list of int
-        The most above what was there before the forward, and before the backward began.
-    """
+    """The most bytes above what was there before each forward, and before each backward began."""
 
     forward: list[int]
     backward: list[int]
+
+
+Step = tuple[Tensor | None, Tensor]
+"""What a layer took, and what it made."""
+Watch = Callable[[Piece], AbstractContextManager[None]]
+"""Watches an operation of a layer."""
+
+
+class _Times:
+    """The times of the operations of each layer."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._marks: dict[Piece, list[tuple[Any, Any]]] = defaultdict(list)
+
+    @contextmanager
+    def watch(self, piece: Piece) -> Iterator[None]:
+        start = self._clock.mark()
+        yield
+        self._marks[piece].append((start, self._clock.mark()))
+
+    def read(self, pieces: Iterable[Piece]) -> list[list[int]]:
+        self._clock.settle()
+        return [[self._clock.between(*pair) for pair in self._marks[piece]] for piece in pieces]
 
 
 def sweep(
@@ -84,21 +97,20 @@ def sweep(
     InputError
         Naming the layer that fails.
     """
-    marks: dict[int, list[Marks]] = {id(piece): [] for piece in pieces}
+    times = _Times(clock)
     clock.settle()
     with _no_collection():
-        steps = _forward(pieces, inputs, lambda piece: _timed(clock, marks[id(piece)]), recorder)
+        steps = _forward(pieces, inputs, times.watch, recorder)
         sizes = [tensor_bytes(output) for _, output in steps]
         saved = recorder.held() if recorder is not None else []
         for piece, output, gradient, value in _from_the_last(pieces, steps):
-            with blaming(piece.name, "backward"), _timed(clock, marks[id(piece)]):
+            with blaming(piece.name, "backward"), times.watch(piece):
                 torch.autograd.backward(output, gradient)
             del output, gradient, value
-        clock.settle()
-    times = [[clock.between(*pair) for pair in marks[id(piece)]] for piece in pieces]
+        both = times.read(pieces)
     return Sweep(
-        forward_ns=[forward for forward, *_ in times],
-        backward_ns=[sum(backward) for _, *backward in times],
+        forward_ns=[forward for forward, *_ in both],
+        backward_ns=[sum(backward) for _, *backward in both],
         activation_bytes=sizes,
         saved=saved,
     )
@@ -112,22 +124,12 @@ def split_sweep(pieces: Sequence[Piece], inputs: Mapping[str, Tensor], clock: Cl
     InputError
         Naming the layer that fails.
     """
-    marks: dict[int, list[Marks]] = {id(piece): [] for piece in pieces}
+    times = _Times(clock)
     clock.settle()
     with _no_collection():
-        steps = _forward(pieces, inputs)
-        waiting = []
-        for piece, output, gradient, value in _from_the_last(pieces, steps):
-            with blaming(piece.name, "backward in halves"), _timed(clock, marks[id(piece)]):
-                rest = backward_input(piece, output, gradient, value)
-            waiting.append((piece, rest))
-            del output, gradient, value
-        for piece, rest in waiting:
-            with blaming(piece.name, "backward in halves"), _timed(clock, marks[id(piece)]):
-                backward_weight(piece, rest)
-        clock.settle()
-    times = [[clock.between(*pair) for pair in marks[id(piece)]] or [0, 0] for piece in pieces]
-    return Halves(input_ns=[first for first, _ in times], weight_ns=[second for _, second in times])
+        _run_in_halves(pieces, inputs, times.watch)
+        both = [halves or [0, 0] for halves in times.read(pieces)]
+    return Halves(input_ns=[first for first, _ in both], weight_ns=[second for _, second in both])
 
 
 def metered_sweep(pieces: Sequence[Piece], inputs: Mapping[str, Tensor], meter: Meter) -> Peaks:
@@ -136,72 +138,77 @@ def metered_sweep(pieces: Sequence[Piece], inputs: Mapping[str, Tensor], meter: 
     Parameters of which no gradient exists yet get it here, so sweep once before.
     """
     forward: list[int] = []
-    backward: dict[int, int] = {}
+    most: dict[Piece, int] = {}
+
+    @contextmanager
+    def metered(piece: Piece) -> Iterator[None]:
+        meter.reset()
+        before = meter.now
+        yield
+        forward.append(meter.most - before)
+
     with _no_collection(), meter:
         meter.leave_out(_gradients(pieces))
-        steps = _forward(pieces, inputs, lambda _: _metered(meter, forward))
+        steps = _forward(pieces, inputs, metered)
         for piece, output, gradient, value in _from_the_last(pieces, steps):
             meter.reset()
             before = meter.now - (0 if gradient is None else tensor_bytes(gradient))
             torch.autograd.backward(output, gradient)
-            backward[id(piece)] = meter.most - before
+            most[piece] = meter.most - before
             del output, gradient, value
-    return Peaks(forward=forward, backward=[backward.get(id(piece), 0) for piece in pieces])
+    return Peaks(forward=forward, backward=[most.get(piece, 0) for piece in pieces])
 
 
 def metered_halves(
     pieces: Sequence[Piece], inputs: Mapping[str, Tensor], meter: Meter
 ) -> list[int]:
     """Return the bytes that each layer holds from the end of I to the end of W."""
-    held: dict[int, int] = {}
+    held: dict[Piece, int] = {}
+
+    @contextmanager
+    def metered(piece: Piece) -> Iterator[None]:
+        # Of both halves the second counts. What lives then is what second halves hold, and goes
+        # as they run.
+        before = meter.now
+        yield
+        held[piece] = max(0, before - meter.now)
+
     with _no_collection(), meter:
         meter.leave_out(_gradients(pieces))
-        steps = _forward(pieces, inputs)
-        waiting = []
-        for piece, output, gradient, value in _from_the_last(pieces, steps):
+        _run_in_halves(pieces, inputs, metered)
+    return [held.get(piece, 0) for piece in pieces]
+
+
+def _run_in_halves(pieces: Sequence[Piece], inputs: Mapping[str, Tensor], watch: Watch) -> None:
+    """Run all forwards, all input halves, then all weight halves; each half is watched."""
+    waiting: list[tuple[Piece, Any]] = []
+    steps = _forward(pieces, inputs)
+    for piece, output, gradient, value in _from_the_last(pieces, steps):
+        with blaming(piece.name, "backward in halves"), watch(piece):
             waiting.append((piece, backward_input(piece, output, gradient, value)))
-            del output, gradient, value
-        # Nothing lives now but what the second halves hold: it goes as they run.
-        for piece in [piece for piece, _ in waiting]:
-            before = meter.now
+        del output, gradient, value
+    for piece in [piece for piece, _ in waiting]:
+        with blaming(piece.name, "backward in halves"), watch(piece):
             backward_weight(*waiting.pop(0))
-            held[id(piece)] = max(0, before - meter.now)
-    return [held.get(id(piece), 0) for piece in pieces]
-
-
-Step = tuple[Tensor | None, Tensor]
-"""What a layer took, and what it made."""
-Marks = tuple[Any, Any]
-"""The marks of a clock before and after an operation."""
-
-
-@contextmanager
-def _timed(clock: Clock, marks: list[Marks]) -> Iterator[None]:
-    start = clock.mark()
-    yield
-    marks.append((start, clock.mark()))
-
-
-@contextmanager
-def _metered(meter: Meter, peaks: list[int]) -> Iterator[None]:
-    meter.reset()
-    before = meter.now
-    yield
-    peaks.append(meter.most - before)
 
 
 def _forward(
     pieces: Sequence[Piece],
     inputs: Mapping[str, Tensor],
-    watch: Callable[[Piece], AbstractContextManager[None]] = lambda _: nullcontext(),
+    watch: Watch = lambda _: nullcontext(),
     recorder: Recorder | None = None,
 ) -> list[Step]:
     """Run all forwards, each within what watches it."""
     steps: list[Step] = []
     previous: Tensor | None = None
-    own = _own(inputs)
+    # Copies, over which a layer may write.
+    own = {name: value.clone() for name, value in inputs.items()}
     for piece in pieces:
-        value, given = _taken(piece, previous)
+        value = given = None
+        if previous is not None:
+            # A leaf in the same storage.
+            value = previous.detach().requires_grad_(previous.requires_grad)
+            given = enter(value) if piece.in_place and value.requires_grad else value
         recording = recorder.layer() if recorder is not None else nullcontext()
         with blaming(piece.name, "forward"), recording, watch(piece):
             previous = piece.run(given, own)
@@ -213,19 +220,6 @@ def _forward(
             way_out="Let a layer have parameters that require gradients; detach no output",
         )
     return steps
-
-
-def _own(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return copies, over which a layer may write."""
-    return {name: value.clone() for name, value in inputs.items()}
-
-
-def _taken(piece: Piece, previous: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """Return a leaf in the storage of what a layer takes, and what to give to the layer."""
-    if previous is None:
-        return None, None
-    value = previous.detach().requires_grad_(previous.requires_grad)
-    return value, enter(value) if piece.in_place and value.requires_grad else value
 
 
 def _from_the_last(

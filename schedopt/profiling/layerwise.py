@@ -19,7 +19,8 @@ from torch.func import functional_call
 from schedopt.profiling.devices import Clock
 from schedopt.profiling.layer_sweeps import Sweep
 from schedopt.profiling.model import Model
-from schedopt.profiling.pieces import Outline, Piece, blaming
+from schedopt.profiling.outline import Outline, move_inputs
+from schedopt.profiling.pieces import Piece, blaming
 from schedopt.profiling.split_backward import enter
 from schedopt.profiling.tracing import WithLoss
 
@@ -32,17 +33,8 @@ def copy_without_values(model: Model, mode: FakeTensorMode, place: torch.device)
         if isinstance(part, nn.Module):
             part.to(place)
 
-    def moved(value: Any) -> Any:
-        return value.to(place) if isinstance(value, Tensor) else value
-
-    given: Any = inputs
-    if isinstance(given, Mapping):
-        given = {name: moved(value) for name, value in given.items()}
-    elif isinstance(given, Tensor):
-        given = moved(given)
-    else:
-        given = tuple(moved(value) for value in given)
-    return replace(model, module=module, loss=loss, inputs=given)
+    inputs = move_inputs(inputs, place)
+    return replace(model, module=module, loss=loss, inputs=inputs)
 
 
 def sweeps_apart(

@@ -5,20 +5,39 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
 
 from schedopt.errors import InputError
+from schedopt.profiling.devices import Clock
+from schedopt.profiling.faking import FlopClock, without_memory
+from schedopt.profiling.layer_sweeps import (
+    Halves,
+    Peaks,
+    Sweep,
+    metered_halves,
+    metered_sweep,
+    split_sweep,
+    sweep,
+)
+from schedopt.profiling.layerwise import copy_without_values, sweeps_apart
+from schedopt.profiling.memory_meter import Meter
 from schedopt.profiling.model import Model
-
-if TYPE_CHECKING:
-    from torch import Tensor
-    from torch.optim import Optimizer
-
-    from schedopt.profiling.devices import Clock
-    from schedopt.profiling.layer_sweeps import Halves, Peaks, Sweep
-    from schedopt.profiling.pieces import Piece
-    from schedopt.profiling.states import States
-    from schedopt.profiling.verifying import WholeRun
+from schedopt.profiling.outline import Outline
+from schedopt.profiling.pieces import Piece, blaming, try_out
+from schedopt.profiling.saved_tensors import Recorder
+from schedopt.profiling.segmenting import choose_cuts
+from schedopt.profiling.states import (
+    States,
+    choose_optimizer,
+    measure_states,
+    own_parameters,
+    step_ns,
+)
+from schedopt.profiling.whole_run import WholeRun
 
 
 @dataclass(kw_only=True)
@@ -94,11 +113,6 @@ def measure(
     whole : WholeRun, optional
         The whole model, which takes a step after each sweep that is timed.
     """
-    from schedopt.profiling.layer_sweeps import metered_halves, metered_sweep, split_sweep, sweep
-    from schedopt.profiling.memory_meter import Meter
-    from schedopt.profiling.saved_tensors import Recorder
-    from schedopt.profiling.states import step_ns
-
     inputs = model.tensors
     permanent = _permanent(pieces)
     recorded = sweep(pieces, inputs, clock, Recorder(permanent))
@@ -126,7 +140,6 @@ def measure(
     peaks = metered_sweep(pieces, inputs, Meter([*permanent, *inputs.values()]))
     count.step()
     take = partial(step_ns, clock=clock, warmup=warmup, repeats=repeats)
-    states = _states(model, pieces, optimizer, take)
     return Measured(
         pieces=pieces,
         recorded=recorded,
@@ -134,9 +147,51 @@ def measure(
         halves=halves,
         held=held,
         peaks=peaks,
-        states=states,
+        states=_states(model, pieces, optimizer, take),
         notes=notes,
     )
+
+
+def estimate_costs(model: Model, flops: int, optimizer: str, min_share: float) -> Measured:
+    """Measure a model without values, by what it computes at a rate."""
+    # Reading or writing a byte counts as much as 100 operations, as it does on GPUs of today.
+    with FlopClock(flops, bytes_rate=max(1, flops // 100)) as clock:
+        pieces = pieces_worth_having(Outline(model), clock, min_share)
+    with FlopClock(flops) as clock:
+        return measure(model, pieces, clock, optimizer, 0, 1, Counter(0, None))
+
+
+def measure_apart(
+    model: Model, place: torch.device, clock: Clock, optimizer: str, repeats: int, min_share: float
+) -> Measured:
+    """Measure layer by layer, where all at once do not fit."""
+    if place.type == "cuda":
+        torch.cuda.empty_cache()
+    with without_memory() as mode:
+        light = copy_without_values(model, mode, place)
+        measured = estimate_costs(light, 10**12, optimizer, min_share)
+    measured.timed = sweeps_apart(model, measured.pieces, place, clock, repeats)
+    measured.halves, measured.held = [], []
+    measured.notes |= {
+        "apart": "all layers at once ran out of memory, so each was measured alone",
+        "halves": "not measured: each layer was measured alone",
+    }
+    return measured
+
+
+def pieces_worth_having(outline: Outline, clock: Clock, min_share: float) -> list[Piece]:
+    """Return the layers, trivial ones merged after a look at what they cost."""
+    inputs = outline.model.tensors
+    pieces = try_out(outline.pieces(outline.cuts), inputs)
+    if outline.graph is None or not min_share:
+        return pieces
+    looks = [sweep(pieces, inputs, clock) for _ in range(3)][1:]
+    costs = [
+        min(look.forward_ns[position] + look.backward_ns[position] for look in looks)
+        for position in range(len(pieces))
+    ]
+    cuts = choose_cuts(outline.cuts, costs, looks[0].activation_bytes, min_share)
+    return try_out(outline.pieces(cuts), inputs)
 
 
 def _permanent(pieces: Sequence[Piece]) -> list[Tensor]:
@@ -155,9 +210,6 @@ def _states(
     optimizer: str,
     time_step: Callable[[Optimizer], int],
 ) -> list[States]:
-    from schedopt.profiling.pieces import blaming
-    from schedopt.profiling.states import choose_optimizer, measure_states, own_parameters
-
     factory = model.optimizer or choose_optimizer(optimizer)
     states = []
     owned = own_parameters([piece.module for piece in pieces])

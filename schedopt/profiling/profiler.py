@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from schedopt.chain import Chain, Recipe
 from schedopt.errors import InputError
-from schedopt.profiling.assembling import describe_model, describe_run, make_chain
-from schedopt.profiling.measuring import Counter, Measured, measure
 from schedopt.profiling.model import Model, require_torch
 
 if TYPE_CHECKING:
-    from schedopt.profiling.pieces import Outline, Piece
+    from schedopt.profiling.pieces import Piece
 
 MIN_SHARE = 0.001
 """Layers of a traced model with less than this share of the time are merged into a neighbour."""
@@ -69,10 +67,17 @@ def profile(
         name and the way out.
     """
     torch = require_torch()
+    from schedopt.profiling.assembling import describe_run, make_chain
     from schedopt.profiling.devices import find_device, make_clock
     from schedopt.profiling.layer_sweeps import training_mode
-    from schedopt.profiling.pieces import Outline, on_device
-    from schedopt.profiling.verifying import WholeRun
+    from schedopt.profiling.measuring import (
+        Counter,
+        measure,
+        measure_apart,
+        pieces_worth_having,
+    )
+    from schedopt.profiling.outline import Outline, on_device
+    from schedopt.profiling.whole_run import WholeRun
 
     _check_count("warmup", warmup, 0)
     _check_count("repeats", repeats, 2)
@@ -84,13 +89,13 @@ def profile(
         count = Counter(2 * (1 + warmup + repeats) + 2, on_progress)
         try:
             moved = on_device(model, place)
-            pieces = _pieces_worth_having(Outline(moved), clock, min_share)
+            pieces = pieces_worth_having(Outline(moved), clock, min_share)
             run = WholeRun(moved, clock) if whole else None
             measured = measure(moved, pieces, clock, optimizer, warmup, repeats, count, run)
         except InputError as error:
             if not out_of_memory(error):
                 raise
-            measured = _measure_apart(model, place, clock, optimizer, repeats, min_share)
+            measured = measure_apart(model, place, clock, optimizer, repeats, min_share)
     return make_chain(model, measured, describe_run(model, place, optimizer, warmup, repeats))
 
 
@@ -121,9 +126,10 @@ def estimate(
         If the model cannot be made, traced or run in this way.
     """
     require_torch()
-    from schedopt.profiling.faking import FlopClock, without_memory
+    from schedopt.profiling.assembling import describe_model, make_chain
+    from schedopt.profiling.faking import without_memory
     from schedopt.profiling.layer_sweeps import training_mode
-    from schedopt.profiling.pieces import Outline
+    from schedopt.profiling.measuring import estimate_costs
 
     if flops < 1:
         raise InputError(
@@ -133,9 +139,7 @@ def estimate(
     with training_mode(), without_memory():
         model = load()
         _check_optimizer(model, optimizer)
-        pieces = _estimated_pieces(Outline(model), flops, min_share)
-        with FlopClock(flops) as clock:
-            measured = measure(model, pieces, clock, optimizer, 0, 1, Counter(0, None))
+        measured = estimate_costs(model, flops, optimizer, min_share)
         provenance = {
             "source": "estimated",
             "times": f"floating-point operations at {flops} a second",
@@ -152,30 +156,6 @@ def out_of_memory(error: BaseException | None) -> bool:
             return True
         error = error.__cause__
     return False
-
-
-def _measure_apart(
-    model: Model, place: Any, clock: Any, optimizer: str, repeats: int, min_share: float
-) -> Measured:
-    """Measure layer by layer, where all at once do not fit."""
-    from schedopt.profiling.faking import FlopClock, without_memory
-    from schedopt.profiling.layerwise import copy_without_values, sweeps_apart
-    from schedopt.profiling.pieces import Outline
-
-    if place.type == "cuda":
-        require_torch().cuda.empty_cache()
-    with without_memory() as mode:
-        light = copy_without_values(model, mode, place)
-        pieces = _estimated_pieces(Outline(light), 10**12, min_share)
-        with FlopClock(10**12) as flops:
-            measured = measure(light, pieces, flops, optimizer, 0, 1, Counter(0, None))
-    measured.timed = sweeps_apart(model, pieces, place, clock, repeats)
-    measured.halves, measured.held = [], []
-    measured.notes |= {
-        "apart": "all layers at once ran out of memory, so each was measured alone",
-        "halves": "not measured: each layer was measured alone",
-    }
-    return measured
 
 
 def cut_again(model: Model, recipe: Recipe) -> list[Piece]:
@@ -199,39 +179,9 @@ def cut_again(model: Model, recipe: Recipe) -> list[Piece]:
         If the model has no such cuts.
     """
     require_torch()
-    from schedopt.profiling.pieces import Outline
+    from schedopt.profiling.outline import Outline
 
     return Outline(model).pieces(recipe.cuts)
-
-
-def _pieces_worth_having(outline: Outline, clock: Any, min_share: float) -> list[Piece]:
-    """Return the layers, trivial ones merged after a look at what they cost."""
-    from schedopt.profiling.layer_sweeps import sweep
-    from schedopt.profiling.pieces import try_out
-    from schedopt.profiling.segmenting import choose_cuts
-
-    inputs = outline.model.tensors
-    pieces = try_out(outline.pieces(outline.cuts), inputs)
-    if outline.graph is None or not min_share:
-        return pieces
-    looks = [sweep(pieces, inputs, clock) for _ in range(3)][1:]
-    costs = [
-        min(look.forward_ns[position] + look.backward_ns[position] for look in looks)
-        for position in range(len(pieces))
-    ]
-    cuts = choose_cuts(outline.cuts, costs, looks[0].activation_bytes, min_share)
-    return try_out(outline.pieces(cuts), inputs)
-
-
-def _estimated_pieces(outline: Outline, flops: int, min_share: float) -> list[Piece]:
-    """Return the layers, trivial ones merged by what they compute and move.
-
-    Reading or writing a byte counts as much as 100 operations, as it does on GPUs of today.
-    """
-    from schedopt.profiling.faking import FlopClock
-
-    with FlopClock(flops, bytes_rate=max(1, flops // 100)) as clock:
-        return _pieces_worth_having(outline, clock, min_share)
 
 
 def _check_count(name: str, value: int, least: int) -> None:

@@ -13,7 +13,6 @@ cut before it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from posixpath import commonpath
 
@@ -21,35 +20,11 @@ import torch
 from torch import Tensor, fx
 
 from schedopt.errors import InputError
+from schedopt.profiling.pieces import Piece
 from schedopt.profiling.tracing import before, storages, written
 
 START = ""
 """Stands before the first carried tensors; no node has this name."""
-
-
-@dataclass(frozen=True, eq=False)
-class Segment:
-    """A part of a graph.
-
-    Parameters
-    ----------
-    name : str
-        The modules of the model that it runs; else an operator between them, or the loss.
-    cut : str
-        The name of its last node in the graph: the tensor that it hands on.
-    module : GraphModule
-        Takes the tensor handed on to it, but for the first, and its side inputs by name.
-    side : tuple of str
-        Inputs of the model that it needs.
-    first : bool
-        Whether nothing is handed on to it.
-    """
-
-    name: str
-    cut: str
-    module: fx.GraphModule
-    side: tuple[str, ...]
-    first: bool
 
 
 def find_cuts(module: fx.GraphModule) -> list[str]:
@@ -126,7 +101,7 @@ def choose_cuts(
     return kept
 
 
-def make_segments(module: fx.GraphModule, cuts: Sequence[str]) -> list[Segment]:
+def make_segments(module: fx.GraphModule, cuts: Sequence[str]) -> list[Piece]:
     """Return the segments between cuts, which share the parameters of the module.
 
     Parameters
@@ -229,7 +204,7 @@ def _make_segment(
     carried: dict[fx.Node, list[fx.Node]],
     begin: fx.Node | None,
     end: fx.Node,
-) -> Segment:
+) -> Piece:
     own = _own_nodes(carried, begin, end)
     needed = _with_what_they_need(module.graph, own, begin)
     graph = fx.Graph()
@@ -244,13 +219,8 @@ def _make_segment(
             copies[node] = graph.node_copy(node, lambda source: copies[source])
     graph.output(copies[end])
     graph.lint()
-    return Segment(
-        name=_name(own),
-        cut=end.name,
-        module=fx.GraphModule(module, graph),
-        side=tuple(node.meta["input"] for node in side),
-        first=begin is None,
-    )
+    inputs = tuple(node.meta["input"] for node in side)
+    return Piece(_name(own), fx.GraphModule(module, graph), inputs, end.name)
 
 
 def _own_nodes(

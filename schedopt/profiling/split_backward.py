@@ -47,17 +47,21 @@ def _trained(piece: Piece) -> list[Any]:
     return [parameter for parameter in piece.module.parameters() if parameter.requires_grad]
 
 
-def enter(value: Tensor) -> Tensor:
-    """Hand a leaf on in the same storage, so that a layer may write over it."""
-    entered: Tensor = _Entry.apply(value)  # type: ignore[no-untyped-call]
+def enter(leaf: Tensor, value: Tensor | None = None) -> Tensor:
+    """Hand a leaf on in the same storage, so that a layer may write over it.
+
+    With a value in its stead: then the leaf only takes the gradient.
+    """
+    given = leaf if value is None else value
+    entered: Tensor = _Entry.apply(leaf, given.detach())  # type: ignore[no-untyped-call]
     return entered
 
 
 class _Entry(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, value: Tensor) -> Tensor:
+    def forward(ctx: Any, leaf: Tensor, value: Tensor) -> Tensor:
         return value.detach()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        return gradients[0]
+        return gradients[0], None

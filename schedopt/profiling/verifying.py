@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
 from schedopt.chain import Chain
-from schedopt.profiling.model import Model
-
-if TYPE_CHECKING:
-    from torch import nn
 
 TOLERANCE: Final = 0.05
 """A spread above this says that the machine was busy with other work."""
@@ -72,80 +68,3 @@ def verify_chain(chain: Chain) -> list[Deviation]:
         Deviation("saved", saved, whole["saved_bytes"]),
         Deviation("peak memory", weights + step, weights + whole["step_bytes"]),
     ]
-
-
-class WholeRun:
-    """The whole model, run step by step between the sweeps over its layers.
-
-    Parameters
-    ----------
-    model : Model
-        On its device; gradients add up in its parameters.
-    clock : Clock
-    """
-
-    def __init__(self, model: Model, clock: Any) -> None:
-        from schedopt.profiling.tracing import WithLoss
-
-        self._model = model
-        self._module: nn.Module = WithLoss(model.module, model.loss)
-        self._clock = clock
-        self._forward: list[int] = []
-        self._backward: list[int] = []
-
-    def step(self) -> None:
-        """Run and time one forward and one backward."""
-        clock = self._clock
-        clock.settle()
-        start = clock.mark()
-        loss = self._module(*self._model.args, **self._model.kwargs)
-        middle = clock.mark()
-        loss.backward()
-        end = clock.mark()
-        clock.settle()
-        self._forward.append(clock.between(start, middle))
-        self._backward.append(clock.between(middle, end))
-
-    def to_json(self) -> dict[str, Any]:
-        """Return medians and spreads of the steps, and the memory of two more of them, bytes."""
-        from schedopt.profiling.devices import median_ns, spread
-
-        both = [sum(pair) for pair in zip(self._forward, self._backward, strict=True)]
-        summary: dict[str, Any] = {}
-        for name, times in (
-            ("forward", self._forward),
-            ("backward", self._backward),
-            ("step", both),
-        ):
-            summary[f"{name}_ns"] = median_ns(times)
-            summary[f"{name}_spread"] = spread(times)
-        summary["saved_bytes"], summary["step_bytes"] = self._memory()
-        return summary
-
-    def _memory(self) -> tuple[int, int]:
-        """Return what autograd holds after the forward, and the most of a step above weights."""
-        from torch.utils._pytree import tree_map
-
-        from schedopt.profiling.memory_meter import Meter
-        from schedopt.profiling.saved_tensors import Recorder
-
-        given = self._model.args, self._model.kwargs
-        parameters = list(self._module.parameters())
-        permanent = [*parameters, *self._module.buffers()]
-        recorder = Recorder(permanent)
-        with recorder.layer():
-            loss = self._module(*given[0], **given[1])
-        (held,) = recorder.held()
-        loss.backward()
-        del loss
-        permanent += [each.grad for each in parameters if each.grad is not None]
-        with Meter(permanent) as meter:
-            # Copies, so that an input counts as long as autograd holds it, as in a chain.
-            loss = self._module(*tree_map(_copied, given[0]), **tree_map(_copied, given[1]))
-            loss.backward()
-            del loss
-        return sum(held.values()), meter.most
-
-
-def _copied(value: Any) -> Any:
-    return value.clone() if hasattr(value, "clone") else value

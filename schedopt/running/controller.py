@@ -16,7 +16,7 @@ from schedopt.errors import InputError
 from schedopt.profiling import Model, load_model
 from schedopt.profiling.layer_sweeps import training_mode
 from schedopt.profiling.memory_meter import Meter
-from schedopt.profiling.pieces import on_device
+from schedopt.profiling.outline import on_device
 from schedopt.profiling.profiler import out_of_memory
 from schedopt.profiling.states import choose_optimizer, distinct_bytes
 from schedopt.running.backends import Step

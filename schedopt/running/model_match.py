@@ -14,10 +14,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from schedopt.chain import Chain
 from schedopt.errors import InputError
 from schedopt.profiling import Model, cut_again
-from schedopt.profiling.pieces import Piece, blaming, try_out
+from schedopt.profiling.pieces import Piece, blaming, same_buffers, try_out
 from schedopt.profiling.split_backward import enter
 from schedopt.profiling.states import own_parameters, tensor_bytes
-from schedopt.running.stage_runtime import same_buffers
 from schedopt.units import format_bytes, printable
 
 

@@ -14,7 +14,8 @@ from torch.func import functional_call
 
 from schedopt.profiling.layer_sweeps import training_mode
 from schedopt.profiling.model import Model
-from schedopt.profiling.pieces import blaming, on_device
+from schedopt.profiling.outline import on_device
+from schedopt.profiling.pieces import blaming
 from schedopt.profiling.saved_tensors import storage_key
 from schedopt.profiling.tracing import WithLoss
 from schedopt.running.rank import Workload

@@ -11,9 +11,9 @@ from typing import TypeAlias
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
-from schedopt.profiling.pieces import Piece, blaming
+from schedopt.profiling.pieces import Piece, blaming, same_buffers
 from schedopt.profiling.split_backward import enter
-from schedopt.running.stage_runtime import Before, same_buffers
+from schedopt.running.stage_runtime import Before
 from schedopt.stage import Stage
 
 Inputs: TypeAlias = Callable[[int], Mapping[str, Tensor]]

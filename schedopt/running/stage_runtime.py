@@ -8,7 +8,6 @@ which a stand-in of the same shape that takes one element of memory is enough.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, TypeAlias
@@ -16,8 +15,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from schedopt.profiling.pieces import Piece, blaming
-from schedopt.profiling.split_backward import backward_input, backward_weight
+from schedopt.profiling.pieces import Piece, blaming, same_buffers
+from schedopt.profiling.split_backward import backward_input, backward_weight, enter
 from schedopt.running.weight_versions import Reading, Weights
 from schedopt.stage import Stage
 
@@ -244,16 +243,6 @@ class StageRuntime:
         return self._data(micro_batch, names)
 
 
-@contextmanager
-def same_buffers(piece: Piece) -> Iterator[None]:
-    """Leave the buffers of a layer as they were: the first forward has changed them already."""
-    before = [(buffer, buffer.clone()) for buffer in piece.module.buffers()]
-    yield
-    for buffer, value in before:
-        # A graph that keeps the buffer takes it for changed, unless it is written to as `data`.
-        buffer.data.copy_(value)
-
-
 def _clone(value: Tensor | None) -> Tensor | None:
     return None if value is None else value.clone()
 
@@ -261,7 +250,7 @@ def _clone(value: Tensor | None) -> Tensor | None:
 def _entered(value: Tensor) -> tuple[Tensor, Tensor]:
     """Return a stand-in for a value that takes its gradient, and the value to compute with."""
     begin = _stand_in(value).requires_grad_()
-    return begin, _Entry.apply(begin, value.detach())  # type: ignore[no-untyped-call]
+    return begin, enter(begin, value)
 
 
 def _stand_in(tensor: Tensor) -> Tensor:
@@ -274,18 +263,6 @@ def _stand_in(tensor: Tensor) -> Tensor:
 @cache
 def _one_element(dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.empty(1, dtype=dtype, device=device)
-
-
-class _Entry(torch.autograd.Function):
-    """Hands a value on in the same storage; its gradient goes to the stand-in."""
-
-    @staticmethod
-    def forward(ctx: Any, begin: Tensor, value: Tensor) -> Tensor:
-        return value.detach()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        return gradients[0], None
 
 
 class _Exit(torch.autograd.Function):

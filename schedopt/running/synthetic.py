@@ -110,7 +110,6 @@ def synthetic_pieces(plan: Plan, sleeper: Sleeper) -> list[Piece]:
             name=layer.name or str(number),
             module=_SyntheticLayer(effort, layer.weight_bytes, sleeper),
             side=() if number else ("input",),
-            first=number == 0,
             cut=str(number),
         )
         for number, (layer, effort) in enumerate(zip(plan.chain.layers, efforts, strict=True))

@@ -12,7 +12,8 @@ from schedopt.profiling.devices import CpuClock
 from schedopt.profiling.faking import FlopClock
 from schedopt.profiling.layer_sweeps import metered_halves, metered_sweep, split_sweep, sweep
 from schedopt.profiling.memory_meter import Meter
-from schedopt.profiling.pieces import Outline, Piece, try_out
+from schedopt.profiling.outline import Outline
+from schedopt.profiling.pieces import Piece, try_out
 from tests.profiling.networks import BATCH, TINY, mixed, tiny
 
 FLOAT = 4

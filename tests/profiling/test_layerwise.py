@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from schedopt import Chain, InputError
-from schedopt.profiling import Model, as_model, cut_again, load_model, profile, profiler
+from schedopt.profiling import Model, as_model, cut_again, load_model, measuring, profile
 from schedopt.profiling.measuring import measure
 
 TINY = "hf:gpt2:layers=2,width=32,heads=2,vocabulary=50"
@@ -37,7 +37,7 @@ def without_memory_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
                 raise InputError("the GPU ran out of memory") from error
         return measure(*args)
 
-    monkeypatch.setattr(profiler, "measure", fails_once)
+    monkeypatch.setattr(measuring, "measure", fails_once)
 
 
 def quick(model: Model, **options: Any) -> Chain:
@@ -66,7 +66,7 @@ def test_another_error_is_not_taken_for_a_lack_of_memory(monkeypatch: pytest.Mon
     def fails(*args: Any) -> Any:
         raise InputError("something else")
 
-    monkeypatch.setattr(profiler, "measure", fails)
+    monkeypatch.setattr(measuring, "measure", fails)
     with pytest.raises(InputError, match="something else"):
         quick(models()["sequential"])
 

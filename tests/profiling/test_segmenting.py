@@ -13,7 +13,8 @@ from schedopt import InputError
 from schedopt.profiling import Model
 from schedopt.profiling.faking import without_memory
 from schedopt.profiling.hf import build_model
-from schedopt.profiling.segmenting import Segment, find_cuts, make_segments
+from schedopt.profiling.pieces import Piece
+from schedopt.profiling.segmenting import find_cuts, make_segments
 from schedopt.profiling.tracing import trace
 from tests.profiling.networks import TINY, tiny
 from tests.profiling.odd_modules import (
@@ -40,12 +41,12 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def segments_of(model: Model, *without: str) -> list[Segment]:
+def segments_of(model: Model, *without: str) -> list[Piece]:
     module = trace(model)
     return make_segments(module, [cut for cut in find_cuts(module) if cut not in without])
 
 
-def run_segments(segments: Sequence[Segment], inputs: dict[str, Tensor]) -> Tensor:
+def run_segments(segments: Sequence[Piece], inputs: dict[str, Tensor]) -> Tensor:
     """Run one step of a pipeline: segments cut off from each other, gradients handed back."""
     own = {name: value.clone() for name, value in inputs.items()}
     steps: list[tuple[Tensor | None, Tensor]] = []
@@ -226,9 +227,9 @@ def test_names_tell_the_stage_of_a_resnet() -> None:
 
 def test_labels_come_in_only_at_the_last_segment() -> None:
     first, *rest, last = segments_of(tiny("gpt2"))
-    assert (first.side, first.first) == (("input_ids",), True)
+    assert first.side == ("input_ids",)
     assert last.side == ("labels",)
-    assert all(segment.side == () and not segment.first for segment in rest)
+    assert all(segment.side == () for segment in rest)
 
 
 def test_a_mask_comes_in_wherever_it_is_read() -> None:

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from schedopt.profiling import Model, profile
-from schedopt.profiling.pieces import Outline, Piece, on_device
+from schedopt.profiling.outline import Outline, on_device
+from schedopt.profiling.pieces import Piece
 from tests.profiling.networks import TINY, tiny
 
 

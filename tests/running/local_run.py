@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from schedopt import Chain, Plan, Platform, Rule, Scope, Stage, check
 from schedopt.actions import make_actions
 from schedopt.profiling import Model, profile
-from schedopt.profiling.pieces import Outline, Piece
+from schedopt.profiling.outline import Outline
+from schedopt.profiling.pieces import Piece
 from schedopt.running.backends import step_in_one_process
 from schedopt.running.controller import MicroBatches
 from schedopt.running.model_match import Boundary, trace_boundaries

@@ -15,7 +15,8 @@ from schedopt.plan import Pattern, Plan
 from schedopt.platform import Platform
 from schedopt.problem import Scope
 from schedopt.profiling import Model
-from schedopt.profiling.pieces import Outline, Piece
+from schedopt.profiling.outline import Outline
+from schedopt.profiling.pieces import Piece
 from schedopt.running.model_match import Boundary, trace_boundaries
 from schedopt.stage import Stage
 from tests import examples

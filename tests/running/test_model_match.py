@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from schedopt import Chain, InputError
 from schedopt.profiling import Model
 from schedopt.profiling.hf import build_model
-from schedopt.profiling.pieces import Outline
+from schedopt.profiling.outline import Outline
 from schedopt.running.model_match import match_model, retarget_device
 from tests.profiling.networks import TINY, tiny
 from tests.running.local_run import profile_of

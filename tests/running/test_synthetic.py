@@ -132,7 +132,7 @@ def metered(pieces: Sequence[Piece], *permanent: Tensor) -> Iterator[Meter]:
 def test_layers_are_named_and_counted() -> None:
     pieces = synthetic_pieces(plan_of([layer(name="stem"), layer(1)]), Diary())
     assert [(piece.name, piece.cut) for piece in pieces] == [("stem", "0"), ("1", "1")]
-    assert [(piece.first, piece.side) for piece in pieces] == [(True, ("input",)), (False, ())]
+    assert [piece.side for piece in pieces] == [("input",), ()]
 
 
 UNEVEN = Platform(gpus=2, memory="1G", speed=["1", "3"])
@@ -255,7 +255,7 @@ def held_by(pieces: Sequence[Piece], number: int) -> int:
     value = leaf(80)
     with metered(pieces, value) as meter:
         given = {"input": value}
-        output = pieces[number].run(None if pieces[number].first else value, given)
+        output = pieces[number].run(value if number else None, given)
         return meter.now - output.untyped_storage().nbytes()
 
 

@@ -57,7 +57,7 @@ class Network:
         *first, last = self.layers
         modules = [*first, WithTargets(last, self.loss)]
         pieces = [Piece(str(number), module) for number, module in enumerate(modules)]
-        pieces[0] = replace(pieces[0], side=("inputs", *pieces[0].side), first=True)
+        pieces[0] = replace(pieces[0], side=("inputs", *pieces[0].side))
         pieces[-1] = replace(pieces[-1], side=(*pieces[-1].side, "targets"))
         return pieces
 
