@@ -51,49 +51,36 @@ def test_importing_the_package_loads_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_a_factory_in_the_current_directory_is_found(write: Write) -> None:
+def test_a_factory_in_the_current_directory_is_found_and_remembered(write: Write) -> None:
     write("good_models", GOOD)
-    assert isinstance(load_model("good_models:build").module, nn.Sequential)
+    model = load_model("good_models:build")
+    assert isinstance(model.module, nn.Sequential)
+    assert model.factory == "good_models:build"
 
 
-def test_a_model_remembers_its_factory(write: Write) -> None:
+NO_NAME = r"is not package\.module:function"
+
+
+@pytest.mark.parametrize(
+    ("spec", "told"),
+    [
+        *((spec, NO_NAME) for spec in ("models", "models.build", ":build", "models:", "")),
+        ("no_such_module:build", r"there is no module 'no_such_module'\. Run in the dir"),
+        ("schedopt.no_such_module:build", "there is no module 'schedopt.no_such_module'"),
+        ("good_models.py:build", "is a file, not a module. Write good_models:build,"),
+        ("./good_models.py:build", "is a file, not a module. Write good_models:build,"),
+        ("good_models:biuld", r"good_models has no biuld. Did you mean build\?"),
+        ("good_models:number", "good_models:number is an int, which cannot be called"),
+        ("good_models:fail", "good_models:fail raised OSError: no such disk"),
+        ("good_models:needs", "Give a function that needs no arguments"),
+    ],
+)
+def test_a_factory_that_is_not_there_or_fails_is_refused(
+    write: Write, spec: str, told: str
+) -> None:
     write("good_models", GOOD)
-    assert load_model("good_models:build").factory == "good_models:build"
-
-
-@pytest.mark.parametrize("spec", ["models", "models.build", ":build", "models:", ""])
-def test_a_name_without_module_colon_function_is_refused(spec: str) -> None:
-    with pytest.raises(InputError, match=r"is not package\.module:function"):
-        load_factory(spec)
-
-
-def test_a_missing_module_is_named() -> None:
-    with pytest.raises(InputError, match=r"there is no module 'no_such_module'\. Run in the dir"):
-        load_factory("no_such_module:build")
-
-
-def test_a_missing_submodule_is_named() -> None:
-    with pytest.raises(InputError, match=r"there is no module 'schedopt.no_such_module'"):
-        load_factory("schedopt.no_such_module:build")
-
-
-@pytest.mark.parametrize("spec", ["good_models.py:build", "./good_models.py:build"])
-def test_a_file_gets_the_name_of_its_module(write: Write, spec: str) -> None:
-    write("good_models", GOOD)
-    with pytest.raises(InputError, match=r"is a file, not a module. Write good_models:build,"):
-        load_factory(spec)
-
-
-def test_a_missing_function_gets_the_nearest_name(write: Write) -> None:
-    write("good_models", GOOD)
-    with pytest.raises(InputError, match=r"good_models has no biuld. Did you mean build\?"):
-        load_factory("good_models:biuld")
-
-
-def test_something_that_cannot_be_called_is_refused(write: Write) -> None:
-    write("good_models", GOOD)
-    with pytest.raises(InputError, match="good_models:number is an int, which cannot be called"):
-        load_factory("good_models:number")
+    with pytest.raises(InputError, match=told):
+        load_model(spec)
 
 
 @pytest.mark.parametrize(
@@ -118,18 +105,6 @@ def test_a_missing_extra_is_told_how_to_install(
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(InputError, match="Run pip install transformers"):
         load_factory("hub_models:build")
-
-
-def test_a_factory_that_fails_tells_why(write: Write) -> None:
-    write("good_models", GOOD)
-    with pytest.raises(InputError, match="good_models:fail raised OSError: no such disk"):
-        load_model("good_models:fail")
-
-
-def test_a_factory_that_needs_arguments_is_refused(write: Write) -> None:
-    write("good_models", GOOD)
-    with pytest.raises(InputError, match="Give a function that needs no arguments"):
-        load_model("good_models:needs")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from schedopt import Chain, InputError, Layer
+from schedopt import InputError, Layer
 from schedopt.profiling import Model, estimate, profile
 from schedopt.profiling.faking import FlopClock, is_fake, without_memory
 from tests.profiling.networks import BATCH, tiny
@@ -25,23 +25,19 @@ BYTES = (
 FAMILIES = ("gpt2", "gpt2-tied", "llama", "bert", "vit", "resnet18")
 
 
-def both(family: str) -> tuple[Chain, Chain]:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_estimate_is_a_profile_but_for_times_and_counters_of_steps(family: str) -> None:
     measured = profile(tiny(family), warmup=0, repeats=2, min_share=0)
-    return measured, estimate(lambda: tiny(family), flops=NANO, min_share=0)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_estimated_bytes_are_those_of_a_run(family: str) -> None:
-    measured, estimated = both(family)
-    for name in BYTES:
-        found = [getattr(layer, name) for layer in estimated.layers]
-        assert found == [getattr(layer, name) for layer in measured.layers], name
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_only_counters_of_steps_are_missing_from_the_state_of_the_optimizer(family: str) -> None:
-    measured, estimated = both(family)
+    estimated = estimate(lambda: tiny(family), flops=NANO, min_share=0)
+    assert measured.recipe == estimated.recipe
+    assert measured.input_bytes == estimated.input_bytes
+    assert measured.same_gpu == estimated.same_gpu
+    assert (estimated.same_gpu != ()) == (family in ("gpt2-tied", "bert"))
+    assert estimated.provenance["source"] == "estimated"
+    assert str(NANO) in estimated.provenance["times"]
     for layer, other in zip(measured.layers, estimated.layers, strict=True):
+        for name in ("name", *BYTES):
+            assert getattr(other, name) == getattr(layer, name), name
         assert layer.optimizer_bytes is not None
         assert other.optimizer_bytes is not None
         assert other.optimizer_bytes == 2 * (other.parameter_bytes or 0)
@@ -50,27 +46,9 @@ def test_only_counters_of_steps_are_missing_from_the_state_of_the_optimizer(fami
         assert missing % 4 == 0
         assert 0 <= missing <= 4 * 20
         assert layer.weight_bytes - other.weight_bytes == missing
-
-
-def test_an_estimate_has_the_layers_of_a_profile() -> None:
-    measured, estimated = both("gpt2")
-    assert [layer.name for layer in measured.layers] == [layer.name for layer in estimated.layers]
-    assert measured.recipe == estimated.recipe
-    assert measured.input_bytes == estimated.input_bytes
-    # Updates are no products.
-    assert all(layer.update_ns is None for layer in estimated.layers)
+        # Updates are no products.
+        assert other.update_ns is None
     assert any(layer.update_ns for layer in measured.layers)
-
-
-def test_what_shares_weights_is_found_without_values() -> None:
-    measured, estimated = both("gpt2-tied")
-    assert measured.same_gpu == estimated.same_gpu != ()
-
-
-def test_the_provenance_says_that_nothing_was_measured() -> None:
-    provenance = estimate(lambda: tiny("gpt2"), flops=NANO).provenance
-    assert provenance["source"] == "estimated"
-    assert str(NANO) in provenance["times"]
 
 
 def linear(*sizes: int) -> tuple[Layer, ...]:
@@ -83,57 +61,39 @@ def linear(*sizes: int) -> tuple[Layer, ...]:
 
 def test_a_linear_layer_takes_two_operations_for_each_product() -> None:
     first, second = linear(4, 6, 10)
-    assert (first.forward_ns, second.forward_ns) == (2 * BATCH * 4 * 6, 2 * BATCH * 6 * 10)
+    one, other = 2 * BATCH * 4 * 6, 2 * BATCH * 6 * 10
+    assert (first.forward_ns, second.forward_ns) == (one, other)
+    # The backward takes twice that where the input needs a gradient, and its halves half each.
+    assert (first.backward_ns, second.backward_ns) == (one, 2 * other)
+    assert (first.backward_input_ns, first.backward_weight_ns) == (0, one)
+    assert (second.backward_input_ns, second.backward_weight_ns) == (other, other)
 
 
-def test_its_backward_takes_twice_that_where_its_input_needs_a_gradient() -> None:
-    first, second = linear(4, 6, 10)
-    assert (first.backward_ns, second.backward_ns) == (2 * BATCH * 4 * 6, 4 * BATCH * 6 * 10)
-
-
-def test_its_halves_take_half_each() -> None:
-    first, second = linear(4, 6, 10)
-    assert (first.backward_input_ns, first.backward_weight_ns) == (0, 2 * BATCH * 4 * 6)
-    product = 2 * BATCH * 6 * 10
-    assert (second.backward_input_ns, second.backward_weight_ns) == (product, product)
-
-
-def test_half_the_rate_takes_twice_the_time() -> None:
+def test_half_the_rate_takes_twice_the_time_and_halves_add_up() -> None:
     slow, fast = (
         estimate(lambda: tiny("gpt2"), flops=rate, min_share=0) for rate in (10**6, 2 * 10**6)
     )
     for layer, other in zip(slow.layers, fast.layers, strict=True):
         assert abs(layer.forward_ns - 2 * other.forward_ns) <= 1
-
-
-def test_the_halves_of_a_real_model_are_there() -> None:
-    layers = estimate(lambda: tiny("gpt2"), flops=10**6, min_share=0).layers
-    assert all(layer.saved_weight_bytes is not None for layer in layers)
-    for layer in layers:
+        assert layer.saved_weight_bytes is not None
         assert layer.backward_input_ns is not None
         assert layer.backward_weight_ns is not None
         halves = layer.backward_input_ns + layer.backward_weight_ns
         assert halves == pytest.approx(layer.backward_ns, abs=2)
 
 
-def attention_operations(width: int, heads: int, tokens: int) -> tuple[int, int]:
-    """Return the operations of attention, forward and backward."""
-    query, key, value = (
-        torch.randn(2, heads, tokens, width // heads, requires_grad=True) for _ in range(3)
-    )
+def test_attention_is_two_products_forward_and_five_backward() -> None:
+    query, key, value = (torch.randn(2, 2, 16, 4, requires_grad=True) for _ in range(3))
     with FlopClock(NANO) as clock:
         start = clock.mark()
         made = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         middle = clock.mark()
         torch.autograd.backward(made.sum())
         end = clock.mark()
-    return clock.between(start, middle), clock.between(middle, end)
-
-
-def test_attention_is_two_products_forward_and_five_backward() -> None:
     product = 2 * 2 * 8 * 16 * 16
     # Scores and their mean of the values; again the scores, and the gradients of four.
-    assert attention_operations(8, 2, 16) == (2 * product, 5 * product)
+    assert clock.between(start, middle) == 2 * product
+    assert clock.between(middle, end) == 5 * product
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "resnet18"])

@@ -54,34 +54,20 @@ def permanent(model: Model) -> Meter:
 
 
 @pytest.mark.parametrize("name", [*TINY, "mixed"])
-def test_a_sweep_makes_the_gradients_of_the_whole_model(name: str) -> None:
+def test_a_sweep_whole_or_in_halves_makes_the_gradients_of_the_whole_model(name: str) -> None:
     model = doubled() if name == "mixed" else tiny(name, "float64")
     whole = copy.deepcopy(model.module)
     torch.manual_seed(0)
     output = whole(*model.args, **model.kwargs)
     (output.sum() if isinstance(output, Tensor) else output.loss).backward()
-    pieces = pieces_of(model)
-    torch.manual_seed(0)
-    sweep(pieces, model.tensors, CpuClock())
-    found, expected = gradients(model.module), gradients(whole)
-    assert found.keys() == expected.keys()
-    for key, value in expected.items():
-        torch.testing.assert_close(found[key], value, rtol=0, atol=1e-13)
-
-
-@pytest.mark.parametrize("name", [*TINY, "mixed"])
-def test_a_backward_in_halves_makes_the_same_gradients(name: str) -> None:
-    model = doubled() if name == "mixed" else tiny(name, "float64")
-    pieces = pieces_of(model)
-    torch.manual_seed(0)
-    sweep(pieces, model.tensors, CpuClock())
-    expected = gradients(model.module)
-    torch.manual_seed(0)
-    split_sweep(pieces, model.tensors, CpuClock())
-    found = gradients(model.module)
-    assert found.keys() == expected.keys()
-    for key, value in expected.items():
-        torch.testing.assert_close(found[key], value, rtol=0, atol=1e-12)
+    expected, pieces = gradients(whole), pieces_of(model)
+    for run, most in ((sweep, 1e-13), (split_sweep, 1e-12)):
+        torch.manual_seed(0)
+        run(pieces, model.tensors, CpuClock())
+        found = gradients(model.module)
+        assert found.keys() == expected.keys()
+        for key, value in expected.items():
+            torch.testing.assert_close(found[key], value, rtol=0, atol=most)
 
 
 @pytest.mark.parametrize("run", [sweep, split_sweep])
@@ -111,20 +97,12 @@ def test_metered_runs_make_the_same_gradients() -> None:
         torch.testing.assert_close(second[name], value)
 
 
-def test_the_first_layer_has_no_half_for_its_input() -> None:
+def test_halves_are_one_product_each_but_the_first_layer_has_none_for_its_input() -> None:
     model = layered()
     with FlopClock(NANO) as clock:
         halves = split_sweep(pieces_of(model), model.tensors, clock)
-    product = 2 * BATCH * 4 * 6
-    assert (halves.input_ns[0], halves.weight_ns[0]) == (0, product)
-
-
-def test_the_halves_of_a_linear_layer_are_one_product_each() -> None:
-    model = layered()
-    with FlopClock(NANO) as clock:
-        halves = split_sweep(pieces_of(model), model.tensors, clock)
-    product = 2 * BATCH * 6 * 10
-    assert (halves.input_ns[1], halves.weight_ns[1]) == (product, product)
+    first, second = 2 * BATCH * 4 * 6, 2 * BATCH * 6 * 10
+    assert (halves.input_ns[:2], halves.weight_ns[:2]) == ([0, second], [first, second])
 
 
 def test_behind_a_detached_tensor_there_is_no_backward() -> None:
@@ -149,25 +127,24 @@ def swept(model: Model) -> list[Piece]:
     return pieces
 
 
-def test_a_forward_takes_its_output() -> None:
+def test_what_forwards_and_backwards_take() -> None:
     model = layered()
-    peaks = metered_sweep(swept(model), model.tensors, permanent(model))
+    pieces = swept(model)
+    seen = sweep(pieces, model.tensors, CpuClock())
+    assert seen.activation_bytes == [BATCH * 6 * 4, BATCH * 10 * 4, BATCH * 10 * 4, 4]
+    peaks = metered_sweep(pieces, model.tensors, permanent(model))
     loss = 1
-    expected = [BATCH * 6, BATCH * 10, BATCH * 10, BATCH * 3 + loss]
-    assert peaks.forward == [FLOAT * count for count in expected]
-
-
-def test_a_backward_takes_the_gradients_of_output_input_and_weights() -> None:
-    model = layered()
-    peaks = metered_sweep(swept(model), model.tensors, permanent(model))
-    expected = [
+    # A forward its output; a backward the gradients of output, input and weights.
+    forward = [BATCH * 6, BATCH * 10, BATCH * 10, BATCH * 3 + loss]
+    backward = [
         BATCH * 6 + (4 * 6 + 6),
         BATCH * 10 + BATCH * 6 + (6 * 10 + 10),
         BATCH * 10 + BATCH * 10,
         # The gradient of a sum is one number, seen as many.
         1 + BATCH * 10 + (10 * 3 + 3),
     ]
-    assert peaks.backward == [FLOAT * count for count in expected]
+    assert peaks.forward == [FLOAT * count for count in forward]
+    assert peaks.backward == [FLOAT * count for count in backward]
 
 
 def test_gradients_to_which_is_added_are_not_counted() -> None:
@@ -207,20 +184,6 @@ def test_all_that_was_taken_is_given_back(name: str) -> None:
     meter = permanent(model)
     metered_sweep(pieces, model.tensors, meter)
     metered_halves(pieces, model.tensors, meter)
+    assert gc.isenabled()
     gc.collect()
     assert meter.now == 0
-
-
-def test_activations_are_sizes_of_outputs_and_the_loss() -> None:
-    model = layered()
-    seen = sweep(pieces_of(model), model.tensors, CpuClock())
-    assert seen.activation_bytes == [BATCH * 6 * 4, BATCH * 10 * 4, BATCH * 10 * 4, 4]
-
-
-def test_the_collector_runs_again_after_each_kind_of_sweep() -> None:
-    model = layered()
-    pieces = swept(model)
-    split_sweep(pieces, model.tensors, CpuClock())
-    metered_sweep(pieces, model.tensors, permanent(model))
-    metered_halves(pieces, model.tensors, permanent(model))
-    assert gc.isenabled()

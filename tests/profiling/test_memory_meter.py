@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -7,55 +9,45 @@ from torch import Tensor, nn
 from schedopt.profiling.memory_meter import Meter
 
 
-def test_a_tensor_counts_its_bytes() -> None:
+def views() -> list[Tensor]:
+    base = torch.zeros(10, 10)
+    return [base, base.t(), base[1:], base.view(-1), base.expand(3, 10, 10), base.detach()]
+
+
+def one_after_the_other() -> Tensor:
+    first = torch.zeros(100)
+    del first
+    return torch.zeros(10)
+
+
+@pytest.mark.parametrize(
+    ("make", "now", "most"),
+    [
+        (lambda: torch.zeros(100, dtype=torch.float64), 800, 800),
+        (lambda: torch.zeros(7, dtype=torch.bool), 7, 7),
+        (lambda: torch.zeros(7, dtype=torch.bfloat16), 14, 14),
+        (lambda: torch.zeros(7, dtype=torch.int64), 56, 56),
+        (one_after_the_other, 40, 400),
+        (lambda: (torch.zeros(100), torch.zeros(50)), 600, 600),
+        (views, 400, 400),
+        # A view keeps the whole storage.
+        (lambda: torch.zeros(100)[:1], 400, 400),
+        (lambda: torch.zeros(100).add_(1).relu_(), 400, 400),
+        (lambda: torch.ones(()).expand(100), 4, 4),
+        # Several results: values and places, while what is sorted is there.
+        (lambda: torch.arange(100.0).sort(), 400 + 800, 400 + 400 + 800),
+    ],
+)
+def test_storages_are_counted_once_as_long_as_they_live(
+    make: Callable[[], object], now: int, most: int
+) -> None:
     with Meter() as meter:
-        kept = torch.zeros(100, dtype=torch.float64)
-    assert (meter.now, meter.most, kept.shape) == (800, 800, (100,))
-
-
-def test_a_tensor_that_goes_leaves() -> None:
-    with Meter() as meter:
-        first = torch.zeros(100)
-        del first
-        second = torch.zeros(10)
-    assert (meter.now, meter.most, len(second)) == (40, 400, 10)
-
-
-def test_it_goes_on_after_the_meter_was_left() -> None:
-    with Meter() as meter:
-        kept = torch.zeros(100)
-    assert meter.now == 400
+        kept = make()
+        assert (meter.now, meter.most) == (now, most)
+    assert meter.now == now
+    # It goes on after the meter was left.
     del kept
-    assert meter.now == 0
-
-
-def test_what_lives_at_once_adds_up() -> None:
-    with Meter() as meter:
-        first, second = torch.zeros(100), torch.zeros(50)
-        del first, second
-    assert (meter.now, meter.most) == (0, 600)
-
-
-def test_a_view_is_not_counted_again() -> None:
-    with Meter() as meter:
-        base = torch.zeros(10, 10)
-        views = [base.t(), base[1:], base.view(-1), base.expand(3, 10, 10), base.detach()]
-    assert (meter.now, len(views)) == (400, 5)
-
-
-def test_a_view_keeps_the_whole_storage() -> None:
-    with Meter() as meter:
-        base = torch.zeros(100)
-        view = base[:1]
-        del base
-    assert (meter.now, view.shape) == (400, (1,))
-
-
-def test_writing_in_place_takes_nothing() -> None:
-    with Meter() as meter:
-        value = torch.zeros(100)
-        value.add_(1).relu_()
-    assert (meter.now, meter.most) == (400, 400)
+    assert (meter.now, meter.most) == (0, most)
 
 
 def test_permanent_tensors_and_their_views_are_not_counted() -> None:
@@ -79,19 +71,6 @@ def test_an_older_tensor_that_was_left_out_is_not_counted_when_it_is_read() -> N
     assert (meter.now, len(views)) == (100 * 400, 100)
 
 
-def test_an_expanded_scalar_takes_one_number() -> None:
-    with Meter() as meter:
-        kept = torch.ones(()).expand(100)
-    assert (meter.now, kept.shape) == (4, (100,))
-
-
-def test_several_results_are_all_counted() -> None:
-    with Meter() as meter:
-        values, places = torch.arange(100.0).sort()
-        assert meter.most == 400 + 400 + 800
-    assert len(values) == len(places)
-
-
 def test_resetting_starts_from_what_lives_now() -> None:
     with Meter() as meter:
         kept = torch.zeros(10)
@@ -110,11 +89,7 @@ def test_what_autograd_saved_stays_until_its_graph_goes() -> None:
         assert meter.now == 400 + 4
         del loss
         assert meter.now == 0
-
-
-def test_what_nobody_saved_does_not_stay() -> None:
-    weight = nn.Parameter(torch.zeros(100))
-    with Meter([weight]) as meter:
+        meter.reset()
         loss = (weight + 1).sum()
         assert (meter.now, meter.most) == (4, 404)
     assert loss.shape == ()
@@ -131,10 +106,3 @@ def test_a_backward_is_seen() -> None:
         assert meter.most == 4 + 400 + 4 + 400
         del loss
     assert meter.now == 0
-
-
-@pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16, torch.int64])
-def test_every_type_counts_its_size(dtype: torch.dtype) -> None:
-    with Meter() as meter:
-        kept: Tensor = torch.zeros(7, dtype=dtype)
-    assert meter.now == 7 * kept.element_size()

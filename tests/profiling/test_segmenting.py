@@ -128,24 +128,17 @@ def test_inputs_by_position_and_by_name_come_where_they_are_needed(name: str) ->
     assert differences(two(residual, inputs)) == {}
 
 
-def test_a_frozen_part_gets_no_gradient() -> None:
+def test_frozen_and_tied_weights_and_a_loss_of_the_caller_are_kept() -> None:
     model = two(chained)
     assert isinstance(model.module, Two)
     model.module.a.requires_grad_(False)
     assert differences(model) == {}
     assert model.module.a.weight.grad is None
-
-
-def test_tied_weights_add_up_their_gradients() -> None:
     model = two(chained)
     assert isinstance(model.module, Two)
     model.module.b.weight = model.module.a.weight
     assert differences(model) == {}
-
-
-def test_a_loss_of_the_caller_is_in_the_last_segment() -> None:
-    model = two(chained, loss=lambda y: y.square().mean())
-    assert differences(model) == {}
+    assert differences(two(chained, loss=lambda y: y.square().mean())) == {}
 
 
 def test_running_statistics_advance() -> None:
@@ -213,38 +206,25 @@ def test_noise_does_not_keep_a_model_from_being_cut_before_and_after_it() -> Non
     assert len(find_cuts(trace(two(drop_path)))) == 7
 
 
-def test_names_tell_the_block() -> None:
-    names = [segment.name for segment in segments_of(tiny("gpt2"))]
+def test_names_tell_the_block_and_side_inputs_come_in_where_they_are_read() -> None:
+    segments = segments_of(tiny("gpt2"))
     for name in ("wte", "h.0", "h.1", "ln_f", "lm_head"):
-        assert any(name in one for one in names)
-
-
-def test_names_tell_the_stage_of_a_resnet() -> None:
+        assert any(name in segment.name for segment in segments)
+    first, *rest, last = segments
+    assert (first.side, last.side) == (("input_ids",), ("labels",))
+    assert all(segment.side == () for segment in rest)
     names = [segment.name for segment in segments_of(tiny("resnet18"))]
     for stage in range(4):
         assert any(f"stages.{stage}.layers.1" in name for name in names)
+    masked = segments_of(two(residual, {"x": torch.randn(8, 4, dtype=DOUBLE), "mask": MASK}))
+    assert [segment.side for segment in masked if segment.side] == [("x",), ("mask",), ("mask",)]
 
 
-def test_labels_come_in_only_at_the_last_segment() -> None:
-    first, *rest, last = segments_of(tiny("gpt2"))
-    assert first.side == ("input_ids",)
-    assert last.side == ("labels",)
-    assert all(segment.side == () for segment in rest)
-
-
-def test_a_mask_comes_in_wherever_it_is_read() -> None:
-    segments = segments_of(two(residual, {"x": torch.randn(8, 4, dtype=DOUBLE), "mask": MASK}))
-    assert [segment.side for segment in segments if segment.side] == [("x",), ("mask",), ("mask",)]
-
-
-def test_segments_share_the_parameters_of_the_model() -> None:
+def test_segments_share_the_parameters_and_hold_only_those_that_they_use() -> None:
     model = tiny("gpt2")
     own = {id(parameter) for parameter in model.module.parameters()}
     found = {id(p) for segment in segments_of(model) for p in segment.module.parameters()}
     assert found == own
-
-
-def test_segments_hold_only_the_parameters_that_they_use() -> None:
     segments = segments_of(two(chained))
     assert [len(list(segment.module.parameters())) for segment in segments] == [2, 0, 2, 0]
 
