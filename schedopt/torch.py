@@ -190,18 +190,7 @@ class Pipeline:
 class _MiniBatch:
     """What a training script feeds to a step: micro-batches one behind the other in each input.
 
-    Parameters
-    ----------
-    model : Model
-        Whose inputs are those of one micro-batch.
-    count : int
-    device : torch.device
-        Where they are given.
-
-    Attributes
-    ----------
-    names : tuple of str
-        The inputs that are needed here.
+    The inputs of the model are those of one micro-batch; `names` are those that are needed here.
     """
 
     def __init__(self, model: Model, count: int, device: torch.device) -> None:
@@ -211,14 +200,7 @@ class _MiniBatch:
         self._parts: list[dict[str, Tensor]] = []
 
     def load(self, args: Sequence[Tensor], named: Mapping[str, Tensor]) -> None:
-        """Take the inputs of a mini-batch, by position or by name.
-
-        Raises
-        ------
-        InputError
-            If an input that is needed is missing, or has a shape that was not planned; or the model
-            does not take that many by position.
-        """
+        """Take the inputs of a mini-batch, by position or by name, in the shapes planned."""
         first = ["input"] if len(args) == 1 else [f"input_{i}" for i in range(len(args))]
         if not self._shapes.keys() >= set(first):
             raise InputError(

@@ -36,13 +36,7 @@ class Rows:
 
 
 def make_rows(plan: Plan, actions: Actions) -> Rows:
-    """Return the rows of a plan, where rank r is the r-th GPU that has a stage.
-
-    Raises
-    ------
-    InputError
-        For a plan that the runtime cannot run, with the field of the plan.
-    """
+    """Return the rows of a plan, rank r being the r-th GPU that has a stage; refuse other plans."""
     _check(plan, actions)
     micro_batches = _forward_order(plan, actions)
     numbers = {micro_batch: number for number, micro_batch in enumerate(micro_batches)}

@@ -30,13 +30,7 @@ _RUN_ALL: Final = "Run each micro-batch forward and backward in each stage"
 
 
 def check_order(order: Order) -> None:
-    """Refuse actions in a total order, with both ends of a transfer together, that do not add up.
-
-    Raises
-    ------
-    InputError
-        As `find_order`. Such an order has no cycle.
-    """
+    """Refuse a total order of actions, both ends of a transfer together, that does not add up."""
     lists: list[list[Action]] = [[] for _ in range(1 + max(rank for rank, _ in order))]
     for rank, action in order:
         lists[rank].append(action)
@@ -93,17 +87,9 @@ def find_order(lists: Lists) -> list[tuple[int, Action]]:
 class _Step:
     """What lists of actions consist of.
 
-    Parameters
-    ----------
-    stages, micro_batches : int
-    versions : dict of (int, int) to int
-        How many versions of a stage are made on a rank, by rank and stage.
-    recomputing : frozenset of int
-        The stages that recompute.
-    homes : dict of (int, int) to int
-        The rank of a micro-batch in a stage.
-    sender : dict
-        The position of the sending end, by that of each end of a transfer.
+    `versions` has how many versions of a stage are made on a rank, by rank and stage; `homes` the
+    rank of a micro-batch in a stage; `sender` the position of the sending end, by that of each end
+    of a transfer.
     """
 
     stages: int
@@ -267,10 +253,7 @@ def _pair_ends(lists: Lists) -> Iterator[tuple[_Position, _Position]]:
 def _check_gradients(order: Order, update_every: int) -> None:
     """Replay what each rank has of the gradient of each mini-batch, and of new weights.
 
-    Raises
-    ------
-    InputError
-        Naming the first action that lacks a micro-batch, counts one twice or loses one.
+    Names the first action that lacks a micro-batch, counts one twice or loses one.
     """
     chunks: dict[int, int] = {}
     for rank, action in order:

@@ -29,14 +29,7 @@ def format_error(error: BaseException) -> str:
 
 
 def error_location(error: BaseException, before: str = "", after: str = "") -> str:
-    """Return file and line of the last frame of the model's own code; empty if there is none.
-
-    Parameters
-    ----------
-    error : BaseException
-    before, after : str
-        Put around the location.
-    """
+    """Return file and line of the last frame of the model's own code; empty if there is none."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith(_NOT_THE_MODEL)]
     return f"{before}{Path(own[-1].filename).name}:{own[-1].lineno}{after}" if own else ""

@@ -173,15 +173,7 @@ NAMES: Final[tuple[str, ...]] = tuple(KNOWN)
 
 @dataclass(frozen=True)
 class Spec:
-    """A known model, and the options that were given.
-
-    Parameters
-    ----------
-    name : str
-        One of `NAMES`.
-    given : Sizes
-        The options, their values read.
-    """
+    """A known model, one of `NAMES`, and the options that were given, their values read."""
 
     name: str
     given: Sizes
@@ -226,13 +218,7 @@ class Spec:
 
 
 def parse_spec(text: str) -> Spec:
-    """Return the model that is written behind ``hf:``.
-
-    Raises
-    ------
-    InputError
-        If there is no such model, or it cannot have such options.
-    """
+    """Return the model that is written behind ``hf:``; refuse what is not known."""
     name, colon, rest = text.partition(":")
     name = name.strip()
     if name not in KNOWN:

@@ -90,12 +90,8 @@ def sweep(
     """Run the forward of every layer, then the backward of every layer from the last.
 
     Each layer gets the previous output cut off from its graph, in the same storage, as the first
-    layer of a stage does. Gradients of parameters add up over sweeps, as over micro-batches.
-
-    Raises
-    ------
-    InputError
-        Naming the layer that fails.
+    layer of a stage does. Gradients of parameters add up over sweeps, as over micro-batches. A
+    layer that fails is named.
     """
     times = _Times(clock)
     clock.settle()
@@ -117,13 +113,7 @@ def sweep(
 
 
 def split_sweep(pieces: Sequence[Piece], inputs: Mapping[str, Tensor], clock: Clock) -> Halves:
-    """Run a sweep whose backward comes in halves: all gradients of inputs, then of weights.
-
-    Raises
-    ------
-    InputError
-        Naming the layer that fails.
-    """
+    """Run a sweep whose backward comes in halves: all gradients of inputs, then of weights."""
     times = _Times(clock)
     clock.settle()
     with _no_collection():

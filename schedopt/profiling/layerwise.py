@@ -40,23 +40,10 @@ def copy_without_values(model: Model, mode: FakeTensorMode, place: torch.device)
 def sweeps_apart(
     model: Model, pieces: list[Piece], place: torch.device, clock: Clock, repeats: int
 ) -> list[Sweep]:
-    """Return sweeps in which each layer was alone on the device.
+    """Return sweeps in which each layer was alone on the device, `repeats` after one not timed.
 
-    Parameters
-    ----------
-    model : Model
-        With its values, on the host.
-    pieces : list of Piece
-        Of a copy without values, on the device.
-    place : torch.device
-    clock : Clock
-    repeats : int
-        Runs of each layer that are timed, after one that is not.
-
-    Raises
-    ------
-    InputError
-        Naming the layer that does not fit even alone, or fails.
+    The model is on the host with its values, the pieces are of a copy without values on the device.
+    A layer that does not fit even alone, or fails, is named.
     """
     values = _values(model, pieces)
     with unset_fake_temporarily():

@@ -145,24 +145,12 @@ class Model:
 
 
 def require_torch() -> ModuleType:
-    """Import torch.
-
-    Raises
-    ------
-    InputError
-        If it is not installed, with the command that installs it.
-    """
+    """Import torch."""
     return require_package("torch")
 
 
 def require_package(name: str) -> ModuleType:
-    """Import a package of one of the extras, ``torch`` or ``transformers``.
-
-    Raises
-    ------
-    InputError
-        If it is not installed, with the command that installs it.
-    """
+    """Import a package of one of the extras; refuse with the command that installs it."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

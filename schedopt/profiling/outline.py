@@ -19,17 +19,9 @@ from schedopt.profiling.tracing import WithLoss, trace
 
 
 class Outline:
-    """Where a model can be cut.
+    """Where a model can be cut, on the device on which it is to run.
 
-    Parameters
-    ----------
-    model : Model
-        On the device on which it is to run.
-
-    Attributes
-    ----------
-    cuts : tuple of str
-        The names of all cuts, in order; the last is the end of the model.
+    `cuts` has the names of all cuts, in order; the last is the end of the model.
     """
 
     def __init__(self, model: Model) -> None:
@@ -42,13 +34,7 @@ class Outline:
             self.cuts = tuple(find_cuts(self.graph))
 
     def pieces(self, cuts: Sequence[str]) -> list[Piece]:
-        """Return the layers between some of the cuts, the loss in the last. Nothing is copied.
-
-        Raises
-        ------
-        InputError
-            If they are not cuts of the model.
-        """
+        """Return the layers between some of the cuts, the loss in the last. Nothing is copied."""
         if self.graph is None:
             return self._children(cuts)
         return make_segments(self.graph, cuts)
@@ -80,13 +66,7 @@ def _other_layers(actual: Sequence[str], wanted: Sequence[str]) -> str:
 
 
 def on_device(model: Model, device: torch.device) -> Model:
-    """Return a copy of a model on a device, without gradients. What was shared stays shared.
-
-    Raises
-    ------
-    InputError
-        If the model cannot be copied or does not fit.
-    """
+    """Return a copy of a model on a device, without gradients. What was shared stays shared."""
     loss = model.loss if isinstance(model.loss, nn.Module) else None
     try:
         module, loss = copy.deepcopy((model.module, loss))

@@ -52,10 +52,7 @@ class Piece:
 def try_out(pieces: list[Piece], inputs: Mapping[str, Tensor]) -> list[Piece]:
     """Run each layer once, and return the layers with `Piece.in_place` set where it holds.
 
-    Raises
-    ------
-    InputError
-        Naming the layer that fails or returns anything but one dense tensor.
+    A layer that fails or returns anything but one dense tensor is named.
     """
     tried = []
     own = {name: value.clone() for name, value in inputs.items()}

@@ -28,13 +28,7 @@ START = ""
 
 
 def find_cuts(module: fx.GraphModule) -> list[str]:
-    """Return the names of the nodes behind which the graph can be cut, the loss last.
-
-    Raises
-    ------
-    InputError
-        If the loss depends on no input and parameter.
-    """
+    """Return the names of the nodes behind which the graph can be cut, the loss last."""
     import networkx
 
     carried = _carried(module)
@@ -104,16 +98,7 @@ def choose_cuts(
 def make_segments(module: fx.GraphModule, cuts: Sequence[str]) -> list[Piece]:
     """Return the segments between cuts, which share the parameters of the module.
 
-    Parameters
-    ----------
-    module : GraphModule
-    cuts : sequence of str
-        Some of `find_cuts`, in order, the loss last.
-
-    Raises
-    ------
-    InputError
-        If a cut is not one of the graph.
+    The cuts are some of `find_cuts`, in order, the loss last; others are refused.
     """
     possible = find_cuts(module)
     missing = [cut for cut in cuts if cut not in possible]

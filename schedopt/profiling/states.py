@@ -51,13 +51,7 @@ class States:
 
 
 def choose_optimizer(name: str) -> OptimizerFactory:
-    """Return the optimizer of that name.
-
-    Raises
-    ------
-    InputError
-        With the names that there are.
-    """
+    """Return the optimizer of that name; refuse one that is not known."""
     if name not in OPTIMIZERS:
         raise InputError(
             f"{name!r:.60} is not known",
@@ -107,9 +101,7 @@ def measure_states(
     optimizer: OptimizerFactory,
     time_step: Callable[[torch.optim.Optimizer], int] | None = None,
 ) -> States:
-    """Measure one layer after a backward, by real steps of the optimizer.
-
-    The steps change the parameters.
+    """Measure one layer after a backward, by real steps of the optimizer, which change parameters.
 
     Parameters
     ----------

@@ -37,14 +37,9 @@ FAILURE: Final = "Make one forward of the model with these inputs work first"
 
 
 class WithLoss(nn.Module):
-    """A module followed by the loss.
+    """A module followed by the loss, from what the module returns to a scalar.
 
-    Parameters
-    ----------
-    module : torch.nn.Module
-    loss : callable, optional
-        From what the module returns to a scalar. Default: its ``loss``, else the sum of the
-        tensor, in at least single precision.
+    By default its ``loss``, else the sum of the tensor, in at least single precision.
     """
 
     def __init__(self, module: nn.Module, loss: Loss | None) -> None:
@@ -66,13 +61,7 @@ class WithLoss(nn.Module):
 
 
 def default_loss(output: Any) -> Tensor:
-    """Return the loss that a model brings, or the sum of the tensor that it returns.
-
-    Raises
-    ------
-    InputError
-        If it returns anything else.
-    """
+    """Return the loss that a model brings, or the sum of the tensor that it returns."""
     own = getattr(output, "loss", None)
     if isinstance(own, Tensor):
         return own
@@ -96,11 +85,6 @@ def trace(model: Model) -> fx.GraphModule:
     """Return the forward and the loss of a model as a graph, which shares its parameters.
 
     Placeholders have the names of `Model.tensors`, in that order.
-
-    Raises
-    ------
-    InputError
-        If the model cannot be traced.
     """
     whole = WithLoss(model.module, model.loss)
     try:

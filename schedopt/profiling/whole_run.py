@@ -15,14 +15,7 @@ from schedopt.profiling.tracing import WithLoss
 
 
 class WholeRun:
-    """The whole model, run step by step between the sweeps over its layers.
-
-    Parameters
-    ----------
-    model : Model
-        On its device; gradients add up in its parameters.
-    clock : Clock
-    """
+    """The whole model, run step by step between the sweeps; gradients add up in its parameters."""
 
     def __init__(self, model: Model, clock: Clock) -> None:
         self._model, self._clock = model, clock

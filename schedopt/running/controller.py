@@ -29,20 +29,11 @@ from schedopt.running.synthetic import Sleeper, synthetic_inputs, synthetic_piec
 
 
 class MicroBatches:
-    """What each micro-batch is fed, the same on every rank and in every run of a seed.
+    """What each micro-batch of a step is fed, the same on every rank and in every run of a seed.
 
     The inputs come from the factory's `data`; without it, each tensor is filled with elements of
     the factory's own micro-batch, drawn at random, so that token numbers, labels and masks stay
-    valid. Those of one step lie on the host.
-
-    Parameters
-    ----------
-    model : Model
-    count : int
-        Of one step.
-    seed : int
-    device : torch.device
-        Where copies are given.
+    valid. Those of one step lie on the host, copies are given on the device.
     """
 
     def __init__(self, model: Model, count: int, seed: int, device: torch.device) -> None:
@@ -101,15 +92,9 @@ class MicroBatches:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a run works on.
+    """What a run works on: for synthetic layers without model and batches.
 
-    Parameters
-    ----------
-    work : Workload
-    model : Model or None
-        The whole model before any step, as long as somebody needs it. None for synthetic layers.
-    batches : MicroBatches or None
-        None for synthetic layers.
+    The model is whole and before any step, as long as somebody needs it.
     """
 
     work: Workload
@@ -126,11 +111,6 @@ def prepare(job: Job, device: torch.device) -> Prepared:
     """Build the model that a job names, and cut it as the plan says.
 
     On the device, or on the host if the whole model does not fit there: see `place_on_device`.
-
-    Raises
-    ------
-    InputError
-        If it is not the model of the plan.
     """
     if job.model is None:
         return _prepare_synthetic(job, device)

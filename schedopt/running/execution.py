@@ -96,19 +96,6 @@ def launch(job: Job, port: int = 0) -> Outcome:
 
     All of them have ended on return. A rank that fails ends the others, and so does an exception
     that a signal raises here; should this process be killed, they end by themselves.
-
-    Parameters
-    ----------
-    job : Job
-    port : int
-        At which the ranks find each other. 0: any that is free.
-
-    Raises
-    ------
-    InputError
-        What a rank raised as such, or if the port is in use.
-    RankError
-        If a rank failed otherwise, was killed, or could not be started.
     """
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
@@ -134,13 +121,8 @@ def launch(job: Job, port: int = 0) -> Outcome:
 def first_failure(directory: Path, ended: Mapping[int, Any]) -> SchedoptError:
     """Return the failure that the others follow from.
 
-    Parameters
-    ----------
-    directory : Path
-        Where ranks wrote why they failed.
-    ended : mapping
-        The ranks that the launcher saw failing, the first of them first, each with its exit code.
-        Those after the first may have been ended by the launcher.
+    Ranks wrote into the directory why they failed. The launcher saw those that `ended`, with exit
+    codes, the first of them first; it may have ended those after the first itself.
     """
     paths = directory.glob(f"{FAILURE}-*.pickle")
     failures: list[Failure] = [pickle.loads(path.read_bytes()) for path in paths]

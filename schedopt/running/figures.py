@@ -73,15 +73,7 @@ def predict(step: Simulation, spans: Sequence[Span] | None = None) -> Figures:
 
 
 def measure(plan: Plan, outcome: Outcome, steps: Sequence[Sequence[Span]]) -> Figures:
-    """Return the figures of what was measured: of times the median over steps.
-
-    Parameters
-    ----------
-    plan : Plan
-    outcome : Outcome
-    steps : sequence of sequence of Span
-        What ran in each step, by one clock.
-    """
+    """Return the figures of what ran in each step, by one clock: of times the median over steps."""
     records = outcome.records
     return Figures(
         **_of_times(steps, plan.pattern.k),

@@ -49,14 +49,8 @@ class Links(Protocol):
 class ThreadLinks:
     """Links over gloo, which carries tensors over the host.
 
-    A message to a replica is added up as soon as the last summand is there.
-
-    Parameters
-    ----------
-    rank : Rank
-    room : callable
-    one_way : bool
-        Whether both ways to a rank share a link.
+    A message to a replica is added up as soon as the last summand is there. `one_way` says whether
+    both ways to a rank share a link.
     """
 
     def __init__(self, rank: Rank, room: Room, one_way: bool = False) -> None:
@@ -213,11 +207,6 @@ class StreamLinks:
 
     So a message to a replica is added up where the list comes to it, and what the rank computes
     then waits for what came, too.
-
-    Parameters
-    ----------
-    rank, room
-        As for `ThreadLinks`.
     """
 
     def __init__(self, rank: Rank, room: Room) -> None:

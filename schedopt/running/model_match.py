@@ -22,15 +22,7 @@ from schedopt.units import format_bytes, printable
 
 @dataclass(frozen=True)
 class Boundary:
-    """What a layer hands on for a micro-batch.
-
-    Parameters
-    ----------
-    shape : tuple of int
-    dtype : torch.dtype
-    needs_gradient : bool
-        Whether the backward of the layer needs its gradient.
-    """
+    """What a layer hands on for a micro-batch; whether its backward needs the gradient of that."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -49,18 +41,8 @@ class Boundary:
 def match_model(model: Model, chain: Chain) -> tuple[list[Piece], list[Boundary]]:
     """Cut a model as that of a chain was cut, and hold names and bytes against the chain.
 
-    Parameters
-    ----------
-    model : Model
-        What the user named. The factory in the chain's recipe is never called.
-    chain : Chain
-
-    Returns
-    -------
-    list of Piece
-        The layers, with those known that write over their input.
-    list of Boundary
-        What each hands on.
+    The factory in the chain's recipe is never called. Layers come with those known that write over
+    their input, and with what each hands on.
 
     Raises
     ------
@@ -125,12 +107,7 @@ def trace_boundaries(
 ) -> tuple[list[Piece], list[Boundary]]:
     """Return the layers, with those known that write over their input, and what each hands on.
 
-    Nothing is computed and no memory is taken.
-
-    Raises
-    ------
-    InputError
-        Naming the layer that fails.
+    Nothing is computed and no memory is taken. A layer that fails is named.
     """
     with ExitStack() as stack:
         # Some write over buffers whose values are real here, too.

@@ -84,25 +84,13 @@ def name_parameters(model: nn.Module, loss: Any) -> dict[int, str]:
 
 
 def build_ranks(work: Workload) -> list[Rank]:
-    """Return all ranks of a plan in this process, each with layers of its own.
-
-    Raises
-    ------
-    InputError
-        As `build_rank`.
-    """
+    """Return all ranks of a plan in this process, each with layers of its own."""
     ranks = range(len(work.actions.ranks))
     return [build_rank(_with_copies(work, number), number) for number in ranks]
 
 
 def build_rank(work: Workload, number: int) -> Rank:
-    """Return a rank of a plan.
-
-    Raises
-    ------
-    InputError
-        If stages share parameters, but are updated apart.
-    """
+    """Return a rank of a plan; refuse stages that share parameters, but are updated apart."""
     plan, stages = work.plan, work.actions.stages(number)
     modules = [
         nn.ModuleList(work.pieces[layer].module for layer in stage_layers(plan, stage))
@@ -155,12 +143,6 @@ def _with_copies(work: Workload, number: int) -> Workload:
 @dataclass(eq=False)
 class Rank:
     """The state of a rank.
-
-    Parameters
-    ----------
-    number : int
-    stages : mapping of int to StageRuntime
-    work : Workload
 
     Attributes
     ----------

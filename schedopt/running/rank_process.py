@@ -45,13 +45,7 @@ def main(directory: Path, parent: int) -> None:
     """Run the rank that the environment names, of the job that lies in a directory.
 
     The first rank writes the outcome there; a rank that fails says there why. What it started
-    ends with it.
-
-    Parameters
-    ----------
-    directory : Path
-    parent : int
-        The process that started this one, and may have ended since.
+    ends with it, and it with `parent`, the process that started it and may have ended since.
     """
     os.dup2(2, 1)
     _end_with(parent, directory)
@@ -74,12 +68,8 @@ def main(directory: Path, parent: int) -> None:
 def run_rank(job: Job, number: int, local: int) -> Outcome | None:
     """Run one rank of a job; the first returns what all measured.
 
-    Raises
-    ------
-    InputError
-    RankError
-        Whatever it is that the model raises. One that lost the others waits before it says so:
-        the launcher is to see first which of them ended.
+    Whatever the model raises becomes an error of ours. A rank that lost the others waits before it
+    says so: the launcher is to see first which of them ended.
     """
     try:
         return _run_rank(job, number, local)

@@ -17,15 +17,9 @@ FAILURE: Final = "failure"
 
 @dataclass(frozen=True)
 class Span:
-    """An action that ran.
+    """An action that ran, by `time.monotonic_ns` of the machine of the rank.
 
-    Parameters
-    ----------
-    rank : int
-    action : Action
-    start_ns, end_ns : int
-        By `time.monotonic_ns` of the machine of the rank. Transfers run from when both ends were
-        ready, as far as the rank can tell.
+    Transfers run from when both ends were ready, as far as the rank can tell.
     """
 
     rank: int
@@ -121,15 +115,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Failure:
-    """What a rank says before it ends.
-
-    Parameters
-    ----------
-    time : float
-        Of this machine, in seconds since the epoch.
-    rank : int
-    error : SchedoptError
-    """
+    """What a rank says before it ends, at a time of this machine, in seconds since the epoch."""
 
     time: float
     rank: int

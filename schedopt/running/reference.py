@@ -64,15 +64,9 @@ def compare_with_reference(
 ) -> Outcome:
     """Return what all ranks measured, compared with what one process did.
 
-    Parameters
-    ----------
-    records : sequence of Record
-    trained : sequence of Trained
-        What the first step did to the weights, of each rank.
-    reference : tuple of Trained and str, or None
-        As `train_in_one_process` returns it; None if nothing is compared.
-    is_given : bool
-        Whether weights are not updated within a step.
+    `trained` is what the first step did to the weights of each rank, `reference` what
+    `train_in_one_process` returned: None if nothing is compared. Under a rule that is given weights
+    are not updated within a step.
     """
     if reference is None:
         return Outcome(
@@ -96,13 +90,9 @@ def compare_with_reference(
 
 
 def train_unsplit(model: Model, work: Workload) -> Trained | None:
-    """Run the unsplit model forward and backward for a step with a flush.
+    """Run the unsplit model forward and backward for a step with a flush; keep the gradients.
 
-    Returns
-    -------
-    Trained or None
-        The gradients; the weights are not updated. None if the model draws random numbers, which
-        an unsplit model draws in another order.
+    None if the model draws random numbers, which an unsplit model draws in another order.
     """
     whole = WithLoss(model.module, model.loss)
     parameters = dict(model.module.named_parameters())
@@ -146,14 +136,7 @@ def difference(parts: Sequence[Mapping[Any, Tensor]], other: Mapping[Any, Tensor
 
     The largest difference of any element, over the largest element of that tensor, or over a
     millionth of the largest of all tensors where that is more. A tensor that only one side has
-    differs by 1.
-
-    Parameters
-    ----------
-    parts : sequence of mapping
-        What each rank has; replicas have the same names.
-    other : mapping
-        What one process has.
+    differs by 1. The parts are what each rank has; replicas have the same names.
     """
     largest = max(map(_most, other.values()), default=0.0)
     names = {name for part in parts for name in part}

@@ -37,15 +37,7 @@ def chunk_of(action: Action) -> Chunk:
 
 @dataclass(frozen=True)
 class Sum:
-    """What a message, or the gradient of an update, consists of.
-
-    Parameters
-    ----------
-    own : bool
-        Whether the rank made a part of it itself.
-    receives : tuple of Action
-        Those whose results are added to that.
-    """
+    """A message, or the gradient of an update: what the rank itself made of it, and what came."""
 
     own: bool
     receives: tuple[Action, ...]
@@ -95,16 +87,7 @@ class Exchange:
         made: Callable[[Action], Tensor | None],
         received: Callable[[Action], Tensor],
     ) -> Tensor | None:
-        """Return what is sent.
-
-        Parameters
-        ----------
-        send : Action
-        made : callable
-            From a send to what the rank itself made of it.
-        received : callable
-            From a receive to its result.
-        """
+        """Return what is sent, from what the rank itself made of it and the results of receives."""
         total = self.sums.get(send)
         if total is None:
             return made(send)
@@ -123,10 +106,7 @@ class Exchange:
 class Mailbox(Generic[_Letter]):
     """What came from other ranks, until all that need it have it.
 
-    Parameters
-    ----------
-    uses : mapping of Action to int
-        How often the result of a receive between replicas is needed; of another one it is once.
+    `uses` says how often a receive between replicas is needed; another one is needed once.
     """
 
     def __init__(self, uses: Mapping[Action, int]) -> None:
@@ -153,15 +133,8 @@ class Mailbox(Generic[_Letter]):
 class _Gradient:
     """The gradient of a mini-batch on a rank while its list goes on.
 
-    Parameters
-    ----------
-    added : list of Place
-        The backwards that have added to it.
-    since : dict of int to int
-        How many of them had when something took the place of a chunk.
-    received : dict of int to tuple of Action
-        What came for a chunk since then, that included.
-    chunks : int
+    The backwards that have `added` to it; how many of them had when something took the place of a
+    chunk (`since`); and what was `received` for a chunk since then, that included.
     """
 
     added: list[Place] = field(default_factory=list)
@@ -193,15 +166,7 @@ class _Gradient:
 
 
 def follow(actions: Sequence[Action], update_every: int) -> Exchange:
-    """Return what a rank exchanges.
-
-    Parameters
-    ----------
-    actions : sequence of Action
-        Of the rank.
-    update_every : int
-        The micro-batches of one update.
-    """
+    """Return what a rank exchanges, from its actions and the micro-batches of one update."""
     exchange = Exchange()
     gradients: dict[StageMiniBatch, _Gradient] = defaultdict(_Gradient)
     for action in actions:

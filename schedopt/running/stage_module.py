@@ -21,23 +21,13 @@ Inputs: TypeAlias = Callable[[int], Mapping[str, Tensor]]
 
 
 class StageModule(nn.Module):
-    """The layers of a stage.
+    """The layers of a stage, of all those of the model.
 
     It takes what the stage before hands on, if there is one, and the inputs of the model that its
     layers take, by name. Inputs that are not given are those of the micro-batch that is set. What
-    it returns is contiguous, fit to be sent.
-
-    Parameters
-    ----------
-    stage : Stage
-    pieces : sequence of Piece
-        All layers of the model.
-    data, before : callable
-    in_halves : bool
-        Whether the backward is split.
-    keep_random : bool
-        Whether layers that are recomputed draw the random numbers that they drew; not where
-        `before` sees to it.
+    it returns is contiguous, fit to be sent. With `in_halves` the backward is split, and with
+    `keep_random` layers that are recomputed draw the random numbers that they drew; not where
+    `before` sees to it.
     """
 
     def __init__(

@@ -30,13 +30,7 @@ Before: TypeAlias = Callable[[int, int], None]
 class _Graph:
     """What a layer keeps from its forward to its backward.
 
-    Parameters
-    ----------
-    piece : Piece
-    begin, end : Tensor or None
-        Stand-ins for the input and the output; None where no gradient is needed.
-    is_loss : bool
-        Whether the output is the loss.
+    `begin` and `end` stand in for the input and the output; None where no gradient is needed.
     """
 
     piece: Piece
@@ -101,10 +95,8 @@ class StageRuntime:
     needs_gradient : sequence of bool
         Of each layer, whether its output needs a gradient.
     weights : Weights
-    data : callable
-        From a micro-batch and names of inputs of the model to copies of them on the device.
-    before : callable
-        Called with a layer and a micro-batch before the layer is computed.
+    data, before : callable
+        See `Data` and `Before`.
     """
 
     def __init__(

@@ -41,13 +41,7 @@ _LATE_NS: Final = 1_000_000
 
 
 class Sleeper:
-    """Tells the synthetic layers of a process until when they sleep.
-
-    Parameters
-    ----------
-    stretch : float
-        By how much all durations are multiplied.
-    """
+    """Tells the synthetic layers of a process until when they sleep, durations stretched."""
 
     def __init__(self, stretch: float = 1) -> None:
         self._stretch = stretch
@@ -60,12 +54,9 @@ class Sleeper:
     def begin(self, ready_ns: int | None = None) -> None:
         """Start an operation: what its layers sleep counts from now, with all between them.
 
-        Parameters
-        ----------
-        ready_ns : int or None
-            Since when what it needs is there, where that is known. Then it counts from when both
-            that was so and the operation before was over, if that is no longer ago than a process
-            takes to notice: a GPU does not wait for it either.
+        Where it is known since when what it needs is there (`ready_ns`), it counts from when both
+        that was so and the operation before was over, if that is no longer ago than a process takes
+        to notice: a GPU does not wait for it either.
         """
         now = time.monotonic_ns()
         free = now if ready_ns is None else max(self._due_ns, ready_ns)
@@ -90,19 +81,8 @@ def synthetic_pieces(plan: Plan, sleeper: Sleeper) -> list[Piece]:
     """Return a layer that sleeps for each layer of a plan's chain, the loss in the last.
 
     Between the layers of a stage one number is handed on; where a stage ends, and to layers that
-    are computed again, as many as the activation has. The gradient of each weight is 1.
-
-    Parameters
-    ----------
-    plan : Plan
-        Valid: `schedopt.check` finds nothing.
-    sleeper : Sleeper
-        Of this process.
-
-    Raises
-    ------
-    InputError
-        If a stage has GPUs of several speeds.
+    are computed again, as many as the activation has. The gradient of each weight is 1. A stage
+    with GPUs of several speeds is refused.
     """
     efforts = [effort for stage in range(len(plan.stages)) for effort in _efforts(plan, stage)]
     return [

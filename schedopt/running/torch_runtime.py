@@ -45,23 +45,10 @@ _USED_OF_A_STAGE: Final = ("fwd_cache", "bwd_cache")
 class TorchRuntime:
     """One rank of a plan.
 
-    The default process group is there, with as many processes as ranks have actions.
-
-    Parameters
-    ----------
-    work : Workload
-        The layers of the stages of this rank lie on its device.
-    rank : int
-
-    Attributes
-    ----------
-    losses : dict of int to float
-        Of each micro-batch of the last step, on the rank of the last stage.
-
-    Raises
-    ------
-    InputError
-        For a plan that the runtime cannot run, or a torch without such a runtime.
+    The default process group is there, with as many processes as ranks have actions, and the layers
+    of the stages of this rank lie on its device. The losses are those of the micro-batches of the
+    last step, on the rank of the last stage. A plan that the runtime cannot run is refused, and so
+    is a torch without such a runtime.
     """
 
     def __init__(self, work: Workload, rank: int) -> None:
@@ -90,20 +77,10 @@ class TorchRuntime:
         self._schedule = make_schedule(stages, self._rows, self._keep_loss)
 
     def step(self) -> list[Span]:
-        """Run all micro-batches once.
+        """Run all micro-batches once; return forwards and backwards, or halves, as they started.
 
         Gradients are added up in ``.grad``, as in every way to run a plan: an update divides
         them by the number of micro-batches.
-
-        Returns
-        -------
-        list of Span
-            Forwards and backwards, or halves of backwards, in the order of their starts.
-
-        Raises
-        ------
-        InputError
-            Naming the layer that fails.
         """
         self._marks.clear()
         self._losses.clear()
@@ -189,12 +166,8 @@ def make_schedule(
 ) -> Any:
     """Return the runtime with the rows loaded.
 
-    Parameters
-    ----------
-    stages : sequence of PipelineStage
-    rows : Rows
-    loss : callable
-        From the output of the last layer, and an unused target, to what the backward begins with.
+    `loss` gives what the backward begins with, from the output of the last layer and an unused
+    target.
     """
     runtime = schedules._PipelineScheduleRuntime(  # type: ignore[no-untyped-call]
         list(stages), len(rows.micro_batches), loss_fn=loss, scale_grads=False
@@ -211,13 +184,7 @@ def make_schedule(
 
 
 def run_step(schedule: Any, rows: Rows) -> None:
-    """Run all micro-batches once. Gradients are added up in ``.grad``.
-
-    Raises
-    ------
-    InputError
-        Naming the layer that fails.
-    """
+    """Run all micro-batches once, adding up gradients in ``.grad``; a layer that fails is named."""
     # The runtime hands part of this to the loss, which takes nothing from it.
     nothing = torch.zeros(len(rows.micro_batches))
     with _our_errors(), torch.enable_grad():
@@ -227,16 +194,8 @@ def run_step(schedule: Any, rows: Rows) -> None:
 class _TorchStage(PipelineStage):
     """A stage as the runtime knows it.
 
-    Parameters
-    ----------
-    layers : StageModule
-    number : int
-    outputs : sequence of Tensor
-        Of each stage of the plan, without memory.
-    device : torch.device
-    micro_batches : sequence of int
-        Which ones the runtime's 0, 1, ... are.
-    around : callable
+    `outputs` are those of each stage of the plan, without memory, and `micro_batches` which ones
+    the runtime's 0, 1, ... are.
     """
 
     def __init__(

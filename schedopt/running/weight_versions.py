@@ -79,12 +79,8 @@ class Weights:
     def begin_step(self, reads: Counter[int] | None, shares: Mapping[int, int]) -> None:
         """Count versions and mini-batches from 0 again.
 
-        Parameters
-        ----------
-        reads : Counter or None
-            How many actions read each version.
-        shares : mapping of int to int
-            How many actions need the gradients of each mini-batch: see `used`.
+        `reads` says how many actions read each version, and `shares` how many need the gradients of
+        each mini-batch: see `used`.
         """
         self.reads, self.newest = reads, 0
         self._shares, self._turn = Counter(shares), min(shares, default=0)
@@ -157,10 +153,7 @@ class Weights:
     def update(self, mini_batch: int, count: int) -> None:
         """Make a new version with the mean of the gradients of `count` micro-batches.
 
-        Raises
-        ------
-        InputError
-            If ranks take turns, and the optimizer goes on from what it kept of the update before.
+        Refused if ranks take turns, and the optimizer goes on from what it kept of the one before.
         """
         for parameter in self.parameters.values():
             if parameter.grad is not None:
