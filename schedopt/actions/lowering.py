@@ -67,8 +67,9 @@ def actions_of(step: Simulation) -> Actions:
         order += [(ranks[stage.gpus[0]], Action(s, "U", 0)) for s, stage in enumerate(plan.stages)]
     else:
         order = list(_with_versions(plan.rule, _when_needed(plan, order)))
-    check_order(order)
-    return Actions(tuple(order))
+    actions = Actions(tuple(order))
+    check_order(actions.ranks, actions.order)
+    return actions
 
 
 def gpu_ranks(plan: Plan) -> dict[int, int]:

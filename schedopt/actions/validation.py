@@ -29,11 +29,8 @@ _MEND: Final = "Take the lists as they were printed, or mend them"
 _RUN_ALL: Final = "Run each micro-batch forward and backward in each stage"
 
 
-def check_order(order: Order) -> None:
-    """Refuse a total order of actions, both ends of a transfer together, that does not add up."""
-    lists: list[list[Action]] = [[] for _ in range(1 + max(rank for rank, _ in order))]
-    for rank, action in order:
-        lists[rank].append(action)
+def check_order(lists: Lists, order: Order) -> None:
+    """Refuse lists in a total order, both ends of a transfer together, that do not add up."""
     _check_gradients(order, _check_lists(lists).update_every)
 
 

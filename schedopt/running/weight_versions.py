@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import reduce
@@ -172,28 +172,18 @@ class Weights:
         """Go on with weights that came, all chunks of them, as a new version."""
         self._keep_newest()
         for chunk, values in chunks.items():
-            for (name, begin, end), value in self._split(chunk, values):
-                _write(self.parameters[name].data, begin, end, value)
+            self._write(chunk, values, lambda parameter: parameter.data)
         self.newest += 1
 
     def weights_chunk(self, chunk: Chunk) -> Tensor:
         """Return a copy of a chunk of the newest version."""
-        return self._joined(
-            self.parameters[name].detach().reshape(-1)[begin:end]
-            for name, begin, end in self._slices(chunk)
-        )
+        return self._read(chunk, {name: own.detach() for name, own in self.parameters.items()})
 
     def gradient_chunk(self, mini_batch: int, chunk: Chunk) -> Tensor:
         """Return a copy of a chunk of the gradients of a mini-batch, 0 where there is none."""
-        early = self._early.get(mini_batch, {})
-        parts = []
-        for name, begin, end in self._slices(chunk):
-            parameter = self.parameters[name]
-            gradient = parameter.grad if mini_batch == self._turn else early.get(name)
-            if gradient is None:
-                gradient = torch.zeros_like(parameter)
-            parts.append(gradient.reshape(-1)[begin:end])
-        return self._joined(parts)
+        if mini_batch == self._turn:
+            return self._read(chunk, {name: own.grad for name, own in self.parameters.items()})
+        return self._read(chunk, self._early.get(mini_batch, {}))
 
     def set_gradients(self, mini_batch: int, chunks: Mapping[Chunk, Tensor]) -> None:
         """Let chunks of the gradients of a mini-batch be these values.
@@ -202,13 +192,14 @@ class Weights:
         """
         with self.adding(mini_batch):
             was_trained = any(parameter.grad is not None for parameter in self.parameters.values())
+
+            def gradient(parameter: nn.Parameter) -> Tensor | None:
+                if parameter.grad is None and not was_trained:
+                    parameter.grad = torch.zeros_like(parameter)
+                return parameter.grad
+
             for chunk, values in chunks.items():
-                for (name, begin, end), value in self._split(chunk, values):
-                    parameter = self.parameters[name]
-                    if parameter.grad is None and not was_trained:
-                        parameter.grad = torch.zeros_like(parameter)
-                    if parameter.grad is not None:
-                        _write(parameter.grad, begin, end, value)
+                self._write(chunk, values, gradient)
 
     def empty_chunk(self, chunk: Chunk, device: torch.device) -> Tensor:
         """Return room for a chunk of weights or gradients on a device."""
@@ -272,18 +263,30 @@ class Weights:
                 yield name, first, last
             passed += parameter.numel()
 
-    def _joined(self, parts: Iterable[Tensor]) -> Tensor:
-        rows = [part.to(self._widest) for part in parts]
+    def _read(self, chunk: Chunk, tensors: Mapping[str, Tensor | None]) -> Tensor:
+        """Return a copy of a chunk of what belongs to the parameters, 0 where there is nothing."""
+        rows = []
+        for name, begin, end in self._slices(chunk):
+            own = tensors.get(name)
+            whole = torch.zeros_like(self.parameters[name]) if own is None else own
+            rows.append(whole.reshape(-1)[begin:end].to(self._widest))
         return torch.cat(rows) if rows else torch.empty(0, dtype=self._widest)
 
-    def _split(self, chunk: Chunk, values: Tensor) -> Iterator[tuple[tuple[str, int, int], Tensor]]:
-        """Yield each place of a chunk with the values that belong there."""
+    def _write(
+        self, chunk: Chunk, values: Tensor, target: Callable[[nn.Parameter], Tensor | None]
+    ) -> None:
+        """Write a chunk over what belongs to the parameters, where there is something."""
         passed = 0
-        for place in self._slices(chunk):
-            name, begin, end = place
+        for name, begin, end in self._slices(chunk):
             part = values[passed : passed + end - begin]
-            yield place, part.to(self.parameters[name].device, self.parameters[name].dtype)
             passed += end - begin
+            tensor = target(self.parameters[name])
+            if tensor is None:
+                continue
+            row = tensor.reshape(-1)
+            row[begin:end] = part
+            if row.data_ptr() != tensor.data_ptr():
+                tensor.copy_(row.reshape(tensor.shape))
 
     def _keep_newest(self) -> None:
         """Keep a copy of the newest version, if it is still read when the next one is made."""
@@ -319,11 +322,3 @@ class Weights:
         finally:
             for name, parameter in self.parameters.items():
                 parameter.data = newest[name]
-
-
-def _write(tensor: Tensor, begin: int, end: int, values: Tensor) -> None:
-    """Write over some elements of a tensor, as they stand in one row."""
-    row = tensor.reshape(-1)
-    row[begin:end] = values
-    if row.data_ptr() != tensor.data_ptr():
-        tensor.copy_(row.reshape(tensor.shape))

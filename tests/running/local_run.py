@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from schedopt import Chain, Plan, Platform, Rule, Scope, Stage, check
+from schedopt.account.profile import peak_of
+from schedopt.account.reading import Reader
+from schedopt.account.versions import held_versions
 from schedopt.actions import make_actions
 from schedopt.profiling import Model, profile
 from schedopt.profiling.outline import Outline
@@ -23,11 +27,14 @@ from schedopt.running.model_match import Boundary, trace_boundaries
 from schedopt.running.rank import Rank, Workload, build_ranks, name_parameters
 from schedopt.running.reference import Trained
 from schedopt.running.stage_runtime import Before, Data
+from schedopt.simulation import Simulation
 from tests.budgets import PROFILE
 from tests.random_plans import fill
 
 Runs = tuple[tuple[int, int], ...]
 Optimizer = Callable[[Iterable[Any]], torch.optim.Optimizer]
+MOST: Final = 1e-12
+"""By how much numbers in double precision may differ that were added up in another order."""
 FREE = Scope(allocation="general", max_k=None, memory="peak", split_backward=True, recompute=True)
 
 
@@ -242,3 +249,62 @@ def apart(tensor: Tensor, other: Tensor) -> float:
     most = float(other.detach().abs().max()) if other.numel() else 0.0
     largest = float((tensor.detach() - other.detach()).abs().max()) if other.numel() else 0.0
     return largest / most if most else largest
+
+
+class Training(Protocol):
+    """What a step did to gradients and weights, by name."""
+
+    @property
+    def gradients(self) -> Mapping[Any, Tensor]: ...
+
+    @property
+    def weights(self) -> Mapping[str, Tensor]: ...
+
+
+def assert_trained(found: Sequence[Training], wanted: Training) -> None:
+    """Hold what each rank has after a step against a whole: nothing is missing, nothing else."""
+    for name in ("gradients", "weights"):
+        of_ranks: list[Mapping[Any, Tensor]] = [getattr(one, name) for one in found]
+        expected: Mapping[Any, Tensor] = getattr(wanted, name)
+        assert {key for own in of_ranks for key in own} == expected.keys()
+        for key, tensor in (pair for own in of_ranks for pair in own.items()):
+            assert apart(tensor, expected[key]) < MOST, key
+
+
+def assert_nothing_left(local: LocalRun) -> None:
+    """After a step a rank keeps nothing but its weights."""
+    for rank in local.ranks:
+        assert not rank._received
+        assert not rank._outgoing
+        for work in rank.stages.values():
+            assert not work._flights
+            assert not work.weights._older
+            assert not work.weights._early
+            gradients = [own.grad for own in work.weights.parameters.values()]
+            assert not any(gradient is not None and gradient.any() for gradient in gradients)
+
+
+def assert_versions(local: LocalRun, of: Simulation) -> None:
+    """Hold the most versions at once on each rank against the account of the step.
+
+    A rank takes in what comes between two operations, the account when it comes. Where something
+    takes no time, its reads and an update share an instant: they still run one after the other,
+    but in the account all that ends at an instant ends before what begins there.
+    """
+    gpus = sorted({gpu for stage in of.plan.stages for gpu in stage.gpus})
+    runs = [(item, run) for item, _, run in of.operations() if item.kind != "U"]
+    in_no_time = {item.stage for item, run in runs if run.start_ns == run.end_ns}
+    held: dict[tuple[int, int], list[tuple[int, int, int]]] = defaultdict(list)
+    for version in held_versions(Reader(of)):
+        during = [
+            run.end_ns
+            for _, run in runs
+            if run.gpu == version.gpu and run.start_ns < version.made_ns < run.end_ns
+        ]
+        made = max([version.made_ns, *during])
+        held[version.stage, version.gpu].append((1, made, max(made, version.end_ns)))
+    for rank in local.ranks:
+        for stage, work in rank.stages.items():
+            spans = held[stage, gpus[rank.number]]
+            most = peak_of(spans, of.length_ns) if spans else 1
+            assert work.weights.most_held == most or stage in in_no_time

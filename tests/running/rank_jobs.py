@@ -113,7 +113,7 @@ def _readable(spans: Iterable[Span]) -> list[tuple[int, str, int, int]]:
     ]
 
 
-def run_replicated(rank: int, plan: Plan, count: int, engine: str) -> list[Any]:
+def run_replicated(rank: int, plan: Plan, count: int, engine: str) -> list[Trained]:
     """Run a plan with replicas; return gradients and weights after each step."""
     model = by_hand.net()
     assert plan.chain.recipe is not None
@@ -123,12 +123,10 @@ def run_replicated(rank: int, plan: Plan, count: int, engine: str) -> list[Any]:
     own = build_rank(work, rank)
     results = []
     for kept, _ in _steps(own, engine, batches.load):
-        weights = {
-            name: parameter.detach().clone()
-            for stage in own.stages.values()
-            for name, parameter in stage.weights.parameters.items()
-        }
-        results.append((kept.gradients, weights))
+        for stage in own.stages.values():
+            for name, parameter in stage.weights.parameters.items():
+                kept.weights[name] = parameter.detach().clone()
+        results.append(kept)
     return results
 
 

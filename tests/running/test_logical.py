@@ -24,8 +24,10 @@ from tests.budgets import trials
 from tests.profiling.networks import tiny
 from tests.random_plans import valid_plans
 from tests.running.local_run import (
+    MOST,
     LocalRun,
     apart,
+    assert_nothing_left,
     kinds_of_plans,
     nightly_but,
     profile_of,
@@ -33,7 +35,6 @@ from tests.running.local_run import (
     start,
 )
 
-MOST = 1e-12
 COUNT = 6
 
 
@@ -180,9 +181,7 @@ def assert_live(local: LocalRun) -> None:
     most = concurrent_activations(plan)
     for stage, live in enumerate(local.most_live):
         assert live <= most[stage, plan.stages[stage].gpus[0]]
-    for rank in local.ranks:
-        for work in rank.stages.values():
-            assert not work._flights
+    assert_nothing_left(local)
 
 
 @pytest.mark.parametrize("name", [*SEQUENTIAL, *nightly_but("llama", TRACED)])

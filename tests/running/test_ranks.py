@@ -19,7 +19,7 @@ from tests import examples
 from tests.running import by_hand, faulty
 from tests.running.by_hand import ByHand
 from tests.running.faulty import fresh, overlapped, stashing
-from tests.running.local_run import apart, profile_of, workload
+from tests.running.local_run import MOST, apart, assert_trained, profile_of, workload
 from tests.running.networks import CASES, buffers, gradients, in_turn, run_unsplit
 from tests.running.pool import execute_warm, warm_ranks
 from tests.running.rank_jobs import (
@@ -35,7 +35,6 @@ from tests.running.replicated import replicated_plan
 
 pytestmark = pytest.mark.torch
 
-MOST = 1e-12
 FAILING = {"fails-forward": "forward", "fails-backward": "backward"}
 RUNNING = sorted(CASES.keys() - FAILING.keys())
 unsplit = cache(run_unsplit)
@@ -166,12 +165,7 @@ def test_replicas_make_the_gradients_and_weights_of_formulas(name: str, engine: 
         inputs = [batches(i, ["input"])["input"] for i in range(count)]
         hand = ByHand(plan, model, inputs, "sgd", after=hand)
         hand.train()
-        both: list[dict[Any, Any]] = [hand.gradients, hand.weights]
-        for number, expected in enumerate(both):
-            of_ranks = [rank[step][number] for rank in found]
-            assert {key for own in of_ranks for key in own} == expected.keys()
-            for key, one in (pair for own in of_ranks for pair in own.items()):
-                assert apart(one, expected[key]) < MOST
+        assert_trained([rank[step] for rank in found], hand)
 
 
 @pytest.mark.parametrize("backend", ["logical", "p2p"])

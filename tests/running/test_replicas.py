@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -16,14 +17,11 @@ from torch import Tensor, nn
 
 from schedopt import Chain, InputError, Pattern, Plan, Platform, Rule, check
 from schedopt.account import concurrent_activations
-from schedopt.account.profile import peak_of
 from schedopt.account.reading import Reader
-from schedopt.account.versions import held_versions
 from schedopt.actions import Actions, make_actions, parse_actions, sent_bytes
 from schedopt.running.figures import predict
-from schedopt.running.reference import emulate
-from schedopt.running.weight_versions import Weights
-from schedopt.simulation import Simulation, simulate
+from schedopt.running.reference import Trained, emulate
+from schedopt.simulation import simulate
 from schedopt.systems.catalogue import SYSTEMS, find_system
 from schedopt.systems.config import SystemConfig
 from tests.actions.interpreters import run
@@ -32,7 +30,18 @@ from tests.examples import EXAMPLES
 from tests.random_plans import quickened
 from tests.running import by_hand
 from tests.running.by_hand import ByHand
-from tests.running.local_run import LocalRun, Optimizer, apart, profile_of, sequential, start
+from tests.running.local_run import (
+    MOST,
+    LocalRun,
+    Optimizer,
+    apart,
+    assert_nothing_left,
+    assert_trained,
+    assert_versions,
+    profile_of,
+    sequential,
+    start,
+)
 from tests.running.replicated import (
     NAMES,
     cyclic,
@@ -44,7 +53,6 @@ from tests.running.replicated import (
 )
 from tests.systems.test_every_system import plans as random_plans
 
-MOST = 1e-12
 MODEL = by_hand.net()
 OPTIMIZERS: dict[str, Optimizer] = {
     "plain": by_hand.plain,
@@ -61,12 +69,6 @@ def chain() -> Chain:
 @cache
 def plan_of(name: str) -> tuple[Plan, int]:
     return replicated_plan(name, chain())
-
-
-def assert_alike(got: dict[Any, Tensor], wanted: dict[Any, Tensor]) -> None:
-    assert got.keys() <= wanted.keys()
-    for name, one in got.items():
-        assert apart(one, wanted[name]) < MOST, name
 
 
 def takes_turns(actions: Actions) -> bool:
@@ -88,33 +90,14 @@ def test_gradients_and_weights_are_those_of_formulas(name: str) -> None:
         hand: ByHand | None = None
         for number in range(2):
             local.batches.load(number)
-            inputs = [local.batches(i, ["input"])["input"] for i in range(count)]
-            hand = ByHand(plan, MODEL, inputs, optimizer, after=hand)
+            hand = ByHand(plan, MODEL, local.inputs(), optimizer, after=hand)
             hand.train()
-            alone = emulate(local.work) if number == 0 else None
-            found = local.step()
-            assert {key for one in found for key in one.gradients} == hand.gradients.keys()
-            for one in found:
-                assert_alike(one.gradients, hand.gradients)
-                assert_alike(one.weights, hand.weights)
-            if alone is not None:
-                assert alone.gradients.keys() == hand.gradients.keys()
-                assert_alike(alone.gradients, hand.gradients)
-                assert_alike(alone.weights, hand.weights)
+            if number == 0:
+                assert_trained([emulate(local.work)], hand)
+            assert_trained(local.step(), hand)
             assert_nothing_left(local)
         assert_live(local, count)
         assert_versions(local, simulate(plan, count))
-
-
-def assert_nothing_left(local: LocalRun) -> None:
-    for rank in local.ranks:
-        assert not rank._received
-        assert not rank._outgoing
-        for work in rank.stages.values():
-            assert not work._flights
-            assert not work.weights._older
-            assert not work.weights._early
-            assert all(not parameter.grad.any() for parameter in work.weights.parameters.values())  # type: ignore[union-attr]
 
 
 def assert_live(local: LocalRun, count: int) -> None:
@@ -133,29 +116,6 @@ def assert_live(local: LocalRun, count: int) -> None:
         assert all(live <= most[stage, gpu] for gpu, live in found.items())
         # Of a step that is long enough, some replica has as many as the endless run.
         assert max(found.values()) == max(most[stage, gpu] for gpu in found)
-
-
-def assert_versions(local: LocalRun, of: Simulation) -> None:
-    """Hold the most versions at once on each rank against the account of the step.
-
-    A rank takes in what comes between two operations, the account when it comes.
-    """
-    plan = of.plan
-    gpus = sorted({gpu for stage in plan.stages for gpu in stage.gpus})
-    runs = [run for operation, _, run in of.operations() if operation.kind != "U"]
-    held: dict[tuple[int, int], list[tuple[int, int, int]]] = defaultdict(list)
-    for version in held_versions(Reader(of)):
-        during = [
-            run.end_ns
-            for run in runs
-            if run.gpu == version.gpu and run.start_ns < version.made_ns < run.end_ns
-        ]
-        made = max([version.made_ns, *during])
-        held[version.stage, version.gpu].append((1, made, max(made, version.end_ns)))
-    for rank in local.ranks:
-        for stage, work in rank.stages.items():
-            spans = held[stage, gpus[rank.number]]
-            assert work.weights.most_held == (peak_of(spans, of.length_ns) if spans else 1)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -181,13 +141,27 @@ def test_versions_that_are_read_are_those_of_the_account(name: str) -> None:
     assert len(seen) > 2
 
 
+def some(items: Sequence[Any], most: int, stride: int) -> Sequence[Any]:
+    """Return all of a few, and of many some: a prime step lets all chunks and hops have a turn."""
+    return items[:: 1 if len(items) < most else stride]
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_leaving_out_a_transfer_is_refused(name: str) -> None:
+def test_lists_run_and_are_refused_without_a_transfer(name: str) -> None:
     plan, count = plan_of(name)
+    actions = make_actions(plan, count)
+    assert parse_actions(str(actions)) == actions
+    assert run(actions.ranks)
+    assert run(actions.ranks, buffered=True)
+    lists = actions.ranks
+    for send in some([one for own in lists for one in own if one.is_send and one.part], 20, 11):
+        gone = {send, send.other_end, replace(send, kind="REDUCE_GRAD")}
+        text = "\n".join(",".join(str(one) for one in own if one not in gone) for own in lists)
+        with pytest.raises(InputError):
+            parse_actions(text)
     everything = plan.pattern.transfers
     assert everything
-    # Of many a prime step, so that all chunks and hops of rings have their turn.
-    for left_out in everything[:: 1 if len(everything) < 20 else 5]:
+    for left_out in some(everything, 20, 5):
         rest = tuple(one for one in everything if one is not left_out)
         less = replace(plan, pattern=replace(plan.pattern, transfers=rest))
         if left_out.is_boundary and all(
@@ -196,27 +170,6 @@ def test_leaving_out_a_transfer_is_refused(name: str) -> None:
             continue  # Then it counts as free, and is sent all the same.
         with pytest.raises(InputError):
             make_actions(less, count)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_lists_survive_their_text_and_run(name: str) -> None:
-    plan, count = plan_of(name)
-    actions = make_actions(plan, count)
-    assert parse_actions(str(actions)) == actions
-    assert run(actions.ranks)
-    assert run(actions.ranks, buffered=True)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_lists_without_a_transfer_are_refused(name: str) -> None:
-    plan, count = plan_of(name)
-    lists = make_actions(plan, count).ranks
-    sends = [one for own in lists for one in own if one.is_send and one.part]
-    for send in sends[:: 1 if len(sends) < 20 else 11]:
-        gone = {send, send.other_end, replace(send, kind="REDUCE_GRAD")}
-        text = "\n".join(",".join(str(one) for one in own if one not in gone) for own in lists)
-        with pytest.raises(InputError):
-            parse_actions(text)
 
 
 def test_lists_by_hand() -> None:
@@ -268,63 +221,23 @@ def test_data_parallelism_has_the_gradient_of_the_unsplit_model() -> None:
     layers = [shared, nn.Tanh(), Odd(), nn.Linear(6, 6).requires_grad_(False), shared, nn.Tanh()]
     model = sequential(*layers, nn.Linear(6, 3), value=torch.randn(5, 6).double())
     of = profile_of(model)
-    for name, plan in {
-        "exchanged": exchanged(of, 5),
-        "gathered": gathered(of, 3, 2),
-    }.items():
+    for plan in (exchanged(of, 5), gathered(of, 3, 2)):
         every = plan.rule.update_every or 1
         local = start(plan, model, every, torch.optim.AdamW)
         module = copy.deepcopy(model.module)
         for i in range(every):
             model.loss(module(local.batches(i, ["input"])["input"])).backward()  # type: ignore[misc]
-        wanted = {
-            (0, name): one.grad / every
-            for name, one in module.named_parameters()
-            if one.grad is not None
-        }
+        trained = {name: own for name, own in module.named_parameters() if own.requires_grad}
+        wanted = Trained(
+            {(0, name): own.grad / every for name, own in trained.items() if own.grad is not None},
+            {name: own.detach() for name, own in trained.items()},
+        )
         optimizer = torch.optim.AdamW(module.parameters())
         for parameter in module.parameters():
             if parameter.grad is not None:
                 parameter.grad /= every
         optimizer.step()
-        found = local.step()
-        assert {key for one in found for key in one.gradients} == wanted.keys(), name
-        for one in found:
-            assert_alike(one.gradients, wanted)
-            assert_alike(one.weights, {n: w.detach() for n, w in module.named_parameters()})
-
-
-def test_parts_are_equal_and_cover_everything() -> None:
-    """Chunks of 1 to 300 parts, also with more parts than elements in some parameters."""
-    local = start(exchanged(chain()), MODEL, 2)
-    local.ranks[0].begin_step()
-    weights = local.ranks[0].stages[0].weights
-    count = sum(parameter.numel() for parameter in weights.parameters.values())
-    row = torch.cat([parameter.detach().reshape(-1) for parameter in weights.parameters.values()])
-    for chunks in (1, 2, 3, 7, count, count + 5):
-        parts = [weights.weights_chunk((c, chunks)) for c in range(chunks)]
-        assert torch.equal(torch.cat(parts), row)
-        assert [len(part) for part in parts] == [
-            count * (c + 1) // chunks - count * c // chunks for c in range(chunks)
-        ]
-        changed = {(c, chunks): part + 1 for c, part in enumerate(parts)}
-        weights.replace(changed)
-        row = row + 1
-        assert torch.equal(weights.weights_chunk((0, 1)), row)
-
-
-def test_weights_of_two_precisions_and_not_in_one_row() -> None:
-    convolution = nn.Conv2d(2, 3, 3)
-    convolution.weight.data = convolution.weight.data.contiguous(memory_format=torch.channels_last)
-    assert not convolution.weight.is_contiguous()
-    module = nn.Sequential(convolution, nn.Linear(4, 4).half())
-    weights = Weights(dict(module.named_parameters()), None)
-    parts = {(c, 5): weights.weights_chunk((c, 5)) for c in range(5)}
-    assert {part.dtype for part in parts.values()} == {torch.float32}
-    before = {name: one.detach().clone() for name, one in module.named_parameters()}
-    weights.replace({chunk: one * 2 for chunk, one in parts.items()})
-    for name, one in module.named_parameters():
-        assert torch.equal(one, before[name] * 2), name
+        assert_trained(local.step(), wanted)
 
 
 def test_bytes_of_transfers_are_those_of_the_account() -> None:
@@ -352,11 +265,7 @@ def test_every_system_runs_or_is_refused(name: str) -> None:
         return
     local = start(plan, MODEL, count, by_hand.plain)
     alone = emulate(local.work)
-    found = local.step()
-    assert {key for one in found for key in one.gradients} == alone.gradients.keys()
-    for one in found:
-        assert_alike(one.gradients, alone.gradients)
-        assert_alike(one.weights, alone.weights)
+    assert_trained(local.step(), alone)
 
 
 REPLICATED = ("dp_blocking", "dp_overlapped", "dp_bucketed", "chimera", "cdp_v1", "cdp_v2_mp")
@@ -392,9 +301,7 @@ def test_random_times_leave_weights_as_they_are(data: st.DataObject) -> None:
     assume(not check(plan))
     local = start(plan, MODEL, 2 * (plan.rule.update_every or 1), by_hand.plain)
     alone = emulate(local.work)
-    for one in local.step():
-        assert_alike(one.gradients, alone.gradients)
-        assert_alike(one.weights, alone.weights)
+    assert_trained(local.step(), alone)
 
 
 def test_replicas_that_take_turns_want_an_optimizer_without_a_state() -> None:
@@ -438,12 +345,11 @@ def test_a_replica_without_a_micro_batch_of_its_own_takes_part() -> None:
     )
     assert check(alone) == ()
     local = start(alone, MODEL, 2, by_hand.plain)
-    hand = ByHand(alone, MODEL, [local.batches(i, ["input"])["input"] for i in range(2)], "plain")
+    hand = ByHand(alone, MODEL, local.inputs(), "plain")
     hand.train()
     assert len(local.ranks) == 3
     assert not any(rank.kind == "F" for rank in local.work.actions.ranks[2])
-    for one in local.step():
-        assert_alike(one.weights, hand.weights)
+    assert_trained(local.step(), hand)
 
 
 def test_the_emulation_and_the_run_part_where_a_gradient_is_changed() -> None:

@@ -6,26 +6,31 @@ from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
+import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import nn
 
-from schedopt import Operation, Plan, Rule, Stage, check
-from schedopt.account.profile import peak_of
-from schedopt.account.reading import Reader
-from schedopt.account.versions import held_versions
+from schedopt import Plan, Rule, Stage, check
 from schedopt.actions import Action, Actions
 from schedopt.rule import BackwardReads
 from schedopt.running.reference import emulate
-from schedopt.simulation import Event, simulate
+from schedopt.running.weight_versions import Weights
+from schedopt.simulation import simulate
 from tests.budgets import PROFILE, trials
 from tests.random_plans import runnable
 from tests.running import by_hand
 from tests.running.by_hand import ByHand
-from tests.running.local_run import LocalRun, apart, place, profile_of, start
-from tests.running.replicated import covering
+from tests.running.local_run import (
+    assert_nothing_left,
+    assert_trained,
+    assert_versions,
+    place,
+    profile_of,
+    start,
+)
+from tests.running.replicated import covering, exchanged
 
-MOST = 1e-12
 MODEL = by_hand.net()
 CHAIN = profile_of(MODEL)
 OPTIMIZERS: dict[str, Any] = {"sgd": by_hand.sgd, "adamw": by_hand.adamw}
@@ -57,50 +62,15 @@ def every_rule() -> dict[str, Rule]:
 
 def assert_trained_by_the_words(plan: Plan, count: int, optimizer: str) -> None:
     local = start(plan, MODEL, count, OPTIMIZERS[optimizer])
-    inputs = [local.batches(i, ["input"])["input"] for i in range(count)]
     alone = emulate(local.work)
-    hand = ByHand(plan, MODEL, inputs, optimizer)
+    hand = ByHand(plan, MODEL, local.inputs(), optimizer)
     for _, action in local.work.actions.order:
         hand.do(action)
     local.step()
-    for wanted, got in (
-        (hand.gradients, local.done.gradients),
-        (hand.weights, local.done.weights),
-        (hand.gradients, alone.gradients),
-        (hand.weights, alone.weights),
-    ):
-        assert_alike(got, wanted)
-    assert_versions(local, count)
-
-
-def assert_alike(got: dict[Any, Tensor], wanted: dict[Any, Tensor]) -> None:
-    assert got.keys() == wanted.keys()
-    for name, one in wanted.items():
-        assert apart(got[name], one) < MOST, name
-
-
-def is_read(event: Event) -> bool:
-    """Return whether an event reads weights."""
-    return isinstance(event.item, Operation) and event.item.kind != "U"
-
-
-def assert_versions(local: LocalRun, count: int) -> None:
-    """Hold the most versions at once against the account of the step.
-
-    Where something takes no time, its reads and an update share an instant. They still run one
-    after the other, but in the account all that ends at an instant ends before what begins there.
-    """
-    step = simulate(local.plan, count)
-    held: dict[int, list[Any]] = {stage: [] for stage in range(len(local.plan.stages))}
-    for version in held_versions(Reader(step)):
-        held[version.stage].append((1, version.made_ns, version.end_ns))
-    in_no_time = {run.item.stage for run in step.events if not run.length_ns and is_read(run)}
-    for rank in local.ranks:
-        for stage, work in rank.stages.items():
-            most = peak_of(held[stage], step.length_ns) if held[stage] else 1
-            assert work.weights.most_held == most or stage in in_no_time
-            assert not work.weights._older
-            assert not work.weights._early
+    assert_trained([local.done], hand)
+    assert_trained([alone], hand)
+    assert_versions(local, simulate(plan, count))
+    assert_nothing_left(local)
 
 
 @pytest.mark.parametrize(
@@ -140,13 +110,11 @@ def test_steps_go_on_where_the_one_before_ended(optimizer: str) -> None:
         hand: ByHand | None = None
         for step in range(3):
             local.batches.load(step)
-            inputs = [local.batches(i, ["input"])["input"] for i in range(4)]
-            hand = ByHand(plan, MODEL, inputs, optimizer, after=hand)
+            hand = ByHand(plan, MODEL, local.inputs(), optimizer, after=hand)
             for _, action in local.work.actions.order:
                 hand.do(action)
             local.step()
-            assert_alike(local.done.gradients, hand.gradients)
-            assert_alike(local.done.weights, hand.weights)
+            assert_trained([local.done], hand)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
@@ -161,8 +129,7 @@ def test_an_early_gradient_waits_for_its_own_update() -> None:
     """Of micro-batches 0 and 1, each a mini-batch, the second runs its backward first."""
     plan = staged(Rule(update_every=1, backward_reads="live"))
     local = start(plan, MODEL, 2, by_hand.sgd)
-    assert isinstance(plan, Plan)
-    hand = ByHand(plan, MODEL, [local.batches(i, ["input"])["input"] for i in range(2)], "sgd")
+    hand = ByHand(plan, MODEL, local.inputs(), "sgd")
     order = [
         (rank, action)
         for kind, i in (("F", 0), ("F", 1), ("B", 1), ("B", 0), ("U", 0), ("U", 1))
@@ -173,8 +140,7 @@ def test_an_early_gradient_waits_for_its_own_update() -> None:
     for _, action in order:
         hand.do(action)
     local.step()
-    assert_alike(local.done.gradients, hand.gradients)
-    assert_alike(local.done.weights, hand.weights)
+    assert_trained([local.done], hand)
 
 
 def ordered(kind: Any, i: int) -> list[tuple[int, Action]]:
@@ -187,3 +153,36 @@ def ordered(kind: Any, i: int) -> list[tuple[int, Action]]:
             sending = Action(stage, f"SEND_{kind}", i)  # type: ignore[arg-type]
             found += [(stage, sending), (target, sending.other_end)]
     return found
+
+
+def test_parts_are_equal_and_cover_everything() -> None:
+    """Chunks of 1 to 300 parts, also with more parts than elements in some parameters."""
+    local = start(exchanged(CHAIN), MODEL, 2)
+    local.ranks[0].begin_step()
+    weights = local.ranks[0].stages[0].weights
+    count = sum(parameter.numel() for parameter in weights.parameters.values())
+    row = torch.cat([parameter.detach().reshape(-1) for parameter in weights.parameters.values()])
+    for chunks in (1, 2, 3, 7, count, count + 5):
+        parts = [weights.weights_chunk((c, chunks)) for c in range(chunks)]
+        assert torch.equal(torch.cat(parts), row)
+        assert [len(part) for part in parts] == [
+            count * (c + 1) // chunks - count * c // chunks for c in range(chunks)
+        ]
+        changed = {(c, chunks): part + 1 for c, part in enumerate(parts)}
+        weights.replace(changed)
+        row = row + 1
+        assert torch.equal(weights.weights_chunk((0, 1)), row)
+
+
+def test_weights_of_two_precisions_and_not_in_one_row() -> None:
+    convolution = nn.Conv2d(2, 3, 3)
+    convolution.weight.data = convolution.weight.data.contiguous(memory_format=torch.channels_last)
+    assert not convolution.weight.is_contiguous()
+    module = nn.Sequential(convolution, nn.Linear(4, 4).half())
+    weights = Weights(dict(module.named_parameters()), None)
+    parts = {(c, 5): weights.weights_chunk((c, 5)) for c in range(5)}
+    assert {part.dtype for part in parts.values()} == {torch.float32}
+    before = {name: one.detach().clone() for name, one in module.named_parameters()}
+    weights.replace({chunk: one * 2 for chunk, one in parts.items()})
+    for name, one in module.named_parameters():
+        assert torch.equal(one, before[name] * 2), name
