@@ -26,7 +26,6 @@ from schedopt.running.controller import MicroBatches
 from schedopt.running.model_match import Boundary, trace_boundaries
 from schedopt.running.rank import Rank, Workload, build_ranks, name_parameters
 from schedopt.running.reference import Trained
-from schedopt.running.stage_runtime import Before, Data
 from schedopt.simulation import Simulation
 from tests.budgets import PROFILE
 from tests.random_plans import fill
@@ -198,32 +197,34 @@ class LocalRun:
 
 
 @cache
-def cut_once(model: Model, cuts: tuple[str, ...]) -> tuple[list[Piece], list[Boundary]]:
+def cut_once(model: Model, cuts: tuple[str, ...] | None) -> tuple[list[Piece], list[Boundary]]:
     """Return the layers of a model and what they hand on; to trace it takes a second."""
-    return trace_boundaries(Outline(model).pieces(cuts), model.tensors)
+    outline = Outline(model)
+    return trace_boundaries(outline.pieces(cuts or outline.cuts), model.tensors)
 
 
-def workload(
-    plan: Plan,
-    count: int,
-    model: Model,
-    cut: tuple[list[Piece], list[Boundary]],
-    optimizer: Optimizer,
-    data: Data,
-    before: Before,
-) -> Workload:
-    """Return what a plan runs on the host."""
-    return Workload(
+def prepare(
+    plan: Plan, model: Model, count: int, optimizer: Optimizer = sgd, seed: int = 0
+) -> tuple[Workload, Model, MicroBatches]:
+    """Return what a plan runs on the host, a copy of a model: cut as its chain, or everywhere."""
+    recipe = plan.chain.recipe
+    pieces, boundaries = cut_once(model, recipe.cuts if recipe else None)
+    module, loss, pieces = copy.deepcopy((model.module, model.loss, pieces))
+    own = replace(model, module=module, loss=loss)
+    batches = MicroBatches(own, count, seed, torch.device("cpu"))
+    batches.load(0)
+    work = Workload(
         plan=plan,
         actions=make_actions(plan, count),
-        pieces=cut[0],
-        boundaries=cut[1],
+        pieces=pieces,
+        boundaries=boundaries,
         optimizer=optimizer,
-        data=data,
-        before=before,
-        names=name_parameters(model.module, model.loss),
+        data=batches,
+        before=batches.seed_layer,
+        names=name_parameters(module, loss),
         device=torch.device("cpu"),
     )
+    return work, own, batches
 
 
 def start(
@@ -231,15 +232,52 @@ def start(
 ) -> LocalRun:
     """Return the ranks of a plan, ready to train a copy of a model."""
     assert not check(plan)
-    assert plan.chain.recipe is not None
-    pieces, boundaries = cut_once(model, plan.chain.recipe.cuts)
-    module, loss, pieces = copy.deepcopy((model.module, model.loss, pieces))
-    own = replace(model, module=module, loss=loss)
-    batches = MicroBatches(own, count, seed, torch.device("cpu"))
-    batches.load(0)
-    cut = pieces, boundaries
-    work = workload(plan, count, own, cut, optimizer, batches, batches.seed_layer)
+    work, own, batches = prepare(plan, model, count, optimizer, seed)
     return LocalRun(plan, own, work, batches, build_ranks(work))
+
+
+@cache
+def train_unsplit(model: Model, count: int) -> tuple[nn.Module, dict[int, float]]:
+    """Train a copy of a model on the micro-batches of a step, in plain torch, without an update.
+
+    Layers that draw random numbers do so from the seed of their own: those of an `nn.Sequential`,
+    and of another model those into which it is cut. Returns the copy and the losses.
+    """
+    own = replace(model, module=copy.deepcopy(model.module))
+    module = own.module
+    batches = MicroBatches(model, count, 0, torch.device("cpu"))
+    batches.load(0)
+    is_random = any(isinstance(part, nn.Dropout) and part.p for part in module.modules())
+    pieces: list[Piece] = []
+    if is_random and not isinstance(module, nn.Sequential):
+        outline = Outline(own)
+        pieces = outline.pieces(outline.cuts)
+    losses = {}
+    for micro_batch in range(count):
+        given = batches(micro_batch, model.tensors)
+        output: Any = None
+        if isinstance(module, nn.Sequential):
+            output = given["input"]
+            for position, layer in enumerate(module):
+                batches.seed_layer(position, micro_batch)
+                output = layer(output)
+        elif not pieces:
+            output = module(**{**model.kwargs, **given})
+        for position, piece in enumerate(pieces):
+            batches.seed_layer(position, micro_batch)
+            output = piece.run(output, given)
+        if model.loss is not None:
+            output = model.loss(output)
+        loss = output.loss if hasattr(output, "loss") else output.sum()
+        loss.backward()
+        losses[micro_batch] = loss.item()
+    return module, losses
+
+
+def gradients(module: nn.Module) -> dict[str, Tensor]:
+    """Return copies of the gradients of a model."""
+    own = {name: parameter.grad for name, parameter in module.named_parameters()}
+    return {name: gradient.clone() for name, gradient in own.items() if gradient is not None}
 
 
 def apart(tensor: Tensor, other: Tensor) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Final
 
 import torch
@@ -15,9 +16,6 @@ from schedopt.plan import Pattern, Plan
 from schedopt.platform import Platform
 from schedopt.problem import Scope
 from schedopt.profiling import Model
-from schedopt.profiling.outline import Outline
-from schedopt.profiling.pieces import Piece
-from schedopt.running.model_match import Boundary, trace_boundaries
 from schedopt.stage import Stage
 from tests import examples
 from tests.examples import layer, op
@@ -26,22 +24,15 @@ from tests.profiling.networks import tiny
 
 @dataclass(frozen=True)
 class Case:
-    """A plan with a model.
-
-    Parameters
-    ----------
-    plan : callable
-    microbatches : int
-    network : callable
-        Returns the model, in double precision.
-    """
+    """A plan with a model in double precision."""
 
     plan: Callable[[], Plan]
     microbatches: int
     network: Callable[[], Model]
 
+    @cached_property
     def model(self) -> Model:
-        """Return the same model each time."""
+        """The same model in each process."""
         torch.manual_seed(1)
         return self.network()
 
@@ -268,66 +259,6 @@ CASES: Final[Mapping[str, Case]] = {
 }
 
 
-def cut(model: Model) -> tuple[list[Piece], list[Boundary]]:
-    """Return all layers of a model, and what each hands on."""
-    outline = Outline(model)
-    return trace_boundaries(outline.pieces(outline.cuts), model.tensors)
-
-
-def micro_batch(model: Model, number: int) -> dict[str, Tensor]:
-    """Return a micro-batch: whole numbers below 31, or numbers of any kind."""
-    return {
-        name: (value + number) % 31 if value.dtype == torch.int64 else _sample(number)
-        for name, value in model.tensors.items()
-    }
-
-
-def seed(layer: int, number: int) -> None:
-    """Seed the random numbers of a layer for a micro-batch."""
-    torch.manual_seed(1000 * layer + number)
-
-
-def run_unsplit(case: Case) -> tuple[Model, dict[int, float]]:
-    """Return the unsplit model with the sum of its gradients, and the loss of each micro-batch."""
-    model = case.model()
-    dropped = [part for part in model.module.modules() if isinstance(part, nn.Dropout) and part.p]
-    losses = {}
-    for number in range(case.microbatches):
-        loss = _seeded_loss(model, number) if dropped else _loss(model, number)
-        loss.backward()  # type: ignore[no-untyped-call]
-        losses[number] = float(loss.detach())
-    return model, losses
-
-
-def gradients(module: nn.Module) -> dict[str, Tensor]:
-    """Return copies of the gradients of a model."""
-    return {
-        name: parameter.grad.clone()
-        for name, parameter in module.named_parameters()
-        if parameter.grad is not None
-    }
-
-
 def buffers(module: nn.Module) -> dict[str, Tensor]:
     """Return copies of the means and variances that a model keeps."""
     return {name: buffer.clone() for name, buffer in module.named_buffers() if buffer.dim()}
-
-
-def _loss(model: Model, number: int) -> Tensor:
-    """Return the loss of the model itself."""
-    given = micro_batch(model, number)
-    found: Any = model.module(*given.values()) if len(given) == 1 else model.module(**given)
-    loss: Tensor = found.loss if hasattr(found, "loss") else found.sum()
-    return loss
-
-
-def _seeded_loss(model: Model, number: int) -> Tensor:
-    """Return the loss, layer by layer, so that each draws the random numbers of its own seed."""
-    value: Tensor | None = None
-    inputs = micro_batch(model, number)
-    outline = Outline(model)
-    for position, piece in enumerate(outline.pieces(outline.cuts)):
-        seed(position, number)
-        value = piece.run(value, inputs)
-    assert value is not None
-    return value

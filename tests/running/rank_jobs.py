@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from functools import cache
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import torch
-from torch import Tensor
 
 from schedopt import Plan
 from schedopt.errors import InputError
 from schedopt.profiling import Model
-from schedopt.profiling.pieces import Piece
 from schedopt.running.backends import make_room, step_over_links
-from schedopt.running.controller import MicroBatches
 from schedopt.running.links import Links, StreamLinks, ThreadLinks
-from schedopt.running.model_match import Boundary
-from schedopt.running.rank import Rank, Workload, build_rank
+from schedopt.running.rank import Rank, build_rank
 from schedopt.running.records import Span
 from schedopt.running.reference import Trained
 from schedopt.running.torch_runtime import TorchRuntime
 from tests.running import by_hand
-from tests.running.local_run import cut_once, workload
-from tests.running.networks import CASES, buffers, cut, gradients, micro_batch, seed
+from tests.running.local_run import gradients, prepare
+from tests.running.networks import CASES, buffers
 
 STEPS: Final = 2
 LINKS: Final[Mapping[str, Callable[..., Links]]] = {"threads": ThreadLinks, "streams": StreamLinks}
@@ -44,34 +38,19 @@ REPLICATED: Final = (
 )
 
 
-@cache
-def _cut_case(name: str) -> tuple[Model, list[Piece], list[Boundary]]:
-    model = CASES[name].model()
-    return model, *cut(model)
-
-
 def run_case(rank: int, name: str, engine: str) -> list[Any] | str:
     """Run a plan of `CASES`; return after each step gradients, spans, losses and buffers.
 
     Of our engines the gradients are means. What a layer raises is returned as text.
     """
     try:
-        work, model = _workload_of_case(name)
+        case = CASES[name]
+        work, model, _ = prepare(case.plan(), case.model, case.microbatches, still)
         if engine == "runtime":
             return _run_runtime(TorchRuntime(work, rank), model)
         return _run_links(build_rank(work, rank), model, engine)
     except InputError as error:
         return str(error)
-
-
-def _workload_of_case(name: str) -> tuple[Workload, Model]:
-    model, pieces, boundaries = copy.deepcopy(_cut_case(name))
-
-    def data(i: int, names: Collection[str]) -> dict[str, Tensor]:
-        return {name: one.clone() for name, one in micro_batch(model, i).items() if name in names}
-
-    case, cuts = CASES[name], (pieces, boundaries)
-    return workload(case.plan(), case.microbatches, model, cuts, still, data, seed), model
 
 
 def _run_runtime(runtime: TorchRuntime, model: Model) -> list[Any]:
@@ -115,11 +94,7 @@ def _readable(spans: Iterable[Span]) -> list[tuple[int, str, int, int]]:
 
 def run_replicated(rank: int, plan: Plan, count: int, engine: str) -> list[Trained]:
     """Run a plan with replicas; return gradients and weights after each step."""
-    model = by_hand.net()
-    assert plan.chain.recipe is not None
-    batches = MicroBatches(model, count, 0, torch.device("cpu"))
-    cuts = cut_once(model, plan.chain.recipe.cuts)
-    work = workload(plan, count, model, cuts, by_hand.sgd, batches, batches.seed_layer)
+    work, _, batches = prepare(plan, by_hand.net(), count, by_hand.sgd)
     own = build_rank(work, rank)
     results = []
     for kept, _ in _steps(own, engine, batches.load):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from functools import cache
-from typing import Any
 
 import pytest
 import torch
@@ -28,11 +26,13 @@ from tests.running.local_run import (
     LocalRun,
     apart,
     assert_nothing_left,
+    gradients,
     kinds_of_plans,
     nightly_but,
     profile_of,
     sequential,
     start,
+    train_unsplit,
 )
 
 COUNT = 6
@@ -124,39 +124,16 @@ def chain_of(name: str) -> Chain:
     return profile_of(model_of(name))
 
 
-def unsplit(local: LocalRun, model: Model) -> tuple[nn.Module, float]:
-    """Train a copy of a model on the micro-batches in order, in plain torch, without an update.
-
-    Layers of an `nn.Sequential` that draw random numbers do so from the seed of their own.
-    """
-    module = copy.deepcopy(model.module)
-    local.batches.load(0)
-    losses = 0.0
-    for micro_batch in range(COUNT):
-        given = local.batches(micro_batch, model.tensors)
-        if isinstance(module, nn.Sequential):
-            output: Any = given["input"]
-            for position, layer in enumerate(module):
-                local.batches.seed_layer(position, micro_batch)
-                output = layer(output)
-        else:
-            output = module(**{**model.kwargs, **given})
-        loss = model.loss(output) if model.loss is not None else output.loss
-        loss.backward()
-        losses += loss.item()
-    return module, losses
-
-
 def assert_trained_alike(plan: Plan, model: Model) -> None:
     local = start(plan, model, COUNT)
-    module, losses = unsplit(local, model)
+    module, losses = train_unsplit(model, COUNT)
     local.step()
-    got = local.done.gradients
-    wanted = {name: one.grad for name, one in module.named_parameters() if one.grad is not None}
+    got, wanted = local.done.gradients, gradients(module)
     assert {name for _, name in got} == wanted.keys()
     for name, gradient in wanted.items():
         assert apart(got[0, name], gradient / COUNT) < MOST, name
-    assert sum(sum(rank.losses.values()) for rank in local.ranks) == pytest.approx(losses, rel=MOST)
+    found = {i: loss for rank in local.ranks for i, loss in rank.losses.items()}
+    assert found == pytest.approx(losses, rel=MOST)
     if all(is_in_order(local)):
         for name, one in module.named_buffers():
             own = local.model.module.get_buffer(name)

@@ -19,8 +19,16 @@ from tests import examples
 from tests.running import by_hand, faulty
 from tests.running.by_hand import ByHand
 from tests.running.faulty import fresh, overlapped, stashing
-from tests.running.local_run import MOST, apart, assert_trained, profile_of, workload
-from tests.running.networks import CASES, buffers, gradients, in_turn, run_unsplit
+from tests.running.local_run import (
+    MOST,
+    apart,
+    assert_trained,
+    gradients,
+    prepare,
+    profile_of,
+    train_unsplit,
+)
+from tests.running.networks import CASES, buffers, in_turn
 from tests.running.pool import execute_warm, warm_ranks
 from tests.running.rank_jobs import (
     ENGINES,
@@ -29,7 +37,6 @@ from tests.running.rank_jobs import (
     STEPS,
     run_case,
     run_replicated,
-    still,
 )
 from tests.running.replicated import replicated_plan
 
@@ -37,7 +44,6 @@ pytestmark = pytest.mark.torch
 
 FAILING = {"fails-forward": "forward", "fails-backward": "backward"}
 RUNNING = sorted(CASES.keys() - FAILING.keys())
-unsplit = cache(run_unsplit)
 
 
 @cache
@@ -62,9 +68,10 @@ SLOW = ("gpt2-general", "gpt2-dropout")
     ],
 )
 def test_gradients_and_losses_are_those_of_the_unsplit_model(name: str, engine: str) -> None:
-    model, losses = unsplit(CASES[name])
-    count = 1 if engine == "runtime" else CASES[name].microbatches
-    expected = {key: one / count for key, one in gradients(model.module).items()}
+    case = CASES[name]
+    module, losses = train_unsplit(case.model, case.microbatches)
+    count = 1 if engine == "runtime" else case.microbatches
+    expected = {key: one / count for key, one in gradients(module).items()}
     assert expected
     for step in range(STEPS):
         of_ranks = [rank[step] for rank in ran(name, engine)]
@@ -94,8 +101,8 @@ def assert_in_order(name: str) -> None:
 
 
 def test_buffers_change_once_where_layers_are_recomputed() -> None:
-    model, _ = unsplit(CASES["recomputed"])
-    expected = buffers(model.module)
+    case = CASES["recomputed"]
+    expected = buffers(train_unsplit(case.model, case.microbatches)[0])
     assert len(expected) == 4
     # Layer 1 is recomputed, layer 2 is not.
     found = ran("recomputed", "runtime")[0][0][3]
@@ -118,15 +125,7 @@ def refused(plan: Plan, actions: Actions, field: str) -> str:
 
 
 def runtime(plan: Plan, actions: Actions) -> TorchRuntime:
-    work = workload(
-        examples.contiguous(),
-        2,
-        by_hand.net(),
-        ([], []),
-        still,
-        lambda i, names: {},
-        lambda *_: None,
-    )
+    work, *_ = prepare(examples.contiguous(), by_hand.net(), 2)
     return TorchRuntime(replace(work, plan=plan, actions=actions), 0)
 
 
