@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from schedopt.profiling.hf import build_model
 from schedopt.profiling.memory_meter import Meter
 from schedopt.profiling.saved_tensors import storage_bytes, storage_key
 from schedopt.running.controller import _permanent, weights_bytes
-from schedopt.running.figures import predict
+from schedopt.running.figures import Figures, predict
 from schedopt.simulation import Simulation, simulate
 from tests.running.local_run import LocalRun, kinds_of_plans, nightly_but, place, profile_of, start
 
@@ -87,36 +87,40 @@ def most_of(step: Simulation, kinds: Sequence[str]) -> list[int]:
     return found
 
 
+def nearly(counts: Iterable[int | None]) -> list[int]:
+    return [(count or 0) * 99 // 100 for count in counts]
+
+
+def assert_bytes(local: LocalRun, wanted: Figures, least: Sequence[int]) -> None:
+    """Hold what lies on each rank against the account, and what is saved against the least."""
+    for number, rank in enumerate(local.ranks):
+        most = wanted.saved_bytes[number]
+        assert most is not None
+        where = f"rank {number} of {local.plan.stages}: {rank.most_saved} of {most}"
+        assert least[number] <= rank.most_saved <= most + STRAY, where
+        assert_weights(local, number, wanted.weights_bytes[number])
+        assert rank.meter is not None
+        peak = weights_bytes(rank) + rank.meter.most
+        assert peak <= wanted.memory_bytes[number] * 1001 // 1000, where
+
+
 @pytest.mark.parametrize("name", [*nightly_but("gpt2-tied", HF), *SEQUENTIAL])
 def test_bytes_of_every_kind_of_plan(name: str) -> None:
     model, chain = measured(name)
     largest = max(layer.activation_bytes for layer in chain.layers)
-    for kind, plan in kinds_of_plans(chain, is_slow=name in HF).items():
-        local = metered(plan, model)
+    for plan in kinds_of_plans(chain, is_slow=name in HF).values():
         step = simulate(plan, COUNT)
         wanted = predict(step)
-        again = any(stage.recompute for stage in plan.stages)
         halves = any(operation.kind == "I" for operation in plan.pattern.operations)
         # The input of a run of layers may be what the layer before saves, or what the run itself
         # saves once it is computed again: it then lies there once, and counts twice.
-        sure = most_of(step, ("activation", "recomputed", "weight_half"))
-        for number, rank in enumerate(local.ranks):
-            most = wanted.saved_bytes[number]
-            assert most is not None
-            where = f"{kind}, rank {number}: {rank.most_saved} of {most}"
-            assert rank.most_saved <= most + STRAY, where
-            # A sum hands one gradient to all its terms, three embeddings at most: one tensor, which
-            # the profile of the weight half of each layer counts.
-            shared = 2 * largest if halves and name in HF else 0
-            least = sure[number] if again else most * 99 // 100
-            assert rank.most_saved >= least - shared, where
-            weights, memory = wanted.weights_bytes[number], wanted.memory_bytes[number]
-            assert weights is not None
-            assert memory is not None
-            assert rank.meter is not None
-            assert_weights(local, number, weights)
-            peak = weights_bytes(rank) + rank.meter.most
-            assert peak <= memory * 1001 // 1000, where
+        sure = nearly(wanted.saved_bytes)
+        if any(stage.recompute for stage in plan.stages):
+            sure = most_of(step, ("activation", "recomputed", "weight_half"))
+        # A sum hands one gradient to all its terms, three embeddings at most: one tensor, which
+        # the profile of the weight half of each layer counts.
+        shared = 2 * largest if halves and name in HF else 0
+        assert_bytes(metered(plan, model), wanted, [least - shared for least in sure])
 
 
 @pytest.mark.parametrize("delay", [None, 1])
@@ -129,16 +133,9 @@ def test_a_version_that_a_backward_reads_counts_once(delay: int | None) -> None:
         rule = Rule(update_every=2, forward_reads="delay", delay=delay)
     plan = place(chain, *stages, rule=rule)
     local = metered(plan, model)
-    wanted = predict(simulate(plan, COUNT))
     assert any(work.weights.most_held > 1 for rank in local.ranks for work in rank.stages.values())
-    for number, rank in enumerate(local.ranks):
-        most, memory = wanted.saved_bytes[number], wanted.memory_bytes[number]
-        assert most is not None
-        assert memory is not None
-        assert rank.meter is not None
-        assert most * 99 // 100 <= rank.most_saved <= most + STRAY, number
-        assert weights_bytes(rank) == wanted.weights_bytes[number]
-        assert weights_bytes(rank) + rank.meter.most <= memory * 1001 // 1000, number
+    wanted = predict(simulate(plan, COUNT))
+    assert_bytes(local, wanted, nearly(wanted.saved_bytes))
 
 
 def assert_weights(local: LocalRun, number: int, wanted: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -35,29 +35,25 @@ def ends_at(*ends: int, kind: Any = "B") -> list[Span]:
     return [Span(0, Action(0, kind, i), end - 1, end) for i, end in enumerate(ends)]
 
 
-def test_the_period_is_the_median_gap_in_the_middle_third() -> None:
-    # Of 9 micro-batches the gaps behind 3, 4 and 5 count: 10, 12 and 30.
-    ends = (1, 101, 201, 301, 311, 323, 353, 900, 1900)
-    assert period(ends_at(*ends), 1) == 12
-    assert period(ends_at(*ends, kind="I"), 1) == 12
-
-
-def test_the_period_of_several_micro_batches_is_of_gaps_that_far_apart() -> None:
-    # Micro-batches come in pairs, 3 ns apart, a pair every 20 ns.
-    ends = [20 * pair + 3 * second + 1 for pair in range(6) for second in (0, 1)]
-    assert period(ends_at(*ends), 2) == 10
-
-
-def test_the_period_counts_what_is_through_where_a_later_one_ends_first() -> None:
-    # The second of each pair ends first: both are through when the first is.
-    ends = [20 * pair + (9 if first else 5) for pair in range(6) for first in (1, 0)]
-    assert period(ends_at(*ends), 2) == 10
-
-
-def test_there_is_no_period_of_too_few_micro_batches() -> None:
-    assert period(ends_at(5), 1) is None
-    assert period(ends_at(5, 9), 2) is None
-    assert period(ends_at(5, 9), 1) == 4
+@pytest.mark.parametrize(
+    ("ends", "k", "expected"),
+    [
+        # The median gap in the middle third: of 9, those behind 3, 4 and 5 are 10, 12 and 30.
+        ((1, 101, 201, 301, 311, 323, 353, 900, 1900), 1, 12),
+        # Micro-batches come in pairs, 3 ns apart, a pair every 20 ns.
+        ([20 * pair + 3 * second + 1 for pair in range(6) for second in (0, 1)], 2, 10),
+        # The second of each pair ends first: both are through when the first is.
+        ([20 * pair + (9 if first else 5) for pair in range(6) for first in (1, 0)], 2, 10),
+        ((5,), 1, None),
+        ((5, 9), 2, None),
+        ((5, 9), 1, 4),
+    ],
+)
+def test_the_period_is_the_median_gap_of_micro_batches_that_far_apart(
+    ends: Sequence[int], k: int, expected: int | None
+) -> None:
+    assert period(ends_at(*ends), k) == expected
+    assert period(ends_at(*ends, kind="I"), k) == expected
 
 
 def test_only_backwards_of_the_last_stage_count() -> None:
@@ -115,7 +111,8 @@ def test_one_clock_on_one_machine_and_one_start_on_several() -> None:
 
 
 def chain_of(count: int) -> Chain:
-    return Chain(layers=tuple(layer(1, 2, 1) for _ in range(count)))
+    halves = {"backward_input_ns": 1, "backward_weight_ns": 1}
+    return Chain(layers=tuple(layer(1, 2, 1, **halves) for _ in range(count)))
 
 
 def one_each(count: int) -> tuple[Stage, ...]:
@@ -124,19 +121,12 @@ def one_each(count: int) -> tuple[Stage, ...]:
 
 def as_if_measured(step: Simulation, factor: dict[int, int]) -> Outcome:
     """Return an outcome of two steps in which the operations of a stage take so much longer."""
-    rows: list[list[list[Span]]] = [[] for _ in step.plan.stages]
-    for _ in range(2):
-        for rank in range(len(rows)):
-            rows[rank].append([])
-        for operation, first, run in step.operations():
-            span = Span(
-                run.gpu,
-                Action(operation.stage, operation.kind, first),
-                7 * run.start_ns,
-                7 * run.start_ns + (run.end_ns - run.start_ns) * factor[operation.stage],
-            )
-            rows[run.gpu][-1].append(span)
-    return outcome(rows, "a" * len(rows), [[0, 0]] * len(rows))
+    rows: list[list[Span]] = [[] for _ in step.plan.stages]
+    for operation, first, run in step.operations():
+        action = Action(operation.stage, operation.kind, first)
+        length_ns = (run.end_ns - run.start_ns) * factor[operation.stage]
+        rows[run.gpu].append(Span(run.gpu, action, 7 * run.start_ns, 7 * run.start_ns + length_ns))
+    return outcome([[spans] * 2 for spans in rows], "a" * len(rows), [[0, 0]] * len(rows))
 
 
 @pytest.mark.parametrize("slow", [0, 1, 2])
@@ -154,28 +144,29 @@ def test_a_replay_runs_at_the_pace_of_the_slowest(slow: int) -> None:
     assert period(slower, 1) == pytest.approx(30)
 
 
-@pytest.mark.parametrize("name", [one for one in ONE_GPU_EACH if one != "covering"])
-def test_the_predicted_period_of_a_long_step_is_that_of_the_plan(name: str) -> None:
-    plan = EXAMPLES[name]()
-    every = plan.rule.update_every or 1
-    step = simulate(plan, 60 * every * plan.pattern.k)
-    assert predict(step).period_ns == plan.pattern.period_total_ns / plan.pattern.k
-
-
-def test_the_predicted_period_of_three_micro_batches_is_that_of_the_plan() -> None:
-    # Rank 0 works 3 + 3 of a micro-batch of each stage, 3 micro-batches in 18 ns.
+def in_threes() -> Plan:
+    """Rank 0 works 3 + 3 of a micro-batch of each stage, 3 micro-batches in 18 ns."""
     rows = (Stage(layers=(0, 0), gpus=(0,)), Stage(layers=(1, 1), gpus=(1,)))
     plan = place(chain_of(3), *rows, Stage(layers=(2, 2), gpus=(0,)), k=3)
     assert plan.pattern.k == 3
-    found = predict(simulate(plan, 120)).period_ns
-    assert found == pytest.approx(plan.pattern.period_total_ns / 3)
+    return plan
+
+
+@pytest.mark.parametrize(
+    "make", [in_threes, *(EXAMPLES[name] for name in ONE_GPU_EACH if name != "covering")]
+)
+def test_the_predicted_period_of_a_long_step_is_that_of_the_plan(make: Any) -> None:
+    plan = make()
+    step = simulate(plan, 60 * (plan.rule.update_every or 1) * plan.pattern.k)
+    expected = plan.pattern.period_total_ns / plan.pattern.k
+    assert predict(step).period_ns == pytest.approx(expected)
 
 
 @trials(30)
 @given(st.integers(1, 3), st.permutations([0, 0, 1, 1, 2]), st.booleans())
 def test_the_predicted_period_never_exceeds_the_plan(k: int, gpus: list[int], split: bool) -> None:
     found = tuple(Stage(layers=(s, s), gpus=(gpu,)) for s, gpu in enumerate(gpus))
-    plan: Plan = place(chain_of_halves(5), *found, split=range(5) if split else (), k=k)
+    plan: Plan = place(chain_of(5), *found, split=range(5) if split else (), k=k)
     step = simulate(plan, 60 * k)
     got = predict(step)
     assert got.period_ns is not None
@@ -198,12 +189,6 @@ def test_what_takes_no_time_is_in_flight_one_after_the_other() -> None:
     )
     assert check(plan) == ()
     assert predict(simulate(plan, 6)).live == (1, 1)
-
-
-def chain_of_halves(count: int) -> Chain:
-    halves: dict[str, Any] = {"backward_input_ns": 1, "backward_weight_ns": 1}
-    one = chain_of(1).layers[0]
-    return replace(chain_of(1), layers=tuple(replace(one, **halves) for _ in range(count)))
 
 
 def test_an_update_behind_a_rank_that_is_through_early_is_no_part_of_the_step() -> None:

@@ -15,7 +15,7 @@ from schedopt.cli.run_tables import print_report
 from schedopt.drawing import save_picture
 from schedopt.plan import Plan
 from schedopt.profiling import load_model, profile
-from schedopt.running import Backend, Job, Report, execute, make_trace
+from schedopt.running import BACKENDS, Job, Report, execute, make_trace
 from schedopt.running.report import RUN_FORMAT
 from schedopt.running.timelines import chart_run
 from tests.examples import contiguous, general, recomputed, split_backward
@@ -24,29 +24,20 @@ STRETCH = 200_000
 """Nanoseconds of the examples take so many times as long."""
 
 
+PLANS = {
+    "contiguous": contiguous,
+    "general": general,
+    "recomputed": recomputed,
+    "split": split_backward,
+}
+
+
 @cache
-def report_of(make: str, microbatches: int = 6) -> Report:
-    plan = {
-        "contiguous": contiguous,
-        "general": general,
-        "recomputed": recomputed,
-        "split": split_backward,
-    }[make]()
+def report_of(make: str) -> Report:
+    plan = PLANS[make]()
     assert check(plan) == ()
-    return run(plan, microbatches)
-
-
-def run(plan: Plan, microbatches: int) -> Report:
-    return execute(
-        Job(
-            plan=plan,
-            model=None,
-            backend="logical",
-            microbatches=microbatches,
-            steps=2,
-            stretch=STRETCH,
-        )
-    )
+    job = Job(plan=plan, model=None, backend="logical", microbatches=6, steps=2, stretch=STRETCH)
+    return execute(job)
 
 
 def test_the_prediction_is_what_was_worked_out_by_hand() -> None:
@@ -61,7 +52,7 @@ def test_the_prediction_is_what_was_worked_out_by_hand() -> None:
     assert len(planned.memory_bytes) == 3
 
 
-@pytest.mark.parametrize("make", ["contiguous", "general", "recomputed", "split"])
+@pytest.mark.parametrize("make", PLANS)
 def test_what_lies_in_memory_is_as_predicted(make: str) -> None:
     report = report_of(make)
     assert report.measured.live == report.predicted.live
@@ -87,6 +78,8 @@ def test_the_document_is_json_and_holds_both() -> None:
     assert document["format"] == RUN_FORMAT
     assert document["plan_period_ns"] == 6
     assert document["gradient_difference"] is None
+    # Sleeping layers have no optimizer of their own.
+    assert report.other_states == []
     for name in ("predicted", "measured"):
         found = document[name]
         assert {"period_ns", "step_ns", "bubble", "memory_bytes", "live"} <= found.keys()
@@ -131,20 +124,10 @@ def test_the_picture_tells_how_busy_ranks_are_in_a_step_of_its_own_length() -> N
 
 
 def test_where_they_part_most_comes_first() -> None:
-    report = report_of("contiguous")
-    apart = [
-        abs(discrepancy.measured_ns - discrepancy.predicted_ns)
-        for discrepancy in report.discrepancies
-    ]
+    found = report_of("contiguous").discrepancies
+    apart = [abs(one.measured_ns - one.predicted_ns) for one in found]
     assert apart == sorted(apart, reverse=True)
-    assert {discrepancy.name for discrepancy in report.discrepancies} >= {
-        "0F",
-        "1F",
-        "2F",
-        "0B",
-        "1B",
-        "2B",
-    }
+    assert {one.name for one in found} >= {"0F", "1F", "2F", "0B", "1B", "2B"}
 
 
 @pytest.mark.parametrize(
@@ -165,14 +148,14 @@ def test_a_job_that_makes_no_sense_is_refused(field: str, value: object) -> None
         Job(**{**given, field: value})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("backend", ["p2p", "pytorch"])
-def test_a_factory_in_the_script_itself_is_not_looked_for_in_the_ranks(backend: Backend) -> None:
-    with pytest.raises(InputError, match="model: __main__ is another module in each rank"):
-        Job(plan=contiguous(), model="__main__:build", backend=backend, microbatches=4)
-
-
-def test_a_factory_in_the_script_itself_may_run_where_there_is_one_process() -> None:
-    Job(plan=contiguous(), model="__main__:build", backend="logical", microbatches=4)
+def test_a_factory_in_the_script_itself_runs_only_where_there_is_one_process() -> None:
+    given = {"plan": contiguous(), "model": "__main__:build", "microbatches": 4}
+    for backend in BACKENDS:
+        if backend == "logical":
+            Job(**given, backend=backend)  # type: ignore[arg-type]
+            continue
+        with pytest.raises(InputError, match="model: __main__ is another module in each rank"):
+            Job(**given, backend=backend)  # type: ignore[arg-type]
 
 
 MODULE = """
@@ -208,16 +191,8 @@ def test_another_optimizer_than_that_of_the_plan_is_told_of(
         (replace(plan, chain=unknown), "sgd", (0, 0), []),
     )
     for one, optimizer, found, told in cases:
-        report = execute(
-            Job(
-                plan=one,
-                model=name,
-                backend="logical",
-                microbatches=2,
-                steps=1,
-                optimizer=optimizer,
-            )
-        )
+        run = {"plan": one, "model": name, "microbatches": 2, "steps": 1, "optimizer": optimizer}
+        report = execute(Job(**run, backend="logical"))  # type: ignore[arg-type]
         assert report.optimizer_bytes == found
         assert report.other_states == told
         print_report(report)
@@ -229,7 +204,3 @@ def test_another_optimizer_than_that_of_the_plan_is_told_of(
         )
         assert (words in said) == bool(told)
         assert report.to_json()["optimizer_bytes"] == found
-
-
-def test_sleeping_layers_have_no_optimizer_of_their_own() -> None:
-    assert report_of("contiguous").other_states == []
