@@ -53,7 +53,7 @@ def sweeps_apart(
             given = {name: tensor.detach().to(place) for name, tensor in model.tensors.items()}
             with blaming(piece.name, "run alone"):
                 own = {
-                    name: tensor.detach().to(place).requires_grad_(tensor.requires_grad)
+                    name: tensor.detach().to(place, copy=True).requires_grad_(tensor.requires_grad)
                     for name, tensor in values[position].items()
                 }
                 runs = [_run(piece, own, host, given, place, clock) for _ in range(1 + repeats)]

@@ -56,6 +56,8 @@ def test_a_factory_in_the_current_directory_is_found_and_remembered(write: Write
     model = load_model("good_models:build")
     assert isinstance(model.module, nn.Sequential)
     assert model.factory == "good_models:build"
+    # Then the directory is on the path.
+    assert load_factory("good_models:build").__name__ == "build"
 
 
 NO_NAME = r"is not package\.module:function"
