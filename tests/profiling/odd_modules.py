@@ -178,32 +178,29 @@ def lstm(self: Two, x: Tensor) -> Any:
     return self.b(self.lstm(self.a(x).view(4, 2, 4))[0])
 
 
-PLAIN = {
-    "chained": chained,
-    "relu_after_a_residual": relu_after_a_residual,
-    "dropout": dropout,
-    "batch_norm": batch_norm,
-    "detached": detached,
-    "again": again,
-}
-ODD = {
-    "write_through_a_view": write_through_a_view,
-    "write_into_a_slice": write_into_a_slice,
-    "write_into_a_slice_behind_dropout": write_into_a_slice_behind_dropout,
-    "mask_of_slices": mask_of_slices,
-    "slice_of_a_carried_tensor": slice_of_a_carried_tensor,
-    "write_over_the_input": write_over_the_input,
-    "same_noise_twice": same_noise_twice,
-    "same_noise_of_the_input_twice": same_noise_of_the_input_twice,
-    "noise_without_gradients": noise_without_gradients,
-    "mean_without_gradients": mean_without_gradients,
-    "checkpointed": checkpointed,
-    "mixed_precision": mixed_precision,
-    "drop_path": drop_path,
-    "counting": counting,
-    "following": following,
-    "batch_norm_twice": batch_norm_twice,
-    "chunks": chunks,
-    "without_gradients": without_gradients,
-}
+def by_name(*forwards: Forward) -> dict[str, Forward]:
+    return {forward.__name__: forward for forward in forwards}
+
+
+PLAIN = by_name(chained, relu_after_a_residual, dropout, batch_norm, detached, again)
+ODD = by_name(
+    write_through_a_view,
+    write_into_a_slice,
+    write_into_a_slice_behind_dropout,
+    mask_of_slices,
+    slice_of_a_carried_tensor,
+    write_over_the_input,
+    same_noise_twice,
+    same_noise_of_the_input_twice,
+    noise_without_gradients,
+    mean_without_gradients,
+    checkpointed,
+    mixed_precision,
+    drop_path,
+    counting,
+    following,
+    batch_norm_twice,
+    chunks,
+    without_gradients,
+)
 MASK = torch.tensor([1.0, 0.0, 1.0, 1.0], dtype=DOUBLE)

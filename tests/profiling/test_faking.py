@@ -51,6 +51,13 @@ def test_an_estimate_is_a_profile_but_for_times_and_counters_of_steps(family: st
     assert any(layer.update_ns for layer in measured.layers)
 
 
+def test_trivial_layers_are_merged_by_what_they_compute_and_move() -> None:
+    every, merged = (
+        estimate(lambda: tiny("gpt2"), flops=NANO, min_share=share).layers for share in (0, 0.05)
+    )
+    assert 1 < len(merged) < len(every)
+
+
 def linear(*sizes: int) -> tuple[Layer, ...]:
     def load() -> Model:
         layers = [nn.Linear(a, b) for a, b in pairwise(sizes)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,13 +16,17 @@ from schedopt.profiling.measuring import measure
 TINY = "hf:gpt2:layers=2,width=32,heads=2,vocabulary=50"
 
 
-def models() -> dict[str, Model]:
-    sequential = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Linear(4, 3))
-    return {
-        "traced": load_model(TINY, seq=8),
-        "sequential": as_model((sequential, torch.randn(8, 4))),
-        "batch norm": load_model("hf:resnet18", image=64, batch=2),
-    }
+MODELS: dict[str, Callable[[], Model]] = {
+    "traced": lambda: load_model(TINY, seq=8),
+    "sequential": lambda: as_model(
+        (
+            nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Linear(4, 3)),
+            torch.randn(8, 4),
+        )
+    ),
+    "batch norm": lambda: load_model("hf:resnet18", image=64, batch=2),
+}
+BYTES = ("saved", "saved_input", "activation", "parameter", "gradient", "workspace")
 
 
 def without_memory_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,22 +49,27 @@ def quick(model: Model, **options: Any) -> Chain:
     return profile(model, warmup=0, repeats=2, **options)
 
 
-@pytest.mark.parametrize("name", models())
+@pytest.mark.parametrize("name", MODELS)
 def test_bytes_are_those_of_a_run_and_times_are_measured(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = quick(models()[name], min_share=0)
+    model = MODELS[name]()
+    before = {key: value.clone() for key, value in model.module.state_dict().items()}
+    whole = quick(model, min_share=0)
     without_memory_at_first(monkeypatch)
-    apart = quick(models()[name], min_share=0)
+    apart = quick(model, min_share=0)
     assert "measured alone" in apart.provenance["apart"]
     assert "apart" not in whole.provenance
     for layer, other in zip(apart.layers, whole.layers, strict=True):
-        for field in ("saved_bytes", "saved_input_bytes", "activation_bytes", "parameter_bytes",
-                      "gradient_bytes", "workspace_bytes"):  # fmt: skip
+        for part in BYTES:
+            field = f"{part}_bytes"
             assert getattr(layer, field) == getattr(other, field), (layer.name, field)
         assert layer.forward_ns > 0
         assert (layer.backward_ns > 0) == (other.backward_ns > 0)
         assert layer.backward_input_ns is None
+    for key, value in model.module.state_dict().items():
+        assert torch.equal(value, before[key]), key
+    assert all(parameter.grad is None for parameter in model.module.parameters())
 
 
 def test_another_error_is_not_taken_for_a_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,18 +78,7 @@ def test_another_error_is_not_taken_for_a_lack_of_memory(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(measuring, "measure", fails)
     with pytest.raises(InputError, match="something else"):
-        quick(models()["sequential"])
-
-
-def test_the_model_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = models()["traced"]
-    before = {name: value.clone() for name, value in model.module.state_dict().items()}
-    without_memory_at_first(monkeypatch)
-    quick(model)
-    assert all(
-        torch.equal(value, before[name]) for name, value in model.module.state_dict().items()
-    )
-    assert all(parameter.grad is None for parameter in model.module.parameters())
+        quick(MODELS["sequential"]())
 
 
 def test_a_model_is_cut_again_where_its_chain_was_cut() -> None:
