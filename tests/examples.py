@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from schedopt.chain import Chain, Layer
-from schedopt.plan import Operation, Pattern, Plan, Transfer
+from schedopt.plan import Operation, Pattern, Plan, Transfer, place_in_period
 from schedopt.platform import Platform
 from schedopt.problem import Scope
 from schedopt.rule import Rule
@@ -46,19 +46,51 @@ def stages(*rows: tuple[int, int, Sequence[int]]) -> tuple[Stage, ...]:
     return tuple(Stage(layers=(first, last), gpus=tuple(gpus)) for first, last, gpus in rows)
 
 
+def timed(
+    period: int, *micro_batches: Mapping[str, int], also: Sequence[Operation | Transfer] = ()
+) -> Pattern:
+    """Return a pattern from the starts of each of its k micro-batches: ``{"F0": 0, "a0": 2}``.
+
+    The letters a and g are the activation of a stage and its gradient.
+    """
+    k = len(micro_batches)
+    operations, transfers = [], []
+    for i, starts in enumerate(micro_batches):
+        for name, time in starts.items():
+            start, shift = place_in_period(time, i, k, period)
+            tensor = {"a": "activation", "g": "gradient"}.get(name[0])
+            if tensor is None:
+                operations.append(op(name[0], int(name[1:]), shift, start))
+            else:
+                transfers.append(send(tensor, int(name[1:]), shift, start))
+    return Pattern(
+        k=k,
+        period_total_ns=period,
+        operations=(*operations, *(item for item in also if isinstance(item, Operation))),
+        transfers=(*transfers, *(item for item in also if isinstance(item, Transfer))),
+    )
+
+
+def planned(layers: Sequence[Layer], platform: Platform, pattern: Pattern, **more: Any) -> Plan:
+    """Return a plan in which stage s is layer s and lies on GPU s, if it does not say otherwise."""
+    own = stages(*((number, number, [number]) for number in range(len(layers))))
+    fields: dict[str, Any] = {"chain": Chain(layers=tuple(layers)), "stages": own} | more
+    return Plan(platform=platform, pattern=pattern, **fields)
+
+
 def on_one_gpu(
     rule: Rule, period: int, *operations: Operation, again: bool = False, backward_ns: int = 1
 ) -> Plan:
     """Return a stage of one layer that keeps nothing but 30 bytes and 20 for each version."""
     k = sum(1 for operation in operations if operation.kind == "F")
     only = weighty(1, backward_ns, 0, update_ns=int(operations[-1].kind == "U"))
-    return Plan(
-        chain=Chain(layers=(only,)),
-        platform=Platform(gpus=1, memory=1000),
+    return planned(
+        [only],
+        Platform(gpus=1, memory=1000),
+        Pattern(k=k, period_total_ns=period, operations=operations),
         rule=rule,
         scope=Scope(max_k=k, recompute=again),
         stages=(Stage(layers=(0, 0), gpus=(0,), recompute=((0, 0),) if again else ()),),
-        pattern=Pattern(k=k, period_total_ns=period, operations=operations),
     )
 
 
@@ -68,35 +100,16 @@ def contiguous() -> Plan:
     Micro-batch 0: F0 0-2, link 2-3, F1 3-5, link 5-6, F2 6-8, B2 8-10, link 10-11, B1 13-15,
     link 15-16, B0 18-20. So NCA = 20/4, 12/4 and ceil(4/4): 5, 3 and 1.
     """
-    return Plan(
-        chain=Chain(
-            layers=(
-                layer(2, 2, 10, saved_bytes=100),
-                layer(2, 2, 20, saved_bytes=200, saved_input_bytes=7),
-                layer(2, 2, 30, saved_bytes=300),
-            )
-        ),
+    computed = {"F0": 0, "F1": 3, "F2": 6, "B2": 8, "B1": 13, "B0": 18}
+    return planned(
+        [
+            layer(2, 2, 10, saved_bytes=100),
+            layer(2, 2, 20, saved_bytes=200, saved_input_bytes=7),
+            layer(2, 2, 30, saved_bytes=300),
+        ],
         # 10 + 5 * 100, 20 + 3 * (200 + 7), 30 + 300
-        platform=Platform(gpus=3, memory=[510, 641, 330], bandwidth=BYTE_A_NS),
-        stages=stages((0, 0, [0]), (1, 1, [1]), (2, 2, [2])),
-        pattern=Pattern(
-            k=1,
-            period_total_ns=4,
-            operations=(
-                op("F", 0, 0, 0),
-                op("F", 1, 0, 3),
-                op("F", 2, -1, 2),
-                op("B", 2, -2, 0),
-                op("B", 1, -3, 1),
-                op("B", 0, -4, 2),
-            ),
-            transfers=(
-                send("activation", 0, 0, 2),
-                send("activation", 1, -1, 1),
-                send("gradient", 1, -2, 2),
-                send("gradient", 0, -3, 3),
-            ),
-        ),
+        Platform(gpus=3, memory=[510, 641, 330], bandwidth=BYTE_A_NS),
+        timed(4, computed | {"a0": 2, "a1": 5, "g1": 10, "g0": 15}),
     )
 
 
@@ -106,29 +119,15 @@ def two_periodic() -> Plan:
     Of 1F1B without idle time every third micro-batch is left out. Micro-batch 0 runs its six
     operations from 0 on without a pause, micro-batch 1 from 2 on. NCA = 2, 2, 1.
     """
-    return Plan(
-        chain=Chain(layers=tuple(layer(1, 1, 0) for _ in range(3))),
-        platform=Platform(gpus=3, memory=[2, 2, 1]),
-        scope=Scope(max_k=2),
-        stages=stages((0, 0, [0]), (1, 1, [1]), (2, 2, [2])),
-        pattern=Pattern(
-            k=2,
-            period_total_ns=6,
-            operations=(
-                op("F", 0, 0, 0),
-                op("F", 1, 0, 1),
-                op("F", 2, 0, 2),
-                op("B", 2, 0, 3),
-                op("B", 1, 0, 4),
-                op("B", 0, 0, 5),
-                op("F", 0, 1, 2),
-                op("F", 1, 1, 3),
-                op("F", 2, 1, 4),
-                op("B", 2, 1, 5),
-                op("B", 1, -1, 0),
-                op("B", 0, -1, 1),
-            ),
+    return planned(
+        [layer(1, 1, 0)] * 3,
+        Platform(gpus=3, memory=[2, 2, 1]),
+        timed(
+            6,
+            {"F0": 0, "F1": 1, "F2": 2, "B2": 3, "B1": 4, "B0": 5},
+            {"F0": 2, "F1": 3, "F2": 4, "B2": 5, "B1": 6, "B0": 7},
         ),
+        scope=Scope(max_k=2),
     )
 
 
@@ -141,31 +140,17 @@ def split_backward() -> Plan:
     """
     halves = {"backward_input_ns": 1, "backward_weight_ns": 1}
     none = {"backward_input_ns": 0, "backward_weight_ns": 0}
-    return Plan(
-        chain=Chain(
-            layers=(
-                layer(1, 2, 5, saved_bytes=100, saved_weight_bytes=10, workspace_bytes=3, **halves),
-                layer(1, 2, 4, saved_bytes=200, saved_weight_bytes=20, **halves),
-                layer(0, 0, 2, saved_bytes=300, **none),
-            )
-        ),
+    return planned(
+        [
+            layer(1, 2, 5, saved_bytes=100, saved_weight_bytes=10, workspace_bytes=3, **halves),
+            layer(1, 2, 4, saved_bytes=200, saved_weight_bytes=20, **halves),
+            layer(0, 0, 2, saved_bytes=300, **none),
+        ],
         # 5 + 2 * 100 + 10 + 3, 6 + 200 + 20 + 300
-        platform=Platform(gpus=2, memory=[218, 526], bandwidth=BYTE_A_NS, duplex="full"),
+        Platform(gpus=2, memory=[218, 526], bandwidth=BYTE_A_NS, duplex="full"),
+        timed(3, {"F0": 0, "F1": 2, "I1": 3, "W1": 4, "I0": 5, "W0": 7, "a0": 1, "g0": 4}),
         scope=Scope(split_backward=True),
         stages=stages((0, 0, [0]), (1, 2, [1])),
-        pattern=Pattern(
-            k=1,
-            period_total_ns=3,
-            operations=(
-                op("F", 0, 0, 0),
-                op("F", 1, 0, 2),
-                op("I", 1, -1, 0),
-                op("W", 1, -1, 1),
-                op("I", 0, -1, 2),
-                op("W", 0, -2, 1),
-            ),
-            transfers=(send("activation", 0, 0, 1), send("gradient", 0, -1, 1)),
-        ),
     )
 
 
@@ -175,33 +160,22 @@ def recomputed() -> Plan:
     Micro-batch 0: F0 0-3, F1 3-7, B1 7-11, R0 11-13, B0 13-16. Stage 0 keeps its input and layer
     2 over [0, 16): 2 at once; layers 0 and 1 over [11, 16): 1 at once.
     """
-    return Plan(
-        chain=Chain(
-            layers=(
-                layer(1, 1, 1, saved_bytes=100),
-                layer(1, 1, 2, saved_bytes=200),
-                layer(1, 1, 3, saved_bytes=50, saved_input_bytes=9),
-                layer(4, 4, 4, saved_bytes=60),
-            ),
-            input_bytes=7,
-        ),
+    layers = (
+        layer(1, 1, 1, saved_bytes=100),
+        layer(1, 1, 2, saved_bytes=200),
+        layer(1, 1, 3, saved_bytes=50, saved_input_bytes=9),
+        layer(4, 4, 4, saved_bytes=60),
+    )
+    return planned(
+        layers,
         # 6 + 2 * 7 + 2 * (50 + 9) + 300, 4 + 60
-        platform=Platform(gpus=2, memory=[438, 64]),
+        Platform(gpus=2, memory=[438, 64]),
+        timed(8, {"F0": 0, "F1": 3, "B1": 7, "R0": 11, "B0": 13}),
+        chain=Chain(layers=layers, input_bytes=7),
         scope=Scope(recompute=True),
         stages=(
             Stage(layers=(0, 2), gpus=(0,), recompute=((0, 1),)),
             Stage(layers=(3, 3), gpus=(1,)),
-        ),
-        pattern=Pattern(
-            k=1,
-            period_total_ns=8,
-            operations=(
-                op("F", 0, 0, 0),
-                op("F", 1, 0, 3),
-                op("B", 1, 0, 7),
-                op("R", 0, -1, 3),
-                op("B", 0, -1, 5),
-            ),
         ),
     )
 
@@ -213,24 +187,12 @@ def double_buffered() -> Plan:
     0 is made at 4v + 4, just when F of its first reader starts, and read to 4v + 12: 8 ns of a
     mini-batch of 4 ns, so 2 at once; so too on the other stages.
     """
-    return Plan(
-        chain=Chain(layers=tuple(weighty(1, 1, 100) for _ in range(3))),
+    return planned(
+        [weighty(1, 1, 100)] * 3,
         # 30 + 2 * 20 + NCA * 100
-        platform=Platform(gpus=3, memory=[370, 270, 170]),
+        Platform(gpus=3, memory=[370, 270, 170]),
+        timed(2, {"F0": 0, "F1": 1, "F2": 2, "B2": 3, "B1": 4, "B0": 5}),
         rule=Rule(update_every=2, forward_reads="delay", delay=1),
-        stages=stages((0, 0, [0]), (1, 1, [1]), (2, 2, [2])),
-        pattern=Pattern(
-            k=1,
-            period_total_ns=2,
-            operations=(
-                op("F", 0, 0, 0),
-                op("F", 1, 0, 1),
-                op("F", 2, -1, 0),
-                op("B", 2, -1, 1),
-                op("B", 1, -2, 0),
-                op("B", 0, -2, 1),
-            ),
-        ),
     )
 
 
@@ -241,30 +203,18 @@ def covering() -> Plan:
     B0 10-12. Stage 0 holds [0, 12) and [1, 12): 6 at once; stage 1 [2, 6) and [3, 6): 2 at once.
     All read the newest version: 1 at once.
     """
-    return Plan(
-        chain=Chain(layers=(weighty(1, 1, 100), weighty(1, 1, 100))),
+    both = (
+        op("B", 1, -2, 0, covers=2),
+        op("B", 0, -4, 2, covers=2),
+        send("gradient", 0, -2, 3, covers=2),
+    )
+    return planned(
+        [weighty(1, 1, 100)] * 2,
         # 30 + 20 + NCA * 100
-        platform=Platform(gpus=2, memory=[650, 250], bandwidth=BYTE_A_NS),
+        Platform(gpus=2, memory=[650, 250], bandwidth=BYTE_A_NS),
+        timed(4, {"F0": 0, "a0": 1, "F1": 2}, {"F0": 1, "a0": 2, "F1": 3}, also=both),
         rule=Rule(update_every=2, backward_reads="live"),
         scope=Scope(max_k=2),
-        stages=stages((0, 0, [0]), (1, 1, [1])),
-        pattern=Pattern(
-            k=2,
-            period_total_ns=4,
-            operations=(
-                op("F", 0, 0, 0),
-                op("F", 0, 1, 1),
-                op("F", 1, 0, 2),
-                op("F", 1, 1, 3),
-                op("B", 1, -2, 0, covers=2),
-                op("B", 0, -4, 2, covers=2),
-            ),
-            transfers=(
-                send("activation", 0, 0, 1),
-                send("activation", 0, 1, 2),
-                send("gradient", 0, -2, 3, covers=2),
-            ),
-        ),
     )
 
 
@@ -286,28 +236,15 @@ def data_parallel() -> Plan:
         )
 
     sizes = {"parameter_bytes": 4, "gradient_bytes": 4}
-    return Plan(
-        chain=Chain(
-            layers=(
-                layer(2, 4, 10, saved_bytes=100, **sizes),
-                layer(2, 4, 10, saved_bytes=50, **sizes),
-            )
-        ),
+    computed = {"F0": 0, "F1": 2, "B1": 4, "B0": 8}
+    return planned(
+        [layer(2, 4, 10, saved_bytes=100, **sizes), layer(2, 4, 10, saved_bytes=50, **sizes)],
         # 2 * 10 + 100 + 50
-        platform=Platform(gpus=2, memory=170, bandwidth=BYTE_A_NS, duplex="full"),
+        Platform(gpus=2, memory=170, bandwidth=BYTE_A_NS, duplex="full"),
+        timed(16, computed, computed, also=(*all_reduce(1, 8), *all_reduce(0, 12))),
         rule=Rule(update_every=2, forward_reads="delay", delay=0),
         scope=Scope(allocation="general", max_k=2),
         stages=stages((0, 0, [0, 1]), (1, 1, [0, 1])),
-        pattern=Pattern(
-            k=2,
-            period_total_ns=16,
-            operations=tuple(
-                op(kind, stage, shift, start)
-                for shift in (0, 1)
-                for kind, stage, start in (("F", 0, 0), ("F", 1, 2), ("B", 1, 4), ("B", 0, 8))
-            ),
-            transfers=(*all_reduce(1, 8), *all_reduce(0, 12)),
-        ),
     )
 
 
@@ -325,49 +262,16 @@ def cyclic() -> Plan:
     """
     sizes = {"saved_bytes": 100, "parameter_bytes": 5, "gradient_bytes": 6}
     onward = {"source": 0, "target": 1}
-    return Plan(
-        chain=Chain(layers=tuple(layer(8, 8, 20, **sizes) for _ in range(3))),
+    path = {"F0": 0, "F1": 10, "F2": 20, "B2": 30, "B1": 40, "B0": 50}
+    path |= {"a0": 8, "a1": 18, "g1": 38, "g0": 48}
+    return planned(
+        [layer(8, 8, 20, **sizes)] * 3,
         # 15 + 100 + 5 or 10
-        platform=Platform(gpus=6, memory=[125, 125, 120, 125, 125, 120], bandwidth=BYTE_A_NS),
-        rule=Rule(update_every=3, forward_reads="table", table=((1, 1, 0), (1, 0, 0), (0, 0, 0))),
-        scope=Scope(max_k=3),
-        stages=stages((0, 0, [0, 1, 2]), (1, 1, [3, 4]), (2, 2, [5])),
-        pattern=Pattern(
-            k=3,
-            period_total_ns=60,
-            operations=(
-                op("F", 0, 0, 0),
-                op("F", 0, 1, 20),
-                op("F", 0, 2, 40),
-                op("F", 1, 0, 10),
-                op("F", 1, 1, 30),
-                op("F", 1, 2, 50),
-                op("F", 2, 0, 20),
-                op("F", 2, 1, 40),
-                op("F", 2, -1, 0),
-                op("B", 2, 0, 30),
-                op("B", 2, 1, 50),
-                op("B", 2, -1, 10),
-                op("B", 1, 0, 40),
-                op("B", 1, -2, 0),
-                op("B", 1, -1, 20),
-                op("B", 0, 0, 50),
-                op("B", 0, -2, 10),
-                op("B", 0, -1, 30),
-            ),
-            transfers=(
-                send("activation", 0, 0, 8),
-                send("activation", 0, 1, 28),
-                send("activation", 0, 2, 48),
-                send("activation", 1, 0, 18),
-                send("activation", 1, 1, 38),
-                send("activation", 1, 2, 58),
-                send("gradient", 1, 0, 38),
-                send("gradient", 1, 1, 58),
-                send("gradient", 1, -1, 18),
-                send("gradient", 0, 0, 48),
-                send("gradient", 0, -2, 8),
-                send("gradient", 0, -1, 28),
+        Platform(gpus=6, memory=[125, 125, 120, 125, 125, 120], bandwidth=BYTE_A_NS),
+        timed(
+            60,
+            *({name: 20 * i + start for name, start in path.items()} for i in range(3)),
+            also=(
                 send("weight_gradient", 0, 0, 58, **onward),
                 send("weight_gradient", 0, -2, 18, **onward),
                 send("weights", 0, -1, 38, source=0, target=1),
@@ -377,6 +281,9 @@ def cyclic() -> Plan:
                 send("weights", 1, -1, 28, **onward),
             ),
         ),
+        rule=Rule(update_every=3, forward_reads="table", table=((1, 1, 0), (1, 0, 0), (0, 0, 0))),
+        scope=Scope(max_k=3),
+        stages=stages((0, 0, [0, 1, 2]), (1, 1, [3, 4]), (2, 2, [5])),
     )
 
 
@@ -386,37 +293,17 @@ def flushed() -> Plan:
     F0 0-1 and 1-2, link 1-2 and 2-3, F1 2-3, B1 3-4, F1 4-5, B1 5-6, U1 6-8, link 4-5 and 6-7,
     B0 5-6 and 7-8, U0 8-10. NCA = 2, 1; 1 version.
     """
-    return Plan(
-        chain=Chain(
-            layers=(weighty(1, 1, 100, update_ns=2), weighty(1, 1, 100, update_ns=2)),
-        ),
+    return planned(
+        [weighty(1, 1, 100, update_ns=2)] * 2,
         # 30 + 20 + NCA * 100
-        platform=Platform(gpus=2, memory=[250, 150], bandwidth=BYTE_A_NS),
+        Platform(gpus=2, memory=[250, 150], bandwidth=BYTE_A_NS),
+        timed(
+            10,
+            {"F0": 0, "a0": 1, "F1": 2, "B1": 3, "g0": 4, "B0": 5},
+            {"F0": 1, "a0": 2, "F1": 4, "B1": 5, "g0": 6, "B0": 7, "U1": 6, "U0": 8},
+        ),
         rule=Rule(update_every=2, forward_reads="delay", delay=0),
         scope=Scope(microbatches=2),
-        stages=stages((0, 0, [0]), (1, 1, [1])),
-        pattern=Pattern(
-            k=2,
-            period_total_ns=10,
-            operations=(
-                op("F", 0, 0, 0),
-                op("F", 0, 1, 1),
-                op("F", 1, 0, 2),
-                op("B", 1, 0, 3),
-                op("F", 1, 1, 4),
-                op("B", 1, 1, 5),
-                op("B", 0, 0, 5),
-                op("B", 0, 1, 7),
-                op("U", 1, 1, 6),
-                op("U", 0, 1, 8),
-            ),
-            transfers=(
-                send("activation", 0, 0, 1),
-                send("activation", 0, 1, 2),
-                send("gradient", 0, 0, 4),
-                send("gradient", 0, 1, 6),
-            ),
-        ),
     )
 
 
@@ -427,29 +314,16 @@ def general() -> Plan:
     the first 2 ns of the period, else 1; stage 2 holds [3, 5): 1 there, else none. So GPU 0 needs
     4 + 2 * 100 + 70 = 274 in the reading sum, and 4 + 200 = 204 at its peak.
     """
-    return Plan(
-        chain=Chain(
-            layers=(
-                layer(1, 1, 1, saved_bytes=100),
-                layer(2, 2, 2, saved_bytes=80),
-                layer(1, 1, 3, saved_bytes=70),
-            )
-        ),
-        platform=Platform(gpus=2, memory=[274, 82]),
+    return planned(
+        [
+            layer(1, 1, 1, saved_bytes=100),
+            layer(2, 2, 2, saved_bytes=80),
+            layer(1, 1, 3, saved_bytes=70),
+        ],
+        Platform(gpus=2, memory=[274, 82]),
+        timed(6, {"F0": 0, "F1": 1, "F2": 3, "B2": 4, "B1": 5, "B0": 7}),
         scope=Scope(allocation="general"),
         stages=stages((0, 0, [0]), (1, 1, [1]), (2, 2, [0])),
-        pattern=Pattern(
-            k=1,
-            period_total_ns=6,
-            operations=(
-                op("F", 0, 0, 0),
-                op("F", 1, 0, 1),
-                op("F", 2, 0, 3),
-                op("B", 2, 0, 4),
-                op("B", 1, 0, 5),
-                op("B", 0, -1, 1),
-            ),
-        ),
     )
 
 
@@ -458,26 +332,11 @@ def unequal() -> Plan:
 
     Micro-batch 0: F0 0-4, F1 4-8, B1 8-12, B0 12-16. NCA = 2, 1.
     """
-    return Plan(
-        chain=Chain(
-            layers=(
-                layer(4, 4, 1, saved_bytes=100),
-                layer(2, 3, 1, saved_bytes=100),
-                layer(2, 3, 1, saved_bytes=100),
-            )
-        ),
-        platform=Platform(gpus=2, memory=[201, 202], speed=["1", "1.5"]),
+    return planned(
+        [layer(4, 4, 1, saved_bytes=100), *[layer(2, 3, 1, saved_bytes=100)] * 2],
+        Platform(gpus=2, memory=[201, 202], speed=["1", "1.5"]),
+        timed(8, {"F0": 0, "F1": 4, "B1": 8, "B0": 12}),
         stages=stages((0, 0, [0]), (1, 2, [1])),
-        pattern=Pattern(
-            k=1,
-            period_total_ns=8,
-            operations=(
-                op("F", 0, 0, 0),
-                op("F", 1, 0, 4),
-                op("B", 1, -1, 0),
-                op("B", 0, -1, 4),
-            ),
-        ),
     )
 
 
@@ -486,22 +345,11 @@ def zero_length(period_ns: int) -> Plan:
 
     Micro-batch 0: F0 0-2, F1 2-4, F2 4-6, F3 6-8, B3, B2 and B1 at 8, B0 8-10.
     """
-    first = layer(2, 2, 0)
-    others = tuple(layer(2, 0, 0, activation=0) for _ in range(3))
-    starts = (("F", 0, 0), ("F", 1, 2), ("F", 2, 4), ("F", 3, 6))
-    backs = (("B", 3, 8), ("B", 2, 8), ("B", 1, 8), ("B", 0, 8))
-    return Plan(
-        chain=Chain(layers=(first, *others)),
-        platform=Platform(gpus=4, memory=2),
-        stages=stages((0, 0, [0]), (1, 1, [1]), (2, 2, [2]), (3, 3, [3])),
-        pattern=Pattern(
-            k=1,
-            period_total_ns=period_ns,
-            operations=tuple(
-                op(kind, stage, -(start // period_ns), start % period_ns)
-                for kind, stage, start in (*starts, *backs)
-            ),
-        ),
+    starts = {"F0": 0, "F1": 2, "F2": 4, "F3": 6, "B3": 8, "B2": 8, "B1": 8, "B0": 8}
+    return planned(
+        [layer(2, 2, 0), *[layer(2, 0, 0, activation=0)] * 3],
+        Platform(gpus=4, memory=2),
+        timed(period_ns, starts),
     )
 
 

@@ -6,9 +6,10 @@ of random chains with few bytes, or of a chain that is given.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
+from functools import partial
 from itertools import pairwise
 from math import lcm
 from typing import Any, get_args
@@ -31,13 +32,14 @@ from schedopt import (
     Transfer,
     check,
 )
-from schedopt.network import Resource
-from schedopt.plan import Kind, place_in_period
+from schedopt.plan import Kind, Tensor, place_in_period
 from schedopt.rule import BackwardReads
 from tests.strategies import networks
 
 small = st.integers(0, 4)
 AMPLE = 10**9
+Run = tuple[tuple[object, ...], int]
+"""What an item occupies in a cycle, and for how long."""
 
 
 @dataclass
@@ -50,12 +52,8 @@ class Timetable:
     length: int
     taken: dict[object, list[tuple[int, int]]] = field(default_factory=dict)
 
-    def copies(self, first: int, micro_batch: int) -> Iterator[tuple[int, int]]:
-        for cycle in range(self.length // self.k):
-            yield first + cycle * self.period, micro_batch + cycle * self.k
-
-    def place(self, ready: int, runs: Sequence[tuple[tuple[object, ...], int]]) -> int | None:
-        """Return the first start from `ready` on; runs: resources and length, a cycle each."""
+    def place(self, ready: int, runs: Sequence[Run]) -> int | None:
+        """Return the first start from `ready` on, for the run of each cycle."""
         whole = self.period * (self.length // self.k)
         for start in range(ready, ready + whole + 1):
             wanted = [
@@ -63,28 +61,19 @@ class Timetable:
                 for cycle, (resources, length) in enumerate(runs)
                 for resource in resources
             ]
-            if all(self._free(r, b, n, whole) for r, b, n in wanted) and self._apart(wanted, whole):
+            if self._is_free(wanted, whole):
                 for resource, begin, length in wanted:
                     self.taken.setdefault(resource, []).append((begin, length))
                 return start
         return None
 
-    def _free(self, resource: object, begin: int, length: int, whole: int) -> bool:
-        if length > whole:
-            return False
-        return all(
-            _apart(begin, length, other, other_length, whole)
-            for other, other_length in self.taken.get(resource, [])
-        )
-
-    @staticmethod
-    def _apart(wanted: list[tuple[object, int, int]], whole: int) -> bool:
-        return all(
-            _apart(b, n, c, m, whole)
-            for i, (r, b, n) in enumerate(wanted)
-            for s, c, m in wanted[:i]
-            if r == s
-        )
+    def _is_free(self, wanted: Sequence[tuple[object, int, int]], whole: int) -> bool:
+        for number, (resource, begin, length) in enumerate(wanted):
+            others = self.taken.get(resource, [])
+            others = others + [(b, n) for r, b, n in wanted[:number] if r == resource]
+            if length > whole or not all(_apart(begin, length, *one, whole) for one in others):
+                return False
+        return True
 
 
 def _apart(first: int, first_ns: int, second: int, second_ns: int, whole: int) -> bool:
@@ -249,13 +238,11 @@ def valid_plans(
         period = draw(st.integers(work * k // 2 + 1, 2 * work * k))
     else:
         period = work * k // draw(st.integers(6, 24)) + 1
-    pattern = fill(draw, chain, platform, found, split, order, period, length, exchange)
-    while pattern is None and given is not None:
-        period += period // 2 + 1
-        pattern = fill(draw, chain, platform, found, split, order, period, length, exchange)
-    if pattern is None:
-        pattern = fill(draw, chain, platform, found, split, order, 6 * work * k, length, exchange)
-        assert pattern is not None
+    placed = partial(fill, draw, chain, platform, found, split, order)
+    pattern = placed(period, length, exchange)
+    while pattern is None:
+        period = 6 * work * k if given is None else period + period // 2 + 1
+        pattern = placed(period, length, exchange)
     return Plan(
         chain=chain,
         platform=platform,
@@ -313,65 +300,56 @@ def fill(
     """
     k = len(order)
     table = Timetable(platform, k, period, length)
-    operations: list[Operation] = []
-    transfers: list[Transfer] = []
+    items: list[Operation | Transfer] = []
     last = len(found) - 1
 
+    def put(
+        make: Callable[..., Operation | Transfer], j: int, ready: int, runs: Sequence[Run]
+    ) -> int | None:
+        start = table.place(ready, runs)
+        if start is None:
+            return None
+        begin, shift = place_in_period(start, j, k, period)
+        items.append(make(shift=shift, start_ns=begin))
+        return start + max(length for _, length in runs)
+
     def run(kind: Kind, stage: int, j: int, ready: int, replica: int = 0) -> int | None:
-        runs = []
-        for _, i in table.copies(0, j):
+        runs: list[Run] = []
+        for i in range(j, length, k):
             gpu = found[stage].gpu(i + replica)
             runs.append(((("gpu", gpu),), _duration(chain, platform, found[stage], kind, gpu)))
-        start = table.place(ready + draw(st.integers(0, 3)), runs)
-        if start is None:
-            return None
-        begin, shift = place_in_period(start, j, k, period)
-        operations.append(
-            Operation(kind=kind, stage=stage, shift=shift, start_ns=begin, replica=replica)
-        )
-        return start + max(n for _, n in runs)
+        make = partial(Operation, kind=kind, stage=stage, replica=replica)
+        return put(make, j, ready + draw(st.integers(0, 3)), runs)
 
-    def send(forwards: bool, stage: int, j: int, ready: int) -> int | None:
-        runs: list[tuple[tuple[Resource, ...], int]] = []
-        for _, i in table.copies(0, j):
-            ends = found[stage].gpu(i), found[stage + 1].gpu(i)
-            source, target = ends if forwards else ends[::-1]
-            count = chain.layers[found[stage].last].activation_bytes
-            runs.append(
-                (platform.route(source, target), platform.transfer_ns(count, source, target))
-            )
-        if not any(resources for resources, _ in runs):
-            return ready
-        start = table.place(ready + draw(st.integers(0, 2)), list(runs))
-        if start is None:
-            return None
-        begin, shift = place_in_period(start, j, k, period)
-        tensor = "activation" if forwards else "gradient"
-        transfers.append(Transfer(tensor=tensor, stage=stage, shift=shift, start_ns=begin))  # type: ignore[arg-type]
-        return start + max(n for _, n in runs)
-
-    def send_half(stage: int, j: int, source: int, target: int, ready: int) -> int | None:
+    def send(
+        tensor: Tensor,
+        stage: int,
+        j: int,
+        ready: int,
+        source: int | None = None,
+        target: int | None = None,
+    ) -> int | None:
         layers = chain.layers[found[stage].first : found[stage].last + 1]
-        count = sum(layer.saved_weight_bytes or 0 for layer in layers)
-        runs: list[tuple[tuple[Resource, ...], int]] = []
-        for _, i in table.copies(0, j):
-            ends = found[stage].gpu(i + source), found[stage].gpu(i + target)
+        runs: list[Run] = []
+        for i in range(j, length, k):
+            if source is None or target is None:
+                count = layers[-1].activation_bytes
+                ends = found[stage].gpu(i), found[stage + 1].gpu(i)
+                ends = ends[::-1] if tensor == "gradient" else ends
+            else:
+                count = sum(layer.saved_weight_bytes or 0 for layer in layers)
+                ends = found[stage].gpu(i + source), found[stage].gpu(i + target)
             runs.append((platform.route(*ends), platform.transfer_ns(count, *ends)))
-        start = table.place(ready + draw(st.integers(0, 2)), list(runs))
-        if start is None:
-            return None
-        begin, shift = place_in_period(start, j, k, period)
-        ends_of: dict[str, Any] = {"source": source, "target": target}
-        transfers.append(
-            Transfer(tensor="weight_half", stage=stage, shift=shift, start_ns=begin, **ends_of)
-        )
-        return start + max(n for _, n in runs)
+        if source is None and not any(resources for resources, _ in runs):
+            return ready
+        make = partial(Transfer, tensor=tensor, stage=stage, source=source, target=target)
+        return put(make, j, ready + draw(st.integers(0, 2)), runs)
 
     def exchange_halves(stage: int, j: int, ready: int) -> bool:
         lies = {0: ready}
         for target in draw(st.permutations(range(1, len(found[stage].gpus)))):
             source = draw(st.sampled_from(sorted(lies)))
-            arrival = send_half(stage, j, source, target, lies[source])
+            arrival = send("weight_half", stage, j, lies[source], source, target)
             if arrival is None or run("W", stage, j, arrival, target) is None:
                 return False
             lies[target] = arrival
@@ -386,12 +364,12 @@ def fill(
                 return None
             forward_ends.append(clock)
             if stage < last:
-                clock = send(True, stage, j, clock)
+                clock = send("activation", stage, j, clock)
         if clock is not None:
             clock += draw(st.sampled_from([0, 0, 0, period]))
         for stage in reversed(range(last + 1)):
             if clock is not None and stage < last:
-                clock = send(False, stage, j, clock)
+                clock = send("gradient", stage, j, clock)
             if clock is not None and found[stage].recompute:
                 redone = run("R", stage, j, forward_ends[stage])
                 clock = None if redone is None else max(clock, redone)
@@ -403,7 +381,10 @@ def fill(
             if exchange and not exchange_halves(stage, j, clock):
                 return None
     return Pattern(
-        k=k, period_total_ns=period, operations=tuple(operations), transfers=tuple(transfers)
+        k=k,
+        period_total_ns=period,
+        operations=tuple(item for item in items if isinstance(item, Operation)),
+        transfers=tuple(item for item in items if isinstance(item, Transfer)),
     )
 
 

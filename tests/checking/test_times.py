@@ -147,7 +147,7 @@ def test_replicas_run_beside_each_other() -> None:
 
 def test_a_replica_that_comes_again_too_soon_is_found() -> None:
     # F of micro-batches 0 and 3 lie 60 ns apart on GPU 0, B of 0 ends at 58.
-    assert places(change_operation(cyclic(), 15, start_ns=55), "overlap") == ["GPU 0"]
+    assert places(change_operation(cyclic(), 5, start_ns=55), "overlap") == ["GPU 0"]
 
 
 def test_nothing_of_no_length_lies_inside_another() -> None:
