@@ -36,8 +36,7 @@ def find_deadlock(timeline: Timeline) -> Iterator[Violation]:
         for number, (_, item) in enumerate(timeline.items)
         for q in range(periods)
     }
-    graph.add_nodes_from(nodes)
-    _add_resource_edges(graph, timeline, nodes, periods)
+    _add_resource_edges(graph, timeline, periods)
     broken = _add_dependencies(graph, timeline, nodes)
     part = {
         node: number
@@ -56,7 +55,7 @@ def _count_periods(timeline: Timeline) -> int:
     return (max(shifts) - min(shifts) + together) // timeline.plan.pattern.k + 3
 
 
-def _add_resource_edges(graph: Any, timeline: Timeline, nodes: set[Node], periods: int) -> None:
+def _add_resource_edges(graph: Any, timeline: Timeline, periods: int) -> None:
     numbers = {place: number for number, (place, _) in enumerate(timeline.items)}
     k = timeline.plan.pattern.k
     for resource, uses in list_uses(timeline).items():
@@ -65,7 +64,6 @@ def _add_resource_edges(graph: Any, timeline: Timeline, nodes: set[Node], period
             (use.start + timeline.duration_of(later), numbers[use.place], use.first + later)
             for use in uses
             for later in range(0, periods * k, use.every)
-            if (numbers[use.place], use.first + later) in nodes
         )
         together = [
             [(number, first) for _, number, first in group]

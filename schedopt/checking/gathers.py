@@ -11,7 +11,7 @@ from schedopt.checking.residencies import Residency
 from schedopt.checking.timeline import Name, Timeline, name_item, name_place
 from schedopt.checking.violations import Violation
 from schedopt.checking.window import Window
-from schedopt.plan import Operation, Transfer
+from schedopt.plan import Transfer
 
 Shard = tuple[int, int | None, int]
 """GPU, chunk (None for all of them) and version."""
@@ -145,7 +145,7 @@ class _Gathering:
                 continue
             start, end = self.timeline.span(name, first)
             found.append(_Reader(name, first, start, end, version))
-            if isinstance(slot.item, Operation) and slot.item.covers > 1:
+            if slot.item.covers > 1:
                 self._compare_versions(name, first, slot.item.covers)
         return sorted(found, key=lambda one: one.start)
 
@@ -167,9 +167,9 @@ class _Gathering:
             )
 
     def find_wrong_ends(self) -> None:
-        k, begin = self.timeline.plan.pattern.k, self.steady.start
+        k = self.timeline.plan.pattern.k
         for place, item in self.transfers:
-            for i in range(begin + (item.shift - begin) % k, self.steady.stop, k):
+            for i in range(self.steady.start + item.shift % k, self.steady.stop, k):
                 _, target = self.timeline.ends(item, i)
                 runs = self.gpus[i % len(self.gpus)]
                 if target == runs and item.chunk not in self.home[target]:

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from math import lcm
-from typing import Final
 
 from schedopt.checking.residencies import Group, Residency, list_residencies
 from schedopt.checking.timeline import Timeline
 from schedopt.checking.violations import Violation
 from schedopt.units import format_bytes
-
-LONGEST_ROUNDS: Final = 256
-"""Of what stays for longer, the rounds above are counted at once instead of replayed."""
 
 _RELEASE, _ACQUIRE, _RELEASE_AT_ONCE = range(3)
 
@@ -72,39 +68,34 @@ def replay(residencies: Iterable[Residency], constants: Mapping[Group, int]) -> 
     """Return what one GPU needs: each group at its own maximum, added up; and the true maximum.
 
     From a cold start at time 0, until all that can lie there at once has come, and for a whole
-    round more. At one instant releases come before acquisitions; what has no length counts after
+    round more. Of what lies there for longer than such a round, whole repetitions are counted at
+    once instead. At one instant releases come before acquisitions; what has no length counts after
     the releases, together with all acquisitions.
     """
     coming = list(residencies)
     together = lcm(*(residency.every_ns for residency in coming))
-    shortest = min((residency.every_ns for residency in coming), default=1)
-    replayed = max(together, LONGEST_ROUNDS * shortest)
     held = dict(constants)
     repeated: list[tuple[Group, int, int, int, int]] = []
     for residency in coming:
         group, every = residency.group, residency.every_ns
         length = residency.until - residency.since
-        rounds = max(0, length - replayed) // every
+        rounds = max(0, length - together) // every
         held[group] = held.get(group, 0) + rounds * residency.size
         repeated.append(
             (group, residency.size, residency.since % every, length - rounds * every, every)
         )
-    longest = max((length for _, _, _, length, _ in repeated), default=0)
-    last = longest + together
     events: list[tuple[int, int, Group, int]] = []
+    last = together + max((length for _, _, _, length, _ in repeated), default=0)
     for group, size, since, length, every in repeated:
         release = _RELEASE if length else _RELEASE_AT_ONCE
-        for start in range(since, last + 1, every):
+        for start in range(since, last, every):
             events.append((start, _ACQUIRE, group, size))
             events.append((start + length, release, group, -size))
-    events.sort()
     most = dict(held)
     now = peak = sum(held.values())
-    for _, _, group, size in events:
+    for _, _, group, size in sorted(events):
         now += size
-        here = held[group] = held[group] + size
-        if size > 0:
-            peak = max(peak, now)
-            if here > most[group]:
-                most[group] = here
+        held[group] += size
+        peak = max(peak, now)
+        most[group] = max(most[group], held[group])
     return sum(most.values()), peak

@@ -143,14 +143,14 @@ class Reads:
             gpu = self.timeline.plan.stages[self.stage].gpu(i)
             if not version or i % self.window.every in seen:
                 continue
-            made = self.made[gpu].get(version)
-            if made is None or made > start:
+            made = self.made[gpu][version]
+            if made > start:
                 seen.add(i % self.window.every)
                 yield Violation(
                     "version",
                     name_place(("F", self.stage), i),
                     f"starts at {start} ns and reads version {version}, which comes to GPU {gpu} "
-                    + ("much later" if made is None else f"{made - start} ns later"),
+                    f"{made - start} ns later",
                 )
 
     def list_reads(self, i: int) -> Iterator[tuple[int, Name]]:

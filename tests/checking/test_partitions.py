@@ -171,6 +171,19 @@ def test_weights_named_by_another_micro_batch_than_their_reader_are_found() -> N
     assert "but the micro-batch runs on GPU 1" in words(of_kind(other, "version"))
 
 
+def test_what_is_missing_is_named_once_for_each_micro_batch_of_a_period() -> None:
+    # Everything repeats only after two periods.
+    plan = change_rule(parameter_on_three(), forward_reads="table", table=((0,), (0,)))
+    assert check(plan) == ()
+    (violation,) = of_kind(drop_transfer(plan, 0), "version")
+    assert "where chunk 1 of 3 does not come" in violation.message
+
+
+def test_weights_that_are_gathered_where_they_are_at_home_are_found() -> None:
+    home = change_transfer(parameter_on_three(), 0, chunk=0)
+    assert "comes to GPU 0, where that chunk is at home" in words(of_kind(home, "version"))
+
+
 def test_an_operation_that_covers_two_versions_cannot_gather_them() -> None:
     # F of micro-batches 0 and 1, each a mini-batch of its own, reads what is two updates old.
     plan = change_layer(covering(), 0, optimizer_bytes=0)
@@ -181,6 +194,9 @@ def test_an_operation_that_covers_two_versions_cannot_gather_them() -> None:
     assert found == {"stage 0, B", "stage 1, B"}
     assert "but gathers one" in words(of_kind(both, "version"))
     assert not of_kind(change_rule(both, update_every=2), "version")
+    # Version 1 comes between the forwards of micro-batches 6 and 7, whose B reads it for both.
+    live = change_operation(change_rule(plan, partition="parameter"), 5, start_ns=3)
+    assert not of_kind(live, "version")
 
 
 def test_everything_is_at_home_on_one_gpu() -> None:

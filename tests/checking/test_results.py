@@ -53,12 +53,20 @@ def test_a_bound_of_a_wider_scope_holds_too() -> None:
 
 
 def test_optimal_without_a_bound_is_found() -> None:
-    assert places(claim(contiguous(), status="optimal"), "bound") == ["result"]
+    (violation,) = check(claim(contiguous(), status="optimal"))
+    assert str(violation) == (
+        "bound: result: is called optimal with a period of 4 ns, but no bound holds in the scope "
+        "asked"
+    )
 
 
 def test_optimal_above_the_bound_is_found() -> None:
     below = claim(contiguous(), (4 * 10**18 - 1, 10**18), status="optimal")
-    assert places(below, "bound") == ["result"]
+    (violation,) = check(below)
+    assert (violation.kind, violation.place) == ("bound", "result")
+    assert violation.message.endswith(
+        ", but the bound is 3999999999999999999/1000000000000000000 ns"
+    )
 
 
 def test_feasible_without_a_plan_is_found() -> None:

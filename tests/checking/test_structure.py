@@ -7,20 +7,20 @@ import pytest
 
 from schedopt.chain import Chain, Layer
 from schedopt.checking import Violation, check
-from schedopt.plan import Plan
+from schedopt.checking.structure import MOST_MICRO_BATCHES, find_endless
+from schedopt.plan import Pattern, Plan
 from schedopt.platform import Gpu, Platform
 from schedopt.problem import Scope
 from schedopt.solving import solve
 from schedopt.stage import Stage
 from tests.changes import (
-    add_operation,
     add_transfer,
+    change_layer,
     change_operation,
     change_rule,
     change_scope,
     change_stage,
     change_transfer,
-    drop_operation,
     with_pattern,
     with_platform,
 )
@@ -38,6 +38,7 @@ from tests.examples import (
     send,
     split_backward,
     stages,
+    timed,
     two_periodic,
     unequal,
 )
@@ -57,17 +58,19 @@ def test_a_stage_names_what_does_not_exist(stage: Stage, named: str) -> None:
     plan = contiguous()
     (violation,) = check(replace(plan, stages=(*plan.stages[:2], stage)))
     assert (violation.kind, violation.place) == ("reference", "stage 2")
-    assert violation.message.startswith(f"{named} does not exist")
+    assert violation.message == (f"{named} does not exist; {named.split()[0]}s go from 0 to 2")
 
 
-def test_an_operation_names_a_stage_that_does_not_exist() -> None:
-    (violation,) = check(change_operation(contiguous(), 3, stage=3))
-    assert (violation.kind, violation.place) == ("reference", "operations[3]")
-
-
-def test_a_transfer_names_a_stage_that_does_not_exist() -> None:
-    (violation,) = check(change_transfer(contiguous(), 1, stage=7))
-    assert (violation.kind, violation.place) == ("reference", "transfers[1]")
+@pytest.mark.parametrize(
+    ("plan", "place", "stage"),
+    [
+        (change_operation(contiguous(), 3, stage=3), "operations[3]", 3),
+        (change_transfer(contiguous(), 1, stage=7), "transfers[1]", 7),
+    ],
+)
+def test_an_item_names_a_stage_that_does_not_exist(plan: Plan, place: str, stage: int) -> None:
+    message = f"stage {stage} does not exist; stages go from 0 to 2"
+    assert check(plan) == (Violation("reference", place, message),)
 
 
 @pytest.mark.parametrize(
@@ -85,17 +88,50 @@ def test_layers_out_of_order_are_found(rows: tuple[tuple[int, int], ...], place:
     assert place in places(replace(contiguous(), stages=broken), "layers")
 
 
-def test_a_chain_that_goes_on_behind_the_last_stage_is_found() -> None:
-    plan = unequal()
-    broken = replace(plan, stages=stages((0, 0, [0]), (1, 1, [1])))
-    assert "goes on to layer 2" in words(of_kind(broken, "layers"))
-
-
-@pytest.mark.parametrize("runs", [((2, 3),), ((1, 0),), ((0, 1), (1, 2)), ((2, 2), (0, 0))])
-def test_a_recomputed_run_outside_its_stage_or_order_is_found(
-    runs: tuple[tuple[int, int], ...],
+@pytest.mark.parametrize(
+    ("rows", "messages"),
+    [
+        (
+            ((0, 0), (1, 1)),
+            ["stage 1: it ends at layer 1, but the chain goes on to layer 2"],
+        ),
+        (
+            ((0, 0), (2, 2)),
+            ["stage 1: it starts at layer 2, but layer 1 is next"],
+        ),
+        (
+            ((0, 1), (2, 1)),
+            [
+                "stage 1: its last layer 1 lies before its first 2",
+                "stage 1: it ends at layer 1, but the chain goes on to layer 2",
+            ],
+        ),
+    ],
+)
+def test_what_is_wrong_with_layers_is_told(
+    rows: tuple[tuple[int, int], ...], messages: list[str]
 ) -> None:
-    assert places(change_stage(recomputed(), 0, recompute=runs), "layers") == ["stage 0"]
+    broken = stages(*((first, last, [gpu]) for gpu, (first, last) in enumerate(rows)))
+    found = of_kind(replace(unequal(), stages=broken), "layers")
+    assert [f"{one.place}: {one.message}" for one in found] == messages
+
+
+@pytest.mark.parametrize(
+    ("runs", "wrong"),
+    [
+        (((2, 3),), 1),
+        (((1, 0),), 1),
+        (((0, 1), (1, 2)), 1),
+        (((2, 2), (0, 0)), 1),
+        # Both are inside the first.
+        (((0, 2), (1, 1), (2, 2)), 2),
+        (((0, 0), (1, 1), (2, 2)), 0),
+    ],
+)
+def test_a_recomputed_run_outside_its_stage_or_order_is_found(
+    runs: tuple[tuple[int, int], ...], wrong: int
+) -> None:
+    assert places(change_stage(recomputed(), 0, recompute=runs), "layers") == ["stage 0"] * wrong
 
 
 def test_layers_that_must_share_a_gpu_may_be_two_stages_of_it() -> None:
@@ -117,38 +153,14 @@ def test_tied_layers_share_a_gpu_only_if_they_do_so_for_each_micro_batch() -> No
     assert "micro-batch 1" in words(of_kind(change_stage(tied, 1, gpus=(0,)), "same_gpu"))
 
 
-def test_a_doubled_operation_is_found_at_the_second() -> None:
-    doubled = add_operation(contiguous(), op("F", 1, 6, 0))
-    assert places(doubled, "operations") == ["operations[6]"]
-
-
-def test_a_missing_operation_is_named_with_its_micro_batch() -> None:
-    (violation,) = check(drop_operation(two_periodic(), 7))
-    assert violation.place == "stage 1, micro-batch 1, F"
-
-
-def test_whole_and_split_backward_in_one_stage_are_found() -> None:
-    mixed = add_operation(split_backward(), op("B", 0, -1, 2))
-    assert "I as well as B in stage 0" in words(of_kind(mixed, "operations"))
-
-
-def test_one_half_of_a_backward_is_not_enough() -> None:
-    assert places(drop_operation(split_backward(), 3), "operations") == [
-        "stage 1, micro-batch 0, W"
-    ]
-
-
-def test_a_split_without_the_times_of_the_halves_is_found() -> None:
-    plan = contiguous()
-    split = with_pattern(
-        plan,
-        operations=(*plan.pattern.operations[:5], op("I", 0, -4, 2), op("W", 0, -4, 2)),
-    )
-    assert "layer 0 has no backward_input_ns" in words(of_kind(split, "operations"))
-
-
-def test_a_recompute_of_nothing_is_found() -> None:
-    assert places(add_operation(recomputed(), op("R", 1, 0, 0)), "operations") == ["operations[5]"]
+@pytest.mark.parametrize(("number", "found"), [(0, False), (1, True), (2, True)])
+def test_each_layer_of_a_split_stage_has_the_times_of_its_halves(number: int, found: bool) -> None:
+    # Stage 1 holds layers 1 and 2.
+    plan = change_scope(split_backward(), split_backward=False)
+    absent = {"saved_weight_bytes": None, "backward_input_ns": None, "backward_weight_ns": None}
+    told = words(check(change_layer(plan, number, **absent)))
+    assert (f"stage 1: its backward is split, but layer {number} has no" in told) is found
+    assert ("stage 0: its backward is split" in told) is not found
 
 
 def test_an_operation_that_covers_more_than_a_period_is_found() -> None:
@@ -156,35 +168,14 @@ def test_an_operation_that_covers_more_than_a_period_is_found() -> None:
     assert "operations[4]" in places(broken, "operations")
 
 
-def test_an_update_under_a_given_rule_is_found() -> None:
-    assert places(add_operation(contiguous(), op("U", 0, 0, 0)), "operations") == ["operations[6]"]
-
-
-def test_an_update_in_a_period_that_is_no_multiple_is_found() -> None:
-    assert places(add_operation(double_buffered(), op("U", 0, 0, 0)), "operations") == [
-        "operations[6]"
-    ]
-
-
-def test_two_updates_of_one_micro_batch_are_found() -> None:
-    assert places(add_operation(flushed(), op("U", 0, 1, 8)), "operations") == ["operations[10]"]
-
-
-def test_an_update_that_covers_several_is_found() -> None:
-    assert places(change_operation(flushed(), 9, covers=2), "operations") == ["operations[9]"]
-
-
-def test_a_missing_update_that_takes_time_is_found() -> None:
-    assert places(drop_operation(flushed(), 9), "operations") == ["stage 0, U"]
-
-
-def test_a_missing_transfer_names_both_gpus() -> None:
-    plan = contiguous()
-    broken = with_pattern(plan, transfers=plan.pattern.transfers[:3])
-    (violation,) = check(broken)
-    assert violation == Violation(
-        "transfer", "gradient of stage 0, micro-batch 0", "from GPU 1 to GPU 0 is missing"
-    )
+@pytest.mark.parametrize(("number", "place"), [(2, "stage 0, U"), (3, "stage 1, U")])
+def test_an_update_takes_the_time_of_all_layers_of_its_stage(number: int, place: str) -> None:
+    # Stage 0 holds layers 0 to 2.
+    plan = recomputed()
+    for layer in range(4):
+        plan = change_layer(plan, layer, parameter_bytes=0, gradient_bytes=0)
+    plan = change_rule(change_layer(plan, number, update_ns=5), update_every=1)
+    assert [one.place for one in check(plan)] == [place]
 
 
 def test_without_links_transfers_may_be_left_out() -> None:
@@ -201,67 +192,62 @@ def test_a_transfer_within_one_gpu_may_be_listed() -> None:
     assert check(add_transfer(data_parallel(), send("activation", 0, 0, 2))) == ()
 
 
-def test_a_doubled_transfer_is_found_at_the_second() -> None:
-    doubled = add_transfer(contiguous(), send("activation", 0, 5, 0))
-    assert places(doubled, "transfer") == ["transfers[4]"]
-
-
-def test_a_boundary_transfer_of_the_last_stage_is_found() -> None:
-    assert places(add_transfer(contiguous(), send("gradient", 2, 0, 0)), "transfer") == [
-        "transfers[4]"
-    ]
-
-
-def test_weights_that_move_under_a_given_rule_are_found() -> None:
-    moving = add_transfer(contiguous(), send("weights", 0, 0, 0, source=0, target=1))
-    assert places(moving, "transfer") == ["transfers[4]"]
-
-
 def test_weights_that_move_in_a_period_that_is_no_multiple_are_found() -> None:
     assert "transfers[12]" in places(change_rule(cyclic(), update_every=2), "transfer")
 
 
-def test_weights_sent_from_a_gpu_to_itself_are_found() -> None:
-    assert places(change_transfer(cyclic(), 14, target=3), "transfer") == ["transfers[14]"]
-
-
-def test_different_chunks_in_one_stage_are_found() -> None:
-    assert places(change_transfer(data_parallel(), 1, chunks=3), "transfer") == ["transfers[1]"]
-
-
-def test_an_operation_over_replicas_is_found() -> None:
-    plan = covering()
-    spread = change_scope(change_stage(plan, 0, gpus=(0, 1)), allocation="general")
-    assert "operations[5]" in places(spread, "placement")
-
-
-def test_a_transfer_over_replicas_is_found() -> None:
-    plan = covering()
-    spread = change_scope(change_stage(plan, 0, gpus=(0, 1)), allocation="general")
-    assert "transfers[2]" in places(spread, "placement")
-
-
-def test_a_table_of_another_width_is_found() -> None:
-    narrow = change_rule(cyclic(), table=((1, 1), (1, 0), (0, 0)))
-    assert places(narrow, "rule") == ["rule.table"]
-
-
-def test_reading_what_is_not_recomputed_is_found() -> None:
-    assert places(change_rule(double_buffered(), backward_reads="recomputed"), "rule") == [
-        "stage 0",
-        "stage 1",
-        "stage 2",
+def test_what_covers_micro_batches_of_several_gpus_is_found() -> None:
+    plan = change_scope(change_stage(covering(), 0, gpus=(0, 1)), allocation="general")
+    assert [f"{one.place} {one.message}" for one in of_kind(plan, "placement")] == [
+        f"{place} covers micro-batches of stage 0 on different GPUs: {named}"
+        for place, named in (
+            ("operations[5]", "-4 on GPU 0, -3 on GPU 1"),
+            ("transfers[2]", "-2 on GPU 0, -1 on GPU 1"),
+        )
     ]
 
 
-def test_replicas_that_never_meet_again_are_refused() -> None:
-    plan = contiguous()
-    many = with_platform(plan, [Gpu(memory_bytes=1000)] * 4095)
-    spread = replace(
-        many,
-        stages=stages((0, 0, range(1021)), (1, 1, range(1021, 2052)), (2, 2, range(2052, 3085))),
+def test_a_transfer_to_several_replicas_of_the_next_stage_is_found() -> None:
+    computed = {"F0": 0, "F1": 1, "F2": 2, "B2": 3, "B1": 4, "B0": 5}
+    plan = replace(
+        contiguous(),
+        pattern=timed(20, computed, computed, also=[send("activation", 1, 0, 2, covers=2)]),
+        stages=stages((0, 0, [0]), (1, 1, [0]), (2, 2, [1, 2])),
     )
-    assert places(spread, "rule") == ["stages"]
+    assert places(plan, "placement") == ["transfers[0]"]
+
+
+def test_reading_what_is_not_recomputed_is_found() -> None:
+    everywhere = ["stage 0", "stage 1", "stage 2"]
+    assert places(change_rule(double_buffered(), backward_reads="recomputed"), "rule") == everywhere
+
+
+@pytest.mark.parametrize(
+    ("replicas", "endless"),
+    [
+        # More than 2**20 micro-batches at each of two boundaries.
+        ((range(1021), range(1021, 2052), range(2052, 3085)), True),
+        # 128 * 127 * 131 are more than 2**21, but only neighbours meet,
+        ((range(128), range(128, 255), range(255, 386)), False),
+        # and stages of one GPU.
+        ((range(128), range(127, 254), range(254, 384)), False),
+        ((range(128), range(127), range(131)), True),
+    ],
+)
+def test_replicas_that_never_meet_again_are_refused(
+    replicas: tuple[range, ...], endless: bool
+) -> None:
+    many = with_platform(contiguous(), [Gpu(memory_bytes=1000)] * 4095)
+    spread = replace(many, stages=stages(*((i, i, gpus) for i, gpus in enumerate(replicas))))
+    assert [one.place for one in find_endless(spread)] == ["stages"] * endless
+
+
+@pytest.mark.parametrize(("count", "endless"), [(1, False), (2, True)])
+def test_exactly_so_many_micro_batches_are_looked_at(count: int, endless: bool) -> None:
+    # Those of a stage count at its boundary, and those of a GPU on it.
+    pattern = Pattern(k=MOST_MICRO_BATCHES // 2, period_total_ns=1, operations=())
+    one = replace(contiguous(), pattern=pattern, stages=stages(*[(0, 2, [0])] * count))
+    assert bool(list(find_endless(one))) is endless
 
 
 @pytest.mark.parametrize(
@@ -273,6 +259,7 @@ def test_replicas_that_never_meet_again_are_refused() -> None:
         (change_scope(split_backward(), split_backward=False), "operations[2]"),
         (change_scope(recomputed(), recompute=False), "stage 0"),
         (change_scope(contiguous(), period_ns=3), "pattern.period_total_ns"),
+        (change_scope(two_periodic(), period_ns=2), "pattern.period_total_ns"),
         (replace(unequal(), stages=stages((0, 0, [1]), (1, 2, [0]))), "stage 1"),
     ],
 )
@@ -292,10 +279,6 @@ def test_unequal_gpus_may_come_in_any_order_where_it_is_free() -> None:
 @pytest.mark.parametrize("shift", [2, -2])
 def test_a_step_in_which_micro_batches_cross_is_found(shift: int) -> None:
     assert places(change_operation(flushed(), 0, shift=shift), "scope") == ["operations[0]"]
-
-
-def test_an_operation_that_goes_on_after_the_step_is_found() -> None:
-    assert places(change_operation(flushed(), 9, start_ns=9), "scope") == ["operations[9]"]
 
 
 def test_many_violations_of_a_kind_are_cut_short() -> None:
@@ -368,4 +351,11 @@ def test_what_is_missing_between_replicas_is_named_once_for_each_micro_batch() -
     assert [violation.place for violation in missing] == [
         "activation of stage 0, micro-batch 0",
         "gradient of stage 0, micro-batch 0",
+    ]
+
+
+def test_an_operation_that_goes_on_after_the_step_is_found() -> None:
+    late = change_operation(flushed(), 9, start_ns=9)
+    assert [f"{one.place}: {one.message}" for one in of_kind(late, "scope")] == [
+        "operations[9]: U of stage 0, micro-batch 1 ends at 11 ns, 1 ns after the step"
     ]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from decimal import Decimal
+from itertools import pairwise
 
 import pytest
 
@@ -25,9 +26,11 @@ from tests.examples import (
     general,
     layer,
     op,
+    planned,
     recomputed,
     split_backward,
     stages,
+    timed,
     two_periodic,
     unequal,
     zero_length,
@@ -75,13 +78,6 @@ def test_a_broken_order_that_can_still_be_run_is_no_deadlock() -> None:
     assert "deadlock" not in kinds(change_operation(contiguous(), 1, start_ns=2))
 
 
-def test_a_backward_before_its_forward_is_a_deadlock() -> None:
-    early = change_operation(contiguous(), 3, shift=1)
-    (violation,) = of_kind(early, "deadlock")
-    assert "B of stage 2" in violation.message
-    assert "F of stage 2" in violation.message
-
-
 def crossed() -> Plan:
     """Return a plan in which each GPU first does what needs the other."""
     plan = with_pattern(general(), period_total_ns=20)
@@ -90,14 +86,72 @@ def crossed() -> Plan:
     return plan
 
 
-def test_gpus_that_wait_for_each_other_are_a_deadlock() -> None:
-    (violation,) = of_kind(crossed(), "deadlock")
-    assert all(f"F of stage {stage}" in violation.message for stage in range(3))
+def on_three_replicas() -> Plan:
+    """Return a stage with a B before the F of its micro-batch, which is every third of a GPU."""
+    row = {"F0": 0, "B0": -7}
+    three = stages((0, 0, [0, 1, 2]))
+    general = Scope(allocation="general")
+    platform = Platform(3, 100)
+    return planned([layer(2, 2, 0)], platform, timed(4, row), stages=three, scope=general)
 
 
-def test_the_circle_names_no_operation_outside_of_it() -> None:
-    (violation,) = of_kind(crossed(), "deadlock")
-    assert "B of" not in violation.message
+CIRCLES = {
+    "a backward before its forward": (
+        change_operation(contiguous(), 3, shift=1),
+        {"F of stage 2", "B of stage 2"},
+    ),
+    "the same of two micro-batches": (
+        change_operation(two_periodic(), 3, shift=2),
+        {"F of stage 2", "B of stage 2"},
+    ),
+    "the same of three replicas": (on_three_replicas(), {"F of stage 0", "B of stage 0"}),
+    "two GPUs that wait for each other": (crossed(), {f"F of stage {stage}" for stage in range(3)}),
+}
+
+
+@pytest.mark.parametrize(("plan", "named"), CIRCLES.values(), ids=CIRCLES.keys())
+def test_what_waits_for_itself_is_a_deadlock(plan: Plan, named: set[str]) -> None:
+    (violation,) = of_kind(plan, "deadlock")
+    told = violation.message.removeprefix("no times can run this: ")
+    # "B comes before F on GPU 2; B needs F": from the first to the second, and from F to B.
+    edges = []
+    for clause in told.split("; "):
+        first, _, rest = clause.partition(" comes before ")
+        if rest:
+            following, _, resource = rest.partition(" on ")
+        else:
+            following, _, first = clause.partition(" needs ")
+            resource = ""
+        edges.append((first, following, resource))
+    assert {first.partition(",")[0] for first, _, _ in edges} == named
+    for (_, end, here), (begin, _, there) in pairwise([*edges, edges[0]]):
+        assert end == begin
+        # Of what comes one after the other on a GPU only the first and the last are named.
+        assert not here or here != there
+    kind, stage = edges[0][0].split(" of stage ")
+    stage, _, micro_batch = stage.partition(", ")
+    assert violation.place == f"stage {stage}, {micro_batch}, {kind}"
+
+
+def test_at_one_instant_an_order_is_free() -> None:
+    # Nothing takes time. F2 comes before F1, but B1 need not come before F1 on their GPU.
+    at_once = [op(kind, stage, 0, 0) for kind, stage in (("B", 0), ("B", 1), ("F", 1), ("F", 0))]
+    plan = planned(
+        [layer(0, 0, 0)] * 3,
+        Platform(2, 99),
+        Pattern(
+            k=1,
+            period_total_ns=4,
+            operations=(*at_once, op("F", 2, 1, 3), op("B", 2, 1, 3)),
+        ),
+        stages=stages((0, 0, [0]), (1, 1, [0]), (2, 2, [1])),
+        scope=Scope(allocation="general"),
+    )
+    assert kinds(plan) == {"order"}
+
+
+def test_in_a_very_wide_window_no_circle_is_looked_for() -> None:
+    assert "deadlock" not in kinds(change_operation(contiguous(), 3, shift=10**6))
 
 
 def test_two_operations_at_a_time_on_a_gpu_are_found() -> None:

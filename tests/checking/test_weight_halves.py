@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 
 from schedopt.checking import Violation, check
+from schedopt.platform import Platform
+from schedopt.problem import Scope
 from schedopt.rule import Rule
 from tests.changes import (
     add_operation,
@@ -23,8 +25,8 @@ from tests.changes import (
     with_platform,
 )
 from tests.checking.helpers import kinds, of_kind, places, words
-from tests.examples import data_parallel, send
-from tests.exchanges import all_gather, foreign, mixed_exchange, pass_on, ring
+from tests.examples import BYTE_A_NS, data_parallel, planned, send, stages, timed
+from tests.exchanges import all_gather, foreign, halved, mixed_exchange, pass_on, ring
 
 
 def test_what_w_needs_and_does_not_get_is_named() -> None:
@@ -45,6 +47,22 @@ def test_what_is_sent_for_no_w_is_found() -> None:
             "stage 0, micro-batch 0, W on replica +1",
             "is missing, though what it needs is sent there, for 1 of every 2 micro-batches",
         ),
+    )
+
+
+def test_of_one_micro_batch_a_period_each_lacks_what_w_needs() -> None:
+    sizes = {"saved_weight_bytes": 3, "parameter_bytes": 2, "gradient_bytes": 2}
+    plan = planned(
+        [halved(1, 2, 2, 10, **sizes)],
+        Platform(2, 99, bandwidth=BYTE_A_NS),
+        timed(20, {"F0": 0, "I0": 1, "W0": 3}, also=[foreign(0, 0, 9, 1)]),
+        rule=Rule(update_every=1, forward_reads="delay", delay=1),
+        scope=Scope(allocation="general", split_backward=True),
+        stages=stages((0, 0, [0, 1])),
+    )
+    assert words(check(plan)) == (
+        "transfer: weight half to replica +1 of stage 0, micro-batch 0: is missing, though W runs "
+        "there"
     )
 
 
@@ -163,15 +181,27 @@ def test_under_a_given_rule_no_gradient_is_looked_at() -> None:
     assert "the rule is given" in found[0].message
 
 
-def test_a_micro_batch_that_was_reduced_before_counts_twice() -> None:
-    # GPU 1 is sent the gradient of micro-batch 0 at 10-16, and runs its W at 16-20 too.
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_a_micro_batch_that_was_reduced_before_counts_twice(chunks: int) -> None:
+    # GPU 1 is sent the gradient of micro-batch 0, or a part, by 16, and runs its W at 16-20 too.
     late = change_operation(all_gather(20), 3, start_ns=16)
     assert check(late) == ()
-    both = add_transfer(late, send("weight_gradient", 0, 0, 10, source=0, target=1, mode="reduce"))
+    part = {"source": 0, "target": 1, "mode": "reduce", "chunks": chunks}
+    both = add_transfer(late, send("weight_gradient", 0, 0, 10, **part))
     (violation,) = of_kind(both, "gradient")
     assert violation.place == "operations[3]"
     assert violation.message == (
         "counts micro-batch 0 at 20 ns, though the gradient on GPU 1 has it already"
+    )
+
+
+def test_w_counts_on_the_replica_that_runs_it() -> None:
+    # GPU 1 is sent the gradient of micro-batch 0 over 5-7, and runs its W at 6-8 too.
+    part = {"source": 0, "target": 1, "mode": "reduce"}
+    both = add_transfer(ring(), send("weight_gradient", 0, 0, 5, **part))
+    assert words(of_kind(both, "gradient")) == (
+        "gradient: operations[3]: counts micro-batch 0 at 8 ns, though the gradient on GPU 1 has "
+        "it already"
     )
 
 
@@ -197,8 +227,10 @@ def test_a_circle_of_waiting_names_w_and_its_replica() -> None:
 
 def test_a_w_that_covers_two_micro_batches_runs_on_one_gpu() -> None:
     # Micro-batches 0 and 1 belong to different GPUs, so on any replica.
-    plan = change_operation(all_gather(), 3, covers=2)
-    assert "operations[3]" in places(drop_operation(plan, 7), "placement")
+    found = of_kind(change_operation(ring(), 3, covers=2), "placement")
+    assert [(one.place, one.message.partition(": ")[2]) for one in found] == [
+        ("operations[3]", "0 on GPU 1, 1 on GPU 2")
+    ]
 
 
 @pytest.mark.parametrize(("start", "need"), [(10, 130), (16, 130), (17, 130)])

@@ -29,6 +29,9 @@ from tests.examples import (
     send,
     split_backward,
 )
+from tests.partitions import parameter_on_three
+
+TWO = (op("F", 0, 0, 0), op("F", 0, 1, 1), op("B", 0, 0, 2), op("B", 0, 1, 3))
 
 
 def needs(plan: Plan, gpu: int, count: int) -> bool:
@@ -147,14 +150,17 @@ def test_a_gradient_that_is_never_applied_names_what_is_missing() -> None:
 
 def test_an_update_before_the_last_gradient_is_found() -> None:
     early = change_operation(flushed(), 9, start_ns=7)
-    (violation,) = of_kind(early, "gradient")
-    assert violation.place == "operations[9]"
-    assert "lacks micro-batch 1" in violation.message
+    assert words(of_kind(early, "gradient")) == (
+        "gradient: operations[9]: U of stage 0, micro-batch 1 starts at 7 ns, but on GPU 0 "
+        "mini-batch 0 lacks micro-batch 1"
+    )
 
 
 def test_an_update_that_is_applied_twice_is_found() -> None:
     twice = add_operation(flushed(), op("U", 1, 0, 8))
-    assert places(twice, "gradient") == ["operations[10]"]
+    assert words(of_kind(twice, "gradient")) == (
+        "gradient: operations[10]: U of stage 1, micro-batch 0 applies mini-batch 0 to GPU 1 again"
+    )
 
 
 def test_an_update_that_takes_time_delays_its_version() -> None:
@@ -163,9 +169,31 @@ def test_an_update_that_takes_time_delays_its_version() -> None:
     assert places(late, "version")[0] == "stage 0, micro-batch 2, F"
 
 
-def test_a_plan_whose_weights_cannot_be_followed_is_refused() -> None:
-    far = change_operation(double_buffered(), 5, shift=-(10**9))
+@pytest.mark.parametrize("periods", [10**9, 6 * 10**5])
+def test_a_plan_whose_weights_cannot_be_followed_is_refused(periods: int) -> None:
+    far = change_operation(double_buffered(), 5, shift=-periods)
     assert places(far, "rule") == ["stage 0"]
+    # One version is counted, and an activation of 2 ns and of each period between.
+    assert needs(far, 0, 30 + 20 + 100 * (periods + 1))
+
+
+@pytest.mark.parametrize(
+    ("plan", "gpu", "count"),
+    [
+        # F reads what is not there yet.
+        (change_rule(double_buffered(), update_every=1), 0, 30 + 20 + 300),
+        # U of the second mini-batch comes before that of the first.
+        (on_one_gpu(Rule(update_every=1), 6, *TWO, op("U", 0, 0, 5), op("U", 0, 1, 4)), 0, 30 + 20),
+        # The versions of stage 0 decide what stage 1 reads.
+        (drop_transfer(change_rule(data_parallel(), forward_reads="entry"), 4), 0, 20 + 150),
+        # Of sharded weights the whole version is counted, without copies and gradients.
+        (drop_transfer(parameter_on_three(), 0), 0, 3 + 9 + 2 + 4 + 100),
+    ],
+)
+def test_one_version_is_counted_where_they_cannot_be_followed(
+    plan: Plan, gpu: int, count: int
+) -> None:
+    assert needs(plan, gpu, count)
 
 
 def with_updates(plan: Plan, **more: Any) -> Plan:
@@ -190,13 +218,15 @@ def test_a_version_is_held_to_the_end_of_the_weight_half() -> None:
     assert needs(late, 0, 231)
 
 
-def test_a_copy_that_comes_counts_where_the_gradient_is_whole_too() -> None:
-    # Version 1 of stage 1 could be made on GPU 1 at 12, but comes over 16-18 and 18-20.
+@pytest.mark.parametrize("named", [0, 1])
+def test_a_copy_that_comes_counts_where_the_gradient_is_whole_too(named: int) -> None:
+    # Version 1 of stage 1 could be made at 12, but comes over 16-18 and 18-20 to the replica behind
+    # that of the micro-batch which names it.
     plan = data_parallel()
     for chunk in (0, 1):
-        late = send("weights", 1, -2, 2 * chunk, source=0, target=1, chunk=chunk, chunks=2)
+        late = send("weights", 1, named - 2, 2 * chunk, source=0, target=1, chunk=chunk, chunks=2)
         plan = add_transfer(plan, late)
-    assert places(plan, "version") == ["stage 1, micro-batch 3, F"]
+    assert places(plan, "version") == [f"stage 1, micro-batch {3 - named}, F"]
 
 
 def served() -> Plan:
@@ -262,14 +292,24 @@ def test_what_the_backward_reads_decides_how_many_versions_are_held(
     assert needs(on_one_gpu(rule, 3, *operations, again=True), 0, 30 + versions * 20)
 
 
+def test_a_long_period_is_followed() -> None:
+    forwards = (op("F", 0, i, i) for i in range(100))
+    backwards = (op("B", 0, i, 100 + i) for i in range(100))
+    plan = on_one_gpu(Rule(update_every=100), 200, *forwards, *backwards)
+    assert check(plan) == ()
+
+
 def test_updates_in_order_are_sound() -> None:
-    operations = (op("F", 0, 0, 0), op("F", 0, 1, 1), op("B", 0, 0, 2), op("B", 0, 1, 3))
     updates = (op("U", 0, 0, 4), op("U", 0, 1, 5))
-    assert check(on_one_gpu(Rule(update_every=1), 6, *operations, *updates)) == ()
+    assert check(on_one_gpu(Rule(update_every=1), 6, *TWO, *updates)) == ()
 
 
 def test_updates_out_of_order_are_found() -> None:
-    operations = (op("F", 0, 0, 0), op("F", 0, 1, 1), op("B", 0, 0, 2), op("B", 0, 1, 3))
+    # Version 2 comes at 5, where version 0 is the newest, and version 1 at 6.
     updates = (op("U", 0, 0, 5), op("U", 0, 1, 4))
-    crossed = on_one_gpu(Rule(update_every=1), 6, *operations, *updates)
-    assert places(crossed, "version") == ["operations[5]", "operations[4]"]
+    assert words(check(on_one_gpu(Rule(update_every=1), 6, *TWO, *updates))) == (
+        "version: operations[5]: version 2 of stage 0 comes to GPU 0 at 5 ns, where the newest is "
+        "version 0\n"
+        "version: operations[4]: version 1 of stage 0 comes to GPU 0 at 6 ns, where the newest is "
+        "version 2"
+    )
