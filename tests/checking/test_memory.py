@@ -13,6 +13,7 @@ from tests.changes import (
 from tests.checking.helpers import kinds, of_kind, places
 from tests.examples import (
     contiguous,
+    data_parallel,
     general,
     recomputed,
     split_backward,
@@ -95,6 +96,15 @@ def test_the_peak_adds_the_workspace_where_it_lies() -> None:
     peak = change_scope(plan, memory="peak")
     assert check(with_memory(peak, 0, 209)) == ()
     assert kinds(with_memory(peak, 0, 208)) == {"memory"}
+
+
+def test_a_version_lies_there_until_it_is_replaced() -> None:
+    # That of stage 1 is read until 8 and replaced at 12. B of stage 0 runs over 8-12, with 100
+    # saved and a workspace of 80, beside 20 of both stages.
+    plan = change_layer(data_parallel(), 0, forward_ns=0, workspace_bytes=80)
+    peak = change_scope(plan, memory="peak")
+    for need, found in ((200, set()), (199, {"memory"})):
+        assert kinds(with_memory(with_memory(peak, 0, need), 1, need)) == found
 
 
 def test_a_recompute_needs_the_workspace_of_its_layers_only() -> None:

@@ -8,6 +8,10 @@ from hypothesis import strategies as st
 
 from schedopt.checking import check
 from schedopt.plan import Plan
+from schedopt.platform import Platform
+from schedopt.problem import Scope
+from schedopt.rule import Rule
+from schedopt.stage import Stage
 from tests.budgets import trials
 from tests.changes import (
     add_transfer,
@@ -18,10 +22,12 @@ from tests.changes import (
     change_transfer,
     drop_operation,
     drop_transfer,
+    with_pattern,
 )
 from tests.checking.helpers import kinds, of_kind, places, words
-from tests.examples import covering, data_parallel, send
+from tests.examples import covering, data_parallel, layer, planned, send, timed
 from tests.partitions import (
+    EVERY_PLAN,
     PARTITIONS,
     gradient_on_three,
     optimizer_on_two,
@@ -46,6 +52,13 @@ EVERY_GATHER = [
 @pytest.mark.parametrize("name", PARTITIONS)
 def test_a_sound_plan_has_no_violation(name: str) -> None:
     assert check(PARTITIONS[name]()) == ()
+
+
+@pytest.mark.parametrize("name", EVERY_PLAN)
+def test_the_order_in_which_items_are_listed_says_nothing(name: str) -> None:
+    plan = EVERY_PLAN[name]()
+    operations, transfers = plan.pattern.operations[::-1], plan.pattern.transfers[::-1]
+    assert check(with_pattern(plan, operations=operations, transfers=transfers)) == ()
 
 
 @pytest.mark.parametrize("name", PARTITIONS)
@@ -147,9 +160,11 @@ def test_a_copy_that_is_not_there_cannot_be_sent_on(number: int, start: int) -> 
 
 
 def test_weights_that_are_not_made_yet_cannot_be_gathered() -> None:
-    # Chunk 1 is made at 25, and chunk 2 at 23.
-    early = change_transfer(parameter_on_three(), 0, shift=3, start_ns=24)
-    assert places(early, "version") == ["transfers[0]"]
+    # Chunks 0 and 1 are made at 25, and chunk 2 at 23.
+    for number, shift in ((0, 3), (2, 4)):
+        early = change_transfer(parameter_on_three(), number, shift=shift, start_ns=24)
+        # The copy of transfer 2 is sent on, which is not wrong again.
+        assert places(early, "version") == [f"transfers[{number}]"]
     assert not of_kind(change_transfer(parameter_on_three(), 1, shift=3, start_ns=24), "version")
 
 
@@ -169,6 +184,50 @@ def test_weights_that_come_after_their_reader_are_found() -> None:
 def test_weights_named_by_another_micro_batch_than_their_reader_are_found() -> None:
     other = change_transfer(parameter_on_three(), 0, shift=1, source=0, target=-1)
     assert "but the micro-batch runs on GPU 1" in words(of_kind(other, "version"))
+
+
+def gathering(chunks: int, *times: int) -> Plan:
+    """Return two replicas without links: F 0-1, R 2-3 and B 4-5, T = 6; weights come at times."""
+    row = {"F0": 0, "R0": 2, "B0": 4}
+    sizes = {"parameter_bytes": 0, "gradient_bytes": 0, "optimizer_bytes": 0}
+    gathers = [
+        send("weights", 0, i, time, source=1, target=0, chunk=chunk, chunks=chunks)
+        for time in times
+        for i in (0, 1)
+        for chunk in range(1 - i, chunks, 2)
+    ]
+    gradients = [
+        send(
+            "weight_gradient", 0, 0, 5, mode="reduce", chunk=chunk, chunks=chunks,
+            source=1 - chunk % 2, target=chunk % 2,
+        )
+        for chunk in range(chunks)
+    ]  # fmt: skip
+    return planned(
+        [layer(1, 1, 0, **sizes)],
+        Platform(2, 99),
+        timed(6, row, row, also=[*gathers, *gradients]),
+        rule=Rule(update_every=2, forward_reads="delay", partition="parameter"),
+        scope=Scope(allocation="general", max_k=2, recompute=True),
+        stages=(Stage(layers=(0, 0), gpus=(0, 1), recompute=((0, 0),)),),
+    )
+
+
+@pytest.mark.parametrize(("number", "kind"), [(0, "F"), (2, "R"), (4, "B")])
+def test_each_operation_that_reads_weights_gathers_them(number: int, kind: str) -> None:
+    plan = gathering(2, 0, 1, 3)
+    assert check(plan) == ()
+    (violation,) = check(drop_transfer(plan, number))
+    assert violation.place.endswith(f", {kind}")
+    assert violation.message.endswith("on GPU 0, where chunk 1 of 2 does not come")
+
+
+@pytest.mark.parametrize(
+    ("chunks", "named"), [(4, "1, 3"), (8, "1, 3, 5, 7"), (10, "1, 3, 5, 7, ...")]
+)
+def test_few_chunks_that_do_not_come_are_named(chunks: int, named: str) -> None:
+    found = of_kind(gathering(chunks), "version")
+    assert found[0].message.endswith(f"where chunks {named} of {chunks} do not come")
 
 
 def test_what_is_missing_is_named_once_for_each_micro_batch_of_a_period() -> None:

@@ -8,6 +8,8 @@ import pytest
 from schedopt.chain import Chain
 from schedopt.checking import Violation, check
 from schedopt.plan import Pattern, Plan
+from schedopt.platform import Platform
+from schedopt.problem import Scope
 from schedopt.rule import BackwardReads, Rule
 from tests.changes import (
     add_operation,
@@ -26,8 +28,12 @@ from tests.examples import (
     flushed,
     on_one_gpu,
     op,
+    planned,
     send,
     split_backward,
+    stages,
+    timed,
+    weighty,
 )
 from tests.partitions import parameter_on_three
 
@@ -257,6 +263,40 @@ def served() -> Plan:
             ),
         ),
     )
+
+
+def test_a_version_is_held_until_it_is_sent() -> None:
+    # GPU 0: F 0-2, B 2-6; GPU 1: F 8-10, B 10-14; gradients 14-18, T = 20. Version v is made at
+    # 20v - 2, and sent over 20v + 24 to 20v + 28 to GPU 1, which reads it only then.
+    starts = {0: 14, 1: 16, 2: 4, 3: 6}
+    plan = replace(served(), pattern=replace(served().pattern, period_total_ns=20))
+    for number, start in starts.items():
+        plan = change_transfer(plan, number, start_ns=start, shift=-4 if number > 1 else 0)
+    for number, start in ((2, 8), (3, 10)):
+        plan = change_operation(plan, number, start_ns=start)
+    plan = change_rule(plan, forward_reads="table", table=((0,), (1,)))
+    assert check(plan) == ()
+    # 10 bytes, a second version of 4, and 100 saved.
+    assert needs(plan, 0, 114)
+
+
+@pytest.mark.parametrize(("m", "named"), [(8, "1, 3, 5, 7"), (10, "1, 3, 5, 7 and 1 more")])
+def test_few_micro_batches_that_are_missing_are_named(m: int, named: str) -> None:
+    rows = [{"F0": i, "B0": m + i} for i in range(m)]
+    plan = planned(
+        [weighty(1, 1, 0)],
+        Platform(2, 99),
+        timed(2 * m, *rows),
+        rule=Rule(update_every=m, forward_reads="delay"),
+        stages=stages((0, 0, [0, 1])),
+        scope=Scope(allocation="general", max_k=m),
+    )
+    found = of_kind(plan, "gradient")
+    assert str(found[0]) == (
+        "gradient: stage 0, GPU 0, mini-batch 0: never becomes version 1 there: mini-batch 0 lacks "
+        f"micro-batches {named}"
+    )
+    assert len(found) == 2
 
 
 def test_weights_may_come_in_chunks() -> None:
