@@ -30,7 +30,7 @@ import schedopt.checking
 
 ROOT: Final = Path(__file__).parents[1]
 CHECKING: Final = Path(schedopt.checking.__file__).parent
-TESTS: Final = ("checking",)
+TESTS: Final = ("checking", "account")
 LEAST: Final = 0.8
 SECONDS: Final = 15
 """Of the processor, for the tests of one mutant. Mutants that need more hang: noticed."""

@@ -26,13 +26,13 @@ class Gathers:
     violations : tuple of Violation
     residencies : tuple of Residency
         The copies of a steady round.
-    sent : dict of Shard to int
-        Until when each version is sent from where it is at home, in ns.
+    sent : tuple of (Shard, int)
+        What is sent from where it is at home, and until when, in ns.
     """
 
     violations: tuple[Violation, ...] = ()
     residencies: tuple[Residency, ...] = ()
-    sent: dict[Shard, int] = field(default_factory=dict)
+    sent: tuple[tuple[Shard, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,8 @@ def follow_gathers(
         found.assign()
         found.find_missing()
         found.replay()
-    return Gathers(tuple(found.violations.values()), tuple(found.list_residencies()), found.sent)
+    residencies = tuple(found.list_residencies())
+    return Gathers(tuple(found.violations.values()), residencies, tuple(found.sent))
 
 
 @dataclass
@@ -117,7 +118,7 @@ class _Gathering:
     sendings: list[_Sending] = field(default_factory=list)
     got: set[tuple[Name, int, int]] = field(default_factory=set)
     copies: dict[Shard, list[_Copy]] = field(default_factory=dict)
-    sent: dict[Shard, int] = field(default_factory=dict)
+    sent: list[tuple[Shard, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         plan = self.timeline.plan
@@ -247,7 +248,7 @@ class _Gathering:
             made = self.history.parts[one.source, chunk].get(version) if version else 0
             if version and (made is None or made > one.start):
                 return False
-            self.sent[shard] = max(one.end, self.sent.get(shard, one.end))
+            self.sent.append((shard, one.end))
         else:
             lying = [
                 copy

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, product
 from typing import Final
@@ -176,7 +176,7 @@ class Reads:
         if self.timeline.is_split(stage):
             yield backward, ("W", stage)
 
-    def list_versions(self, sent: Mapping[Shard, int]) -> Iterator[Residency]:
+    def list_versions(self, sent: Iterable[tuple[Shard, int]]) -> Iterator[Residency]:
         """Yield the versions of one steady round on each GPU, from made to no longer needed.
 
         Also where they are sent for as long as `sent` says.
@@ -194,7 +194,7 @@ class Reads:
             for version, name in self.list_reads(i):
                 for chunk in self.keeps[gpu]:
                     use((gpu, chunk, version), self.timeline.span(name, i)[1])
-        for shard, end in chain(self.list_sends(), sent.items()):
+        for shard, end in chain(self.list_sends(), sent):
             use(shard, end)
         steady = range(window.steady.start // m, window.steady.stop // m)
         every_ns = self.timeline.duration_of(window.every)

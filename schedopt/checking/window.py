@@ -50,7 +50,8 @@ def open_window(timeline: Timeline, stages: range | list[int]) -> Window:
     """Return how much must be replayed, from how far the events of a micro-batch lie apart."""
     plan = timeline.plan
     rule, k, period = plan.rule, plan.pattern.k, plan.pattern.period_total_ns
-    m = rule.update_every or 1
+    m = rule.update_every
+    assert m is not None
     replicas = timeline.repeat(*stages)
     every = lcm(replicas, m, len(rule.table) or 1)
     offsets = [

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from decimal import Decimal
 from itertools import pairwise
 
@@ -46,6 +47,38 @@ def test_a_broken_order_tells_by_how_much() -> None:
             "starts at 2 ns, 1 ns before activation of stage 0 ends",
         )
     ]
+
+
+def renamed(plan: Plan, later: int) -> Plan:
+    """Return the same plan whose micro-batches have other numbers."""
+    operations = (replace(one, shift=one.shift + later) for one in plan.pattern.operations)
+    return with_pattern(plan, operations=tuple(operations))
+
+
+@pytest.mark.parametrize(
+    ("plan", "found"),
+    [
+        # B of stage 1 starts at 9 for micro-batch 0; its gradient comes over 10-11.
+        (
+            change_operation(contiguous(), 4, shift=-2),
+            "stage 1, micro-batch -2, B: starts at 1 ns, 2 ns before gradient of stage 1 ends",
+        ),
+        (
+            change_operation(two_periodic(), 1, start_ns=0),
+            "stage 1, micro-batch 0, F: starts at 0 ns, 1 ns before F of stage 0 ends",
+        ),
+        (
+            renamed(change_operation(two_periodic(), 1, start_ns=0), 6),
+            "stage 1, micro-batch 6, F: starts at 0 ns, 1 ns before F of stage 0 ends",
+        ),
+        (
+            change_operation(cyclic(), 11, start_ns=5),
+            "stage 0, micro-batch 1, B: starts at 65 ns, 4 ns before gradient of stage 0 ends",
+        ),
+    ],
+)
+def test_a_broken_order_is_named_where_it_lies_in_its_period(plan: Plan, found: str) -> None:
+    assert words(of_kind(plan, "order")) == f"order: {found}"
 
 
 def test_a_backward_that_covers_two_waits_for_the_second_forward() -> None:
@@ -163,12 +196,65 @@ def test_an_overlap_across_the_end_of_the_period_is_found() -> None:
     assert places(change_operation(contiguous(), 5, start_ns=3), "overlap") == ["GPU 0"]
 
 
-def test_an_overlap_tells_by_how_much() -> None:
-    message = of_kind(change_operation(contiguous(), 5, start_ns=3), "overlap")[0].message
-    assert message == (
-        "F of stage 0, micro-batch 0 (operations[0]) starts at 0 ns, 1 ns before "
-        "B of stage 0, micro-batch -5 (operations[5]) ends"
+def beside_replicas(**changes: int) -> Plan:
+    """Return stage 0 on GPU 0 and stage 1 on GPUs 0 and 1, T = 10.
+
+    Micro-batch 0: F0 0-2, F1 2-4, B1 6-8, B0 14-16.
+    """
+    return planned(
+        [layer(2, 2, 0, saved_bytes=0)] * 2,
+        Platform(2, 100),
+        timed(10, {"F0": 0, "F1": 2, "B1": 6, "B0": 14} | changes),
+        scope=Scope(allocation="general"),
+        stages=stages((0, 0, [0]), (1, 1, [0, 1])),
     )
+
+
+@pytest.mark.parametrize(
+    ("plan", "found"),
+    [
+        (
+            change_operation(contiguous(), 5, start_ns=3),
+            ["F of stage 0, micro-batch 0 (operations[0]) starts at 0 ns, 1 ns before "
+            "B of stage 0, micro-batch -5 (operations[5]) ends"],
+        ),
+        (
+            change_layer(contiguous(), 0, forward_ns=5),
+            ["F of stage 0, micro-batch 0 (operations[0]) lasts 5 ns and comes again after 4 ns"],
+        ),
+        # B of stage 0 at 5-7 and 7-9, F again from 6 and 8 on.
+        (
+            change_layer(two_periodic(), 0, backward_ns=2),
+            [
+                "F of stage 0, micro-batch 0 (operations[0]) starts at 0 ns, 1 ns before "
+                "B of stage 0, micro-batch -2 (operations[5]) ends",
+                "F of stage 0, micro-batch 1 (operations[6]) starts at 2 ns, 1 ns before "
+                "B of stage 0, micro-batch -1 (operations[11]) ends",
+            ],
+        ),
+        (beside_replicas(), []),
+        # Of stage 1 GPU 0 has every second micro-batch.
+        (
+            beside_replicas(B1=11),
+            [
+                "B of stage 1, micro-batch 0 (operations[2]) starts at 11 ns, 1 ns before "
+                "F of stage 0, micro-batch 1 (operations[0]) ends",
+            ],
+        ),
+        # Both come twice until all repeats.
+        (
+            beside_replicas(B0=11),
+            [
+                "B of stage 0, micro-batch -1 (operations[3]) starts at 1 ns, 1 ns before "
+                "F of stage 0, micro-batch 0 (operations[0]) ends",
+                "F of stage 1, micro-batch 0 (operations[1]) starts at 2 ns, 1 ns before "
+                "B of stage 0, micro-batch -1 (operations[3]) ends",
+            ],
+        ),
+    ],
+)  # fmt: skip
+def test_an_overlap_tells_what_it_is_and_by_how_much(plan: Plan, found: list[str]) -> None:
+    assert [one.message for one in of_kind(plan, "overlap")] == found
 
 
 def test_two_transfers_at_a_time_on_a_link_are_found() -> None:
@@ -182,11 +268,6 @@ def test_directions_share_a_half_duplex_link() -> None:
 def test_one_direction_of_a_full_duplex_link_is_named() -> None:
     crowded = change_transfer(with_platform(covering(), duplex="full"), 1, start_ns=1)
     assert "link 0 to 1" in places(crowded, "overlap")
-
-
-def test_what_is_longer_than_the_period_overlaps_itself() -> None:
-    longer = change_layer(contiguous(), 0, forward_ns=5)
-    assert "comes again after 4 ns" in words(of_kind(longer, "overlap"))
 
 
 def test_what_is_as_long_as_the_period_may_fill_it() -> None:
