@@ -150,9 +150,7 @@ def _print(chain: Chain) -> None:
         format_bytes(sum(layer.weight_bytes for layer in layers)),
     )
     columns = ("", "Layer", *figures)
-    table = Table(
-        title=str(chain), columns=columns, rows=rows, words=frozenset(("Layer",)), last=total
-    )
+    table = Table(title=str(chain), columns=columns, rows=rows, words=("Layer",), last=total)
     print_table(make_console(), table)
 
 
@@ -184,7 +182,7 @@ def _print_deviations(deviations: list[Deviation]) -> None:
         title="The sum of the layers, and the whole model as it is",
         columns=("", "Chain", "Whole", "Chain over whole", "Spread"),
         rows=tuple(rows),
-        left=frozenset(("",)),
+        left=("",),
     )
     print_table(make_console(), table)
     times = [deviation for deviation in deviations if deviation.spread is not None]

@@ -79,8 +79,8 @@ def _print_memory(console: Console, report: Report) -> None:
         columns=("", "Memory", "Predicted", "Measured", "Difference", "Limit"),
         rows=tuple(rows),
         keys=2,
-        left=frozenset(("Memory",)),
-        words=frozenset(("",)),
+        left=("Memory",),
+        words=("",),
     )
     print_table(console, table)
 
@@ -97,7 +97,7 @@ def _print_times(
     console: Console, title: str, rows: Sequence[tuple[str, ...]], measured: str = "Measured"
 ) -> None:
     columns = ("", "Predicted", measured, "Difference")
-    table = Table(title=title, columns=columns, rows=tuple(rows), words=frozenset(("",)))
+    table = Table(title=title, columns=columns, rows=tuple(rows), words=("",))
     print_table(console, table)
 
 

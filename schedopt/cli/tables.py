@@ -108,7 +108,7 @@ def print_platform(platform: Platform) -> None:
         title="Nodes",
         columns=("Node", "GPUs", "Memory", "Speed", "Link inside"),
         rows=tuple(_node_rows(platform, network)),
-        words=frozenset(("Link inside",)),
+        words=("Link inside",),
     )
     columns = ("Path", "As one link")
     paths = Table(
@@ -117,7 +117,7 @@ def print_platform(platform: Platform) -> None:
         rows=tuple(
             (" - ".join(stops), str(link)) for stops, link in islice(network.paths(), MOST_PATHS)
         ),
-        words=frozenset(columns),
+        words=columns,
     )
     print_table(console, nodes)
     print_table(console, paths)
@@ -220,8 +220,8 @@ def print_comparison(comparison: Comparison) -> None:
         title="Systems side by side",
         columns=("System", *_FIGURES, "Note"),
         rows=tuple(_system_cells(row, comparison) for row in comparison.rows),
-        left=frozenset(("System",)),
-        words=frozenset(("Note",)),
+        left=("System",),
+        words=("Note",),
     )
     print_table(console, table)
     console.print(_nothing_fits(comparison) + _explain(comparison))
@@ -325,7 +325,7 @@ def print_sweep(sweep: Sweep) -> None:
         ),
         rows=tuple(_point_cells(row) for row in compare_points(sweep.points)),
         keys=3,
-        words=frozenset(("Note",)),
+        words=("Note",),
     )
     print_table(console, table)
     console.print(

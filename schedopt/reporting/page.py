@@ -14,8 +14,8 @@ from schedopt.comparing.baselines import Baseline
 from schedopt.comparing.measures import Figures
 from schedopt.drawing import chart_plan, chart_simulation, name_unused
 from schedopt.drawing.chart import LETTERS
-from schedopt.drawing.looks import COLOURS, HATCHES, NAMES, SENT
-from schedopt.plan import KINDS, Plan
+from schedopt.drawing.looks import COLOURS, NAMES, SENT, hatch
+from schedopt.plan import Kind, Plan, Tensor
 from schedopt.reporting.commands import commands
 from schedopt.reporting.markup import (
     described,
@@ -109,19 +109,15 @@ def render_page(
 def page_data(result: Result, step: Simulation, report: PlanReport | None = None) -> dict[str, Any]:
     """Return what the script of a page draws, as a JSON document."""
     plan = step.plan
-    shown = set(_letters(plan))
+    shown = _shown(plan)
     return {
         "views": list(_views(result, step, report)),
         "stages": [name_layers(plan, stage) for stage in plan.stages],
-        "names": {what: NAMES[what] for what in NAMES if what in shown},
-        "letters": {what: LETTERS.get(what, what) for what in NAMES if what in shown},
-        "hatches": {
-            what: (SENT[what][1] if what in SENT else HATCHES.get(what, ""))[:1]
-            for what in NAMES
-            if what in shown
-        },
+        "names": {what: NAMES[what] for what in shown},
+        "letters": {what: LETTERS.get(what, what) for what in shown},
+        "hatches": {what: hatch(what)[:1] for what in shown},
         "colours": list(COLOURS),
-        "sent": {what: SENT[what][0] for what in SENT if what in shown},
+        "sent": {what: SENT[what][0] for what in shown if what in SENT},
     }
 
 
@@ -140,21 +136,20 @@ def _read(name: str) -> str:
     return files("schedopt.reporting").joinpath(name).read_text(encoding="utf-8")
 
 
-def _letters(plan: Plan) -> Iterator[str]:
-    """Yield what runs and is sent in a plan, each once, in the order of the field."""
-    there = {operation.kind for operation in plan.pattern.operations}
-    yield from (kind for kind in KINDS if kind in there)
-    yield from dict.fromkeys(transfer.tensor for transfer in plan.pattern.transfers)
+def _shown(plan: Plan) -> list[Kind | Tensor]:
+    """Return what runs and is sent in a plan, in the order of the field."""
+    pattern = plan.pattern
+    there = {*(operation.kind for operation in pattern.operations)}
+    sent = {*(transfer.tensor for transfer in pattern.transfers)}
+    return [what for what in NAMES if what in there or what in sent]
 
 
 def _legend(plan: Plan) -> Iterator[str]:
-    for what, name in NAMES.items():
-        if what in set(_letters(plan)):
-            letter = LETTERS.get(what, what)
-            yield (
-                f'<li><canvas width="32" height="18" data-what="{what}" aria-hidden="true">'
-                f"</canvas><b>{letter}</b> {escape(name)}</li>"
-            )
+    for what in _shown(plan):
+        yield (
+            f'<li><canvas width="32" height="18" data-what="{what}" aria-hidden="true">'
+            f"</canvas><b>{LETTERS.get(what, what)}</b> {escape(NAMES[what])}</li>"
+        )
 
 
 def _verdict(result: Result) -> str:
@@ -215,7 +210,7 @@ def _bounds(result: Result) -> str:
             for bound in result.bounds
         ),
         keys=0,
-        words=frozenset(("Speaks of this plan", "Why it holds", "Scope")),
+        words=("Speaks of this plan", "Why it holds", "Scope"),
     )
     return folded("All that was proven", table(rows))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING
@@ -32,9 +32,9 @@ class Table:
         A cell for each column.
     keys : int
         How many columns, from the first, say what a row is about.
-    left : frozenset of str
+    left : collection of str
         Columns whose figures stand at the left.
-    words : frozenset of str
+    words : collection of str
         Columns of text.
     last : tuple of str
         A row below a line, such as a sum, where there is one.
@@ -44,8 +44,8 @@ class Table:
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     keys: int = 1
-    left: frozenset[str] = frozenset()
-    words: frozenset[str] = frozenset()
+    left: Collection[str] = ()
+    words: Collection[str] = ()
     last: tuple[str, ...] = ()
 
 
@@ -80,8 +80,8 @@ def stage_table(report: PlanReport) -> Table:
         title="Stages",
         columns=columns,
         rows=tuple(rows),
-        left=frozenset(keys),
-        words=frozenset(("Recompute", "Names")),
+        left=keys,
+        words=("Recompute", "Names"),
     )
 
 
@@ -122,8 +122,8 @@ def layer_table(plan: Plan) -> Table:
             )
             for number, layer in enumerate(plan.chain.layers)
         ),
-        left=frozenset(("Layer",)),
-        words=frozenset(("Name",)),
+        left=("Layer",),
+        words=("Name",),
     )
 
 
@@ -192,8 +192,8 @@ def ladder_table(result: Result, say_note: Callable[[Note | str], str] = str) ->
         columns=(*keys, "Period", "Faster", "Bound", "Time", "Note"),
         rows=tuple(rows),
         keys=len(keys),
-        left=frozenset(keys),
-        words=frozenset(("Note",)),
+        left=keys,
+        words=("Note",),
     )
 
 
@@ -209,8 +209,8 @@ def comparison_table(ours: Figures, baselines: Sequence[Baseline], reading: Memo
             *("Fits", "This plan is", "Note"),
         ),
         rows=tuple(tuple(_comparison_cells(row, ours, reading)) for row in rows),
-        left=frozenset(("Plan",)),
-        words=frozenset(("Note",)),
+        left=("Plan",),
+        words=("Note",),
     )
 
 

@@ -37,8 +37,8 @@ def printed(
         columns=columns,
         rows=rows,
         keys=keys,
-        left=frozenset(("Key",)),
-        words=frozenset(("Names",)),
+        left=("Key",),
+        words=("Names",),
         last=last,
     )
     print_table(Console(file=file, width=width, soft_wrap=True), table)
