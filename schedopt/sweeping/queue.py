@@ -101,7 +101,10 @@ class Queue(Generic[Item, Task, Answer]):
         try:
             answer = future.result()
         except self.pool.lost:
-            self._suspect()
+            item = self.runs.pop(future)
+            self.ends[item] += self.alone
+            again = self.ends[item] < self.pool.tries
+            (self.suspects if again else self.given_up).append(item)
             return
         except CancelledError:
             raise InputError(
@@ -118,18 +121,3 @@ class Queue(Generic[Item, Task, Answer]):
         self.keep(answer)
         self.done += 1
         self.on_item(self.done, self.total, str(item))
-
-    def _suspect(self) -> None:
-        """Sort what ran when a process was lost into answers, suspects, and what is given up."""
-        broken = [
-            future
-            for future in wait(self.runs, LOOK_S).done
-            if not future.cancelled() and isinstance(future.exception(), self.pool.lost)
-        ]
-        for future in broken:
-            item = self.runs.pop(future)
-            self.ends[item] += self.alone
-            if self.ends[item] < self.pool.tries:
-                self.suspects.append(item)
-            else:
-                self.given_up.append(item)

@@ -23,7 +23,7 @@ def test_a_series_starts_afresh() -> None:
 
 
 def test_fewer_gpus_with_as_much_memory_in_all_are_on_the_front() -> None:
-    rows = compare_points([point(16, 8), point(8, 8, gpus=4), point(8, 7, gpus=4, seconds=1.0)][:2])
+    rows = compare_points([point(16, 8), point(8, 8, gpus=4)])
     assert [row.pareto for row in rows] == [True, False]
     slower = compare_points([point(16, 8), point(8, 7, gpus=4)])
     assert [row.pareto for row in slower] == [True, True]
