@@ -24,6 +24,7 @@ from schedopt.cli.options import (
 )
 from schedopt.cli.progress import progress_bar
 from schedopt.cli.signals import usual_signals
+from schedopt.units import parse_bytes
 
 if TYPE_CHECKING:
     from schedopt.comparing.comparison import Comparison
@@ -78,7 +79,6 @@ def compare_systems(
     from schedopt.comparing.comparison import save_plans
     from schedopt.comparing.picture import save_comparison_picture
     from schedopt.formats import make_folder
-    from schedopt.units import parse_bytes
 
     platform = machine.read()
     layers = load_chain(chain, training_state)

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from schedopt.chain import Chain
 from schedopt.cli.options import AsJson, ChainOutput, naming_options
+from schedopt.units import counted, format_bytes, format_duration, printable
 
 if TYPE_CHECKING:
-    from schedopt.chain import Chain
     from schedopt.importing import Imported
 
 
@@ -79,8 +80,6 @@ def _document(imported: Imported, command: list[str]) -> dict[str, Any]:
 
 
 def _print(imported: Imported, output: Path, command: list[str]) -> None:
-    from schedopt.units import counted, format_bytes, format_duration, printable
-
     chain = imported.chain
     totals = _totals(chain)
     count = counted(len(chain.layers), "layer")

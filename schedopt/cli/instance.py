@@ -5,15 +5,15 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
+from schedopt import families
 from schedopt.cli.commands import Commands
 from schedopt.cli.options import AsJson, ChainOutput, naming_options
-
-if TYPE_CHECKING:
-    from schedopt.families import Fact, Instance
+from schedopt.families import Fact, Instance
+from schedopt.units import counted, format_bytes, format_duration, parse_bytes, parse_duration
 
 EXIT_CODES = "Exit codes: 0 the chain was written · 1 an internal error · 2 bad usage or bad input"
 OPTIONS = {
@@ -42,9 +42,7 @@ def section_6_1(output: ChainOutput, as_json: AsJson = False) -> None:
 
     Example: schedopt instance section6-1 -o chain.json
     """
-    from schedopt import families
-
-    _write(lambda: families.section_6_1(), output, as_json)
+    _write(families.section_6_1, output, as_json)
 
 
 @instance_app.command("lemma2", epilog=EXIT_CODES)
@@ -56,9 +54,7 @@ def lemma_2(output: ChainOutput, as_json: AsJson = False) -> None:
 
     Example: schedopt instance lemma2 -o chain.json
     """
-    from schedopt import families
-
-    _write(lambda: families.lemma_2(), output, as_json)
+    _write(families.lemma_2, output, as_json)
 
 
 @instance_app.command("theorem4", epilog=EXIT_CODES)
@@ -73,8 +69,6 @@ def theorem_4(
 
     Example: schedopt instance theorem4 --k 3 -o chain.json
     """
-    from schedopt import families
-
     _write(lambda: families.theorem_4(k), output, as_json)
 
 
@@ -91,8 +85,6 @@ def theorem_5(
 
     Example: schedopt instance theorem5 --k 3 -o chain.json
     """
-    from schedopt import families
-
     _write(lambda: families.theorem_5(k), output, as_json)
 
 
@@ -111,8 +103,6 @@ def theorem_6(
 
     Example: schedopt instance theorem6 --k 4 -o chain.json
     """
-    from schedopt import families
-
     _write(lambda: families.theorem_6(k, memory), output, as_json)
 
 
@@ -141,8 +131,6 @@ def uniform(
 
     schedopt instance uniform --layers 32 --gpus 8 --mem 600MB -o chain.json
     """
-    from schedopt import families
-    from schedopt.units import parse_bytes, parse_duration
 
     def make() -> Instance:
         return families.uniform_chain(
@@ -174,8 +162,6 @@ def random(
 
     Example: schedopt instance random --layers 40 --seed 1 -o chain.json
     """
-    from schedopt import families
-    from schedopt.units import parse_bytes
 
     def make() -> Instance:
         memory = None if mem is None else parse_bytes(mem, field="mem")
@@ -267,8 +253,6 @@ def _document(instance: Instance, command: list[str]) -> dict[str, object]:
 
 
 def _print(instance: Instance, output: Path, command: list[str]) -> None:
-    from schedopt.units import counted, format_bytes, format_duration
-
     chain, gpus = instance.chain, instance.platform.gpus
     work = sum(layer.forward_ns + layer.backward_ns for layer in chain.layers)
     count = counted(len(chain.layers), "layer")
@@ -288,8 +272,6 @@ def _print(instance: Instance, output: Path, command: list[str]) -> None:
 
 
 def _sentence(fact: Fact) -> str:
-    from schedopt.units import format_duration
-
     scope = fact.scope
     plans = {
         "contiguous": "contiguous",

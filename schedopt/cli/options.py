@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NoReturn, Type
 
 import typer
 
+from schedopt.chain import Chain
 from schedopt.effort import TIME_LIMIT
 from schedopt.errors import InputError
+from schedopt.platform import Gpu, Platform
 
 if TYPE_CHECKING:
-    from schedopt.chain import Chain
-    from schedopt.platform import Gpu, Platform
     from schedopt.sweeping import Pool
 
 OF_PLATFORM: Final[Mapping[str, str]] = MappingProxyType(
@@ -166,8 +166,6 @@ class PlatformOptions:
         return self._platform(())
 
     def _load(self, path: Path) -> Platform:
-        from schedopt.platform import Platform
-
         for field in fields(self):
             if field.name != "platform" and getattr(self, field.name) is not None:
                 refuse_together(f"--{field.name}", "--platform", "whose file says it")
@@ -217,8 +215,6 @@ class PlatformOptions:
 
     def _platform(self, own: Sequence[Gpu]) -> Platform:
         """Return the platform; of GPUs what was not typed is as in those of a plan."""
-        from schedopt.platform import Platform
-
         with naming_options(OF_PLATFORM):
             return Platform(
                 len(own) if self.gpus is None else self.gpus,
@@ -260,7 +256,6 @@ def naming_options(names: Mapping[str, str] = MappingProxyType({})) -> Iterator[
 
 def load_chain(path: Path, training_state: str | None) -> Chain:
     """Read a chain, perhaps as it is trained with another state."""
-    from schedopt.chain import Chain
     from schedopt.training_state import with_training_state
 
     chain = Chain.load(path)

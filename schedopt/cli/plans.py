@@ -18,11 +18,14 @@ from schedopt.cli.options import (
 )
 from schedopt.cli.progress import progress_bar
 from schedopt.errors import InputError
-from schedopt.exporting.targets import TARGETS
+from schedopt.exporting.targets import TARGETS, find_target
+from schedopt.plan import PLAN_FORMAT, Plan
+from schedopt.platform import PLATFORM_FORMAT, Platform
+from schedopt.units import counted, format_bytes, format_duration
+from schedopt.validation import show
 
 if TYPE_CHECKING:
     from schedopt.checking import Violation
-    from schedopt.plan import Plan
     from schedopt.result import Result
     from schedopt.simulation import Simulation
 
@@ -36,7 +39,6 @@ def check_plan(plan: PlanFile, as_json: AsJson = False) -> None:
     Example: schedopt check plan.json
     """
     from schedopt.cli.printing import print_json
-    from schedopt.units import counted
 
     result, violations = _load_checked(plan)
     if as_json:
@@ -87,11 +89,7 @@ def show_plan(
     from schedopt.drawing import chart_plan, save_picture
     from schedopt.formats import read_format
     from schedopt.formats.reading import KINDS
-    from schedopt.plan import PLAN_FORMAT
-    from schedopt.platform import PLATFORM_FORMAT, Platform
     from schedopt.simulation import simulate, usual_micro_batches
-    from schedopt.units import format_duration
-    from schedopt.validation import show
 
     check_outputs({"--output": output}, picture=output)
     if output is None:
@@ -189,8 +187,6 @@ def export_plan(
 
     schedopt export plan.json --to torchtitan -o titan
     """
-    from schedopt.exporting.targets import find_target
-
     with naming_options():
         target = find_target(to)
     _, loaded = load_valid(plan)
@@ -227,7 +223,6 @@ def report_plan(
     from schedopt.formats import check_writable, write_whole
     from schedopt.reporting.page import render_page
     from schedopt.simulation import simulate
-    from schedopt.units import format_bytes
 
     check_writable(output)
     result, loaded = load_valid(plan)
@@ -299,7 +294,6 @@ def _refuse(path: Path, violations: Sequence[Violation]) -> NoReturn:
 def _say_over(plan: Plan) -> str:
     """Return which GPU needs the most too much, and how many others do."""
     from schedopt.account import memory
-    from schedopt.units import format_bytes
 
     over = [
         (need.reading(plan.scope.memory) - gpu.usable_bytes, number)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from schedopt.chain import Chain
 from schedopt.cli.options import (
     ChainOutput,
     ModelOptions,
@@ -15,9 +16,9 @@ from schedopt.cli.options import (
 )
 from schedopt.cli.progress import progress_bar
 from schedopt.errors import InputError
+from schedopt.units import format_bytes, format_duration, parse_bytes, printable
 
 if TYPE_CHECKING:
-    from schedopt.chain import Chain
     from schedopt.profiling import Deviation
 
 
@@ -74,7 +75,6 @@ def profile_model(
     """
     from schedopt.formats import check_writable
     from schedopt.profiling import estimate, load_model, profile, verify_chain
-    from schedopt.units import parse_bytes
 
     check_writable(output)
     if fake != (flops is not None):
@@ -119,7 +119,6 @@ def profile_model(
 def _print(chain: Chain) -> None:
     from schedopt.cli.printing import make_console, print_table
     from schedopt.reporting.tables import Table
-    from schedopt.units import format_bytes, format_duration, printable
 
     figures = ("Forward", "Backward", "Spread", "Update", "Saved", "Output", "Weights")
     spreads, layers = _spreads(chain), chain.layers
@@ -163,7 +162,6 @@ def _spreads(chain: Chain) -> list[float]:
 def _print_deviations(deviations: list[Deviation]) -> None:
     from schedopt.cli.printing import make_console, print_table
     from schedopt.reporting.tables import Table
-    from schedopt.units import format_bytes, format_duration
 
     rows = []
     for deviation in deviations:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from schedopt.units import format_duration
+
 if TYPE_CHECKING:
     from schedopt.solving import Progress
 
@@ -42,8 +44,6 @@ def search_line() -> Iterator[Callable[[Progress], None] | None]:
     from rich.console import Console
     from rich.progress import Progress as Line
     from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    from schedopt.units import format_duration
 
     console = Console(stderr=True, highlight=False)
     columns = (SpinnerColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))

@@ -26,6 +26,7 @@ from schedopt.cli.options import (
 )
 from schedopt.cli.signals import usual_signals
 from schedopt.errors import InputError, SchedoptError
+from schedopt.units import format_bytes
 
 if TYPE_CHECKING:
     from schedopt.running.job import Job
@@ -222,8 +223,6 @@ def _check_gradients(report: Report) -> None:
 
 def _check_memory(report: Report) -> None:
     """End with exit code 5 if a rank took more memory than its GPU has."""
-    from schedopt.units import format_bytes
-
     for rank in report.over[:1]:
         taken = format_bytes(report.measured.memory_bytes[rank])
         limit = format_bytes(report.plan.platform.gpus[report.gpus[rank]].usable_bytes)

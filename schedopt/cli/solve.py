@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from schedopt.chain import Chain
 from schedopt.cli.options import (
     OF_PLATFORM,
     AsJson,
@@ -24,11 +25,11 @@ from schedopt.cli.options import (
 from schedopt.cli.progress import search_line
 from schedopt.cli.signals import usual_signals
 from schedopt.errors import InputError
+from schedopt.plan import Plan
+from schedopt.problem import Problem, Scope
+from schedopt.units import format_duration, parse_duration
 
 if TYPE_CHECKING:
-    from schedopt.chain import Chain
-    from schedopt.plan import Plan
-    from schedopt.problem import Problem, Scope
     from schedopt.result import Result
 
 EXITS = {"optimal": 0, "feasible": 0, "infeasible": 3, "unknown": 4}
@@ -114,7 +115,6 @@ def solve_chain(
     schedopt solve --chain chain.json --gpus 8 --mem 80G --for megatron --microbatches 64
     """
     from schedopt.formats import check_writable
-    from schedopt.problem import Problem, Scope
     from schedopt.result import Result
     from schedopt.solving import solve_problem
     from schedopt.solving.registry import DEFAULT_MAX_K, default_scope
@@ -215,8 +215,6 @@ def _chain(
 
 def _longest(period: str) -> int:
     """Return the period that a plan may have at most, ns."""
-    from schedopt.units import parse_duration
-
     longest = parse_duration(period, field="--period")
     if longest == 0:
         raise InputError(
@@ -286,8 +284,6 @@ def say_what_it_has(plan: Plan, result: Result, name: str) -> str | None:
             return None
     if not words:
         return None
-    from schedopt.units import format_duration
-
     return (
         f"The plan in {name} has {format_duration(period)}, with {' and '.join(words)}, "
         f"which the scope asked does not allow ({' '.join(options)})"

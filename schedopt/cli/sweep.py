@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from schedopt.chain import Chain
 from schedopt.cli.options import (
     OF_PLATFORM,
     AsJson,
@@ -24,9 +25,10 @@ from schedopt.cli.options import (
 )
 from schedopt.cli.progress import progress_bar
 from schedopt.errors import InputError
+from schedopt.problem import Problem, Scope
+from schedopt.units import parse_bandwidth, parse_bytes, parse_duration
 
 if TYPE_CHECKING:
-    from schedopt.chain import Chain
     from schedopt.sweeping import Cell, Sweep
 
 
@@ -77,13 +79,10 @@ def sweep_chain(
 
     schedopt sweep --chain chain.json --gpus 8 --mem 16G,24G --dask tcp://host:8786
     """
-    from schedopt.chain import Chain
     from schedopt.formats import check_writable, make_folder
-    from schedopt.problem import Problem, Scope
     from schedopt.solving import load_solver
     from schedopt.sweeping import Options, run_sweep
     from schedopt.sweeping.files import resume_sweep
-    from schedopt.units import parse_bytes, parse_duration
 
     check_time_limit(time_limit)
     cells = _cells(gpus, mem, bandwidth)
@@ -161,7 +160,6 @@ def _exit_code(sweep: Sweep) -> int:
 def _cells(gpus: str, mem: str, bandwidth: str) -> list[Cell]:
     """Return every number of GPUs with every memory and bandwidth that was typed."""
     from schedopt.sweeping import Cell
-    from schedopt.units import parse_bandwidth
 
     rates = [
         None if rate == "free" else parse_bandwidth(rate, field="--bandwidth")
@@ -178,7 +176,6 @@ def _cells(gpus: str, mem: str, bandwidth: str) -> list[Cell]:
 def _sizes(text: str) -> list[int]:
     """Return the sizes of one part of ``--mem``: one size, or a range with both ends."""
     from schedopt.sweeping.sweep import MOST_POINTS
-    from schedopt.units import parse_bytes
 
     ends = [parse_bytes(part, field="--mem") for part in text.split(":")]
     if len(ends) == 1:
