@@ -13,7 +13,6 @@ from hypothesis import HealthCheck, given
 from schedopt import Gpu, InputError, Link, Network, Node, NodeLink, Platform, Result, check, solve
 from schedopt.formats import platform_to_json
 from tests.budgets import trials
-from tests.formats import anything
 from tests.refusals import assert_refused
 from tests.strategies import stars
 
@@ -78,13 +77,6 @@ def test_a_single_node_is_a_platform_without_a_network(tmp_path: Path) -> None:
     path = tmp_path / "platform.json"
     path.write_text(text(nodes=[NODE | {"link": {"bandwidth": "1GB/s"}}], links=[]))
     assert Platform.load(path) == Platform(2, "16G", bandwidth="1GB/s")
-
-
-@trials(100, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(anything.platforms())
-def test_a_platform_loads_as_it_was_saved(tmp_path: Path, platform: Platform) -> None:
-    platform.save(tmp_path / "platform.json")
-    assert Platform.load(tmp_path / "platform.json") == platform
 
 
 @trials(30, suppress_health_check=[HealthCheck.function_scoped_fixture])
