@@ -25,7 +25,7 @@ from tests.partitions import EVERY_PLAN, sharded
 from tests.random_plans import valid_plans
 from tests.sharded_plans import sharded_plans
 from tests.strategies import chains
-from tests.systems.configs import AMPLE, equal
+from tests.systems.configs import equal
 
 TIMINGS: tuple[Timing, Timing] = ("pattern", "asap")
 
@@ -185,11 +185,9 @@ def test_weights_that_arrive_as_a_backward_ends_do_not_arrive_before() -> None:
 @pytest.mark.parametrize("update_ns", [None, 1])
 def test_a_version_that_is_being_sent_is_gone_before_the_next_one(update_ns: int | None) -> None:
     # 40 ns to send the weights of the first stage, and 10 ns to send its gradient.
-    equal_layers = equal(
-        3, 2, layers=2, parameter_bytes=40, gradient_bytes=10, weight_bytes=99, update_ns=update_ns
-    )
-    platform = Platform(gpus=3, memory=AMPLE, bandwidth="1GB/s", duplex="full")
-    plan = find_system("cdp_v2_mp").plan(replace(equal_layers, platform=platform))
+    sizes = {"parameter_bytes": 40, "gradient_bytes": 10, "weight_bytes": 99}
+    config = equal(3, 2, layers=2, linked=True, update_ns=update_ns, **sizes)
+    plan = find_system("cdp_v2_mp").plan(config)
     run = simulate(plan, 6)
     for need, limit in zip(run.memory, memory(plan), strict=True):
         assert need.sum_bytes <= limit.sum_bytes

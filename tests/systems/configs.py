@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -12,6 +13,7 @@ from schedopt import Chain, Gpu, Layer, Link, Plan, Platform, check
 from schedopt.account.load import busy_time, load
 from schedopt.checking import Violation
 from schedopt.systems.config import SystemConfig
+from tests.examples import layer
 from tests.strategies import networks
 
 AMPLE = 10**9
@@ -65,48 +67,50 @@ def system_configs(draw: st.DrawFn) -> SystemConfig:
     )
 
 
-def equal(gpus: int, microbatches: int, *, layers: int | None = None, **more: Any) -> SystemConfig:
-    """Return layers with F = 1, B = 2, I = W = 1 ns, and links that take no time."""
-    one = {
-        "forward_ns": 1,
-        "backward_ns": 2,
-        "backward_input_ns": 1,
-        "backward_weight_ns": 1,
-        "weight_bytes": 60,
-        "activation_bytes": 0,
-        "saved_bytes": 1,
-        "parameter_bytes": 2,
-        "gradient_bytes": 2,
-        "optimizer_bytes": 2,
-    }
+def equal(
+    gpus: int, microbatches: int, *, layers: int | None = None, linked: bool = False, **more: Any
+) -> SystemConfig:
+    """Return layers with F = 1, B = 2, I = W = 1 ns.
+
+    Links take no time, or carry 1 byte a ns each way.
+    """
+    parts = {"parameter_bytes": 2, "gradient_bytes": 2, "optimizer_bytes": 2}
+    halves = {"backward_input_ns": 1, "backward_weight_ns": 1}
+    one = replace(layer(1, 2, 60, 0, saved_bytes=1, **parts, **halves), **more)
     return SystemConfig(
-        chain=Chain(layers=(Layer(**one | more),) * (layers or gpus)),
-        platform=Platform(gpus=gpus, memory=AMPLE),
+        chain=Chain(layers=(one,) * (layers or gpus)),
+        platform=Platform(
+            gpus=gpus, memory=AMPLE, bandwidth=BYTE_A_NS if linked else None, duplex="full"
+        ),
         microbatches=microbatches,
     )
 
 
-def unit_chain(layers: int, forward: int = 1, backward: int = 1) -> Chain:
-    """Return layers that are all alike."""
-    one = Layer(
-        forward_ns=forward,
-        backward_ns=backward,
-        weight_bytes=6,
-        activation_bytes=1,
-        parameter_bytes=2,
-        gradient_bytes=2,
-        optimizer_bytes=2,
-    )
-    return Chain(layers=(one,) * layers)
+def unit_layer(forward: int = 1, backward: int = 1, sent: int = 1) -> Layer:
+    """Return a layer with parameters, gradients and optimizer state of 2 bytes each."""
+    sizes = {"parameter_bytes": 2, "gradient_bytes": 2, "optimizer_bytes": 2}
+    return layer(forward, backward, 6, sent, **sizes)
 
 
 def unit_config(
-    gpus: int, microbatches: int = 4, forward: int = 1, backward: int = 1
+    gpus: int,
+    microbatches: int = 4,
+    forward: int = 1,
+    backward: int = 1,
+    *,
+    layers: int | None = None,
+    **links: Any,
 ) -> SystemConfig:
-    """Return a layer for each GPU and free transfers."""
-    platform = Platform(gpus=gpus, memory=ROOM)
-    chain = unit_chain(gpus, forward, backward)
-    return SystemConfig(chain=chain, platform=platform, microbatches=microbatches)
+    """Return a layer for each GPU, if nothing else is said, and free transfers."""
+    return SystemConfig(
+        chain=Chain(layers=(unit_layer(forward, backward),) * (layers or gpus)),
+        platform=Platform(gpus=gpus, memory=ROOM, **links),
+        microbatches=microbatches,
+    )
+
+
+def with_layers(config: SystemConfig, *layers: Layer) -> SystemConfig:
+    return replace(config, chain=Chain(layers=layers))
 
 
 def violations(plan: Plan) -> list[Violation]:
@@ -114,14 +118,8 @@ def violations(plan: Plan) -> list[Violation]:
     return [violation for violation in check(plan) if violation.kind != "memory"]
 
 
-def normalized(plan: Plan) -> Fraction:
-    """Return T / k, ns."""
-    return Fraction(plan.pattern.period_total_ns, plan.pattern.k)
-
-
 def assert_sound(plan: Plan) -> None:
     """Assert that a plan is valid and no faster than its busiest GPU or link."""
     assert violations(plan) == []
-    assert normalized(plan) >= max(gpu.busy_ns for gpu in load(plan))
-    busy = busy_time(plan)
-    assert normalized(plan) >= max(busy.values(), default=Fraction(0))
+    assert plan.pattern.period >= max(gpu.busy_ns for gpu in load(plan))
+    assert plan.pattern.period >= max(busy_time(plan).values(), default=Fraction(0))

@@ -13,46 +13,22 @@ from typing import Final
 
 import pytest
 
-from schedopt import (
-    Chain,
-    InputError,
-    Layer,
-    Operation,
-    Pattern,
-    Plan,
-    Platform,
-    Rule,
-    Scope,
-    Stage,
-    Transfer,
-)
+from schedopt import Chain, InputError, Operation, Pattern, Plan, Platform, Rule, Scope, Stage
 from schedopt.plan import Kind
 from schedopt.systems import catalogue
 from schedopt.systems.catalogue import System
 from schedopt.systems.config import SystemConfig
+from tests.examples import layer, op, send, stages
 
+SIZES: Final = {"parameter_bytes": 2, "gradient_bytes": 2, "optimizer_bytes": 4}
 CHAIN = Chain(
     name="two",
-    layers=(
-        Layer(
-            forward_ns=1,
-            backward_ns=2,
-            weight_bytes=10,
-            activation_bytes=3,
-            saved_bytes=5,
-            parameter_bytes=2,
-            gradient_bytes=2,
-            optimizer_bytes=4,
-        ),
-    )
-    * 2,
+    layers=(layer(1, 2, 10, 3, saved_bytes=5, **SIZES),) * 2,
     provenance={"dtype": "bfloat16"},
 )
 PLATFORM = Platform(gpus=2, memory=32, bandwidth="1GB/s")
 
 _ORDER: Final[tuple[tuple[Kind, int], ...]] = (("F", 0), ("F", 1), ("B", 1), ("B", 0))
-
-_BOTH: Final[tuple[tuple[Kind, int], ...]] = (("F", 0), ("B", 2))
 
 names = ("alone", "stale", "there_and_back", "in_pairs", "halves")
 SYSTEMS = tuple(
@@ -65,30 +41,26 @@ def install(monkeypatch: pytest.MonkeyPatch, *systems: System) -> None:
     monkeypatch.setattr(catalogue, "SYSTEMS", systems or SYSTEMS)
 
 
-def _plan(config: SystemConfig, rule: Rule, stages: list[Stage], pattern: Pattern) -> Plan:
+def _plan(config: SystemConfig, rule: Rule, on: tuple[Stage, ...], pattern: Pattern) -> Plan:
     return Plan(
         chain=config.chain,
         platform=config.platform,
         rule=rule,
         scope=Scope(allocation="general", max_k=None),
-        stages=tuple(stages),
+        stages=on,
         pattern=pattern,
     )
 
 
 def _on_gpu_0(config: SystemConfig, rule: Rule) -> Plan:
-    stage = Stage(layers=(0, 1), gpus=(0,))
-    forward = Operation(kind="F", stage=0, shift=0, start_ns=0)
-    backward = Operation(kind="B", stage=0, shift=0, start_ns=2)
-    pattern = Pattern(k=1, period_total_ns=6, operations=(forward, backward))
-    return _plan(config, rule, [stage], pattern)
+    pattern = Pattern(k=1, period_total_ns=6, operations=(op("F", 0, 0, 0), op("B", 0, 0, 2)))
+    return _plan(config, rule, stages((0, 1, [0])), pattern)
 
 
 def _one_by_one(*starts: int) -> tuple[Operation, ...]:
     """Return F of both stages and B of both, which start at these times."""
     return tuple(
-        Operation(kind=kind, stage=stage, shift=0, start_ns=start)
-        for (kind, stage), start in zip(_ORDER, starts, strict=True)
+        op(kind, stage, 0, start) for (kind, stage), start in zip(_ORDER, starts, strict=True)
     )
 
 
@@ -104,33 +76,26 @@ def stale(config: SystemConfig) -> Plan:
 
 def there_and_back(config: SystemConfig) -> Plan:
     """1 + 3 + 1 + 2 + 3 + 2 = 12 ns for a micro-batch, which goes through both GPUs alone."""
-    stages = [Stage(layers=(gpu, gpu), gpus=(gpu,)) for gpu in range(2)]
     pattern = Pattern(
         k=1,
         period_total_ns=12,
         operations=_one_by_one(0, 4, 5, 10),
-        transfers=(
-            Transfer(tensor="activation", stage=0, shift=0, start_ns=1),
-            Transfer(tensor="gradient", stage=0, shift=0, start_ns=7),
-        ),
+        transfers=(send("activation", 0, 0, 1), send("gradient", 0, 0, 7)),
     )
-    return _plan(config, Rule(), stages, pattern)
+    return _plan(config, Rule(), stages((0, 0, [0]), (1, 1, [1])), pattern)
 
 
 def layered(config: SystemConfig) -> Plan:
     """As alone, but each layer is a stage."""
-    stages = [Stage(layers=(layer, layer), gpus=(0,)) for layer in range(2)]
-    return _plan(
-        config, Rule(), stages, Pattern(k=1, period_total_ns=6, operations=_one_by_one(0, 1, 2, 4))
-    )
+    pattern = Pattern(k=1, period_total_ns=6, operations=_one_by_one(0, 1, 2, 4))
+    return _plan(config, Rule(), stages((0, 0, [0]), (1, 1, [0])), pattern)
 
 
 def in_pairs(config: SystemConfig) -> Plan:
     """As alone, with an update after an even number of micro-batches only."""
     if config.microbatches % 2:
         raise InputError("is odd", field="microbatches")
-    rule = Rule(update_every=config.microbatches)
-    return _on_gpu_0(config, rule)
+    return _on_gpu_0(config, Rule(update_every=config.microbatches))
 
 
 asked_for: list[int] = []
@@ -145,17 +110,12 @@ def never(config: SystemConfig) -> Plan:
 def flushed(config: SystemConfig) -> Plan:
     """As alone, but written as a step."""
     m = config.microbatches
-    stage = Stage(layers=(0, 1), gpus=(0,))
-    pattern = Pattern(
-        k=m,
-        period_total_ns=6 * m,
-        operations=tuple(
-            Operation(kind=kind, stage=0, shift=i, start_ns=6 * i + start)
-            for i in range(m)
-            for kind, start in _BOTH
-        ),
+    operations = tuple(
+        op(kind, 0, i, 6 * i + start) for i in range(m) for kind, start in (("F", 0), ("B", 2))
     )
-    plan = _plan(config, Rule(update_every=m, forward_reads="delay"), [stage], pattern)
+    pattern = Pattern(k=m, period_total_ns=6 * m, operations=operations)
+    rule = Rule(update_every=m, forward_reads="delay")
+    plan = _plan(config, rule, stages((0, 1, [0])), pattern)
     return replace(plan, scope=replace(plan.scope, microbatches=m))
 
 
@@ -167,16 +127,8 @@ def halves(config: SystemConfig) -> Plan:
 
 def wrong(config: SystemConfig) -> Plan:
     """Let both operations run at once."""
-    plan = alone(config)
-    pattern = Pattern(
-        k=1,
-        period_total_ns=6,
-        operations=tuple(
-            Operation(kind=operation.kind, stage=0, shift=0, start_ns=0)
-            for operation in plan.pattern.operations
-        ),
-    )
-    return _plan(config, Rule(), list(plan.stages), pattern)
+    pattern = Pattern(k=1, period_total_ns=6, operations=(op("F", 0, 0, 0), op("B", 0, 0, 0)))
+    return replace(alone(config), pattern=pattern)
 
 
 def interrupting(config: SystemConfig) -> Plan:

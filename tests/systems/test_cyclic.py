@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from schedopt import Platform
 from schedopt.account import concurrent_activations, load, versions
 from schedopt.account.timeline import Timeline
 from schedopt.systems.catalogue import Constructor
@@ -20,14 +19,7 @@ from schedopt.systems.cyclic import (
     cdp_v2_pp,
 )
 from schedopt.systems.pipedream import pipedream_2bw
-from tests.systems.configs import (
-    BYTE_A_NS,
-    ROOM,
-    assert_sound,
-    unit_chain,
-    unit_config,
-    violations,
-)
+from tests.systems.configs import BYTE_A_NS, assert_sound, unit_config, violations
 
 SECOND = (cdp_v2, cdp_v2_one_gpu, cdp_v2_mp, cdp_v2_pp)
 ALL = (cdp_v1, cdp_v1_one_gpu, cdp_v1_mp, cdp_v1_pp, *SECOND)
@@ -36,9 +28,7 @@ ALL = (cdp_v1, cdp_v1_one_gpu, cdp_v1_mp, cdp_v1_pp, *SECOND)
 def config_of(system: Constructor, count: int, length: int = 1, **links: str | int) -> SystemConfig:
     """Return N equal layers and as many GPUs as the system takes for them."""
     gpus = count * (count + 1) // 2 if system in (cdp_v1_mp, cdp_v2_mp) else count
-    platform = Platform(gpus=gpus, memory=ROOM, **links)  # type: ignore[arg-type]
-    chain = unit_chain(count, length, length)
-    return SystemConfig(chain=chain, platform=platform, microbatches=count)
+    return unit_config(gpus, count, length, length, layers=count, **links)
 
 
 @pytest.mark.parametrize("system", [cdp_v1, cdp_v2, cdp_v1_mp, cdp_v2_mp])

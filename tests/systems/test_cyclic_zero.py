@@ -4,22 +4,19 @@ from dataclasses import replace
 
 import pytest
 
-from schedopt import Plan, Platform
+from schedopt import Plan
 from schedopt.account import residencies, versions
 from schedopt.systems import cyclic_zero
 from schedopt.systems.catalogue import Constructor
 from schedopt.systems.config import SystemConfig
-from tests.systems.configs import BYTE_A_NS, ROOM, assert_sound, unit_chain
+from tests.systems.configs import BYTE_A_NS, assert_sound, unit_config, with_layers
 
 BOTH = (cyclic_zero.cdp_v1, cyclic_zero.cdp_v2)
 
 
 def config_of(count: int, length: int = 10) -> SystemConfig:
     """Return equal layers whose weights and gradients take 2 ns to send."""
-    platform = Platform(gpus=count, memory=ROOM, bandwidth=BYTE_A_NS, duplex="full")
-    return SystemConfig(
-        chain=unit_chain(count, length, length), platform=platform, microbatches=count
-    )
+    return unit_config(count, count, length, length, bandwidth=BYTE_A_NS, duplex="full")
 
 
 @pytest.mark.parametrize(("system", "period"), [(BOTH[0], 40), (BOTH[1], 44)])
@@ -53,8 +50,8 @@ def test_a_gpu_has_fetched_the_weights_of_two_stages_at_most(
     system: Constructor, updated: int | None
 ) -> None:
     config = config_of(4)
-    layers = tuple(replace(layer, update_ns=updated) for layer in config.chain.layers)
-    plan: Plan = system(replace(config, chain=replace(config.chain, layers=layers)))
+    layers = (replace(layer, update_ns=updated) for layer in config.chain.layers)
+    plan: Plan = system(with_layers(config, *layers))
     assert_sound(plan)
     spans = [
         (residency.gpu, residency.start_ns, residency.end_ns)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,7 +17,7 @@ from schedopt.systems.catalogue import find_system
 from schedopt.systems.config import SystemConfig
 from schedopt.systems.data_parallel_by_layer import plan as by_layer
 from tests.budgets import trials
-from tests.systems.configs import AMPLE
+from tests.systems.configs import AMPLE, with_layers
 
 
 def layer(gradient: int, half: int, weight_ns: int = 1) -> Layer:
@@ -35,13 +36,22 @@ def layer(gradient: int, half: int, weight_ns: int = 1) -> Layer:
     )
 
 
-def two_of_three(gpus: int = 2, microbatches: int = 2, duplex: Duplex = "full") -> SystemConfig:
+def two_of_three(gpus: int = 2, microbatches: int = 2, **links: Any) -> SystemConfig:
     """Return layers of which the first and the last send less by what W needs, 1 byte a ns."""
+    of_platform: dict[str, Any] = {"bandwidth": 10**9, "duplex": "full"} | links
     return SystemConfig(
         chain=Chain(layers=(layer(240, 12), layer(12, 240), layer(120, 6))),
-        platform=Platform(gpus=gpus, memory=AMPLE, bandwidth=10**9, duplex=duplex),
+        platform=Platform(gpus=gpus, memory=AMPLE, **of_platform),
         microbatches=microbatches,
     )
+
+
+def assert_overlapped(config: SystemConfig) -> None:
+    """Require what overlapped data parallelism makes."""
+    one, other = by_layer(config), find_system("dp_overlapped").plan(config)
+    assert check(one) == ()
+    assert one.pattern.period_total_ns == other.pattern.period_total_ns
+    assert set(one.pattern.items) == set(other.pattern.items)
 
 
 def sends(plan: Plan) -> dict[int, set[str]]:
@@ -66,16 +76,12 @@ def test_a_layer_whose_w_takes_longer_than_what_it_saves_reduces() -> None:
     # 240 - 12 = 228 ns less to send for an update; 228 ns of W of the other micro-batch.
     for weight_ns, tensor in ((227, "weight_half"), (228, "weight_gradient")):
         config = two_of_three()
-        chain = Chain(layers=(layer(240, 12, weight_ns), *config.chain.layers[1:]))
-        plan = by_layer(replace(config, chain=chain))
-        assert sends(plan)[0] == {tensor}
+        config = with_layers(config, layer(240, 12, weight_ns), *config.chain.layers[1:])
+        assert sends(by_layer(config))[0] == {tensor}
 
 
 def test_it_is_overlapped_data_parallelism_where_transfers_are_free() -> None:
-    config = replace(two_of_three(), platform=Platform(gpus=2, memory=AMPLE))
-    one, other = by_layer(config).pattern, find_system("dp_overlapped").plan(config).pattern
-    assert one.period_total_ns == other.period_total_ns
-    assert set(one.items) == set(other.items)
+    assert_overlapped(two_of_three(bandwidth=None))
 
 
 @pytest.mark.parametrize("lacking", [(0, 1, 2), (1,)])
@@ -86,16 +92,12 @@ def test_it_is_overlapped_data_parallelism_without_halves(lacking: tuple[int, ..
         replace(one, **nothing) if number in lacking else one  # type: ignore[arg-type]
         for number, one in enumerate(config.chain.layers)
     ]
-    config = replace(config, chain=Chain(layers=tuple(layers)))
-    one, other = by_layer(config), find_system("dp_overlapped").plan(config)
-    assert check(one) == ()
-    assert one.pattern.period_total_ns == other.pattern.period_total_ns
-    assert set(one.pattern.items) == set(other.pattern.items)
+    assert_overlapped(with_layers(config, *layers))
 
 
 @pytest.mark.parametrize(("gpus", "duplex"), [(2, "half"), (3, "full"), (4, "half")])
 def test_every_transfer_and_every_weight_half_is_needed(gpus: int, duplex: Duplex) -> None:
-    plan = by_layer(two_of_three(gpus, 2 * gpus, duplex))
+    plan = by_layer(two_of_three(gpus, 2 * gpus, duplex=duplex))
     assert check(plan) == ()
     assert "weight_half" in sends(plan)[0]
     pattern = plan.pattern
@@ -116,18 +118,12 @@ def test_random_chains(data: st.DataObject) -> None:
     layers = data.draw(
         st.lists(st.builds(layer, size, half, st.integers(0, 9)), min_size=1, max_size=4)
     )
-    config = SystemConfig(
-        chain=Chain(layers=tuple(layers)),
-        platform=Platform(
-            gpus=gpus,
-            memory=AMPLE,
-            bandwidth=10**9,
-            latency=data.draw(st.integers(0, 3)),
-            duplex=data.draw(st.sampled_from(["half", "full"])),
-        ),
-        microbatches=gpus * data.draw(st.integers(1, 3)),
-    )
-    plan = by_layer(config)
+    links = {
+        "latency": data.draw(st.integers(0, 3)),
+        "duplex": data.draw(st.sampled_from(["half", "full"])),
+    }
+    config = two_of_three(gpus, gpus * data.draw(st.integers(1, 3)), **links)
+    plan = by_layer(with_layers(config, *layers))
     assert check(plan) == ()
     assert plan.pattern.period_total_ns >= max(
         gpu.busy_ns * config.microbatches for gpu in load(plan)

@@ -5,29 +5,42 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from itertools import combinations, pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schedopt import Chain, Layer, Operation, Platform, Problem, Rule, Scope, Stage, check
+from schedopt import Chain, Platform, Problem, Rule, Scope, Stage, check
 from schedopt.account import concurrent_activations, traffic
 from schedopt.cuts import balanced_cuts
 from schedopt.errors import InputError
 from schedopt.network import Duplex
-from schedopt.plan import Transfer
+from schedopt.plan import Kind, Transfer
 from schedopt.systems.collectives import all_gather, all_reduce, reduce_scatter
 from schedopt.systems.config import SystemConfig
+from schedopt.systems.flushes import Turn, one_f_one_b_order
 from schedopt.systems.list_scheduler import ListScheduler
-from tests.systems.configs import AMPLE, equal
+from tests.examples import layer, op
+from tests.systems.configs import AMPLE, equal, with_layers
+
+BOTH: tuple[Kind, ...] = ("F", "B")
 
 
-def empty(
-    config: SystemConfig, stages: int, *, ordered: bool = True, rule: Rule | None = None
-) -> ListScheduler:
+def empty(config: SystemConfig, stages: int, *, ordered: bool = True) -> ListScheduler:
     rows = [Stage(layers=(s, s), gpus=(s,)) for s in range(stages)]
     problem = Problem(chain=config.chain, platform=config.platform)
     return ListScheduler(problem, rows, ordered=ordered)
+
+
+def run(scheduler: ListScheduler, *turns: Turn, **more: Any) -> None:
+    for kind, stage, i in turns:
+        scheduler.run(kind, stage, i, **more)
+
+
+def there_and_back(i: int) -> list[Turn]:
+    """Return what a micro-batch does on two stages."""
+    return [("F", 0, i), ("F", 1, i), ("B", 1, i), ("B", 0, i)]
 
 
 def starts(scheduler: ListScheduler, microbatches: int) -> dict[tuple[str, int, int], int]:
@@ -38,11 +51,7 @@ def starts(scheduler: ListScheduler, microbatches: int) -> dict[tuple[str, int, 
 def test_everything_starts_as_soon_as_what_it_needs_is_there() -> None:
     # F 1, B 2: F0 0-1, F1 1-2, B1 2-4, B0 4-6; the second micro-batch behind it.
     scheduler = empty(equal(2, 2), 2)
-    for i in (0, 1):
-        scheduler.run("F", 0, i)
-        scheduler.run("F", 1, i)
-        scheduler.run("B", 1, i)
-        scheduler.run("B", 0, i)
+    run(scheduler, *there_and_back(0), *there_and_back(1))
     scheduler.settle()
     # GPU 0 runs F0(0), B0(0), F0(1) in the order that was told, though it is idle over 1-4.
     assert starts(scheduler, 2) == {
@@ -78,10 +87,10 @@ def test_without_an_order_the_least_priority_of_what_is_ready_goes_first() -> No
 def test_nothing_starts_before_the_earliest_instant_or_what_it_is_told_to_wait_for() -> None:
     scheduler = empty(equal(2, 2), 2, ordered=False)
     for i in (0, 1):
-        scheduler.run("F", 0, i, earliest_ns=3, after=[("B", 1, 0)] if i else [])
-        scheduler.run("F", 1, i)
-        scheduler.run("B", 1, i)
-        scheduler.run("B", 0, i, priority=-1)
+        first, *middle, last = there_and_back(i)
+        run(scheduler, first, earliest_ns=3, after=[("B", 1, 0)] if i else [])
+        run(scheduler, *middle)
+        run(scheduler, last, priority=-1)
     scheduler.settle()
     found = starts(scheduler, 2)
     # F0 3-4, F1 4-5, B1 5-7; then both B0 and the second F0 could start, and B0 does.
@@ -96,11 +105,8 @@ def test_transfers_take_their_links_one_at_a_time(duplex: Duplex, gradient: int)
     platform = Platform(gpus=2, memory=AMPLE, bandwidth=10**9, duplex=duplex)
     scheduler = empty(replace(config, platform=platform), 2)
     for i in range(3):
-        scheduler.run("F", 0, i)
-        scheduler.run("F", 1, i)
-        scheduler.run("B", 1, i)
-    for i in range(3):
-        scheduler.run("B", 0, i)
+        run(scheduler, *there_and_back(i)[:-1])
+    run(scheduler, *(("B", 0, i) for i in range(3)))
     scheduler.settle()
     pattern = scheduler.step(3)
     sent = {(t.tensor, t.shift): t.start_ns for t in pattern.transfers}
@@ -111,10 +117,7 @@ def test_transfers_take_their_links_one_at_a_time(duplex: Duplex, gradient: int)
 
 def test_what_waits_in_a_circle_or_for_nothing_is_a_mistake() -> None:
     scheduler = empty(equal(2, 1), 2)
-    scheduler.run("B", 0, 0)
-    scheduler.run("F", 0, 0)
-    scheduler.run("F", 1, 0)
-    scheduler.run("B", 1, 0)
+    run(scheduler, ("B", 0, 0), ("F", 0, 0), ("F", 1, 0), ("B", 1, 0))
     with pytest.raises(ValueError, match="waits in a circle"):
         scheduler.settle()
     scheduler = empty(equal(2, 1), 2)
@@ -129,16 +132,7 @@ def one_f_one_b(config: SystemConfig, rounds: int) -> ListScheduler:
     """Return the order of 1F1B without a flush."""
     gpus = len(config.platform.gpus)
     scheduler = empty(config, gpus)
-    for stage in range(gpus):
-        ahead = gpus - stage
-        for i in range(ahead):
-            scheduler.run("F", stage, i)
-        for i in range(rounds - ahead):
-            scheduler.run("B", stage, i)
-            scheduler.run("F", stage, i + ahead)
-    for stage in range(gpus):
-        for i in range(rounds - gpus + stage, rounds):
-            scheduler.run("B", stage, i)
+    run(scheduler, *one_f_one_b_order(gpus, rounds))
     return scheduler
 
 
@@ -153,10 +147,7 @@ def test_an_endless_run_settles_to_the_work_of_a_gpu() -> None:
 def test_a_slow_stage_in_the_middle_sets_the_period() -> None:
     config = equal(3, 1)
     one = config.chain.layers[0]
-    slow = Layer(forward_ns=4, backward_ns=5, weight_bytes=1, activation_bytes=0)
-    config = SystemConfig(
-        chain=Chain(layers=(one, slow, one)), platform=config.platform, microbatches=1
-    )
+    config = with_layers(config, one, layer(4, 5, 1, 0), one)
     plan = config.steady(partial(one_f_one_b, config), 1)
     # Two in flight on the slow stage are enough to keep it busy: 4 + 5.
     assert plan.pattern.period_total_ns == 9
@@ -173,24 +164,14 @@ def test_a_run_that_is_too_short_has_no_steady_state() -> None:
 
 def ring(gpus: int) -> ListScheduler:
     """Return a run of one micro-batch a GPU; 12 bytes of weights at 1 byte a ns."""
-    layer = Layer(
-        forward_ns=1,
-        backward_ns=2,
-        weight_bytes=60,
-        activation_bytes=0,
-        parameter_bytes=12,
-        gradient_bytes=12,
-        optimizer_bytes=12,
-    )
+    only = layer(1, 2, 60, 0, parameter_bytes=12, gradient_bytes=12, optimizer_bytes=12)
     problem = Problem(
-        chain=Chain(layers=(layer,)),
+        chain=Chain(layers=(only,)),
         platform=Platform(gpus=gpus, memory=AMPLE, bandwidth=10**9, duplex="full"),
         rule=Rule(update_every=gpus, forward_reads="delay"),
     )
     scheduler = ListScheduler(problem, [Stage(layers=(0, 0), gpus=tuple(range(gpus)))])
-    for i in range(gpus):
-        scheduler.run("F", 0, i)
-        scheduler.run("B", 0, i)
+    run(scheduler, *((kind, 0, i) for i in range(gpus) for kind in BOTH))
     return scheduler
 
 
@@ -241,12 +222,7 @@ def test_cuts_are_balanced(data: st.DataObject) -> None:
     if count > 1 and data.draw(st.booleans()):
         first = data.draw(st.integers(0, count - 2))
         tied = [(first, data.draw(st.integers(first + 1, count - 1)))]
-    layers = tuple(
-        Layer(
-            forward_ns=time // 2, backward_ns=time - time // 2, weight_bytes=0, activation_bytes=0
-        )
-        for time in times
-    )
+    layers = tuple(layer(time // 2, time - time // 2, 0, 0) for time in times)
     parts = data.draw(st.integers(1, count))
     chain = Chain(layers=layers, same_gpu=tuple(tied))
     possible = [
@@ -268,15 +244,12 @@ def test_cuts_are_balanced(data: st.DataObject) -> None:
 
 def test_an_operation_covers_micro_batches_and_runs_elsewhere() -> None:
     scheduler = empty(equal(2, 2), 2)
-    scheduler.run("F", 0, 0)
-    scheduler.run("F", 0, 1)
-    scheduler.run("F", 1, 0, covers=2)
-    scheduler.run("B", 1, 0, covers=2)
-    scheduler.run("B", 0, 1)
-    scheduler.run("B", 0, 0)
+    run(scheduler, ("F", 0, 0), ("F", 0, 1))
+    run(scheduler, ("F", 1, 0), ("B", 1, 0), covers=2)
+    run(scheduler, ("B", 0, 1), ("B", 0, 0))
     scheduler.settle()
     pattern = scheduler.step(2)
     # F0 0-1 and 1-2, F1 of both 2-4, B1 of both 4-8, then both B0.
     assert starts(scheduler, 2)["B", 0, 1] == 8
     assert pattern.period_total_ns == 12
-    assert Operation(kind="B", stage=1, shift=0, start_ns=4, covers=2) in pattern.operations
+    assert op("B", 1, 0, 4, covers=2) in pattern.operations

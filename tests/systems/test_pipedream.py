@@ -5,25 +5,12 @@ from fractions import Fraction
 
 import pytest
 
-from schedopt import Chain, InputError, Platform, Rule, Scope
+from schedopt import InputError, Rule, Scope
 from schedopt.account import concurrent_activations, versions
 from schedopt.plan import Kind
 from schedopt.systems.catalogue import Constructor
-from schedopt.systems.config import SystemConfig
-from schedopt.systems.pipedream import (
-    pipedream,
-    pipedream_2bw,
-    pipedream_vertical,
-    pipemare,
-)
-from tests.systems.configs import (
-    BYTE_A_NS,
-    ROOM,
-    assert_sound,
-    normalized,
-    unit_chain,
-    unit_config,
-)
+from schedopt.systems.pipedream import pipedream, pipedream_2bw, pipedream_vertical, pipemare
+from tests.systems.configs import BYTE_A_NS, assert_sound, unit_config, unit_layer, with_layers
 
 ALL = (pipedream, pipedream_vertical, pipedream_2bw, pipemare)
 
@@ -64,11 +51,11 @@ def test_double_buffering_needs_one_micro_batch_less_than_printed(gpus: int, lea
 
 def test_updates_that_take_no_time_make_no_pattern_longer() -> None:
     config = unit_config(3, microbatches=6)
-    layers = tuple(replace(layer, update_ns=0) for layer in config.chain.layers)
-    at_once = pipemare(replace(config, chain=Chain(layers=layers)))
+    at_once, slow = (
+        pipemare(with_layers(config, *[replace(unit_layer(), update_ns=length)] * 3))
+        for length in (0, 5)
+    )
     assert at_once.pattern == pipemare(config).pattern
-    layers = tuple(replace(layer, update_ns=5) for layer in config.chain.layers)
-    slow = pipemare(replace(config, chain=Chain(layers=layers)))
     # 6 forwards and backwards of 1 and an update.
     assert (slow.pattern.k, slow.pattern.period_total_ns) == (6, 17)
 
@@ -84,26 +71,21 @@ def test_the_newest_weights_alone_need_no_second_version() -> None:
 def test_what_a_run_comes_to_is_known_before_it_gets_there() -> None:
     # Stage 1 is slower than stage 0 by 1 in 10**9, so that stage 0 gains a micro-batch on it in
     # some 10**9 rounds, and then always has the 3 in flight that it may have.
-    config = unit_config(3, forward=10**9, backward=10**9)
-    first, second, third = config.chain.layers
-    slower = replace(second, backward_ns=10**9 + 1)
-    fast = replace(third, forward_ns=0, backward_ns=0)
-    plan = pipedream(replace(config, chain=Chain(layers=(first, slower, fast))))
+    first, slower, fast = unit_layer(10**9, 10**9), unit_layer(10**9, 10**9 + 1), unit_layer(0, 0)
+    plan = pipedream(with_layers(unit_config(3), first, slower, fast))
     assert_sound(plan)
-    assert normalized(plan) == 2 * 10**9 + 1
+    assert plan.pattern.period == 2 * 10**9 + 1
     assert concurrent_activations(plan) == {(0, 0): 3, (1, 1): 2, (2, 2): 1}
 
 
 def test_links_on_which_no_order_settles_get_one() -> None:
     # The half-duplex links carry activations and gradients in ever new order.
-    rows = [(1, 2, 10), (5, 4, 6), (5, 9, 2)]
-    one = unit_chain(1).layers[0]
-    layers = tuple(
-        replace(one, forward_ns=ahead, backward_ns=back, activation_bytes=sent)
-        for ahead, back, sent in rows
+    config = with_layers(
+        unit_config(3, 1, bandwidth=BYTE_A_NS),
+        unit_layer(1, 2, 10),
+        unit_layer(5, 4, 6),
+        unit_layer(5, 9, 2),
     )
-    platform = Platform(gpus=3, memory=ROOM, bandwidth=BYTE_A_NS)
-    config = SystemConfig(chain=Chain(layers=layers), platform=platform, microbatches=1)
     scheduler = config.scheduler(Rule(update_every=1), config.pipeline())
     for stage, in_flight in enumerate((3, 2, 1)):
         order: list[tuple[Kind, int, int]] = [("F", i, i - in_flight) for i in range(200)]
@@ -117,4 +99,4 @@ def test_links_on_which_no_order_settles_get_one() -> None:
     assert_sound(plan)
     ran = scheduler.step(200).operations
     ends = sorted(o.start_ns for o in ran if (o.kind, o.stage) == ("B", 0))
-    assert normalized(plan) * 100 <= Fraction(11, 10) * (ends[150] - ends[50])
+    assert plan.pattern.period * 100 <= Fraction(11, 10) * (ends[150] - ends[50])

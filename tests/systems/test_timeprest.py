@@ -1,26 +1,21 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
-from schedopt import Chain, InputError, Stage
+from schedopt import InputError, Stage
 from schedopt.account import versions
 from schedopt.account.timeline import Timeline
 from schedopt.plan import Plan
 from schedopt.rule import Rule
 from schedopt.systems.config import SystemConfig
 from schedopt.systems.timeprest import timeprest_plan, timeprest_run
-from tests.systems.configs import (
-    assert_sound,
-    unit_config,
-)
+from tests.systems.configs import assert_sound, unit_config, unit_layer, with_layers
 
 
 def figure(gpus: int, count: int) -> tuple[SystemConfig, list[Stage]]:
     """Return stages whose backward for all N micro-batches is as long as one forward: N ns."""
     config = unit_config(gpus, count, forward=count, backward=1)
-    return config, [Stage(layers=(s, s), gpus=(s,)) for s in range(gpus)]
+    return config, config.pipeline()
 
 
 @pytest.mark.parametrize("bounded", [False, True])
@@ -75,10 +70,8 @@ def test_the_version_differences_of_the_figures(
 
 
 def test_without_a_bound_a_fast_first_stage_runs_away() -> None:
-    config = unit_config(2, microbatches=2)
-    fast, slow = config.chain.layers[0], replace(config.chain.layers[1], forward_ns=9)
-    config = replace(config, chain=Chain(layers=(fast, slow)))
-    stages = [Stage(layers=(s, s), gpus=(s,)) for s in range(2)]
+    config = with_layers(unit_config(2, microbatches=2), unit_layer(), unit_layer(forward=9))
+    stages = config.pipeline()
     with pytest.raises(InputError, match="has not become periodic"):
         timeprest_plan(config, stages, 2, bounded=False)
     assert_sound(timeprest_plan(config, stages, 2))

@@ -6,16 +6,14 @@ Two layers with F 1 and B 2 ns keep 1 byte each, and have 4 bytes of parameters,
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
-from schedopt import Plan, Platform, check
+from schedopt import Plan, check
 from schedopt.account import memory, traffic, versions
 from schedopt.systems import data_parallel, zero
 from schedopt.systems.catalogue import Constructor
 from schedopt.systems.config import SystemConfig
-from tests.systems.configs import AMPLE, equal
+from tests.systems.configs import equal
 
 FULL = 2 * (4 + 4 + 8)
 """What the weights of both layers take where nothing is sharded."""
@@ -23,9 +21,7 @@ FULL = 2 * (4 + 4 + 8)
 
 def two_layers(microbatches: int = 2, **more: int) -> SystemConfig:
     sizes = {"weight_bytes": 16, "parameter_bytes": 4, "gradient_bytes": 4, "optimizer_bytes": 8}
-    config = equal(2, microbatches, layers=2, **sizes, **more)
-    platform = Platform(gpus=2, memory=AMPLE, bandwidth=10**9, duplex="full")
-    return replace(config, platform=platform)
+    return equal(2, microbatches, linked=True, **sizes, **more)
 
 
 def summary(plan: Plan) -> tuple[int, int, int]:
@@ -56,9 +52,7 @@ def test_updated_weights_set_out_while_others_are_still_computed(system: Constru
     # weights leave over 23-27. B0 20-28, layer 1's update 28-29, layer 0's gradient 28-32, layer
     # 1's weights 32-36, layer 0's update 32-33 and its weights 36-40.
     sizes = {"weight_bytes": 32, "parameter_bytes": 8, "gradient_bytes": 8, "optimizer_bytes": 16}
-    config = equal(2, 2, layers=3, backward_ns=8, update_ns=2, **sizes)
-    platform = Platform(gpus=2, memory=AMPLE, bandwidth=10**9, duplex="full")
-    plan = system(replace(config, platform=platform))
+    plan = system(equal(2, 2, layers=3, linked=True, backward_ns=8, update_ns=2, **sizes))
     assert check(plan) == ()
     assert plan.pattern.period_total_ns == 40
 
