@@ -5,7 +5,7 @@ Links carry 1 byte a ns each way. The memory of each GPU is exactly what the pla
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -43,11 +43,19 @@ def step(
     found: tuple[Stage, ...],
     memory: int,
     period: int,
-    operations: tuple[Operation, ...],
-    transfers: tuple[Transfer, ...],
+    rows: Sequence[tuple[str, int, int, int]],
+    transfers: Iterable[Transfer],
 ) -> Plan:
-    """Return a plan with a micro-batch for each replica, updates behind it, and a flush."""
+    """Return a plan with a micro-batch for each replica, updates behind it, and a flush.
+
+    A row has kind, stage, start and replica, and holds for each micro-batch.
+    """
     replicas = len(found[0].gpus)
+    operations = (
+        replace(op(kind, stage, i, start), replica=replica)
+        for i in range(replicas)
+        for kind, stage, start, replica in rows
+    )
     return Plan(
         chain=Chain(layers=layers),
         platform=Platform(gpus=replicas, memory=memory, bandwidth=BYTE_A_NS, duplex="full"),
@@ -55,7 +63,10 @@ def step(
         scope=Scope(allocation="general", max_k=replicas, split_backward=True),
         stages=found,
         pattern=Pattern(
-            k=replicas, period_total_ns=period, operations=operations, transfers=transfers
+            k=replicas,
+            period_total_ns=period,
+            operations=tuple(operations),
+            transfers=tuple(transfers),
         ),
     )
 
@@ -76,16 +87,7 @@ def all_gather(period: int = 14) -> Plan:
         # 20 + 100 + 2 * 5
         memory=130,
         period=period,
-        operations=tuple(
-            operation
-            for i in (0, 1)
-            for operation in (
-                op("F", 0, i, 0),
-                op("I", 0, i, 2),
-                op("W", 0, i, 5),
-                foreign(0, i, 10, 1),
-            )
-        ),
+        rows=[("F", 0, 0, 0), ("I", 0, 2, 0), ("W", 0, 5, 0), ("W", 0, 10, 1)],
         transfers=(pass_on(0, 0, 5, 0, 1), pass_on(0, 1, 5, 0, 1)),
     )
 
@@ -107,22 +109,8 @@ def ring() -> Plan:
         # 10 + 50 + 2 * 3
         memory=66,
         period=11,
-        operations=tuple(
-            operation
-            for i in (0, 1, 2)
-            for operation in (
-                op("F", 0, i, 0),
-                op("I", 0, i, 1),
-                op("W", 0, i, 3),
-                foreign(0, i, 6, 1),
-                foreign(0, i, 9, -1),
-            )
-        ),
-        transfers=tuple(
-            transfer
-            for i in (0, 1, 2)
-            for transfer in (pass_on(0, i, 3, 0, 1), pass_on(0, i, 6, 1, 2))
-        ),
+        rows=[("F", 0, 0, 0), ("I", 0, 1, 0), ("W", 0, 3, 0), ("W", 0, 6, 1), ("W", 0, 9, -1)],
+        transfers=[pass_on(0, i, *hop) for i in range(3) for hop in ((3, 0, 1), (6, 1, 2))],
     )
 
 
@@ -143,18 +131,10 @@ def mixed_exchange() -> Plan:
         # 20 + 100 + 50 + 2 * 3
         memory=176,
         period=17,
-        operations=tuple(
-            operation
-            for i in (0, 1)
-            for operation in (
-                op("F", 0, i, 0),
-                op("F", 1, i, 2),
-                op("B", 1, i, 4),
-                op("I", 0, i, 8),
-                op("W", 0, i, 10),
-                foreign(0, i, 15, 1),
-            )
-        ),
+        rows=[
+            *(("F", 0, 0, 0), ("F", 1, 2, 0), ("B", 1, 4, 0)),
+            *(("I", 0, 8, 0), ("W", 0, 10, 0), ("W", 0, 15, 1)),
+        ],
         transfers=(*around, pass_on(0, 0, 12, 0, 1), pass_on(0, 1, 12, 0, 1)),
     )
 

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
+import pytest
 from hypothesis import strategies as st
 
-from schedopt import Chain, Plan, Platform, Problem, Scope
+from schedopt import Chain, InputError, Plan, Platform, Problem, Scope, Stage, solve
 from schedopt.engine import Engine
+from schedopt.exporting import find_target
 from schedopt.solving.engine_cuts import EngineCuts
 from schedopt.systems.steps import engine_step
+from tests.examples import layer
 from tests.transformers import transformers
+
+LAYER = layer(10, 20, 100, 10)
 
 
 @st.composite
@@ -22,18 +29,40 @@ def engine_plans(draw: st.DrawFn, engine: Engine) -> Plan:
     most = len(chain.layers) - 2
     ranks = min(gpus, most)
     chunks = draw(st.integers(1, 3)) if engine == "megatron" and ranks > 1 else 1
-    scope = Scope(
-        allocation="general",
-        max_k=None,
-        microbatches=ranks * draw(st.integers(1, 2)),
-        engine=engine,
-    )
+    count = ranks * draw(st.integers(1, 2))
+    scope = Scope(allocation="general", max_k=None, microbatches=count, engine=engine)
     problem = Problem(chain=chain, platform=Platform(gpus, 10**9), scope=scope)
     shapes = [EngineCuts(problem, ranks, many) for many in range(chunks, 0, -1)]
     shapes.append(EngineCuts(problem, 1, 1))
     cuts = next(shape for shape in shapes if shape.exist)
     begins = draw(st.sampled_from([*cuts.promising(None, lambda: False)]))
     return engine_step(problem, cuts.stages(begins))
+
+
+def plan_of(
+    engine: Engine | None, names: Sequence[str], *, gpus: int = 2, count: int = 4, **more: Any
+) -> Plan:
+    """Return the best step on layers with these names, in the order of an engine or in any."""
+    chain = Chain(layers=tuple(replace(LAYER, name=name) for name in names))
+    scope = Scope(allocation="contiguous", max_k=None, microbatches=count, engine=engine)
+    platform = Platform(**{"gpus": gpus, "memory": 10**6} | more)
+    plan = solve(chain, platform, scope=scope, time_limit=5).plan
+    assert plan is not None
+    return plan
+
+
+def cut(plan: Plan, *rows: tuple[int, int, int]) -> Plan:
+    """Return the plan with other stages: first and last layer, and GPU."""
+    return replace(plan, stages=tuple(Stage(layers=(a, b), gpus=(gpu,)) for a, b, gpu in rows))
+
+
+def refusal(target: str, plan: Plan, microbatches: int = 4) -> str:
+    """Return what a target says of a plan that it cannot express."""
+    with pytest.raises(InputError) as caught:
+        find_target(target).export(plan, microbatches)
+    assert caught.value.field == "to"
+    assert caught.value.way_out
+    return str(caught.value)
 
 
 def blocks_of(plan: Plan, first: int, last: int) -> list[int]:

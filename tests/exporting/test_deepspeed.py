@@ -9,12 +9,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from schedopt import Chain, InputError, Layer, Plan, Platform, Recipe, Scope, Stage, solve
+from schedopt import Plan, Platform, Recipe
 from schedopt.exporting.deepspeed import export
 from tests.budgets import trials
-from tests.exporting.engines import engine_plans
-
-LAYER = Layer(forward_ns=10, backward_ns=20, weight_bytes=100, activation_bytes=10)
+from tests.exporting.engines import cut, engine_plans, plan_of, refusal
 
 
 class PipelineModule:
@@ -79,21 +77,12 @@ def test_each_stage_builds_the_modules_of_the_plan(plan: Plan) -> None:
     for rank, stage in enumerate(plan.stages):
         module = found["PlannedPipelineModule"](names, len(plan.stages), rank)
         assert module.built == names[stage.first : stage.last + 1]
-        assert [module.stage_owner(number) for number in range(stage.first, module.parts[-1])][
-            : len(module.built)
-        ] == [rank] * len(module.built)
-
-
-def plan_of(names: list[str], gpus: int = 2) -> Plan:
-    chain = Chain(layers=tuple(replace(LAYER, name=name) for name in names))
-    scope = Scope(allocation="contiguous", max_k=None, microbatches=4, engine="deepspeed")
-    plan = solve(chain, Platform(gpus=gpus, memory=10**6), scope=scope).plan
-    assert plan is not None
-    return plan
+        built = range(stage.first, stage.first + len(module.built))
+        assert {module.stage_owner(number) for number in built} == {rank}
 
 
 def test_another_number_of_modules_or_stages_is_refused() -> None:
-    pipeline = exported(plan_of(["a", "b", "c", "loss"]), 4)["PlannedPipelineModule"]
+    pipeline = exported(plan_of("deepspeed", ["a", "b", "c", "loss"]), 4)["PlannedPipelineModule"]
     assert pipeline(["a", "b", "c"], 2, 1).built == ["c"]
     with pytest.raises(ValueError, match="the plan cuts 3 modules, not 4"):
         pipeline(["a", "b", "c", "d"], 2, 0)
@@ -102,7 +91,7 @@ def test_another_number_of_modules_or_stages_is_refused() -> None:
 
 
 def test_names_cannot_leave_the_text() -> None:
-    plan = plan_of(['"""\n1 / 0\n"""', "b\\", "c{}", ""])
+    plan = plan_of("deepspeed", ['"""\n1 / 0\n"""', "b\\", "c{}", ""])
     recipe = Recipe(factory="a:b", arguments={"batch": 2})
     hostile = replace(plan.chain, name='"""\n1 / 0\n"""\\', recipe=recipe)
     found = exported(replace(plan, chain=hostile), 4)
@@ -111,19 +100,13 @@ def test_names_cannot_leave_the_text() -> None:
 
 
 def test_what_it_cannot_run_is_refused() -> None:
-    plan = plan_of(["a", "b", "c", "d", "loss"])
-
-    def told(*rows: tuple[int, int, int]) -> str:
-        stages = tuple(Stage(layers=(a, b), gpus=(gpu,)) for a, b, gpu in rows)
-        with pytest.raises(InputError) as caught:
-            export(replace(plan, stages=stages), 4)
-        assert caught.value.field == "to"
-        assert 'Scope(engine="deepspeed", microbatches=4)' in str(caught.value)
-        return str(caught.value)
-
-    assert "stage 1 begins at layer 4, which belongs to the loss" in told((0, 3, 0), (4, 4, 1))
-    loop = (0, 0, 0), (1, 1, 1), (2, 2, 0), (3, 4, 1)
-    assert "a GPU has several stages" in told(*loop)
-    tight = replace(plan, platform=Platform(gpus=2, memory=210))
-    with pytest.raises(InputError, match="in its own order GPU 0 needs"):
-        export(tight, 4)
+    plan = plan_of("deepspeed", ["a", "b", "c", "d", "loss"])
+    refused = {
+        "stage 1 begins at layer 4, which belongs to the loss": cut(plan, (0, 3, 0), (4, 4, 1)),
+        "a GPU has several stages": cut(plan, (0, 0, 0), (1, 1, 1), (2, 2, 0), (3, 4, 1)),
+        "in its own order GPU 0 needs": replace(plan, platform=Platform(gpus=2, memory=210)),
+    }
+    for why, bad in refused.items():
+        told = refusal("deepspeed", bad)
+        assert why in told
+        assert 'Scope(engine="deepspeed", microbatches=4)' in told

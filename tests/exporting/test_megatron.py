@@ -9,17 +9,25 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 
-from schedopt import Chain, InputError, Layer, Plan, Platform, Recipe, Result, Scope, Stage, solve
+from schedopt import Chain, Plan, Platform, Recipe, Result, Scope, solve
 from schedopt.checking import check
 from schedopt.exporting.megatron import export
 from schedopt.systems import flushes
 from schedopt.systems.config import SystemConfig
 from tests import examples
 from tests.budgets import trials
-from tests.exporting.engines import blocks_of, by_rank, engine_plans, parse_layout
+from tests.exporting.engines import (
+    LAYER,
+    blocks_of,
+    by_rank,
+    cut,
+    engine_plans,
+    parse_layout,
+    plan_of,
+    refusal,
+)
 
 ROOT = Path(__file__).parents[2]
-LAYER = Layer(forward_ns=10, backward_ns=20, weight_bytes=100, activation_bytes=10)
 
 
 def arguments(text: str) -> Namespace:
@@ -57,9 +65,7 @@ def test_the_layout_gives_the_layers_of_each_rank_back(plan: Plan) -> None:
     found = arguments(exported(plan, plan.pattern.k))
     stages = parse_layout(found.pipeline_model_parallel_layout)
     ranks = by_rank(stages, found.pipeline_model_parallel_size)
-    assert [[stage.gpus[0] for stage in plan.stages]] == [
-        [rank for _ in row for rank in range(len(ranks))] for row in [ranks[0]]
-    ]
+    assert [stage.gpus[0] for stage in plan.stages] == [*range(len(ranks))] * len(ranks[0])
     letters = "".join(stages)
     assert letters == "E" + "t" * found.num_layers + "L"
     assert all(stages)
@@ -71,24 +77,11 @@ def test_the_layout_gives_the_layers_of_each_rank_back(plan: Plan) -> None:
         assert ("L" in row) == (stage.last == len(plan.chain.layers) - 1)
 
 
-def plan_of(names: str, gpus: int, count: int, memory: int = 10**6, engine: bool = True) -> Plan:
-    chain = Chain(layers=tuple(replace(LAYER, name=name) for name in names.split("; ")))
-    scope = Scope(
-        allocation="contiguous",
-        max_k=None,
-        microbatches=count,
-        engine="megatron" if engine else None,
-    )
-    plan = solve(chain, Platform(gpus=gpus, memory=memory), scope=scope, time_limit=5).plan
-    assert plan is not None
-    return plan
-
-
-SIX = "embed; h.0; h.1; h.2; h.3; head"
+SIX = ("embed", "h.0", "h.1", "h.2", "h.3", "head")
 
 
 def test_bash_reads_the_file(tmp_path: Path) -> None:
-    plan = plan_of(SIX, 2, 4)
+    plan = plan_of("megatron", SIX)
     recipe = Recipe(factory="a:b", arguments={"batch": 3})
     named = replace(plan, chain=replace(plan.chain, name="a\n'b' $(exit 7)", recipe=recipe))
     file = tmp_path / "megatron.sh"
@@ -109,7 +102,7 @@ def test_bash_reads_the_file(tmp_path: Path) -> None:
 
 
 def test_what_is_carried_over_is_said() -> None:
-    plan = plan_of(SIX, 2, 4)
+    plan = plan_of("megatron", SIX)
     # (4 + 1) forwards and backwards of three layers.
     assert "a step of 4 micro-batches takes 450 ns" in exported(plan, 4)
     assert "That is the order of the plan." in exported(plan, 4)
@@ -118,16 +111,13 @@ def test_what_is_carried_over_is_said() -> None:
     assert "a step of 5 micro-batches takes 540 ns" in exported(plan, 5)
     assert "The order of the plan is not carried over; it takes 630 ns." in exported(plan, 5)
     assert "--global-batch-size to 5 times" in exported(plan, 5)
-    swapped = replace(
-        plan, stages=tuple(replace(stage, gpus=(1 - stage.gpus[0],)) for stage in plan.stages)
-    )
+    swapped = cut(plan, (0, 2, 1), (3, 5, 0))
     assert "Rank 0 is GPU 1 of the plan: layers 0-2." in exported(swapped, 4)
 
 
 def test_halves_of_a_backward_are_not_carried_over() -> None:
     half = replace(LAYER, backward_input_ns=10, backward_weight_ns=10)
-    layers = tuple(replace(half, name=name) for name in SIX.split("; "))
-    chain = Chain(layers=layers, name="halves")
+    chain = Chain(layers=tuple(replace(half, name=name) for name in SIX))
     config = SystemConfig(chain=chain, platform=Platform(gpus=2, memory=10**6), microbatches=4)
     plan = flushes.zero_bubble(config)
     assert check(plan) == ()
@@ -141,47 +131,47 @@ def test_halves_of_a_backward_are_not_carried_over() -> None:
 
 
 def test_tied_layers_stay_tied() -> None:
-    plan = plan_of(SIX, 1, 4)
+    plan = plan_of("megatron", SIX, gpus=1)
     tied = replace(plan, chain=replace(plan.chain, same_gpu=((0, 5),)))
     assert arguments(exported(plan, 4)).untie_embeddings_and_output_weights
     assert not arguments(exported(tied, 4)).untie_embeddings_and_output_weights
 
 
-def refusal(plan: Plan, microbatches: int) -> str:
-    with pytest.raises(InputError) as caught:
-        export(plan, microbatches)
-    assert caught.value.field == "to"
-    return str(caught.value)
-
-
 def test_stages_that_it_cannot_run_are_refused() -> None:
-    plan = plan_of("embed; h.0: a to b; h.0: c; h.1; head", 2, 2)
-    solve_it = 'Find the best plan that it can run: solve with Scope(engine="megatron"'
+    plan = plan_of("megatron", ("embed", "h.0: a to b", "h.0: c", "h.1", "head"), count=2)
+    first, second = plan.stages
+    refused = {
+        "stage 1 begins at layer 2, which parts the embedding, a transformer layer": cut(
+            plan, (0, 1, 0), (2, 4, 1)
+        ),
+        # A V is no round robin; nor may one GPU have more stages than another.
+        "on GPUs 0, 1, 1, 0, not": cut(plan, (0, 0, 0), (1, 2, 1), (3, 3, 1), (4, 4, 0)),
+        "on GPUs 0, 1, 0, not": cut(plan, (0, 0, 0), (1, 2, 1), (3, 4, 0)),
+        "several stages lie on a single GPU": cut(plan, (0, 2, 0), (3, 4, 0)),
+        "stage 0 computes layers again": replace(
+            plan, stages=(replace(first, recompute=((0, 0),)), second)
+        ),
+        "stage 0 has replicas": replace(plan, stages=(replace(first, gpus=(0, 1)), second)),
+    }
+    for why, bad in refused.items():
+        told = refusal("megatron", bad, 2)
+        assert why in told
+        assert 'Find the best plan that it can run: solve with Scope(engine="megatron"' in told
 
-    def cut(*rows: tuple[int, int, int]) -> Plan:
-        return replace(plan, stages=tuple(Stage(layers=(a, b), gpus=(gpu,)) for a, b, gpu in rows))
 
-    told = refusal(cut((0, 1, 0), (2, 4, 1)), 2)
-    assert "stage 1 begins at layer 2, which parts the embedding, a transformer layer" in told
-    assert solve_it in told
-    # A V is no round robin; nor may one GPU have more stages than another.
-    assert "on GPUs 0, 1, 1, 0, not" in refusal(cut((0, 0, 0), (1, 2, 1), (3, 3, 1), (4, 4, 0)), 2)
-    assert "on GPUs 0, 1, 0, not" in refusal(cut((0, 0, 0), (1, 2, 1), (3, 4, 0)), 2)
-    assert "several stages lie on a single GPU" in refusal(cut((0, 2, 0), (3, 4, 0)), 2)
-    loop = cut((0, 0, 0), (1, 2, 1), (3, 3, 0), (4, 4, 1))
+def test_stages_take_turns_in_groups_of_micro_batches() -> None:
+    plan = plan_of("megatron", ("embed", "h.0: a to b", "h.0: c", "h.1", "head"), count=2)
+    loop = cut(plan, (0, 0, 0), (1, 2, 1), (3, 3, 0), (4, 4, 1))
     assert "interleaved 1F1B with a flush" in exported(loop, 2)
-    assert "3 is no multiple of 2 GPUs" in refusal(loop, 3)
-    assert "Give 2 micro-batches" in refusal(loop, 3)
-    again = replace(plan, stages=(replace(plan.stages[0], recompute=((0, 0),)), plan.stages[1]))
-    assert "stage 0 computes layers again" in refusal(again, 2)
-    double = replace(plan, stages=(replace(plan.stages[0], gpus=(0, 1)), plan.stages[1]))
-    assert "stage 0 has replicas" in refusal(double, 2)
+    told = refusal("megatron", loop, 3)
+    assert "3 is no multiple of 2 GPUs" in told
+    assert "Give 2 micro-batches" in told
 
 
 def test_what_does_not_fit_in_its_own_order_is_refused() -> None:
     # Three layers of 100 and 10 bytes kept for each of 1 or, as in 1F1B, of 2 micro-batches.
-    plan = plan_of(SIX, 2, 4, memory=330, engine=False)
-    told = refusal(plan, 4)
+    plan = plan_of(None, SIX, memory=330)
+    told = refusal("megatron", plan)
     assert "in its own order GPU 0 needs 360 B, and has 330 B" in told
 
 
@@ -201,8 +191,8 @@ def test_what_does_not_fit_in_its_own_order_is_refused() -> None:
 def test_names_that_do_not_tell_are_refused(names: str, why: str) -> None:
     plan = examples.contiguous()
     chain = Chain(layers=tuple(replace(LAYER, name=name) for name in names.split("; ")))
-    stages = (Stage(layers=(0, len(chain.layers) - 1), gpus=(0,)),)
-    told = refusal(replace(plan, chain=chain, stages=stages), 2)
+    whole = cut(replace(plan, chain=chain), (0, len(chain.layers) - 1, 0))
+    told = refusal("megatron", whole, 2)
     assert why in told
     assert "Name them in the chain as a profile does" in told
 

@@ -15,11 +15,12 @@ from typing import Any
 
 import pytest
 
-from schedopt import Chain, InputError, Platform, Scope, check, solve
+from schedopt import Chain, Platform, Scope, check, solve
 from schedopt.chain import Recipe
 from schedopt.exporting import find_target
 from schedopt.plan import Plan
 from tests.cli.commands import ROOT
+from tests.exporting.engines import refusal
 from tests.running.networks import in_turn
 
 DECODER = (
@@ -98,38 +99,32 @@ def test_stages_lie_in_a_loop_or_in_a_v(
     assert f"GPUs {a}, {b} of the plan" in (tmp_path / "pipeline.py").read_text()
 
 
-def refused(plan: Plan) -> str:
-    with pytest.raises(InputError) as caught:
-        find_target("torchtitan").export(plan, 4)
-    assert caught.value.field == "to"
-    assert caught.value.way_out
-    return str(caught.value)
-
-
 def test_another_placement_is_refused() -> None:
-    told = refused(named((0, 2, 0), (3, 3, 1), (4, 7, 0)))
+    told = refusal("torchtitan", named((0, 2, 0), (3, 3, 1), (4, 7, 0)))
     assert "stages lie on GPUs 0, 1, 0, neither in a loop nor in a V" in told
     assert 'engine="megatron", microbatches=4' in told
-    assert "0, 0, 1, 1, neither" in refused(named((0, 2, 0), (3, 3, 0), (4, 4, 1), (5, 7, 1)))
+    assert "0, 0, 1, 1, neither" in refusal(
+        "torchtitan", named((0, 2, 0), (3, 3, 0), (4, 4, 1), (5, 7, 1))
+    )
 
 
 @pytest.mark.parametrize("rows", [((0, 7, 0),), ((0, 2, 1), (3, 7, 1))])
 def test_a_single_gpu_is_refused(rows: tuple[tuple[int, int, int], ...]) -> None:
     # Its pipeline_parallel_degree must be above 1 for micro-batches to be cut at all.
-    told = refused(named(*rows))
+    told = refusal("torchtitan", named(*rows))
     assert "one GPU is no pipeline there" in told
     assert "Solve for more GPUs" in told
 
 
 def test_stages_that_are_no_whole_modules_are_refused() -> None:
-    told = refused(named((0, 1, 0), (2, 7, 1)))
+    told = refusal("torchtitan", named((0, 1, 0), (2, 7, 1)))
     assert "stage 1 begins at layer 2, which parts the embedding, a block" in told
     assert 'engine="megatron"' in told
-    assert "stage 1 begins at layer 7" in refused(named((0, 6, 0), (7, 7, 1)))
+    assert "stage 1 begins at layer 7" in refusal("torchtitan", named((0, 6, 0), (7, 7, 1)))
 
 
 def test_a_chain_without_names_is_refused() -> None:
-    told = refused(named((0, 3, 0), (4, 7, 1), names=("",) * 8))
+    told = refusal("torchtitan", named((0, 3, 0), (4, 7, 1), names=("",) * 8))
     assert "no name holds the number of one. Name them in the chain as a profile does" in told
 
 
@@ -143,14 +138,10 @@ def test_micro_batches_have_the_size_that_the_chain_tells(tmp_path: Path) -> Non
 
 def test_weights_that_stages_share_are_refused() -> None:
     rows = ((0, 2, 0), (3, 3, 1), (4, 4, 1), (5, 7, 0))
-    told = refused(named(*rows, same_gpu=((0, 6),)))
+    told = refusal("torchtitan", named(*rows, same_gpu=((0, 6),)))
     assert "stages 0, 3 have layers that share a GPU" in told
-    assert (
-        "tok_embeddings"
-        in find_target("torchtitan").export(named(*rows, same_gpu=((1, 2), (6, 7))), 4)[
-            "pipeline.py"
-        ]
-    )
+    apart = named(*rows, same_gpu=((1, 2), (6, 7)))
+    assert "tok_embeddings" in find_target("torchtitan").export(apart, 4)["pipeline.py"]
 
 
 def test_the_way_out_leads_out(tmp_path: Path) -> None:
@@ -159,7 +150,7 @@ def test_the_way_out_leads_out(tmp_path: Path) -> None:
     scope = Scope(allocation="contiguous")
     plan = solve(chain, platform, scope=scope).plan
     assert plan is not None
-    assert 'engine="megatron"' in refused(plan)
+    assert 'engine="megatron"' in refusal("torchtitan", plan)
     scope = Scope(allocation="general", max_k=None, microbatches=8, engine="megatron")
     plan = solve(chain, platform, scope=scope, time_limit=1).plan
     assert plan is not None
