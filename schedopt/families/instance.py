@@ -115,12 +115,7 @@ def make_instance(
 ) -> Instance:
     """Return an instance on equal GPUs with free transfers, its story in the provenance.
 
-    Parameters
-    ----------
-    unit_ns, unit_bytes : int
-        What 1 stands for where the source gives plain numbers.
-    source : str
-        Where the family comes from.
+    A unit is what 1 stands for where the source, from which the family comes, gives plain numbers.
     """
     provenance = {
         "family": family,

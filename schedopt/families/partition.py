@@ -26,18 +26,10 @@ MOST_DRAWS: Final = 100
 
 
 def draw_numbers(m: int, total: int, seed: int, *, solvable: bool) -> tuple[int, ...]:
-    """Return 3 m random numbers between V / 4 and V / 2 that add up to m V.
+    """Return 3 m random numbers between V / 4 and V / 2 that add up to m V, m at most 256.
 
-    Parameters
-    ----------
-    m : int
-        1 to 256.
-    total : int
-        V, at least 9: so that three such numbers can add up to it.
-    seed : int
-    solvable : bool
-        Whether they are drawn in groups that add up to V. Else any; whether there are such groups
-        is for `find_triples` to say.
+    V is `total`, at least 9: so that three such numbers can add up to it. `solvable` numbers are
+    drawn in groups that do. Others may have such groups too: that is for `find_triples` to say.
     """
     if solvable:
         return draw_triples(m, total, seed)[0]
@@ -66,13 +58,7 @@ def draw_triples(m: int, total: int, seed: int) -> tuple[tuple[int, ...], list[T
 def draw_without_triples(m: int, total: int, seed: int) -> tuple[int, ...]:
     """Return numbers as `draw_numbers` does, proven by `find_triples` to have no such groups.
 
-    Parameters
-    ----------
-    m : int
-        2 to 12.
-    total : int
-        V. For some, such as 9 to 12, all numbers have groups.
-    seed : int
+    m is at most 12. For some V, such as 9 to 12, all numbers have groups.
 
     Raises
     ------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from fractions import Fraction
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from schedopt.chain import Chain, Layer
 from schedopt.errors import InputError
@@ -16,8 +16,6 @@ from schedopt.platform import Platform
 from schedopt.problem import Problem, Scope
 from schedopt.stage import Stage
 from schedopt.validation import show
-
-WAY_OUT: Final = "Write one with schedopt instance three-partition"
 
 
 @dataclass(frozen=True)
@@ -187,47 +185,39 @@ def read_reduction(chain: Chain) -> Reduction:
     theorem: Literal[1, 2]
     match provenance.get("family"):
         case "theorem-1":
-            theorem, own = 1, slice(None)
+            theorem, whole, own = 1, 3, slice(None)
         case "theorem-2":
             sixth = len(chain.layers) // 6
-            theorem, own = 2, slice(sixth, 4 * sixth)
+            theorem, whole, own = 2, 6, slice(sixth, 4 * sixth)
         case other:
             said = "absent" if other is None else f"{show(other)} is no family of 3-partitions"
-            raise InputError(said, field="provenance.family", way_out=WAY_OUT)
-    whole = 3 if theorem == 1 else 6
+            raise _differs(said, "provenance.family")
     if len(chain.layers) % whole:
-        raise InputError(
-            f"{len(chain.layers)} layers, and Theorem {theorem} has {whole} m",
-            field="layers",
-            way_out=WAY_OUT,
-        )
+        rule = f"{len(chain.layers)} layers, and Theorem {theorem} has {whole} m"
+        raise _differs(rule, "layers")
     numbers = [layer.forward_ns for layer in chain.layers[own]]
     total, rest = divmod(3 * sum(numbers), len(numbers))
     if rest:
-        raise InputError(
+        raise _differs(
             f"{len(numbers)} numbers add up to {sum(numbers)}, which is no multiple of "
             f"{len(numbers) // 3}",
-            field="layers",
-            way_out=WAY_OUT,
+            "layers",
         )
     for place, number in enumerate(numbers, own.start or 0):
         if not total < 4 * number < 2 * total:
-            raise InputError(
-                f"{number} does not lie between V / 4 and V / 2, where V is {total}",
-                field=f"layers[{place}].forward_ns",
-                way_out=WAY_OUT,
-            )
+            rule = f"{number} does not lie between V / 4 and V / 2, where V is {total}"
+            raise _differs(rule, f"layers[{place}].forward_ns")
     reduction = Reduction(theorem, tuple(numbers))
     _compare(chain, reduction.instance().chain, f"Theorem {theorem}")
     told = provenance.get("parameters")
     for name, value in (("m", reduction.m), ("total", reduction.total)):
         if not isinstance(told, dict) or told.get(name) != value:
-            raise InputError(
-                f"is not {value}, as the layers say",
-                field=f"provenance.parameters.{name}",
-                way_out=WAY_OUT,
-            )
+            raise _differs(f"is not {value}, as the layers say", f"provenance.parameters.{name}")
     return reduction
+
+
+def _differs(rule: str, field: str) -> InputError:
+    return InputError(rule, field=field, way_out="Write one with schedopt instance three-partition")
 
 
 def _compare(chain: Chain, wanted: Chain, theorem: str) -> None:
@@ -238,17 +228,10 @@ def _compare(chain: Chain, wanted: Chain, theorem: str) -> None:
         for field in fields(Layer):
             found, right = getattr(layer, field.name), getattr(other, field.name)
             if field.name != "name" and found != right:
-                raise InputError(
-                    f"{show(found)}, and {'nothing' if right is None else right} in {theorem}",
-                    field=f"layers[{number}].{field.name}",
-                    way_out=WAY_OUT,
-                )
-    field_name = "input_bytes" if chain.input_bytes != wanted.input_bytes else "same_gpu"
-    raise InputError(
-        f"{show(getattr(chain, field_name))}, and nothing in {theorem}",
-        field=field_name,
-        way_out=WAY_OUT,
-    )
+                rule = f"{show(found)}, and {'nothing' if right is None else right} in {theorem}"
+                raise _differs(rule, f"layers[{number}].{field.name}")
+    name = "input_bytes" if chain.input_bytes != wanted.input_bytes else "same_gpu"
+    raise _differs(f"{show(getattr(chain, name))}, and nothing in {theorem}", name)
 
 
 def _layer(forward_ns: int, activation: int = 0) -> Layer:

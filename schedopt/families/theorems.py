@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from fractions import Fraction
+from functools import partial
 from typing import Final
 
 from schedopt.chain import Layer
@@ -30,12 +31,15 @@ LARGEST_K_6: Final = 740
 """Theorem 6: k (k + 1) ms in all, below 2^39 ns."""
 
 
+_in_ms = partial(make_instance, unit_ns=MILLISECOND, unit_bytes=MEGABYTE)
+
+
 def section_6_1() -> Instance:
     """Return costs 1, 2, 1 on 2 GPUs: contiguous 3, general 2.
 
     One unit of time is 1 ms. Memory plays no part: all sizes are 0.
     """
-    return make_instance(
+    return _in_ms(
         name="section-6-1",
         family="section-6-1",
         parameters={},
@@ -46,8 +50,6 @@ def section_6_1() -> Instance:
             _fact("contiguous", 3, "section 6.1"),
             _fact("general", 2, "section 6.1", gpus=[0, 1, 0]),
         ),
-        unit_ns=MILLISECOND,
-        unit_bytes=MEGABYTE,
     )
 
 
@@ -57,7 +59,7 @@ def lemma_2() -> Instance:
     The lemma gives no costs. Here each layer has cost 1, with 1 ms as the unit; nothing is saved.
     The memory is full, so that layers 0 and 2 share a GPU, which works 2 units.
     """
-    return make_instance(
+    return _in_ms(
         name="lemma-2",
         family="lemma-2",
         parameters={},
@@ -65,16 +67,9 @@ def lemma_2() -> Instance:
         platform=Platform(2, 2 * MEGABYTE),
         source=f"{PAPER}, Lemma 2, with equal costs",
         known=(
-            Fact(
-                scope=Scope(allocation="contiguous", max_k=None),
-                period=None,
-                source=f"{PAPER}, Lemma 2",
-                k=None,
-            ),
+            _fact("contiguous", None, "Lemma 2", k=None),
             _fact("general", 2, "Lemma 2", gpus=[0, 1, 0]),
         ),
-        unit_ns=MILLISECOND,
-        unit_bytes=MEGABYTE,
     )
 
 
@@ -104,7 +99,7 @@ def theorem_4(k: int) -> Instance:
         _fact(allocation, 2 + Fraction(2, k), f"{place}, and Little's law", gpus=own, k=k)
         for allocation in ALLOCATIONS
     ]
-    return make_instance(
+    return _in_ms(
         name=f"theorem-4-k-{k}",
         family="theorem-4",
         parameters={"k": k},
@@ -112,8 +107,6 @@ def theorem_4(k: int) -> Instance:
         platform=Platform(k + 1, (k + 1) * MEGABYTE),
         source=f"{PAPER}, {place}",
         known=(*shorter, *longest),
-        unit_ns=MILLISECOND,
-        unit_bytes=MEGABYTE,
     )
 
 
@@ -138,7 +131,7 @@ def theorem_5(k: int) -> Instance:
     # Counted in e.
     costs = [k * gpus, 1, (k - 1) * gpus, 1] * k + [k * gpus] + [1] * rest + [gpus]
     place = "Theorem 5"
-    return make_instance(
+    return _in_ms(
         name=f"theorem-5-k-{k}",
         family="theorem-5",
         parameters={"k": k},
@@ -150,7 +143,6 @@ def theorem_5(k: int) -> Instance:
             _fact("general", k * gpus, place, gpus=_without_idle_time(k)),
         ),
         unit_ns=gpus * MILLISECOND,
-        unit_bytes=MEGABYTE,
     )
 
 
@@ -188,7 +180,7 @@ def theorem_6(k: int, memory: int | None = None) -> Instance:
     k = as_whole(k, "k", low=2, high=LARGEST_K_6)
     full = k if memory is None else as_whole(memory, "memory", low=k, high=LARGEST // MEGABYTE)
     place = "Theorem 6"
-    return make_instance(
+    return _in_ms(
         name=f"theorem-6-k-{k}-memory-{full}",
         family="theorem-6",
         parameters={"k": k, "memory": full},
@@ -203,8 +195,6 @@ def theorem_6(k: int, memory: int | None = None) -> Instance:
             _fact("contiguous", k * (k - 1), place),
             _fact("general", k, place, gpus=[*range(k + 1), *range(k)]),
         ),
-        unit_ns=MILLISECOND,
-        unit_bytes=MEGABYTE,
     )
 
 
@@ -220,17 +210,17 @@ def _layer(cost: int, *, weight: int = 0, activation: int = 0) -> Layer:
 
 def _fact(
     allocation: Allocation,
-    period_ms: Fraction | int,
+    period_ms: Fraction | int | None,
     place: str,
     *,
     gpus: Iterable[int] = (),
-    k: int = 1,
+    k: int | None = 1,
     max_k: int | None = None,
 ) -> Fact:
     """Return what the paper proves in a place; `gpus` holds the GPU of each layer."""
     return Fact(
         scope=Scope(allocation=allocation, max_k=max_k),
-        period=Fraction(period_ms) * MILLISECOND,
+        period=None if period_ms is None else Fraction(period_ms) * MILLISECOND,
         source=f"{PAPER}, {place}",
         k=k,
         stages=stages_on(gpus),

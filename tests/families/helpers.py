@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
-from schedopt import Operation, Pattern, Plan, Scope, Stage
+from schedopt import Pattern, Plan, Scope, Stage
 from schedopt.families import Instance
+from tests.examples import op, stages
 
 MS = 10**6
 MB = 10**6
@@ -35,11 +36,11 @@ def totals(amounts: Sequence[int], gpus: Sequence[int], count: int) -> list[int]
     return [sum(amount for amount, gpu in pairs if gpu == one) for one in range(count)]
 
 
-def listed(stages: Sequence[Stage]) -> list[int]:
+def listed(found: Sequence[Stage]) -> list[int]:
     """Return the GPU of each layer; the stages follow one another and have one GPU each."""
-    assert [stage.first for stage in stages] == [0, *(stage.last + 1 for stage in stages[:-1])]
-    assert all(len(stage.gpus) == 1 for stage in stages)
-    return [stage.gpus[0] for stage in stages for _ in range(stage.first, stage.last + 1)]
+    assert [stage.first for stage in found] == [0, *(stage.last + 1 for stage in found[:-1])]
+    assert all(len(stage.gpus) == 1 for stage in found)
+    return [stage.gpus[0] for stage in found for _ in range(stage.first, stage.last + 1)]
 
 
 def memories(instance: Instance) -> list[int]:
@@ -77,12 +78,12 @@ def in_turn(instance: Instance, gpus: Sequence[int]) -> Plan:
         start = starts[kind, stage]
         waits = max(0, -(-(ended - start) // period))
         ended = start + waits * period + lasting[kind, stage]
-        operations.append(Operation(kind=kind, stage=stage, shift=-waits, start_ns=start))
+        operations.append(op(kind, stage, -waits, start))
     return Plan(
         chain=chain,
         platform=instance.platform,
         scope=Scope(allocation="general"),
-        stages=tuple(Stage(layers=(first, last), gpus=(gpu,)) for gpu, first, last in runs),
+        stages=stages(*((first, last, [gpu]) for gpu, first, last in runs)),
         pattern=Pattern(k=1, period_total_ns=period, operations=tuple(operations)),
     )
 
@@ -100,18 +101,11 @@ def with_left_out(instance: Instance, k: int) -> Plan:
         for layer in range(count):
             for kind, after in (("F", layer), ("B", 2 * count - 1 - layer)):
                 periods, start = divmod(2 * j + after, period)
-                operations.append(
-                    Operation(
-                        kind="F" if kind == "F" else "B",
-                        stage=layer,
-                        shift=j - k * periods,
-                        start_ns=start * MS,
-                    )
-                )
+                operations.append(op(kind, layer, j - k * periods, start * MS))
     return Plan(
         chain=instance.chain,
         platform=instance.platform,
         scope=Scope(max_k=k),
-        stages=tuple(Stage(layers=(i, i), gpus=(i,)) for i in range(count)),
+        stages=stages(*((i, i, [i]) for i in range(count))),
         pattern=Pattern(k=k, period_total_ns=period * MS, operations=tuple(operations)),
     )

@@ -92,17 +92,22 @@ def test_the_paper_is_named(name: str) -> None:
         assert source.lower().startswith(f"beaumont et al. 2021, {place}")
 
 
-def test_parameters_are_in_name_and_provenance() -> None:
-    for instance, name, parameters in (
+@pytest.mark.parametrize(
+    ("instance", "name", "parameters"),
+    [
         (section_6_1(), "section-6-1", {}),
         (lemma_2(), "lemma-2", {}),
         (theorem_4(3), "theorem-4-k-3", {"k": 3}),
         (theorem_5(2), "theorem-5-k-2", {"k": 2}),
         (theorem_6(3), "theorem-6-k-3-memory-3", {"k": 3, "memory": 3}),
         (theorem_6(3, 7), "theorem-6-k-3-memory-7", {"k": 3, "memory": 7}),
-    ):
-        assert instance.chain.name == name
-        assert instance.chain.provenance["parameters"] == parameters
+    ],
+)
+def test_parameters_are_in_name_and_provenance(
+    instance: Instance, name: str, parameters: dict[str, int]
+) -> None:
+    assert instance.chain.name == name
+    assert instance.chain.provenance["parameters"] == parameters
 
 
 def test_names_differ() -> None:
@@ -120,20 +125,15 @@ def test_the_largest_are_chains() -> None:
 
 BAD: dict[str, tuple[Callable[[], object], str, str, str]] = {
     "theorem 4, k = 0": (lambda: theorem_4(0), "k", "0 is out of range", "from 1 to 4095"),
-    "theorem 4, k = -1": (lambda: theorem_4(-1), "k", "-1 is out of range", "from 1 to 4095"),
     "theorem 4, too large": (lambda: theorem_4(4096), "k", "4096 is out", "from 1 to 4095"),
     "theorem 4, True": (lambda: theorem_4(True), "k", "True is not a whole", "from 1"),
-    "theorem 4, text": (lambda: theorem_4("3"), "k", "'3' is not a whole", "from 1"),  # type: ignore[arg-type]
-    "theorem 4, float": (lambda: theorem_4(3.0), "k", "3.0 is not a whole", "from 1"),  # type: ignore[arg-type]
     "theorem 4, huge": (lambda: theorem_4(10**5000), "k", "5001 digits", "from 1 to 4095"),
     "theorem 5, k = 1": (lambda: theorem_5(1), "k", "1 is out of range", "from 2 to 45"),
     "theorem 5, too large": (lambda: theorem_5(46), "k", "46 is out", "from 2 to 45"),
     "theorem 5, None": (lambda: theorem_5(None), "k", "None is not a whole", "from 2"),  # type: ignore[arg-type]
     "theorem 6, k = 1": (lambda: theorem_6(1), "k", "1 is out of range", "from 2 to 740"),
     "theorem 6, too large": (lambda: theorem_6(741), "k", "741 is out", "from 2 to 740"),
-    "theorem 6, True": (lambda: theorem_6(True), "k", "True is not a whole", "from 2"),
     "theorem 6, memory below k": (lambda: theorem_6(5, 4), "memory", "4 is out", "from 5 to"),
-    "theorem 6, memory True": (lambda: theorem_6(2, True), "memory", "True is not", "from 2"),
     "theorem 6, memory text": (lambda: theorem_6(2, "2G"), "memory", "'2G' is not", "from 2"),  # type: ignore[arg-type]
     "theorem 6, memory too large": (
         lambda: theorem_6(2, 2**50 // MB + 1), "memory", "is out of range", "from 2 to",

@@ -44,11 +44,6 @@ def test_no_groups_of_other_sizes() -> None:
     assert find_triples((5, 4, 1, 6, 2, 2)) is not None
 
 
-def test_too_small_a_sum_is_refused() -> None:
-    with pytest.raises(InputError, match="total"):
-        draw_numbers(1, 8, 0, solvable=True)
-
-
 @pytest.mark.parametrize("numbers", [(), (1, 2), (1, 1, 1, 1, 1, 2), (0, 1, 2)])
 def test_what_is_no_3_partition_is_refused(numbers: tuple[int, ...]) -> None:
     with pytest.raises(InputError, match="numbers"):
@@ -71,17 +66,10 @@ def test_numbers_without_groups(m: int, total: int) -> None:
     assert all(total / 4 < number < total / 2 for number in numbers)
     assert find_triples(numbers) is None
     if m <= 3:
-        sums = (
-            [sum(order[n : n + 3]) for n in range(0, 3 * m, 3)]
-            for order in distinct_orders(numbers)
-        )
-        assert not any(set(one) == {total} for one in sums)
+        for order in set(permutations(numbers)):
+            assert {sum(order[n : n + 3]) for n in range(0, 3 * m, 3)} != {total}
     assert draw_without_triples(m, total, 0) == numbers
     assert m == 2 or draw_without_triples(m, total, 1) != numbers
-
-
-def distinct_orders(numbers: tuple[int, ...]) -> set[tuple[int, ...]]:
-    return set(permutations(numbers))
 
 
 @pytest.mark.parametrize(

@@ -80,13 +80,21 @@ def solved_ms(instance: Instance) -> tuple[str, Any]:
 # Section 6.1 and Lemma 2
 
 
-def test_section_6_1_is_the_chain_of_the_paper() -> None:
-    instance = section_6_1()
-    assert costs_ms(instance) == [1, 2, 1]
-    assert weights_mb(instance) == [0, 0, 0]
+@pytest.mark.parametrize(
+    ("instance", "costs", "weights", "room", "contiguous"),
+    [
+        (section_6_1(), [1, 2, 1], [0, 0, 0], MB, (3, 1)),
+        (lemma_2(), [1, 1, 1], [1, 2, 1], 2 * MB, (None, None)),
+    ],
+)
+def test_three_layers_are_the_chain_of_the_paper(
+    instance: Instance, costs: list[int], weights: list[int], room: int, contiguous: object
+) -> None:
+    assert costs_ms(instance) == costs
+    assert weights_mb(instance) == weights
     assert_nothing_else(instance)
-    assert len(instance.platform.gpus) == 2
-    assert facts(instance) == {("contiguous", None): (3, 1), ("general", None): (2, 1)}
+    assert memories(instance) == [room] * 2
+    assert facts(instance) == {("contiguous", None): contiguous, ("general", None): (2, 1)}
 
 
 def test_section_6_1_contiguous_3_general_2() -> None:
@@ -95,15 +103,6 @@ def test_section_6_1_contiguous_3_general_2() -> None:
     plan = in_turn(instance, [0, 1, 0])
     assert check(plan) == ()
     assert normalized(plan) == bound_ms(instance) == 2
-
-
-def test_lemma_2_is_the_chain_of_the_paper() -> None:
-    instance = lemma_2()
-    assert costs_ms(instance) == [1, 1, 1]
-    assert weights_mb(instance) == [1, 2, 1]
-    assert_nothing_else(instance)
-    assert memories(instance) == [2 * MB] * 2
-    assert facts(instance) == {("contiguous", None): (None, None), ("general", None): (2, 1)}
 
 
 def test_lemma_2_only_a_general_allocation_fits() -> None:
@@ -262,18 +261,8 @@ def test_theorem_5_for_every_k(k: int) -> None:
 
 def chain_of_theorem_6(k: int, memory: int) -> tuple[list[int], list[int]]:
     """Return costs and weights, from Figure 8."""
-    costs, weights = [], []
-    for layer in range(1, 2 * k + 2):
-        if layer <= k:
-            costs.append(1)
-            weights.append(memory - 1)
-        elif layer == k + 1:
-            costs.append(k)
-            weights.append(memory)
-        else:
-            costs.append(k - 1)
-            weights.append(1)
-    return costs, weights
+    costs = [1] * k + [k] + [k - 1] * k
+    return costs, [memory - 1] * k + [memory] + [1] * k
 
 
 @pytest.mark.parametrize(("k", "memory"), [(2, None), (3, None), (4, None), (5, None), (3, 7)])
