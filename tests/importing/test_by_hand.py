@@ -12,15 +12,7 @@ import pytest
 from schedopt import Chain, InputError, Layer, Platform, Scope, solve
 from schedopt.checking import check
 from schedopt.importing import SOURCES, Imported, import_chain
-from tests.importing.files import (
-    DNN,
-    FILES,
-    PIPEDREAM,
-    PIPER,
-    dnn_document,
-    half,
-    piper_document,
-)
+from tests.importing.files import FILES, PIPEDREAM, PIPER, dnn_document, half, piper_document
 
 
 def write(folder: Path, text: str, name: str = "small.graph.txt") -> Path:
@@ -46,6 +38,21 @@ def layer(name: str, times: tuple[int, int], parameters: int, output: int, *kept
         parameter_bytes=parameters,
         gradient_bytes=parameters,
     )
+
+
+def node(name: str, description: str = "Op", *figures: float) -> str:
+    """Return a line with forward, backward, output and parameters; 1, 1, 1 and 0 by default."""
+    forward, backward, output, parameters = (*figures, *(1, 1, 1, 0)[len(figures) :])
+    return (
+        f"{name} -- {description} -- forward_compute_time={forward}, "
+        f"backward_compute_time={backward}, activation_size={output}, "
+        f"parameter_size={parameters}\n"
+    )
+
+
+def edges(text: str) -> str:
+    """Return the lines of edges such as ``a-b``."""
+    return "".join("\t{} -- {}\n".format(*edge.split("-")) for edge in text.split())
 
 
 def test_pipedream(tmp_path: Path) -> None:
@@ -144,23 +151,24 @@ def test_a_name_can_be_given(tmp_path: Path) -> None:
     assert imported(tmp_path, "piper", name="mine").chain.name == "mine"
 
 
-def test_what_is_in_place_saves_its_output_where_it_cannot_share(tmp_path: Path) -> None:
-    # A second reader of the convolution needs what it wrote.
-    layers = imported(tmp_path, "pipedream", PIPEDREAM + "\tnode2 -- node8\n").chain.layers
-    assert (layers[1].saved_bytes, layers[1].saved_input_bytes) == (1000, 0)
-    text = PIPEDREAM.replace("(inplace)", "(inplace=False)")
-    layers = imported(tmp_path, "pipedream", text).chain.layers
-    assert (layers[1].saved_bytes, layers[1].saved_input_bytes) == (1000, 0)
-    text = PIPEDREAM.replace("(inplace)", "(inplace=True)")
-    layers = imported(tmp_path, "pipedream", text).chain.layers
-    assert (layers[1].saved_bytes, layers[1].saved_input_bytes) == (0, 1000)
+@pytest.mark.parametrize(
+    ("text", "saved"),
+    [
+        # A second reader of the convolution needs what it wrote.
+        (PIPEDREAM + edges("node2-node8"), (1000, 0)),
+        (PIPEDREAM.replace("(inplace)", "(inplace=False)"), (1000, 0)),
+        (PIPEDREAM.replace("(inplace)", "(inplace=True)"), (0, 1000)),
+    ],
+)
+def test_what_is_in_place_saves_its_output_where_it_cannot_share(
+    tmp_path: Path, text: str, saved: tuple[int, int]
+) -> None:
+    second = imported(tmp_path, "pipedream", text).chain.layers[1]
+    assert (second.saved_bytes, second.saved_input_bytes) == saved
 
 
 def test_a_constant_without_a_time_joins_the_first_that_reads_it(tmp_path: Path) -> None:
-    text = PIPEDREAM + (
-        "node9 -- hidden -- forward_compute_time=0, backward_compute_time=0, activation_size=5, "
-        "parameter_size=3\n\tnode9 -- node6\n\tnode9 -- node8\n"
-    )
+    text = PIPEDREAM + node("node9", "hidden", 0, 0, 5, 3) + edges("node9-node6 node9-node8")
     layers = imported(tmp_path, "pipedream", text).chain.layers
     assert [entry.parameter_bytes for entry in layers] == [40, 0, 200, 10, 80]
     assert [entry.activation_bytes for entry in layers] == [1000, 1000, 600, 605, 50]
@@ -168,10 +176,9 @@ def test_a_constant_without_a_time_joins_the_first_that_reads_it(tmp_path: Path)
 
 
 def test_nodes_without_a_time_far_from_any_that_has_one_find_their_layer(tmp_path: Path) -> None:
-    figures = "forward_compute_time=0, backward_compute_time=0, activation_size=1, parameter_size=1"
-    text = PIPEDREAM + "".join(f"z{i} -- Size -- {figures}\n" for i in range(4))
+    text = PIPEDREAM + "".join(node(f"z{i}", "Size", 0, 0, 1, 1) for i in range(4))
     # z0 is read by a timed node and by z1; z2 is read by z1 alone; z3 reads z2.
-    text += "\tz0 -- node8\n\tz0 -- z1\n\tz2 -- z1\n\tz2 -- z3\n"
+    text += edges("z0-node8 z0-z1 z2-z1 z2-z3")
     layers = imported(tmp_path, "pipedream", text).chain.layers
     assert [entry.parameter_bytes for entry in layers] == [40, 0, 200, 7, 84]
 
@@ -227,10 +234,7 @@ def test_a_backward_on_the_wrong_node_is_named_and_kept(tmp_path: Path) -> None:
 def test_a_backward_unlike_that_of_its_like_is_named(tmp_path: Path) -> None:
     text = PIPEDREAM
     for number, back in enumerate((2, 2, 9), start=20):
-        text += (
-            f"node{number} -- LSTM(4) -- forward_compute_time=1, backward_compute_time={back}, "
-            f"activation_size=1, parameter_size=0\n\tnode8 -- node{number}\n"
-        )
+        text += node(f"node{number}", "LSTM(4)", 1, back) + edges(f"node8-node{number}")
     assert "node22 (forward 1.000 ms, backward 9.000 ms)." in "".join(
         imported(tmp_path, "pipedream", text).notes
     )
@@ -249,53 +253,48 @@ def test_a_node_alone_is_a_chain(tmp_path: Path) -> None:
     assert [entry.parameter_bytes for entry in chain.layers] == [5]
 
 
-def test_words_that_are_not_known_are_refused(tmp_path: Path) -> None:
-    wrong: Any = "onnx"
-    with pytest.raises(InputError, match="source: 'onnx' is not known") as caught:
-        import_chain(write(tmp_path, PIPER), wrong)
-    assert caught.value.way_out == "Choose pipedream or dnn-partitioning or piper"
-    with pytest.raises(InputError, match="cuts: 'onnx' is not known"):
-        import_chain(write(tmp_path, PIPER), "piper", cuts=wrong)
-    with pytest.raises(InputError, match="copies: 0 is out of range"):
-        import_chain(write(tmp_path, DNN), "dnn-partitioning", copies=0)
-
-
-def node(name: str, description: str, *figures: float) -> str:
-    forward, backward, output, parameters = figures
-    return (
-        f"{name} -- {description} -- forward_compute_time={forward}, "
-        f"backward_compute_time={backward}, activation_size={output}, "
-        f"parameter_size={parameters}\n"
-    )
+@pytest.mark.parametrize(
+    ("source", "options", "rule"),
+    [
+        ("onnx", {}, "'onnx' is not known. Choose pipedream or dnn-partitioning or piper"),
+        ("piper", {"cuts": "onnx"}, "'onnx' is not known. Choose order or articulation"),
+        ("piper", {"copies": 0}, "0 is out of range. Give an integer from 1 to 64"),
+    ],
+)
+def test_options_that_are_not_known_are_refused(
+    tmp_path: Path, source: Any, options: dict[str, Any], rule: str
+) -> None:
+    field = next(iter(options), "source")
+    with pytest.raises(InputError, match=f"{field}: {rule}"):
+        import_chain(write(tmp_path, PIPER), source, **options)
 
 
 def test_the_first_of_the_file_that_is_ready_comes_first(tmp_path: Path) -> None:
-    text = "".join(node(name, "Op", 1, 1, 1, 0) for name in "dbca") + "\ta -- c\n\ta -- b\n"
-    chain = imported(tmp_path, "pipedream", text + "\tb -- d\n\tc -- d\n").chain
+    text = "".join(node(name) for name in "dbca") + edges("a-c a-b b-d c-d")
+    chain = imported(tmp_path, "pipedream", text).chain
     assert [entry.name for entry in chain.layers] == ["a Op", "b Op", "c Op", "d Op"]
 
 
 def test_what_is_in_place_saves_its_output_where_another_layer_lies_between(
     tmp_path: Path,
 ) -> None:
-    text = node("a", "Op", 1, 1, 5, 0) + node("b", "Op", 1, 1, 7, 0) + node("c", "Op", 1, 1, 3, 0)
-    text += node("d", "ReLU(inplace)", 1, 1, 7, 0) + "\ta -- b\n\ta -- c\n\tb -- d\n\tc -- d\n"
-    text = text.replace("\tc -- d\n", node("e", "Add", 1, 1, 7, 0) + "\tc -- e\n\td -- e\n")
+    text = node("a", "Op", 1, 1, 5) + node("b", "Op", 1, 1, 7) + node("c", "Op", 1, 1, 3)
+    text += node("d", "ReLU(inplace)", 1, 1, 7) + node("e", "Add", 1, 1, 7)
+    text += edges("a-b a-c b-d c-e d-e")
     layers = imported(tmp_path, "pipedream", text).chain.layers
     assert [entry.name[0] for entry in layers] == ["a", "b", "c", "d", "e"]
     assert (layers[3].saved_bytes, layers[3].saved_input_bytes) == (7, 0)
 
 
 def test_an_edge_that_is_given_twice_is_one(tmp_path: Path) -> None:
-    chain = imported(tmp_path, "pipedream", PIPEDREAM + "\tnode2 -- node3\n").chain
+    chain = imported(tmp_path, "pipedream", PIPEDREAM + edges("node2-node3")).chain
     assert chain.layers == imported(tmp_path, "pipedream").chain.layers
 
 
 def test_merged_layers_keep_only_what_lies_before_the_first(tmp_path: Path) -> None:
-    text = node("a", "Op", 1, 1, 5, 0) + node("b", "ReLU(inplace)", 1, 1, 5, 0)
-    text += node("c", "Op", 1, 1, 3, 0) + node("d", "ReLU(inplace)", 1, 1, 3, 0)
-    text += node("e", "Op", 1, 1, 1, 0)
-    text += "\ta -- b\n\tb -- c\n\tc -- d\n\td -- e\n\tb -- e\n"
+    text = node("a", "Op", 1, 1, 5) + node("b", "ReLU(inplace)", 1, 1, 5)
+    text += node("c", "Op", 1, 1, 3) + node("d", "ReLU(inplace)", 1, 1, 3) + node("e")
+    text += edges("a-b b-c c-d d-e b-e")
     chain = imported(tmp_path, "pipedream", text, cuts="articulation").chain
     assert [entry.name for entry in chain.layers] == ["a Op", "b ReLU", "c Op to e Op"]
     assert [entry.saved_input_bytes for entry in chain.layers] == [0, 5, 0]
@@ -303,7 +302,7 @@ def test_merged_layers_keep_only_what_lies_before_the_first(tmp_path: Path) -> N
 
 
 def test_an_input_that_nobody_reads_is_no_input(tmp_path: Path) -> None:
-    chain = imported(tmp_path, "pipedream", PIPEDREAM + node("n", "Input1", 0, 0, 50, 0)).chain
+    chain = imported(tmp_path, "pipedream", PIPEDREAM + node("n", "Input1", 0, 0, 50)).chain
     assert chain.input_bytes == 100
     assert chain.provenance["dropped"] == ["node1", "n"]
 
@@ -319,6 +318,6 @@ def test_sizes_are_rounded_to_the_nearest_byte(tmp_path: Path) -> None:
 
 
 def test_small_times_are_no_reason_for_suspicion(tmp_path: Path) -> None:
-    text = PIPEDREAM + node("s", "Slice", 0.0001, 0.005, 1, 0) + "\tnode8 -- s\n"
-    text += node("t", "Slice", 0.005, 0.0001, 1, 0) + "\tnode8 -- t\n"
+    text = PIPEDREAM + node("s", "Slice", 0.0001, 0.005) + node("t", "Slice", 0.005, 0.0001)
+    text += edges("node8-s node8-t")
     assert len(imported(tmp_path, "pipedream", text).notes) == 3
