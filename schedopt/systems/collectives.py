@@ -56,18 +56,9 @@ def reduce_scatter(
     its home to its home, and each replica adds its own: R - 1 hops of 1 / R of the gradient
     (Patarasuk and Yuan 2009).
 
-    Parameters
-    ----------
-    scheduler : ListScheduler
-    stage, micro_batch : int
-        The first micro-batch of the mini-batch, on replica 0.
-    before : callable
-        What a replica has done when its own gradient is whole.
-
-    Returns
-    -------
-    list of Transfer
-        The last hop of each chunk; none where there is one replica.
+    `micro_batch` is the first of the mini-batch, on replica 0, and `before` what a replica has done
+    when its own gradient is whole. Returned is the last hop of each chunk; none where there is one
+    replica.
     """
     replicas = len(scheduler.stages[stage].gpus)
     last = []
@@ -90,17 +81,9 @@ def all_gather(
     before: Before,
     tensor: Literal["weight_gradient", "weights"],
 ) -> list[Transfer]:
-    """Take each chunk of a stage from its home to all replicas, by a ring.
+    """Take each chunk of a stage from its home to all replicas, by a ring; return all transfers.
 
-    Parameters
-    ----------
-    before : callable
-        What must have happened before the home of a chunk, given its number, sends it.
-
-    Returns
-    -------
-    list of Transfer
-        All of them.
+    `before` is what must have happened before the home of a chunk, given its number, sends it.
     """
     replicas = len(scheduler.stages[stage].gpus)
     every = []
@@ -121,10 +104,7 @@ def all_reduce(
 ) -> list[list[Transfer]]:
     """Add the gradients of a stage up on every replica: reduce-scatter, then all-gather.
 
-    Returns
-    -------
-    list of lists of Transfer
-        For each replica those after which its gradient is whole.
+    Returned are, for each replica, the transfers after which its gradient is whole.
     """
     replicas = len(scheduler.stages[stage].gpus)
     added = reduce_scatter(scheduler, stage, micro_batch, before)

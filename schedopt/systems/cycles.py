@@ -8,23 +8,6 @@ Difference = tuple[int, int, int, int]
 """x[second] + T turns >= x[first] + length: first, second, turns, length."""
 
 
-def least_cycle_time(
-    count: int,
-    arcs: Iterable[Difference],
-    least: int,
-    stopped: Callable[[], bool] = lambda: False,
-) -> tuple[int, list[int]] | None:
-    """Return the least whole T for which starts exist, and the starts; None if it is stopped.
-
-    Parameters
-    ----------
-    count, arcs, least, stopped
-        As of `slowest_cycle`.
-    """
-    found = slowest_cycle(count, arcs, least, stopped)
-    return found and found[:2]
-
-
 def slowest_cycle(
     count: int,
     arcs: Iterable[Difference],

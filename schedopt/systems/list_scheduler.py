@@ -40,9 +40,10 @@ class ListScheduler:
         self._tasks: list[Task] = []
         self._named: dict[Name | Transfer, int] = {}
         self._last_on: dict[int, int] = {}
-        self._timeline = Timeline(self._plan(Pattern(k=1, period_total_ns=1, operations=())))
+        self._timeline = Timeline(self.plan(Pattern(k=1, period_total_ns=1, operations=())))
 
-    def _plan(self, pattern: Pattern, scope: Scope | None = None) -> Plan:
+    def plan(self, pattern: Pattern, scope: Scope | None = None) -> Plan:
+        """Return the plan of a pattern, in the scope of the problem if no other is given."""
         problem = self.problem
         return Plan(
             chain=problem.chain,
@@ -230,7 +231,7 @@ class ListScheduler:
             if isinstance(task.item, Transfer)
         )
         empty = Pattern(k=1, period_total_ns=1, operations=(), transfers=sent)
-        timeline = Timeline(self._plan(empty))
+        timeline = Timeline(self.plan(empty))
         for task in self._tasks:
             if isinstance(task.item, Operation) and task.item.kind == "U":
                 task.length_ns = timeline.stage_ns("U", task.item.stage, task.gpu)
@@ -269,10 +270,6 @@ class ListScheduler:
             field="microbatches",
             way_out="Take another number of GPUs or micro-batches",
         )
-
-    def plan(self, pattern: Pattern, scope: Scope) -> Plan:
-        """Return the plan of a pattern."""
-        return self._plan(pattern, scope)
 
 
 class _Engine:

@@ -20,7 +20,7 @@ from schedopt.solving.models.tasks import PatternSolution, TaskGraph
 from schedopt.solving.models.timing import TimingConstraints
 from schedopt.solving.models.variables import Variables
 from schedopt.stage import Stage
-from schedopt.systems.cycles import least_cycle_time
+from schedopt.systems.cycles import slowest_cycle
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
@@ -131,9 +131,10 @@ class OrderModel:
         starts = self.variables.starts
         least = max(1, self.k * self.allocation.graph.load_ns)
         arcs = list(self.timing.differences(solver))
-        period, times = least_cycle_time(len(starts), arcs, least, stopped) or (
+        period, times, _ = slowest_cycle(len(starts), arcs, least, stopped) or (
             self.period_ns,
             [int(solver.value(start)) for start in starts],
+            [],
         )
         rows = self.variables.starts_by_task(solver, times)
         return PatternSolution(self.k, period, rows, self.allocation.stages(solver))
