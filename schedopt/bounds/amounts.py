@@ -252,14 +252,8 @@ class Scaled:
         """Return the least span from `span` on that leaves room for the work at its two ends.
 
         A pattern that repeats after time t has span = m t + r, 0 < r <= t. Forward and backward of
-        a layer lie on one GPU, and there and back a transfer may be on one link, so that both fit
-        r.
-
-        Parameters
-        ----------
-        span : int
-        own : int
-            How long both take.
+        a layer lie on one GPU, and there and back a transfer may be on one link, so that both,
+        which take `own`, fit r.
         """
         repeat = self.amounts.repeat
         if repeat is None:
@@ -270,11 +264,7 @@ class Scaled:
     def sent(self, span: int, layer: int) -> int:
         """Return the least time from the start of a layer's transfer to its gradient's arrival.
 
-        Parameters
-        ----------
-        span : int
-            Of the next layer.
-        layer : int
+        `span` is that of the next layer.
         """
         through = span + int(self.trips[layer])
         if not self.amounts.shares_links:

@@ -29,27 +29,15 @@ def load_bound(problem: Problem) -> Bound:
     split = problem.scope.split_backward
     speeds = sum((gpu.speed for gpu in problem.platform.gpus), Decimal(0))
     work = [(layer.forward_ns, least_backward(layer, split)) for layer in problem.chain.layers]
-    longest = longest_layer_ns(problem)
-    crowded = _crowded_ns(problem)
     total = sum(forward + backward for forward, backward in work)
-    average = Fraction(total) / Fraction(speeds)
-    if crowded > longest and crowded > average:
-        return Bound(
-            exact=as_ratio(crowded),
-            scope=widest(problem.scope),
-            proof=Proof(ProofKind.LONG_LAYERS),
-        )
-    if average >= longest:
-        return Bound(
-            exact=as_ratio(average),
-            scope=widest(problem.scope),
-            proof=Proof(ProofKind.SHARED_WORK),
-        )
-    return Bound(
-        exact=as_ratio(Fraction(longest)),
-        scope=widest(problem.scope),
-        proof=Proof(ProofKind.LONGEST_LAYER),
+    # Where two are equal, the one that says more about the work comes first.
+    value, kind = max(
+        (Fraction(total) / Fraction(speeds), ProofKind.SHARED_WORK),
+        (Fraction(longest_layer_ns(problem)), ProofKind.LONGEST_LAYER),
+        (Fraction(_crowded_ns(problem)), ProofKind.LONG_LAYERS),
+        key=lambda bound: bound[0],
     )
+    return Bound(exact=as_ratio(value), scope=widest(problem.scope), proof=Proof(kind))
 
 
 def longest_layer_ns(problem: Problem) -> int:

@@ -83,15 +83,8 @@ def _with_whole_counts(
 ) -> Fraction:
     """Return the least period at which whole counts of micro-batches fit, from `least` on.
 
-    Parameters
-    ----------
-    counted : sequence of (int, int)
-        Span in ns and bytes for each micro-batch, of each layer.
-    spare : int
-        Bytes on top of weights and one micro-batch.
-    least : Fraction
-        Above 0.
-    stopped : callable
+    Of each layer are counted the span in ns and the bytes for each micro-batch. `spare` are the
+    bytes on top of weights and one micro-batch.
     """
 
     def counts(period: Fraction, *, below: bool = False) -> list[int] | None:

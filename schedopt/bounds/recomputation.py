@@ -57,19 +57,10 @@ _Path = tuple[int, int, tuple[bool, ...]]
 def cheapest_recompute(
     chain: Chain, gpu: Gpu, layers: range, in_flight: int, room_bytes: int
 ) -> RecomputeChoice | None:
-    """Return what to recompute in the least time, or None if nothing fits.
+    """Return what a stage recomputes in the least time, or None if nothing fits.
 
-    Parameters
-    ----------
-    chain : Chain
-    gpu : Gpu
-        For the durations.
-    layers : range
-        Of the stage.
-    in_flight : int
-        Micro-batches between forward and backward.
-    room_bytes : int
-        What the GPU has left after weights and workspace, bytes.
+    `in_flight` micro-batches are between forward and backward, and `room_bytes` are what the GPU
+    has left after weights and workspace.
     """
     steps = [_step(chain, gpu, layer, in_flight) for layer in layers]
     cheapest = _shortest(steps, 1, 0)
@@ -88,14 +79,7 @@ def held_bytes(
 ) -> Counter[tuple[str, str]]:
     """Return what a stage holds for a micro-batch, by the operations between which it does, bytes.
 
-    Parameters
-    ----------
-    chain : Chain
-    layers : range
-    runs : sequence of (int, int)
-        What is recomputed.
-    split : bool
-        Whether the backward is split.
+    `runs` are recomputed, and `split` says whether the backward is.
     """
     begins = {first for first, _ in runs}
     redone = {layer for first, last in runs for layer in range(first, last + 1)}

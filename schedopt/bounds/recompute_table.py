@@ -36,13 +36,8 @@ WRONG: Final = 1e-11
 class RecomputeTable:
     """The least time of recompute, or a bound on it, by micro-batches in flight and stage.
 
-    Parameters
-    ----------
-    chain : Chain
-    gpu : Gpu
-        What all stages run on.
-    stopped : callable
-        Whether to stop: then `Stopped` is raised, and no table is half full.
+    All stages run on equal GPUs. When `stopped` says so, `Stopped` is raised, and no table is half
+    full.
     """
 
     def __init__(self, chain: Chain, gpu: Gpu, stopped: Callable[[], bool] = never_stop) -> None:

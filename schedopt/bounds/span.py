@@ -82,18 +82,9 @@ def contiguous_bound(problem: Problem, stopped: Callable[[], bool] = never_stop)
 
 
 def _least_of_patterns(reading: _Spans, low: int, longest: int | None) -> Fraction:
-    """Return the least period that a pattern can have and that some stages allow.
+    """Return the least period that a pattern can have and that some stages allow, from `low` on.
 
     For patterns of any length, or very long ones, the last whole period that none allow.
-
-    Parameters
-    ----------
-    reading : _Spans
-        That allows some stages at a long period.
-    low : int
-        None is possible below, ns.
-    longest : int or None
-        Micro-batches of the longest pattern.
     """
     refuted, high = low - 1, max(low, 1)
     while reading.least(Fraction(high)) is None:
@@ -168,12 +159,7 @@ class _Spans:
     def _recompute_ns(self, first: int, counts: Array) -> Array:
         """Return the least recompute of stages, of 1, 2, ... layers, read from a layer on.
 
-        Parameters
-        ----------
-        first : int
-            In the order of reading.
-        counts : array, shape (GPUs, layers)
-            Micro-batches in flight.
+        `counts` are the micro-batches in flight, by GPU and layer.
         """
         import numpy as np
 

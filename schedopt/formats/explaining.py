@@ -16,6 +16,7 @@ from schedopt.formats.values import step
 
 T = TypeVar("T")
 
+
 _ADAPTERS: dict[type, TypeAdapter[Any]] = {}
 
 
@@ -29,14 +30,7 @@ def adapter(kind: type[T]) -> TypeAdapter[T]:
 def build(kind: type[T], document: Mapping[str, Any], others: Sequence[str] = ()) -> T:
     """Make an object of a data class from a JSON document, strictly.
 
-    Parameters
-    ----------
-    kind : type
-        The data class.
-    document : mapping
-        What the file holds.
-    others : sequence of str
-        Other names that the same object of the file may hold, to suggest for a misspelt one.
+    `others` are names that the same object of the file may hold too, to suggest for a misspelt one.
 
     Raises
     ------
@@ -140,9 +134,10 @@ def _words(kind: str, context: Mapping[str, Any], given: object) -> tuple[str, s
     plain = {
         "string_type": ("is not text", "Put it in quotes"),
         "tuple_type": ("is not a list", "Give a list in [ ]"),
-        "dataclass_type": ("is not an object", "Give an object in { }"),
-        "mapping_type": ("is not an object", "Give an object in { }"),
-        "dict_type": ("is not an object", "Give an object in { }"),
+        **dict.fromkeys(
+            ("dataclass_type", "mapping_type", "dict_type"),
+            ("is not an object", "Give an object in { }"),
+        ),
         "bool_type": ("is neither true nor false", "Give true or false"),
         "too_long": ("is too long", "Give a pair"),
     }

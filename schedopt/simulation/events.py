@@ -14,20 +14,9 @@ MOST_EVENTS = 1_000_000
 
 @dataclass(frozen=True)
 class Event:
-    """An operation or a transfer of one or more micro-batches.
+    """An operation or a transfer of `count` micro-batches, from the first on.
 
-    Parameters
-    ----------
-    item : Operation or Transfer
-    first, count : int
-        The micro-batches that it runs, from the first on.
-    gpu : int
-        Where it runs; for a transfer its target.
-    source : int or None
-        For a transfer: where from.
-    sent_bytes : int
-        For a transfer.
-    start_ns, end_ns : int
+    A transfer has a source and bytes that are sent, and its GPU is the target.
     """
 
     item: Operation | Transfer
