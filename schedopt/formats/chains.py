@@ -38,24 +38,12 @@ def chain_document(chain: Chain) -> dict[str, Any]:
 
 
 def chain_to_json(chain: Chain) -> str:
-    """Return the text of a ``schedopt.chain/1`` file.
-
-    Raises
-    ------
-    InputError
-        If the chain holds something that JSON cannot.
-    """
+    """Return the text of a ``schedopt.chain/1`` file."""
     return to_text({"format": CHAIN_FORMAT, **chain_document(chain)})
 
 
 def load_chain(path: str | Path) -> Chain:
-    """Read a chain.
-
-    Raises
-    ------
-    InputError
-        Naming the file, the field, the rule and the way out.
-    """
+    """Read a chain."""
     document = read_document(path, CHAIN_FORMAT)
     with naming_file(path):
         return build(Chain, document)

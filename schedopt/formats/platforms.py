@@ -142,13 +142,7 @@ class TypedPlatform:
 
 
 def load_platform(path: str | Path) -> Platform:
-    """Read a platform.
-
-    Raises
-    ------
-    InputError
-        Naming the file, the field, the rule and the way out.
-    """
+    """Read a platform."""
     document = read_document(path, PLATFORM_FORMAT)
     with naming_file(path):
         return build(TypedPlatform, document).made()

@@ -76,13 +76,7 @@ def _plan_of(result: Result) -> Plan:
 
 
 def load_result(path: str | Path) -> Result:
-    """Read a plan with what is known about it. It is not checked.
-
-    Raises
-    ------
-    InputError
-        Naming the file, the field, the rule and the way out.
-    """
+    """Read a plan with what is known about it. It is not checked."""
     document = read_document(path, PLAN_FORMAT)
     with naming_file(path):
         return _result(document)

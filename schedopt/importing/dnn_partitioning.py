@@ -33,11 +33,6 @@ def read_dnn_partitioning(text: str) -> Graph:
     """Read the text of a training graph.
 
     What the file calls an FPGA is the accelerator. The cost of an edge is ignored.
-
-    Raises
-    ------
-    InputError
-        Naming the field.
     """
     document = parse_json(text)
     names = read_names(document)

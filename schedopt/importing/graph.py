@@ -130,13 +130,7 @@ def read_edges(document: Item, names: Names, size: str) -> Iterator[tuple[int, i
 def make_graph(
     nodes: Sequence[Node], edges: Iterable[tuple[int, int]], remarks: tuple[str, ...] = ()
 ) -> Graph:
-    """Drop the inputs and require one connected graph without cycles.
-
-    Raises
-    ------
-    InputError
-        If nothing is left, or there is a cycle, or there are several parts.
-    """
+    """Drop the inputs and require one connected graph without cycles."""
     pairs = list(dict.fromkeys(edges))
     read = {source for source, _ in pairs}
     kept = [position for position, node in enumerate(nodes) if not node.is_input]

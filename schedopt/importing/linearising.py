@@ -30,11 +30,6 @@ def linearise(graph: Graph) -> tuple[Group, ...]:
     """Put the nodes in topological order; those without a time join the layer that feeds them.
 
     Among the nodes that are ready the first of the file comes first.
-
-    Raises
-    ------
-    InputError
-        If no node takes any time.
     """
     import networkx
 

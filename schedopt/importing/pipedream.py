@@ -27,13 +27,7 @@ _FIGURE: Final = re.compile(r"\s*(\w+)\s*=\s*(\[[^\]]*\]|[^,\[\]]*)\s*(?:,|$)")
 
 
 def read_pipedream(text: str) -> Graph:
-    """Read the text of a ``graph.txt``.
-
-    Raises
-    ------
-    InputError
-        Naming the line.
-    """
+    """Read the text of a ``graph.txt``."""
     names = Names()
     nodes: list[Node] = []
     edges: list[tuple[str, str, str]] = []

@@ -18,13 +18,7 @@ RECOMPUTED: Final = "activation recomp"
 
 
 def read_piper(text: str) -> Graph:
-    """Read the text of a profile; of the degrees of tensor parallelism, the one on one device.
-
-    Raises
-    ------
-    InputError
-        Naming the field.
-    """
+    """Read the text of a profile; of the degrees of tensor parallelism, the one on one device."""
     document = parse_json(text)
     names, items = read_names(document), document.get("nodes").entries()
     edges = []

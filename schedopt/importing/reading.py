@@ -28,13 +28,7 @@ class Written(str):
 
 
 def read_file(path: str | Path) -> tuple[str, str]:
-    """Return the text of a file and the SHA-256 of its bytes.
-
-    Raises
-    ------
-    InputError
-        If there is no such file, or no text in it.
-    """
+    """Return the text of a file and the SHA-256 of its bytes."""
     content = read_bytes(path)
     return decode(content), hashlib.sha256(content).hexdigest()
 
@@ -131,13 +125,7 @@ class Item:
 
 
 def parse_json(text: str) -> Item:
-    """Return the object that a JSON file holds.
-
-    Raises
-    ------
-    InputError
-        If it is not JSON, or no object.
-    """
+    """Return the object that a JSON file holds."""
     return Item(parse_object(text, Written))
 
 

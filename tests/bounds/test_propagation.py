@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schedopt import Chain, Platform, Problem, Scope
+from schedopt import Chain, Layer, Platform, Problem, Scope
 from schedopt.bounds import load_bound, packing_bound, propagation_bound
 from schedopt.bounds.amounts import Amounts, least_link_ns
-from schedopt.bounds.propagation import propagate
+from schedopt.bounds.propagation import ForcedWork, propagate
 from tests.bounds.every_plan import Memory, has_plan, tight_problems
 from tests.budgets import trials
 from tests.layers import layer
@@ -36,6 +36,14 @@ def test_no_plan_is_below(
         assert not has_plan(problem, bound.period, below=True)
 
 
+def on(platform: Platform, *layers: Layer, scope: Scope = GENERAL) -> Problem:
+    return Problem(chain=Chain(layers=layers), platform=platform, scope=scope)
+
+
+def forced_by(problem: Problem, period: int) -> ForcedWork | None:
+    return propagate(Amounts(problem), Fraction(period))
+
+
 def two_layers(
     scope: Scope = GENERAL,
     *,
@@ -45,9 +53,7 @@ def two_layers(
 ) -> Problem:
     """Return two layers of F = B = 1 that save 4 bytes, with transfers of 2 bytes."""
     platform = Platform(2, room, bandwidth=bandwidth, duplex=duplex)
-    return Problem(
-        chain=Chain(layers=(layer(1, 1, 4, sent=2),) * 2), platform=platform, scope=scope
-    )
+    return on(platform, *[layer(1, 1, 4, sent=2)] * 2, scope=scope)
 
 
 @pytest.mark.parametrize("max_k", [1, 2, None])
@@ -69,13 +75,13 @@ def test_a_cut_that_is_forced_lengthens_spans(memory: Memory, max_k: int | None)
 
 def test_what_a_period_forces() -> None:
     problem = two_layers(room=8, bandwidth="2GB/s", duplex="full")
-    forced = propagate(Amounts(problem), Fraction(4))
+    forced = forced_by(problem, 4)
     assert forced is not None
     assert forced.spans.tolist() == [4, 2]
     assert forced.counts.tolist() == [1, 1]
     assert forced.windows.tolist() == [2, 1]
     assert not forced.non_coresident().any()
-    forced = propagate(Amounts(problem), Fraction(3))
+    forced = forced_by(problem, 3)
     assert forced is not None
     assert forced.spans.tolist() == [6, 2]
     assert forced.counts.tolist() == [2, 1]
@@ -97,11 +103,9 @@ def test_recompute_takes_time_where_counts_do_not_fit() -> None:
 
 def test_spans_leave_room_for_forward_and_backward_where_the_pattern_repeats() -> None:
     def spans(works: list[int], period: int, max_k: int | None) -> list[int]:
-        chain = Chain(layers=tuple(layer(1, work - 1, 1) for work in works))
-        scope = replace(GENERAL, max_k=max_k)
-        forced = propagate(
-            Amounts(Problem(chain=chain, platform=Platform(3, 99), scope=scope)), Fraction(period)
-        )
+        layers = (layer(1, work - 1, 1) for work in works)
+        problem = on(Platform(3, 99), *layers, scope=replace(GENERAL, max_k=max_k))
+        forced = forced_by(problem, period)
         assert forced is not None
         found: list[int] = forced.spans.tolist()
         return found
@@ -125,8 +129,8 @@ def test_transfers_there_and_back_share_a_link() -> None:
     half, full = (
         two_layers(room=8, bandwidth="2GB/s", duplex=duplex) for duplex in ("half", "full")
     )
-    assert propagate(Amounts(half), Fraction(3)) is None
-    forced = propagate(Amounts(full), Fraction(3))
+    assert forced_by(half, 3) is None
+    forced = forced_by(full, 3)
     assert forced is not None
     assert forced.counts.tolist() == [2, 1]
     grain = replace(half, scope=replace(half.scope, grain="layer"))
@@ -136,22 +140,20 @@ def test_transfers_there_and_back_share_a_link() -> None:
 
 def test_layers_larger_than_half_a_gpu_each_need_their_own() -> None:
     # One micro-batch each is 5 bytes, 20 in all. Three GPUs have 24, but no two layers fit one.
-    problem = Problem(
-        chain=Chain(layers=(layer(1, 1, 5),) * 4), platform=Platform(3, 8), scope=GENERAL
-    )
-    assert propagate(Amounts(problem), Fraction(100)) is None
-    assert propagate(Amounts(replace(problem, platform=Platform(4, 8))), Fraction(100)) is not None
+    large = [layer(1, 1, 5)] * 4
+    assert forced_by(on(Platform(3, 8), *large), 100) is None
+    assert forced_by(on(Platform(4, 8), *large), 100) is not None
     # Likewise in time: of four layers of 6 ns two share a GPU, which takes 12.
-    slow = replace(problem, chain=Chain(layers=(layer(3, 3, 1),) * 4))
-    assert propagate(Amounts(slow), Fraction(11)) is None
-    assert propagate(Amounts(slow), Fraction(12)) is not None
+    slow = on(Platform(3, 8), *[layer(3, 3, 1)] * 4)
+    assert forced_by(slow, 11) is None
+    assert forced_by(slow, 12) is not None
 
 
 def test_layers_that_must_share_a_gpu_are_not_cut() -> None:
     problem = two_layers()
-    chain = replace(problem.chain, same_gpu=((0, 1),))
-    assert propagation_bound(replace(problem, chain=chain)) is None
-    assert propagate(Amounts(replace(problem, chain=chain)), Fraction(10**6)) is None
+    tied = replace(problem, chain=replace(problem.chain, same_gpu=((0, 1),)))
+    assert propagation_bound(tied) is None
+    assert forced_by(tied, 10**6) is None
 
 
 def test_transfers_are_the_least_over_pairs() -> None:

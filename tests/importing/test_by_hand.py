@@ -40,9 +40,14 @@ def layer(name: str, times: tuple[int, int], parameters: int, output: int, *kept
     )
 
 
-def node(name: str, description: str = "Op", *figures: float) -> str:
-    """Return a line with forward, backward, output and parameters; 1, 1, 1 and 0 by default."""
-    forward, backward, output, parameters = (*figures, *(1, 1, 1, 0)[len(figures) :])
+def node(
+    name: str,
+    description: str = "Op",
+    forward: float = 1,
+    backward: float = 1,
+    output: float = 1,
+    parameters: float = 0,
+) -> str:
     return (
         f"{name} -- {description} -- forward_compute_time={forward}, "
         f"backward_compute_time={backward}, activation_size={output}, "

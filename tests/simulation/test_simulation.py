@@ -7,12 +7,13 @@ from fractions import Fraction
 from itertools import pairwise
 from math import lcm
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from schedopt import Chain, InputError, Layer, Pattern, Plan, Platform, Scope, check, solve
+from schedopt import Chain, InputError, Pattern, Plan, Platform, Scope, check, solve
 from schedopt.account import memory
 from schedopt.account.reading import gradient_runs
 from schedopt.account.timeline import Timeline
@@ -209,15 +210,19 @@ def test_at_its_own_times_the_steady_state_is_the_pattern(plan: Plan) -> None:
     assert run.steady_period == plan.pattern.period
 
 
+def assert_memory_of_the_account(run: Simulation) -> None:
+    whole = memory(run.plan)
+    assert [need.peak_bytes for need in run.memory] == [need.peak_bytes for need in whole]
+    assert [need.sum_bytes for need in run.memory] == [need.sum_bytes for need in whole]
+
+
 @trials(100)
 @given(valid_plans())
 def test_a_long_step_needs_the_memory_of_the_account(plan: Plan) -> None:
     """After the longest stay of a micro-batch the memory of the steady state is there."""
     starts = [item.shift for item in plan.pattern.operations]
     count = 3 * (max(starts) - min(starts)) + 4 * every(plan)
-    run = simulate(plan, count, timing="pattern")
-    assert [n.peak_bytes for n in run.memory] == [n.peak_bytes for n in memory(plan)]
-    assert [n.sum_bytes for n in run.memory] == [n.sum_bytes for n in memory(plan)]
+    assert_memory_of_the_account(simulate(plan, count, timing="pattern"))
 
 
 @trials(100)
@@ -229,8 +234,7 @@ def test_a_long_step_with_shards_needs_the_memory_of_the_account(plan: Plan) -> 
     run = simulate(plan, -(-count // every(plan)) * every(plan), timing="pattern")
     if any(residency.start_ns == residency.end_ns is not None for residency in run.residencies):
         return  # What stays for no time counts once at its instant, and instants may coincide.
-    assert [n.peak_bytes for n in run.memory] == [n.peak_bytes for n in memory(plan)]
-    assert [n.sum_bytes for n in run.memory] == [n.sum_bytes for n in memory(plan)]
+    assert_memory_of_the_account(run)
 
 
 @trials(100)
@@ -263,8 +267,7 @@ def test_one_f_one_b_by_hand() -> None:
     GPU 0: F0 0-1, F1 1-2, B0 3-4, F2 4-5, B1 5-6, B2 7-8.
     GPU 1: F0 1-2, B0 2-3, F1 3-4, B1 4-5, F2 5-6, B2 6-7.
     """
-    layer = Layer(forward_ns=1, backward_ns=1, weight_bytes=10, activation_bytes=1)
-    result = solve(Chain(layers=(layer, layer)), Platform(2, 12), scope=Scope())
+    result = solve(Chain(layers=(layer(1, 1, 10),) * 2), Platform(2, 12), scope=Scope())
     assert result.period == 2
     assert result.plan is not None
     run = simulate(result.plan, 3)
@@ -279,9 +282,8 @@ def test_one_f_one_b_by_hand() -> None:
 
 def test_the_textbook_bubble() -> None:
     """P equal stages and m micro-batches: (P - 1) / (m + P - 1) of the step is idle."""
-    equal = Layer(forward_ns=1, backward_ns=2, weight_bytes=0, activation_bytes=1)
     for gpus in (1, 2, 3, 4, 8):
-        result = solve(Chain(layers=(equal,) * gpus), Platform(gpus, gpus), scope=Scope())
+        result = solve(Chain(layers=(layer(1, 2, 0),) * gpus), Platform(gpus, gpus), scope=Scope())
         assert result.plan is not None
         for count in (gpus, 2 * gpus, 4 * gpus):
             run = simulate(result.plan, count)
@@ -316,32 +318,22 @@ def test_the_usual_step_has_four_micro_batches_for_each_gpu() -> None:
         assert simulate(plan, usual_micro_batches(plan)).makespan_ns > 0
 
 
-@pytest.mark.parametrize("count", [0, -1, True, 1.5, "3", None])
-def test_bad_counts(count: object) -> None:
-    with pytest.raises(InputError, match="microbatches"):
-        simulate(EXAMPLES["contiguous"](), count)  # type: ignore[arg-type]
-
-
-def test_half_an_update_is_refused() -> None:
-    plan = EXAMPLES["double_buffered"]()
-    assert (plan.rule.update_every or 1) > 1
-    with pytest.raises(InputError, match="multiple"):
-        simulate(plan, 1)
-
-
-def test_too_long_a_step_is_refused() -> None:
-    with pytest.raises(InputError, match="Simulate at most"):
-        simulate(EXAMPLES["contiguous"](), 2**20)
-
-
-def test_unknown_timing() -> None:
-    with pytest.raises(InputError, match="timing"):
-        simulate(EXAMPLES["contiguous"](), 3, timing="late")  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("name", "count", "timing", "rule"),
+    [
+        *(("contiguous", count, "asap", "microbatches") for count in (0, -1, True, 1.5, "3", None)),
+        ("double_buffered", 1, "asap", "1 is no multiple of"),
+        ("contiguous", 2**20, "asap", "Simulate at most"),
+        ("contiguous", 3, "late", "timing"),
+    ],
+)
+def test_what_cannot_be_simulated_is_refused(name: str, count: Any, timing: Any, rule: str) -> None:
+    with pytest.raises(InputError, match=rule):
+        simulate(EXAMPLES[name](), count, timing=timing)
 
 
 def test_a_scope_with_a_flush_is_simulated_too() -> None:
-    layer = Layer(forward_ns=1, backward_ns=1, weight_bytes=0, activation_bytes=1)
-    plan = solve(Chain(layers=(layer,) * 2), Platform(2, 2), scope=Scope(max_k=1)).plan
+    plan = solve(Chain(layers=(layer(1, 1, 0),) * 2), Platform(2, 2), scope=Scope(max_k=1)).plan
     assert plan is not None
     assert simulate(plan, 1).makespan_ns == 4
 
