@@ -19,31 +19,14 @@ Raises `InputError` for what the target cannot express.
 
 @dataclass(frozen=True)
 class Target:
-    """A tool that takes plans.
-
-    Parameters
-    ----------
-    name : str
-        What one types.
-    title : str
-        What one reads.
-    exporter : str
-        "module:function", an `Exporter`.
-    """
+    """A tool that takes plans: what one types, what one reads, and "module:function"."""
 
     name: str
     title: str
     exporter: str
 
     def export(self, plan: Plan, microbatches: int) -> Mapping[str, str]:
-        """Return the texts of the files of this target, by name.
-
-        Parameters
-        ----------
-        plan : Plan
-            Valid: `schedopt.check` finds nothing.
-        microbatches : int
-            Of one step.
+        """Return the texts of the files of this target, by name, for a step of a valid plan.
 
         Raises
         ------

@@ -133,16 +133,8 @@ def three_partition(
 ) -> Instance:
     """Return an instance with what is known: a plan that was built, or that there is none.
 
-    Parameters
-    ----------
-    theorem : {1, 2}
-    m : int
-        Groups: 1 to 256; without a 3-partition 2 to 12.
-    total : int
-        V, 9 to 2^20.
-    seed : int
-    solvable : bool
-        Whether the numbers have a 3-partition.
+    There are m groups, 1 to 256, or 2 to 12 if the numbers are not to be `solvable`, which add up
+    to V = `total`, 9 to 2^20.
     """
     place = f"{PAPER}, Theorem {theorem}"
     if not solvable:

@@ -81,12 +81,8 @@ def theorem_4(k: int) -> Instance:
     2 (1 + 1 / j), and leaving out every (j + 1)-th micro-batch of 1F1B reaches it.
 
     No allocation and no longer pattern beats 2 (1 + 1 / k): at most k activations of the first
-    layer fit, each for at least the 2 (k + 1) units that a micro-batch takes (Little's law).
-
-    Parameters
-    ----------
-    k : int
-        1 to 4095.
+    layer fit, each for at least the 2 (k + 1) units that a micro-batch takes (Little's law). k is
+    1 to 4095.
     """
     k = as_whole(k, "k", low=1, high=LARGEST_K_4)
     own = range(k + 1)
@@ -118,12 +114,8 @@ def theorem_5(k: int) -> Instance:
     stages put two of the 2 k + 2 layers of cost 1 or more on one GPU, with all between them:
     2 k - 1 + e. (The theorem's text says 2 - 1 / k, which is a little less than that ratio.)
 
-    e is 1 ms, so one unit of time is 2 k + 1 ms. Memory plays no part: all sizes are 0.
-
-    Parameters
-    ----------
-    k : int
-        2 to 45.
+    e is 1 ms, so one unit of time is 2 k + 1 ms. Memory plays no part: all sizes are 0. k is 2 to
+    45.
     """
     k = as_whole(k, "k", low=2, high=LARGEST_K_5)
     gpus = 2 * k + 1
@@ -168,14 +160,8 @@ def theorem_6(k: int, memory: int | None = None) -> Instance:
     fills its memory and takes k, the cost of the longest layer; one GPU is idle. Contiguous
     stages leave one GPU for all of the last k layers: k (k - 1). With k = 2 both are 2.
 
-    One unit of time is 1 ms, one of memory 1 MB.
-
-    Parameters
-    ----------
-    k : int
-        2 to 740.
-    memory : int, optional
-        M, at least k. Default: k.
+    One unit of time is 1 ms, one of memory 1 MB. k is 2 to 740, and M at least k, as which it is
+    taken if no `memory` is given.
     """
     k = as_whole(k, "k", low=2, high=LARGEST_K_6)
     full = k if memory is None else as_whole(memory, "memory", low=k, high=LARGEST // MEGABYTE)

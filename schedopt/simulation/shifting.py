@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
+from typing import Final
 
 from schedopt.plan import Operation, Plan, Transfer
 from schedopt.simulation.events import Event, move
@@ -240,27 +241,24 @@ def _is_of_mini_batch(plan: Plan, item: Operation | Transfer) -> bool:
     return not item.is_boundary and not gathered
 
 
+_PLACES: Final = {
+    "F": (0, 2, 0),
+    "activation": (0, 2, 1),
+    "R": (1, 0, 0),
+    "gradient": (2, -2, -1),
+    "B": (2, -2, 0),
+    "I": (2, -2, 0),
+    "weight_half": (3, 0, 0),
+    "W": (3, 0, 1),
+    "weight_gradient": (4, 0, 0),
+    "U": (5, 0, 0),
+    "weights": (6, 0, 0),
+}
+"""A part of the way, and the place in it: so many times the number of the stage, and more."""
+
+
 def _place(event: Event) -> tuple[int, int]:
     """Return where an event stands on the way of a micro-batch and its update."""
     item = event.item
-    match item.kind if isinstance(item, Operation) else item.tensor:
-        case "F":
-            return 0, 2 * item.stage
-        case "activation":
-            return 0, 2 * item.stage + 1
-        case "R":
-            return 1, 0
-        case "gradient":
-            return 2, -2 * item.stage - 1
-        case "B" | "I":
-            return 2, -2 * item.stage
-        case "weight_half":
-            return 3, 0
-        case "W":
-            return 3, 1
-        case "weight_gradient":
-            return 4, 0
-        case "U":
-            return 5, 0
-        case "weights":
-            return 6, 0
+    part, times, more = _PLACES[item.kind if isinstance(item, Operation) else item.tensor]
+    return part, times * item.stage + more

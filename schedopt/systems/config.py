@@ -130,13 +130,7 @@ class SystemConfig:
 def require_time(scheduler: ListScheduler, stage: int, name: str, why: str) -> None:
     """Refuse a stage whose layers all take no time, where nothing else decides what comes first.
 
-    Parameters
-    ----------
-    scheduler : ListScheduler
-    stage : int
-    name : str
-        The field of the time.
-    why : str
+    The time is that of a field, and `why` ends the sentence.
     """
     first, last = scheduler.stages[stage].layers
     layers = scheduler.problem.chain.layers[first : last + 1]

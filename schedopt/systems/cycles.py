@@ -20,21 +20,9 @@ def slowest_cycle(
     there is none left (Bellman and Ford). A cycle among the arcs by which the starts came is one
     that T does not allow, and is looked for after each round.
 
-    Parameters
-    ----------
-    count : int
-        Of the starts.
-    arcs : iterable of Difference
-    least : int
-        A T below which there is nothing to look for.
-    stopped : callable
-        Whether to give up.
-
-    Returns
-    -------
-    tuple or None
-        The cycle is empty where `least` decides; None if it is stopped, or if a cycle takes time
-        and crosses no period.
+    There are `count` starts, and below a T of `least` there is nothing to look for; where that
+    decides, the cycle is empty. None if it is stopped, or if a cycle takes time and crosses no
+    period.
     """
     behind = _behind(count, arcs)
     period, slowest = least, list[Difference]()

@@ -87,15 +87,9 @@ class Crew(Protocol):
 def plan_at_steady_period(config: SystemConfig, assemble: Callable[[], Crew], count: int) -> Plan:
     """Return the plan of a crew at the least steady period that its run keeps up with.
 
-    It is a whole chain on the slowest GPU, unless waiting for transfers makes it longer.
-
-    Parameters
-    ----------
-    config : SystemConfig
-    assemble : callable
-        Returns workers that have done nothing.
-    count : int
-        N, the micro-batches of an update, which begin 1 / N of the period apart.
+    It is a whole chain on the slowest GPU, unless waiting for transfers makes it longer. Workers
+    that have done nothing are made by `assemble`; the N = `count` micro-batches of an update begin
+    1 / N of the period apart.
     """
     chain = config.chain.layers
     period = max(

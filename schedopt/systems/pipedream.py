@@ -58,14 +58,7 @@ def one_f_one_b(config: SystemConfig, rule: Rule, stages: list[Stage] | None = N
     """Return 1F1B without a flush on stages, one for each GPU, under a rule.
 
     Updates come right behind the last backward of a mini-batch. If they take time, the pattern is
-    one of whole mini-batches.
-
-    Parameters
-    ----------
-    config : SystemConfig
-    rule : Rule
-    stages : list of Stage, optional
-        Default: balanced ones.
+    one of whole mini-batches. Stages are balanced if none are given.
     """
     gpus = len(config.platform.gpus)
     stages = stages or config.pipeline()

@@ -60,15 +60,8 @@ def find_steady_state(tasks: Sequence[Task], k: int, *, fold: bool = False) -> S
 
     A run that goes as fast as its slowest cycle of waits comes to repeat itself (it is linear in
     the max-plus algebra), but after many rounds where a second cycle is nearly as slow. What the
-    run would come to is known before that, from the order in which all follows each other.
-
-    Parameters
-    ----------
-    tasks : sequence of Task
-        All with their starts.
-    k : int
-    fold : bool
-        Where the order never settles, take one that does.
+    run would come to is known before that, from the order in which all follows each other. Where
+    that never settles, `fold` takes an order that does.
     """
     behind = _list_orders(tasks)
     # All but the micro-batch.
@@ -151,11 +144,8 @@ class _PeriodicRun:
     def ordered(self, *, fold: bool = False) -> SteadyState | None:
         """Return what the run comes to, if from round to round all follows in one order.
 
-        Parameters
-        ----------
-        fold : bool
-            Put what a GPU or link does in changing order into that of the earliest starts that
-            there would be without it.
+        `fold` puts what a GPU or link does in changing order into that of the earliest starts that
+        there would be without it.
         """
         looked = self.window()
         if not looked:

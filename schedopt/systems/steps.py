@@ -19,12 +19,7 @@ from schedopt.systems.list_scheduler import ListScheduler
 def engine_order(ranks: int, chunks: int, microbatches: int) -> Iterator[Turn]:
     """Yield what each rank runs, one rank after the other: kind, stage, micro-batch.
 
-    Parameters
-    ----------
-    ranks : int
-    chunks : int
-        Stages of each: stage s is on rank s mod `ranks`.
-    microbatches : int
+    Each has as many stages as `chunks`: stage s is on rank s mod `ranks`.
     """
     if chunks == 1:
         return one_f_one_b_order(ranks, microbatches)
@@ -34,18 +29,9 @@ def engine_order(ranks: int, chunks: int, microbatches: int) -> Iterator[Turn]:
 def engine_step(problem: Problem, stages: Sequence[Stage]) -> Plan:
     """Return a step: 1F1B, or interleaved 1F1B where GPUs have several stages.
 
-    Parameters
-    ----------
-    problem : Problem
-        Its scope says how many micro-batches a step has.
-    stages : sequence of Stage
-        Such that an engine can run them (`schedopt.engine.why_not_stages`), with the number of
-        micro-batches a multiple of the GPUs where a GPU has several.
-
-    Returns
-    -------
-    Plan
-        Whether it fits into the memory is not looked at.
+    The scope of the problem says how many micro-batches it has: a multiple of the GPUs where a GPU
+    has several stages. These must be such that an engine can run them
+    (`schedopt.engine.why_not_stages`). Whether the step fits into the memory is not looked at.
     """
     count = problem.scope.microbatches
     assert count is not None
@@ -58,17 +44,9 @@ def engine_step(problem: Problem, stages: Sequence[Stage]) -> Plan:
 
 
 def published_step(name: str, chain: Chain, platform: Platform, microbatches: int) -> Plan:
-    """Return a step of a system with a flush, without updates.
+    """Return a step of a system that has a flush and no replicas, without updates.
 
-    Parameters
-    ----------
-    name : str
-        Of a system that has a flush and no replicas.
-    chain : Chain
-    platform : Platform
-        Whether the step fits into its memory is not asked.
-    microbatches : int
-        Of the step.
+    Whether it fits into the memory is not asked.
 
     Raises
     ------

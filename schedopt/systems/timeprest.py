@@ -33,19 +33,11 @@ def timeprest_plan(
     bounded: bool = True,
     forward_reads: Literal["live", "entry"] = "live",
 ) -> Plan:
-    """Return the steady state of TiMePReSt on stages.
+    """Return the steady state of TiMePReSt on stages, with N = `count` micro-batches a mini-batch.
 
-    Parameters
-    ----------
-    config : SystemConfig
-    stages : list of Stage
-    count : int
-        N, the micro-batches of a mini-batch.
-    bounded : bool
-        Whether at most P - s mini-batches are in flight at stage s. Else there is no steady state
-        where a stage is faster than one behind it.
-    forward_reads : {"live", "entry"}
-        The source has the newest weights in each pass, and also vertical sync within a forward.
+    If it is not `bounded`, more than P - s mini-batches may be in flight at stage s, and there is
+    no steady state where a stage is faster than one behind it. The source has the newest weights
+    in each pass, and also vertical sync within a forward.
     """
     rule = Rule(update_every=count, forward_reads=forward_reads, backward_reads="live")
     return config.steady(lambda n: timeprest_run(config, rule, stages, n, bounded), count)

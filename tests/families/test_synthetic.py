@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from fractions import Fraction
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -19,7 +20,7 @@ small = st.integers(0, 5)
 
 
 @st.composite
-def uniform(draw: st.DrawFn) -> dict[str, int | None]:
+def uniform(draw: st.DrawFn) -> dict[str, Any]:
     forward = draw(small)
     return {
         "layers": draw(st.integers(1, 9)),
@@ -32,56 +33,46 @@ def uniform(draw: st.DrawFn) -> dict[str, int | None]:
     }
 
 
-def ample(given: dict[str, int | None]) -> int:
+def ample(given: dict[str, Any]) -> int:
     """Return the memory of m layers with as many activations as there are stages of m layers."""
-    layers, gpus = given["layers"] or 0, given["gpus"] or 0
-    share = (layers + gpus - 1) // gpus
-    stages = (layers + share - 1) // share
+    share = -(-given["layers"] // given["gpus"])
+    stages = -(-given["layers"] // share)
     saved = given["activation_bytes"] if given["saved_bytes"] is None else given["saved_bytes"]
-    return share * ((given["weight_bytes"] or 0) + stages * (saved or 0))
+    return int(share * (given["weight_bytes"] + stages * saved))
 
 
 @trials(300)
 @given(uniform())
-def test_uniform_the_known_period_is_the_contiguous_optimum(given: dict[str, int | None]) -> None:
-    instance = uniform_chain(**given)  # type: ignore[arg-type]
-    assert instance.platform.gpus[0].memory_bytes == ample(given)
-    share = -(-(given["layers"] or 0) // (given["gpus"] or 0))
-    period = Fraction(share * ((given["forward_ns"] or 0) + (given["backward_ns"] or 0)))
+def test_uniform_the_known_period_is_the_contiguous_optimum(given: dict[str, Any]) -> None:
+    instance = uniform_chain(**given)
+    chain, platform = instance.chain, instance.platform
+    assert platform.gpus[0].memory_bytes == ample(given)
+    cost = given["forward_ns"] + given["backward_ns"]
+    period = Fraction(-(-given["layers"] // given["gpus"]) * cost)
     assert [(fact.scope, fact.period, fact.k) for fact in instance.known] == [
         (Scope(allocation="contiguous", max_k=None), period, 1),
         (Scope(allocation="general", max_k=None), period, 1),
     ]
-    result = solve(instance.chain, instance.platform, scope=Scope())
+    result = solve(chain, platform, scope=Scope())
     assert (result.status, result.period) == ("optimal", period)
-    assert least_period(instance.chain, instance.platform) == period
-    general = Problem(
-        chain=instance.chain, platform=instance.platform, scope=Scope(allocation="general")
-    )
+    assert least_period(chain, platform) == period
+    general = Problem(chain=chain, platform=platform, scope=Scope(allocation="general"))
     assert load_bound(general).period <= period
-
-
-@trials(200)
-@given(uniform())
-def test_uniform_stages_of_a_fact_reach_its_period(given: dict[str, int | None]) -> None:
-    instance = uniform_chain(**given)  # type: ignore[arg-type]
-    count = len(instance.platform.gpus)
     for fact in instance.known:
         gpus = listed(fact.stages)
         assert gpus == sorted(gpus)
-        cost = instance.chain.layers[0].forward_ns + instance.chain.layers[0].backward_ns
-        assert max(totals([cost] * len(gpus), gpus, count)) == fact.period
-        result = solve(instance.chain, instance.platform, stages=fact.stages)
-        assert (result.status, result.period) == ("optimal", fact.period)
+        assert max(totals([cost] * len(gpus), gpus, len(platform.gpus))) == period
+        result = solve(chain, platform, stages=fact.stages)
+        assert (result.status, result.period) == ("optimal", period)
         assert check(result) == ()
 
 
 @trials(300)
 @given(uniform(), st.integers(0, 200))
 def test_uniform_what_is_said_to_be_known_is_true_with_any_memory(
-    given: dict[str, int | None], memory: int
+    given: dict[str, Any], memory: int
 ) -> None:
-    instance = uniform_chain(**given, memory=memory)  # type: ignore[arg-type]
+    instance = uniform_chain(**given, memory=memory)
     assert bool(instance.known) is (memory >= ample(given))
     for fact in instance.known:
         if fact.scope.allocation == "contiguous":
