@@ -8,7 +8,7 @@ decides whether the whole chain can be read.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from schedopt.interrupts import never_stop, raise_if_stopped
 from schedopt.platform import Gpu
@@ -203,10 +203,7 @@ class Cuts:
         -------
         three arrays, shape (GPUs, layers) or (1, layers)
         """
-        found = self._lengths(first, layers)
-        if self._uniform:
-            return found
-        ahead, way, work = (lengths[self._kind] for lengths in found)
+        ahead, way, work = map(self.by_gpu, self._lengths(first, layers))
         return ahead, way, work
 
     def _lengths(self, first: int, layers: int) -> tuple[Array, Array, Array]:
@@ -225,14 +222,13 @@ class Cuts:
         whole = half + part(self._weight)
         return ahead, ahead + np.minimum(back, half), ahead + np.minimum(back, whole)
 
-    def by_gpu(self, by_kind: Array) -> Array:
+    def by_gpu(self, by_kind: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return rows for each kind as rows for each GPU, or as one for all."""
         return by_kind if self._uniform else by_kind[self._kind]
 
     def caps(self, first: int, layers: int) -> npt.NDArray[np.int32]:
         """Return how many micro-batches these stages can hold, at most `most`; 0: not even one."""
-        found = self._caps[:, first, first + 1 : first + 1 + layers]
-        return found if self._uniform else found[self._kind]
+        return self.by_gpu(self._caps[:, first, first + 1 : first + 1 + layers])
 
     def read(
         self, extend: Callable[[Array, int], Array], *, values: int = 1

@@ -10,15 +10,13 @@ from math import ceil, floor
 from typing import Final
 
 from schedopt.bounds.load import load_bound, way_back
-from schedopt.bounds.scopes import make_bound, widest
+from schedopt.bounds.scopes import lowered, make_bound, widest
 from schedopt.interrupts import never_stop, raise_if_stopped
 from schedopt.problem import Problem
 from schedopt.proofs import Proof, ProofKind
 from schedopt.result import Bound
 
 PROOF: Final = Proof(ProofKind.IN_FLIGHT_OF_ALL)
-MOST_DROPS: Final = 64
-"""So often a period is lowered to the next one at which a count changes."""
 
 
 def packing_bound(problem: Problem, stopped: Callable[[], bool] = never_stop) -> Bound | None:
@@ -87,36 +85,18 @@ def _with_whole_counts(
     bytes on top of weights and one micro-batch.
     """
 
-    def counts(period: Fraction, *, below: bool = False) -> list[int] | None:
-        """Return the counts at a period, or at one just below it, if they fit."""
+    def reach(period: Fraction, below: bool = False) -> Fraction | None:
+        """Return the least period with the counts at a period, or just below it, if they fit."""
+        raise_if_stopped(stopped)
         if below:
             found = [floor(span / period) + 1 for span, _ in counted]
         else:
             found = [max(1, ceil(span / period)) for span, _ in counted]
-        extra = sum((n - 1) * each for n, (_, each) in zip(found, counted, strict=True))
-        return found if extra <= spare else None
-
-    def shortest(found: Sequence[int]) -> Fraction:
-        """Return the least period with these counts."""
+        if sum((n - 1) * each for n, (_, each) in zip(found, counted, strict=True)) > spare:
+            return None
         return max(Fraction(span, n) for n, (span, _) in zip(found, counted, strict=True))
 
-    if not counted or counts(least) is not None:
+    if not counted or reach(least) is not None:
         return least
-    # From here on at least one layer counts, one micro-batch of each fits, and `least` is refuted.
-    low, high = floor(least), Fraction(max(span for span, _ in counted))
-    drops = 0
-    while drops < MOST_DROPS:
-        middle = (low + ceil(high)) // 2
-        if low < middle < high:
-            found = counts(Fraction(middle))
-            if found is None:
-                low = middle
-                continue
-        else:
-            drops += 1
-            raise_if_stopped(stopped)
-            found = counts(high, below=True)
-            if found is None:
-                return high
-        high = shortest(found)
-    return max(least, Fraction(low))
+    # At least one layer counts, one micro-batch of each fits, and `least` is refuted.
+    return lowered(reach, least, Fraction(max(span for span, _ in counted)))

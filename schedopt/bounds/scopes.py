@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from math import ceil, floor
@@ -14,6 +16,8 @@ from schedopt.validation import as_ratio
 
 MOST_LENGTHS: Final = 1024
 """Patterns up to this long are looked at when a bound is rounded up."""
+MOST_DROPS: Final = 64
+"""So often a period is lowered to the next one that is reached."""
 CLOSE: Final = Fraction(1, 512)
 """A bound that is bisected is found up to this part of itself."""
 
@@ -102,6 +106,42 @@ def period_between(low: Fraction, high: Fraction, scope: Scope) -> Fraction | No
     middle = (low + high) / 2
     lengths = _lengths(scope)
     return max(least, *(Fraction(floor(k * middle), k) for k in lengths)) if lengths else middle
+
+
+def first_possible(low: int, latest: int, possible: Callable[[int], bool]) -> int:
+    """Return the first whole number from `low` on that is possible; then so are all larger ones.
+
+    One is possible up to the latest, and `low` is above 0.
+    """
+    high = low
+    while not possible(high):
+        low, high = high + 1, min(2 * high, latest)
+    return low + bisect_left(range(low, high), True, key=possible)
+
+
+def lowered(
+    reach: Callable[[Fraction, bool], Fraction | None], least: Fraction, high: Fraction
+) -> Fraction:
+    """Return the least period that can be reached from `least` on, below one that can be.
+
+    `reach` returns a period that can be, at most the one given, or below it; None if there is none.
+    It is bisected over whole ns, and then lowered to what is reached. Where that takes too long,
+    what is returned is the last whole period that cannot be.
+    """
+    low, drops = floor(least), 0
+    while high > least and drops < MOST_DROPS:
+        middle = (low + ceil(high)) // 2
+        if low < middle < high:
+            found = reach(Fraction(middle), False)
+            if found is None:
+                low = middle
+        else:
+            drops += 1
+            found = reach(high, True)
+            if found is None:
+                return high
+        high = high if found is None else found
+    return max(least, Fraction(low))
 
 
 def refuted_bound(problem: Problem, period: Fraction, proof: Proof | str) -> Bound:

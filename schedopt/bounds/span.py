@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Final
 
 from schedopt.bounds.cuts import LATEST, NEVER, Cuts, is_readable, longest_way
 from schedopt.bounds.load import load_bound, way_back
-from schedopt.bounds.scopes import contiguous, longest_pattern, make_bound
+from schedopt.bounds.scopes import (
+    contiguous,
+    first_possible,
+    longest_pattern,
+    lowered,
+    make_bound,
+)
 from schedopt.interrupts import never_stop
 from schedopt.network import Link
 from schedopt.problem import LARGEST_HORIZON_NS, Problem
@@ -25,8 +31,6 @@ PROOF: Final = Proof(ProofKind.IN_FLIGHT_OF_STAGE)
 MOST_COUNT: Final = 4096
 MOST_PARTS: Final = 64
 """Patterns up to this long are looked at one by one."""
-MOST_DROPS: Final = 64
-"""So often a period is lowered to that of better stages."""
 
 Read = tuple[int, int, int]
 """A stage in the order of reading: first layer, end, GPU."""
@@ -59,26 +63,13 @@ def contiguous_bound(problem: Problem, stopped: Callable[[], bool] = never_stop)
     if not load:
         return None
     reading = _Spans(problem, load, stopped)
-    low, high = floor(load), reading.least(Fraction(LARGEST_HORIZON_NS))
+    high = reading.least(Fraction(LARGEST_HORIZON_NS))
     if high is None:
         return None
     if problem.scope.recompute:
-        least = _least_of_patterns(reading, low, longest_pattern(problem.scope))
+        least = _least_of_patterns(reading, floor(load), longest_pattern(problem.scope))
         return make_bound(max(load, least), contiguous(problem), PROOF)
-    drops = 0
-    while high > load and drops < MOST_DROPS:
-        middle = (low + ceil(high)) // 2
-        if low < middle < high:
-            found = reading.least(Fraction(middle))
-            if found is None:
-                low = middle
-        else:
-            drops += 1
-            found = reading.least(high, below=True)
-            if found is None:
-                return make_bound(high, contiguous(problem), PROOF)
-        high = min(high, found or high)
-    return make_bound(max(load, Fraction(low)), contiguous(problem), PROOF)
+    return make_bound(lowered(reading.least, load, high), contiguous(problem), PROOF)
 
 
 def _least_of_patterns(reading: _Spans, low: int, longest: int | None) -> Fraction:
@@ -86,24 +77,18 @@ def _least_of_patterns(reading: _Spans, low: int, longest: int | None) -> Fracti
 
     For patterns of any length, or very long ones, the last whole period that none allow.
     """
-    refuted, high = low - 1, max(low, 1)
-    while reading.least(Fraction(high)) is None:
-        refuted, high = high, min(2 * high, LARGEST_HORIZON_NS)
-    while refuted < high - 1:
-        middle = (refuted + high) // 2
-        if reading.least(Fraction(middle)) is None:
-            refuted = middle
-        else:
-            high = middle
+
+    def possible(period: Fraction | int) -> bool:
+        return reading.least(Fraction(period)) is not None
+
+    refuted = first_possible(max(low, 1), LARGEST_HORIZON_NS, possible) - 1
     if longest is None or longest > MOST_PARTS:
-        return Fraction(max(0, refuted))
+        return Fraction(refuted)
     parts = range(1, longest + 1)
     candidates = sorted(
         {Fraction(refuted) + Fraction(i, k) for k in parts for i in range(1, k + 1)}
     )
-    return candidates[
-        bisect_left(candidates, True, key=lambda period: reading.least(period) is not None)
-    ]
+    return candidates[bisect_left(candidates, True, key=possible)]
 
 
 class _Spans:
@@ -120,7 +105,7 @@ class _Spans:
 
             self.tables = [RecomputeTable(problem.chain, gpu, stopped) for gpu in self.cuts.kinds]
 
-    def least(self, period: Fraction, *, below: bool = False) -> Fraction | None:
+    def least(self, period: Fraction, below: bool = False) -> Fraction | None:
         """Return a period that some stages allow, at most the one given, or below it.
 
         It is the least for these stages. None if there are none.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from schedopt.bounds.cuts import LATEST, NEVER, Cuts, is_readable, longest_way
 from schedopt.bounds.load import least_backward, load_bound, way_back
-from schedopt.bounds.scopes import contiguous, make_bound, widest
+from schedopt.bounds.scopes import contiguous, first_possible, make_bound, widest
 from schedopt.interrupts import never_stop, raise_if_stopped
 from schedopt.network import Link
 from schedopt.platform import Gpu
@@ -116,17 +116,9 @@ def contiguous_step_bound(
     reading = _Steps(problem, count, stopped)
     if not reading.is_possible(LATEST):
         return None
-    low = max(1, ceil(load_bound(problem).period * count))
-    high = low
-    while not reading.is_possible(high):
-        low, high = high + 1, min(2 * high, LATEST)
-    while low < high:
-        middle = (low + high) // 2
-        if reading.is_possible(middle):
-            high = middle
-        else:
-            low = middle + 1
-    return make_bound(Fraction(low, count), contiguous(problem), CONTIGUOUS)
+    load = max(1, ceil(load_bound(problem).period * count))
+    makespan = first_possible(load, LATEST, reading.is_possible)
+    return make_bound(Fraction(makespan, count), contiguous(problem), CONTIGUOUS)
 
 
 def _is_short(problem: Problem, count: int) -> bool:
