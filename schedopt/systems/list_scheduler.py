@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Final
 
 from schedopt.account.timeline import Timeline
 from schedopt.errors import InputError
-from schedopt.plan import Kind, Operation, Pattern, Plan, Transfer, place_in_period
+from schedopt.plan import Kind, Operation, Pattern, Plan, Tensor, Transfer, place_in_period
 from schedopt.problem import Problem, Scope
 from schedopt.simulation.events import MOST_EVENTS
 from schedopt.stage import Stage
 from schedopt.systems.steady_state import Name, Task, find_steady_state
+
+_MADE: Final[Mapping[Kind, tuple[Tensor, int]]] = {
+    "F": ("activation", 0),
+    "B": ("gradient", -1),
+    "I": ("gradient", -1),
+}
+"""What is made for a neighbour, and the first of the two stages, counted from that of the maker."""
 
 
 class ListScheduler:
@@ -90,10 +98,9 @@ class ListScheduler:
             self._last_on[gpu] = len(self._tasks)
         names = [(kind, stage, micro_batch + i) for i in range(covers)] if not replica else []
         self._add(task, names)
-        if kind == "F" and stage + 1 < len(self.stages):
-            self._send_on("activation", stage, micro_batch, covers, (kind, stage), priority)
-        if kind in ("B", "I") and stage:
-            self._send_on("gradient", stage - 1, micro_batch, covers, (kind, stage), priority)
+        if kind in _MADE:
+            tensor, step = _MADE[kind]
+            self._send_on(tensor, stage + step, item, priority)
 
     def update(
         self, stage: int, micro_batch: int, *, after: Iterable[Name | Transfer] = ()
@@ -113,25 +120,15 @@ class ListScheduler:
         self.run("U", stage, micro_batch, after=after)
         return [("U", stage, micro_batch)]
 
-    def _send_on(
-        self,
-        tensor: str,
-        stage: int,
-        first: int,
-        covers: int,
-        maker: tuple[str, int],
-        priority: int,
-    ) -> None:
-        here, there = (self.stages[s].gpu(first) for s in (stage, stage + 1))
-        if here != there:
+    def _send_on(self, tensor: Tensor, first: int, maker: Operation, priority: int) -> None:
+        """Send a tensor between a stage and the next one, if there are both, on two GPUs."""
+        both = self.stages[first : first + 2] if first >= 0 else ()
+        if len({stage.gpu(maker.shift) for stage in both}) == 2:
             item = Transfer(
-                tensor=tensor,  # type: ignore[arg-type]
-                stage=stage,
-                shift=first,
-                start_ns=0,
-                covers=covers,
+                tensor=tensor, stage=first, shift=maker.shift, start_ns=0, covers=maker.covers
             )
-            self.send(item, after=[(*maker, first)], priority=priority)
+            after: Name = (maker.kind, maker.stage, maker.shift)
+            self.send(item, after=[after], priority=priority)
 
     def send(
         self, item: Transfer, *, after: Iterable[Name | Transfer] = (), priority: int = 0

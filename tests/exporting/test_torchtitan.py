@@ -19,6 +19,7 @@ from schedopt import Chain, Platform, Scope, check, solve
 from schedopt.chain import Recipe
 from schedopt.exporting import find_target
 from schedopt.plan import Plan
+from tests import transformers
 from tests.cli.commands import ROOT
 from tests.exporting.engines import refusal
 from tests.running.networks import in_turn
@@ -39,10 +40,8 @@ DECODER = (
 def named(*rows: tuple[int, int, int], names: Sequence[str] = DECODER, **more: Any) -> Plan:
     """Return a plan whose layers have these names; more goes to the chain."""
     plan = in_turn(*rows)()
-    layers = tuple(
-        replace(layer, name=name) for layer, name in zip(plan.chain.layers, names, strict=True)
-    )
-    made = replace(plan, chain=replace(plan.chain, layers=layers, **more))
+    chain = transformers.named(plan.chain, list(names))
+    made = replace(plan, chain=replace(chain, **more))
     assert check(made) == ()
     return made
 

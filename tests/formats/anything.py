@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 from hypothesis import strategies as st
@@ -190,22 +191,10 @@ def transfers(draw: st.DrawFn, period: int) -> Transfer:
 @st.composite
 def patterns(draw: st.DrawFn) -> Pattern:
     period = draw(st.integers(1, 2**50))
-    operation = st.builds(
-        Operation,
-        kind=st.sampled_from(KINDS),
-        stage=counts,
-        shift=shifts,
-        start_ns=st.integers(0, period - 1),
-        covers=counts,
-    )
-    elsewhere = st.builds(
-        Operation,
-        kind=st.just("W"),
-        stage=counts,
-        shift=shifts,
-        start_ns=st.integers(0, period - 1),
-        replica=st.integers(-9, 9),
-    )
+    starts = st.integers(0, period - 1)
+    made = partial(st.builds, Operation, stage=counts, shift=shifts, start_ns=starts)
+    operation = made(kind=st.sampled_from(KINDS), covers=counts)
+    elsewhere = made(kind=st.just("W"), replica=st.integers(-9, 9))
     return Pattern(
         k=draw(counts),
         period_total_ns=period,
@@ -286,11 +275,7 @@ def results(draw: st.DrawFn) -> Result:
 
 def _complete(layer: Layer) -> Layer:
     """Return a layer that every rule and every scope can work with."""
-    return replace(
-        layer,
-        parameter_bytes=layer.parameter_bytes or 0,
-        gradient_bytes=layer.gradient_bytes or 0,
-        optimizer_bytes=layer.optimizer_bytes or 0,
-        backward_input_ns=layer.backward_input_ns or 0,
-        backward_weight_ns=layer.backward_weight_ns or 0,
-    )
+    parts = ("parameter_bytes", "gradient_bytes", "optimizer_bytes")
+    names = (*parts, "backward_input_ns", "backward_weight_ns")
+    known: dict[str, Any] = {name: getattr(layer, name) or 0 for name in names}
+    return replace(layer, **known)
