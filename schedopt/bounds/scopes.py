@@ -17,7 +17,7 @@ from schedopt.validation import as_ratio
 MOST_LENGTHS: Final = 1024
 """Patterns up to this long are looked at when a bound is rounded up."""
 MOST_DROPS: Final = 64
-"""So often a period is lowered to the next one that is reached."""
+"""How often a period is lowered at most."""
 CLOSE: Final = Fraction(1, 512)
 """A bound that is bisected is found up to this part of itself."""
 
@@ -122,11 +122,11 @@ def first_possible(low: int, latest: int, possible: Callable[[int], bool]) -> in
 def lowered(
     reach: Callable[[Fraction, bool], Fraction | None], least: Fraction, high: Fraction
 ) -> Fraction:
-    """Return the least period that can be reached from `least` on, below one that can be.
+    """Return the least period between two that can be reached; the higher one can.
 
-    `reach` returns a period that can be, at most the one given, or below it; None if there is none.
-    It is bisected over whole ns, and then lowered to what is reached. Where that takes too long,
-    what is returned is the last whole period that cannot be.
+    `reach` returns one at most, or below, the period given, None if there is none. The period is
+    bisected over whole ns, then lowered to what is reached; where that takes too long, what is
+    returned is the last whole period that cannot be reached.
     """
     low, drops = floor(least), 0
     while high > least and drops < MOST_DROPS:

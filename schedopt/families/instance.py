@@ -115,7 +115,7 @@ def make_instance(
 ) -> Instance:
     """Return an instance on equal GPUs with free transfers, its story in the provenance.
 
-    A unit is what 1 stands for where the source, from which the family comes, gives plain numbers.
+    The family comes from `source`; a unit is what 1 stands for where that gives plain numbers.
     """
     provenance = {
         "family": family,

@@ -160,8 +160,8 @@ def theorem_6(k: int, memory: int | None = None) -> Instance:
     fills its memory and takes k, the cost of the longest layer; one GPU is idle. Contiguous
     stages leave one GPU for all of the last k layers: k (k - 1). With k = 2 both are 2.
 
-    One unit of time is 1 ms, one of memory 1 MB. k is 2 to 740, and M at least k, as which it is
-    taken if no `memory` is given.
+    One unit of time is 1 ms, one of memory 1 MB. k is 2 to 740; M, the `memory`, is at least k, and
+    k by default.
     """
     k = as_whole(k, "k", low=2, high=LARGEST_K_6)
     full = k if memory is None else as_whole(memory, "memory", low=k, high=LARGEST // MEGABYTE)

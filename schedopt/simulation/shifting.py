@@ -254,11 +254,11 @@ _PLACES: Final = {
     "U": (5, 0, 0),
     "weights": (6, 0, 0),
 }
-"""A part of the way, and the place in it: so many times the number of the stage, and more."""
+"""A part of the way; the place in it is the number of the stage, times a factor, plus an offset."""
 
 
 def _place(event: Event) -> tuple[int, int]:
     """Return where an event stands on the way of a micro-batch and its update."""
     item = event.item
-    part, times, more = _PLACES[item.kind if isinstance(item, Operation) else item.tensor]
-    return part, times * item.stage + more
+    part, factor, offset = _PLACES[item.kind if isinstance(item, Operation) else item.tensor]
+    return part, factor * item.stage + offset

@@ -57,7 +57,7 @@ def reduce_scatter(
     (Patarasuk and Yuan 2009).
 
     `micro_batch` is the first of the mini-batch, on replica 0, and `before` what a replica has done
-    when its own gradient is whole. Returned is the last hop of each chunk; none where there is one
+    when its own gradient is whole. Return the last hop of each chunk; none where there is one
     replica.
     """
     replicas = len(scheduler.stages[stage].gpus)
@@ -104,7 +104,7 @@ def all_reduce(
 ) -> list[list[Transfer]]:
     """Add the gradients of a stage up on every replica: reduce-scatter, then all-gather.
 
-    Returned are, for each replica, the transfers after which its gradient is whole.
+    For each replica, return the transfers after which its gradient is whole.
     """
     replicas = len(scheduler.stages[stage].gpus)
     added = reduce_scatter(scheduler, stage, micro_batch, before)

@@ -61,7 +61,9 @@ def parameter(config: SystemConfig) -> Plan:
     gathering: list[list[Transfer]] = []
     for number, operation in enumerate(operations):
         gathering = _gather(scheduler, operation, operations[:number][-2:], gathering)
-        _run(scheduler, operation, gathering)
+        kind, stage, first = operation
+        for replica in range(len(config.platform.gpus)):
+            scheduler.run(kind, stage, first + replica, after=_ready(gathering, replica))
     for stage in reversed(range(len(scheduler.stages))):
         _reduce_and_update(scheduler, stage, config.microbatches)
     return config.flushed(scheduler)
@@ -138,14 +140,6 @@ def _gather(
             hops.append(scheduler.send(item, after=after))
         steps.append(hops)
     return steps
-
-
-def _run(
-    scheduler: ListScheduler, operation: tuple[Kind, int, int], gathering: list[list[Transfer]]
-) -> None:
-    kind, stage, first = operation
-    for replica in range(len(scheduler.stages[stage].gpus)):
-        scheduler.run(kind, stage, first + replica, after=_ready(gathering, replica))
 
 
 def _ready(gathering: list[list[Transfer]], replica: int) -> Done:
