@@ -23,19 +23,12 @@ WAY_OUT: Final = "Take the instance out, to have it solved again"
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """Where a plan, bound or proof comes from.
-
-    Parameters
-    ----------
-    solver : str
-        The method that was asked.
-    date, machine, schedopt : str
-        When, where and with which version.
-    """
+    """Where a plan, bound or proof comes from."""
 
     __pydantic_config__: ClassVar[Any] = STRICT
 
     solver: str
+    """The method that was asked."""
     date: str
     machine: str
     schedopt: str
@@ -43,21 +36,14 @@ class Origin:
 
 @dataclass(frozen=True, kw_only=True)
 class BestPlan:
-    """The best plan that is known.
-
-    Parameters
-    ----------
-    period_exact : (int, int)
-        Its normalized period, ns.
-    certificate : str
-        The file that holds it, as seen from the folder of the list.
-    by : Origin
-    """
+    """The best plan that is known."""
 
     __pydantic_config__: ClassVar[Any] = STRICT
 
     period_exact: Ratio
+    """Its normalized period, ns."""
     certificate: str
+    """The file that holds it, as seen from the folder of the list."""
     by: Origin
 
     def __post_init__(self) -> None:
@@ -77,19 +63,12 @@ class BestPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class BestBound:
-    """The largest normalized period that is known not to be beaten.
-
-    Parameters
-    ----------
-    exact : (int, int)
-        In ns.
-    proof : Proof or str
-    by : Origin
-    """
+    """The largest normalized period that is known not to be beaten."""
 
     __pydantic_config__: ClassVar[Any] = STRICT
 
     exact: Ratio
+    """In ns."""
     proof: Proof | str
     by: Origin
 
@@ -114,20 +93,7 @@ class NoPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class BestKnown:
-    """The best that is known of one instance.
-
-    Parameters
-    ----------
-    chain, chain_sha256, layers
-        The chain.
-    gpus, memory_bytes, bandwidth_bytes_per_s
-        The platform; without a bandwidth transfers are free.
-    status : {"optimal", "feasible", "infeasible", "unknown"}
-        *optimal* where plan and bound are equal.
-    plan : BestPlan, optional
-    bound : BestBound, optional
-    no_plan : NoPlan, optional
-    """
+    """The best that is known of one instance."""
 
     __pydantic_config__: ClassVar[Any] = STRICT
 
@@ -138,6 +104,7 @@ class BestKnown:
     memory_bytes: int
     bandwidth_bytes_per_s: int | None = None
     status: Status = "unknown"
+    """*optimal* where plan and bound are equal."""
     plan: BestPlan | None = None
     bound: BestBound | None = None
     no_plan: NoPlan | None = None
@@ -184,11 +151,6 @@ class BestKnown:
 
         A plan gives way only to one with a strictly shorter period, a bound only to a strictly
         larger one, and a first proof that there is no plan to none.
-
-        Raises
-        ------
-        InvalidPlanError
-            If a plan is refuted by what is said to be proven.
         """
         if plan is None or (self.plan is not None and plan.period >= self.plan.period):
             plan = self.plan

@@ -30,18 +30,12 @@ BKS_FORMAT: Final = "schedopt.bks/1"
 
 @dataclass(frozen=True, kw_only=True)
 class BestKnownList:
-    """What a file holds.
-
-    Parameters
-    ----------
-    scope : Scope
-        The plans that all of it speaks of.
-    instances : tuple of BestKnown
-    """
+    """What a file holds."""
 
     __pydantic_config__: ClassVar[Any] = STRICT
 
     scope: Scope
+    """The plans that all of it speaks of."""
     instances: tuple[BestKnown, ...]
 
     def __post_init__(self) -> None:
@@ -63,16 +57,8 @@ class BestKnownList:
 class BestKnownFile:
     """A list of best-known plans that is written whenever something better is found.
 
-    Parameters
-    ----------
-    path : Path
-        A ``schedopt.bks/1`` file, made with the first plan or bound if absent. Plans go into a
-        folder next to it.
-
-    Raises
-    ------
-    InputError
-        If the file is none, or a plan is missing, not valid or not what the file says.
+    Plans go into a folder next to it. A plan that is missing, not valid or not what the list says
+    is refused.
     """
 
     def __init__(self, path: Path) -> None:
@@ -98,11 +84,6 @@ class BestKnownFile:
 
         A plan of a narrower scope is one of this scope; bounds and proofs count if what they
         speak of covers this scope.
-
-        Raises
-        ------
-        InvalidPlanError
-            If a plan is refuted by what is said to be proven.
         """
         new = _blank(record)
         old = self._known.get(record.instance, new)
@@ -118,13 +99,7 @@ class BestKnownFile:
         save_best_known(self._known.values(), self.path)
 
     def load_plan(self, known: BestKnown) -> Result:
-        """Return the best plan of an instance, with its bound.
-
-        Raises
-        ------
-        InputError
-            If it is missing, not valid, or not what the list says.
-        """
+        """Return the best plan of an instance, with its bound."""
         assert known.plan is not None
         path = self.path.parent / known.plan.certificate
         if not path.is_file():
@@ -157,13 +132,7 @@ class BestKnownFile:
 
 
 def load_best_known(path: Path) -> tuple[BestKnown, ...]:
-    """Return what a ``schedopt.bks/1`` file holds; nothing if there is none. Plans are not read.
-
-    Raises
-    ------
-    InputError
-        Naming the file, the field, the rule and the way out.
-    """
+    """Return what a ``schedopt.bks/1`` file holds; nothing if there is none. Plans are not read."""
     from schedopt.formats.explaining import build
     from schedopt.formats.reading import read_document
 
@@ -175,13 +144,7 @@ def load_best_known(path: Path) -> tuple[BestKnown, ...]:
 
 
 def save_best_known(instances: Iterable[BestKnown], path: Path) -> None:
-    """Write a list, whole or not at all.
-
-    Raises
-    ------
-    InputError
-        If the path cannot be written.
-    """
+    """Write a list, whole or not at all."""
     from schedopt.formats import to_text, write_whole
     from schedopt.formats.explaining import dump_plain
 

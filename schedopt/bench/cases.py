@@ -8,7 +8,7 @@ from decimal import Decimal
 from itertools import product
 from math import ceil
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from schedopt.chain import Chain
 from schedopt.errors import InputError
@@ -23,9 +23,10 @@ from schedopt.families import (
     uniform_chain,
 )
 from schedopt.formats import read_format
-from schedopt.plan import PLAN_FORMAT
+from schedopt.plan import PLAN_FORMAT, Plan
 from schedopt.platform import PLATFORM_FORMAT, Platform
-from schedopt.problem import Scope
+from schedopt.problem import Problem, Scope
+from schedopt.result import Result
 from schedopt.running.report import RUN_FORMAT
 from schedopt.solving import solve
 from schedopt.sweeping.sweep import SWEEP_FORMAT
@@ -38,38 +39,24 @@ OWN = "own"
 
 @dataclass(frozen=True)
 class SolverInstance:
-    """A chain on a platform.
-
-    Parameters
-    ----------
-    chain : Chain
-    platform : Platform
-    level : str
-        Memory of a GPU over the least with which a contiguous plan exists, or "own".
-    """
+    """A chain on a platform."""
 
     chain: Chain
     platform: Platform
     level: str
+    """Memory of a GPU over the least with which a contiguous plan exists, or "own"."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """What chains are combined with.
-
-    Parameters
-    ----------
-    gpus : tuple of int
-        Numbers of GPUs.
-    levels : tuple of Decimal
-        Memory of a GPU over the least with which a contiguous plan exists.
-    bandwidths : tuple of int or None
-        Bytes per second of each link; None: transfers are free.
-    """
+    """What chains are combined with."""
 
     gpus: tuple[int, ...]
+    """Numbers of GPUs."""
     levels: tuple[Decimal, ...]
+    """Memory of a GPU over the least with which a contiguous plan exists."""
     bandwidths: tuple[int | None, ...]
+    """Bytes per second of each link; None: transfers are free."""
 
     def instances(self, chains: Iterable[Chain]) -> Iterator[SolverInstance]:
         """Yield every chain with every number of GPUs, bandwidth and memory level."""
@@ -108,13 +95,7 @@ def theorem_instances() -> Iterator[SolverInstance]:
 
 
 def load_chains(folder: Path) -> list[Chain]:
-    """Return the chains of a folder, by name of the file; plans, platforms, sweeps are passed over.
-
-    Raises
-    ------
-    InputError
-        If there are none, or a file is not a chain.
-    """
+    """Return the chains of a folder, by name of the file; plans and the like are passed over."""
     if not folder.is_dir():
         raise InputError("is not a folder", way_out="Name one with chain files", source=str(folder))
     paths = sorted(path for path in folder.glob("*.json") if read_format(path) not in OTHERS)
@@ -125,6 +106,27 @@ def load_chains(folder: Path) -> list[Chain]:
             source=str(folder),
         )
     return [Chain.load(path) for path in paths]
+
+
+def solve_problem(problem: Problem, **options: Any) -> Result:
+    """Solve a problem; the options are those of `solve`."""
+    return solve(
+        problem.chain,
+        problem.platform,
+        scope=problem.scope,
+        stages=problem.stages,
+        **options,
+    )
+
+
+def need_plan(result: Result) -> Plan:
+    """Return the plan of what can be solved: without one, somebody asked to stop.
+
+    Solving takes the first Ctrl-C for "stop here".
+    """
+    if result.plan is None:
+        raise KeyboardInterrupt
+    return result.plan
 
 
 def least_memory(

@@ -10,7 +10,7 @@ from math import ceil, isqrt
 from typing import Any, Final
 
 from schedopt.account import memory
-from schedopt.bench.cases import choose_quick, least_memory
+from schedopt.bench.cases import choose_quick, least_memory, need_plan
 from schedopt.bench.records import exact
 from schedopt.bench.suite import Case, Effort, Proceed
 from schedopt.chain import Chain
@@ -101,7 +101,7 @@ def speed_case(chain: Chain, gpus: int = 8, work: int = WORK) -> Case:
 
     def measure(effort: Effort, _: Proceed) -> dict[str, Any]:
         platform = Platform(gpus, memory_at(chain, gpus, "tight"), bandwidth=BANDWIDTH)
-        plan = _best_contiguous(chain, platform)
+        plan = need_plan(_solve_contiguous(chain, platform))
         # The first run may have to compile the search.
         _count_placements(plan, replace(effort, time_limit=3600.0), work=1)
         begin, used = time.perf_counter(), time.process_time()
@@ -208,7 +208,8 @@ def memory_at(chain: Chain, gpus: int, level: str) -> int:
     tight = ceil(least_memory(chain, gpus, BANDWIDTH) * TIGHT)
     if level == "tight":
         return tight
-    plan = _best_contiguous(chain, Platform(gpus, LARGEST, bandwidth=BANDWIDTH))
+    ample = Platform(gpus, LARGEST, bandwidth=BANDWIDTH)
+    plan = need_plan(_solve_contiguous(chain, ample))
     loose = max(tight, *(need.sum_bytes for need in memory(plan)))
     return loose if level == "loose" else isqrt(tight * loose)
 
@@ -220,17 +221,9 @@ def general_cases(
     *,
     quick: bool = False,
 ) -> list[Case]:
-    """Return the cases.
+    """Return the cases of some of `PARTS`; `seed` is that of the first random chain of each size.
 
-    Parameters
-    ----------
-    chains : sequence of Chain
-    seed : int
-        Of the first random chain of each size.
-    parts : collection of str
-        Which of `PARTS`.
-    quick : bool
-        Few chains, 4 GPUs, one random chain of each size, and no case on 64 GPUs.
+    Quick: few chains, 4 GPUs, one random chain of each size, and no case on 64 GPUs.
     """
     chains = choose_quick(chains) if quick else chains
     instances = [section_6_1(), lemma_2()]
@@ -268,14 +261,6 @@ def decoder(blocks: int) -> Chain:
         saved_bytes=606_000_000,
     ).chain
     return replace(chain, name=f"decoder-blocks-{blocks}")
-
-
-def _best_contiguous(chain: Chain, platform: Platform) -> Plan:
-    plan = _solve_contiguous(chain, platform).plan
-    if plan is None:
-        # Solving takes the first Ctrl-C for "stop here".
-        raise KeyboardInterrupt
-    return plan
 
 
 def _solve_contiguous(chain: Chain, platform: Platform) -> Result:

@@ -15,6 +15,7 @@ from itertools import product
 from statistics import median
 from typing import Any, Final, Literal
 
+from schedopt.bench.cases import solve_problem
 from schedopt.bench.pictures import draw_hardness
 from schedopt.bench.records import Record
 from schedopt.bench.suite import Case, Effort, Proceed, Records, Suite, Table
@@ -31,7 +32,7 @@ from schedopt.families.partition import (
 from schedopt.families.reductions import Reduction
 from schedopt.interrupts import Stopped, interrupts
 from schedopt.solvers.packing import Undecided
-from schedopt.solving import Run, solve
+from schedopt.solving import Run
 from schedopt.solving.cp_sat import solve_model
 
 Partition = Literal["yes", "no"]
@@ -47,19 +48,12 @@ PARTITIONS: Final[tuple[Partition, ...]] = ("yes", "no")
 
 @dataclass(frozen=True)
 class Extent:
-    """Which instances are measured.
-
-    Parameters
-    ----------
-    sizes, totals : sequence of int
-        m and V.
-    seeds : int
-        Instances of each kind.
-    """
+    """Which instances are measured."""
 
     sizes: Sequence[int]
     totals: Sequence[int]
     seeds: int
+    """Instances of each kind."""
 
 
 FULL: Final = Extent(sizes=range(2, 9), totals=(20, 100, 1000), seeds=3)
@@ -70,18 +64,7 @@ QUICK: Final = Extent(sizes=(2, 4, 8), totals=(1000,), seeds=1)
 def method_case(
     theorem: Theorem, m: int, total: int, partition: Partition, seed: int, method: str
 ) -> Case:
-    """Return one method on one instance.
-
-    Parameters
-    ----------
-    theorem : {1, 2}
-    m, total : int
-    partition : {"yes", "no"}
-        Whether the numbers have a 3-partition.
-    seed : int
-    method : str
-        Of `SPECIAL` or `GENERIC`.
-    """
+    """Return one method on one instance."""
 
     def measure(effort: Effort, proceed: Proceed) -> dict[str, Any]:
         reduction = Reduction(theorem, _draw(m, total, seed, partition))
@@ -125,14 +108,7 @@ def answer_by(method: str, reduction: Reduction, effort: Effort) -> tuple[str, s
         except Undecided:
             return "unknown", ""
         return ("no", "") if groups is None else ("yes", wrong_groups(groups, reduction.numbers))
-    result = solve(
-        problem.chain,
-        problem.platform,
-        scope=problem.scope,
-        stages=problem.stages,
-        solver=method,
-        **effort.options,
-    )
+    result = solve_problem(problem, solver=method, **effort.options)
     if result.plan is None:
         return ("no" if result.status == "infeasible" else "unknown"), ""
     if violations := check(result):
@@ -144,12 +120,7 @@ def cover(numbers: Sequence[int], run: Run) -> list[Triple] | None:
     """Return groups of three positions with the sum V, or None if there are none.
 
     3-partition as an exact cover, by CP-SAT: how often each triple of numbers is taken, so that
-    each number is taken as often as it occurs.
-
-    Raises
-    ------
-    Undecided
-        If the run ends before.
+    each number is taken as often as it occurs. `Undecided` if the run ends before.
     """
     from ortools.sat.python import cp_model as cp
 
@@ -218,25 +189,13 @@ def answer(reduction: Reduction, effort: Effort) -> dict[str, Any]:
     """Return whether a chain has a plan of the period of its theorem, as a JSON document.
 
     By the special method. Where it finds none, a search through all groups, which may take as long
-    as the method, says whether it agrees. The seconds are those of the method.
-
-    Raises
-    ------
-    InvalidPlanError
-        If a plan holds no 3-partition, or the search finds one where there is no plan.
+    as the method, says whether it agrees: if not, it is a fault. The seconds are the method's.
     """
     begin, problem, numbers = time.monotonic(), reduction.problem(), reduction.numbers
     found: tuple[str, str | None, str, str | None] = "unknown", None, "none was found in time", None
     groups: Sequence[Sequence[int]] = ()
     with interrupts() as interrupted:
-        result = solve(
-            problem.chain,
-            problem.platform,
-            scope=problem.scope,
-            stages=problem.stages,
-            solver=PACKING,
-            **effort.options,
-        )
+        result = solve_problem(problem, solver=PACKING, **effort.options)
         seconds = round(time.monotonic() - begin, 3)
         if result.plan is not None:
             groups = reduction.groups(result.plan)

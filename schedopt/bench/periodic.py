@@ -11,7 +11,7 @@ from math import ceil
 from statistics import median
 from typing import Any, Final
 
-from schedopt.bench.cases import least_memory
+from schedopt.bench.cases import least_memory, need_plan
 from schedopt.bench.general_tables import missed_goals, proven_line
 from schedopt.bench.records import exact, of_family
 from schedopt.bench.suite import Case, Effort, Proceed, Records, Suite, Table, label
@@ -89,23 +89,6 @@ class Sample:
     Each is solved twice. Where the scope fixes the allocation, that of the exact contiguous plan
     for k = 1 with whole backwards is taken, with recompute if the scope allows it. Otherwise the
     exact contiguous plan without recompute is the one to compare with.
-
-    Parameters
-    ----------
-    family : str
-    layers, gpus, seeds : int
-    scope : Scope
-        Of the run whose time counts. With a split backward the layers have halves: see `halves`.
-    solver : str
-        Of that run.
-    bandwidth : str
-    level : Decimal
-        Memory of a GPU over the least with which a contiguous plan exists, with recompute if the
-        scope allows it.
-    ratio : str, optional
-        What the period of the first plan over that of the second is called, if it says something.
-    goal_s, goal_median_s : float, optional
-        What each run, and their median, should take at most.
     """
 
     family: str
@@ -113,10 +96,15 @@ class Sample:
     gpus: int
     seeds: int
     scope: Scope
+    """Of the run whose time counts. With a split backward the layers have halves: see `halves`."""
     solver: str = "periodic"
+    """Of that run."""
     bandwidth: str = BANDWIDTH
     level: Decimal = TIGHT
+    """Memory of a GPU over the least with which a contiguous plan exists, with recompute if the
+    scope allows it."""
     ratio: str | None = None
+    """What the period of the first plan over that of the second is called, if it says something."""
     goal_s: float | None = None
     goal_median_s: float | None = None
 
@@ -174,10 +162,7 @@ class Sample:
         reference = solve(chain, platform, scope=scope, solver="contiguous")
         stages: Sequence[Stage] = ()
         if fixed:
-            if reference.plan is None:
-                # Solving takes the first Ctrl-C for "stop here".
-                raise KeyboardInterrupt
-            stages = [replace(stage, recompute=()) for stage in reference.plan.stages]
+            stages = [replace(stage, recompute=()) for stage in need_plan(reference).stages]
         asked: dict[str, Any] = {"scope": self.scope, "solver": self.solver, "stages": stages}
         return reference, solve(chain, platform, **asked, **effort.options)
 

@@ -58,14 +58,7 @@ REFERENCE: Final = "contiguous"
 
 
 def draw_hardness(records: Sequence[Record], methods: Mapping[int, Sequence[str]]) -> Figure:
-    """Draw seconds for an answer against m: median and range of each method and answer.
-
-    Parameters
-    ----------
-    records : sequence of Record
-    methods : mapping of int to sequence of str
-        Of each theorem.
-    """
+    """Draw seconds for an answer against m: median and range of each method and answer."""
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
     from matplotlib.ticker import FormatStrFormatter, MaxNLocator
@@ -134,17 +127,10 @@ def _draw_times(
 
 
 def draw_schedules(rows: Mapping[str, Mapping[str, Sequence[float]]], chains: int) -> Figure:
-    """Draw how many times as fast as each fixed schedule the searches are.
+    """Draw how many times as fast as each fixed schedule (a row, by its label) the searches are.
 
     A point is a run; circles are searches on the stages of the fixed schedule, diamonds on any. A
     stroke with its number is their geometric mean.
-
-    Parameters
-    ----------
-    rows : mapping of str to mapping
-        For each label of a row, the ratios of each search: "order_step", "any_period" ...
-    chains : int
-        The number of chains.
     """
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
@@ -213,13 +199,8 @@ def draw_profiles(panels: Mapping[str, Mapping[str, tuple[Sequence[float], int]]
     """Draw performance profiles (Dolan and More 2002).
 
     A line says for which share of the instances with a known plan a method has one whose period is
-    at most a multiple of that of the best known.
-
-    Parameters
-    ----------
-    panels : mapping
-        For each title and method: period over best period of its plans, and of how many instances
-        with a known plan.
+    at most a multiple of that of the best known. For each title and method: period over best period
+    of its plans, and of how many instances with a known plan.
     """
     from matplotlib.figure import Figure
 

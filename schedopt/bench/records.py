@@ -42,21 +42,14 @@ def describe_machine() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Record(Mapping[str, Any]):
-    """One measured case; as a mapping, its row.
-
-    Parameters
-    ----------
-    family : str
-        The table that it belongs to.
-    row : mapping
-        The case and its figures.
-    conditions : mapping
-        Limits, versions, machine and date, of `CONDITIONS`.
-    """
+    """One measured case; as a mapping, its row."""
 
     family: str
+    """The table that it belongs to."""
     row: Mapping[str, Any]
+    """The case and its figures."""
     conditions: Mapping[str, Any]
+    """Limits, versions, machine and date, of `CONDITIONS`."""
 
     def __getitem__(self, name: str) -> Any:
         return self.row[name]
@@ -159,13 +152,6 @@ class RecordFile:
     A file that ends in .json holds one document, with a list for each family, and is written anew
     for each record; any other holds one record a line. The first record of a file that was not
     read replaces what is there.
-
-    Parameters
-    ----------
-    path : Path or None
-        None: nothing is written.
-    records : iterable of Record
-        What the file holds.
     """
 
     def __init__(self, path: Path | None, records: Iterable[Record] = ()) -> None:
@@ -173,13 +159,7 @@ class RecordFile:
         self.records = list(records)
 
     def add(self, record: Record) -> None:
-        """Keep a record.
-
-        Raises
-        ------
-        InputError
-            If the file cannot be written.
-        """
+        """Keep a record."""
         self.records.append(record)
         if self.path is None:
             return
@@ -191,13 +171,7 @@ class RecordFile:
 
 
 def write_records(path: Path, records: Sequence[Record]) -> None:
-    """Write records into a file, whole or not at all.
-
-    Raises
-    ------
-    InputError
-        If the path cannot be written.
-    """
+    """Write records into a file, whole or not at all."""
     from schedopt.formats import to_text, write_whole
 
     if path.suffix != ".json":
@@ -213,18 +187,7 @@ def load_records(path: Path, families: Sequence[str] = (RUNS,)) -> list[Record]:
     """Return the records of a file; none if there is no such file.
 
     A last line that was cut off is taken away. For a file of lines that is not there, the document
-    of the same name (.json) is read, as earlier versions wrote it.
-
-    Parameters
-    ----------
-    path : Path
-    families : sequence of str
-        Those that the file may hold.
-
-    Raises
-    ------
-    InputError
-        Naming the file, and the line that is not a record.
+    of the same name (.json) is read, as earlier versions wrote it. Other families are refused.
     """
     from schedopt.formats.reading import decode, parse_object, read_bytes
 
@@ -253,6 +216,19 @@ def load_records(path: Path, families: Sequence[str] = (RUNS,)) -> list[Record]:
         _from_line(line, number, path, families)
         for number, line in enumerate(whole.splitlines(), start=1)
     ]
+
+
+def refuse_other(records: Iterable[Record], wanted: Mapping[str, Any], path: Path) -> None:
+    """Refuse records that were measured otherwise: their figures cannot stand next to new ones."""
+    for record in records:
+        for name, value in wanted.items():
+            if record.conditions.get(name) != value:
+                raise InputError(
+                    f"is {record.conditions.get(name)!r:.60} there, and {value!r} now",
+                    field=name,
+                    way_out=WAY_OUT,
+                    source=str(path if path.exists() else path.with_suffix(".json")),
+                )
 
 
 def _to_line(record: Record) -> str:

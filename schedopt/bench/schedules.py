@@ -67,13 +67,7 @@ def schedule_case(chain: Chain, gpus: int, microbatches: int, schedule: str) -> 
 
 
 def fixed_plan(chain: Chain, gpus: int, microbatches: int, schedule: str) -> Plan:
-    """Return the fixed schedule without updates.
-
-    Raises
-    ------
-    InputError
-        If it cannot do the chain or the number of GPUs.
-    """
+    """Return the fixed schedule without updates."""
     platform = Platform(gpus, LARGEST, bandwidth=BANDWIDTH)
     if schedule not in REPLICATED:
         return published_step(schedule, chain, platform, microbatches)

@@ -7,21 +7,72 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 from schedopt.bench.best_known_file import BestKnownFile
 from schedopt.bench.cases import SolverInstance
-from schedopt.bench.general import chain_key
-from schedopt.bench.methods import WHOLE, Method
+from schedopt.bench.general import GENERAL, chain_key
 from schedopt.bench.records import RUNS, Record, RecordFile, describe_machine
 from schedopt.bench.suite import Effort
 from schedopt.errors import InputError
-from schedopt.problem import Problem
+from schedopt.problem import Problem, Scope
 from schedopt.result import Result
-from schedopt.solving import Progress, Run, solve
+from schedopt.solving import Progress, Run, load_solver, solve
+from schedopt.solving.registry import ANY_ALLOCATION, PARTITIONERS, SCHEDULES
 from schedopt.sweeping.pools import Pool
 from schedopt.sweeping.queue import Queue
 from schedopt.sweeping.worker import in_own_thread
+
+WHOLE: Final = "schedopt"
+"""The name of `schedopt solve` without a choice of solver."""
+OURS: Final = {
+    WHOLE: "what `schedopt solve` does by itself, one solver after the other",
+    "general": "local search over allocations",
+    "general_cpsat": "CP-SAT over all allocations and orders, for short chains",
+    "thinned": "contiguous stages run by thinned 1F1B*",
+    "contiguous": "exact programme over contiguous stages run by 1F1B* (Beaumont et al. 2021)",
+    "contiguous_cpsat": "CP-SAT over contiguous stages and orders",
+    "next_fit": "Next-Fit (Beaumont et al. 2021, Theorem 5)",
+    "relaxation": "a bound for any allocation, no plans",
+}
+BASELINES: Final = tuple(f"{name}{ending}" for ending in SCHEDULES for name in PARTITIONERS)
+"""The partitioners that people use instead, each run by the schedules of `SCHEDULES`."""
+RUN_BY: Final = {
+    "": "run by 1F1B*",
+    "_1f1b": "run by 1F1B",
+}
+
+
+@dataclass(frozen=True)
+class Method:
+    """A solver, and the plans that it is asked for."""
+
+    name: str
+    solver: str | None
+    """None: what the scope calls for."""
+    scope: Scope
+
+
+def find_method(name: str) -> Method:
+    """Return the method with a name.
+
+    Solvers for any allocation, and those of patterns of several micro-batches, are asked for the
+    plans of `GENERAL`, as `schedopt solve` is; all others for contiguous plans with k = 1.
+    """
+    if name == WHOLE:
+        return Method(name, None, GENERAL)
+    load_solver(name)
+    wide = name in ANY_ALLOCATION or name == "thinned"
+    return Method(name, name, GENERAL if wide else Scope())
+
+
+def title_of(name: str) -> str:
+    """Return a description of a method, with its source; empty for a solver of a third party."""
+    if name not in BASELINES:
+        return OURS.get(name, "")
+    ending = next(ending for ending in reversed(SCHEDULES) if name.endswith(ending))
+    entry = PARTITIONERS[name.removesuffix(ending)]
+    return f"{entry.title} ({entry.source}), {RUN_BY[ending]}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,30 +145,10 @@ def execute_runs(
 ) -> tuple[bool, tuple[str, ...]]:
     """Do the runs that a file of records lacks, and add a record for each.
 
-    Parameters
-    ----------
-    runs : sequence of MethodRun
-    file : RecordFile
-    pool : Pool
-        Where, not entered yet.
-    known : BestKnownFile
-        Takes each plan and bound that is better than its own.
-    on_run : callable
-        Called with the number of runs done, of all, and the name of one that runs.
-    work : callable, optional
-        Called in another process. Default: `solve_run`.
-
-    Returns
-    -------
-    complete : bool
-        Not after Ctrl-C, or a request to end, with runs left to do.
-    given_up : tuple of str
-        The runs of which each process ended before it had an answer.
-
-    Raises
-    ------
-    InputError
-        If a cluster is gone. Records that were made are kept.
+    `known` takes each plan and bound that is better than its own; `on_run` is told the number of
+    runs done, of all, and one that runs; `work`, for other processes, is `solve_run` by default.
+    Returns whether all is done (not after Ctrl-C or a request to end), and the runs of which each
+    process ended before it had an answer. Where a cluster is gone, what was recorded stays.
     """
     missing = missing_runs(runs, file.records, known)
 

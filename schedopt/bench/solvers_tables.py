@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from schedopt.bench.best_known import BestKnown
 from schedopt.bench.cases import OWN
-from schedopt.bench.methods import BASELINES, OURS, title_of
 from schedopt.bench.pictures import REFERENCE, draw_profiles
 from schedopt.bench.records import RUNS, InstanceKey, Record
+from schedopt.bench.solvers import BASELINES, OURS, title_of
 from schedopt.bench.suite import Records, Suite, Table
 from schedopt.bench.tables import mean_ratio, number, show, summarize
 from schedopt.problem import Scope

@@ -15,6 +15,7 @@ from schedopt.bench.records import (
     describe_machine,
     load_records,
     of_family,
+    refuse_other,
 )
 from schedopt.bench.tables import Row, cells, table
 from schedopt.errors import InputError
@@ -30,21 +31,14 @@ Proceed: TypeAlias = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Effort:
-    """What a run may take.
-
-    Parameters
-    ----------
-    workers : int
-        Threads of the solver.
-    time_limit : float
-        Seconds.
-    seed : int
-        For solvers that draw.
-    """
+    """What a run may take."""
 
     workers: int
+    """Threads of the solver."""
     time_limit: float
+    """Seconds."""
     seed: int = 0
+    """For solvers that draw."""
 
     @property
     def options(self) -> dict[str, Any]:
@@ -60,21 +54,14 @@ class Effort:
 
 @dataclass(frozen=True)
 class Case:
-    """What becomes one record.
-
-    Parameters
-    ----------
-    family : str
-        The table that it goes into.
-    key : dict
-        The values of the record that identify it within the family.
-    measure : callable
-        Returns its figures. A case of several runs calls the `Proceed` before each.
-    """
+    """What becomes one record."""
 
     family: str
+    """The table that it goes into."""
     key: dict[str, Any]
+    """The values of the record that identify it within the family."""
     measure: Callable[[Effort, Proceed], dict[str, Any]]
+    """Returns its figures. A case of several runs calls the `Proceed` before each."""
 
     def __str__(self) -> str:
         return label(self.family, self.key)
@@ -96,25 +83,17 @@ def label(family: str, key: Row) -> str:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of a suite.
-
-    Parameters
-    ----------
-    title, text : str
-        Above it; a table without a title belongs to the one before.
-    columns : str or callable
-        The columns, as `tables.cells` takes them, or makes them from the rows.
-    rows : str or callable
-        The family of its records, or makes rows of all records. No rows, no table.
-    keys : int
-        How many columns say what a row is about.
-    """
+    """A table of a suite."""
 
     title: str
+    """A table without a title belongs to the one before."""
     text: str
     columns: str | Callable[[Sequence[Row]], str]
+    """The columns, as `tables.cells` takes them, or makes them from the rows."""
     rows: str | Callable[[Records], Sequence[Row]]
+    """The family of its records, or makes rows of all records. No rows, no table."""
     keys: int = 1
+    """How many columns say what a row is about."""
 
     def cells(self, records: Records) -> tuple[list[str], list[list[str]]]:
         """Return headings and cells."""
@@ -134,41 +113,27 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class Suite:
-    """A benchmark: its records, goals, tables and picture.
-
-    Parameters
-    ----------
-    title : str
-    families : tuple of str
-        Those of its records.
-    protocol : str or callable
-        How records were measured.
-    misses : callable
-        Yields what missed its goal, or is not as it should be.
-    well : str or callable
-        What is said where nothing is missed.
-    tables : sequence of Table
-    summary : callable
-        Yields the lines that the command prints.
-    overview : Table, optional
-        The table that the command prints.
-    draw : callable, optional
-        Makes a picture of the records.
-    resumable : bool
-        Whether each record is written at once, and the next run does only what is missing.
-        Otherwise nothing is written before all is measured.
-    """
+    """A benchmark: its records, goals, tables and picture."""
 
     title: str
     families: tuple[str, ...]
+    """Those of its records."""
     protocol: str | Callable[[Records], str]
+    """How records were measured."""
     misses: Callable[[Records], Iterable[str]]
+    """Yields what missed its goal, or is not as it should be."""
     well: str | Callable[[Records], str]
+    """What is said where nothing is missed."""
     tables: Sequence[Table]
     summary: Callable[[Records], Iterable[str]] = lambda records: ()
+    """Yields the lines that the command prints."""
     overview: Table | None = None
+    """The table that the command prints."""
     draw: Callable[[Records], Figure] | None = None
+    """Makes a picture of the records."""
     resumable: bool = True
+    """Whether each record is written at once, and the next run does only what is missing.
+    Otherwise nothing is written before all is measured."""
 
     def to_markdown(self, records: Records, picture: str = "") -> str:
         """Return the tables as Markdown; `picture` is the name of the file next to them."""
@@ -185,13 +150,7 @@ class Suite:
         return "\n".join(lines) + "\n"
 
     def save_picture(self, records: Records, path: Path) -> None:
-        """Draw the records into a file, whole or not at all; the same records, the same bytes.
-
-        Raises
-        ------
-        InputError
-            For a path that cannot be written, or where matplotlib is not installed.
-        """
+        """Draw the records into a file, whole or not at all; the same records, the same bytes."""
         from schedopt.drawing.files import save_figure
 
         if (draw := self.draw) is not None:
@@ -200,23 +159,12 @@ class Suite:
     def load(self, path: Path, effort: Effort) -> list[Record]:
         """Return what a file holds, to go on with.
 
-        Raises
-        ------
-        InputError
-            If it was measured otherwise, so that its figures cannot stand next to new ones, or no
-            tables can be made of it.
+        Refused if it was measured otherwise, or no tables can be made of it.
         """
         records = load_records(path, self.families)
         wanted = effort.conditions
-        for record in records:
-            for name in wanted.keys() - {"date"}:
-                if record.conditions.get(name) != wanted[name]:
-                    raise InputError(
-                        f"is {record.conditions.get(name)!r:.60} there, and {wanted[name]!r} now",
-                        field=name,
-                        way_out=WAY_OUT,
-                        source=str(path if path.exists() else path.with_suffix(".json")),
-                    )
+        del wanted["date"]
+        refuse_other(records, wanted, path)
         try:
             self.to_markdown(records)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -237,25 +185,11 @@ def measure(
     on_run: Callable[[int, int, str], None] = lambda done, total, name: None,
     **more: Any,
 ) -> bool:
-    """Measure the cases that have no record yet.
+    """Measure the cases that have no record yet; whether all is measured.
 
-    Parameters
-    ----------
-    batches : iterable of sequences of Case
-        Each is asked for when those before are measured, so that it may depend on their records.
-    effort : Effort or None
-        None: the cases take no limits.
-    file : RecordFile
-        Gets each record at once.
-    on_run : callable
-        Called before each run with the number of cases done, of all of the batch, and a name.
-    more
-        Other conditions of the records.
-
-    Returns
-    -------
-    bool
-        Whether all is measured; not after Ctrl-C, which drops the case that it meets.
+    Each batch is asked for when those before are measured, so that it may depend on their records.
+    Without an effort the cases take no limits. `on_run` is called before each run with the number
+    of cases done, of all of the batch, and a name. Ctrl-C drops the case that it meets.
     """
     conditions = {**(effort.conditions if effort else describe_machine()), **more}
     effort = effort or Effort(workers=1, time_limit=float("inf"))

@@ -42,12 +42,7 @@ HEADINGS: Final = {
 def cells(rows: Iterable[Row], names: str) -> tuple[list[str], list[list[str]]]:
     """Return the headings of a table, and its cells as text.
 
-    Parameters
-    ----------
-    rows : iterable of mapping
-    names : str
-        Of the values that are shown, in order; ``name=heading`` for another heading, with "~" for
-        spaces.
+    `names` are the values shown; ``name=heading`` for another heading, with "~" for spaces.
     """
     pairs = [name.partition("=") for name in names.split()]
     headings = [heading.replace("~", " ") or _heading(name) for name, _, heading in pairs]
@@ -77,12 +72,8 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
 def show(value: Any, form: str = "") -> str:
     """Return a value as text; what is missing (None or NaN) is empty.
 
-    Parameters
-    ----------
-    value : object
-    form : str
-        "time" for a fraction of nanoseconds ("none" where it is missing), "bytes", "%" for a share
-        in percent, or a format specification of Python.
+    The form is "time" for a fraction of nanoseconds ("none" where it is missing), "bytes", "%" for
+    a share in percent, or a format specification of Python.
     """
     if form == "time":
         return "none" if value is None else format_duration(Fraction(*value))
@@ -115,18 +106,8 @@ def summarize(
 ) -> list[dict[str, Any]]:
     """Return a row for each group, in the order in which groups come first.
 
-    Parameters
-    ----------
-    rows : iterable of mapping
-    by : str
-        Names of the values that rows of a group have in common.
-    figures : (str, str or callable)
-        The value that is aggregated, and how: see `pandas.DataFrame.agg`.
-
-    Raises
-    ------
-    InputError
-        If pandas is not installed.
+    Rows of a group have the values named by `by` in common. For figures see
+    `pandas.DataFrame.agg`.
     """
     try:
         import pandas

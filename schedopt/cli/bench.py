@@ -294,9 +294,13 @@ def bench_solvers(
     """
     from schedopt.bench import cases
     from schedopt.bench.best_known_file import BestKnownFile
-    from schedopt.bench.methods import BASELINES, OURS, find_method
-    from schedopt.bench.records import RecordFile, load_records
-    from schedopt.bench.solvers import execute_runs, latest, plan_runs
+    from schedopt.bench.records import (
+        RecordFile,
+        describe_machine,
+        load_records,
+        refuse_other,
+    )
+    from schedopt.bench.solvers import BASELINES, OURS, execute_runs, find_method, latest, plan_runs
     from schedopt.bench.solvers_tables import in_order, solvers_suite
     from schedopt.formats import check_writable
 
@@ -311,6 +315,10 @@ def bench_solvers(
     check_writable(best_known)
     own = None if chains is None else cases.load_chains(chains)
     file = RecordFile(output, load_records(output) if resume else ())
+    if dask is None:
+        # Runs of another version or effort are done again; those of a cluster name their machine.
+        here = describe_machine()
+        refuse_other(file.records, {name: here[name] for name in ("machine", "python")}, output)
     known = BestKnownFile(best_known)
     try:
         if own is None:

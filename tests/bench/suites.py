@@ -9,9 +9,8 @@ from typing import Any
 from schedopt import Chain, Layer, Platform
 from schedopt.bench.best_known_file import BestKnownFile
 from schedopt.bench.cases import SolverInstance
-from schedopt.bench.methods import find_method
 from schedopt.bench.records import Record, RecordFile, load_records
-from schedopt.bench.solvers import execute_runs, plan_runs
+from schedopt.bench.solvers import execute_runs, find_method, plan_runs
 from schedopt.bench.suite import Case, Effort, Suite, measure
 from schedopt.sweeping import Pool
 from tests.sweeping.helpers import ThreadPool

@@ -17,9 +17,8 @@ from schedopt.bench.best_known import BestBound, BestKnown, BestPlan, NoPlan, Or
 from schedopt.bench.best_known_file import BestKnownFile, load_best_known
 from schedopt.bench.cases import SolverInstance, theorem_instances
 from schedopt.bench.general import GENERAL
-from schedopt.bench.methods import find_method
 from schedopt.bench.records import load_records
-from schedopt.bench.solvers import plan_runs
+from schedopt.bench.solvers import find_method, plan_runs
 from schedopt.bench.solvers_tables import by_instance, is_refuted
 from schedopt.bench.suite import Effort
 from schedopt.errors import InvalidPlanError

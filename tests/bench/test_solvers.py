@@ -19,9 +19,17 @@ from schedopt.bench.best_known import BestBound, BestKnown, BestPlan, Origin
 from schedopt.bench.best_known_file import load_best_known
 from schedopt.bench.cases import Grid, SolverInstance, load_chains, theorem_instances
 from schedopt.bench.general import GENERAL
-from schedopt.bench.methods import BASELINES, OURS, find_method, title_of
 from schedopt.bench.records import RUNS, Record, load_records
-from schedopt.bench.solvers import MethodRun, Solved, latest, solve_run
+from schedopt.bench.solvers import (
+    BASELINES,
+    OURS,
+    MethodRun,
+    Solved,
+    find_method,
+    latest,
+    solve_run,
+    title_of,
+)
 from schedopt.bench.solvers_tables import (
     best_periods,
     by_level,
@@ -44,6 +52,7 @@ from tests.bench.suites import (
     one_figure,
     run,
 )
+from tests.cli import commands
 from tests.sweeping.helpers import ThreadPool
 
 
@@ -145,6 +154,21 @@ def test_a_refusal_is_recorded(tmp_path: Path) -> None:
     (record,) = load_records(path)
     assert (record["status"], record.period, record["chain"]) == ("refused", None, "unnamed")
     assert record["reason"]
+
+
+@pytest.mark.parametrize("name", ["machine", "python"])
+def test_runs_of_another_machine_are_not_gone_on_with(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "runs.jsonl"
+    run(instances(2), path)
+    (tmp_path / "chains").mkdir()
+    CHAIN.save(tmp_path / "chains" / "four.json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), name: "another"}) + "\n")
+    before = path.read_text()
+    arguments = ("bench", "solvers", "--chains", tmp_path / "chains", "-o", path)
+    done = commands.run(*arguments)
+    assert (done.returncode, path.read_text()) == (2, before)
+    assert f"runs.jsonl: {name}: is 'another' there, and " in done.stderr
+    assert "Start anew (--anew), or write to another file (-o)" in done.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
