@@ -3,32 +3,40 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from schedopt.cli.progress import progress_bar
-from schedopt.cli.suites import tables_beside
+from schedopt.cli.suites import interrupted, tables_beside
 
 if TYPE_CHECKING:
-    from schedopt.bench.claims.suite import Done
+    from schedopt.bench.claims.result import Claim, Result
+
+STORED: Final = Path("results/claims.json")
 
 
 def bench_claims(
     only: Annotated[
         str | None,
         typer.Option(
-            help="Only these rows; the file keeps its others. Default: all, anew.",
+            help="Only these rows: printed, or put into the file of -o, which keeps its others. "
+            "Default: all, anew.",
             metavar="ROW,ROW",
             show_default=False,
         ),
     ] = None,
     output: Annotated[
-        Path,
+        Path | None,
         typer.Option(
-            "--output", "-o", help="The results; text and pictures lie next to it.", metavar="FILE"
+            "--output",
+            "-o",
+            help="The results; text and pictures lie next to it. "
+            f"Default: {STORED}; with --only none.",
+            metavar="FILE",
+            show_default=False,
         ),
-    ] = Path("results/claims.json"),
+    ] = None,
 ) -> None:
     """Compute the claims of four papers again, and report which of them hold.
 
@@ -44,6 +52,7 @@ def bench_claims(
     """
     from schedopt.bench.claims.suite import (
         choose_claims,
+        describe,
         load_computation,
         load_rows,
         run_claims,
@@ -52,25 +61,29 @@ def bench_claims(
     from schedopt.drawing import picture_suffix
 
     chosen = choose_claims(only)
-    text = tables_beside(output)
-    picture_suffix(output.with_suffix(".svg"))
+    if output is None and only is None:
+        output = STORED
+    if output is not None:
+        text = tables_beside(output)
+        picture_suffix(output.with_suffix(".svg"))
     wanted = [(claim, load_computation(claim)) for claim in chosen]
-    before = {} if only is None else load_rows(output)
-
+    rows = {} if only is None or output is None else load_rows(output)
     kept = 0
 
-    def keep(done: Done) -> None:
+    def keep(claim: Claim, result: Result, seconds: float) -> None:
         nonlocal kept
-        save(done, output, before)
-        kept = len(done)
-        claim, result, seconds = done[-1]
+        if output is not None:
+            save(claim, result, seconds, output, rows)
+        else:
+            typer.echo(f"{describe(claim, result)}\n")
+        kept += 1
         typer.echo(f"{claim.id}: {result.verdict}, {seconds:.1f} s")
 
     with progress_bar() as show:
         complete = run_claims(wanted, keep, show)
-    if kept:
+    if output is not None and kept:
         typer.echo(f"Results in {output}, text in {text}")
+    elif complete:
+        typer.echo("Nothing was written: name a file (-o) for figures, text and pictures")
     if not complete:
-        rest = "What is done is kept." if kept else "Nothing was written."
-        typer.echo(f"Interrupted. {rest}", err=True)
-        raise typer.Exit(130)
+        interrupted("What is done is kept." if kept and output else "Nothing was written.")

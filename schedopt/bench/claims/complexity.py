@@ -152,7 +152,8 @@ def _least_period(k: int, longest: int) -> Case:
     """Return the least T / k of Theorem 4's chain with patterns up to a length."""
     instance = theorem_4(k)
     scope = Scope(allocation="fixed", max_k=longest)
-    result = ask(problem_of(instance, scope, tuple(instance.known[-1].stages)), "periodic")
+    stages = tuple(instance.known[-1].stages)
+    result = ask(problem_of(instance.chain, instance.platform, scope, stages), "periodic")
     return {
         "k": k,
         "j": longest,
@@ -225,7 +226,8 @@ def _solve_member(family: Callable[[int], Instance], k: int) -> Case:
 
 def solve_both(instance: Instance) -> Case:
     """Return the least periods by allocation ("none": no plan), their ratio, and "proven"."""
-    results = [ask(problem_of(instance, Scope(allocation=a, max_k=None))) for a in ALLOCATIONS]
+    scopes = [Scope(allocation=allocation, max_k=None) for allocation in ALLOCATIONS]
+    results = [ask(problem_of(instance.chain, instance.platform, scope)) for scope in scopes]
     contiguous, general = (result.period for result in results)
     ratio = None if contiguous is None or general is None else str(contiguous / general)
     return {

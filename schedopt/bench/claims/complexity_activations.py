@@ -12,7 +12,6 @@ from schedopt.bench.claims.plans import ask, checked, plain_layer, problem_of
 from schedopt.bench.claims.result import Case, Computed, Step, announced
 from schedopt.chain import Chain
 from schedopt.checking import check
-from schedopt.families import Instance
 from schedopt.families.instance import stages_on
 from schedopt.plan import Kind, Operation, Pattern, Plan, place_in_period
 from schedopt.platform import Platform
@@ -150,9 +149,8 @@ def _layers_apart() -> list[Case]:
     periods = {}
     grains: tuple[Grain, ...] = ("stage", "layer")
     for grain in grains:
-        instance = Instance(chain=chain, platform=Platform(2, 3))
         scope = Scope(allocation="fixed", grain=grain)
-        result = ask(problem_of(instance, scope, stages_on([0, 0, 1])), "periodic")
+        result = ask(problem_of(chain, Platform(2, 3), scope, stages_on([0, 0, 1])), "periodic")
         assert result.status == "optimal"
         periods[grain] = int(result.period or 0)
     words = "x and y on one GPU with room for 3 activations, z on another; all take 1"
@@ -168,5 +166,5 @@ def _own_gpus(
         plain_layer(*both, 1 if activations is None else activations.get(stage, 0))
         for stage, both in enumerate(times)
     )
-    instance = Instance(chain=Chain(layers=layers), platform=Platform(len(times), memory_bytes))
-    return problem_of(instance, Scope(allocation="fixed"), stages_on(range(len(times))))
+    stages, platform = stages_on(range(len(times))), Platform(len(times), memory_bytes)
+    return problem_of(Chain(layers=layers), platform, Scope(allocation="fixed"), stages)

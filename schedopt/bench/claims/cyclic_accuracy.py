@@ -41,14 +41,10 @@ class Difference:
 
     Whether it is beyond chance is told by the exact test of all signs: were the rules alike, each
     difference might as well have the other sign. With 5 seeds all must have the same.
-
-    Parameters
-    ----------
-    points : tuple of float
-        For each seed.
     """
 
     points: tuple[float, ...]
+    """For each seed."""
 
     @property
     def is_less(self) -> bool:

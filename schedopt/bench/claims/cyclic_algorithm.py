@@ -56,21 +56,14 @@ Process: TypeAlias = Generator[Send | Receive, Any, None]
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run of processes ended.
-
-    Parameters
-    ----------
-    waiting : mapping
-        For each process that did not come to its end, what it waits for.
-    unmatched : list of (source, target, kind)
-        Messages that were sent and never received.
-    endless : bool
-        Whether the run was cut off after more actions than it needs.
-    """
+    """How a run of processes ended."""
 
     waiting: Mapping[Where, Receive]
+    """For each process that did not come to its end, what it waits for."""
     unmatched: list[tuple[Where, Where, str]]
+    """Messages that were sent and never received."""
     endless: bool
+    """Whether the run was cut off after more actions than it needs."""
 
     @property
     def completes(self) -> bool:
@@ -123,18 +116,12 @@ def run(processes: Mapping[Where, Process], most_actions: int) -> Outcome:
 
 @dataclass
 class Training:
-    """N stages of one parameter each, x -> parameter x, with the squared error as the loss.
-
-    Parameters
-    ----------
-    size : int
-        N, stages and micro-batches.
-    steps : int
-        T, training steps.
-    """
+    """N stages of one parameter each, x -> parameter x, with the squared error as the loss."""
 
     size: int
+    """N, stages and micro-batches."""
     steps: int
+    """T, training steps."""
     reads: list[tuple[int, int, int, int]] = field(default_factory=list)
     """Training step, micro-batch, stage and version of the parameters of every forward."""
     final: dict[int, int] = field(default_factory=dict)

@@ -40,37 +40,45 @@ ROUND: Final = 4
 FEW: Final = 6
 """O(1): a gradient, and parameters for a forward and for a backward, come and go."""
 
-Value: TypeAlias = Fraction | str
-"""A figure, or an order of growth."""
-Law: TypeAlias = Callable[[Fraction], Value | int]
-"""From N."""
+Law: TypeAlias = Callable[[Fraction], Fraction | int | str]
+"""From N to a figure, or to an order of growth."""
+CONSTANT: Final = "O(1)"
+LAWS: Final[dict[str, Law]] = {
+    "N": lambda n: n,
+    "N^2": lambda n: n * n,
+    "1/N": lambda n: 1 / n,
+    "(N+1)/2": lambda n: (n + 1) / 2,
+    "N(N+1)/2": lambda n: n * (n + 1) / 2,
+    "2(N-1)/N": lambda n: 2 * (n - 1) / n,
+    "4(N-1)": lambda n: ROUND * (n - 1),
+    "4(N-1)+1": lambda n: ROUND * (n - 1) + 1,
+    "O(1)": lambda n: CONSTANT,
+    "O(log_N)": lambda n: "O(log N)",
+}
+"""By their names; a number stands for itself."""
 
 
 @dataclass(frozen=True)
 class Parallelism:
-    """A row of the paper's table.
-
-    Parameters
-    ----------
-    plan : callable
-        Returns its plan for N.
-    printed : tuple of callable
-        A law for each column.
-    agreed : mapping
-        For a column the law under the convention that the statement of that name has.
-    other : callable, optional
-        The plan that the convention is about, if it is another one.
-    """
+    """A row of the paper's table."""
 
     plan: Callable[[int], Plan]
-    printed: tuple[Law, ...]
-    agreed: Mapping[str, Law] = field(default_factory=dict)
+    """Returns its plan for N."""
+    printed: str
+    """A law for each column."""
+    agreed: Mapping[str, str] = field(default_factory=dict)
+    """For a column the law under the convention that the statement of that name has."""
     other: Callable[[int], Plan] | None = None
+    """The plan that the convention is about, if it is another one."""
 
-    def laws(self, agreed: bool) -> dict[str, Law]:
-        """Return the law of each column."""
-        printed = dict(zip(COLUMNS, self.printed, strict=True))
-        return printed | dict(self.agreed) if agreed else printed
+    def expected(self, count: int, *, agreed: bool) -> dict[str, Fraction | int | str]:
+        """Return what the laws of the columns give for N."""
+        laws = dict(zip(COLUMNS, self.printed.split(), strict=True))
+        laws |= self.agreed if agreed else {}
+        n = Fraction(count)
+        return {
+            column: LAWS[law](n) if law in LAWS else Fraction(law) for column, law in laws.items()
+        }
 
 
 def config_of(count: int, gpus: int) -> SystemConfig:
@@ -118,81 +126,46 @@ def sum_first(plan: Plan) -> Plan:
     return replace(plan, pattern=replace(plan.pattern, transfers=tuple(transfers)))
 
 
-def _always(value: Value | int) -> Law:
-    return lambda n: value
-
-
-CONSTANT: Final = "O(1)"
-FREE, ONE, HALF, TWICE = (_always(Fraction(*two)) for two in ((0,), (1,), (1, 2), (3, 2)))
-O_1, O_LOG = _always(CONSTANT), _always("O(log N)")
-
-
-def _n(n: Fraction) -> Fraction:
-    return n
-
-
-def _part(n: Fraction) -> Fraction:
-    return 1 / n
-
-
-def _halves(n: Fraction) -> Fraction:
-    return (n + 1) / 2
-
-
-def _both_ways(n: Fraction) -> Fraction:
-    return 2 * (n - 1) / n
-
-
-def _ring(n: Fraction) -> Fraction:
-    return ROUND * (n - 1)
-
-
 PARALLELISMS: Final = {
     "Single-GPU DP": Parallelism(
-        lambda n: flushes.gpipe(config_of(n, 1)),
-        (_n, _n, FREE, FREE, O_1, ONE, FREE),
-        {"parameters": ONE},
+        lambda n: flushes.gpipe(config_of(n, 1)), "N N 0 0 O(1) 1 0", {"parameters": "1"}
     ),
     "Single-GPU DP, cyclic": Parallelism(
         lambda n: cyclic.cdp_v2_one_gpu(config_of(n, 1)),
-        (_halves, _halves, FREE, FREE, O_1, ONE, ONE),
-        {"parameters": ONE},
+        "(N+1)/2 (N+1)/2 0 0 O(1) 1 1",
+        {"parameters": "1"},
     ),
     "Multi-GPU DP": Parallelism(
-        on_n(data_parallel.overlapped),
-        (ONE, ONE, ONE, FREE, O_LOG, _n, FREE),
-        {"messages": _ring},
+        on_n(data_parallel.overlapped), "1 1 1 0 O(log_N) N 0", {"messages": "4(N-1)"}
     ),
     "Multi-GPU DP, cyclic": Parallelism(
-        on_n(cyclic.cdp_v2),
-        (ONE, ONE, ONE, FREE, O_1, _n, ONE),
-        {"parameters": ONE},
+        on_n(cyclic.cdp_v2), "1 1 1 0 O(1) N 1", {"parameters": "1"}
     ),
     "DP with MP": Parallelism(
         replicated_pipeline,
-        (_part, _part, ONE, ONE, O_LOG, lambda n: n * n, FREE),
-        {"messages": lambda n: ROUND * (n - 1) + 1, "activations_sent": _both_ways},
+        "1/N 1/N 1 1 O(log_N) N^2 0",
+        {"messages": "4(N-1)+1", "activations_sent": "2(N-1)/N"},
     ),
     "DP with MP, cyclic": Parallelism(
         pyramid,
-        (_part, _part, HALF, ONE, O_1, lambda n: n * (n + 1) / 2, ONE),
-        {"parameters": _part, "weights_sent": HALF, "activations_sent": _both_ways},
+        "1/N 1/N 1/2 1 O(1) N(N+1)/2 1",
+        {"parameters": "1/N", "weights_sent": "1/2", "activations_sent": "2(N-1)/N"},
         lambda n: sum_first(pyramid(n)),
     ),
     "PP": Parallelism(
         on_n(cyclic.cdp_v2_pp),
-        (ONE, _part, FREE, ONE, O_1, _n, ONE),
-        {"parameters": _part, "activations_sent": _both_ways},
+        "1 1/N 0 1 O(1) N 1",
+        {"parameters": "1/N", "activations_sent": "2(N-1)/N"},
     ),
     "ZeRO-DP": Parallelism(
         on_n(zero.parameter),
-        (ONE, _part, ONE, FREE, O_LOG, _n, FREE),
-        {"parameters": _part, "weights_sent": TWICE, "messages": _ring},
+        "1 1/N 1 0 O(log_N) N 0",
+        {"parameters": "1/N", "weights_sent": "3/2", "messages": "4(N-1)"},
     ),
     "ZeRO-DP, cyclic": Parallelism(
         on_n(cyclic_zero.cdp_v2),
-        (ONE, _part, ONE, FREE, O_1, _n, ONE),
-        {"parameters": _part, "weights_sent": TWICE},
+        "1 1/N 1 0 O(1) N 1",
+        {"parameters": "1/N", "weights_sent": "3/2"},
     ),
 }
 
@@ -244,7 +217,7 @@ def _sent(plan: Plan) -> dict[bool, Fraction]:
     return {name: Fraction(count, timeline.length) for name, count in sent.items()}
 
 
-def fits(measured: Fraction, expected: Value | int, count: int) -> bool:
+def fits(measured: Fraction, expected: Fraction | int | str, count: int) -> bool:
     """Whether a figure is as expected, or stays below its order of growth."""
     if not isinstance(expected, str):
         return measured == expected
@@ -265,7 +238,7 @@ def find_costs(step: Step, largest: int = 8) -> Computed:
             other = measure_costs(row.other(count)) if row.other else last
             agreed += _wrong(row, other, count, agreed=True)
         cases |= {name: printed, f"{name}, agreed": agreed}
-        laws = {column: law(Fraction(largest)) for column, law in row.laws(agreed=False).items()}
+        laws = row.expected(largest, agreed=False)
         figures[name] = {
             "verdict": "fails" if agreed else "holds-under-convention" if printed else "holds",
             "wrong_as_printed": sorted({case["column"] for case in printed}),
@@ -296,10 +269,10 @@ def _wrong(
     row: Parallelism, measured: Mapping[str, Fraction], count: int, *, agreed: bool
 ) -> list[Case]:
     wrong = []
-    for column, law in row.laws(agreed).items():
+    for column, expected in row.expected(count, agreed=agreed).items():
         # What is agreed on about the parameters is what lies there once.
         once = agreed and column == "parameters" and column in row.agreed
-        value, expected = measured["parameters_once" if once else column], law(Fraction(count))
+        value = measured["parameters_once" if once else column]
         if not fits(value, expected, count):
             case = {"N": count, "column": column, "measured": str(value), "printed": str(expected)}
             wrong.append(case)

@@ -13,7 +13,6 @@ from torch import nn
 from schedopt.bench.claims.plans import ask, plain_layer, problem_of
 from schedopt.bench.claims.result import Case, Computed, Step, announced, table_of
 from schedopt.chain import Chain
-from schedopt.families import Instance
 from schedopt.platform import Platform
 from schedopt.problem import Scope
 from schedopt.profiling import estimate
@@ -99,12 +98,7 @@ def compare_cuts(costs: Sequence[int], stages: int) -> Case:
 def share_out(costs: Sequence[int], stages: int, side: str) -> list[list[int]]:
     """Return the costs of each stage when sums are cut at equal shares.
 
-    Parameters
-    ----------
-    costs : sequence of int
-    stages : int
-    side : {"left", "right"}
-        Whether the module that reaches a share comes before the cut, or after it.
+    `side` says on which side of the cut the module stands that reaches a share.
     """
     sums = np.array([*accumulate(costs)], dtype=np.int64) * stages
     shares = np.arange(1, stages, dtype=np.int64) * sum(costs)
@@ -115,8 +109,7 @@ def share_out(costs: Sequence[int], stages: int, side: str) -> list[list[int]]:
 def best_bottleneck(costs: Sequence[int], stages: int) -> int:
     """Return the least possible cost of the largest of some contiguous stages."""
     chain = Chain(layers=tuple(plain_layer(cost, 0) for cost in costs))
-    instance = Instance(chain=chain, platform=Platform(stages, 1))
-    result = ask(problem_of(instance, Scope()), "contiguous")
+    result = ask(problem_of(chain, Platform(stages, 1), Scope()), "contiguous")
     assert result.status == "optimal"
     assert result.period is not None
     return int(result.period)

@@ -38,21 +38,14 @@ NOISE: Final = 0.05
 
 @dataclass(frozen=True)
 class Curve:
-    """The storages that autograd keeps of one micro-batch.
-
-    Parameters
-    ----------
-    spans : tuple of (int, int, int)
-        Bytes, start and end, ns since the forward began.
-    length_ns : int
-        Of forward and backward.
-    gradients : tuple of (int, int, int)
-        The same of the gradients of parameters, from when they are whole to the end.
-    """
+    """The storages that autograd keeps of one micro-batch."""
 
     spans: tuple[tuple[int, int, int], ...]
+    """Bytes, start and end, ns since the forward began."""
     length_ns: int
+    """Of forward and backward."""
     gradients: tuple[tuple[int, int, int], ...] = ()
+    """The same of the gradients of parameters, from when they are whole to the end."""
 
     def with_gradients(self) -> Curve:
         """Return the same with the gradients of parameters counted as well."""
@@ -61,11 +54,7 @@ class Curve:
     def over_workers(self, workers: int, *, cyclic: bool) -> list[Level]:
         """Return the bytes of all workers over time, one micro-batch after the other on each.
 
-        Parameters
-        ----------
-        workers : int
-        cyclic : bool
-            Whether each begins the n-th part of a round after the one before; else all at once.
+        In a cycle each begins the n-th part of a round after the one before; else all at once.
         """
         shifts = [n * self.length_ns // workers if cyclic else 0 for n in range(workers)]
         shifted = [

@@ -88,14 +88,7 @@ def compare_shards(
 ) -> Case:
     """Compare the mean of the shards' gradients with the gradient of the whole.
 
-    Parameters
-    ----------
-    nodes : int
-    dtype : torch.dtype
-    uneven : bool
-        Whether the last shard has half as many samples as the others, rounded up.
-    batch_norm : bool
-        Whether the model has such a layer.
+    The last one of uneven shards has half as many samples as the others, rounded up.
     """
     model, (inputs, targets) = _model(dtype, batch_norm), _samples(nodes, dtype)
     sizes = [len(inputs) // nodes] * nodes

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache
 
 from schedopt.account.timeline import Timeline
+from schedopt.bench.cases import solve_problem
 from schedopt.chain import Chain, Layer
 from schedopt.checking import check
-from schedopt.families import Instance
 from schedopt.plan import Plan
 from schedopt.platform import Platform
 from schedopt.problem import Problem, Scope
 from schedopt.result import Result
-from schedopt.solving import solve
 from schedopt.stage import Stage
 from schedopt.systems.config import SystemConfig
 
@@ -23,21 +21,14 @@ ROOM = 10**9
 
 def ask(problem: Problem, solver: str | None = None) -> Result:
     """Solve a problem with one thread; without a solver, by what the scope calls for."""
-    return solve(
-        problem.chain,
-        problem.platform,
-        scope=problem.scope,
-        stages=problem.stages,
-        solver=solver,
-        workers=1,
-    )
+    return solve_problem(problem, solver=solver, workers=1)
 
 
-def problem_of(instance: Instance, scope: Scope, stages: Sequence[Stage] = ()) -> Problem:
-    """Return the problem of an instance in a scope, on given stages."""
-    return Problem(
-        chain=instance.chain, platform=instance.platform, scope=scope, stages=tuple(stages)
-    )
+def problem_of(
+    chain: Chain, platform: Platform, scope: Scope, stages: tuple[Stage, ...] = ()
+) -> Problem:
+    """Return a problem."""
+    return Problem(chain=chain, platform=platform, scope=scope, stages=stages)
 
 
 def plain_layer(forward_ns: int, backward_ns: int, activation_bytes: int = 0) -> Layer:
@@ -74,21 +65,10 @@ def equal_stages(
     saved_bytes: int | None = None,
     latency_ns: int | None = None,
 ) -> SystemConfig:
-    """Return equal stages of one layer each.
+    """Return equal stages of one layer each, by default with as many micro-batches.
 
-    Parameters
-    ----------
-    count, gpus : int
-    times : (int, int)
-        Forward and backward of a stage, ns.
-    microbatches : int, optional
-        Default: as many as stages.
-    parameter_bytes : int
-        Of the parameters of a stage, and of its gradients and of its optimizer state.
-    output_bytes, saved_bytes : int
-        Of the activations that a stage sends and keeps; by default it keeps what it sends.
-    latency_ns : int, optional
-        Of a transfer. Default: links take no time.
+    `times` are forward and backward of a stage, ns. Its gradients and its optimizer state are as
+    large as its parameters. By default it keeps what it sends, and links take no time.
     """
     layer = Layer(
         forward_ns=times[0],

@@ -30,55 +30,33 @@ def _require(owner: object, *names: str) -> None:
 
 @dataclass(frozen=True)
 class Row:
-    """One way to read a statement.
-
-    Parameters
-    ----------
-    tried : str
-        The range. Computed words stand in braces.
-    cases : str
-        The name of the computed cases.
-    equal : sequence of str
-        Figures of a case of which the last two, measured and expected, must be equal; those before
-        tell cases apart. Without them every case is a counterexample.
-    convention : str
-        What has to be agreed on for this reading. Empty: as printed.
-    """
+    """One way to read a statement."""
 
     tried: str
+    """The range. Computed words stand in braces."""
     cases: str
+    """The name of the computed cases."""
     equal: Sequence[str] = ()
+    """Figures of a case of which the last two, measured and expected, must be equal; those
+    before tell cases apart. Without them every case is a counterexample."""
     convention: str = ""
+    """What has to be agreed on for this reading. Empty: as printed."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What a paper says, and how it is tried.
-
-    Parameters
-    ----------
-    id : str
-        Such as P3.
-    says : str
-        The claim in one sentence.
-    sources : sequence of str
-        Authors, work and the place in it: "Fournier and Oyallon, Cyclic Data Parallelism, Table 1".
-    compute : str
-        The function that computes it again, from a `Step` to `Computed`: "module:function", with
-        the module in this package.
-    statements : mapping of str to sequence of Row
-        The statements that make up the claim, each in one reading or more: first as printed, if
-        that can be tried, then under a convention.
-    notes : sequence of str
-        What a reader should know, in sentences; computed words stand in braces.
-    """
+    """What a paper says, and how it is tried."""
 
     id: str
     says: str
     sources: Sequence[str]
+    """Authors, work and the place in it."""
     compute: str
+    """The function that computes it again, from a `Step` to `Computed`: "module:function"."""
     statements: Mapping[str, Sequence[Row]]
+    """Each in one reading or more: first as printed, if that can be tried."""
     notes: Sequence[str] = ()
+    """What a reader should know; computed words stand in braces."""
 
     def __post_init__(self) -> None:
         _require(self, "id", "says", "sources", "compute", "statements")
@@ -95,44 +73,26 @@ class Table:
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture next to the figures.
-
-    Parameters
-    ----------
-    name : str
-        Of the file, without its suffix; appended to the id of the claim.
-    title : str
-    draw : callable
-        Returns a figure of matplotlib.
-    """
+    """A picture next to the figures."""
 
     name: str
+    """Appended to the id of the claim, it names the file."""
     title: str
     draw: Callable[[], Figure]
 
 
 @dataclass(frozen=True)
 class Computed:
-    """What the function of a claim returns.
-
-    Parameters
-    ----------
-    cases : mapping of str to sequence of dict
-        By the names that the readings of the claim have for them.
-    words : mapping
-        What stands in braces in the texts of the claim.
-    figures : mapping
-        Measured numbers, as JSON can hold them.
-    notes : sequence of str
-        Computed sentences, before those of the claim.
-    tables : sequence of Table
-    pictures : sequence of Picture
-    """
+    """What the function of a claim returns."""
 
     cases: Mapping[str, Sequence[Case]]
+    """By the names that the readings of the claim have for them."""
     words: Mapping[str, object] = field(default_factory=dict)
+    """What stands in braces in the texts of the claim."""
     figures: Mapping[str, Any] = field(default_factory=dict)
+    """Measured numbers, as JSON can hold them."""
     notes: Sequence[str] = ()
+    """Computed sentences, before those of the claim."""
     tables: Sequence[Table] = ()
     pictures: Sequence[Picture] = ()
 
@@ -177,15 +137,14 @@ class Result:
     """The verdict on a claim, with what it follows from."""
 
     sections: Sequence[Section]
-    figures: Mapping[str, Any] = field(default_factory=dict)
+    computed: Computed
     notes: Sequence[str] = ()
-    tables: Sequence[Table] = ()
-    pictures: Sequence[Picture] = ()
+    """Computed ones, and those of the claim."""
 
     def __post_init__(self) -> None:
         _require(self, "sections")
         # Here, and not after minutes, when it is written.
-        check_values(dict(self.figures), "figures")
+        check_values(dict(self.computed.figures), "figures")
         check_values(self.counterexamples, "counterexamples")
 
     @property
@@ -224,10 +183,8 @@ def judge(claim: Claim, computed: Computed) -> Result:
 
     return Result(
         [Section(text(says), [*map(reading, rows)]) for says, rows in claim.statements.items()],
-        computed.figures,
+        computed,
         [*computed.notes, *map(text, claim.notes)],
-        computed.tables,
-        computed.pictures,
     )
 
 

@@ -1,23 +1,25 @@
-"""Runs claims one after the other, and keeps each result as soon as it is there."""
+"""The claims of four papers, a table for each, and how they are computed and kept one by one."""
 
 from __future__ import annotations
 
 import json
 import time
+import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from schedopt.bench.claims.papers import CLAIMS
 from schedopt.bench.claims.result import (
     VERDICTS,
     Case,
     Claim,
     Computed,
     Result,
+    Row,
     Section,
     Step,
     judge,
@@ -28,28 +30,40 @@ from schedopt.errors import InputError, naming_file
 from schedopt.interrupts import Stopped, interrupts, raise_if_stopped
 
 Compute: TypeAlias = Callable[[Step], Computed]
-Done: TypeAlias = list[tuple[Claim, Result, float]]
-"""Claims with their results, and the seconds that they took."""
+Keep: TypeAlias = Callable[[Claim, Result, float], None]
+"""Takes a claim with its result, and the seconds that it took."""
 
+PAPERS: Final = ("cyclic", "timeprest", "complexity", "data_parallel")
 PACKAGES: Final = {"sklearn": "scikit-learn"}
 """What is installed under another name than it is imported under."""
 MOST_SHOWN: Final = 5
 """Counterexamples of a section in the text; the figures have all."""
 
 
+def load_table(name: str) -> Iterator[Claim]:
+    """Yield the claims of a paper, in the order of its table."""
+    rows = tomllib.loads((files(__package__) / f"{name}.toml").read_text(encoding="utf-8"))
+    paper = rows.pop("paper")
+    for row_id, row in rows.items():
+        yield Claim(
+            row_id,
+            row["says"],
+            [*(f"{paper}, {place}" for place in row["places"]), *row.get("other_sources", ())],
+            row["compute"],
+            {
+                says: [Row(**reading) for reading in readings]
+                for says, *readings in row["statements"]
+            },
+            row.get("notes", ()),
+        )
+
+
+CLAIMS: Final = {claim.id: claim for name in PAPERS for claim in load_table(name)}
+"""By their ids, in the order of the tables."""
+
+
 def choose_claims(only: str | None) -> list[Claim]:
-    """Return the claims with these ids, separated by commas, in the order of the table.
-
-    Parameters
-    ----------
-    only : str, optional
-        Default: all.
-
-    Raises
-    ------
-    InputError
-        For an id that no claim has.
-    """
+    """Return the claims with these ids, separated by commas, in the order of the table."""
     if only is None:
         return [*CLAIMS.values()]
     wanted = [name.strip() for name in only.split(",")]
@@ -61,13 +75,7 @@ def choose_claims(only: str | None) -> list[Claim]:
 
 
 def load_computation(claim: Claim) -> Compute:
-    """Import the function that computes a claim again.
-
-    Raises
-    ------
-    InputError
-        If a package is not installed.
-    """
+    """Import the function that computes a claim again."""
     module, _, function = claim.compute.partition(":")
     try:
         compute: Compute = getattr(import_module(f"{__package__}.{module}"), function)
@@ -86,25 +94,14 @@ def load_computation(claim: Claim) -> Compute:
 
 def run_claims(
     wanted: Sequence[tuple[Claim, Compute]],
-    keep: Callable[[Done], None],
+    keep: Keep,
     on_run: Callable[[int, int, str], None] = lambda done, total, name: None,
 ) -> bool:
-    """Compute claims again.
+    """Compute claims again; whether all are done. Ctrl-C drops the claim that it meets.
 
-    Parameters
-    ----------
-    wanted : sequence of (Claim, callable)
-    keep : callable
-        Called with all results so far, after each claim.
-    on_run : callable
-        Called before each piece of work with the number of claims done, of all, and its name.
-
-    Returns
-    -------
-    bool
-        Whether all are done; not after Ctrl-C, which drops the claim that it meets.
+    `on_run` is called before each piece of work with the number of claims done, of all, and its
+    name.
     """
-    done: Done = []
     with interrupts() as interrupted:
         for number, (claim, compute) in enumerate(wanted):
 
@@ -119,8 +116,7 @@ def run_claims(
                 raise_if_stopped(interrupted)
             except Stopped:
                 return False
-            done.append((claim, result, time.perf_counter() - start))
-            keep(done)
+            keep(claim, result, time.perf_counter() - start)
     return True
 
 
@@ -133,13 +129,7 @@ class StoredRow:
 
 
 def load_rows(path: Path) -> dict[str, StoredRow]:
-    """Return the rows of a file of figures and of the text next to it; none without the file.
-
-    Raises
-    ------
-    InputError
-        If the file holds something else, or the text lacks one of its rows.
-    """
+    """Return the rows of a file of figures and of the text next to it; none without the file."""
     from schedopt.formats.reading import decode, read_bytes
 
     if not path.is_file():
@@ -173,34 +163,22 @@ def _parse_figures(text: str) -> dict[str, dict[str, Any]]:
     return {row["id"]: row for row in rows}
 
 
-def save(done: Done, path: Path, before: Mapping[str, StoredRow]) -> None:
-    """Write figures into a file, and text and pictures next to it.
-
-    Parameters
-    ----------
-    done : list of (Claim, Result, float)
-        The last one is new.
-    path : Path
-    before : mapping
-        Rows that stay where they are not computed again.
-    """
+def save(
+    claim: Claim, result: Result, seconds: float, path: Path, rows: dict[str, StoredRow]
+) -> None:
+    """Put a claim among the rows of a file, and write figures, text and pictures."""
     from schedopt.drawing.files import save_figure
     from schedopt.formats import to_text, write_whole
 
-    claim, result, _ = done[-1]
-    for picture in result.pictures:
-        save_figure(picture.draw, path.with_name(_picture_name(path, claim, picture.name)))
-    new = {
-        claim.id: StoredRow(
-            to_json(claim, result, seconds), "\n".join(_describe(claim, result, path))
-        )
-        for claim, result, seconds in done
-    }
-    merged, known = {**before, **new}, [*CLAIMS]
-    order = sorted(merged, key=lambda name: known.index(name) if name in known else len(known))
-    rows = [merged[name] for name in order]
-    write_whole(path, to_text([dict(row.figures) for row in rows]))
-    write_whole(path.with_suffix(".md"), to_markdown(rows, path))
+    for picture in result.computed.pictures:
+        save_figure(picture.draw, path.with_name(_picture_name(path.stem, claim, picture.name)))
+    text = describe(claim, result, path.stem)
+    rows[claim.id] = StoredRow(to_json(claim, result, seconds), text)
+    known = [*CLAIMS]
+    order = sorted(rows, key=lambda name: known.index(name) if name in known else len(known))
+    sorted_rows = [rows[name] for name in order]
+    write_whole(path, to_text([dict(row.figures) for row in sorted_rows]))
+    write_whole(path.with_suffix(".md"), to_markdown(sorted_rows, path))
 
 
 def to_json(claim: Claim, result: Result, seconds: float) -> dict[str, Any]:
@@ -213,7 +191,7 @@ def to_json(claim: Claim, result: Result, seconds: float) -> dict[str, Any]:
         "convention": "; ".join(result.conventions) or None,
         "tried": "; ".join(tried),
         "counterexamples": result.counterexamples,
-        "figures": dict(result.figures),
+        "figures": dict(result.computed.figures),
         "seconds": round(seconds, 2),
         "sources": [*claim.sources],
     }
@@ -245,34 +223,29 @@ def _overview(row: Mapping[str, Any]) -> list[str]:
     return [link, row["claim"], row["verdict"], row["convention"] or "", f"{row['seconds']:.1f}"]
 
 
-def _picture_name(path: Path, claim: Claim, name: str) -> str:
-    return f"{path.stem}-{claim.id}-{name}.svg"
+def _picture_name(stem: str, claim: Claim, name: str) -> str:
+    return f"{stem}-{claim.id}-{name}.svg"
 
 
-def _describe(claim: Claim, result: Result, path: Path) -> Iterator[str]:
-    where = describe_machine()
-    yield from (
-        f"## {claim.id}",
-        "",
-        claim.says,
-        "",
-        *(f"- {source}" for source in claim.sources),
-        "",
-    )
-    yield (
+def describe(claim: Claim, result: Result, stem: str = "") -> str:
+    """Return a result as Markdown, with the pictures next to a file of this stem, if any."""
+    where, computed = describe_machine(), result.computed
+    lines = [f"## {claim.id}", "", claim.says, "", *(f"- {source}" for source in claim.sources), ""]
+    lines.append(
         f"Verdict: **{result.verdict}**. Computed on {where['date']} by schedopt "
         f"{where['schedopt']}, Python {where['python']}, {where['machine']}."
     )
     readings = [row for section in result.sections for row in _readings(section)]
-    yield from ("", *table(["part", "reading", "tried", "found"], readings))
+    lines += ["", *table(["part", "reading", "tried", "found"], readings)]
     for note in result.notes:
-        yield from ("", note)
-    for shown in result.tables:
-        yield from ("", f"**{shown.title}**", "", *table(shown.header, shown.rows))
-    for picture in result.pictures:
-        yield from ("", f"![{picture.title}]({_picture_name(path, claim, picture.name)})")
+        lines += ["", note]
+    for shown in computed.tables:
+        lines += ["", f"**{shown.title}**", "", *table(shown.header, shown.rows)]
+    for picture in computed.pictures if stem else ():
+        lines += ["", f"![{picture.title}]({_picture_name(stem, claim, picture.name)})"]
     for section in result.sections:
-        yield from _cases(section.says, section.readings[0].counterexamples)
+        lines += _cases(section.says, section.readings[0].counterexamples)
+    return "\n".join(lines)
 
 
 def _readings(section: Section) -> Iterator[list[str]]:

@@ -69,15 +69,7 @@ def config_of(stages: int, count: int, backward: int) -> SystemConfig:
 
 @dataclass(frozen=True)
 class Run:
-    """A run from an empty pipeline as one step.
-
-    Parameters
-    ----------
-    stages, count, backward : int
-        W, N, and the length of a backward in forwards.
-    mini_batches : int
-    plan : Plan
-    """
+    """A run from an empty pipeline as one step, with backwards as long as so many forwards."""
 
     stages: int
     count: int
@@ -138,14 +130,8 @@ def _filling(stages: int, count: int, backward: int) -> int:
 def run_timeprest(stages: int, count: int, backward: int, mini_batches: int | None = None) -> Run:
     """Run mini-batches through W stages, backwards first; nothing bounds what runs ahead.
 
-    Parameters
-    ----------
-    stages, count : int
-        W GPUs and N micro-batches of a mini-batch.
-    backward : int
-        Length of the backward of a mini-batch in forwards of a micro-batch.
-    mini_batches : int, optional
-        Default: enough to see the steady state.
+    The backward of a mini-batch takes as long as so many forwards of one of its N micro-batches.
+    By default there are enough of them to see the steady state.
     """
     config = config_of(stages, count, backward)
     total = mini_batches or 2 * _filling(stages, count, backward) + STEADY

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from schedopt.actions import make_actions
 from schedopt.bench.claims.plans import checked, problem_of
 from schedopt.chain import Chain, Layer
-from schedopt.families import Instance
 from schedopt.families.instance import stages_on
 from schedopt.plan import Plan
 from schedopt.platform import Platform
@@ -65,13 +64,8 @@ class Network:
 def make_plan(network: Network, rule: Rule, *, overlap: bool) -> Plan:
     """Return a plan with each layer as a stage on its own GPU, forward and backward as long.
 
-    Parameters
-    ----------
-    network : Network
-    rule : Rule
-    overlap : bool
-        Whether the GPUs work without idle time, as in 1F1B and in cyclic data parallelism, a new
-        micro-batch every two steps; else one micro-batch runs after the other.
+    With overlap no GPU idles, as in 1F1B and in cyclic data parallelism: a new micro-batch every
+    two steps. Else one micro-batch runs after the other.
     """
     sizes = [sum(map(tensor_bytes, module.parameters())) for module in network.layers]
     layers = [
@@ -85,8 +79,8 @@ def make_plan(network: Network, rule: Rule, *, overlap: bool) -> Plan:
         )
         for size in sizes
     ]
-    instance = Instance(chain=Chain(layers=tuple(layers)), platform=Platform(len(layers), "1T"))
-    problem = problem_of(instance, Scope(allocation="fixed"), stages_on(range(len(layers))))
+    chain, platform = Chain(layers=tuple(layers)), Platform(len(layers), "1T")
+    problem = problem_of(chain, platform, Scope(allocation="fixed"), stages_on(range(len(layers))))
     plan = StageChain(problem, problem.stages).plan(2 if overlap else 2 * len(layers))
     return checked(replace(plan, rule=rule))
 
@@ -100,16 +94,8 @@ def train(
 ) -> dict[str, Tensor]:
     """Return the weights after training, by name; those of the network stay as they are.
 
-    Parameters
-    ----------
-    network : Network
-    plan : Plan
-        Of `make_plan`: its rule says which version each micro-batch reads in each stage.
-    micro_batches : int
-    data : callable
-        From a micro-batch to its inputs and its targets.
-    optimizer : callable
-        From parameters to an optimizer; each stage has its own.
+    The rule of a plan of `make_plan` says which version each micro-batch reads in each stage. Each
+    stage has an optimizer of its own.
     """
     names = {
         id(parameter): f"{number}.{name}"

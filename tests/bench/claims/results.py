@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
-from schedopt.bench.claims.papers import CLAIMS
 from schedopt.bench.claims.result import Case, Claim, Computed, Reading, Result, Row, Section, judge
+from schedopt.bench.claims.suite import CLAIMS
 
 
 def nothing(work: str) -> None:
@@ -30,7 +30,7 @@ def reading(*wrong: Case, convention: str = "") -> Reading:
 
 def result(*sections: Sequence[Reading], **more: Any) -> Result:
     made = [Section(f"part {n}", readings) for n, readings in enumerate(sections)]
-    return Result(made or [Section("it", [reading()])], **more)
+    return Result(made or [Section("it", [reading()])], computed(**more), more.get("notes", ()))
 
 
 def verdicts(name: str, **options: Any) -> list[str]:

@@ -54,7 +54,7 @@ def test_an_invalid_plan_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_counterexamples_are_numbers_outside_the_range() -> None:
     found = compute("P1", sizes=(1, 2), totals=(20, 100), most_general=2)
-    assert found.figures["yes"] + found.figures["no"] == 8
+    assert found.computed.figures["yes"] + found.computed.figures["no"] == 8
     assert all(tuple(case["numbers"]) in OUTSIDE for case in found.counterexamples)
 
 
@@ -106,21 +106,21 @@ def test_schedules_that_keep_fewer_are_seen(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_layers_apart_do_with_less() -> None:
     found = compute("P2", drawn=1, listed=0)
-    assert found.figures["least_period_with_layers_apart"] == [{"whole": 6, "apart": 4}]
+    assert found.computed.figures["least_period_with_layers_apart"] == [{"whole": 6, "apart": 4}]
 
 
 def test_periods_of_theorem_4() -> None:
     found = compute("P3", most_k=3)
-    assert found.figures == {"proofs": 6, "least_period": {"1": "4", "2": "3", "3": "8/3"}}
-    assert found.tables[0].rows[2] == (3, "4", "3", "8/3")
+    assert found.computed.figures == {"proofs": 6, "least_period": {"1": "4", "2": "3", "3": "8/3"}}
+    assert found.computed.tables[0].rows[2] == (3, "4", "3", "8/3")
 
 
 def test_ratios_by_hand() -> None:
     both = {"contiguous": "3", "general": "2", "ratio": "3/2", "proven": True}
     assert solve_both(section_6_1()) == both
     found = compute("P4", most_5=2, most_6=3, drawn=0)
-    assert found.figures["theorem_5"] == {"1": None, "2": "8/5"}
-    assert found.figures["theorem_6"] == {"2": "1", "3": "2"}
+    assert found.computed.figures["theorem_5"] == {"1": None, "2": "8/5"}
+    assert found.computed.figures["theorem_6"] == {"2": "1", "3": "2"}
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -68,14 +68,17 @@ def test_timelines_are_drawn(name: str) -> None:
 
 
 def test_activations_of_three_stages() -> None:
-    rows = {row[0]: row[1:] for row in compute("C3", largest=3, largest_serial=3).tables[0].rows}
+    rows = {
+        row[0]: row[1:]
+        for row in compute("C3", largest=3, largest_serial=3).computed.tables[0].rows
+    }
     # 3 + 2 + 1 thirds in a cycle; without those that run F just now, one less.
     assert rows[3][:4] == ["3", "3", "2", "2"]
     assert rows[3][6] == "5/3"
 
 
 def test_shares_that_are_delayed_and_slack() -> None:
-    figures: Any = compute("C4", largest=4, largest_stalled=2).figures
+    figures: Any = compute("C4", largest=4, largest_stalled=2).computed.figures
     assert figures["delayed"][0] == {"N": 2, "v1": "1", "v2": "1/4", "left": "1/4"}
     assert figures["pairs_without_slack"] == {"2": 2, "3": 3, "4": 4}
     assert [case["periods"][0] for case in figures["periods_with_transfers"]] == [1.0, 1.0]
@@ -99,8 +102,8 @@ def test_a_moving_assignment_needs_fewer_gpus_than_a_pinned_one() -> None:
     found = compute("C5", largest=3)
     assert [text.partition(" runs on ")[2][:11] for text in found.conventions] == ["another GPU"]
     # Three micro-batches in stage 2 of 3, each for 4 of 6 steps.
-    assert found.figures["gpus"][1] == {"N": 3, "pinned": 7, "all": 6, "printed": 6}
-    repeats = found.figures["training_steps_until_the_moving_assignment_repeats"]
+    assert found.computed.figures["gpus"][1] == {"N": 3, "pinned": 7, "all": 6, "printed": 6}
+    repeats = found.computed.figures["training_steps_until_the_moving_assignment_repeats"]
     assert repeats == {"2": 1, "3": 2}
 
 
@@ -148,7 +151,7 @@ def test_orders_of_growth(messages: int, order: str, count: int, expected: bool)
 
 
 def test_what_is_wrong_as_printed_is_named() -> None:
-    rows: Any = compute("C6", largest=3).figures["rows"]
+    rows: Any = compute("C6", largest=3).computed.figures["rows"]
     assert rows["Multi-GPU DP, cyclic"]["wrong_as_printed"] == ["parameters"]
     names = ["activations_sent", "parameters", "weights_sent"]
     assert rows["DP with MP, cyclic"]["wrong_as_printed"] == names
@@ -216,7 +219,7 @@ def test_the_rule_begins_as_plain_gradient_descent() -> None:
 
 def test_each_correction_is_needed() -> None:
     found = compute("C7", largest=3, steps=3)
-    assert found.figures["needed"] == dict.fromkeys(CORRECTIONS, True)
+    assert found.computed.figures["needed"] == dict.fromkeys(CORRECTIONS, True)
     # A kind reader still has nobody who sends the first parameters: in stage 1 worker 2 receives
     # them from worker N = 2.
     kind = found.sections[0].readings[1].counterexamples

@@ -22,8 +22,8 @@ from schedopt.bench.claims.cyclic_accuracy import (
     rules,
 )
 from schedopt.bench.claims.cyclic_memory import Curve, curve_by_flops, curve_by_time, not_falling
-from schedopt.bench.claims.papers import CLAIMS
 from schedopt.bench.claims.result import judge
+from schedopt.bench.claims.suite import CLAIMS
 from schedopt.bench.claims.training import make_plan
 from schedopt.profiling import Model, estimate
 from tests.bench.claims.results import compute, verdicts
@@ -100,7 +100,7 @@ def test_verdicts_on_memory(
     small: dict[str, Any] = {"workers": (2, 4), "repeats": 1}
     both = {"resnet50": printed, "vit-b16": printed}
     assert verdicts("C8", printed=both, **small) == [expected[0], *expected]
-    assert compute("C8", printed=both, **small).pictures[0].draw() is not None
+    assert compute("C8", printed=both, **small).computed.pictures[0].draw() is not None
 
 
 def test_more_memory_for_more_workers_is_seen() -> None:
@@ -173,11 +173,11 @@ def test_verdicts_on_accuracy(
     scores["CDP-v1", 0.2] = [float(other_rate)] * 5
     found = judge(CLAIMS["C10"], judge_scores(scores, long, 200, 3))
     assert [section.verdict for section in found.sections] == expected.split()
-    assert found.pictures[0].draw() is not None
+    assert found.computed.pictures[0].draw() is not None
     assert "cannot be resolved" in found.notes[0]
 
 
 def test_a_short_training_is_better_than_guessing() -> None:
     found = compute("C10", seeds=2, rates=(0.1,), updates=12, longer=1)
-    assert all(score > 30 for score in found.figures["accuracy_at_best_rate"].values())
+    assert all(score > 30 for score in found.computed.figures["accuracy_at_best_rate"].values())
     assert len(found.sections) == 3

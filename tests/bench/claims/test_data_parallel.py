@@ -51,7 +51,7 @@ def test_numbers_that_a_gpu_sends(n: int, b: int, gpus: int, ring: str, gathered
 def test_the_law_that_fits_volumes() -> None:
     found = compute("B4", sizes=[4, 6], replicas=[2, 3])
     assert "a ring all-reduce of two GPUs, b of one of them" in found.conventions
-    assert found.figures["fits"]["b of all < n"] == found.figures["cases"] == 20
+    assert found.computed.figures["fits"]["b of all < n"] == found.computed.figures["cases"] == 20
 
 
 def test_a_linear_model_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,5 +85,5 @@ def test_bytes_of_a_parameter_by_hand() -> None:
     # Four tensors, each with a count of 4 bytes.
     assert found["counts"] == 16
     result = compute("B3", widths=(8,))
-    assert result.figures["adam_all_in_float32"] == 16
-    assert result.figures["adam_all_in_bfloat16"] == 8
+    assert result.computed.figures["adam_all_in_float32"] == 16
+    assert result.computed.figures["adam_all_in_bfloat16"] == 8

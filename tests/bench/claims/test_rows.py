@@ -14,8 +14,8 @@ import pytest
 from schedopt import Chain, Layer, Platform
 from schedopt.bench.claims import data_parallel as all_reduce
 from schedopt.bench.claims import timeprest
-from schedopt.bench.claims.papers import CLAIMS
 from schedopt.bench.claims.plans import equal_stages
+from schedopt.bench.claims.suite import CLAIMS
 from schedopt.bench.claims.timeprest_influence import train_written_out
 from schedopt.families import Instance, theorem_4, theorem_6
 from schedopt.systems import data_parallel, flushes

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from schedopt import InputError
-from schedopt.bench.claims.papers import CLAIMS
 from schedopt.bench.claims.result import (
     Claim,
     Computed,
@@ -25,12 +24,13 @@ from schedopt.bench.claims.result import (
     Step,
     Table,
     announced,
-    differing,
     judge,
     sole,
     table_of,
 )
 from schedopt.bench.claims.suite import (
+    CLAIMS,
+    StoredRow,
     choose_claims,
     load_computation,
     load_rows,
@@ -75,11 +75,12 @@ def test_a_claim_is_as_good_as_its_worst_section() -> None:
     ]  # fmt: skip
 
 
+CASES = [{"n": 1, "a": 2, "b": 2, "c": 0}, {"n": 2, "a": 3, "b": 4, "c": 0}]
+
+
 def test_helpers_by_hand() -> None:
-    cases = [{"n": 1, "a": 2, "b": 2, "c": 0}, {"n": 2, "a": 3, "b": 4, "c": 0}]
-    assert differing(cases, "n", "a", "b") == [{"n": 2, "a": 3, "b": 4}]
     assert (sole([3, 3]), sole([5, 3, 5])) == (3, [3, 5])
-    made = table_of("t", cases, {"N": "n", "sum": lambda case: case["a"] + case["b"]})
+    made = table_of("t", CASES, {"N": "n", "sum": lambda case: case["a"] + case["b"]})
     assert (made.header, made.rows) == (["N", "sum"], [[1, 4], [2, 7]])
     words: list[str] = []
     assert [*announced(words.append, "n = {}", [1, 2])] == [1, 2]
@@ -88,11 +89,10 @@ def test_helpers_by_hand() -> None:
 
 
 def test_a_claim_is_judged_by_its_rows() -> None:
-    cases = [{"n": 1, "a": 2, "b": 2, "c": 0}, {"n": 2, "a": 3, "b": 4, "c": 0}]
     row = Row("n up to {most}", "all", ["n", "a", "b"])
     both = [row, Row("see above", "even", convention="in {word}")]
     made = Claim("X1", "So.", ["x"], "m:f", {"a is b": both}, ["{word} said."])
-    found = Computed({"all": cases, "even": []}, {"most": 2, "word": "short"}, notes=["First."])
+    found = Computed({"all": CASES, "even": []}, {"most": 2, "word": "short"}, notes=["First."])
     judged = judge(made, found)
     assert judged.counterexamples == [{"part": "a is b", "n": 2, "a": 3, "b": 4}]
     assert [one.tried for one in judged.sections[0].readings] == ["n up to 2", "see above"]
@@ -108,7 +108,7 @@ def test_a_claim_is_judged_by_its_rows() -> None:
         (lambda: Claim("X1", "x", ["x"], "m:f", {}), "statements"),
         (lambda: Reading(""), "tried"),
         (lambda: Section("x", []), "readings"),
-        (lambda: Result([]), "sections"),
+        (lambda: Result([], computed()), "sections"),
         # What JSON cannot hold is refused at once.
         (lambda: result(figures={"most": {2: 1}}), r"figures\.most\.2"),
         (lambda: result([reading({"ratio": float("nan")})]), "counterexamples"),
@@ -165,28 +165,23 @@ def interrupt_at_the_end(step: Step) -> Computed:
     return computed()
 
 
+def kept_of(*wanted: Any, **told: Any) -> tuple[bool, list[str]]:
+    """Run computations as claims X0, X1 ...; whether all were done, and those that were kept."""
+    kept: list[str] = []
+    pairs = [(claim(f"X{number}"), compute) for number, compute in enumerate(wanted)]
+    return run_claims(pairs, lambda one, *_: kept.append(one.id), **told), kept
+
+
 def test_claims_are_kept_one_by_one_and_announced() -> None:
-    kept: list[list[str]] = []
-    announced: list[tuple[int, int, str]] = []
-    complete = run_claims(
-        [(claim("X1"), find_well), (claim("X2"), find_badly)],
-        lambda done: kept.append([one.id for one, _, _ in done]),
-        lambda *now: announced.append(now),
-    )
-    assert complete
-    assert kept == [["X1"], ["X1", "X2"]]
-    assert announced == [(0, 2, "X1: starts"), (0, 2, "X1: first half"), (1, 2, "X2: starts")]
+    told: list[tuple[int, int, str]] = []
+    done = kept_of(find_well, find_badly, on_run=lambda *now: told.append(now))
+    assert done == (True, ["X0", "X1"])
+    assert told == [(0, 2, "X0: starts"), (0, 2, "X0: first half"), (1, 2, "X1: starts")]
 
 
 @pytest.mark.parametrize("late", [interrupt_and_go_on, interrupt_at_the_end])
 def test_ctrl_c_keeps_what_is_done_and_drops_the_claim_that_it_meets(late: Any) -> None:
-    kept: list[list[str]] = []
-    complete = run_claims(
-        [(claim("X1"), find_well), (claim("X3"), late), (claim("X2"), find_badly)],
-        lambda done: kept.append([one.id for one, _, _ in done]),
-    )
-    assert not complete
-    assert kept == [["X1"]]
+    assert kept_of(find_well, late, find_badly) == (False, ["X0"])
 
 
 def draw() -> Any:
@@ -209,7 +204,9 @@ def test_files(tmp_path: Path) -> None:
         pictures=[LINE],
     )
     path = tmp_path / "found.json"
-    save([(claim("X1"), result(), 0.123456), (claim("X2"), shown, 2.0)], path, {})
+    rows: dict[str, StoredRow] = {}
+    save(claim("X1"), result(), 0.123456, path, rows)
+    save(claim("X2"), shown, 2.0, path, rows)
     first, second = json.loads(path.read_text())
     assert set(first) == set(second) == KEYS
     assert (first["verdict"], first["convention"], first["counterexamples"]) == ("holds", None, [])
@@ -239,22 +236,22 @@ def test_files(tmp_path: Path) -> None:
 def test_other_rows_stay_as_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("X0", "X1", "X2")
     monkeypatch.setattr("schedopt.bench.claims.suite.CLAIMS", {name: claim(name) for name in names})
-    path = tmp_path / "found.json"
-    drawn, bad = result(pictures=[LINE]), result([reading({"n": 3})])
-    save([(claim("X0"), drawn, 1.0), (claim("X2"), bad, 2.0)], path, {})
+    path, rows = tmp_path / "found.json", dict[str, StoredRow]()
+    save(claim("X0"), result(pictures=[LINE]), 1.0, path, rows)
+    save(claim("X2"), result([reading({"n": 3})]), 2.0, path, rows)
     figures, text = json.loads(path.read_text()), path.with_suffix(".md").read_text()
-    save([(claim("X1"), result(), 3.0)], path, load_rows(path))
-    rows = json.loads(path.read_text())
-    assert [row["id"] for row in rows] == [*names]
-    assert [rows[0], rows[2]] == figures
+    save(claim("X1"), result(), 3.0, path, load_rows(path))
+    between = json.loads(path.read_text())
+    assert [row["id"] for row in between] == [*names]
+    assert [between[0], between[2]] == figures
     now = path.with_suffix(".md").read_text()
     assert "2 holds, 0 holds-under-convention, 1 fails." in now
     for part in text.split("\n## ")[1:]:
         assert f"\n## {part.rstrip()}\n" in now
     # The same rows again, one of them with another verdict.
-    save([(claim("X2"), result(), 4.0)], path, load_rows(path))
+    save(claim("X2"), result(), 4.0, path, load_rows(path))
     again = json.loads(path.read_text())
-    assert again[:2] == rows[:2]
+    assert again[:2] == between[:2]
     assert (again[2]["verdict"], again[2]["seconds"]) == ("holds", 4.0)
     last = path.with_suffix(".md").read_text()
     assert [line[3:] for line in last.splitlines() if line.startswith("## ")] == [*names]
@@ -263,7 +260,7 @@ def test_other_rows_stay_as_they_were(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_a_text_without_a_row_of_the_figures_is_not_written_over(tmp_path: Path) -> None:
     path = tmp_path / "found.json"
-    save([(claim("C2"), result(), 1.0)], path, {})
+    save(claim("C2"), result(), 1.0, path, {})
     path.with_suffix(".md").write_text("# Nothing\n")
     with pytest.raises(InputError, match=r"found\.md: lacks C2, whose figures are in found\.json"):
         load_rows(path)
@@ -278,14 +275,26 @@ def test_a_file_of_something_else_is_not_written_over(text: str, tmp_path: Path)
 
 
 def test_the_command_puts_the_wanted_rows_into_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "claims.json"
-    save([(claim("P4"), result(), 1.0), (claim("C1"), result(), 1.0)], path, {})
+    path, rows = tmp_path / "claims.json", dict[str, StoredRow]()
+    for name in ("P4", "C1"):
+        save(claim(name), result(), 1.0, path, rows)
     done = run("bench", "claims", "--only", "P3", "-o", path)
     assert (done.returncode, done.stderr) == (0, "")
     assert "P3: holds" in done.stdout
-    rows = json.loads(path.read_text())
-    assert [row["id"] for row in rows] == ["C1", "P3", "P4"]
+    assert [row["id"] for row in json.loads(path.read_text())] == ["C1", "P3", "P4"]
     assert "## P3" in path.with_suffix(".md").read_text()
+
+
+def test_a_part_without_a_file_is_printed_and_leaves_the_stored_whole(tmp_path: Path) -> None:
+    (tmp_path / "results").mkdir()
+    stored = tmp_path / "results" / "claims.json"
+    stored.write_text("the whole")
+    done = run("bench", "claims", "--only", "P3", folder=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "| k = 1 to 7, patterns of 1 to k micro-batches, each proven | holds |" in done.stdout
+    assert "Nothing was written: name a file (-o)" in done.stdout
+    assert [path.name for path in tmp_path.rglob("*.*")] == ["claims.json"]
+    assert stored.read_text() == "the whole"
 
 
 @pytest.mark.parametrize(
