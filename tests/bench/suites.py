@@ -6,17 +6,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from schedopt import Chain, Layer, Platform
+from schedopt import Chain, Platform
 from schedopt.bench.best_known_file import BestKnownFile
 from schedopt.bench.cases import SolverInstance
 from schedopt.bench.records import Record, RecordFile, load_records
 from schedopt.bench.solvers import execute_runs, find_method, plan_runs
 from schedopt.bench.suite import Case, Effort, Suite, measure
 from schedopt.sweeping import Pool
+from tests.examples import layer
 from tests.sweeping.helpers import ThreadPool
 
 RESULTS = Path(__file__).parents[2] / "results"
-LAYER = Layer(forward_ns=1, backward_ns=2, weight_bytes=10, activation_bytes=1, saved_bytes=5)
+LAYER = layer(1, 2, 10, saved_bytes=5)
 CHAIN = Chain(layers=(LAYER,) * 4, name="four")
 CONDITIONS = {
     "schedopt": "0.1.0",

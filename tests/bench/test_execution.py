@@ -6,16 +6,14 @@ from typing import Any
 
 import pytest
 
-from schedopt import Chain, Layer
+from schedopt import Chain
 from schedopt.bench.execution import SUITE, execution_case, execution_cases, misses
 from schedopt.bench.records import Record
 from schedopt.bench.suite import Effort
 from tests.bench.suites import made, measured
+from tests.examples import layer
 
-SLOW = Layer(
-    forward_ns=1_000_000, backward_ns=2_000_000, weight_bytes=8, activation_bytes=0, saved_bytes=4
-)
-CHAIN = Chain(layers=(SLOW,) * 4, name="even")
+CHAIN = Chain(layers=(layer(1_000_000, 2_000_000, 8, 0, saved_bytes=4),) * 4, name="even")
 
 
 def row(**figures: Any) -> Record:

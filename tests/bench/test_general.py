@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from schedopt import Chain, Layer, Platform, Scope, solve
+from schedopt import Chain, Platform, Scope, solve
 from schedopt.bench import general
 from schedopt.bench.general import (
     PARTS,
@@ -29,11 +29,12 @@ from schedopt.bench.records import Record, gap_of, of_family
 from schedopt.bench.suite import Effort
 from schedopt.families import random_chain, section_6_1
 from tests.bench.suites import holds, made, measured, one_figure
+from tests.examples import layer
 
 EFFORT = Effort(workers=1, time_limit=20.0)
 """More than the proofs take."""
 FOUR = replace(halves(random_chain(4, 1).chain), name="four")
-EQUAL = Chain(layers=(Layer(forward_ns=1, backward_ns=2, weight_bytes=10, activation_bytes=1),) * 4)
+EQUAL = Chain(layers=(layer(1, 2, 10),) * 4)
 SECTION = section_6_1()
 SMALL = [
     chain_case(FOUR, 2, "tight", recompute=False),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from schedopt import Chain, Layer
+from schedopt import Chain
 from schedopt.bench.periodic import (
     SUITE,
     halves,
@@ -21,6 +21,7 @@ from schedopt.bench.periodic import (
 from schedopt.bench.records import Record, RecordFile, of_family
 from schedopt.bench.suite import Effort, measure
 from tests.bench.suites import holds, made, measured, one_figure
+from tests.examples import layer
 
 EFFORT = Effort(workers=1, time_limit=30.0)
 SMALL = (
@@ -105,8 +106,7 @@ def test_each_seed_is_announced() -> None:
 
 
 def test_halves_by_rule() -> None:
-    layer = Layer(forward_ns=1, backward_ns=5, weight_bytes=1, activation_bytes=1, saved_bytes=7)
-    (found,) = halves(Chain(layers=(layer,))).layers
+    (found,) = halves(Chain(layers=(layer(1, 5, 1, saved_bytes=7),))).layers
     assert (found.backward_input_ns, found.backward_weight_ns) == (2, 3)
     assert (found.backward_ns, found.saved_weight_bytes) == (5, 3)
 

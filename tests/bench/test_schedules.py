@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from schedopt import Chain, Layer, Platform, account, solve
+from schedopt import Chain, Platform, account, solve
 from schedopt.bench.periodic import halves
 from schedopt.bench.records import Record, RecordFile
 from schedopt.bench.schedules import (
@@ -31,41 +31,26 @@ from schedopt.families import random_chain
 from schedopt.result import Result
 from schedopt.simulation import simulate
 from tests.bench.suites import holds, made, measured
+from tests.examples import layer
 
 EFFORT = Effort(workers=1, time_limit=20.0)
 """More than proofs for two layers take."""
 BRIEF = Effort(workers=1, time_limit=0.2)
-UNEQUAL = Chain(
-    layers=(
-        Layer(forward_ns=100, backward_ns=200, weight_bytes=50, activation_bytes=12),
-        Layer(forward_ns=10, backward_ns=20, weight_bytes=7, activation_bytes=12),
-    ),
-    name="unequal",
-)
+UNEQUAL = Chain(layers=(layer(100, 200, 50, 12), layer(10, 20, 7, 12)), name="unequal")
 """A transfer takes 1 ns."""
-HALVES = replace(
-    UNEQUAL,
-    layers=tuple(
-        replace(
-            layer,
-            backward_input_ns=layer.backward_ns // 2,
-            backward_weight_ns=layer.backward_ns // 2,
-            parameter_bytes=3,
-            gradient_bytes=2,
-            optimizer_bytes=2,
-            update_ns=1000,
-        )
-        for layer in UNEQUAL.layers
-    ),
-    name="halves",
+
+
+def with_halves(chain: Chain, name: str, **more: Any) -> Chain:
+    """Return a chain that may be split, with other sizes."""
+    layers = [replace(layer, **more) for layer in halves(chain).layers]
+    return replace(chain, layers=tuple(layers), name=name)
+
+
+HALVES = with_halves(
+    UNEQUAL, "halves", parameter_bytes=3, gradient_bytes=2, optimizer_bytes=2, update_ns=1000
 )
-DRAWN = replace(
-    halves(random_chain(5, 3).chain),
-    layers=tuple(
-        replace(layer, parameter_bytes=4_000_000, gradient_bytes=4_000_000)
-        for layer in halves(random_chain(5, 3).chain).layers
-    ),
-    name="drawn",
+DRAWN = with_halves(
+    random_chain(5, 3).chain, "drawn", parameter_bytes=4_000_000, gradient_bytes=4_000_000
 )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from itertools import combinations, pairwise
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from schedopt import Chain, Platform
 from schedopt.bench.claims import cyclic, cyclic_algorithm, cyclic_cuts
 from schedopt.bench.claims.cyclic import computing, cyclic_plan, draw_timeline, kept_spans, slack
 from schedopt.bench.claims.cyclic_algorithm import (
@@ -29,12 +29,13 @@ from schedopt.bench.claims.cyclic_algorithm import (
 from schedopt.bench.claims.cyclic_costs import PARALLELISMS, fits, measure_costs, sum_first
 from schedopt.bench.claims.cyclic_cuts import best_bottleneck, compare_cuts, module_flops, share_out
 from schedopt.bench.claims.cyclic_gpus import colour_circle, colour_line
-from schedopt.bench.claims.plans import equal_stages
+from schedopt.bench.claims.plans import equal_stages, plain_layer
 from schedopt.checking import check
 from schedopt.profiling import Model
 from schedopt.systems import data_parallel
 from tests.bench.claims.results import compute, verdicts
 from tests.budgets import trials
+from tests.solvers.brute_force import all_allocations
 
 
 def test_two_stages_by_hand() -> None:
@@ -249,19 +250,14 @@ def test_shares_by_hand(costs: list[int], stages: int, side: str, parts: list[li
     assert share_out(costs, stages, side) == parts
 
 
-def brute_force(costs: list[int], stages: int) -> int:
-    best = sum(costs)
-    for count in range(1, min(stages, len(costs)) + 1):
-        for cuts in combinations(range(1, len(costs)), count - 1):
-            bounds = [0, *cuts, len(costs)]
-            best = min(best, max(sum(costs[a:b]) for a, b in pairwise(bounds)))
-    return best
-
-
 @trials(100)
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=7), st.integers(1, 4))
 def test_the_best_by_trying_all_cuts(costs: list[int], stages: int) -> None:
-    best = brute_force(costs, stages)
+    chain = Chain(layers=tuple(plain_layer(cost, 0) for cost in costs))
+    best = min(
+        max(sum(costs[first : last + 1]) for first, last, _ in cuts)
+        for cuts in all_allocations(chain, Platform(stages, 1))
+    )
     assert best_bottleneck(costs, stages) == best
     assert best <= compare_cuts(costs, stages)["largest"] <= 2 * best
     assert [one for part in share_out(costs, stages, "left") for one in part] == costs

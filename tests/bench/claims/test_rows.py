@@ -11,10 +11,10 @@ from typing import Any, Final
 
 import pytest
 
-from schedopt import Chain, Layer, Platform
+from schedopt import Chain, Platform
 from schedopt.bench.claims import data_parallel as all_reduce
 from schedopt.bench.claims import timeprest
-from schedopt.bench.claims.plans import equal_stages
+from schedopt.bench.claims.plans import equal_stages, plain_layer
 from schedopt.bench.claims.suite import CLAIMS
 from schedopt.bench.claims.timeprest_influence import train_written_out
 from schedopt.families import Instance, theorem_4, theorem_6
@@ -61,8 +61,7 @@ def plain(name: str, count: int, times: tuple[int, int] = (1, 1)) -> Any:
 
 
 def even(*size: int) -> Instance:
-    layer = Layer(forward_ns=1, backward_ns=1, weight_bytes=0, activation_bytes=0)
-    chain = Chain(layers=(layer,) * 2, provenance={"unit_ns": 1})
+    chain = Chain(layers=(plain_layer(1, 1),) * 2, provenance={"unit_ns": 1})
     return Instance(chain=chain, platform=Platform(2, 1))
 
 
@@ -95,7 +94,6 @@ CHANGES: Final[dict[str, Callable[[Any], Any]]] = {
     "another GPipe": lambda right: right | {"GPipe": flushes.one_f_one_b},
     "stashing only": lambda right: right | {"PipeDream, vertical sync": right["PipeDream"]},
     "never a plan": lambda right: lambda number, drawn: None if number == 1 else right(2, drawn),
-    "one more": lambda right: lambda times, period: [1 + n for n in right(times, period)],
     "roomy, Theorem 4": lambda right: roomy(theorem_4),
     "roomy, Theorem 6": lambda right: roomy(theorem_6),
     "even": lambda right: even,
@@ -114,7 +112,6 @@ TINY: Final[dict[str, dict[str, Any]]] = {
     "T3": {"largest": 3},
     "T6": {"largest": 2},
     "P1": {"sizes": (1, 2), "totals": (20,), "most_general": 1},
-    "P2": {"drawn": 1, "listed": 0},
     "P3": {"most_k": 2},
     "B1": {"nodes": (2,)},
     "B4": {"sizes": [4], "replicas": [2]},
@@ -141,7 +138,6 @@ TINY: Final[dict[str, dict[str, Any]]] = {
         ("T6", "timeprest_baselines.SYSTEMS", "another GPipe", "no if yes yes no yes yes"),
         ("T6", "timeprest_baselines.SYSTEMS", "stashing only", "yes no yes yes no yes yes"),
         ("P1", "complexity.answer", "never a plan", "no if yes"),
-        ("P2", "complexity_activations.fewest", "one more", "no yes yes no"),
         ("P3", "complexity.theorem_4", "roomy, Theorem 4", "no no"),
         ("P4", "complexity.section_6_1", "even", "no yes yes if yes"),
         ("P4", "complexity.lemma_2", "even", "yes no yes if yes"),
