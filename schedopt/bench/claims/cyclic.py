@@ -8,7 +8,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Final
 
 from schedopt.account import residencies, versions
-from schedopt.account.profile import profile_of
+from schedopt.account.profile import peak_of, profile_of
 from schedopt.bench.claims.plans import checked, equal_stages, timeline_of
 from schedopt.bench.claims.result import (
     Case,
@@ -215,7 +215,7 @@ def measure_kept(system: str, operations: str, plan: Plan) -> Case:
     found = profile_of(whole, timeline.length_ns)
     # The level at the start of the period is that at its end.
     later = found[1:] if len(found) > 1 and found[1].start_ns == 0 else found
-    most_from_end = max(level.most for level in profile_of(from_end, timeline.length_ns))
+    most_from_end = peak_of(from_end, timeline.length_ns)
     return {
         "system": system,
         "operations": operations,

@@ -176,14 +176,10 @@ def _best(case: Case) -> int:
 
 def _count_best(cases: Sequence[Case]) -> dict[str, dict[str, int]]:
     """Return for each latency how often each number of buckets is best."""
-    counts = {
-        str(latency): Counter(_best(case) for case in cases if case["latency_ns"] == latency)
-        for latency in dict.fromkeys(case["latency_ns"] for case in cases)
-    }
-    return {
-        latency: dict(sorted((str(buckets), number) for buckets, number in count.items()))
-        for latency, count in counts.items()
-    }
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    for case in cases:
+        counts[str(case["latency_ns"])][str(_best(case))] += 1
+    return {latency: dict(sorted(count.items())) for latency, count in counts.items()}
 
 
 def _best_table(cases: Sequence[Case], gpus: int) -> Table:

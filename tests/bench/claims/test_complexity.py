@@ -27,7 +27,7 @@ from schedopt.bench.claims.complexity_activations import (
 )
 from schedopt.families import section_6_1
 from schedopt.families.reductions import Reduction
-from tests.bench.claims.results import compute, verdicts
+from tests.bench.claims.results import compute, small, verdicts
 
 NUMBERS = (3, 2, 2, 3, 3, 1)
 
@@ -53,7 +53,7 @@ def test_an_invalid_plan_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_counterexamples_are_numbers_outside_the_range() -> None:
-    found = compute("P1", sizes=(1, 2), totals=(20, 100), most_general=2)
+    found = small("P1")
     assert found.computed.figures["yes"] + found.computed.figures["no"] == 8
     assert all(tuple(case["numbers"]) in OUTSIDE for case in found.counterexamples)
 
@@ -105,12 +105,12 @@ def test_schedules_that_keep_fewer_are_seen(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_layers_apart_do_with_less() -> None:
-    found = compute("P2", drawn=1, listed=0)
+    found = small("P2")
     assert found.computed.figures["least_period_with_layers_apart"] == [{"whole": 6, "apart": 4}]
 
 
 def test_periods_of_theorem_4() -> None:
-    found = compute("P3", most_k=3)
+    found = small("P3")
     assert found.computed.figures == {"proofs": 6, "least_period": {"1": "4", "2": "3", "3": "8/3"}}
     assert found.computed.tables[0].rows[2] == (3, "4", "3", "8/3")
 

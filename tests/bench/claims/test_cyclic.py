@@ -33,7 +33,7 @@ from schedopt.bench.claims.plans import equal_stages, plain_layer
 from schedopt.checking import check
 from schedopt.profiling import Model
 from schedopt.systems import data_parallel
-from tests.bench.claims.results import compute, verdicts
+from tests.bench.claims.results import compute, small, verdicts
 from tests.budgets import trials
 from tests.solvers.brute_force import all_allocations
 
@@ -69,17 +69,14 @@ def test_timelines_are_drawn(name: str) -> None:
 
 
 def test_activations_of_three_stages() -> None:
-    rows = {
-        row[0]: row[1:]
-        for row in compute("C3", largest=3, largest_serial=3).computed.tables[0].rows
-    }
+    rows = {row[0]: row[1:] for row in small("C3").computed.tables[0].rows}
     # 3 + 2 + 1 thirds in a cycle; without those that run F just now, one less.
     assert rows[3][:4] == ["3", "3", "2", "2"]
     assert rows[3][6] == "5/3"
 
 
 def test_shares_that_are_delayed_and_slack() -> None:
-    figures: Any = compute("C4", largest=4, largest_stalled=2).computed.figures
+    figures: Any = small("C4").computed.figures
     assert figures["delayed"][0] == {"N": 2, "v1": "1", "v2": "1/4", "left": "1/4"}
     assert figures["pairs_without_slack"] == {"2": 2, "3": 3, "4": 4}
     assert [case["periods"][0] for case in figures["periods_with_transfers"]] == [1.0, 1.0]
@@ -100,7 +97,7 @@ def test_colours(spans: list[tuple[int, int]], length: int, line: int, circle: i
 
 
 def test_a_moving_assignment_needs_fewer_gpus_than_a_pinned_one() -> None:
-    found = compute("C5", largest=3)
+    found = small("C5")
     assert [text.partition(" runs on ")[2][:11] for text in found.conventions] == ["another GPU"]
     # Three micro-batches in stage 2 of 3, each for 4 of 6 steps.
     assert found.computed.figures["gpus"][1] == {"N": 3, "pinned": 7, "all": 6, "printed": 6}
@@ -152,7 +149,7 @@ def test_orders_of_growth(messages: int, order: str, count: int, expected: bool)
 
 
 def test_what_is_wrong_as_printed_is_named() -> None:
-    rows: Any = compute("C6", largest=3).computed.figures["rows"]
+    rows: Any = small("C6").computed.figures["rows"]
     assert rows["Multi-GPU DP, cyclic"]["wrong_as_printed"] == ["parameters"]
     names = ["activations_sent", "parameters", "weights_sent"]
     assert rows["DP with MP, cyclic"]["wrong_as_printed"] == names
@@ -219,7 +216,7 @@ def test_the_rule_begins_as_plain_gradient_descent() -> None:
 
 
 def test_each_correction_is_needed() -> None:
-    found = compute("C7", largest=3, steps=3)
+    found = small("C7")
     assert found.computed.figures["needed"] == dict.fromkeys(CORRECTIONS, True)
     # A kind reader still has nobody who sends the first parameters: in stage 1 worker 2 receives
     # them from worker N = 2.

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from schedopt.bench.claims import data_parallel_training
 from schedopt.bench.claims.data_parallel import Exchange, measure_buckets, measure_volumes
 from schedopt.bench.claims.data_parallel_training import compare_shards, measure_mixed_adam
-from tests.bench.claims.results import compute
+from tests.bench.claims.results import small
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_numbers_that_a_gpu_sends(n: int, b: int, gpus: int, ring: str, gathered
 
 
 def test_the_law_that_fits_volumes() -> None:
-    found = compute("B4", sizes=[4, 6], replicas=[2, 3])
+    found = small("B4")
     assert "a ring all-reduce of two GPUs, b of one of them" in found.conventions
     assert found.computed.figures["fits"]["b of all < n"] == found.computed.figures["cases"] == 20
 
@@ -71,7 +71,7 @@ def test_a_linear_model_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_only_unequal_shards_differ() -> None:
-    found = compute("B1", nodes=(2, 3))
+    found = small("B1")
     assert found.conventions == ("all shards have the same number of samples",)
     assert all(len(set(case["shards"])) > 1 for case in found.counterexamples)
 
@@ -84,6 +84,6 @@ def test_bytes_of_a_parameter_by_hand() -> None:
     assert (found["between"], found["step"]) == (16, 20)
     # Four tensors, each with a count of 4 bytes.
     assert found["counts"] == 16
-    result = compute("B3", widths=(8,))
+    result = small("B3")
     assert result.computed.figures["adam_all_in_float32"] == 16
     assert result.computed.figures["adam_all_in_bfloat16"] == 8

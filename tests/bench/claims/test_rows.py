@@ -19,36 +19,12 @@ from schedopt.bench.claims.suite import CLAIMS
 from schedopt.bench.claims.timeprest_influence import train_written_out
 from schedopt.families import Instance, theorem_4, theorem_6
 from schedopt.systems import data_parallel, flushes
-from tests.bench.claims.results import compute, verdicts
-
-SMALL: Final[dict[str, tuple[dict[str, Any], str]]] = {
-    "C1": ({"largest": 4}, "yes yes yes yes"),
-    "C2": ({"largest": 4}, "yes yes"),
-    "C3": ({"largest": 3, "largest_serial": 3}, "yes yes if if"),
-    "C4": ({"largest": 4, "largest_stalled": 2}, "yes if"),
-    "C5": ({"largest": 3}, "if yes"),
-    "C6": ({"largest": 3}, "if if yes if if if if if if"),
-    "C7": ({"largest": 3, "steps": 3}, "no no no no if"),
-    "T1": ({"largest": 4, "largest_checked": 2}, "yes if yes yes"),
-    "T2": ({"largest": 6}, "no if"),
-    "T3": ({"largest": 4}, "yes if if"),
-    "T4": ({"differences": (1, 2), "mini_batches": 4}, "no yes yes"),
-    "T6": ({"largest": 4}, "yes if yes yes no yes if"),
-    "P1": ({"sizes": (1, 2), "totals": (20, 100), "most_general": 2}, "if if yes"),
-    "P2": ({"drawn": 2, "listed": 0}, "yes yes yes if"),
-    "P3": ({"most_k": 3}, "yes yes"),
-    "P4": ({"most_5": 2, "most_6": 3, "drawn": 3}, "yes yes yes if yes"),
-    "B1": ({"nodes": (2, 3)}, "if yes yes yes"),
-    "B3": ({"widths": (8,)}, "if"),
-    "B4": ({"sizes": [4, 6], "replicas": [2, 3]}, "if if if yes"),
-}
-"""Options, and the verdicts on the statements. The other claims have tests of their own."""
+from tests.bench.claims.results import SMALL, compute, small, verdicts, verdicts_of
 
 
 @pytest.mark.parametrize("name", SMALL)
 def test_verdicts(name: str) -> None:
-    options, expected = SMALL[name]
-    assert verdicts(name, **options) == expected.split()
+    assert verdicts_of(small(name)) == SMALL[name][1].split()
 
 
 def test_every_claim_is_tried_somewhere() -> None:

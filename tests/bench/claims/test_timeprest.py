@@ -16,7 +16,7 @@ from schedopt.bench.claims.timeprest_influence import unlike_sequences
 from schedopt.bench.claims.timeprest_memory import measure_versions, split_vgg, vgg16, vgg16_chain
 from schedopt.bench.claims.training import Network, make_plan, train
 from schedopt.rule import Rule
-from tests.bench.claims.results import compute, verdicts
+from tests.bench.claims.results import compute, small, verdicts
 
 
 def test_a_run_of_two_stages_by_hand() -> None:
@@ -50,7 +50,7 @@ def test_version_differences(stages: int, count: int, backward: int, expected: i
 
 def test_the_printed_law_is_wrong_from_six_stages_on() -> None:
     assert compute("T2", largest=5).verdict == "holds-under-convention"
-    found = compute("T2", largest=6)
+    found = small("T2")
     assert found.computed.figures["best_laws"][0] == {"law": "ceil((L W) / (N + L))", "fits": 100}
     alone = found.sections[0].readings[1].counterexamples
     assert alone == [{"W": 6, "N": 2, "B": "1", "v": 2, "printed": 3}]
@@ -62,7 +62,7 @@ def test_laws_are_fitted() -> None:
 
 
 def test_forwards_grow_until_backwards_come() -> None:
-    assert compute("T3", largest=4).computed.figures["steady"]["W = 4, N = 2"] == [5, 6, 7, 8, 8]
+    assert small("T3").computed.figures["steady"]["W = 4, N = 2"] == [5, 6, 7, 8, 8]
 
 
 def test_differences_are_drawn() -> None:
@@ -105,7 +105,7 @@ def test_sequences() -> None:
 
 
 def test_as_printed_all_mini_batches_have_a_say() -> None:
-    found = compute("T4", differences=(1, 2), mini_batches=4)
+    found = small("T4")
     assert [case["mini_batch"] for case in found.counterexamples] == [1, 3]
     # By the plan and by the update written out, the weights are the same.
     assert found.computed.figures["two_ways_apart"] < 1e-12
@@ -166,7 +166,7 @@ def test_pipedream_of_three_stages() -> None:
 
 
 def test_figures_of_the_baselines() -> None:
-    found = compute("T6", largest=4)
+    found = small("T6")
     assert found.computed.figures["least_m_of_2bw"] == {"2": 1, "3": 2, "4": 3}
     table: dict[Any, Any] = {row[0]: row[2:] for row in found.computed.tables[0].rows}
     # 2 (M + W - 1), W = 4, M = 12; Chimera idles 2 slots.
