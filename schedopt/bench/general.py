@@ -210,7 +210,7 @@ def memory_at(chain: Chain, gpus: int, level: str) -> int:
         return tight
     ample = Platform(gpus, LARGEST, bandwidth=BANDWIDTH)
     plan = need_plan(_solve_contiguous(chain, ample))
-    loose = max(tight, *(need.sum_bytes for need in memory(plan)))
+    loose = max(tight, most_bytes(plan))
     return loose if level == "loose" else isqrt(tight * loose)
 
 
@@ -248,6 +248,11 @@ def general_cases(
         cases.append(large_case(random_chain(1000, seed).chain, 64, "medium", goal_shorter=True))
     families = {family for part in parts for family in PARTS[part]}
     return [case for case in cases if case.family in families]
+
+
+def most_bytes(plan: Plan) -> int:
+    """Return the memory of the GPU that needs most, in the reading *sum*."""
+    return max(need.sum_bytes for need in memory(plan))
 
 
 def decoder(blocks: int) -> Chain:

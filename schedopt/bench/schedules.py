@@ -15,8 +15,8 @@ from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any, Final
 
-from schedopt.account import bubble, memory
-from schedopt.bench.general import BANDWIDTH, chain_key
+from schedopt.account import bubble
+from schedopt.bench.general import BANDWIDTH, chain_key, most_bytes
 from schedopt.bench.pictures import draw_schedules
 from schedopt.bench.records import Record, exact, fraction, gap_of
 from schedopt.bench.suite import Case, Effort, Proceed, Records, Suite, Table
@@ -56,7 +56,7 @@ def schedule_case(chain: Chain, gpus: int, microbatches: int, schedule: str) -> 
             return {"refused": f"{where}{error.rule}"}
         return {
             "refused": None,
-            "memory_bytes": _most_bytes(plan),
+            "memory_bytes": most_bytes(plan),
             "split_backward": plan.scope.split_backward,
             "fixed": _figures(plan),
             "searches": _searches(plan, chain, microbatches, schedule, effort, proceed),
@@ -83,7 +83,7 @@ def _searches(
 ) -> dict[str, Any]:
     """Return what each search finds, which begins with the plan of the one before it."""
     replicated = schedule in REPLICATED
-    memory_bytes = max(1, _most_bytes(plan))
+    memory_bytes = max(1, most_bytes(plan))
     platform = Platform(len(plan.platform.gpus), memory_bytes, bandwidth=BANDWIDTH)
     found: dict[str, Any] = {}
     for goal, initial in (("step", None if replicated else plan), ("period", None)):
@@ -108,11 +108,6 @@ def _searches(
     return found
 
 
-def _most_bytes(plan: Plan) -> int:
-    """Return the memory of the GPU that needs most."""
-    return max(need.sum_bytes for need in memory(plan))
-
-
 def _figures(plan: Plan) -> dict[str, Any]:
     return {"period_exact": exact(plan.pattern.period), "bubble": round(float(bubble(plan)), 4)}
 
@@ -124,7 +119,7 @@ def _search_figures(result: Result) -> dict[str, Any]:
         "status": result.status,
         **({"period_exact": None, "bubble": None} if plan is None else _figures(plan)),
         "bound_exact": exact(result.lower_bound),
-        "memory_bytes": None if plan is None else _most_bytes(plan),
+        "memory_bytes": None if plan is None else most_bytes(plan),
         "solver": result.solver,
         "seconds": round(result.seconds, 3),
     }

@@ -11,18 +11,13 @@ from typing import Any
 
 import pytest
 
-from schedopt.bench import (
-    execution,
-    general_tables,
-    hardness,
-    periodic,
-    schedules,
-)
+from schedopt.bench import execution, general_tables, hardness, periodic, schedules
 from schedopt.bench.records import Record, RecordFile, gap_of, load_records, write_records
 from schedopt.bench.suite import Case, Effort, Suite, Table, measure
 from schedopt.bench.tables import cells, mean_ratio, show, summarize
 from schedopt.errors import InputError
 from tests.bench.suites import CONDITIONS, RESULTS, made
+from tests.refusals import assert_refused
 
 EFFORT = Effort(workers=1, time_limit=1.0)
 SUITE = Suite(
@@ -124,9 +119,7 @@ def test_only_records_of_the_same_conditions_go_on(
     conditions = {**Effort(1, 60.0).conditions, "date": "2001-01-01"}
     write_records(path, [Record("squares", {"n": 1}, conditions)])
     assert len(SUITE.load(path, Effort(1, 60.0))) == 1
-    with pytest.raises(InputError) as caught:
-        SUITE.load(path, effort)
-    assert (caught.value.field, caught.value.source) == (field, str(path))
+    assert_refused(lambda: SUITE.load(path, effort), field, source=path)
 
 
 @pytest.mark.parametrize(
@@ -144,17 +137,13 @@ def test_only_records_of_the_same_conditions_go_on(
 )
 def test_a_file_of_something_else_is_one_clear_error(name: str, text: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(text)
-    with pytest.raises(InputError) as caught:
-        SUITE.load(tmp_path / name, EFFORT)
-    assert caught.value.source == str(tmp_path / name)
-    assert caught.value.way_out
+    assert_refused(lambda: SUITE.load(tmp_path / name, EFFORT), None, source=tmp_path / name)
 
 
 def test_rows_without_their_figures_are_one_clear_error(tmp_path: Path) -> None:
-    write_records(tmp_path / "some.jsonl", [Record("squares", {}, EFFORT.conditions)])
-    with pytest.raises(InputError, match="not whole") as caught:
-        SUITE.load(tmp_path / "some.jsonl", EFFORT)
-    assert "--anew" in caught.value.way_out
+    path = tmp_path / "some.jsonl"
+    write_records(path, [Record("squares", {}, EFFORT.conditions)])
+    assert_refused(lambda: SUITE.load(path, EFFORT), None, "not whole", "--anew", path)
 
 
 def test_tables_of_a_suite() -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from schedopt.bench.claims.result import Case, Computed, Picture, Step, Table, announced
 from schedopt.bench.claims.training import Network, make_plan, train
 from schedopt.rule import Rule
+from schedopt.systems.cyclic import freshest, one_ago
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -88,17 +89,11 @@ def chance(points: Sequence[float]) -> float:
 
 
 def rules(stages: int) -> dict[str, Rule]:
-    """Return which weights the rules read, a micro-batch for each stage in an update.
-
-    u_{n,j} of CDP-v2 is the newest version where j >= N - n + 1, counted from 1, else the one
-    before (Fournier and Oyallon, section 2.2).
-    """
-    each = range(1, stages + 1)
-    table = tuple(tuple(0 if j >= stages - n + 1 else 1 for j in each) for n in each)
+    """Return which weights the rules read, a micro-batch for each stage in an update."""
     return {
         "DP": Rule(update_every=stages, forward_reads="delay", delay=0),
-        "CDP-v1": Rule(update_every=stages, forward_reads="delay", delay=1),
-        "CDP-v2": Rule(update_every=stages, forward_reads="table", table=table),
+        "CDP-v1": one_ago(stages),
+        "CDP-v2": freshest(stages),
     }
 
 

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from itertools import product
 from typing import Final, TypeAlias
 
 from schedopt.account import memory, messages, residencies, versions
@@ -98,11 +99,8 @@ def replicated_pipeline(count: int) -> Plan:
         Stage(layers=(s, s), gpus=tuple(range(s * count, (s + 1) * count))) for s in range(count)
     ]
     scheduler = config.scheduler(config.flush_rule(replicated=True), stages)
-    for i in range(count):
-        for stage in range(count):
-            scheduler.run("F", stage, i)
-        for stage in reversed(range(count)):
-            scheduler.run("B", stage, i)
+    for i, (kind, stage) in product(range(count), data_parallel.course(count)):
+        scheduler.run(kind, stage, i)
     for stage in reversed(range(count)):
         all_reduce_and_update(scheduler, stage, count)
     return config.flushed(scheduler)

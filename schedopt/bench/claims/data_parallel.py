@@ -8,16 +8,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise, product
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from schedopt.account import busy_time, load, traffic
 from schedopt.bench.claims.plans import ROOM, checked
 from schedopt.bench.claims.result import Case, Computed, Step, Table, announced, differing, table_of
 from schedopt.chain import Chain, Layer
-from schedopt.plan import Kind, Plan, Transfer
+from schedopt.plan import Kind, Plan
 from schedopt.platform import Platform
-from schedopt.stage import Stage
 from schedopt.systems import data_parallel
+from schedopt.systems.collectives import hop
 from schedopt.systems.config import SystemConfig
 from schedopt.systems.gradient_exchange import choose_exchange
 from schedopt.systems.list_scheduler import ListScheduler
@@ -303,7 +303,7 @@ def reduce_whole(config: SystemConfig) -> Plan:
         scheduler.run("B", 0, i)
     for source, target in product(range(replicas), repeat=2):
         if source != target:
-            gradient = _transfer("weight_gradient", 0, source, target)
+            gradient = hop("weight_gradient", 0, 0, (source, target), mode="reduce")
             scheduler.send(gradient, after=[("B", 0, i) for i in range(replicas)])
     return config.flushed(scheduler)
 
@@ -315,23 +315,15 @@ def gather(config: SystemConfig) -> Plan:
     for i, kind in product(range(replicas), kinds):
         scheduler.run(kind, 0, i)
     for i, target in product(range(replicas), range(1, replicas)):
-        half = _transfer("weight_half", i, 0, target)
-        scheduler.send(half, after=[("I", 0, i)])
+        half = scheduler.send(hop("weight_half", 0, i, (0, target)), after=[("I", 0, i)])
         scheduler.run("W", 0, i, replica=target, after=[half])
     return config.flushed(scheduler, split=True)
 
 
 def _empty(config: SystemConfig) -> tuple[ListScheduler, int]:
-    stages = [Stage(layers=(0, 0), gpus=tuple(range(config.microbatches)))]
-    scheduler = config.scheduler(config.flush_rule(replicated=True), stages)
-    return scheduler, config.microbatches
-
-
-def _transfer(tensor: Any, shift: int, source: int, target: int) -> Transfer:
-    mode: Any = "reduce" if tensor == "weight_gradient" else "copy"
-    return Transfer(
-        tensor=tensor, stage=0, shift=shift, start_ns=0, source=source, target=target, mode=mode
-    )
+    """Return the scheduler of one layer on all GPUs, and their number."""
+    rule = config.flush_rule(replicated=True)
+    return data_parallel.lay_out(config, rule, [(0, 0)]), config.microbatches
 
 
 def numbers_sent(plan: Plan) -> tuple[Fraction, Fraction]:
