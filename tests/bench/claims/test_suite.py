@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from schedopt import InputError
+from schedopt.bench.claims import suite
 from schedopt.bench.claims.result import (
     Claim,
     Computed,
@@ -133,7 +132,7 @@ def test_an_unknown_claim_is_named(only: str) -> None:
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("schedopt.bench.claims.suite.__package__", "sklearn_is_not_here")
+    monkeypatch.setattr(suite, "__package__", "sklearn_is_not_here")
     with pytest.raises(InputError, match="sklearn_is_not_here is not installed, and X1 needs it"):
         load_computation(claim())
 
@@ -235,7 +234,7 @@ def test_files(tmp_path: Path) -> None:
 
 def test_other_rows_stay_as_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("X0", "X1", "X2")
-    monkeypatch.setattr("schedopt.bench.claims.suite.CLAIMS", {name: claim(name) for name in names})
+    monkeypatch.setattr(suite, "CLAIMS", {name: claim(name) for name in names})
     path, rows = tmp_path / "found.json", dict[str, StoredRow]()
     save(claim("X0"), result(pictures=[LINE]), 1.0, path, rows)
     save(claim("X2"), result([reading({"n": 3})]), 2.0, path, rows)
@@ -313,36 +312,18 @@ def test_bad_usage_is_one_clear_error(arguments: list[str], message: str, tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("rows", ["X1 X3", "X3"])
-def test_ctrl_c_ends_the_command_with_what_is_done(rows: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("names", "kept"),
+    [(["X1", "X3"], "What is done is kept."), (["X3"], "Nothing was written.")],
+)
+def test_ctrl_c_ends_the_command_with_what_is_done(
+    names: list[str], kept: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = {"X1": find_well, "X3": interrupt_and_go_on}
+    monkeypatch.setattr(suite, "CLAIMS", {name: claim(name) for name in names})
+    monkeypatch.setattr(suite, "load_computation", lambda one: known[one.id])
     path = tmp_path / "claims.json"
-    done = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED, str(path), *rows.split()],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=Path(__file__).parents[3],
-        timeout=60,
-    )
-    assert done.returncode == 130
-    if rows == "X3":
-        assert "Interrupted. Nothing was written." in done.stderr
-        assert not path.exists()
-        return
-    assert "Interrupted. What is done is kept." in done.stderr
-    assert [row["id"] for row in json.loads(path.read_text())] == ["X1"]
-
-
-INTERRUPTED = """
-import signal, sys
-signal.signal(signal.SIGINT, signal.default_int_handler)
-from schedopt.bench.claims import suite
-from schedopt.cli import main
-from tests.bench.claims import test_suite as here
-known = dict(X1=here.find_well, X3=here.interrupt_and_go_on)
-suite.CLAIMS.clear()
-suite.CLAIMS.update({name: here.claim(name) for name in sys.argv[2:]})
-suite.load_computation = lambda claim: known[claim.id]
-sys.argv = ["schedopt", "bench", "claims", "-o", sys.argv[1]]
-main()
-"""
+    done = run("bench", "claims", "-o", path)
+    assert (done.returncode, done.stderr) == (130, f"Interrupted. {kept}\n")
+    rows = json.loads(path.read_text()) if path.exists() else []
+    assert [row["id"] for row in rows] == names[:-1]
