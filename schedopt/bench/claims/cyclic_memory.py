@@ -155,43 +155,39 @@ def find_savings(
     repeats: int = 3,
 ) -> Computed:
     """C8: record what autograd keeps of one micro-batch, and let workers begin in turn."""
-    curves, timed = {}, []
-    cases: list[Case] = []
-    for name in announced(step, "{}, over FLOPs", printed):
-        curves[name] = curve_by_flops(partial(load_model, f"hf:{name}"), RATE)
-        cases += [_saving(curves[name], count, name, "FLOPs") for count in workers]
-        for run in announced(step, "measured, run {}", range(1, repeats + 1)):
-            curve = curve_by_time(load_model(f"hf:{name}"))
-            timed += [_saving(curve, count, name, f"run {run}") for count in workers]
     most = max(workers)
+    curves: dict[str, Curve] = {}
+    figures: dict[str, Any] = {}
     wrong: dict[str, list[Case]] = {}
-    for case in (case for case in cases if case["workers"] == most):
-        name, saving, want = case["model"], case["saving"], printed[case["model"]]
-        shown = {**case, "printed": want}
+    cases: list[Case] = []
+    timed: list[Case] = []
+    far: list[Case] = []
+    for name in announced(step, "{}, over FLOPs", printed):
+        curve = curves[name] = curve_by_flops(partial(load_model, f"hf:{name}"), RATE)
+        own = {count: _saving(curve, count, name, "FLOPs") for count in workers}
+        measured: dict[int, list[float]] = {count: [] for count in workers}
+        for run in announced(step, "measured, run {}", range(1, repeats + 1)):
+            by_time = curve_by_time(load_model(f"hf:{name}"))
+            for count in workers:
+                case = _saving(by_time, count, name, f"run {run}")
+                measured[count].append(case["saving"])
+                timed.append(case)
+                far += [case] if abs(case["saving"] - own[count]["saving"]) > NOISE else []
+        cases += own.values()
+        saving, want = own[most]["saving"], printed[name]
+        shown = {**own[most], "printed": want}
         wrong[f"{name}, other"] = [shown] if abs(saving - want) > CLOSE else []
         wrong[f"{name}, less"] = [shown] if saving < want - CLOSE else []
-    figures: dict[str, Any] = {}
-    for name, curve in curves.items():
-        savings = {
-            str(count): [
-                case["saving"]
-                for case in timed
-                if (case["model"], case["workers"]) == (name, count)
-            ]
-            for count in workers
-        }
         figures |= {
-            f"{name}_saving_over_flops": {
-                str(case["workers"]): case["saving"] for case in cases if case["model"] == name
-            },
+            f"{name}_saving_over_flops": {str(n): case["saving"] for n, case in own.items()},
             f"{name}_saving_over_measured_time": {
-                count: [min(found), max(found)] for count, found in savings.items()
+                str(n): [min(found), max(found)] for n, found in measured.items()
             },
             f"{name}_kept_bytes": round(curve.peak(1, cyclic=False)),
             f"{name}_saving_with_gradients": _saving(curve.with_gradients(), most)["saving"],
         }
     return Computed(
-        {**wrong, "not falling": not_falling(cases), "other times": _far(timed, cases)},
+        {**wrong, "not falling": not_falling(cases), "other times": far},
         {"most": most, "workers": ", ".join(map(str, workers)), "repeats": repeats},
         figures=figures,
         tables=[_table("Over FLOPs", cases), _table("Over measured times", timed)],
@@ -226,16 +222,6 @@ def not_falling(cases: Sequence[Case]) -> list[Case]:
         if fewer["model"] == case["model"]
         and fewer["workers"] < case["workers"]
         and fewer["in_turn_bytes"] < case["in_turn_bytes"]
-    ]
-
-
-def _far(timed: Sequence[Case], cases: Sequence[Case]) -> list[Case]:
-    """Return the cases over measured times whose saving differs from that over FLOPs."""
-    known = {(case["model"], case["workers"]): case["saving"] for case in cases}
-    return [
-        case
-        for case in timed
-        if abs(case["saving"] - known[case["model"], case["workers"]]) > NOISE
     ]
 
 
