@@ -188,9 +188,7 @@ def bench_schedules(
 def bench_hardness(
     quick: bool = False,
     instance: Path | None = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="With --instance: print one JSON document, nothing else.")
-    ] = False,
+    as_json: Annotated[bool, "With --instance: print one JSON document, nothing else."] = False,
     workers: int = 2,
     time_limit: float | None = None,
     output: Path | None = None,

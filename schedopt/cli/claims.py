@@ -19,23 +19,13 @@ STORED: Final = Path("results/claims.json")
 def bench_claims(
     only: Annotated[
         str | None,
-        typer.Option(
-            help="Only these rows: printed, or put into the file of -o, which keeps its others. "
-            "Default: all, anew.",
-            metavar="ROW,ROW",
-            show_default=False,
-        ),
+        "ROW,ROW: Only these rows: printed, or put into the file of -o, which keeps its others. "
+        "Default: all, anew.",
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            help="The results; text and pictures lie next to it. "
-            f"Default: {STORED}; with --only none.",
-            metavar="FILE",
-            show_default=False,
-        ),
+        "FILE: The results; text and pictures lie next to it. "
+        f"Default: {STORED}; with --only none.",
     ] = None,
 ) -> None:
     """Compute the claims of four papers again, and report which of them hold.

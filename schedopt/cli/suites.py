@@ -28,33 +28,35 @@ RESUMES = (
     "Ctrl-C loses only what runs at that moment."
 )
 
-# The options of the suites: metavar and help.
-OPTIONS: Final = {
-    "output": "FILE The figures, a run a line (.jsonl) or as one document (.json). Next to them: "
+OPTIONS: Final[dict[str, Any]] = {
+    "output": "FILE: The figures, a run a line (.jsonl) or as one document (.json). Next to them: "
     "tables (.md), pictures (.svg).",
-    "chain": "FILE The chain that is solved or run.",
-    "chains": "DIR A folder of chains.",
-    "only": "PART One part: chains, theorems or speed.",
-    "quick": " A small part, in about a minute, plus compiling.",
-    "seeds": "N Random chains of each size, at most 10 where one takes long.",
-    "steps": "N Steps that are timed in each run; the median counts.",
-    "gpus": "P,P How many GPUs.",
-    "microbatches": "N,N Micro-batches of a step, for each GPU.",
-    "levels": "X,X Memory of a GPU over the least with which a contiguous plan exists.",
-    "bandwidths": "RATE,RATE Of each link; free for none.",
-    "solvers": "NAME,NAME Which solvers; schedopt stands for what solve does by default.",
-    "instance": "FILE Answer one chain, written by schedopt instance three-partition, instead.",
-    "time_limit": "S Seconds for each run.",
-    "workers": "N Threads of a solver.",
-    "seed": "N For solvers that draw, and the first of random chains.",
-    "resume": " Go on with the runs in the file, or do all of them.",
+    "chain": "FILE: The chain that is solved or run.",
+    "chains": "DIR: A folder of chains.",
+    "only": "PART: One part: chains, theorems or speed.",
+    "quick": "A small part, in about a minute, plus compiling.",
+    "seeds": typer.Option(
+        help="Random chains of each size, at most 10 where one takes long.", metavar="N", min=1
+    ),
+    "steps": typer.Option(
+        help="Steps that are timed in each run; the median counts.", metavar="N", min=1
+    ),
+    "gpus": "P,P: How many GPUs.",
+    "microbatches": "N,N: Micro-batches of a step, for each GPU.",
+    "levels": "X,X: Memory of a GPU over the least with which a contiguous plan exists.",
+    "bandwidths": "RATE,RATE: Of each link; free for none.",
+    "solvers": "NAME,NAME: Which solvers; schedopt stands for what solve does by default.",
+    "instance": "FILE: Answer one chain, written by schedopt instance three-partition, instead.",
+    "time_limit": "S: Seconds for each run.",
+    "workers": typer.Option(help="Threads of a solver.", metavar="N", min=1),
+    "seed": typer.Option(
+        help="For solvers that draw, and the first of random chains.", metavar="N", min=0
+    ),
+    "resume": typer.Option(
+        "--resume/--anew", help="Go on with the runs in the file, or do all of them."
+    ),
 }
-NAMES: Final = {
-    "output": ("--output", "-o"),
-    "quick": ("--quick",),
-    "resume": ("--resume/--anew",),
-}
-LEAST: Final = {"seeds": 1, "steps": 1, "workers": 1, "seed": 0}
+"""The options of the suites, as `Commands` takes them."""
 
 bench_app = Commands(
     help="Compare solvers and measure how fast they are.", epilog=EXIT_CODES, no_args_is_help=True
@@ -76,15 +78,10 @@ def suite_command(name: str, epilog: str = EXIT_CODES, **defaults: str) -> Calla
     def register(function: Any) -> Any:
         hints = get_type_hints(function, include_extras=True)
         for option in hints.keys() & OPTIONS.keys():
-            metavar, _, text = OPTIONS[option].partition(" ")
-            shown = typer.Option(
-                *NAMES.get(option, ()),
-                help=text + (f" Default: {defaults[option]}." if option in defaults else ""),
-                metavar=metavar or None,
-                min=LEAST.get(option),
-                show_default=option not in defaults,
-            )
-            function.__annotations__[option] = Annotated[hints[option], shown]
+            said = OPTIONS[option]
+            if option in defaults:
+                said = f"{said} Default: {defaults[option]}."
+            function.__annotations__[option] = Annotated[hints[option], said]
         text = inspect.getdoc(function) or ""
         if "resume" in hints:
             before, _, examples = text.partition("\n\nExamples\n")
