@@ -37,7 +37,7 @@ from schedopt.bench.claims.suite import (
     save,
 )
 from tests.bench.claims.results import claim, computed, reading, result
-from tests.cli.commands import run
+from tests.cli.commands import printed, run
 
 BAD, AGREED = {"case": 7}, "if we agree"
 KEYS = {
@@ -277,9 +277,7 @@ def test_the_command_puts_the_wanted_rows_into_the_file(tmp_path: Path) -> None:
     path, rows = tmp_path / "claims.json", dict[str, StoredRow]()
     for name in ("P4", "C1"):
         save(claim(name), result(), 1.0, path, rows)
-    done = run("bench", "claims", "--only", "P3", "-o", path)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "P3: holds" in done.stdout
+    assert "P3: holds" in printed("bench", "claims", "--only", "P3", "-o", path)
     assert [row["id"] for row in json.loads(path.read_text())] == ["C1", "P3", "P4"]
     assert "## P3" in path.with_suffix(".md").read_text()
 
@@ -288,10 +286,9 @@ def test_a_part_without_a_file_is_printed_and_leaves_the_stored_whole(tmp_path: 
     (tmp_path / "results").mkdir()
     stored = tmp_path / "results" / "claims.json"
     stored.write_text("the whole")
-    done = run("bench", "claims", "--only", "P3", folder=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "| k = 1 to 7, patterns of 1 to k micro-batches, each proven | holds |" in done.stdout
-    assert "Nothing was written: name a file (-o)" in done.stdout
+    text = printed("bench", "claims", "--only", "P3", folder=tmp_path)
+    assert "| k = 1 to 7, patterns of 1 to k micro-batches, each proven | holds |" in text
+    assert "Nothing was written: name a file (-o)" in text
     assert [path.name for path in tmp_path.rglob("*.*")] == ["claims.json"]
     assert stored.read_text() == "the whole"
 
