@@ -19,8 +19,8 @@ from schedopt.plan import Plan
 from schedopt.profiling import as_model, profile
 from schedopt.torch import pipeline, split
 from tests import examples
-from tests.running.local_run import apart
-from tests.running.networks import in_turn
+from tests.running.local_run import apart, place
+from tests.running.networks import stages_of
 from tests.running.pool import warm_ranks
 from tests.torch_ranks import (
     MICROBATCHES,
@@ -46,15 +46,6 @@ def chain_of(factory: Callable[[], Built]) -> Chain:
     return profile(as_model(factory(), factory="tests:any"), warmup=0, repeats=2)
 
 
-def placed(chain: Chain, *rows: tuple[int, int, int], **more: Any) -> Plan:
-    """Return a plan with these stages in which nothing takes time."""
-    layers = tuple(
-        replace(layer, forward_ns=0, backward_ns=0, backward_input_ns=0, backward_weight_ns=0)
-        for layer in chain.layers
-    )
-    return replace(in_turn(*rows, **more)(), chain=replace(chain, layers=layers))
-
-
 @pytest.fixture(scope="module")
 def plans() -> dict[str, Plan]:
     """Return a plan of each case, made for its model."""
@@ -62,11 +53,12 @@ def plans() -> dict[str, Plan]:
     solved = solve(example, Platform(RANKS, 10**9), scope=Scope(allocation="contiguous")).plan
     assert solved is not None
     four, drops = chain_of(sequential), chain_of(dropping)
+    two = (0, 1, 0), (2, 3, 1)
     found = {
         "example": solved,
-        "spread": placed(four, (0, 0, 0), (1, 1, 1), (2, 2, 1), (3, 3, 0), split=(2,)),
-        "again": placed(drops, (0, 1, 0), (2, 3, 1), recompute=((0, 1), (3, 3))),
-        "kept": placed(drops, (0, 1, 0), (2, 3, 1)),
+        "spread": place(four, *stages_of((0, 0, 0), (1, 1, 1), (2, 2, 1), (3, 3, 0)), split=(2,)),
+        "again": place(drops, *stages_of(*two, recompute=((0, 1), (3, 3)))),
+        "kept": place(drops, *stages_of(*two)),
     }
     for name, plan in found.items():
         assert check(plan) == (), name
@@ -199,8 +191,7 @@ def test_a_process_group_of_another_size_is_refused(plans: dict[str, Plan]) -> N
 
 
 def test_inputs_that_do_not_fit_are_refused(plans: dict[str, Plan]) -> None:
-    plan = plans["kept"]
-    alone = replace(plan, stages=tuple(replace(stage, gpus=(0,)) for stage in plan.stages))
+    alone = place(plans["kept"].chain, *stages_of((0, 1, 0), (2, 3, 0)))
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
     try:
         pipe = pipeline(dropping(), alone, MICROBATCHES)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.utils._pytree import tree_leaves
 
 from schedopt.errors import InputError
 from schedopt.profiling.devices import median_ns
@@ -152,7 +153,7 @@ def tensor_bytes(tensor: Tensor) -> int:
 
 def _state_bytes(made: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]) -> int:
     devices = {parameter.device for parameter in parameters}
-    tensors = _tensors(list(made.state.values()))
+    tensors = _tensors(made.state.values())
     return distinct_bytes(tensor for tensor in tensors if tensor.device in devices)
 
 
@@ -174,22 +175,15 @@ def _estimated_bytes(parameters: Sequence[nn.Parameter], optimizer: OptimizerFac
         with unset_fake_temporarily():
             sample = nn.Parameter(torch.zeros(count, dtype=dtype))
             sample.grad = torch.zeros_like(sample)
-            tensors = _tensors(list(_step([sample], optimizer).state.values()))
+            tensors = _tensors(_step([sample], optimizer).state.values())
             each = distinct_bytes(tensor for tensor in tensors if tensor.numel() == count)
         elements = sum(each.numel() for each in parameters if each.dtype == dtype)
         total += elements * each // count
     return total
 
 
-def _tensors(value: object) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item)
+def _tensors(states: Iterable[object]) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(list(states)) if isinstance(leaf, Tensor)]
 
 
 def distinct_bytes(tensors: Iterable[Tensor]) -> int:

@@ -22,7 +22,7 @@ from schedopt.plan import Plan
 from tests import transformers
 from tests.cli.commands import ROOT
 from tests.exporting.engines import refusal
-from tests.running.networks import in_turn
+from tests.running.networks import placed
 
 DECODER = (
     "model.embed_tokens",
@@ -39,7 +39,7 @@ DECODER = (
 
 def named(*rows: tuple[int, int, int], names: Sequence[str] = DECODER, **more: Any) -> Plan:
     """Return a plan whose layers have these names; more goes to the chain."""
-    plan = in_turn(*rows)()
+    plan = placed(*rows)()
     chain = transformers.named(plan.chain, list(names))
     made = replace(plan, chain=replace(chain, **more))
     assert check(made) == ()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ from schedopt.stage import Stage
 from tests import examples
 from tests.examples import layer, op
 from tests.profiling.networks import tiny
+from tests.running.local_run import place
 
 
 @dataclass(frozen=True)
@@ -103,82 +104,49 @@ def frozen(module: nn.Module) -> nn.Module:
     return module.requires_grad_(False)
 
 
-def in_turn(
+def stages_of(
+    *rows: tuple[int, int, int], recompute: Sequence[tuple[int, int]] = ()
+) -> tuple[Stage, ...]:
+    """Return stages, each with its first and last layer, its GPU, and what it computes again."""
+    return tuple(
+        Stage(
+            layers=(first, last),
+            gpus=(gpu,),
+            recompute=tuple(run for run in recompute if first <= run[0] <= last),
+        )
+        for first, last, gpu in rows
+    )
+
+
+def placed(
     *rows: tuple[int, int, int],
     recompute: Sequence[tuple[int, int]] = (),
-    split: Iterable[int] = (),
-    overlap: bool = False,
+    split: Sequence[int] = (),
 ) -> Callable[[], Plan]:
-    """Return what makes a plan of stages, each with its first and last layer and its GPU.
-
-    One micro-batch runs after the other. With `overlap` as 1F1B does, each stage on its own GPU.
-    Stages in `split` have a split backward, the second half after everything.
-    """
+    """Return what makes a plan of stages that is as short as it can be."""
 
     def build() -> Plan:
-        count, halves = len(rows), set(split)
-        starts = [("F", stage, stage) for stage in range(count)]
-        starts += [
-            ("I" if stage in halves else "B", stage, 2 * count - 1 - stage)
-            for stage in range(count)
-        ]
-        starts += [("W", stage, 2 * count + stage) for stage in halves]
-        starts += [
-            ("R", number, 2 * count - 1 - number)
-            for number, (first, last, _) in enumerate(rows)
-            if any(first <= run[0] <= last for run in recompute)
-        ]
-        period = 2 if overlap else 3 * count
-        return Plan(
-            chain=Chain(
-                layers=tuple(
-                    layer(0, 0, 0, backward_input_ns=0, backward_weight_ns=0)
-                    for _ in range(rows[-1][1] + 1)
-                )
-            ),
-            platform=Platform(gpus=max(gpu for _, _, gpu in rows) + 1, memory=2**40),
-            scope=Scope(allocation="general", split_backward=True, recompute=True),
-            stages=tuple(
-                Stage(
-                    layers=(first, last),
-                    gpus=(gpu,),
-                    recompute=tuple(run for run in recompute if first <= run[0] <= last),
-                )
-                for first, last, gpu in rows
-            ),
-            pattern=Pattern(
-                k=1,
-                period_total_ns=period,
-                operations=tuple(
-                    op(kind, stage, -(start // period), start % period)
-                    for kind, stage, start in starts
-                ),
-            ),
-        )
+        chain = Chain(layers=(layer(1, 2, 1),) * (rows[-1][1] + 1))
+        return place(chain, *stages_of(*rows, recompute=recompute), split=split)
 
     return build
 
 
 def out_of_order() -> Plan:
     """Return a plan whose last stage runs micro-batch 1 before micro-batch 0."""
-    plan = in_turn((0, 0, 0), (1, 1, 1))()
-    starts: list[tuple[Any, int, int, int]] = [
-        ("F", 0, 0, 0),
-        ("F", 0, 1, 1),
-        ("F", 1, 1, 2),
-        ("F", 1, 0, 3),
-        ("B", 1, 1, 4),
-        ("B", 1, 0, 5),
-        ("B", 0, 0, 6),
-        ("B", 0, 1, 7),
-    ]
-    return replace(
-        plan,
+    order: Sequence[tuple[Any, int, int]] = (
+        *(("F", 0, 0), ("F", 0, 1), ("F", 1, 1), ("F", 1, 0)),
+        *(("B", 1, 1), ("B", 1, 0), ("B", 0, 0), ("B", 0, 1)),
+    )
+    return Plan(
+        chain=Chain(layers=(layer(0, 0, 0),) * 2),
+        platform=Platform(gpus=2, memory=2**40),
         scope=Scope(allocation="general", max_k=2),
+        stages=stages_of((0, 0, 0), (1, 1, 1)),
         pattern=Pattern(
             k=2,
             period_total_ns=8,
-            operations=tuple(op(kind, stage, i, start) for kind, stage, i, start in starts),
+            operations=tuple(op(*what, start) for start, what in enumerate(order)),
         ),
     )
 
@@ -200,7 +168,7 @@ CASES: Final[Mapping[str, Case]] = {
         examples.split_backward, 4, sequence(block(Transposed()), block(), block(Transposed()))
     ),
     "split-everywhere": Case(
-        in_turn((0, 0, 0), (1, 1, 1), (2, 2, 0), split=(0, 1, 2)),
+        placed((0, 0, 0), (1, 1, 1), (2, 2, 0), split=(0, 1, 2)),
         3,
         sequence(block(), block(Viewed()), Transposed()),
     ),
@@ -215,7 +183,7 @@ CASES: Final[Mapping[str, Case]] = {
         ),
     ),
     "recomputed-in-place": Case(
-        in_turn((0, 1, 0), (2, 3, 1), recompute=((1, 1), (2, 3))),
+        placed((0, 1, 0), (2, 3, 1), recompute=((1, 1), (2, 3))),
         2,
         sequence(
             nn.Linear(4, 4),
@@ -225,7 +193,7 @@ CASES: Final[Mapping[str, Case]] = {
         ),
     ),
     "in-place": Case(
-        in_turn((0, 0, 0), (1, 1, 0), (2, 2, 1)),
+        placed((0, 0, 0), (1, 1, 0), (2, 2, 1)),
         2,
         sequence(nn.Linear(4, 4), nn.Sequential(WritesOver(), nn.Linear(4, 4)), WritesOver()),
     ),
@@ -233,29 +201,29 @@ CASES: Final[Mapping[str, Case]] = {
     "flushed": Case(examples.flushed, 2, sequence(block(), block())),
     "out-of-order": Case(out_of_order, 4, sequence(block(), block(nn.Dropout(0.5)))),
     "frozen": Case(
-        in_turn((0, 0, 0), (1, 1, 1), (2, 2, 0), split=(2,)),
+        placed((0, 0, 0), (1, 1, 1), (2, 2, 0), split=(2,)),
         2,
         sequence(frozen(block()), block(), block()),
     ),
-    "one-gpu": Case(in_turn((0, 0, 0), (1, 2, 0)), 2, sequence(block(), block(), block())),
-    "one-stage": Case(in_turn((0, 2, 0), split=(0,)), 2, sequence(block(), block(), block())),
+    "one-gpu": Case(placed((0, 0, 0), (1, 2, 0)), 2, sequence(block(), block(), block())),
+    "one-stage": Case(placed((0, 2, 0), split=(0,)), 2, sequence(block(), block(), block())),
     "gpt2": Case(
-        in_turn((0, 2, 0), (3, 5, 1), (6, _GPT - 1, 2), overlap=True),
+        placed((0, 2, 0), (3, 5, 1), (6, _GPT - 1, 2)),
         4,
         lambda: tiny("gpt2", dtype="float64"),
     ),
     "gpt2-general": Case(
-        in_turn((0, 2, 0), (3, 5, 1), (6, _GPT - 1, 0), split=(1, 2)),
+        placed((0, 2, 0), (3, 5, 1), (6, _GPT - 1, 0), split=(1, 2)),
         3,
         lambda: tiny("gpt2", dtype="float64"),
     ),
     "gpt2-dropout": Case(
-        in_turn((0, 2, 0), (3, 5, 1), (6, _GPT - 1, 0), recompute=((0, 1), (3, 5), (7, 8))),
+        placed((0, 2, 0), (3, 5, 1), (6, _GPT - 1, 0), recompute=((0, 1), (3, 5), (7, 8))),
         3,
         lambda: tiny("gpt2-dropout", dtype="float64"),
     ),
-    "fails-forward": Case(in_turn((0, 2, 0)), 2, sequence(block(), Failing(False), block())),
-    "fails-backward": Case(in_turn((0, 2, 0)), 2, sequence(block(), Failing(True), block())),
+    "fails-forward": Case(placed((0, 2, 0)), 2, sequence(block(), Failing(False), block())),
+    "fails-backward": Case(placed((0, 2, 0)), 2, sequence(block(), Failing(True), block())),
 }
 
 

@@ -28,7 +28,7 @@ from tests.running.local_run import (
     profile_of,
     train_unsplit,
 )
-from tests.running.networks import CASES, buffers, in_turn
+from tests.running.networks import CASES, buffers, placed
 from tests.running.pool import execute_warm, warm_ranks
 from tests.running.rank_jobs import (
     ENGINES,
@@ -137,7 +137,7 @@ def test_plans_that_the_runtime_cannot_run_are_refused() -> None:
     message = refused(examples.data_parallel(), actions, "stages[0].gpus")
     assert "stage 0 lies on 2 GPUs" in message
     assert "backend p2p" in message
-    plan = in_turn((0, 0, 0), (1, 1, 1), split=(1,))()
+    plan = placed((0, 0, 0), (1, 1, 1), split=(1,))()
     both = (plan.stages[0], Stage(layers=(1, 1), gpus=(1,), recompute=((1, 1),)))
     message = refused(replace(plan, stages=both), make_actions(plan, 2), "stages[1].recompute")
     assert "stage 1 is computed again" in message
