@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sysconfig
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -33,3 +36,14 @@ def error_location(error: BaseException, before: str = "", after: str = "") -> s
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith(_NOT_THE_MODEL)]
     return f"{before}{Path(own[-1].filename).name}:{own[-1].lineno}{after}" if own else ""
+
+
+@contextmanager
+def without_logging() -> Iterator[None]:
+    """Keep torch from logging what the error says anyway."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)

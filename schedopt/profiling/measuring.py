@@ -44,20 +44,8 @@ from schedopt.profiling.whole_run import WholeRun
 class Measured:
     """What was seen of each layer, in order of the layers.
 
-    Parameters
-    ----------
-    pieces : list of Piece
-    recorded : Sweep
-        With the storages saved.
-    timed : list of Sweep
-    halves : list of Halves
-        Empty where the backward could not be split.
-    peaks : Peaks
-    held : list of int
-        Bytes from the end of I to the end of W; empty like `halves`.
-    states : list of States
-    notes : dict
-        For the provenance.
+    `recorded` has the storages saved. `halves` and `held`, bytes from the end of I to the end of W,
+    are empty where the backward could not be split. The notes are for the provenance.
     """
 
     pieces: list[Piece]
@@ -95,23 +83,9 @@ def measure(
 ) -> Measured:
     """Sweep over the layers: for bytes, for times, and for the memory of each operation.
 
-    At last the optimizer takes its steps, a layer at a time.
-
-    Parameters
-    ----------
-    model : Model
-    pieces : list of Piece
-        Its layers.
-    clock : Clock
-        What tells times: it measures them, or counts operations.
-    optimizer : str
-        Unless the model brings its own.
-    warmup, repeats : int
-        Sweeps, and steps of the optimizer, that are not timed and that are.
-    count : Counter
-        Told of each sweep.
-    whole : WholeRun, optional
-        The whole model, which takes a step after each sweep that is timed.
+    At last the optimizer takes its steps, a layer at a time. The clock measures times, or counts
+    operations. `warmup` sweeps, and steps of the optimizer, are not timed, and `repeats` are. After
+    each sweep that is timed the whole model, if it is given, takes a step.
     """
     inputs = model.tensors
     permanent = _permanent(pieces)

@@ -104,17 +104,9 @@ def measure_states(
 ) -> States:
     """Measure one layer after a backward, by real steps of the optimizer, which change parameters.
 
-    Parameters
-    ----------
-    module : torch.nn.Module
-        The layer: its buffers are counted.
-    parameters : sequence of Parameter
-        Those of its parameters that are counted.
-    optimizer : callable
-        From parameters to an optimizer.
-    time_step : callable, optional
-        Takes the time of a step, ns, of an optimizer that has its states. Parameters without
-        values are not asked.
+    The buffers of the module are counted, and of its parameters those that are given. `time_step`
+    takes the time of a step, ns, of an optimizer that has its states; parameters without values are
+    not asked.
     """
     trained = [parameter for parameter in parameters if parameter.grad is not None]
     held, update_ns = 0, None

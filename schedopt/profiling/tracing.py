@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
@@ -16,7 +15,7 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
 from schedopt.errors import InputError
-from schedopt.profiling.error_format import error_location
+from schedopt.profiling.error_format import error_location, without_logging
 from schedopt.profiling.saved_tensors import storage_key
 
 if TYPE_CHECKING:
@@ -88,7 +87,12 @@ def trace(model: Model) -> fx.GraphModule:
     """
     whole = WithLoss(model.module, model.loss)
     try:
-        with _as_in_a_run(), _quietly():
+        with (
+            _as_in_a_run(),
+            without_logging(),
+            redirect_stdout(StringIO()),
+            redirect_stderr(StringIO()),
+        ):
             exported = torch.export.export(whole, model.args, model.kwargs, strict=False)
     except InputError as error:
         raise InputError(error.rule, field="model", way_out=error.way_out) from error
@@ -108,18 +112,6 @@ def trace(model: Model) -> fx.GraphModule:
     for node, name in zip(used, model.tensors, strict=True):
         node.meta["input"] = name
     return graph_module
-
-
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """Keep torch from printing what the error says anyway."""
-    before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
-            yield
-    finally:
-        logging.disable(before)
 
 
 @contextmanager

@@ -193,24 +193,8 @@ def run_controller(
 ) -> tuple[list[Record], list[Trained]]:
     """Run all steps: one that is compared, one in which bytes are counted, and those timed.
 
-    Parameters
-    ----------
-    prepared : Prepared
-    ranks : sequence of Rank
-        Those of this process.
-    step : callable
-    gather : callable
-        Waits until all processes are here.
-    steps : int
-        That are timed.
-    compare : bool
-
-    Returns
-    -------
-    list of Record
-        Of these ranks.
-    list of Trained
-        What the first step did to the weights of each.
+    The ranks are those of this process, and `gather` waits until all processes are here. Returns
+    what each rank measured, and what the first step did to its weights.
     """
     trained = [Trained() for _ in ranks]
     device = prepared.work.device

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import pickle
 import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from signal import Signals
@@ -19,7 +17,7 @@ from unittest import mock
 from uuid import uuid4
 
 from schedopt.errors import InputError, RankError, SchedoptError
-from schedopt.profiling.error_format import format_error
+from schedopt.profiling.error_format import format_error, without_logging
 from schedopt.profiling.model import require_torch
 from schedopt.running.job import Job
 from schedopt.running.records import FAILURE, JOB, OUTCOME, Failure, LostError, Outcome
@@ -104,7 +102,7 @@ def launch(job: Job, port: int = 0) -> Outcome:
     directory = _make_directory()
     try:
         (directory / JOB).write_bytes(pickle.dumps((job, sys.path)))
-        with _quietly(), mock.patch.dict(os.environ, _environment(ranks)):
+        with without_logging(), mock.patch.dict(os.environ, _environment(ranks)):
             _start(directory, ranks, port)
         if not (directory / OUTCOME).exists():
             raise first_failure(directory, {})
@@ -203,14 +201,3 @@ def _check_port(port: int) -> None:
                 field="port",
                 way_out="Give one that is free, or leave it out to take any that is",
             ) from None
-
-
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """Keep the launcher from logging what the error says anyway."""
-    before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logging.disable(before)

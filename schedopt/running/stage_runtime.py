@@ -87,16 +87,8 @@ class _Flight:
 class StageRuntime:
     """One stage on its rank.
 
-    Parameters
-    ----------
-    stage : Stage
-    pieces : sequence of Piece
-        All layers of the model.
-    needs_gradient : sequence of bool
-        Of each layer, whether its output needs a gradient.
-    weights : Weights
-    data, before : callable
-        See `Data` and `Before`.
+    The pieces are all layers of the model, and `needs_gradient` says of each whether its output
+    needs one. See `Data` and `Before`.
     """
 
     def __init__(

@@ -124,23 +124,9 @@ def make_stages(
 ) -> list[PipelineStage]:
     """Return the stages of this rank as the runtime knows them.
 
-    The default process group is there, with a process for each row.
-
-    Parameters
-    ----------
-    plan : Plan
-    rows : Rows
-    modules : mapping of int to StageModule
-        By stage, ascending. Those of this rank, on its device.
-    boundaries : sequence of Boundary
-        What each layer hands on.
-    device : torch.device
-    around : callable
-
-    Raises
-    ------
-    InputError
-        For a torch without such a runtime, or a process group that sends nothing from the device.
+    The default process group is there, with a process for each row. The modules are by stage,
+    ascending, on the device; `boundaries` are those of all layers. Refused are a torch without such
+    a runtime, and a process group that sends nothing from the device.
     """
     for owner, names in _USED:
         _check_names(owner, names)

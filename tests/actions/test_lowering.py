@@ -9,13 +9,24 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 
-from schedopt import Chain, InputError, Pattern, Plan, Platform, Rule, Scope, Stage, check
+from schedopt import (
+    Chain,
+    InputError,
+    Operation,
+    Pattern,
+    Plan,
+    Platform,
+    Rule,
+    Scope,
+    Stage,
+    check,
+)
 from schedopt.account import concurrent_activations
 from schedopt.actions import Actions, make_actions, parse_actions
 from schedopt.rule import BackwardReads
 from tests.actions.interpreters import ONE_GPU_EACH, Lists, Place, run
 from tests.budgets import trials
-from tests.examples import BYTE_A_NS, EXAMPLES, op, stages, weighty
+from tests.examples import BYTE_A_NS, EXAMPLES, op, weighty
 from tests.random_plans import runnable
 
 
@@ -246,6 +257,21 @@ def test_one_backward_may_read_two_versions() -> None:
     assert "1B4-5v0" in text
 
 
+def alone(rule: Rule, k: int, period: int, *operations: Operation, backward_ns: int = 1) -> Plan:
+    """Return a plan of one layer on one GPU, computed again where there is an R."""
+    again = ((0, 0),) if any(operation.kind == "R" for operation in operations) else ()
+    plan = Plan(
+        chain=Chain(layers=(weighty(1, backward_ns, 100),)),
+        platform=Platform(gpus=1, memory=10000),
+        rule=rule,
+        scope=Scope(max_k=k, recompute=True),
+        stages=(Stage(layers=(0, 0), gpus=(0,), recompute=again),),
+        pattern=Pattern(k=k, period_total_ns=period, operations=operations),
+    )
+    assert not check(plan)
+    return plan
+
+
 @pytest.mark.parametrize(
     ("reads", "versions"), [("forward", (1, 1, 1)), ("recomputed", (1, 2, 2)), ("live", (1, 2, 4))]
 )
@@ -253,19 +279,8 @@ def test_what_a_recompute_and_its_backward_read(
     reads: BackwardReads, versions: tuple[int, int, int]
 ) -> None:
     """Micro-batch i: F at 3i, R at 3i + 4, B at 3i + 11; so version v is made at 3v + 9."""
-    plan = Plan(
-        chain=Chain(layers=(weighty(1, 1, 100),)),
-        platform=Platform(gpus=1, memory=10000),
-        rule=Rule(update_every=1, backward_reads=reads),
-        scope=Scope(recompute=True),
-        stages=(Stage(layers=(0, 0), gpus=(0,), recompute=((0, 0),)),),
-        pattern=Pattern(
-            k=1,
-            period_total_ns=3,
-            operations=(op("F", 0, 0, 0), op("R", 0, -1, 1), op("B", 0, -3, 2)),
-        ),
-    )
-    assert not check(plan)
+    rule = Rule(update_every=1, backward_reads=reads)
+    plan = alone(rule, 1, 3, op("F", 0, 0, 0), op("R", 0, -1, 1), op("B", 0, -3, 2))
     (actions,) = make_actions(plan, 6).ranks
     found = {action.kind: action.version for action in actions if action.first == 4}
     assert (found["F"], found["R"], found["B"]) == versions
@@ -273,42 +288,16 @@ def test_what_a_recompute_and_its_backward_read(
 
 @pytest.mark.parametrize("shift", [0, 1])
 def test_an_update_in_no_time_follows_all_gradients_of_its_mini_batch(shift: int) -> None:
-    plan = Plan(
-        chain=Chain(layers=(weighty(1, 0, 100),)),
-        platform=Platform(gpus=1, memory=1000),
-        rule=Rule(update_every=2, forward_reads="delay"),
-        scope=Scope(max_k=2),
-        stages=stages((0, 0, [0])),
-        pattern=Pattern(
-            k=2,
-            period_total_ns=2,
-            operations=(
-                op("F", 0, 0, 0),
-                op("F", 0, 1, 1),
-                op("B", 0, -2, 0),
-                op("B", 0, -1, 0),
-                op("U", 0, shift - 2, 0),
-            ),
-        ),
-    )
-    assert not check(plan)
+    forwards = op("F", 0, 0, 0), op("F", 0, 1, 1)
+    backwards = op("B", 0, -2, 0), op("B", 0, -1, 0)
+    rule = Rule(update_every=2, forward_reads="delay")
+    plan = alone(rule, 2, 2, *forwards, *backwards, op("U", 0, shift - 2, 0), backward_ns=0)
     assert str(make_actions(plan, 2)) == "0F0v0,0F1v0,0B0v0,0B1v0,0U0\n"
 
 
 def test_micro_batches_out_of_order_are_updated_in_order() -> None:
-    plan = Plan(
-        chain=Chain(layers=(weighty(1, 1, 100),)),
-        platform=Platform(gpus=1, memory=1000),
-        rule=Rule(update_every=1),
-        scope=Scope(max_k=2),
-        stages=stages((0, 0, [0])),
-        pattern=Pattern(
-            k=2,
-            period_total_ns=4,
-            operations=(op("F", 0, 1, 0), op("B", 0, 1, 1), op("F", 0, 0, 2), op("B", 0, 0, 3)),
-        ),
-    )
-    assert not check(plan)
+    order = op("F", 0, 1, 0), op("B", 0, 1, 1), op("F", 0, 0, 2), op("B", 0, 0, 3)
+    plan = alone(Rule(update_every=1), 2, 4, *order)
     assert str(make_actions(plan, 2)) == "0F1v0,0B1v0,0F0v0,0B0v0,0U0,0U1\n"
 
 
