@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -56,23 +56,20 @@ def mixed() -> nn.Sequential:
     )
 
 
-def held_bytes(module: nn.Module, value: Tensor) -> int:
-    """Count the bytes that autograd holds after a forward of the whole module."""
+def held_bytes(run: Callable[[], object], module: nn.Module) -> int:
+    """Count the bytes that autograd holds after a run, but for what the module keeps."""
     tensors: list[Tensor] = []
 
     def pack(tensor: Tensor) -> Tensor:
         tensors.append(tensor.detach())
-        return tensor.detach()
+        return tensors[-1]
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        module(value)
-    permanent = {tensor.data_ptr() for tensor in (*module.parameters(), *module.buffers())}
+        run()
     storages = {tensor.untyped_storage().data_ptr(): tensor for tensor in tensors}
-    return sum(
-        tensor.untyped_storage().nbytes()
-        for address, tensor in storages.items()
-        if address not in permanent
-    )
+    for tensor in (*module.parameters(), *module.buffers()):
+        storages.pop(tensor.untyped_storage().data_ptr(), None)
+    return sum(tensor.untyped_storage().nbytes() for tensor in storages.values())
 
 
 def run_to(module: Sequence[nn.Module] | nn.Sequential, layer: int) -> Tensor:

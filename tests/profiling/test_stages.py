@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
 
-from schedopt.profiling import Model, profile
+from schedopt.profiling import profile
 from schedopt.profiling.outline import Outline, on_device
 from schedopt.profiling.pieces import Piece
-from tests.profiling.networks import TINY, tiny
+from tests.profiling.networks import TINY, held_bytes, tiny
 
 
 def handed_on(pieces: list[Piece], inputs: dict[str, Tensor]) -> list[Tensor | None]:
@@ -22,35 +24,14 @@ def handed_on(pieces: list[Piece], inputs: dict[str, Tensor]) -> list[Tensor | N
     return values
 
 
-def held_by(
-    stage: list[Piece], received: Tensor | None, inputs: dict[str, Tensor], permanent: set[int]
-) -> int:
-    """Run a stage from a tensor that it received, and count what autograd holds after it."""
-    kept: dict[int, Tensor] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        plain = tensor.detach()
-        kept[plain.untyped_storage().data_ptr()] = plain
-        return plain
-
+def run_stage(stage: list[Piece], received: Tensor | None, inputs: dict[str, Tensor]) -> None:
+    """Run a stage from a tensor that it received."""
     value = received
     if value is not None:
         # Not a leaf, so that the first layer may write over it.
         value = value.clone().requires_grad_().view_as(value)
-        assert value is not None
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        for piece in stage:
-            value = piece.run(value, inputs)
-    return sum(
-        tensor.untyped_storage().nbytes()
-        for address, tensor in kept.items()
-        if address not in permanent
-    )
-
-
-def own_bytes(model: Model) -> set[int]:
-    tensors = [*model.module.parameters(), *model.module.buffers()]
-    return {tensor.untyped_storage().data_ptr() for tensor in tensors}
+    for piece in stage:
+        value = piece.run(value, inputs)
 
 
 @pytest.mark.parametrize("min_share", [0, 0.02])
@@ -62,13 +43,14 @@ def test_every_stage_adds_up(family: str, min_share: float) -> None:
     model = on_device(given, torch.device("cpu"))
     pieces = Outline(model).pieces(chain.recipe.cuts)
     inputs = model.tensors
-    received, permanent = handed_on(pieces, inputs), own_bytes(model)
+    received = handed_on(pieces, inputs)
     wrong = {}
     for first in range(len(pieces)):
         for end in range(first + 1, len(pieces) + 1):
             layers = chain.layers[first:end]
             predicted = sum(layer.saved for layer in layers) + (layers[0].saved_input_bytes or 0)
-            found = held_by(pieces[first:end], received[first], inputs, permanent)
+            run = partial(run_stage, pieces[first:end], received[first], inputs)
+            found = held_bytes(run, model.module)
             # What is received is only the part of a tensor that its layer selected of it; within a
             # stage the whole of it is held. The chain knows one figure, the larger.
             least = predicted if first and pieces[first - 1].cut.startswith("select") else 0

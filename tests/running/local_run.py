@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from schedopt import Chain, Plan, Platform, Rule, Scope, Stage, check
+from schedopt.account import concurrent_activations
 from schedopt.account.profile import peak_of
 from schedopt.account.reading import Reader
 from schedopt.account.versions import held_versions
@@ -23,6 +24,7 @@ from schedopt.profiling.outline import Outline
 from schedopt.profiling.pieces import Piece
 from schedopt.running.backends import step_in_one_process
 from schedopt.running.controller import MicroBatches
+from schedopt.running.figures import predict
 from schedopt.running.model_match import Boundary, trace_boundaries
 from schedopt.running.rank import Rank, Workload, build_ranks, name_parameters
 from schedopt.running.reference import Trained
@@ -185,11 +187,6 @@ class LocalRun:
             self.done.weights.update(own.weights)
         return kept
 
-    @property
-    def most_live(self) -> tuple[int, ...]:
-        live = {s: stage.most_live for rank in self.ranks for s, stage in rank.stages.items()}
-        return tuple(live[stage] for stage in range(len(live)))
-
     def inputs(self) -> list[Tensor]:
         """Return the input of each micro-batch of the step that is loaded."""
         count = self.work.actions.micro_batches
@@ -320,6 +317,25 @@ def assert_nothing_left(local: LocalRun) -> None:
             assert not work.weights._early
             gradients = [own.grad for own in work.weights.parameters.values()]
             assert not any(gradient is not None and gradient.any() for gradient in gradients)
+
+
+def assert_live(local: LocalRun, of: Simulation, *, is_long: bool = False) -> None:
+    """Hold the most micro-batches in flight on each rank against the step and the account.
+
+    Of a step that is long enough, some replica has as many as the endless run.
+    """
+    gpus = sorted({gpu for stage in of.plan.stages for gpu in stage.gpus})
+    most, predicted = concurrent_activations(of.plan), predict(of).live
+    for number, stage in enumerate(of.plan.stages):
+        found = {
+            gpus[rank.number]: rank.stages[number].most_live
+            for rank in local.ranks
+            if number in rank.stages
+        }
+        assert found.keys() == set(stage.gpus)
+        assert max(found.values()) == predicted[number], str(local.work.actions)
+        assert all(live <= most[number, gpu] for gpu, live in found.items())
+        assert not is_long or max(found.values()) == max(most[number, gpu] for gpu in found)
 
 
 def assert_versions(local: LocalRun, of: Simulation) -> None:

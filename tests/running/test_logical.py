@@ -13,9 +13,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from schedopt import Chain, Plan
-from schedopt.account import concurrent_activations
 from schedopt.profiling import Model
-from schedopt.running.figures import predict
 from schedopt.running.reference import emulate
 from schedopt.simulation import simulate
 from tests.budgets import trials
@@ -25,6 +23,7 @@ from tests.running.local_run import (
     MOST,
     LocalRun,
     apart,
+    assert_live,
     assert_nothing_left,
     gradients,
     kinds_of_plans,
@@ -138,7 +137,8 @@ def assert_trained_alike(plan: Plan, model: Model) -> None:
         for name, one in module.named_buffers():
             own = local.model.module.get_buffer(name)
             assert apart(own.double(), one.double()) < MOST, name
-    assert_live(local)
+    assert_live(local, simulate(plan, COUNT))
+    assert_nothing_left(local)
 
 
 def is_in_order(local: LocalRun) -> Iterator[bool]:
@@ -150,15 +150,6 @@ def is_in_order(local: LocalRun) -> Iterator[bool]:
             if (action.kind, action.stage) == ("F", stage)
         ]
         yield order == sorted(order)
-
-
-def assert_live(local: LocalRun) -> None:
-    plan = local.plan
-    assert local.most_live == predict(simulate(plan, COUNT)).live, str(local.work.actions)
-    most = concurrent_activations(plan)
-    for stage, live in enumerate(local.most_live):
-        assert live <= most[stage, plan.stages[stage].gpus[0]]
-    assert_nothing_left(local)
 
 
 @pytest.mark.parametrize("name", [*SEQUENTIAL, *nightly_but("llama", TRACED)])

@@ -16,10 +16,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from schedopt import Chain, InputError, Pattern, Plan, Platform, Rule, check
-from schedopt.account import concurrent_activations
 from schedopt.account.reading import Reader
 from schedopt.actions import Actions, make_actions, parse_actions, sent_bytes
-from schedopt.running.figures import predict
 from schedopt.running.reference import Trained, emulate
 from schedopt.simulation import simulate
 from schedopt.systems.catalogue import SYSTEMS, find_system
@@ -32,9 +30,9 @@ from tests.running import by_hand
 from tests.running.by_hand import ByHand
 from tests.running.local_run import (
     MOST,
-    LocalRun,
     Optimizer,
     apart,
+    assert_live,
     assert_nothing_left,
     assert_trained,
     assert_versions,
@@ -96,26 +94,8 @@ def test_gradients_and_weights_are_those_of_formulas(name: str) -> None:
                 assert_trained([emulate(local.work)], hand)
             assert_trained(local.step(), hand)
             assert_nothing_left(local)
-        assert_live(local, count)
+        assert_live(local, simulate(plan, count), is_long=True)
         assert_versions(local, simulate(plan, count))
-
-
-def assert_live(local: LocalRun, count: int) -> None:
-    plan = local.plan
-    gpus = sorted({gpu for stage in plan.stages for gpu in stage.gpus})
-    most = concurrent_activations(plan)
-    predicted = predict(simulate(plan, count)).live
-    for stage in range(len(plan.stages)):
-        found = {
-            gpus[rank.number]: rank.stages[stage].most_live
-            for rank in local.ranks
-            if stage in rank.stages
-        }
-        assert found.keys() == set(plan.stages[stage].gpus)
-        assert max(found.values()) == predicted[stage]
-        assert all(live <= most[stage, gpu] for gpu, live in found.items())
-        # Of a step that is long enough, some replica has as many as the endless run.
-        assert max(found.values()) == max(most[stage, gpu] for gpu in found)
 
 
 @pytest.mark.parametrize("name", NAMES)
