@@ -104,15 +104,10 @@ class Model:
             raise InputError(
                 "there are no inputs", field=FIELD, way_out="Return the tensors of a micro-batch"
             )
-        if isinstance(self.module, torch.nn.Sequential) and not self.args:
+        if isinstance(self.module, torch.nn.Sequential) and len(self.args) != 1:
+            takes = f"one input, not {len(self.args)}" if self.args else "no inputs by name"
             raise InputError(
-                "an nn.Sequential takes no inputs by name",
-                field=FIELD,
-                way_out="Return one tensor as the input",
-            )
-        if isinstance(self.module, torch.nn.Sequential) and len(self.args) > 1:
-            raise InputError(
-                f"an nn.Sequential takes one input, not {len(self.args)}",
+                f"an nn.Sequential takes {takes}",
                 field=FIELD,
                 way_out="Return one tensor as the input",
             )

@@ -146,12 +146,8 @@ def _prepare_on(job: Job, loaded: Model, device: torch.device) -> Prepared:
 def _prepare_synthetic(job: Job, device: torch.device) -> Prepared:
     sleeper = Sleeper(job.stretch)
     pieces = synthetic_pieces(job.plan, sleeper)
-    named = [
-        (f"{layer}.{name}", parameter)
-        for layer, piece in enumerate(pieces)
-        for name, parameter in piece.module.named_parameters()
-    ]
-    for _, parameter in named:
+    layers = nn.ModuleList(piece.module for piece in pieces)
+    for parameter in layers.parameters():
         if parameter.requires_grad:
             parameter.grad = torch.zeros_like(parameter)
     sizes = [-(-layer.activation_bytes // 4) for layer in job.plan.chain.layers]
@@ -163,7 +159,7 @@ def _prepare_synthetic(job: Job, device: torch.device) -> Prepared:
         optimizer=choose_optimizer("sgd"),
         data=lambda micro_batch, names: synthetic_inputs(job.plan) if "input" in names else {},
         before=lambda layer, micro_batch: None,
-        names={id(parameter): name for name, parameter in named},
+        names=name_parameters(layers, None),
         device=device,
         begin=sleeper.begin,
         # Nothing is in it, and to touch it would take time and memory.

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from schedopt.errors import InputError
 from schedopt.profiling.saved_tensors import storage_key
+from schedopt.profiling.states import tensor_bytes
 from schedopt.running.replica_exchange import Chunk
 
 
@@ -228,9 +229,7 @@ class Weights:
 
     def version_bytes(self) -> int:
         """Return the bytes of one version."""
-        return sum(
-            parameter.numel() * parameter.element_size() for parameter in self.parameters.values()
-        )
+        return sum(map(tensor_bytes, self.parameters.values()))
 
     def _refuse_turns(self, optimizer: Optimizer) -> None:
         kept = [value for state in optimizer.state.values() for value in state.values()]
