@@ -72,12 +72,12 @@ def profile(
     from schedopt.profiling.layer_sweeps import training_mode
     from schedopt.profiling.measuring import (
         Counter,
+        WholeRun,
         measure,
         measure_apart,
         pieces_worth_having,
     )
     from schedopt.profiling.outline import Outline, on_device
-    from schedopt.profiling.whole_run import WholeRun
 
     _check_count("warmup", warmup, 0)
     _check_count("repeats", repeats, 2)

@@ -7,7 +7,7 @@ from torch import nn
 from schedopt import Chain, Layer
 from schedopt.profiling import Deviation, Model, profile, verify_chain
 from schedopt.profiling.devices import CpuClock
-from schedopt.profiling.whole_run import WholeRun
+from schedopt.profiling.measuring import WholeRun
 from tests.profiling.networks import BATCH, tiny
 
 WHOLE = {
