@@ -14,6 +14,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from schedopt.errors import InputError
+from schedopt.units import printable
 
 # Typer does not export it.
 UsageError: Any = typer.BadParameter.__bases__[0]
@@ -113,6 +114,7 @@ def expand_groups(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    """Return a keyword; a text in its annotation becomes the metavar and help of an option."""
     kind, said = inspect.Parameter.KEYWORD_ONLY, getattr(annotation, "__metadata__", (None,))[0]
     if isinstance(said, str):
         parts = _METAVAR.fullmatch(said)
@@ -160,7 +162,7 @@ def _as_input_errors(context: Any) -> Iterator[None]:
         extra = _EXTRA.fullmatch(message)
         raise InputError(
             "is not expected" if extra else message.removeprefix(f"Option {option!r} "),
-            field=extra[1] if extra else option,
+            field=printable(extra[1]) if extra else option,
             way_out=_see(context),
         ) from None
 
@@ -168,7 +170,7 @@ def _as_input_errors(context: Any) -> Iterator[None]:
 def _unknown(what: str, name: str, known: Iterable[str], context: Any) -> InputError:
     """Return that there is no such option or command, and the nearest one that there is."""
     nearest = "".join(f"Did you mean {near}? " for near in get_close_matches(name, known, 1))
-    return InputError(f"no such {what}", field=name, way_out=nearest + _see(context))
+    return InputError(f"no such {what}", field=printable(name), way_out=nearest + _see(context))
 
 
 def _see(context: Any) -> str:
@@ -177,8 +179,6 @@ def _see(context: Any) -> str:
 
 def _name(param: Any) -> str:
     """Return what a user types for a parameter: --mem, --yes/--no, or FILE."""
-    if param is None:
-        return ""
     if param.param_type_name == "argument":
         return str(param.metavar or param.name).upper()
     return "/".join((max(param.opts, key=len), *param.secondary_opts))
