@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from traceback import format_exception_only
 from typing import Any, Final, cast
 
 from schedopt.errors import InputError, SolverError
@@ -179,7 +178,7 @@ def _naming(point: EntryPoint) -> Iterator[None]:
     except InputError:
         raise
     except Exception as error:
-        said = " ".join(format_exception_only(error)[-1].split()).rstrip(".")
+        said = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(".:")
         raise SolverError(f"the solver {point.name} ({point.value}) failed: {said}") from error
 
 

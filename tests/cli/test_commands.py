@@ -186,6 +186,7 @@ def test_a_gpu_that_stays_empty_is_said(tmp_path: Path) -> None:
     ("solver", "words"),
     [
         ("theirs", "theirs (their_solver:solve) failed: ValueError: no luck, really"),
+        ("invalid", "invalid (their_solver:report) failed: InvalidPlanError: invalid: "),
         ("missing", "missing (no_such:solve) failed: ModuleNotFoundError: No module named 'no_suc"),
         ("wrong", "wrong (their_solver:slove) failed: AttributeError: module 'their_solver' has n"),
     ],
@@ -195,12 +196,18 @@ def test_a_solver_of_another_package_that_fails_is_one_error(
 ) -> None:
     (tmp_path / "their_solver.py").write_text(
         "def solve(problem, run):\n    raise ValueError('no luck,\\n really.')\n"
+        "def report(problem, run):\n    import schedopt, dataclasses\n"
+        "    plan = schedopt.solve(problem.chain, problem.platform, scope=problem.scope).plan\n"
+        "    first, *others = plan.pattern.operations\n"
+        "    late = dataclasses.replace(first, start_ns=first.start_ns + 1)\n"
+        "    pattern = dataclasses.replace(plan.pattern, operations=(late, *others))\n"
+        "    run.report(dataclasses.replace(plan, pattern=pattern))\n"
     )
     (tmp_path / "their-1.dist-info").mkdir()
     (tmp_path / "their-1.dist-info" / "METADATA").write_text("Name: their\nVersion: 1\n")
     (tmp_path / "their-1.dist-info" / "entry_points.txt").write_text(
         "[schedopt.solvers]\ntheirs = their_solver:solve\nmissing = no_such:solve\n"
-        "wrong = their_solver:slove\n"
+        "invalid = their_solver:report\nwrong = their_solver:slove\n"
     )
     asked = ("solve", "--chain", GPT2, "--gpus", "2", "--mem", "9G", "--solver", solver)
     done = run(*asked, folder=tmp_path)
