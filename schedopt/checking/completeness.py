@@ -117,20 +117,13 @@ def _find_wrong_updates(
             updates[0][0],
             f"U in a period of {k} micro-batches, which is no multiple of the {m} of an update",
         )
-    taken: dict[int, str] = {}
     for place, update in updates:
         if update.covers != 1:
             yield Violation(
                 "operations", place, f"U covers {update.covers}; it always applies a mini-batch"
             )
-        if update.shift % k in taken:
-            yield Violation(
-                "operations",
-                place,
-                f"U of stage {position}, micro-batch {update.shift}, again, after "
-                f"{taken[update.shift % k]}",
-            )
-        taken.setdefault(update.shift % k, place)
+    single = [(place, update) for place, update in updates if update.covers == 1]
+    yield from find_repeats(single, k, "operations", f"U of stage {position}")
 
 
 def find_wrong_transfers(plan: Plan) -> Iterator[Violation]:

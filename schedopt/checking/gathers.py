@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from schedopt.checking.gradients import History
-from schedopt.checking.residencies import Residency
+from schedopt.checking.residencies import ALL_STAGES, Residency
 from schedopt.checking.timeline import Name, Timeline, name_item, name_place
 from schedopt.checking.violations import Violation
 from schedopt.checking.window import Window
@@ -282,5 +282,5 @@ class _Gathering:
             size = self.timeline.size(self.stage, "parameter_bytes", [chunk or 0])
             for copy in copies:
                 if copy.first in self.steady:
-                    group = (gpu, "gathered", -1, "")
+                    group = (gpu, "gathered", ALL_STAGES, "")
                     yield Residency(group, size, copy.since, copy.until, every_ns)

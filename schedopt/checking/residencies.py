@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 from math import lcm
+from typing import Final
 
 from schedopt.chain import Layer
 from schedopt.checking.timeline import Timeline, on_replica, replicas_of
@@ -14,6 +15,8 @@ from schedopt.stage import Stage
 
 Group = tuple[int, str, int, str]
 """GPU, kind, stage and end: what the reading *sum* takes at its own maximum."""
+ALL_STAGES: Final = -1
+"""The stage of what the stages of a GPU need one after the other, so that it counts together."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +174,7 @@ def _list_workspaces(timeline: Timeline, position: int) -> Iterator[Residency]:
             if not length:
                 continue
             yield Residency(
-                (stage.gpu(first + operation.replica), "workspace", -1, ""),
+                (stage.gpu(first + operation.replica), "workspace", ALL_STAGES, ""),
                 size,
                 start,
                 start + length,
@@ -211,5 +214,5 @@ def list_gradients(timeline: Timeline, position: int) -> Iterator[Residency]:
                 note(gpu, item.chunk, i, start, start + timeline.length(item, i))
     for (gpu, chunk, _), times in moments.items():
         size = timeline.size(position, "gradient_bytes", [chunk])
-        group = (gpu, "gradient", -1, "")
+        group = (gpu, "gradient", ALL_STAGES, "")
         yield Residency(group, size, min(times), max(times), timeline.duration_of(every))

@@ -2,12 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from schedopt.chain import Chain
 from schedopt.checking import check
-from schedopt.plan import Pattern, Plan, place_in_period
+from schedopt.plan import Plan
 from schedopt.platform import Platform
 from schedopt.rule import Rule
-from tests.examples import BYTE_A_NS, layer, op, send, stages
+from tests.examples import BYTE_A_NS, layer, planned, stages, timed
 
 GPUS = 64
 PERIOD = 24
@@ -20,34 +19,24 @@ def pipeline(layers_each: int = 1, rule: Rule | None = None) -> Plan:
     """
     first = layer(10, 10, 50, 2, saved_bytes=7, parameter_bytes=20, gradient_bytes=20)
     more = layer(0, 0, 0, 2, saved_bytes=0, parameter_bytes=0, gradient_bytes=0)
-    operations = []
-    transfers = []
+    starts: dict[str, int] = {}
     for stage in range(GPUS):
         forward, backward = 12 * stage, 1524 - 12 * stage
-        for kind, start in (("F", forward), ("B", backward)):
-            t, h = place_in_period(start, 0, 1, PERIOD)
-            operations.append(op(kind, stage, h, t))
+        starts |= {f"F{stage}": forward, f"B{stage}": backward}
         if stage < GPUS - 1:
             # B of the next stage ends 2 ns before B of this one starts.
-            for tensor, start in (("activation", forward + 10), ("gradient", backward - 2)):
-                t, h = place_in_period(start, 0, 1, PERIOD)
-                transfers.append(send(tensor, stage, h, t))
-    return Plan(
-        chain=Chain(layers=(first, *[more] * (layers_each - 1)) * GPUS),
-        platform=Platform(
+            starts |= {f"a{stage}": forward + 10, f"g{stage}": backward - 2}
+    return planned(
+        (first, *[more] * (layers_each - 1)) * GPUS,
+        Platform(
             gpus=GPUS,
             memory=[50 + 7 * (GPUS - stage) for stage in range(GPUS)],
             bandwidth=BYTE_A_NS,
             duplex="full",
         ),
+        timed(PERIOD, starts),
         rule=rule or Rule(),
         stages=stages(*((s * layers_each, (s + 1) * layers_each - 1, [s]) for s in range(GPUS))),
-        pattern=Pattern(
-            k=1,
-            period_total_ns=PERIOD,
-            operations=tuple(operations),
-            transfers=tuple(transfers),
-        ),
     )
 
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from schedopt import Chain, Gpu, Network, Node, NodeLink, Pattern, Plan, Platform
+from schedopt import Gpu, Network, Node, NodeLink, Plan, Platform
 from schedopt.account import busy_time, load
 from schedopt.drawing import chart_plan
 from schedopt.result import Result
 from schedopt.simulation import simulate
 from tests.changes import drop_transfer
 from tests.checking.helpers import kinds, of_kind, places
-from tests.examples import BYTE_A_NS, layer, op, send, stages
+from tests.examples import BYTE_A_NS, layer, planned, timed
 
 T = 12
 
@@ -35,25 +35,9 @@ def plan(on: Platform, second: int, first: int) -> Plan:
     Micro-batch 0: F0 0-2, a0 2-3, F1 3-5, a1 5-6, F2 6-8, B2 8-10; then g1, B1, g0, B0, where the
     gradients of both cuts leave when it is said.
     """
-    begins = {"F0": 0, "F1": 3, "F2": 6, "B2": 8, "B1": second + 1, "B0": first + 1}
-    sent = {"a0": 2, "a1": 5, "g1": second, "g0": first}
-    names = {"a": "activation", "g": "gradient"}
-    return Plan(
-        chain=Chain(layers=(layer(2, 2, 0),) * 3),
-        platform=on,
-        stages=stages((0, 0, [0]), (1, 1, [1]), (2, 2, [2])),
-        pattern=Pattern(
-            k=1,
-            period_total_ns=T,
-            operations=tuple(
-                op(name[0], int(name[1]), -(time // T), time % T) for name, time in begins.items()
-            ),
-            transfers=tuple(
-                send(names[name[0]], int(name[1]), -(time // T), time % T)
-                for name, time in sent.items()
-            ),
-        ),
-    )
+    starts = {"F0": 0, "a0": 2, "F1": 3, "a1": 5, "F2": 6, "B2": 8}
+    starts |= {"g1": second, "B1": second + 1, "g0": first, "B0": first + 1}
+    return planned([layer(2, 2, 0)] * 3, on, timed(T, starts))
 
 
 STAR, LINE = "aS bS cS", "ab bc cS"

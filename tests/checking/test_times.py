@@ -6,7 +6,6 @@ from itertools import pairwise
 
 import pytest
 
-from schedopt.chain import Chain
 from schedopt.checking import Violation, check
 from schedopt.plan import Pattern, Plan
 from schedopt.platform import Platform
@@ -320,19 +319,11 @@ def test_a_slower_replica_of_a_neighbour_is_waited_for(
     starts: tuple[int, ...],
     late: str,
 ) -> None:
-    names = (("F", 0), ("F", 1), ("B", 1), ("B", 0))
-    plan = Plan(
-        chain=Chain(layers=tuple(layer(*both, 0) for both in lengths)),
-        platform=Platform(3, 100, speed=["1", "1", "0.5"]),
-        scope=Scope(allocation="general", max_k=1),
+    plan = planned(
+        [layer(*both, 0) for both in lengths],
+        Platform(3, 100, speed=["1", "1", "0.5"]),
+        timed(20, dict(zip(("F0", "F1", "B1", "B0"), starts, strict=True))),
+        scope=Scope(allocation="general"),
         stages=stages((0, 0, homes[0]), (1, 1, homes[1])),
-        pattern=Pattern(
-            k=1,
-            period_total_ns=20,
-            operations=tuple(
-                op(kind, stage, 0, start)
-                for (kind, stage), start in zip(names, starts, strict=True)
-            ),
-        ),
     )
     assert places(plan, "order") == [late]

@@ -195,6 +195,15 @@ def test_a_micro_batch_that_was_reduced_before_counts_twice(chunks: int) -> None
     )
 
 
+def test_w_occupies_the_replica_that_runs_it() -> None:
+    # On GPU 1 W of micro-batch 1 runs over 3-5.
+    early = change_operation(ring(), 3, start_ns=4)
+    assert words(of_kind(early, "overlap")) == (
+        "overlap: GPU 1: W of stage 0, micro-batch 0, on replica +1 (operations[3]) starts at 4 "
+        "ns, 1 ns before W of stage 0, micro-batch 1 (operations[7]) ends"
+    )
+
+
 def test_w_counts_on_the_replica_that_runs_it() -> None:
     # GPU 1 is sent the gradient of micro-batch 0 over 5-7, and runs its W at 6-8 too.
     part = {"source": 0, "target": 1, "mode": "reduce"}
