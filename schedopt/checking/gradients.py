@@ -21,6 +21,7 @@ _SEND_GRADIENT: Final = 2
 _START_UPDATE: Final = 3
 _SEND_WEIGHTS: Final = 4
 _MOST_NAMED: Final = 4
+_EVERY_GPU: Final = -1
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,9 @@ class _Replay:
         last = "W" if self.timeline.is_split(self.stage) else "B"
         for replica in range(len(self.timeline.plan.stages[self.stage].gpus)):
             name = (on_replica(last, replica), self.stage)
-            for i in range(self.replayed if name in self.timeline.slots else 0):
+            if name not in self.timeline.slots:
+                continue
+            for i in range(self.replayed):
                 slot = self.timeline.slot(name, i)
                 if slot is not None:
                     add = partial(self.add_own, places[id(slot.item)], i, replica)
@@ -198,7 +201,7 @@ class _Replay:
     def note(self, gpu: int, chunk: int, version: int, time: int) -> None:
         """Note that a version of a chunk is there, and the version that is whole with it."""
         self.parts[gpu, chunk][version] = time
-        together = (-1 if self.scattered else gpu, version)
+        together = (_EVERY_GPU if self.scattered else gpu, version)
         self.there[together] = self.there.get(together, 0) + 1
         if self.there[together] == (len(self.parts) if self.scattered else self.chunks):
             for one in self.gpus if self.scattered else (gpu,):

@@ -96,7 +96,7 @@ def _find_overlaps_in_round(
         for number, use in enumerate(uses)
         for later in range(0, every, use.every)
     )
-    busy_until, busy_number, busy_first = -1, -1, -1
+    busy_until = busy_number = busy_first = -1
     seen: set[tuple[int, int]] = set()
     # The first round only says what still runs when the second begins.
     for again in (0, 1):

@@ -105,6 +105,13 @@ def test_an_update_before_its_own_chunk_is_whole_is_found() -> None:
     assert places(early, "gradient") == ["operations[4]"]
 
 
+def test_a_gradient_that_comes_after_the_update_of_its_chunk_is_found() -> None:
+    # U of chunk 0 ends at 11 on GPU 0, where version 1 is whole only at 16.
+    late = send("weight_gradient", 0, 0, 12, source=1, target=0, chunk=0, chunks=2)
+    found = words(of_kind(add_transfer(optimizer_on_two(), late), "gradient"))
+    assert "reaches GPU 0 at 15 ns, 4 ns after version 1 came there" in found
+
+
 def test_gradients_must_come_to_the_home_of_their_chunk() -> None:
     # Chunk 0 goes to GPU 1, where chunk 1 is at home.
     astray = change_transfer(optimizer_on_two(), 0, source=0, target=1)

@@ -344,6 +344,43 @@ def test_updates_in_order_are_sound() -> None:
     assert check(on_one_gpu(Rule(update_every=1), 6, *TWO, *updates)) == ()
 
 
+def test_a_version_waits_for_its_own_update() -> None:
+    # U of micro-batch 1 ends at 8, where F of micro-batch 3 reads version 2 from 7 on.
+    rule = Rule(update_every=1, forward_reads="delay", delay=1)
+    late = on_one_gpu(rule, 6, *TWO, op("U", 0, 0, 4), op("U", 0, -1, 1))
+    assert places(late, "version") == ["stage 0, micro-batch 3, F"]
+
+
+@pytest.mark.parametrize("copied", [6, 7])
+def test_an_update_waits_for_the_version_that_is_copied(copied: int) -> None:
+    # Two replicas, m = 2, k = 4, T = 8: F 0-1 and 1-2, B 2-3 and 3-4. Of micro-batches 0 and 1 the
+    # gradient comes together on GPU 0 only, and version 1 is copied to GPU 1. There the gradient of
+    # 2 and 3 is whole at 5, but version 2 is made only from version 1.
+    row = {"F0": 0, "B0": 2}
+    second = {"F0": 1, "B0": 3}
+    back, forth = {"source": 1, "target": 0}, {"source": 0, "target": 1}
+    moved = [
+        send("weight_gradient", 0, 0, 3, mode="reduce", **back),
+        send("weights", 0, 0, copied, **forth),
+        send("weight_gradient", 0, 2, 4, mode="reduce", **back),
+        send("weight_gradient", 0, 2, 5, **forth),
+    ]
+    plan = planned(
+        [weighty(1, 1, 0)],
+        Platform(2, 99),
+        timed(8, row, row, second, second, also=moved),
+        rule=Rule(update_every=2, forward_reads="delay", delay=1),
+        stages=stages((0, 0, [0, 1])),
+        scope=Scope(allocation="general", max_k=4),
+    )
+    assert check(plan) == ()
+    # Micro-batches 4 and 5 could not wait longer for version 1, and 6 and 7 not for version 2.
+    late = change_transfer(plan, 1, shift=-4, start_ns=1)
+    assert places(late, "version") == ["stage 0, micro-batch 5, F"]
+    both = change_transfer(plan, 1, shift=-4, start_ns=2)
+    assert places(both, "version") == ["stage 0, micro-batch 5, F", "stage 0, micro-batch 7, F"]
+
+
 def test_updates_out_of_order_are_found() -> None:
     # Version 2 comes at 5, where version 0 is the newest, and version 1 at 6.
     updates = (op("U", 0, 0, 5), op("U", 0, 1, 4))
