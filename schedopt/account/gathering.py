@@ -16,18 +16,9 @@ _READING: Final[tuple[Kind, ...]] = ("F", "R", "B", "I", "W")
 
 @dataclass(frozen=True)
 class Gather:
-    """A chunk of weights on its way to the operation that reads it.
+    """A chunk of weights on its way from `source` to the operation that reads it until `until_ns`.
 
-    Parameters
-    ----------
-    stage, chunk, version : int
-    source, gpu : int
-        From one GPU to the other.
-    from_home : bool
-        Whether the chunk is at home on the source; else it is sent on from a copy there.
-    start_ns, end_ns : int
-    until_ns : int
-        The end of the operation that reads it.
+    It comes from home, or is sent on from a copy.
     """
 
     stage: int

@@ -17,14 +17,7 @@ Place = tuple[int, int, int | None]
 class Reader:
     """Which version each operation of a schedule reads.
 
-    Attributes
-    ----------
-    schedule : Schedule
-    owners : ShardOwners
-    scattered : bool
-        Whether parameters stay at home, so that a version is there when all its chunks are made.
-    updates : int
-        Mini-batches of the schedule.
+    Where parameters are `scattered`, a version is there when all its chunks are made at home.
     """
 
     def __init__(self, schedule: Schedule) -> None:

@@ -62,18 +62,9 @@ class Schedule(Protocol):
 
 
 class Timeline:
-    """A plan seen micro-batch by micro-batch.
+    """A plan seen micro-batch by micro-batch, which goes on for ever.
 
-    Attributes
-    ----------
-    plan : Plan
-    length : int
-        Micro-batches after which GPUs, rule and pattern repeat together.
-    length_ns : int
-        The time that takes.
-    end_ns : None
-        It goes on for ever.
-    owners : ShardOwners
+    After `length` of them, in `length_ns`, GPUs, rule and pattern repeat together.
     """
 
     end_ns = None

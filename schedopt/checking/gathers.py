@@ -19,16 +19,7 @@ Shard = tuple[int, int | None, int]
 
 @dataclass(frozen=True)
 class Gathers:
-    """What following the gathered weights of a stage found.
-
-    Parameters
-    ----------
-    violations : tuple of Violation
-    residencies : tuple of Residency
-        The copies of a steady round.
-    sent : tuple of (Shard, int)
-        What is sent from where it is at home, and until when, in ns.
-    """
+    """What is wrong, the copies of a steady round, and until when (ns) homes send what."""
 
     violations: tuple[Violation, ...] = ()
     residencies: tuple[Residency, ...] = ()
@@ -84,16 +75,8 @@ def follow_gathers(
 ) -> Gathers:
     """Follow each copy of weights to the operation that needs it, and to what is sent on from it.
 
-    Parameters
-    ----------
-    timeline : Timeline
-    stage : int
-    window : Window
-        Violations are those of its steady round.
-    history : History
-        When each chunk is made at home.
-    list_reads : callable
-        Of a micro-batch its operations behind the version that each reads.
+    Violations are those of the steady round. `list_reads` yields the operations of a micro-batch,
+    each behind the version that it reads.
     """
     if timeline.plan.rule.partition != "parameter":
         return Gathers()

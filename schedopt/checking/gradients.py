@@ -44,16 +44,9 @@ class History:
 
 
 def replay_gradients(timeline: Timeline, stage: int, replayed: int, checked: int) -> History:
-    """Replay the gradients, updates and weights of one stage from a cold start.
+    """Replay gradients, updates and weights of so many micro-batches of a stage from a cold start.
 
-    Parameters
-    ----------
-    timeline : Timeline
-    stage : int
-    replayed : int
-        So many micro-batches run, from 0 on.
-    checked : int
-        Violations are reported for this many of them.
+    Violations are reported for the first `checked` of them.
     """
     replay = _Replay(timeline, stage, replayed, checked)
     replay.run()

@@ -18,13 +18,7 @@ def find_memory_violations(
 ) -> Iterator[Violation]:
     """Yield the GPUs that need more memory than they have, in the reading of the scope.
 
-    Parameters
-    ----------
-    timeline : Timeline
-    versions : iterable of Residency
-        The versions of weights, where the rule is not given.
-    unknown : iterable of int
-        Stages whose versions could not be followed; one version is counted for them.
+    Of stages whose versions are unknown one version is counted.
     """
     plan = timeline.plan
     constants = _count_constants(timeline, frozenset(unknown))

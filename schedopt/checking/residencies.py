@@ -21,17 +21,9 @@ ALL_STAGES: Final = -1
 
 @dataclass(frozen=True)
 class Residency:
-    """Bytes that lie on a GPU over [since, until), again and again.
+    """Bytes that lie on a GPU over [since, until), in ns, and again after each `every_ns`.
 
-    Parameters
-    ----------
-    group : Group
-    size : int
-        In bytes.
-    since, until : int
-        In ns. Equal for what counts only for an instant.
-    every_ns : int
-        After which time it comes again.
+    Both ends are equal for what counts only for an instant.
     """
 
     group: Group
@@ -43,16 +35,7 @@ class Residency:
 
 @dataclass(frozen=True)
 class Part:
-    """What one micro-batch keeps of a stage, from the start of one operation to an end of another.
-
-    Parameters
-    ----------
-    kind : str
-    size : int
-        In bytes.
-    since, until : str
-        Kinds of operations.
-    """
+    """Bytes that a micro-batch keeps from the start of one kind of operation to another's end."""
 
     kind: str
     size: int

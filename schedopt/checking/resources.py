@@ -14,18 +14,9 @@ from schedopt.plan import Operation
 
 @dataclass(frozen=True)
 class Use:
-    """One occurrence of an item on a GPU or link, again every `every` micro-batches.
+    """An item for its `first` micro-batch, in ns, and again every `every` micro-batches.
 
-    Parameters
-    ----------
-    item : Operation or Transfer
-    place : str
-        The item's place in the plan.
-    first : int
-        The first micro-batch that it covers.
-    start, length : int
-        In ns.
-    every : int
+    Its place is that in the plan.
     """
 
     item: Item

@@ -21,14 +21,7 @@ there what W needs is ``("weight_half+1", 2)``.
 
 @dataclass(frozen=True)
 class Slot:
-    """The item that runs one class of micro-batches, modulo k.
-
-    Parameters
-    ----------
-    item : Operation or Transfer
-    behind : int
-        How far the class lies behind the first that the item covers.
-    """
+    """The item that runs a class of micro-batches modulo k, `behind` the first that it covers."""
 
     item: Item
     behind: int
@@ -39,14 +32,7 @@ class Timeline:
     """The occurrences of a plan whose structure is sound.
 
     In period q an item runs micro-batch q k + h from q T + t (Beaumont et al. 2021, section 3.1).
-
-    Parameters
-    ----------
-    plan : Plan
-    items : tuple of (str, Operation or Transfer)
-        All of the pattern, each behind its place.
-    slots : mapping
-        For each name the k slots of its classes; None where no transfer is listed.
+    Each item lies behind its place; a name has k slots, None where no transfer is listed.
     """
 
     plan: Plan

@@ -22,16 +22,7 @@ MOST_REPLAYED: Final = 2_000_000
 
 @dataclass(frozen=True)
 class Followed:
-    """What following the weights found.
-
-    Parameters
-    ----------
-    violations : tuple of Violation
-    residencies : tuple of Residency
-        One for each version of a steady round, stage and GPU.
-    unknown : frozenset of int
-        Stages whose versions could not be followed to the end.
-    """
+    """What is wrong, the versions of a steady round, and stages that could not be followed."""
 
     violations: tuple[Violation, ...]
     residencies: tuple[Residency, ...]

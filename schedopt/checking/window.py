@@ -14,12 +14,7 @@ from schedopt.plan import Operation
 class Window:
     """What is replayed of the endless run, in micro-batches from 0 on.
 
-    Parameters
-    ----------
-    every : int
-        After this many everything repeats.
-    rounds : int
-        So many times `every` until nothing of the cold start is left.
+    After `every` of them all repeats, and after so many rounds nothing is left of the cold start.
     """
 
     every: int
