@@ -26,7 +26,7 @@ from schedopt.solving.local_search.njit import njit_kernel
 from schedopt.solving.local_search.penalty import peak_of
 from schedopt.solving.local_search.search import LocalSearch, LocalSearchParams
 from schedopt.solving.local_search.starts import fixed_patterns
-from schedopt.solving.local_search.state import NEED, PERIOD, SPACE, STAGES, new_state
+from schedopt.solving.local_search.state import NEED, PERIOD, SPACE, new_workspace, restart
 from schedopt.solving.local_search.tables import make_tables
 from tests.budgets import trials
 from tests.strategies import platforms, platforms_of_nodes, split_chains, stars
@@ -87,19 +87,14 @@ def test_memory_is_what_the_account_says(
     scope = replace(GENERAL, split_backward=split, recompute=True)
     problem = Problem(chain=chain, platform=platform, scope=scope)
     tables = make_tables(problem)
-    state, scratch, best = (new_state(tables, len(chain.layers)) for _ in range(3))
-    encode([Stage(layers=(0, len(chain.layers) - 1), gpus=(0,))], state)
-    state.counts[PERIOD] = 1000
-    found, go = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
+    work, go = new_workspace(tables, len(chain.layers)), np.zeros(1, dtype=np.int64)
+    state = work.state
+    encode([Stage(layers=(0, len(chain.layers) - 1), gpus=(0,))], state, 1000)
     draw = np.random.default_rng(seed)
-    anneal(tables, state, scratch, best, found, draw, Schedule(300, 1, 0.01, 0.03, 0.001), go)
-    assert found[0] > 0
-    period = int(best.counts[PERIOD])
-    state.first[:] = -1
-    state.row[:] = best.row
-    state.recompute[:] = best.recompute
-    state.counts[:] = 0
-    state.counts[STAGES] = best.counts[STAGES]
+    anneal(tables, work, draw, Schedule(300, 1, 0.01, 0.03, 0.001), go)
+    assert work.found[0] > 0
+    period = int(work.best.counts[PERIOD])
+    restart(state, work.best, period)
     assert replace_all(tables, state, period, np.inf) == 0
     needs = memory(decode(problem, tables, state))
     for gpu, need in enumerate(needs):
@@ -179,16 +174,14 @@ def test_a_decision_is_answered_within_the_period_asked(percent: int) -> None:
 def test_nothing_handed_to_the_search_is_kept_by_it() -> None:
     problem = Problem(chain=Chain(layers=(UNIT,) * 4), platform=Platform(2, 20), scope=GENERAL)
     tables = make_tables(problem)
-    state, scratch, best = (new_state(tables, 4) for _ in range(3))
-    found, go = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
+    work, go = new_workspace(tables, 4), np.zeros(1, dtype=np.int64)
     draw = np.random.default_rng(0)
-    handed = [tables.time, state.row, scratch.line, best.row, found, go, draw, draw.bit_generator]
+    arrays = [work.state.row, work.scratch.line, work.best.row, work.found]
+    handed = [tables.time, *arrays, go, draw, draw.bit_generator]
     before = [getrefcount(one) for one in handed]
     for _ in range(3):
-        encode([Stage(layers=(0, 3), gpus=(0,))], state)
-        state.first[:] = -1
-        state.counts[PERIOD] = 10
-        anneal(tables, state, scratch, best, found, draw, Schedule(100, 1, 0.01, 0.03, 0.001), go)
+        encode([Stage(layers=(0, 3), gpus=(0,))], work.state, 10)
+        anneal(tables, work, draw, Schedule(100, 1, 0.01, 0.03, 0.001), go)
     assert [getrefcount(one) for one in handed] == before
 
 

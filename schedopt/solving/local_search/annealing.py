@@ -37,6 +37,7 @@ from schedopt.solving.local_search.state import (
     TOP,
     WHERE,
     State,
+    Workspace,
 )
 from schedopt.solving.local_search.tables import Ints, Tables
 
@@ -226,17 +227,9 @@ def _first_row(s: State, row: int, kind: int) -> int:
 
 
 @njit_kernel
-def _anneal(
-    t: Tables,
-    s: State,
-    other: State,
-    best: State,
-    found: Ints,
-    draw: Draw,
-    plan: Schedule,
-    stop: Ints,
-) -> int:
+def _anneal(t: Tables, work: Workspace, draw: Draw, plan: Schedule, stop: Ints) -> int:
     """Search from an allocation: see `anneal`, by which Python enters."""
+    s, other, best, found = work
     for row in range(s.counts[STAGES]):
         measure(t, s, row)
     now = replace_all(t, s, s.counts[PERIOD], np.inf)
@@ -279,32 +272,17 @@ def _anneal(
 
 
 @njit_entry
-def anneal(
-    t: Tables,
-    s: State,
-    other: State,
-    best: State,
-    found: Ints,
-    draw: Draw,
-    plan: Schedule,
-    stop: Ints,
-) -> int:
+def anneal(t: Tables, work: Workspace, draw: Draw, plan: Schedule, stop: Ints) -> int:
     """Search from an allocation; return how many placements were looked at.
 
     Parameters
     ----------
     t : Tables
-    s : State
-        Genes and cuts to start from, with the period to be below. Overwritten.
-    other : State
-        Scratch.
-    best : State
-        The best placement without penalty, if `found` says so.
-    found : array, shape (1,)
-        Its period, ns; 0: none so far.
+    work : Workspace
+        With what to start from, and then what was found.
     draw : numpy.random.Generator
     plan : Schedule
     stop : array, shape (1,)
         Not 0: stop soon.
     """
-    return _anneal(t, s, other, best, found, draw, plan, stop)
+    return _anneal(t, work, draw, plan, stop)

@@ -25,27 +25,19 @@ from schedopt.solving.local_search.tables import Tables
 from schedopt.stage import Stage
 
 
-def encode(stages: Sequence[Stage], state: State, *, halved: bool = False) -> None:
-    """Write stages into a state, without genes of their own.
-
-    Parameters
-    ----------
-    stages : sequence of Stage
-        In the order of the chain, each on one GPU.
-    state : State
-    halved : bool
-        Whether every backward runs in halves.
-    """
+def encode(stages: Sequence[Stage], state: State, period: int) -> None:
+    """Write stages, each on one GPU, into a state, with nothing placed and no genes set."""
     state.row[:] = 0
     state.recompute[:] = 0
     for row, stage in enumerate(reversed(stages)):
         state.row[row, BEGIN] = stage.first
         state.row[row, GPU] = stage.gpus[0]
-        state.row[row, HALVED] = halved
         for first, last in stage.recompute:
             state.recompute[first : last + 1] = 1
     state.counts[:] = 0
     state.counts[STAGES] = len(stages)
+    state.counts[PERIOD] = period
+    state.first[:] = -1
 
 
 def decode(problem: Problem, tables: Tables, state: State) -> Plan:

@@ -1,24 +1,32 @@
 """Free places of the GPUs and links of a period.
 
 What occupies a resource is a list of intervals on the circle of length T, the last one first: an
-interval is taken out again in the reverse order.
+interval is taken out again in the reverse order. What is said of a way holds for both: `LATER` and
+`EARLIER` in time.
 """
 
 from __future__ import annotations
+
+from typing import Final
 
 from schedopt.solving.local_search.njit import njit_kernel
 from schedopt.solving.local_search.state import LENGTH, NEXT, START
 from schedopt.solving.local_search.tables import Ints
 
-NOWHERE = -(1 << 62)
+NOWHERE: Final = -(1 << 62)
 """No place is free."""
+LATER: Final = 1
+EARLIER: Final = -1
 
 
 @njit_kernel
-def latest(
-    line: Ints, first: Ints, period: int, where: int, length: int, start: int, lowest: int
+def first_free(
+    line: Ints, first: Ints, period: int, where: int, length: int, start: int, limit: int, way: int
 ) -> int:
-    """Return the latest start up to one at which a resource is free; `NOWHERE` up to `lowest`."""
+    """Return the first start of a way, from one on, at which a resource is free.
+
+    `NOWHERE` if there is none before a limit.
+    """
     if length > period:
         return NOWHERE
     turned = start % period
@@ -31,52 +39,17 @@ def latest(
             behind = turned - line[item, START]
             if behind < 0:
                 behind += period
-            step = 0
-            if behind < taken:
-                if behind > 0 or length > 0:
-                    step = behind + length
-            elif period - behind < length:
-                step = length - (period - behind)
-            if step > 0:
-                start -= step
-                if start <= lowest:
-                    return NOWHERE
-                turned -= step
-                while turned < 0:
-                    turned += period
-                moved = True
-            item = line[item, NEXT]
-    return start
-
-
-@njit_kernel
-def earliest(
-    line: Ints, first: Ints, period: int, where: int, length: int, start: int, highest: int
-) -> int:
-    """Return the earliest start from one on at which a resource is free; see `latest`."""
-    if length > period:
-        return NOWHERE
-    turned = start % period
-    moved = True
-    while moved:
-        moved = False
-        item = first[where]
-        while item >= 0:
-            taken = line[item, LENGTH]
-            behind = turned - line[item, START]
-            if behind < 0:
-                behind += period
-            step = 0
-            if behind < taken:
-                if behind > 0 or length > 0:
-                    step = taken - behind
-            elif period - behind < length:
-                step = period - behind + taken
-            if step > 0:
+            if behind >= taken:
+                # In front of the interval, which it meets if it is long enough.
+                behind -= period
+            if behind + length > 0:
+                step = taken - behind if way == LATER else -behind - length
                 start += step
-                if start >= highest:
+                if way * start >= way * limit:
                     return NOWHERE
                 turned += step
+                while turned < 0:
+                    turned += period
                 while turned >= period:
                     turned -= period
                 moved = True
@@ -85,28 +58,15 @@ def earliest(
 
 
 @njit_kernel
-def room_before(line: Ints, first: Ints, period: int, where: int, start: int) -> int:
-    """Return how far something could move to the left on a resource; a period if it is free."""
+def room_to_move(
+    line: Ints, first: Ints, period: int, where: int, start: int, length: int, way: int
+) -> int:
+    """Return how far something could move on a resource; a period if it is free."""
     turned = start % period
     least = period
     item = first[where]
     while item >= 0:
-        gap = turned - line[item, START] - line[item, LENGTH]
-        while gap < 0:
-            gap += period
-        least = min(least, gap)
-        item = line[item, NEXT]
-    return least
-
-
-@njit_kernel
-def room_behind(line: Ints, first: Ints, period: int, where: int, end: int) -> int:
-    """Return how far something could move to the right on a resource; a period if it is free."""
-    turned = end % period
-    least = period
-    item = first[where]
-    while item >= 0:
-        gap = line[item, START] - turned
+        gap = way * (line[item, START] - turned) - (length if way == LATER else line[item, LENGTH])
         while gap < 0:
             gap += period
         least = min(least, gap)

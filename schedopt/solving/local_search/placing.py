@@ -10,11 +10,11 @@ A stage takes O(I^2) at worst for I intervals on a resource, and O(I) mostly: se
 from __future__ import annotations
 
 from schedopt.solving.local_search.gaps import (
+    EARLIER,
+    LATER,
     NOWHERE,
-    earliest,
-    latest,
-    room_before,
-    room_behind,
+    first_free,
+    room_to_move,
 )
 from schedopt.solving.local_search.njit import njit_inline, njit_kernel
 from schedopt.solving.local_search.penalty import excess_of_load, final_excess, in_flight
@@ -161,58 +161,37 @@ def put(s: State, where: int, start: int, length: int) -> None:
 
 
 @njit_inline
-def _place_forward(s: State, row: int, end: int) -> tuple[int, float]:
-    """Place a forward that ends in time; return its start and what found no place."""
-    gpu, length, period = s.row[row, GPU], s.row[row, T_FORWARD], s.counts[PERIOD]
-    start = latest(s.line, s.first, period, gpu, length, end - length, end - length - period)
-    if start == NOWHERE:
-        return end - length, max(1, length) / period
-    gene = s.row[row, FORWARD_GENE]
+def _place_operation(
+    s: State, gpu: int, length: int, start: int, gene: int, way: int
+) -> tuple[int, float]:
+    """Place an operation from a start on; return where it starts and what found no place.
+
+    It goes to the first free place, on to the end of that gap (gene 1), or to the next gap (2).
+    """
+    period = s.counts[PERIOD]
+    found = first_free(s.line, s.first, period, gpu, length, start, start + way * period, way)
+    if found == NOWHERE:
+        return start, max(1, length) / period
     if gene > 0:
-        room = room_before(s.line, s.first, period, gpu, start)
+        room = room_to_move(s.line, s.first, period, gpu, found, length, way)
         if room < period:
             if gene == 1:
-                start -= room
+                found += way * room
             else:
-                other = latest(
-                    s.line, s.first, period, gpu, length, start - room - 1, start - period
-                )
+                begin, limit = found + way * (room + 1), found + way * period
+                other = first_free(s.line, s.first, period, gpu, length, begin, limit, way)
                 if other != NOWHERE:
-                    start = other
-    put(s, gpu, start, length)
-    return start, 0.0
-
-
-@njit_inline
-def _place_backward(s: State, row: int, begin: int) -> tuple[int, float]:
-    """Place a backward, or its input half; return its start and what found no place."""
-    gpu, length, period = s.row[row, GPU], s.row[row, T_BACKWARD], s.counts[PERIOD]
-    start = earliest(s.line, s.first, period, gpu, length, begin, begin + period)
-    if start == NOWHERE:
-        return begin, max(1, length) / period
-    gene = s.row[row, BACKWARD_GENE]
-    if gene > 0:
-        room = room_behind(s.line, s.first, period, gpu, start + length)
-        if room < period:
-            if gene == 1:
-                start += room
-            else:
-                other = earliest(
-                    s.line, s.first, period, gpu, length, start + room + 1, start + period
-                )
-                if other != NOWHERE:
-                    start = other
-    put(s, gpu, start, length)
-    return start, 0.0
+                    found = other
+    put(s, gpu, found, length)
+    return found, 0.0
 
 
 @njit_inline
 def _place_transfer(
-    t: Tables, s: State, source: int, target: int, length: int, time: int, ahead: int
+    t: Tables, s: State, source: int, target: int, length: int, begin: int, way: int
 ) -> tuple[int, float]:
-    """Place a transfer that ends by a time (ahead), or begins from it on."""
+    """Place a transfer on all its hops from a start on."""
     period = s.counts[PERIOD]
-    begin = time - length if ahead else time
     start, before = begin, NOWHERE
     hops = t.hops.shape[2]
     while start != before:
@@ -221,10 +200,8 @@ def _place_transfer(
             hop = t.hops[source, target, number]
             if hop < 0:
                 break
-            if ahead:
-                start = latest(s.line, s.first, period, hop, length, start, begin - period)
-            else:
-                start = earliest(s.line, s.first, period, hop, length, start, begin + period)
+            limit = begin + way * period
+            start = first_free(s.line, s.first, period, hop, length, start, limit, way)
             if start == NOWHERE:
                 return begin, max(1, length) / period
         if hops == 1:
@@ -237,26 +214,27 @@ def _place_transfer(
 
 
 @njit_inline
-def _place_forward_path(t: Tables, s: State, row: int) -> float:
+def _place_forward(t: Tables, s: State, row: int) -> float:
     """Place the forward of a stage and what it sends."""
-    gpu = s.row[row, GPU]
+    gpu, time = s.row[row, GPU], s.row[row, T_FORWARD]
     excess = 0.0
     if row == 0:
-        end = s.row[0, T_FORWARD]
+        end = time
     else:
         end = s.row[row - 1, AT_FORWARD]
         target = s.row[row - 1, GPU]
         link = t.link[gpu, target]
         if link >= 0:
             length = t.sending[link, s.row[row - 1, BEGIN] - 1]
-            end, excess = _place_transfer(t, s, gpu, target, length, end, 1)
+            end, excess = _place_transfer(t, s, gpu, target, length, end - length, EARLIER)
             s.row[row, AT_ACTIVATION] = end
-    s.row[row, AT_FORWARD], more = _place_forward(s, row, end)
+    gene = s.row[row, FORWARD_GENE]
+    s.row[row, AT_FORWARD], more = _place_operation(s, gpu, time, end - time, gene, EARLIER)
     return excess + more
 
 
 @njit_inline
-def _place_backward_path(t: Tables, s: State, row: int) -> float:
+def _place_backward(t: Tables, s: State, row: int) -> float:
     """Place the backward of a stage, and what it waits for; then its weight half."""
     gpu = s.row[row, GPU]
     excess = 0.0
@@ -268,36 +246,25 @@ def _place_backward_path(t: Tables, s: State, row: int) -> float:
         link = t.link[source, gpu]
         if link >= 0:
             length = t.sending[link, s.row[row - 1, BEGIN] - 1]
-            begin, excess = _place_transfer(t, s, source, gpu, length, begin, 0)
+            begin, excess = _place_transfer(t, s, source, gpu, length, begin, LATER)
             s.row[row, AT_GRADIENT] = begin
             begin += length
-    s.row[row, AT_BACKWARD], more = _place_backward(s, row, begin)
+    gene, time = s.row[row, BACKWARD_GENE], s.row[row, T_BACKWARD]
+    s.row[row, AT_BACKWARD], more = _place_operation(s, gpu, time, begin, gene, LATER)
     excess += more
     if s.row[row, HALVED]:
-        length, period = s.row[row, T_WEIGHT_HALF], s.counts[PERIOD]
-        begin = s.row[row, AT_BACKWARD] + s.row[row, T_BACKWARD]
-        start = earliest(s.line, s.first, period, gpu, length, begin, begin + period)
-        if start == NOWHERE:
-            excess += max(1, length) / period
-            start = begin
-        else:
-            put(s, gpu, start, length)
-        s.row[row, AT_WEIGHT_HALF] = start
+        begin, rest = s.row[row, AT_BACKWARD] + time, s.row[row, T_WEIGHT_HALF]
+        s.row[row, AT_WEIGHT_HALF], more = _place_operation(s, gpu, rest, begin, 0, LATER)
+        excess += more
     return excess
 
 
 @njit_inline
 def _place_recompute(s: State, row: int) -> float:
     """Place what a stage recomputes, the latest before its backward."""
-    gpu, length, period = s.row[row, GPU], s.row[row, T_RECOMPUTE], s.counts[PERIOD]
-    begin = s.row[row, AT_BACKWARD] - length
-    start = latest(s.line, s.first, period, gpu, length, begin, begin - period)
-    excess = 0.0
-    if start == NOWHERE:
-        excess = max(1, length) / period
-        start = begin
-    else:
-        put(s, gpu, start, length)
+    time = s.row[row, T_RECOMPUTE]
+    begin = s.row[row, AT_BACKWARD] - time
+    start, excess = _place_operation(s, s.row[row, GPU], time, begin, 0, EARLIER)
     s.row[row, AT_RECOMPUTE] = start
     return excess
 
@@ -326,12 +293,12 @@ def place(t: Tables, s: State, row: int, limit: float) -> float:
         s.counts[PLACED] = row + 1
         recompute = s.row[row, LAYERS_RECOMPUTED]
         if s.row[row, ORDER_GENE] or row == 0:
-            overlap += _place_forward_path(t, s, row)
-        overlap += _place_backward_path(t, s, row)
+            overlap += _place_forward(t, s, row)
+        overlap += _place_backward(t, s, row)
         if recompute > 0:
             overlap += _place_recompute(s, row)
         if not (s.row[row, ORDER_GENE] or row == 0):
-            overlap += _place_forward_path(t, s, row)
+            overlap += _place_forward(t, s, row)
         if recompute > 0:
             _move_before_recompute(s, row)
         s.overlap[row] = overlap

@@ -24,7 +24,13 @@ from schedopt.platform import Platform
 from schedopt.problem import Problem
 from schedopt.solving.local_search.annealing import Schedule, anneal
 from schedopt.solving.local_search.coding import decode, encode
-from schedopt.solving.local_search.state import PERIOD, STAGES, State, new_state
+from schedopt.solving.local_search.state import (
+    STAGES,
+    Workspace,
+    new_state,
+    new_workspace,
+    restart,
+)
 from schedopt.solving.local_search.tables import Ints, make_tables
 from schedopt.solving.retiming import compress_shifts
 from schedopt.solving.run import Run
@@ -80,16 +86,6 @@ class LocalSearchParams:
 DEFAULTS: Final = LocalSearchParams()
 
 
-@dataclass
-class _Worker:
-    """The arrays of one annealing."""
-
-    state: State
-    scratch: State
-    best: State
-    found: Ints
-
-
 def is_compiled(run: Run) -> bool:
     """Wait until the search is compiled; False if somebody asks to stop before.
 
@@ -110,12 +106,9 @@ def _compile() -> None:
     layer = Layer(forward_ns=1, backward_ns=1, weight_bytes=0, activation_bytes=0)
     problem = Problem(chain=Chain(layers=(layer,)), platform=Platform(1, 0))
     tables = make_tables(problem)
-    state, scratch, best = (new_state(tables, 1) for _ in range(3))
-    encode([Stage(layers=(0, 0), gpus=(0,))], state)
-    state.counts[PERIOD] = 2
-    flag = np.zeros(1, dtype=np.int64)
-    draw = np.random.default_rng(0)
-    anneal(tables, state, scratch, best, flag.copy(), draw, DEFAULTS.schedule(0, 1, 2), flag)
+    work, stop = new_workspace(tables, 1), np.zeros(1, dtype=np.int64)
+    encode([Stage(layers=(0, 0), gpus=(0,))], work.state, 2)
+    anneal(tables, work, np.random.default_rng(0), DEFAULTS.schedule(0, 1, 2), stop)
 
 
 def place_stages(problem: Problem, run: Run) -> Plan | None:
@@ -124,17 +117,14 @@ def place_stages(problem: Problem, run: Run) -> Plan | None:
     From the last stage to the first, F lies as late and B as early as the others leave room, at
     the least period that bisection finds.
     """
-    tables, most = make_tables(problem), len(problem.stages)
-    state, scratch, best = (new_state(tables, most) for _ in range(3))
-    encode(problem.stages, state)
-    state.first[:] = -1
-    state.counts[PERIOD] = max(1, longest_way(problem))
-    found, stop = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
+    tables = make_tables(problem)
+    work, stop = new_workspace(tables, len(problem.stages)), np.zeros(1, dtype=np.int64)
+    encode(problem.stages, work.state, max(1, longest_way(problem)))
     draw = np.random.default_rng(run.seed)
     # The first step of an annealing bisects, and moves nothing.
     one_step = DEFAULTS.schedule(0, 1, ceil(run.bound() or 1))
-    anneal(tables, state, scratch, best, found, draw, one_step, stop)
-    return compress_shifts(decode(problem, tables, best)) if found[0] else None
+    anneal(tables, work, draw, one_step, stop)
+    return compress_shifts(decode(problem, tables, work.best)) if work.found[0] else None
 
 
 class LocalSearch:
@@ -155,21 +145,12 @@ class LocalSearch:
     ) -> None:
         self.problem, self.run, self.params = problem, run, params
         self.tables = make_tables(problem)
-        most = min(len(problem.chain.layers), 12 * len(problem.platform.gpus) + 16)
-        self.most = most
-        self.workers = [self._worker() for _ in range(workers)]
-        self.elite = new_state(self.tables, most)
+        self.most = min(len(problem.chain.layers), 12 * len(problem.platform.gpus) + 16)
+        self.workers = [new_workspace(self.tables, self.most) for _ in range(workers)]
+        self.elite = new_state(self.tables, self.most)
         self.placements = 0
         self.longest = max(1, longest_way(problem))
         self._low_at_first = ceil(run.bound() or 1)
-
-    def _worker(self) -> _Worker:
-        return _Worker(
-            state=new_state(self.tables, self.most),
-            scratch=new_state(self.tables, self.most),
-            best=new_state(self.tables, self.most),
-            found=np.zeros(1, dtype=np.int64),
-        )
 
     def rounds(
         self,
@@ -199,13 +180,13 @@ class LocalSearch:
                     plan = self.params.schedule(number, steps, self._low())
                     self._prepare(worker, starts(number), plan.drop, before)
                     draw = np.random.default_rng([self.run.seed, number])
-                    tasks.append(pool.submit(self._anneal, worker, draw, plan, stop))
+                    tasks.append(pool.submit(anneal, self.tables, worker, draw, plan, stop))
                     number += 1
                 self._wait(tasks, stop)
                 self.placements += sum(max(1, task.result()) for task in tasks)
                 best = min(workers, key=lambda worker: int(worker.found[0]) or before)
                 if 0 < best.found[0] < before:
-                    self._keep(best)
+                    restart(self.elite, best.best, 0)
                     yield compress_shifts(decode(self.problem, self.tables, best.best))
 
     def _steps(self) -> int:
@@ -222,20 +203,17 @@ class LocalSearch:
         return best if asked is None else min(best, asked + 1)
 
     def _prepare(
-        self, worker: _Worker, stages: Sequence[Stage] | None, drop: float, before: int
+        self, worker: Workspace, stages: Sequence[Stage] | None, drop: float, before: int
     ) -> None:
         worker.found[:] = 0
+        period = max(self._low(), min(before - 1, int(before * (1 - drop))))
         if stages is not None and len(stages) > self.most:
             stages = None
         if stages is None and self.elite.counts[STAGES]:
-            worker.state.row[:] = self.elite.row
-            worker.state.recompute[:] = self.elite.recompute
-            worker.state.counts[:] = 0
-            worker.state.counts[STAGES] = self.elite.counts[STAGES]
+            restart(worker.state, self.elite, period)
         else:
-            encode(stages or [Stage(layers=(0, self.tables.layers - 1), gpus=(0,))], worker.state)
-        worker.state.first[:] = -1
-        worker.state.counts[PERIOD] = max(self._low(), min(before - 1, int(before * (1 - drop))))
+            one = Stage(layers=(0, self.tables.layers - 1), gpus=(0,))
+            encode(stages or [one], worker.state, period)
 
     def _low(self) -> int:
         # Bounds that come when they come would make runs with a limit of work differ.
@@ -246,12 +224,6 @@ class LocalSearch:
     def _is_done(self) -> bool:
         return self.run.stopped() or self.run.settled()
 
-    def _anneal(
-        self, worker: _Worker, draw: np.random.Generator, plan: Schedule, stop: Ints
-    ) -> int:
-        state, scratch, best = worker.state, worker.scratch, worker.best
-        return anneal(self.tables, state, scratch, best, worker.found, draw, plan, stop)
-
     def _wait(self, tasks: Sequence[Future[int]], stop: Ints) -> None:
         """Wait until all are done, and let them stop when the run does."""
         left: set[Future[int]] = set(tasks)
@@ -259,8 +231,3 @@ class LocalSearch:
             _, left = wait(left, timeout=POLL_S, return_when=FIRST_COMPLETED)
             if self._is_done() or self._best_period() <= self._low():
                 stop[0] = 1
-
-    def _keep(self, worker: _Worker) -> None:
-        self.elite.row[:] = worker.best.row
-        self.elite.recompute[:] = worker.best.recompute
-        self.elite.counts[:] = worker.best.counts

@@ -125,3 +125,39 @@ def new_state(tables: Tables, most: int) -> State:
         first=np.full(tables.resources, -1, dtype=np.int64),
         load=zeros(tables.gpus, 3),
     )
+
+
+class Workspace(NamedTuple):
+    """The arrays of one annealing.
+
+    Parameters
+    ----------
+    state : State
+        Genes and cuts to start from, with the period to be below. Overwritten.
+    scratch : State
+    best : State
+        The best placement without penalty, if `found` says so.
+    found : array, shape (1,)
+        Its period, ns; 0: none so far.
+    """
+
+    state: State
+    scratch: State
+    best: State
+    found: Ints
+
+
+def new_workspace(tables: Tables, most: int) -> Workspace:
+    """Return the arrays of an annealing with room for a number of stages."""
+    state, scratch, best = (new_state(tables, most) for _ in range(3))
+    return Workspace(state, scratch, best, np.zeros(1, dtype=np.int64))
+
+
+def restart(state: State, known: State, period: int) -> None:
+    """Let a state start from what is chosen in another one, with nothing placed yet."""
+    state.row[:] = known.row
+    state.recompute[:] = known.recompute
+    state.counts[:] = 0
+    state.counts[STAGES] = known.counts[STAGES]
+    state.counts[PERIOD] = period
+    state.first[:] = -1
