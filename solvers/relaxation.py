@@ -157,7 +157,7 @@ class _Search:
             self._refute(period, PROPAGATION)
             return ()
         model = RelaxationModel(forced)
-        model.hint(self.start)
+        model.chosen.hint(self.start)
         status, solver = solve_model(model.model, self.run, most_s=self.patience_s, simplify=True)
         if status == cp_model.INFEASIBLE:
             self._refute(period, PROOF)
@@ -169,7 +169,7 @@ class _Search:
             return ()
         self.fits = min(self.fits, period)
         self.high = min(self.high, period)
-        self.start = model.stages(solver)
+        self.start = model.chosen.stages(solver)
         return self.start
 
     def _refute(self, period: Fraction, proof: Proof) -> None:
