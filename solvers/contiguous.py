@@ -98,18 +98,7 @@ def prove_impossible(problem: Problem, run: Run) -> list[Infeasibility]:
 def best_stages(
     problem: Problem, high: int, run: Run, sparse: SparsePattern = EVERY_PERIOD
 ) -> tuple[list[Stage], int] | None:
-    """Return the stages of least period up to one, and that period; None if there are none.
-
-    Parameters
-    ----------
-    problem : Problem
-    high : int
-        In ns.
-    run : Run
-        For its stop.
-    sparse : SparsePattern
-        Which of the periods carry a micro-batch.
-    """
+    """Return the stages of least period up to one, and that period; None if there are none."""
     search = ContiguousDP(problem, sparse, stopped=run.stopped)
     high = min(high, search.longest_period())
     stages = search.stages_at(high, run) if high >= search.least_period() else None
@@ -121,13 +110,7 @@ def contiguous_stages(
 ) -> Iterator[list[Stage]]:
     """Yield the stages of the dynamic programme at multiples of the least period, if there is one.
 
-    Parameters
-    ----------
-    problem : Problem
-    stretches : sequence of Fraction
-        From 1 on.
-    run : Run
-        For its stop.
+    Stretches are from 1 on.
     """
     best = best_stages(problem, LARGEST_HORIZON_NS, run)
     if best is None:

@@ -183,14 +183,7 @@ def _fill_holes(
 ) -> dict[Key, int] | None:
     """Return when the free operations of one GPU start in the period; None: they do not fit.
 
-    Parameters
-    ----------
-    lengths : mapping of Key to int
-        Of the operations of the GPU, ns.
-    forced : mapping of Key to int
-        The starts of those that are not free, ns.
-    period : int
-    run : Run
+    Of its operations with their lengths those that are not free start when they are forced to.
     """
     fixed = {key: forced[key] for key in lengths if key in forced}
     gaps = holes(fixed, lengths, period)

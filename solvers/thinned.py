@@ -173,13 +173,7 @@ def pack_stages(plan: Plan, platform: Platform) -> Plan | None:
 
 
 class _Packing:
-    """Stages on GPUs, with what occupies GPUs and links.
-
-    Attributes
-    ----------
-    home : dict
-        The GPU of each stage that is placed.
-    """
+    """Stages on GPUs, with what occupies GPUs and links; `home` says the GPU of each."""
 
     def __init__(self, plan: Plan, platform: Platform) -> None:
         self.platform = platform

@@ -24,13 +24,7 @@ def meet(interval: Interval, other: Interval, period: int) -> bool:
 
 
 class Calendar:
-    """Intervals that are taken on each resource.
-
-    Parameters
-    ----------
-    period : int
-        In ns.
-    """
+    """Intervals that are taken on each resource."""
 
     def __init__(self, period: int) -> None:
         self.period = period

@@ -51,13 +51,7 @@ LOAD: Final = np.int64((1 << SHIFT) - 1)
 class ContiguousDP:
     """The dynamic programme for one problem. Row q of a table is the q-th GPU from the end.
 
-    Parameters
-    ----------
-    problem : Problem
-    sparse : SparsePattern
-        Which of the periods carry a micro-batch.
-    stopped : callable
-        Whether to stop, for the tables of recompute, which take long.
+    The tables of recompute take long: they ask whether to stop.
     """
 
     def __init__(
@@ -131,17 +125,9 @@ class ContiguousDP:
         run: Run,
         refuted: Callable[[int], None] = lambda period: None,
     ) -> tuple[list[Stage], int]:
-        """Return the stages of least period, and that period, from some that are possible.
+        """Return the stages of least period, and that period, from some possible at `high`.
 
-        Parameters
-        ----------
-        stages : list of Stage
-        high : int
-            A period at which they are possible.
-        run : Run
-            Stops the search; the best so far is returned.
-        refuted : callable, optional
-            Called with each period that no stages reach.
+        The best so far if the run stops. `refuted` hears of each period that no stages reach.
         """
         low, high = self.least_period(), self.shorten(stages, high, run)
         while low < high and not run.stopped():

@@ -26,7 +26,7 @@ def solve_model(
     linearize: bool = True,
     simplify: bool = False,
 ) -> tuple[int, cp_model.CpSolver]:
-    """Solve a model until it is proven, time is up or somebody asks to stop.
+    """Solve a model until it is proven, time is up or somebody asks to stop: status and solver.
 
     CP-SAT 9.15 calls models infeasible that are not where numbers are large, of times above a
     second in ns, say, or of bytes above 2 GB: if it simplifies them first and sums of coefficients
@@ -43,13 +43,6 @@ def solve_model(
         Whether linear relaxations help: else workers that do without them come first.
     simplify : bool
         Whether to simplify the model before the search. Only for models of smaller sums.
-
-    Returns
-    -------
-    status : int
-        Of CP-SAT: OPTIMAL, FEASIBLE, INFEASIBLE or UNKNOWN.
-    solver : CpSolver
-        With the values and the bound.
     """
     from ortools.sat.python import cp_model as cp
 

@@ -17,16 +17,9 @@ FirstLayers = tuple[int, ...]
 
 
 class EngineCuts:
-    """Cuts into stages, stage s on GPU s mod `ranks`.
+    """Cuts into stages, stage s on GPU s mod `ranks`, with `chunks` stages on each GPU.
 
-    Parameters
-    ----------
-    problem : Problem
-        Its scope names an engine and the micro-batches of a step.
-    ranks : int
-        GPUs that are used, the first ones.
-    chunks : int
-        Stages of each.
+    The scope of the problem names an engine and the micro-batches of a step.
 
     Notes
     -----
@@ -257,11 +250,7 @@ class _Enumeration:
     def extend(self, begins: list[int], arrival: int) -> Iterator[FirstLayers]:
         """Yield the cuts that go on from stages of which the last one has no end yet.
 
-        Parameters
-        ----------
-        begins : list of int
-        arrival : int
-            How long a micro-batch takes to that stage and back, ns.
+        `arrival` is how long a micro-batch takes to that stage and back, ns.
         """
         cuts, number = self.cuts, len(begins) - 1
         rank, left = number % cuts.ranks, cuts.parts - number - 1

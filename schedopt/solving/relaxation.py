@@ -35,13 +35,7 @@ PARTS: Final = 16
 
 
 class RelaxationModel:
-    """The relaxation at the period of what is known.
-
-    Attributes
-    ----------
-    chosen : RelaxedAllocation
-    model : CpModel
-    """
+    """The relaxation at the period of what is known."""
 
     def __init__(self, forced: ForcedWork) -> None:
         self.forced, self.scaled = forced, forced.scaled

@@ -42,13 +42,7 @@ SENT: Final[tuple[Tensor, Tensor]] = ("activation", "gradient")
 class ChainItem:
     """A stage or the link behind it, in the order of the chain.
 
-    Parameters
-    ----------
-    forward_ns, backward_ns : int
-    recompute_ns : int
-        Of recompute.
-    shared : bool
-        Whether forward and backward exclude each other; not on a full-duplex link.
+    It is shared if forward and backward exclude each other; not on a full-duplex link.
     """
 
     forward_ns: int
@@ -145,16 +139,8 @@ EVERY_PERIOD: Final = SparsePattern()
 class StageChain:
     """Stages, each on a GPU of its own, as 1F1B* sees them: stage, link, stage, ..., stage.
 
-    Parameters
-    ----------
-    problem : Problem
-        Scope and rule do not matter.
-    stages : sequence of Stage
-        In the order of the chain.
-    free : bool
-        Whether each stage may recompute what is best for a period, and not what it says.
-    sparse : SparsePattern
-        Which of the periods carry a micro-batch.
+    Scope and rule of the problem do not matter. Stages that are free recompute what is best for a
+    period, and not what they say.
     """
 
     def __init__(
@@ -318,13 +304,7 @@ class StageChain:
     ) -> int:
         """Return the least period that fits, by bisection below one that does.
 
-        Parameters
-        ----------
-        period : int
-        run : Run
-            Stops the search; the best so far is returned.
-        refuted : callable, optional
-            Called with each period found not to fit.
+        The best so far if the run stops. `refuted` hears of each period that does not fit.
         """
         low, high = self.least_period(), period
         while low < high and not run.stopped():

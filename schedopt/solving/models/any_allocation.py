@@ -34,12 +34,7 @@ BACKWARDS: Final[tuple[Kind, ...]] = ("B", "I", "W")
 
 
 class AnyAllocation:
-    """Any allocation, which the model chooses.
-
-    Parameters
-    ----------
-    graph : SlotGraph
-    """
+    """Any allocation, which the model chooses."""
 
     linearize: ClassVar = False
 
@@ -71,10 +66,7 @@ class AnyAllocation:
     ) -> dict[tuple[str, str, int], list[cp_model.IntVar]]:
         """Bytes once if a stash exists there at all, and once more for each n not enough.
 
-        Returns
-        -------
-        dict
-            By the ends of a stash and its layer, whether n = 1, 2, ... in flight are enough.
+        Return whether n = 1, 2, ... in flight are enough, by the ends of a stash and its layer.
         """
         on: dict[int, list[Expr]] = defaultdict(list)
         enough_of: dict[tuple[str, str, int], list[cp_model.IntVar]] = {}
@@ -195,12 +187,7 @@ class AnyAllocation:
 class SharedLinks:
     """Which link each transfer occupies, as literals, and which two transfers meet there.
 
-    Parameters
-    ----------
-    variables : Variables
-        Its transfers take their time only if they are sent.
-    placement : Placement
-    graph : SlotGraph
+    Transfers take their time only if they are sent.
 
     Attributes
     ----------

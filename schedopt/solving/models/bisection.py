@@ -76,14 +76,7 @@ def query_model(
 ) -> PatternSolution | None:
     """Return a pattern up to the period of a model, or one without starts if there is none.
 
-    None if that is unknown, as it is too if the model was left out.
-
-    Parameters
-    ----------
-    model : FeasibilityModel
-    known : PatternSolution or None
-        The hint.
-    run : Run
+    None if that is unknown, as it is too if the model was left out. What is known is the hint.
     """
     from ortools.sat.python import cp_model
 

@@ -28,10 +28,6 @@ class ContiguousAllocation:
 
     Where layers run apart, neighbours on one GPU exclude each other, and send nothing. Each layer
     has its own number of micro-batches in flight, and a GPU holds what all its layers keep.
-
-    Parameters
-    ----------
-    graph : SlotGraph
     """
 
     linearize: ClassVar = True
@@ -107,14 +103,7 @@ class ContiguousAllocation:
 
 
 class SharedGpus:
-    """Which two layers that run apart share a GPU, as literals.
-
-    Parameters
-    ----------
-    variables : Variables
-    placement : Placement
-    domains : AllocationDomains
-    """
+    """Which two layers that run apart share a GPU, as literals."""
 
     def __init__(
         self, variables: Variables, placement: Placement, domains: AllocationDomains

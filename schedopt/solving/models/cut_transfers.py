@@ -25,14 +25,7 @@ MOST_CROSSINGS: Final = 20_000
 class CutTransfers:
     """For each layer but the last: from which node to which its output goes, if to another one.
 
-    Parameters
-    ----------
-    model : CpModel
-    scaled : Scaled
-    on : sequence of sequences of literals
-        Whether a layer lies on a GPU.
-    gpus : sequence of int
-        The numbers of these GPUs.
+    `on` are the literals whether a layer lies on each of the GPUs that are numbered.
     """
 
     def __init__(

@@ -25,12 +25,7 @@ if TYPE_CHECKING:
 
 
 class GivenAllocation:
-    """The stages of a pipeline, which may be free to choose what they recompute.
-
-    Parameters
-    ----------
-    pipeline : AllocatedPipeline
-    """
+    """The stages of a pipeline, which may be free to choose what they recompute."""
 
     linearize: ClassVar = True
 
@@ -138,14 +133,8 @@ def _if_all(literals: Sequence[Literal], value: Expr, hint: Hint) -> int:
 class RecomputeChoice:
     """Which layers of given stages are recomputed, as literals.
 
-    Lengths of recompute and bytes stashed are sums over these literals. A run begins, and a layer
-    lies behind a run, where two neighbours differ.
-
-    Parameters
-    ----------
-    pipeline : AllocatedPipeline
-    variables : Variables
-        The lengths of recompute are set.
+    Lengths of recompute, which are set, and bytes stashed are sums over these literals. A run
+    begins, and a layer lies behind a run, where two neighbours differ.
     """
 
     def __init__(self, pipeline: AllocatedPipeline, variables: Variables) -> None:

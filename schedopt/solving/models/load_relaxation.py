@@ -22,13 +22,7 @@ if TYPE_CHECKING:
 
 
 class LoadRelaxation:
-    """The model of any allocation without orders, for k = 1.
-
-    Parameters
-    ----------
-    graph : SlotGraph
-    period_ns : int
-    """
+    """The model of any allocation without orders, for k = 1."""
 
     left_out: Final = ""
     linearize: Final = False

@@ -18,10 +18,6 @@ if TYPE_CHECKING:
 class MemoryConstraints:
     """The most micro-batches of each stash in flight, and the bytes that they take.
 
-    Parameters
-    ----------
-    variables : Variables
-
     Attributes
     ----------
     unresolved : dict of int to literal
@@ -91,18 +87,8 @@ class MemoryConstraints:
     ) -> list[Expr]:
         """Return what the most micro-batches in flight at once keep, as a sum.
 
-        Bytes for one, if the stash exists at all, and once more for each n that is not enough.
-
-        Parameters
-        ----------
-        number : int
-            Of the stash.
-        each : expression
-            Bytes for one micro-batch; what the model chooses is bounded by n times the sum.
-        room : int
-            The most that the memory holds.
-        enough : sequence of literal
-            See `enough`.
+        Bytes for one, if the stash exists at all, and once more for each n that is not `enough`.
+        Where the model chooses these bytes, the sum is bounded by n times them, up to the room.
         """
         exist = self.variables.exist(self.stashes[number])
         if isinstance(each, int):

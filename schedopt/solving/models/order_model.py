@@ -52,19 +52,10 @@ class AllocationStrategy(Protocol):
 
 
 class OrderModel:
-    """The order model for one allocation strategy, one k and one period.
+    """The order model for one allocation strategy, one k and one period T of k micro-batches.
 
-    Parameters
-    ----------
-    allocation : AllocationStrategy
-        Of this model alone.
-    k : int
-    period_ns : int
-        T, of k micro-batches.
-    flush : bool
-        Whether all k end before the next period begins, so that T is the makespan of a step.
-    stopped : callable
-        Whether to give up building.
+    With a flush all k end before the next period begins, so that T is the makespan of a step. The
+    strategy belongs to this model alone. Building gives up when it is stopped.
     """
 
     def __init__(

@@ -34,14 +34,7 @@ LONGEST: Final = 8
 def require_search(problem: Problem, solver: str, most_places: int, instead: str) -> None:
     """Raise `InputError` for links that differ, and for more than one model can hold.
 
-    Parameters
-    ----------
-    problem : Problem
-    solver : str
-    most_places : int
-        Layers times GPUs.
-    instead : str
-        Solvers for what this one does not do.
+    `most_places` are layers times GPUs; `instead` names solvers for what this one does not do.
     """
     layers, gpus = len(problem.chain.layers), len(problem.platform.gpus)
     if layers * gpus > most_places:
@@ -62,12 +55,7 @@ def require_search(problem: Problem, solver: str, most_places: int, instead: str
 class PatternScan:
     """What a scan of k has found, and what it has proven.
 
-    Parameters
-    ----------
-    problem : Problem
-    proven : Scope
-        What the models speak of. Its `max_k` is that of the scan; None: k > 1 gains nothing.
-    proof : Proof
+    The models speak of a scope, whose `max_k` is that of the scan; None: k > 1 gains nothing.
 
     Attributes
     ----------
@@ -132,13 +120,7 @@ class PatternScan:
 class AllocationSearch:
     """The scan of k for all allocations of a kind, by a model that decides about a period.
 
-    Parameters
-    ----------
-    slots : Slots
-    model : callable
-        Makes the model of a graph at a period.
-    proven, proof
-        As of `PatternScan`.
+    `proven` and `proof` are those of `PatternScan`.
     """
 
     def __init__(

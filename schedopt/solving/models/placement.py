@@ -23,13 +23,6 @@ if TYPE_CHECKING:
 class Placement:
     """An allocation as literals, each for a layer and a slot.
 
-    Parameters
-    ----------
-    variables : Variables
-    problem : Problem
-    domains : AllocationDomains
-        Where layers may lie, and which allocations are looked for.
-
     Attributes
     ----------
     inside : dict

@@ -39,16 +39,7 @@ class Between(NamedTuple):
 
 
 class ResourceConstraints:
-    """The order of tasks on GPUs and links.
-
-    Parameters
-    ----------
-    variables : Variables
-    meet_if : callable
-        What must be true for two tasks that list one resource to occupy the same; None: they never
-        do.
-    stopped : callable
-        Whether to give up building.
+    """The order of tasks on GPUs and links, where two that list one resource meet if they share it.
 
     Attributes
     ----------
@@ -165,18 +156,9 @@ def certainly_behind(
     """Return the least n for which task b of micro-batch j + n is behind task a of j: [a][b].
 
     A shortest path of arcs that hold in every pattern; B and I of a stage are one node, whichever
-    exists, and leave behind as many in flight as either allows.
+    exists, and leave behind as many in flight as either allows. If stopped, rows are empty.
 
     Dijkstra from every node, with a constant number of arcs each: O(n^2 log n) for n tasks.
-
-    Parameters
-    ----------
-    path : sequence of Task
-    stashes : sequence of Stash
-    most : sequence of int
-        Micro-batches that each stash may hold.
-    stopped : callable
-        Whether to give up; rows that are then lacking are empty.
     """
     import networkx
 

@@ -36,13 +36,6 @@ class Portion(NamedTuple):
 class SlotContents:
     """The lengths of tasks, and what is left in the memory of each slot.
 
-    Parameters
-    ----------
-    variables : Variables
-        The lengths of its tasks are set.
-    graph : SlotGraph
-    placement : Placement
-
     Attributes
     ----------
     kept : dict

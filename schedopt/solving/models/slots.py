@@ -41,12 +41,7 @@ Starts = dict[TaskKey, list[int]]
 class Slots:
     """The tasks of a micro-batch through all rows, with no layers in any of them.
 
-    Parameters
-    ----------
-    problem : Problem
-        Its grain says whether layers run apart.
-    anywhere : bool
-        Whether any layer may lie on any GPU; then they run apart.
+    Where any layer may lie on any GPU, or the grain says so, layers run apart.
 
     Attributes
     ----------
@@ -239,13 +234,7 @@ class SlotGraph:
 
     As in `schedopt.solving.models.pipeline`, between two tasks nothing waits at some instant of
     each period, and at most k micro-batches until it is so again. All others in flight are being
-    worked on, each by a GPU or a link of its own.
-
-    Parameters
-    ----------
-    slots : Slots
-    domains : AllocationDomains
-        Which must allow something.
+    worked on, each by a GPU or a link of its own. The domains must allow something.
     """
 
     load_ns: Final = 0

@@ -136,17 +136,8 @@ def round_trip(
 ) -> list[Task]:
     """Return the tasks from the first stage to the last and back.
 
-    Parameters
-    ----------
-    count : int
-        Stages.
-    operation : callable
-        Makes the task of a kind and a stage, with `split` as in `Task`.
-    transfer : callable
-        Makes those that send the tensor of a stage from one stage to another, none or one.
-    recomputes : callable
-        Whether a stage may recompute.
-    split_backward : bool
+    `operation` makes the task of a kind and a stage, with `split` as in `Task`; `transfer` those
+    that send the tensor of a stage from one stage to another, none or one.
     """
     path: list[Task] = []
     for stage in range(count):

@@ -17,12 +17,7 @@ if TYPE_CHECKING:
 
 
 class TimingConstraints:
-    """Differences of the starts of tasks, which hold whatever shares a resource.
-
-    Parameters
-    ----------
-    variables : Variables
-    """
+    """Differences of the starts of tasks, which hold whatever shares a resource."""
 
     def __init__(self, variables: Variables) -> None:
         self.variables, self.path, self.k = variables, variables.path, variables.k

@@ -31,16 +31,9 @@ class Arc(NamedTuple):
 
 
 class Variables:
-    """Starts of tasks, lengths, and which backwards are split, for k micro-batches in a period.
+    """Starts of tasks, lengths, and which backwards are split, for k micro-batches in a period T.
 
-    Parameters
-    ----------
-    graph : TaskGraph
-    k : int
-    period_ns : int
-        T, of k micro-batches.
-    flush : bool
-        Whether all k end before the next period begins.
+    With a flush all k end before the next period begins.
 
     Attributes
     ----------
@@ -191,11 +184,6 @@ class Variables:
 
 class Hint:
     """The value of each variable and expression in a known pattern.
-
-    Parameters
-    ----------
-    variables : Variables
-    solution : PatternSolution
 
     Attributes
     ----------
