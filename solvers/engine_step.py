@@ -153,26 +153,26 @@ class _Search:
             self._try(cuts, begins)
         return whole
 
-    def _try(self, cuts: EngineCuts, begins: FirstLayers) -> bool:
+    def _try(self, cuts: EngineCuts, begins: FirstLayers) -> None:
         """Lay out a step, once, and report it if it is better and fits."""
         if (cuts.ranks, begins) in self.seen or (self.run.stopped() and self.limit is not None):
-            return False
-        if self.limit is not None and cuts.bound(begins) >= self.limit:
-            return False
-        if not cuts.may_fit(begins):
-            return False
+            return
+        if self._is_late(cuts.bound(begins)) or not cuts.may_fit(begins):
+            return
         least = cuts.schedule_bound(begins)
-        if self.limit is not None and least >= self.limit:
-            return False
+        if self._is_late(least):
+            return
         self.seen.add((cuts.ranks, begins))
         plan = engine_step(self.problem, cuts.stages(begins))
         length = plan.pattern.period_total_ns
         if not fits(plan):
-            return False
+            return
         if least < length:
             self.open = least if self.open is None else min(self.open, least)
-        if self.limit is not None and length >= self.limit:
-            return False
-        self.run.report(plan)
-        self.limit = length
-        return True
+        if not self._is_late(length):
+            self.run.report(plan)
+            self.limit = length
+
+    def _is_late(self, length: int) -> bool:
+        """Whether a step of a length is of no use."""
+        return self.limit is not None and length >= self.limit

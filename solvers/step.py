@@ -196,19 +196,15 @@ def make_step(simulation: Simulation, problem: Problem) -> Plan:
     # What takes no time may stand at the very end, which belongs to the next period.
     latest = max(event.start_ns for event in simulation.events)
     period = max(simulation.makespan_ns, latest + 1)
-    operations: list[Operation] = []
-    transfers: list[Transfer] = []
-    for event in simulation.events:
-        placed = replace(event.item, shift=event.first, start_ns=event.start_ns)
-        if isinstance(placed, Operation):
-            operations.append(placed)
-        else:
-            transfers.append(placed)
+    placed = [
+        replace(event.item, shift=event.first, start_ns=event.start_ns)
+        for event in simulation.events
+    ]
     pattern = Pattern(
         k=count,
         period_total_ns=period,
-        operations=tuple(operations),
-        transfers=tuple(transfers),
+        operations=tuple(item for item in placed if isinstance(item, Operation)),
+        transfers=tuple(item for item in placed if isinstance(item, Transfer)),
     )
     return Plan.answering(problem, simulation.plan.stages, pattern)
 

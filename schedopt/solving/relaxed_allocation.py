@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Final
 from ortools.sat.python import cp_model
 
 from schedopt.bounds.propagation import ForcedWork
-from schedopt.bounds.recomputation import runs_of
 from schedopt.solving.models.cut_transfers import CutTransfers
+from schedopt.solving.models.placement import join_layers
 from schedopt.stage import Stage
 
 if TYPE_CHECKING:
@@ -159,12 +159,12 @@ class RelaxedAllocation:
                     number for number in left if self._kind(number) == self._kind(own)
                 )
                 left.remove(names[own])
-            recomputed = {n for first, last in stage.recompute for n in range(first, last + 1)}
-            for layer in range(stage.first, stage.last + 1):
+            for layer in stage.layer_range:
+                again = layer in stage.recomputed_layers
                 for place, number in enumerate(self.gpus):
                     here = number == names[own]
                     self.model.add_hint(self.on[layer][place], here)
-                    self.model.add_hint(self.recomputed[layer][place], here and layer in recomputed)
+                    self.model.add_hint(self.recomputed[layer][place], here and again)
 
     def stages(self, solver: cp_model.CpSolver) -> tuple[Stage, ...]:
         """Return the allocation of an answer, and what it recomputes."""
@@ -176,15 +176,4 @@ class RelaxedAllocation:
             solver.boolean_value(row[place])
             for row, place in zip(self.recomputed, places, strict=True)
         ]
-        stages: list[Stage] = []
-        for place, members in groupby(self.layers, key=lambda layer: places[layer]):
-            row = list(members)
-            flags = [recomputed[layer] for layer in row]
-            stages.append(
-                Stage(
-                    layers=(row[0], row[-1]),
-                    gpus=(self.gpus[place],),
-                    recompute=runs_of(flags, row[0]),
-                )
-            )
-        return tuple(stages)
+        return join_layers(places, [self.gpus[place] for place in places], recomputed)

@@ -18,18 +18,17 @@ def refuse_unsupported(problem: Problem, solver: str) -> None:
 
     A plan whose backwards are whole is one of those that a split backward allows.
     """
-    asked = [
-        (not problem.rule.is_given, "rule", "a rule with updates", "Leave the rule out"),
-        (
-            problem.scope.microbatches is not None,
-            "scope.microbatches",
-            "a finite step",
-            "Leave the number of micro-batches (Scope.microbatches) out, or use the solver step",
-        ),
-    ]
-    for present, field, what, way_out in asked:
-        if present:
-            raise InputError(f"{solver} does not do {what}", field=field, way_out=way_out)
+    if not problem.rule.is_given:
+        raise InputError(
+            f"{solver} does not do a rule with updates", field="rule", way_out="Leave the rule out"
+        )
+    if problem.scope.microbatches is not None:
+        raise InputError(
+            f"{solver} does not do a finite step",
+            field="scope.microbatches",
+            way_out="Leave the number of micro-batches (Scope.microbatches) out, or use the solver "
+            "step",
+        )
     if not problem.scope.recompute and any(stage.recompute for stage in problem.stages):
         raise InputError(
             "the stages recompute layers, which the scope does not allow",
@@ -78,18 +77,14 @@ def require_stages(problem: Problem, solver: str) -> None:
                 if most >= count
                 else "Number GPUs from 0",
             )
-    layers = [layer for stage in problem.stages for layer in range(stage.first, stage.last + 1)]
+    layers = [layer for stage in problem.stages for layer in stage.layer_range]
     if layers != list(range(len(problem.chain.layers))):
         raise InputError(
             f"the stages do not hold each of {len(problem.chain.layers)} layers once and in order",
             field="stages",
             way_out="Start each stage behind the last layer of the one before",
         )
-    home = {
-        layer: stage.gpus[0]
-        for stage in problem.stages
-        for layer in range(stage.first, stage.last + 1)
-    }
+    home = {layer: stage.gpus[0] for stage in problem.stages for layer in stage.layer_range}
     for group in problem.chain.same_gpu:
         for layer in group[1:]:
             if home[layer] != home[group[0]]:

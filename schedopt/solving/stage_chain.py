@@ -167,12 +167,10 @@ class StageChain:
         backward = sum(gpu.duration_ns(layer.backward_ns) for layer in layers)
         works = forward + backward > 0
         workspace = max(layer.workspace_bytes or 0 for layer in layers) if works else 0
-        numbers = range(stage.first, stage.last + 1)
-        held = held_bytes(self.problem.chain, numbers, stage.recompute)
+        held = held_bytes(self.problem.chain, stage.layer_range, stage.recompute)
         recompute = sum(
-            gpu.duration_ns(layer.forward_ns)
-            for first, last in stage.recompute
-            for layer in self.problem.chain.layers[first : last + 1]
+            gpu.duration_ns(self.problem.chain.layers[layer].forward_ns)
+            for layer in stage.recomputed_layers
         )
         fixed = sum(layer.weight_bytes for layer in layers) + workspace + held["R", "B"]
         return StageCost(forward, backward, recompute, fixed, held["F", "B"])
@@ -241,11 +239,10 @@ class StageChain:
     def _cheapest_recompute(self, number: int, in_flight: int) -> RecomputeChoice | None:
         if (number, in_flight) not in self._choices:
             stage = self.stages[number]
-            layers = range(stage.first, stage.last + 1)
             room = self.rooms[number] - self.costs[number].fixed_bytes
             gpu = self.problem.platform.gpus[stage.gpus[0]]
             self._choices[number, in_flight] = cheapest_recompute(
-                self.problem.chain, gpu, layers, in_flight, room
+                self.problem.chain, gpu, stage.layer_range, in_flight, room
             )
         return self._choices[number, in_flight]
 

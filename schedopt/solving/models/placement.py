@@ -226,14 +226,7 @@ class Placement:
             bool(self.recomputed) and bool(solver.boolean_value(self.recomputed[layer, slot]))
             for layer, slot in enumerate(slots)
         ]
-        stages: list[Stage] = []
-        stage_of = self._stage_of(solver, slots)
-        for _, group in groupby(range(len(slots)), key=lambda layer: stage_of[layer]):
-            layers = list(group)
-            first, last = layers[0], layers[-1]
-            runs = runs_of(recomputed[first : last + 1], first)
-            stages.append(Stage(layers=(first, last), gpus=(slots[first],), recompute=runs))
-        return tuple(stages)
+        return join_layers(self._stage_of(solver, slots), slots, recomputed)
 
     def _stage_of(self, solver: cp_model.CpSolver, slots: Sequence[int]) -> Sequence[int]:
         """Return for each layer a number that is that of the layer before in the same stage."""
@@ -245,6 +238,19 @@ class Placement:
                 for layer in range(len(slots))
             )
         )
+
+
+def join_layers(
+    stage_of: Sequence[int], gpus: Sequence[int], recomputed: Sequence[bool]
+) -> tuple[Stage, ...]:
+    """Return stages of the neighbours that have one number, from what is known of each layer."""
+    stages: list[Stage] = []
+    for _, group in groupby(range(len(gpus)), key=lambda layer: stage_of[layer]):
+        layers = list(group)
+        first, last = layers[0], layers[-1]
+        runs = runs_of(recomputed[first : last + 1], first)
+        stages.append(Stage(layers=(first, last), gpus=(gpus[first],), recompute=runs))
+    return tuple(stages)
 
 
 def _if_inside(layer: int, slot: int, rule: Callable[[Hint, int], bool], hint: Hint) -> bool:
