@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from schedopt.engine import stage_begins
 from schedopt.problem import Problem
@@ -58,19 +58,19 @@ class EngineCuts:
 
     def stages(self, begins: FirstLayers) -> list[Stage]:
         """Return the stages of a cut."""
-        ends = (*begins[1:], self.layers)
         return [
             Stage(layers=(begin, end - 1), gpus=(number % self.ranks,))
-            for number, (begin, end) in enumerate(zip(begins, ends, strict=True))
+            for number, begin, end in self._ends_of(begins)
         ]
+
+    def _ends_of(self, begins: FirstLayers) -> Iterator[tuple[int, int, int]]:
+        """Yield number, first layer and end of each stage."""
+        for number, ends in enumerate(pairwise((*begins, self.layers))):
+            yield number, *ends
 
     def bound(self, begins: FirstLayers) -> int:
         """Return a length that no step of a cut beats: to a GPU, all its work, and back, ns."""
-        ends = (*begins[1:], self.layers)
-        work = [
-            self.needs(number, begin, end)[0]
-            for number, (begin, end) in enumerate(zip(begins, ends, strict=True))
-        ]
+        work = [self.needs(*stage)[0] for stage in self._ends_of(begins)]
         arrival = best = 0
         for rank in range(self.ranks):
             best = max(best, arrival + self.count * sum(work[rank :: self.ranks]))
@@ -91,15 +91,12 @@ class EngineCuts:
         With one stage a GPU that is all but workspaces; with several their most in flight may come
         at different times.
         """
-        ends = (*begins[1:], self.layers)
         for group in self.problem.chain.same_gpu:
             if len({self._rank_of(layer, begins) for layer in group}) > 1:
                 return False
+        needs = [self.needs(*stage) for stage in self._ends_of(begins)]
         for rank in range(self.ranks):
-            own = [
-                self.needs(number, begins[number], ends[number])
-                for number in range(rank, self.parts, self.ranks)
-            ]
+            own = needs[rank :: self.ranks]
             weights, most = sum(need[1] for need in own), max(need[2] for need in own)
             if weights + most > self.problem.platform.gpus[rank].usable_bytes:
                 return False
@@ -133,11 +130,11 @@ class EngineCuts:
         Transfers wait for those before them that go the same way, and for no others: all of a
         stage take the same time, so that none gains by going before an earlier one.
         """
-        ends = (*begins[1:], self.layers)
+        stages = [*self._ends_of(begins)]
         lengths = [
             done[number % self.ranks][end] - done[number % self.ranks][begin]
             for done in self.lengths
-            for number, (begin, end) in enumerate(zip(begins, ends, strict=True))
+            for number, begin, end in stages
         ]
         sent = [
             self.problem.platform.transfer_ns(
@@ -145,7 +142,7 @@ class EngineCuts:
                 *(number % self.ranks, (number + 1) % self.ranks)[::turn],
             )
             for turn in (1, -1)
-            for number, end in enumerate(ends)
+            for number, _, end in stages
         ]
         free = [0] * self.ranks
         arrived = [0] * len(sent)

@@ -98,7 +98,6 @@ def solve(
     >>> result.status, result.period
     ('optimal', Fraction(6, 1))
     """
-    _check_time_limit(time_limit)
     problem = Problem(
         chain=chain,
         platform=platform,
@@ -130,7 +129,10 @@ def solve_problem(
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Result:
     """Solve a problem: see `solve` for parameters and errors."""
-    _check_time_limit(time_limit)
+    if time_limit is not None and not time_limit > 0:
+        raise InputError(
+            f"{time_limit} is not a time limit", field="time_limit", way_out="Give seconds > 0"
+        )
     if problem.scope.engine is not None and solver not in (None, ENGINE_SOLVER):
         raise InputError(
             f"{solver} does not look at what an engine can run",
@@ -153,13 +155,6 @@ def solve_problem(
     )
     with stopping_first(run.stop):
         return _Portfolio(problem, run, solver).solve(initial)
-
-
-def _check_time_limit(time_limit: float | None) -> None:
-    if time_limit is not None and not time_limit > 0:
-        raise InputError(
-            f"{time_limit} is not a time limit", field="time_limit", way_out="Give seconds > 0"
-        )
 
 
 class _Portfolio:

@@ -93,15 +93,6 @@ def has_plan(problem: Problem, period: Fraction, *, below: bool = False) -> bool
         if longest < 1:
             continue
         for stages in all_stages(problem.chain, problem.platform):
-            if is_possible(
-                problem.chain,
-                problem.platform,
-                stages,
-                k,
-                longest,
-                split_backward=scope.split_backward,
-                recompute=scope.recompute,
-                memory=scope.memory,
-            ):
+            if is_possible(problem.chain, problem.platform, stages, k, longest, scope):
                 return True
     return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -52,16 +53,30 @@ def allocations(chain: Chain, platform: Platform, scope: Scope) -> Iterable[Sequ
 
 
 def assert_below_optimum(chain: Chain, platform: Platform, scope: Scope) -> None:
-    """Require that every bound of a scope holds in it and lies at or below the optimum."""
-    problem = Problem(chain=chain, platform=platform, scope=scope)
+    """Require that every bound of a scope holds in it and lies at or below the optimum.
+
+    Allocations of which the work alone takes as long as the highest bound say nothing of it.
+    """
+    bounds = list(lower_bounds(Problem(chain=chain, platform=platform, scope=scope)))
+    assert all(bound.scope.covers(scope) for bound in bounds)
+    highest = max(bounds, key=lambda bound: bound.period)
     one = replace(scope, allocation="fixed")
     solver = "periodic" if scope.microbatches is None else "step"
-    periods = []
     for stages in allocations(chain, platform, scope):
-        result = solve(chain, platform, stages=stages, scope=one, solver=solver)
-        if result.period is not None:
-            assert result.status == "optimal"
-            periods.append(result.period)
-    for bound in lower_bounds(problem):
-        assert bound.scope.covers(scope)
-        assert all(bound.period <= period for period in periods), bound.proof
+        if busiest_ns(chain, platform, stages, scope) < highest.period:
+            result = solve(chain, platform, stages=stages, scope=one, solver=solver)
+            assert result.status in ("optimal", "infeasible")
+            assert result.period is None or highest.period <= result.period, highest.proof
+
+
+def busiest_ns(chain: Chain, platform: Platform, stages: Sequence[Stage], scope: Scope) -> int:
+    """Return how long the GPU with the most work has to work for a micro-batch."""
+    work: Counter[int] = Counter()
+    for stage in stages:
+        gpu = platform.gpus[stage.gpus[0]]
+        ahead, whole, half, rest = (
+            sum(gpu.duration_ns(getattr(chain.layers[n], name) or 0) for n in stage.layer_range)
+            for name in ("forward_ns", "backward_ns", "backward_input_ns", "backward_weight_ns")
+        )
+        work[stage.gpus[0]] += ahead + (min(whole, half + rest) if scope.split_backward else whole)
+    return max(work.values())

@@ -65,9 +65,7 @@ def test_contiguous_with_recompute(
     periods = []
     for stages in contiguous_stages(chain, platform):
         for k in range(1, longest + 1 if len(stages) < 3 else 2):
-            found = order_words.least_period(
-                chain, platform, stages, k, recompute=True, memory=memory
-            )
+            found = order_words.least_period(chain, platform, stages, k, scope)
             periods += [] if found is None else [Fraction(found.period_ns, k)]
     if bound is not None:
         assert all(bound.period <= period for period in periods)

@@ -28,6 +28,7 @@ from schedopt import Chain, Platform, Scope, Stage
 Array = np.ndarray[Any, np.dtype[np.int64]]
 Resource = tuple[str, int, int]
 NO_PATH = -(2**40)
+WHOLE = Scope()
 PARTS = {"F": "forward", "B": "backward", "I": "backward_input", "W": "backward_weight"}
 
 
@@ -40,31 +41,14 @@ class Found(NamedTuple):
 
 
 def least_period(
-    chain: Chain,
-    platform: Platform,
-    stages: Sequence[Stage],
-    k: int,
-    *,
-    split_backward: bool = False,
-    recompute: bool = False,
-    memory: str = "sum",
+    chain: Chain, platform: Platform, stages: Sequence[Stage], k: int, scope: Scope = WHOLE
 ) -> Found | None:
     """Return the least T for k micro-batches, or None if the memory holds no pattern at all.
 
-    Parameters
-    ----------
-    chain : Chain
-    platform : Platform
-    stages : sequence of Stage
-        Each on one GPU.
-    k : int
-    split_backward : bool
-        Whether each stage may run its backward in halves.
-    recompute : bool
-        Whether each stage may recompute any of its layers; else those that it names.
-    memory : {"sum", "peak"}
+    The scope says whether each stage may run its backward in halves, whether it may recompute any
+    of its layers, and not those that it names, and how memory is read.
     """
-    courses = _courses(chain, platform, stages, split_backward, recompute)
+    courses = _courses(chain, platform, stages, scope)
     best: Found | None = None
     for course in sorted(courses, key=Course.load):
         # One micro-batch after the other, and everything at an instant of its own.
@@ -72,7 +56,7 @@ def least_period(
         if best is not None:
             limit = min(limit, best.period_ns - 1)
         for period in range(max(1, k * course.load()), limit + 1):
-            starts = Words(course, k, period, memory).search()
+            starts = Words(course, k, period, scope.memory).search()
             if starts is not None:
                 best = Found(period, course.stages, starts)
                 break
@@ -87,16 +71,7 @@ def least_of(
         Fraction(one.period_ns, k)
         for stages in allocations
         for k in range(1, (scope.max_k or 1) + 1)
-        if (
-            one := least_period(
-                chain,
-                platform,
-                stages,
-                k,
-                split_backward=scope.split_backward,
-                recompute=scope.recompute,
-            )
-        )
+        if (one := least_period(chain, platform, stages, k, scope))
     ]
     return min(found, default=None)
 
@@ -107,28 +82,21 @@ def is_possible(
     stages: Sequence[Stage],
     k: int,
     period: int,
-    *,
-    split_backward: bool = False,
-    recompute: bool = False,
-    memory: str = "sum",
+    scope: Scope = WHOLE,
 ) -> bool:
     """Return whether k micro-batches fit a T: see `least_period`."""
     return any(
-        Words(course, k, period, memory).search() is not None
-        for course in _courses(chain, platform, stages, split_backward, recompute)
+        Words(course, k, period, scope.memory).search() is not None
+        for course in _courses(chain, platform, stages, scope)
         if k * course.load() <= period
     )
 
 
 def _courses(
-    chain: Chain,
-    platform: Platform,
-    stages: Sequence[Stage],
-    split_backward: bool,
-    recompute: bool,
+    chain: Chain, platform: Platform, stages: Sequence[Stage], scope: Scope
 ) -> list[Course]:
-    halves = product((False, True) if split_backward else (False,), repeat=len(stages))
-    again = product(*map(_choices, stages)) if recompute else [tuple(stages)]
+    halves = product((False, True) if scope.split_backward else (False,), repeat=len(stages))
+    again = product(*map(_choices, stages)) if scope.recompute else [tuple(stages)]
     return [Course(chain, platform, *choice) for choice in product(again, halves)]
 
 

@@ -2,40 +2,53 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import product
 
-from schedopt import Chain, Platform, Problem, Scope, Stage
+from schedopt import Chain, Platform, Stage
 
 Op = tuple[str, int, int, tuple[object, ...]]
 """Kind, stage, length, what it occupies."""
 
 
-def fixed_problem(chain: Chain, platform: Platform, stages: Sequence[Stage]) -> Problem:
-    """Return the problem of the best pattern for stages."""
-    scope = Scope(allocation="fixed")
-    return Problem(chain=chain, platform=platform, scope=scope, stages=tuple(stages))
+def way(
+    chain: Chain, platform: Platform, stages: Sequence[Stage], halves: Sequence[bool] = ()
+) -> list[Op]:
+    """Return what a micro-batch does, in order; W directly behind its I.
 
+    Parameters
+    ----------
+    chain : Chain
+    platform : Platform
+    stages : sequence of Stage
+    halves : sequence of bool
+        Of which stages the backward is split. Default: of none.
+    """
+    ahead: list[Op] = []
+    back: list[list[Op]] = []
 
-def way(chain: Chain, platform: Platform, stages: Sequence[Stage]) -> list[Op]:
-    """Return what a micro-batch does, in order."""
-    forward: list[Op] = []
-    backward: list[Op] = []
+    def operation(kind: str, index: int, name: str) -> Op:
+        gpu = stages[index].gpus[0]
+        own = (chain.layers[layer] for layer in stages[index].layer_range)
+        times = (platform.gpus[gpu].duration_ns(getattr(layer, name) or 0) for layer in own)
+        return kind, index, sum(times), (("gpu", gpu),)
+
     for index, stage in enumerate(stages):
-        gpu = platform.gpus[stage.gpus[0]]
-        own = chain.layers[stage.first : stage.last + 1]
-        ahead = sum(gpu.duration_ns(layer.forward_ns) for layer in own)
-        back = sum(gpu.duration_ns(layer.backward_ns) for layer in own)
-        forward.append(("F", index, ahead, (("gpu", stage.gpus[0]),)))
-        backward.append(("B", index, back, (("gpu", stage.gpus[0]),)))
+        ahead.append(operation("F", index, "forward_ns"))
+        if halves and halves[index]:
+            both = (("I", "backward_input_ns"), ("W", "backward_weight_ns"))
+            back.append([operation(kind, index, name) for kind, name in both])
+        else:
+            back.append([operation("B", index, "backward_ns")])
         if index + 1 < len(stages):
             ends = stage.gpus[0], stages[index + 1].gpus[0]
             if there := platform.route(*ends):
-                time = platform.transfer_ns(own[-1].activation_bytes, *ends)
-                home = platform.route(*ends[::-1])
-                forward.append(("a", index, time, there))
-                backward.append(("g", index, time, home))
-    return forward + backward[::-1]
+                time = platform.transfer_ns(chain.layers[stage.last].activation_bytes, *ends)
+                ahead.append(("a", index, time, there))
+                back.append([("g", index, time, platform.route(*ends[::-1]))])
+    return ahead + [op for ops in reversed(back) for op in ops]
 
 
 def least_period(
@@ -46,20 +59,24 @@ def least_period(
     longest: int,
     *,
     flush: bool = False,
+    split: bool = False,
 ) -> int | None:
-    """Return the least T for k micro-batches, or None if it is above `longest`."""
-    ops = way(chain, platform, stages)
-    after = range(-1, len(ops) - 1)
+    """Return the least T for k micro-batches, or None if it is above `longest`.
+
+    With a split, over all choices of split and whole backwards.
+    """
+    choices = product((False, True) if split else (False,), repeat=len(stages))
+    ways = [way(chain, platform, stages, halves) for halves in choices]
     for period in range(1, longest + 1):
-        fitting = partial(fits, chain, platform, stages, ops, period=period)
-        if exists(ops, after, k, period, fitting, flush=flush):
-            return period
+        for ops in ways:
+            fitting = partial(fits, chain, platform, stages, ops, period=period)
+            if exists(ops, k, period, fitting, flush=flush):
+                return period
     return None
 
 
 def exists(
     ops: Sequence[Op],
-    after: Sequence[int],
     k: int,
     period: int,
     fitting: Callable[[list[list[int]]], bool],
@@ -73,8 +90,6 @@ def exists(
     Parameters
     ----------
     ops : sequence of Op
-    after : sequence of int
-        Which step each one follows; the first follows none.
     k, period : int
     fitting : callable
         Whether memory holds the starts of all micro-batches.
@@ -91,7 +106,8 @@ def exists(
             starts.append([])
             earliest = 0
         else:
-            before = after[step]
+            # Nothing waits for W.
+            before = step - 2 if ops[step - 1][0] == "W" else step - 1
             earliest = starts[micro_batch][before] + ops[before][2]
         span = 1 if (micro_batch, step) == (0, 0) else period
         for start in range(earliest, earliest + span):
@@ -144,6 +160,8 @@ def fits(
     period: int,
 ) -> bool:
     """Whether the memory of each GPU holds the pattern: weights, workspace, activations."""
+    works = {index for kind, index, length, _ in ops if kind in "FBIW" and length}
+    split = {index for kind, index, *_ in ops if kind == "I"}
     for number, gpu in enumerate(platform.gpus):
         need, workspace = 0, 0
         for index, stage in enumerate(stages):
@@ -151,25 +169,31 @@ def fits(
                 continue
             layers = chain.layers[stage.first : stage.last + 1]
             need += sum(layer.weight_bytes for layer in layers)
-            if any(layer.forward_ns + layer.backward_ns for layer in layers):
+            if index in works:
                 workspace = max(workspace, *(layer.workspace_bytes or 0 for layer in layers))
-            each = sum(layer.saved for layer in layers) + (layers[0].saved_input_bytes or 0)
-            need += each * in_flight(ops, starts, index, period)
+            kept: Counter[str] = Counter()
+            for place, layer in enumerate(layers):
+                own = layer.saved + (0 if place else layer.saved_input_bytes or 0)
+                if index not in split:
+                    kept["FB"] += own
+                else:
+                    kept["FW" if layer.saved_weight_bytes is None else "FI"] += own
+                    kept["IW"] += layer.saved_weight_bytes or 0
+            for ends, size in kept.items():
+                need += size * in_flight(ops, starts, index, period, ends)
         if need + workspace > gpu.usable_bytes:
             return False
     return True
 
 
-def in_flight(ops: Sequence[Op], starts: Sequence[Sequence[int]], stage: int, period: int) -> int:
-    """Return the most micro-batches between the start of F and the end of B, at least 1."""
-    enter = next(i for i, op in enumerate(ops) if op[:2] == ("F", stage))
-    leave = next(i for i, op in enumerate(ops) if op[:2] == ("B", stage))
+def in_flight(
+    ops: Sequence[Op], starts: Sequence[Sequence[int]], stage: int, period: int, ends: str
+) -> int:
+    """Return the most micro-batches from the start of one kind to the end of another, >= 1."""
+    enter, leave = (next(i for i, op in enumerate(ops) if op[:2] == (end, stage)) for end in ends)
     spans = [(row[enter], row[leave] + ops[leave][2]) for row in starts]
-    instants = sorted({time % period for span in spans for time in span})
-    most = 1
-    for instant in instants:
-        most = max(most, sum(holding(begin, end, instant, period) for begin, end in spans))
-    return most
+    instants = {time % period for span in spans for time in span}
+    return max(1, *(sum(holding(*span, at, period) for span in spans) for at in instants))
 
 
 def holding(begin: int, end: int, instant: int, period: int) -> int:

@@ -24,7 +24,6 @@ from schedopt import (
     Rule,
     Scope,
     Stage,
-    check,
     solve,
 )
 from schedopt.families import (
@@ -43,7 +42,8 @@ from schedopt.solving.requirements import keeps_nothing
 from schedopt.solving.run import Run
 from tests.budgets import trials
 from tests.layers import layer
-from tests.solvers import order_words
+from tests.solvers import asking, order_words
+from tests.solvers.asking import on, plan_of
 from tests.solvers.brute_force import all_stages, contiguous_stages
 from tests.solvers.order_words import least_of
 from tests.strategies import chains, platforms, short_chains, tight_platforms
@@ -51,10 +51,10 @@ from tests.strategies import chains, platforms, short_chains, tight_platforms
 GENERAL = Scope(allocation="general")
 SOLVERS = {"contiguous": "contiguous_cpsat", "general": "general_cpsat"}
 UNIT = layer(1, 1, 1, sent=1)
-HALVES = Layer(
-    forward_ns=1, backward_ns=2, backward_input_ns=1, backward_weight_ns=1,
-    weight_bytes=0, activation_bytes=1, saved_bytes=3, saved_weight_bytes=2,
-)  # fmt: skip
+HALVES = replace(
+    layer(1, 2, 3, sent=1), backward_input_ns=1, backward_weight_ns=1, saved_weight_bytes=2
+)
+TIGHT = tight_platforms() | tight_platforms(unequal=True)
 
 
 def every_allocation(chain: Chain, platform: Platform, scope: Scope) -> Iterator[Sequence[Stage]]:
@@ -67,18 +67,13 @@ def every_allocation(chain: Chain, platform: Platform, scope: Scope) -> Iterator
 
 
 def ask(chain: Chain, platform: Platform, scope: Scope) -> Result:
-    """Solve by the model alone, and check what it says."""
-    solver = SOLVERS[scope.allocation]
-    result = solve(chain, platform, scope=scope, solver=solver, workers=1)
-    assert check(result) == ()
-    return result
+    """Solve by the model alone."""
+    return asking.ask(chain, platform, scope=scope, solver=SOLVERS[scope.allocation])
 
 
 def prove(chain: Chain, platform: Platform, scope: Scope) -> Result:
     """Solve by the model alone; it must prove what it says."""
-    result = ask(chain, platform, scope)
-    assert result.status == ("infeasible" if result.plan is None else "optimal")
-    return result
+    return asking.prove(chain, platform, scope=scope, solver=SOLVERS[scope.allocation])
 
 
 def assert_least_of_all(chain: Chain, platform: Platform, scope: Scope) -> None:
@@ -95,19 +90,13 @@ def assert_least_of_all(chain: Chain, platform: Platform, scope: Scope) -> None:
 )
 def test_equal_to_the_exact_programme(recompute: bool, chain: Chain, platform: Platform) -> None:
     scope = Scope(recompute=recompute)
-    exact = solve(chain, platform, scope=scope, workers=1)
+    exact = solve(chain, platform, scope=scope)
     assert prove(chain, platform, scope).period == exact.period
 
 
 @pytest.mark.parametrize("allocation", ["contiguous", "general"])
 @trials(250)
-@given(
-    short_chains(),
-    tight_platforms() | tight_platforms(unequal=True),
-    st.integers(1, 2),
-    st.booleans(),
-    st.booleans(),
-)
+@given(short_chains(), TIGHT, st.integers(1, 2), st.booleans(), st.booleans())
 def test_equal_to_all_orders_of_all_allocations(
     allocation: Any, chain: Chain, platform: Platform, k: int, split: bool, recompute: bool
 ) -> None:
@@ -116,12 +105,7 @@ def test_equal_to_all_orders_of_all_allocations(
 
 
 @trials(200)
-@given(
-    short_chains(),
-    tight_platforms() | tight_platforms(unequal=True),
-    st.integers(1, 2),
-    st.booleans(),
-)
+@given(short_chains(), TIGHT, st.integers(1, 2), st.booleans())
 def test_layers_apart_equal_to_all_orders_of_all_allocations(
     chain: Chain, platform: Platform, k: int, split: bool
 ) -> None:
@@ -133,7 +117,7 @@ def test_layers_apart_equal_to_all_orders_of_all_allocations(
 @trials(100)
 @given(
     short_chains(longest=4),
-    tight_platforms(most=3) | tight_platforms(unequal=True),
+    tight_platforms(most=3) | TIGHT,
     st.sampled_from(["stage", "layer"]),
 )
 def test_any_allocation_of_longer_chains_equal_to_all_orders(
@@ -143,17 +127,12 @@ def test_any_allocation_of_longer_chains_equal_to_all_orders(
 
 
 @trials(60)
-@given(
-    short_chains(longest=4), tight_platforms(most=3) | tight_platforms(unequal=True), st.booleans()
-)
+@given(short_chains(longest=4), tight_platforms(most=3) | TIGHT, st.booleans())
 def test_where_nothing_is_kept_the_load_decides_for_any_k(
     chain: Chain, platform: Platform, split: bool
 ) -> None:
-    nothing: dict[str, Any] = {
-        "saved_bytes": 0,
-        "saved_input_bytes": 0,
-        "saved_weight_bytes": None,
-    }
+    nothing: dict[str, Any] = {"saved_bytes": 0, "saved_input_bytes": 0}
+    nothing["saved_weight_bytes"] = None
     layers = tuple(replace(layer, **nothing) for layer in chain.layers)
     # Of a pattern that takes no time but 1 ns, a longer one is half as long for each micro-batch.
     assume(any(layer.forward_ns or (layer.backward_ns and not split) for layer in layers))
@@ -180,22 +159,14 @@ def test_a_decision_is_yes_exactly_from_the_least_period_on(
 
 
 @trials(60)
-@given(
-    short_chains(),
-    tight_platforms() | tight_platforms(unequal=True),
-    st.integers(1, 2),
-    st.booleans(),
-    st.booleans(),
-)
+@given(short_chains(), TIGHT, st.integers(1, 2), st.booleans(), st.booleans())
 def test_few_in_flight_resolved_exclude_nothing_possible_and_find_nothing_impossible(
     chain: Chain, platform: Platform, k: int, split: bool, recompute: bool
 ) -> None:
     scope = replace(GENERAL, max_k=k, split_backward=split, recompute=recompute)
     problem = Problem(chain=chain, platform=platform, scope=scope)
     known = [
-        order_words.least_period(
-            chain, platform, stages, k, split_backward=split, recompute=recompute
-        )
+        order_words.least_period(chain, platform, stages, k, scope)
         for stages in all_stages(chain, platform)
     ]
     periods = [best.period_ns for best in known if best is not None]
@@ -238,13 +209,12 @@ def test_two_micro_batches_a_period_want_another_allocation() -> None:
     ):
         result = prove(chain, platform, Scope(max_k=most))
         assert result.period == period
-        assert result.plan is not None
-        assert [stage.layers for stage in result.plan.stages] == cuts
+        stages = plan_of(result).stages
+        assert [stage.layers for stage in stages] == cuts
         for k, least in zip((1, 2), on_its_stages, strict=True):
             scope = Scope(allocation="fixed", max_k=k)
-            stages = result.plan.stages
-            same = solve(chain, platform, stages=stages, scope=scope, solver="periodic", workers=1)
-            assert (same.status, same.period) == ("optimal", least)
+            same = asking.prove(chain, platform, stages=stages, scope=scope, solver="periodic")
+            assert same.period == least
 
 
 @pytest.mark.parametrize("room", range(1, 5))
@@ -262,8 +232,7 @@ def test_layers_of_one_gpu_apart_beat_one_stage() -> None:
     merged = prove(chain, platform, Scope())
     apart = prove(chain, platform, Scope(grain="layer"))
     assert [merged.period, apart.period] == [Fraction(6), Fraction(4)]
-    assert apart.plan is not None
-    assert [stage.gpus for stage in apart.plan.stages] == [(0,), (0,), (1,)]
+    assert [stage.gpus for stage in plan_of(apart).stages] == [(0,), (0,), (1,)]
 
 
 @pytest.mark.parametrize(("saves", "recompute"), [(1, False), (None, True)])
@@ -283,16 +252,14 @@ def test_a_gpu_in_the_middle_of_another_one() -> None:
     middle = replace(ends, weight_bytes=3)
     result = prove(Chain(layers=(ends, middle, ends)), Platform(2, 4), GENERAL)
     assert result.period == 6
-    assert result.plan is not None
-    assert [stage.gpus for stage in result.plan.stages] == [(0,), (1,), (0,)]
+    assert [stage.gpus for stage in plan_of(result).stages] == [(0,), (1,), (0,)]
 
 
 def test_layers_are_one_stage_where_that_saves_an_input() -> None:
     # Apart both layers save what their input needs: 4 bytes. As one stage 3 do, and only 3 fit.
     chain = Chain(layers=(replace(UNIT, saved_input_bytes=1),) * 2)
     fits = prove(chain, Platform(1, 3), GENERAL)
-    assert fits.plan is not None
-    assert [stage.layers for stage in fits.plan.stages] == [(0, 1)]
+    assert [stage.layers for stage in plan_of(fits).stages] == [(0, 1)]
     assert prove(chain, Platform(1, 2), GENERAL).plan is None
 
 
@@ -317,19 +284,16 @@ def test_unequal_gpus_are_used_in_any_order() -> None:
     gpus = [Gpu(memory_bytes=1, speed=Decimal(4)), Gpu(memory_bytes=9)]
     result = prove(Chain(layers=(big, long)), Platform(gpus), GENERAL)
     assert result.period == 2
-    assert result.plan is not None
-    assert [stage.gpus for stage in result.plan.stages] == [(1,), (0,)]
+    assert [stage.gpus for stage in plan_of(result).stages] == [(1,), (0,)]
 
 
 def test_work_that_takes_no_time_is_proven_for_one_micro_batch_only() -> None:
     # A pattern takes 1 ns at least, so that two micro-batches in one take half as long each.
     idle = replace(layer(0, 2, weight=1), backward_input_ns=0, backward_weight_ns=0)
     scope = replace(GENERAL, max_k=2, split_backward=True)
+    asked: dict[str, Any] = {"scope": scope, "work_limit": 10_000}
     for solver in ("general_cpsat", None):
-        result = solve(
-            Chain(layers=(idle,)), Platform(1, 9), scope=scope, solver=solver, workers=1,
-            work_limit=10_000,
-        )  # fmt: skip
+        result = solve(Chain(layers=(idle,)), Platform(1, 9), solver=solver, **asked)
         assert result.period is not None
         assert result.lower_bound is not None
         assert result.lower_bound <= Fraction(1, 2) <= result.period
@@ -345,15 +309,12 @@ def test_halves_that_are_rounded_up_each_are_no_shorter() -> None:
 
 
 def test_gpus_that_are_alike_change_places_and_others_not() -> None:
-    stages = [Stage(layers=(0, 0), gpus=(1,)), Stage(layers=(1, 1), gpus=(0,))]
     for memory, found in (([9, 9], True), ([9, 8], False)):
-        plan = solve(Chain(layers=(UNIT,) * 2), Platform(2, memory), stages=stages).plan
-        assert plan is not None
+        chain = Chain(layers=(UNIT,) * 2)
+        plan = plan_of(solve(chain, Platform(2, memory), stages=on(1, 0)))
         assert (Slots(plan.problem).solution(plan) is not None) is found
     gpus = [Gpu(memory_bytes=9), Gpu(memory_bytes=8), Gpu(memory_bytes=9)]
-    stages = [Stage(layers=(n, n), gpus=(gpu,)) for n, gpu in enumerate((2, 1, 0))]
-    plan = solve(Chain(layers=(UNIT,) * 3), Platform(gpus), stages=stages).plan
-    assert plan is not None
+    plan = plan_of(solve(Chain(layers=(UNIT,) * 3), Platform(gpus), stages=on(2, 1, 0)))
     general = replace(plan.problem, scope=GENERAL, stages=())
     solution = Slots(general, anywhere=True).solution(plan)
     assert solution is not None
@@ -367,8 +328,7 @@ def test_a_plan_with_more_freedom_than_is_asked_for_is_no_hint() -> None:
         (Platform(1, 25), Scope(recompute=True)),
         (Platform(2, 12), Scope(recompute=True)),
     ):
-        plan = prove(chain, platform, scope).plan
-        assert plan is not None
+        plan = plan_of(prove(chain, platform, scope))
         more = any(stage.recompute for stage in plan.stages) or any(
             operation.kind == "I" for operation in plan.pattern.operations
         )
@@ -409,9 +369,9 @@ def test_a_search_ends_with_its_time() -> None:
     platform = Platform(4, total, bandwidth="2GB/s")
     scope = replace(GENERAL, recompute=True, max_k=None)
     begin = time.monotonic()
-    result = solve(instance.chain, platform, scope=scope, solver="general_cpsat", time_limit=0.5)
+    asked: dict[str, Any] = {"solver": "general_cpsat", "time_limit": 0.5}
+    result = asking.ask(instance.chain, platform, scope=scope, **asked)
     assert time.monotonic() - begin < 20
-    assert check(result) == ()
     assert result.plan is not None
 
 

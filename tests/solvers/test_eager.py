@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from math import ceil
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schedopt import Chain, InputError, Layer, Plan, Platform, Rule, Stage, check
+from schedopt import Chain, InputError, Plan, Platform, Rule, Stage, check
 from schedopt.account import concurrent_activations, memory
 from schedopt.problem import Problem
 from schedopt.solvers.eager import report_eager
@@ -18,8 +20,11 @@ from schedopt.solving import Run
 from schedopt.systems.config import SystemConfig
 from schedopt.systems.pipedream import one_f_one_b
 from tests.budgets import trials
+from tests.layers import layer
 from tests.solvers.brute_force import group_numbers
 from tests.strategies import chains, platforms, stars
+
+Report = Callable[[Problem, Sequence[Stage], Run], None]
 
 
 def stage_by_layer(chain: Chain, platform: Platform) -> list[Stage]:
@@ -29,18 +34,16 @@ def stage_by_layer(chain: Chain, platform: Platform) -> list[Stage]:
     return [Stage(layers=(number, end), gpus=(number,)) for number, end in enumerate(ends)]
 
 
-def eager_plan(chain: Chain, platform: Platform, stages: list[Stage]) -> Plan | None:
+def eager_plan(
+    chain: Chain, platform: Platform, stages: list[Stage], report: Report = report_eager
+) -> Plan | None:
     problem = Problem(chain=chain, platform=platform)
     run = Run(problem)
-    report_eager(problem, stages, run)
+    report(problem, stages, run)
     return run.best()
 
 
-def star_plan(chain: Chain, platform: Platform, stages: list[Stage]) -> Plan | None:
-    problem = Problem(chain=chain, platform=platform)
-    run = Run(problem)
-    report_stages(problem, stages, run)
-    return run.best()
+star_plan = partial(eager_plan, report=report_stages)
 
 
 def in_flight(plan: Plan) -> list[int]:
@@ -115,21 +118,17 @@ def test_with_free_transfers_the_period_is_the_largest_load(
     assert plan.pattern.period_total_ns == max(1, *loads)
 
 
+def sending(*rows: tuple[int, int, int]) -> Chain:
+    """Return layers by their forward and backward, and the bytes that they keep and send."""
+    return Chain(layers=tuple(layer(f, b, size, sent=size) for f, b, size in rows))
+
+
 @st.composite
 def pipelines(draw: st.DrawFn) -> tuple[Chain, Platform]:
     """Draw layers that take time, each for a GPU; links are free or have two directions."""
     count = draw(st.integers(1, 5))
-    length = st.integers(1, 6)
-    layers = [
-        Layer(
-            forward_ns=draw(length),
-            backward_ns=draw(length),
-            weight_bytes=0,
-            activation_bytes=draw(st.integers(0, 5)),
-        )
-        for _ in range(count)
-    ]
-    chain = Chain(layers=tuple(layers))
+    length, size = st.integers(1, 6), st.integers(0, 5)
+    chain = sending(*((draw(length), draw(length), draw(size)) for _ in range(count)))
     if draw(st.booleans()):
         return chain, Platform(count, 10**6)
     latency = draw(st.integers(0, 1))
@@ -154,8 +153,7 @@ def test_a_run_of_1f1b_is_no_faster_and_keeps_no_less(pipeline: tuple[Chain, Pla
 
 def test_by_hand_three_equal_stages() -> None:
     # Each takes 3 of 3 ns. 1F1B keeps 3, 2 and 1 micro-batches, of a byte each.
-    layer = Layer(forward_ns=1, backward_ns=2, weight_bytes=0, activation_bytes=1)
-    chain, platform = Chain(layers=(layer,) * 3), Platform(3, 3)
+    chain, platform = sending(*[(1, 2, 1)] * 3), Platform(3, 3)
     stages = stage_by_layer(chain, platform)
     plan = eager_plan(chain, platform, stages)
     assert plan is not None
@@ -166,10 +164,7 @@ def test_by_hand_three_equal_stages() -> None:
 def test_by_hand_1f1b_keeps_more_than_it_must_and_does_not_slow_down_to_save_it() -> None:
     # Stages of 2, 2 and 4 ns. At T = 4 the first two make one group: 1F1B* keeps 2, 2 and 1, and
     # so fits with 2 bytes for the first GPU, where 1F1B keeps 3.
-    layers = [
-        Layer(forward_ns=f, backward_ns=f, weight_bytes=0, activation_bytes=1) for f in (1, 1, 2)
-    ]
-    chain = Chain(layers=tuple(layers))
+    chain = sending((1, 1, 1), (1, 1, 1), (2, 2, 1))
     for room, kept in ((3, [3, 2, 1]), (2, None)):
         platform = Platform(3, room)
         stages = stage_by_layer(chain, platform)
@@ -184,11 +179,8 @@ def test_by_hand_no_forward_is_earlier_than_what_it_needs() -> None:
     # Spans from the end at T = 4: stages of 2 ns, 2 and 4, 3 + 3 ns of transfers, 10, and a stage
     # of 2 ns, 12. So 1F1B* keeps 3, 1 and 1. Stage 1 may keep 2, but stage 0 cannot begin earlier.
     # At T = 3 the first one would keep 5: 2, 3 + 2, 5 + 6, 12 + 2 ns.
-    layers = [
-        Layer(forward_ns=1, backward_ns=1, weight_bytes=0, activation_bytes=a) for a in (3, 0, 0)
-    ]
     platform = Platform(3, 99, bandwidth=10**9, duplex="full")
-    chain = Chain(layers=tuple(layers))
+    chain = sending((1, 1, 3), (1, 1, 0), (1, 1, 0))
     plan = eager_plan(chain, platform, stage_by_layer(chain, platform))
     assert plan is not None
     assert (plan.pattern.period_total_ns, in_flight(plan)) == (4, [3, 1, 1])
@@ -198,11 +190,8 @@ def test_by_hand_1f1b_is_slow_where_both_directions_share_a_link() -> None:
     # From the end: a stage of 5 ns, transfers of 2 x 3 ns, a stage of 6 ns. Two micro-batches may
     # be in flight, so the link is in a group with a stage: 5 + 6 or 6 + 6 ns. A run in which every
     # other micro-batch is sent in another order takes 18 ns for two.
-    layers = [
-        Layer(forward_ns=f, backward_ns=b, weight_bytes=0, activation_bytes=2)
-        for f, b in ((5, 1), (1, 4))
-    ]
-    chain, platform = Chain(layers=tuple(layers)), Platform(2, 99, bandwidth=10**9, latency=1)
+    chain = sending((5, 1, 2), (1, 4, 2))
+    platform = Platform(2, 99, bandwidth=10**9, latency=1)
     stages = stage_by_layer(chain, platform)
     plan = eager_plan(chain, platform, stages)
     assert plan is not None

@@ -153,11 +153,6 @@ def test_it_chooses_the_allocation_itself(allocation: str) -> None:
         solve(Chain(layers=(UNIT,)), Platform(1, 99), scope=scope, stages=stages, solver="general")
 
 
-def test_no_work_is_an_error() -> None:
-    with pytest.raises(InputError, match="work_limit"):
-        solve(Chain(layers=(UNIT,)), Platform(1, 99), scope=Scope(), work_limit=0)
-
-
 @pytest.mark.parametrize("percent", [90, 99, 100, 150])
 def test_a_decision_is_answered_within_the_period_asked(percent: int) -> None:
     layers = tuple(replace(UNIT, forward_ns=number % 4 + 1) for number in range(12))

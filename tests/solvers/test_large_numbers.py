@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ortools.sat.python import cp_model
 
-from schedopt import Chain, Gpu, Layer, Platform, Problem, Result, Scope, Stage, check, solve
+from schedopt import Chain, Gpu, Layer, Platform, Problem, Result, Scope, Stage, solve
 from schedopt.bounds.amounts import Amounts
 from schedopt.bounds.propagation import propagate
 from schedopt.solvers.relaxation import LARGEST
@@ -19,6 +19,8 @@ from schedopt.solving.relaxation import RelaxationModel
 from schedopt.solving.run import Run
 from tests.bounds.every_plan import Memory, tight_problems
 from tests.budgets import trials
+from tests.layers import layer
+from tests.solvers.asking import ask
 
 SECONDS = 1 << 32
 GIGABYTES = 1 << 30
@@ -74,10 +76,9 @@ def test_a_proof_does_not_depend_on_the_unit(
 ) -> None:
     allocation = "general" if solver == "general_cpsat" else "contiguous"
     scope = Scope(allocation=allocation, max_k=k)  # type: ignore[arg-type]
-    small = solve(*given, scope=scope, solver=solver, time_limit=20, workers=1)
+    small = solve(*given, scope=scope, solver=solver, time_limit=20)
     chain, platform, longer = larger(*given)
-    large = solve(chain, platform, scope=scope, solver=solver, time_limit=20, workers=1)
-    assert check(large) == ()
+    large = ask(chain, platform, scope=scope, solver=solver, time_limit=20)
     # Each plan of the small problem is one of the large one, and each time is rounded up less.
     if small.period is not None:
         assert large.status in ("optimal", "feasible")
@@ -103,10 +104,9 @@ def test_nor_does_one_for_stages_that_are_given(
     if found.plan is None:
         return
     stages = found.plan.stages
-    small = solve(*given, stages=stages, scope=scope, time_limit=20, workers=1)
+    small = solve(*given, stages=stages, scope=scope, time_limit=20)
     chain, platform, longer = larger(*given)
-    large = solve(chain, platform, stages=stages, scope=scope, time_limit=20, workers=1)
-    assert check(large) == ()
+    large = ask(chain, platform, stages=stages, scope=scope, time_limit=20)
     assert small.period is not None
     assert large.lower_bound is not None
     assert large.lower_bound <= small.period * longer
@@ -120,8 +120,7 @@ def test_large_coefficients_of_two_ways_refute_nothing() -> None:
     x, y = (model.new_int_var(0, most, "") for _ in range(2))
     model.add(x >= large * one).only_enforce_if(~way)
     model.add(y >= large * one).only_enforce_if(way)
-    layer = Layer(forward_ns=1, backward_ns=1, weight_bytes=0, activation_bytes=0)
-    run = Run(Problem(chain=Chain(layers=(layer,)), platform=Platform(1, 0)), workers=1)
+    run = Run(Problem(chain=Chain(layers=(layer(1, 1),)), platform=Platform(1, 0)))
     for linearize in (True, False):
         status, _ = solve_model(model, run, linearize=linearize)
         assert status == cp_model.OPTIMAL
@@ -164,7 +163,6 @@ def test_recompute_of_gigabytes_is_not_refuted() -> None:
             stages=stages,
             scope=Scope(allocation="fixed", split_backward=True, recompute=True),
             time_limit=30,
-            workers=1,
         )
 
     coarse, fine = solved(1 << 28), solved(1)
@@ -206,13 +204,7 @@ def test_what_is_possible_in_microseconds_is_not_refuted_in_nanoseconds(
     def chain(unit: int) -> Chain:
         """Return the chain with times rounded up to a unit, ns."""
         layers = [
-            Layer(
-                forward_ns=-(-forward // unit),
-                backward_ns=-(-backward // unit),
-                weight_bytes=weight,
-                activation_bytes=0,
-                saved_bytes=saved,
-            )
+            layer(-(-forward // unit), -(-backward // unit), saved, weight=weight)
             for forward, backward, weight, saved in rows
         ]
         return Chain(layers=tuple(layers), same_gpu=ties)

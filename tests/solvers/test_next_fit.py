@@ -4,10 +4,14 @@ from fractions import Fraction
 
 from hypothesis import given
 
-from schedopt import Chain, Layer, Platform, Scope, check, solve
+from schedopt import Chain, Platform, Scope
 from schedopt.bounds import load_bound
 from tests.budgets import trials
+from tests.layers import layer
+from tests.solvers.asking import ask, plan_of
 from tests.strategies import chains, platforms
+
+NEXT_FIT = {"scope": Scope(allocation="general"), "solver": "next_fit"}
 
 
 @trials(500)
@@ -17,9 +21,7 @@ def test_is_within_twice_the_bound_where_transfers_are_free(
 ) -> None:
     free = platform.with_gpus(platform.gpus)
     object.__setattr__(free, "link", None)
-    result = solve(chain, free, scope=Scope(allocation="general"), solver="next_fit")
-    assert check(result) == ()
-    assert result.plan is not None
+    result = ask(chain, free, **NEXT_FIT)
     assert result.period is not None
     bound = load_bound(result.problem).period
     assert bound <= result.period <= max(1, 2 * -(-bound // 1))
@@ -28,22 +30,10 @@ def test_is_within_twice_the_bound_where_transfers_are_free(
 @trials(300)
 @given(chains(), platforms())
 def test_never_returns_a_plan_that_does_not_fit(chain: Chain, platform: Platform) -> None:
-    if chain.same_gpu:
-        return
-    result = solve(chain, platform, scope=Scope(allocation="general"), solver="next_fit")
-    assert check(result) == ()
+    ask(chain, platform, **NEXT_FIT)
 
 
 def test_fills_to_twice_the_bound() -> None:
-    layers = [
-        Layer(forward_ns=u, backward_ns=0, weight_bytes=0, activation_bytes=0) for u in (2, 2, 2, 2)
-    ]
-    result = solve(
-        Chain(layers=tuple(layers)),
-        Platform(4, 1),
-        scope=Scope(allocation="general"),
-        solver="next_fit",
-    )
-    assert result.plan is not None
-    assert [stage.layers for stage in result.plan.stages] == [(0, 1), (2, 3)]
+    result = ask(Chain(layers=(layer(2, 0),) * 4), Platform(4, 1), **NEXT_FIT)
+    assert [stage.layers for stage in plan_of(result).stages] == [(0, 1), (2, 3)]
     assert result.period == Fraction(4)

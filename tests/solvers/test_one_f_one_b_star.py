@@ -1,22 +1,22 @@
 from __future__ import annotations
 
-from fractions import Fraction
 from itertools import product
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schedopt import Chain, InputError, Layer, Platform, Scope, Stage, check, solve
+from schedopt import Chain, InputError, Platform, Scope, Stage, check, solve
 from schedopt.account import concurrent_activations
 from schedopt.problem import Problem
 from schedopt.solving.stage_chain import StageChain
 from tests.budgets import trials
+from tests.layers import layer
+from tests.solvers.asking import on, plan_of, prove, why
 from tests.strategies import chains, platforms
 
-
-def one_layer_a_gpu(count: int) -> list[Stage]:
-    return [Stage(layers=(index, index), gpus=(index,)) for index in range(count)]
+UNIT = layer(1, 1, 1, sent=1)
+FOUR = Chain(layers=(layer(1, 2, 1, sent=1),) * 4)
 
 
 def least_activations(times: list[tuple[int, int]], period: int) -> list[int] | None:
@@ -62,15 +62,12 @@ def test_no_1_periodic_pattern_keeps_fewer_activations(
     if max(f + b for f, b in times) > period:
         assert least is None
         return
-    layers = [
-        Layer(forward_ns=f, backward_ns=b, weight_bytes=0, activation_bytes=1) for f, b in times
-    ]
-    stages = one_layer_a_gpu(len(times))
+    stages = tuple(on(*range(len(times))))
     problem = Problem(
-        chain=Chain(layers=tuple(layers)),
+        chain=Chain(layers=tuple(layer(*pair, 1, sent=1) for pair in times)),
         platform=Platform(len(times), 100),
         scope=Scope(allocation="fixed"),
-        stages=tuple(stages),
+        stages=stages,
     )
     plan = StageChain(problem, stages).plan(period)
     assert check(plan) == ()
@@ -79,34 +76,26 @@ def test_no_1_periodic_pattern_keeps_fewer_activations(
 
 
 def test_groups_of_four_equal_stages() -> None:
-    layer = Layer(forward_ns=1, backward_ns=2, weight_bytes=0, activation_bytes=1)
-    result = solve(Chain(layers=(layer,) * 4), Platform(4, 4), stages=one_layer_a_gpu(4))
-    assert (result.status, result.period) == ("optimal", Fraction(3))
-    assert result.plan is not None
-    assert concurrent_activations(result.plan) == {(0, 0): 4, (1, 1): 3, (2, 2): 2, (3, 3): 1}
+    result = prove(FOUR, Platform(4, 4), stages=on(*range(4)))
+    assert result.period == 3
+    counts = concurrent_activations(plan_of(result))
+    assert counts == {(0, 0): 4, (1, 1): 3, (2, 2): 2, (3, 3): 1}
 
 
 def test_less_memory_makes_larger_groups() -> None:
-    layer = Layer(forward_ns=1, backward_ns=2, weight_bytes=0, activation_bytes=1)
-    result = solve(Chain(layers=(layer,) * 4), Platform(4, 2), stages=one_layer_a_gpu(4))
-    assert (result.status, result.period) == ("optimal", Fraction(6))
+    assert prove(FOUR, Platform(4, 2), stages=on(*range(4))).period == 6
 
 
 def test_infeasible_names_the_gpu_and_the_least_memory() -> None:
-    layers = [
-        Layer(forward_ns=1, backward_ns=1, weight_bytes=w, activation_bytes=2) for w in (1, 9)
-    ]
-    result = solve(Chain(layers=tuple(layers)), Platform(2, 10), stages=one_layer_a_gpu(2))
-    assert result.status == "infeasible"
-    assert result.infeasibility is not None
-    assert (result.infeasibility.gpu, result.infeasibility.least_memory_bytes) == (1, 11)
+    chain = Chain(layers=tuple(layer(1, 1, 2, weight=weight, sent=2) for weight in (1, 9)))
+    proof = why(solve(chain, Platform(2, 10), stages=on(0, 1)))
+    assert (proof.gpu, proof.least_memory_bytes) == (1, 11)
 
 
 def test_refuses_two_stages_on_one_gpu() -> None:
-    layer = Layer(forward_ns=1, backward_ns=1, weight_bytes=0, activation_bytes=0)
-    stages = [Stage(layers=(0, 0), gpus=(0,)), Stage(layers=(1, 1), gpus=(0,))]
+    chain = Chain(layers=(UNIT,) * 2)
     with pytest.raises(InputError, match="contiguous allocation"):
-        solve(Chain(layers=(layer,) * 2), Platform(2, 4), stages=stages, solver="one_f_one_b_star")
+        solve(chain, Platform(2, 4), stages=on(0, 0), solver="one_f_one_b_star")
 
 
 @trials(200)
@@ -115,16 +104,13 @@ def test_the_allocation_of_the_best_plan_has_the_same_period_when_fixed(
     chain: Chain, platform: Platform
 ) -> None:
     best = solve(chain, platform, scope=Scope())
-    assert best.plan is not None
-    fixed = solve(chain, platform, stages=best.plan.stages)
-    assert fixed.status == "optimal"
+    fixed = prove(chain, platform, stages=plan_of(best).stages)
     assert fixed.period == best.period
 
 
 def test_without_an_allocation_it_says_what_it_needs() -> None:
-    layer = Layer(forward_ns=1, backward_ns=1, weight_bytes=0, activation_bytes=1)
     with pytest.raises(InputError, match="one_f_one_b_star needs stages"):
-        solve(Chain(layers=(layer,)), Platform(1, 9), solver="one_f_one_b_star")
+        solve(Chain(layers=(UNIT,)), Platform(1, 9), solver="one_f_one_b_star")
 
 
 @pytest.mark.parametrize(
@@ -146,10 +132,9 @@ def test_without_an_allocation_it_says_what_it_needs() -> None:
 def test_stages_that_fit_neither_chain_nor_platform_are_refused(
     stages: tuple[tuple[int, int, int], ...], rule: str
 ) -> None:
-    layer = Layer(forward_ns=1, backward_ns=1, weight_bytes=0, activation_bytes=1)
     given = [Stage(layers=(first, last), gpus=(gpu,)) for first, last, gpu in stages]
     with pytest.raises(InputError, match=rule):
-        solve(Chain(layers=(layer, layer)), Platform(2, 9), stages=given)
+        solve(Chain(layers=(UNIT,) * 2), Platform(2, 9), stages=given)
 
 
 @pytest.mark.parametrize(
@@ -164,10 +149,8 @@ def test_stages_that_fit_neither_chain_nor_platform_are_refused(
 )
 @pytest.mark.parametrize("memory", [0, 9])
 def test_stages_that_part_tied_layers_are_refused(scope: Scope, memory: int) -> None:
-    layer = Layer(forward_ns=1, backward_ns=1, weight_bytes=0, activation_bytes=1)
-    chain = Chain(layers=(layer,) * 3, same_gpu=((0, 2),))
-    given = [Stage(layers=(i, i), gpus=(i,)) for i in range(3)]
+    chain = Chain(layers=(UNIT,) * 3, same_gpu=((0, 2),))
     with pytest.raises(InputError, match=r"layers 0 and 2 are tied .* on GPU 0 and GPU 2") as info:
-        solve(chain, Platform(3, memory), scope=scope, stages=given)
+        solve(chain, Platform(3, memory), scope=scope, stages=on(0, 1, 2))
     assert info.value.field == "stages"
     assert "without Problem.stages" in info.value.way_out

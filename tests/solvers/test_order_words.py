@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
-from typing import Literal, NamedTuple, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schedopt import Chain, Gpu, Layer, Platform, Scope, Stage, check, solve
+from schedopt import Chain, Gpu, Layer, Platform, Scope, Stage, check
 from schedopt.plan import Operation, Pattern, Plan, Transfer, place_in_period
 from tests.budgets import trials
+from tests.layers import layer
+from tests.solvers.asking import on, prove
 from tests.solvers.order_words import Found, least_period
 from tests.strategies import networks
 
@@ -43,7 +45,7 @@ def instances(
     """Return an allocation whose GPUs have about what few micro-batches need."""
     durations = st.integers(shortest, longest)
 
-    def layer() -> Layer:
+    def one_layer() -> Layer:
         whole = Layer(
             forward_ns=draw(durations),
             backward_ns=draw(durations),
@@ -62,7 +64,7 @@ def instances(
             saved_weight_bytes=draw(st.none() | sizes),
         )
 
-    row = tuple(layer() for _ in range(draw(st.integers(1, layers))))
+    row = tuple(one_layer() for _ in range(draw(st.integers(1, layers))))
     count = draw(st.integers(1, min(stages, len(row), gpus if contiguous else stages)))
     inner = st.integers(1, max(1, len(row) - 1))
     cuts = draw(st.lists(inner, min_size=count - 1, max_size=count - 1, unique=True))
@@ -127,92 +129,51 @@ def plan_of(instance: Instance, found: Found, scope: Scope) -> Plan:
     )
 
 
-def compare(
-    instance: Instance,
-    max_k: int,
-    *,
-    split_backward: bool = False,
-    recompute: bool = False,
-    memory: Literal["sum", "peak"] = "sum",
-) -> None:
+SPLIT, PEAK = {"split_backward": True}, {"memory": "peak"}
+PAIR = {"stages": 2, "gpus": 2}
+CASES: dict[str, tuple[dict[str, Any], tuple[int, ...], dict[str, Any]]] = {
+    "contiguous": ({"layers": 4, "stages": 4, "gpus": 4, "contiguous": True}, (1, 2), {}),
+    "on any GPUs": ({"layers": 4}, (1, 2), {}),
+    "three micro-batches": (PAIR | {"longest": 2}, (3,), {}),
+    "split": ({"halves": True}, (1, 2), SPLIT),
+    "recompute": (PAIR, (1, 2), {"recompute": True}),
+    "both": (PAIR | {"halves": True, "longest": 3}, (1,), SPLIT | {"recompute": True}),
+    # Where something takes no time the solver may take the reading sum, and prove nothing for peak.
+    "peak": ({"gpus": 2, "shortest": 1}, (1, 2), PEAK),
+    "peak, split": (
+        PAIR | {"halves": True, "shortest": 1, "longest": 3},
+        (1, 2),
+        PEAK | SPLIT,
+    ),
+}
+"""Which instances, for up to how many micro-batches, and what is allowed."""
+
+
+@pytest.mark.parametrize("case", CASES)
+@trials(80)
+@given(st.data())
+def test_equal_to_all_orders(case: str, data: st.DataObject) -> None:
     """Hold the solver against the search, and the search against the check of plans."""
-    scope = Scope(
-        allocation="fixed",
-        max_k=max_k,
-        split_backward=split_backward,
-        recompute=recompute,
-        memory=memory,
-    )
+    drawn, ks, asked = CASES[case]
+    instance = data.draw(instances(**drawn))
+    scope = Scope(allocation="fixed", max_k=data.draw(st.sampled_from(ks)), **asked)
     least: list[Fraction] = []
-    for k in range(1, max_k + 1):
-        found = least_period(
-            *instance, k, split_backward=split_backward, recompute=recompute, memory=memory
-        )
+    for k in range(1, (scope.max_k or 1) + 1):
+        found = least_period(*instance, k, scope)
         if found is not None:
             assert check(plan_of(instance, found, scope)) == ()
             least.append(Fraction(found.period_ns, k))
     chain, platform, stages = instance
-    result = solve(chain, platform, stages=stages, scope=scope, solver="periodic")
-    assert check(result) == ()
-    assert result.status == ("optimal" if least else "infeasible")
+    result = prove(chain, platform, stages=stages, scope=scope, solver="periodic")
     assert result.period == min(least, default=None)
-
-
-@trials(80)
-@given(instances(layers=4, stages=4, contiguous=True, gpus=4), st.integers(1, 2))
-def test_contiguous_stages(instance: Instance, max_k: int) -> None:
-    compare(instance, max_k)
-
-
-@trials(120)
-@given(instances(layers=4), st.integers(1, 2))
-def test_stages_on_any_gpus(instance: Instance, max_k: int) -> None:
-    compare(instance, max_k)
-
-
-@trials(60)
-@given(instances(stages=2, gpus=2, longest=2))
-def test_three_micro_batches(instance: Instance) -> None:
-    compare(instance, 3)
-
-
-@trials(100)
-@given(instances(halves=True), st.integers(1, 2))
-def test_split_backwards(instance: Instance, max_k: int) -> None:
-    compare(instance, max_k, split_backward=True)
-
-
-@trials(100)
-@given(instances(stages=2, gpus=2), st.integers(1, 2))
-def test_recompute(instance: Instance, max_k: int) -> None:
-    compare(instance, max_k, recompute=True)
-
-
-@trials(50)
-@given(instances(stages=2, gpus=2, halves=True, longest=3))
-def test_recompute_and_split_backwards(instance: Instance) -> None:
-    compare(instance, 1, split_backward=True, recompute=True)
-
-
-# Where something takes no time the solver may take the reading sum, and prove nothing for peak.
-@trials(60)
-@given(instances(gpus=2, shortest=1), st.integers(1, 2))
-def test_the_true_maximum(instance: Instance, max_k: int) -> None:
-    compare(instance, max_k, memory="peak")
-
-
-@trials(40)
-@given(instances(stages=2, gpus=2, halves=True, shortest=1, longest=3), st.integers(1, 2))
-def test_the_true_maximum_of_split_backwards(instance: Instance, max_k: int) -> None:
-    compare(instance, max_k, split_backward=True, memory="peak")
 
 
 @trials(60)
 @given(instances(stages=3, gpus=2, halves=True, longest=3), st.integers(1, 2), st.booleans())
 def test_the_true_maximum_is_never_larger(instance: Instance, k: int, split: bool) -> None:
     scope = Scope(allocation="fixed", max_k=k, memory="peak", split_backward=split)
-    in_sum = least_period(*instance, k, split_backward=split)
-    peak = least_period(*instance, k, split_backward=split, memory="peak")
+    in_sum = least_period(*instance, k, replace(scope, memory="sum"))
+    peak = least_period(*instance, k, scope)
     if peak is not None:
         assert check(plan_of(instance, peak, scope)) == ()
     assert in_sum is None or (peak is not None and peak.period_ns <= in_sum.period_ns)
@@ -227,10 +188,10 @@ def test_what_takes_no_time_keeps_its_place() -> None:
 
 
 @pytest.mark.parametrize(("memory", "least"), [("sum", 6), ("peak", 4)])
-def test_a_maximum_over_time_by_hand(memory: str, least: int) -> None:
+def test_a_maximum_over_time_by_hand(memory: Any, least: int) -> None:
     """Room for 2 on GPU 0: F0, B0, F2, B2, where stage 0 holds two only while stage 2 has none."""
-    found = least_period(*by_hand([(1, 1, 1), (1, 1, 0), (1, 1, 1)], [0, 1, 0], [2, 0]), 1,
-                         memory=memory)  # fmt: skip
+    instance = by_hand([(1, 1, 1), (1, 1, 0), (1, 1, 1)], [0, 1, 0], [2, 0])
+    found = least_period(*instance, 1, Scope(memory=memory))
     assert found is not None
     assert found.period_ns == least
 
@@ -239,9 +200,5 @@ def by_hand(
     rows: Sequence[tuple[int, int, int]], gpus: Sequence[int], rooms: list[int]
 ) -> Instance:
     """Return stages of one layer: forward, backward, saved bytes."""
-    layers = tuple(
-        Layer(forward_ns=f, backward_ns=b, weight_bytes=0, activation_bytes=a) for f, b, a in rows
-    )
-    stages = [Stage(layers=(i, i), gpus=(gpu,)) for i, gpu in enumerate(gpus)]
-    platform = Platform([Gpu(memory_bytes=room) for room in rooms])
-    return Instance(Chain(layers=layers), platform, stages)
+    layers = tuple(layer(f, b, saved, sent=saved) for f, b, saved in rows)
+    return Instance(Chain(layers=layers), Platform([Gpu(memory_bytes=n) for n in rooms]), on(*gpus))

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from schedopt import Chain, Layer, Platform, Problem, Result, Scope, Stage, check, solve
+from schedopt import Chain, Infeasibility, Plan, Platform, Problem, Result, Scope, Stage, check
 from schedopt.errors import InputError
 from schedopt.families.partition import find_triples
 from schedopt.families.reductions import Reduction
@@ -20,6 +20,9 @@ from schedopt.solvers.packing import solve as packing
 from schedopt.solving.incumbent import find_infeasibility
 from schedopt.solving.run import Run
 from tests.budgets import trials
+from tests.layers import layer
+from tests.solvers import asking
+from tests.solvers.asking import on, plan_of, why
 
 NUMBERS = (3, 2, 2, 3, 3, 1)
 ONE = Reduction(1, NUMBERS).problem()
@@ -27,25 +30,20 @@ TWO = Reduction(2, NUMBERS).problem()
 SIZES = st.lists(st.integers(0, 6), max_size=6)
 
 
-def layer(forward: int, backward: int = 0, **more: Any) -> Layer:
-    return Layer(
-        **{"weight_bytes": 0, "activation_bytes": 0, **more},
-        forward_ns=forward,
-        backward_ns=backward,
-    )
-
-
 def ask(problem: Problem, solver: str = "packing") -> Result:
-    result = solve(
-        problem.chain,
-        problem.platform,
-        scope=problem.scope,
-        stages=problem.stages,
-        solver=solver,
-        workers=1,
-    )
-    assert check(result) == ()
-    return result
+    asked = {"scope": problem.scope, "stages": problem.stages, "solver": solver}
+    return asking.ask(problem.chain, problem.platform, **asked)
+
+
+def packed(
+    problem: Problem, time_limit: float | None = None
+) -> tuple[Plan | None, Infeasibility | None]:
+    """Return the plan of the solver alone, or its proof that there is none."""
+    run = Run(problem, time_limit=time_limit)
+    packing(problem, run)
+    found = run.best()
+    assert found is None or not check(found)
+    return found, find_infeasibility(problem, run.incumbent)
 
 
 def loads_fit(times: Sequence[int], gpus: int, period: int) -> bool:
@@ -97,19 +95,15 @@ def test_packing_by_trying_everything(sizes: list[int], rooms: list[int], unit: 
 def test_onto_gpus_by_trying_everything(
     times: list[tuple[int, int]], gpus: int, period: int
 ) -> None:
-    chain = Chain(layers=tuple(layer(*pair, weight_bytes=1) for pair in times))
+    chain = Chain(layers=tuple(layer(*pair, weight=1) for pair in times))
     platform = Platform(gpus, len(times))
     asked = Problem(
         chain=chain, platform=platform, scope=Scope(allocation="general", period_ns=period)
     )
-    run = Run(asked)
-    packing(asked, run)
     possible = loads_fit([sum(pair) for pair in times], gpus, period)
-    found, proof = run.best(), find_infeasibility(asked, run.incumbent)
+    found, proof = packed(asked)
     assert (found is not None, proof is not None) == (possible, not possible)
-    if found is not None:
-        assert check(found) == ()
-        assert found.pattern.period_total_ns <= period
+    assert found is None or found.pattern.period_total_ns <= period
     # What is proven holds for any k, and layers apart.
     wide = Scope(allocation="general", period_ns=period, max_k=None, grain="layer", memory="peak")
     assert proof is None or proof.scope.covers(wide)
@@ -144,7 +138,7 @@ def filled(draw: st.DrawFn) -> Problem:
     for n in range(free + keeping):
         kept = 2 if n == free else draw(st.integers(0, 2)) if n > free else 0
         stages.append(Stage(layers=(n, n), gpus=(draw(st.integers(0, 1)),)))
-        layers.append(layer(draw(times), draw(times), saved_bytes=kept))
+        layers.append(layer(draw(times), draw(times), kept))
     behind = layers[free:]
     period = sum(one.forward_ns + one.backward_ns for one in behind)
     assume(period)
@@ -152,13 +146,9 @@ def filled(draw: st.DrawFn) -> Problem:
         sum(one.saved for one, stage in zip(layers, stages, strict=True) if stage.gpus == (gpu,))
         for gpu in (0, 1)
     ]
-    platform = Platform(2, 1)
-    gpus = [
-        replace(gpu, memory_bytes=max(1, n)) for gpu, n in zip(platform.gpus, room, strict=True)
-    ]
     return Problem(
         chain=Chain(layers=tuple(layers)),
-        platform=platform.with_gpus(gpus),
+        platform=Platform(2, [max(1, n) for n in room]),
         scope=Scope(allocation="fixed", period_ns=period),
         stages=tuple(stages),
     )
@@ -167,18 +157,11 @@ def filled(draw: st.DrawFn) -> Problem:
 @trials(40)
 @given(filled())
 def test_into_holes_as_the_solver_of_all_given_allocations(problem: Problem) -> None:
-    run = Run(problem)
-    packing(problem, run)
-    found, proof = run.best(), find_infeasibility(problem, run.incumbent)
+    found, proof = packed(problem)
     other = ask(problem, "periodic")
     assert other.status != "unknown"
-    assert (found is not None, proof is not None) == (
-        other.plan is not None,
-        other.status == "infeasible",
-    )
-    if found is not None:
-        assert check(found) == ()
-        assert found.pattern.period_total_ns == problem.scope.period_ns
+    assert (found is None, proof is None) == (other.plan is None, other.status != "infeasible")
+    assert found is None or found.pattern.period_total_ns == problem.scope.period_ns
 
 
 @trials(60)
@@ -189,19 +172,15 @@ def test_into_holes_as_the_solver_of_all_given_allocations(problem: Problem) -> 
 def test_holes_by_looking_at_every_moment(ahead: list[int], behind: list[int]) -> None:
     """Stages that keep something alternate between two GPUs; numbers wait on the first."""
     stages = [Stage(layers=(n, n), gpus=(0,)) for n in range(len(ahead))]
-    layers = [layer(one) for one in ahead]
+    layers = [layer(one, 0) for one in ahead]
     for n, time in enumerate(behind):
         stages.append(Stage(layers=(len(layers),) * 2, gpus=(1 - n % 2,)))
-        layers.append(layer(time, saved_bytes=1))
+        layers.append(layer(time, 0, 1))
     period = sum(behind)
-    platform = Platform(2, len(behind))
     room = [len(behind) // 2, len(behind) - len(behind) // 2]
-    gpus = [
-        replace(gpu, memory_bytes=max(1, n)) for gpu, n in zip(platform.gpus, room, strict=True)
-    ]
     problem = Problem(
         chain=Chain(layers=tuple(layers)),
-        platform=platform.with_gpus(gpus),
+        platform=Platform(2, [max(1, n) for n in room]),
         scope=Scope(allocation="fixed", period_ns=period),
         stages=tuple(stages),
     )
@@ -251,44 +230,29 @@ def test_holes_by_hand() -> None:
 def test_both_theorems_by_hand() -> None:
     for theorem in (1, 2):
         reduction = Reduction(theorem, NUMBERS)
-        found = ask(reduction.problem())
-        assert found.plan is not None
-        sizes = [sorted(NUMBERS[n] for n in group) for group in reduction.groups(found.plan)]
+        found = plan_of(ask(reduction.problem()))
+        sizes = [sorted(NUMBERS[n] for n in group) for group in reduction.groups(found)]
         assert sorted(sizes) == [[1, 3, 3], [2, 2, 3]]
         # V = 12, but groups make 9, 11, 13 and 15.
         assert ask(Reduction(theorem, (5, 5, 5, 3, 3, 3)).problem()).status == "infeasible"
 
 
 def test_a_shorter_period_than_what_is_kept_takes_is_impossible() -> None:
-    problem = Reduction(2, NUMBERS).problem()
-    shorter = replace(problem, scope=replace(problem.scope, period_ns=27))
-    run = Run(
-        shorter,
-    )
-    packing(shorter, run)
-    proof = find_infeasibility(shorter, run.incumbent)
+    _, proof = packed(replace(TWO, scope=replace(TWO.scope, period_ns=27)))
     assert proof is not None
     assert "for 28 ns" in str(proof.proof)
 
 
 def test_memory_that_lacks_is_proven() -> None:
-    problem = Reduction(2, NUMBERS).problem()
-    gpus = [replace(gpu, memory_bytes=1) for gpu in problem.platform.gpus]
-    tight = replace(problem, platform=problem.platform.with_gpus(gpus))
-    result = ask(tight)
-    assert result.status == "infeasible"
-    assert result.infeasibility is not None
-    assert "lacks 1 bytes" in str(result.infeasibility.proof)
+    gpus = [replace(gpu, memory_bytes=1) for gpu in TWO.platform.gpus]
+    result = ask(replace(TWO, platform=TWO.platform.with_gpus(gpus)))
+    assert "lacks 1 bytes" in str(why(result).proof)
 
 
 def test_no_time_is_no_answer() -> None:
     with pytest.raises(Undecided):
         pack([5, 5, 4, 2, 2, 2], [10, 10], Run(ONE, time_limit=1e-9))
-    problem = Reduction(1, NUMBERS).problem()
-    run = Run(problem, time_limit=1e-9)
-    packing(problem, run)
-    assert run.best() is None
-    assert find_infeasibility(problem, run.incumbent) is None
+    assert packed(ONE, time_limit=1e-9) == (None, None)
 
 
 KEEPS = Chain(layers=tuple(replace(one, activation_bytes=1) for one in ONE.chain.layers))
@@ -346,9 +310,6 @@ def test_what_is_no_packing_is_refused(case: str) -> None:
 
 def test_the_last_layers_fill_the_period_by_another_solver() -> None:
     chain = Chain(layers=TWO.chain.layers[8:])
-    stages = tuple(Stage(layers=(n, n), gpus=(1 - n % 2,)) for n in range(4))
-    found = solve(
-        chain, TWO.platform, stages=stages, scope=Scope(allocation="fixed"), solver="periodic"
-    )
-    assert found.status == "optimal"
+    scope = Scope(allocation="fixed")
+    found = asking.prove(chain, TWO.platform, stages=on(1, 0, 1, 0), scope=scope, solver="periodic")
     assert found.period == 28

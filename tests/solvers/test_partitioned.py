@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from fractions import Fraction
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schedopt import Chain, InputError, Layer, Platform, Rule, Scope, Stage, check, solve
+from schedopt import Chain, InputError, Platform, Rule, Scope, Stage, solve
 from schedopt.cuts import NoPartition
 from schedopt.problem import Problem
 from schedopt.solvers.even_split import even_split
 from schedopt.solving.registry import PARTITIONED, PARTITIONERS, load_partitioner, solver_names
 from tests.budgets import trials
+from tests.layers import layer
+from tests.solvers.asking import ask, plan_of
 from tests.strategies import chains, platforms
 
 
@@ -36,8 +40,7 @@ def test_every_plan_is_valid_and_none_beats_the_exact_contiguous_one(
             with pytest.raises(InputError, match="parts the tied layers"):
                 solve(chain, platform, solver=name)
             continue
-        result = solve(chain, platform, solver=name)
-        assert check(result) == ()
+        result = ask(chain, platform, solver=name)
         periods[name] = result.period
         if result.period is not None:
             assert exact.period is not None
@@ -59,26 +62,20 @@ def test_what_piper_finds_fits_under_1f1b(chain: Chain, platform: Platform) -> N
     assert solve(chain, platform, solver="piper_1f1b").plan is not None
 
 
-LAYER = Layer(
-    forward_ns=1,
-    backward_ns=2,
-    weight_bytes=4,
-    activation_bytes=1,
-    parameter_bytes=1,
-    gradient_bytes=1,
-)
+LAYER = replace(layer(1, 2, 1, weight=4, sent=1), parameter_bytes=1, gradient_bytes=1)
 CHAIN = Chain(layers=(LAYER,) * 4)
 
 
 @pytest.mark.parametrize("name", PARTITIONED)
 def test_what_they_do_not_do_is_refused(name: str) -> None:
-    fixed = [Stage(layers=(0, 3), gpus=(0,))]
-    with pytest.raises(InputError, match=f"{name} does not do a rule with updates"):
-        solve(CHAIN, Platform(2, 99), rule=Rule(update_every=1), solver=name)
-    with pytest.raises(InputError, match=f"{name} does not do a finite step"):
-        solve(CHAIN, Platform(2, 99), scope=Scope(microbatches=4, max_k=None), solver=name)
-    with pytest.raises(InputError, match=f"{name} chooses the allocation itself"):
-        solve(CHAIN, Platform(2, 99), stages=fixed, solver=name)
+    refused: dict[str, dict[str, Any]] = {
+        "does not do a rule with updates": {"rule": Rule(update_every=1)},
+        "does not do a finite step": {"scope": Scope(microbatches=4, max_k=None)},
+        "chooses the allocation itself": {"stages": [Stage(layers=(0, 3), gpus=(0,))]},
+    }
+    for words, asked in refused.items():
+        with pytest.raises(InputError, match=f"{name} {words}"):
+            solve(CHAIN, Platform(2, 99), solver=name, **asked)
 
 
 @pytest.mark.parametrize("name", PARTITIONED)
@@ -89,9 +86,7 @@ def test_a_period_asked_and_too_little_memory_are_no_errors(name: str) -> None:
         (Scope(period_ns=5), 99, None),
         (Scope(), 9, None),
     ):
-        result = solve(CHAIN, Platform(2, memory), scope=scope, solver=name)
-        assert result.period == period
-        assert check(result) == ()
+        assert ask(CHAIN, Platform(2, memory), scope=scope, solver=name).period == period
 
 
 def test_why_there_is_no_plan_stands_in_the_ladder() -> None:
@@ -131,10 +126,7 @@ def test_an_even_split_is_solved_as_its_stages_are(chain: Chain, platform: Platf
 
 
 def test_an_even_split_by_hand() -> None:
-    layers = [
-        Layer(forward_ns=f, backward_ns=f, weight_bytes=0, activation_bytes=1) for f in (1, 2, 3)
-    ]
-    result = solve(Chain(layers=tuple(layers)), Platform(2, 9), solver="even_split")
-    assert result.plan is not None
-    assert [stage.layers for stage in result.plan.stages] == [(0, 0), (1, 2)]
+    chain = Chain(layers=tuple(layer(time, time, 1, sent=1) for time in (1, 2, 3)))
+    result = solve(chain, Platform(2, 9), solver="even_split")
+    assert [stage.layers for stage in plan_of(result).stages] == [(0, 0), (1, 2)]
     assert result.period == 10

@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schedopt import Chain, Gpu, Layer, Platform, Stage, solve
+from schedopt import Chain, Gpu, Platform, Stage, solve
 from schedopt.cuts import NoPartition
 from schedopt.problem import Problem
 from schedopt.solvers.block_partition import block_starts
 from schedopt.solving.registry import load_partitioner
 from tests.budgets import trials
+from tests.layers import layer
 from tests.strategies import chains, platforms, platforms_of_nodes
 
 Parts = tuple[tuple[int, int], ...]
@@ -154,17 +155,8 @@ def test_the_block_partition_covers_the_chain_and_keeps_tied_layers_together(
 
 def chain_of(*rows: tuple[int, int, int]) -> Chain:
     """Return layers of (F + B, weights, activation), each of which saves its activation."""
-    return Chain(
-        layers=tuple(
-            Layer(
-                forward_ns=time // 2,
-                backward_ns=time - time // 2,
-                weight_bytes=w,
-                activation_bytes=a,
-            )
-            for time, w, a in rows
-        )
-    )
+    layers = (layer(time // 2, time - time // 2, a, weight=w, sent=a) for time, w, a in rows)
+    return Chain(layers=tuple(layers))
 
 
 def test_by_hand_weights_and_times_are_balanced_apart() -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from schedopt import Chain, Infeasibility, InvalidPlanError, Layer, Platform, Problem, Scope, solve
+from schedopt import Chain, Infeasibility, InvalidPlanError, Platform, Problem, Scope, solve
 from schedopt.solving import Run
 from schedopt.solving.clock import Clock
+from tests.layers import layer
+from tests.solvers.asking import plan_of
 
-LAYER = Layer(forward_ns=1, backward_ns=2, weight_bytes=1, activation_bytes=1)
-PROBLEM = Problem(chain=Chain(layers=(LAYER,) * 2), platform=Platform(2, 99))
+PROBLEM = Problem(
+    chain=Chain(layers=(layer(1, 2, 1, weight=1, sent=1),) * 2), platform=Platform(2, 99)
+)
 
 
 def test_a_turn_and_a_fork_have_shares_of_the_time_that_is_left() -> None:
@@ -50,8 +53,7 @@ def test_a_fork_of_a_run_shares_what_is_known_and_a_subrun_does_not() -> None:
     assert run.bound() == 6
     assert part.bound() is None
     assert run.events.left_out == ""
-    plan = solve(PROBLEM.chain, PROBLEM.platform, scope=Scope()).plan
-    assert plan is not None
+    plan = plan_of(solve(PROBLEM.chain, PROBLEM.platform, scope=Scope()))
     part.report(plan)
     assert (run.best(), part.best(), part.events.period) == (None, plan, plan.pattern.period)
     run.stop()
@@ -61,8 +63,7 @@ def test_a_fork_of_a_run_shares_what_is_known_and_a_subrun_does_not() -> None:
 
 def test_a_proof_that_there_is_no_plan_contradicts_one() -> None:
     run = Run(PROBLEM)
-    plan = solve(PROBLEM.chain, PROBLEM.platform, scope=Scope()).plan
-    assert plan is not None
+    plan = plan_of(solve(PROBLEM.chain, PROBLEM.platform, scope=Scope()))
     run.report(plan)
     with pytest.raises(InvalidPlanError, match="none is said to exist"):
         run.report_infeasible(Infeasibility(scope=Scope(max_k=None), proof="wrong"))

@@ -5,13 +5,15 @@ import signal
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from schedopt import Chain, InputError, InvalidPlanError, Layer, Plan, Platform, Scope, solve
 from schedopt.problem import Problem
-from schedopt.solving import Progress, Run, load_solver, registry, solver_names
+from schedopt.solving import Progress, Run, registry, solver_names
 from tests.examples import data_parallel
+from tests.solvers.asking import plan_of
 
 LAYER = Layer(forward_ns=3, backward_ns=6, weight_bytes=1, activation_bytes=1)
 CHAIN = Chain(layers=(LAYER,) * 6)
@@ -19,9 +21,7 @@ PLATFORM = Platform(3, 1000)
 
 
 def best_plan() -> Plan:
-    plan = solve(CHAIN, PLATFORM, scope=Scope()).plan
-    assert plan is not None
-    return plan
+    return plan_of(solve(CHAIN, PLATFORM, scope=Scope()))
 
 
 def spoil(plan: Plan) -> Plan:
@@ -31,8 +31,7 @@ def spoil(plan: Plan) -> Plan:
 
 
 def slower(plan: Plan) -> Plan:
-    single = solve(CHAIN, Platform(1, 1000), scope=Scope()).plan
-    assert single is not None
+    single = plan_of(solve(CHAIN, Platform(1, 1000), scope=Scope()))
     return replace(plan, stages=single.stages, pattern=single.pattern)
 
 
@@ -128,25 +127,35 @@ def test_an_initial_plan_is_never_made_worse() -> None:
     assert result.plan == plan
 
 
-def test_an_initial_plan_of_another_chain_is_refused() -> None:
-    with pytest.raises(InputError, match="another chain"):
-        solve(Chain(layers=(LAYER,)), PLATFORM, scope=Scope(), initial=best_plan())
+REPLICAS = data_parallel()
 
 
-def test_an_initial_plan_with_replicas_is_refused_for_no_bound_speaks_of_it() -> None:
-    plan = data_parallel()
-    with pytest.raises(InputError, match="one GPU for each stage"):
-        solve(plan.chain, plan.platform, scope=Scope(allocation="general"), initial=plan)
-
-
-def test_an_initial_plan_that_does_not_fit_is_refused() -> None:
-    with pytest.raises(InputError, match="does not answer this problem: memory"):
-        solve(CHAIN, Platform(3, 3), scope=Scope(), initial=best_plan())
-
-
-def test_an_unknown_solver_gets_the_list() -> None:
-    with pytest.raises(InputError, match="block_partition, block_partition_1f1b, contiguous, "):
-        load_solver("magic")
+@pytest.mark.parametrize(
+    ("problem", "more", "words"),
+    [
+        ((Chain(layers=(LAYER,)), PLATFORM), {}, "another chain"),
+        ((CHAIN, Platform(3, 3)), {}, "does not answer this problem: memory"),
+        # No bound speaks of it.
+        (
+            (REPLICAS.chain, REPLICAS.platform),
+            {"scope": Scope(allocation="general"), "initial": REPLICAS},
+            "one GPU for each stage",
+        ),
+        ((CHAIN, PLATFORM), {"time_limit": 0}, "time_limit"),
+        ((CHAIN, PLATFORM), {"work_limit": 0}, "work_limit"),
+        (
+            (CHAIN, PLATFORM),
+            {"solver": "magic"},
+            "block_partition, block_partition_1f1b, contiguous, ",
+        ),
+    ],
+)
+def test_what_no_run_can_start_from_is_refused(
+    problem: tuple[Chain, Platform], more: dict[str, Any], words: str
+) -> None:
+    asked: dict[str, Any] = {"scope": Scope(), "initial": best_plan()} | more
+    with pytest.raises(InputError, match=words):
+        solve(*problem, **asked)
 
 
 THEIRS = """
@@ -193,8 +202,3 @@ def test_a_solver_of_another_package_that_is_installed_is_used(
     result = solve(CHAIN, PLATFORM, solver="theirs", seed=3, workers=2)
     assert (result.status, result.period, result.solver) == ("feasible", Fraction(6 * 9), "theirs")
     assert "nothing takes less" in [bound.proof for bound in result.bounds]
-
-
-def test_a_time_limit_of_nothing_is_refused() -> None:
-    with pytest.raises(InputError, match="time_limit"):
-        solve(CHAIN, PLATFORM, scope=Scope(), time_limit=0)

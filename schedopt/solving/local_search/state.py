@@ -23,7 +23,6 @@ ORDER_GENE: Final = 4
 """What is placed first: the backward (0) or the forward (1)."""
 HALVED: Final = 5
 """Whether the backward runs in halves."""
-GENES: Final = 6
 
 # What follows for a stage on its own: columns of State.row.
 T_FORWARD: Final = 6
