@@ -22,12 +22,6 @@ Step: TypeAlias = Callable[[str], None]
 """Called before each piece of work with its name; raises `schedopt.interrupts.Stopped` to end."""
 
 
-def _require(owner: object, *names: str) -> None:
-    for name in names:
-        if not getattr(owner, name):
-            raise InputError("empty", field=name, way_out="Give it a value")
-
-
 @dataclass(frozen=True)
 class Row:
     """One way to read a statement."""
@@ -59,7 +53,13 @@ class Claim:
     """What a reader should know; computed words stand in braces."""
 
     def __post_init__(self) -> None:
-        _require(self, "id", "says", "sources", "compute", "statements")
+        names = ("id", "says", "sources", "compute", "statements")
+        given = {name: getattr(self, name) for name in names}
+        for says, rows in self.statements.items():
+            given[f"statements.{says}"] = says and rows and all(row.tried for row in rows)
+        for name, value in given.items():
+            if not value:
+                raise InputError("empty", field=name, way_out="Give it a value")
 
 
 @dataclass(frozen=True)
@@ -105,9 +105,6 @@ class Reading:
     counterexamples: Sequence[Case] = ()
     convention: str = ""
 
-    def __post_init__(self) -> None:
-        _require(self, "tried")
-
 
 @dataclass(frozen=True)
 class Section:
@@ -115,9 +112,6 @@ class Section:
 
     says: str
     readings: Sequence[Reading]
-
-    def __post_init__(self) -> None:
-        _require(self, "says", "readings")
 
     @property
     def holding(self) -> Reading | None:
@@ -142,7 +136,6 @@ class Result:
     """Computed ones, and those of the claim."""
 
     def __post_init__(self) -> None:
-        _require(self, "sections")
         # Here, and not after minutes, when it is written.
         check_values(dict(self.computed.figures), "figures")
         check_values(self.counterexamples, "counterexamples")
