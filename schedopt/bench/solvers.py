@@ -12,7 +12,7 @@ from typing import Any, Final
 from schedopt.bench.best_known_file import BestKnownFile
 from schedopt.bench.cases import SolverInstance
 from schedopt.bench.general import GENERAL, chain_key
-from schedopt.bench.records import RUNS, Record, RecordFile, describe_machine
+from schedopt.bench.records import RUNS, Record, RecordFile, describe_machine, exact
 from schedopt.bench.suite import Effort
 from schedopt.errors import InputError
 from schedopt.problem import Problem, Scope
@@ -227,11 +227,10 @@ def _solve(run: MethodRun) -> Solved:
     except InputError as error:
         figures = {"status": "refused", "reason": error.rule}
     else:
-        bound = result.lower_bound
         figures = {
             "status": result.status,
-            "period_exact": None if result.period is None else result.period.as_integer_ratio(),
-            "bound_exact": None if bound is None else bound.as_integer_ratio(),
+            "period_exact": exact(result.period),
+            "bound_exact": exact(result.lower_bound),
             "found_by": "" if result.plan is None else result.solver,
             "to_best_s": watch.to_best_s,
             "to_proof_s": watch.to_proof_s,
