@@ -23,12 +23,11 @@ WAY_OUT: Final = "Take the instance out, to have it solved again"
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """Where a plan, bound or proof comes from."""
+    """Where a plan, bound or proof comes from: the method that was asked, and when and where."""
 
     __pydantic_config__: ClassVar[Any] = STRICT
 
     solver: str
-    """The method that was asked."""
     date: str
     machine: str
     schedopt: str
@@ -36,12 +35,11 @@ class Origin:
 
 @dataclass(frozen=True, kw_only=True)
 class BestPlan:
-    """The best plan that is known."""
+    """The best plan that is known, with its normalized period, ns."""
 
     __pydantic_config__: ClassVar[Any] = STRICT
 
     period_exact: Ratio
-    """Its normalized period, ns."""
     certificate: str
     """The file that holds it, as seen from the folder of the list."""
     by: Origin
@@ -63,12 +61,11 @@ class BestPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class BestBound:
-    """The largest normalized period that is known not to be beaten."""
+    """The largest normalized period that is known not to be beaten, ns."""
 
     __pydantic_config__: ClassVar[Any] = STRICT
 
     exact: Ratio
-    """In ns."""
     proof: Proof | str
     by: Origin
 

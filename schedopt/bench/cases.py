@@ -52,7 +52,6 @@ class Grid:
     """What chains are combined with."""
 
     gpus: tuple[int, ...]
-    """Numbers of GPUs."""
     levels: tuple[Decimal, ...]
     """Memory of a GPU over the least with which a contiguous plan exists."""
     bandwidths: tuple[int | None, ...]

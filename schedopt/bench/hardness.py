@@ -48,12 +48,11 @@ PARTITIONS: Final[tuple[Partition, ...]] = ("yes", "no")
 
 @dataclass(frozen=True)
 class Extent:
-    """Which instances are measured."""
+    """Which m and V are measured, and how many instances of each kind."""
 
     sizes: Sequence[int]
     totals: Sequence[int]
     seeds: int
-    """Instances of each kind."""
 
 
 FULL: Final = Extent(sizes=range(2, 9), totals=(20, 100, 1000), seeds=3)

@@ -42,12 +42,10 @@ def describe_machine() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Record(Mapping[str, Any]):
-    """One measured case; as a mapping, its row."""
+    """One measured case of a table; as a mapping its row, the case and its figures."""
 
     family: str
-    """The table that it belongs to."""
     row: Mapping[str, Any]
-    """The case and its figures."""
     conditions: Mapping[str, Any]
     """Limits, versions, machine and date, of `CONDITIONS`."""
 

@@ -31,14 +31,11 @@ Proceed: TypeAlias = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Effort:
-    """What a run may take."""
+    """What a run may take: threads, seconds, and the seed of solvers that draw."""
 
     workers: int
-    """Threads of the solver."""
     time_limit: float
-    """Seconds."""
     seed: int = 0
-    """For solvers that draw."""
 
     @property
     def options(self) -> dict[str, Any]:
@@ -54,10 +51,9 @@ class Effort:
 
 @dataclass(frozen=True)
 class Case:
-    """What becomes one record."""
+    """What becomes one record of a table."""
 
     family: str
-    """The table that it goes into."""
     key: dict[str, Any]
     """The values of the record that identify it within the family."""
     measure: Callable[[Effort, Proceed], dict[str, Any]]
@@ -117,9 +113,7 @@ class Suite:
 
     title: str
     families: tuple[str, ...]
-    """Those of its records."""
     protocol: str | Callable[[Records], str]
-    """How records were measured."""
     misses: Callable[[Records], Iterable[str]]
     """Yields what missed its goal, or is not as it should be."""
     well: str | Callable[[Records], str]
@@ -128,12 +122,9 @@ class Suite:
     summary: Callable[[Records], Iterable[str]] = lambda records: ()
     """Yields the lines that the command prints."""
     overview: Table | None = None
-    """The table that the command prints."""
     draw: Callable[[Records], Figure] | None = None
-    """Makes a picture of the records."""
     resumable: bool = True
-    """Whether each record is written at once, and the next run does only what is missing.
-    Otherwise nothing is written before all is measured."""
+    """Whether each record is written at once, to go on with; else all are when all is measured."""
 
     def to_markdown(self, records: Records, picture: str = "") -> str:
         """Return the tables as Markdown; `picture` is the name of the file next to them."""

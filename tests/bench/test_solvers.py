@@ -267,10 +267,7 @@ RUN = Record(
     {**CONDITIONS, "jobs": 2},
 )  # fmt: skip
 change = partial(one_figure, RUN)
-EXACT_FIGURES: dict[str, Any] = {
-    "solver": "contiguous", "status": "optimal", "period_exact": (100, 1), "bound_exact": (100, 1)
-}  # fmt: skip
-EXACT = change(**EXACT_FIGURES)
+EXACT = change(solver="contiguous", status="optimal", period_exact=(100, 1), bound_exact=(100, 1))
 WIDE: dict[str, Any] = {"solver": "general", "scope": GENERAL}
 RECORDS = [
     RUN,

@@ -116,12 +116,10 @@ def run(processes: Mapping[Where, Process], most_actions: int) -> Outcome:
 
 @dataclass
 class Training:
-    """N stages of one parameter each, x -> parameter x, with the squared error as the loss."""
+    """N stages and micro-batches, T training steps: x -> parameter x, and the squared error."""
 
     size: int
-    """N, stages and micro-batches."""
     steps: int
-    """T, training steps."""
     reads: list[tuple[int, int, int, int]] = field(default_factory=list)
     """Training step, micro-batch, stage and version of the parameters of every forward."""
     final: dict[int, int] = field(default_factory=dict)
