@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Final
 
 from schedopt.plan import Kind, Plan, Transfer
@@ -85,13 +84,9 @@ def _replicated(config: SystemConfig, partition: Partition) -> Plan:
             before[replica] = [(kind, stage, i)]
     for stage in reversed(range(len(scheduler.stages))):
         made = _reduce_and_update(scheduler, stage, config.microbatches)
-        at_home = partial(_at_home, stage=stage, made=made)
-        all_gather(scheduler, stage, 0, at_home, "weights")
+        at_home = [made[home(stage, chunk, len(made))] for chunk in range(len(made))]
+        all_gather(scheduler, stage, 0, at_home.__getitem__, "weights")
     return config.flushed(scheduler)
-
-
-def _at_home(chunk: int, *, stage: int, made: list[Done]) -> Done:
-    return made[home(stage, chunk, len(made))]
 
 
 def _reduce_and_update(scheduler: ListScheduler, stage: int, microbatches: int) -> list[Done]:

@@ -71,6 +71,13 @@ def bound_ms(instance: Instance) -> Fraction:
     return load_bound(problem).period / MS
 
 
+def assert_reached(instance: Instance, gpus: Sequence[int], period_ms: int) -> None:
+    """Require that layers on these GPUs have a plan of a period, which is that of the bound."""
+    plan = in_turn(instance, gpus)
+    assert check(plan) == ()
+    assert normalized(plan) == bound_ms(instance) == period_ms
+
+
 def solved_ms(instance: Instance) -> tuple[str, Any]:
     result = solve(instance.chain, instance.platform, scope=Scope())
     assert check(result) == ()
@@ -100,9 +107,7 @@ def test_three_layers_are_the_chain_of_the_paper(
 def test_section_6_1_contiguous_3_general_2() -> None:
     instance = section_6_1()
     assert solved_ms(instance) == ("optimal", 3)
-    plan = in_turn(instance, [0, 1, 0])
-    assert check(plan) == ()
-    assert normalized(plan) == bound_ms(instance) == 2
+    assert_reached(instance, [0, 1, 0], 2)
 
 
 def test_lemma_2_only_a_general_allocation_fits() -> None:
@@ -180,13 +185,8 @@ def test_theorem_4_little_s_law_gives_the_last_period(k: int) -> None:
 def chain_of_theorem_5(k: int) -> list[int]:
     """Return the costs in ms, part by part from the paper; e = 1 / (2 k + 1) is 1 ms."""
     one = 2 * k + 1
-    costs = []
-    for _ in range(k):
-        costs += [k * one, 1, (k - 1) * one, 1]
-    costs.append(k * one)
-    costs += [1] * ((k - 2) * (2 * k + 1) + 1)
-    costs.append(one)
-    return costs
+    parts = [k * one, 1, (k - 1) * one, 1] * k
+    return [*parts, k * one, *[1] * ((k - 2) * one + 1), one]
 
 
 def without_idle_time(k: int) -> list[int]:
@@ -235,9 +235,7 @@ def test_theorem_5_contiguous_and_general(k: int) -> None:
     gpus = without_idle_time(k)
     best = k * (2 * k + 1)
     assert totals(costs_ms(instance), gpus, 2 * k + 1) == [best] * (2 * k + 1)
-    plan = in_turn(instance, gpus)
-    assert check(plan) == ()
-    assert normalized(plan) == bound_ms(instance) == best
+    assert_reached(instance, gpus, best)
     assert Fraction(4 * k * k, best) == Fraction(4 * k, 2 * k + 1)
     # The ratio that the theorem's text names is missed by little.
     assert Fraction(4 * k, 2 * k + 1) > 2 - Fraction(1, k)
@@ -284,16 +282,11 @@ def test_theorem_6_contiguous_and_general(k: int, memory: int | None) -> None:
     full = memory or k
     assert solved_ms(instance) == ("optimal", k * (k - 1))
     # Layers i and k + 1 + i, counted from 1, on GPU i; layer k + 1 alone; one GPU idle.
-    gpus = [0] * (2 * k + 1)
-    for i in range(1, k + 1):
-        gpus[i - 1] = gpus[k + i] = i
-    gpus[k] = k + 1
+    gpus = [*range(1, k + 2), *range(1, k + 1)]
     costs, weights = chain_of_theorem_6(k, full)
     assert max(totals(costs, gpus, k + 2)) == k
     assert max(totals(weights, gpus, k + 2)) == full
-    plan = in_turn(instance, gpus)
-    assert check(plan) == ()
-    assert normalized(plan) == bound_ms(instance) == k
+    assert_reached(instance, gpus, k)
 
 
 @pytest.mark.parametrize(("k", "memory"), [(2, 2), (2, 9), (3, 3), (8, 8), (30, 99), (740, 740)])
