@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from schedopt import Chain, Layer, Plan, Platform, check
+from schedopt import Chain, Plan, Platform, check
 from schedopt.account import busy_time, concurrent_activations, load, memory, versions
 from schedopt.errors import InputError
 from schedopt.network import Duplex
@@ -19,6 +19,7 @@ from schedopt.simulation import simulate
 from schedopt.systems.catalogue import SYSTEMS, System, find_system
 from schedopt.systems.config import SystemConfig
 from tests.budgets import PROFILE, trials
+from tests.examples import layer
 from tests.systems.configs import AMPLE, system_configs
 
 FETCHING = ("zero_3", "cdp_v1_zero", "cdp_v2_zero")
@@ -107,7 +108,7 @@ def test_the_check_wants_exactly_the_memory_of_the_account(
 @pytest.mark.parametrize("name", FETCHING)
 def test_weights_that_come_for_nothing_and_in_no_time_are_refused(name: str) -> None:
     config = _uneven(2, "half")
-    layers = [replace(layer, forward_ns=0) for layer in config.chain.layers]
+    layers = [replace(one, forward_ns=0) for one in config.chain.layers]
     at_once = replace(config, chain=Chain(layers=tuple(layers)))
     assert check(find_system(name).plan(at_once)) == ()
     at_once = replace(at_once, platform=Platform(gpus=2, memory=AMPLE))
@@ -121,10 +122,10 @@ def test_sums_that_come_to_a_backward_in_no_time_are_refused(name: str) -> None:
     # The second of three stages has two GPUs.
     first, last = find_system(name).plan(config).stages[1].layers
     layers = [
-        replace(layer, backward_ns=0, forward_ns=layer.forward_ns + layer.backward_ns)
+        replace(one, backward_ns=0, forward_ns=one.forward_ns + one.backward_ns)
         if first <= number <= last
-        else layer
-        for number, layer in enumerate(config.chain.layers)
+        else one
+        for number, one in enumerate(config.chain.layers)
     ]
     config = replace(config, chain=Chain(layers=tuple(layers)))
     with pytest.raises(InputError, match=rf"layers\[{first}\]\.backward_ns: 0 ns.* to {last} "):
@@ -154,14 +155,11 @@ def test_every_transfer_is_needed(system: System, gpus: int, duplex: Duplex) -> 
 
 def _uneven(gpus: int, duplex: Duplex) -> SystemConfig:
     layers = tuple(
-        Layer(
-            forward_ns=10 + n,
-            backward_ns=20 - n,
+        layer(
+            *(10 + n, 20 - n, 60, 3 + n),
+            saved_bytes=5,
             backward_input_ns=9,
             backward_weight_ns=11 - n,
-            weight_bytes=60,
-            activation_bytes=3 + n,
-            saved_bytes=5,
             parameter_bytes=8 + n,
             gradient_bytes=8 + n,
             optimizer_bytes=16,
