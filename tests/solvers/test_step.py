@@ -47,6 +47,14 @@ def test_equal_to_trying_every_start(
     assert result.period == (None if least is None else Fraction(least, count))
 
 
+def test_stages_that_share_a_gpu_against_every_start() -> None:
+    chain, platform, stages = Chain(layers=(layer(1, 1, 1),) * 2), Platform(1, 3), on(0, 0)
+    result = prove(chain, platform, stages=stages, scope=steps(2, allocation="fixed"))
+    least = least_period(chain, platform, stages, 2, LONGEST, flush=True)
+    assert result.period == 4
+    assert least == 8
+
+
 @pytest.mark.parametrize(
     ("grain", "layers", "gpus", "most"), [("stage", 6, 4, 6), ("layer", 4, 2, 3)]
 )
