@@ -1,8 +1,8 @@
 """Free places of the GPUs and links of a period.
 
 What occupies a resource is a list of intervals on the circle of length T, the last one first: an
-interval is taken out again in the reverse order. What is said of a way holds for both: `LATER` and
-`EARLIER` in time.
+interval is taken out again in the reverse order. The sign of a direction in time is `LATER` or
+`EARLIER`.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ EARLIER: Final = -1
 
 @njit_kernel
 def first_free(
-    line: Ints, first: Ints, period: int, where: int, length: int, start: int, limit: int, way: int
+    line: Ints, first: Ints, period: int, where: int, length: int, start: int, limit: int, sign: int
 ) -> int:
-    """Return the first start of a way, from one on, at which a resource is free.
+    """Return the first start in a direction, from one on, at which a resource is free.
 
     `NOWHERE` if there is none before a limit.
     """
@@ -43,9 +43,9 @@ def first_free(
                 # In front of the interval, which it meets if it is long enough.
                 behind -= period
             if behind + length > 0:
-                step = taken - behind if way == LATER else -behind - length
+                step = taken - behind if sign == LATER else -behind - length
                 start += step
-                if way * start >= way * limit:
+                if sign * start >= sign * limit:
                     return NOWHERE
                 turned += step
                 while turned < 0:
@@ -59,14 +59,16 @@ def first_free(
 
 @njit_kernel
 def room_to_move(
-    line: Ints, first: Ints, period: int, where: int, start: int, length: int, way: int
+    line: Ints, first: Ints, period: int, where: int, start: int, length: int, sign: int
 ) -> int:
     """Return how far something could move on a resource; a period if it is free."""
     turned = start % period
     least = period
     item = first[where]
     while item >= 0:
-        gap = way * (line[item, START] - turned) - (length if way == LATER else line[item, LENGTH])
+        gap = sign * (line[item, START] - turned) - (
+            length if sign == LATER else line[item, LENGTH]
+        )
         while gap < 0:
             gap += period
         least = min(least, gap)

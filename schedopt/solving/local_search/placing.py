@@ -162,24 +162,24 @@ def put(s: State, where: int, start: int, length: int) -> None:
 
 @njit_inline
 def _place_operation(
-    s: State, gpu: int, length: int, start: int, gene: int, way: int
+    s: State, gpu: int, length: int, start: int, gene: int, sign: int
 ) -> tuple[int, float]:
     """Place an operation from a start on; return where it starts and what found no place.
 
     It goes to the first free place, on to the end of that gap (gene 1), or to the next gap (2).
     """
     period = s.counts[PERIOD]
-    found = first_free(s.line, s.first, period, gpu, length, start, start + way * period, way)
+    found = first_free(s.line, s.first, period, gpu, length, start, start + sign * period, sign)
     if found == NOWHERE:
         return start, max(1, length) / period
     if gene > 0:
-        room = room_to_move(s.line, s.first, period, gpu, found, length, way)
+        room = room_to_move(s.line, s.first, period, gpu, found, length, sign)
         if room < period:
             if gene == 1:
-                found += way * room
+                found += sign * room
             else:
-                begin, limit = found + way * (room + 1), found + way * period
-                other = first_free(s.line, s.first, period, gpu, length, begin, limit, way)
+                begin, limit = found + sign * (room + 1), found + sign * period
+                other = first_free(s.line, s.first, period, gpu, length, begin, limit, sign)
                 if other != NOWHERE:
                     found = other
     put(s, gpu, found, length)
@@ -188,7 +188,7 @@ def _place_operation(
 
 @njit_inline
 def _place_transfer(
-    t: Tables, s: State, source: int, target: int, length: int, begin: int, way: int
+    t: Tables, s: State, source: int, target: int, length: int, begin: int, sign: int
 ) -> tuple[int, float]:
     """Place a transfer on all its hops from a start on."""
     period = s.counts[PERIOD]
@@ -200,8 +200,8 @@ def _place_transfer(
             hop = t.hops[source, target, number]
             if hop < 0:
                 break
-            limit = begin + way * period
-            start = first_free(s.line, s.first, period, hop, length, start, limit, way)
+            limit = begin + sign * period
+            start = first_free(s.line, s.first, period, hop, length, start, limit, sign)
             if start == NOWHERE:
                 return begin, max(1, length) / period
         if hops == 1:
