@@ -6,11 +6,10 @@ code with `schedopt.checking`, which replays the events.
 
 from __future__ import annotations
 
-from schedopt.account.binding import Binding
 from schedopt.account.load import GpuLoad, bubble, busy_time, load, messages, simultaneous, traffic
 from schedopt.account.memory import GpuMemory, concurrent_activations, fits, memory, memory_profile
 from schedopt.account.profile import Level
-from schedopt.account.report import PlanReport, find_binding
+from schedopt.account.report import Binding, PlanReport, find_binding
 from schedopt.account.residencies import Residency, residencies
 from schedopt.account.versions import Versions, versions
 
