@@ -9,36 +9,12 @@ from typing import Any
 
 import pytest
 
-from schedopt import (
-    Bound,
-    Chain,
-    Infeasibility,
-    InputError,
-    Layer,
-    Operation,
-    Pattern,
-    Plan,
-    Platform,
-    Result,
-    Rung,
-    Scope,
-    Stage,
-)
+from schedopt import Bound, Infeasibility, InputError, Platform, Result, Rung, Scope
 from schedopt.result import best_bound
 from schedopt.validation import as_ratio
+from tests.examples import layer, planned, timed
 
-LAYER = Layer(forward_ns=1, backward_ns=2, weight_bytes=0, activation_bytes=0)
-OPERATIONS = tuple(
-    Operation(kind=kind, stage=0, shift=shift, start_ns=0)
-    for kind in ("F", "B")
-    for shift in range(3)
-)
-PLAN = Plan(
-    chain=Chain(layers=(LAYER,)),
-    platform=Platform(1, 1),
-    stages=(Stage(layers=(0, 0), gpus=(0,)),),
-    pattern=Pattern(k=3, period_total_ns=10, operations=OPERATIONS),
-)
+PLAN = planned([layer(1, 2, 0, activation=0)], Platform(1, 1), timed(10, *[{"F0": 0, "B0": 0}] * 3))
 
 
 def bound(numerator: int, denominator: int, **scope: Any) -> Bound:

@@ -30,8 +30,9 @@ def find_order_violations(timeline: Timeline) -> Iterator[Violation]:
             start, _ = timeline.span(name, i)
             for needed in needs(timeline, name, i):
                 before = timeline.slot(needed, i)
+                assert before is not None
                 _, end = timeline.span(needed, i)
-                pair = (id(slot.item), id(before.item if before else None))
+                pair = (id(slot.item), id(before.item))
                 if end <= start or pair in seen:
                     continue
                 seen.add(pair)

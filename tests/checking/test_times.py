@@ -231,6 +231,13 @@ def beside_replicas(**changes: int) -> Plan:
                 "B of stage 0, micro-batch -1 (operations[11]) ends",
             ],
         ),
+        (
+            change_operation(covering(), 5, start_ns=3),
+            [
+                "F of stage 0, micro-batch 0 (operations[0]) starts at 0 ns, 1 ns before "
+                "B of stage 0, micro-batches -6 to -5 (operations[5]) ends",
+            ],
+        ),
         (beside_replicas(), []),
         # Of stage 1 GPU 0 has every second micro-batch.
         (

@@ -97,7 +97,10 @@ def test_the_last_stage_reads_fresher_weights_live() -> None:
 def test_a_copy_of_weights_before_the_update_is_stale() -> None:
     # The update of stage 0 comes at 98, that is 38 of the next period.
     early = change_transfer(cyclic(), 14, start_ns=37)
-    assert places(early, "version") == ["transfers[14]"]
+    assert words(of_kind(early, "version")) == (
+        "version: transfers[14]: weights of stage 0, micro-batch 2, replica +0 to +1 starts at 97 "
+        "ns, when GPU 2 has version 0, not 1"
+    )
 
 
 def test_a_missing_copy_of_weights_leaves_a_replica_behind() -> None:
@@ -136,7 +139,10 @@ def test_a_gradient_that_is_overwritten_is_found() -> None:
 
 def test_a_gradient_that_is_not_there_yet_is_found() -> None:
     early = change_transfer(data_parallel(), 0, start_ns=7)
-    assert "GPU 1 has nothing of mini-batch 0" in words(of_kind(early, "gradient"))
+    assert words(of_kind(early, "gradient")).startswith(
+        "gradient: transfers[0]: weight gradient of stage 1, micro-batch 0, chunk 0 of 2, replica "
+        "+1 to +0 starts at 7 ns, when GPU 1 has nothing of mini-batch 0\n"
+    )
 
 
 def test_a_gradient_that_comes_after_its_update_is_found() -> None:
