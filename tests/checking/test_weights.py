@@ -63,9 +63,11 @@ def test_reading_without_delay_needs_a_flush() -> None:
     assert "stage 0, micro-batch 2, F" in places(change_rule(double_buffered(), delay=0), "version")
 
 
-def test_a_longer_delay_holds_more_versions() -> None:
-    # Version v of stage 0 is made at 4v + 4 and read to 4v + 16: 3 at once.
-    assert needs(change_rule(double_buffered(), delay=2), 0, 30 + 3 * 20 + 300)
+@pytest.mark.parametrize("delay", [2, 20])
+def test_a_longer_delay_holds_more_versions(delay: int) -> None:
+    # Version v of stage 0 is made at 4v + 4 and read to 4 (v + delay) + 8.
+    plan = change_rule(double_buffered(), delay=delay)
+    assert needs(plan, 0, 30 + (1 + delay) * 20 + 300)
 
 
 def test_stashing_holds_a_version_for_each_micro_batch_in_flight() -> None:
