@@ -93,6 +93,8 @@ EXPLAINED: Final[dict[str, str]] = {
     "window._list_moments: (yield (first + item.covers - 1, moment)) if False else None": (
         "more is replayed than needed"
     ),
+    "window._list_moments: yield (first + item.covers - 2, moment)": "more is replayed than needed",
+    "window._list_moments: yield (first + item.covers + 1, moment)": "more is replayed than needed",
     "window.open_window: return Window(every, spread - -delay * m // every + 3)": (
         "more is replayed than needed"
     ),

@@ -159,6 +159,19 @@ def test_a_copy_that_is_sent_on_lies_there_to_the_end_of_that() -> None:
     assert check(change_gpu(parameter_on_three(), 1, memory_bytes=124)) != ()
 
 
+def test_a_gradient_lies_away_from_home_until_it_is_sent() -> None:
+    # Those of stage 1 are sent only over 18-21, named by the other micro-batch: they lie there
+    # while B of stage 0 makes its own.
+    plan = parameter_on_two()
+    for number in (8, 9):
+        shift = -1 - plan.pattern.transfers[number].shift
+        plan = change_transfer(plan, number, shift=shift, start_ns=0, source=1, target=0)
+    assert not of_kind(plan, "memory")
+    for gpu, device in enumerate(plan.platform.gpus):
+        smaller = change_gpu(plan, gpu, memory_bytes=device.memory_bytes - 1)
+        assert places(smaller, "memory") == [f"GPU {gpu}"]
+
+
 @pytest.mark.parametrize(
     ("number", "start", "there"), [(5, 5, False), (5, 6, True), (11, 13, True), (11, 18, False)]
 )
