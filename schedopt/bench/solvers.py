@@ -7,12 +7,21 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
+from pathlib import Path
 from typing import Any, Final
 
 from schedopt.bench.best_known_file import BestKnownFile
 from schedopt.bench.cases import SolverInstance
 from schedopt.bench.general import GENERAL, chain_key
-from schedopt.bench.records import RUNS, Record, RecordFile, describe_machine, exact
+from schedopt.bench.records import (
+    RUNS,
+    Record,
+    RecordFile,
+    describe_machine,
+    exact,
+    load_records,
+    refuse_other,
+)
 from schedopt.bench.suite import Effort
 from schedopt.errors import InputError
 from schedopt.problem import Problem, Scope
@@ -37,6 +46,8 @@ OURS: Final = {
 }
 BASELINES: Final = tuple(f"{name}{ending}" for ending in SCHEDULES for name in PARTITIONERS)
 """The partitioners that people use instead, each run by the schedules of `SCHEDULES`."""
+NAMES: Final = (*OURS, *BASELINES)
+"""Of the methods that are compared if nothing else is said, in the order of tables."""
 RUN_BY: Final = {
     "": "run by 1F1B*",
     "_1f1b": "run by 1F1B",
@@ -121,6 +132,18 @@ def plan_runs(
         for instance in instances
         for method in methods
     ]
+
+
+def load_runs(path: Path, *, here: bool) -> list[Record]:
+    """Return the runs of a file, to go on with here or on a cluster, which has its own machines.
+
+    Refused here if they are of another machine. Those of another version or effort are done again.
+    """
+    records = load_records(path)
+    if here:
+        machine = describe_machine()
+        refuse_other(records, {name: machine[name] for name in ("machine", "python")}, path)
+    return records
 
 
 def missing_runs(

@@ -12,7 +12,7 @@ from schedopt.bench.best_known import BestKnown
 from schedopt.bench.cases import OWN
 from schedopt.bench.pictures import REFERENCE, draw_profiles
 from schedopt.bench.records import RUNS, InstanceKey, Record
-from schedopt.bench.solvers import BASELINES, OURS, title_of
+from schedopt.bench.solvers import BASELINES, NAMES, title_of
 from schedopt.bench.suite import Records, Suite, Table
 from schedopt.bench.tables import mean_ratio, number, show, summarize
 from schedopt.problem import Scope
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Best: TypeAlias = dict[InstanceKey, Fraction]
 """The least period that is known of each instance, ns."""
 Rows: TypeAlias = list[dict[str, Any]]
-ORDER = {name: place for place, name in enumerate((*OURS, *BASELINES))}
+ORDER = {name: place for place, name in enumerate(NAMES)}
 
 
 def in_order(records: Iterable[Record]) -> list[Record]:

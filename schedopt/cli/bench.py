@@ -292,18 +292,20 @@ def bench_solvers(
     """
     from schedopt.bench import cases
     from schedopt.bench.best_known_file import BestKnownFile
-    from schedopt.bench.records import (
-        RecordFile,
-        describe_machine,
-        load_records,
-        refuse_other,
+    from schedopt.bench.records import RecordFile
+    from schedopt.bench.solvers import (
+        NAMES,
+        execute_runs,
+        find_method,
+        latest,
+        load_runs,
+        plan_runs,
     )
-    from schedopt.bench.solvers import BASELINES, OURS, execute_runs, find_method, latest, plan_runs
     from schedopt.bench.solvers_tables import in_order, solvers_suite
     from schedopt.formats import check_writable
 
     grid = _grid(cases.QUICK if quick else cases.FULL, gpus, levels, bandwidths)
-    names = [*OURS, *BASELINES] if solvers is None else solvers.split(",")
+    names = NAMES if solvers is None else solvers.split(",")
     with naming_options({"solver": "solvers"}):
         methods = [find_method(name) for name in dict.fromkeys(names)]
         pool = make_pool(jobs, dask)
@@ -312,11 +314,7 @@ def bench_solvers(
     best_known = output.with_name("bks.json")
     check_writable(best_known)
     own = None if chains is None else cases.load_chains(chains)
-    file = RecordFile(output, load_records(output) if resume else ())
-    if dask is None:
-        # Runs of another version or effort are done again; those of a cluster name their machine.
-        here = describe_machine()
-        refuse_other(file.records, {name: here[name] for name in ("machine", "python")}, output)
+    file = RecordFile(output, load_runs(output, here=dask is None) if resume else ())
     known = BestKnownFile(best_known)
     try:
         if own is None:

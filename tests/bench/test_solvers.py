@@ -17,7 +17,7 @@ import pytest
 from schedopt import Chain, InputError, Platform, Scope, solve
 from schedopt.bench.best_known import BestBound, BestKnown, BestPlan, Origin
 from schedopt.bench.best_known_file import load_best_known
-from schedopt.bench.cases import Grid, SolverInstance, load_chains, theorem_instances
+from schedopt.bench.cases import Grid, SolverInstance, theorem_instances
 from schedopt.bench.general import GENERAL
 from schedopt.bench.records import RUNS, Record, load_records
 from schedopt.bench.solvers import (
@@ -27,6 +27,7 @@ from schedopt.bench.solvers import (
     Solved,
     find_method,
     latest,
+    load_runs,
     solve_run,
     title_of,
 )
@@ -169,6 +170,8 @@ def test_runs_of_another_machine_are_not_gone_on_with(name: str, tmp_path: Path)
     assert (done.returncode, path.read_text()) == (2, before)
     assert f"runs.jsonl: {name}: is 'another' there, and " in done.stderr
     assert "Start anew (--anew), or write to another file (-o)" in done.stderr
+    # A cluster has machines of its own.
+    assert len(load_runs(path, here=False)) == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -212,26 +215,6 @@ def test_the_instances_of_the_theorems_come_with_their_platform(tmp_path: Path) 
     assert found["theorem-4-k-3"] == ("optimal", (4_000_000, 1))
     assert found["theorem-5-k-2"] == ("optimal", (16_000_000, 1))
     assert found["theorem-6-k-4-memory-4"] == ("optimal", (12_000_000, 1))
-
-
-def test_chains_of_a_folder(tmp_path: Path) -> None:
-    CHAIN.save(tmp_path / "b.json")
-    Chain(layers=(LAYER,), name="one").save(tmp_path / "a.json")
-    solve(CHAIN, Platform(2, 99), scope=Scope()).save(tmp_path / "c.json")
-    assert [chain.name for chain in load_chains(tmp_path)] == ["one", "four"]
-
-
-@pytest.mark.parametrize("kind", ["missing", "empty", "broken"])
-def test_a_folder_without_chains_is_one_clear_error(kind: str, tmp_path: Path) -> None:
-    folder = tmp_path / "chains"
-    if kind != "missing":
-        folder.mkdir()
-    if kind == "broken":
-        (folder / "x.json").write_text("{}")
-    with pytest.raises(InputError) as caught:
-        load_chains(folder)
-    assert str(folder) in str(caught.value)
-    assert caught.value.way_out
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 
+from schedopt import Chain, Platform, Scope, solve
 from schedopt.bench import execution, general_tables, hardness, periodic, schedules
+from schedopt.bench.cases import load_chains
 from schedopt.bench.records import Record, RecordFile, gap_of, load_records, write_records
 from schedopt.bench.suite import Case, Effort, Suite, Table, measure
 from schedopt.bench.tables import cells, mean_ratio, show, summarize
 from schedopt.errors import InputError
-from tests.bench.suites import CONDITIONS, RESULTS, made
+from tests.bench.suites import CHAIN, CONDITIONS, LAYER, RESULTS, made
 from tests.refusals import assert_refused
 
 EFFORT = Effort(workers=1, time_limit=1.0)
@@ -195,3 +197,23 @@ def test_stored_records_have_their_tables_and_goals(name: str, suite: Suite, mis
     picture = f"{name}.svg" if suite.draw else ""
     assert suite.to_markdown(records, picture) == (RESULTS / f"{name}.md").read_text()
     assert len([*suite.misses(records)]) == missed
+
+
+def test_chains_of_a_folder(tmp_path: Path) -> None:
+    CHAIN.save(tmp_path / "b.json")
+    Chain(layers=(LAYER,), name="one").save(tmp_path / "a.json")
+    solve(CHAIN, Platform(2, 99), scope=Scope()).save(tmp_path / "c.json")
+    assert [chain.name for chain in load_chains(tmp_path)] == ["one", "four"]
+
+
+@pytest.mark.parametrize("kind", ["missing", "empty", "broken"])
+def test_a_folder_without_chains_is_one_clear_error(kind: str, tmp_path: Path) -> None:
+    folder = tmp_path / "chains"
+    if kind != "missing":
+        folder.mkdir()
+    if kind == "broken":
+        (folder / "x.json").write_text("{}")
+    with pytest.raises(InputError) as caught:
+        load_chains(folder)
+    assert str(folder) in str(caught.value)
+    assert caught.value.way_out
