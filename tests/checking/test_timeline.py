@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from decimal import Decimal
 from typing import Any
 
 import pytest
 
 from schedopt.checking.timeline import Timeline, lay_out
-from schedopt.plan import Transfer
+from schedopt.plan import Operation, Transfer
+from tests.changes import change_gpu
 from tests.examples import contiguous, double_buffered, send, stages, weighty
+from tests.exchanges import ring
 
 
 def two_layers_a_stage() -> Timeline:
@@ -65,3 +68,13 @@ def test_the_ends_of_a_transfer_follow_from_the_micro_batch(
 def test_an_occurrence_lies_so_many_periods_after_its_shift() -> None:
     # B of stage 0 has shift -4 and start 2: micro-batch 0 runs it from 18 to 20.
     assert lay_out(contiguous()).span(("B", 0), 0) == (18, 20)
+
+
+@pytest.mark.parametrize(("micro_batch", "gpu", "length"), [(0, 1, 2), (1, 2, 4), (2, 0, 2)])
+def test_w_lasts_as_long_as_it_does_where_it_runs(micro_batch: int, gpu: int, length: int) -> None:
+    # GPU 2 is half as fast. Of each micro-batch the fourth operation is W one replica on.
+    timeline = lay_out(change_gpu(ring(), 2, speed=Decimal("0.5")))
+    _, half = timeline.items[5 * micro_batch + 3]
+    assert isinstance(half, Operation)
+    assert timeline.plan.stages[0].gpu(micro_batch + half.replica) == gpu
+    assert timeline.length(half, micro_batch) == length
