@@ -228,7 +228,7 @@ class _Gathering:
         chunk, version = one.item.chunk, one.reader.version
         shard = (one.source, chunk, version)
         if chunk in self.home[one.source]:
-            made = self.history.parts[one.source, chunk].get(version) if version else 0
+            made = self.history.parts[one.source, chunk].get(version)
             if version and (made is None or made > one.start):
                 return False
             self.sent.append((shard, one.end))

@@ -359,17 +359,15 @@ def test_a_version_waits_for_its_own_update() -> None:
     assert places(late, "version") == ["stage 0, micro-batch 3, F"]
 
 
-@pytest.mark.parametrize("copied", [6, 7])
-def test_an_update_waits_for_the_version_that_is_copied(copied: int) -> None:
+def test_an_update_waits_for_the_version_that_is_copied() -> None:
     # Two replicas, m = 2, k = 4, T = 8: F 0-1 and 1-2, B 2-3 and 3-4. Of micro-batches 0 and 1 the
     # gradient comes together on GPU 0 only, and version 1 is copied to GPU 1. There the gradient of
     # 2 and 3 is whole at 5, but version 2 is made only from version 1.
-    row = {"F0": 0, "B0": 2}
-    second = {"F0": 1, "B0": 3}
+    row, second = {"F0": 0, "B0": 2}, {"F0": 1, "B0": 3}
     back, forth = {"source": 1, "target": 0}, {"source": 0, "target": 1}
     moved = [
         send("weight_gradient", 0, 0, 3, mode="reduce", **back),
-        send("weights", 0, 0, copied, **forth),
+        send("weights", 0, 0, 6, **forth),
         send("weight_gradient", 0, 2, 4, mode="reduce", **back),
         send("weight_gradient", 0, 2, 5, **forth),
     ]
@@ -387,6 +385,8 @@ def test_an_update_waits_for_the_version_that_is_copied(copied: int) -> None:
     assert places(late, "version") == ["stage 0, micro-batch 5, F"]
     both = change_transfer(plan, 1, shift=-4, start_ns=2)
     assert places(both, "version") == ["stage 0, micro-batch 5, F", "stage 0, micro-batch 7, F"]
+    lost = words(of_kind(drop_transfer(plan, 3), "gradient"))
+    assert "version 2 there: mini-batch 1 lacks micro-batch 2, and its weights do not come" in lost
 
 
 def test_updates_out_of_order_are_found() -> None:
