@@ -5,10 +5,13 @@ import pytest
 from schedopt.checking import Violation, check
 from schedopt.plan import Plan
 from tests.changes import (
+    add_transfer,
     change_gpu,
     change_layer,
     change_operation,
+    change_rule,
     change_scope,
+    change_transfer,
 )
 from tests.checking.helpers import kinds, of_kind, places
 from tests.examples import (
@@ -96,6 +99,17 @@ def test_the_peak_adds_the_workspace_where_it_lies() -> None:
     peak = change_scope(plan, memory="peak")
     assert check(with_memory(peak, 0, 209)) == ()
     assert kinds(with_memory(peak, 0, 208)) == {"memory"}
+
+
+def test_a_version_is_unknown_where_that_at_entry_is() -> None:
+    # Stage 0 gets its version a period later, so that stage 1 would hold two of 4 bytes; but a
+    # gradient comes twice, and one version of each stage is counted.
+    plan = change_rule(data_parallel(), forward_reads="entry")
+    for number in range(4, 8):
+        plan = change_transfer(plan, number, shift=-2)
+    assert kinds(with_memory(with_memory(plan, 0, 174), 1, 174)) == set()
+    assert kinds(plan) == {"memory"}
+    assert kinds(add_transfer(plan, plan.pattern.transfers[4])) == {"gradient", "overlap"}
 
 
 def test_a_version_lies_there_until_it_is_replaced() -> None:

@@ -227,6 +227,8 @@ def test_reading_what_is_not_recomputed_is_found() -> None:
     [
         # More than 2**20 micro-batches at each of two boundaries.
         ((range(1021), range(1021, 2052), range(2052, 3085)), True),
+        # 900 * 899 at the boundary, and their squares on the GPUs.
+        ((range(900), range(900, 1799)), True),
         # 128 * 127 * 131 are more than 2**21, but only neighbours meet,
         ((range(128), range(128, 255), range(255, 386)), False),
         # and stages of one GPU.
