@@ -17,7 +17,14 @@ from schedopt.units import (
     parse_duration,
     parse_speed,
 )
-from schedopt.validation import STRICT, as_tuple, as_whole, check_whole, show
+from schedopt.validation import (
+    STRICT,
+    as_tuple,
+    as_whole,
+    check_whole,
+    is_sequence,
+    show,
+)
 
 PLATFORM_FORMAT: Final = "schedopt.platform/1"
 MOST_GPUS: Final = 4096
@@ -294,8 +301,8 @@ def _listed(gpus: Any) -> tuple[Gpu, ...]:
     return tuple(gpus)
 
 
-def _one_each(value: Any, count: int, field: str) -> Sequence[Any]:
-    if isinstance(value, str) or not isinstance(value, Sequence):
+def _one_each(value: object, count: int, field: str) -> Sequence[Any]:
+    if not is_sequence(value):
         return [value] * count
     if len(value) == 1:
         return list(value) * count

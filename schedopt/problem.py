@@ -189,7 +189,7 @@ class Problem:
                     field=name,
                     way_out=f"Give a schedopt.{kind.__name__}",
                 )
-        as_tuple(self, "stages")
+        as_tuple(self, "stages", Stage)
         self._check_stages()
         self._check_horizon()
         every = range(len(self.chain.layers))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
+from math import ceil
 from typing import Any, ClassVar, Literal
 
 from schedopt.plan import Plan
@@ -196,6 +197,27 @@ class Result(
         return (period - bound) / bound if period is not None and bound else None
 
     @property
+    def gaps(self) -> dict[str, Fraction]:
+        """The gaps to the best plan with short patterns, and with longer ones.
+
+        By the length in words, from k = 1 to any k, as far as shorter ones have a smaller gap. A
+        step has one gap, and no word.
+        """
+        period, asked = self.period, self.problem.scope
+        if period is None:
+            return {}
+        if asked.microbatches is not None:
+            return {} if self.gap is None else {"": self.gap}
+        found: dict[str, Fraction] = {}
+        above = Fraction(0)
+        for longest in dict.fromkeys((None, asked.max_k, 1)):
+            bound = best_bound(self.bounds, replace(asked, max_k=longest))
+            if bound is not None and above < bound <= period:
+                words = {None: "any k", 1: "k = 1"}.get(longest, f"k up to {longest}")
+                found[words], above = (period - bound) / bound, bound
+        return dict(reversed(found.items()))
+
+    @property
     def verdict(self) -> str:
         """The status in words."""
         asked = self.problem.scope.period_ns
@@ -204,6 +226,13 @@ class Result(
                 return "proven optimal"
             case "feasible" if asked is not None:
                 return f"within the {format_duration(asked)} that were asked"
+            case "feasible" if gaps := self.gaps:
+                parts = (
+                    (f"within {_percent(gap)} of the best" if gap else "the best")
+                    + (f" with {length}" if length else "")
+                    for length, gap in gaps.items()
+                )
+                return f"proven {' and '.join(parts)}"
             case "feasible":
                 return "not proven optimal"
             case "infeasible":
@@ -217,6 +246,11 @@ class Result(
         scope = self.problem.scope
         holding = [bound for bound in self.bounds if bound.scope.covers(scope)]
         return max(holding, key=lambda bound: bound.period).proof if holding else ""
+
+
+def _percent(gap: Fraction) -> str:
+    """Write a gap for a person, rounded up."""
+    return f"{ceil(gap * 10_000) / 100:.2f}%"
 
 
 def best_bound(bounds: Iterable[Bound], scope: Scope) -> Fraction | None:

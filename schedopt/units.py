@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from decimal import Decimal
 from fractions import Fraction
 from typing import Final
 
 from schedopt.errors import InputError
-from schedopt.validation import show
+from schedopt.validation import is_whole, show
 
 _DECIMAL: Final = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _BINARY: Final = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
@@ -66,11 +67,14 @@ def parse_duration(text: str | int, *, field: str = "") -> int:
 
 def parse_speed(text: str | int | Decimal, *, field: str = "") -> Decimal:
     """Turn a speed factor into an exact decimal; a binary float is refused."""
-    if isinstance(text, bool) or not isinstance(text, str | int | Decimal):
+    if is_whole(text):
+        written = show(operator.index(text))
+    elif isinstance(text, str | Decimal):
+        written = str(text)
+    else:
         raise InputError(
             f"{show(text)} is not an exact decimal", field=field, way_out='Write it as "0.5"'
         )
-    written = show(text) if isinstance(text, int) else str(text)
     if not _SPEED.fullmatch(written):
         raise InputError(
             f"{show(text)} is not a speed factor",
@@ -88,10 +92,11 @@ def _parse(
     way_out: str,
     field: str,
 ) -> int:
-    if isinstance(text, int) and not isinstance(text, bool):
-        if text < 0:
+    if is_whole(text):
+        count = operator.index(text)
+        if count < 0:
             raise InputError(f"{show(text)} is negative", field=field, way_out=way_out)
-        return text
+        return count
     match = pattern.fullmatch(text.strip()) if isinstance(text, str) else None
     if match is None:
         raise InputError(f"{show(text)} is not {what}", field=field, way_out=way_out)

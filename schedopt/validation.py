@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any, Final
+from typing import Any, Final, SupportsIndex, TypeGuard, cast
 
 from schedopt.errors import InputError
 
@@ -33,6 +34,17 @@ def show(value: object) -> str:
         return f"a {type(value).__name__}"
 
 
+def is_whole(value: object) -> TypeGuard[SupportsIndex]:
+    """Whether a value is a whole number, numpy's too; True and False are not."""
+    if isinstance(value, bool):
+        return False
+    try:
+        operator.index(cast(SupportsIndex, value))
+    except TypeError:
+        return False
+    return True
+
+
 def as_whole(value: Any, field: str, *, low: int = 0, high: int = LARGEST) -> int:
     """Return a value as a plain whole number within limits.
 
@@ -44,14 +56,9 @@ def as_whole(value: Any, field: str, *, low: int = 0, high: int = LARGEST) -> in
         Naming the field, its value and the range.
     """
     way_out = f"Give an integer from {low} to {high}"
-    try:
-        if isinstance(value, bool):
-            raise TypeError
-        number = operator.index(value)
-    except TypeError:
-        raise InputError(
-            f"{show(value)} is not a whole number", field=field, way_out=way_out
-        ) from None
+    if not is_whole(value):
+        raise InputError(f"{show(value)} is not a whole number", field=field, way_out=way_out)
+    number = operator.index(value)
     if not low <= number <= high:
         raise InputError(f"{show(number)} is out of range", field=field, way_out=way_out)
     return number
@@ -82,6 +89,11 @@ def check_choice(owner: object, name: str, choices: tuple[str, ...]) -> None:
         )
 
 
+def is_sequence(value: object) -> TypeGuard[Sequence[Any]]:
+    """Whether a value is a list, a tuple, or an array with a first axis, as numpy makes them."""
+    return isinstance(value, list | tuple) or bool(getattr(value, "shape", ()))
+
+
 def as_tuple(owner: object, name: str, kind: type | None = None) -> None:
     """Turn a list that a caller gave into the tuple that a frozen dataclass keeps.
 
@@ -91,10 +103,11 @@ def as_tuple(owner: object, name: str, kind: type | None = None) -> None:
         If it is no sequence, or an entry is not of the kind that is asked for.
     """
     value = getattr(owner, name)
-    if isinstance(value, list):
-        object.__setattr__(owner, name, tuple(value))
-    elif not isinstance(value, tuple):
+    if not is_sequence(value):
         raise InputError(f"{show(value)} is not a sequence", field=name, way_out="Give a list")
+    if not isinstance(value, tuple):
+        value = tuple(value)
+        object.__setattr__(owner, name, value)
     for position, entry in enumerate(value if kind else ()):
         if kind and not isinstance(entry, kind):
             raise InputError(

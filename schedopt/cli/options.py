@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NoReturn, Type
 import typer
 
 from schedopt.chain import Chain
-from schedopt.effort import TIME_LIMIT
+from schedopt.effort import GAP, TIME_LIMIT
 from schedopt.errors import InputError
 from schedopt.platform import Gpu, Platform
 
@@ -81,10 +81,21 @@ class SearchOptions:
             show_default=False,
         ),
     ] = None
+    gap: Annotated[
+        float,
+        "G: Stop when the plan is proven to be longer than the best by at most this part of it; "
+        "0: when it is proven optimal.",
+    ] = GAP
     seed: Seed = 0
 
     def __post_init__(self) -> None:
         check_time_limit(self.time_limit)
+        if not 0 <= self.gap < float("inf"):
+            raise InputError(
+                f"{self.gap:g} is not a gap",
+                field="--gap",
+                way_out="Give a part of the best period, such as 0.001, or 0 for a proof",
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from time import monotonic
 from schedopt.chain import Chain
 from schedopt.comparing.comparison import LEAST_STEP, OURS, Comparison, Row
 from schedopt.comparing.measures import measure_plan
-from schedopt.effort import TIME_LIMIT
+from schedopt.effort import GAP, TIME_LIMIT
 from schedopt.errors import InputError
 from schedopt.interrupts import Stopped, interrupts, raising_stopped
 from schedopt.plan import Plan
@@ -39,6 +39,7 @@ def compare(
     time_limit: float | None = TIME_LIMIT,
     seed: int = 0,
     workers: int | None = None,
+    gap: float = GAP,
     on_progress: Callable[[int, int, str], None] = lambda done, total, name: None,
 ) -> Comparison:
     """Put every system and our best plans on the same GPUs, and look at what each costs.
@@ -69,6 +70,8 @@ def compare(
     seed : int
     workers : int, optional
         Threads of the search for our plans.
+    gap : float
+        How close to the best they need to be: see `schedopt.solve`.
     on_progress : callable, optional
         Called with the number of rows done, the number of all, and the name of the row in work.
 
@@ -102,7 +105,7 @@ def compare(
         split_backward=chain.has_halves,
         recompute=recompute,
     )
-    search = _Search(scope=scope, time_limit=time_limit, seed=seed, workers=workers)
+    search = _Search(scope=scope, time_limit=time_limit, seed=seed, workers=workers, gap=gap)
     rows = _Rows(config, chosen, search, on_progress).fill()
     return Comparison(
         chain=chain,
@@ -146,6 +149,7 @@ class _Search:
     time_limit: float | None
     seed: int
     workers: int | None
+    gap: float
 
 
 class _Rows:
@@ -212,6 +216,7 @@ class _Rows:
                 time_limit=seconds,
                 seed=self.search.seed,
                 workers=self.search.workers,
+                gap=self.search.gap,
                 initial=None if start is None else start[1],
                 on_progress=report,
             )

@@ -4,6 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import Protocol
+
+
+class StopHandle(Protocol):
+    """What another thread may end a search by; a `threading.Event` is one."""
+
+    def is_set(self) -> bool:
+        """Whether the search should end."""
 
 
 class Clock:
@@ -15,11 +23,18 @@ class Clock:
         Seconds. Default: no limit.
     parent : Clock, optional
         The clock of which this is a part. It stops with that one.
+    handle : StopHandle, optional
+        By which somebody else may ask to stop.
     """
 
-    def __init__(self, time_limit: float | None = None, parent: Clock | None = None) -> None:
+    def __init__(
+        self,
+        time_limit: float | None = None,
+        parent: Clock | None = None,
+        handle: StopHandle | None = None,
+    ) -> None:
         now = time.monotonic()
-        self._parent = parent
+        self._parent, self._handle = parent, handle
         self._started: float = now if parent is None else parent._started
         self._deadline = None if time_limit is None else now + time_limit
         self._turn_ends: float | None = None
@@ -58,7 +73,8 @@ class Clock:
 
     def stop_requested(self) -> bool:
         """Whether somebody asked to stop."""
-        return self._stop.is_set() or (self._parent is not None and self._parent.stop_requested())
+        asked = self._stop.is_set() or (self._handle is not None and self._handle.is_set())
+        return asked or (self._parent is not None and self._parent.stop_requested())
 
     def stopped(self) -> bool:
         """Whether the solver at work should stop: its time is up, or somebody asked."""

@@ -21,6 +21,8 @@ class Incumbent:
     ----------
     scope : Scope
         The scope that was asked.
+    gap : Fraction
+        How much longer than a bound a period may be, relatively, that nobody needs to shorten.
 
     Attributes
     ----------
@@ -34,8 +36,8 @@ class Incumbent:
         Scopes that hold no plan.
     """
 
-    def __init__(self, scope: Scope) -> None:
-        self.scope = scope
+    def __init__(self, scope: Scope, gap: Fraction = Fraction(0)) -> None:
+        self.scope, self.gap = scope, gap
         self.plan: Plan | None = None
         self.solver = ""
         self.bounds: list[Bound] = []
@@ -53,13 +55,16 @@ class Incumbent:
     def settled(self, scope: Scope | None = None) -> bool:
         """Whether nothing is left to find in a scope, by default the one asked.
 
-        Proven optimal, a plan within the period asked, or proven to hold none.
+        Proven to be within the gap of the best, a plan within the period asked, or proven to hold
+        none.
         """
         scope = scope or self.scope
         period, asked = self.period(), scope.period_ns
         if period is None:
             return any(proof.scope.covers(scope) for proof in self.proofs)
-        return period == self.bound(scope) or (asked is not None and period <= asked)
+        bound = self.bound(scope)
+        near = bound is not None and period <= bound * (1 + self.gap)
+        return near or (asked is not None and period <= asked)
 
     def offer(self, plan: Plan, solver: str) -> None:
         """Keep a valid plan if it is better than the best so far.

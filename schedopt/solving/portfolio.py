@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from typing import Final
+from typing import Final, SupportsFloat, TypeGuard
 
 from schedopt.bounds import lower_bounds, memory_proof
 from schedopt.chain import Chain
 from schedopt.checking import check
-from schedopt.effort import TIME_LIMIT, usable_cores
+from schedopt.effort import GAP, TIME_LIMIT, usable_cores
 from schedopt.errors import InputError
 from schedopt.interrupts import stopping_first
 from schedopt.plan import Plan
@@ -19,16 +19,18 @@ from schedopt.problem import Problem, Scope
 from schedopt.proofs import Note, Outcome
 from schedopt.result import Infeasibility, PhaseResult, Result, Status
 from schedopt.rule import Rule
+from schedopt.solving.clock import StopHandle
 from schedopt.solving.incumbent import find_infeasibility
 from schedopt.solving.phases import ENGINE_SOLVER, Phase, plan_phases, share_time, what_if_phases
 from schedopt.solving.registry import default_scope, load_solver
 from schedopt.solving.run import Events, Progress, Run
 from schedopt.stage import Stage
-from schedopt.validation import as_ratio
+from schedopt.validation import as_ratio, as_whole, show
 from schedopt.version import __version__
 
 WITHOUT_PLANS: Final = ("relaxation",)
 """Solvers that prove bounds alone."""
+MOST_WORKERS: Final = 4096
 SHARE_OF_BOUNDS: Final = 0.25
 """Of the time that is left, for bounds without a search."""
 
@@ -45,7 +47,9 @@ def solve(
     seed: int = 0,
     workers: int | None = None,
     work_limit: int | None = None,
-    initial: Plan | None = None,
+    gap: float = GAP,
+    initial: Plan | Result | None = None,
+    stop: StopHandle | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Result:
     """Find the allocation and the periodic schedule with the least period.
@@ -72,12 +76,18 @@ def solve(
     seed : int
         Of random choices.
     workers : int, optional
-        Threads. Default: one for each core that this process may use.
+        Threads, at most one for each core that this process may use, which is the default.
     work_limit : int, optional
         Placements that the local search of the solver `general` may look at. What ends by it, and
-        not by time, comes out the same for the same seed and workers.
-    initial : Plan, optional
+        not by time, comes out the same for the same seed and workers, which then may be more than
+        the cores.
+    gap : float
+        The search ends when its plan is proven to be longer than the best by at most this part of
+        it; 0: when it is proven optimal.
+    initial : Plan or Result, optional
         A plan to start from, for the same problem.
+    stop : threading.Event, optional
+        Set by another thread, it ends the search with the best so far.
     on_progress : callable, optional
         Called with a `schedopt.solving.Progress` after each report of a solver.
 
@@ -112,7 +122,9 @@ def solve(
         seed=seed,
         workers=workers,
         work_limit=work_limit,
+        gap=gap,
         initial=initial,
+        stop=stop,
         on_progress=on_progress,
     )
 
@@ -125,36 +137,77 @@ def solve_problem(
     seed: int = 0,
     workers: int | None = None,
     work_limit: int | None = None,
-    initial: Plan | None = None,
+    gap: float = GAP,
+    initial: Plan | Result | None = None,
+    stop: StopHandle | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Result:
     """Solve a problem: see `solve` for parameters and errors."""
-    if time_limit is not None and not time_limit > 0:
-        raise InputError(
-            f"{time_limit} is not a time limit", field="time_limit", way_out="Give seconds > 0"
-        )
     if problem.scope.engine is not None and solver not in (None, ENGINE_SOLVER):
         raise InputError(
             f"{solver} does not look at what an engine can run",
             field="solver",
             way_out=f"Leave it out, or leave the engine out; {ENGINE_SOLVER} does",
         )
-    if work_limit is not None and work_limit < 1:
+    plan = initial.plan if isinstance(initial, Result) else initial
+    _check_kind(solver, str, "solver", "Give the name of a solver")
+    _check_kind(plan, Plan, "initial", "Give a schedopt.Plan, or a schedopt.Result that has one")
+    if on_progress is not None and not callable(on_progress):
         raise InputError(
-            f"{work_limit} is not a work limit",
-            field="work_limit",
-            way_out="Give at least 1 placement",
+            f"{show(on_progress)} cannot be called",
+            field="on_progress",
+            way_out="Give a function of a schedopt.solving.Progress",
         )
     run = Run(
         problem,
-        time_limit=time_limit,
-        seed=seed,
-        workers=workers or usable_cores(),
-        work_limit=work_limit,
+        time_limit=_as_time_limit(time_limit),
+        seed=as_whole(seed, "seed"),
+        workers=_as_workers(workers, work_limit),
+        work_limit=None if work_limit is None else as_whole(work_limit, "work_limit", low=1),
+        gap=_as_gap(gap),
+        stop=stop,
         on_progress=on_progress,
     )
     with stopping_first(run.stop):
-        return _Portfolio(problem, run, solver).solve(initial)
+        return _Portfolio(problem, run, solver).solve(plan)
+
+
+def _check_kind(value: object, kind: type, field: str, way_out: str) -> None:
+    if value is not None and not isinstance(value, kind):
+        raise InputError(f"{show(value)} is not a {kind.__name__}", field=field, way_out=way_out)
+
+
+def _as_time_limit(seconds: object) -> float | None:
+    if seconds is None:
+        return None
+    if not _is_number(seconds) or not (limit := float(seconds)) > 0:
+        raise InputError(
+            f"{show(seconds)} is not a time limit", field="time_limit", way_out="Give seconds > 0"
+        )
+    return limit
+
+
+def _as_gap(gap: object) -> Fraction:
+    if not _is_number(gap) or not 0 <= float(gap) < float("inf"):
+        raise InputError(
+            f"{show(gap)} is not a gap",
+            field="gap",
+            way_out="Give a part of the best period, such as 0.001, or 0 for a proof",
+        )
+    return Fraction(float(gap))
+
+
+def _is_number(value: object) -> TypeGuard[SupportsFloat]:
+    return isinstance(value, SupportsFloat) and not isinstance(value, bool)
+
+
+def _as_workers(workers: int | None, work_limit: int | None) -> int:
+    """Return how many threads are started: more than cores would only keep each other waiting."""
+    cores = usable_cores()
+    if workers is None:
+        return cores
+    asked = as_whole(workers, "workers", low=1, high=MOST_WORKERS)
+    return asked if work_limit is not None else min(asked, cores)
 
 
 class _Portfolio:

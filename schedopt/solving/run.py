@@ -13,7 +13,7 @@ from schedopt.plan import Plan
 from schedopt.problem import Problem, Scope
 from schedopt.proofs import Proof
 from schedopt.result import Bound, Infeasibility
-from schedopt.solving.clock import Clock
+from schedopt.solving.clock import Clock, StopHandle
 from schedopt.solving.incumbent import Incumbent
 from schedopt.validation import as_ratio
 
@@ -74,6 +74,10 @@ class Run:
     work_limit : int, optional
         Placements that a local search may look at. Unlike a limit of time it gives the same plan
         for the same seed and workers.
+    gap : Fraction
+        See `Incumbent`.
+    stop : StopHandle, optional
+        By which another thread may end it.
     on_progress : callable, optional
         Called with a `Progress` after each report.
 
@@ -95,12 +99,14 @@ class Run:
         seed: int = 0,
         workers: int = 1,
         work_limit: int | None = None,
+        gap: Fraction = Fraction(0),
+        stop: StopHandle | None = None,
         on_progress: Callable[[Progress], None] | None = None,
     ) -> None:
         self.scope = problem.scope
         self.seed, self.workers, self.work_limit = seed, workers, work_limit
-        self.clock = Clock(time_limit)
-        self.incumbent = Incumbent(problem.scope)
+        self.clock = Clock(time_limit, handle=stop)
+        self.incumbent = Incumbent(problem.scope, gap)
         self.events = Events()
         self._on_progress = on_progress
 
@@ -112,7 +118,13 @@ class Run:
 
     def subrun(self, problem: Problem, share: float) -> Run:
         """Return a run for another problem, in a share of the time that is left to this one."""
-        run = Run(problem, seed=self.seed, workers=self.workers, work_limit=self.work_limit)
+        run = Run(
+            problem,
+            seed=self.seed,
+            workers=self.workers,
+            work_limit=self.work_limit,
+            gap=self.incumbent.gap,
+        )
         run.clock = self.clock.fork(share)
         return run
 

@@ -1,0 +1,64 @@
+"""All allocations of a short chain, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import combinations, product
+
+from schedopt.problem import Problem
+from schedopt.stage import Stage
+
+Allocation = tuple[Stage, ...]
+
+
+def every_allocation(problem: Problem, most: int) -> list[Allocation] | None:
+    """Return all allocations of a scope, without recompute; None if there are more than `most`.
+
+    Of GPUs that are all alike, each is used first behind those that are listed before it.
+
+    Parameters
+    ----------
+    problem : Problem
+        Its scope is *contiguous*, with GPUs in any order or in the given one, or *general*.
+    most : int
+    """
+    found: list[Allocation] = []
+    for allocation in _allocations(problem):
+        if len(found) == most:
+            return None
+        found.append(allocation)
+    return found
+
+
+def _allocations(problem: Problem) -> Iterator[Allocation]:
+    layers, gpus = len(problem.chain.layers), len(problem.platform.gpus)
+    contiguous = problem.scope.allocation == "contiguous"
+    for count in range(1, min(layers, gpus) + 1 if contiguous else layers + 1):
+        for cuts in combinations(range(1, layers), count - 1):
+            ends = [*cuts, layers]
+            for chosen in product(range(gpus), repeat=count):
+                if not _may_use(chosen, problem):
+                    continue
+                allocation = tuple(
+                    Stage(layers=(first, end - 1), gpus=(gpu,))
+                    for first, end, gpu in zip([0, *cuts], ends, chosen, strict=True)
+                )
+                if _keeps_ties(allocation, problem):
+                    yield allocation
+
+
+def _may_use(gpus: tuple[int, ...], problem: Problem) -> bool:
+    """Whether stages may lie on these GPUs, and not as well on others that are like them."""
+    if problem.scope.allocation == "contiguous":
+        if len(set(gpus)) < len(gpus):
+            return False
+        if problem.scope.gpu_order == "given" and list(gpus) != sorted(gpus):
+            return False
+    used = list(dict.fromkeys(gpus))
+    return not problem.platform.uniform or used == list(range(len(used)))
+
+
+def _keeps_ties(allocation: Allocation, problem: Problem) -> bool:
+    """Whether layers that must share a GPU do."""
+    home = {layer: stage.gpus[0] for stage in allocation for layer in stage.layer_range}
+    return all(len({home[layer] for layer in group}) == 1 for group in problem.chain.same_gpu)
