@@ -11,6 +11,7 @@ TIME_LIMIT: Final = 20.0
 """Seconds."""
 GAP: Final = 0.001
 """A search ends when its plan is proven to be longer than the best by at most this part of it."""
+CONTROL_GROUP: Final = Path("/sys/fs/cgroup")
 
 
 def usable_cores() -> int:
@@ -19,7 +20,7 @@ def usable_cores() -> int:
         cores = len(os.sched_getaffinity(0))
     else:
         cores = os.cpu_count() or 1
-    quota = _quota(Path("/sys/fs/cgroup"))
+    quota = _quota(CONTROL_GROUP)
     return cores if quota is None else max(1, min(cores, ceil(quota)))
 
 

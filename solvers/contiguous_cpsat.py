@@ -7,9 +7,11 @@ allow is left out of the model, and often nothing is left.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from schedopt.errors import InputError
+from schedopt.interrupts import never_stop
 from schedopt.problem import Problem, Scope
 from schedopt.proofs import Proof, ProofKind
 from schedopt.solving.models.contiguous_allocation import ContiguousAllocation
@@ -63,6 +65,8 @@ def _search(problem: Problem) -> AllocationSearch:
     return AllocationSearch(Slots(problem), contiguous_model, proven, PROOF)
 
 
-def contiguous_model(graph: SlotGraph, period_ns: int) -> OrderModel:
+def contiguous_model(
+    graph: SlotGraph, period_ns: int, stopped: Callable[[], bool] = never_stop
+) -> OrderModel:
     """Return the model of contiguous allocations and their orders at a period."""
-    return OrderModel(ContiguousAllocation(graph), graph.domains.k, period_ns)
+    return OrderModel(ContiguousAllocation(graph), graph.domains.k, period_ns, stopped=stopped)

@@ -65,8 +65,6 @@ def solve(problem: Problem, run: Run) -> None:
 
         for plan in LocalSearch(problem, run, run.workers).rounds(start, at_once):
             run.report(plan)
-            if run.settled():
-                return
 
 
 @contextmanager
@@ -97,7 +95,7 @@ def _bounds_meanwhile(
     thread.start()
     try:
         yield allocations, thread
-        while thread.is_alive() and not run.settled():
+        while thread.is_alive() and not (run.settled() or run.settled(problem.scope)):
             thread.join(0.05)
     finally:
         fork.stop()

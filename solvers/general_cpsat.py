@@ -7,10 +7,12 @@ chain keeps nothing for a micro-batch, orders do not matter, and longer chains a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from schedopt.bounds.load import longest_layer_ns
 from schedopt.errors import InputError
+from schedopt.interrupts import never_stop
 from schedopt.problem import Problem, Scope
 from schedopt.proofs import Proof, ProofKind
 from schedopt.solvers import contiguous
@@ -65,15 +67,24 @@ def _search(problem: Problem) -> AllocationSearch:
     )
     return AllocationSearch(
         Slots(problem, anywhere=True),
-        LoadRelaxation if without_orders else general_model,
+        _without_orders if without_orders else general_model,
         proven,
         PROOF_WITHOUT_ORDERS if without_orders else PROOF,
     )
 
 
-def general_model(graph: SlotGraph, period_ns: int) -> OrderModel:
+def general_model(
+    graph: SlotGraph, period_ns: int, stopped: Callable[[], bool] = never_stop
+) -> OrderModel:
     """Return the model of all allocations and their orders at a period."""
-    return OrderModel(AnyAllocation(graph), graph.domains.k, period_ns)
+    return OrderModel(AnyAllocation(graph), graph.domains.k, period_ns, stopped=stopped)
+
+
+def _without_orders(
+    graph: SlotGraph, period_ns: int, stopped: Callable[[], bool]
+) -> LoadRelaxation:
+    """Return the model without orders, which is built at once."""
+    return LoadRelaxation(graph, period_ns)
 
 
 def _proven_k(problem: Problem, without_orders: bool) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
+from itertools import pairwise
 from threading import RLock
 
 from schedopt.errors import InvalidPlanError
@@ -69,14 +70,15 @@ class Incumbent:
     def offer(self, plan: Plan, solver: str) -> None:
         """Keep a valid plan if it is better than the best so far.
 
+        Of equal periods, that of fewer stages is better, and then that which sends fewer bytes.
+
         Raises
         ------
         InvalidPlanError
             If it contradicts what is proven. So do the methods below.
         """
         with self._lock:
-            best = self.period()
-            if best is None or plan.pattern.period < best:
+            if self.plan is None or _rank(plan) < _rank(self.plan):
                 self.plan, self.solver = plan, solver
             self._refuse_contradiction(solver)
 
@@ -103,6 +105,17 @@ class Incumbent:
             raise InvalidPlanError(f"{solver}: bound {bound} ns above the period {period} ns")
         if any(proof.scope.covers(self.scope) for proof in self.proofs):
             raise InvalidPlanError(f"{solver}: a plan where none is said to exist")
+
+
+def _rank(plan: Plan) -> tuple[Fraction, int, int]:
+    """Return the period of a plan, its stages, and the bytes that its stages send each other."""
+    layers = plan.chain.layers
+    sent = sum(
+        layers[stage.last].activation_bytes
+        for stage, behind in pairwise(plan.stages)
+        if stage.gpus != behind.gpus
+    )
+    return plan.pattern.period, len(plan.stages), sent
 
 
 def find_infeasibility(problem: Problem, known: Incumbent) -> Infeasibility | None:

@@ -15,7 +15,7 @@ from schedopt.solving.registry import load_solver
 from schedopt.solving.requirements import is_short
 from schedopt.solving.run import Run
 
-SOLVERS: Final[dict[Allocation, dict[str, tuple[str, ...]]]] = {
+SOLVERS: Final[dict[Allocation, dict[str, tuple[str | tuple[str, ...], ...]]]] = {
     "contiguous": {
         "": ("even_split", "next_fit", "contiguous"),
         "recompute": ("contiguous",),
@@ -24,11 +24,11 @@ SOLVERS: Final[dict[Allocation, dict[str, tuple[str, ...]]]] = {
         "apart": ("periodic",),
     },
     "general": {
-        "": ("even_split", "next_fit", "contiguous", "general_cpsat", "general"),
-        "recompute": ("contiguous", "general_cpsat", "general"),
-        "split": ("general_cpsat", "general"),
-        "k": ("thinned", "periodic", "general_cpsat"),
-        "apart": ("periodic", "general_cpsat"),
+        "": ("even_split", "next_fit", "contiguous", ("general", "general_cpsat")),
+        "recompute": ("contiguous", ("general", "general_cpsat")),
+        "split": (("general", "general_cpsat"),),
+        "k": ("thinned", ("periodic", "general_cpsat")),
+        "apart": (("periodic", "general_cpsat"),),
     },
     "fixed": {
         "": ("one_f_one_b_star", "periodic"),
@@ -38,7 +38,10 @@ SOLVERS: Final[dict[Allocation, dict[str, tuple[str, ...]]]] = {
         "apart": ("periodic",),
     },
 }
-"""The solvers that answer each kind of allocation, by the freedom that was added last."""
+"""The solvers that answer each kind of allocation, by the freedom that was added last.
+
+A tuple runs side by side: what searches first, then what proves.
+"""
 ORDER: Final[dict[Allocation, tuple[str, ...]]] = {
     "contiguous": ("recompute", "k", "split", "apart"),
     "general": ("recompute", "split", "k", "apart"),
@@ -47,14 +50,11 @@ ORDER: Final[dict[Allocation, tuple[str, ...]]] = {
 """In which order freedoms are added: of a general allocation the pattern is polished last."""
 WEIGHTS: Final = {
     "general": 3.0,
-    "general_cpsat": 3.0,
     "periodic": 1.0,
     "contiguous_cpsat": 1.0,
     "step": 1.0,
 }
 """How those that search share the time that is left; the others are quick."""
-WEIGHT_NEXT_TO_PROOFS: Final = 1.0
-"""The weight of `general` where `general_cpsat` searches the same allocations, and proves them."""
 ENGINE_SOLVER: Final = "engine_step"
 """What answers the scope of an engine; no other one looks at what an engine can run."""
 WEIGHT_OF_WHAT_IF: Final = 0.5
@@ -63,11 +63,11 @@ WEIGHT_OF_WHAT_IF: Final = 0.5
 
 @dataclass(frozen=True)
 class Phase:
-    """A solver and what it may do.
+    """Solvers that run side by side, and what they may do.
 
     Parameters
     ----------
-    solver : str
+    solvers : tuple of str
     freedom : str
         What is allowed in addition to the phases before, in words. Empty for the first ones.
     problem : Problem
@@ -76,7 +76,7 @@ class Phase:
         The freedom that is tried though it is not allowed: only to say what it would give.
     """
 
-    solver: str
+    solvers: tuple[str, ...]
     freedom: str
     problem: Problem
     tried: Suggestion | None = None
@@ -86,9 +86,7 @@ class Phase:
         """Its part of the time that is left; 0: it takes what it needs."""
         if self.tried is not None:
             return WEIGHT_OF_WHAT_IF
-        if self.solver == "general" and is_short(self.problem):
-            return WEIGHT_NEXT_TO_PROOFS
-        return WEIGHTS.get(self.solver, 0.0)
+        return WEIGHTS.get(self.solvers[0], 0.0)
 
 
 def share_time(phases: Sequence[Phase]) -> Iterator[tuple[Phase, float]]:
@@ -104,9 +102,10 @@ def search_phases(problem: Problem, run: Run) -> list[Plan]:
     for phase, share in share_time([*plan_phases(problem)]):
         if run.clock.ended() or run.settled():
             break
-        run.begin(phase.solver, share)
-        with suppress(InputError):
-            load_solver(phase.solver)(phase.problem, run)
+        for number, solver in enumerate(phase.solvers):
+            run.begin(solver, share / (len(phase.solvers) - number))
+            with suppress(InputError):
+                load_solver(solver)(phase.problem, run)
         best = run.best()
         if best is not None and best not in plans:
             plans.append(best)
@@ -119,13 +118,13 @@ def plan_phases(problem: Problem) -> Iterator[Phase]:
     Steps are looked for in contiguous allocations first, where that takes less time.
     """
     if problem.scope.engine is not None:
-        yield Phase(ENGINE_SOLVER, "", problem)
+        yield Phase((ENGINE_SOLVER,), "", problem)
         return
     anywhere = problem.scope.allocation == "general"
     if anywhere and problem.scope.microbatches is not None:
         contiguous = replace(problem.scope, allocation="contiguous")
         yield from plan_phases(replace(problem, scope=contiguous))
-        yield Phase("step", "any allocation", problem)
+        yield Phase(("step",), "any allocation", problem)
         return
     for freedom, words, scope in _freedoms(problem.scope):
         names = SOLVERS[scope.allocation][freedom]
@@ -133,10 +132,12 @@ def plan_phases(problem: Problem) -> Iterator[Phase]:
             names = () if freedom == "apart" else ("step",)
         narrow = _narrow(problem, scope)
         for name in names:
-            if name != "general_cpsat" or is_short(problem):
-                yield Phase(name, words, narrow)
+            beside = (name,) if isinstance(name, str) else name
+            if not is_short(problem):
+                beside = tuple(solver for solver in beside if solver != "general_cpsat")
+            yield Phase(beside, words, narrow)
     if anywhere and problem.scope.max_k == 1:
-        yield Phase("periodic", "order", problem)
+        yield Phase(("periodic",), "order", problem)
 
 
 def what_if_phases(problem: Problem) -> Iterator[Phase]:
@@ -146,10 +147,10 @@ def what_if_phases(problem: Problem) -> Iterator[Phase]:
         return
     if not scope.recompute:
         wide = replace(problem, scope=replace(scope, recompute=True, max_k=1))
-        yield Phase("general", "recompute", wide, Suggestion.RECOMPUTE)
+        yield Phase(("general",), "recompute", wide, Suggestion.RECOMPUTE)
     if problem.chain.has_halves and not scope.split_backward:
         wide = replace(problem, scope=replace(scope, split_backward=True, max_k=1))
-        yield Phase("general", "split backward", wide, Suggestion.SPLIT_BACKWARD)
+        yield Phase(("general",), "split backward", wide, Suggestion.SPLIT_BACKWARD)
 
 
 def _freedoms(asked: Scope) -> Iterator[tuple[str, str, Scope]]:

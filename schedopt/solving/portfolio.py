@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import replace
 from fractions import Fraction
 from typing import Final, SupportsFloat, TypeGuard
@@ -23,7 +24,7 @@ from schedopt.solving.clock import StopHandle
 from schedopt.solving.incumbent import find_infeasibility
 from schedopt.solving.phases import ENGINE_SOLVER, Phase, plan_phases, share_time, what_if_phases
 from schedopt.solving.registry import default_scope, load_solver
-from schedopt.solving.run import Events, Progress, Run
+from schedopt.solving.run import Progress, Run
 from schedopt.stage import Stage
 from schedopt.validation import as_ratio, as_whole, show
 from schedopt.version import __version__
@@ -31,6 +32,8 @@ from schedopt.version import __version__
 WITHOUT_PLANS: Final = ("relaxation",)
 """Solvers that prove bounds alone."""
 MOST_WORKERS: Final = 4096
+POLL_S: Final = 0.05
+"""How often it is seen whether solvers that run side by side should stop."""
 SHARE_OF_BOUNDS: Final = 0.25
 """Of the time that is left, for bounds without a search."""
 
@@ -158,6 +161,10 @@ def solve_problem(
             field="on_progress",
             way_out="Give a function of a schedopt.solving.Progress",
         )
+    if stop is not None and not callable(getattr(stop, "is_set", None)):
+        raise InputError(
+            f"{show(stop)} cannot be set", field="stop", way_out="Give a threading.Event"
+        )
     run = Run(
         problem,
         time_limit=_as_time_limit(time_limit),
@@ -215,9 +222,10 @@ class _Portfolio:
 
     def __init__(self, problem: Problem, run: Run, named: str | None) -> None:
         self.problem, self.run, self.named = problem, run, named
-        self.phases = [Phase(named, "", problem)] if named else [*plan_phases(problem)]
+        self.phases = [Phase((named,), "", problem)] if named else [*plan_phases(problem)]
         self.others = [] if named else [*what_if_phases(problem)]
-        self.solvers = {phase.solver: load_solver(phase.solver) for phase in self.phases}
+        names = (name for phase in self.phases for name in phase.solvers)
+        self.solvers = {name: load_solver(name) for name in names}
         self.proofs = lower_bounds(problem, run.stopped)
         self.results: list[PhaseResult] = []
         self.refusals: list[InputError] = []
@@ -259,24 +267,48 @@ class _Portfolio:
         return not run.settled() and not run.settled(phase.problem.scope)
 
     def _run(self, phase: Phase, share: float) -> None:
-        run = self.run
-        events, begin = run.begin(phase.solver, share), run.clock.seconds()
+        """Run the solvers of a phase side by side, until nothing is left to find in its scope."""
+        run, count = self.run, len(phase.solvers)
+        if count == 1 or run.work_limit is not None:
+            # What is told when it comes would make runs with a limit of work differ.
+            for number, name in enumerate(reversed(phase.solvers)):
+                if number == 0 or self._is_open(phase):
+                    run.begin(name, share / (count - number))
+                    self.results.append(self._attempt(name, phase, run))
+            return
+        run.begin(phase.solvers[0], share)
+        forks = {name: run.fork(max(1, run.workers // count), 1.0) for name in phase.solvers}
+        with ThreadPoolExecutor(count) as pool:
+            tasks = []
+            for name, fork in forks.items():
+                fork.begin(name)
+                tasks.append(pool.submit(self._attempt, name, phase, fork))
+            left = set(tasks)
+            while left:
+                done, left = wait(left, timeout=POLL_S, return_when=FIRST_COMPLETED)
+                failed = any(task.exception() is not None for task in done)
+                if failed or run.settled() or run.settled(phase.problem.scope):
+                    for fork in forks.values():
+                        fork.stop()
+        self.results += [task.result() for task in tasks]
+
+    def _attempt(self, name: str, phase: Phase, run: Run) -> PhaseResult:
+        """Run a solver, and say what it did."""
+        events, begin = run.events, run.clock.seconds()
         try:
-            self.solvers[phase.solver](phase.problem, run)
+            self.solvers[name](phase.problem, run)
         except InputError as error:
             self.refusals.append(error)
             note = Note(Outcome.REFUSED, detail=error.rule)
-            result = PhaseResult(solver=phase.solver, freedom=phase.freedom, note=note)
-        else:
-            result = PhaseResult(
-                solver=phase.solver,
-                freedom=phase.freedom,
-                period_exact=_ratio(events.period),
-                bound_exact=_ratio(run.bound(phase.problem.scope)),
-                seconds=round(run.clock.seconds() - begin, 6),
-                note=self._note(phase, events),
-            )
-        self.results.append(result)
+            return PhaseResult(solver=name, freedom=phase.freedom, note=note)
+        return PhaseResult(
+            solver=name,
+            freedom=phase.freedom,
+            period_exact=_ratio(events.period),
+            bound_exact=_ratio(run.bound(phase.problem.scope)),
+            seconds=round(run.clock.seconds() - begin, 6),
+            note=self._note(name, phase, run),
+        )
 
     def _run_what_if(self, phase: Phase, share: float) -> None:
         """Note what a freedom would give that is not allowed, if it can give something.
@@ -294,7 +326,7 @@ class _Portfolio:
         if best.pattern.k == 1:
             part.report(best)
         names = ["contiguous"] if problem.scope.recompute else []
-        names.append("periodic" if run.settled() else phase.solver)
+        names.append("periodic" if run.settled() else phase.solvers[0])
         if names[0] == "periodic" and part.best() is None:
             # It improves a plan, and there is no 1-periodic one.
             return
@@ -325,9 +357,9 @@ class _Portfolio:
     def _infeasibility(self) -> Infeasibility | None:
         return find_infeasibility(self.problem, self.run.incumbent)
 
-    def _note(self, phase: Phase, events: Events) -> Note:
-        """Say what is known after a phase."""
-        run, scope = self.run, phase.problem.scope
+    def _note(self, name: str, phase: Phase, run: Run) -> Note:
+        """Say what is known after a solver of a phase."""
+        events, scope = run.events, phase.problem.scope
         own, best = events.period, run.period()
         if self._infeasibility() is not None:
             return Note(Outcome.INFEASIBLE)
@@ -335,7 +367,7 @@ class _Portfolio:
             return Note(Outcome.OPTIMAL if own == best else Outcome.PROVES_BEST)
         proven = best is not None and best == run.bound(scope)
         why = events.proofs[-1] if best is None and events.proofs else None
-        if phase.solver in WITHOUT_PLANS:
+        if name in WITHOUT_PLANS:
             outcome, why = Outcome.BOUND_ONLY, None
         elif why is not None:
             outcome = Outcome.NO_PLAN_EXISTS
@@ -350,7 +382,7 @@ class _Portfolio:
             least, is_increase = why.amount(least, self.problem.platform)
         return Note(
             outcome,
-            stopped=run.stopped() and not proven,
+            stopped=run.stopped() and not run.settled(scope),
             detail=events.left_out,
             proof=None if why is None else why.proof,
             least_memory_bytes=least,

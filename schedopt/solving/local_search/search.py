@@ -36,8 +36,6 @@ from schedopt.solving.retiming import compress_shifts
 from schedopt.solving.run import Run
 from schedopt.stage import Stage
 
-LOADING_S: Final = 1.0
-"""What was compiled before takes less."""
 POLL_S: Final = 0.05
 """How often a stop is looked for."""
 
@@ -87,17 +85,14 @@ DEFAULTS: Final = LocalSearchParams()
 
 
 def is_compiled(run: Run) -> bool:
-    """Wait until the search is compiled; False if somebody asks to stop before.
+    """Wait until the search is compiled; False if the run ends before.
 
-    That takes some seconds, once on a machine, which the run is given in addition.
+    That takes some seconds, once on a machine.
     """
-    thread, begin = threading.Thread(target=_compile, daemon=True), run.clock.seconds()
+    thread = threading.Thread(target=_compile, daemon=True)
     thread.start()
-    while thread.is_alive() and not run.clock.stop_requested():
+    while thread.is_alive() and not run.stopped():
         thread.join(POLL_S)
-    taken = run.clock.seconds() - begin
-    if taken > LOADING_S:
-        run.clock.extend(taken)
     return not thread.is_alive()
 
 
@@ -150,7 +145,7 @@ class LocalSearch:
         self.elite = new_state(self.tables, self.most)
         self.placements = 0
         self.longest = max(1, longest_way(problem))
-        self._low_at_first = ceil(run.bound() or 1)
+        self._low_at_first = ceil(run.bound(problem.scope) or 1)
 
     def rounds(
         self,
@@ -219,10 +214,11 @@ class LocalSearch:
         # Bounds that come when they come would make runs with a limit of work differ.
         if self.run.work_limit is not None:
             return self._low_at_first
-        return ceil(self.run.bound() or 1)
+        return ceil(self.run.bound(self.problem.scope) or 1)
 
     def _is_done(self) -> bool:
-        return self.run.stopped() or self.run.settled()
+        run = self.run
+        return run.stopped() or run.settled() or run.settled(self.problem.scope)
 
     def _wait(self, tasks: Sequence[Future[int]], stop: Ints) -> None:
         """Wait until all are done, and let them stop when the run does."""

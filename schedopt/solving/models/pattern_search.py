@@ -120,13 +120,14 @@ class PatternScan:
 class AllocationSearch:
     """The scan of k for all allocations of a kind, by a model that decides about a period.
 
-    `proven` and `proof` are those of `PatternScan`.
+    The model is made of a graph at a period, unless it is stopped before. `proven` and `proof` are
+    those of `PatternScan`.
     """
 
     def __init__(
         self,
         slots: Slots,
-        model: Callable[[SlotGraph, int], FeasibilityModel],
+        model: Callable[[SlotGraph, int, Callable[[], bool]], FeasibilityModel],
         proven: Scope,
         proof: Proof,
     ) -> None:
@@ -197,7 +198,7 @@ class AllocationSearch:
             return PatternSolution(k, period, ())
         known = self.scan.known(k)
         for part in domains.narrow_first():
-            model = self.model(SlotGraph(self.slots, part), period)
+            model = self.model(SlotGraph(self.slots, part), period, run.stopped)
             solution = query_model(model, known, run)
             if solution is not None and (solution.starts or part.holds_all):
                 return solution
