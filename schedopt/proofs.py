@@ -125,6 +125,7 @@ class ProofKind(_Worded):
     )
     PERIOD_ABOVE = "period_above", "{basis}; the least period is above {time_ns} ns"
     BOUND_ABOVE = "bound_above", "no period is below {period}: {basis}"
+    CLAIMED = "claimed", "the solver {solver} says so, which schedopt has not verified: {basis}"
 
 
 _FIELDS: Final = {
@@ -154,6 +155,8 @@ class Proof:
     period_exact : (int, int), optional
         Numerator and denominator, ns.
     engine : {"megatron", "deepspeed"}, optional
+    solver : str, optional
+        A solver of another package.
     basis : Proof or str, optional
         The proof from which it follows.
 
@@ -174,6 +177,7 @@ class Proof:
     time_ns: int | None = None
     period_exact: Ratio | None = None
     engine: Engine | None = None
+    solver: str | None = None
     basis: Proof | str | None = None
 
     def __post_init__(self) -> None:

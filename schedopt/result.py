@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 from schedopt.plan import Plan
 from schedopt.platform import Platform
 from schedopt.problem import Problem, Scope
-from schedopt.proofs import Note, Proof, Suggestion
+from schedopt.proofs import Note, Proof, ProofKind, Suggestion
 from schedopt.stored import Stored
 from schedopt.units import format_bytes, format_duration
 from schedopt.validation import STRICT, Ratio, check_ratio
@@ -223,7 +223,7 @@ class Result(
         asked = self.problem.scope.period_ns
         match self.status:
             case "optimal":
-                return "proven optimal"
+                return f"{self._proven(self.proof)} optimal"
             case "feasible" if asked is not None:
                 return f"within the {format_duration(asked)} that were asked"
             case "feasible" if gaps := self.gaps:
@@ -232,13 +232,20 @@ class Result(
                     + (f" with {length}" if length else "")
                     for length, gap in gaps.items()
                 )
-                return f"proven {' and '.join(parts)}"
+                return f"{self._proven(self.proof)} {' and '.join(parts)}"
             case "feasible":
                 return "not proven optimal"
             case "infeasible":
-                return "proven infeasible"
+                why = self.infeasibility
+                return f"{self._proven('' if why is None else why.proof)} infeasible"
             case "unknown":
                 return "no plan found, and none proven impossible"
+
+    @staticmethod
+    def _proven(proof: Proof | str) -> str:
+        if isinstance(proof, Proof) and proof.kind is ProofKind.CLAIMED:
+            return f"claimed by {proof.solver} to be"
+        return "proven"
 
     @property
     def proof(self) -> Proof | str:

@@ -42,6 +42,7 @@ def example(kind: ProofKind) -> Proof:
         time_ns=7,
         period_exact=(8, 1),
         engine="megatron",
+        solver="theirs",
         basis=Proof(ProofKind.ORDERS),
     )
 
@@ -73,6 +74,10 @@ def test_each_proof_outcome_and_suggestion_has_words_of_its_own() -> None:
         (
             Proof(ProofKind.LAYER_TOO_LARGE, layers=(2, 2), memory_bytes=3000),
             "layer 2 alone needs 3.00 KB, more than any GPU has",
+        ),
+        (
+            Proof(ProofKind.CLAIMED, solver="theirs", basis="trust me"),
+            "the solver theirs says so, which schedopt has not verified: trust me",
         ),
     ],
 )

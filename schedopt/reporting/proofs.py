@@ -72,6 +72,9 @@ EXPLANATIONS: Final[dict[ProofKind, str]] = {
     ProofKind.NO_MEMORY_HELPS: "The period is too short for the work, or for the transfers.",
     ProofKind.PERIOD_ABOVE: _FOLLOWS,
     ProofKind.BOUND_ABOVE: _FOLLOWS,
+    ProofKind.CLAIMED: (
+        "It rests on the word of another package: plans are checked here, and bounds cannot be."
+    ),
 }
 """What each kind of proof means to a reader who has never seen one."""
 

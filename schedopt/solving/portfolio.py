@@ -32,6 +32,8 @@ from schedopt.version import __version__
 WITHOUT_PLANS: Final = ("relaxation",)
 """Solvers that prove bounds alone."""
 MOST_WORKERS: Final = 4096
+MOST_PER_CORE: Final = 8
+"""Workers for each core, of those that are asked for."""
 POLL_S: Final = 0.05
 """How often it is seen whether solvers that run side by side should stop."""
 SHARE_OF_BOUNDS: Final = 0.25
@@ -79,11 +81,11 @@ def solve(
     seed : int
         Of random choices.
     workers : int, optional
-        Threads, at most one for each core that this process may use, which is the default.
+        Threads. Default: one for each core that this process may use; at most 8 for each.
     work_limit : int, optional
         Placements that the local search of the solver `general` may look at. What ends by it, and
-        not by time, comes out the same for the same seed and workers, which then may be more than
-        the cores.
+        not by time, comes out the same for the same seed and workers, however few
+        the cores are.
     gap : float
         The search ends when its plan is proven to be longer than the best by at most this part of
         it; 0: when it is proven optimal.
@@ -209,12 +211,12 @@ def _is_number(value: object) -> TypeGuard[SupportsFloat]:
 
 
 def _as_workers(workers: int | None, work_limit: int | None) -> int:
-    """Return how many threads are started: more than cores would only keep each other waiting."""
+    """Return how many threads are started: many more than cores keep each other from ending."""
     cores = usable_cores()
     if workers is None:
         return cores
     asked = as_whole(workers, "workers", low=1, high=MOST_WORKERS)
-    return asked if work_limit is not None else min(asked, cores)
+    return asked if work_limit is not None else min(asked, MOST_PER_CORE * cores)
 
 
 class _Portfolio:
@@ -363,9 +365,9 @@ class _Portfolio:
         own, best = events.period, run.period()
         if self._infeasibility() is not None:
             return Note(Outcome.INFEASIBLE)
-        if best is not None and best == run.bound():
+        if best is not None and best == run.bound() and not events.claimant:
             return Note(Outcome.OPTIMAL if own == best else Outcome.PROVES_BEST)
-        proven = best is not None and best == run.bound(scope)
+        proven = best is not None and best == run.bound(scope) and not events.claimant
         why = events.proofs[-1] if best is None and events.proofs else None
         if name in WITHOUT_PLANS:
             outcome, why = Outcome.BOUND_ONLY, None

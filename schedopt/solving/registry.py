@@ -166,6 +166,7 @@ def load_solver(name: str) -> Solver:
 
 
 def _run_theirs(point: EntryPoint, solver: Solver, problem: Problem, run: Run) -> None:
+    run.events.claimant = point.name
     with _naming(point):
         solver(problem, run)
 

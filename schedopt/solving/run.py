@@ -11,7 +11,7 @@ from schedopt.checking import check
 from schedopt.errors import InvalidPlanError
 from schedopt.plan import Plan
 from schedopt.problem import Problem, Scope
-from schedopt.proofs import Proof
+from schedopt.proofs import Proof, ProofKind
 from schedopt.result import Bound, Infeasibility
 from schedopt.solving.clock import Clock, StopHandle
 from schedopt.solving.incumbent import Incumbent
@@ -52,12 +52,15 @@ class Events:
     proofs : list of Infeasibility
     left_out : str
         A question that it left open, in words.
+    claimant : str
+        The solver, if it is one of another package: what it proves is said to be its claim.
     """
 
     solver: str = ""
     period: Fraction | None = None
     proofs: list[Infeasibility] = field(default_factory=list)
     left_out: str = ""
+    claimant: str = ""
 
 
 class Run:
@@ -135,7 +138,7 @@ class Run:
         """
         run = copy.copy(self)
         run.workers, run.clock = workers, self.clock.fork(share)
-        run.events = Events(self.events.solver, proofs=self.events.proofs)
+        run.events = replace(self.events, period=None, left_out="")
         return run
 
     def best(self) -> Plan | None:
@@ -192,11 +195,13 @@ class Run:
 
     def add_bound(self, bound: Bound) -> None:
         """Report a bound."""
+        bound = replace(bound, proof=self._name_claimant(bound.proof))
         self.incumbent.add_bound(bound, self.events.solver)
         self._notify()
 
     def report_infeasible(self, proof: Infeasibility) -> None:
         """Report that a scope holds no plan."""
+        proof = replace(proof, proof=self._name_claimant(proof.proof))
         self.events.proofs.append(proof)
         self.incumbent.add_proof(proof, self.events.solver)
         self._notify()
@@ -204,6 +209,10 @@ class Run:
     def leave_out(self, why: str) -> None:
         """Note that the solver left a question open, of which nothing is known then."""
         self.events.left_out = why
+
+    def _name_claimant(self, proof: Proof | str) -> Proof | str:
+        claimant = self.events.claimant
+        return Proof(ProofKind.CLAIMED, solver=claimant, basis=proof) if claimant else proof
 
     def _notify(self) -> None:
         if self._on_progress is not None:

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import permutations
+
 import pytest
 
-from schedopt import Chain, Infeasibility, InvalidPlanError, Platform, Problem, Scope, solve
+from schedopt import (
+    Chain,
+    Infeasibility,
+    InvalidPlanError,
+    Plan,
+    Platform,
+    Problem,
+    Scope,
+    Stage,
+    solve,
+)
 from schedopt.solving import Run
 from schedopt.solving.clock import Clock
+from schedopt.solving.incumbent import Incumbent
 from tests.layers import layer
 from tests.solvers.asking import plan_of
 
@@ -65,3 +79,31 @@ def test_a_proof_that_there_is_no_plan_contradicts_one() -> None:
     run.report(plan)
     with pytest.raises(InvalidPlanError, match="none is said to exist"):
         run.report_infeasible(Infeasibility(scope=Scope(max_k=None), proof="wrong"))
+
+
+def test_of_equal_periods_fewer_stages_are_better_and_then_fewer_bytes() -> None:
+    # Two layers on each of two GPUs: 6 in any case. The second layer sends 5 bytes, others 1.
+    own = layer(1, 2, 1, weight=1, sent=1)
+    chain = Chain(layers=(own, replace(own, activation_bytes=5), own, own))
+
+    def plan(*where: tuple[int, int, int]) -> Plan:
+        stages = [Stage(layers=(first, last), gpus=(gpu,)) for gpu, first, last in where]
+        found = solve(chain, Platform(2, 99), stages=stages).plan
+        assert found is not None
+        assert found.pattern.period == 6
+        return found
+
+    ranked = [
+        plan((0, 0, 1), (1, 2, 3)),
+        plan((0, 0, 0), (1, 1, 2), (0, 3, 3)),
+        plan((0, 0, 0), (0, 1, 1), (1, 2, 3)),
+    ]
+    for offers in permutations(ranked):
+        known = Incumbent(ranked[0].scope)
+        for offered in offers:
+            known.offer(offered, "")
+        assert known.plan is ranked[0]
+    known = Incumbent(ranked[0].scope)
+    known.offer(ranked[2], "")
+    known.offer(ranked[1], "")
+    assert known.plan is ranked[1]

@@ -167,7 +167,7 @@ def test_numbers_of_numpy_are_numbers() -> None:
     assert result.plan is not None
 
 
-def test_no_more_threads_than_cores_unless_the_work_is_limited(
+def test_threads_are_few_for_each_core_unless_the_work_is_limited(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen: list[int] = []
@@ -179,7 +179,7 @@ def test_no_more_threads_than_cores_unless_the_work_is_limited(
     monkeypatch.setattr(portfolio, "usable_cores", lambda: 2)
     for options in ({}, {"workers": 1}, {"workers": 64}, {"workers": 64, "work_limit": 10}):
         solve(CHAIN, PLATFORM, solver="contiguous", **options)  # type: ignore[arg-type]
-    assert seen == [2, 1, 2, 64]
+    assert seen == [2, 1, 16, 64]
 
 
 @pytest.mark.parametrize(

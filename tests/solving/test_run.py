@@ -11,6 +11,7 @@ import pytest
 
 from schedopt import Chain, InputError, InvalidPlanError, Layer, Plan, Platform, Scope, solve
 from schedopt.problem import Problem
+from schedopt.proofs import Note, Outcome, Proof, ProofKind
 from schedopt.solving import Progress, Run, registry, solver_names
 from tests.examples import data_parallel
 from tests.solvers.asking import plan_of
@@ -166,7 +167,7 @@ from schedopt.stage import Stage
 
 
 def solve(problem, run):
-    if run.stopped() or run.seed != 3 or run.workers != 2:
+    if run.stopped() or run.seed not in (3, 4) or run.workers != 2:
         return
     last = len(problem.chain.layers) - 1
     ahead = sum(layer.forward_ns for layer in problem.chain.layers)
@@ -175,7 +176,8 @@ def solve(problem, run):
         Operation(kind="F", stage=0, shift=0, start_ns=0),
         Operation(kind="B", stage=0, shift=0, start_ns=ahead),
     ]
-    run.report_bound(Fraction(1), problem.scope, "nothing takes less")
+    least = Fraction(period if run.seed == 4 else 1)
+    run.report_bound(least, problem.scope, "nothing takes less")
     run.report(
         Plan(
             chain=problem.chain,
@@ -201,4 +203,8 @@ def test_a_solver_of_another_package_that_is_installed_is_used(
     assert "theirs" in solver_names()
     result = solve(CHAIN, PLATFORM, solver="theirs", seed=3, workers=2)
     assert (result.status, result.period, result.solver) == ("feasible", Fraction(6 * 9), "theirs")
-    assert "nothing takes less" in [bound.proof for bound in result.bounds]
+    claim = Proof(ProofKind.CLAIMED, solver="theirs", basis="nothing takes less")
+    assert claim in [bound.proof for bound in result.bounds]
+    boasting = solve(CHAIN, PLATFORM, solver="theirs", seed=4, workers=2)
+    assert (boasting.proof, boasting.verdict) == (claim, "claimed by theirs to be optimal")
+    assert boasting.ladder[0].note == Note(Outcome.NOT_PROVEN)
