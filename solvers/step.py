@@ -6,7 +6,8 @@ steady plan need not be the best for few micro-batches. Each is run by 1F1B* at 
 (stages that share a GPU by the best pattern for k = 1), started as soon as possible, and scored by
 its makespan. So is every plan that the solvers for the steady state find, with all that is allowed,
 in a share of the time. Then the order of the best is searched and proven by the order model, with
-a last constraint: that all m end before the next step begins.
+a last constraint: that all m end before the next step begins. Where there are few allocations, so
+is that of every other one.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from schedopt.solvers.contiguous import prove_impossible as prove_no_stages
 from schedopt.solvers.even_split import even_split
 from schedopt.solvers.next_fit import next_fit
 from schedopt.solvers.periodic import best_pattern, prove_impossible
+from schedopt.solving.enumeration import every_allocation
 from schedopt.solving.models.bisection import bisect_period, query_model
 from schedopt.solving.models.given_allocation import GivenAllocation
 from schedopt.solving.models.order_model import OrderModel
@@ -57,6 +59,8 @@ MOST_PUBLISHED: Final = 4096
 """Micro-batches times GPUs up to which they are laid out."""
 MOST_CHOICES: Final = 20_000
 """Pairs of operations that the search of the order takes on."""
+MOST_ALLOCATIONS: Final = 1000
+"""Allocations of which the order of each is searched."""
 PROOF: Final = Proof(ProofKind.ORDERS_OF_STEP)
 WAY: Final = Proof(ProofKind.STEP_OF_RESOURCE)
 
@@ -103,6 +107,27 @@ def solve(problem: Problem, run: Run) -> None:
     stages = problem.stages or (() if best is None else best.stages)
     if stages:
         _OrderSearch(problem, stages, count).run(run)
+    if problem.scope.allocation != "fixed" and not run.settled():
+        _search_every_allocation(problem, count, run)
+
+
+def _search_every_allocation(problem: Problem, count: int, run: Run) -> None:
+    """Search the order of every allocation, if they are few, and report what that proves."""
+    allocations = every_allocation(problem, MOST_ALLOCATIONS) or ()
+    searches = [_OrderSearch(problem, stages, count) for stages in allocations]
+    searches.sort(key=_OrderSearch.least)
+    proven = [search.run(run) for search in searches if not run.stopped()]
+    if not searches or run.stopped() or run.best() is None or problem.scope.recompute:
+        return
+    scope = replace(
+        searches[0].proven,
+        allocation=problem.scope.allocation,
+        gpu_order="any" if problem.platform.uniform else problem.scope.gpu_order,
+        memory="peak" if all(search.proven.memory == "peak" for search in searches) else "sum",
+    )
+    anywhere = problem.scope.allocation == "general"
+    kind = ProofKind.ALLOCATIONS if anywhere else ProofKind.CONTIGUOUS_ALLOCATIONS
+    run.report_bound(Fraction(min(proven), count), scope, Proof(kind))
 
 
 def _report_published(problem: Problem, count: int, run: Run) -> None:
@@ -229,8 +254,14 @@ class _OrderSearch:
             recompute=problem.scope.recompute,
         )
 
-    def run(self, run: Run) -> None:
-        """Look for shorter and shorter steps, until there is none."""
+    def run(self, run: Run) -> int:
+        """Look for shorter and shorter steps than the best, until there is none.
+
+        Returns
+        -------
+        int
+            What no step of this allocation is below, or the best of all if that is shorter, ns.
+        """
         given = self.asked.scope.allocation == "fixed"
         low = self.least()
         if given:
@@ -238,7 +269,7 @@ class _OrderSearch:
         best = run.best()
         caps = sum(stash.most_in_flight(self.count, flush=True) for stash in self.pipeline.stashes)
         if self.count * caps**2 > MOST_CHOICES:
-            return
+            return low
         if best is not None:
             high = best.pattern.period_total_ns
         else:
@@ -252,6 +283,8 @@ class _OrderSearch:
                 _report(self.plan(answer), run)
             elif given:
                 run.report_bound(Fraction(least, self.count), self.proven, PROOF)
+            low = least
+        return low
 
     def _ask(self, run: Run, period: int) -> PatternSolution | None:
         model = OrderModel(GivenAllocation(self.pipeline), self.count, period, flush=True)

@@ -19,6 +19,7 @@ from schedopt.systems.config import SystemConfig
 from tests.budgets import trials
 from tests.layers import layer
 from tests.solvers.asking import ask, on, plan_of, prove
+from tests.solvers.brute_force import all_stages
 from tests.solvers.patterns import least_period, way
 from tests.strategies import allocations, chains, platforms
 
@@ -160,3 +161,25 @@ def test_published_steps_count_only_where_they_fit() -> None:
     for memory in (5, 10, 11, 12, 13, 20):
         scope = steps(4, allocation="general")
         ask(chain, Platform(gpus=2, memory=memory), scope=scope, time_limit=1)
+
+
+@trials(200)
+@given(chains(longest=3), platforms(most=2), st.integers(1, 2), st.booleans(), st.booleans())
+def test_no_allocation_has_a_shorter_step(
+    chain: Chain, platform: Platform, count: int, anywhere: bool, peak: bool
+) -> None:
+    scope = replace(
+        steps(count, allocation="general" if anywhere else "contiguous"),
+        memory="peak" if peak else "sum",
+    )
+    result = ask(chain, platform, scope=scope, gap=0)
+    ways = list(all_stages(chain, platform))
+    if not anywhere:
+        ways = [way for way in ways if len({stage.gpus for stage in way}) == len(way)]
+        if not platform.uniform:
+            ways = [way for way in ways if sorted(way, key=lambda stage: stage.gpus) == list(way)]
+    fixed = replace(scope, allocation="fixed")
+    periods = [solve(chain, platform, stages=way, scope=fixed, gap=0).period for way in ways]
+    found = [period for period in periods if period is not None]
+    assert result.period == min(found, default=None)
+    assert (result.status == "optimal") == bool(found)
