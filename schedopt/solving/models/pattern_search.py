@@ -198,7 +198,12 @@ class AllocationSearch:
             return PatternSolution(k, period, ())
         known = self.scan.known(k)
         for part in domains.narrow_first():
+            begin = run.clock.seconds()
             model = self.model(SlotGraph(self.slots, part), period, run.stopped)
+            left = run.remaining()
+            if left is not None and left < run.clock.seconds() - begin:
+                # CP-SAT takes about as long to read the model, and does not stop before.
+                return None
             solution = query_model(model, known, run)
             if solution is not None and (solution.starts or part.holds_all):
                 return solution
