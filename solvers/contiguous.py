@@ -6,8 +6,8 @@ where the scope allows it. T is bisected; a possible T drops to the least that i
 Notes
 -----
 About log2(T) runs of the dynamic programme: O(L W P log T) for L layers, stages of at most W layers
-and P GPUs. The spans of stages are those of Beaumont et al. 2021, Algorithm 1; that no 1-periodic
-pattern keeps less is their Theorem 3.
+and P GPUs, as many times as GPUs have orders where any is allowed. The spans of stages are those of
+Beaumont et al. 2021, Algorithm 1; that no 1-periodic pattern keeps less is their Theorem 3.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from itertools import permutations
+from math import ceil
 from typing import Final
 
 from schedopt.problem import LARGEST_HORIZON_NS, Problem, Scope
@@ -28,6 +30,8 @@ from schedopt.solving.stage_chain import EVERY_PERIOD, SparsePattern, StageChain
 from schedopt.stage import Stage
 from schedopt.validation import LARGEST
 
+MOST_PERMUTED: Final = 6
+"""GPUs of which all orders are looked at, where any is allowed."""
 PROOF: Final = Proof(ProofKind.CONTIGUOUS_DP)
 
 
@@ -62,6 +66,40 @@ def solve(problem: Problem, run: Run) -> None:
         run.report_bound(low, scope, PROOF)
         stages, high = search.descend(stages, high, run, refute)
         report_best(StageChain(problem, stages), high, run)
+    if problem.scope.gpu_order == "any" and scope.gpu_order == "given" and not run.settled():
+        _solve_in_other_orders(problem, run)
+
+
+def _solve_in_other_orders(problem: Problem, run: Run) -> None:
+    """Solve for every other order of a few GPUs, each as if it were the one that is given."""
+    platform, limit = problem.platform, problem.scope.period_ns
+    if platform.network is not None or len(platform.gpus) > MOST_PERMUTED:
+        return
+    orders = {
+        tuple(platform.gpus[gpu] for gpu in order): order
+        for order in permutations(range(len(platform.gpus)))
+    }
+    for gpus, order in orders.items():
+        there = replace(problem, platform=platform.with_gpus(gpus))
+        search, best = ContiguousDP(there, stopped=run.stopped), run.period()
+        high = search.longest_period() if best is None else ceil(best) - 1
+        if limit is not None:
+            high = limit
+        stages = search.stages_at(high, run) if high >= search.least_period() else None
+        if stages is not None:
+            if limit is None:
+                stages, high = search.descend(stages, high, run)
+            stages = [replace(stage, gpus=(order[stage.gpus[0]],)) for stage in stages]
+            report_best(StageChain(problem, stages), high, run)
+        if run.stopped() or run.settled():
+            return
+    best = run.period()
+    if best is None:
+        for scope in _impossible(problem):
+            proof = Infeasibility(scope=replace(scope, gpu_order="any"), proof=PROOF)
+            run.report_infeasible(proof)
+    elif limit is None:
+        run.report_bound(ceil(best), replace(proven_scope(problem), gpu_order="any"), PROOF)
 
 
 def _impossible(problem: Problem) -> list[Scope]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from itertools import permutations
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -123,3 +124,22 @@ class _StoppedAfter(Run):
     def stopped(self) -> bool:
         self.looks -= 1
         return self.looks < 0
+
+
+@trials(400)
+@given(chains(longest=4), platforms(unequal=True, most=3), st.none() | st.integers(1, 60))
+def test_gpus_in_any_order_are_all_tried(
+    chain: Chain, platform: Platform, period: int | None
+) -> None:
+    orders = [platform.with_gpus(order) for order in permutations(platform.gpus)]
+    found = [least for order in orders if (least := least_period(chain, order)) is not None]
+    best = min(found, default=None)
+    result = solve(chain, platform, scope=Scope(gpu_order="any", period_ns=period))
+    assert_sound(result)
+    if period is None:
+        assert result.period == best
+        assert result.status == ("infeasible" if best is None else "optimal")
+    else:
+        possible = best is not None and best <= period
+        assert (result.status == "infeasible") == (not possible)
+        assert (result.period is not None) == possible
