@@ -17,6 +17,7 @@ from schedopt.problem import Problem, Scope
 from schedopt.proofs import Proof, ProofKind
 from schedopt.solvers import contiguous
 from schedopt.solving.models.any_allocation import AnyAllocation
+from schedopt.solving.models.domains import shows_peak
 from schedopt.solving.models.load_relaxation import LoadRelaxation
 from schedopt.solving.models.order_model import OrderModel
 from schedopt.solving.models.pattern_search import LONGEST, AllocationSearch, require_search
@@ -31,7 +32,8 @@ PROOF_WITHOUT_ORDERS: Final = Proof(ProofKind.ALLOCATIONS_WITHOUT_ORDERS)
 def solve(problem: Problem, run: Run) -> None:
     """Scan k and report the best plan with its proof, from the best plan so far.
 
-    Plans fit in the reading of memory that is asked; what is proven speaks of the reading *sum*.
+    Plans fit in the reading of memory that is asked; so does what is proven, but of *sum* where
+    recompute, halves or stored inputs are to be chosen, or layers take no time.
 
     Raises
     ------
@@ -60,7 +62,7 @@ def _search(problem: Problem) -> AllocationSearch:
         allocation="general",
         max_k=_proven_k(problem, without_orders),
         grain="layer",
-        memory="peak" if without_orders else "sum",
+        memory="peak" if without_orders or shows_peak(problem) else "sum",
         split_backward=problem.scope.split_backward,
         recompute=problem.scope.recompute,
         gpu_order="any",

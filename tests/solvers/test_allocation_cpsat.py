@@ -114,6 +114,28 @@ def test_layers_apart_equal_to_all_orders_of_all_allocations(
     assert_least_of_all(replace(chain, layers=layers), platform, scope)
 
 
+@trials(400)
+@given(
+    short_chains(longest=4),
+    tight_platforms(most=3) | tight_platforms(unequal=True),
+    st.integers(1, 2),
+)
+def test_the_peak_of_any_allocation_equals_that_of_all_orders(
+    chain: Chain, platform: Platform, k: int
+) -> None:
+    layers = tuple(
+        replace(
+            layer,
+            saved_input_bytes=None,
+            forward_ns=max(1, layer.forward_ns),
+            backward_ns=max(1, layer.backward_ns),
+        )
+        for layer in chain.layers
+    )
+    scope = replace(GENERAL, max_k=k, memory="peak")
+    assert_least_of_all(replace(chain, layers=layers), platform, scope)
+
+
 @trials(100)
 @given(
     short_chains(longest=4),
@@ -342,7 +364,8 @@ def test_a_plan_with_more_freedom_than_is_asked_for_is_no_hint() -> None:
     [
         (Scope(memory="peak"), "peak"),
         (Scope(memory="peak", split_backward=True), "sum"),
-        (replace(GENERAL, memory="peak"), "sum"),
+        (replace(GENERAL, memory="peak"), "peak"),
+        (replace(GENERAL, memory="peak", split_backward=True), "sum"),
     ],
     ids=str,
 )

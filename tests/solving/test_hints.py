@@ -105,6 +105,7 @@ def test_of_stages_that_are_given(
         replace(GENERAL, max_k=2),
         replace(GENERAL, recompute=True),
         replace(GENERAL, split_backward=True),
+        replace(GENERAL, max_k=2, memory="peak"),
     ],
     ids=str,
 )
@@ -116,7 +117,7 @@ def test_of_stages_that_are_given(
 def test_of_allocations_that_are_open(chain: Chain, platform: Platform, scope: Scope) -> None:
     if scope.allocation == "general":
         chain = with_time(chain)
-    else:
+    if scope.allocation == "contiguous" or scope.memory == "peak":
         chain = with_layers(chain, lambda layer: {"saved_input_bytes": None})
     named = "general_cpsat" if scope.allocation == "general" else "contiguous_cpsat"
     exact = solve(chain, platform, scope=scope, solver="contiguous", workers=1)

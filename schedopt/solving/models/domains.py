@@ -61,6 +61,7 @@ class AllocationDomains:
         self.problem, self.slot_count, self.k, self.period_ns = problem, slot_count, k, period_ns
         self.anywhere = anywhere
         self.by_layer = anywhere or problem.scope.grain == "layer"
+        self.at_one_instant = anywhere and shows_peak(problem)
         self.layers, self.count = problem.chain.layers, len(problem.chain.layers)
         self.gpus = problem.platform.gpus[:slot_count]
         self.may_cut = [True, *map(self._may_cut_at, range(1, self.count)), True]
@@ -80,12 +81,14 @@ class AllocationDomains:
         """
         if self.anywhere:
             few = 2 * self.k + 1
-            if max(map(sub, self.most, self.least)) > 0:
+            # What is held at an instant is known only where all orders are.
+            if max(map(sub, self.most, self.least)) > 0 and not self.at_one_instant:
                 yield self._narrow(0, resolved=False)
             narrow = self._narrow(few, resolved=True)
             if sum(self.most) > WIDE_IN_FLIGHT * sum(narrow.most):
                 yield narrow
-                yield self._narrow(few, resolved=False)
+                if not self.at_one_instant:
+                    yield self._narrow(few, resolved=False)
         yield self
 
     def _narrow(self, above: int, *, resolved: bool) -> AllocationDomains:
@@ -208,7 +211,7 @@ class AllocationDomains:
 
     def _slots_of_any(self) -> list[list[int]]:
         """Return where each layer fits alone, of GPUs that are alike the first to be used."""
-        if not self._fit(self.least):
+        if not self._fit_with(1, self.count - 1):
             return [[] for _ in self.layers]
         ends, rank = self._ends(self.least), [0] * self.slot_count
         for slot, twin in enumerate(twins(self.problem.platform)[: self.slot_count]):
@@ -234,6 +237,24 @@ class AllocationDomains:
             for layer, of_layer in enumerate(zip(*self._ends(counts), strict=True))
         )
 
+    def _fit_with(self, n: int, last: int) -> bool:
+        """Whether the GPUs may hold n in flight of a layer and those before, and the least of all.
+
+        When a layer has n in flight, those before it do; at that instant those behind may have few.
+        """
+        if not self.at_one_instant:
+            return self._fit(
+                [max(least, n) if at <= last else least for at, least in enumerate(self.least)]
+            )
+        need = sum(
+            layer.weight_bytes + (max(n, self.least[last]) * layer.saved if at <= last else 0)
+            for at, layer in enumerate(self.layers)
+        )
+        alone = zip(*self._ends(self.least), strict=True)
+        return need <= sum(gpu.usable_bytes for gpu in self.gpus) and all(
+            any(end > layer for end in of_layer) for layer, of_layer in enumerate(alone)
+        )
+
     def _useful(self) -> int:
         """Return more than are of use in flight, in all tasks of the path together."""
         return 4 * max(self.slot_count, self.count if self.by_layer else 1) * (self.k + 1)
@@ -255,16 +276,30 @@ class AllocationDomains:
             low, high = 1, most[-1] if most else self._useful()
             while low < high:
                 middle = (low + high + 1) // 2
-                counts = [
-                    max(least, middle) if layer <= last else least
-                    for layer, least in enumerate(self.least)
-                ]
-                if self._fit(counts):
+                if self._fit_with(middle, last):
                     low = middle
                 else:
                     high = middle - 1
             most.append(low)
         return most
+
+
+def shows_peak(problem: Problem) -> bool:
+    """Whether the order of layers that may lie anywhere says what is held at the worst, exactly.
+
+    In the reading peak, where each layer keeps one thing, for as long as nothing is chosen, and
+    none takes no time, for it could come and go at the instant of something else.
+    """
+    scope = problem.scope
+    chosen = scope.recompute or scope.split_backward
+    return (
+        scope.memory == "peak"
+        and not chosen
+        and not any(
+            layer.saved_input_bytes or not (layer.forward_ns and layer.backward_ns)
+            for layer in problem.chain.layers
+        )
+    )
 
 
 def may_join(problem: Problem) -> list[bool]:

@@ -115,7 +115,7 @@ class GivenAllocation:
                 count += 1
             if exist := variables.exist(stash):
                 most, name = variables.most[number], f"n{position}_{j}_{number}"
-                counted = variables.integer(most, name, partial(_if_all, exist, count))
+                counted = variables.integer(most, name, partial(if_all, exist, count))
                 variables.model.add(counted >= count).only_enforce_if(*exist)
                 count = counted
             yield stash.each_bytes * count
@@ -125,7 +125,7 @@ class GivenAllocation:
         return () if self.recompute is None else self.recompute.stages(solver)
 
 
-def _if_all(literals: Sequence[Literal], value: Expr, hint: Hint) -> int:
+def if_all(literals: Sequence[Literal], value: Expr, hint: Hint) -> int:
     """Return the value of an expression where all literals are true, else 0."""
     return hint(value) if all(map(hint, literals)) else 0
 
