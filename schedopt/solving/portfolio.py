@@ -385,7 +385,7 @@ class _Portfolio:
         return Note(
             outcome,
             stopped=run.stopped() and not run.settled(scope),
-            detail=events.left_out,
+            detail=events.left_out or _other_reading(why, scope),
             proof=None if why is None else why.proof,
             least_memory_bytes=least,
             is_increase=is_increase,
@@ -409,6 +409,13 @@ class _Portfolio:
             seed=run.seed,
             version=__version__,
         )
+
+
+def _other_reading(proof: Infeasibility | None, scope: Scope) -> str:
+    """Say that a proof speaks of another reading of memory than the scope, if so."""
+    if proof is None or proof.scope.memory == "peak" or scope.memory == "sum":
+        return ""
+    return "shown for memory as sum alone"
 
 
 def _ratio(value: Fraction | None) -> tuple[int, int] | None:

@@ -152,6 +152,10 @@ def test_a_phase_tells_its_own_proofs_only(monkeypatch: pytest.MonkeyPatch) -> N
     notes = {phase.solver: str(phase.note) for phase in result.ladder}
     assert notes["contiguous"] == "no plan: too much for contiguous stages"
     assert notes["general"] == "no plan that fits"
+    peak = solve(Chain(layers=(LONG, EQUAL)), Platform(2, 99), scope=replace(scope, memory="peak"))
+    assert str(next(phase.note for phase in peak.ladder if phase.solver == "contiguous")) == (
+        "no plan: too much for contiguous stages; shown for memory as sum alone"
+    )
 
 
 HALVES = replace(
