@@ -49,7 +49,7 @@ def compare_systems(
         str | None, "SIZE: Size of the buckets in which systems send gradients. Default: 25MiB."
     ] = None,
     training_state: TrainingStateName = None,
-    memory: Memory = "sum",
+    memory: Memory = "peak",
     recompute: Recompute = False,
     sort: Annotated[
         Literal["throughput", "memory", "name"],

@@ -16,6 +16,7 @@ from schedopt.chain import Chain
 from schedopt.effort import GAP, TIME_LIMIT
 from schedopt.errors import InputError
 from schedopt.platform import Gpu, Platform
+from schedopt.problem import MemoryReading
 
 if TYPE_CHECKING:
     from schedopt.sweeping import Pool
@@ -36,9 +37,9 @@ PictureOutput: TypeAlias = Annotated[
 AsJson: TypeAlias = Annotated[bool, "Print one JSON document and nothing else."]
 Recompute: TypeAlias = Annotated[bool, "Recompute layers before the backward where that is faster."]
 Memory: TypeAlias = Annotated[
-    Literal["sum", "peak"],
-    "What must fit: each kind of memory at its own maximum, added up, or the true maximum "
-    "over time.",
+    Literal["peak", "sum"],
+    "What must fit: the true maximum over time (peak, the default), or each kind of memory at its "
+    "own maximum, added up (sum).",
 ]
 Seed: TypeAlias = Annotated[int, typer.Option(help="Seed of random choices.", min=0, metavar="N")]
 TrainingStateName: TypeAlias = Annotated[
@@ -110,7 +111,11 @@ class FreedomOptions:
         Literal["stage", "layer"],
         "Whether the layers of a GPU run as one stage, or each on its own.",
     ] = "stage"
-    memory: Memory = "sum"
+    memory: Memory | None = None
+
+    def fields(self, reading: MemoryReading = "peak") -> dict[str, Any]:
+        """Return the fields of a scope; memory is read so where nothing was typed."""
+        return vars(self) | {"memory": self.memory or reading}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -131,7 +131,8 @@ def solve_chain(
     longest = None if period is None else _longest(period)
     usual = default_scope(solver, fixed=fixed is not None)
     if allocation is not None:
-        usual = Scope(allocation=allocation, max_k=DEFAULT_MAX_K if allocation == "general" else 1)
+        longest_pattern = DEFAULT_MAX_K if allocation == "general" else 1
+        usual = replace(usual, allocation=allocation, max_k=longest_pattern)
     with naming_options({**OF_PLATFORM, "engine": "for"}):
         scope = Scope(
             allocation=usual.allocation,
@@ -139,7 +140,7 @@ def solve_chain(
             microbatches=microbatches,
             period_ns=longest,
             engine=engine,
-            **vars(freedoms),
+            **freedoms.fields(usual.memory),
         )
     with _naming_files(chain or fix, fix):
         stages = fixed.stages if fixed is not None else ()

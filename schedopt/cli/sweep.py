@@ -97,7 +97,7 @@ def sweep_chain(
         if solver is not None:
             load_solver(solver)
         options = Options(
-            scope=Scope(allocation=allocation, max_k=max_k, **vars(freedoms)),
+            scope=Scope(allocation=allocation, max_k=max_k, **freedoms.fields()),
             solver=solver,
             time_limit_s=None if time_limit == float("inf") else time_limit,
             seed=seed,

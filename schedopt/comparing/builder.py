@@ -34,7 +34,7 @@ def compare(
     microbatches: int | None = None,
     systems: Sequence[str] | None = None,
     bucket_bytes: int | None = None,
-    memory: MemoryReading = "sum",
+    memory: MemoryReading = "peak",
     recompute: bool = False,
     time_limit: float | None = TIME_LIMIT,
     seed: int = 0,

@@ -71,7 +71,7 @@ def solve(
         How training uses the weights. Default: `weight_bytes` is everything.
     scope : Scope, optional
         The plans that are allowed. Default: any allocation, k up to 2; with stages that are given
-        or one solver by name, what these are for, with k = 1.
+        or one solver by name, what these are for, with k = 1. Memory is read as its true peak.
     stages : sequence of Stage
         The allocation, for the scope *fixed*.
     solver : str, optional

@@ -11,7 +11,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final, cast
 
 from schedopt.errors import InputError, SolverError
-from schedopt.problem import Allocation, Problem, Scope
+from schedopt.problem import Allocation, MemoryReading, Problem, Scope
 from schedopt.solving.run import Run
 from schedopt.stage import Stage
 
@@ -121,6 +121,8 @@ CHOOSE_ALLOCATION: Final = frozenset(
 ANY_ALLOCATION: Final = frozenset({"general", "general_cpsat", "packing", "relaxation"})
 """Those that are for allocations of any kind."""
 
+SUM_ALONE: Final = frozenset({"packing"})
+"""Those that read memory as a sum alone."""
 DEFAULT_MAX_K: Final = 2
 """The longest pattern of a general allocation where nothing is said."""
 
@@ -129,12 +131,15 @@ def default_scope(solver: str | None, *, fixed: bool) -> Scope:
     """Return the scope of a solve without one.
 
     Any allocation with k up to 2; for stages that are given, or a solver that is not for any
-    allocation, what these are for, with k = 1.
+    allocation, what these are for, with k = 1. Memory is read as its true peak, as far as a solver
+    can: what a GPU holds follows from the order of its own operations, so that a plan which fits
+    still fits when times drift.
     """
+    reading: MemoryReading = "sum" if solver in SUM_ALONE else "peak"
     if solver is None and not fixed:
-        return Scope(allocation="general", max_k=DEFAULT_MAX_K)
+        return Scope(allocation="general", max_k=DEFAULT_MAX_K, memory=reading)
     free: Allocation = "general" if solver in ANY_ALLOCATION else "contiguous"
-    return Scope(allocation="fixed" if fixed else free)
+    return Scope(allocation="fixed" if fixed else free, memory=reading)
 
 
 def solver_names() -> list[str]:
