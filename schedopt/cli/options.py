@@ -37,7 +37,7 @@ PictureOutput: TypeAlias = Annotated[
 AsJson: TypeAlias = Annotated[bool, "Print one JSON document and nothing else."]
 Recompute: TypeAlias = Annotated[bool, "Recompute layers before the backward where that is faster."]
 Memory: TypeAlias = Annotated[
-    Literal["peak", "sum"],
+    Literal["sum", "peak"],
     "What must fit: the true maximum over time (peak, the default), or each kind of memory at its "
     "own maximum, added up (sum).",
 ]

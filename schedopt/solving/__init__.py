@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from schedopt.solving.portfolio import as_warm_start, solve, solve_problem
+from schedopt.solving.options import as_warm_start
+from schedopt.solving.portfolio import solve, solve_problem
 from schedopt.solving.registry import load_solver, solver_names
 from schedopt.solving.run import Progress, Run
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from dataclasses import replace
 from fractions import Fraction
-from typing import Final, SupportsFloat, TypeGuard
+from typing import Final
 
 from schedopt.bounds import lower_bounds, memory_proof
 from schedopt.chain import Chain
-from schedopt.checking import check
-from schedopt.effort import GAP, TIME_LIMIT, usable_cores
+from schedopt.effort import GAP, TIME_LIMIT
 from schedopt.errors import InputError
 from schedopt.interrupts import stopping_first
 from schedopt.plan import Plan
@@ -22,18 +20,16 @@ from schedopt.result import Infeasibility, PhaseResult, Result, Status
 from schedopt.rule import Rule
 from schedopt.solving.clock import StopHandle
 from schedopt.solving.incumbent import find_infeasibility
+from schedopt.solving.options import as_warm_start, check_kind, make_run
 from schedopt.solving.phases import ENGINE_SOLVER, Phase, plan_phases, share_time, what_if_phases
 from schedopt.solving.registry import default_scope, load_solver
 from schedopt.solving.run import Progress, Run
 from schedopt.stage import Stage
-from schedopt.validation import as_ratio, as_whole, show
+from schedopt.validation import as_ratio
 from schedopt.version import __version__
 
 WITHOUT_PLANS: Final = ("relaxation",)
 """Solvers that prove bounds alone."""
-MOST_WORKERS: Final = 4096
-MOST_PER_CORE: Final = 8
-"""Workers for each core, of those that are asked for."""
 POLL_S: Final = 0.05
 """How often it is seen whether solvers that run side by side should stop."""
 SHARE_OF_BOUNDS: Final = 0.25
@@ -155,68 +151,20 @@ def solve_problem(
             way_out=f"Leave it out, or leave the engine out; {ENGINE_SOLVER} does",
         )
     plan = initial.plan if isinstance(initial, Result) else initial
-    _check_kind(solver, str, "solver", "Give the name of a solver")
-    _check_kind(plan, Plan, "initial", "Give a schedopt.Plan, or a schedopt.Result that has one")
-    if on_progress is not None and not callable(on_progress):
-        raise InputError(
-            f"{show(on_progress)} cannot be called",
-            field="on_progress",
-            way_out="Give a function of a schedopt.solving.Progress",
-        )
-    if stop is not None and not callable(getattr(stop, "is_set", None)):
-        raise InputError(
-            f"{show(stop)} cannot be set", field="stop", way_out="Give a threading.Event"
-        )
-    run = Run(
+    check_kind(solver, str, "solver", "Give the name of a solver")
+    check_kind(plan, Plan, "initial", "Give a schedopt.Plan, or a schedopt.Result that has one")
+    run = make_run(
         problem,
-        time_limit=_as_time_limit(time_limit),
-        seed=as_whole(seed, "seed"),
-        workers=_as_workers(workers, work_limit),
-        work_limit=None if work_limit is None else as_whole(work_limit, "work_limit", low=1),
-        gap=_as_gap(gap),
+        time_limit=time_limit,
+        seed=seed,
+        workers=workers,
+        work_limit=work_limit,
+        gap=gap,
         stop=stop,
         on_progress=on_progress,
     )
     with stopping_first(run.stop):
         return _Portfolio(problem, run, solver).solve(plan)
-
-
-def _check_kind(value: object, kind: type, field: str, way_out: str) -> None:
-    if value is not None and not isinstance(value, kind):
-        raise InputError(f"{show(value)} is not a {kind.__name__}", field=field, way_out=way_out)
-
-
-def _as_time_limit(seconds: object) -> float | None:
-    if seconds is None:
-        return None
-    if not _is_number(seconds) or not (limit := float(seconds)) > 0:
-        raise InputError(
-            f"{show(seconds)} is not a time limit", field="time_limit", way_out="Give seconds > 0"
-        )
-    return limit
-
-
-def _as_gap(gap: object) -> Fraction:
-    if not _is_number(gap) or not 0 <= float(gap) < float("inf"):
-        raise InputError(
-            f"{show(gap)} is not a gap",
-            field="gap",
-            way_out="Give a part of the best period, such as 0.001, or 0 for a proof",
-        )
-    return Fraction(float(gap))
-
-
-def _is_number(value: object) -> TypeGuard[SupportsFloat]:
-    return isinstance(value, SupportsFloat) and not isinstance(value, bool)
-
-
-def _as_workers(workers: int | None, work_limit: int | None) -> int:
-    """Return how many threads are started: many more than cores keep each other from ending."""
-    cores = usable_cores()
-    if workers is None:
-        return cores
-    asked = as_whole(workers, "workers", low=1, high=MOST_WORKERS)
-    return asked if work_limit is not None else min(asked, MOST_PER_CORE * cores)
 
 
 class _Portfolio:
@@ -420,42 +368,3 @@ def _other_reading(proof: Infeasibility | None, scope: Scope) -> str:
 
 def _ratio(value: Fraction | None) -> tuple[int, int] | None:
     return None if value is None else as_ratio(value)
-
-
-def as_warm_start(initial: Plan, problem: Problem) -> Plan:
-    """Return a plan as one for a problem.
-
-    Raises
-    ------
-    InputError
-        If it does not answer the problem.
-    """
-    if initial.chain.sha256 != problem.chain.sha256:
-        raise InputError(
-            "the plan to start from is for another chain",
-            field="initial",
-            way_out="Solve the chain that the plan was made for",
-        )
-    if any(len(stage.gpus) > 1 for stage in initial.stages) or any(
-        item.covers > 1 for item in initial.pattern.items
-    ):
-        raise InputError(
-            "the plan to start from has replicas, or an item for several micro-batches at once",
-            field="initial",
-            way_out="Start from a plan with one GPU for each stage; bounds speak of no other",
-        )
-    plan = replace(
-        initial,
-        chain=problem.chain,
-        platform=problem.platform,
-        rule=problem.rule,
-        scope=problem.scope,
-    )
-    violations = check(Result(problem=problem, status="feasible", plan=plan))
-    if violations:
-        raise InputError(
-            f"the plan to start from does not answer this problem: {violations[0]}",
-            field="initial",
-            way_out="Start from a plan for the same platform, rule and scope",
-        )
-    return plan

@@ -25,7 +25,7 @@ from schedopt import (
     solve,
 )
 from schedopt.result import Bound
-from schedopt.solving import Progress, Run, portfolio
+from schedopt.solving import Progress, Run, options, portfolio
 
 EQUAL = Layer(forward_ns=1, backward_ns=2, weight_bytes=0, activation_bytes=1)
 LONG = Layer(forward_ns=5, backward_ns=7, weight_bytes=0, activation_bytes=1)
@@ -97,7 +97,7 @@ def test_another_thread_ends_a_solve_with_the_best_so_far() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "options"),
+    ("field", "typed"),
     [
         ("time_limit", {"time_limit": "5"}),
         ("time_limit", {"time_limit": True}),
@@ -120,11 +120,11 @@ def test_another_thread_ends_a_solve_with_the_best_so_far() -> None:
         ("stop", {"stop": True}),
     ],
 )
-def test_an_option_of_the_wrong_type_is_an_input_error(field: str, options: Any) -> None:
-    if "stages" in options:
-        options["scope"] = Scope(allocation="fixed")
+def test_an_option_of_the_wrong_type_is_an_input_error(field: str, typed: Any) -> None:
+    if "stages" in typed:
+        typed["scope"] = Scope(allocation="fixed")
     with pytest.raises(InputError) as caught:
-        solve(CHAIN, PLATFORM, **options)
+        solve(CHAIN, PLATFORM, **typed)
     assert caught.value.field == field
     assert caught.value.way_out
 
@@ -155,14 +155,14 @@ def test_numbers_of_numpy_are_numbers() -> None:
         Gpu(memory_bytes=size, reserved_bytes=1, speed=Decimal(2)) for size in (99, 98)
     )
     assert platform.transfer_ns(7, 0, 1) == 10
-    options: Any = {
+    numpys: Any = {
         "seed": np.int64(3),
         "workers": np.int8(1),
         "work_limit": np.int64(10),
         "time_limit": np.float64(5),
         "gap": np.float32(0.5),
     }
-    result = solve(CHAIN, platform, scope=Scope(), **options)
+    result = solve(CHAIN, platform, scope=Scope(), **numpys)
     assert type(result.seed) is int
     assert result.plan is not None
 
@@ -176,9 +176,9 @@ def test_threads_are_few_for_each_core_unless_the_work_is_limited(
         return lambda problem, run: seen.append(run.workers)
 
     monkeypatch.setattr(portfolio, "load_solver", load)
-    monkeypatch.setattr(portfolio, "usable_cores", lambda: 2)
-    for options in ({}, {"workers": 1}, {"workers": 64}, {"workers": 64, "work_limit": 10}):
-        solve(CHAIN, PLATFORM, solver="contiguous", **options)  # type: ignore[arg-type]
+    monkeypatch.setattr(options, "usable_cores", lambda: 2)
+    for asked in ({}, {"workers": 1}, {"workers": 64}, {"workers": 64, "work_limit": 10}):
+        solve(CHAIN, PLATFORM, solver="contiguous", **asked)  # type: ignore[arg-type]
     assert seen == [2, 1, 16, 64]
 
 

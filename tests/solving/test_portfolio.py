@@ -277,8 +277,8 @@ def test_other_freedoms_are_left_out_where_only_longer_patterns_are_known() -> N
 
 def test_general_is_the_default_and_contiguous_if_asked() -> None:
     chain, platform = Chain(layers=(EQUAL,) * 4), Platform(2, 99)
-    usual = Scope(allocation="general", max_k=2)
+    usual = Scope(allocation="general", max_k=2, memory="peak")
     assert solve(chain, platform).problem.scope == usual
-    assert solve(chain, platform, solver="contiguous").problem.scope == Scope()
+    assert solve(chain, platform, solver="contiguous").problem.scope == Scope(memory="peak")
     fixed = [Stage(layers=(0, 3), gpus=(0,))]
     assert solve(chain, platform, stages=fixed).problem.scope.allocation == "fixed"

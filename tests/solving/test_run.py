@@ -114,7 +114,7 @@ def test_an_interrupt_gives_the_best_so_far(
         signal.signal(number, lambda number, frame: heard.append(number))
     mine = signal.getsignal(number)
     try:
-        result = solve(CHAIN, PLATFORM, solver="slow")
+        result = solve(CHAIN, PLATFORM, scope=Scope(), solver="slow")
         assert signal.getsignal(number) is mine
     finally:
         signal.signal(number, before)

@@ -1,0 +1,134 @@
+"""What a caller gives to a solve: how long, with what, and a plan to start from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
+from typing import Final, SupportsFloat, TypeGuard
+
+from schedopt.checking import check
+from schedopt.effort import usable_cores
+from schedopt.errors import InputError
+from schedopt.plan import Plan
+from schedopt.problem import Problem
+from schedopt.result import Result
+from schedopt.solving.clock import StopHandle
+from schedopt.solving.run import Progress, Run
+from schedopt.validation import as_whole, show
+
+MOST_WORKERS: Final = 4096
+MOST_PER_CORE: Final = 8
+"""Workers for each core, of those that are asked for."""
+
+
+def make_run(
+    problem: Problem,
+    *,
+    time_limit: float | None,
+    seed: int,
+    workers: int | None,
+    work_limit: int | None,
+    gap: float,
+    stop: StopHandle | None,
+    on_progress: Callable[[Progress], None] | None,
+) -> Run:
+    """Return a run with the options of `solve`; `InputError` names the one that is wrong."""
+    if on_progress is not None and not callable(on_progress):
+        raise InputError(
+            f"{show(on_progress)} cannot be called",
+            field="on_progress",
+            way_out="Give a function of a schedopt.solving.Progress",
+        )
+    if stop is not None and not callable(getattr(stop, "is_set", None)):
+        raise InputError(
+            f"{show(stop)} cannot be set", field="stop", way_out="Give a threading.Event"
+        )
+    return Run(
+        problem,
+        time_limit=_as_time_limit(time_limit),
+        seed=as_whole(seed, "seed"),
+        workers=_as_workers(workers, work_limit),
+        work_limit=None if work_limit is None else as_whole(work_limit, "work_limit", low=1),
+        gap=_as_gap(gap),
+        stop=stop,
+        on_progress=on_progress,
+    )
+
+
+def check_kind(value: object, kind: type, field: str, way_out: str) -> None:
+    """Raise `InputError` for what is neither None nor of a kind."""
+    if value is not None and not isinstance(value, kind):
+        raise InputError(f"{show(value)} is not a {kind.__name__}", field=field, way_out=way_out)
+
+
+def _as_time_limit(seconds: object) -> float | None:
+    if seconds is None:
+        return None
+    if not _is_number(seconds) or not (limit := float(seconds)) > 0:
+        raise InputError(
+            f"{show(seconds)} is not a time limit", field="time_limit", way_out="Give seconds > 0"
+        )
+    return limit
+
+
+def _as_gap(gap: object) -> Fraction:
+    if not _is_number(gap) or not 0 <= float(gap) < float("inf"):
+        raise InputError(
+            f"{show(gap)} is not a gap",
+            field="gap",
+            way_out="Give a part of the best period, such as 0.001, or 0 for a proof",
+        )
+    return Fraction(float(gap))
+
+
+def _is_number(value: object) -> TypeGuard[SupportsFloat]:
+    return isinstance(value, SupportsFloat) and not isinstance(value, bool)
+
+
+def _as_workers(workers: int | None, work_limit: int | None) -> int:
+    """Return how many threads are started: many more than cores keep each other from ending."""
+    cores = usable_cores()
+    if workers is None:
+        return cores
+    asked = as_whole(workers, "workers", low=1, high=MOST_WORKERS)
+    return asked if work_limit is not None else min(asked, MOST_PER_CORE * cores)
+
+
+def as_warm_start(initial: Plan, problem: Problem) -> Plan:
+    """Return a plan as one for a problem.
+
+    Raises
+    ------
+    InputError
+        If it does not answer the problem.
+    """
+    if initial.chain.sha256 != problem.chain.sha256:
+        raise InputError(
+            "the plan to start from is for another chain",
+            field="initial",
+            way_out="Solve the chain that the plan was made for",
+        )
+    if any(len(stage.gpus) > 1 for stage in initial.stages) or any(
+        item.covers > 1 for item in initial.pattern.items
+    ):
+        raise InputError(
+            "the plan to start from has replicas, or an item for several micro-batches at once",
+            field="initial",
+            way_out="Start from a plan with one GPU for each stage; bounds speak of no other",
+        )
+    plan = replace(
+        initial,
+        chain=problem.chain,
+        platform=problem.platform,
+        rule=problem.rule,
+        scope=problem.scope,
+    )
+    violations = check(Result(problem=problem, status="feasible", plan=plan))
+    if violations:
+        raise InputError(
+            f"the plan to start from does not answer this problem: {violations[0]}",
+            field="initial",
+            way_out="Start from a plan for the same platform, rule and scope",
+        )
+    return plan
