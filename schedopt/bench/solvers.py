@@ -245,6 +245,7 @@ def _solve(run: MethodRun) -> Solved:
             time_limit=conditions["time_limit_s"],
             seed=conditions["seed"],
             workers=conditions["workers"],
+            gap=0,
             on_progress=watch,
         )
     except InputError as error:

@@ -39,8 +39,9 @@ class Effort:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options of `solve`."""
-        return {"workers": self.workers, "time_limit": self.time_limit, "seed": self.seed}
+        """The options of `solve`, which goes on until it has a proof."""
+        limits = {"workers": self.workers, "time_limit": self.time_limit, "seed": self.seed}
+        return {**limits, "gap": 0}
 
     @property
     def conditions(self) -> dict[str, Any]:
