@@ -73,7 +73,7 @@ def test_a_last_row_stands_in_every_table() -> None:
 
 
 @given(
-    width=st.integers(40, 120),
+    width=st.integers(50, 120),
     cells=st.lists(st.lists(st.integers(1, 12), min_size=7, max_size=7), min_size=1, max_size=3),
     keys=st.integers(1, 2),
 )

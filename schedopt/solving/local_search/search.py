@@ -116,9 +116,9 @@ def place_stages(problem: Problem, run: Run) -> Plan | None:
     work, stop = new_workspace(tables, len(problem.stages)), np.zeros(1, dtype=np.int64)
     encode(problem.stages, work.state, max(1, longest_way(problem)))
     draw = np.random.default_rng(run.seed)
-    # The first step of an annealing bisects, and moves nothing.
-    one_step = DEFAULTS.schedule(0, 1, ceil(run.bound() or 1))
-    anneal(tables, work, draw, one_step, stop)
+    # An annealing of no steps bisects, and moves nothing.
+    no_steps = DEFAULTS.schedule(0, 0, ceil(run.bound() or 1))
+    anneal(tables, work, draw, no_steps, stop)
     return compress_shifts(decode(problem, tables, work.best)) if work.found[0] else None
 
 

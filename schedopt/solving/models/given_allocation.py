@@ -126,8 +126,8 @@ class GivenAllocation:
 
 
 def if_all(literals: Sequence[Literal], value: Expr, hint: Hint) -> int:
-    """Return the value of an expression where all literals are true, else 0."""
-    return hint(value) if all(map(hint, literals)) else 0
+    """Return a count where all literals are true, else 0; as a task sees it that does not exist."""
+    return max(0, hint(value)) if all(map(hint, literals)) else 0
 
 
 class RecomputeChoice:
