@@ -32,6 +32,7 @@ from schedopt.solving.local_search.state import (
     NEED,
     NEXT,
     PERIOD,
+    PLACED,
     STAGES,
     TIME,
     TOP,
@@ -132,7 +133,7 @@ def replace_all(t: Tables, s: State, period: int, limit: float) -> float:
     """Place all stages at a period, and return the penalty."""
     take_out(s, 0)
     s.counts[PERIOD] = period
-    return place(t, s, 0, limit)
+    return place(t, s, s.counts[PLACED], limit)
 
 
 @njit_kernel

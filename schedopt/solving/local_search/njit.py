@@ -33,12 +33,12 @@ def njit_kernel(function: F) -> F:
     It counts no references. So it cannot make an array, which numba refuses; and a generator that
     Python hands to it would never be freed, which is what `njit_entry` is for.
     """
-    return _compile(function, **_UNCOUNTED)
+    return _compile(function, no_cfunc_wrapper=True, **_UNCOUNTED)
 
 
 def njit_inline(function: F) -> F:
     """Inline a function, so that callers need not pass the arrays explicitly."""
-    return _compile(function, forceinline=True, **_UNCOUNTED)
+    return _compile(function, inline="always", **_UNCOUNTED)
 
 
 def njit_entry(function: F) -> F:
@@ -46,7 +46,7 @@ def njit_entry(function: F) -> F:
     return _compile(function)
 
 
-def _compile(function: F, **options: bool) -> F:
+def _compile(function: F, **options: bool | str) -> F:
     settings = cast(Any, numba.config)
     before = settings.CACHE_DIR
     settings.CACHE_DIR = _folder(before)

@@ -135,16 +135,14 @@ def peak_of(t: Tables, s: State, gpu: int) -> int:
     """Return the most that lies on a GPU at once. It begins where something begins."""
     most = 0
     for row in range(s.counts[STAGES]):
-        if s.row[row, GPU] == gpu:
-            most = max(
-                most,
-                _level_of(s, gpu, s.row[row, AT_FORWARD]),
-                _level_of(s, gpu, s.row[row, AT_BACKWARD]),
-            )
-            if s.row[row, HALVED]:
-                most = max(most, _level_of(s, gpu, s.row[row, AT_WEIGHT_HALF]))
-            if s.row[row, LAYERS_RECOMPUTED]:
-                most = max(most, _level_of(s, gpu, s.row[row, AT_RECOMPUTE]))
+        if s.row[row, GPU] != gpu:
+            continue
+        for column in range(AT_FORWARD, AT_RECOMPUTE + 1):
+            if column == AT_WEIGHT_HALF and not s.row[row, HALVED]:
+                continue
+            if column == AT_RECOMPUTE and not s.row[row, LAYERS_RECOMPUTED]:
+                continue
+            most = max(most, _level_of(s, gpu, s.row[row, column]))
     return most
 
 
