@@ -51,6 +51,10 @@ class ProofKind(_Worded):
         "in_flight_cuts",
         "what micro-batches in flight keep forces cuts, and cuts take transfers",
     )
+    IN_FLIGHT_INSTANTS = (
+        "in_flight_instants",
+        "what micro-batches in flight keep at one instant forces cuts, and cuts take transfers",
+    )
     STEP_OF_GPUS = (
         "step_of_gpus",
         "GPUs start behind the forwards and end before the backwards of other layers",

@@ -14,8 +14,7 @@ from typing import Final
 
 from schedopt.bounds.amounts import Amounts
 from schedopt.bounds.load import load_bound
-from schedopt.bounds.propagation import PROOF as PROPAGATION
-from schedopt.bounds.propagation import is_propagated, propagate
+from schedopt.bounds.propagation import is_propagated, proof_of, propagate
 from schedopt.bounds.scopes import period_below, period_between, refuted_bound
 from schedopt.problem import Problem
 from schedopt.proofs import Proof, ProofKind, Suggestion
@@ -154,7 +153,7 @@ class _Search:
         self.asked.add(period)
         forced = propagate(self.amounts, period)
         if forced is None:
-            self._refute(period, PROPAGATION)
+            self._refute(period, proof_of(self.problem.scope))
             return ()
         model = RelaxationModel(forced)
         model.chosen.hint(self.start)

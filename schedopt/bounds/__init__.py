@@ -1,6 +1,10 @@
 """Closed forms that nothing can beat, each with the scope in which it holds and its proof.
 
 They hold for plans that run each layer on one GPU, the same for all micro-batches.
+
+`propagation` brings together what is known of a period, in rounds until nothing changes: `amounts`
+says what each layer takes, `runs` which layers can share a GPU and how long the spans get by cuts,
+`instants` what is kept at one instant, where patterns have one micro-batch and memory is its peak.
 """
 
 from __future__ import annotations

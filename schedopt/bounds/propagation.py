@@ -1,4 +1,4 @@
-"""What a period forces, for any allocation and any k: counts, cuts, and layers apart."""
+"""What a period forces, for any allocation: counts, cuts, and layers apart."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Final
 
 from schedopt.bounds.amounts import Amounts, Scaled
+from schedopt.bounds.instants import Instants, have_instants, least_transfers
 from schedopt.bounds.load import load_bound
 from schedopt.bounds.runs import Runs
 from schedopt.bounds.scopes import period_between, refuted_bound
 from schedopt.interrupts import never_stop, raise_if_stopped
-from schedopt.problem import LARGEST_HORIZON_NS, Problem
+from schedopt.problem import LARGEST_HORIZON_NS, Problem, Scope
 from schedopt.proofs import Proof, ProofKind
 from schedopt.result import Bound
 
@@ -23,8 +24,7 @@ if TYPE_CHECKING:
     Array = npt.NDArray[np.int64]
     Flags = npt.NDArray[np.bool_]
 
-PROOF: Final = Proof(ProofKind.IN_FLIGHT_CUTS)
-MOST_ROUNDS: Final = 12
+MOST_ROUNDS: Final = 24
 MOST_CELLS: Final = 1 << 19
 """Layers, squared, a GPU: no more are looked at."""
 
@@ -46,6 +46,8 @@ class ForcedWork:
         How many layers from one on can share a GPU at most.
     may_cut : array of bool, shape (layers,)
         Whether a layer and the next one may lie on two GPUs.
+    instants : Instants or None
+        What layers keep at each instant; None if that is not known.
     """
 
     scaled: Scaled
@@ -53,6 +55,7 @@ class ForcedWork:
     counts: Array
     windows: Array
     may_cut: Flags
+    instants: Instants | None = None
 
     def non_coresident(self) -> Flags:
         """Return which pairs of layers cannot share a GPU: array of bool, (layers, layers)."""
@@ -83,7 +86,9 @@ def propagate(amounts: Amounts, period: Fraction) -> ForcedWork | None:
     ahead and back at each cut. So many micro-batches are in flight as the span takes periods; each
     keeps what is saved, or less and a time of recompute. That says which runs of layers fit a GPU,
     these where the chain must be cut, and cuts lengthen spans: again and again, until nothing
-    changes. A period is refuted if a layer, a run that must be or all together do not fit.
+    changes. A period is refuted if a layer, a run that must be or all together do not fit. For
+    patterns of one micro-batch in the reading *peak*, what layers keep at an instant counts too:
+    see `schedopt.bounds.instants`.
 
     R may run while the layers behind work, so that recompute does not lengthen a span.
     """
@@ -94,18 +99,35 @@ def propagate(amounts: Amounts, period: Fraction) -> ForcedWork | None:
     spans = np.cumsum((scaled.ahead + scaled.back)[::-1])[::-1]
     if (scaled.work > scaled.limit).any():
         return None
+    runs, instants = Runs(scaled, scaled.resident(spans)), None
     for _ in range(MOST_ROUNDS):
-        runs = Runs(scaled, scaled.resident(spans))
         found = runs.spans(may_cut)
         if found is None or not runs.fit_together(may_cut):
             return None
-        if (found[1] <= spans).all():
+        if (found[1] > spans).any():
+            spans = np.maximum(spans, found[1])
+            runs = Runs(scaled, scaled.resident(spans), runs)
+            continue
+        if not have_instants(scaled.problem.scope):
             break
-        spans = np.maximum(spans, found[1])
+        transfers, before = least_transfers(runs, scaled.trips // 2, may_cut), runs.size()
+        instants = Instants(scaled, spans, transfers)
+        if not instants.narrow(runs, may_cut):
+            return None
+        if runs.size() == before:
+            break
+    if instants is not None and not instants.fit_together():
+        return None
     counts = scaled.counts(
         spans - scaled.back + np.minimum(scaled.whole, scaled.half + scaled.tail)
     )
-    return ForcedWork(scaled, spans, counts, runs.inner.sum(axis=0), may_cut)
+    return ForcedWork(scaled, spans, counts, runs.inner.sum(axis=0), may_cut, instants)
+
+
+def proof_of(scope: Scope) -> Proof:
+    """Return why a period that `propagate` refutes has no plan of a scope."""
+    known = have_instants(scope)
+    return Proof(ProofKind.IN_FLIGHT_INSTANTS if known else ProofKind.IN_FLIGHT_CUTS)
 
 
 def _may_cut(scaled: Scaled) -> Flags:
@@ -128,7 +150,9 @@ def is_propagated(problem: Problem) -> bool:
 
 
 def propagation_bound(problem: Problem, stopped: Callable[[], bool] = never_stop) -> Bound | None:
-    """Return the period that `propagate` does not refute, bisected, for any allocation and any k.
+    """Return the period that `propagate` does not refute, bisected, for any allocation.
+
+    It holds for any k, but where counts at instants say more: see `have_instants`.
 
     Patterns are real-valued here: one with a period can be stretched to any longer one, in the
     same order and with no more in flight; so what refutes a period refutes all shorter ones.
@@ -157,4 +181,4 @@ def propagation_bound(problem: Problem, stopped: Callable[[], bool] = never_stop
             low = middle
         else:
             high = middle
-    return refuted_bound(problem, low, PROOF)
+    return refuted_bound(problem, low, proof_of(problem.scope))

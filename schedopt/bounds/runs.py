@@ -40,6 +40,8 @@ class Runs:
     scaled : Scaled
     held : ResidentBytes
         What the layers keep.
+    known : Runs, optional
+        Runs that are not in these cannot be.
 
     Attributes
     ----------
@@ -52,7 +54,7 @@ class Runs:
         What each run takes at least on top of its work and its weights, at each price.
     """
 
-    def __init__(self, scaled: Scaled, held: ResidentBytes) -> None:
+    def __init__(self, scaled: Scaled, held: ResidentBytes, known: Runs | None = None) -> None:
         import numpy as np
 
         self.scaled, self.held = scaled, held
@@ -60,8 +62,12 @@ class Runs:
         loads = np.concatenate([[0], np.cumsum(scaled.work)])
         fitting = np.searchsorted(loads, loads[:-1] + scaled.limit, side="right") - 1
         self.window = int((fitting - np.arange(self.count)).max())
+        if known is not None:
+            self.window = min(self.window, known.window)
         self.prices = self._prices()
         self._fill(loads)
+        if known is not None:
+            self.keep(known.begun, known.inner)
 
     def _prices(self) -> Array:
         """Return prices around what layers take for each byte that recompute frees."""
@@ -151,6 +157,18 @@ class Runs:
             in_time = self.scaled.ahead <= left
             fits |= np.stack([held.again + held.checkpoint <= spare, held.again <= spare]) & in_time
         return fits
+
+    def keep(self, begun: Flags, inner: Flags) -> None:
+        """Keep those runs only that can be by other reasons too: as `begun` and `inner`."""
+        self.window = min(self.window, len(inner))
+        self.begun = self.begun[: self.window] & begun[: self.window]
+        self.inner = self.inner[: self.window] & inner[: self.window]
+        self.lengths = self.lengths[:, : self.window]
+        self.lengths[:, ~self.begun] = NEVER
+
+    def size(self) -> int:
+        """Return how many runs there are, those that begin and parts of one."""
+        return int(self.begun.sum() + self.inner.sum())
 
     def spans(self, may_cut: Flags) -> tuple[Array, Array] | None:
         """Return the least span of each layer, if a run begins there and if any may hold it.

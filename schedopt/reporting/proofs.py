@@ -32,6 +32,10 @@ EXPLANATIONS: Final[dict[ProofKind, str]] = {
     ProofKind.IN_FLIGHT_OF_STAGE: _FLIGHT,
     ProofKind.IN_FLIGHT_OF_ALL: _FLIGHT,
     ProofKind.IN_FLIGHT_CUTS: _FLIGHT,
+    ProofKind.IN_FLIGHT_INSTANTS: (
+        f"{_FLIGHT[:-1]} at every instant: also when a forward has just started, or a backward is "
+        "about to end."
+    ),
     ProofKind.STEP_OF_GPUS: _STEP,
     ProofKind.STEP_OF_STAGES: _STEP,
     ProofKind.STEP_OF_RESOURCE: _STEP,

@@ -37,6 +37,7 @@ from schedopt.solving.cp_sat import solve_model
 from schedopt.solving.incumbent import find_infeasibility
 from schedopt.solving.run import Run
 from tests.bounds.every_plan import Memory, has_plan, tight_problems
+from tests.bounds.linked import linked_problems
 from tests.budgets import trials
 from tests.layers import layer
 
@@ -71,6 +72,17 @@ def test_no_plan_is_below(
         assert set(homes.values()) <= set(range(len(problem.platform.gpus)))
         assert all(homes[a] == homes[b] for a, *rest in problem.chain.same_gpu for b in rest)
         assert recompute or not any(stage.recompute for stage in stages)
+
+
+@trials(200)
+@given(linked_problems())
+def test_no_plan_is_below_what_instants_refute(problem: Problem) -> None:
+    run, _ = relaxed(problem)
+    bound = run.bound()
+    if find_infeasibility(problem, run.incumbent) is not None:
+        assert not has_plan(problem, one_after_the_other_ns(problem))
+    elif bound is not None:
+        assert not has_plan(problem, bound, below=True)
 
 
 def assert_exact(problem: Problem, period: int) -> None:

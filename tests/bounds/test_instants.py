@@ -1,0 +1,80 @@
+"""What layers keep at instants, against a search over all plans, and by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schedopt import Chain, Platform, Problem, Scope
+from schedopt.bounds import load_bound, propagation_bound
+from schedopt.bounds.amounts import Amounts
+from schedopt.bounds.propagation import propagate
+from schedopt.proofs import ProofKind
+from schedopt.solvers.relaxation import one_after_the_other_ns
+from tests.bounds.every_plan import has_plan
+from tests.bounds.linked import linked_problems
+from tests.budgets import trials
+from tests.layers import layer
+
+
+def of_any_length(problem: Problem) -> Problem:
+    """Return the problem for any k, for which nothing is counted at an instant."""
+    return replace(problem, scope=replace(problem.scope, max_k=None))
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@trials(2500)
+@given(data=st.data())
+def test_no_plan_is_below(data: st.DataObject, recompute: bool) -> None:
+    problem = data.draw(linked_problems(longest=3 if recompute else 4, recompute=recompute))
+    longest = one_after_the_other_ns(problem)
+    if propagate(Amounts(problem), longest) is None:
+        if propagate(Amounts(of_any_length(problem)), longest) is not None:
+            assert not has_plan(problem, longest)
+        return
+    bound = propagation_bound(problem)
+    without = propagation_bound(of_any_length(problem)) or load_bound(problem)
+    # What holds for any k is held against all plans in its own tests.
+    if bound is not None and bound.period > without.period:
+        assert bound.scope.covers(problem.scope)
+        assert bound.scope.max_k == 1
+        assert bound.proof.kind is ProofKind.IN_FLIGHT_INSTANTS  # type: ignore[union-attr]
+        assert not has_plan(problem, bound.period, below=True)
+
+
+def test_what_three_layers_keep() -> None:
+    # Forward and backward take 2 ns each, T = 4: each layer has its own GPU, and no one waits for
+    # transfers. Spans are 12, 8 and 4 ns: at most 3, 2 and 1 micro-batches. When the last forward
+    # starts, the first layer started 4 ns ago and ends in 8: floor(4 / 4) + ceil(8 / 4) = 3. When
+    # its own starts, the others may be a micro-batch behind.
+    chain = Chain(layers=(layer(2, 2, 1),) * 3)
+    scope = Scope(allocation="general", max_k=1, memory="peak")
+    problem = Problem(chain=chain, platform=Platform(3, 99), scope=scope)
+    forced = propagate(Amounts(problem), Fraction(4))
+    assert forced is not None
+    assert forced.spans.tolist() == [12, 8, 4]
+    assert forced.instants is not None
+    counts = forced.instants.kept // forced.scaled.saved
+    # Three starts of forwards, three ends of backwards.
+    assert counts.tolist() == 2 * [[3, 1, 0], [3, 2, 0], [3, 2, 1]]
+    (worst,) = forced.instants.rows()
+    assert (worst.kept // forced.scaled.saved).tolist() == [3, 2, 1]
+
+
+def test_transfers_forced_between_layers() -> None:
+    # As above, with 4 ns for each transfer: the last forward starts 12 ns behind the first one, and
+    # spans are 28, 16 and 4 ns.
+    chain = Chain(layers=(layer(2, 2, 1, sent=4),) * 3)
+    scope = Scope(allocation="general", max_k=1, memory="peak")
+    platform = Platform(3, 99, bandwidth="1GB/s", duplex="full")
+    forced = propagate(Amounts(Problem(chain=chain, platform=platform, scope=scope)), Fraction(4))
+    assert forced is not None
+    assert forced.instants is not None
+    assert forced.spans.tolist() == [28, 16, 4]
+    counts = forced.instants.kept // forced.scaled.saved
+    # Of the last forward: floor(12 / 4) + ceil(16 / 4), and floor(6 / 4) + ceil(10 / 4).
+    assert counts[2].tolist() == [7, 4, 1]
