@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
-from typing import Final
+from time import monotonic
+from typing import TYPE_CHECKING, Final
 
 from schedopt.bounds.amounts import Amounts
 from schedopt.bounds.load import load_bound
@@ -22,6 +23,9 @@ from schedopt.result import Infeasibility
 from schedopt.solving.cp_sat import solve_model
 from schedopt.solving.run import Run
 from schedopt.stage import Stage
+
+if TYPE_CHECKING:
+    from schedopt.solving.relaxation import RelaxationModel
 
 PROOF: Final = Proof(ProofKind.RELAXATION)
 MOST_PLACES: Final = 3000
@@ -77,6 +81,26 @@ def one_after_the_other_ns(problem: Problem) -> Fraction:
         total += 2 * slowest.duration_ns(layer.forward_ns) + sum(map(slowest.duration_ns, backs))
         total += 2 * platform.longest_transfer_ns(layer.activation_bytes)
     return Fraction(max(1, total))
+
+
+def decide(model: RelaxationModel, run: Run, most_s: float) -> tuple[int, tuple[Stage, ...]]:
+    """Return what CP-SAT says within so many seconds, and the last allocation that it found.
+
+    Instants at which an allocation does not fit are added until one does.
+    """
+    from ortools.sat.python import cp_model
+
+    found: tuple[Stage, ...] = ()
+    while True:
+        begin = monotonic()
+        status, solver = solve_model(model.model, run, most_s=most_s, simplify=True)
+        if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+            return status, found
+        found = model.chosen.stages(solver)
+        if not model.add_violated(solver):
+            return status, found
+        model.chosen.hint(found)
+        most_s = max(0.0, most_s - (monotonic() - begin))
 
 
 class _Search:
@@ -145,7 +169,7 @@ class _Search:
         return None if period in self.asked else period
 
     def ask(self, period: Fraction) -> tuple[Stage, ...]:
-        """Return an allocation that the relaxation allows; none if it is refuted, or unknown."""
+        """Return an allocation that the relaxation allows, or may allow; none if it is refuted."""
         from ortools.sat.python import cp_model
 
         from schedopt.solving.relaxation import RelaxationModel
@@ -157,7 +181,7 @@ class _Search:
             return ()
         model = RelaxationModel(forced)
         model.chosen.hint(self.start)
-        status, solver = solve_model(model.model, self.run, most_s=self.patience_s, simplify=True)
+        status, found = decide(model, self.run, self.patience_s)
         if status == cp_model.INFEASIBLE:
             self._refute(period, PROOF)
             return ()
@@ -165,11 +189,11 @@ class _Search:
             self.is_open = True
             self.lost += period > self.high
             self.seeking, self.high = True, min(self.high, period)
-            return ()
+            return found
         self.fits = min(self.fits, period)
         self.high = min(self.high, period)
-        self.start = model.chosen.stages(solver)
-        return self.start
+        self.start = found
+        return found
 
     def _refute(self, period: Fraction, proof: Proof) -> None:
         bound = refuted_bound(self.problem, period, proof)

@@ -19,6 +19,7 @@ from ortools.sat.python import cp_model
 
 from schedopt.bounds.propagation import ForcedWork
 from schedopt.platform import Gpu
+from schedopt.solving.fitting_instants import FittingInstants
 from schedopt.solving.relaxed_allocation import RelaxedAllocation
 
 if TYPE_CHECKING:
@@ -46,12 +47,23 @@ class RelaxationModel:
         self.saved, self.checkpoint = self.scaled.saved // parts, self.scaled.checkpoint // parts
         self.chosen = RelaxedAllocation(forced)
         self.model = self.chosen.model
+        gpus = [self.problem.platform.gpus[number] for number in self.chosen.gpus]
+        self.rooms = [self.scaled.size(gpu.usable_bytes) for gpu in gpus]
         self._lengthen_spans()
         self._round_spans()
         self._count_micro_batches()
         self._fit_time()
         self._fit_memory()
         self._fit_links()
+        self.instants: FittingInstants | None = None
+        if forced.instants is not None:
+            self.instants = FittingInstants(
+                self.chosen, forced.instants, self.rooms, self.span, self.most
+            )
+
+    def add_violated(self, solver: cp_model.CpSolver) -> bool:
+        """Add instants at which an answer does not fit the memory; whether there are any."""
+        return self.instants is not None and self.instants.add_violated(solver)
 
     def _lengthen_spans(self) -> None:
         """span[l] >= span[l + 1] + own time + cut[l] times a transfer there and back."""
@@ -201,8 +213,7 @@ class RelaxationModel:
         again = self.problem.scope.recompute
         later = self._shares(self.checkpoint, chosen.begun) if again else None
         second = self._second()
-        for place, number in enumerate(chosen.gpus):
-            room = self.scaled.size(self.problem.platform.gpus[number].usable_bytes)
+        for place, room in enumerate(self.rooms):
             row = [on[place] for on in chosen.on]
             weights = [int(size) * on for size, on in zip(self.scaled.weight, row, strict=True)]
             terms = [*weights, *second[place], self._largest(self.held.workspace, row)]

@@ -151,6 +151,7 @@ class RelaxedAllocation:
 
     def hint(self, stages: Sequence[Stage]) -> None:
         """Start from an allocation; its GPUs are taken in the order of their first use if equal."""
+        self.model.clear_hints()  # type: ignore[no-untyped-call]
         names, left = dict[int, int](), list(self.gpus)
         for stage in stages:
             (own,) = stage.gpus
