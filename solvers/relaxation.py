@@ -103,6 +103,11 @@ def decide(model: RelaxationModel, run: Run, most_s: float) -> tuple[int, tuple[
         most_s = max(0.0, most_s - (monotonic() - begin))
 
 
+def one_by_one(problem: Problem) -> Problem:
+    """Return the problem for one micro-batch after the other: see `one_after_the_other_ns`."""
+    return replace(problem, scope=replace(problem.scope, max_k=1, microbatches=None))
+
+
 class _Search:
     """The bisection, with little time for each period at first, and then again with more.
 
@@ -175,9 +180,12 @@ class _Search:
         from schedopt.solving.relaxation import RelaxationModel
 
         self.asked.add(period)
-        forced = propagate(self.amounts, period)
+        amounts = self.amounts
+        if self._asks_for_any(period):
+            amounts = Amounts(one_by_one(self.problem), LARGEST)
+        forced = propagate(amounts, period)
         if forced is None:
-            self._refute(period, proof_of(self.problem.scope))
+            self._refute(period, proof_of(amounts.problem.scope))
             return ()
         model = RelaxationModel(forced)
         model.chosen.hint(self.start)
@@ -195,9 +203,13 @@ class _Search:
         self.start = found
         return found
 
+    def _asks_for_any(self, period: Fraction) -> bool:
+        """Whether the answer to a period is whether there is any plan at all."""
+        return self.run.best() is None and period == self.longest
+
     def _refute(self, period: Fraction, proof: Proof) -> None:
         bound = refuted_bound(self.problem, period, proof)
-        if self.run.best() is None and period == self.longest:
+        if self._asks_for_any(period):
             scope = replace(bound.scope, max_k=None, microbatches=None)
             self.impossible = True
             self.run.report_infeasible(

@@ -1,9 +1,10 @@
 """What layers keep when memory is at its most, in 1-periodic patterns and the reading *peak*.
 
 A GPU holds the most right after a forward starts, or just before a backward ends. Let micro-batch 0
-start the forward of layer m at x[m] and end its backward at e[m], and s[m] = e[m] - x[m] be its
-span. Then layer m holds micro-batch -q in [x[m] - q T, e[m] - q T), and how many of these hold an
-instant follows from its distances to both ends alone:
+start the forward of layer m at x[m] and end its backward, or the half that its gradient waits for,
+at e[m], and s[m] = e[m] - x[m] be its span. Then layer m holds micro-batch -q in
+[x[m] - q T, e[m] - q T), and how many of these hold an instant follows from its distances to both
+ends alone:
 
 - right after x[l], for m <= l: floor(d / T) + ceil(r / T), with d = x[l] - x[m], r = e[m] - x[l];
 - just before e[l], for m <= l: ceil(d / T) + floor(r / T), with d = e[l] - x[m], r = e[m] - e[l];
@@ -38,12 +39,7 @@ MOST_SUM: Final = 1 << 62
 
 def have_instants(scope: Scope) -> bool:
     """Whether the counts of this module hold for all plans of a scope."""
-    return (
-        scope.memory == "peak"
-        and scope.max_k == 1
-        and scope.microbatches is None
-        and not scope.split_backward
-    )
+    return scope.memory == "peak" and scope.max_k == 1 and scope.microbatches is None
 
 
 class Instants:
@@ -156,16 +152,16 @@ class Instants:
         import numpy as np
 
         scaled, layers = self.scaled, np.arange(len(self.spans))
-        ahead, whole = (
-            np.array([time > 0 for time in times])
-            for times in (scaled.amounts.ahead, scaled.amounts.whole)
+        backs = map(min, scaled.amounts.whole, scaled.amounts.half)
+        ahead, back = (
+            np.array([time > 0 for time in times]) for times in (scaled.amounts.ahead, backs)
         )
-        for first, works in ((0, ahead), (len(layers), whole)):
+        for first, works in ((0, ahead), (len(layers), back)):
             own = layers + first, layers
             workspace = np.where(works, scaled.workspace, 0)
             self.kept[own] += workspace
             self.again[own] += workspace
-        self.again[layers + len(layers), layers] += np.where(ahead | whole, scaled.saved, 0)
+        self.again[layers + len(layers), layers] += np.where(ahead | back, scaled.saved, 0)
 
     def narrow(self, runs: Runs, may_cut: Flags) -> bool:
         """Keep those runs only that fit the roomiest GPU at each instant.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import strategies as st
 
 from schedopt import Chain, Gpu, Layer, Platform, Problem, Scope
@@ -12,7 +14,9 @@ FASTEST = 10**15
 
 
 @st.composite
-def linked_problems(draw: st.DrawFn, *, longest: int = 4, recompute: bool = False) -> Problem:
+def linked_problems(
+    draw: st.DrawFn, *, longest: int = 4, split: bool = False, recompute: bool = False
+) -> Problem:
     """Draw layers whose transfers are as long as their work, and the reading *peak*, with k = 1.
 
     Half of them have primes of ns and of bytes as units, and what is left over besides.
@@ -26,10 +30,18 @@ def linked_problems(draw: st.DrawFn, *, longest: int = 4, recompute: bool = Fals
         whole = draw(st.integers(least, most)) * unit
         return whole + (draw(st.integers(0, unit // 50)) if whole else 0)
 
+    def halves() -> dict[str, Any]:
+        return {
+            "backward_input_ns": of(ns, least, most),
+            "backward_weight_ns": of(ns, least, most),
+            "saved_weight_bytes": of(unit, 0, 4) if draw(st.booleans()) else None,
+        }
+
     layers = [
         Layer(
             forward_ns=of(ns, least, most),
-            backward_ns=of(ns, least, most),
+            backward_ns=of(ns, least, (1 + split) * most),
+            **(halves() if split else {}),
             weight_bytes=of(unit, 0, 3),
             activation_bytes=of(unit, 0, 4),
             saved_bytes=of(unit, 0, 8),
@@ -54,7 +66,14 @@ def linked_problems(draw: st.DrawFn, *, longest: int = 4, recompute: bool = Fals
             latency=draw(st.sampled_from([0, 0, 1, 5])) * ns,
             duplex=draw(st.sampled_from(["half", "half", "full"])),
         ).with_gpus(gpus)
-    scope = Scope(allocation="general", grain="layer", max_k=1, memory="peak", recompute=recompute)
+    scope = Scope(
+        allocation="general",
+        grain="layer",
+        max_k=1,
+        memory="peak",
+        recompute=recompute,
+        split_backward=split,
+    )
     return Problem(
         chain=Chain(layers=tuple(layers), input_bytes=of(unit, 0, 2)),
         platform=platform,

@@ -27,10 +27,12 @@ def of_any_length(problem: Problem) -> Problem:
 
 
 @pytest.mark.parametrize("recompute", [False, True])
-@trials(2500)
+@pytest.mark.parametrize("split", [False, True])
+@trials(1250)
 @given(data=st.data())
-def test_no_plan_is_below(data: st.DataObject, recompute: bool) -> None:
-    problem = data.draw(linked_problems(longest=3 if recompute else 4, recompute=recompute))
+def test_no_plan_is_below(data: st.DataObject, split: bool, recompute: bool) -> None:
+    longest_chain = 4 - split - recompute
+    problem = data.draw(linked_problems(longest=longest_chain, split=split, recompute=recompute))
     longest = one_after_the_other_ns(problem)
     if propagate(Amounts(problem), longest) is None:
         if propagate(Amounts(of_any_length(problem)), longest) is not None:

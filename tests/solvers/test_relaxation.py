@@ -74,15 +74,33 @@ def test_no_plan_is_below(
         assert recompute or not any(stage.recompute for stage in stages)
 
 
-@trials(200)
-@given(linked_problems())
-def test_no_plan_is_below_what_instants_refute(problem: Problem) -> None:
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("split", [False, True])
+@trials(100)
+@given(data=st.data())
+def test_no_plan_is_below_what_instants_refute(
+    data: st.DataObject, split: bool, recompute: bool
+) -> None:
+    longest = 4 - split - recompute
+    problem = data.draw(linked_problems(longest=longest, split=split, recompute=recompute))
     run, _ = relaxed(problem)
     bound = run.bound()
     if find_infeasibility(problem, run.incumbent) is not None:
         assert not has_plan(problem, one_after_the_other_ns(problem))
     elif bound is not None:
         assert not has_plan(problem, bound, below=True)
+
+
+@trials(60)
+@given(linked_problems(), st.sampled_from([2, None]))
+def test_no_memory_for_one_is_proven_for_any_k(problem: Problem, max_k: int | None) -> None:
+    # That question is one of 1-periodic patterns, in which all layers are counted at an instant.
+    longer = replace(problem, scope=replace(problem.scope, max_k=max_k))
+    found = find_infeasibility(longer, relaxed(longer)[0].incumbent)
+    assert (found is None) == (find_infeasibility(problem, relaxed(problem)[0].incumbent) is None)
+    if found is not None:
+        assert found.scope.max_k is None
+        assert not has_plan(problem, one_after_the_other_ns(problem))
 
 
 def assert_exact(problem: Problem, period: int) -> None:
