@@ -265,6 +265,7 @@ class Outcome(_Worded):
     PROVES_BEST = "proves_best", "proves that the best is optimal"
     BOUND_ONLY = "bound_only", "a bound, no plans"
     NO_PLAN_EXISTS = "no_plan_exists", "no plan: {proof}"
+    NO_PLAN_IN_SUM = "no_plan_in_sum", "no plan with memory read as its sum: {proof}"
     NO_PLAN = "no_plan", "no plan"
     NONE_FITS = "none_fits", "no plan that fits"
     BEST_OF_KIND = "best_of_kind", "best of its kind, proven"

@@ -320,7 +320,8 @@ class _Portfolio:
         if name in WITHOUT_PLANS:
             outcome, why = Outcome.BOUND_ONLY, None
         elif why is not None:
-            outcome = Outcome.NO_PLAN_EXISTS
+            in_sum = why.scope.memory == "sum" != self.problem.scope.memory
+            outcome = Outcome.NO_PLAN_IN_SUM if in_sum else Outcome.NO_PLAN_EXISTS
         elif best is None:
             outcome = Outcome.NO_PLAN if run.stopped() else Outcome.NONE_FITS
         elif own == best:
@@ -333,7 +334,7 @@ class _Portfolio:
         return Note(
             outcome,
             stopped=run.stopped() and not run.settled(scope),
-            detail=events.left_out or _other_reading(why, scope),
+            detail=events.left_out,
             proof=None if why is None else why.proof,
             least_memory_bytes=least,
             is_increase=is_increase,
@@ -357,13 +358,6 @@ class _Portfolio:
             seed=run.seed,
             version=__version__,
         )
-
-
-def _other_reading(proof: Infeasibility | None, scope: Scope) -> str:
-    """Say that a proof speaks of another reading of memory than the scope, if so."""
-    if proof is None or proof.scope.memory == "peak" or scope.memory == "sum":
-        return ""
-    return "shown for memory as sum alone"
 
 
 def _ratio(value: Fraction | None) -> tuple[int, int] | None:

@@ -160,3 +160,33 @@ def test_the_memory_found_for_gpus_that_differ_would_do(
     assert solve(chain, enough, scope=scope, solver="contiguous").plan is not None
     if none.proven_memory_bytes is not None:
         assert none.proven_memory_bytes <= none.least_memory_bytes
+
+
+def test_what_is_proven_of_the_sum_is_said_of_the_sum() -> None:
+    # The last two layers take no time and keep 5 bytes each, but one after the other: with 6 bytes
+    # on each of two GPUs there is a plan for the peak, and none for the sum.
+    problem = Problem(
+        chain=Chain(layers=(layer(1, 1, 2), layer(0, 0, 5), layer(0, 0, 5))),
+        platform=Platform(2, 6),
+        scope=Scope(allocation="general", memory="peak"),
+    )
+    result = solve(problem.chain, problem.platform, scope=problem.scope)
+    assert result.period == 2
+    (note,) = (phase.note for phase in result.ladder if phase.solver == "general_cpsat")
+    assert note is not None
+    assert str(note).startswith("no plan with memory read as its sum: ")
+
+
+def test_that_not_even_one_micro_batch_fits_is_proven_for_the_peak() -> None:
+    # Each layer keeps 3 bytes until the gradient of the last one comes back: three GPUs of 5 bytes
+    # hold three of the four.
+    problem = Problem(
+        chain=Chain(layers=(layer(1, 1, 3),) * 4),
+        platform=Platform(3, 5),
+        scope=Scope(allocation="general", memory="peak", max_k=2),
+    )
+    result = solve(problem.chain, problem.platform, scope=problem.scope)
+    assert result.status == "infeasible"
+    assert result.infeasibility is not None
+    assert result.infeasibility.scope.max_k is None
+    assert result.infeasibility.scope.memory == "peak"

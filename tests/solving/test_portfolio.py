@@ -154,7 +154,7 @@ def test_a_phase_tells_its_own_proofs_only(monkeypatch: pytest.MonkeyPatch) -> N
     assert notes["general"] == "no plan that fits"
     peak = solve(Chain(layers=(LONG, EQUAL)), Platform(2, 99), scope=replace(scope, memory="peak"))
     assert str(next(phase.note for phase in peak.ladder if phase.solver == "contiguous")) == (
-        "no plan: too much for contiguous stages; shown for memory as sum alone"
+        "no plan with memory read as its sum: too much for contiguous stages"
     )
 
 
