@@ -25,6 +25,7 @@ from schedopt.solving.run import Run
 from schedopt.stage import Stage
 
 if TYPE_CHECKING:
+    from schedopt.solving.fitting_instants import FittingInstants
     from schedopt.solving.relaxation import RelaxationModel
 
 PROOF: Final = Proof(ProofKind.RELAXATION)
@@ -122,6 +123,8 @@ class _Search:
         Seconds for each period, by now.
     is_open : bool
         Whether some period was not answered in that time.
+    instants : FittingInstants or None
+        Those of the last model, which often matter for the next one, too.
     """
 
     def __init__(self, problem: Problem, run: Run) -> None:
@@ -136,6 +139,7 @@ class _Search:
         self.asked: set[Fraction] = set()
         self.seeking, self.lost = False, 0
         self.impossible = False
+        self.instants: FittingInstants | None = None
         self.patience_s, self.is_open = FIRST_LIMIT_S, False
 
     def next_period(self) -> Fraction | None:
@@ -189,6 +193,10 @@ class _Search:
             return ()
         model = RelaxationModel(forced)
         model.chosen.hint(self.start)
+        if model.instants is not None:
+            if self.instants is not None:
+                model.instants.recall(self.instants)
+            self.instants = model.instants
         status, found = decide(model, self.run, self.patience_s)
         if status == cp_model.INFEASIBLE:
             self._refute(period, PROOF)

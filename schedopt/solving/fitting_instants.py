@@ -57,6 +57,14 @@ class FittingInstants:
         largest = max(4 * len(span) * (self.scaled.room + 1), 4 * max(longest))
         self.may_grow = not self.scaled.problem.scope.recompute and largest < LARGEST_SUM
 
+    def recall(self, other: FittingInstants) -> None:
+        """Add the instants that mattered at another period."""
+        self.known, self.grown = set(other.known), set(other.grown)
+        for instant in sorted(self.known):
+            self._add(instant)
+        for instant in sorted(self.grown) if self.may_grow else ():
+            self._add_with_cuts(instant)
+
     def add_violated(self, solver: cp_model.CpSolver) -> bool:
         """Add instants at which the allocation of an answer does not fit; whether there are any.
 
