@@ -1,8 +1,8 @@
 """A bound on any allocation, and allocations to start from: CP-SAT decides a relaxation.
 
 Counts, spans and sums are kept, orders are left out (`schedopt.solving.relaxation`). A period that
-is impossible there is a bound for every allocation and every k. It is bisected between the bound
-and the best plan.
+is impossible there is a bound for every allocation, and for every k where nothing is counted at
+instants (`schedopt.bounds.instants`). It is bisected between the bound and the best plan.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ MOST_LOST: Final = 3
 
 
 def solve(problem: Problem, run: Run) -> None:
-    """Report bounds for any allocation and any k; no plans.
+    """Report bounds for any allocation; no plans.
 
     Nothing is reported with updates, or for more than `MOST_PLACES` layers times GPUs.
     """
