@@ -114,28 +114,6 @@ def test_layers_apart_equal_to_all_orders_of_all_allocations(
     assert_least_of_all(replace(chain, layers=layers), platform, scope)
 
 
-@trials(400)
-@given(
-    short_chains(longest=4),
-    tight_platforms(most=3) | tight_platforms(unequal=True),
-    st.integers(1, 2),
-)
-def test_the_peak_of_any_allocation_equals_that_of_all_orders(
-    chain: Chain, platform: Platform, k: int
-) -> None:
-    layers = tuple(
-        replace(
-            layer,
-            saved_input_bytes=None,
-            forward_ns=max(1, layer.forward_ns),
-            backward_ns=max(1, layer.backward_ns),
-        )
-        for layer in chain.layers
-    )
-    scope = replace(GENERAL, max_k=k, memory="peak")
-    assert_least_of_all(replace(chain, layers=layers), platform, scope)
-
-
 @trials(100)
 @given(
     short_chains(longest=4),
@@ -357,23 +335,6 @@ def test_a_plan_with_more_freedom_than_is_asked_for_is_no_hint() -> None:
         narrow = Slots(replace(plan.problem, scope=Scope()))
         assert (narrow.solution(plan) is None) is more
         assert Slots(plan.problem).solution(plan) is not None
-
-
-@pytest.mark.parametrize(
-    ("scope", "proven"),
-    [
-        (Scope(memory="peak"), "peak"),
-        (Scope(memory="peak", split_backward=True), "sum"),
-        (replace(GENERAL, memory="peak"), "peak"),
-        (replace(GENERAL, memory="peak", split_backward=True), "sum"),
-    ],
-    ids=str,
-)
-def test_a_peak_is_proven_only_where_one_thing_is_kept(scope: Scope, proven: str) -> None:
-    result = ask(Chain(layers=(HALVES,) * 3), Platform(2, 15), scope)
-    assert {
-        bound.scope.memory for bound in result.bounds if str(bound.proof).startswith("CP-SAT")
-    } == {proven}
 
 
 def test_what_does_not_fit_has_no_place() -> None:
