@@ -109,7 +109,8 @@ class PlanReport:
     @cached_property
     def binding(self) -> Binding:
         """What keeps the period from being shorter."""
-        busiest = max(range(len(self.loads)), key=lambda gpu: self.loads[gpu].share)
+        used = sorted({gpu for stage in self.plan.stages for gpu in stage.gpus})
+        busiest = max(used, key=lambda gpu: self.loads[gpu].share)
         period = self.plan.pattern.period
         full = [
             (source, target)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from fractions import Fraction
 
+from schedopt import Chain, Layer, Platform, Stage, solve
 from schedopt.account import bubble, find_binding
-from schedopt.platform import Platform
 from tests import examples
 
 
@@ -43,3 +43,12 @@ def test_a_link_that_is_busy_all_the_time_binds() -> None:
 
 def _slower(platform: Platform) -> Platform:
     return Platform(gpus=3, memory=[gpu.memory_bytes for gpu in platform.gpus], bandwidth=5 * 10**8)
+
+
+def test_a_gpu_without_a_stage_does_not_bind() -> None:
+    # Nothing takes time, so that no GPU works more than another; only GPU 1 has a stage.
+    layer = Layer(forward_ns=0, backward_ns=0, weight_bytes=1, activation_bytes=1)
+    stages = [Stage(layers=(0, 0), gpus=(1,))]
+    plan = solve(Chain(layers=(layer,)), Platform(2, 9), stages=stages).plan
+    assert plan is not None
+    assert find_binding(plan).gpu == 1

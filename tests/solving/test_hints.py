@@ -75,6 +75,7 @@ def test_of_stages_that_are_given(
     platform: Platform,
     k: int,
 ) -> None:
+    chain = with_time(chain)
     stages = tuple(data.draw(allocations(chain, platform, most=3)))
     scope = Scope(allocation="fixed", split_backward=split, recompute=recompute, memory=memory)
     problem = Problem(chain=chain, platform=platform, scope=scope, stages=stages)
