@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -111,7 +112,7 @@ class Run:
         self.clock = Clock(time_limit, handle=stop)
         self.incumbent = Incumbent(problem.scope, gap)
         self.events = Events()
-        self._on_progress = on_progress
+        self._on_progress, self._notifying = on_progress, threading.Lock()
 
     def begin(self, solver: str, share: float = 1.0) -> Events:
         """Begin with a solver, which has a share of the time that is left."""
@@ -216,5 +217,7 @@ class Run:
 
     def _notify(self) -> None:
         if self._on_progress is not None:
-            known = (self.period(), self.bound(), self.settled())
-            self._on_progress(Progress(self.events.solver, self.clock.seconds(), *known))
+            # Of solvers that run side by side one after the other.
+            with self._notifying:
+                known = (self.period(), self.bound(), self.settled())
+                self._on_progress(Progress(self.events.solver, self.clock.seconds(), *known))
