@@ -194,11 +194,15 @@ def solve(problem, run):
 def test_a_solver_of_another_package_that_is_installed_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "their_solver.py").write_text(THEIRS)
-    metadata = tmp_path / "their_solver-1.0.dist-info"
+    (tmp_path / "installed_solver.py").write_text(THEIRS)
+    metadata = tmp_path / "installed_solver-1.0.dist-info"
     metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: their-solver\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text("[schedopt.solvers]\ntheirs = their_solver:solve\n")
+    (metadata / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: installed-solver\nVersion: 1.0\n"
+    )
+    (metadata / "entry_points.txt").write_text(
+        "[schedopt.solvers]\ntheirs = installed_solver:solve\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     assert "theirs" in solver_names()
     result = solve(CHAIN, PLATFORM, solver="theirs", seed=3, workers=2)
