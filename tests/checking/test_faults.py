@@ -69,6 +69,10 @@ FAULTS = {
         add_operation(flushed(), op("U", 0, 1, 8)),
         "operations: operations[10]: U of stage 0, micro-batch 1, again, after operations[9]",
     ),
+    "an update that covers several, beside the right one": (
+        add_operation(flushed(), op("U", 0, 0, 8, covers=2)),
+        "operations: operations[10]: U covers 2; it always applies a mini-batch",
+    ),
     "an update that covers several": (
         change_operation(flushed(), 9, shift=0, covers=2),
         "operations: operations[9]: U covers 2; it always applies a mini-batch",

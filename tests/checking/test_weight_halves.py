@@ -40,6 +40,13 @@ def test_what_w_needs_and_does_not_get_is_named() -> None:
     assert "from replica +1, to which it never comes" in found[1].message
 
 
+def test_of_several_micro_batches_that_lack_it_the_first_is_named() -> None:
+    assert words(check(drop_transfer(drop_transfer(all_gather(), 1), 0))) == (
+        "transfer: weight half to replica +1 of stage 0, micro-batch 0: is missing, though W runs "
+        "there, for 2 of every 2 micro-batches"
+    )
+
+
 def test_what_is_sent_for_no_w_is_found() -> None:
     assert check(drop_operation(all_gather(), 3)) == (
         Violation(
