@@ -12,7 +12,8 @@ from schedopt import Plan
 from schedopt.checking import check
 from schedopt.engine import ENGINES, Engine
 from tests.budgets import trials
-from tests.checking.helpers import kinds
+from tests.changes import change_operation
+from tests.checking.helpers import kinds, of_kind
 from tests.exporting.engines import engine_plans
 
 
@@ -49,3 +50,12 @@ def test_any_two_neighbours_that_change_places_are_found(
     other = exchanged(plan, gpu, place)
     assume(other != plan)
     assert "scope" in kinds(other)
+
+
+@given(plan=engine_plans("megatron"))
+def test_an_operation_of_several_micro_batches_is_found(plan: Plan) -> None:
+    assume(plan.pattern.k > 1)
+    (violation,) = of_kind(change_operation(plan, 0, covers=2), "scope")
+    assert violation.place == "operations[0]"
+    kind = plan.pattern.operations[0].kind
+    assert violation.message == f"Megatron-LM runs no {kind} of 2 micro-batches"

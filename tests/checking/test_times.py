@@ -132,6 +132,10 @@ CIRCLES = {
         change_operation(contiguous(), 3, shift=1),
         {"F of stage 2", "B of stage 2"},
     ),
+    "the shortest of two": (
+        change_operation(crossed(), 4, shift=1),
+        {"F of stage 1", "B of stage 1"},
+    ),
     "the same of two micro-batches": (
         change_operation(two_periodic(), 3, shift=2),
         {"F of stage 2", "B of stage 2"},
