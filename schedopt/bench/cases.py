@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import cache
 from itertools import product
 from math import ceil
 from pathlib import Path
 from typing import Any, Final
 
-from schedopt.chain import Chain
+from schedopt.chain import Chain, Layer
 from schedopt.errors import InputError
 from schedopt.families import (
     Instance,
@@ -28,7 +29,7 @@ from schedopt.platform import PLATFORM_FORMAT, Platform
 from schedopt.problem import Problem, Scope
 from schedopt.result import Result
 from schedopt.running.report import RUN_FORMAT
-from schedopt.solving import solve
+from schedopt.solving import Run, solve
 from schedopt.sweeping.sweep import SWEEP_FORMAT
 
 OTHERS = frozenset({PLAN_FORMAT, PLATFORM_FORMAT, RUN_FORMAT, SWEEP_FORMAT})
@@ -147,3 +148,12 @@ def least_memory(
             way_out="Leave the chain or this number of GPUs out",
         )
     return why.least_memory_bytes
+
+
+@cache
+def compile_search() -> None:
+    """Load or compile the local search once a process, so that no run's time holds that."""
+    from schedopt.solving.local_search.search import is_compiled
+
+    layer = Layer(forward_ns=1, backward_ns=1, weight_bytes=0, activation_bytes=0)
+    is_compiled(Run(Problem(chain=Chain(layers=(layer,)), platform=Platform(1, 0))))

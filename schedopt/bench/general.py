@@ -10,7 +10,7 @@ from math import ceil, isqrt
 from typing import Any, Final
 
 from schedopt.account import memory
-from schedopt.bench.cases import choose_quick, least_memory, need_plan
+from schedopt.bench.cases import choose_quick, compile_search, least_memory, need_plan
 from schedopt.bench.records import exact
 from schedopt.bench.suite import Case, Effort, Proceed
 from schedopt.chain import Chain
@@ -70,6 +70,7 @@ def theorem_case(instance: Instance, fact: Fact) -> Case:
     """Return an instance of a theorem, with the optimum that the theorem gives for a scope."""
 
     def measure(effort: Effort, _: Proceed) -> dict[str, Any]:
+        compile_search()
         result = solve(instance.chain, instance.platform, scope=fact.scope, **effort.options)
         return {
             "status": result.status,
@@ -181,6 +182,7 @@ def search(
         "bound_exact": None,
         "solver": "",
     }
+    compile_search()
     begin = time.perf_counter()
     try:
         result = solve(chain, platform, scope=scope, solver=solver, **effort.options)

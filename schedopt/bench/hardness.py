@@ -95,7 +95,7 @@ def _warm_up(theorem: Theorem, method: str) -> None:
 
     With m = 2 it has enough stages for `periodic` to compile what it uses at every m.
     """
-    answer_by(method, Reduction(theorem, (3,) * 6), Effort(workers=1, time_limit=1.0))
+    answer_by(method, Reduction(theorem, (3,) * 6), Effort(workers=1, time_limit=60.0))
 
 
 def answer_by(method: str, reduction: Reduction, effort: Effort) -> tuple[str, str]:

@@ -6,12 +6,11 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 from schedopt.bench.best_known_file import BestKnownFile
-from schedopt.bench.cases import SolverInstance
+from schedopt.bench.cases import SolverInstance, compile_search
 from schedopt.bench.general import GENERAL, chain_key
 from schedopt.bench.records import (
     RUNS,
@@ -24,9 +23,9 @@ from schedopt.bench.records import (
 )
 from schedopt.bench.suite import Effort
 from schedopt.errors import InputError
-from schedopt.problem import Problem, Scope
+from schedopt.problem import Scope
 from schedopt.result import Result
-from schedopt.solving import Progress, Run, load_solver, solve
+from schedopt.solving import Progress, load_solver, solve
 from schedopt.solving.registry import ANY_ALLOCATION, PARTITIONERS, SCHEDULES
 from schedopt.sweeping.pools import Pool
 from schedopt.sweeping.queue import Queue
@@ -201,19 +200,8 @@ def execute_runs(
 def solve_run(run: MethodRun) -> Solved:
     """Do one run, in any process."""
     if run.method.name in (WHOLE, "general"):
-        _compile_search()
+        compile_search()
     return in_own_thread(_solve, run)
-
-
-@cache
-def _compile_search() -> None:
-    """Load or compile the local search once a process, so that no run's time holds that."""
-    from schedopt.chain import Chain, Layer
-    from schedopt.platform import Platform
-    from schedopt.solving.local_search.search import is_compiled
-
-    layer = Layer(forward_ns=1, backward_ns=1, weight_bytes=0, activation_bytes=0)
-    is_compiled(Run(Problem(chain=Chain(layers=(layer,)), platform=Platform(1, 0))))
 
 
 class _Watch:

@@ -121,7 +121,7 @@ def test_a_run_says_what_was_asked_and_when_it_knew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # So small a problem is solved without the search that is compiled.
-    monkeypatch.setattr("schedopt.bench.solvers._compile_search", lambda: None)
+    monkeypatch.setattr("schedopt.bench.solvers.compile_search", lambda: None)
     path = tmp_path / "runs.jsonl"
     run([instance(2, 45), instance(2, 29)], path, ("contiguous", "schedopt", "relaxation"))
     proven, whole, bounds, none, *_ = load_records(path)
