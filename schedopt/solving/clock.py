@@ -51,6 +51,15 @@ class Clock:
             now = time.monotonic()
             self._turn_ends = now + (self._deadline - now) * share
 
+    def extend(self, seconds: float) -> None:
+        """Move the deadlines, also of the clocks of which this is a part."""
+        if self._deadline is not None:
+            self._deadline += seconds
+        if self._turn_ends is not None:
+            self._turn_ends += seconds
+        if self._parent is not None:
+            self._parent.extend(seconds)
+
     def seconds(self) -> float:
         """Return the seconds since the whole search began."""
         return time.monotonic() - self._started

@@ -35,6 +35,9 @@ def test_a_turn_and_a_fork_have_shares_of_the_time_that_is_left() -> None:
     assert 19 < (clock.remaining() or 0) <= 20
     fork = clock.fork(1 / 4)
     assert 4 < (fork.remaining() or 0) <= 5
+    fork.extend(10)
+    assert 29 < (clock.remaining() or 0) <= 30
+    assert 14 < (fork.remaining() or 0) <= 15
     assert 0 <= fork.seconds() <= clock.seconds()
     assert (fork.ended(), clock.ended()) == (False, False)
 

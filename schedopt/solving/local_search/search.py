@@ -36,6 +36,8 @@ from schedopt.solving.retiming import compress_shifts
 from schedopt.solving.run import Run
 from schedopt.stage import Stage
 
+LOADING_S: Final = 2.0
+"""What was compiled before takes less."""
 POLL_S: Final = 0.05
 """How often a stop is looked for."""
 
@@ -85,14 +87,17 @@ DEFAULTS: Final = LocalSearchParams()
 
 
 def is_compiled(run: Run) -> bool:
-    """Wait until the search is compiled; False if the run ends before.
+    """Wait until the search is compiled; False if somebody asks to stop before.
 
-    That takes some seconds, once on a machine.
+    That takes some seconds, once on a machine, which the run is given in addition.
     """
-    thread = threading.Thread(target=_compile, daemon=True)
+    thread, begin = threading.Thread(target=_compile, daemon=True), run.clock.seconds()
     thread.start()
-    while thread.is_alive() and not run.stopped():
+    while thread.is_alive() and not run.clock.stop_requested():
         thread.join(POLL_S)
+    taken = run.clock.seconds() - begin
+    if taken > LOADING_S:
+        run.clock.extend(taken)
     return not thread.is_alive()
 
 
