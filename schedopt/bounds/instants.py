@@ -1,18 +1,26 @@
-"""What layers keep when memory is at its most, in 1-periodic patterns and the reading *peak*.
+"""What layers keep when memory is at its most, for k up to 2 and the reading *peak*.
 
-A GPU holds the most right after a forward starts, or just before a backward ends. Let micro-batch 0
+A GPU holds the most right after a forward starts, or just before a backward ends. Let a micro-batch
 start the forward of layer m at x[m] and end its backward, or the half that its gradient waits for,
-at e[m], and s[m] = e[m] - x[m] be its span. Then layer m holds micro-batch -q in
-[x[m] - q T, e[m] - q T), and how many of these hold an instant follows from its distances to both
-ends alone:
+at e[m], let s[m] = e[m] - x[m] be its span, and let such a one come after each time P. Then layer m
+holds the one that is q times P later in [x[m] + q P, e[m] + q P), and how many of these hold an
+instant follows from its distances to both ends alone:
 
-- right after x[l], for m <= l: floor(d / T) + ceil(r / T), with d = x[l] - x[m], r = e[m] - x[l];
-- just before e[l], for m <= l: ceil(d / T) + floor(r / T), with d = e[l] - x[m], r = e[m] - e[l];
-- at both, for m > l: ceil((d + s[m]) / T) - ceil(d / T), with d = x[m] - x[l], or e[l] - e[m].
+- right after x[l], for m <= l: floor(d / P) + ceil(r / P), with d = x[l] - x[m], r = e[m] - x[l];
+- just before e[l], for m <= l: ceil(d / P) + floor(r / P), with d = e[l] - x[m], r = e[m] - e[l];
+- at both, for m > l: ceil((d + s[m]) / P) - ceil(d / P), with d = x[m] - x[l], or e[l] - e[m].
 
 The first two grow with d and r, so that least distances count least; the third one also needs the
 most that d can be. All layers are counted at one instant, so that what those on one GPU keep must
 fit it, whatever the order of its operations.
+
+With k = 1 these are all micro-batches, and P = T. With k = 2 there are two of them in each period
+of P = 2 T, the second one at layer l a share f of P behind the first, with f at most 1 / 2 if the
+names are right. At an instant of the first one the second one starts f P later: in the sums above
+d / P - f and r / P + f take the place of d / P and r / P, or d / P + f that of d / P for m > l. At
+an instant of the second one that is 1 - f for the first one. So for every layer l, what is kept
+must fit at both instants for some f, the same on all GPUs; f is looked at in a few intervals. What
+is kept at both together hardly depends on it.
 """
 
 from __future__ import annotations
@@ -35,11 +43,15 @@ MOST_INSTANTS: Final = 12
 """Layers whose instants are looked at with recompute, those that save the most."""
 MOST_SUM: Final = 1 << 62
 """Sums stay below this, or nothing is said of waits."""
+FARTHEST: Final = 1 << 52
+"""Times are taken as at most this."""
+INTERVALS: Final = 8
+"""Of the time between two micro-batches of a period, from none to half of it."""
 
 
 def have_instants(scope: Scope) -> bool:
     """Whether the counts of this module hold for all plans of a scope."""
-    return scope.memory == "peak" and scope.max_k == 1 and scope.microbatches is None
+    return scope.memory == "peak" and scope.max_k in (1, 2) and scope.microbatches is None
 
 
 class Instants:
@@ -56,12 +68,14 @@ class Instants:
 
     Attributes
     ----------
-    counts : array, shape (2 * layers, layers)
-        Micro-batches of each layer that are in flight at each instant.
-    kept, again : array, shape (2 * layers, layers)
+    counts : array, shape (2 * layers, cases, sides, layers)
+        Micro-batches of each layer that are in flight at each instant. One case holds for each
+        instant: with k = 1 there is one, with k = 2 an interval of f for each. Its sides are the
+        micro-batches of a period, whose instant it is.
+    kept, again : array, shape as counts
         What each layer keeps right after the start of each forward, and just before the end of each
         backward, if it is kept or recomputed, with the workspace of the operation itself.
-    checkpoint, received : array, shape (2 * layers, layers)
+    checkpoint, received : array, shape as counts
         Its input, where a run of recomputed layers begins; and what is kept on top behind another
         stage or a recomputed layer.
     """
@@ -78,8 +92,8 @@ class Instants:
         )
         self.again = np.zeros_like(counts)
         # The first layer is behind no other one.
-        self.kept[:, 0] += self.received[:, 0]
-        self.received[:, 0] = 0
+        self.kept[..., 0] += self.received[..., 0]
+        self.received[..., 0] = 0
         self._add_own()
 
     def _behind(self, times: Array) -> Array:
@@ -100,26 +114,69 @@ class Instants:
         """
         import numpy as np
 
-        spans, above, limit = self.spans, self.scaled.above, self.scaled.limit
-        before = np.triu(np.ones(ahead.shape, dtype=bool)).T
-        whole = -(-spans // above)
-        longest = spans + self._waits(ahead + back)
-        rows = []
-        # The distance to the one end is that of two forwards or backwards; to the other one with
-        # the span of the layer of the instant on top.
-        for near, far in ((ahead, back), (back, ahead)):
-            held = near.T // above - (-(far.T + spans[:, None]) // above)
-            most = longest[:, None] - spans - far
-            behind = -(-(near + spans) // above) - np.maximum(0, -(-most // limit))
-            rows.append(np.where(before, held, behind))
-        return np.asarray(np.maximum(np.concatenate(rows), np.maximum(0, whole - 1)))
+        k = self.scaled.problem.scope.max_k
+        longest = self.spans + self._waits(ahead + back)
+        ahead, back = np.minimum(ahead, FARTHEST), np.minimum(back, FARTHEST)
+        both = ((ahead, back, longest), (back, ahead, longest))
+        if k == 1:
+            return np.concatenate([self._held(*ways, 0, 0) for ways in both])[:, None, None]
+        cases = []
+        for less in range(INTERVALS):
+            more = less + 1
+            sides = ((less, more), (2 * INTERVALS - more, 2 * INTERVALS - less))
+            cases.append(
+                [
+                    np.concatenate(
+                        [self._held(*ways, 0, 0) + self._held(*ways, *shares) for ways in both]
+                    )
+                    for shares in sides
+                ]
+            )
+        return np.moveaxis(np.array(cases), 2, 0)
+
+    def _held(self, near: Array, far: Array, longest: Array, less: int, more: int) -> Array:
+        """Return what each layer holds of micro-batches that come after each time P.
+
+        Parameters
+        ----------
+        near, far : array, shape (layers, layers)
+            From the instant of a layer to the end that is near of an earlier one, and from the
+            other end of the layer to the far one. The distance to the one end is that of two
+            forwards or backwards; to the other one with the span of the layer on top.
+        longest : array, shape (layers,)
+            What spans come to at most.
+        less, more : int
+            By which share of P they are behind that of the instant, in parts of 2 INTERVALS.
+
+        Returns
+        -------
+        array, shape (layers, layers)
+            By the layer of the instant.
+        """
+        import numpy as np
+
+        k = self.scaled.problem.scope.max_k or 1
+        spans, parts = self.spans, 2 * INTERVALS
+        period, shortest = k * self.scaled.above, k * self.scaled.limit
+        before = np.triu(np.ones(near.shape, dtype=bool)).T
+        most = np.minimum(longest[:, None] - spans - far, FARTHEST)
+
+        def whole(times: Array, share: int, period: int = period) -> Array:
+            """Return times and a share of the period as whole periods, rounded up."""
+            return np.asarray(-((-parts * times - share * period) // (parts * period)))
+
+        held = whole(far.T + spans[:, None], less) - whole(-near.T, more)
+        behind = whole(near + spans, less) - np.maximum(0, whole(most, more, shortest))
+        behind = np.maximum(behind, np.maximum(0, whole(spans, 0) - 1))
+        return np.asarray(np.where(before, held, behind))
 
     def _waits(self, through: Array) -> Array:
         """Return by how much each span is above its least at most, of shape (layers,).
 
-        On average over time layers keep saved s / T bytes, which add up to at most what all GPUs
-        have beside weights. What the span of l has more, that of j <= l has more too, but for what
-        the least span of j has on top of the way from j to l and back and of the least span of l.
+        On average over time, and over the micro-batches of a period, layers keep saved s / T bytes,
+        which add up to at most what all GPUs have beside weights. What the span of l has more, that
+        of j <= l has more too, but for what the least span of j has on top of the way from j to l
+        and back and of the least span of l.
 
         Parameters
         ----------
@@ -135,7 +192,9 @@ class Instants:
         if 4 * int(scaled.saved.sum()) * longest >= MOST_SUM:
             return np.full(count, NEVER)
         spare = scaled.rooms + 1 - int(scaled.weight.sum())
-        spare = max(0, min(MOST_SUM, scaled.above * spare) - int((scaled.saved * spans).sum()))
+        spare = max(0, scaled.above * spare - int((scaled.saved * spans).sum()))
+        # One of k micro-batches may take what all of them have.
+        spare = min(MOST_SUM, spare * (scaled.problem.scope.max_k or 1))
         gaps = spans[:, None] - spans - through
         # By layer l: the layers up to it, those that begin to wait first before the others.
         gaps = np.where(np.triu(np.ones_like(through, dtype=bool)), gaps, NEVER)
@@ -157,11 +216,12 @@ class Instants:
             np.array([time > 0 for time in times]) for times in (scaled.amounts.ahead, backs)
         )
         for first, works in ((0, ahead), (len(layers), back)):
-            own = layers + first, layers
-            workspace = np.where(works, scaled.workspace, 0)
+            own = layers + first, ..., layers
+            workspace = np.where(works, scaled.workspace, 0)[:, None, None]
             self.kept[own] += workspace
             self.again[own] += workspace
-        self.again[layers + len(layers), layers] += np.where(ahead | back, scaled.saved, 0)
+        anew = np.where(ahead | back, scaled.saved, 0)
+        self.again[layers + len(layers), ..., layers] += anew[:, None, None]
 
     def narrow(self, runs: Runs, may_cut: Flags) -> bool:
         """Keep those runs only that fit the roomiest GPU at each instant.
@@ -174,7 +234,7 @@ class Instants:
         scaled = self.scaled
         if not scaled.problem.scope.recompute:
             self._keep_fitting(runs)
-            return bool(((self.kept + scaled.weight).sum(axis=1) <= scaled.rooms).all())
+            return bool(self._fit((self.kept + scaled.weight).sum(axis=-1), scaled.rooms).all())
         for held in map(self._resident, self._worst()):
             at_instant = Runs(scaled, held, runs)
             if not at_instant.fit_together(may_cut):
@@ -182,19 +242,33 @@ class Instants:
             runs.keep(at_instant.begun, at_instant.inner)
         return True
 
+    def _fit(self, held: Array, room: int) -> Flags:
+        """Whether something held at all sides of some case fits a room, for each instant.
+
+        `held` is of shape (instants, cases, sides, things); so are the flags, without the middle.
+        """
+        import numpy as np
+
+        return np.asarray(np.any(np.all(held <= room, axis=2), axis=1))
+
     def _keep_fitting(self, runs: Runs) -> None:
         """Keep the runs of which nothing is recomputed that fit."""
         import numpy as np
 
         sizes = self.kept + self.scaled.weight
-        until = np.concatenate([np.zeros_like(sizes[:, :1]), np.cumsum(sizes, axis=1)], axis=1)
+        until = np.concatenate([np.zeros_like(sizes[..., :1]), np.cumsum(sizes, axis=-1)], axis=-1)
+        room, first = self.scaled.room, np.arange(runs.count)
+        # Only instants at which one of the longest runs does not fit say anything.
+        longest = until[..., first + runs.inner.sum(axis=0)] - until[..., :-1]
+        at = ~self._fit(longest + self.received, room).all(axis=-1)
+        until, received = until[at], self.received[at]
         begun, inner = np.zeros_like(runs.begun), np.zeros_like(runs.inner)
         for more in range(runs.window):
             last = runs.count - more
-            held = until[:, more + 1 :] - until[:, :last]
-            inner[more, :last] = held.max(axis=0) <= self.scaled.room
-            held += self.received[:, :last]
-            begun[more, :last] = held.max(axis=0) <= self.scaled.room
+            held = until[..., more + 1 :] - until[..., :last]
+            inner[more, :last] = self._fit(held, room).all(axis=0)
+            held += received[..., :last]
+            begun[more, :last] = self._fit(held, room).all(axis=0)
         runs.keep(begun, inner)
 
     def fit_together(self) -> bool:
@@ -205,47 +279,36 @@ class Instants:
         if scaled.problem.scope.recompute:
             return True
         gpus = len(scaled.problem.platform.gpus)
-        sizes = np.array([held.kept + scaled.weight for held in self.rows()])
-        # First fit fills any two GPUs with more than one holds: less than that surely fits.
-        doubtful = sizes[2 * sizes.sum(axis=1) > (gpus + 1) * scaled.room]
-        return not any(need_more(row, scaled.room, gpus) for row in doubtful)
 
-    def rows(self) -> list[ResidentBytes]:
-        """Return what layers keep at the instants at which no other one has as much of all."""
-        import numpy as np
+        def fits(row: Array) -> bool:
+            # First fit fills any two GPUs with more than one holds: less than that surely fits.
+            surely = 2 * int(row.sum()) <= (gpus + 1) * scaled.room
+            return surely or not need_more(row, scaled.room, gpus)
 
-        instants = self._worst()
-        sizes = np.concatenate([self.kept, self.received], axis=1)
-        if self.scaled.problem.scope.recompute:
-            sizes = np.concatenate([sizes, self.checkpoint, self.again], axis=1)
-        sizes = sizes[:, sizes.any(axis=0)]
-        _, places = np.unique(sizes[instants], axis=0, return_index=True)
-        instants = instants[places]
-        less = np.ones((len(instants),) * 2, dtype=bool)
-        for column in sizes[instants].T:
-            less &= column[:, None] <= column
-        np.fill_diagonal(less, False)
-        return [*map(self._resident, instants[~less.any(axis=1)])]
+        instants = np.unique(self.kept + scaled.weight, axis=0)
+        return all(any(all(map(fits, sides)) for sides in cases) for cases in instants)
 
     def _worst(self) -> Array:
-        """Return the instants that are looked at."""
+        """Return the instants that are looked at with recompute."""
         import numpy as np
 
-        count = len(self.spans)
-        if not self.scaled.problem.scope.recompute:
-            return np.arange(2 * count)
         largest = np.argsort(-self.scaled.saved, kind="stable")[:MOST_INSTANTS]
-        return np.concatenate([largest, largest + count])
+        return np.concatenate([largest, largest + len(self.spans)])
 
     def _resident(self, instant: int) -> ResidentBytes:
+        """Return what layers keep at the sides of an instant on average, whatever the case."""
         import numpy as np
 
         nothing = np.zeros_like(self.spans)
+
+        def average(sizes: Array) -> Array:
+            return np.asarray(sizes[instant].sum(axis=1).min(axis=0) // sizes.shape[2])
+
         return ResidentBytes(
-            kept=self.kept[instant],
-            again=self.again[instant],
-            checkpoint=self.checkpoint[instant],
-            input=self.received[instant],
+            kept=average(self.kept),
+            again=average(self.again),
+            checkpoint=average(self.checkpoint),
+            input=average(self.received),
             saved=nothing,
             second=nothing,
             workspace=nothing,

@@ -87,8 +87,8 @@ def propagate(amounts: Amounts, period: Fraction) -> ForcedWork | None:
     keeps what is saved, or less and a time of recompute. That says which runs of layers fit a GPU,
     these where the chain must be cut, and cuts lengthen spans: again and again, until nothing
     changes. A period is refuted if a layer, a run that must be or all together do not fit. For
-    patterns of one micro-batch in the reading *peak*, what layers keep at an instant counts too:
-    see `schedopt.bounds.instants`.
+    patterns of one or two micro-batches in the reading *peak*, what layers keep at an instant
+    counts too: see `schedopt.bounds.instants`.
 
     R may run while the layers behind work, so that recompute does not lengthen a span.
     """

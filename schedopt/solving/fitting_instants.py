@@ -48,6 +48,7 @@ class FittingInstants:
     ) -> None:
         self.chosen, self.model, self.rooms = chosen, chosen.model, rooms
         self.instants, self.scaled = instants, instants.scaled
+        self.sizes = self._sizes(instants)
         self.span, self.longest, self.layers = span, longest, range(len(span))
         self.literals = (chosen.on, chosen.receives, chosen.recomputed, chosen.begins)
         self.known: set[int] = set()
@@ -55,7 +56,10 @@ class FittingInstants:
         self.sent: list[cp_model.IntVar] = []
         self.longest_sent: list[int] = []
         largest = max(4 * len(span) * (self.scaled.room + 1), 4 * max(longest))
-        self.may_grow = not self.scaled.problem.scope.recompute and largest < LARGEST_SUM
+        scope = self.scaled.problem.scope
+        self.may_grow = not scope.recompute and largest < LARGEST_SUM
+        self.k = scope.max_k or 1
+        self.period = self.k * self.scaled.above
 
     def recall(self, other: FittingInstants) -> None:
         """Add the instants that mattered at another period."""
@@ -93,41 +97,45 @@ class FittingInstants:
         """Return the instants at which the most is missing, if something is."""
         import numpy as np
 
-        held = np.zeros((2 * len(self.layers), len(self.rooms)), dtype=np.int64)
-        for instant in range(len(held)):
-            for sizes, literals in zip(self._sizes(instants, instant), values, strict=True):
-                held[instant] += sizes @ literals
-        missing = (held - np.array(self.rooms)).max(axis=1)
+        held = sum(
+            sizes @ literals
+            for sizes, literals in zip(self._terms(self._sizes(instants)), values, strict=True)
+        )
+        # On some GPU, at some side of the case that needs the least.
+        missing = (held - np.array(self.rooms)).max(axis=(2, 3)).min(axis=1)
         order = np.argsort(-missing, kind="stable")
         return [int(one) for one in order if missing[one] > 0 and one not in but][:MOST_NEW]
 
-    def _sizes(self, instants: Instants, instant: int) -> tuple[Array, Array, Array, Array]:
-        """Return what layers take: on a GPU, receiving, recomputed, and beginning a run."""
+    def _sizes(self, instants: Instants) -> tuple[Array, ...]:
+        """Return what layers take: kept, received, recomputed, and beginning a run.
+
+        Each is of shape (instants, cases, sides, layers).
+        """
         # What does not fit is as good as one more than fits.
-        kept = instants.kept[instant].clip(max=self.scaled.room + 1 - self.scaled.weight)
-        again = instants.again[instant] - kept
-        return (
-            self.scaled.weight + kept,
-            instants.received[instant],
-            again,
-            instants.checkpoint[instant],
-        )
+        kept = instants.kept.clip(max=self.scaled.room + 1 - self.scaled.weight)
+        weight = self.scaled.weight
+        return weight + kept, instants.received, weight + instants.again, instants.checkpoint
+
+    def _terms(self, sizes: Sequence[Array]) -> tuple[Array, ...]:
+        """Return the coefficients of the literals."""
+        kept, received, again, checkpoint = sizes
+        return kept, received, again - kept, checkpoint
 
     def _on_gpu(self, sizes: Sequence[Array], place: int) -> list[cp_model.LinearExprT]:
         return [
             int(size) * row[place]
-            for literals, row_of_sizes in zip(self.literals, sizes, strict=True)
+            for literals, row_of_sizes in zip(self.literals, self._terms(sizes), strict=True)
             for size, row in zip(row_of_sizes, literals, strict=True)
             if size
         ]
 
     def _add(self, instant: int) -> None:
-        """Let what layers keep at least fit each GPU."""
-        sizes = self._sizes(self.instants, instant)
-        if int(sum(abs(each).sum() for each in sizes)) >= LARGEST_SUM:
+        """Let what layers keep at least fit each GPU: at all sides together, in any case."""
+        sizes = [each[instant].sum(axis=1).min(axis=0) for each in self.sizes]
+        if int(sum(each.sum() for each in sizes)) >= LARGEST_SUM:
             return
         for place, room in enumerate(self.rooms):
-            self.model.add(sum(self._on_gpu(sizes, place)) <= room)
+            self.model.add(sum(self._on_gpu(sizes, place)) <= self.k * room)
 
     def _with_cuts(self, cuts: Sequence[bool]) -> Instants:
         """Return what layers keep at least with some cuts, up to the layer of the instant."""
@@ -146,20 +154,26 @@ class FittingInstants:
         found = Instants(scaled, spans, np.maximum(before - before[:, None], 0))
         behind = np.triu(np.ones((count, count), dtype=bool), 1)
         behind = np.concatenate([behind, behind])
+        behind = behind[:, None, None]
         found.kept = np.maximum(np.where(behind, 0, found.kept), self.instants.kept)
         return found
 
     def _add_with_cuts(self, instant: int) -> None:
-        """Let what layers keep with the cuts that are made fit each GPU."""
+        """Let what layers keep with the cuts that are made fit each GPU, at each side."""
         self._sum_transfers()
-        sizes = self._sizes(self.instants, instant)
-        shares: list[list[cp_model.LinearExprT]] = [[] for _ in self.rooms]
-        for layer in range(instant % len(self.layers) + 1):
-            if saved := int(self.scaled.saved[layer]):
-                for terms, share in zip(shares, self._shares(instant, layer), strict=True):
-                    terms.append(saved * share)
-        for place, room in enumerate(self.rooms):
-            self.model.add(sum([*self._on_gpu(sizes, place), *shares[place]]) <= room)
+        sides = [self.model.new_constant(0)]
+        if self.k == 2:
+            sides = [self.model.new_int_var(0, self.scaled.above, "")] * 2
+        for side, behind in enumerate(sides):
+            sizes = [each[instant, :, side].min(axis=0) for each in self.sizes]
+            shares: list[list[cp_model.LinearExprT]] = [[] for _ in self.rooms]
+            for layer in range(instant % len(self.layers) + 1):
+                if saved := int(self.scaled.saved[layer]):
+                    grown = self._shares(instant, layer, side, behind)
+                    for terms, share in zip(shares, grown, strict=True):
+                        terms.append(saved * share)
+            for place, room in enumerate(self.rooms):
+                self.model.add(sum([*self._on_gpu(sizes, place), *shares[place]]) <= room)
 
     def _sum_transfers(self) -> None:
         """Let variables say how long the transfers before each layer take, one way."""
@@ -173,10 +187,13 @@ class FittingInstants:
             self.model.add(after == self.sent[-1] + half * cut)
             self.sent.append(after)
 
-    def _shares(self, instant: int, layer: int) -> list[cp_model.LinearExprT]:
+    def _shares(
+        self, instant: int, layer: int, side: int, behind: cp_model.IntVar
+    ) -> list[cp_model.LinearExprT]:
         """Return by how much more a layer keeps on each GPU than at least.
 
-        It keeps no more than fits a GPU, and no more than with all cuts.
+        It keeps no more than fits a GPU, and no more than with all cuts. `behind` is the time from
+        the first to the second micro-batch of a period at the layer of the instant, rounded up.
         """
         scaled, of = self.scaled, instant % len(self.layers)
         sent, span = self.sent[of] - self.sent[layer], self.span[of]
@@ -185,20 +202,32 @@ class FittingInstants:
             ways.reverse()
         near, far = ways[0] + sent, ways[1] + sent + span
         longest = self.longest_sent[of] - self.longest_sent[layer]
-        most_near = (ways[0] + longest) // scaled.above
-        most_far = -(-(ways[1] + longest + self.longest[of]) // scaled.above)
-        least = int(self.instants.counts[instant, layer])
+        most_near, most_far = ways[0] + longest, ways[1] + longest + self.longest[of]
+        held, most_held = self._held(near, far, most_near, most_far)
+        if self.k == 2:
+            later = (near - behind, far + behind - 1)
+            if side:
+                later = (near + behind - 1 - self.period, far - behind + self.period)
+            other, most_other = self._held(*later, most_near, most_far + self.period)
+            held, most_held = held + other, most_held + most_other
+        least = int(self.instants.counts[instant, :, side, layer].min())
         fitting = int(scaled.room - scaled.weight[layer]) // int(scaled.saved[layer])
-        most = max(least, min(fitting, most_near + most_far))
-        begun = self.model.new_int_var(0, min(most, most_near), "")
-        ended = self.model.new_int_var(0, min(most, most_far), "")
-        self.model.add(scaled.above * (begun + 1) >= near + 1)
-        self.model.add(scaled.above * ended >= far)
-        self.model.add(begun + ended <= most)
+        most = max(least, min(fitting, most_held))
+        self.model.add(held <= most)
         if most == least:
             return [0 for _ in self.rooms]
         row = [self.model.new_int_var(0, most - least, "") for _ in self.rooms]
         for share, on in zip(row, self.chosen.on[layer], strict=True):
             self.model.add(share <= (most - least) * on)
-        self.model.add(sum(row) + least >= begun + ended)
+        self.model.add(sum(row) + least >= held)
         return [*row]
+
+    def _held(
+        self, near: cp_model.LinearExprT, far: cp_model.LinearExprT, most_near: int, most_far: int
+    ) -> tuple[cp_model.LinearExpr, int]:
+        """Return floor(near / P) + ceil(far / P), and what it comes to at most."""
+        begun = self.model.new_int_var(-1, most_near // self.period, "")
+        ended = self.model.new_int_var(0, -(-most_far // self.period), "")
+        self.model.add(self.period * (begun + 1) >= near + 1)
+        self.model.add(self.period * ended >= far)
+        return begun + ended, most_near // self.period - (-most_far // self.period)

@@ -1,8 +1,8 @@
 """Whether a period is possible on any allocation at all, as far as spans, counts and sums say.
 
 No order is chosen, so that a period may be possible here and not in truth; what is impossible here
-is impossible for every allocation; and for every k, unless instants of 1-periodic patterns are
-added (`schedopt.solving.fitting_instants`). On top of the allocation, with l a layer and T the
+is impossible for every allocation; and for every k, unless instants of patterns with k up to 2
+are added (`schedopt.solving.fitting_instants`). On top of the allocation, with l a layer and T the
 normalized period:
 
     span[l]   from the start of the forward of l to the end of its backward, or of the half that

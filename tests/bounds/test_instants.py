@@ -26,13 +26,15 @@ def of_any_length(problem: Problem) -> Problem:
     return replace(problem, scope=replace(problem.scope, max_k=None))
 
 
+@pytest.mark.parametrize("k", [1, 2])
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("split", [False, True])
 @trials(1250)
 @given(data=st.data())
-def test_no_plan_is_below(data: st.DataObject, split: bool, recompute: bool) -> None:
-    longest_chain = 4 - split - recompute
+def test_no_plan_is_below(data: st.DataObject, split: bool, recompute: bool, k: int) -> None:
+    longest_chain = max(2, 5 - split - recompute - k)
     problem = data.draw(linked_problems(longest=longest_chain, split=split, recompute=recompute))
+    problem = replace(problem, scope=replace(problem.scope, max_k=k))
     longest = one_after_the_other_ns(problem)
     if propagate(Amounts(problem), longest) is None:
         if propagate(Amounts(of_any_length(problem)), longest) is not None:
@@ -43,7 +45,7 @@ def test_no_plan_is_below(data: st.DataObject, split: bool, recompute: bool) -> 
     # What holds for any k is held against all plans in its own tests.
     if bound is not None and bound.period > without.period:
         assert bound.scope.covers(problem.scope)
-        assert bound.scope.max_k == 1
+        assert bound.scope.max_k == k
         assert bound.proof.kind is ProofKind.IN_FLIGHT_INSTANTS  # type: ignore[union-attr]
         assert not has_plan(problem, bound.period, below=True)
 
@@ -60,11 +62,9 @@ def test_what_three_layers_keep() -> None:
     assert forced is not None
     assert forced.spans.tolist() == [12, 8, 4]
     assert forced.instants is not None
-    counts = forced.instants.kept // forced.scaled.saved
+    counts = forced.instants.counts[:, 0, 0]
     # Three starts of forwards, three ends of backwards.
     assert counts.tolist() == 2 * [[3, 1, 0], [3, 2, 0], [3, 2, 1]]
-    (worst,) = forced.instants.rows()
-    assert (worst.kept // forced.scaled.saved).tolist() == [3, 2, 1]
 
 
 def test_transfers_forced_between_layers() -> None:
@@ -77,6 +77,25 @@ def test_transfers_forced_between_layers() -> None:
     assert forced is not None
     assert forced.instants is not None
     assert forced.spans.tolist() == [28, 16, 4]
-    counts = forced.instants.kept // forced.scaled.saved
+    counts = forced.instants.counts[:, 0, 0]
     # Of the last forward: floor(12 / 4) + ceil(16 / 4), and floor(6 / 4) + ceil(10 / 4).
     assert counts[2].tolist() == [7, 4, 1]
+
+
+def test_what_two_micro_batches_of_a_period_keep() -> None:
+    # As the first one, with k = 2: a period of 8 ns. When a last forward starts, the first layer
+    # started 4 ns ago and ends in 8 for its own micro-batch, floor(4 / 8) + ceil(8 / 8) = 1, and
+    # for the other one, f periods behind, floor(1 / 2 - f) + ceil(1 + f): 2 for f up to 1 / 2. At
+    # the instant of the other one, with 1 - f for f: -1 + 2, or 0 + 2 where f is 1 / 2. So it keeps
+    # 3 at one instant at least, as many as with k = 1, unless both forwards start at once (f = 0).
+    chain = Chain(layers=(layer(2, 2, 1),) * 3)
+    scope = Scope(allocation="general", max_k=2, memory="peak")
+    forced = propagate(
+        Amounts(Problem(chain=chain, platform=Platform(3, 99), scope=scope)), Fraction(4)
+    )
+    assert forced is not None
+    assert forced.spans.tolist() == [12, 8, 4]
+    assert forced.instants is not None
+    counts = forced.instants.counts[2, :, :, 0]
+    assert counts.max(axis=1).tolist() == [2] + [3] * (len(counts) - 1)
+    assert counts[-1].tolist() == [3, 2]

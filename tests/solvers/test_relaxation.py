@@ -74,15 +74,17 @@ def test_no_plan_is_below(
         assert recompute or not any(stage.recompute for stage in stages)
 
 
+@pytest.mark.parametrize("k", [1, 2])
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("split", [False, True])
 @trials(100)
 @given(data=st.data())
 def test_no_plan_is_below_what_instants_refute(
-    data: st.DataObject, split: bool, recompute: bool
+    data: st.DataObject, split: bool, recompute: bool, k: int
 ) -> None:
-    longest = 4 - split - recompute
+    longest = max(2, 5 - split - recompute - k)
     problem = data.draw(linked_problems(longest=longest, split=split, recompute=recompute))
+    problem = replace(problem, scope=replace(problem.scope, max_k=k))
     run, _ = relaxed(problem)
     bound = run.bound()
     if find_infeasibility(problem, run.incumbent) is not None:
