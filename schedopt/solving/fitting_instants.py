@@ -36,6 +36,8 @@ class FittingInstants:
         Of each layer, at least.
     longest : sequence of int
         What these come to at most.
+    again : sequence of IntVar
+        What is recomputed together with each layer, up to it, bytes; empty without recompute.
     """
 
     def __init__(
@@ -45,10 +47,11 @@ class FittingInstants:
         rooms: Sequence[int],
         span: Sequence[cp_model.IntVar],
         longest: Sequence[int],
+        again: Sequence[cp_model.IntVar],
     ) -> None:
         self.chosen, self.model, self.rooms = chosen, chosen.model, rooms
         self.instants, self.scaled = instants, instants.scaled
-        self.sizes = self._sizes(instants)
+        self.sizes, self.again = self._sizes(instants), again
         self.span, self.longest, self.layers = span, longest, range(len(span))
         self.literals = (chosen.on, chosen.receives, chosen.recomputed, chosen.begins)
         self.known: set[int] = set()
@@ -97,14 +100,25 @@ class FittingInstants:
         """Return the instants at which the most is missing, if something is."""
         import numpy as np
 
-        held = sum(
-            sizes @ literals
-            for sizes, literals in zip(self._terms(self._sizes(instants)), values, strict=True)
-        )
+        terms = zip(self._terms(self._sizes(instants)), values, strict=True)
+        held = np.sum([sizes @ literals for sizes, literals in terms], axis=0)
+        if self.again:
+            held[len(self.layers) :] += self._before(values)[:, None, None]
         # On some GPU, at some side of the case that needs the least.
         missing = (held - np.array(self.rooms)).max(axis=(2, 3)).min(axis=1)
         order = np.argsort(-missing, kind="stable")
         return [int(one) for one in order if missing[one] > 0 and one not in but][:MOST_NEW]
+
+    def _before(self, values: Sequence[Array]) -> Array:
+        """Return what is recomputed together with each layer before it: of shape (layers, GPUs)."""
+        import numpy as np
+
+        _, _, recomputed, begins = values
+        before = np.zeros_like(recomputed)
+        for layer in self.layers[1:]:
+            goes_on = recomputed[layer] * (1 - begins[layer])
+            before[layer] = goes_on * (before[layer - 1] + self.scaled.saved[layer - 1])
+        return before
 
     def _sizes(self, instants: Instants) -> tuple[Array, ...]:
         """Return what layers take: kept, received, recomputed, and beginning a run.
@@ -134,8 +148,16 @@ class FittingInstants:
         sizes = [each[instant].sum(axis=1).min(axis=0) for each in self.sizes]
         if int(sum(each.sum() for each in sizes)) >= LARGEST_SUM:
             return
+        layer = instant - len(self.layers)
         for place, room in enumerate(self.rooms):
-            self.model.add(sum(self._on_gpu(sizes, place)) <= self.k * room)
+            terms = self._on_gpu(sizes, place)
+            if self.again and layer >= 0:
+                before = self.model.new_int_var(0, room, "")
+                saved = int(self.scaled.saved[layer])
+                recomputed = self.chosen.recomputed[layer][place]
+                self.model.add(before >= self.again[layer] - saved - room * (1 - recomputed))
+                terms.append(self.k * before)
+            self.model.add(sum(terms) <= self.k * room)
 
     def _with_cuts(self, cuts: Sequence[bool]) -> Instants:
         """Return what layers keep at least with some cuts, up to the layer of the instant."""

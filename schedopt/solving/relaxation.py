@@ -8,6 +8,8 @@ normalized period:
     span[l]   from the start of the forward of l to the end of its backward, or of the half that
               its gradient waits for, at least
     grown[l]  by how much more than the least count of `propagate` l keeps what it saves
+    again[l]  what is recomputed together with l, from the layer on with which its run begins to l,
+              bytes; in the reading *sum* each recomputed layer counts anyway
 """
 
 from __future__ import annotations
@@ -53,13 +55,16 @@ class RelaxationModel:
         self._lengthen_spans()
         self._round_spans()
         self._count_micro_batches()
+        self.again = (
+            self._add_up_runs() if self.scaled.peak and self.problem.scope.recompute else []
+        )
         self._fit_time()
         self._fit_memory()
         self._fit_links()
         self.instants: FittingInstants | None = None
         if forced.instants is not None:
             self.instants = FittingInstants(
-                self.chosen, forced.instants, self.rooms, self.span, self.most
+                self.chosen, forced.instants, self.rooms, self.span, self.most, self.again
             )
 
     def add_violated(self, solver: cp_model.CpSolver) -> bool:
@@ -170,6 +175,22 @@ class RelaxationModel:
             self.model.add(self.span[layer] <= repeat * scaled.above * (turn + 1))
             self.model.add(self.span[layer] >= repeat * scaled.limit * turn + own)
 
+    def _add_up_runs(self) -> list[cp_model.IntVar]:
+        """again[l] >= saved[l], and >= again[l - 1] + saved[l] if l goes on with a run.
+
+        One R makes all that a run saves, which lies there when the backward of l is about to end.
+        """
+        room, found = self.scaled.room, list[cp_model.IntVar]()
+        for layer in self.layers:
+            saved = int(self.scaled.saved[layer])
+            recomputed = sum(self.chosen.recomputed[layer])
+            found.append(self.model.new_int_var(0, room, ""))
+            self.model.add(found[-1] >= saved * recomputed)
+            if layer:
+                apart = 1 - recomputed + sum(self.chosen.begins[layer])
+                self.model.add(found[-1] >= found[-2] + saved - (room + saved) * apart)
+        return found
+
     def _more_than_fits(self, layer: int) -> int:
         """Return a growth that no memory holds, of anything that is counted."""
         sizes = [int(self.saved[layer]), int(self.checkpoint[layer])]
@@ -232,6 +253,10 @@ class RelaxationModel:
                 self.model.add(sum([*weights, self._largest(self.held.worst, row)]) <= room)
                 turn = [int(size) * on for size, on in zip(self.held.turn, row, strict=True)]
                 self.model.add(sum([*weights, *turn]) <= room)
+                for layer, run in enumerate(self.again):
+                    if self.scaled.saved[layer]:
+                        fits = self.model.add(sum([*weights, run]) <= room)
+                        fits.only_enforce_if(chosen.recomputed[layer][place])
 
     def _largest(self, sizes: Sizes, row: Sequence[cp_model.IntVar]) -> cp_model.LinearExpr | int:
         """Return at least the largest size of what lies on a GPU."""
