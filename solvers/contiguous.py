@@ -79,6 +79,8 @@ def _solve_in_other_orders(problem: Problem, run: Run) -> None:
         tuple(platform.gpus[gpu] for gpu in order): order
         for order in permutations(range(len(platform.gpus)))
     }
+    # The order that is given has been tried.
+    del orders[platform.gpus]
     for gpus, order in orders.items():
         there = replace(problem, platform=platform.with_gpus(gpus))
         search, best = ContiguousDP(there, stopped=run.stopped), run.period()

@@ -113,8 +113,11 @@ def solve(problem: Problem, run: Run) -> None:
 
 def _search_every_allocation(problem: Problem, count: int, run: Run) -> None:
     """Search the order of every allocation, if they are few, and report what that proves."""
-    allocations = every_allocation(problem, MOST_ALLOCATIONS) or ()
-    searches = [_OrderSearch(problem, stages, count) for stages in allocations]
+    searches: list[_OrderSearch] = []
+    for stages in every_allocation(problem, MOST_ALLOCATIONS) or ():
+        if run.stopped():
+            return
+        searches.append(_OrderSearch(problem, stages, count))
     searches.sort(key=_OrderSearch.least)
     proven = [search.run(run) for search in searches if not run.stopped()]
     if not searches or run.stopped() or run.best() is None or problem.scope.recompute:

@@ -80,8 +80,7 @@ def solve(
         Threads. Default: one for each core that this process may use; at most 8 for each.
     work_limit : int, optional
         Placements that the local search of the solver `general` may look at. What ends by it, and
-        not by time, comes out the same for the same seed and workers, however few
-        the cores are.
+        not by time, comes out the same for the same seed and workers, however few the cores are.
     gap : float
         The search ends when its plan is proven to be longer than the best by at most this part of
         it; 0: when it is proven optimal.
