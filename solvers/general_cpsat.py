@@ -33,7 +33,7 @@ def solve(problem: Problem, run: Run) -> None:
     """Scan k and report the best plan with its proof, from the best plan so far.
 
     Plans fit in the reading of memory that is asked; so does what is proven, but of *sum* where
-    recompute, halves or stored inputs are to be chosen, or layers take no time.
+    bytes may come and go at one instant, as operations take no time.
 
     Raises
     ------

@@ -1,61 +1,147 @@
-"""The true peak of memory in the models that choose the allocation, against trying all orders."""
+"""The true peak of memory in the models that choose, against trying all orders."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from fractions import Fraction
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schedopt import Chain, Layer, Platform, Scope
+from schedopt import Chain, Layer, Platform, Scope, Stage
+from schedopt.solving.models.slots import as_layers
 from tests.budgets import trials
+from tests.layers import layer
 from tests.solvers.asking import ask, prove
-from tests.solvers.brute_force import all_stages
+from tests.solvers.brute_force import all_stages, contiguous_stages
 from tests.solvers.order_words import least_of
 from tests.strategies import short_chains, tight_platforms
 
-PEAK = Scope(allocation="general", memory="peak")
+GENERAL = Scope(allocation="general", memory="peak")
+CONTIGUOUS = Scope(memory="peak")
+SPLIT: dict[str, Any] = {"split_backward": True}
+RECOMPUTE: dict[str, Any] = {"recompute": True}
+SOLVERS = {"contiguous": "contiguous_cpsat", "general": "general_cpsat"}
 HALVES = Layer(
     forward_ns=1, backward_ns=2, backward_input_ns=1, backward_weight_ns=1,
     weight_bytes=0, activation_bytes=1, saved_bytes=3, saved_weight_bytes=2,
 )  # fmt: skip
+TIGHT = tight_platforms() | tight_platforms(unequal=True)
+TIMES = ("forward_ns", "backward_ns", "backward_input_ns", "backward_weight_ns")
 
 
-@trials(400)
-@given(
-    short_chains(longest=4),
-    tight_platforms(most=3) | tight_platforms(unequal=True),
-    st.integers(1, 2),
-)
-def test_any_allocation_equals_that_of_all_orders(chain: Chain, platform: Platform, k: int) -> None:
+def with_time(chain: Chain, times: Sequence[str] = TIMES, *, saves: bool = True) -> Chain:
+    """Return the chain whose operations take at least 1 ns, and save their input only if said."""
     layers = tuple(
         replace(
-            layer,
-            saved_input_bytes=None,
-            forward_ns=max(1, layer.forward_ns),
-            backward_ns=max(1, layer.backward_ns),
+            one,
+            saved_input_bytes=one.saved_input_bytes if saves else None,
+            **{time: max(1, getattr(one, time)) for time in times},
         )
-        for layer in chain.layers
+        for one in chain.layers
     )
-    chain, scope = replace(chain, layers=layers), replace(PEAK, max_k=k)
-    least = least_of(chain, platform, all_stages(chain, platform), scope)
-    assert prove(chain, platform, scope=scope, solver="general_cpsat").period == least
+    return replace(chain, layers=layers)
+
+
+def every_allocation(chain: Chain, platform: Platform, scope: Scope) -> Iterator[Sequence[Stage]]:
+    """Yield the allocations of a scope, each layer a stage where layers run apart."""
+    if scope.allocation == "general":
+        yield from all_stages(chain, platform)
+        return
+    for stages in contiguous_stages(chain, platform):
+        yield stages if scope.grain == "stage" else tuple(as_layers(stages))
+
+
+def least(chain: Chain, platform: Platform, scope: Scope) -> Fraction | None:
+    """Return the least normalized period of all orders of all allocations."""
+    return least_of(chain, platform, every_allocation(chain, platform, scope), scope)
 
 
 @pytest.mark.parametrize(
-    ("scope", "proven"),
+    ("scope", "longest"),
     [
-        (Scope(memory="peak"), "peak"),
-        (Scope(memory="peak", split_backward=True), "sum"),
-        (PEAK, "peak"),
-        (replace(PEAK, split_backward=True), "sum"),
+        (GENERAL, 4),
+        (replace(GENERAL, **SPLIT), 3),
+        (replace(GENERAL, **RECOMPUTE), 3),
+        (replace(GENERAL, **SPLIT, **RECOMPUTE), 2),
     ],
     ids=str,
 )
-def test_a_peak_is_proven_only_where_one_thing_is_kept(scope: Scope, proven: str) -> None:
-    solver = "general_cpsat" if scope.allocation == "general" else "contiguous_cpsat"
-    result = ask(Chain(layers=(HALVES,) * 3), Platform(2, 15), scope=scope, solver=solver)
+@trials(150)
+@given(data=st.data(), platform=TIGHT, k=st.integers(1, 2))
+def test_equal_to_all_orders_of_all_allocations(
+    scope: Scope, longest: int, data: st.DataObject, platform: Platform, k: int
+) -> None:
+    chain = with_time(data.draw(short_chains(longest=longest)))
+    asked = replace(scope, max_k=k if len(chain.layers) < 3 else 1)
+    result = prove(chain, platform, scope=asked, solver=SOLVERS[scope.allocation])
+    assert result.period == least(chain, platform, asked)
+
+
+@pytest.mark.parametrize("allocation", ["general"])
+@trials(150)
+@given(short_chains(longest=2), TIGHT, st.booleans())
+def test_weight_halves_without_time_equal_to_all_orders(
+    allocation: Any, chain: Chain, platform: Platform, no_work: bool
+) -> None:
+    # As of layers without parameters: what is kept goes with them, and nothing comes.
+    chain = with_time(chain, TIMES[:3], saves=False)
+    layers = tuple(replace(one, backward_weight_ns=0, workspace_bytes=None) for one in chain.layers)
+    chain = replace(chain, layers=layers) if no_work else with_time(chain)
+    scope = Scope(allocation=allocation, memory="peak", split_backward=True)
+    result = prove(chain, platform, scope=scope, solver=SOLVERS[allocation])
+    assert result.period == least(chain, platform, scope)
+
+
+@pytest.mark.parametrize("allocation", ["general"])
+@trials(200)
+@given(
+    short_chains(longest=2),
+    TIGHT,
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from(["stage", "layer"]),
+)
+def test_what_takes_no_time_is_never_proven_falsely(
+    allocation: Any, chain: Chain, platform: Platform, split: bool, again: bool, grain: Any
+) -> None:
+    scope = Scope(
+        allocation=allocation, memory="peak", split_backward=split, recompute=again, grain=grain
+    )
+    best = least(chain, platform, scope)
+    result = ask(chain, platform, scope=scope, solver=SOLVERS[allocation])
+    if result.status == "infeasible":
+        assert best is None
+    elif best is not None and result.lower_bound is not None:
+        assert result.lower_bound <= best
+        assert result.status != "optimal" or result.period == best
+
+
+@pytest.mark.parametrize(
+    ("scope", "times", "proven"),
+    [
+        (CONTIGUOUS, 1, "peak"),
+        (GENERAL, 1, "peak"),
+        (replace(GENERAL, **SPLIT, **RECOMPUTE), 1, "peak"),
+        (GENERAL, 0, "sum"),
+    ],
+    ids=str,
+)
+def test_a_peak_is_proven_unless_bytes_come_and_go_at_one_instant(
+    scope: Scope, times: int, proven: str
+) -> None:
+    one = replace(HALVES, forward_ns=times, backward_ns=2 * times, backward_input_ns=times)
+    solver = SOLVERS[scope.allocation]
+    result = ask(Chain(layers=(one, HALVES)), Platform(2, 15), scope=scope, solver=solver)
     assert {
         bound.scope.memory for bound in result.bounds if str(bound.proof).startswith("CP-SAT")
     } == {proven}
+
+
+def test_one_gpu_without_room_is_proven_infeasible() -> None:
+    chain = Chain(layers=(layer(2, 2, 5, sent=1), layer(2, 2, 5, sent=1)))
+    for scope in (GENERAL, CONTIGUOUS):
+        assert prove(chain, Platform(1, 9), scope=scope).plan is None

@@ -107,6 +107,8 @@ def test_of_stages_that_are_given(
         replace(GENERAL, recompute=True),
         replace(GENERAL, split_backward=True),
         replace(GENERAL, max_k=2, memory="peak"),
+        replace(GENERAL, recompute=True, memory="peak"),
+        replace(GENERAL, split_backward=True, memory="peak"),
     ],
     ids=str,
 )
@@ -116,9 +118,9 @@ def test_of_stages_that_are_given(
     platform=tight_platforms(most=3) | tight_platforms(most=3, unequal=True),
 )
 def test_of_allocations_that_are_open(chain: Chain, platform: Platform, scope: Scope) -> None:
-    if scope.allocation == "general":
+    if scope.allocation == "general" or scope.memory == "peak":
         chain = with_time(chain)
-    if scope.allocation == "contiguous" or scope.memory == "peak":
+    if scope.allocation == "contiguous":
         chain = with_layers(chain, lambda layer: {"saved_input_bytes": None})
     named = "general_cpsat" if scope.allocation == "general" else "contiguous_cpsat"
     exact = solve(chain, platform, scope=scope, solver="contiguous", workers=1)

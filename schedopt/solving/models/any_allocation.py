@@ -7,14 +7,13 @@ some others are: so memory and links are sums over literals.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Sequence
 from itertools import combinations
 from typing import TYPE_CHECKING, ClassVar, Final, cast
 
 from schedopt.plan import Kind
 from schedopt.solving.models.contiguous_allocation import SharedGpus
-from schedopt.solving.models.given_allocation import if_all
+from schedopt.solving.models.layer_peaks import LayerPeaks
 from schedopt.solving.models.memory import MemoryConstraints
 from schedopt.solving.models.placement import Placement
 from schedopt.solving.models.slot_contents import SlotContents
@@ -42,7 +41,6 @@ class AnyAllocation:
 
     def __init__(self, graph: SlotGraph) -> None:
         self.graph, self.slots, self.domains = graph, graph.slots, graph.domains
-        self._stash_of = {stash.stage: number for number, stash in enumerate(graph.stashes)}
 
     def choose(self, variables: Variables) -> None:
         """Choose where layers lie, which of them are one stage, and what links carry."""
@@ -62,57 +60,13 @@ class AnyAllocation:
     def fit(self, model: OrderModel) -> None:
         """Fit what the layers of each GPU keep into its memory, and run as one what is joined."""
         if self.domains.at_one_instant:
-            self._fit_the_peak(model.resources)
+            together = self.gpus.together
+            LayerPeaks(self.variables, self.graph, self.placement, together).fit(model.resources)
+            if not model.left_out:
+                self._join(model, {})
             return
         enough = self._fit_portions(model.memory)
         self._join(model, enough)
-
-    def _fit_the_peak(self, resources: ResourceConstraints) -> None:
-        """Fit what lies on its GPU whenever a forward or a backward starts.
-
-        What is kept changes at the starts and ends of operations of the same GPU, so that their
-        order says how many micro-batches are in flight.
-        """
-        usable = self.slots.usable
-        for position, task in enumerate(self.variables.path):
-            if task.resources != ANY_GPU:
-                continue
-            here = {
-                slot: literal
-                for (layer, slot), literal in self.placement.inside.items()
-                if layer == task.stage
-            }
-            room = sum(usable[slot] * literal for slot, literal in here.items())
-            for j in range(self.variables.k):
-                if resources.gives_up():
-                    return
-                self.model.add(sum(self._held_at(position, j, resources)) <= room)
-
-    def _held_at(self, position: int, j: int, resources: ResourceConstraints) -> Iterator[Expr]:
-        """Yield the bytes of each layer on the GPU of a task as micro-batch j starts it."""
-        variables, layers = self.variables, self.graph.problem.chain.layers
-        own = variables.path[position].stage
-        yield layers[own].workspace_bytes or 0
-        for number, layer in enumerate(layers):
-            enter, leave = variables.index["F", number], variables.index["B", number]
-            there = self.gpus.meet_if(*sorted((position, enter)))
-            if there is None:
-                continue
-            (together,) = there or (1,)
-            yield layer.weight_bytes * together
-            if not layer.saved:
-                continue
-            count = resources.begun(position, j, enter) - resources.begun(position, j, leave)
-            if leave == position:
-                # What leaves at its end is still there.
-                count += 1
-            if there:
-                most = variables.most[self._stash_of[number]]
-                name = f"n{position}_{j}_{number}"
-                counted = variables.integer(most, name, partial(if_all, there, count))
-                self.model.add(counted >= count).only_enforce_if(*there)
-                count = counted
-            yield layer.saved * count
 
     def _fit_portions(
         self, memory: MemoryConstraints

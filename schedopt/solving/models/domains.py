@@ -12,8 +12,11 @@ from copy import copy
 from operator import sub
 from typing import Final
 
+from schedopt.account.timeline import layer_ns
 from schedopt.bounds.load import least_backward, way_back
 from schedopt.bounds.recomputation import input_bytes
+from schedopt.chain import Layer
+from schedopt.plan import Kind
 from schedopt.platform import Gpu, Platform
 from schedopt.problem import Problem
 
@@ -61,7 +64,7 @@ class AllocationDomains:
         self.problem, self.slot_count, self.k, self.period_ns = problem, slot_count, k, period_ns
         self.anywhere = anywhere
         self.by_layer = anywhere or problem.scope.grain == "layer"
-        self.at_one_instant = anywhere and shows_peak(problem)
+        self.at_one_instant = self.by_layer and shows_peak(problem)
         self.layers, self.count = problem.chain.layers, len(problem.chain.layers)
         self.gpus = problem.platform.gpus[:slot_count]
         self.may_cut = [True, *map(self._may_cut_at, range(1, self.count)), True]
@@ -138,20 +141,48 @@ class AllocationDomains:
 
     def _end(self, gpu: Gpu, first: int, counts: Sequence[int]) -> int:
         split = self.problem.scope.split_backward
-        work = weights = held = workspace = 0
+        work = weights = held = workspace = through = peak = 0
         for number in range(first, self.count):
             layer = self.layers[number]
             backward = least_backward(layer, split)
             own = gpu.duration_ns(layer.forward_ns) + gpu.duration_ns(backward)
             work += own
             weights += layer.weight_bytes
-            held += self._least_held(number, counts[number if self.by_layer else first], first)
-            if own or not self.by_layer:
-                workspace = max(workspace, layer.workspace_bytes or 0)
-            need = weights + held + (workspace if work else 0)
+            in_flight = counts[number if self.by_layer else first]
+            least = self._least_held(number, in_flight, first)
+            if self.at_one_instant:
+                # As a layer has the most in flight, those before it have as many.
+                here = in_flight * through + least + self._least_workspace(layer)
+                peak = max(peak, here)
+                through += self._least_through(number, first)
+                need = weights + peak
+            else:
+                held += least
+                if own or not self.by_layer:
+                    workspace = max(workspace, layer.workspace_bytes or 0)
+                need = weights + held + (workspace if work else 0)
             if self.k * work > self.period_ns or need > gpu.usable_bytes:
                 return number
         return self.count
+
+    def _least_workspace(self, layer: Layer) -> int:
+        """Return what an operation of a layer takes at least as it has the most in flight."""
+        halves = (layer.backward_input_ns,) if self.problem.scope.split_backward else ()
+        ahead = layer.forward_ns and not self.problem.scope.recompute
+        back = all((layer.backward_ns, *halves))
+        return layer.workspace_bytes or 0 if ahead or back else 0
+
+    def _least_through(self, number: int, first: int) -> int:
+        """Return the least that a layer keeps of a micro-batch all the time that it is in flight.
+
+        In a stage from a first layer.
+        """
+        chain, layer = self.problem.chain, self.layers[number]
+        begins = self._may_begin(number, first)
+        kept = layer.saved + (layer.saved_input_bytes or 0 if begins else 0)
+        if not self.problem.scope.recompute:
+            return kept
+        return min(kept, input_bytes(chain, number) if begins else 0)
 
     def _least_held(self, number: int, in_flight: int, first: int) -> int:
         """Return the least that a layer adds to a stage from a first layer, bytes."""
@@ -242,12 +273,13 @@ class AllocationDomains:
 
         When a layer has n in flight, those before it do; at that instant those behind may have few.
         """
-        if not self.at_one_instant:
+        if not (self.at_one_instant and self.anywhere):
             return self._fit(
                 [max(least, n) if at <= last else least for at, least in enumerate(self.least)]
             )
+        in_flight = max(n, self.least[last])
         need = sum(
-            layer.weight_bytes + (max(n, self.least[last]) * layer.saved if at <= last else 0)
+            layer.weight_bytes + (in_flight * self._least_through(at, 0) if at <= last else 0)
             for at, layer in enumerate(self.layers)
         )
         alone = zip(*self._ends(self.least), strict=True)
@@ -285,20 +317,40 @@ class AllocationDomains:
 
 
 def shows_peak(problem: Problem) -> bool:
-    """Whether the order of layers that may lie anywhere says what is held at the worst, exactly.
+    """Whether the order of operations says what is held at the worst, exactly.
 
-    In the reading peak, where each layer keeps one thing, for as long as nothing is chosen, and
-    none takes no time, for it could come and go at the instant of something else.
+    In the reading peak, unless both what begins to keep something and what ends it take no time,
+    and may come and go at one instant; or where layers run as one whose operations take no time
+    each, but maybe together, and a workspace then.
     """
     scope = problem.scope
-    chosen = scope.recompute or scope.split_backward
-    return (
-        scope.memory == "peak"
-        and not chosen
-        and not any(
-            layer.saved_input_bytes or not (layer.forward_ns and layer.backward_ns)
-            for layer in problem.chain.layers
-        )
+    if scope.memory != "peak":
+        return False
+    as_one = (scope.allocation == "contiguous" and scope.grain == "stage") or any(may_join(problem))
+    comes, goes = False, False
+    for number, layer in enumerate(problem.chain.layers):
+        timeless = {kind for kind in _operations(problem) if not layer_ns(layer, kind)}
+        if timeless and layer.workspace_bytes and as_one:
+            return False
+        if not _keeps_something(problem, number):
+            continue
+        comes |= "F" in timeless or ("I" in timeless and bool(layer.saved_weight_bytes))
+        goes |= bool(timeless - {"F"})
+    return not (comes and goes)
+
+
+def _operations(problem: Problem) -> tuple[Kind, ...]:
+    """Return the operations of which each layer may have one."""
+    return ("F", "B", "I", "W") if problem.scope.split_backward else ("F", "B")
+
+
+def _keeps_something(problem: Problem, number: int) -> bool:
+    layer, again = problem.chain.layers[number], problem.scope.recompute
+    return bool(
+        layer.saved
+        or layer.saved_input_bytes
+        or layer.saved_weight_bytes
+        or (again and input_bytes(problem.chain, number))
     )
 
 
