@@ -15,6 +15,7 @@ from schedopt.interrupts import never_stop
 from schedopt.problem import Problem, Scope
 from schedopt.proofs import Proof, ProofKind
 from schedopt.solving.models.contiguous_allocation import ContiguousAllocation
+from schedopt.solving.models.domains import shows_peak, slots_show_peak
 from schedopt.solving.models.order_model import OrderModel
 from schedopt.solving.models.pattern_search import LONGEST, AllocationSearch, require_search
 from schedopt.solving.models.pipeline import covers_grain
@@ -54,10 +55,11 @@ def _search(problem: Problem) -> AllocationSearch:
     scope = problem.scope
     # One kind of memory alone is the same in both readings.
     alike = not scope.split_backward and not scope.recompute and scope.grain == "stage"
+    shows = slots_show_peak if scope.grain == "stage" else shows_peak
     proven = Scope(
         grain=scope.grain,
         max_k=scope.max_k or LONGEST,
-        memory="peak" if alike else "sum",
+        memory="peak" if alike or shows(problem) else "sum",
         split_backward=scope.split_backward,
         recompute=scope.recompute,
         gpu_order="any" if problem.platform.uniform else "given",

@@ -67,6 +67,9 @@ def least(chain: Chain, platform: Platform, scope: Scope) -> Fraction | None:
         (replace(GENERAL, **SPLIT), 3),
         (replace(GENERAL, **RECOMPUTE), 3),
         (replace(GENERAL, **SPLIT, **RECOMPUTE), 2),
+        (replace(CONTIGUOUS, **SPLIT), 3),
+        (replace(CONTIGUOUS, **RECOMPUTE), 3),
+        (replace(CONTIGUOUS, **SPLIT, **RECOMPUTE), 2),
     ],
     ids=str,
 )
@@ -81,7 +84,17 @@ def test_equal_to_all_orders_of_all_allocations(
     assert result.period == least(chain, platform, asked)
 
 
-@pytest.mark.parametrize("allocation", ["general"])
+@pytest.mark.parametrize("split", [False, True])
+@trials(150)
+@given(short_chains(), TIGHT)
+def test_layers_apart_equal_to_all_orders(split: bool, chain: Chain, platform: Platform) -> None:
+    chain = with_time(chain, saves=False)
+    scope = replace(CONTIGUOUS, grain="layer", split_backward=split)
+    result = prove(chain, platform, scope=scope, solver="contiguous_cpsat")
+    assert result.period == least(chain, platform, scope)
+
+
+@pytest.mark.parametrize("allocation", ["contiguous", "general"])
 @trials(150)
 @given(short_chains(longest=2), TIGHT, st.booleans())
 def test_weight_halves_without_time_equal_to_all_orders(
@@ -96,7 +109,7 @@ def test_weight_halves_without_time_equal_to_all_orders(
     assert result.period == least(chain, platform, scope)
 
 
-@pytest.mark.parametrize("allocation", ["general"])
+@pytest.mark.parametrize("allocation", ["contiguous", "general"])
 @trials(200)
 @given(
     short_chains(longest=2),
@@ -124,6 +137,8 @@ def test_what_takes_no_time_is_never_proven_falsely(
     ("scope", "times", "proven"),
     [
         (CONTIGUOUS, 1, "peak"),
+        (replace(CONTIGUOUS, **SPLIT), 1, "peak"),
+        (replace(CONTIGUOUS, **SPLIT), 0, "sum"),
         (GENERAL, 1, "peak"),
         (replace(GENERAL, **SPLIT, **RECOMPUTE), 1, "peak"),
         (GENERAL, 0, "sum"),
@@ -143,5 +158,5 @@ def test_a_peak_is_proven_unless_bytes_come_and_go_at_one_instant(
 
 def test_one_gpu_without_room_is_proven_infeasible() -> None:
     chain = Chain(layers=(layer(2, 2, 5, sent=1), layer(2, 2, 5, sent=1)))
-    for scope in (GENERAL, CONTIGUOUS):
+    for scope in (GENERAL, replace(CONTIGUOUS, grain="layer"), CONTIGUOUS):
         assert prove(chain, Platform(1, 9), scope=scope).plan is None

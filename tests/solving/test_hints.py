@@ -109,6 +109,9 @@ def test_of_stages_that_are_given(
         replace(GENERAL, max_k=2, memory="peak"),
         replace(GENERAL, recompute=True, memory="peak"),
         replace(GENERAL, split_backward=True, memory="peak"),
+        Scope(recompute=True, memory="peak"),
+        Scope(split_backward=True, memory="peak"),
+        Scope(grain="layer", memory="peak"),
     ],
     ids=str,
 )

@@ -7,7 +7,8 @@ from functools import partial
 from itertools import combinations
 from typing import TYPE_CHECKING, ClassVar
 
-from schedopt.solving.models.domains import AllocationDomains
+from schedopt.solving.models.domains import AllocationDomains, slots_show_peak
+from schedopt.solving.models.layer_peaks import LayerPeaks, StagePeaks
 from schedopt.solving.models.memory import MemoryConstraints
 from schedopt.solving.models.placement import Placement
 from schedopt.solving.models.slot_contents import SlotContents
@@ -54,8 +55,13 @@ class ContiguousAllocation:
 
     def fit(self, model: OrderModel) -> None:
         """Fit what the layers of each slot keep into its memory."""
-        if self.domains.by_layer:
+        if self.shared is not None and self.domains.at_one_instant:
+            peaks = LayerPeaks(self.variables, self.graph, self.placement, self.shared.together)
+            peaks.fit(model.resources)
+        elif self.domains.by_layer:
             self._fit_layers(model.memory)
+        elif slots_show_peak(self.graph.problem):
+            StagePeaks(self.variables, self.graph, self.placement).fit(model.resources)
         else:
             self._fit_stages(model.memory)
 

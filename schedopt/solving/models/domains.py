@@ -20,6 +20,8 @@ from schedopt.plan import Kind
 from schedopt.platform import Gpu, Platform
 from schedopt.problem import Problem
 
+MOST_PLACES: Final = 256
+"""Layers times GPUs, up to which a model of stages says what each layer keeps at an instant."""
 WIDE_IN_FLIGHT: Final = 1.5
 """If in-flight counts grow by more than this factor, solve a smaller model first."""
 
@@ -337,6 +339,16 @@ def shows_peak(problem: Problem) -> bool:
         comes |= "F" in timeless or ("I" in timeless and bool(layer.saved_weight_bytes))
         goes |= bool(timeless - {"F"})
     return not (comes and goes)
+
+
+def slots_show_peak(problem: Problem) -> bool:
+    """Whether a model of stages says what they keep at one instant, if that is several things.
+
+    For few layers and slots.
+    """
+    places = len(problem.chain.layers) * len(problem.platform.gpus)
+    several = problem.scope.split_backward or problem.scope.recompute
+    return several and places <= MOST_PLACES and shows_peak(problem)
 
 
 def _operations(problem: Problem) -> tuple[Kind, ...]:

@@ -8,7 +8,7 @@ still.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -145,6 +145,60 @@ class LayerPeaks:
         stage = next(stage for stage in hint.solution.stages if number in stage.layer_range)
         layers = stage.recomputed_layers if kind == "R" else stage.layer_range
         return max((self.layers[layer].workspace_bytes or 0 for layer in layers), default=0)
+
+
+class StagePeaks:
+    """What fits on the GPU of each slot, which holds one stage, as one of its operations starts."""
+
+    def __init__(self, variables: Variables, graph: SlotGraph, placement: Placement) -> None:
+        self.variables, self.graph, self.placement = variables, graph, placement
+        self.chain, self.layers = graph.problem.chain, graph.problem.chain.layers
+
+    def fit(self, resources: ResourceConstraints) -> None:
+        """Add the constraints, unless the model is given up."""
+        peaks = PeakConstraints(self.variables, resources)
+        for position, task in enumerate(self.variables.path):
+            if task.resources != (("gpu", task.stage),):
+                continue
+            slot, kept = task.stage, list[Kept]()
+            weights: Expr = 0
+            for number, slots in enumerate(self.graph.domains.slots_of):
+                if slot in slots:
+                    weights += (
+                        self.layers[number].weight_bytes * self.placement.inside[number, slot]
+                    )
+                    kept += self._kept(number, slot)
+            others = weights + self._workspace(task)
+            peaks.fit(position, kept, others, self.graph.slots.usable[slot])
+
+    def _kept(self, number: int, slot: int) -> Iterator[Kept]:
+        """Yield what a layer may keep in a slot."""
+        chosen, pair = self.placement, (number, slot)
+        literals = [of.get(pair) for of in (chosen.recomputed, chosen.begins, chosen.behind)]
+        for at, stash in enumerate(self.graph.stashes):
+            if stash.stage == slot:
+                for size, there in portions_of_layer(self.chain, number, stash, *literals):
+                    yield Kept(at, size, (chosen.inside[pair], *there))
+
+    def _workspace(self, task: Task) -> Expr:
+        """Return what an operation of a slot takes: the most of its layers."""
+        inside = self.placement.recomputed if task.kind == "R" else self.placement.inside
+        needs = [
+            (literal, size)
+            for (number, slot), literal in inside.items()
+            if slot == task.stage and (size := self.layers[number].workspace_bytes)
+        ]
+        if not needs:
+            return 0
+        most, rule = max(size for _, size in needs), partial(_largest, needs)
+        takes = self.variables.integer(most, f"takes{task.kind}{task.stage}", rule)
+        for literal, size in needs:
+            self.variables.model.add(takes >= size).only_enforce_if(literal)
+        return takes
+
+
+def _largest(needs: Sequence[tuple[cp_model.IntVar, int]], hint: Hint) -> int:
+    return max(size * hint(literal) for literal, size in needs)
 
 
 def portions_of_layer(
