@@ -11,11 +11,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
+from itertools import product
 from math import ceil
 from typing import Final
 
+from schedopt.bounds.recomputation import runs_of
 from schedopt.plan import Plan
-from schedopt.problem import LARGEST_HORIZON_NS, Problem, Scope
+from schedopt.problem import LARGEST_HORIZON_NS, MemoryReading, Problem, Scope
 from schedopt.proofs import Proof, ProofKind
 from schedopt.result import Infeasibility
 from schedopt.solvers.contiguous import best_stages
@@ -34,6 +36,8 @@ MANY_STAGES: Final = 8
 """From here on a greedy placement is there long before the first answer of the order model."""
 PROOF: Final = Proof(ProofKind.ORDERS)
 LOAD: Final = Proof(ProofKind.WORK_OF_RESOURCE)
+MOST_SUBSETS: Final = 256
+"""Subsets of layers that may be recomputed, up to which each has a search of its own."""
 EXTRA: Final = (Fraction(0), *(Fraction(percent, 100) for percent in (2, 5, 10, 20, 40, 80)))
 """Memory in addition, over that of the largest GPU, for which other allocations are looked for."""
 
@@ -72,8 +76,10 @@ def solve(problem: Problem, run: Run) -> None:
 def _solve_given(problem: Problem, run: Run) -> None:
     require_stages(problem, "periodic")
     given = replace(problem, stages=_as_asked(problem.stages, problem))
-    search = _Search(given, free=problem.scope.recompute)
     _report_placed(given, run)
+    search = _search_of(given)
+    if not isinstance(search, _EachSubset):
+        _report_named(given, run)
     search.solve(run)
     if not covers_grain(problem):
         return
@@ -81,6 +87,24 @@ def _solve_given(problem: Problem, run: Run) -> None:
         run.report_infeasible(search.explain())
     else:
         search.report_bounds(run)
+
+
+def _search_of(problem: Problem) -> _Search:
+    """Return the search of the stages that are given, with all that they may recompute."""
+    if problem.scope.recompute and 2 ** len(problem.chain.layers) <= MOST_SUBSETS:
+        return _EachSubset(problem)
+    return _Search(problem, free=problem.scope.recompute)
+
+
+def _report_named(problem: Problem, run: Run) -> None:
+    """Report a first plan that recomputes what the stages name, if they name something."""
+    if run.best() is not None or not _recomputed(problem):
+        return
+    search = _Search(problem, free=False)
+    longest = max(1, search.pipeline.whole_ns)
+    solution = search.query(1, run, min(longest, problem.scope.period_ns or longest))
+    if solution is not None and solution.starts:
+        run.report(search.plan(solution))
 
 
 def _report_placed(problem: Problem, run: Run) -> None:
@@ -120,7 +144,7 @@ def best_pattern(problem: Problem, stages: Sequence[Stage], run: Run) -> Plan | 
     """Return the best plan of an allocation for k = 1 that is found while the run goes on."""
     scope = replace(problem.scope, allocation="fixed", max_k=1, microbatches=None, period_ns=None)
     given = replace(problem, scope=scope, stages=tuple(stages))
-    search = _Search(given, free=scope.recompute)
+    search = _search_of(given)
     best = None
     for _, solution in search.bisect(1, run, max(1, search.pipeline.whole_ns)):
         best = solution or best
@@ -129,7 +153,7 @@ def best_pattern(problem: Problem, stages: Sequence[Stage], run: Run) -> Plan | 
 
 def prove_impossible(problem: Problem, run: Run) -> Infeasibility | None:
     """Return a proof that the memory does not hold the stages that are given, if there is one."""
-    search = _Search(problem, free=problem.scope.recompute)
+    search = _search_of(problem)
     return search.explain() if search.is_impossible(run) else None
 
 
@@ -146,12 +170,16 @@ class _Search:
             max_k=None,
             gpu_order="any",
             grain=problem.scope.grain,
-            memory=self.pipeline.proven_reading(),
+            memory=self._reading(),
             split_backward=problem.scope.split_backward,
             recompute=problem.scope.recompute,
         )
         longest = problem.scope.max_k or LONGEST
         self.scan = PatternScan(problem, replace(self.proven, max_k=longest), PROOF)
+
+    def _reading(self) -> MemoryReading:
+        """Return the reading of memory for which the search is exact."""
+        return self.pipeline.proven_reading()
 
     def solve(self, run: Run) -> None:
         """Report each plan that improves on the best, for one k after the other."""
@@ -182,7 +210,7 @@ class _Search:
         self, k: int, run: Run, high: int, *, known: bool = False
     ) -> Iterator[tuple[int, PatternSolution | None]]:
         """Look for shorter and shorter periods of k micro-batches: see `bisect_period`."""
-        query = partial(self._query, k, run)
+        query = partial(self.query, k, run)
         return bisect_period(self._least(k, run), high, query, run, known=known)
 
     def _least(self, k: int, run: Run) -> int:
@@ -197,10 +225,11 @@ class _Search:
         """
         if self.problem.scope.memory == "sum" and not self.pipeline.free:
             return self.pipeline.lacking()[1] > 0
-        solution = self._query(1, run, max(1, self.pipeline.whole_ns))
+        solution = self.query(1, run, max(1, self.pipeline.whole_ns))
         return solution is not None and not solution.starts
 
-    def _query(self, k: int, run: Run, period: int) -> PatternSolution | None:
+    def query(self, k: int, run: Run, period: int) -> PatternSolution | None:
+        """Return a pattern of k up to a period, or one without starts if there is none."""
         model = OrderModel(GivenAllocation(self.pipeline), k, period, stopped=run.stopped)
         return query_model(model, self.scan.known(k), run)
 
@@ -228,3 +257,68 @@ class _Search:
         """Return the plan of a solution."""
         stages = solution.stages or self.problem.stages
         return self.scan.plan(stages, self.pipeline.pattern(solution))
+
+
+class _EachSubset(_Search):
+    """The scan of k for one allocation, with each subset of its layers recomputed in turn.
+
+    What the stages recompute as they are given comes first, then what is least work.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        subsets = product((False, True), repeat=len(problem.chain.layers))
+        self.searches = sorted(
+            (_Search(_recomputing(problem, subset), free=False) for subset in subsets),
+            key=lambda search: (
+                _recomputed(search.problem) != _recomputed(problem),
+                search.load,
+            ),
+        )
+        super().__init__(problem, free=True)
+
+    def _reading(self) -> MemoryReading:
+        in_peak = all(search.proven.memory == "peak" for search in self.searches)
+        return "peak" if in_peak else "sum"
+
+    def bisect(
+        self, k: int, run: Run, high: int, *, known: bool = False
+    ) -> Iterator[tuple[int, PatternSolution | None]]:
+        """Look for shorter and shorter periods, with one subset after the other."""
+        least = self._least(k, run)
+        lows = [max(least, k * search.load) for search in self.searches]
+        for number, search in enumerate(self.searches):
+            if known and lows[number] >= high:
+                continue
+            query = partial(search.query, k, run)
+            for low, solution in bisect_period(lows[number], high, query, run, known=known):
+                lows[number] = low
+                if solution is not None:
+                    search.scan.solutions[k] = solution
+                    high, known = solution.period_ns, True
+                    solution = replace(solution, stages=search.problem.stages)
+                yield min(lows), solution
+            if run.stopped():
+                return
+
+    def is_impossible(self, run: Run) -> bool:
+        """Whether it is proven that memory holds no micro-batch, whatever is recomputed."""
+        return all(search.is_impossible(run) for search in self.searches)
+
+    def plan(self, solution: PatternSolution) -> Plan:
+        """Return the plan of a solution."""
+        pipeline = AllocatedPipeline(replace(self.problem, stages=solution.stages))
+        return self.scan.plan(solution.stages, pipeline.pattern(solution))
+
+
+def _recomputing(problem: Problem, subset: Sequence[bool]) -> Problem:
+    """Return a problem whose stages recompute a subset of its layers."""
+    stages = (
+        replace(stage, recompute=runs_of(subset[stage.first : stage.last + 1], stage.first))
+        for stage in problem.stages
+    )
+    return replace(problem, stages=tuple(stages))
+
+
+def _recomputed(problem: Problem) -> set[int]:
+    """Return the layers that the stages recompute as they are given."""
+    return {layer for stage in problem.stages for layer in stage.recomputed_layers}

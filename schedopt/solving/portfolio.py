@@ -69,7 +69,8 @@ def solve(
         The plans that are allowed. Default: any allocation, k up to 2; with stages that are given
         or one solver by name, what these are for, with k = 1. Memory is read as its true peak.
     stages : sequence of Stage
-        The allocation, for the scope *fixed*.
+        The allocation, for the scope *fixed*. What they recompute is a hint: where the scope
+        allows recompute, every choice is tried.
     solver : str, optional
         One solver by name, instead of those that the scope calls for.
     time_limit : float, optional

@@ -145,6 +145,12 @@ CASES: dict[str, tuple[dict[str, Any], tuple[int, ...], dict[str, Any]]] = {
         (1, 2),
         PEAK | SPLIT,
     ),
+    "peak, recompute": (PAIR | {"shortest": 1}, (1, 2), PEAK | {"recompute": True}),
+    "peak, both": (
+        PAIR | {"layers": 2, "halves": True, "shortest": 1, "longest": 3},
+        (1,),
+        PEAK | SPLIT | {"recompute": True},
+    ),
 }
 """Which instances, for up to how many micro-batches, and what is allowed."""
 

@@ -15,7 +15,7 @@ from schedopt import Chain, Layer, Platform, Scope, Stage
 from schedopt.solving.models.slots import as_layers
 from tests.budgets import trials
 from tests.layers import layer
-from tests.solvers.asking import ask, prove
+from tests.solvers.asking import ask, on, plan_of, prove
 from tests.solvers.brute_force import all_stages, contiguous_stages
 from tests.solvers.order_words import least_of
 from tests.strategies import short_chains, tight_platforms
@@ -154,6 +154,26 @@ def test_a_peak_is_proven_unless_bytes_come_and_go_at_one_instant(
     assert {
         bound.scope.memory for bound in result.bounds if str(bound.proof).startswith("CP-SAT")
     } == {proven}
+
+
+def test_two_stages_of_one_gpu_recompute_what_the_peak_needs() -> None:
+    # 8 bytes. Kept, both stages hold 10 as the second forward starts. With layer 0 recomputed its
+    # 5 bytes lie there from its recompute on only, when layer 1 has gone: 1 + 5 at the most.
+    chain = Chain(layers=(layer(2, 2, 5, sent=1), layer(2, 2, 5, sent=1)), input_bytes=1)
+    scope = Scope(allocation="fixed", memory="peak", recompute=True)
+    result = prove(chain, Platform(1, 8), stages=on(0, 0), scope=scope)
+    assert result.period == 10
+    assert [stage.recompute for stage in plan_of(result).stages] == [((0, 0),), ()]
+
+
+@pytest.mark.parametrize("count", [2, 10])
+def test_what_given_stages_recompute_is_a_hint(count: int) -> None:
+    layers = (layer(2, 2, 1, sent=1),) * count
+    stages = [Stage(layers=(0, count - 1), gpus=(0,), recompute=((0, count - 1),))]
+    scope = Scope(allocation="fixed", memory="peak", recompute=True)
+    result = prove(Chain(layers=layers), Platform(1, 99), stages=stages, scope=scope)
+    assert plan_of(result).stages[0].recompute == ()
+    assert result.period == 4 * count
 
 
 def test_one_gpu_without_room_is_proven_infeasible() -> None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from schedopt.bounds.recomputation import input_bytes, runs_of
 from schedopt.solving.models.memory import MemoryConstraints
+from schedopt.solving.models.peaks import Kept, PeakConstraints
 from schedopt.solving.models.pipeline import AllocatedPipeline
 from schedopt.solving.models.resources import ResourceConstraints
-from schedopt.solving.models.tasks import Stash
+from schedopt.solving.models.tasks import Stash, Task
 from schedopt.solving.models.variables import Hint, Variables
 from schedopt.stage import Stage
 
@@ -80,54 +81,31 @@ class GivenAllocation:
     def _fit_the_peak(
         self, gpu: int, numbers: Sequence[int], resources: ResourceConstraints
     ) -> None:
-        """Fit what lies on a GPU whenever one of its operations starts.
-
-        What is kept changes at the starts and ends of the GPU's own operations, so that their
-        order says how many micro-batches are in flight.
-        """
+        """Fit what lies on a GPU whenever one of its operations starts."""
+        kept = [part for number in numbers for part in self._kept(number)]
+        peaks = PeakConstraints(self.variables, resources)
         for position, task in enumerate(self.variables.path):
-            if task.resources != (("gpu", gpu),):
-                continue
-            if resources.gives_up():
-                return
-            for j in range(self.variables.k):
-                sizes: list[Expr] = [self.pipeline.workspace_bytes(task)]
-                sizes += self._held_at(position, j, numbers, resources)
-                fits = self.variables.model.add(sum(sizes) <= self.pipeline.usable[gpu])
-                if exist := self.variables.exist(task):
-                    fits.only_enforce_if(*exist)
+            if task.resources == (("gpu", gpu),):
+                peaks.fit(position, kept, self._workspace(task), self.pipeline.usable[gpu])
 
-    def _held_at(
-        self, position: int, j: int, numbers: Sequence[int], resources: ResourceConstraints
-    ) -> Iterator[Expr]:
-        """Yield the bytes of each stash as micro-batch j starts a task."""
-        variables = self.variables
-        for number in numbers:
-            stash = self.pipeline.stashes[number]
-            if variables.path[position].excludes(stash):
-                continue
-            enter, leave = (
-                variables.index[kind, stash.stage] for kind in (stash.enter, stash.leave)
-            )
-            count = resources.begun(position, j, enter) - resources.begun(position, j, leave)
-            if leave == position:
-                # What leaves at its end is still there.
-                count += 1
-            if exist := variables.exist(stash):
-                most, name = variables.most[number], f"n{position}_{j}_{number}"
-                counted = variables.integer(most, name, partial(if_all, exist, count))
-                variables.model.add(counted >= count).only_enforce_if(*exist)
-                count = counted
-            yield stash.each_bytes * count
+    def _kept(self, number: int) -> Iterator[Kept]:
+        """Yield what a stash may keep of each micro-batch."""
+        stash = self.pipeline.stashes[number]
+        if self.recompute is None or stash.enter == "I":
+            yield Kept(number, stash.each_bytes)
+            return
+        for size, literal in self.recompute.portions(stash):
+            yield Kept(number, size, (literal,))
+
+    def _workspace(self, task: Task) -> Expr:
+        """Return what an operation takes for its length."""
+        if task.kind != "R" or self.recompute is None:
+            return self.pipeline.workspace_bytes(task)
+        return self.recompute.workspace_bytes(task.stage, self.variables)
 
     def stages(self, solver: cp_model.CpSolver) -> tuple[Stage, ...]:
         """Return the stages, if something about them was chosen."""
         return () if self.recompute is None else self.recompute.stages(solver)
-
-
-def if_all(literals: Sequence[Literal], value: Expr, hint: Hint) -> int:
-    """Return a count where all literals are true, else 0; as a task sees it that does not exist."""
-    return max(0, hint(value)) if all(map(hint, literals)) else 0
 
 
 class RecomputeChoice:
@@ -167,19 +145,45 @@ class RecomputeChoice:
 
     def stash_bytes(self, stash: Stash) -> Expr:
         """Return what a stash takes for one micro-batch, bytes."""
-        size: Expr = 0
+        return sum(size * literal for size, literal in self.portions(stash))
+
+    def portions(self, stash: Stash) -> Iterator[tuple[int, Literal]]:
+        """Yield the bytes that a stash takes for one micro-batch, and what must be true for it."""
         for number in self.given[stash.stage].layer_range:
             layer, recomputed = self.chain.layers[number], self.recomputed[number]
             end = "W" if layer.saved_weight_bytes is None else "I"
             if stash.leave not in ("B", end):
                 continue
             if stash.enter == "R":
-                size += layer.saved * recomputed
+                yield layer.saved, recomputed
                 continue
-            size += layer.saved * ~recomputed
-            size += input_bytes(self.chain, number) * self.begins[number]
-            size += (layer.saved_input_bytes or 0) * self.behind[number]
-        return size
+            yield layer.saved, ~recomputed
+            yield input_bytes(self.chain, number), self.begins[number]
+            yield layer.saved_input_bytes or 0, self.behind[number]
+
+    def workspace_bytes(self, stage: int, variables: Variables) -> Expr:
+        """Return what the recompute of a stage takes, if it takes time: the most of its layers."""
+        numbers, layers = self.given[stage].layer_range, self.chain.layers
+        needs = {
+            (number, other): layers[number].workspace_bytes or 0
+            for number in numbers
+            for other in numbers
+            if layers[number].workspace_bytes and layers[other].forward_ns
+        }
+        if not needs:
+            return 0
+        rule = partial(self._largest, needs)
+        takes = variables.integer(max(needs.values()), f"workspace{stage}", rule)
+        for pair, size in needs.items():
+            both = (self.recomputed[number] for number in dict.fromkeys(pair))
+            variables.model.add(takes >= size).only_enforce_if(*both)
+        return takes
+
+    def _largest(self, needs: Mapping[tuple[int, int], int], hint: Hint) -> int:
+        return max(
+            size * all(hint(self.recomputed[number]) for number in pair)
+            for pair, size in needs.items()
+        )
 
     def stages(self, solver: cp_model.CpSolver) -> tuple[Stage, ...]:
         """Return the stages with what they recompute."""

@@ -213,18 +213,51 @@ class AllocatedPipeline:
     def exact_peak(self, gpu: int) -> bool:
         """Whether the order of a GPU's operations says what lies there at the worst, exactly.
 
-        In the reading peak, where nothing is chosen. What takes no time may come and go at the
-        instant of something else; then the reading sum is taken, which is never less.
+        In the reading peak, unless both what begins to keep something and what ends it take no
+        time, and may come and go at one instant. Then the reading sum is taken, which is never
+        less.
         """
         return gpu in self._exact
 
     def _exact_peaks(self) -> set[int]:
-        if self.free or self.problem.scope.memory == "sum":
+        if self.problem.scope.memory == "sum":
             return set()
-        instant = {
-            resource for task in self.path if not task.length_ns for resource in task.resources
-        }
-        return {gpu for gpu in self.usable if ("gpu", gpu) not in instant}
+        instant: dict[int, set[bool]] = defaultdict(set)
+        for task in self.path:
+            if self._may_take_no_time(task) and self._keeps_something(task.stage):
+                gpu = self.problem.stages[task.stage].gpus[0]
+                instant[gpu] |= self._comes_and_goes(task)
+        return {gpu for gpu in self.usable if len(instant[gpu]) < 2}
+
+    def _may_take_no_time(self, task: Task) -> bool:
+        if task.kind == "R" and self.free:
+            return any(layer.forward_ns == 0 for layer in self._layers(task.stage))
+        return task.length_ns == 0
+
+    def _keeps_something(self, index: int) -> bool:
+        again = self._may_recompute(index)
+        return any(
+            layer.saved
+            or layer.saved_input_bytes
+            or layer.saved_weight_bytes
+            or (again and input_bytes(self.problem.chain, number))
+            for number, layer in zip(
+                self.problem.stages[index].layer_range, self._layers(index), strict=True
+            )
+        )
+
+    def _comes_and_goes(self, task: Task) -> set[bool]:
+        """Return whether something comes with a task (True), and whether something goes (False)."""
+        match task.kind:
+            case "F" | "R":
+                return {True}
+            case "B" | "W":
+                return {False}
+            case "I":
+                comes = any(layer.saved_weight_bytes for layer in self._layers(task.stage))
+                return {True, False} if comes else {False}
+            case _:
+                return set()
 
     def _stashes_of(self, index: int) -> Iterator[Stash]:
         stage = self.problem.stages[index]
@@ -266,8 +299,8 @@ class AllocatedPipeline:
         enters, leaves = self._task_of[enter, index], self._task_of[leave, index]
         room, along = self.spare[gpu], each
         if self.exact_peak(gpu):
-            # The most are there as one enters, when no other workspace needs to be.
-            room = self.usable[gpu] - self.workspace_bytes(enters)
+            # The most are there as one enters, and still as the next one to leave starts that.
+            room = self.usable[gpu] - max(map(self.workspace_bytes, (enters, leaves)))
         if leave != "W" and (enters.length_ns or leaves.length_ns):
             along += self._along[index] + (self._held_through(index) if enter == "R" else 0)
         fit = max(1, room // along) if along else None
