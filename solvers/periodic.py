@@ -38,6 +38,8 @@ PROOF: Final = Proof(ProofKind.ORDERS)
 LOAD: Final = Proof(ProofKind.WORK_OF_RESOURCE)
 MOST_SUBSETS: Final = 256
 """Subsets of layers that may be recomputed, up to which each has a search of its own."""
+SHARE_OF_SUM: Final = 0.5
+"""Of the time that is left, for plans of the reading sum before those of the peak."""
 EXTRA: Final = (Fraction(0), *(Fraction(percent, 100) for percent in (2, 5, 10, 20, 40, 80)))
 """Memory in addition, over that of the largest GPU, for which other allocations are looked for."""
 
@@ -80,6 +82,7 @@ def _solve_given(problem: Problem, run: Run) -> None:
     search = _search_of(given)
     if not isinstance(search, _EachSubset):
         _report_named(given, run)
+        _report_in_sum(search, run)
     search.solve(run)
     if not covers_grain(problem):
         return
@@ -104,6 +107,17 @@ def _report_named(problem: Problem, run: Run) -> None:
     longest = max(1, search.pipeline.whole_ns)
     solution = search.query(1, run, min(longest, problem.scope.period_ns or longest))
     if solution is not None and solution.starts:
+        run.report(search.plan(solution))
+
+
+def _report_in_sum(search: _Search, run: Run) -> None:
+    """Report plans of the reading sum where the peak takes longer to search: they fit it, too."""
+    problem = search.problem
+    if not search.pipeline.free or problem.scope.memory == "sum":
+        return
+    in_sum = _Search(replace(problem, scope=replace(problem.scope, memory="sum")), free=True)
+    for solution in in_sum.solutions(run.fork(run.workers, SHARE_OF_SUM)):
+        search.scan.solutions[solution.k] = solution
         run.report(search.plan(solution))
 
 
@@ -183,10 +197,11 @@ class _Search:
 
     def solve(self, run: Run) -> None:
         """Report each plan that improves on the best, for one k after the other."""
-        for solution in self._solutions(run):
+        for solution in self.solutions(run):
             run.report(self.plan(solution))
 
-    def _solutions(self, run: Run) -> Iterator[PatternSolution]:
+    def solutions(self, run: Run) -> Iterator[PatternSolution]:
+        """Yield each pattern that improves on the best, for one k after the other."""
         if run.best() is None and self.is_impossible(run):
             self.impossible = True
             return

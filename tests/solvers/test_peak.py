@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schedopt import Chain, Layer, Platform, Scope, Stage
+from schedopt.solvers import periodic
 from schedopt.solving.models.slots import as_layers
 from tests.budgets import trials
 from tests.layers import layer
@@ -174,6 +175,20 @@ def test_what_given_stages_recompute_is_a_hint(count: int) -> None:
     result = prove(Chain(layers=layers), Platform(1, 99), stages=stages, scope=scope)
     assert plan_of(result).stages[0].recompute == ()
     assert result.period == 4 * count
+
+
+@trials(100)
+@given(short_chains(longest=2), TIGHT, st.integers(0, 1))
+def test_a_choice_of_recompute_in_one_model_equals_all_orders(
+    chain: Chain, platform: Platform, gpu: int
+) -> None:
+    chain, last = with_time(chain), len(platform.gpus) - 1
+    scope = Scope(allocation="fixed", memory="peak", recompute=True)
+    stages = on(*(min(gpu, last) * layer for layer in range(len(chain.layers))))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(periodic, "MOST_SUBSETS", 0)
+        result = prove(chain, platform, stages=stages, scope=scope, solver="periodic")
+    assert result.period == least_of(chain, platform, [stages], scope)
 
 
 def test_one_gpu_without_room_is_proven_infeasible() -> None:
