@@ -21,7 +21,7 @@ SOLVERS: Final[dict[Allocation, dict[str, tuple[str | tuple[str, ...], ...]]]] =
         "recompute": ("contiguous",),
         "k": ("thinned", "periodic", "contiguous_cpsat"),
         "split": ("periodic", "contiguous_cpsat"),
-        "apart": ("periodic",),
+        "apart": ("periodic", "contiguous_cpsat"),
     },
     "general": {
         "": ("even_split", "next_fit", "contiguous", ("general", "general_cpsat")),

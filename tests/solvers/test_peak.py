@@ -85,13 +85,16 @@ def test_equal_to_all_orders_of_all_allocations(
     assert result.period == least(chain, platform, asked)
 
 
+@pytest.mark.parametrize("solver", ["contiguous_cpsat", None])
 @pytest.mark.parametrize("split", [False, True])
 @trials(150)
 @given(short_chains(), TIGHT)
-def test_layers_apart_equal_to_all_orders(split: bool, chain: Chain, platform: Platform) -> None:
+def test_layers_apart_equal_to_all_orders(
+    split: bool, solver: str | None, chain: Chain, platform: Platform
+) -> None:
     chain = with_time(chain, saves=False)
     scope = replace(CONTIGUOUS, grain="layer", split_backward=split)
-    result = prove(chain, platform, scope=scope, solver="contiguous_cpsat")
+    result = prove(chain, platform, scope=scope, solver=solver, workers=1, gap=0)
     assert result.period == least(chain, platform, scope)
 
 
