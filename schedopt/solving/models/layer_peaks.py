@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from schedopt.account.timeline import layer_ns
 from schedopt.bounds.recomputation import input_bytes
 from schedopt.chain import Chain
-from schedopt.plan import Kind
+from schedopt.plan import Kind, Tensor
 from schedopt.solving.models.peaks import Kept, PeakConstraints
 from schedopt.solving.models.placement import Placement
 from schedopt.solving.models.resources import ResourceConstraints
@@ -65,6 +65,9 @@ class LayerPeaks:
         for position, task in enumerate(self.variables.path):
             if task.resources != ANY_GPU:
                 continue
+            takes = self.workspaces[task.key]
+            if not (_is_something(takes) or something_comes(task.kind, task.stage, self.graph)):
+                continue
             slots = self.graph.domains.slots_of[task.stage]
             room = sum(usable[slot] * self.placement.inside[task.stage, slot] for slot in slots)
             kept = [
@@ -73,8 +76,8 @@ class LayerPeaks:
                 if (together := self._shares_gpu(task.stage, stash.stage)) is not None
                 for size, there in self._portions(stash)
             ]
-            others = self.workspaces[task.kind, task.stage] + self._weights(task.stage)
-            peaks.fit(position, kept, others + self._still_kept(task), room)
+            others = takes + self._weights(task.stage) + self._still_kept(task)
+            peaks.fit(position, kept, others, room)
 
     def _shares_gpu(self, one: int, other: int) -> tuple[Literal, ...] | None:
         """Return what must be true for two layers to share a GPU; None: they never do."""
@@ -160,7 +163,9 @@ class StagePeaks:
         for position, task in enumerate(self.variables.path):
             if task.resources != (("gpu", task.stage),):
                 continue
-            slot, kept = task.stage, list[Kept]()
+            slot, kept, takes = task.stage, list[Kept](), self._workspace(task)
+            if not (_is_something(takes) or something_comes(task.kind, None, self.graph)):
+                continue
             weights: Expr = 0
             for number, slots in enumerate(self.graph.domains.slots_of):
                 if slot in slots:
@@ -168,8 +173,7 @@ class StagePeaks:
                         self.layers[number].weight_bytes * self.placement.inside[number, slot]
                     )
                     kept += self._kept(number, slot)
-            others = weights + self._workspace(task)
-            peaks.fit(position, kept, others, self.graph.slots.usable[slot])
+            peaks.fit(position, kept, weights + takes, self.graph.slots.usable[slot])
 
     def _kept(self, number: int, slot: int) -> Iterator[Kept]:
         """Yield what a layer may keep in a slot."""
@@ -199,6 +203,26 @@ class StagePeaks:
 
 def _largest(needs: Sequence[tuple[cp_model.IntVar, int]], hint: Hint) -> int:
     return max(size * hint(literal) for literal, size in needs)
+
+
+def _is_something(size: Expr) -> bool:
+    return not isinstance(size, int) or size > 0
+
+
+def something_comes(kind: Kind | Tensor, number: int | None, graph: SlotGraph) -> bool:
+    """Whether there may be more on a GPU as a kind of operation starts than before.
+
+    Of one layer or, without a number, of any. If what comes takes no time, that is seen as the next
+    operation starts.
+    """
+    layers, scope = graph.problem.chain.layers, graph.problem.scope
+    halves = [layer.backward_input_ns for layer in layers] if scope.split_backward else []
+    if not all((*(layer.forward_ns for layer in layers), *halves)):
+        return True
+    if kind != "I":
+        return kind in ("F", "R")
+    some = layers if number is None else layers[number : number + 1]
+    return any(layer.saved_weight_bytes for layer in some)
 
 
 def portions_of_layer(
