@@ -165,7 +165,8 @@ class Problem:
     rule : Rule
     scope : Scope
     stages : sequence of Stage
-        The allocation that is given, for the scope *fixed*; else empty.
+        The allocation that is given, for the scope *fixed*; else empty. What they recompute is a
+        hint where the scope allows recompute.
     """
 
     __pydantic_config__: ClassVar[Any] = STRICT
