@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
+from schedopt.bounds.load import layers_through_time
 from schedopt.interrupts import never_stop, raise_if_stopped
 from schedopt.platform import Gpu
 from schedopt.problem import Problem
@@ -150,7 +151,10 @@ class Cuts:
             return np.concatenate([[0], np.cumsum(np.array(values, dtype=np.int64))])
 
         weights = total([layer.weight_bytes for layer in layers])
-        saved = total([layer.saved for layer in layers])
+        # Apart, in the reading *peak*, layers behind may keep nothing while the others do.
+        apart = problem.scope.memory == "peak" and not counted
+        held = layers_through_time(problem) if apart else self.count
+        saved = total([layer.saved for layer in layers[:held]] + [0] * (self.count - held))
         workspace = np.array([layer.workspace_bytes or 0 for layer in layers], dtype=np.int64)
         for first, layer in enumerate(layers):
             raise_if_stopped(self.stopped)
@@ -159,7 +163,9 @@ class Cuts:
                 _, way, _ = self._lengths(first, self.count - first)
                 largest = np.maximum.accumulate(workspace[first:])
                 fixed = fixed + np.where(way[0] > 0, largest, 0)
-            each = saved[first + 1 :] - saved[first] + (layer.saved_input_bytes or 0)
+            each = saved[first + 1 :] - saved[first]
+            if first < held:
+                each = each + (layer.saved_input_bytes or 0)
             for kind, gpu in enumerate(kinds):
                 spare = gpu.usable_bytes - fixed
                 if keeps and counted:

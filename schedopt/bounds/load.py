@@ -119,6 +119,16 @@ def least_backward(layer: Layer, split: bool) -> int:
     return min(layer.backward_ns, halves) if split else layer.backward_ns
 
 
+def layers_through_time(problem: Problem) -> int:
+    """Return how many layers there are up to the last whose way there or back takes time.
+
+    Those behind may begin and end at one instant, one after the other.
+    """
+    split = problem.scope.split_backward
+    timed = (layer.forward_ns + way_back(layer, split) > 0 for layer in problem.chain.layers)
+    return max((number + 1 for number, one in enumerate(timed) if one), default=0)
+
+
 def way_back(layer: Layer, split: bool) -> int:
     """Return how long the gradient takes through a layer at least, ns at speed 1.
 

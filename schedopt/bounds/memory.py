@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from schedopt.bounds.load import way_back
+from schedopt.bounds.load import layers_through_time
 from schedopt.bounds.scopes import widest
 from schedopt.problem import Problem, Scope
 from schedopt.proofs import Proof, ProofKind, Suggestion
@@ -62,8 +62,6 @@ def _totals(problem: Problem) -> Iterator[tuple[Scope, int]]:
     if asked.recompute:
         yield wide, weights + max(saved)
         return
-    timed = (layer.forward_ns + way_back(layer, asked.split_backward) > 0 for layer in layers)
-    behind = max((number + 1 for number, one in enumerate(timed) if one), default=0)
-    yield wide, weights + sum(saved[:behind])
+    yield wide, weights + sum(saved[: layers_through_time(problem)])
     if asked.memory == "sum":
         yield replace(wide, memory="sum"), weights + sum(saved)

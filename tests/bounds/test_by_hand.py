@@ -312,3 +312,18 @@ def test_bounds_end_when_asked_to_and_leave_out_what_is_not_finished(scope: Scop
         if calls == 0:
             assert found == [load_bound(problem)]
     assert len(whole) > 1
+
+
+def test_layers_apart_that_are_through_at_once_need_not_fit_together() -> None:
+    # The last two layers free and keep their bytes at one instant, one after the other: 9 B are
+    # enough for the weights and 3 or 2 B of them, and so for a period of 4 ns on two GPUs.
+    # Kept together they would take 10 B, and the first two layers as one stage 5 ns.
+    no_wait = replace(layer(3, 0, 2, weight=2), backward_input_ns=0, backward_weight_ns=1)
+    first = replace(no_wait, forward_ns=1, backward_ns=3, saved_bytes=1, weight_bytes=0)
+    last = replace(layer(0, 0, 3, weight=3), backward_input_ns=1, backward_weight_ns=1)
+    layers = (replace(first, saved_weight_bytes=1, workspace_bytes=3), no_wait, last)
+    scope = Scope(memory="peak", grain="layer", split_backward=True)
+    problem = Problem(chain=Chain(layers=layers), platform=Platform(2, 9), scope=scope)
+    bound = contiguous_bound(problem)
+    assert bound is not None
+    assert bound.period <= 4

@@ -128,9 +128,6 @@ def test_what_takes_no_time_is_never_proven_falsely(
     scope = Scope(
         allocation=allocation, memory="peak", split_backward=split, recompute=again, grain=grain
     )
-    # Something happens between forward and backward, so that each layer keeps its bytes for a time.
-    *others, last = chain.layers
-    chain = replace(chain, layers=(*others, replace(last, forward_ns=max(1, last.forward_ns))))
     best = least(chain, platform, scope)
     result = ask(chain, platform, scope=scope, solver=SOLVERS[allocation])
     if result.status == "infeasible":
