@@ -142,6 +142,17 @@ def _notes(report: Report, cores: int, threads: int) -> Iterator[str]:
             f"a micro-batch took {format_duration(round(period * job.stretch))}, of which starting "
             "and ending operations is a part that shows. A larger --stretch shows less of it."
         )
+    short = [
+        (needs, rank)
+        for rank, needs in enumerate(report.plan_memory_bytes)
+        if needs > report.predicted.memory_bytes[rank]
+    ]
+    if short:
+        needs, rank = max(short)
+        yield (
+            f"so short a step needs less than longer ones: in the end the plan needs "
+            f"{format_bytes(needs)} on rank {rank}."
+        )
     if unlike := report.other_states:
         stage, planned, found = unlike[0]
         others = len(unlike) - 1

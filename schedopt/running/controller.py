@@ -25,6 +25,7 @@ from schedopt.running.model_match import Boundary, keep_layers, match_model
 from schedopt.running.rank import Rank, Workload, name_parameters
 from schedopt.running.records import Record, Span
 from schedopt.running.reference import Trained
+from schedopt.running.stage_runtime import shared_element
 from schedopt.running.synthetic import Sleeper, synthetic_inputs, synthetic_pieces
 
 
@@ -209,7 +210,7 @@ def run_controller(
         if compare and not prepared.work.plan.rule.is_given:
             for rank, kept in zip(ranks, trained, strict=True):
                 kept.weights.update(_weights(rank))
-        meters = [Meter(_permanent(rank)) for rank in ranks]
+        meters = [make_meter(rank) for rank in ranks]
         for rank, meter in zip(ranks, meters, strict=True):
             rank.meter = meter
         run(1)
@@ -259,6 +260,16 @@ def _weights(rank: Rank) -> dict[str, Tensor]:
         for runtime in rank.stages.values()
         for name, parameter in runtime.weights.parameters.items()
     }
+
+
+def make_meter(rank: Rank) -> Meter:
+    """Return what follows the bytes of a rank in addition to those that always lie there.
+
+    The elements behind stand-ins belong to this program, not to the model, and count as little.
+    """
+    device = rank.work.device
+    elements = [shared_element(boundary.dtype, device) for boundary in rank.work.boundaries]
+    return Meter([*_permanent(rank), *elements])
 
 
 def _permanent(rank: Rank) -> list[Tensor]:

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any, Final
 
+from schedopt.account.memory import memory
 from schedopt.account.timeline import stage_layers
 from schedopt.actions import gpu_ranks
 from schedopt.plan import Plan
@@ -102,6 +103,15 @@ class Report:
         ]
         return sorted(both, key=lambda both: -abs(both.measured_ns - both.predicted_ns))
 
+    @cached_property
+    def plan_memory_bytes(self) -> tuple[int, ...]:
+        """The most that each rank needs at once where micro-batches go on for ever.
+
+        A step is predicted by itself: one that is too short to fill the pipeline needs less.
+        """
+        needs = memory(self.plan)
+        return tuple(needs[gpu].peak_bytes for gpu in self.gpus)
+
     @property
     def gpus(self) -> list[int]:
         """The GPU of the plan that each rank stands for."""
@@ -149,8 +159,9 @@ class Report:
         """Return it as a JSON document: times in ns, memory in bytes, a list has one entry a rank.
 
         ``live``, ``versions`` and ``optimizer_bytes`` have one a stage. ``period_ns`` is that of
-        the middle third of the step, predicted and measured alike; ``plan_period_ns`` that of the
-        plan, T / k.
+        the middle third of the step, and ``memory_bytes`` the true peak in the step, predicted and
+        measured alike; ``plan_period_ns`` is that of the plan, T / k, and ``plan_memory_bytes``
+        what it needs without end.
         """
         job, outcome = self.job, self.outcome
         chain, pattern = self.plan.chain, self.plan.pattern
@@ -169,6 +180,7 @@ class Report:
             **describe_place(job, outcome),
             "load": round(self.load, 2),
             "plan_period_ns": pattern.period_total_ns / pattern.k,
+            "plan_memory_bytes": self.plan_memory_bytes,
             "predicted": asdict(self.predicted),
             "measured": asdict(self.measured),
             "gradient_difference": _finite(outcome.gradient_difference),

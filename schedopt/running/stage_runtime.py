@@ -122,7 +122,7 @@ class StageRuntime:
         self.most_live = max(self.most_live, len(self._live))
         inputs = self._inputs(micro_batch)
         if 0 in self._recomputed:
-            flight.given = {name: inputs[name].clone() for name in self._pieces[0].side}
+            flight.given = {name: _copy_of_input(inputs[name]) for name in self._pieces[0].side}
         with self.weights.reading(version) as reading:
             flight.readings.append(reading)
             recomputed_to = -1
@@ -231,6 +231,11 @@ def _clone(value: Tensor | None) -> Tensor | None:
     return None if value is None else value.clone()
 
 
+def _copy_of_input(value: Tensor) -> Tensor:
+    """Return a copy that does not keep the input through its graph."""
+    return value.detach().clone().requires_grad_(value.requires_grad)
+
+
 def _entered(value: Tensor) -> tuple[Tensor, Tensor]:
     """Return a stand-in for a value that takes its gradient, and the value to compute with."""
     begin = _stand_in(value).requires_grad_()
@@ -239,13 +244,14 @@ def _entered(value: Tensor) -> tuple[Tensor, Tensor]:
 
 def _stand_in(tensor: Tensor) -> Tensor:
     """Return a tensor of the same shape whose elements all lie in one place, shared by all."""
-    element = _one_element(tensor.dtype, tensor.device)
+    element = shared_element(tensor.dtype, tensor.device)
     stand_in = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     return stand_in.set_(element.untyped_storage(), 0, tensor.shape, (0,) * tensor.dim())
 
 
 @cache
-def _one_element(dtype: torch.dtype, device: torch.device) -> Tensor:
+def shared_element(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return the one element that all stand-ins of a type on a device have."""
     return torch.empty(1, dtype=dtype, device=device)
 
 
