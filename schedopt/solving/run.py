@@ -14,6 +14,7 @@ from schedopt.plan import Plan
 from schedopt.problem import Problem, Scope
 from schedopt.proofs import Proof, ProofKind
 from schedopt.result import Bound, Infeasibility
+from schedopt.simulation.delaying import delay_transfers
 from schedopt.solving.clock import Clock, StopHandle
 from schedopt.solving.incumbent import Incumbent
 from schedopt.validation import as_ratio
@@ -173,6 +174,8 @@ class Run:
     def report(self, plan: Plan) -> None:
         """Report a plan. It is checked, and kept if it is better than the best so far.
 
+        Activations and gradients are kept to be sent as late as they can be.
+
         Even if the solver looked in a narrower scope, it is a plan of the scope that was asked.
 
         Raises
@@ -184,6 +187,9 @@ class Run:
             plan = replace(plan, scope=self.scope)
         events, period = self.events, plan.pattern.period
         violations = check(plan)
+        sound = all(violation.kind == "memory" for violation in violations)
+        if sound and (late := delay_transfers(plan)) is not plan:
+            plan, violations = late, check(late)
         if violations:
             raise InvalidPlanError(f"{events.solver}: {violations[0]} ({len(violations)} in all)")
         events.period = period if events.period is None else min(events.period, period)

@@ -12,8 +12,9 @@ import pytest
 from schedopt import Chain, InputError, InvalidPlanError, Layer, Plan, Platform, Scope, solve
 from schedopt.problem import Problem
 from schedopt.proofs import Note, Outcome, Proof, ProofKind
+from schedopt.simulation.delaying import delay_transfers
 from schedopt.solving import Progress, Run, registry, solver_names
-from tests.examples import data_parallel
+from tests.examples import contiguous, data_parallel
 from tests.solvers.asking import plan_of
 
 LAYER = Layer(forward_ns=3, backward_ns=6, weight_bytes=1, activation_bytes=1)
@@ -49,6 +50,13 @@ def test_only_better_plans_are_kept() -> None:
     run.report(plan)
     run.report(slower(plan))
     assert run.best() == plan
+
+
+def test_what_is_reported_is_sent_as_late_as_it_can_be() -> None:
+    run = Run(contiguous().problem)
+    run.report(contiguous())
+    best = run.best()
+    assert best == delay_transfers(contiguous()) != contiguous()
 
 
 def test_a_bound_above_a_plan_stops_the_program() -> None:
