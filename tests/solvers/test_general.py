@@ -103,6 +103,28 @@ def test_memory_is_what_the_account_says(
         assert state.load[gpu, SPACE] <= need.sum_bytes
 
 
+@given(
+    split_chains(longest=6),
+    platforms(most=3, unequal=True),
+    scopes,
+    st.integers(1, 60),
+    st.integers(0, 99),
+)
+@trials(200)
+def test_nothing_is_given_up_that_is_within_the_limit(
+    chain: Chain, platform: Platform, scope: Scope, period: int, seed: int
+) -> None:
+    problem = Problem(chain=chain, platform=platform, scope=scope)
+    tables = make_tables(problem)
+    work, go = new_workspace(tables, len(chain.layers)), np.zeros(1, dtype=np.int64)
+    encode([Stage(layers=(0, len(chain.layers) - 1), gpus=(0,))], work.state, period)
+    draw = np.random.default_rng(seed)
+    anneal(tables, work, draw, Schedule(50, period, 0.01, 3.0, 1.0), go)
+    penalty = replace_all(tables, work.state, period, np.inf)
+    assert replace_all(tables, work.state, period, penalty) == penalty
+    assert replace_all(tables, work.state, period, penalty * 0.99 - 1e-9) > penalty * 0.99 - 1e-9
+
+
 @pytest.mark.parametrize(
     "instance",
     [section_6_1(), lemma_2(), theorem_5(2), theorem_6(3), theorem_6(4)],

@@ -15,15 +15,19 @@ from schedopt.solving.local_search.state import (
     GPU,
     HALVED,
     HELD,
+    HOLDS,
     I_TO_W,
     LAYERS_RECOMPUTED,
+    LENGTH,
     NEED,
     PERIOD,
     R_TO_B,
     R_TO_W,
     R_WORKSPACE,
+    SIZE,
     SPACE,
     STAGES,
+    START,
     T_BACKWARD,
     T_FORWARD,
     T_RECOMPUTE,
@@ -45,7 +49,8 @@ def in_flight(length: int, period: int) -> int:
 def excess_of_load(t: Tables, s: State) -> float:
     """Return by how much GPUs are overloaded in every order, in periods and memories.
 
-    A micro-batch stays in a stage for its work and that of all stages behind at least.
+    A micro-batch stays in a stage for its work and that of all stages behind at least. So a stage
+    holds that many at its own maximum, and the maximum of a GPU is no less than its mean.
     """
     period = s.counts[PERIOD]
     for gpu in range(t.gpus):
@@ -56,6 +61,10 @@ def excess_of_load(t: Tables, s: State) -> float:
         work = s.row[row, T_FORWARD] + s.row[row, T_BACKWARD] + s.row[row, T_RECOMPUTE]
         s.load[gpu, TIME] += work + s.row[row, T_WEIGHT_HALF]
         behind += work
+        if t.peak:
+            held = s.row[row, F_TO_B] + s.row[row, F_TO_W]
+            s.load[gpu, NEED] += s.row[row, WEIGHTS] + int(behind / period * held)
+            continue
         # Divided only where it grows: most stages add less than a period.
         if behind > turns * period:
             turns = in_flight(behind, period)
@@ -68,14 +77,14 @@ def excess_of_load(t: Tables, s: State) -> float:
     for gpu in range(t.gpus):
         if s.load[gpu, TIME] > period:
             excess += (s.load[gpu, TIME] - period) / period
-        if not t.peak and s.load[gpu, NEED] > t.room[gpu]:
+        if s.load[gpu, NEED] > t.room[gpu]:
             excess += (s.load[gpu, NEED] - t.room[gpu]) / max(1, t.room[gpu])
     return excess
 
 
 @njit_kernel
-def final_excess(t: Tables, s: State) -> float:
-    """Return by how much GPUs are overloaded, in periods and memories."""
+def final_excess(t: Tables, s: State, limit: float) -> float:
+    """Return by how much GPUs are overloaded, in periods and memories; give up above a limit."""
     period = s.counts[PERIOD]
     for gpu in range(t.gpus):
         s.load[gpu, NEED] = s.load[gpu, SPACE] = 0
@@ -85,17 +94,20 @@ def final_excess(t: Tables, s: State) -> float:
         s.load[gpu, SPACE] = max(
             s.load[gpu, SPACE], s.row[row, FB_WORKSPACE], s.row[row, R_WORKSPACE]
         )
-    excess = 0.0
+    excess = _count_separated(t, s)
     for gpu in range(t.gpus):
         if s.load[gpu, TIME] > period:
             excess += (s.load[gpu, TIME] - period) / period
+    for gpu in range(t.gpus):
+        if excess > limit:
+            return excess
         need = s.load[gpu, NEED] + s.load[gpu, SPACE]
         if need > t.room[gpu] and t.peak:
             need = peak_of(t, s, gpu)
         s.load[gpu, NEED] = need
         if need > t.room[gpu]:
             excess += (need - t.room[gpu]) / max(1, t.room[gpu])
-    return excess + _count_separated(t, s)
+    return excess
 
 
 @njit_kernel
@@ -118,63 +130,70 @@ def _count_separated(t: Tables, s: State) -> float:
 
 
 @njit_inline
-def _level(s: State, start: int, end: int, count: int, time: int) -> int:
-    """Return what lies there at a time of something that each micro-batch holds."""
-    period = s.counts[PERIOD]
-    length = end - start
-    whole = length // period
-    left = length - whole * period
-    behind = (time - start) % period
-    if behind < left or (length == 0 and behind == 0):
-        whole += 1
-    return int(whole * count)
+def _hold(s: State, start: int, end: int, size: int) -> int:
+    """Note when the last part of a period lies there of what each micro-batch holds.
+
+    Returns what lies there at all times.
+    """
+    if size == 0:
+        return 0
+    period, top = s.counts[PERIOD], s.counts[HOLDS]
+    whole = (end - start) // period
+    # What takes no time lies there for an instant.
+    rest = end - start - whole * period if end > start else 1
+    if rest > 0:
+        s.hold[top, START] = start % period
+        s.hold[top, LENGTH] = rest
+        s.hold[top, SIZE] = size
+        s.counts[HOLDS] = top + 1
+    return int(whole * size)
+
+
+@njit_kernel
+def _note_holds(s: State, row: int) -> int:
+    """Note what a stage holds for a part of the period; return what it holds all the time."""
+    ahead, begin = s.row[row, AT_FORWARD], s.row[row, AT_BACKWARD]
+    back = begin + s.row[row, T_BACKWARD]
+    rest = back
+    if s.row[row, HALVED]:
+        rest = s.row[row, AT_WEIGHT_HALF] + s.row[row, T_WEIGHT_HALF]
+    found = s.row[row, WEIGHTS] + _hold(s, ahead, back, s.row[row, F_TO_B])
+    found += _hold(s, ahead, rest, s.row[row, F_TO_W])
+    found += _hold(s, begin, rest, s.row[row, I_TO_W])
+    if s.row[row, LAYERS_RECOMPUTED]:
+        again = s.row[row, AT_RECOMPUTE]
+        found += _hold(s, again, back, s.row[row, R_TO_B])
+        found += _hold(s, again, rest, s.row[row, R_TO_W])
+        if s.row[row, T_RECOMPUTE]:
+            found += _hold(s, again, again + s.row[row, T_RECOMPUTE], s.row[row, R_WORKSPACE])
+    space = s.row[row, FB_WORKSPACE]
+    if space > 0:
+        if s.row[row, T_FORWARD]:
+            found += _hold(s, ahead, ahead + s.row[row, T_FORWARD], space)
+        if s.row[row, T_BACKWARD]:
+            found += _hold(s, begin, back, space)
+        if s.row[row, T_WEIGHT_HALF]:
+            found += _hold(s, rest - s.row[row, T_WEIGHT_HALF], rest, space)
+    return int(found)
 
 
 @njit_kernel
 def peak_of(t: Tables, s: State, gpu: int) -> int:
     """Return the most that lies on a GPU at once. It begins where something begins."""
+    s.counts[HOLDS] = 0
+    always = 0
+    for row in range(s.counts[STAGES]):
+        if s.row[row, GPU] == gpu:
+            always += _note_holds(s, row)
+    period, holds = s.counts[PERIOD], s.counts[HOLDS]
     most = 0
-    for row in range(s.counts[STAGES]):
-        if s.row[row, GPU] != gpu:
-            continue
-        for column in range(AT_FORWARD, AT_RECOMPUTE + 1):
-            if column == AT_WEIGHT_HALF and not s.row[row, HALVED]:
-                continue
-            if column == AT_RECOMPUTE and not s.row[row, LAYERS_RECOMPUTED]:
-                continue
-            most = max(most, _level_of(s, gpu, s.row[row, column]))
-    return most
-
-
-@njit_inline
-def _level_of(s: State, gpu: int, time: int) -> int:
-    """Return what lies on a GPU at a time."""
-    found = 0
-    for row in range(s.counts[STAGES]):
-        if s.row[row, GPU] != gpu:
-            continue
-        back = s.row[row, AT_BACKWARD] + s.row[row, T_BACKWARD]
-        rest = (
-            s.row[row, AT_WEIGHT_HALF] + s.row[row, T_WEIGHT_HALF] if s.row[row, HALVED] else back
-        )
-        found += s.row[row, WEIGHTS]
-        found += _level(s, s.row[row, AT_FORWARD], back, s.row[row, F_TO_B], time)
-        found += _level(s, s.row[row, AT_FORWARD], rest, s.row[row, F_TO_W], time)
-        found += _level(s, s.row[row, AT_BACKWARD], rest, s.row[row, I_TO_W], time)
-        if s.row[row, LAYERS_RECOMPUTED]:
-            found += _level(s, s.row[row, AT_RECOMPUTE], back, s.row[row, R_TO_B], time)
-            found += _level(s, s.row[row, AT_RECOMPUTE], rest, s.row[row, R_TO_W], time)
-        if s.row[row, FB_WORKSPACE] > 0:
-            for begin, length in (
-                (s.row[row, AT_FORWARD], s.row[row, T_FORWARD]),
-                (s.row[row, AT_BACKWARD], s.row[row, T_BACKWARD]),
-                (s.row[row, AT_WEIGHT_HALF], s.row[row, T_WEIGHT_HALF]),
-            ):
-                if length > 0:
-                    found += _level(s, begin, begin + length, s.row[row, FB_WORKSPACE], time)
-        if s.row[row, R_WORKSPACE] > 0:
-            begin = s.row[row, AT_RECOMPUTE]
-            found += _level(
-                s, begin, begin + s.row[row, T_RECOMPUTE], s.row[row, R_WORKSPACE], time
-            )
-    return found
+    for one in range(holds):
+        level, time = 0, s.hold[one, START]
+        for other in range(holds):
+            behind = time - s.hold[other, START]
+            if behind < 0:
+                behind += period
+            if behind < s.hold[other, LENGTH]:
+                level += s.hold[other, SIZE]
+        most = max(most, level)
+    return int(always + most)

@@ -306,4 +306,4 @@ def place(t: Tables, s: State, row: int, limit: float) -> float:
         row += 1
         if overlap > limit:
             return overlap
-    return overlap + final_excess(t, s)
+    return overlap + final_excess(t, s, limit - overlap)

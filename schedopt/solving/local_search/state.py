@@ -66,8 +66,9 @@ class State(NamedTuple):
 
     Parameters
     ----------
-    counts : array, shape (4,)
-        How many stages, intervals on resources, and stages placed; the period, ns.
+    counts : array, shape (5,)
+        How many stages, intervals on resources, and stages placed; the period, ns; how many rows
+        of `hold` are in use.
     row : array, shape (S, COLUMNS)
     overlap : array, shape (S,)
         What did not find a place in this stage and those behind, in periods.
@@ -77,6 +78,8 @@ class State(NamedTuple):
         Intervals on resources: start in [0, T), length, resource, the interval there before.
     first : array, shape (resources,)
         The last interval on each resource; -1: it is free.
+    hold : array, shape (H, 3)
+        What a GPU holds for a part of the period: start in [0, T), length, bytes.
     load : array, shape (P, 3)
         Time and bytes of each GPU, and its largest workspace.
     """
@@ -87,6 +90,7 @@ class State(NamedTuple):
     recompute: Ints
     line: Ints
     first: Ints
+    hold: Ints
     load: Ints
 
 
@@ -94,10 +98,12 @@ STAGES: Final = 0
 TOP: Final = 1
 PLACED: Final = 2
 PERIOD: Final = 3
+HOLDS: Final = 4
 
-# Columns of State.line.
+# Columns of State.line and State.hold.
 START: Final = 0
 LENGTH: Final = 1
+SIZE: Final = 2
 WHERE: Final = 2
 NEXT: Final = 3
 
@@ -105,6 +111,10 @@ NEXT: Final = 3
 TIME: Final = 0
 NEED: Final = 1
 SPACE: Final = 2
+
+
+HOLDS_OF_A_STAGE: Final = 9
+"""At the most: five kinds of what is saved, and the workspaces of four operations."""
 
 
 def new_state(tables: Tables, most: int) -> State:
@@ -116,12 +126,13 @@ def new_state(tables: Tables, most: int) -> State:
         return np.zeros(shape, dtype=np.int64)
 
     return State(
-        counts=zeros(4),
+        counts=zeros(5),
         row=zeros(most + 1, COLUMNS),
         overlap=np.zeros(most + 1),
         recompute=zeros(tables.layers),
         line=zeros(intervals, 4),
         first=np.full(tables.resources, -1, dtype=np.int64),
+        hold=zeros(most * HOLDS_OF_A_STAGE, 3),
         load=zeros(tables.gpus, 3),
     )
 
