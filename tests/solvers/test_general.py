@@ -22,17 +22,36 @@ from schedopt.solvers import general
 from schedopt.solving import Run
 from schedopt.solving.local_search.annealing import Schedule, anneal, replace_all
 from schedopt.solving.local_search.coding import decode, encode
-from schedopt.solving.local_search.njit import njit_kernel
+from schedopt.solving.local_search.njit import njit_entry, njit_kernel
 from schedopt.solving.local_search.penalty import peak_of
 from schedopt.solving.local_search.search import LocalSearch, LocalSearchParams
 from schedopt.solving.local_search.starts import fixed_patterns
-from schedopt.solving.local_search.state import NEED, PERIOD, SPACE, new_workspace, restart
-from schedopt.solving.local_search.tables import make_tables
+from schedopt.solving.local_search.state import (
+    NEED,
+    PERIOD,
+    SPACE,
+    State,
+    new_workspace,
+    restart,
+)
+from schedopt.solving.local_search.tables import Tables, make_tables
 from tests.budgets import trials
 from tests.strategies import platforms, platforms_of_nodes, split_chains, stars
 
 GENERAL = Scope(allocation="general")
 UNIT = Layer(forward_ns=1, backward_ns=2, weight_bytes=1, activation_bytes=1)
+
+
+@njit_entry
+def penalty_at(t: Tables, s: State, period: int, limit: float) -> float:
+    """Place all stages at a period."""
+    return replace_all(t, s, period, limit)
+
+
+@njit_entry
+def peak_on(t: Tables, s: State, gpu: int) -> int:
+    """Return the most that lies on a GPU at once."""
+    return peak_of(t, s, gpu)
 
 
 def search(problem: Problem, placements: int, seed: int = 0) -> Run:
@@ -95,11 +114,11 @@ def test_memory_is_what_the_account_says(
     assert work.found[0] > 0
     period = int(work.best.counts[PERIOD])
     restart(state, work.best, period)
-    assert replace_all(tables, state, period, np.inf) == 0
+    assert penalty_at(tables, state, period, np.inf) == 0
     needs = memory(decode(problem, tables, state))
     for gpu, need in enumerate(needs):
         assert state.load[gpu, NEED] == need.sum_bytes
-        assert peak_of(tables, state, gpu) == need.peak_bytes
+        assert peak_on(tables, state, gpu) == need.peak_bytes
         assert state.load[gpu, SPACE] <= need.sum_bytes
 
 
@@ -120,9 +139,10 @@ def test_nothing_is_given_up_that_is_within_the_limit(
     encode([Stage(layers=(0, len(chain.layers) - 1), gpus=(0,))], work.state, period)
     draw = np.random.default_rng(seed)
     anneal(tables, work, draw, Schedule(50, period, 0.01, 3.0, 1.0), go)
-    penalty = replace_all(tables, work.state, period, np.inf)
-    assert replace_all(tables, work.state, period, penalty) == penalty
-    assert replace_all(tables, work.state, period, penalty * 0.99 - 1e-9) > penalty * 0.99 - 1e-9
+    penalty = penalty_at(tables, work.state, period, np.inf)
+    less = penalty * 0.99 - 1e-9
+    assert penalty_at(tables, work.state, period, penalty) == penalty
+    assert penalty_at(tables, work.state, period, less) > less
 
 
 @pytest.mark.parametrize(

@@ -28,12 +28,12 @@ search is slower, but the same.
 
 
 def njit_kernel(function: F) -> F:
-    """Compile a function when it is first called; it runs next to others (no interpreter lock).
+    """Compile a function when it is first called by a compiled one.
 
-    It counts no references. So it cannot make an array, which numba refuses; and a generator that
-    Python hands to it would never be freed, which is what `njit_entry` is for.
+    It counts no references, so it cannot make an array, which numba refuses. Python cannot call it,
+    and need not: entering it would be a fifth of what there is to compile.
     """
-    return _compile(function, no_cfunc_wrapper=True, **_UNCOUNTED)
+    return _compile(function, no_cfunc_wrapper=True, no_cpython_wrapper=True, **_UNCOUNTED)
 
 
 def njit_inline(function: F) -> F:
@@ -42,8 +42,11 @@ def njit_inline(function: F) -> F:
 
 
 def njit_entry(function: F) -> F:
-    """Compile a function by which Python enters others, with references counted."""
-    return _compile(function)
+    """Compile a function by which Python enters others, with references counted.
+
+    It runs next to others (no interpreter lock).
+    """
+    return _compile(function, no_cfunc_wrapper=True)
 
 
 def _compile(function: F, **options: bool | str) -> F:

@@ -17,13 +17,14 @@ from schedopt.solving.local_search.state import (
     HELD,
     HOLDS,
     I_TO_W,
-    LAYERS_RECOMPUTED,
     LENGTH,
     NEED,
+    PARTS,
     PERIOD,
     R_TO_B,
     R_TO_W,
     R_WORKSPACE,
+    RECOMPUTE_PART,
     SIZE,
     SPACE,
     STAGES,
@@ -152,28 +153,25 @@ def _hold(s: State, start: int, end: int, size: int) -> int:
 @njit_kernel
 def _note_holds(s: State, row: int) -> int:
     """Note what a stage holds for a part of the period; return what it holds all the time."""
-    ahead, begin = s.row[row, AT_FORWARD], s.row[row, AT_BACKWARD]
-    back = begin + s.row[row, T_BACKWARD]
+    back = s.row[row, AT_BACKWARD] + s.row[row, T_BACKWARD]
     rest = back
     if s.row[row, HALVED]:
         rest = s.row[row, AT_WEIGHT_HALF] + s.row[row, T_WEIGHT_HALF]
-    found = s.row[row, WEIGHTS] + _hold(s, ahead, back, s.row[row, F_TO_B])
-    found += _hold(s, ahead, rest, s.row[row, F_TO_W])
-    found += _hold(s, begin, rest, s.row[row, I_TO_W])
-    if s.row[row, LAYERS_RECOMPUTED]:
-        again = s.row[row, AT_RECOMPUTE]
-        found += _hold(s, again, back, s.row[row, R_TO_B])
-        found += _hold(s, again, rest, s.row[row, R_TO_W])
-        if s.row[row, T_RECOMPUTE]:
-            found += _hold(s, again, again + s.row[row, T_RECOMPUTE], s.row[row, R_WORKSPACE])
-    space = s.row[row, FB_WORKSPACE]
-    if space > 0:
-        if s.row[row, T_FORWARD]:
-            found += _hold(s, ahead, ahead + s.row[row, T_FORWARD], space)
-        if s.row[row, T_BACKWARD]:
-            found += _hold(s, begin, back, space)
-        if s.row[row, T_WEIGHT_HALF]:
-            found += _hold(s, rest - s.row[row, T_WEIGHT_HALF], rest, space)
+    found = s.row[row, WEIGHTS]
+    for kind in range(F_TO_B, R_TO_W + 1):
+        begin = s.row[row, AT_FORWARD]
+        if kind == I_TO_W:
+            begin = s.row[row, AT_BACKWARD]
+        elif kind >= R_TO_B:
+            begin = s.row[row, AT_RECOMPUTE]
+        end = back if kind in (F_TO_B, R_TO_B) else rest
+        found += _hold(s, begin, end, s.row[row, kind])
+    for part in range(PARTS):
+        length = s.row[row, T_FORWARD + part]
+        if length > 0:
+            space = s.row[row, R_WORKSPACE if part == RECOMPUTE_PART else FB_WORKSPACE]
+            begin = s.row[row, AT_FORWARD + part]
+            found += _hold(s, begin, begin + length, space)
     return int(found)
 
 

@@ -60,6 +60,10 @@ HELD: Final = 26
 """Bytes at the most, with the weights."""
 COLUMNS: Final = 27
 
+PARTS: Final = 4
+RECOMPUTE_PART: Final = 3
+"""Of the parts of a stage, in the order of the columns that speak of each."""
+
 
 class State(NamedTuple):
     """An allocation with its placement: room for S stages.
