@@ -235,7 +235,7 @@ def _place_forward(t: Tables, s: State, row: int) -> float:
 
 @njit_inline
 def _place_backward(t: Tables, s: State, row: int) -> float:
-    """Place the backward of a stage, and what it waits for; then its weight half."""
+    """Place the backward of a stage, and what it waits for; its weight half, and recompute."""
     gpu = s.row[row, GPU]
     excess = 0.0
     if row == 0:
@@ -256,16 +256,12 @@ def _place_backward(t: Tables, s: State, row: int) -> float:
         begin, rest = s.row[row, AT_BACKWARD] + time, s.row[row, T_WEIGHT_HALF]
         s.row[row, AT_WEIGHT_HALF], more = _place_operation(s, gpu, rest, begin, 0, LATER)
         excess += more
-    return excess
-
-
-@njit_inline
-def _place_recompute(s: State, row: int) -> float:
-    """Place what a stage recomputes, the latest before its backward."""
-    time = s.row[row, T_RECOMPUTE]
-    begin = s.row[row, AT_BACKWARD] - time
-    start, excess = _place_operation(s, s.row[row, GPU], time, begin, 0, EARLIER)
-    s.row[row, AT_RECOMPUTE] = start
+    if s.row[row, LAYERS_RECOMPUTED] > 0:
+        # The latest before the backward.
+        time = s.row[row, T_RECOMPUTE]
+        begin = s.row[row, AT_BACKWARD] - time
+        s.row[row, AT_RECOMPUTE], more = _place_operation(s, gpu, time, begin, 0, EARLIER)
+        excess += more
     return excess
 
 
@@ -291,15 +287,14 @@ def place(t: Tables, s: State, row: int, limit: float) -> float:
     while row < s.counts[STAGES]:
         s.row[row, MARK] = s.counts[TOP]
         s.counts[PLACED] = row + 1
-        recompute = s.row[row, LAYERS_RECOMPUTED]
-        if s.row[row, ORDER_GENE] or row == 0:
-            overlap += _place_forward(t, s, row)
-        overlap += _place_backward(t, s, row)
-        if recompute > 0:
-            overlap += _place_recompute(s, row)
-        if not (s.row[row, ORDER_GENE] or row == 0):
-            overlap += _place_forward(t, s, row)
-        if recompute > 0:
+        forward_turn = 0 if s.row[row, ORDER_GENE] or row == 0 else 1
+        # Each stands here once: what is inlined is compiled each time.
+        for turn in range(2):
+            if turn == forward_turn:
+                overlap += _place_forward(t, s, row)
+            else:
+                overlap += _place_backward(t, s, row)
+        if s.row[row, LAYERS_RECOMPUTED] > 0:
             _move_before_recompute(s, row)
         s.overlap[row] = overlap
         _note_held(s, row)
