@@ -12,6 +12,7 @@ import typer
 
 from schedopt.cli.claims import bench_claims
 from schedopt.cli.options import Dask, Jobs, make_pool, naming_options, parse_counts
+from schedopt.cli.portfolio import bench_portfolio
 from schedopt.cli.progress import progress_bar
 from schedopt.cli.suites import (
     EXIT_CODES,
@@ -34,8 +35,7 @@ if TYPE_CHECKING:
     from schedopt.bench.solvers import MethodRun
     from schedopt.bench.suite import Effort
 
-__all__ = ["bench_app"]
-
+__all__ = ["bench_app", "bench_portfolio"]
 bench_app.command("claims", epilog=EXIT_CODES)(bench_claims)
 
 

@@ -48,6 +48,7 @@ OPTIONS: Final[dict[str, Any]] = {
     "solvers": "NAME,NAME: Which solvers; schedopt stands for what solve does by default.",
     "instance": "FILE: Answer one chain, written by schedopt instance three-partition, instead.",
     "time_limit": "S: Seconds for each run.",
+    "limits": "S,S: Seconds for each run, each limit in turn.",
     "workers": typer.Option(help="Threads of a solver.", metavar="N", min=1),
     "seed": typer.Option(
         help="For solvers that draw, and the first of random chains.", metavar="N", min=0
