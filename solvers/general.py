@@ -49,9 +49,9 @@ def solve(problem: Problem, run: Run) -> None:
     if best is not None:
         known.insert(0, best.stages)
     order = cycle([*known, *([None] * max(1, len(known)))])
-    if not is_compiled(run):
-        return
     with _bounds_meanwhile(problem, run) as (relaxed, prover):
+        if not is_compiled(run):
+            return
 
         def start(number: int) -> Allocation | None:
             # What comes when it comes would make runs with a limit of work differ.

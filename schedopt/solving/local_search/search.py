@@ -87,13 +87,13 @@ DEFAULTS: Final = LocalSearchParams()
 
 
 def is_compiled(run: Run) -> bool:
-    """Wait until the search is compiled; False if somebody asks to stop before.
+    """Wait until the search is compiled; False if nothing is left to find before, or asked for.
 
     That takes some seconds, once on a machine, which the run is given in addition.
     """
     thread, begin = threading.Thread(target=_compile, daemon=True), run.clock.seconds()
     thread.start()
-    while thread.is_alive() and not run.clock.stop_requested():
+    while thread.is_alive() and not (run.clock.stop_requested() or run.settled()):
         thread.join(POLL_S)
     taken = run.clock.seconds() - begin
     if taken > LOADING_S:
