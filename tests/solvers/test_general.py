@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from itertools import cycle
 from sys import getrefcount
@@ -20,6 +21,7 @@ from schedopt.families import lemma_2, section_6_1, theorem_5, theorem_6
 from schedopt.families.instance import Instance
 from schedopt.solvers import general
 from schedopt.solving import Run
+from schedopt.solving.local_search import search as search_module
 from schedopt.solving.local_search.annealing import Schedule, anneal, replace_all
 from schedopt.solving.local_search.coding import decode, encode
 from schedopt.solving.local_search.njit import njit_entry, njit_kernel
@@ -228,6 +230,19 @@ def test_nothing_handed_to_the_search_is_kept_by_it() -> None:
 def test_parameters_that_no_search_can_use_are_refused(params: dict[str, Any]) -> None:
     with pytest.raises(InputError):
         LocalSearchParams(**params)
+
+
+def test_compiling_is_not_waited_for_where_all_is_proven(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = Problem(chain=Chain(layers=(UNIT,) * 4), platform=Platform(2, 20), scope=GENERAL)
+    plan, compiling = search(problem, 100).best(), threading.Event()
+    assert plan is not None
+    monkeypatch.setattr(search_module, "_compile", compiling.wait)
+    run = Run(problem)
+    run.report(plan)
+    run.report_bound(plan.pattern.period, GENERAL, "known")
+    assert not search_module.is_compiled(run)
+    compiling.set()
+    assert search_module.is_compiled(Run(problem))
 
 
 def test_what_is_compiled_makes_no_array() -> None:

@@ -31,13 +31,18 @@ from schedopt.solving.local_search.state import (
     new_workspace,
     restart,
 )
-from schedopt.solving.local_search.tables import Ints, make_tables
+from schedopt.solving.local_search.tables import Ints, Tables, make_tables
 from schedopt.solving.retiming import compress_shifts
 from schedopt.solving.run import Run
 from schedopt.stage import Stage
 
 LOADING_S: Final = 2.0
 """What was compiled before takes less."""
+READ_BY_SUM: Final = 10
+"""Each annealing of so many adds up maxima of memory also where only their true peak must fit.
+
+What it finds fits too, and it meets other placements than one that follows the peak.
+"""
 POLL_S: Final = 0.05
 """How often a stop is looked for."""
 
@@ -180,7 +185,8 @@ class LocalSearch:
                     plan = self.params.schedule(number, steps, self._low())
                     self._prepare(worker, starts(number), plan.drop, before)
                     draw = np.random.default_rng([self.run.seed, number])
-                    tasks.append(pool.submit(anneal, self.tables, worker, draw, plan, stop))
+                    tables = self._tables_of(number)
+                    tasks.append(pool.submit(anneal, tables, worker, draw, plan, stop))
                     number += 1
                 self._wait(tasks, stop)
                 self.placements += sum(max(1, task.result()) for task in tasks)
@@ -188,6 +194,20 @@ class LocalSearch:
                 if 0 < best.found[0] < before:
                     restart(self.elite, best.best, 0)
                     yield compress_shifts(decode(self.problem, self.tables, best.best))
+
+    def _tables_of(self, number: int) -> Tables:
+        """Return the tables of an annealing, some of which look at less than what is allowed.
+
+        What they find is a plan too, and without the others a freedom that does not help would only
+        take time.
+        """
+        tables, best = self.tables, self.run.best()
+        if number % READ_BY_SUM == READ_BY_SUM - 1:
+            tables = tables._replace(peak=0)
+        keeps_all = best is not None and not any(stage.recompute for stage in best.stages)
+        if number % 2 and keeps_all:
+            tables = tables._replace(recompute=0)
+        return tables
 
     def _steps(self) -> int:
         """Return how many placements each annealing of the next round looks at; 0: no more."""
