@@ -55,9 +55,11 @@ WEIGHTS: Final = {
     "step": 1.0,
 }
 """How those that search share the time that is left; the others are quick."""
+WEIGHT_OF_START: Final = 1.0
+"""The weight of a search that a later phase repeats with one freedom more: it finds a start."""
 ENGINE_SOLVER: Final = "engine_step"
 """What answers the scope of an engine; no other one looks at what an engine can run."""
-WEIGHT_OF_WHAT_IF: Final = 0.5
+WEIGHT_OF_WHAT_IF: Final = 0.25
 """The weight of a freedom that is not allowed, to say what it would give."""
 
 
@@ -91,9 +93,19 @@ class Phase:
 
 def share_time(phases: Sequence[Phase]) -> Iterator[tuple[Phase, float]]:
     """Yield each phase with its share of the time that is left by then."""
-    for number, phase in enumerate(phases):
-        left = sum(later.weight for later in phases[number:])
-        yield phase, phase.weight / left if phase.weight else 1.0
+    weights = [
+        min(phase.weight, WEIGHT_OF_START)
+        if _is_start(phase, phases[number + 1 :])
+        else phase.weight
+        for number, phase in enumerate(phases)
+    ]
+    for number, (phase, weight) in enumerate(zip(phases, weights, strict=True)):
+        yield phase, weight / sum(weights[number:]) if weight else 1.0
+
+
+def _is_start(phase: Phase, later: Sequence[Phase]) -> bool:
+    """Whether a later phase searches as this one does, in a wider scope that is asked for."""
+    return any(other.solvers[0] == phase.solvers[0] and other.tried is None for other in later)
 
 
 def search_phases(problem: Problem, run: Run) -> list[Plan]:

@@ -1,0 +1,44 @@
+"""How the phases share the time."""
+
+from __future__ import annotations
+
+import pytest
+
+from schedopt import Chain, Platform, Problem, Scope
+from schedopt.bench.periodic import halves
+from schedopt.solving.phases import plan_phases, share_time, what_if_phases
+from tests.layers import layer
+
+CHAIN = halves(Chain(layers=(layer(2, 4, 8),) * 40))
+ANY = Scope(allocation="general", max_k=2)
+
+
+def parts_of_the_time(scope: Scope) -> dict[tuple[str, bool], float]:
+    """Return the part of each search, by what it may do and whether it is only tried."""
+    problem = Problem(chain=CHAIN, platform=Platform(4, 999), scope=scope)
+    left, found = 1.0, {}
+    for phase, share in share_time([*plan_phases(problem), *what_if_phases(problem)]):
+        if phase.weight:
+            found[phase.freedom, phase.tried is not None] = left * share
+            left *= 1 - share
+    assert left == pytest.approx(0.0)
+    return found
+
+
+def test_the_search_for_what_is_asked_has_most_of_the_time() -> None:
+    parts = parts_of_the_time(ANY)
+    assert max(parts, key=parts.__getitem__) == ("", False)
+    assert parts["", False] >= 0.6
+
+
+def test_a_search_that_only_finds_a_start_has_less_than_the_one_with_every_freedom() -> None:
+    asked = Scope(allocation="general", max_k=2, recompute=True, split_backward=True)
+    parts = parts_of_the_time(asked)
+    assert parts["split backward", False] >= 0.5
+    assert parts["", False] == pytest.approx(parts["recompute", False])
+    assert parts["split backward", False] == pytest.approx(3 * parts["", False])
+
+
+def test_what_is_not_allowed_takes_a_tenth_of_the_time_at_most() -> None:
+    parts = parts_of_the_time(ANY)
+    assert sum(part for (_, tried), part in parts.items() if tried) <= 0.12
