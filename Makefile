@@ -28,7 +28,7 @@ check: $(VENV)/installed-test
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(INSTALL) -e .
+	$(INSTALL) --no-compile -e .
 	touch $@
 
 $(VENV)/installed-test: pyproject.toml constraints.txt
