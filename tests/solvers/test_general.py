@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import cycle
 from sys import getrefcount
@@ -19,6 +20,7 @@ from schedopt.account import memory
 from schedopt.bounds import lower_bounds
 from schedopt.families import lemma_2, section_6_1, theorem_5, theorem_6
 from schedopt.families.instance import Instance
+from schedopt.plan import Plan
 from schedopt.solvers import general
 from schedopt.solving import Run
 from schedopt.solving.local_search import search as search_module
@@ -54,6 +56,14 @@ def penalty_at(t: Tables, s: State, period: int, limit: float) -> float:
 def peak_on(t: Tables, s: State, gpu: int) -> int:
     """Return the most that lies on a GPU at once."""
     return peak_of(t, s, gpu)
+
+
+def plan_of(stages: Sequence[Stage], problem: Problem) -> Plan:
+    """Return stages as the greedy rule places them."""
+    given = replace(problem, stages=tuple(stages), scope=replace(problem.scope, allocation="fixed"))
+    plan = search_module.place_stages(given, Run(given))
+    assert plan is not None
+    return replace(plan, scope=problem.scope)
 
 
 def search(problem: Problem, placements: int, seed: int = 0) -> Run:
@@ -230,6 +240,21 @@ def test_nothing_handed_to_the_search_is_kept_by_it() -> None:
 def test_parameters_that_no_search_can_use_are_refused(params: dict[str, Any]) -> None:
     with pytest.raises(InputError):
         LocalSearchParams(**params)
+
+
+def test_some_annealings_leave_out_what_did_not_help() -> None:
+    scope = replace(GENERAL, memory="peak", recompute=True)
+    problem = Problem(chain=Chain(layers=(UNIT,) * 4), platform=Platform(2, 20), scope=scope)
+    run = Run(problem)
+    tables = LocalSearch(problem, run, 1)._tables_of
+    assert [tables(number).recompute for number in range(20)] == [1] * 20
+    assert [number for number in range(30) if not tables(number).peak] == [9, 19, 29]
+    run.report(plan_of([Stage(layers=(0, 3), gpus=(0,))], problem))
+    assert [tables(number).recompute for number in range(4)] == [1, 0, 1, 0]
+    again = Stage(layers=(0, 3), gpus=(0,), recompute=((0, 0),))
+    run = Run(problem)
+    run.report(plan_of([again], problem))
+    assert all(LocalSearch(problem, run, 1)._tables_of(number).recompute for number in range(4))
 
 
 def test_compiling_is_not_waited_for_where_all_is_proven(monkeypatch: pytest.MonkeyPatch) -> None:

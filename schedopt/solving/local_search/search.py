@@ -116,6 +116,13 @@ def _compile() -> None:
     anneal(tables, work, np.random.default_rng(0), DEFAULTS.schedule(0, 1, 2), stop)
 
 
+def _longest_period(problem: Problem) -> int:
+    """Return a period in which all that a micro-batch needs can run one after the other, ns."""
+    slowest = min(problem.platform.gpus, key=lambda gpu: gpu.speed)
+    again = sum(slowest.duration_ns(layer.forward_ns) for layer in problem.chain.layers)
+    return max(1, longest_way(problem) + again * problem.scope.recompute)
+
+
 def place_stages(problem: Problem, run: Run) -> Plan | None:
     """Return a 1-periodic plan of the stages that are given; None if the greedy rule finds none.
 
@@ -124,7 +131,7 @@ def place_stages(problem: Problem, run: Run) -> Plan | None:
     """
     tables = make_tables(problem)
     work, stop = new_workspace(tables, len(problem.stages)), np.zeros(1, dtype=np.int64)
-    encode(problem.stages, work.state, max(1, longest_way(problem)))
+    encode(problem.stages, work.state, _longest_period(problem))
     draw = np.random.default_rng(run.seed)
     # An annealing of no steps bisects, and moves nothing.
     no_steps = DEFAULTS.schedule(0, 0, ceil(run.bound() or 1))
@@ -154,7 +161,7 @@ class LocalSearch:
         self.workers = [new_workspace(self.tables, self.most) for _ in range(workers)]
         self.elite = new_state(self.tables, self.most)
         self.placements = 0
-        self.longest = max(1, longest_way(problem))
+        self.longest = _longest_period(problem)
         self._low_at_first = ceil(run.bound(problem.scope) or 1)
 
     def rounds(
