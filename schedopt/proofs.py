@@ -59,6 +59,10 @@ class ProofKind(_Worded):
         "step_of_gpus",
         "GPUs start behind the forwards and end before the backwards of other layers",
     )
+    STEP_IN_FLIGHT = (
+        "step_in_flight",
+        "what micro-batches in flight keep forces cuts and turns, and GPUs wait at both ends",
+    )
     STEP_OF_STAGES = (
         "step_of_stages",
         "each stage waits for the forwards before it and is waited for by backwards",

@@ -5,11 +5,13 @@ They hold for plans that run each layer on one GPU, the same for all micro-batch
 `propagation` brings together what is known of a period, in rounds until nothing changes: `amounts`
 says what each layer takes, `runs` which layers can share a GPU and how long the spans get by cuts,
 `instants` what is kept at one instant, where patterns have one micro-batch and memory is its peak.
+`flush` does so for the makespan of a step.
 """
 
 from __future__ import annotations
 
 from schedopt.bounds.every import lower_bounds
+from schedopt.bounds.flush import flush_bound
 from schedopt.bounds.load import load_bound, longest_layer_ns, stage_load_bound
 from schedopt.bounds.memory import memory_proof
 from schedopt.bounds.packing import packing_bound
@@ -21,6 +23,7 @@ from schedopt.bounds.step import contiguous_step_bound, step_bound
 __all__ = [
     "contiguous_bound",
     "contiguous_step_bound",
+    "flush_bound",
     "load_bound",
     "longest_layer_ns",
     "lower_bounds",

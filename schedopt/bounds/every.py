@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from schedopt.bounds.flush import flush_bound
 from schedopt.bounds.load import load_bound, stage_load_bound
 from schedopt.bounds.packing import packing_bound
 from schedopt.bounds.propagation import propagation_bound
@@ -20,6 +21,7 @@ FURTHER: Final[tuple[Callable[[Problem, Callable[[], bool]], Bound | None], ...]
     packing_bound,
     contiguous_step_bound,
     contiguous_bound,
+    flush_bound,
     propagation_bound,
 )
 

@@ -95,7 +95,7 @@ def propagate(amounts: Amounts, period: Fraction) -> ForcedWork | None:
     import numpy as np
 
     scaled = Scaled(amounts, period)
-    may_cut = _may_cut(scaled)
+    may_cut = allowed_cuts(scaled)
     spans = np.cumsum((scaled.ahead + scaled.back)[::-1])[::-1]
     if (scaled.work > scaled.limit).any():
         return None
@@ -130,7 +130,7 @@ def proof_of(scope: Scope) -> Proof:
     return Proof(ProofKind.IN_FLIGHT_INSTANTS if known else ProofKind.IN_FLIGHT_CUTS)
 
 
-def _may_cut(scaled: Scaled) -> Flags:
+def allowed_cuts(scaled: Scaled) -> Flags:
     """Return behind which layers a cut is possible: on some link, and outside of `same_gpu`."""
     import numpy as np
 

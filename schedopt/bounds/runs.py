@@ -125,9 +125,9 @@ class Runs:
             least = np.minimum(of_kept, of_again)
             starts = count - more
             spare = scaled.room - weights - largest
-            left = scaled.limit - (loads[more + 1 :] - loads[:starts])
-            paid = for_bytes * spare + for_time * left
-            fits = (least <= paid[:, None]).all(axis=0) & (spare >= 0) & (left >= 0)
+            left = self._time_left(loads[more + 1 :] - loads[:starts])
+            paid = for_bytes[:, None] * self._room_left(spare) + for_time[:, None] * left
+            fits = (least <= paid).all(axis=0) & (spare >= 0) & (left >= 0)
             fits &= (weights + worst <= scaled.room) & (turns <= scaled.room)
             fits &= self._parts_fit(more, left)
             self.begun[more, :starts], self.inner[more, :starts] = fits
@@ -138,6 +138,23 @@ class Runs:
                 self.lengths = self.lengths[:, : more + 1]
                 return
 
+    def _time_left(self, work: Array) -> Array:
+        """Return the time that runs with this work leave, by whether more is before them.
+
+        One row, or one for those that begin a run and one for parts of a run, as in `_room_left`.
+        """
+        return (self.scaled.limit - work)[None]
+
+    def _room_left(self, spare: Array) -> Array:
+        """Return the room for what is saved, of the room that runs leave beside their weights."""
+        return spare[None]
+
+    def _of_all(self) -> tuple[int, int]:
+        """Return the time and the room that all GPUs have beside the work and the weights."""
+        scaled = self.scaled
+        left = scaled.time(scaled.period * scaled.amounts.gpus) - int(scaled.work.sum())
+        return left, scaled.rooms - int(scaled.weight.sum())
+
     def _parts_fit(self, more: int, left: Array) -> Flags:
         """Whether the runs without their last and without their first layer can be.
 
@@ -147,7 +164,8 @@ class Runs:
         import numpy as np
 
         if more:
-            first, rest = slice(0, len(left)), self.inner[more - 1, 1 : len(left) + 1]
+            starts = left.shape[-1]
+            first, rest = slice(0, starts), self.inner[more - 1, 1 : starts + 1]
             return np.stack(
                 [self.begun[more - 1, first] & rest, self.inner[more - 1, first] & rest]
             )
@@ -208,7 +226,7 @@ class Runs:
             return False
         if self._need_more_gpus():
             return False
-        scaled, numbers = self.scaled, np.arange(self.window)
+        numbers = np.arange(self.window)
         least = np.full((len(self.prices), self.count + 1), NEVER, dtype=np.int64)
         least[:, -1] = 0
         for first in range(self.count - 1, -1, -1):
@@ -216,8 +234,7 @@ class Runs:
             added = self.lengths[:, : len(ends), first] + least[:, ends]
             added[:, ~may_cut[ends - 1]] = NEVER
             least[:, first] = np.minimum(added.min(axis=1), NEVER)
-        spare = scaled.rooms - int(scaled.weight.sum())
-        left = scaled.time(scaled.period * scaled.amounts.gpus) - int(scaled.work.sum())
+        left, spare = self._of_all()
         paid = self.prices[:, 0] * left + self.prices[:, 1] * spare
         return bool(spare >= 0 and left >= 0 and (least[:, 0] <= paid).all())
 

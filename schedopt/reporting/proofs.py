@@ -37,6 +37,10 @@ EXPLANATIONS: Final[dict[ProofKind, str]] = {
         "about to end."
     ),
     ProofKind.STEP_OF_GPUS: _STEP,
+    ProofKind.STEP_IN_FLIGHT: (
+        f"{_STEP[:-1]}. The shorter it is, the more of them are on their way at once, and what "
+        "they keep must fit the memory."
+    ),
     ProofKind.STEP_OF_STAGES: _STEP,
     ProofKind.STEP_OF_RESOURCE: _STEP,
     ProofKind.ONE_F_ONE_B_STAR: _STAR,
