@@ -167,8 +167,9 @@ class Instants:
 
         held = whole(far.T + spans[:, None], less) - whole(-near.T, more)
         behind = whole(near + spans, less) - np.maximum(0, whole(most, more, shortest))
-        behind = np.maximum(behind, np.maximum(0, whole(spans, 0) - 1))
-        return np.asarray(np.where(before, held, behind))
+        # As many as whole periods fit a span are there at any instant.
+        least = np.maximum(0, whole(spans, 0) - 1)
+        return np.asarray(np.maximum(np.where(before, held, behind), least))
 
     def _waits(self, through: Array) -> Array:
         """Return by how much each span is above its least at most, of shape (layers,).

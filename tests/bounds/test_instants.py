@@ -67,6 +67,22 @@ def test_what_three_layers_keep() -> None:
     assert counts.tolist() == 2 * [[3, 1, 0], [3, 2, 0], [3, 2, 1]]
 
 
+def test_as_many_as_whole_periods_fit_a_span_are_kept_at_any_instant() -> None:
+    # T = 9: the second layer cannot share its GPU, and its backward comes after the next forward,
+    # 9 + 8 = 17 ns in all. The first layer spans 17 + 2 ns, or 2 T + 2 as its backward cannot run
+    # beside a forward. The last forward starts 5 ns after its own and 7 ns before its end at least,
+    # which alone would be one micro-batch.
+    chain = Chain(layers=(layer(1, 1, 1), layer(4, 4, 1), layer(1, 1, 1)))
+    scope = Scope(allocation="general", max_k=1, memory="peak")
+    forced = propagate(
+        Amounts(Problem(chain=chain, platform=Platform(3, 99), scope=scope)), Fraction(9)
+    )
+    assert forced is not None
+    assert forced.spans.tolist() == [20, 17, 2]
+    assert forced.instants is not None
+    assert forced.instants.counts[2, 0, 0].tolist() == [2, 1, 1]
+
+
 def test_transfers_forced_between_layers() -> None:
     # As above, with 4 ns for each transfer: the last forward starts 12 ns behind the first one, and
     # spans are 28, 16 and 4 ns.
