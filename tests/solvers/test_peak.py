@@ -94,7 +94,8 @@ def test_layers_apart_equal_to_all_orders(
 ) -> None:
     chain = with_time(chain, saves=False)
     scope = replace(CONTIGUOUS, grain="layer", split_backward=split)
-    result = prove(chain, platform, scope=scope, solver=solver, workers=1, gap=0)
+    # One worker of CP-SAT alone may not end on some of these.
+    result = prove(chain, platform, scope=scope, solver=solver, workers=2, gap=0)
     assert result.period == least(chain, platform, scope)
 
 
