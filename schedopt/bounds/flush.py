@@ -132,9 +132,7 @@ class _Flush:
             if counts is None:
                 return True
             runs = FlushRuns(self, self._resident(counts), runs)
-            if not self._narrow(runs, counts):
-                return True
-            if not self._take_turns(runs):
+            if not self._fit_at(runs, self._instants(counts)) or not self._take_turns(runs):
                 return True
             found = runs.spans(self.may_cut)
             if found is None or not runs.fit_together(self.may_cut):
@@ -199,10 +197,6 @@ class _Flush:
 
         # More than fits is as good as one more than fits.
         return np.asarray(np.minimum(sizes * counts, self.scaled.room + 1))
-
-    def _narrow(self, runs: Runs, counts: Array) -> bool:
-        """Keep those runs only that fit when some layer holds its most; whether all may fit."""
-        return self._fit_at(runs, self._instants(counts))
 
     def _fit_at(self, runs: Runs, instants: Iterable[ResidentBytes]) -> bool:
         """Keep those runs only that fit at each instant; whether all may fit."""
@@ -282,15 +276,8 @@ class _Flush:
             order = np.argsort(-(turns * scaled.saved).sum(axis=1), kind="stable")
             return self._fit_at(runs, map(self._kept_at, turns[order[:MOST_INSTANTS]]))
         sizes = self._hold(scaled.saved, turns) + scaled.weight
-        until = np.cumsum(np.pad(sizes, ((0, 0), (1, 0))), axis=1)
-        begun, inner = np.zeros_like(runs.begun), np.zeros_like(runs.inner)
         received = self._hold(scaled.input, turns)
-        for more in range(runs.window):
-            last = runs.count - more
-            held = until[:, more + 1 :] - until[:, :last]
-            inner[more, :last] = (held <= scaled.room).all(axis=0)
-            begun[more, :last] = (held + received[:, :last] <= scaled.room).all(axis=0)
-        runs.keep(begun, inner)
+        runs.keep_fitting(sizes[:, None, None], received[:, None, None])
         gpus = len(scaled.problem.platform.gpus)
         return not any(
             row.sum() > scaled.rooms or need_more(row, scaled.room, gpus) for row in sizes

@@ -28,7 +28,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from schedopt.bounds.amounts import LONGEST, ResidentBytes, Scaled
-from schedopt.bounds.runs import NEVER, Runs, need_more
+from schedopt.bounds.runs import NEVER, Runs, fit_some_case, need_more
 
 if TYPE_CHECKING:
     import numpy as np
@@ -118,21 +118,19 @@ class Instants:
         longest = self.spans + self._waits(ahead + back)
         ahead, back = np.minimum(ahead, FARTHEST), np.minimum(back, FARTHEST)
         both = ((ahead, back, longest), (back, ahead, longest))
+
+        def held(less: int, more: int) -> Array:
+            return np.concatenate([self._held(*ways, less, more) for ways in both])
+
+        own = held(0, 0)[:, None, None]
         if k == 1:
-            return np.concatenate([self._held(*ways, 0, 0) for ways in both])[:, None, None]
-        cases = []
-        for less in range(INTERVALS):
-            more = less + 1
-            sides = ((less, more), (2 * INTERVALS - more, 2 * INTERVALS - less))
-            cases.append(
-                [
-                    np.concatenate(
-                        [self._held(*ways, 0, 0) + self._held(*ways, *shares) for ways in both]
-                    )
-                    for shares in sides
-                ]
-            )
-        return np.moveaxis(np.array(cases), 2, 0)
+            return own
+        whole = 2 * INTERVALS
+        others = [
+            [held(less, less + 1), held(whole - less - 1, whole - less)]
+            for less in range(INTERVALS)
+        ]
+        return np.asarray(own + np.moveaxis(np.array(others), 2, 0))
 
     def _held(self, near: Array, far: Array, longest: Array, less: int, more: int) -> Array:
         """Return what each layer holds of micro-batches that come after each time P.
@@ -234,43 +232,15 @@ class Instants:
         """
         scaled = self.scaled
         if not scaled.problem.scope.recompute:
-            self._keep_fitting(runs)
-            return bool(self._fit((self.kept + scaled.weight).sum(axis=-1), scaled.rooms).all())
+            sizes = self.kept + scaled.weight
+            runs.keep_fitting(sizes, self.received)
+            return bool(fit_some_case(sizes.sum(axis=-1), scaled.rooms).all())
         for held in map(self._resident, self._worst()):
             at_instant = Runs(scaled, held, runs)
             if not at_instant.fit_together(may_cut):
                 return False
             runs.keep(at_instant.begun, at_instant.inner)
         return True
-
-    def _fit(self, held: Array, room: int) -> Flags:
-        """Whether something held at all sides of some case fits a room, for each instant.
-
-        `held` is of shape (instants, cases, sides, things); so are the flags, without the middle.
-        """
-        import numpy as np
-
-        return np.asarray(np.any(np.all(held <= room, axis=2), axis=1))
-
-    def _keep_fitting(self, runs: Runs) -> None:
-        """Keep the runs of which nothing is recomputed that fit."""
-        import numpy as np
-
-        sizes = self.kept + self.scaled.weight
-        until = np.concatenate([np.zeros_like(sizes[..., :1]), np.cumsum(sizes, axis=-1)], axis=-1)
-        room, first = self.scaled.room, np.arange(runs.count)
-        # Only instants at which one of the longest runs does not fit say anything.
-        longest = until[..., first + runs.inner.sum(axis=0)] - until[..., :-1]
-        at = ~self._fit(longest + self.received, room).all(axis=-1)
-        until, received = until[at], self.received[at]
-        begun, inner = np.zeros_like(runs.begun), np.zeros_like(runs.inner)
-        for more in range(runs.window):
-            last = runs.count - more
-            held = until[..., more + 1 :] - until[..., :last]
-            inner[more, :last] = self._fit(held, room).all(axis=0)
-            held += received[..., :last]
-            begun[more, :last] = self._fit(held, room).all(axis=0)
-        runs.keep(begun, inner)
 
     def fit_together(self) -> bool:
         """Whether each GPU may hold some layers whole, at each instant; true with recompute."""

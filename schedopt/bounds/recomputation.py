@@ -102,6 +102,13 @@ def input_bytes(chain: Chain, layer: int) -> int:
     return chain.layers[layer - 1].activation_bytes if layer else chain.input_bytes
 
 
+def keeps_something(chain: Chain, layer: int, *, again: bool) -> bool:
+    """Whether a layer keeps bytes of a micro-batch; `again`: it may be recomputed."""
+    here = chain.layers[layer]
+    kept = here.saved or here.saved_input_bytes or here.saved_weight_bytes
+    return bool(kept or (again and input_bytes(chain, layer)))
+
+
 def _step(chain: Chain, gpu: Gpu, layer: int, in_flight: int) -> _LayerCost:
     here = chain.layers[layer]
     kept = in_flight * here.saved

@@ -184,6 +184,32 @@ class Runs:
         self.lengths = self.lengths[:, : self.window]
         self.lengths[:, ~self.begun] = NEVER
 
+    def keep_fitting(self, sizes: Array, received: Array) -> None:
+        """Keep those runs only that fit the roomiest GPU at each instant, with nothing recomputed.
+
+        Parameters
+        ----------
+        sizes, received : array, shape (instants, cases, sides, layers)
+            What each layer takes, with its weights, and on top where a run begins, at all sides of
+            one of the cases of an instant.
+        """
+        import numpy as np
+
+        until = np.concatenate([np.zeros_like(sizes[..., :1]), np.cumsum(sizes, axis=-1)], axis=-1)
+        room, first = self.scaled.room, np.arange(self.count)
+        # Only instants at which one of the longest runs does not fit say anything.
+        longest = until[..., first + self.inner.sum(axis=0)] - until[..., :-1]
+        at = ~fit_some_case(longest + received, room).all(axis=-1)
+        until, received = until[at], received[at]
+        begun, inner = np.zeros_like(self.begun), np.zeros_like(self.inner)
+        for more in range(self.window):
+            last = self.count - more
+            held = until[..., more + 1 :] - until[..., :last]
+            inner[more, :last] = fit_some_case(held, room).all(axis=0)
+            held += received[..., :last]
+            begun[more, :last] = fit_some_case(held, room).all(axis=0)
+        self.keep(begun, inner)
+
     def size(self) -> int:
         """Return how many runs there are, those that begin and parts of one."""
         return int(self.begun.sum() + self.inner.sum())
@@ -252,6 +278,16 @@ class Runs:
             or need_more(scaled.weight + held.turn, scaled.room, gpus)
             or need_more(scaled.work, scaled.limit, gpus)
         )
+
+
+def fit_some_case(held: Array, room: int) -> Flags:
+    """Whether something held at all sides of some case fits a room, for each instant.
+
+    `held` is of shape (instants, cases, sides, ...); so are the flags, without the two in between.
+    """
+    import numpy as np
+
+    return np.asarray(np.any(np.all(held <= room, axis=2), axis=1))
 
 
 def need_more(sizes: Array, room: int, bins: int) -> bool:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from schedopt.bench.suite import Effort
 
 __all__ = ["bench_app", "bench_portfolio"]
+
 bench_app.command("claims", epilog=EXIT_CODES)(bench_claims)
 
 

@@ -83,25 +83,25 @@ class FittingInstants:
             np.array([[int(solver.boolean_value(one)) for one in row] for row in literals])
             for literals in self.literals
         ]
-        new = self._worst(self.instants, values, self.known)
+        new = self._worst(self.sizes, values, self.known)
         for instant in new:
             self._add(instant)
         self.known |= set(new)
         if new or not self.may_grow:
             return bool(new)
         exact = self._with_cuts([solver.boolean_value(cut) for cut in self.chosen.cut])
-        new = self._worst(exact, values, self.grown)
+        new = self._worst(self._sizes(exact), values, self.grown)
         for instant in new:
             self._add_with_cuts(instant)
         self.grown |= set(new)
         return bool(new)
 
-    def _worst(self, instants: Instants, values: Sequence[Array], but: set[int]) -> list[int]:
+    def _worst(self, sizes: Sequence[Array], values: Sequence[Array], but: set[int]) -> list[int]:
         """Return the instants at which the most is missing, if something is."""
         import numpy as np
 
-        terms = zip(self._terms(self._sizes(instants)), values, strict=True)
-        held = np.sum([sizes @ literals for sizes, literals in terms], axis=0)
+        terms = zip(_coefficients(sizes), values, strict=True)
+        held = np.sum([each @ literals for each, literals in terms], axis=0)
         if self.again:
             held[len(self.layers) :] += self._before(values)[:, None, None]
         # On some GPU, at some side of the case that needs the least.
@@ -130,15 +130,10 @@ class FittingInstants:
         weight = self.scaled.weight
         return weight + kept, instants.received, weight + instants.again, instants.checkpoint
 
-    def _terms(self, sizes: Sequence[Array]) -> tuple[Array, ...]:
-        """Return the coefficients of the literals."""
-        kept, received, again, checkpoint = sizes
-        return kept, received, again - kept, checkpoint
-
     def _on_gpu(self, sizes: Sequence[Array], place: int) -> list[cp_model.LinearExprT]:
         return [
             int(size) * row[place]
-            for literals, row_of_sizes in zip(self.literals, self._terms(sizes), strict=True)
+            for literals, row_of_sizes in zip(self.literals, _coefficients(sizes), strict=True)
             for size, row in zip(row_of_sizes, literals, strict=True)
             if size
         ]
@@ -174,9 +169,7 @@ class FittingInstants:
             own = int(scaled.ahead[layer] + scaled.back[layer])
             spans[layer] = scaled.rounded(max(int(spans[layer]), sent + own), own)
         found = Instants(scaled, spans, np.maximum(before - before[:, None], 0))
-        behind = np.triu(np.ones((count, count), dtype=bool), 1)
-        behind = np.concatenate([behind, behind])
-        behind = behind[:, None, None]
+        behind = np.tile(np.triu(np.ones((count, count), dtype=bool), 1), (2, 1))[:, None, None]
         found.kept = np.maximum(np.where(behind, 0, found.kept), self.instants.kept)
         return found
 
@@ -185,6 +178,7 @@ class FittingInstants:
         self._sum_transfers()
         sides = [self.model.new_constant(0)]
         if self.k == 2:
+            # The time between the two micro-batches is one and the same at both sides.
             sides = [self.model.new_int_var(0, self.scaled.above, "")] * 2
         for side, behind in enumerate(sides):
             sizes = [each[instant, :, side].min(axis=0) for each in self.sizes]
@@ -253,3 +247,9 @@ class FittingInstants:
         self.model.add(self.period * (begun + 1) >= near + 1)
         self.model.add(self.period * ended >= far)
         return begun + ended, most_near // self.period - (-most_far // self.period)
+
+
+def _coefficients(sizes: Sequence[Array]) -> tuple[Array, ...]:
+    """Return the coefficients of literals: on a GPU, receiving, recomputed, beginning a run."""
+    kept, received, again, checkpoint = sizes
+    return kept, received, again - kept, checkpoint

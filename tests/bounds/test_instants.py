@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schedopt import Chain, Platform, Problem, Scope
+from schedopt import Chain, Layer, Platform, Problem, Scope
 from schedopt.bounds import load_bound, propagation_bound
 from schedopt.bounds.amounts import Amounts
 from schedopt.bounds.propagation import propagate
@@ -50,21 +51,27 @@ def test_no_plan_is_below(data: st.DataObject, split: bool, recompute: bool, k: 
         assert not has_plan(problem, bound.period, below=True)
 
 
+def force(
+    layers: tuple[Layer, ...], period: int, *, k: int = 1, platform: Platform | None = None
+) -> tuple[list[int], Any]:
+    """Return the spans that a period forces on three GPUs, and the counts at each instant."""
+    scope = Scope(allocation="general", max_k=k, memory="peak")
+    problem = Problem(chain=Chain(layers=layers), platform=platform or Platform(3, 99), scope=scope)
+    forced = propagate(Amounts(problem), Fraction(period))
+    assert forced is not None
+    assert forced.instants is not None
+    return forced.spans.tolist(), forced.instants.counts
+
+
 def test_what_three_layers_keep() -> None:
     # Forward and backward take 2 ns each, T = 4: each layer has its own GPU, and no one waits for
     # transfers. Spans are 12, 8 and 4 ns: at most 3, 2 and 1 micro-batches. When the last forward
     # starts, the first layer started 4 ns ago and ends in 8: floor(4 / 4) + ceil(8 / 4) = 3. When
     # its own starts, the others may be a micro-batch behind.
-    chain = Chain(layers=(layer(2, 2, 1),) * 3)
-    scope = Scope(allocation="general", max_k=1, memory="peak")
-    problem = Problem(chain=chain, platform=Platform(3, 99), scope=scope)
-    forced = propagate(Amounts(problem), Fraction(4))
-    assert forced is not None
-    assert forced.spans.tolist() == [12, 8, 4]
-    assert forced.instants is not None
-    counts = forced.instants.counts[:, 0, 0]
+    spans, counts = force((layer(2, 2, 1),) * 3, 4)
+    assert spans == [12, 8, 4]
     # Three starts of forwards, three ends of backwards.
-    assert counts.tolist() == 2 * [[3, 1, 0], [3, 2, 0], [3, 2, 1]]
+    assert counts[:, 0, 0].tolist() == 2 * [[3, 1, 0], [3, 2, 0], [3, 2, 1]]
 
 
 def test_as_many_as_whole_periods_fit_a_span_are_kept_at_any_instant() -> None:
@@ -72,46 +79,29 @@ def test_as_many_as_whole_periods_fit_a_span_are_kept_at_any_instant() -> None:
     # 9 + 8 = 17 ns in all. The first layer spans 17 + 2 ns, or 2 T + 2 as its backward cannot run
     # beside a forward. The last forward starts 5 ns after its own and 7 ns before its end at least,
     # which alone would be one micro-batch.
-    chain = Chain(layers=(layer(1, 1, 1), layer(4, 4, 1), layer(1, 1, 1)))
-    scope = Scope(allocation="general", max_k=1, memory="peak")
-    forced = propagate(
-        Amounts(Problem(chain=chain, platform=Platform(3, 99), scope=scope)), Fraction(9)
-    )
-    assert forced is not None
-    assert forced.spans.tolist() == [20, 17, 2]
-    assert forced.instants is not None
-    assert forced.instants.counts[2, 0, 0].tolist() == [2, 1, 1]
+    spans, counts = force((layer(1, 1, 1), layer(4, 4, 1), layer(1, 1, 1)), 9)
+    assert spans == [20, 17, 2]
+    assert counts[2, 0, 0].tolist() == [2, 1, 1]
 
 
 def test_transfers_forced_between_layers() -> None:
-    # As above, with 4 ns for each transfer: the last forward starts 12 ns behind the first one, and
-    # spans are 28, 16 and 4 ns.
-    chain = Chain(layers=(layer(2, 2, 1, sent=4),) * 3)
-    scope = Scope(allocation="general", max_k=1, memory="peak")
+    # Three equal layers again, with 4 ns for each transfer: the last forward starts 12 ns behind
+    # the first one, and spans are 28, 16 and 4 ns.
     platform = Platform(3, 99, bandwidth="1GB/s", duplex="full")
-    forced = propagate(Amounts(Problem(chain=chain, platform=platform, scope=scope)), Fraction(4))
-    assert forced is not None
-    assert forced.instants is not None
-    assert forced.spans.tolist() == [28, 16, 4]
-    counts = forced.instants.counts[:, 0, 0]
+    spans, counts = force((layer(2, 2, 1, sent=4),) * 3, 4, platform=platform)
+    assert spans == [28, 16, 4]
     # Of the last forward: floor(12 / 4) + ceil(16 / 4), and floor(6 / 4) + ceil(10 / 4).
-    assert counts[2].tolist() == [7, 4, 1]
+    assert counts[2, 0, 0].tolist() == [7, 4, 1]
 
 
 def test_what_two_micro_batches_of_a_period_keep() -> None:
-    # As the first one, with k = 2: a period of 8 ns. When a last forward starts, the first layer
+    # Three equal layers, with k = 2: a period of 8 ns. When a last forward starts, the first layer
     # started 4 ns ago and ends in 8 for its own micro-batch, floor(4 / 8) + ceil(8 / 8) = 1, and
     # for the other one, f periods behind, floor(1 / 2 - f) + ceil(1 + f): 2 for f up to 1 / 2. At
     # the instant of the other one, with 1 - f for f: -1 + 2, or 0 + 2 where f is 1 / 2. So it keeps
     # 3 at one instant at least, as many as with k = 1, unless both forwards start at once (f = 0).
-    chain = Chain(layers=(layer(2, 2, 1),) * 3)
-    scope = Scope(allocation="general", max_k=2, memory="peak")
-    forced = propagate(
-        Amounts(Problem(chain=chain, platform=Platform(3, 99), scope=scope)), Fraction(4)
-    )
-    assert forced is not None
-    assert forced.spans.tolist() == [12, 8, 4]
-    assert forced.instants is not None
-    counts = forced.instants.counts[2, :, :, 0]
-    assert counts.max(axis=1).tolist() == [2] + [3] * (len(counts) - 1)
-    assert counts[-1].tolist() == [3, 2]
+    spans, counts = force((layer(2, 2, 1),) * 3, 4, k=2)
+    assert spans == [12, 8, 4]
+    of_first = counts[2, :, :, 0]
+    assert of_first.max(axis=1).tolist() == [2] + [3] * (len(of_first) - 1)
+    assert of_first[-1].tolist() == [3, 2]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import combinations, pairwise, product
 
-from schedopt import Chain, Platform, Stage
+from schedopt import Chain, Platform, Scope, Stage
+from schedopt.solving.models.slots import as_layers
 
 Cuts = tuple[tuple[int, int, int], ...]
 """First layer, last layer and GPU of each stage."""
@@ -51,6 +52,15 @@ def all_stages(chain: Chain, platform: Platform) -> Iterator[tuple[Stage, ...]]:
             yield tuple(
                 Stage(layers=(first, end - 1), gpus=(gpus[first],)) for first, end in pairwise(cuts)
             )
+
+
+def every_allocation(chain: Chain, platform: Platform, scope: Scope) -> Iterator[Sequence[Stage]]:
+    """Yield the allocations of a scope, each layer a stage where layers run apart."""
+    if scope.allocation == "general":
+        yield from all_stages(chain, platform)
+        return
+    for stages in contiguous_stages(chain, platform):
+        yield stages if scope.grain == "stage" else tuple(as_layers(stages))
 
 
 def group_numbers(chain: Chain, platform: Platform, cuts: Cuts, period: int) -> list[int] | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
@@ -23,7 +22,6 @@ from schedopt import (
     Result,
     Rule,
     Scope,
-    Stage,
     solve,
 )
 from schedopt.families import (
@@ -37,14 +35,14 @@ from schedopt.families import (
 from schedopt.solvers.general_cpsat import general_model
 from schedopt.solving.models.bisection import query_model
 from schedopt.solving.models.domains import AllocationDomains
-from schedopt.solving.models.slots import SlotGraph, Slots, as_layers
+from schedopt.solving.models.slots import SlotGraph, Slots
 from schedopt.solving.requirements import keeps_nothing
 from schedopt.solving.run import Run
 from tests.budgets import trials
 from tests.layers import layer
 from tests.solvers import asking, order_words
 from tests.solvers.asking import on, plan_of
-from tests.solvers.brute_force import all_stages, contiguous_stages
+from tests.solvers.brute_force import all_stages, every_allocation
 from tests.solvers.order_words import least_of
 from tests.strategies import chains, platforms, short_chains, tight_platforms
 
@@ -55,15 +53,6 @@ HALVES = replace(
     layer(1, 2, 3, sent=1), backward_input_ns=1, backward_weight_ns=1, saved_weight_bytes=2
 )
 TIGHT = tight_platforms() | tight_platforms(unequal=True)
-
-
-def every_allocation(chain: Chain, platform: Platform, scope: Scope) -> Iterator[Sequence[Stage]]:
-    """Yield the allocations of a scope, each layer a stage where layers run apart."""
-    if scope.allocation == "general":
-        yield from all_stages(chain, platform)
-        return
-    for stages in contiguous_stages(chain, platform):
-        yield stages if scope.grain == "stage" else tuple(as_layers(stages))
 
 
 def ask(chain: Chain, platform: Platform, scope: Scope) -> Result:

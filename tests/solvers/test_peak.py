@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 
 from schedopt import Chain, Layer, Platform, Scope, Stage
 from schedopt.solvers import periodic
-from schedopt.solving.models.slots import as_layers
 from tests.budgets import trials
 from tests.layers import layer
 from tests.solvers.asking import ask, on, plan_of, prove
-from tests.solvers.brute_force import all_stages, contiguous_stages
+from tests.solvers.brute_force import every_allocation
 from tests.solvers.order_words import least_of
 from tests.strategies import short_chains, tight_platforms
 
@@ -45,15 +44,6 @@ def with_time(chain: Chain, times: Sequence[str] = TIMES, *, saves: bool = True)
         for one in chain.layers
     )
     return replace(chain, layers=layers)
-
-
-def every_allocation(chain: Chain, platform: Platform, scope: Scope) -> Iterator[Sequence[Stage]]:
-    """Yield the allocations of a scope, each layer a stage where layers run apart."""
-    if scope.allocation == "general":
-        yield from all_stages(chain, platform)
-        return
-    for stages in contiguous_stages(chain, platform):
-        yield stages if scope.grain == "stage" else tuple(as_layers(stages))
 
 
 def least(chain: Chain, platform: Platform, scope: Scope) -> Fraction | None:

@@ -50,6 +50,17 @@ def relaxed(problem: Problem) -> tuple[Run, list[tuple[Stage, ...]]]:
     return run, list(relaxed_allocations(problem, run))
 
 
+def require_true_bound(problem: Problem) -> list[tuple[Stage, ...]]:
+    """Require that no plan is below the bound of the relaxation; return its allocations."""
+    run, found = relaxed(problem)
+    bound = run.bound()
+    if find_infeasibility(problem, run.incumbent) is not None:
+        assert not has_plan(problem, one_after_the_other_ns(problem))
+    elif bound is not None:
+        assert not has_plan(problem, bound, below=True)
+    return found
+
+
 @pytest.mark.parametrize("memory", ["sum", "peak"])
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("split", [False, True])
@@ -59,13 +70,7 @@ def test_no_plan_is_below(
     data: st.DataObject, split: bool, recompute: bool, memory: Memory
 ) -> None:
     problem = data.draw(tight_problems(split=split, recompute=recompute, memory=memory))
-    run, found = relaxed(problem)
-    bound = run.bound()
-    if find_infeasibility(problem, run.incumbent) is not None:
-        assert not has_plan(problem, one_after_the_other_ns(problem))
-    elif bound is not None:
-        assert not has_plan(problem, bound, below=True)
-    for stages in found:
+    for stages in require_true_bound(problem):
         layers = [one for stage in stages for one in range(stage.first, stage.last + 1)]
         assert layers == list(range(len(problem.chain.layers)))
         homes = {one: s.gpus[0] for s in stages for one in range(s.first, s.last + 1)}
@@ -85,12 +90,7 @@ def test_no_plan_is_below_what_instants_refute(
     longest = max(2, 5 - split - recompute - k)
     problem = data.draw(linked_problems(longest=longest, split=split, recompute=recompute))
     problem = replace(problem, scope=replace(problem.scope, max_k=k))
-    run, _ = relaxed(problem)
-    bound = run.bound()
-    if find_infeasibility(problem, run.incumbent) is not None:
-        assert not has_plan(problem, one_after_the_other_ns(problem))
-    elif bound is not None:
-        assert not has_plan(problem, bound, below=True)
+    require_true_bound(problem)
 
 
 @trials(60)

@@ -50,8 +50,9 @@ def in_flight(length: int, period: int) -> int:
 def excess_of_load(t: Tables, s: State) -> float:
     """Return by how much GPUs are overloaded in every order, in periods and memories.
 
-    A micro-batch stays in a stage for its work and that of all stages behind at least. So a stage
-    holds that many at its own maximum, and the maximum of a GPU is no less than its mean.
+    A micro-batch stays in a stage for its work and that of all stages behind at least, unless
+    something finds no place. So a stage holds that many at its own maximum, and the maximum of a
+    GPU is no less than its mean.
     """
     period = s.counts[PERIOD]
     for gpu in range(t.gpus):

@@ -14,7 +14,7 @@ from typing import Final
 
 from schedopt.account.timeline import layer_ns
 from schedopt.bounds.load import least_backward, way_back
-from schedopt.bounds.recomputation import input_bytes
+from schedopt.bounds.recomputation import input_bytes, keeps_something
 from schedopt.chain import Layer
 from schedopt.plan import Kind
 from schedopt.platform import Gpu, Platform
@@ -334,7 +334,7 @@ def shows_peak(problem: Problem) -> bool:
         timeless = {kind for kind in _operations(problem) if not layer_ns(layer, kind)}
         if timeless and layer.workspace_bytes and as_one:
             return False
-        if not _keeps_something(problem, number):
+        if not keeps_something(problem.chain, number, again=scope.recompute):
             continue
         comes |= "F" in timeless or ("I" in timeless and bool(layer.saved_weight_bytes))
         goes |= bool(timeless - {"F"})
@@ -354,16 +354,6 @@ def slots_show_peak(problem: Problem) -> bool:
 def _operations(problem: Problem) -> tuple[Kind, ...]:
     """Return the operations of which each layer may have one."""
     return ("F", "B", "I", "W") if problem.scope.split_backward else ("F", "B")
-
-
-def _keeps_something(problem: Problem, number: int) -> bool:
-    layer, again = problem.chain.layers[number], problem.scope.recompute
-    return bool(
-        layer.saved
-        or layer.saved_input_bytes
-        or layer.saved_weight_bytes
-        or (again and input_bytes(problem.chain, number))
-    )
 
 
 def may_join(problem: Problem) -> list[bool]:

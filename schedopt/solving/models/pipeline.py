@@ -15,7 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
 from schedopt.account.timeline import layer_ns
-from schedopt.bounds.recomputation import held_bytes, input_bytes
+from schedopt.bounds.recomputation import held_bytes, input_bytes, keeps_something
 from schedopt.chain import Layer
 from schedopt.plan import Kind, Operation, Pattern, Tensor, Transfer, place_in_period
 from schedopt.problem import MemoryReading, Problem
@@ -235,16 +235,9 @@ class AllocatedPipeline:
         return task.length_ns == 0
 
     def _keeps_something(self, index: int) -> bool:
-        again = self._may_recompute(index)
-        return any(
-            layer.saved
-            or layer.saved_input_bytes
-            or layer.saved_weight_bytes
-            or (again and input_bytes(self.problem.chain, number))
-            for number, layer in zip(
-                self.problem.stages[index].layer_range, self._layers(index), strict=True
-            )
-        )
+        chain, again = self.problem.chain, self._may_recompute(index)
+        layers = self.problem.stages[index].layer_range
+        return any(keeps_something(chain, number, again=again) for number in layers)
 
     def _comes_and_goes(self, task: Task) -> set[bool]:
         """Return whether something comes with a task (True), and whether something goes (False)."""
