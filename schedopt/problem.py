@@ -197,8 +197,9 @@ class Problem:
         if not self.rule.is_given:
             for name in ("parameter_bytes", "gradient_bytes"):
                 self.chain.require(name, every, needed_by="a rule with updates")
-        if self.rule.partition != "none":
-            self.chain.require("optimizer_bytes", every, needed_by="a partition")
+        for number, stage in enumerate(self.stages):
+            if stage.shard != "none":
+                self._check_shard(number, stage)
         if self.scope.split_backward:
             self._check_halves()
         if self.scope.engine is not None:
@@ -218,6 +219,17 @@ class Problem:
                 field="stages",
                 way_out="Give both or neither",
             )
+
+    def _check_shard(self, number: int, stage: Stage) -> None:
+        if self.rule.is_given:
+            raise InputError(
+                f"{stage.shard} is sharded, but the rule says nothing of updates",
+                field=f"stages[{number}].shard",
+                way_out="Give the micro-batches of one update (Rule.update_every), or shard none",
+            )
+        # A layer that does not exist is a violation, which the check of a plan reports.
+        layers = [layer for layer in stage.layer_range if 0 <= layer < len(self.chain.layers)]
+        self.chain.require("optimizer_bytes", layers, needed_by=f"the shards of stage {number}")
 
     def _check_halves(self) -> None:
         # A layer has both or neither.

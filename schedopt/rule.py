@@ -10,7 +10,6 @@ from schedopt.validation import STRICT, as_rows, check_choice, check_whole
 
 ForwardReads = Literal["live", "entry", "delay", "table"]
 BackwardReads = Literal["forward", "live", "recomputed"]
-Partition = Literal["none", "optimizer", "gradient", "parameter"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,28 +38,6 @@ class Rule:
     backward_reads : {"forward", "live", "recomputed"}
         What B reads: the version of its F (weight stashing); the newest; or the newest when its
         stage was recomputed.
-    partition : {"none", "optimizer", "gradient", "parameter"}
-        What is sharded over the replicas of a stage (Rajbhandari et al. 2020, ZeRO 1, 2 and 3).
-        A stage is cut into as many equal chunks as its transfers of weights and of their gradients
-        say (1 if it has none); chunk c of stage s is at home on replica (s + c) mod R.
-
-        *optimizer*: only the home of a chunk has its optimizer state. So the gradient of a chunk
-        must come to its home, which updates it (an update takes its share of ``update_ns``); then
-        transfers of weights, named by a micro-batch of the mini-batch applied, bring the chunk to
-        the other replicas. A version is there when all chunks are.
-
-        *gradient*: also, the gradient of a chunk stays at home only. Elsewhere it lies from the
-        start of the first backward (B or W) of its mini-batch there, or of what comes earlier, to
-        the end of its last transfer.
-
-        *parameter*: also, each version of a chunk stays at home only, and is there when all homes
-        have made theirs. Each operation that reads weights (F, R, B or I, W) needs every chunk
-        that is not at home there exactly once, by a transfer to its own replica (``target`` 0)
-        named by its micro-batch (the first that it covers): it is for the first of that
-        micro-batch's operations in that stage that starts at or after its end, and brings the
-        version which that operation reads. It comes from the home, or from a copy that lies
-        complete on another replica. A copy lies there from the start of its transfer to the end
-        of that operation, or of what is sent on from it.
     """
 
     __pydantic_config__: ClassVar[Any] = STRICT
@@ -70,14 +47,12 @@ class Rule:
     delay: int = 0
     table: tuple[tuple[int, ...], ...] = ()
     backward_reads: BackwardReads = "forward"
-    partition: Partition = "none"
 
     def __post_init__(self) -> None:
         check_whole(self, "update_every", low=1, high=2**20, optional=True)
         check_whole(self, "delay", high=2**20)
         check_choice(self, "forward_reads", ("live", "entry", "delay", "table"))
         check_choice(self, "backward_reads", ("forward", "live", "recomputed"))
-        check_choice(self, "partition", ("none", "optimizer", "gradient", "parameter"))
         as_rows(self, "table", high=2**20)
         if (self.forward_reads == "table") != bool(self.table):
             raise InputError(
@@ -98,10 +73,10 @@ class Rule:
                     field=f"table[{position}]",
                     way_out="Give one delay of 0 or more for each stage, in every row",
                 )
-        plain = ("live", "forward", "none")
-        if self.is_given and plain != (self.forward_reads, self.backward_reads, self.partition):
+        plain = ("live", "forward")
+        if self.is_given and plain != (self.forward_reads, self.backward_reads):
             raise InputError(
-                "absent, though versions or shards are asked for",
+                "absent, though versions are asked for",
                 field="update_every",
                 way_out="Give the number of micro-batches of one update",
             )

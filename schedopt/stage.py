@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from schedopt.errors import InputError
-from schedopt.validation import LARGEST, STRICT, as_numbers, as_rows
+from schedopt.validation import LARGEST, STRICT, as_numbers, as_rows, check_choice
+
+Shard = Literal["none", "optimizer", "gradient", "parameter"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +25,30 @@ class Stage:
     recompute : sequence of (int, int)
         Runs of layers, first and last, that are computed again before the backward. Each keeps
         only its input for a micro-batch in flight.
+    shard : {"none", "optimizer", "gradient", "parameter"}
+        What is sharded over the replicas (Rajbhandari et al. 2020, ZeRO 1, 2 and 3); each stage of
+        a plan has a level of its own, and others than *none* need a rule with updates. The weights
+        are cut into as many equal chunks as the transfers of weights and of their gradients say (1
+        if there are none); chunk c of stage s is at home on replica (s + c) mod R. So on one GPU
+        everything is at home, whatever the level.
+
+        *optimizer*: only the home of a chunk has its optimizer state. So the gradient of a chunk
+        must come to its home, which updates it (an update takes its share of ``update_ns``); then
+        transfers of weights, named by a micro-batch of the mini-batch applied, bring the chunk to
+        the other replicas. A version is there when all chunks are.
+
+        *gradient*: also, the gradient of a chunk stays at home only. Elsewhere it lies from the
+        start of the first backward (B or W) of its mini-batch there, or of what comes earlier, to
+        the end of its last transfer.
+
+        *parameter*: also, each version of a chunk stays at home only, and is there when all homes
+        have made theirs. Each operation that reads weights (F, R, B or I, W) needs every chunk
+        that is not at home there exactly once, by a transfer to its own replica (``target`` 0)
+        named by its micro-batch (the first that it covers): it is for the first of that
+        micro-batch's operations in that stage that starts at or after its end, and brings the
+        version which that operation reads. It comes from the home, or from a copy that lies
+        complete on another replica. A copy lies there from the start of its transfer to the end
+        of that operation, or of what is sent on from it.
     """
 
     __pydantic_config__: ClassVar[Any] = STRICT
@@ -30,6 +56,7 @@ class Stage:
     layers: tuple[int, int]
     gpus: tuple[int, ...]
     recompute: tuple[tuple[int, int], ...] = ()
+    shard: Shard = "none"
 
     def __post_init__(self) -> None:
         # Numbers that name nothing are violations, which the check of a plan reports.
@@ -37,6 +64,7 @@ class Stage:
             numbers = as_numbers(getattr(self, name), name, low=-LARGEST)
             object.__setattr__(self, name, numbers)
         as_rows(self, "recompute", low=-LARGEST)
+        check_choice(self, "shard", ("none", "optimizer", "gradient", "parameter"))
         _check_pair(self.layers, "layers")
         for position, run in enumerate(self.recompute):
             _check_pair(run, f"recompute[{position}]")

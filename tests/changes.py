@@ -8,6 +8,7 @@ from typing import Any
 
 from schedopt.plan import Operation, Plan, Transfer
 from schedopt.platform import Gpu, Platform
+from schedopt.stage import Shard
 
 
 def with_pattern(plan: Plan, **changes: Any) -> Plan:
@@ -48,6 +49,11 @@ def change_stage(plan: Plan, number: int, **changes: Any) -> Plan:
     changed = list(plan.stages)
     changed[number] = replace(changed[number], **changes)
     return replace(plan, stages=tuple(changed))
+
+
+def change_shard(plan: Plan, shard: Shard) -> Plan:
+    """Return a plan whose stages all shard so much."""
+    return replace(plan, stages=tuple(replace(stage, shard=shard) for stage in plan.stages))
 
 
 def change_layer(plan: Plan, number: int, **changes: Any) -> Plan:

@@ -24,11 +24,12 @@ from schedopt import (
     check,
 )
 from schedopt.plan import Kind, Tensor, place_in_period
-from schedopt.rule import BackwardReads, ForwardReads, Partition
+from schedopt.rule import BackwardReads, ForwardReads
+from schedopt.stage import Shard
 from tests.random_plans import AMPLE, Timetable, recomputed_runs, small
 
 Ends = tuple[int, int]
-PARTITIONS: tuple[Partition, ...] = ("parameter", "gradient", "optimizer", "none")
+SHARDS: tuple[Shard, ...] = ("parameter", "gradient", "optimizer", "none")
 
 
 @st.composite
@@ -62,7 +63,14 @@ def sharded_plans(draw: st.DrawFn) -> Plan:
             # A GPU may run a larger share.
             named = [*named, named[0]]
         again = draw(recomputed_runs(number, number + 1)) if draw(st.booleans()) else ()
-        found.append(Stage(layers=(number, number), gpus=tuple(named), recompute=again))
+        found.append(
+            Stage(
+                layers=(number, number),
+                gpus=tuple(named),
+                recompute=again,
+                shard=draw(st.sampled_from(SHARDS)),
+            )
+        )
     platform = Platform(gpus, AMPLE)
     if draw(st.booleans()):
         latency = draw(st.integers(0, 1))
@@ -74,7 +82,6 @@ def sharded_plans(draw: st.DrawFn) -> Plan:
         chain=chain,
         platform=platform,
         stages=tuple(found),
-        partition=draw(st.sampled_from(PARTITIONS)),
         every=every,
         k=lcm(every, *(len(stage.gpus) for stage in found)),
         period=draw(st.sampled_from([300, 150, 80, 40])),
@@ -91,7 +98,6 @@ class _Maker:
     chain: Chain
     platform: Platform
     stages: tuple[Stage, ...]
-    partition: Partition
     every: int
     k: int
     period: int
@@ -127,9 +133,12 @@ class _Maker:
         )
 
     def home(self, stage: int, chunk: int) -> int:
-        if self.partition == "none":
+        if self.shard(stage) == "none":
             return self.roots[stage]
         return self.stages[stage].gpu(stage + chunk)
+
+    def shard(self, stage: int) -> Shard:
+        return self.stages[stage].shard
 
     def members(self, stage: int, mini_batch: int) -> set[int]:
         first = mini_batch * self.every
@@ -168,7 +177,7 @@ class _Maker:
         """Place a transfer of weights or their gradients from GPU to GPU."""
         gpus, layer = self.stages[stage].gpus, self.chain.layers[stage]
         source, target = (gpus.index(gpu) - j % len(gpus) for gpu in ends)
-        if tensor == "weights" and self.partition == "parameter":
+        if tensor == "weights" and self.shard(stage) == "parameter":
             target = 0
         item = Transfer(
             tensor=tensor,
@@ -225,7 +234,7 @@ class _Maker:
         gpu = self.stages[stage].gpu(j)
         ready += self.wait()
         coming: list[tuple[int, int]] = []
-        if self.partition == "parameter":
+        if self.shard(stage) == "parameter":
             for chunk in range(self.chunks[stage]):
                 if self.home(stage, chunk) != gpu:
                     end = self.gather(stage, chunk, gpu, j, ready, started.get(stage))
@@ -284,7 +293,7 @@ class _Maker:
             made[home, chunk] = max(made[home, chunk], ready[home, chunk])
         if self.update_ns:
             self.update(stage, first, made)
-        if self.partition != "parameter":
+        if self.shard(stage) != "parameter":
             for chunk in range(self.chunks[stage]):
                 self.spread(stage, chunk, name, made)
 
@@ -305,8 +314,8 @@ class _Maker:
         others = sorted(set(self.stages[stage].gpus) - {home})
         has = [home]
         for gpu in self.draw(st.permutations(others)):
-            source = home if self.partition == "none" else self.draw(st.sampled_from(has))
-            parts = range(self.chunks[stage]) if self.partition == "none" else (chunk,)
+            source = home if self.shard(stage) == "none" else self.draw(st.sampled_from(has))
+            parts = range(self.chunks[stage]) if self.shard(stage) == "none" else (chunk,)
             begin = max(made[source, part] for part in parts) + self.wait()
             begin = max(begin, made[gpu, chunk])
             _, end = self.carry("weights", stage, chunk, (source, gpu), name, begin)
@@ -321,7 +330,7 @@ class _Maker:
         plan = Plan(
             chain=replace(self.chain, layers=layers),
             platform=self.platform,
-            rule=Rule(update_every=self.every, partition=self.partition),
+            rule=Rule(update_every=self.every),
             scope=Scope(
                 allocation="general",
                 max_k=None,

@@ -96,7 +96,6 @@ REFUSED: dict[Callable[..., object], list[Case]] = {
         ({"forward_reads": "table", "update_every": 2}, "table", ""),
         ({"table": [[0]], "update_every": 2}, "table", ""),
         ({"forward_reads": "entry"}, "update_every", ""),
-        ({"partition": "optimizer"}, "update_every", ""),
         ({"update_every": 0}, "update_every", ""),
         ({"backward_reads": "old", "update_every": 1}, "backward_reads", ""),
     ],
@@ -131,6 +130,7 @@ REFUSED: dict[Callable[..., object], list[Case]] = {
         ({"recompute": [(0, 1), (0,)]}, "recompute[1]", ""),
         ({"recompute": [(0, 1, 2)]}, "recompute[0]", ""),
         ({"recompute": [(0, "1")]}, "recompute[0][1]", ""),
+        ({"shard": "weights"}, "shard", "not known"),
     ],
     partial(Operation, kind="F", stage=0, shift=0, start_ns=0): [
         ({"kind": "X"}, "kind", ""),

@@ -15,7 +15,6 @@ def test_the_default_is_that_the_weights_are_given() -> None:
 
 
 @pytest.mark.parametrize("backward", ["forward", "live", "recomputed"])
-@pytest.mark.parametrize("partition", ["none", "optimizer", "gradient", "parameter"])
 @pytest.mark.parametrize(
     "forward",
     [
@@ -26,10 +25,8 @@ def test_the_default_is_that_the_weights_are_given() -> None:
         {"forward_reads": "table", "table": ((0, 1), (1, 0))},
     ],
 )
-def test_with_updates_every_combination_is_a_rule(
-    forward: dict[str, Any], backward: Any, partition: Any
-) -> None:
-    rule = Rule(update_every=2, backward_reads=backward, partition=partition, **forward)
+def test_with_updates_every_combination_is_a_rule(forward: dict[str, Any], backward: Any) -> None:
+    rule = Rule(update_every=2, backward_reads=backward, **forward)
     assert rule.backward_reads == backward
 
 

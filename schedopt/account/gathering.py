@@ -44,7 +44,7 @@ class GatheredCopy:
 
 
 def find_gathers(reader: Reader) -> Iterator[Gather]:
-    """Yield what comes for each operation of a hyperperiod or step.
+    """Yield what comes for each operation of a hyperperiod or step, in stages of scattered weights.
 
     Of the transfers of one chunk for one micro-batch the first to end is for the operation that
     starts first, and so on: each ends before its operation starts, but not before an earlier one.
@@ -52,12 +52,14 @@ def find_gathers(reader: Reader) -> Iterator[Gather]:
     schedule = reader.schedule
     readers: dict[tuple[int, int], list[tuple[int, int, Interval]]] = defaultdict(list)
     for operation, i, run in schedule.operations():
+        if not reader.scattered(operation.stage):
+            continue
         if operation.kind in _READING and not replica_of(schedule.plan, operation):
             order = _READING.index(operation.kind)
             readers[operation.stage, i].append((run.start_ns, order, run))
     coming: dict[tuple[int, int, int], list[tuple[int, int, int, int]]] = defaultdict(list)
     for transfer, i, source, _, run in schedule.transfers():
-        if transfer.tensor == "weights":
+        if transfer.tensor == "weights" and reader.scattered(transfer.stage):
             key = (transfer.stage, i, transfer.chunk)
             coming[key].append((run.end_ns, run.start_ns, source, run.gpu))
     for (stage, i, chunk), arrivals in coming.items():

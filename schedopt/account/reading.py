@@ -17,21 +17,25 @@ Place = tuple[int, int, int | None]
 class Reader:
     """Which version each operation of a schedule reads.
 
-    Where parameters are `scattered`, a version is there when all its chunks are made at home.
+    Where the parameters of a stage are `scattered`, a version is there when all its chunks are made
+    at home.
     """
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
         self.rule = schedule.plan.rule
         self.owners = ShardOwners(schedule.plan)
-        self.scattered = self.rule.partition == "parameter"
         self.every = schedule.plan.rule.update_every or 1
         self.updates = schedule.length // self.every
         self._made = _find_made(schedule, self.owners)
 
+    def scattered(self, stage: int) -> bool:
+        """Whether each version of a stage lies at home only."""
+        return self.schedule.plan.stages[stage].shard == "parameter"
+
     def places(self, stage: int, gpu: int) -> tuple[int | None, ...]:
         """Return the chunks of a stage that lie on a GPU; None for the whole stage at once."""
-        return self.owners.owned(stage, gpu) if self.scattered else (None,)
+        return self.owners.owned(stage, gpu) if self.scattered(stage) else (None,)
 
     def backward(self, stage: int) -> Kind:
         """Return the operation that reads the weights first in the backward of a stage."""
@@ -122,10 +126,10 @@ def _find_made(schedule: Schedule, owners: ShardOwners) -> dict[Place, list[int]
     An update starts from the version before it. So where mini-batches end out of order, also those
     of the round before, a version is made when all gradients up to its own are there.
     """
-    scattered = schedule.plan.rule.partition == "parameter"
-    last = _LastEvents(schedule, scattered)
+    last = _LastEvents(schedule)
     found: dict[Place, list[int]] = {}
     for number, stage in enumerate(schedule.plan.stages):
+        scattered = stage.shard == "parameter"
         rows: dict[int, list[list[int]]] = {}
         for gpu in dict.fromkeys(stage.gpus):
             home = owners.owned(number, gpu)
@@ -145,7 +149,7 @@ def _find_made(schedule: Schedule, owners: ShardOwners) -> dict[Place, list[int]
 class _LastEvents:
     """What comes last of each mini-batch on each GPU: gradients, an update, weights."""
 
-    def __init__(self, schedule: Schedule, scattered: bool) -> None:
+    def __init__(self, schedule: Schedule) -> None:
         self.every = schedule.plan.rule.update_every or 1
         self.updates = schedule.length // self.every
         self._latest: dict[tuple[str, int, int, int | None, int], int] = {}
@@ -153,6 +157,8 @@ class _LastEvents:
             if operation.kind == "U":
                 self._keep("update", operation.stage, run, None, i)
         for transfer, i, _, _, run in schedule.transfers():
+            # What is gathered is not what makes a version.
+            scattered = schedule.plan.stages[transfer.stage].shard == "parameter"
             if transfer.tensor == "weight_gradient" or (
                 transfer.tensor == "weights" and not scattered
             ):

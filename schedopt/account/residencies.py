@@ -76,10 +76,8 @@ def residencies_of(schedule: Schedule) -> list[Residency]:
     if not plan.rule.is_given:
         reader = Reader(schedule)
         found += _versions(reader)
-        if plan.rule.partition in ("gradient", "parameter"):
-            found += _gradients(reader)
-        if plan.rule.partition == "parameter":
-            found += _gathered(reader)
+        found += _gradients(reader)
+        found += _gathered(reader)
     halves = _halves_on_their_way(schedule)
     sent = _sent_until(halves)
     for stage in range(len(plan.stages)):
@@ -92,11 +90,10 @@ def residencies_of(schedule: Schedule) -> list[Residency]:
 
 def _always(plan: Plan, owners: ShardOwners) -> Iterator[Residency]:
     """Yield the bytes of each stage that always lie there; of sharded ones those at home."""
-    partition = plan.rule.partition
-    sharded = {"none": (), "optimizer": ("optimizer_bytes",)}.get(
-        partition, ("optimizer_bytes", "gradient_bytes")
-    )
     for stage, one in enumerate(plan.stages):
+        sharded = {"none": (), "optimizer": ("optimizer_bytes",)}.get(
+            one.shard, ("optimizer_bytes", "gradient_bytes")
+        )
         count = stage_bytes(plan, stage, "weight_bytes")
         if not plan.rule.is_given:
             count -= stage_bytes(plan, stage, "parameter_bytes")
@@ -125,9 +122,13 @@ def _gathered(reader: Reader) -> Iterator[Residency]:
 def _gradients(reader: Reader) -> Iterator[Residency]:
     """Yield the gradients of a mini-batch where they are not at home, while they lie there.
 
-    From the first backward, or arrival if that comes before, to the last transfer.
+    Of stages that keep them at home only: from the first backward, or arrival if that comes before,
+    to the last transfer.
     """
     schedule, owners = reader.schedule, reader.owners
+    at_home = [one.shard in ("gradient", "parameter") for one in schedule.plan.stages]
+    if not any(at_home):
+        return
     lying: dict[tuple[int, int, int, int], tuple[int, int]] = {}
 
     def touch(stage: int, gpu: int, chunk: int, i: int, run: Interval) -> None:
@@ -136,11 +137,11 @@ def _gradients(reader: Reader) -> Iterator[Residency]:
         lying[key] = (min(start, run.start_ns), max(end, run.end_ns))
 
     for stage in range(len(schedule.plan.stages)):
-        for i, run in gradient_runs(schedule, stage):
+        for i, run in gradient_runs(schedule, stage) if at_home[stage] else ():
             for chunk in owners.foreign(stage, run.gpu):
                 touch(stage, run.gpu, chunk, i, run)
     for transfer, i, source, _, run in schedule.transfers():
-        if transfer.tensor == "weight_gradient":
+        if transfer.tensor == "weight_gradient" and at_home[transfer.stage]:
             for gpu in (source, run.gpu):
                 if transfer.chunk not in owners.owned(transfer.stage, gpu):
                     touch(transfer.stage, gpu, transfer.chunk, i, run)

@@ -1,4 +1,4 @@
-"""Which GPU owns which shard of a stage's weights, where the rule shards them over the replicas."""
+"""Which GPU owns which shard of a stage's weights, where they are sharded over its replicas."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from schedopt.plan import Plan
 class ShardOwners:
     """Which GPUs own the chunks of each stage.
 
-    Chunk c of stage s belongs to replica (s + c) mod R; without a partition every GPU of the stage
-    owns all of them.
+    Chunk c of stage s belongs to replica (s + c) mod R; where nothing is sharded every GPU of the
+    stage owns all of them.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -27,7 +27,7 @@ class ShardOwners:
             self._owned[stage, gpu] = tuple(
                 chunk
                 for chunk in range(self.chunks[stage])
-                if self.plan.rule.partition == "none" or place.gpu(stage + chunk) == gpu
+                if place.shard == "none" or place.gpu(stage + chunk) == gpu
             )
         return self._owned[stage, gpu]
 

@@ -102,12 +102,10 @@ def _uses(reader: Reader) -> Iterator[tuple[Place, int, int]]:
                 run = schedule.at(kind, stage, micro_batch)
                 for chunk in reader.places(stage, run.gpu):
                     yield (stage, run.gpu, chunk), version, run.end_ns
-    if reader.scattered:
-        for gather in find_gathers(reader):
-            if gather.from_home:
-                place = (gather.stage, gather.source, gather.chunk)
-                yield place, gather.version, gather.end_ns
-        return
+    for gather in find_gathers(reader):
+        if gather.from_home:
+            place = (gather.stage, gather.source, gather.chunk)
+            yield place, gather.version, gather.end_ns
     for transfer, i, source, _, run in schedule.transfers():
-        if transfer.tensor == "weights":
+        if transfer.tensor == "weights" and not reader.scattered(transfer.stage):
             yield (transfer.stage, source, None), i // reader.every + 1, run.end_ns

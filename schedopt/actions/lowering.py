@@ -102,12 +102,13 @@ def sending_end(transfer: Transfer, event: Event, ranks: Mapping[int, int]) -> A
 
 def _refuse(plan: Plan) -> None:
     """Refuse what cannot be run: shards, and replicas of which nothing says how they agree."""
-    if plan.rule.partition != "none":
-        raise InputError(
-            f"{plan.rule.partition} is sharded over replicas, which is not run yet",
-            field="rule.partition",
-            way_out="Run a plan with partition none",
-        )
+    for number, stage in enumerate(plan.stages):
+        if stage.shard != "none":
+            raise InputError(
+                f"{stage.shard} of stage {number} is sharded over replicas, which is not run yet",
+                field=f"stages[{number}].shard",
+                way_out="Run a plan whose stages shard none",
+            )
     for number, transfer in enumerate(plan.pattern.transfers):
         if transfer.tensor not in _SENT:
             raise InputError(

@@ -78,7 +78,7 @@ def follow_gathers(
     Violations are those of the steady round. `list_reads` yields the operations of a micro-batch,
     each behind the version that it reads.
     """
-    if timeline.plan.rule.partition != "parameter":
+    if timeline.plan.stages[stage].shard != "parameter":
         return Gathers()
     found = _Gathering(timeline, stage, window, history, list_reads)
     found.find_wrong_ends()

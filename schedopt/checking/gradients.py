@@ -59,7 +59,7 @@ class _Replay:
     """The buffers of one stage while time goes on.
 
     A buffer is a set of micro-batches of one mini-batch, kept as the bits of an integer. A chunk is
-    updated where it is at home; without a partition that is everywhere.
+    updated where it is at home; where nothing is sharded that is everywhere.
     """
 
     timeline: Timeline
@@ -84,8 +84,8 @@ class _Replay:
         self.m = plan.rule.update_every
         self.whole = (1 << self.m) - 1
         self.gpus = tuple(dict.fromkeys(plan.stages[self.stage].gpus))
-        self.sharded = plan.rule.partition != "none"
-        self.scattered = plan.rule.partition == "parameter"
+        shard = plan.stages[self.stage].shard
+        self.sharded, self.scattered = shard != "none", shard == "parameter"
         items = self.timeline.by_stage[self.stage]
         self.transfers = [
             (place, item)

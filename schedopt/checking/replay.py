@@ -41,12 +41,11 @@ def find_memory_violations(
 
 def _count_constants(timeline: Timeline, unknown: frozenset[int]) -> dict[Group, int]:
     plan = timeline.plan
-    partition = plan.rule.partition
-    sharded = [] if partition == "none" else ["optimizer_bytes"]
-    if partition in ("gradient", "parameter"):
-        sharded.append("gradient_bytes")
     constants: dict[Group, int] = {}
     for position, stage in enumerate(plan.stages):
+        sharded = [] if stage.shard == "none" else ["optimizer_bytes"]
+        if stage.shard in ("gradient", "parameter"):
+            sharded.append("gradient_bytes")
         size = timeline.size(position, "weight_bytes")
         if not plan.rule.is_given and position not in unknown:
             size -= timeline.size(position, "parameter_bytes")

@@ -166,15 +166,15 @@ def _list_workspaces(timeline: Timeline, position: int) -> Iterator[Residency]:
 
 
 def list_gradients(timeline: Timeline, position: int) -> Iterator[Residency]:
-    """Yield the gradients that lie away from home, where a rule keeps them only at home.
+    """Yield the gradients that lie away from home, where a stage keeps them only at home.
 
     From the first backward of their mini-batch there, or what arrives before, to the last transfer
     that they need.
     """
     plan = timeline.plan
-    if plan.rule.partition not in ("gradient", "parameter") or plan.rule.update_every is None:
-        return
     m, stage = plan.rule.update_every, plan.stages[position]
+    if m is None or stage.shard not in ("gradient", "parameter"):
+        return
     every = lcm(timeline.repeat(position), m)
     moments: dict[tuple[int, int, int], list[int]] = {}
 

@@ -144,9 +144,9 @@ class Timeline:
         return tuple(found)
 
     def home(self, stage: int, gpu: int) -> frozenset[int]:
-        """Return the chunks of a stage that are at home on a GPU; all without a partition."""
+        """Return the chunks of a stage that are at home on a GPU; all where nothing is sharded."""
         chunks, gpus = self.chunks[stage], self.plan.stages[stage].gpus
-        if self.plan.rule.partition == "none":
+        if self.plan.stages[stage].shard == "none":
             return frozenset(range(chunks))
         return frozenset(c for c in range(chunks) if gpus[(stage + c) % len(gpus)] == gpu)
 

@@ -94,9 +94,9 @@ class Reads:
         self.stage = stage
         self.window = window
         self.made, self.parts = history.made, history.parts
-        scattered = timeline.plan.rule.partition == "parameter"
+        self.scattered = timeline.plan.stages[stage].shard == "parameter"
         self.keeps: dict[int, list[int | None]] = {
-            gpu: [*sorted(timeline.home(stage, gpu))] if scattered else [None]
+            gpu: [*sorted(timeline.home(stage, gpu))] if self.scattered else [None]
             for gpu in dict.fromkeys(timeline.plan.stages[stage].gpus)
         }
         self.times = _sort_times(history)
@@ -205,10 +205,10 @@ class Reads:
         """Yield which versions are sent from where until when, as soon as they are made."""
         plan = self.timeline.plan
         assert plan.rule.update_every is not None
+        if self.scattered:
+            return
         for _, item in self.timeline.by_stage[self.stage]:
             if not isinstance(item, Transfer) or item.tensor != "weights":
-                continue
-            if plan.rule.partition == "parameter":
                 continue
             for i in range(item.shift % plan.pattern.k, self.window.readers, plan.pattern.k):
                 source, _ = self.timeline.ends(item, i)

@@ -189,6 +189,7 @@ def summarise(result: Result) -> dict[str, Any]:
                     "layers": list(stage.layers),
                     "gpus": list(stage.gpus),
                     "recompute": [list(run) for run in stage.recompute],
+                    "shard": stage.shard,
                 }
                 for stage in result.plan.stages
             ],

@@ -39,7 +39,7 @@ def chart_plan(result: Result, report: PlanReport | None = None) -> Chart:
     levels = memory_profile(plan, report.residencies, repeat)
     return Chart(
         title=f"{plan.chain}",
-        facts=(f"{plan.platform}", *_facts(result, report), *_unused(plan)),
+        facts=(f"{plan.platform}", *_facts(result, report), *_notes(plan)),
         numbering="shift",
         length_ns=shown,
         repeats_from_ns=min(repeat, shown),
@@ -66,7 +66,7 @@ def chart_simulation(simulation: Simulation, report: PlanReport | None = None) -
     report = report or PlanReport(plan)
     return Chart(
         title=f"{plan.chain}",
-        facts=(f"{plan.platform}", *_step_facts(simulation), *_unused(plan)),
+        facts=(f"{plan.platform}", *_step_facts(simulation), *_notes(plan)),
         numbering="micro-batch",
         length_ns=max(1, shown),
         repeats_from_ns=max(1, shown),
@@ -88,7 +88,26 @@ def name_unused(plan: Plan) -> str:
     return f"GPU {names} ({len(idle)} of {len(plan.platform.gpus)})"
 
 
-def _unused(plan: Plan) -> Iterator[str]:
+def name_shards(plan: Plan) -> str:
+    """Return which stages shard what over their GPUs, in words; empty if none does."""
+    levels: dict[str, list[list[int]]] = {}
+    for number, stage in enumerate(plan.stages):
+        if stage.shard != "none":
+            runs = levels.setdefault(stage.shard, [])
+            if runs and runs[-1][-1] == number - 1:
+                runs[-1].append(number)
+            else:
+                runs.append([number])
+    return "; ".join(
+        f"{level} of stage{'s' if len([*joined(*runs)]) > 1 else ''} "
+        + ", ".join(f"{run[0]}-{run[-1]}" if run[1:] else f"{run[0]}" for run in runs)
+        for level, runs in levels.items()
+    )
+
+
+def _notes(plan: Plan) -> Iterator[str]:
+    if shards := name_shards(plan):
+        yield f"Sharded: {shards}"
     if unused := name_unused(plan):
         yield f"Without a stage: {unused}"
 

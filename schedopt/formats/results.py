@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from schedopt.chain import Chain
 from schedopt.errors import InputError, naming_file
@@ -14,6 +14,7 @@ from schedopt.formats.reading import read_document
 from schedopt.formats.writing import to_text
 from schedopt.plan import PLAN_FORMAT, Plan
 from schedopt.result import Result
+from schedopt.stage import Shard
 
 _PLAN_FIELDS = tuple(field.name for field in fields(Plan))
 _RESULT_FIELDS = tuple(
@@ -40,15 +41,19 @@ def result_to_json(result: Result) -> str:
         **{name: answer[name] for name in _PLAN_FIELDS if name != "chain"},
         **known,
     }
-    leave_out_defaults(document["pattern"])
+    leave_out_defaults(document)
     for owner in (document, *document["bounds"], document.get("infeasibility", {})):
         # None is a value of its own here: any k.
         owner.get("scope", {}).setdefault("max_k", None)
     return to_text(document)
 
 
-def leave_out_defaults(pattern: dict[str, Any]) -> None:
-    """Take from a pattern as a document what speaks of replicas where there are none."""
+def leave_out_defaults(plan: dict[str, Any]) -> None:
+    """Take from stages and pattern, as a document, what speaks of replicas where there are none."""
+    for stage in plan["stages"]:
+        if stage["shard"] == "none":
+            del stage["shard"]
+    pattern = plan["pattern"]
     for transfer in pattern["transfers"]:
         if "source" not in transfer:
             for name in ("chunk", "chunks", "mode"):
@@ -87,12 +92,34 @@ def _result(document: dict[str, Any]) -> Result:
     if sha256 is None:
         raise InputError("is missing", field="chain_sha256", way_out="Write the plan again")
     known = {name: document.pop(name) for name in _RESULT_FIELDS if name in document}
+    _move_shards(document)
     plan = _plan(document)
     _check_same_chain(plan.chain, sha256)
     asked = {name: document[name] for name in document if name not in ("pattern", "stages")}
     if plan.scope.allocation == "fixed":
         asked["stages"] = document["stages"]
     return replace(build(Result, {**known, "problem": asked}), plan=plan, problem=plan.problem)
+
+
+def _move_shards(document: dict[str, Any]) -> None:
+    """Give each stage the level that older files have in their rule, as `partition`, for all.
+
+    Stages on one GPU get none: everything is at home there, whatever the level.
+    """
+    rule, stages = document.get("rule"), document.get("stages")
+    if not isinstance(rule, dict) or rule.get("partition") not in get_args(Shard):
+        return
+    if not isinstance(stages, list) or any(_names_shard(stage) for stage in stages):
+        return
+    level = rule.pop("partition")
+    for stage in stages:
+        gpus = stage.get("gpus") if isinstance(stage, dict) else None
+        if level != "none" and isinstance(gpus, list) and any(gpu != gpus[0] for gpu in gpus):
+            stage["shard"] = level
+
+
+def _names_shard(stage: object) -> bool:
+    return isinstance(stage, dict) and "shard" in stage
 
 
 def _plan(document: dict[str, Any]) -> Plan:

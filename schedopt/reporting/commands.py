@@ -27,7 +27,7 @@ def commands(plan: Plan, file: str, step: Simulation) -> Iterator[tuple[str, str
         "writes this step to scale, with the memory of each GPU, for ui.perfetto.dev; the other "
         f"targets are {others}, where they can express the plan",
     )
-    if plan.rule.partition != "none":
+    if any(stage.shard != "none" for stage in plan.stages):
         # No way of running does plans that shard weights.
         return
     yield (

@@ -53,10 +53,12 @@ def stage_table(report: PlanReport) -> Table:
     """Return a row for each stage on each of its GPUs."""
     plan, timeline = report.plan, report.timeline
     again = any(stage.recompute for stage in plan.stages)
+    sharded = any(stage.shard != "none" for stage in plan.stages)
     keys = ("Stage", "GPU", "Layers")
     columns = (
         *(*keys, "Forward", "Backward", "Busy", "In flight"),
         *(("Recompute",) if again else ()),
+        *(("Shard",) if sharded else ()),
         "Names",
     )
     rows = []
@@ -72,6 +74,7 @@ def stage_table(report: PlanReport) -> Table:
                 f"{float(report.loads[gpu].share):.1%}",
                 str(report.concurrent_activations[index, gpu]),
                 *([_recomputed(stage)] if again else []),
+                *([stage.shard] if sharded else []),
                 layer_names(plan, stage),
             )
             for gpu in dict.fromkeys(stage.gpus)
@@ -81,7 +84,7 @@ def stage_table(report: PlanReport) -> Table:
         columns=columns,
         rows=tuple(rows),
         left=keys,
-        words=("Recompute", "Names"),
+        words=("Recompute", "Shard", "Names"),
     )
 
 

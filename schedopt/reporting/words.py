@@ -8,6 +8,7 @@ from fractions import Fraction
 from typing import Final
 
 from schedopt.account import PlanReport, versions
+from schedopt.drawing import name_shards
 from schedopt.plan import Plan
 from schedopt.problem import Scope
 from schedopt.reporting.proofs import explain_proof
@@ -30,6 +31,7 @@ WORDS: Final = (
     ("Period", "the length of the pattern for each of its micro-batches: less is faster."),
     ("In flight", "micro-batches between their forward and their backward on a stage."),
     ("Bubble", "the share of the time in which GPUs that have a stage idle."),
+    ("Shard", "the part of weights, gradients or optimizer state that one GPU of a stage keeps."),
     ("Flush", "all gradients are applied, and the pipeline is empty, before the next step."),
     ("Bound", "a period that no plan of a certain kind can beat, proven."),
     ("Gap", "how much longer the period of the plan is than the bound."),
@@ -175,6 +177,8 @@ def _updates(plan: Plan) -> Iterator[str]:
         f"{counted(max(found.forward_staleness.values()), 'update')} old, a backward up to "
         f"{max(found.backward_staleness.values())}."
     )
+    if shards := name_shards(plan):
+        yield f"The GPUs of a stage share out what it shards: {shards}."
 
 
 def gpu_sentences(report: PlanReport) -> Iterator[str]:

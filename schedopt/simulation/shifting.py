@@ -27,7 +27,7 @@ def shift_left(
     users: dict[Hashable, _Uses] = defaultdict(_Uses)
     found = []
     passing = any(transfer.tensor == "weight_half" for transfer in plan.pattern.transfers)
-    coming = passing or plan.rule.partition != "none"
+    coming = passing or any(stage.shard != "none" for stage in plan.stages)
     making = _making_weights(plan, coming)
     for together in _in_order(plan, events):
         lengths = [event.length_ns if length_ns is None else length_ns(event) for event in together]
@@ -66,12 +66,12 @@ def _making_weights(plan: Plan, coming: bool) -> frozenset[tuple[str, int]]:
 def _taken_at_start(plan: Plan, event: Event, coming: bool) -> tuple[Hashable, ...]:
     """Return the things whose uses free the memory that an event may take when it starts.
 
-    Where shards or what W needs come and go, operations wait for them; so do, where gradients or
-    parameters are sharded, and in an arrival of what W needs, what brings them.
+    Where shards or what W needs come and go, operations wait for them; so does, in a stage whose
+    gradients or parameters are sharded, what brings them, and so does what brings what W needs.
     """
     if isinstance(event.item, Operation):
         return _frees(event.gpu) if coming else ()
-    brings = plan.rule.partition in ("gradient", "parameter")
+    brings = plan.stages[event.item.stage].shard in ("gradient", "parameter")
     return _frees(event.gpu) if brings or event.item.tensor == "weight_half" else ()
 
 
@@ -237,7 +237,7 @@ def _is_of_mini_batch(plan: Plan, item: Operation | Transfer) -> bool:
     if isinstance(item, Operation):
         return item.kind == "U"
     # Where parameters are sharded, weights are sent to the one micro-batch that reads them.
-    gathered = item.tensor == "weights" and plan.rule.partition == "parameter"
+    gathered = item.tensor == "weights" and plan.stages[item.stage].shard == "parameter"
     return not item.is_boundary and not gathered
 
 

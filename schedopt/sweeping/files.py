@@ -26,7 +26,7 @@ def sweep_to_json(sweep: Sweep) -> str:
     document["options"]["scope"].setdefault("max_k", None)
     for point in document["points"]:
         if "pattern" in point:
-            leave_out_defaults(point["pattern"])
+            leave_out_defaults(point)
     return to_text({"format": SWEEP_FORMAT, **document})
 
 

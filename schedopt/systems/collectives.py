@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Literal
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, Literal
 
 from schedopt.plan import Tensor, Transfer
 from schedopt.systems.list_scheduler import ListScheduler
@@ -11,6 +11,8 @@ from schedopt.systems.steady_state import Name
 
 Before = Callable[[int], Iterable[Name | Transfer]]
 """What a replica must have done before it sends."""
+
+AT_ONCE: Final = "weights that come for the next operation in no time cannot be told from its own"
 
 
 def hop(
@@ -21,19 +23,19 @@ def hop(
     part: tuple[int, int] = (0, 1),
     mode: Literal["copy", "reduce"] = "copy",
     *,
-    to_backward: bool = False,
+    reading: int = 0,
 ) -> Transfer:
     """Return a transfer between two replicas, counted from that of the micro-batch.
 
-    A part is a chunk and their number. Weights that are sent for F and again for B are told apart
-    by `to_backward`.
+    A part is a chunk and their number. Weights that are sent for several operations of a
+    micro-batch are told apart by `reading`, the number of those before it.
     """
     (source, target), (chunk, chunks) = ends, part
     return Transfer(
         tensor=tensor,
         stage=stage,
         shift=micro_batch,
-        start_ns=int(to_backward),
+        start_ns=reading,
         source=source,
         target=target,
         chunk=chunk,
@@ -117,13 +119,29 @@ def all_reduce(
     return [[item for item in arrivals if item.target == r] for r in range(replicas)]
 
 
-def all_reduce_and_update(scheduler: ListScheduler, stage: int, microbatches: int) -> None:
-    """Add the gradients of a step of m micro-batches up behind its last backwards, and apply them.
+def apply_gradients(scheduler: ListScheduler, stage: int, last: Sequence[Name]) -> None:
+    """Add the gradients of a step up, update, and take the weights to where they are kept.
 
-    Backwards of a replica end in the order of its micro-batches.
+    `last` names for each replica, the first being that of micro-batch 0, the operation after which
+    its own gradient is whole. Where nothing is sharded each replica gets the sum and updates;
+    otherwise each updates what is at home there, and the weights go from there to the others,
+    unless the parameters are sharded too.
     """
-    replicas = len(scheduler.stages[stage].gpus)
-    last = range(microbatches - replicas, microbatches)
-    whole = all_reduce(scheduler, stage, 0, lambda replica: [("B", stage, last[replica])])
-    for replica in range(replicas):
-        scheduler.update(stage, last[replica], after=whole[replica])
+    shard = scheduler.stages[stage].shard
+    if shard == "none":
+        summed = all_reduce(scheduler, stage, 0, lambda replica: [last[replica]])
+    else:
+        added = reduce_scatter(scheduler, stage, 0, lambda replica: [last[replica]])
+        summed = [[item for item in added if item.target == r] for r in range(len(last))]
+    made: list[list[Name | Transfer]] = []
+    for own, items in zip(last, summed, strict=True):
+        whole: list[Name | Transfer] = [own, *items]
+        made.append([*scheduler.update(stage, own[2], after=whole)] or whole)
+    if shard in ("optimizer", "gradient"):
+        at_home = [made[home(stage, chunk, len(made))] for chunk in range(len(made))]
+        all_gather(scheduler, stage, 0, at_home.__getitem__, "weights")
+
+
+def last_backwards(stage: int, replicas: int, microbatches: int) -> list[Name]:
+    """Return the last B of each replica of a stage, which run theirs in order, a round each."""
+    return [("B", stage, i) for i in range(microbatches - replicas, microbatches)]

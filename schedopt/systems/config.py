@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Final
 
@@ -95,6 +95,7 @@ class SystemConfig:
             allocation="general",
             microbatches=self.microbatches,
             split_backward=split,
+            recompute=any(stage.recompute for stage in scheduler.stages),
             max_k=None,
         )
         return scheduler.plan(scheduler.step(self.microbatches), scope)
@@ -127,14 +128,13 @@ class SystemConfig:
                 return scheduler.plan(pattern, Scope(allocation="general", max_k=None))
 
 
-def require_time(scheduler: ListScheduler, stage: int, name: str, why: str) -> None:
-    """Refuse a stage whose layers all take no time, where nothing else decides what comes first.
+def require_time(scheduler: ListScheduler, layers: Collection[int], name: str, why: str) -> None:
+    """Refuse layers of a stage that all take no time, where nothing else decides what comes first.
 
     The time is that of a field, and `why` ends the sentence.
     """
-    first, last = scheduler.stages[stage].layers
-    layers = scheduler.problem.chain.layers[first : last + 1]
-    if not any(getattr(layer, name) for layer in layers):
+    first, last = min(layers), max(layers)
+    if not any(getattr(scheduler.problem.chain.layers[layer], name) for layer in layers):
         others = f", like that of all layers to {last} of its stage" if last > first else ""
         raise InputError(
             f"0 ns{others}, and {why}",

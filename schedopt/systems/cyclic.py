@@ -156,7 +156,8 @@ class _Workers:
         came = [before] if before else []
         adding = replicas >= self.count
         if came and not adding:
-            require_time(self.scheduler, stage, "backward_ns", _IN_TURN)
+            layers = self.scheduler.stages[stage].layer_range
+            require_time(self.scheduler, layers, "backward_ns", _IN_TURN)
         self.scheduler.run("B", stage, i, after=[] if adding else came)
         whole: list[Name | Transfer] = [("B", stage, i), *came]
         if (i + 1) % self.count:

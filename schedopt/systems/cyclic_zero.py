@@ -9,18 +9,16 @@ fetch the weights of the next one, and not further ahead, so that it has those o
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import replace
 from functools import partial
 
 from schedopt.cuts import balanced_cuts
 from schedopt.plan import Kind, Plan, Transfer
 from schedopt.rule import Rule
 from schedopt.stage import Stage
-from schedopt.systems.collectives import hop
+from schedopt.systems.collectives import AT_ONCE, hop
 from schedopt.systems.config import SystemConfig, require_time
 from schedopt.systems.cyclic import RuleOf, freshest, one_ago, plan_at_steady_period
 from schedopt.systems.steady_state import Name
-from schedopt.systems.zero import AT_ONCE
 
 Done = list[Name | Transfer]
 
@@ -29,9 +27,11 @@ def _sharded(rule_of: RuleOf, config: SystemConfig) -> Plan:
     """Return the plan on P GPUs with sharded parameters, gradients and optimizer state."""
     count = len(config.platform.gpus)
     gpus = tuple(range(count))
-    stages = [Stage(layers=cut, gpus=gpus) for cut in balanced_cuts(config.chain, count)]
-    rule = replace(rule_of(count), partition="parameter")
-    return plan_at_steady_period(config, partial(_Workers, config, rule, stages), count)
+    stages = [
+        Stage(layers=cut, gpus=gpus, shard="parameter")
+        for cut in balanced_cuts(config.chain, count)
+    ]
+    return plan_at_steady_period(config, partial(_Workers, config, rule_of(count), stages), count)
 
 
 class _Workers:
@@ -70,10 +70,11 @@ class _Workers:
 
     def fetch(self, kind: Kind, stage: int, i: int, after: Done) -> Transfer:
         """Add the transfer of the weights that an operation reads, from home."""
-        item = hop("weights", stage, i, ((stage - i) % self.count, 0), to_backward=kind == "B")
+        item = hop("weights", stage, i, ((stage - i) % self.count, 0), reading=int(kind == "B"))
         at_once = not self.scheduler.length_ns(item)
         if kind == "B" and at_once:
-            require_time(self.scheduler, stage, "forward_ns", AT_ONCE)
+            layers = self.scheduler.stages[stage].layer_range
+            require_time(self.scheduler, layers, "forward_ns", AT_ONCE)
         held_up = self.updated or at_once
         if kind == "B" and stage == self.count - 1 and held_up:
             # What comes before F begins, which an update may hold up, would be taken for its own.

@@ -10,11 +10,9 @@ from collections.abc import Sequence
 
 from schedopt.chain import Chain
 from schedopt.plan import Kind, Plan
-from schedopt.rule import Rule
-from schedopt.stage import Stage
-from schedopt.systems.collectives import all_reduce_and_update
+from schedopt.stage import Shard, Stage
 from schedopt.systems.config import SystemConfig
-from schedopt.systems.list_scheduler import ListScheduler
+from schedopt.systems.flush_step import flush_step
 
 
 def blocking(config: SystemConfig) -> Plan:
@@ -25,7 +23,7 @@ def blocking(config: SystemConfig) -> Plan:
     InputError
         If a layer has no `gradient_bytes`, or m is no multiple of the number of GPUs.
     """
-    return _plan(config, [(0, len(config.chain.layers) - 1)])
+    return replicated_step(config, [(0, len(config.chain.layers) - 1)])
 
 
 def overlapped(config: SystemConfig) -> Plan:
@@ -33,7 +31,7 @@ def overlapped(config: SystemConfig) -> Plan:
 
     Li et al. 2020, with a bucket for each layer. Refused as `blocking`.
     """
-    return _plan(config, list_buckets(config.chain, 1))
+    return replicated_step(config, list_buckets(config.chain, 1))
 
 
 def bucketed(config: SystemConfig) -> Plan:
@@ -41,7 +39,7 @@ def bucketed(config: SystemConfig) -> Plan:
 
     Refused as `blocking`.
     """
-    return _plan(config, list_buckets(config.chain, config.bucket_bytes))
+    return replicated_step(config, list_buckets(config.chain, config.bucket_bytes))
 
 
 def list_buckets(chain: Chain, bucket_bytes: int) -> list[tuple[int, int]]:
@@ -70,21 +68,21 @@ def course(stages: int) -> list[tuple[Kind, int]]:
     return forwards + [("B", stage) for stage in reversed(range(stages))]
 
 
-def lay_out(
-    config: SystemConfig, rule: Rule, buckets: Sequence[tuple[int, int]], *, ordered: bool = True
-) -> ListScheduler:
-    """Return the empty scheduler of a step in which every GPU has all stages."""
+def on_all_gpus(
+    config: SystemConfig, buckets: Sequence[tuple[int, int]], shard: Shard = "none"
+) -> list[Stage]:
+    """Return a stage for each bucket, on every GPU; refuse GPUs that would run more than others."""
     config.require_multiple("each GPU runs as many micro-batches")
     gpus = tuple(range(len(config.platform.gpus)))
-    stages = [Stage(layers=layers, gpus=gpus) for layers in buckets]
-    return config.scheduler(rule, stages, ordered=ordered)
+    return [Stage(layers=layers, gpus=gpus, shard=shard) for layers in buckets]
 
 
-def _plan(config: SystemConfig, buckets: Sequence[tuple[int, int]]) -> Plan:
-    scheduler = lay_out(config, config.flush_rule(replicated=True), buckets)
-    for i in range(config.microbatches):
-        for kind, stage in course(len(buckets)):
-            scheduler.run(kind, stage, i)
-    for stage in reversed(range(len(buckets))):
-        all_reduce_and_update(scheduler, stage, config.microbatches)
-    return config.flushed(scheduler)
+def replicated_step(
+    config: SystemConfig, buckets: Sequence[tuple[int, int]], shard: Shard = "none"
+) -> Plan:
+    """Return a step in which every GPU runs micro-batch after micro-batch in all stages."""
+    stages = on_all_gpus(config, buckets, shard)
+    turns = (
+        (kind, stage, i) for i in range(config.microbatches) for kind, stage in course(len(buckets))
+    )
+    return flush_step(config, stages, turns)

@@ -12,9 +12,9 @@ from math import floor
 from typing import Final
 
 from schedopt.plan import Kind, Plan, Transfer
-from schedopt.systems.collectives import all_reduce_and_update, hop
+from schedopt.systems.collectives import apply_gradients, hop, last_backwards
 from schedopt.systems.config import SystemConfig
-from schedopt.systems.data_parallel import lay_out, list_buckets
+from schedopt.systems.data_parallel import list_buckets, on_all_gpus
 from schedopt.systems.gradient_exchange import Exchange, choose_exchange
 from schedopt.systems.list_scheduler import ListScheduler
 
@@ -42,13 +42,14 @@ def plan(config: SystemConfig) -> Plan:
         for stage, (first, last) in enumerate(buckets)
         if halves and _gathers(config, exchanges[first : last + 1])
     )
-    scheduler = lay_out(config, config.flush_rule(replicated=True), buckets)
+    stages = on_all_gpus(config, buckets)
+    scheduler = config.scheduler(config.flush_rule(replicated=True), stages)
     replicas, m = len(config.platform.gpus), config.microbatches
     for first in range(0, m, replicas):
         _run_round(scheduler, gathering, range(first, first + replicas))
     for stage in reversed(range(len(buckets))):
         if stage not in gathering:
-            all_reduce_and_update(scheduler, stage, m)
+            apply_gradients(scheduler, stage, last_backwards(stage, replicas, m))
             continue
         for i in range(m - replicas, m):
             scheduler.update(stage, i)

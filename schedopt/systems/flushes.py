@@ -6,18 +6,15 @@ others are held against.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 from schedopt.cuts import balanced_cuts
 from schedopt.errors import InputError
 from schedopt.plan import Kind, Plan
 from schedopt.stage import Stage
-from schedopt.systems.collectives import all_reduce_and_update
 from schedopt.systems.config import SystemConfig
-
-Turn = tuple[Kind, int, int]
-"""Kind, stage and micro-batch of an operation."""
+from schedopt.systems.flush_step import Turn, flush_step
 
 CHUNKS: Final = 2
 """v, the stages of each GPU in interleaved 1F1B."""
@@ -27,7 +24,7 @@ def one_gpu(config: SystemConfig) -> Plan:
     """Return gradient accumulation: the whole chain on GPU 0, m micro-batches an update."""
     stages = [Stage(layers=(0, len(config.chain.layers) - 1), gpus=(0,))]
     turns = ((kind, 0, i) for i in range(config.microbatches) for kind in _WHOLE)
-    return _flush(config, stages, turns)
+    return flush_step(config, stages, turns)
 
 
 def gpipe(config: SystemConfig) -> Plan:
@@ -44,7 +41,7 @@ def gpipe(config: SystemConfig) -> Plan:
         for stage in range(len(stages))
         for i in range(config.microbatches)
     )
-    return _flush(config, stages, turns)
+    return flush_step(config, stages, turns)
 
 
 def one_f_one_b(config: SystemConfig) -> Plan:
@@ -55,7 +52,7 @@ def one_f_one_b(config: SystemConfig) -> Plan:
     keeps the activations of at most P - s micro-batches.
     """
     stages = config.pipeline()
-    return _flush(config, stages, one_f_one_b_order(len(stages), config.microbatches))
+    return flush_step(config, stages, one_f_one_b_order(len(stages), config.microbatches))
 
 
 def zero_bubble(config: SystemConfig) -> Plan:
@@ -73,7 +70,8 @@ def zero_bubble(config: SystemConfig) -> Plan:
     layers = range(len(config.chain.layers))
     config.chain.require("backward_input_ns", layers, needed_by="a backward in two halves")
     stages = config.pipeline()
-    return _flush(config, stages, _zero_bubble_order(len(stages), config.microbatches), split=True)
+    order = _zero_bubble_order(len(stages), config.microbatches)
+    return flush_step(config, stages, order, split=True)
 
 
 def interleaved(config: SystemConfig) -> Plan:
@@ -93,7 +91,7 @@ def interleaved(config: SystemConfig) -> Plan:
     gpus = len(config.platform.gpus)
     cuts = balanced_cuts(config.chain, CHUNKS * gpus)
     stages = [Stage(layers=cut, gpus=(s % gpus,)) for s, cut in enumerate(cuts)]
-    return _flush(config, stages, interleaved_order(gpus, CHUNKS, config.microbatches))
+    return flush_step(config, stages, interleaved_order(gpus, CHUNKS, config.microbatches))
 
 
 def chimera(config: SystemConfig) -> Plan:
@@ -125,23 +123,10 @@ def chimera(config: SystemConfig) -> Plan:
     cuts = balanced_cuts(config.chain, gpus)
     stages = [Stage(layers=cut, gpus=(s, gpus - 1 - s)) for s, cut in enumerate(cuts)]
     slots = sorted(_chimera_slots(config.microbatches, gpus))
-    return _flush(config, stages, (turn[1:] for turn in slots))
+    return flush_step(config, stages, (turn[1:] for turn in slots))
 
 
 _WHOLE: Final[tuple[Kind, ...]] = ("F", "B")
-
-
-def _flush(
-    config: SystemConfig, stages: list[Stage], turns: Iterable[Turn], *, split: bool = False
-) -> Plan:
-    """Return a step of turns, after which each stage applies the gradients of its replicas."""
-    rule = config.flush_rule(replicated=len(stages[0].gpus) > 1)
-    scheduler = config.scheduler(rule, stages)
-    for kind, stage, i in turns:
-        scheduler.run(kind, stage, i)
-    for stage in reversed(range(len(stages))):
-        all_reduce_and_update(scheduler, stage, config.microbatches)
-    return config.flushed(scheduler, split=split)
 
 
 def one_f_one_b_order(gpus: int, microbatches: int) -> Iterator[Turn]:

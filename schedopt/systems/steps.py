@@ -12,7 +12,8 @@ from schedopt.problem import Problem
 from schedopt.stage import Stage
 from schedopt.systems.catalogue import find_system
 from schedopt.systems.config import SystemConfig
-from schedopt.systems.flushes import Turn, interleaved_order, one_f_one_b_order
+from schedopt.systems.flush_step import Turn
+from schedopt.systems.flushes import interleaved_order, one_f_one_b_order
 from schedopt.systems.list_scheduler import ListScheduler
 
 

@@ -9,22 +9,16 @@ there from the first backward of the step on, and sharding gradients saves most 
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Final
 
 from schedopt.plan import Kind, Plan, Transfer
-from schedopt.rule import Partition
-from schedopt.systems.collectives import all_gather, home, hop, reduce_scatter
+from schedopt.systems.collectives import AT_ONCE, apply_gradients, hop, last_backwards
 from schedopt.systems.config import SystemConfig, require_time
-from schedopt.systems.data_parallel import course, lay_out, list_buckets
+from schedopt.systems.data_parallel import course, list_buckets, on_all_gpus, replicated_step
 from schedopt.systems.list_scheduler import ListScheduler
 from schedopt.systems.steady_state import Name
 
 Done = list[Name | Transfer]
-
-AT_ONCE: Final = "weights that come for B in no time cannot be told from those for F"
 
 
 def optimizer(config: SystemConfig) -> Plan:
@@ -32,7 +26,7 @@ def optimizer(config: SystemConfig) -> Plan:
 
     Gradients go to their homes, updated weights come from there. Refused as data parallelism.
     """
-    return _replicated(config, "optimizer")
+    return replicated_step(config, list_buckets(config.chain, 1), "optimizer")
 
 
 def gradient(config: SystemConfig) -> Plan:
@@ -40,7 +34,7 @@ def gradient(config: SystemConfig) -> Plan:
 
     As ZeRO-1, but away from home gradients are freed when they are sent.
     """
-    return _replicated(config, "gradient")
+    return replicated_step(config, list_buckets(config.chain, 1), "gradient")
 
 
 def parameter(config: SystemConfig) -> Plan:
@@ -51,7 +45,8 @@ def parameter(config: SystemConfig) -> Plan:
     gather for the next one, and not further ahead. An operation waits for all that its GPU
     receives and sends on in the gathering, as in a collective. Refused as data parallelism.
     """
-    scheduler = _empty(config, "parameter")
+    stages = on_all_gpus(config, list_buckets(config.chain, 1), "parameter")
+    scheduler = config.scheduler(config.flush_rule(replicated=True), stages)
     operations: list[tuple[Kind, int, int]] = [
         (kind, stage, first)
         for first in range(0, config.microbatches, len(config.platform.gpus))
@@ -64,41 +59,9 @@ def parameter(config: SystemConfig) -> Plan:
         for replica in range(len(config.platform.gpus)):
             scheduler.run(kind, stage, first + replica, after=_ready(gathering, replica))
     for stage in reversed(range(len(scheduler.stages))):
-        _reduce_and_update(scheduler, stage, config.microbatches)
+        last = last_backwards(stage, len(config.platform.gpus), config.microbatches)
+        apply_gradients(scheduler, stage, last)
     return config.flushed(scheduler)
-
-
-def _empty(config: SystemConfig, partition: Partition, *, ordered: bool = True) -> ListScheduler:
-    rule = replace(config.flush_rule(replicated=True), partition=partition)
-    return lay_out(config, rule, list_buckets(config.chain, 1), ordered=ordered)
-
-
-def _replicated(config: SystemConfig, partition: Partition) -> Plan:
-    # An update comes in between as soon as it can, so that its weights are on their way.
-    scheduler = _empty(config, partition, ordered=False)
-    before: dict[int, list[Name]] = defaultdict(list)
-    for i in range(config.microbatches):
-        for kind, stage in course(len(scheduler.stages)):
-            replica = i % len(config.platform.gpus)
-            scheduler.run(kind, stage, i, after=before[replica], priority=1)
-            before[replica] = [(kind, stage, i)]
-    for stage in reversed(range(len(scheduler.stages))):
-        made = _reduce_and_update(scheduler, stage, config.microbatches)
-        at_home = [made[home(stage, chunk, len(made))] for chunk in range(len(made))]
-        all_gather(scheduler, stage, 0, at_home.__getitem__, "weights")
-    return config.flushed(scheduler)
-
-
-def _reduce_and_update(scheduler: ListScheduler, stage: int, microbatches: int) -> list[Done]:
-    """Reduce the gradients of a stage to their homes; return when each replica has applied its."""
-    replicas = len(scheduler.stages[stage].gpus)
-    last: list[Name] = [("B", stage, i) for i in range(microbatches - replicas, microbatches)]
-    added = reduce_scatter(scheduler, stage, 0, lambda replica: [last[replica]])
-    made: list[Done] = []
-    for replica, own in enumerate(last):
-        whole: Done = [own, *(item for item in added if item.target == replica)]
-        made.append([*scheduler.update(stage, own[2], after=whole)] or whole)
-    return made
 
 
 def _gather(
@@ -121,9 +84,10 @@ def _gather(
         hops = []
         for replica in range(replicas):
             part = (replica - 1 - step - stage) % replicas, replicas
-            item = hop("weights", stage, first + replica, (-1, 0), part, to_backward=kind == "B")
+            item = hop("weights", stage, first + replica, (-1, 0), part, reading=int(kind == "B"))
             if kind == "B" and not scheduler.length_ns(item):
-                require_time(scheduler, stage, "forward_ns", AT_ONCE)
+                layers = scheduler.stages[stage].layer_range
+                require_time(scheduler, layers, "forward_ns", AT_ONCE)
             if steps:
                 after: Done = [steps[-1][replica - 1], steps[-1][replica]]
             else:

@@ -12,9 +12,9 @@ from schedopt import Plan, check
 from schedopt.account import load, memory, versions
 from tests.budgets import trials
 from tests.examples import cyclic, double_buffered
-from tests.partitions import EVERY_PLAN
 from tests.random_plans import valid_plans
 from tests.sharded_plans import sharded_plans
+from tests.shards import EVERY_PLAN
 
 
 def with_memory(plan: Plan, sizes: list[int]) -> Plan:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from schedopt.account import messages, simultaneous
 from tests.changes import with_platform
 from tests.examples import contiguous, data_parallel
-from tests.partitions import gradient_on_three, parameter_on_three
+from tests.shards import gradient_on_three, parameter_on_three
 
 
 def test_the_most_messages_at_once() -> None:

@@ -15,7 +15,7 @@ from tests.changes import (
     change_gpu,
     change_layer,
     change_operation,
-    change_rule,
+    change_shard,
     drop_transfer,
 )
 from tests.examples import send
@@ -102,15 +102,15 @@ def test_a_step_starts_w_as_soon_as_what_it_needs_has_come() -> None:
     assert run.makespan_ns == 14
 
 
-@pytest.mark.parametrize(("partition", "gradients"), [("optimizer", 0), ("gradient", 3)])
-def test_what_w_needs_may_be_sent_where_states_are_sharded(partition: Any, gradients: int) -> None:
+@pytest.mark.parametrize(("shard", "gradients"), [("optimizer", 0), ("gradient", 3)])
+def test_what_w_needs_may_be_sent_where_states_are_sharded(shard: Any, gradients: int) -> None:
     """Each GPU updates one half of the stage, of 3 bytes, and sends it to the other over 14-17.
 
     Of 4 bytes of optimizer state 2 are at home. Gradients of the half that is not at home lie
-    there with a partition of them over 5-14, from the first W to the last.
+    there where they are sharded over 5-14, from the first W to the last.
     """
     plan = change_layer(all_gather(20), 0, optimizer_bytes=4)
-    plan = change_rule(plan, partition=partition)
+    plan = change_shard(plan, shard)
     for chunk in (0, 1):
         ends = {"source": chunk, "target": 1 - chunk}
         plan = add_transfer(plan, send("weights", 0, 0, 14, chunk=chunk, chunks=2, **ends))

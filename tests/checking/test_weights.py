@@ -35,7 +35,7 @@ from tests.examples import (
     timed,
     weighty,
 )
-from tests.partitions import parameter_on_three
+from tests.shards import parameter_on_three
 
 TWO = (op("F", 0, 0, 0), op("F", 0, 1, 1), op("B", 0, 0, 2), op("B", 0, 1, 3))
 

@@ -16,8 +16,8 @@ from schedopt.drawing import Box, Chart, chart_plan, chart_simulation
 from schedopt.simulation import simulate, usual_micro_batches
 from tests.drawing.helpers import result_of
 from tests.examples import EXAMPLES
-from tests.partitions import EVERY_PLAN
 from tests.random_plans import valid_plans
+from tests.shards import EVERY_PLAN
 
 
 def shown(boxes: Iterable[Box]) -> list[tuple[str, int, int, int]]:

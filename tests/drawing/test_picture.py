@@ -17,7 +17,7 @@ from schedopt.plan import TENSORS, Kind, Tensor
 from schedopt.simulation import simulate, usual_micro_batches
 from tests.drawing.helpers import result_of, texts
 from tests.examples import EXAMPLES
-from tests.partitions import EVERY_PLAN
+from tests.shards import EVERY_PLAN
 
 
 def test_the_picture_says_what_a_reader_looks_for(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from decimal import Decimal
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 from hypothesis import strategies as st
 
@@ -31,6 +31,7 @@ from schedopt import (
 from schedopt.plan import KINDS, TENSORS
 from schedopt.proofs import Note, Outcome, Proof, ProofKind, Suggestion
 from schedopt.rule import ForwardReads
+from schedopt.stage import Shard
 from tests.strategies import networks
 
 MOST = 2**20
@@ -139,7 +140,6 @@ def rules(draw: st.DrawFn) -> Rule:
         delay=draw(st.integers(0, MOST)) if reads == "delay" else 0,
         table=tuple(draw(st.lists(row, min_size=1, max_size=3))) if reads == "table" else (),
         backward_reads=draw(st.sampled_from(["forward", "live", "recomputed"])),
-        partition=draw(st.sampled_from(["none", "optimizer", "gradient", "parameter"])),
     )
 
 
@@ -162,6 +162,7 @@ stages = st.builds(
     layers=pairs,
     gpus=st.lists(st.integers(0, 9), min_size=1, max_size=3).map(tuple),
     recompute=st.lists(pairs, max_size=2).map(tuple),
+    shard=st.sampled_from(get_args(Shard)),
 )
 
 
@@ -256,7 +257,10 @@ def results(draw: st.DrawFn) -> Result:
         platform=draw(platforms()),
         rule=rule,
         scope=scope,
-        stages=tuple(draw(st.lists(stages, min_size=1, max_size=3))),
+        stages=tuple(
+            replace(stage, shard="none") if rule.is_given else stage
+            for stage in draw(st.lists(stages, min_size=1, max_size=3))
+        ),
         pattern=draw(patterns()),
     )
     return Result(

@@ -1,19 +1,23 @@
 """Files that version 0.1.0 wrote are read, are valid, and say what is found today.
 
-``tests/data/0.1.0`` was written by its commands ``solve``, ``compare`` and ``sweep`` and is never
-written again. A new format gets a folder of its own.
+``tests/data/0.1.0`` was written by its commands ``solve``, ``compare`` and ``sweep``, the plans
+``sharded`` and ``zero`` by its library, and is never written again. A new format gets a folder of
+its own.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from fractions import Fraction
 from pathlib import Path
 
 import pytest
 
-from schedopt import Chain, Platform, Result, check, compare, solve
+from schedopt import Chain, InputError, Platform, Result, check, compare, solve
+from schedopt.account import memory
 from schedopt.sweeping.sweep import Sweep
+from tests.changes import change_shard
 
 OLD = Path(__file__).parents[1] / "data" / "0.1.0"
 
@@ -35,6 +39,61 @@ def test_a_plan_is_what_it_was(name: str, tmp_path: Path) -> None:
     assert check(result) == ()
     result.save(tmp_path / "again.json")
     assert Result.load(tmp_path / "again.json") == result
+
+
+@pytest.mark.parametrize(
+    ("name", "levels", "period", "needs"),
+    [
+        # Stage 0 on one GPU, stage 1 on two.
+        ("sharded", ["none", "gradient"], Fraction(89, 2), [42, 42, 45]),
+        ("zero", ["parameter"] * 4, Fraction(38), [79, 77]),
+    ],
+)
+def test_one_level_for_all_stages_is_that_of_each_stage_with_replicas(
+    name: str, levels: list[str], period: Fraction, needs: list[int], tmp_path: Path
+) -> None:
+    text = (OLD / f"{name}.plan.json").read_text()
+    assert json.loads(text)["rule"]["partition"] == levels[-1]
+    result = Result.load(OLD / f"{name}.plan.json")
+    plan = result.plan
+    assert plan is not None
+    assert [stage.shard for stage in plan.stages] == levels
+    # What that version said.
+    assert (result.period, [need.sum_bytes for need in memory(plan)]) == (period, needs)
+    assert check(result) == ()
+    result.save(tmp_path / "again.json")
+    written = json.loads((tmp_path / "again.json").read_text())
+    assert "partition" not in written["rule"]
+    assert [stage.get("shard", "none") for stage in written["stages"]] == levels
+    assert Result.load(tmp_path / "again.json") == result
+
+
+def test_a_level_at_home_on_one_gpu_changes_nothing() -> None:
+    plan = Result.load(OLD / "sharded.plan.json").plan
+    assert plan is not None
+    everywhere = change_shard(plan, "gradient")
+    assert check(everywhere) == ()
+    assert memory(everywhere) == memory(plan)
+
+
+@pytest.mark.parametrize(
+    ("rule", "stage", "field"),
+    [
+        ({"partition": "all"}, {}, "rule.partition: is not known"),
+        ({"partition": "gradient"}, {"shard": "gradient"}, "rule.partition: is not known"),
+        ({}, {"shard": "all"}, 'stages[0].shard: "all" is not known'),
+    ],
+)
+def test_a_level_is_given_once(
+    rule: dict[str, str], stage: dict[str, str], field: str, tmp_path: Path
+) -> None:
+    document = json.loads((OLD / "sharded.plan.json").read_text())
+    del document["rule"]["partition"]
+    document["rule"] |= rule
+    document["stages"][0] |= stage
+    (tmp_path / "plan.json").write_text(json.dumps(document))
+    with pytest.raises(InputError, match=re.escape(field)):
+        Result.load(tmp_path / "plan.json")
 
 
 @pytest.mark.parametrize(

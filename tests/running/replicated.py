@@ -12,6 +12,8 @@ from schedopt import Chain, Pattern, Plan, Platform, Rule, Scope, Stage, Transfe
 from schedopt.plan import place_in_period
 from schedopt.systems.catalogue import find_system
 from schedopt.systems.config import SystemConfig
+from schedopt.systems.flush_step import flush_step
+from schedopt.systems.flushes import one_f_one_b_order
 from tests.examples import op, send
 from tests.running.local_run import FREE
 
@@ -232,6 +234,18 @@ def covering(chain: Chain, count: int) -> Plan:
     )
 
 
+def flushed(chain: Chain, microbatches: int) -> Plan:
+    """Return a step with a flush of stages on 2, 1 and 3 GPUs."""
+    rows = cut(chain, 3)
+    config = SystemConfig(chain=timed(chain, 1, 2), platform=quick(6), microbatches=microbatches)
+    stages = [
+        Stage(layers=rows[0], gpus=(0, 1)),
+        Stage(layers=rows[1], gpus=(2,)),
+        Stage(layers=rows[2], gpus=(3, 4, 5)),
+    ]
+    return flush_step(config, stages, one_f_one_b_order(3, microbatches))
+
+
 def _makers() -> dict[str, tuple[Callable[[Chain], Plan], int]]:
     """Return what makes plans, and the micro-batches of a few updates of each."""
     makers: dict[str, tuple[Callable[[Chain], Plan], int]] = {
@@ -252,6 +266,8 @@ def _makers() -> dict[str, tuple[Callable[[Chain], Plan], int]]:
                 more = {"platform": platform, "bucket_bytes": 300}
                 plan = partial(_system, name, gpus, m, more)
                 makers[f"{name}, {gpus} GPUs{label}"] = plan, 3 * m
+    for m in (6, 5):
+        makers[f"flushed on 6 GPUs, m = {m}"] = partial(flushed, microbatches=m), 3 * m
     for gpus, m in ((2, 2), (2, 4), (4, 4)):
         name = f"chimera, {gpus} GPUs, m = {m}"
         makers[name] = partial(_system, "chimera", gpus, m, {}), 3 * m

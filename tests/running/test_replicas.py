@@ -24,6 +24,7 @@ from schedopt.systems.catalogue import SYSTEMS, find_system
 from schedopt.systems.config import SystemConfig
 from tests.actions.interpreters import run
 from tests.budgets import trials
+from tests.changes import change_stage
 from tests.examples import EXAMPLES
 from tests.random_plans import quickened
 from tests.running import by_hand
@@ -49,6 +50,7 @@ from tests.running.replicated import (
     replicated_plan,
     system,
 )
+from tests.shards import mixed_on_six
 from tests.systems.test_every_system import plans as random_plans
 
 MODEL = by_hand.net()
@@ -239,8 +241,8 @@ def test_every_system_runs_or_is_refused(name: str) -> None:
     assert check(plan) == ()
     tensors = {transfer.tensor for transfer in plan.pattern.transfers}
     count = 4 * (plan.rule.update_every or 1)
-    if plan.rule.partition != "none" or "weight_half" in tensors:
-        with pytest.raises(InputError, match=r"rule.partition|weight_half is not sent yet"):
+    if any(stage.shard != "none" for stage in plan.stages) or "weight_half" in tensors:
+        with pytest.raises(InputError, match=r"stages\[0\].shard|weight_half is not sent yet"):
             make_actions(plan, count)
         return
     local = start(plan, MODEL, count, by_hand.plain)
@@ -296,10 +298,12 @@ def test_replicas_that_take_turns_want_an_optimizer_without_a_state() -> None:
 
 def test_what_is_not_run_yet_is_refused() -> None:
     plan = exchanged(chain())
-    for partition in ("optimizer", "gradient", "parameter"):
-        sharded = replace(plan, rule=replace(plan.rule, partition=partition))
-        with pytest.raises(InputError, match=rf"rule\.partition: {partition}"):
+    for shard in ("optimizer", "gradient", "parameter"):
+        sharded = change_stage(plan, 0, shard=shard)
+        with pytest.raises(InputError, match=rf"stages\[0\]\.shard: {shard} of stage 0"):
             make_actions(sharded, 2)
+    with pytest.raises(InputError, match=r"stages\[2\]\.shard: parameter of stage 2"):
+        make_actions(change_stage(mixed_on_six(), 0, shard="none"), 6)
     with pytest.raises(InputError, match=r"rule\.update_every: stage 0 has replicas"):
         make_actions(replace(plan, rule=Rule()), 2)
 

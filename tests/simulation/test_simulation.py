@@ -22,9 +22,9 @@ from schedopt.simulation import Simulation, Timing, simulate, usual_micro_batche
 from schedopt.systems.catalogue import find_system
 from tests.budgets import trials
 from tests.examples import EXAMPLES, layer, op, send, stages
-from tests.partitions import EVERY_PLAN, sharded
 from tests.random_plans import valid_plans
 from tests.sharded_plans import sharded_plans
+from tests.shards import EVERY_PLAN, sharded
 from tests.strategies import chains
 from tests.systems.configs import equal
 
@@ -147,7 +147,7 @@ def test_random_plans_with_updates(plan: Plan, rounds: int) -> None:
 @trials(200)
 @given(sharded_plans(), st.integers(1, 3))
 def test_random_plans_with_shards(plan: Plan, rounds: int) -> None:
-    assume(plan.rule.partition != "none")
+    assume(any(stage.shard != "none" for stage in plan.stages))
     runs = [simulate(plan, rounds * plan.pattern.k, timing=timing) for timing in TIMINGS]
     for run in runs:
         assert_a_step_is_sound(run)

@@ -19,7 +19,8 @@ from schedopt.network import Duplex
 from schedopt.plan import Kind, Transfer
 from schedopt.systems.collectives import all_gather, all_reduce, reduce_scatter
 from schedopt.systems.config import SystemConfig
-from schedopt.systems.flushes import Turn, one_f_one_b_order
+from schedopt.systems.flush_step import Turn
+from schedopt.systems.flushes import one_f_one_b_order
 from schedopt.systems.list_scheduler import ListScheduler
 from tests.examples import layer, op
 from tests.systems.configs import AMPLE, equal, with_layers

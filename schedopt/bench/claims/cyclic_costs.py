@@ -16,8 +16,8 @@ from schedopt.bench.claims.result import Case, Computed, Step, Table, announced
 from schedopt.plan import Plan
 from schedopt.stage import Stage
 from schedopt.systems import cyclic, cyclic_zero, data_parallel, flushes, zero
-from schedopt.systems.collectives import all_reduce_and_update
 from schedopt.systems.config import SystemConfig
+from schedopt.systems.flush_step import flush_step
 
 COLUMNS: Final = {
     "activations": "in B Psi_A, the most that a GPU keeps, each stage at its own maximum",
@@ -98,12 +98,8 @@ def replicated_pipeline(count: int) -> Plan:
     stages = [
         Stage(layers=(s, s), gpus=tuple(range(s * count, (s + 1) * count))) for s in range(count)
     ]
-    scheduler = config.scheduler(config.flush_rule(replicated=True), stages)
-    for i, (kind, stage) in product(range(count), data_parallel.course(count)):
-        scheduler.run(kind, stage, i)
-    for stage in reversed(range(count)):
-        all_reduce_and_update(scheduler, stage, count)
-    return config.flushed(scheduler)
+    turns = product(range(count), data_parallel.course(count))
+    return flush_step(config, stages, ((kind, stage, i) for i, (kind, stage) in turns))
 
 
 def pyramid(count: int) -> Plan:

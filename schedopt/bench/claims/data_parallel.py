@@ -323,7 +323,8 @@ def gather(config: SystemConfig) -> Plan:
 def _empty(config: SystemConfig) -> tuple[ListScheduler, int]:
     """Return the scheduler of one layer on all GPUs, and their number."""
     rule = config.flush_rule(replicated=True)
-    return data_parallel.lay_out(config, rule, [(0, 0)]), config.microbatches
+    stages = data_parallel.on_all_gpus(config, [(0, 0)])
+    return config.scheduler(rule, stages), config.microbatches
 
 
 def numbers_sent(plan: Plan) -> tuple[Fraction, Fraction]:

@@ -6,10 +6,11 @@ import pytest
 
 from schedopt.account import memory, residencies, versions
 from tests.changes import change_rule
-from tests.partitions import (
-    PARTITIONS,
+from tests.shards import (
+    SHARDED,
     gradient_on_three,
     gradient_on_two,
+    mixed_on_six,
     optimizer_on_three,
     optimizer_on_two,
     parameter_on_three,
@@ -17,7 +18,7 @@ from tests.partitions import (
 )
 
 
-def test_what_each_partition_keeps() -> None:
+def test_what_each_level_keeps() -> None:
     assert [need.by_kind for need in memory(optimizer_on_two())] == [
         {"weights": 9 + 5 + 7 + 4, "activation": 100},
         {"weights": 9 + 5 + 7 + 5, "activation": 100},
@@ -41,11 +42,16 @@ def test_what_each_partition_keeps() -> None:
         {"weights": 12, "gathered": copies, "gradient": 4, "activation": 100}
         for copies in (12, 9, 9)
     ]
+    assert [need.by_kind for need in memory(mixed_on_six())] == [
+        *[{"weights": 30 - 3, "activation": 100}] * 2,
+        {"weights": 20, "activation": 50},
+        *[{"weights": 22, "gathered": 4, "gradient": 6, "activation": 200}] * 3,
+    ]
 
 
-@pytest.mark.parametrize("name", PARTITIONS)
+@pytest.mark.parametrize("name", SHARDED)
 def test_one_version_is_held_without_delay(name: str) -> None:
-    assert set(versions(PARTITIONS[name]()).held.values()) == {1}
+    assert set(versions(SHARDED[name]()).held.values()) == {1}
 
 
 def test_two_versions_are_held_at_home_with_a_delay() -> None:

@@ -13,13 +13,14 @@ from schedopt.chain import Chain
 from schedopt.plan import Operation, Pattern, Plan, Transfer
 from schedopt.platform import Platform
 from schedopt.problem import Scope
-from schedopt.rule import Partition, Rule
-from tests.examples import BYTE_A_NS, EXAMPLES, layer, op, send, stages
+from schedopt.rule import Rule
+from schedopt.stage import Shard, Stage
+from tests.examples import BYTE_A_NS, EXAMPLES, layer, op, send
 from tests.exchanges import EXCHANGES
 
 
 def sharded(
-    partition: Partition,
+    shard: Shard,
     memory: Sequence[int],
     chain: Chain,
     period: int,
@@ -28,13 +29,15 @@ def sharded(
 ) -> Plan:
     """Return replicas of every stage on every GPU, a micro-batch and an update each."""
     count = len(memory)
-    everywhere = ((number, number, range(count)) for number in range(len(chain.layers)))
     return Plan(
         chain=chain,
         platform=Platform(gpus=count, memory=memory, bandwidth=BYTE_A_NS, duplex="full"),
-        rule=Rule(update_every=count, forward_reads="delay", partition=partition),
+        rule=Rule(update_every=count, forward_reads="delay"),
         scope=Scope(allocation="general", max_k=count),
-        stages=stages(*everywhere),
+        stages=tuple(
+            Stage(layers=(number, number), gpus=tuple(range(count)), shard=shard)
+            for number in range(len(chain.layers))
+        ),
         pattern=Pattern(
             k=count,
             period_total_ns=period,
@@ -51,7 +54,7 @@ def move(tensor: Any, stage: int, chunk: int, source: int, target: int, start: i
     return send(tensor, stage, 0, start, mode=mode, **ends)
 
 
-def pair(partition: Partition, memory: Sequence[int]) -> Plan:
+def pair(shard: Shard, memory: Sequence[int]) -> Plan:
     """Two GPUs, a stage in 2 chunks, updates that take 5 ns for the whole stage, T = 16.
 
     Of 30 bytes 5 are parameters (2 and 3 in chunks 0 and 1), 7 gradients (3 and 4), 9 optimizer
@@ -65,7 +68,7 @@ def pair(partition: Partition, memory: Sequence[int]) -> Plan:
     forth = {"source": 0, "target": 1, "chunks": 2}
     back = {"source": 1, "target": 0, "chunks": 2}
     return sharded(
-        partition,
+        shard,
         memory,
         Chain(layers=(layer(2, 4, 30, saved_bytes=100, update_ns=5, **sizes),)),
         16,
@@ -97,7 +100,7 @@ def gradient_on_two() -> Plan:
     return pair("gradient", [125, 126])
 
 
-def ring(partition: Partition, memory: Sequence[int]) -> Plan:
+def ring(shard: Shard, memory: Sequence[int]) -> Plan:
     """Three GPUs, a stage in 3 chunks that go round, T = 13.
 
     Of 40 bytes 6 are parameters (2 a chunk), 7 gradients (2, 2 and 3), 10 optimizer states (3, 3
@@ -109,7 +112,7 @@ def ring(partition: Partition, memory: Sequence[int]) -> Plan:
     """
     sizes = {"parameter_bytes": 6, "gradient_bytes": 7, "optimizer_bytes": 10}
     return sharded(
-        partition,
+        shard,
         memory,
         Chain(layers=(layer(1, 2, 40, saved_bytes=100, **sizes),)),
         13,
@@ -241,7 +244,101 @@ def parameter_on_three() -> Plan:
     )
 
 
-PARTITIONS: Final[Mapping[str, Callable[[], Plan]]] = {
+def mixed_on_six() -> Plan:
+    """Three stages with levels and replicas of their own, micro-batches one by one, T = 94.
+
+    Stage 0 on GPUs 0 and 1 shards optimizer states, stage 1 on GPU 2 nothing, stage 2 on GPUs 3 to
+    5 parameters. Micro-batch i begins at 15i, each offset from there: F0 0-1, link 1-2, F1 2-3,
+    link 3-4, F2 4-5, B2 7-9, link 9-10, B1 10-12, link 12-13, B0 13-15. The two chunks of stage 2
+    that its GPU lacks come over 2-4 for F2 and over 5-7 for B2. One micro-batch is in flight.
+
+    Stage 0: of 30 bytes 4 are parameters, 4 gradients, 6 optimizer states, in 2 chunks; chunk c is
+    at home on GPU c. The last B of GPU 0 ends at 75, of GPU 1 at 90. Chunk 1 of the gradient goes
+    to GPU 1 over 75-77, chunk 0 to GPU 0 over 90-92; then the weights, chunk 1 made at 90 and chunk
+    0 at 92, go the other way over 92-94. Each GPU keeps 30 - 3, and 100 of a micro-batch.
+
+    Stage 1: 20 bytes, and 50 of a micro-batch.
+
+    Stage 2: of 40 bytes 6 are parameters, 9 gradients, 12 optimizer states, in 3 chunks, so 13 of
+    none; chunk c is at home on GPU 3 + (2 + c) mod 3. The last B of GPU 3 ends at 54, of GPU 4 at
+    69, of GPU 5 at 84, and what is not at home leaves each for 3 ns. Each GPU keeps 13 + 2 + 3 + 4,
+    two copies of 2, two chunks of 3 of the gradient, and 200 of a micro-batch.
+    """
+    operations = [
+        op(kind, stage, i, 15 * i + start)
+        for i in range(6)
+        for kind, stage, start in (
+            *(("F", 0, 0), ("F", 1, 2), ("F", 2, 4)),
+            *(("B", 2, 7), ("B", 1, 10), ("B", 0, 13)),
+        )
+    ]
+    gathers = [
+        send("weights", 2, i, 15 * i + start, source=away, target=0, chunk=chunk, chunks=3)
+        for i in range(6)
+        for start in (2, 5)
+        for away in (1, 2)
+        # What is at home on replica r is chunk (r - 2) mod 3.
+        for chunk in ((i + away - 2) % 3,)
+    ]
+    boundaries = [
+        send(tensor, stage, i, 15 * i + start)
+        for i in range(6)
+        for tensor, stage, start in (
+            *(("activation", 0, 1), ("activation", 1, 3)),
+            *(("gradient", 1, 9), ("gradient", 0, 12)),
+        )
+    ]
+    exchanges = [
+        *(send("weight_gradient", 0, 0, start, mode="reduce", chunk=chunk, chunks=2,
+               source=1 - chunk, target=chunk) for chunk, start in ((1, 75), (0, 90))),
+        *(send("weights", 0, 0, start, chunk=chunk, chunks=2, source=chunk, target=1 - chunk)
+          for chunk, start in ((1, 92), (0, 92))),
+        *(send("weight_gradient", 2, 0, 54 + 15 * source, mode="reduce", chunk=chunk, chunks=3,
+               source=source, target=(2 + chunk) % 3)
+          for source in range(3) for chunk in range(3) if (2 + chunk) % 3 != source),
+    ]  # fmt: skip
+    rows: tuple[tuple[tuple[int, ...], Shard], ...] = (
+        ((0, 1), "optimizer"),
+        ((2,), "none"),
+        ((3, 4, 5), "parameter"),
+    )
+    sizes = ((4, 4, 6), (5, 5, None), (6, 9, 12))
+    return Plan(
+        chain=Chain(
+            layers=tuple(
+                layer(
+                    1,
+                    2,
+                    weight,
+                    saved_bytes=saved,
+                    parameter_bytes=parameters,
+                    gradient_bytes=gradients,
+                    optimizer_bytes=states,
+                )
+                for (weight, saved), (parameters, gradients, states) in zip(
+                    ((30, 100), (20, 50), (40, 200)), sizes, strict=True
+                )
+            )
+        ),
+        platform=Platform(
+            gpus=6, memory=[127, 127, 70, *[232] * 3], bandwidth=BYTE_A_NS, duplex="full"
+        ),
+        rule=Rule(update_every=6, forward_reads="delay"),
+        scope=Scope(allocation="general", max_k=6),
+        stages=tuple(
+            Stage(layers=(number, number), gpus=gpus, shard=shard)
+            for number, (gpus, shard) in enumerate(rows)
+        ),
+        pattern=Pattern(
+            k=6,
+            period_total_ns=94,
+            operations=tuple(operations),
+            transfers=(*gathers, *exchanges, *boundaries),
+        ),
+    )
+
+
+SHARDED: Final[Mapping[str, Callable[[], Plan]]] = {
     plan.__name__: plan
     for plan in (
         optimizer_on_two,
@@ -250,7 +347,8 @@ PARTITIONS: Final[Mapping[str, Callable[[], Plan]]] = {
         gradient_on_three,
         parameter_on_two,
         parameter_on_three,
+        mixed_on_six,
     )
 }
 
-EVERY_PLAN: Final[Mapping[str, Callable[[], Plan]]] = {**EXAMPLES, **PARTITIONS, **EXCHANGES}
+EVERY_PLAN: Final[Mapping[str, Callable[[], Plan]]] = {**EXAMPLES, **SHARDED, **EXCHANGES}

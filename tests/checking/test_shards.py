@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import get_args
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from schedopt.checking import check
+from schedopt.errors import InputError
 from schedopt.plan import Plan
 from schedopt.platform import Platform
 from schedopt.problem import Scope
 from schedopt.rule import Rule
-from schedopt.stage import Stage
+from schedopt.stage import Shard, Stage
 from tests.budgets import trials
 from tests.changes import (
     add_transfer,
@@ -19,6 +23,8 @@ from tests.changes import (
     change_layer,
     change_operation,
     change_rule,
+    change_shard,
+    change_stage,
     change_transfer,
     drop_operation,
     drop_transfer,
@@ -26,32 +32,33 @@ from tests.changes import (
 )
 from tests.checking.helpers import kinds, of_kind, places, words
 from tests.examples import covering, data_parallel, layer, planned, send, timed
-from tests.partitions import (
+from tests.sharded_plans import sharded_plans
+from tests.shards import (
     EVERY_PLAN,
-    PARTITIONS,
+    SHARDED,
     gradient_on_three,
+    mixed_on_six,
     optimizer_on_two,
     parameter_on_three,
     parameter_on_two,
 )
-from tests.sharded_plans import sharded_plans
 
 EVERY_TRANSFER = [
     (name, number)
-    for name, make in PARTITIONS.items()
-    for number in range(len(make().pattern.transfers))
-]
-EVERY_GATHER = [
-    (name, number)
-    for name, number in EVERY_TRANSFER
-    if name.startswith("parameter")
-    and PARTITIONS[name]().pattern.transfers[number].tensor == "weights"
+    for name, make in SHARDED.items()
+    for number, transfer in enumerate(make().pattern.transfers)
+    if not transfer.is_boundary
 ]
 
 
-@pytest.mark.parametrize("name", PARTITIONS)
+def is_gathered(plan: Plan, number: int) -> bool:
+    transfer = plan.pattern.transfers[number]
+    return transfer.tensor == "weights" and plan.stages[transfer.stage].shard == "parameter"
+
+
+@pytest.mark.parametrize("name", SHARDED)
 def test_a_sound_plan_has_no_violation(name: str) -> None:
-    assert check(PARTITIONS[name]()) == ()
+    assert check(SHARDED[name]()) == ()
 
 
 @pytest.mark.parametrize("name", EVERY_PLAN)
@@ -61,9 +68,9 @@ def test_the_order_in_which_items_are_listed_says_nothing(name: str) -> None:
     assert check(with_pattern(plan, operations=operations, transfers=transfers)) == ()
 
 
-@pytest.mark.parametrize("name", PARTITIONS)
+@pytest.mark.parametrize("name", SHARDED)
 def test_one_byte_less_does_not_fit(name: str) -> None:
-    plan = PARTITIONS[name]()
+    plan = SHARDED[name]()
     for gpu, device in enumerate(plan.platform.gpus):
         smaller = change_gpu(plan, gpu, memory_bytes=device.memory_bytes - 1)
         assert places(smaller, "memory") == [f"GPU {gpu}"]
@@ -71,14 +78,18 @@ def test_one_byte_less_does_not_fit(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "number"), EVERY_TRANSFER)
 def test_leaving_out_any_transfer_is_found(name: str, number: int) -> None:
-    plan = PARTITIONS[name]()
-    gathered = (name, number) in EVERY_GATHER
-    assert ("version" if gathered else "gradient") in kinds(drop_transfer(plan, number))
+    plan = SHARDED[name]()
+    kind = "version" if is_gathered(plan, number) else "gradient"
+    found = check(drop_transfer(plan, number))
+    assert kind in {violation.kind for violation in found}
+    # What the other stages need is there.
+    stage = f"stage {plan.pattern.transfers[number].stage}"
+    assert all(stage in str(violation) for violation in found)
 
 
 @pytest.mark.parametrize(("name", "number"), EVERY_TRANSFER)
 def test_a_transfer_that_comes_twice_is_found(name: str, number: int) -> None:
-    plan = PARTITIONS[name]()
+    plan = SHARDED[name]()
     again = add_transfer(plan, plan.pattern.transfers[number])
     assert {"gradient", "version"} & kinds(again)
 
@@ -119,11 +130,42 @@ def test_gradients_must_come_to_the_home_of_their_chunk() -> None:
     assert "chunk 0 of mini-batch 0 lacks micro-batch 1" in words(of_kind(astray, "gradient"))
 
 
+@pytest.mark.parametrize(
+    ("stage", "shard", "found"),
+    [
+        # Its weights come behind the update, for all micro-batches of that GPU.
+        (0, "parameter", "chunk 0 of 2, replica +0 to +1 comes to GPU 1, but the micro-batch runs"),
+        # They come before each operation, and none behind the update.
+        (2, "gradient", "stage 2, GPU 3, mini-batch 0: never becomes version 1 there: its weights"),
+        (2, "none", "chunk 0 of mini-batch 0 lacks micro-batches 1, 2, 4, 5"),
+        (0, "none", "chunk 1 of mini-batch 0 lacks micro-batches 1, 3, 5"),
+    ],
+)
+def test_each_stage_is_held_to_its_own_level(stage: int, shard: Shard, found: str) -> None:
+    other = change_stage(mixed_on_six(), stage, shard=shard)
+    violations = [one for one in check(other) if one.kind not in ("memory",)]
+    assert found in words(violations)
+    assert all(f"stage {stage}" in str(one) for one in violations if one.place != "elsewhere")
+
+
+def test_a_stage_may_shard_more_where_its_transfers_do() -> None:
+    # 2 bytes less of gradients lie there for ever, and 2 that are not at home until they are sent.
+    assert check(change_stage(mixed_on_six(), 0, shard="gradient")) == ()
+
+
+def test_what_a_level_needs_is_asked_of_its_own_stages() -> None:
+    lacking = r"layers\[1\]\.optimizer_bytes: .*the shards of stage 1"
+    with pytest.raises(InputError, match=lacking):
+        change_stage(mixed_on_six(), 1, shard="optimizer")
+    with pytest.raises(InputError, match=r"stages\[0\]\.shard: optimizer is sharded, but the rule"):
+        replace(mixed_on_six(), rule=Rule())
+
+
 def test_an_all_reduce_updates_no_shard_away_from_home() -> None:
     plan = data_parallel()
     for number in range(len(plan.chain.layers)):
         plan = change_layer(plan, number, optimizer_bytes=1)
-    lost = of_kind(change_rule(plan, partition="optimizer"), "gradient")
+    lost = of_kind(change_shard(plan, "optimizer"), "gradient")
     assert [violation.place for violation in lost] == [
         f"stage {stage}, GPU {gpu}, mini-batch 0" for stage in (0, 1) for gpu in (0, 1)
     ]
@@ -229,9 +271,9 @@ def gathering(chunks: int, *times: int) -> Plan:
         [layer(1, 1, 0, **sizes)],
         Platform(2, 99),
         timed(6, row, row, also=[*gathers, *gradients]),
-        rule=Rule(update_every=2, forward_reads="delay", partition="parameter"),
+        rule=Rule(update_every=2, forward_reads="delay"),
         scope=Scope(allocation="general", max_k=2, recompute=True),
-        stages=(Stage(layers=(0, 0), gpus=(0, 1), recompute=((0, 0),)),),
+        stages=(Stage(layers=(0, 0), gpus=(0, 1), recompute=((0, 0),), shard="parameter"),),
     )
 
 
@@ -268,15 +310,15 @@ def test_weights_that_are_gathered_where_they_are_at_home_are_found() -> None:
 def test_an_operation_that_covers_two_versions_cannot_gather_them() -> None:
     # F of micro-batches 0 and 1, each a mini-batch of its own, reads what is two updates old.
     plan = change_layer(covering(), 0, optimizer_bytes=0)
-    plan = change_layer(plan, 1, optimizer_bytes=0)
-    rule = {"update_every": 1, "forward_reads": "delay", "delay": 6, "partition": "parameter"}
+    plan = change_shard(change_layer(plan, 1, optimizer_bytes=0), "parameter")
+    rule = {"update_every": 1, "forward_reads": "delay", "delay": 6}
     both = change_rule(plan, backward_reads="forward", **rule)
     found = {place[:7] + place[-3:] for place in places(both, "version")}
     assert found == {"stage 0, B", "stage 1, B"}
     assert "but gathers one" in words(of_kind(both, "version"))
     assert not of_kind(change_rule(both, update_every=2), "version")
     # Version 1 comes between the forwards of micro-batches 6 and 7, whose B reads it for both.
-    live = change_operation(change_rule(plan, partition="parameter"), 5, start_ns=3)
+    live = change_operation(plan, 5, start_ns=3)
     assert not of_kind(live, "version")
 
 
@@ -284,8 +326,8 @@ def test_everything_is_at_home_on_one_gpu() -> None:
     plan = covering()
     for number in (0, 1):
         plan = change_layer(plan, number, optimizer_bytes=10)
-    for partition in ("none", "optimizer", "gradient", "parameter"):
-        assert check(change_rule(plan, partition=partition)) == ()
+    for shard in get_args(Shard):
+        assert check(change_shard(plan, shard)) == ()
 
 
 @trials(200)
@@ -296,7 +338,7 @@ def test_leaving_out_or_doubling_a_transfer_of_a_random_plan_is_found(
     numbers = [
         number
         for number, transfer in enumerate(plan.pattern.transfers)
-        if plan.rule.partition != "none" and not transfer.is_boundary
+        if plan.stages[transfer.stage].shard != "none" and not transfer.is_boundary
     ]
     if numbers:
         number = data.draw(st.sampled_from(numbers))

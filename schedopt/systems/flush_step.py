@@ -1,0 +1,189 @@
+"""A step that ends in a flush, of stages with replicas and shards of their own."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from schedopt.errors import InputError
+from schedopt.plan import Kind, Plan, Transfer
+from schedopt.stage import Stage
+from schedopt.systems.collectives import AT_ONCE, apply_gradients, home, hop
+from schedopt.systems.config import SystemConfig, require_time
+from schedopt.systems.steady_state import Name
+
+Turn = tuple[Kind, int, int]
+"""Kind, stage and micro-batch of an operation."""
+
+_TIMES: Final[dict[Kind, str]] = {
+    "F": "forward_ns",
+    "R": "forward_ns",
+    "I": "backward_input_ns",
+}
+"""What an operation takes that other readers of weights come behind."""
+
+
+def flush_step(
+    config: SystemConfig, stages: Sequence[Stage], turns: Iterable[Turn], *, split: bool = False
+) -> Plan:
+    """Return a step of turns, after which each stage applies the gradients of its replicas.
+
+    Each stage has GPUs, recompute and a shard level of its own. Micro-batch i runs on replica i mod
+    R, and the replicas add their gradients up behind their last backwards, in rings. Where nothing
+    is sharded all of them get the sum, and all update. Otherwise each updates what is at home
+    there; an all-gather then takes the weights to the others, but where parameters are sharded:
+    there they come from home for each operation. A GPU that begins an operation begins to fetch
+    the weights of the next one, and not further ahead, so that it has copies for two.
+
+    Where the micro-batches are no multiple of R, the next step begins on another GPU of the stage:
+    they must be alike, and so must their links, or the plan is not valid.
+
+    In a step without shards updates come behind all turns. In one with shards they come in between
+    as soon as they can, so that the weights are on their way.
+
+    Parameters
+    ----------
+    config : SystemConfig
+    stages : sequence of Stage
+    turns : iterable of Turn
+        Each F and B (or I and W) of each stage and micro-batch once. A GPU runs its own in this
+        order. Stages that recompute do so right before each backward, which is not said here.
+    split : bool
+        Whether the turns have I and W instead of B.
+
+    Raises
+    ------
+    InputError
+        If a stage names a GPU twice, or has more GPUs than there are micro-batches; if these are no
+        multiple of its GPUs, so that the next step begins on another of them, and the stage shards
+        or one of them has another stage; if the chain lacks what a stage with replicas or shards
+        needs; or if operations and the fetching of weights take no time, so that nothing tells
+        apart what comes for which.
+    """
+    _refuse(config, stages)
+    step = _FlushStep(config, stages)
+    for kind, stage, i in turns:
+        if kind in ("B", "I") and stages[stage].recompute:
+            step.run("R", stage, i)
+        step.run(kind, stage, i)
+    step.finish()
+    return config.flushed(step.scheduler, split=split)
+
+
+def _refuse(config: SystemConfig, stages: Sequence[Stage]) -> None:
+    named = Counter(gpu for stage in stages for gpu in stage.gpus)
+    m = config.microbatches
+    for number, stage in enumerate(stages):
+        replicas = len(stage.gpus)
+        if len(set(stage.gpus)) < replicas:
+            raise InputError(
+                f"stage {number} names a GPU twice, and each adds its gradients up once",
+                field=f"stages[{number}].gpus",
+                way_out="Name each GPU of a stage once",
+            )
+        if m < replicas:
+            raise InputError(
+                f"stage {number} has {replicas} GPUs, and there is no micro-batch for each",
+                field="microbatches",
+                way_out=f"Use {replicas} micro-batches or more, or fewer GPUs",
+            )
+        turning = stage.shard != "none" or any(named[gpu] > 1 for gpu in stage.gpus)
+        if m % replicas and turning:
+            below = m // replicas * replicas
+            why = "shares a GPU with another stage" if stage.shard == "none" else "is sharded"
+            raise InputError(
+                f"{m} is no multiple of {replicas}, the GPUs of stage {number}, which {why}: the "
+                f"next step would begin on another one",
+                field="microbatches",
+                way_out=f"Use {below} or {below + replicas} micro-batches",
+            )
+
+
+class _FlushStep:
+    """The turns of each GPU, behind what they wait for."""
+
+    def __init__(self, config: SystemConfig, stages: Sequence[Stage]) -> None:
+        several = any(len(stage.gpus) > 1 or stage.shard != "none" for stage in stages)
+        self.stages = stages
+        self.in_order = all(stage.shard == "none" for stage in stages)
+        rule = config.flush_rule(replicated=several)
+        self.scheduler = config.scheduler(rule, [*stages], ordered=self.in_order)
+        self.ran: dict[int, list[Name]] = defaultdict(list)
+        """What a GPU runs, in order."""
+        self.awaited: dict[int, list[Name | Transfer]] = defaultdict(list)
+        """What the last of these waits for in addition to the one before."""
+        self.last: dict[tuple[int, int], Name] = {}
+        """The last operation of each stage on a GPU."""
+        named = Counter(gpu for stage in stages for gpu in stage.gpus)
+        self.shared = {gpu for gpu, count in named.items() if count > 1}
+
+    def run(self, kind: Kind, stage: int, i: int) -> None:
+        """Add an operation behind the one before it on its GPU and behind its weights."""
+        gpu = self.stages[stage].gpu(i)
+        if self.in_order:
+            self.scheduler.run(kind, stage, i)
+        else:
+            came: list[Name | Transfer] = []
+            if self.stages[stage].shard == "parameter":
+                came = [*self.fetch(kind, stage, i)]
+            after = [*self.ran[gpu][-1:], *came]
+            self.scheduler.run(kind, stage, i, after=after, priority=1)
+            self.awaited[gpu] = [*came, *self.arrivals(kind, stage, i)]
+        self.ran[gpu].append((kind, stage, i))
+        self.last[stage, gpu] = (kind, stage, i)
+
+    def arrivals(self, kind: Kind, stage: int, i: int) -> list[Name]:
+        """Return what comes to an operation from the stage before or behind it."""
+        near = stage - 1 if kind == "F" else stage + 1
+        if kind not in ("F", "B", "I") or not 0 <= near < len(self.stages):
+            return []
+        if self.stages[near].gpu(i) == self.stages[stage].gpu(i):
+            return [(kind, near, i)]
+        return [("activation", near, i) if kind == "F" else ("gradient", stage, i)]
+
+    def fetch(self, kind: Kind, stage: int, i: int) -> list[Transfer]:
+        """Add the transfers of the weights that an operation reads, from home.
+
+        They come for the operation that starts next in that stage, so those for another one than F
+        must not be there before the one before has started.
+        """
+        one = self.stages[stage]
+        gpu, replicas = one.gpu(i), len(one.gpus)
+        kinds = self._readers(kind, stage)
+        before = self.ran[gpu][-1:]
+        follows = bool(before) and before[0][1:] == (stage, i)
+        found = []
+        for chunk in range(replicas):
+            source = (home(stage, chunk, replicas) - i) % replicas
+            if not source:
+                continue
+            part = (chunk, replicas)
+            item = hop("weights", stage, i, (source, 0), part, reading=len(kinds))
+            at_once = not self.scheduler.length_ns(item)
+            if at_once and kinds:
+                layers = one.recomputed_layers if kinds[-1] == "R" else one.layer_range
+                require_time(self.scheduler, layers, _TIMES[kinds[-1]], AT_ONCE)
+            after: list[Name | Transfer] = [*self.ran[gpu][-2:-1]]
+            if follows and (at_once or gpu in self.shared):
+                # An update of another stage may hold up the operation before.
+                after = [*before]
+            elif follows:
+                after += self.awaited[gpu]
+            found.append(self.scheduler.send(item, after=after))
+        return found
+
+    def _readers(self, kind: Kind, stage: int) -> list[Kind]:
+        """Return what reads the weights of a stage before an operation of a micro-batch."""
+        order: list[Kind] = ["F", "R", "W" if kind == "W" else kind]
+        if kind == "W":
+            order.insert(2, "I")
+        if not self.stages[stage].recompute:
+            order.remove("R")
+        return order[: order.index(kind)]
+
+    def finish(self) -> None:
+        """Add what follows the last backwards of each stage."""
+        for number in reversed(range(len(self.stages))):
+            whole = [self.last[number, gpu] for gpu in self.stages[number].gpus]
+            apply_gradients(self.scheduler, number, whole)
