@@ -299,6 +299,9 @@ class Note:
         Whether that is what every GPU needs more than it has.
     suggestion : Suggestion, optional
         The freedom that was tried though it is not allowed.
+    dropped_exact : (int, int), optional
+        The normalized period, ns, of a better plan that would fit if nothing came before it is
+        read.
     """
 
     __pydantic_config__: ClassVar[Any] = STRICT
@@ -310,6 +313,10 @@ class Note:
     least_memory_bytes: int | None = None
     is_increase: bool = False
     suggestion: Suggestion | None = None
+    dropped_exact: Ratio | None = None
+
+    def __post_init__(self) -> None:
+        check_ratio(self, "dropped_exact")
 
     def __str__(self) -> str:
         return self.say(attrgetter("words"))
@@ -321,6 +328,9 @@ class Note:
         if self.least_memory_bytes is not None:
             more = " more on every GPU" if self.is_increase else ""
             said += f"; {format_bytes(self.least_memory_bytes)}{more} would do"
+        if self.dropped_exact is not None:
+            period = format_duration(Fraction(*self.dropped_exact))
+            said += f"; what comes before it is read has no room in one of {period}"
         if self.detail:
             said += f"{': ' if self.outcome is Outcome.REFUSED else '; '}{self.detail}"
         return f"stopped early: {said}" if self.stopped else said

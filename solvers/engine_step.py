@@ -3,9 +3,10 @@
 What is left to choose is where to cut, on how many of the GPUs, and how many stages each has. Of
 each such cut a bound is known without laying out the step: the way to a GPU, all its work, and the
 way back. Cuts that cannot beat the best step so far, or whose memory cannot suffice, are left out;
-the others are laid out, the most promising first. A transfer goes as soon as it can. Where the two
-directions of a link are in each other's way, another order might be shorter: then the bound is what
-the step would take if they were not.
+the others are laid out, the most promising first. Transfers are in the order in which they could
+go. Where the two directions of a link are in each other's way, or a step does not fit for what
+comes before it is read, another order might be better: then the bound is what the step would take
+if no transfer were in the way.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from schedopt.errors import InputError
 from schedopt.problem import Problem
 from schedopt.proofs import Proof, ProofKind
 from schedopt.result import Infeasibility
+from schedopt.simulation.delaying import delay_transfers
 from schedopt.solving.engine_cuts import EngineCuts, FirstLayers
+from schedopt.solving.late_sending import check_sent_late
 from schedopt.solving.run import Run
 from schedopt.solving.suggestions import suggest
 from schedopt.systems.steps import engine_step
@@ -163,13 +166,14 @@ class _Search:
         if self._is_late(least):
             return
         self.seen.add((cuts.ranks, begins))
-        plan = engine_step(self.problem, cuts.stages(begins))
+        plan = delay_transfers(engine_step(self.problem, cuts.stages(begins)))
         length = plan.pattern.period_total_ns
-        if not fits(plan):
+        if not fits(plan, buffers=False):
             return
-        if least < length:
+        has_room = fits(plan) or not check_sent_late(plan)[1]
+        if least < length or not has_room:
             self.open = least if self.open is None else min(self.open, least)
-        if not self._is_late(length):
+        if has_room and not self._is_late(length):
             self.run.report(plan)
             self.limit = length
 

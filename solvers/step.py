@@ -20,7 +20,6 @@ from functools import partial
 from typing import Final
 
 from schedopt.account import fits
-from schedopt.checking import check
 from schedopt.errors import InputError
 from schedopt.plan import Operation, Pattern, Plan, Transfer
 from schedopt.problem import Problem, Scope
@@ -32,6 +31,7 @@ from schedopt.solvers.even_split import even_split
 from schedopt.solvers.next_fit import next_fit
 from schedopt.solvers.periodic import best_pattern, prove_impossible
 from schedopt.solving.enumeration import every_allocation
+from schedopt.solving.late_sending import check_sent_late
 from schedopt.solving.models.bisection import bisect_period, query_model
 from schedopt.solving.models.given_allocation import GivenAllocation
 from schedopt.solving.models.order_model import OrderModel
@@ -143,8 +143,8 @@ def _report_published(problem: Problem, count: int, run: Run) -> None:
             return
         with suppress(InputError):
             step = published_step(name, problem.chain, problem.platform, count)
-            plan = replace(step, scope=problem.scope)
-            if not check(plan):
+            plan, violations = check_sent_late(replace(step, scope=problem.scope))
+            if not violations:
                 run.report(plan)
 
 
@@ -214,7 +214,7 @@ def _report(plan: Plan, run: Run) -> None:
     if asked is not None and plan.pattern.period_total_ns > asked * plan.pattern.k:
         return
     timeless = any(a.forward_ns == 0 and a.backward_ns == 0 for a in plan.chain.layers)
-    if not (timeless or plan.scope.split_backward) or fits(plan):
+    if not (timeless or plan.scope.split_backward) or fits(plan, buffers=False):
         run.report(plan)
 
 

@@ -27,6 +27,7 @@ from schedopt.network import Resource
 from schedopt.plan import Plan
 from schedopt.platform import Platform
 from schedopt.problem import Problem
+from schedopt.simulation.delaying import delay_transfers
 from schedopt.solvers import contiguous, one_f_one_b_star
 from schedopt.solvers.contiguous import best_stages
 from schedopt.solving.circular import Interval, meet
@@ -133,7 +134,7 @@ def _packed(problem: Problem, sparse: SparsePattern, high: int, run: Run) -> Pla
         if plan is None:
             # With fewer stages the period would be longer.
             return None
-        packed = pack_stages(plan, problem.platform)
+        packed = pack_stages(delay_transfers(plan), problem.platform)
         if packed is not None:
             return packed
         more //= 2

@@ -98,7 +98,8 @@ def contiguous() -> Plan:
     """1F1B on 3 GPUs with half-duplex links: F and B last 2, transfers 1, T = 4.
 
     Micro-batch 0: F0 0-2, link 2-3, F1 3-5, link 5-6, F2 6-8, B2 8-10, link 10-11, B1 13-15,
-    link 15-16, B0 18-20. So NCA = 20/4, 12/4 and ceil(4/4): 5, 3 and 1.
+    link 15-16, B0 18-20. So NCA = 20/4, 12/4 and ceil(4/4): 5, 3 and 1. Both gradients wait for
+    2 ns.
     """
     computed = {"F0": 0, "F1": 3, "F2": 6, "B2": 8, "B1": 13, "B0": 18}
     return planned(
@@ -107,8 +108,8 @@ def contiguous() -> Plan:
             layer(2, 2, 20, saved_bytes=200, saved_input_bytes=7),
             layer(2, 2, 30, saved_bytes=300),
         ],
-        # 10 + 5 * 100, 20 + 3 * (200 + 7), 30 + 300
-        Platform(gpus=3, memory=[510, 641, 330], bandwidth=BYTE_A_NS),
+        # 10 + 5 * 100 + 1, 20 + 3 * (200 + 7) + 1, 30 + 300
+        Platform(gpus=3, memory=[511, 642, 330], bandwidth=BYTE_A_NS),
         timed(4, computed | {"a0": 2, "a1": 5, "g1": 10, "g0": 15}),
     )
 
@@ -201,7 +202,7 @@ def covering() -> Plan:
 
     Micro-batches 0 and 1: F0 0-1 and 1-2, link 1-2 and 2-3, F1 2-3 and 3-4, B1 4-6, link 7-9,
     B0 10-12. Stage 0 holds [0, 12) and [1, 12): 6 at once; stage 1 [2, 6) and [3, 6): 2 at once.
-    All read the newest version: 1 at once.
+    All read the newest version: 1 at once. Both gradients, a byte each, wait for 1 ns.
     """
     both = (
         op("B", 1, -2, 0, covers=2),
@@ -210,8 +211,8 @@ def covering() -> Plan:
     )
     return planned(
         [weighty(1, 1, 100)] * 2,
-        # 30 + 20 + NCA * 100
-        Platform(gpus=2, memory=[650, 250], bandwidth=BYTE_A_NS),
+        # 30 + 20 + NCA * 100, and 2 for the gradients
+        Platform(gpus=2, memory=[652, 250], bandwidth=BYTE_A_NS),
         timed(4, {"F0": 0, "a0": 1, "F1": 2}, {"F0": 1, "a0": 2, "F1": 3}, also=both),
         rule=Rule(update_every=2, backward_reads="live"),
         scope=Scope(max_k=2),
@@ -258,7 +259,7 @@ def cyclic() -> Plan:
     NCA is 1 everywhere. Stage 0 holds version v from 60v + 43 to 60v + 118 on its first replica
     and to 60v + 138 on its second: 2 at once; on its third from 60v + 38 to 60v + 98: 1. Stage 1:
     2 at once where the next version comes at 60v + 93 and the old one is read to 60v + 108.
-    Stage 2: 1, from 60v + 18 to 60v + 78.
+    Stage 2: 1, from 60v + 18 to 60v + 78. Of what comes from other stages each byte waits for 1 ns.
     """
     sizes = {"saved_bytes": 100, "parameter_bytes": 5, "gradient_bytes": 6}
     onward = {"source": 0, "target": 1}
@@ -266,8 +267,8 @@ def cyclic() -> Plan:
     path |= {"a0": 8, "a1": 18, "g1": 38, "g0": 48}
     return planned(
         [layer(8, 8, 20, **sizes)] * 3,
-        # 15 + 100 + 5 or 10
-        Platform(gpus=6, memory=[125, 125, 120, 125, 125, 120], bandwidth=BYTE_A_NS),
+        # 15 + 100 + 5 or 10, and 1 that waits
+        Platform(gpus=6, memory=[126, 126, 121, 126, 126, 121], bandwidth=BYTE_A_NS),
         timed(
             60,
             *({name: 20 * i + start for name, start in path.items()} for i in range(3)),
@@ -291,12 +292,12 @@ def flushed() -> Plan:
     """A step of 2 micro-batches with a flush and updates that take 2 ns, T = 10.
 
     F0 0-1 and 1-2, link 1-2 and 2-3, F1 2-3, B1 3-4, F1 4-5, B1 5-6, U1 6-8, link 4-5 and 6-7,
-    B0 5-6 and 7-8, U0 8-10. NCA = 2, 1; 1 version.
+    B0 5-6 and 7-8, U0 8-10. NCA = 2, 1; 1 version. The second activation waits for 1 ns.
     """
     return planned(
         [weighty(1, 1, 100, update_ns=2)] * 2,
-        # 30 + 20 + NCA * 100
-        Platform(gpus=2, memory=[250, 150], bandwidth=BYTE_A_NS),
+        # 30 + 20 + NCA * 100, and 1 that waits
+        Platform(gpus=2, memory=[250, 151], bandwidth=BYTE_A_NS),
         timed(
             10,
             {"F0": 0, "a0": 1, "F1": 2, "B1": 3, "g0": 4, "B0": 5},

@@ -7,7 +7,14 @@ code with `schedopt.checking`, which replays the events.
 from __future__ import annotations
 
 from schedopt.account.load import GpuLoad, bubble, busy_time, load, messages, simultaneous, traffic
-from schedopt.account.memory import GpuMemory, concurrent_activations, fits, memory, memory_profile
+from schedopt.account.memory import (
+    GpuMemory,
+    concurrent_activations,
+    fits,
+    memory,
+    memory_profile,
+    memory_without_buffers,
+)
 from schedopt.account.profile import Level
 from schedopt.account.report import Binding, PlanReport, find_binding
 from schedopt.account.residencies import Residency, residencies
@@ -29,6 +36,7 @@ __all__ = [
     "load",
     "memory",
     "memory_profile",
+    "memory_without_buffers",
     "messages",
     "residencies",
     "simultaneous",

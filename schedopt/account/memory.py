@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from schedopt.account.profile import Level, Span, peak_of, profile_of
-from schedopt.account.residencies import Residency, residencies
-from schedopt.account.timeline import Timeline
+from schedopt.account.residencies import Residency, residencies, residencies_of
+from schedopt.account.timeline import Schedule, Timeline
 from schedopt.plan import Kind, Plan
 
-_TOGETHER: Final = frozenset({"workspace", "gathered", "gradient"})
-"""Kinds that the stages of a GPU need one after the other, so that they count together."""
+_TOGETHER: Final = frozenset({"workspace", "gathered", "gradient", "received"})
+"""Kinds of which the stages of a GPU share the room, so that they count together."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class GpuMemory:
     ----------
     sum_bytes : int
         Each kind and stage at its own maximum, added up: the sum of NCA times saved of Beaumont
-        et al. 2021, section 3.2. What stages need one after the other counts together.
+        et al. 2021, section 3.2. What stages share the room for counts together.
     peak_bytes : int
         The maximum over time.
     by_kind : dict of str to int
@@ -45,11 +45,21 @@ def memory(plan: Plan) -> tuple[GpuMemory, ...]:
     return memory_of(plan, residencies(plan), Timeline(plan).length_ns)
 
 
-def fits(plan: Plan) -> bool:
-    """Whether the GPUs hold a plan, in the reading of memory of its scope."""
+def memory_without_buffers(schedule: Schedule) -> tuple[GpuMemory, ...]:
+    """Return what each GPU of the platform would need if nothing came before it is read."""
+    found = (one for one in residencies_of(schedule) if one.kind != "received")
+    return memory_of(schedule.plan, found, schedule.length_ns)
+
+
+def fits(plan: Plan, *, buffers: bool = True) -> bool:
+    """Whether the GPUs hold a plan, in the reading of memory of its scope.
+
+    Without `buffers`: whether they would if nothing came before it is read.
+    """
+    needs = memory(plan) if buffers else memory_without_buffers(Timeline(plan))
     return all(
         need.reading(plan.scope.memory) <= gpu.usable_bytes
-        for need, gpu in zip(memory(plan), plan.platform.gpus, strict=True)
+        for need, gpu in zip(needs, plan.platform.gpus, strict=True)
     )
 
 

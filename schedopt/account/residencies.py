@@ -8,6 +8,7 @@ from typing import Literal
 
 from schedopt.account.gathering import find_copies
 from schedopt.account.reading import Reader, gradient_runs
+from schedopt.account.receiving import find_buffers
 from schedopt.account.shard_owners import ShardOwners
 from schedopt.account.timeline import (
     Interval,
@@ -29,6 +30,7 @@ ResidencyKind = Literal[
     "recomputed",
     "weight_half",
     "workspace",
+    "received",
 ]
 
 _Copy = tuple[int, int, int]
@@ -45,7 +47,8 @@ class Residency:
     kind : str
         weights (and versions of them), gathered (copies of weights away from home), gradient (of
         weights, away from home), activation, checkpoint (the input of recomputed layers),
-        recomputed, weight_half (what W needs, also of other replicas), workspace.
+        recomputed, weight_half (what W needs, also of other replicas), workspace, received (what
+        came from another GPU and is not read yet).
     stage : int
     count : int
         Bytes.
@@ -85,6 +88,10 @@ def residencies_of(schedule: Schedule) -> list[Residency]:
             found += _of_micro_batch(schedule, stage, micro_batch, sent)
     found += _weight_halves_of_others(schedule, halves, sent)
     found += _workspaces(schedule)
+    found += (
+        Residency(one.gpu, "received", one.stage, one.count, one.start_ns, one.end_ns)
+        for one in find_buffers(schedule)
+    )
     return found
 
 

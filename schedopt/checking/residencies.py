@@ -9,14 +9,14 @@ from math import lcm
 from typing import Final
 
 from schedopt.chain import Layer
-from schedopt.checking.timeline import Timeline, on_replica, replicas_of
+from schedopt.checking.timeline import Name, Timeline, on_replica, replicas_of
 from schedopt.plan import Operation, Transfer
 from schedopt.stage import Stage
 
 Group = tuple[int, str, int, str]
 """GPU, kind, stage and end: what the reading *sum* takes at its own maximum."""
 ALL_STAGES: Final = -1
-"""The stage of what the stages of a GPU need one after the other, so that it counts together."""
+"""The stage of what the stages of a GPU share the room for, so that it counts together."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Part:
 
 
 def list_residencies(timeline: Timeline) -> Iterator[Residency]:
-    """Yield what micro-batches keep, and the workspace of each operation, on every GPU.
+    """Yield what micro-batches keep, what comes early, and workspaces, on every GPU.
 
     Activations lie over [start of F, end of B) (Beaumont et al. 2021, section 3.2).
     """
@@ -69,6 +69,8 @@ def list_residencies(timeline: Timeline) -> Iterator[Residency]:
                 )
             yield from _list_arrivals(timeline, position, i, every_ns)
         yield from _list_workspaces(timeline, position)
+        yield from _list_early(timeline, ("activation", position - 1), ("F", position))
+        yield from _list_early(timeline, ("gradient", position), timeline.backward(position))
 
 
 def _list_arrivals(timeline: Timeline, position: int, i: int, every_ns: int) -> Iterator[Residency]:
@@ -84,6 +86,24 @@ def _list_arrivals(timeline: Timeline, position: int, i: int, every_ns: int) -> 
         group = (stage.gpu(i + replica), "weight_half", position, "W")
         until = max(until, _sent_until(timeline, position, i, replica))
         yield Residency(group, timeline.carried(slot.item), since, until, every_ns)
+
+
+def _list_early(timeline: Timeline, sent: Name, reader: Name) -> Iterator[Residency]:
+    """Yield what another GPU sends, from its arrival until it is read, if that is not at once."""
+    if sent not in timeline.slots:
+        return
+    every = timeline.repeat(sent[1], sent[1] + 1)
+    for i in range(every):
+        slot = timeline.slot(sent, i)
+        if slot is None or not isinstance(slot.item, Transfer):
+            continue
+        source, target = timeline.ends(slot.item, i)
+        _, since = timeline.span(sent, i)
+        until, _ = timeline.span(reader, i)
+        if source != target and since < until:
+            size = timeline.carried(slot.item) // slot.item.covers
+            group = (target, "received", ALL_STAGES, "")
+            yield Residency(group, size, since, until, timeline.duration_of(every))
 
 
 def _sent_until(timeline: Timeline, position: int, i: int, source: int) -> int:

@@ -10,6 +10,7 @@ from itertools import accumulate
 from statistics import median
 from typing import Any
 
+from schedopt.account.memory import memory_without_buffers
 from schedopt.account.profile import peak_of
 from schedopt.actions import Action, gpu_ranks, sending_end
 from schedopt.plan import Operation, Plan
@@ -33,7 +34,7 @@ class Figures:
     transfers, transfers_ns : int
         How many activations, gradients and weights are sent, and the time that this takes in all.
     memory_bytes : tuple of int
-        The most on each rank at once.
+        The most on each rank at once, without what waits to be read: it comes when it comes.
     weights_bytes, saved_bytes : tuple of int
         Of that the weights with what belongs to them, versions included, and what lies there in
         addition between two operations; None where that was not measured.
@@ -59,13 +60,14 @@ def predict(step: Simulation, spans: Sequence[Span] | None = None) -> Figures:
     """Return the figures of a simulated step; `spans` are its `planned_spans`, if known."""
     plan = step.plan
     gpus = sorted(gpu_ranks(plan))
+    needs = memory_without_buffers(step)
     weights: dict[int, list[tuple[int, int | None, int | None]]] = {gpu: [] for gpu in gpus}
     for lying in step.residencies:
         if lying.gpu in weights and lying.kind == "weights":
             weights[lying.gpu].append((lying.count, lying.start_ns, lying.end_ns))
     return Figures(
         **_of_times([planned_spans(plan, step.events) if spans is None else spans], plan.pattern.k),
-        memory_bytes=tuple(step.memory[gpu].peak_bytes for gpu in gpus),
+        memory_bytes=tuple(needs[gpu].peak_bytes for gpu in gpus),
         weights_bytes=tuple(peak_of(weights[gpu], step.makespan_ns + 1) for gpu in gpus),
         saved_bytes=tuple(_saved_between(step, gpu) for gpu in gpus),
         live=_live(step),
@@ -248,7 +250,7 @@ def _saved_between(step: Simulation, gpu: int) -> int:
         (residency.start_ns, residency.end_ns, residency.count)
         for residency in step.residencies
         if residency.gpu == gpu
-        and residency.kind not in ("weights", "workspace")
+        and residency.kind not in ("weights", "workspace", "received")
         and residency.start_ns is not None
         and residency.end_ns is not None
     ]

@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any, Final
 
-from schedopt.account.memory import memory
-from schedopt.account.timeline import stage_layers
+from schedopt.account.memory import memory_without_buffers
+from schedopt.account.timeline import Timeline, stage_layers
 from schedopt.actions import gpu_ranks
 from schedopt.plan import Plan
 from schedopt.running.figures import (
@@ -107,9 +107,10 @@ class Report:
     def plan_memory_bytes(self) -> tuple[int, ...]:
         """The most that each rank needs at once where micro-batches go on for ever.
 
-        A step is predicted by itself: one that is too short to fill the pipeline needs less.
+        A step is predicted by itself: one that is too short to fill the pipeline needs less. What
+        waits to be read is left out, as in what is predicted and measured.
         """
-        needs = memory(self.plan)
+        needs = memory_without_buffers(Timeline(self.plan))
         return tuple(needs[gpu].peak_bytes for gpu in self.gpus)
 
     @property

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from schedopt.account.receiving import maker_of, reader_of
 from schedopt.account.timeline import Interval, Timeline
 from schedopt.network import Resource
-from schedopt.plan import Kind, Plan, Transfer
+from schedopt.plan import Plan, Transfer
 
 _ROUNDS: Final = 8
 """Where transfers make room for each other around the period, so often at most."""
 
 
-def delay_transfers(plan: Plan) -> Plan:
+def delay_transfers(plan: Plan, first: Collection[int] = ()) -> Plan:
     """Return the plan with each activation and gradient sent as late as links and its reader allow.
 
     One transfer after the other takes the last gap of its links before its reader starts, those
@@ -30,10 +31,16 @@ def delay_transfers(plan: Plan) -> Plan:
     ----------
     plan : Plan
         Valid, but perhaps for its memory.
+    first : collection of int
+        GPUs that have no room for what waits. If there are any, all transfers are laid out anew,
+        those to these GPUs before the others, which may then come earlier than before. Where they
+        do not come in time the plan is what it is without.
     """
     if not any(transfer.is_boundary for transfer in plan.pattern.transfers):
         return plan
     links = _Links(plan)
+    if first and not links.lay_out(first):
+        links = _Links(plan)
     waiting = sorted(links.movable, key=lambda sent: -sent.deadline_ns)
     for _ in range(_ROUNDS):
         if not sum(links.delay(sent) for sent in waiting):
@@ -59,6 +66,8 @@ class _Sent:
     number: int
     runs: list[tuple[Interval, tuple[Resource, ...]]] = field(default_factory=list)
     slack_ns: int | None = None
+    earliest_ns: int | None = None
+    """By how much it may come later, and (below 0) earlier, for what it carries to be there."""
     deadline_ns: int = 0
     delay_ns: int = 0
 
@@ -95,6 +104,9 @@ class _Links:
                 slack = start - run.end_ns
                 if sent.slack_ns is None or slack < sent.slack_ns:
                     sent.slack_ns, sent.deadline_ns = slack, start % timeline.length_ns
+                early = max(self._makes(transfer, first)) - run.start_ns
+                if sent.earliest_ns is None or early > sent.earliest_ns:
+                    sent.earliest_ns = early
         self.movable = [sent for sent in every.values() if sent.item.is_boundary]
         for sent in every.values():
             for users, start, length in self._uses(sent):
@@ -102,11 +114,15 @@ class _Links:
 
     def _reads(self, transfer: Transfer, first: int) -> Iterator[int]:
         """Yield when the operations start that read what a transfer carries."""
-        is_forward = transfer.tensor == "activation"
-        reader = transfer.stage + is_forward
-        back: Kind = "I" if self.timeline.has("I", reader) else "B"
+        kind, stage = reader_of(self.timeline, transfer)
         for micro_batch in range(first, first + transfer.covers):
-            yield self.timeline.at("F" if is_forward else back, reader, micro_batch).start_ns
+            yield self.timeline.at(kind, stage, micro_batch).start_ns
+
+    def _makes(self, transfer: Transfer, first: int) -> Iterator[int]:
+        """Yield when the operations end that make what a transfer carries."""
+        kind, stage = maker_of(self.timeline, transfer)
+        for micro_batch in range(first, first + transfer.covers):
+            yield self.timeline.at(kind, stage, micro_batch).end_ns
 
     def _uses(self, sent: _Sent) -> Iterator[tuple[_Users, int, int]]:
         """Yield where a transfer is in the lists of its links: list, start and length."""
@@ -115,31 +131,59 @@ class _Links:
             for resource in route:
                 yield self.users[resource], start, run.end_ns - run.start_ns
 
+    def lay_out(self, first: Collection[int]) -> bool:
+        """Lay out all anew, what goes to some GPUs before all else; return whether it was possible.
+
+        Among both what is needed last comes first.
+        """
+        for sent in self.movable:
+            self._remove(sent)
+
+        def turn(sent: _Sent) -> tuple[bool, int]:
+            return all(run.gpu not in first for run, _ in sent.runs), -sent.deadline_ns
+
+        for sent in sorted(self.movable, key=turn):
+            least = sent.earliest_ns or 0
+            sent.delay_ns = self._latest(sent, least)
+            if sent.delay_ns < least:
+                return False
+            self._add(sent)
+        return True
+
     def delay(self, sent: _Sent) -> bool:
         """Delay a transfer as far as it can be; return whether that is further than before."""
-        found = sent.slack_ns or 0
+        found = self._latest(sent, sent.delay_ns)
         if found <= sent.delay_ns:
             return False
-        for end, begin in sorted(self._taken(sent, found), reverse=True):
+        self._remove(sent)
+        sent.delay_ns = found
+        self._add(sent)
+        return True
+
+    def _add(self, sent: _Sent) -> None:
+        for users, start, length in self._uses(sent):
+            users.add(start, length, sent.number)
+
+    def _remove(self, sent: _Sent) -> None:
+        for users, start, length in self._uses(sent):
+            users.remove(start, length, sent.number)
+
+    def _latest(self, sent: _Sent, least: int) -> int:
+        """Return the most by which a transfer can be delayed, if that is not below the least."""
+        found = sent.slack_ns or 0
+        for end, begin in sorted(self._taken(sent, least, found), reverse=True):
             # The later ends come first, so that what was passed can hold up no more.
             if begin < found < end:
                 found = begin
-        if found <= sent.delay_ns:
-            return False
-        for users, start, length in self._uses(sent):
-            users.remove(start, length, sent.number)
-        sent.delay_ns = found
-        for users, start, length in self._uses(sent):
-            users.add(start, length, sent.number)
-        return True
+        return found
 
-    def _taken(self, sent: _Sent, most: int) -> Iterator[tuple[int, int]]:
+    def _taken(self, sent: _Sent, least: int, most: int) -> Iterator[tuple[int, int]]:
         """Yield between which delays a transfer would meet another one: end and begin.
 
         Of the last hyperperiod before the most: what is free there is free in each.
         """
         whole = self.timeline.length_ns
-        least = max(sent.delay_ns, most - whole)
+        least = max(least, most - whole)
         for run, route in sent.runs:
             lasts = run.end_ns - run.start_ns
             for resource in route:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 from typing import Final
@@ -22,23 +22,34 @@ def shift_left(
 
     What two events share (a GPU, a link, an activation or its gradient, the weights of a stage on
     a GPU) they use in the order of the pattern. So each GPU runs its operations in that order, and
-    holds at no time more than the pattern makes it hold.
+    holds at no time more than the pattern makes it hold. For that an activation or a gradient comes
+    no sooner than its GPU is through with what ends before it comes, and has begun what begins
+    before: the operation that reads it comes behind both.
     """
     users: dict[Hashable, _Uses] = defaultdict(_Uses)
     found = []
     passing = any(transfer.tensor == "weight_half" for transfer in plan.pattern.transfers)
     coming = passing or any(stage.shard != "none" for stage in plan.stages)
     making = _making_weights(plan, coming)
+    running = _Running(events)
+
+    def used_by(event: Event) -> list[Hashable]:
+        return [*_uses(plan, event), *(_halves(event) if passing else ())]
+
+    def earliest(event: Event, things: Iterable[Hashable]) -> int:
+        return max(
+            users[thing].free_from(event.start_ns)
+            for thing in (*things, *_taken_at_start(plan, event, coming))
+        )
+
     for together in _in_order(plan, events):
         lengths = [event.length_ns if length_ns is None else length_ns(event) for event in together]
-        used = [[*_uses(plan, event), *(_halves(event) if passing else ())] for event in together]
-        begins = [
-            max(
-                users[thing].free_from(event.start_ns)
-                for thing in (*things, *_taken_at_start(plan, event, coming))
-            )
-            for event, things in zip(together, used, strict=True)
-        ]
+        used = [used_by(event) for event in together]
+        begins = [earliest(event, things) for event, things in zip(together, used, strict=True)]
+        for number, event in enumerate(together):
+            if _is_boundary(event) and (meanwhile := running.at_end_of(event)) is not None:
+                begun = earliest(meanwhile, used_by(meanwhile))
+                begins[number] = max(begins[number], begun - lengths[number])
         _hold_up(users, together, lengths, begins, making)
         for event, begin, length, things in zip(together, begins, lengths, used, strict=True):
             found.append(move(event, begin, length))
@@ -82,7 +93,7 @@ def _hold_up(
     begins: list[int],
     making: frozenset[tuple[str, int]],
 ) -> None:
-    """Let new weights come no sooner than the GPU lets go of what it lets go of before.
+    """Let new tensors come no sooner than the GPU lets go of what it lets go of before.
 
     What it lets go of at the same instant ends together with them. So do operations that may make
     new weights, as what comes to their GPU and goes from it ends apart from them.
@@ -93,7 +104,7 @@ def _hold_up(
         if (
             (event.item.kind, event.item.stage) in making
             if isinstance(event.item, Operation)
-            else event.item.moves_weights
+            else event.item.moves_weights or event.item.is_boundary
         )
     }
     late = list(ends)
@@ -108,6 +119,32 @@ def _hold_up(
         for number in ends:
             ends[number] = max(ends[number], freed.get(together[number].gpu, 0))
         late = [number for number in ends if begins[number] + lengths[number] < ends[number]]
+
+
+def _is_boundary(event: Event) -> bool:
+    return isinstance(event.item, Transfer) and event.item.is_boundary
+
+
+class _Running:
+    """Which operation each GPU runs in the pattern at an instant."""
+
+    def __init__(self, events: list[Event]) -> None:
+        self.of_gpu: dict[int, list[Event]] = defaultdict(list)
+        for event in sorted(events, key=lambda event: event.start_ns):
+            if isinstance(event.item, Operation) and event.length_ns:
+                self.of_gpu[event.gpu].append(event)
+
+    def at_end_of(self, transfer: Event) -> Event | None:
+        """Return what runs where and when a transfer ends, unless that begins with what it brings.
+
+        At its own start it has let go of what it reads.
+        """
+        own, instant = self.of_gpu[transfer.gpu], transfer.end_ns
+        number = bisect_right(own, instant, key=lambda event: event.start_ns) - 1
+        if number < 0 or own[number].end_ns <= instant:
+            return None
+        brought = {*_tensors(transfer)}
+        return None if brought & {*_tensors(own[number])} else own[number]
 
 
 def _leaves_replica(event: Event) -> bool:

@@ -14,6 +14,7 @@ from schedopt.plan import Plan
 from schedopt.problem import Problem
 from schedopt.result import Result
 from schedopt.solving.clock import StopHandle
+from schedopt.solving.late_sending import check_sent_late
 from schedopt.solving.run import Progress, Run
 from schedopt.validation import as_whole, show
 
@@ -124,6 +125,7 @@ def as_warm_start(initial: Plan, problem: Problem) -> Plan:
         rule=problem.rule,
         scope=problem.scope,
     )
+    plan, _ = check_sent_late(plan)
     violations = check(Result(problem=problem, status="feasible", plan=plan))
     if violations:
         raise InputError(

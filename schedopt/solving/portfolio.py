@@ -328,6 +328,9 @@ class _Portfolio:
             outcome = Outcome.BEST_OF_KIND if proven else Outcome.NOT_PROVEN
         else:
             outcome = Outcome.NO_BETTER_EXISTS if proven else Outcome.NO_BETTER
+        dropped = events.dropped
+        if dropped is not None and best is not None and dropped >= best:
+            dropped = None
         least, is_increase = None if why is None else why.least_memory_bytes, False
         if why is not None and least is not None:
             least, is_increase = why.amount(least, self.problem.platform)
@@ -338,6 +341,7 @@ class _Portfolio:
             proof=None if why is None else why.proof,
             least_memory_bytes=least,
             is_increase=is_increase,
+            dropped_exact=_ratio(dropped),
         )
 
     def _result(self) -> Result:

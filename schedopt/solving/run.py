@@ -8,15 +8,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
-from schedopt.checking import check
+from schedopt.account import fits
 from schedopt.errors import InvalidPlanError
 from schedopt.plan import Plan
 from schedopt.problem import Problem, Scope
 from schedopt.proofs import Proof, ProofKind
 from schedopt.result import Bound, Infeasibility
-from schedopt.simulation.delaying import delay_transfers
 from schedopt.solving.clock import Clock, StopHandle
 from schedopt.solving.incumbent import Incumbent
+from schedopt.solving.late_sending import check_sent_late
 from schedopt.validation import as_ratio
 
 
@@ -51,6 +51,9 @@ class Events:
     solver : str
     period : Fraction, optional
         The best normalized period of its own plans, ns.
+    dropped : Fraction, optional
+        The best normalized period of those of its plans, ns, that would fit if nothing came before
+        it is read.
     proofs : list of Infeasibility
     left_out : str
         A question that it left open, in words.
@@ -60,6 +63,7 @@ class Events:
 
     solver: str = ""
     period: Fraction | None = None
+    dropped: Fraction | None = None
     proofs: list[Infeasibility] = field(default_factory=list)
     left_out: str = ""
     claimant: str = ""
@@ -140,7 +144,7 @@ class Run:
         """
         run = copy.copy(self)
         run.workers, run.clock = workers, self.clock.fork(share)
-        run.events = replace(self.events, period=None, left_out="")
+        run.events = replace(self.events, period=None, dropped=None, left_out="")
         return run
 
     def best(self) -> Plan | None:
@@ -174,7 +178,9 @@ class Run:
     def report(self, plan: Plan) -> None:
         """Report a plan. It is checked, and kept if it is better than the best so far.
 
-        Activations and gradients are kept to be sent as late as they can be.
+        Activations and gradients are kept to be sent as late as they can be. A plan that does not
+        fit for the only reason that some come early all the same is dropped: solvers and bounds do
+        not know of what waits to be read.
 
         Even if the solver looked in a narrower scope, it is a plan of the scope that was asked.
 
@@ -186,13 +192,14 @@ class Run:
         if plan.scope != self.scope:
             plan = replace(plan, scope=self.scope)
         events, period = self.events, plan.pattern.period
-        violations = check(plan)
-        sound = all(violation.kind == "memory" for violation in violations)
-        if sound and (late := delay_transfers(plan)) is not plan:
-            plan, violations = late, check(late)
+        plan, violations = check_sent_late(plan)
         if violations:
+            alone = all(violation.kind == "memory" for violation in violations)
+            if alone and fits(plan, buffers=False):
+                events.dropped = min(events.dropped or period, period)
+                return
             raise InvalidPlanError(f"{events.solver}: {violations[0]} ({len(violations)} in all)")
-        events.period = period if events.period is None else min(events.period, period)
+        events.period = min(events.period or period, period)
         self.incumbent.offer(plan, events.solver)
         self._notify()
 

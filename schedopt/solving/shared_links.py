@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from schedopt.checking import check
 from schedopt.plan import Plan
 from schedopt.problem import Scope
 from schedopt.solving.circular import Calendar
+from schedopt.solving.late_sending import check_sent_late
 from schedopt.solving.run import Run
 from schedopt.solving.stage_chain import ItemStarts, StageChain
 
@@ -60,7 +60,7 @@ def _is_valid(plan: Plan) -> bool:
     """Whether a plan is valid in the widest scope."""
     memory = plan.scope.memory
     scope = Scope(allocation="general", max_k=None, memory=memory, recompute=True)
-    return not check(replace(plan, scope=scope, stages=plan.stages))
+    return not check_sent_late(replace(plan, scope=scope, stages=plan.stages))[1]
 
 
 def _place(chain: StageChain, period: int) -> list[ItemStarts] | None:

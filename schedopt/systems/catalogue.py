@@ -8,6 +8,7 @@ from typing import Final, cast
 
 from schedopt.errors import InputError
 from schedopt.plan import Plan
+from schedopt.simulation.delaying import delay_transfers
 from schedopt.stored import find_function
 from schedopt.systems.config import SystemConfig
 
@@ -37,14 +38,14 @@ class System:
     source: str
 
     def plan(self, config: SystemConfig) -> Plan:
-        """Make the plan of this system.
+        """Make the plan of this system, which sends activations and gradients as late as it can.
 
         Raises
         ------
         InputError
             If it cannot do the chain or the number of GPUs, with the reason.
         """
-        return cast(Constructor, find_function(self.constructor))(config)
+        return delay_transfers(cast(Constructor, find_function(self.constructor))(config))
 
 
 _TABLE: Final = (

@@ -6,16 +6,18 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
-from schedopt import Chain, Plan, Platform, Rule, Scope, solve
+from schedopt import Chain, Plan, Platform, Rule, Scope, check, solve
 from schedopt.account import (
     busy_time,
     concurrent_activations,
     load,
     memory,
+    residencies,
     traffic,
     versions,
 )
-from tests.examples import layer, planned, stages, timed
+from tests.changes import change_operation
+from tests.examples import contiguous, covering, layer, planned, split_backward, stages, timed
 
 
 def sending(*counts: int) -> Chain:
@@ -94,3 +96,31 @@ def test_a_general_allocation_may_peak_below_its_sum() -> None:
     shorter = replace(plan, pattern=timed(5, starts | {"B0": 6}))
     # Stage 0 lies over [0, 7) of every 5: two at once in [0, 2). Stage 2 lies over [2, 4).
     assert (memory(shorter)[0].sum_bytes, memory(shorter)[0].peak_bytes) == (18, 12)
+
+
+def test_what_waits_for_its_reader_lies_there_until_that_starts() -> None:
+    # Both gradients of a byte come 2 ns early: that of stage 1 over [11, 13), of stage 0 [16, 18).
+    found = [r for r in residencies(contiguous()) if r.kind == "received"]
+    assert [(r.gpu, r.stage, r.count, r.start_ns, r.end_ns) for r in found] == [
+        (1, 1, 1, 11, 13),
+        (0, 0, 1, 16, 18),
+    ]
+    assert [need.by_kind.get("received") for need in memory(contiguous())] == [1, 1, None]
+
+
+def test_a_split_backward_reads_a_gradient_in_its_input_half() -> None:
+    # I of stage 0 a period later, at 8: its gradient waits over [5, 8), all the time.
+    late = change_operation(split_backward(), 4, shift=-2)
+    late = change_operation(late, 5, shift=-3)
+    assert {violation.kind for violation in check(late)} == {"memory"}
+    (waiting,) = (r for r in residencies(late) if r.kind == "received")
+    assert (waiting.gpu, waiting.start_ns, waiting.end_ns) == (0, 5, 8)
+
+
+def test_each_micro_batch_of_a_transfer_waits_for_its_own_reader() -> None:
+    # One B reads both gradients, which come at 9, at 10.
+    found = [r for r in residencies(covering()) if r.kind == "received"]
+    assert [(r.gpu, r.count, (r.start_ns or 0) % 4, (r.end_ns or 0) % 4) for r in found] == [
+        (0, 1, 1, 2),
+        (0, 1, 1, 2),
+    ]

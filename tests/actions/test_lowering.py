@@ -253,7 +253,8 @@ def test_one_backward_may_read_two_versions() -> None:
     )
     assert not check(plan)
     text = str(make_actions(plan, 8))
-    assert "1SEND_B4-5,1U4,1U5,1F6v0,1F7v1,1B6v0,1B7v1,1SEND_B6-7,1U6,1U7" in text
+    # The gradients come when GPU 0 begins the second forward, 1 ns behind the start of 1F7.
+    assert "1U4,1U5,1F6v0,1SEND_B4-5,1F7v1,1B6v0,1B7v1,1SEND_B6-7,1U6,1U7" in text
     assert "1B4-5v0" in text
 
 

@@ -2,8 +2,11 @@ from __future__ import annotations
 
 import pytest
 
+from schedopt import Platform, Scope
+from schedopt.account import memory
 from schedopt.checking import Violation, check
 from schedopt.plan import Plan
+from schedopt.problem import MemoryReading
 from tests.changes import (
     add_transfer,
     change_gpu,
@@ -18,8 +21,12 @@ from tests.examples import (
     contiguous,
     data_parallel,
     general,
+    layer,
+    planned,
     recomputed,
     split_backward,
+    stages,
+    timed,
     zero_length,
 )
 
@@ -29,11 +36,11 @@ def with_memory(plan: Plan, gpu: int, count: int) -> Plan:
 
 
 def test_a_gpu_without_room_is_named_with_its_bytes() -> None:
-    assert check(with_memory(contiguous(), 1, 640)) == (
+    assert check(with_memory(contiguous(), 1, 641)) == (
         Violation(
             "memory",
             "GPU 1",
-            "needs 641 B of 640 B in the reading sum: 641 bytes, 1 too many",
+            "needs 642 B of 641 B in the reading sum: 642 bytes, 1 too many",
         ),
     )
 
@@ -140,12 +147,49 @@ def test_what_the_weight_half_reads_stays_to_its_end() -> None:
 
 
 def test_activations_in_flight_for_very_long_are_counted_too() -> None:
-    # B of stage 0 comes 10**9 periods later: so many more activations of 100 bytes.
+    # B of stage 0 comes 10**9 periods later: so many more activations of 100 bytes, and gradients.
     late = change_operation(contiguous(), 5, shift=-4 - 10**9)
-    assert f"{510 + 100 * 10**9} bytes" in of_kind(late, "memory")[0].message
+    assert f"{511 + 101 * 10**9} bytes" in of_kind(late, "memory")[0].message
 
 
 @pytest.mark.parametrize("rounds", [255, 256, 257, 258, 300])
 def test_long_flights_are_counted_as_short_ones_are(rounds: int) -> None:
     late = change_operation(contiguous(), 5, shift=-4 - rounds)
-    assert f"{510 + 100 * rounds} bytes" in of_kind(late, "memory")[0].message
+    assert f"{511 + 101 * rounds} bytes" in of_kind(late, "memory")[0].message
+
+
+@pytest.mark.parametrize(("later", "need"), [(0, 511), (1, 511), (2, 510)])
+def test_what_comes_before_it_is_read_counts(later: int, need: int) -> None:
+    # The gradient of stage 0 comes at 16 and is read from 18 on: sent 2 ns later, just in time.
+    sent = 15 + later
+    plan = change_transfer(contiguous(), 3, start_ns=sent % 4, shift=-(sent // 4))
+    assert check(with_memory(plan, 0, need)) == ()
+    assert kinds(with_memory(plan, 0, need - 1)) == {"memory"}
+
+
+@pytest.mark.parametrize(("reading", "need"), [("sum", 29), ("peak", 26)])
+def test_what_comes_to_several_stages_of_a_gpu_counts_together(
+    reading: MemoryReading, need: int
+) -> None:
+    """Layers 0 and 2 on GPU 0, 1 and 3 on GPU 1, a full-duplex link, T = 40.
+
+    GPU 1 waits with 4 bytes over [5, 8), with 6 over [21, 44), and takes the gradient of its first
+    stage just in time. Stage 1 keeps 10 bytes over [8, 74): 2 at once over [8, 34). Stage 3 keeps
+    3 over [44, 61). So the sum is 2 * 10 + 3 + 6, and the peak, from 21 on, 2 * 10 + 6.
+    """
+    starts = {"F0": 0, "a0": 1, "F1": 8, "a1": 9, "F2": 14, "a2": 15, "F3": 44}
+    starts |= {"B3": 60, "g2": 61, "B2": 67, "g1": 68, "B1": 73, "g0": 74, "B0": 78}
+    plan = planned(
+        [
+            layer(1, 1, 0, sent, saved_bytes=kept)
+            for sent, kept in ((4, 1), (5, 10), (6, 1), (1, 3))
+        ],
+        Platform(gpus=2, memory=[100, need], bandwidth=10**9, duplex="full"),
+        timed(40, starts),
+        scope=Scope(allocation="general", memory=reading),
+        stages=stages((0, 0, [0]), (1, 1, [1]), (2, 2, [0]), (3, 3, [1])),
+    )
+    assert check(plan) == ()
+    assert memory(plan)[1].reading(reading) == need
+    assert memory(plan)[1].by_kind["received"] == 6
+    assert places(with_memory(plan, 1, need - 1), "memory") == ["GPU 1"]

@@ -92,7 +92,7 @@ def test_the_plan_of_a_result_is_checked_too() -> None:
 
 
 def test_a_plan_for_another_platform_is_found() -> None:
-    asked = change_gpu(contiguous(), 0, memory_bytes=511).problem
+    asked = change_gpu(contiguous(), 0, memory_bytes=512).problem
     assert places(replace(claim(contiguous(), status="feasible"), problem=asked), "scope") == [
         "plan.platform"
     ]

@@ -44,8 +44,10 @@ def test_two_periods_of_a_plan_by_hand() -> None:
         ("a", 0, 2, 3), ("g", -3, 3, 4), ("a", 1, 6, 7), ("g", -2, 7, 8),
     ]  # fmt: skip
     assert chart.links[0].busy == Fraction(1, 2)
-    # 10 + 5 * 100 of 510 from the start of F, one less from the end of B at the same instant.
-    assert {(level.count, level.most) for level in chart.memory[0].levels} == {(510, 510)}
+    # 10 + 5 * 100 from the start of F, one less from the end of B at the same instant; 1 more
+    # while the gradient of B0 waits, over [0, 2) of 4.
+    levels = {level.start_ns: (level.count, level.most) for level in chart.memory[0].levels}
+    assert levels == {0: (511, 511), 2: (510, 510), 4: (511, 511), 6: (510, 510)}
     assert [row.lacks for row in chart.memory] == [True, True, True]
     assert [row.share for row in chart.memory] == [1, 1, 1]
     assert chart.busiest == 0
@@ -129,7 +131,7 @@ def test_charts_of_random_plans(plan: Plan) -> None:
 
 def test_gpus_without_a_stage_are_named_and_not_drawn() -> None:
     plan = EXAMPLES["contiguous"]()
-    wide = replace(plan, platform=Platform(gpus=5, memory=[510, 641, 330, 9, 9], bandwidth=10**9))
+    wide = replace(plan, platform=Platform(gpus=5, memory=[511, 642, 330, 9, 9], bandwidth=10**9))
     chart = chart_plan(result_of(wide))
     assert [row.name for row in chart.gpus] == ["GPU 0", "GPU 1", "GPU 2"]
     assert "Without a stage: GPU 3, 4 (2 of 5)" in chart.facts

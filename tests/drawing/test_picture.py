@@ -32,7 +32,7 @@ def test_the_picture_says_what_a_reader_looks_for(tmp_path: Path) -> None:
         "link 0-1",
         "100.0% busy",
         "100.0% busy, the most",
-        "memory 100.0% of 510 B, no room",
+        "memory 100.0% of 511 B, no room",
         "time in ns",
         "forward",
         "backward",

@@ -26,8 +26,8 @@ def test_a_plan_by_hand() -> None:
         "GPU 0  F0+0" + "░" * 12 + "B0-4" + "▓" * 12 + "F0+1" + "░" * 12 + "B0-3" + "▓" * 12
         + "  100.0% busy"
     )  # fmt: skip
-    # 2 * (200 + 7) of 641 are 434 of it; the most is 3 of 3 micro-batches: full.
-    assert lines[2] == "       " + "█" * 64 + "  100.0% of 510 B, no room"
+    # The most is 5 of 5 micro-batches, and a gradient that waits: full.
+    assert lines[2] == "       " + "█" * 64 + "  100.0% of 511 B, no room"
     assert lines[3].startswith("GPU 1  F1-1░░░░B1-3")
     assert lines[7] == "Links"
     idle = " " * 8

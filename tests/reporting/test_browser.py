@@ -141,7 +141,7 @@ def test_pointing_tells_what_runs_and_what_lies_in_memory(opened: Open) -> None:
     assert point(page, 1, 0.5 / length) == "GPU 1 idles at 0.5 ns"
     assert point(page, 3, 2.5 / length).startswith("Activation sent, stage 0")
     # 10 bytes of weights and 100 of the first micro-batch.
-    assert point(page, 0, 1 / length, y=45) == "GPU 0 at 1 ns: 110 B of 510 B (21.6%)"
+    assert point(page, 0, 1 / length, y=45) == "GPU 0 at 1 ns: 110 B of 511 B (21.5%)"
     page.mouse.move(5, 5)
     assert page.locator("#tip").is_hidden()
 

@@ -95,4 +95,4 @@ def test_a_small_step_by_hand() -> None:
     # 10 bytes of weights, and 100 from the start of each forward to the end of its backward.
     held = [(instant, count) for instant, count, _ in levels(first)]
     assert held == [(0, 10), (0, 110), (2, 210), (16, 110), (20, 10)]
-    assert first["memory"]["limit_bytes"] == 510
+    assert first["memory"]["limit_bytes"] == 511

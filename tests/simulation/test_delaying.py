@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from schedopt import Chain, Plan, Platform, Scope, Transfer, check, solve
 from schedopt.account.timeline import Timeline
@@ -100,15 +101,15 @@ def test_random_plans_in_which_replicas_exchange_halves(plan: Plan) -> None:
     assert_late(plan)
 
 
-@given(chains(), platforms())
-@trials(200)
-def test_nothing_waits_under_1f1b_star(chain: Chain, platform: Platform) -> None:
+@given(chains(), platforms(), st.booleans())
+@trials(400)
+def test_nothing_waits_under_1f1b_star(chain: Chain, platform: Platform, recompute: bool) -> None:
     """Where a gradient waits, its reader starts, modulo T, when the activation is sent.
 
     Both fit on the link, which nothing else uses.
     """
     assume(platform.network is None)
-    plan = solve(chain, platform, scope=Scope(), solver="contiguous", workers=1).plan
+    plan = solve(chain, platform, scope=Scope(recompute=recompute), solver="contiguous").plan
     assume(plan is not None)
     assert plan is not None
     assert not any(waits(delay_transfers(plan)).values())

@@ -21,7 +21,7 @@ from schedopt.plan import Operation
 from schedopt.simulation import Simulation, Timing, simulate, usual_micro_batches
 from schedopt.systems.catalogue import find_system
 from tests.budgets import trials
-from tests.examples import EXAMPLES, layer, op, send, stages
+from tests.examples import EXAMPLES, layer, op, planned, send, stages, timed
 from tests.random_plans import valid_plans
 from tests.sharded_plans import sharded_plans
 from tests.shards import EVERY_PLAN, sharded
@@ -278,6 +278,28 @@ def test_one_f_one_b_by_hand() -> None:
     assert [level.count for level in run.memory_profile[1]][-1] == 10
     assert [need.peak_bytes for need in run.memory] == [12, 11]
     assert [i for op, i, _ in run.operations() if op.stage == 0 and op.kind == "B"] == [0, 1, 2]
+
+
+def test_an_activation_comes_no_sooner_than_its_gpu_is_as_far_as_in_the_pattern() -> None:
+    """F and B last 1 on GPU 0 and 2 on GPU 1, transfers 1, T = 4: GPU 1 has no rest.
+
+    Micro-batch 0: F0 0-1, link 1-2, F1 2-4, B1 4-6, link 6-7, B0 7-8. F0 of micro-batch 1 may run
+    over 1-2, and of micro-batch 2 behind B0 over 8-9, but nothing is there for GPU 1 too early.
+    """
+    plan = planned(
+        [layer(1, 1, 0), layer(2, 2, 0)],
+        Platform(gpus=2, memory=[2, 1], bandwidth=10**9, duplex="full"),
+        timed(4, {"F0": 0, "a0": 1, "F1": 2, "B1": 4, "g0": 6, "B0": 7}),
+    )
+    assert check(plan) == ()
+    run = simulate(plan, 3)
+    starts = [
+        at.start_ns for item, _, at in run.operations() if (item.kind, item.stage) == ("F", 0)
+    ]
+    assert starts == [0, 1, 8]
+    came = [at.end_ns for item, *_, at in run.transfers() if item.tensor == "activation"]
+    assert came == [2, 6, 10]
+    assert [need.peak_bytes for need in run.memory] == [2, 1]
 
 
 def test_the_textbook_bubble() -> None:

@@ -16,6 +16,7 @@ from schedopt.errors import InputError
 from schedopt.network import Duplex
 from schedopt.problem import MemoryReading
 from schedopt.simulation import simulate
+from schedopt.simulation.delaying import delay_transfers
 from schedopt.systems.catalogue import SYSTEMS, System, find_system
 from schedopt.systems.config import SystemConfig
 from tests.budgets import PROFILE, trials
@@ -76,6 +77,7 @@ def test_plans_are_valid_and_no_faster_than_what_they_occupy(
 ) -> None:
     plan = data.draw(plans(system))
     assert check(plan) == ()
+    assert delay_transfers(plan) == plan
     period = Fraction(plan.pattern.period_total_ns, plan.pattern.k)
     assert period >= max(load.busy_ns for load in load(plan))
     assert all(period >= busy for busy in busy_time(plan).values())
