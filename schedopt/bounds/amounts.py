@@ -156,6 +156,9 @@ class ResidentBytes:
         At its own worst instant, all of a layer but its weights.
     turn : array
         What a layer keeps when a micro-batch turns, and so do all layers.
+    ending : int or None
+        A layer whose backward is about to end, if that is when they do: if it is recomputed, what
+        those before it save that are recomputed together with it lies there once, too.
     """
 
     kept: Array
@@ -167,6 +170,7 @@ class ResidentBytes:
     workspace: Array
     worst: Array
     turn: Array
+    ending: int | None = None
 
 
 class Scaled:

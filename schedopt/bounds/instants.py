@@ -31,6 +31,8 @@ from schedopt.bounds.amounts import LONGEST, ResidentBytes, Scaled
 from schedopt.bounds.runs import NEVER, Runs, fit_some_case, need_more
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import numpy as np
     import numpy.typing as npt
 
@@ -78,6 +80,9 @@ class Instants:
     checkpoint, received : array, shape as counts
         Its input, where a run of recomputed layers begins; and what is kept on top behind another
         stage or a recomputed layer.
+    lasts : array of bool, shape (layers,)
+        Whether a forward, or a backward up to the gradient, takes time, so that what is recomputed
+        for the backward is there before it ends.
     """
 
     def __init__(self, scaled: Scaled, spans: Array, transfers: Array) -> None:
@@ -219,7 +224,8 @@ class Instants:
             workspace = np.where(works, scaled.workspace, 0)[:, None, None]
             self.kept[own] += workspace
             self.again[own] += workspace
-        anew = np.where(ahead | back, scaled.saved, 0)
+        self.lasts = ahead | back
+        anew = np.where(self.lasts, scaled.saved, 0)
         self.again[layers + len(layers), ..., layers] += anew[:, None, None]
 
     def narrow(self, runs: Runs, may_cut: Flags) -> bool:
@@ -235,11 +241,12 @@ class Instants:
             sizes = self.kept + scaled.weight
             runs.keep_fitting(sizes, self.received)
             return bool(fit_some_case(sizes.sum(axis=-1), scaled.rooms).all())
-        for held in map(self._resident, self._worst()):
-            at_instant = Runs(scaled, held, runs)
-            if not at_instant.fit_together(may_cut):
-                return False
-            runs.keep(at_instant.begun, at_instant.inner)
+        for instant in self._worst():
+            for held in self._resident(instant):
+                at_instant = Runs(scaled, held, runs)
+                if not at_instant.fit_together(may_cut):
+                    return False
+                runs.keep(at_instant.begun, at_instant.inner)
         return True
 
     def fit_together(self) -> bool:
@@ -266,26 +273,37 @@ class Instants:
         largest = np.argsort(-self.scaled.saved, kind="stable")[:MOST_INSTANTS]
         return np.concatenate([largest, largest + len(self.spans)])
 
-    def _resident(self, instant: int) -> ResidentBytes:
-        """Return what layers keep at the sides of an instant on average, whatever the case."""
+    def _resident(self, instant: int) -> Iterator[ResidentBytes]:
+        """Yield what layers keep at each side of an instant and on average, whatever the case.
+
+        Not where another one of these is nowhere less.
+        """
         import numpy as np
 
+        sizes = np.stack([self.kept, self.again, self.checkpoint, self.received])[:, instant]
+        sides = sizes.shape[2]
+        parts = [sizes.sum(axis=2).min(axis=1) // sides]
+        for side in range(sides):
+            here = sizes[:, :, side].min(axis=1)
+            parts = [part for part in parts if not (part <= here).all()]
+            if not any((here <= part).all() for part in parts):
+                parts.append(here)
         nothing = np.zeros_like(self.spans)
-
-        def average(sizes: Array) -> Array:
-            return np.asarray(sizes[instant].sum(axis=1).min(axis=0) // sizes.shape[2])
-
-        return ResidentBytes(
-            kept=average(self.kept),
-            again=average(self.again),
-            checkpoint=average(self.checkpoint),
-            input=average(self.received),
-            saved=nothing,
-            second=nothing,
-            workspace=nothing,
-            worst=nothing,
-            turn=nothing,
-        )
+        layer = instant - len(self.spans)
+        ending = layer if layer >= 0 and self.lasts[layer] else None
+        for kept, again, checkpoint, received in parts:
+            yield ResidentBytes(
+                kept=kept,
+                again=again,
+                checkpoint=checkpoint,
+                input=received,
+                saved=nothing,
+                second=nothing,
+                workspace=nothing,
+                worst=nothing,
+                turn=nothing,
+                ending=ending,
+            )
 
 
 def least_transfers(runs: Runs, trips: Array, may_cut: Flags) -> Array:

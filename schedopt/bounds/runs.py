@@ -104,6 +104,9 @@ class Runs:
         # The second axis: a run that begins here, or the rest of one.
         of_kept = np.stack([behind_run, kept], axis=1)
         of_again = np.stack([begin_run, again], axis=1)
+        ending = None
+        if held.ending is not None:
+            ending = _Ending(held.ending, again, begin_run, for_bytes * scaled.saved)
         self.begun = np.zeros((self.window, count), dtype=bool)
         self.inner = np.zeros((self.window, count), dtype=bool)
         self.lengths = np.full((len(self.prices), self.window, count), NEVER, dtype=np.int64)
@@ -111,12 +114,14 @@ class Runs:
         turns = scaled.weight + held.turn
         for more in range(self.window):
             if more:
+                before = of_kept[..., :-1], of_again[..., :-1]
                 of_kept, of_again = lengthen_all(
-                    of_kept[..., :-1],
-                    of_again[..., :-1],
+                    *before,
                     (kept[:, None, more:], behind_run[:, None, more:]),
                     (begin_run[:, None, more:], again[:, None, more:]),
                 )
+                if ending is not None:
+                    ending.lengthen(more, *before, of_again)
                 weights = weights[:-1] + scaled.weight[more:]
                 largest = np.maximum(largest[:-1], held.workspace[more:])
                 worst = np.maximum(worst[:-1], held.worst[more:])
@@ -278,6 +283,49 @@ class Runs:
             or need_more(scaled.weight + held.turn, scaled.room, gpus)
             or need_more(scaled.work, scaled.limit, gpus)
         )
+
+
+class _Ending:
+    """Paths on which layers are recomputed together with the one whose backward is about to end.
+
+    A run of recomputed layers is made by one R and lies there up to the end of each backward, so
+    that what its layers up to this one save is there. These are a third way of a path beside kept
+    and recomputed, that has to go on up to this layer.
+
+    Parameters
+    ----------
+    layer : int
+        The one whose backward is about to end.
+    again, begin_run, saved : array, shape (prices, layers)
+        Lengths of a recomputed layer, of one with which a run begins, and of what is saved.
+    """
+
+    def __init__(self, layer: int, again: Array, begin_run: Array, saved: Array) -> None:
+        import numpy as np
+
+        self.layer, self.again, self.begin_run = layer, again, begin_run
+        before = np.arange(again.shape[-1]) < layer
+        self.goes_on = np.where(before, again + saved, NEVER)
+        self.begins = np.where(before, begin_run + saved, NEVER)
+        self.lengths = np.stack([self.begins, self.goes_on], axis=1)
+
+    def lengthen(self, more: int, of_kept: Array, of_again: Array, longer: Array) -> None:
+        """Lengthen the paths by the layer `more` behind the first, and correct the recomputed ones.
+
+        Those before are `of_kept` and `of_again`, and `longer` those that are recomputed by now.
+        """
+        import numpy as np
+
+        before, others = self.lengths[..., :-1], np.minimum(of_kept, of_again)
+        place = self.layer - more
+        if 0 <= place < before.shape[-1]:
+            apart = others[..., place] + self.begin_run[:, None, self.layer]
+            together = before[..., place] + self.again[:, None, self.layer]
+            longer[..., place] = np.minimum(apart, together)
+        found = np.minimum(
+            others + self.begins[:, None, more:], before + self.goes_on[:, None, more:]
+        )
+        self.lengths = np.minimum(found, NEVER)
 
 
 def fit_some_case(held: Array, room: int) -> Flags:

@@ -105,3 +105,21 @@ def test_what_two_micro_batches_of_a_period_keep() -> None:
     of_first = counts[2, :, :, 0]
     assert of_first.max(axis=1).tolist() == [2] + [3] * (len(of_first) - 1)
     assert of_first[-1].tolist() == [3, 2]
+
+
+@pytest.mark.parametrize("k", [1, 2])
+def test_what_is_recomputed_together_lies_there_at_once(k: int) -> None:
+    # 6 bytes: the second layer fits only for one micro-batch at a time. Recomputed alone it saves 4
+    # bytes and keeps 4 of its input; together with the first layer 4 bytes for each of both. So its
+    # span, 4 ns and 26 ns behind it, is at most T. Of two that come in 2 T both are there once
+    # spans are longer than T, however they come.
+    chain = Chain(
+        layers=(layer(1, 1, 4, sent=4), layer(2, 2, 4, sent=1), layer(20, 6, 1)), input_bytes=1
+    )
+    scope = Scope(allocation="general", max_k=k, memory="peak", recompute=True)
+    problem = Problem(chain=chain, platform=Platform(3, 6), scope=scope)
+    bound = propagation_bound(problem)
+    assert bound is not None
+    assert bound.period == 30
+    assert not has_plan(problem, Fraction(30), below=True)
+    assert has_plan(problem, Fraction(30))
