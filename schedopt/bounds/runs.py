@@ -68,6 +68,8 @@ class Runs:
         self._fill(loads)
         if known is not None:
             self.keep(known.begun, known.inner)
+        else:
+            self._begin_where_apart()
 
     def _prices(self) -> Array:
         """Return prices around what layers take for each byte that recompute frees."""
@@ -188,6 +190,16 @@ class Runs:
         self.inner = self.inner[: self.window] & inner[: self.window]
         self.lengths = self.lengths[:, : self.window]
         self.lengths[:, ~self.begun] = NEVER
+        self._begin_where_apart()
+
+    def _begin_where_apart(self) -> None:
+        """Let runs begin with each layer that cannot share a GPU with the one before it."""
+        import numpy as np
+
+        apart = np.ones(self.count, dtype=bool)
+        if len(self.inner) > 1:
+            apart[1:] = ~self.inner[1, :-1]
+        self.inner[:, apart] &= self.begun[:, apart]
 
     def keep_fitting(self, sizes: Array, received: Array) -> None:
         """Keep those runs only that fit the roomiest GPU at each instant, with nothing recomputed.

@@ -123,3 +123,22 @@ def test_what_is_recomputed_together_lies_there_at_once(k: int) -> None:
     assert bound.period == 30
     assert not has_plan(problem, Fraction(30), below=True)
     assert has_plan(problem, Fraction(30))
+
+
+@pytest.mark.parametrize("k", [1, 2])
+def test_the_first_layer_recomputes_behind_no_other_one(k: int) -> None:
+    # 4 bytes: recomputed, the first layer would save 4 and keep 1 byte of its input. So it is kept,
+    # for one micro-batch at a time, with no other layer, and neither has the second one room for
+    # another. A span of 32 ns, with 4 ns for the first transfer and 1 ns for the second one, there
+    # and back: 42 ns.
+    chain = Chain(
+        layers=(layer(1, 1, 4, sent=4), layer(2, 2, 4, sent=1), layer(20, 6, 1)), input_bytes=1
+    )
+    scope = Scope(allocation="general", max_k=k, memory="peak", recompute=True)
+    platform = Platform(3, 4, bandwidth="1GB/s")
+    problem = Problem(chain=chain, platform=platform, scope=scope)
+    bound = propagation_bound(problem)
+    assert bound is not None
+    assert bound.period == 42
+    assert not has_plan(problem, Fraction(42), below=True)
+    assert has_plan(problem, Fraction(42))
