@@ -103,7 +103,8 @@ class FittingInstants:
         terms = zip(_coefficients(sizes), values, strict=True)
         held = np.sum([each @ literals for each, literals in terms], axis=0)
         if self.again:
-            held[len(self.layers) :] += self._before(values)[:, None, None]
+            before = self._before(values) * self.instants.lasts[:, None]
+            held[len(self.layers) :] += before[:, None, None]
         # On some GPU, at some side of the case that needs the least.
         missing = (held - np.array(self.rooms)).max(axis=(2, 3)).min(axis=1)
         order = np.argsort(-missing, kind="stable")
@@ -146,7 +147,7 @@ class FittingInstants:
         layer = instant - len(self.layers)
         for place, room in enumerate(self.rooms):
             terms = self._on_gpu(sizes, place)
-            if self.again and layer >= 0:
+            if self.again and layer >= 0 and self.instants.lasts[layer]:
                 before = self.model.new_int_var(0, room, "")
                 saved = int(self.scaled.saved[layer])
                 recomputed = self.chosen.recomputed[layer][place]
