@@ -49,14 +49,18 @@ ORDER: Final[dict[Allocation, tuple[str, ...]]] = {
 }
 """In which order freedoms are added: of a general allocation the pattern is polished last."""
 WEIGHTS: Final = {
-    "general": 3.0,
+    "general": 6.0,
+    "general_cpsat": 2.0,
     "periodic": 1.0,
     "contiguous_cpsat": 1.0,
     "step": 1.0,
 }
 """How those that search share the time that is left; the others are quick."""
-WEIGHT_OF_START: Final = 1.0
-"""The weight of a search that a later phase repeats with one freedom more: it finds a start."""
+WEIGHTS_OF_STARTS: Final = {"general": 0.5}
+"""The weight of a search that a later phase repeats with one freedom more: it finds a start.
+
+The later one needs it little, since it looks without the freedom half of the time itself.
+"""
 ENGINE_SOLVER: Final = "engine_step"
 """What answers the scope of an engine; no other one looks at what an engine can run."""
 WEIGHT_OF_WHAT_IF: Final = 0.25
@@ -88,13 +92,21 @@ class Phase:
         """Its part of the time that is left; 0: it takes what it needs."""
         if self.tried is not None:
             return WEIGHT_OF_WHAT_IF
-        return WEIGHTS.get(self.solvers[0], 0.0)
+        return max(WEIGHTS.get(solver, 0.0) for solver in self.solvers)
+
+    def in_turn(self, share: float) -> Iterator[tuple[str, float]]:
+        """Yield its solvers, where they do not run side by side, with the share that each has.
+
+        What proves comes first: it may leave nothing to search.
+        """
+        for left in range(len(self.solvers), 0, -1):
+            yield self.solvers[left - 1], share / left
 
 
 def share_time(phases: Sequence[Phase]) -> Iterator[tuple[Phase, float]]:
     """Yield each phase with its share of the time that is left by then."""
     weights = [
-        min(phase.weight, WEIGHT_OF_START)
+        WEIGHTS_OF_STARTS.get(phase.solvers[0], phase.weight)
         if _is_start(phase, phases[number + 1 :])
         else phase.weight
         for number, phase in enumerate(phases)
@@ -114,8 +126,10 @@ def search_phases(problem: Problem, run: Run) -> list[Plan]:
     for phase, share in share_time([*plan_phases(problem)]):
         if run.clock.ended() or run.settled():
             break
-        for number, solver in enumerate(phase.solvers):
-            run.begin(solver, share / (len(phase.solvers) - number))
+        for solver, part in phase.in_turn(share):
+            if run.settled():
+                break
+            run.begin(solver, part)
             with suppress(InputError):
                 load_solver(solver)(phase.problem, run)
         best = run.best()

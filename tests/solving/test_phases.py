@@ -6,7 +6,7 @@ import pytest
 
 from schedopt import Chain, Platform, Problem, Scope
 from schedopt.bench.periodic import halves
-from schedopt.solving.phases import plan_phases, share_time, what_if_phases
+from schedopt.solving.phases import Phase, plan_phases, share_time, what_if_phases
 from tests.layers import layer
 
 CHAIN = halves(Chain(layers=(layer(2, 4, 8),) * 40))
@@ -28,17 +28,36 @@ def parts_of_the_time(scope: Scope) -> dict[tuple[str, bool], float]:
 def test_the_search_for_what_is_asked_has_most_of_the_time() -> None:
     parts = parts_of_the_time(ANY)
     assert max(parts, key=parts.__getitem__) == ("", False)
-    assert parts["", False] >= 0.6
+    assert parts["", False] >= 0.8
 
 
 def test_a_search_that_only_finds_a_start_has_less_than_the_one_with_every_freedom() -> None:
     asked = Scope(allocation="general", max_k=2, recompute=True, split_backward=True)
     parts = parts_of_the_time(asked)
-    assert parts["split backward", False] >= 0.5
+    assert parts["split backward", False] >= 0.7
     assert parts["", False] == pytest.approx(parts["recompute", False])
-    assert parts["split backward", False] == pytest.approx(3 * parts["", False])
+    assert 0.02 <= parts["", False] <= 0.08
 
 
 def test_what_is_not_allowed_takes_a_tenth_of_the_time_at_most() -> None:
     parts = parts_of_the_time(ANY)
     assert sum(part for (_, tried), part in parts.items() if tried) <= 0.12
+
+
+def test_what_proves_short_chains_for_longer_patterns_keeps_a_fifth_of_the_time() -> None:
+    short = Problem(chain=Chain(layers=(layer(2, 4, 8),) * 6), platform=Platform(3, 99), scope=ANY)
+    phases = [*plan_phases(short), *what_if_phases(short)]
+    shares = dict(share_time(phases))
+    (last,) = (phase for phase in phases if phase.solvers == ("periodic", "general_cpsat"))
+    (first,) = (phase for phase in phases if phase.solvers == ("general", "general_cpsat"))
+    assert (1 - shares[first]) * shares[last] >= 0.2
+
+
+def test_solvers_that_do_not_run_side_by_side_take_turns_that_add_up() -> None:
+    phase = Phase(("general", "general_cpsat"), "", Problem(chain=CHAIN, platform=Platform(4, 999)))
+    left, names = 1.0, []
+    for name, share in phase.in_turn(0.5):
+        left -= left * share
+        names.append(name)
+    assert names == ["general_cpsat", "general"]
+    assert left == pytest.approx((1 - 0.25) * (1 - 0.5))
