@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Final, cast
+from typing import Final, cast
 
 from schedopt.errors import InputError, SolverError
 from schedopt.problem import Allocation, MemoryReading, Problem, Scope
 from schedopt.solving.run import Run
 from schedopt.stage import Stage
+from schedopt.stored import find_function
 
 Solver = Callable[[Problem, Run], None]
 """Reports plans, bounds and proofs to the run; raises `InputError` for what it cannot do."""
@@ -158,10 +158,10 @@ def load_solver(name: str) -> Solver:
         If one of another package cannot be loaded; also raised by the solver, where it fails.
     """
     if name in SOLVERS:
-        return cast(Solver, _load(SOLVERS[name]))
+        return cast(Solver, find_function(SOLVERS[name]))
     if name in PARTITIONED:
         partitioner, schedule = PARTITIONED[name]
-        return partial(_load(schedule), partitioner)
+        return partial(find_function(schedule), partitioner)
     for point in entry_points(group=GROUP, name=name):
         with _naming(point):
             return partial(_run_theirs, point, point.load())
@@ -190,10 +190,4 @@ def _naming(point: EntryPoint) -> Iterator[None]:
 
 def load_partitioner(name: str) -> Partitioner:
     """Return a partitioner by name, one of `PARTITIONERS`."""
-    return cast(Partitioner, _load(PARTITIONERS[name].function))
-
-
-def _load(path: str) -> Any:
-    """Return what ``package.module:name`` says."""
-    module, _, name = path.partition(":")
-    return getattr(import_module(module), name)
+    return cast(Partitioner, find_function(PARTITIONERS[name].function))
