@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from contextlib import nullcontext
 from fractions import Fraction
 from typing import Final
 
@@ -20,6 +21,7 @@ from schedopt.result import Infeasibility, PhaseResult, Result, Status
 from schedopt.rule import Rule
 from schedopt.solving.clock import StopHandle
 from schedopt.solving.incumbent import find_infeasibility
+from schedopt.solving.local_search.compilation import COMPILATION
 from schedopt.solving.options import as_warm_start, check_kind, make_run
 from schedopt.solving.phases import ENGINE_SOLVER, Phase, plan_phases, share_time, what_if_phases
 from schedopt.solving.registry import default_scope, load_solver
@@ -28,6 +30,8 @@ from schedopt.stage import Stage
 from schedopt.validation import as_ratio
 from schedopt.version import __version__
 
+COMPILED: Final = "general"
+"""What searches with compiled code."""
 WITHOUT_PLANS: Final = ("relaxation",)
 """Solvers that prove bounds alone."""
 POLL_S: Final = 0.05
@@ -164,7 +168,9 @@ def solve_problem(
         on_progress=on_progress,
     )
     with stopping_first(run.stop):
-        return _Portfolio(problem, run, solver).solve(plan)
+        portfolio = _Portfolio(problem, run, solver)
+        with COMPILATION.meanwhile() if COMPILED in portfolio.solvers else nullcontext():
+            return portfolio.solve(plan)
 
 
 class _Portfolio:
@@ -221,9 +227,9 @@ class _Portfolio:
         run, count = self.run, len(phase.solvers)
         if count == 1 or run.work_limit is not None:
             # What is told when it comes would make runs with a limit of work differ.
-            for number, name in enumerate(reversed(phase.solvers)):
-                if number == 0 or self._is_open(phase):
-                    run.begin(name, share / (count - number))
+            for name, part in phase.in_turn(share):
+                if name == phase.solvers[-1] or self._is_open(phase):
+                    run.begin(name, part)
                     self.results.append(self._attempt(name, phase, run))
             return
         run.begin(phase.solvers[0], share)

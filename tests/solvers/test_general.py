@@ -264,7 +264,7 @@ def test_compiling_is_not_waited_for_where_all_is_proven(monkeypatch: pytest.Mon
     problem = Problem(chain=Chain(layers=(UNIT,) * 4), platform=Platform(2, 20), scope=GENERAL)
     plan, compiling = search(problem, 100).best(), threading.Event()
     assert plan is not None
-    monkeypatch.setattr(search_module, "_compile", compiling.wait)
+    monkeypatch.setattr(search_module, "compile_search", compiling.wait)
     run = Run(problem)
     run.report(plan)
     run.report_bound(plan.pattern.period, GENERAL, "known")

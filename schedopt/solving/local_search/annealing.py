@@ -128,7 +128,7 @@ def keep(t: Tables, s: State, best: State) -> None:
     copy_recompute(s, best)
 
 
-@njit_kernel
+@njit_inline
 def replace_all(t: Tables, s: State, period: int, limit: float) -> float:
     """Place all stages at a period, and return the penalty."""
     take_out(s, 0)
@@ -136,7 +136,7 @@ def replace_all(t: Tables, s: State, period: int, limit: float) -> float:
     return place(t, s, s.counts[PLACED], limit)
 
 
-@njit_kernel
+@njit_inline
 def _descend(t: Tables, s: State, best: State, low: int) -> int:
     """Return the least period, by bisection, with which the placement still has no penalty."""
     high = s.counts[PERIOD]
@@ -162,7 +162,7 @@ def _most_overloaded(t: Tables, s: State) -> int:
     return worst
 
 
-@njit_kernel
+@njit_inline
 def _draw_row(s: State, gpu: int, draw: Draw) -> int:
     """Return a stage by chance, often one of a GPU."""
     stages = s.counts[STAGES]
@@ -236,7 +236,7 @@ def _anneal(t: Tables, work: Workspace, draw: Draw, plan: Schedule, stop: Ints) 
     now = replace_all(t, s, s.counts[PERIOD], np.inf)
     worst = _most_overloaded(t, s)
     cooling = log(plan.cold / plan.hot) / plan.steps
-    for step in range(plan.steps):
+    for step in range(plan.steps + 1):
         if now == 0.0:
             found[0] = _descend(t, s, best, plan.low)
             if found[0] <= plan.low:
@@ -246,8 +246,8 @@ def _anneal(t: Tables, work: Workspace, draw: Draw, plan: Schedule, stop: Ints) 
             now = replace_all(t, s, period, np.inf)
             worst = _most_overloaded(t, s)
             continue
-        if step % 256 == 0 and stop[0]:
-            return step
+        if step == plan.steps or (step % 256 == 0 and stop[0]):
+            break
         # The highest penalty that Metropolis' rule accepts at this temperature, drawn beforehand.
         limit = now - plan.hot * np.exp(cooling * step) * np.log(draw.random())
         row = _draw_row(s, worst, draw)
@@ -267,9 +267,7 @@ def _anneal(t: Tables, work: Workspace, draw: Draw, plan: Schedule, stop: Ints) 
             _restore(s, other, first)
             if kind == RECOMPUTE:
                 copy_recompute(other, s)
-    if now == 0.0:
-        found[0] = _descend(t, s, best, plan.low)
-    return plan.steps
+    return step
 
 
 @njit_entry

@@ -6,15 +6,13 @@ that it calls, and only a change of its own file would be seen.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from functools import cache
-from hashlib import sha256
-from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
 import numba
 from numba.core.options import DefaultOptions
+
+from schedopt.solving.local_search.compilation import code_folder
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -52,22 +50,9 @@ def njit_entry(function: F) -> F:
 def _compile(function: F, **options: bool | str) -> F:
     settings = cast(Any, numba.config)
     before = settings.CACHE_DIR
-    settings.CACHE_DIR = _folder(before)
+    settings.CACHE_DIR = str(code_folder(before))
     try:
         njit = cast(Any, numba.njit)
         return cast(F, njit(cache=True, nogil=True, error_model="numpy", **options)(function))
     finally:
         settings.CACHE_DIR = before
-
-
-@cache
-def _folder(chosen: str) -> str:
-    """Return where code is kept: where the user says, next to the sources, or in the home."""
-    room = Path(__file__).parent
-    sources = b"".join(source.read_bytes() for source in sorted(room.glob("*.py")))
-    name = f"schedopt-{sha256(sources).hexdigest()[:16]}"
-    if chosen:
-        return str(Path(chosen) / name)
-    if os.access(room, os.W_OK):
-        return str(room / "__pycache__" / name)
-    return str(Path.home() / ".cache" / name)

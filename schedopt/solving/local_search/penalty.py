@@ -93,9 +93,8 @@ def final_excess(t: Tables, s: State, limit: float) -> float:
     for row in range(s.counts[STAGES]):
         gpu = s.row[row, GPU]
         s.load[gpu, NEED] += s.row[row, HELD]
-        s.load[gpu, SPACE] = max(
-            s.load[gpu, SPACE], s.row[row, FB_WORKSPACE], s.row[row, R_WORKSPACE]
-        )
+        space = max(s.row[row, FB_WORKSPACE], s.row[row, R_WORKSPACE])
+        s.load[gpu, SPACE] = max(s.load[gpu, SPACE], space)
     excess = _count_separated(t, s)
     for gpu in range(t.gpus):
         if s.load[gpu, TIME] > period:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from math import ceil
+from time import sleep
 from typing import Final
 
 import numpy as np
@@ -24,6 +25,7 @@ from schedopt.platform import Platform
 from schedopt.problem import Problem
 from schedopt.solving.local_search.annealing import Schedule, anneal
 from schedopt.solving.local_search.coding import decode, encode
+from schedopt.solving.local_search.compilation import COMPILATION
 from schedopt.solving.local_search.state import (
     STAGES,
     Workspace,
@@ -38,6 +40,8 @@ from schedopt.stage import Stage
 
 LOADING_S: Final = 2.0
 """What was compiled before takes less."""
+LEAST_S: Final = 1.0
+"""Of the search, when it had to be compiled."""
 READ_BY_SUM: Final = 10
 """Each annealing of so many adds up maxima of memory also where only their true peak must fit.
 
@@ -94,19 +98,29 @@ DEFAULTS: Final = LocalSearchParams()
 def is_compiled(run: Run) -> bool:
     """Wait until the search is compiled; False if nothing is left to find before, or asked for.
 
-    That takes some seconds, once on a machine, which the run is given in addition.
+    That takes some seconds, once on a machine. Of the time that the run had for the search at
+    least `LEAST_S` are left for it then, in addition to the limit if need be.
     """
-    thread, begin = threading.Thread(target=_compile, daemon=True), run.clock.seconds()
-    thread.start()
-    while thread.is_alive() and not (run.clock.stop_requested() or run.settled()):
+    clock = run.clock
+    begin, had = clock.seconds(), clock.remaining()
+
+    def is_open() -> bool:
+        return not (clock.stop_requested() or run.settled())
+
+    while COMPILATION.is_under_way() and is_open():
+        sleep(POLL_S)
+    thread = threading.Thread(target=compile_search, daemon=True)
+    if is_open():
+        thread.start()
+    while thread.is_alive() and is_open():
         thread.join(POLL_S)
-    taken = run.clock.seconds() - begin
-    if taken > LOADING_S:
-        run.clock.extend(taken)
-    return not thread.is_alive()
+    left = clock.remaining()
+    if had is not None and left is not None and clock.seconds() - begin > LOADING_S:
+        clock.extend(max(0.0, min(had, LEAST_S) - left))
+    return is_open() and not thread.is_alive()
 
 
-def _compile() -> None:
+def compile_search() -> None:
     """Run a search that has nothing to do."""
     layer = Layer(forward_ns=1, backward_ns=1, weight_bytes=0, activation_bytes=0)
     problem = Problem(chain=Chain(layers=(layer,)), platform=Platform(1, 0))
