@@ -61,6 +61,8 @@ WEIGHTS_OF_STARTS: Final = {"general": 0.5}
 
 The later one needs it little, since it looks without the freedom half of the time itself.
 """
+LEAST_S_OF_START: Final = 0.3
+"""A search that only finds a start is left out if it has less: making its models takes that."""
 ENGINE_SOLVER: Final = "engine_step"
 """What answers the scope of an engine; no other one looks at what an engine can run."""
 WEIGHT_OF_WHAT_IF: Final = 0.25
@@ -113,6 +115,11 @@ def share_time(phases: Sequence[Phase]) -> Iterator[tuple[Phase, float]]:
     ]
     for number, (phase, weight) in enumerate(zip(phases, weights, strict=True)):
         yield phase, weight / sum(weights[number:]) if weight else 1.0
+
+
+def has_time(phase: Phase, later: Sequence[Phase], seconds: float | None) -> bool:
+    """Whether a phase with so many seconds is worth them, where there is a plan."""
+    return seconds is None or seconds >= LEAST_S_OF_START or not _is_start(phase, later)
 
 
 def _is_start(phase: Phase, later: Sequence[Phase]) -> bool:

@@ -23,7 +23,14 @@ from schedopt.solving.clock import StopHandle
 from schedopt.solving.incumbent import find_infeasibility
 from schedopt.solving.local_search.compilation import COMPILATION
 from schedopt.solving.options import as_warm_start, check_kind, make_run
-from schedopt.solving.phases import ENGINE_SOLVER, Phase, plan_phases, share_time, what_if_phases
+from schedopt.solving.phases import (
+    ENGINE_SOLVER,
+    Phase,
+    has_time,
+    plan_phases,
+    share_time,
+    what_if_phases,
+)
 from schedopt.solving.registry import default_scope, load_solver
 from schedopt.solving.run import Progress, Run
 from schedopt.stage import Stage
@@ -36,7 +43,7 @@ WITHOUT_PLANS: Final = ("relaxation",)
 """Solvers that prove bounds alone."""
 POLL_S: Final = 0.05
 """How often it is seen whether solvers that run side by side should stop."""
-SHARE_OF_BOUNDS: Final = 0.25
+SHARE_OF_BOUNDS: Final = 0.1
 """Of the time that is left, for bounds without a search."""
 
 
@@ -199,7 +206,7 @@ class _Portfolio:
         for phase, share in share_time([*self.phases, *self.others]):
             if phase.tried is not None:
                 self._run_what_if(phase, share)
-            elif self._is_open(phase):
+            elif self._is_open(phase) and self._has_time(phase, share):
                 self._run(phase, share)
         if not run.clock.ended() and not run.settled():
             self._prove()
@@ -221,6 +228,14 @@ class _Portfolio:
             # What is quick may still say which memory would do.
             return not phase.weight and impossible.least_memory_bytes is None
         return not run.settled() and not run.settled(phase.problem.scope)
+
+    def _has_time(self, phase: Phase, share: float) -> bool:
+        """Whether a phase has time enough, or may take what it needs."""
+        run = self.run
+        if not phase.weight or run.work_limit is not None or run.best() is None:
+            return True
+        run.begin(phase.solvers[0], share)
+        return has_time(phase, self.phases[self.phases.index(phase) + 1 :], run.remaining())
 
     def _run(self, phase: Phase, share: float) -> None:
         """Run the solvers of a phase side by side, until nothing is left to find in its scope."""

@@ -6,7 +6,14 @@ import pytest
 
 from schedopt import Chain, Platform, Problem, Scope
 from schedopt.bench.periodic import halves
-from schedopt.solving.phases import Phase, plan_phases, share_time, what_if_phases
+from schedopt.solving.phases import (
+    LEAST_S_OF_START,
+    Phase,
+    has_time,
+    plan_phases,
+    share_time,
+    what_if_phases,
+)
 from tests.layers import layer
 
 CHAIN = halves(Chain(layers=(layer(2, 4, 8),) * 40))
@@ -61,3 +68,20 @@ def test_solvers_that_do_not_run_side_by_side_take_turns_that_add_up() -> None:
         names.append(name)
     assert names == ["general_cpsat", "general"]
     assert left == pytest.approx((1 - 0.25) * (1 - 0.5))
+
+
+def test_only_a_start_is_left_out_for_lack_of_time() -> None:
+    asked = Scope(allocation="general", max_k=2, recompute=True)
+    problem = Problem(chain=CHAIN, platform=Platform(4, 999), scope=asked)
+    phases = [*plan_phases(problem)]
+    short = [
+        phase.freedom
+        for number, phase in enumerate(phases)
+        if not has_time(phase, phases[number + 1 :], LEAST_S_OF_START / 2) and phase.weight
+    ]
+    assert short == [""]
+    assert all(
+        has_time(phase, phases[number + 1 :], seconds)
+        for number, phase in enumerate(phases)
+        for seconds in (None, LEAST_S_OF_START)
+    )
