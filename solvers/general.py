@@ -1,8 +1,9 @@
 """The best plan for any allocation: a GPU may run stages that are not neighbours.
 
 Simulated annealing over cuts, GPUs, what is recomputed and which backward is split, at a period
-below the best (`schedopt.solving.local_search`). At the same time the relaxation of `relaxation`
-proves bounds, and its allocations are starts; so the search may end with a proof.
+below the best, of one micro-batch or two (`schedopt.solving.local_search`). At the same time the
+relaxation of `relaxation` proves bounds, and its allocations are starts; so the search may end with
+a proof.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ SOLVERS: Final[dict[Allocation, dict[str, tuple[str | tuple[str, ...], ...]]]] =
         "": ("even_split", "next_fit", "contiguous", ("general", "general_cpsat")),
         "recompute": ("contiguous", ("general", "general_cpsat")),
         "split": (("general", "general_cpsat"),),
-        "k": ("thinned", ("periodic", "general_cpsat")),
+        "k": ("thinned", ("general", "general_cpsat"), "periodic"),
         "apart": (("periodic", "general_cpsat"),),
     },
     "fixed": {

@@ -228,7 +228,8 @@ def test_what_runs_side_by_side_hears_of_each_other_and_ends_together(
 
     monkeypatch.setattr(portfolio, "load_solver", load)
     monkeypatch.setattr(portfolio, "lower_bounds", lambda problem, stopped: _nothing(problem))
-    result = solve(CHAIN, PLATFORM, time_limit=None)
+    scope = Scope(allocation="general", memory="peak")
+    result = solve(CHAIN, PLATFORM, scope=scope, time_limit=None)
     assert (result.status, result.solver) == ("optimal", "general")
     names = [phase.solver for phase in result.ladder if not phase.freedom]
     assert names[-2:] == ["general", "general_cpsat"]
@@ -251,7 +252,7 @@ def test_what_runs_side_by_side_has_the_share_of_its_phase(
         return look
 
     monkeypatch.setattr(portfolio, "load_solver", load)
-    # Weights: 6 of the search, 2 of longer patterns, and a quarter of what is not allowed.
-    solve(CHAIN, PLATFORM, time_limit=1000)
-    assert 1000 * 6 / 8.25 - 20 < left["general"] <= 1000 * 6 / 8.25
+    # Weights: 3 of the search, 1 of orders, and a quarter for each of what is not allowed.
+    solve(CHAIN, PLATFORM, scope=Scope(allocation="general", memory="peak"), time_limit=1000)
+    assert 1000 * 3 / 4.25 - 20 < left["general"] <= 1000 * 3 / 4.25
     assert abs(left["general_cpsat"] - left["general"]) < 20

@@ -26,13 +26,16 @@ from schedopt.solving.local_search.moves import Draw, below
 from schedopt.solving.local_search.njit import njit_entry, njit_inline, njit_kernel
 from schedopt.solving.local_search.placing import measure, place, take_out
 from schedopt.solving.local_search.state import (
-    COLUMNS,
+    AT_FORWARD,
     GPU,
+    HOLDS,
     MARK,
+    MICRO_BATCHES,
     NEED,
     NEXT,
     PERIOD,
     PLACED,
+    PLACES,
     STAGES,
     TIME,
     TOP,
@@ -44,10 +47,12 @@ from schedopt.solving.local_search.tables import Ints, Tables
 
 AIMED = 0.5
 """How often a move is for the GPU that is the most overloaded. These shares are compiled in."""
-RECOMPUTE_SHARE, SPLIT_SHARE = 0.25, 0.08
-"""How often a move flips what is recomputed, or splits a backward, where that is allowed."""
+RECOMPUTE_SHARE, SPLIT_SHARE, SPACING_SHARE = 0.25, 0.08, 0.04
+"""How often a move flips what is recomputed, splits a backward, or changes how far micro-batches
+are apart, where that is allowed."""
 (SHIFT_CUT, REASSIGN_GPU, SWAP_GPUS, SPLIT_STAGE, MERGE_STAGES) = range(5)
 (REASSIGN_MIDDLE, EXCHANGE_GPUS, CHANGE_ORDER, SPLIT_BACKWARD, RECOMPUTE) = range(5, 10)
+CHANGE_SPACING = 10
 SHARES = (0.30, 0.12, 0.08, 0.08, 0.10, 0.04, 0.06, 0.22)
 """How often each of the others is made, from SHIFT_CUT to CHANGE_ORDER."""
 
@@ -76,7 +81,7 @@ class Schedule(NamedTuple):
 
 @njit_inline
 def _copy_row(source: State, target: State, row: int) -> None:
-    for column in range(COLUMNS):
+    for column in range(AT_FORWARD + PLACES * source.counts[MICRO_BATCHES]):
         target.row[row, column] = source.row[row, column]
     target.overlap[row] = source.overlap[row]
 
@@ -90,7 +95,7 @@ def _save(s: State, o: State, row: int) -> None:
     for item in range(s.row[row, MARK], s.counts[TOP]):
         for column in range(3):
             o.line[item, column] = s.line[item, column]
-    for number in range(4):
+    for number in range(HOLDS):
         o.counts[number] = s.counts[number]
 
 
@@ -106,7 +111,7 @@ def _restore(s: State, o: State, row: int) -> None:
             s.line[item, column] = o.line[item, column]
         s.line[item, NEXT] = s.first[o.line[item, WHERE]]
         s.first[o.line[item, WHERE]] = item
-    for number in range(4):
+    for number in range(HOLDS):
         s.counts[number] = o.counts[number]
 
 
@@ -121,7 +126,7 @@ def copy_recompute(source: State, target: State) -> None:
 def keep(t: Tables, s: State, best: State) -> None:
     """Copy what is chosen and where it is placed."""
     stages = s.counts[STAGES]
-    for number in range(4):
+    for number in range(HOLDS):
         best.counts[number] = s.counts[number]
     for row in range(stages):
         _copy_row(s, best, row)
@@ -181,11 +186,13 @@ def _draw_row(s: State, gpu: int, draw: Draw) -> int:
 
 
 @njit_inline
-def _draw_kind(t: Tables, draw: Draw) -> int:
+def _draw_kind(t: Tables, s: State, draw: Draw) -> int:
     if t.recompute and draw.random() < RECOMPUTE_SHARE:
         return RECOMPUTE
     if t.split and draw.random() < SPLIT_SHARE:
         return SPLIT_BACKWARD
+    if s.counts[MICRO_BATCHES] > 1 and draw.random() < SPACING_SHARE:
+        return CHANGE_SPACING
     left = draw.random()
     for kind in range(CHANGE_ORDER):
         left -= SHARES[kind]
@@ -214,13 +221,15 @@ def _move(t: Tables, s: State, row: int, kind: int, draw: Draw) -> int:
         return moves.split_backward(t, s, row, draw)
     if kind == RECOMPUTE:
         return moves.flip_recompute(t, s, row, draw)
+    if kind == CHANGE_SPACING:
+        return moves.change_spacing(s, draw)
     return moves.change_order(t, s, row, draw)
 
 
 @njit_inline
 def _first_row(s: State, row: int, kind: int) -> int:
     """Return a row at or before the first that a move changes."""
-    if kind == SWAP_GPUS:
+    if kind in (SWAP_GPUS, CHANGE_SPACING):
         return 0
     if kind in (SHIFT_CUT, MERGE_STAGES) and row == s.counts[STAGES] - 1 and row > 0:
         return row - 1
@@ -251,7 +260,7 @@ def _anneal(t: Tables, work: Workspace, draw: Draw, plan: Schedule, stop: Ints) 
         # The highest penalty that Metropolis' rule accepts at this temperature, drawn beforehand.
         limit = now - plan.hot * np.exp(cooling * step) * np.log(draw.random())
         row = _draw_row(s, worst, draw)
-        kind = _draw_kind(t, draw)
+        kind = _draw_kind(t, s, draw)
         first = _first_row(s, row, kind)
         _save(s, other, first)
         if kind == RECOMPUTE:

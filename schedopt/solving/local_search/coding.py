@@ -17,15 +17,18 @@ from schedopt.solving.local_search.state import (
     BEGIN,
     GPU,
     HALVED,
+    MICRO_BATCHES,
     PERIOD,
+    PLACES,
     STAGES,
     State,
+    clear,
 )
 from schedopt.solving.local_search.tables import Tables
 from schedopt.stage import Stage
 
 
-def encode(stages: Sequence[Stage], state: State, period: int) -> None:
+def encode(stages: Sequence[Stage], state: State, period: int, k: int = 1) -> None:
     """Write stages, each on one GPU, into a state, with nothing placed and no genes set."""
     state.row[:] = 0
     state.recompute[:] = 0
@@ -34,15 +37,12 @@ def encode(stages: Sequence[Stage], state: State, period: int) -> None:
         state.row[row, GPU] = stage.gpus[0]
         for first, last in stage.recompute:
             state.recompute[first : last + 1] = 1
-    state.counts[:] = 0
-    state.counts[STAGES] = len(stages)
-    state.counts[PERIOD] = period
-    state.first[:] = -1
+    clear(state, len(stages), period, k)
 
 
 def decode(problem: Problem, tables: Tables, state: State) -> Plan:
     """Return a placement without penalty as a plan."""
-    period = int(state.counts[PERIOD])
+    period, k = int(state.counts[PERIOD]), int(state.counts[MICRO_BATCHES])
     count = int(state.counts[STAGES])
     stages: list[Stage] = []
     operations: list[Operation] = []
@@ -59,8 +59,10 @@ def decode(problem: Problem, tables: Tables, state: State) -> Plan:
             [("I", AT_BACKWARD), ("W", AT_WEIGHT_HALF)] if here[HALVED] else [("B", AT_BACKWARD)]
         )
         for kind, column in kinds:
-            start, shift = place_in_period(here[column], 0, 1, period)
-            operations.append(Operation(kind=kind, stage=stage, shift=shift, start_ns=start))
+            for micro_batch in range(k):
+                at = here[column + PLACES * micro_batch]
+                start, shift = place_in_period(at, micro_batch, k, period)
+                operations.append(Operation(kind=kind, stage=stage, shift=shift, start_ns=start))
         if row and here[GPU] != state.row[row - 1, GPU]:
             target = int(state.row[row - 1, GPU])
             ends: list[tuple[Tensor, int, int, int]] = [
@@ -68,13 +70,14 @@ def decode(problem: Problem, tables: Tables, state: State) -> Plan:
                 ("gradient", AT_GRADIENT, target, here[GPU]),
             ]
             for tensor, column, source, goal in ends:
-                if problem.platform.route(source, goal):
-                    start, shift = place_in_period(here[column], 0, 1, period)
+                for micro_batch in range(k if problem.platform.route(source, goal) else 0):
+                    at = here[column + PLACES * micro_batch]
+                    start, shift = place_in_period(at, micro_batch, k, period)
                     transfers.append(
                         Transfer(tensor=tensor, stage=stage, shift=shift, start_ns=start)
                     )
     pattern = Pattern(
-        k=1,
+        k=k,
         period_total_ns=period,
         operations=tuple(operations),
         transfers=tuple(transfers),

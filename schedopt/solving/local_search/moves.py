@@ -14,10 +14,14 @@ from schedopt.solving.local_search.state import (
     BACKWARD_GENE,
     BEGIN,
     FORWARD_GENE,
+    GENES,
     GPU,
     HALVED,
     LAYERS_RECOMPUTED,
+    MICRO_BATCHES,
     ORDER_GENE,
+    SPACING,
+    SPACINGS,
     STAGES,
     State,
 )
@@ -177,14 +181,25 @@ def exchange_gpus(t: Tables, s: State, row: int, draw: Draw) -> int:
 @njit_inline
 def change_order(t: Tables, s: State, row: int, draw: Draw) -> int:
     """Place a stage in another way."""
-    which = below(draw, 3)
-    if which == 0:
-        s.row[row, FORWARD_GENE] = (s.row[row, FORWARD_GENE] + 1 + below(draw, 2)) % 3
-    elif which == 1:
-        s.row[row, BACKWARD_GENE] = (s.row[row, BACKWARD_GENE] + 1 + below(draw, 2)) % 3
-    else:
-        s.row[row, ORDER_GENE] = 1 - s.row[row, ORDER_GENE]
+    which, k = below(draw, 3), s.counts[MICRO_BATCHES]
+    if which == 2:
+        other = 1 if k == 1 else 1 + below(draw, 3)
+        s.row[row, ORDER_GENE] = s.row[row, ORDER_GENE] ^ other
+        return row
+    gene = FORWARD_GENE if which == 0 else BACKWARD_GENE
+    if k > 1:
+        gene += GENES * below(draw, k)
+    s.row[row, gene] = (s.row[row, gene] + 1 + below(draw, 2)) % 3
     return row
+
+
+@njit_inline
+def change_spacing(s: State, draw: Draw) -> int:
+    """Let two micro-batches be farther apart, or nearer, mostly by little."""
+    far = 1 + int((SPACINGS // 2) * draw.random() ** 3)
+    by = far if draw.random() < 0.5 else -far
+    s.counts[SPACING] = (s.counts[SPACING] + by) % SPACINGS
+    return 0
 
 
 @njit_kernel

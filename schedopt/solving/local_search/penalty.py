@@ -18,9 +18,11 @@ from schedopt.solving.local_search.state import (
     HOLDS,
     I_TO_W,
     LENGTH,
+    MICRO_BATCHES,
     NEED,
     PARTS,
     PERIOD,
+    PLACES,
     R_TO_B,
     R_TO_W,
     R_WORKSPACE,
@@ -47,6 +49,26 @@ def in_flight(length: int, period: int) -> int:
 
 
 @njit_inline
+def most_in_flight(s: State, row: int, begin: int, end: int, length: int) -> int:
+    """Return how many micro-batches at once hold what each does from one column to another.
+
+    It holds it to the end of what takes a length.
+    """
+    period, first = s.counts[PERIOD], s.row[row, begin]
+    held = max(1, s.row[row, end] + length - first)
+    count = in_flight(held, period)
+    if s.counts[MICRO_BATCHES] == 2:
+        second = s.row[row, begin + PLACES]
+        other = max(1, s.row[row, end + PLACES] + length - second)
+        more = in_flight(other, period)
+        # What is held for less than a period at the end need not meet the other's.
+        ahead = (first - second) % period < other - (more - 1) * period
+        behind = (second - first) % period < held - (count - 1) * period
+        count += more if ahead or behind else more - 1
+    return count
+
+
+@njit_inline
 def excess_of_load(t: Tables, s: State) -> float:
     """Return by how much GPUs are overloaded in every order, in periods and memories.
 
@@ -54,16 +76,16 @@ def excess_of_load(t: Tables, s: State) -> float:
     something finds no place. So a stage holds that many at its own maximum, and the maximum of a
     GPU is no less than its mean.
     """
-    period = s.counts[PERIOD]
+    period, k = s.counts[PERIOD], s.counts[MICRO_BATCHES]
     for gpu in range(t.gpus):
         s.load[gpu, TIME] = s.load[gpu, NEED] = 0
     behind, turns = 0, 1
     for row in range(s.counts[STAGES]):
         gpu = s.row[row, GPU]
         work = s.row[row, T_FORWARD] + s.row[row, T_BACKWARD] + s.row[row, T_RECOMPUTE]
-        s.load[gpu, TIME] += work + s.row[row, T_WEIGHT_HALF]
-        behind += work
-        if t.peak:
+        s.load[gpu, TIME] += k * (work + s.row[row, T_WEIGHT_HALF])
+        behind += k * work
+        if t.peak or k > 1:
             held = s.row[row, F_TO_B] + s.row[row, F_TO_W]
             s.load[gpu, NEED] += s.row[row, WEIGHTS] + int(behind / period * held)
             continue
@@ -153,25 +175,27 @@ def _hold(s: State, start: int, end: int, size: int) -> int:
 @njit_kernel
 def _note_holds(s: State, row: int) -> int:
     """Note what a stage holds for a part of the period; return what it holds all the time."""
-    back = s.row[row, AT_BACKWARD] + s.row[row, T_BACKWARD]
-    rest = back
-    if s.row[row, HALVED]:
-        rest = s.row[row, AT_WEIGHT_HALF] + s.row[row, T_WEIGHT_HALF]
     found = s.row[row, WEIGHTS]
-    for kind in range(F_TO_B, R_TO_W + 1):
-        begin = s.row[row, AT_FORWARD]
-        if kind == I_TO_W:
-            begin = s.row[row, AT_BACKWARD]
-        elif kind >= R_TO_B:
-            begin = s.row[row, AT_RECOMPUTE]
-        end = back if kind in (F_TO_B, R_TO_B) else rest
-        found += _hold(s, begin, end, s.row[row, kind])
-    for part in range(PARTS):
-        length = s.row[row, T_FORWARD + part]
-        if length > 0:
-            space = s.row[row, R_WORKSPACE if part == RECOMPUTE_PART else FB_WORKSPACE]
-            begin = s.row[row, AT_FORWARD + part]
-            found += _hold(s, begin, begin + length, space)
+    for micro_batch in range(s.counts[MICRO_BATCHES]):
+        at = PLACES * micro_batch
+        back = s.row[row, at + AT_BACKWARD] + s.row[row, T_BACKWARD]
+        rest = back
+        if s.row[row, HALVED]:
+            rest = s.row[row, at + AT_WEIGHT_HALF] + s.row[row, T_WEIGHT_HALF]
+        for kind in range(F_TO_B, R_TO_W + 1):
+            begin = s.row[row, at + AT_FORWARD]
+            if kind == I_TO_W:
+                begin = s.row[row, at + AT_BACKWARD]
+            elif kind >= R_TO_B:
+                begin = s.row[row, at + AT_RECOMPUTE]
+            end = back if kind in (F_TO_B, R_TO_B) else rest
+            found += _hold(s, begin, end, s.row[row, kind])
+        for part in range(PARTS):
+            length = s.row[row, T_FORWARD + part]
+            if length > 0:
+                space = s.row[row, R_WORKSPACE if part == RECOMPUTE_PART else FB_WORKSPACE]
+                begin = s.row[row, at + AT_FORWARD + part]
+                found += _hold(s, begin, begin + length, space)
     return int(found)
 
 

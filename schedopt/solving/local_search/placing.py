@@ -3,6 +3,8 @@
 Each forward goes to the latest free place of its GPU and links that is in time for what follows,
 each backward to the earliest; a gene for each stage may say otherwise. What finds no place, and
 what is too much for a GPU's time or memory, is a penalty: without one, the placement is a plan.
+Of two micro-batches in a period each has its own places and genes, stage by stage; the second one
+leaves the chain's end some time behind the first.
 
 A stage takes O(I^2) at worst for I intervals on a resource, and O(I) mostly: see `gaps`.
 """
@@ -17,7 +19,7 @@ from schedopt.solving.local_search.gaps import (
     room_to_move,
 )
 from schedopt.solving.local_search.njit import njit_inline, njit_kernel
-from schedopt.solving.local_search.penalty import excess_of_load, final_excess, in_flight
+from schedopt.solving.local_search.penalty import excess_of_load, final_excess, most_in_flight
 from schedopt.solving.local_search.state import (
     AT_ACTIVATION,
     AT_BACKWARD,
@@ -31,6 +33,7 @@ from schedopt.solving.local_search.state import (
     F_TO_W,
     FB_WORKSPACE,
     FORWARD_GENE,
+    GENES,
     GPU,
     HALVED,
     HELD,
@@ -38,13 +41,17 @@ from schedopt.solving.local_search.state import (
     LAYERS_RECOMPUTED,
     LENGTH,
     MARK,
+    MICRO_BATCHES,
     NEXT,
     ORDER_GENE,
     PERIOD,
     PLACED,
+    PLACES,
     R_TO_B,
     R_TO_W,
     R_WORKSPACE,
+    SPACING,
+    SPACINGS,
     STAGES,
     START,
     T_BACKWARD,
@@ -118,19 +125,18 @@ def measure(t: Tables, s: State, row: int) -> None:
 @njit_inline
 def _note_held(s: State, row: int) -> None:
     """Note what a stage that is placed holds at the most: each kind at its own maximum."""
-    period = s.counts[PERIOD]
-    ahead, begin = s.row[row, AT_FORWARD], s.row[row, AT_BACKWARD]
-    back = begin + s.row[row, T_BACKWARD]
-    held = s.row[row, WEIGHTS] + in_flight(back - ahead, period) * s.row[row, F_TO_B]
-    rest = back
+    back = s.row[row, T_BACKWARD]
+    held = s.row[row, WEIGHTS]
+    held += most_in_flight(s, row, AT_FORWARD, AT_BACKWARD, back) * s.row[row, F_TO_B]
+    last, rest = AT_BACKWARD, back
     if s.row[row, HALVED]:
-        rest = s.row[row, AT_WEIGHT_HALF] + s.row[row, T_WEIGHT_HALF]
-        held += in_flight(rest - ahead, period) * s.row[row, F_TO_W]
-        held += in_flight(rest - begin, period) * s.row[row, I_TO_W]
+        last, rest = AT_WEIGHT_HALF, s.row[row, T_WEIGHT_HALF]
+        held += most_in_flight(s, row, AT_FORWARD, last, rest) * s.row[row, F_TO_W]
+        held += most_in_flight(s, row, AT_BACKWARD, last, rest) * s.row[row, I_TO_W]
     if s.row[row, R_TO_B] > 0:
-        held += in_flight(back - s.row[row, AT_RECOMPUTE], period) * s.row[row, R_TO_B]
+        held += most_in_flight(s, row, AT_RECOMPUTE, AT_BACKWARD, back) * s.row[row, R_TO_B]
     if s.row[row, R_TO_W] > 0:
-        held += in_flight(rest - s.row[row, AT_RECOMPUTE], period) * s.row[row, R_TO_W]
+        held += most_in_flight(s, row, AT_RECOMPUTE, last, rest) * s.row[row, R_TO_W]
     s.row[row, HELD] = held
 
 
@@ -213,65 +219,78 @@ def _place_transfer(
     return start, 0.0
 
 
+@njit_kernel
+def _second_start(s: State, gpu: int, time: int) -> int:
+    """Return when the forward of the last stage starts for the second micro-batch."""
+    period = s.counts[PERIOD]
+    start = period * s.counts[SPACING] // SPACINGS
+    found = first_free(s.line, s.first, period, gpu, time, start, start + period, LATER)
+    return start if found == NOWHERE else found
+
+
 @njit_inline
-def _place_forward(t: Tables, s: State, row: int) -> float:
+def _place_forward(t: Tables, s: State, row: int, micro_batch: int) -> float:
     """Place the forward of a stage and what it sends."""
-    gpu, time = s.row[row, GPU], s.row[row, T_FORWARD]
+    gpu, time, at = s.row[row, GPU], s.row[row, T_FORWARD], PLACES * micro_batch
     excess = 0.0
     if row == 0:
-        end = time
+        end = time + (_second_start(s, gpu, time) if micro_batch else 0)
     else:
-        end = s.row[row - 1, AT_FORWARD]
+        end = s.row[row - 1, at + AT_FORWARD]
         target = s.row[row - 1, GPU]
         link = t.link[gpu, target]
         if link >= 0:
             length = t.sending[link, s.row[row - 1, BEGIN] - 1]
             end, excess = _place_transfer(t, s, gpu, target, length, end - length, EARLIER)
-            s.row[row, AT_ACTIVATION] = end
-    gene = s.row[row, FORWARD_GENE]
-    s.row[row, AT_FORWARD], more = _place_operation(s, gpu, time, end - time, gene, EARLIER)
+            s.row[row, at + AT_ACTIVATION] = end
+    gene = s.row[row, FORWARD_GENE + GENES * micro_batch]
+    start, more = _place_operation(s, gpu, time, end - time, gene, EARLIER)
+    s.row[row, at + AT_FORWARD] = start
     return excess + more
 
 
 @njit_inline
-def _place_backward(t: Tables, s: State, row: int) -> float:
+def _place_backward(t: Tables, s: State, row: int, micro_batch: int) -> float:
     """Place the backward of a stage, and what it waits for; its weight half, and recompute."""
-    gpu = s.row[row, GPU]
+    gpu, at = s.row[row, GPU], PLACES * micro_batch
     excess = 0.0
     if row == 0:
-        begin = s.row[0, AT_FORWARD] + s.row[0, T_FORWARD] + s.row[0, T_RECOMPUTE]
+        begin = s.row[0, at + AT_FORWARD] + s.row[0, T_FORWARD] + s.row[0, T_RECOMPUTE]
     else:
-        begin = s.row[row - 1, AT_BACKWARD] + s.row[row - 1, T_BACKWARD]
+        begin = s.row[row - 1, at + AT_BACKWARD] + s.row[row - 1, T_BACKWARD]
         source = s.row[row - 1, GPU]
         link = t.link[source, gpu]
         if link >= 0:
             length = t.sending[link, s.row[row - 1, BEGIN] - 1]
             begin, excess = _place_transfer(t, s, source, gpu, length, begin, LATER)
-            s.row[row, AT_GRADIENT] = begin
+            s.row[row, at + AT_GRADIENT] = begin
             begin += length
-    gene, time = s.row[row, BACKWARD_GENE], s.row[row, T_BACKWARD]
-    s.row[row, AT_BACKWARD], more = _place_operation(s, gpu, time, begin, gene, LATER)
+    gene, time = s.row[row, BACKWARD_GENE + GENES * micro_batch], s.row[row, T_BACKWARD]
+    start, more = _place_operation(s, gpu, time, begin, gene, LATER)
+    s.row[row, at + AT_BACKWARD] = start
     excess += more
     if s.row[row, HALVED]:
-        begin, rest = s.row[row, AT_BACKWARD] + time, s.row[row, T_WEIGHT_HALF]
-        s.row[row, AT_WEIGHT_HALF], more = _place_operation(s, gpu, rest, begin, 0, LATER)
+        rest = s.row[row, T_WEIGHT_HALF]
+        after, more = _place_operation(s, gpu, rest, start + time, 0, LATER)
+        s.row[row, at + AT_WEIGHT_HALF] = after
         excess += more
     if s.row[row, LAYERS_RECOMPUTED] > 0:
         # The latest before the backward.
         time = s.row[row, T_RECOMPUTE]
-        begin = s.row[row, AT_BACKWARD] - time
-        s.row[row, AT_RECOMPUTE], more = _place_operation(s, gpu, time, begin, 0, EARLIER)
+        before, more = _place_operation(s, gpu, time, start - time, 0, EARLIER)
+        s.row[row, at + AT_RECOMPUTE] = before
         excess += more
     return excess
 
 
 @njit_inline
-def _move_before_recompute(s: State, row: int) -> None:
+def _move_before_recompute(s: State, row: int, micro_batch: int) -> None:
     """Let the forward keep its place in the period, in one that ends before its recompute."""
-    late = s.row[row, AT_FORWARD] + s.row[row, T_FORWARD] - s.row[row, AT_RECOMPUTE]
+    at = PLACES * micro_batch
+    late = s.row[row, at + AT_FORWARD] + s.row[row, T_FORWARD] - s.row[row, at + AT_RECOMPUTE]
     if late > 0:
         period = s.counts[PERIOD]
-        s.row[row, AT_FORWARD] -= -(-late // period) * period
+        s.row[row, at + AT_FORWARD] -= -(-late // period) * period
 
 
 @njit_kernel
@@ -284,18 +303,22 @@ def place(t: Tables, s: State, row: int, limit: float) -> float:
     if excess > limit:
         return excess
     overlap = s.overlap[row - 1] if row > 0 else 0.0
+    k = s.counts[MICRO_BATCHES]
     while row < s.counts[STAGES]:
         s.row[row, MARK] = s.counts[TOP]
         s.counts[PLACED] = row + 1
-        forward_turn = 0 if s.row[row, ORDER_GENE] or row == 0 else 1
+        order = s.row[row, ORDER_GENE]
+        forward_turn = 0 if order % 2 or row == 0 else 1
         # Each stands here once: what is inlined is compiled each time.
-        for turn in range(2):
-            if turn == forward_turn:
-                overlap += _place_forward(t, s, row)
+        for turn in range(2 * k):
+            micro_batch = (turn // 2 + order // 2) % k
+            if turn % 2 == forward_turn:
+                overlap += _place_forward(t, s, row, micro_batch)
             else:
-                overlap += _place_backward(t, s, row)
+                overlap += _place_backward(t, s, row, micro_batch)
         if s.row[row, LAYERS_RECOMPUTED] > 0:
-            _move_before_recompute(s, row)
+            for micro_batch in range(k):
+                _move_before_recompute(s, row, micro_batch)
         s.overlap[row] = overlap
         _note_held(s, row)
         row += 1

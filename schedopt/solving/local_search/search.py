@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from fractions import Fraction
 from math import ceil
 from time import sleep
 from typing import Final
@@ -27,7 +28,11 @@ from schedopt.solving.local_search.annealing import Schedule, anneal
 from schedopt.solving.local_search.coding import decode, encode
 from schedopt.solving.local_search.compilation import COMPILATION
 from schedopt.solving.local_search.state import (
+    LONGEST,
+    MICRO_BATCHES,
+    PERIOD,
     STAGES,
+    State,
     Workspace,
     new_state,
     new_workspace,
@@ -137,6 +142,11 @@ def _longest_period(problem: Problem) -> int:
     return max(1, longest_way(problem) + again * problem.scope.recompute)
 
 
+def _period_of(state: State) -> Fraction:
+    """Return the normalized period of a placement, ns."""
+    return Fraction(int(state.counts[PERIOD]), int(state.counts[MICRO_BATCHES]))
+
+
 def place_stages(problem: Problem, run: Run) -> Plan | None:
     """Return a 1-periodic plan of the stages that are given; None if the greedy rule finds none.
 
@@ -154,7 +164,9 @@ def place_stages(problem: Problem, run: Run) -> Plan | None:
 
 
 class LocalSearch:
-    """The search for a general allocation with k = 1.
+    """The search for a general allocation, with as many micro-batches in a period as are allowed.
+
+    At most `LONGEST`, each number of them in turn.
 
     Parameters
     ----------
@@ -176,7 +188,7 @@ class LocalSearch:
         self.elite = new_state(self.tables, self.most)
         self.placements = 0
         self.longest = _longest_period(problem)
-        self._low_at_first = ceil(run.bound(problem.scope) or 1)
+        self._low_at_first = run.bound(problem.scope) or Fraction(1)
 
     def rounds(
         self,
@@ -197,24 +209,26 @@ class LocalSearch:
         with ThreadPoolExecutor(len(self.workers)) as pool:
             while (steps := self._steps()) and not self._is_done():
                 stop = np.zeros(1, dtype=np.int64)
-                before = self._best_period()
-                if before <= self._low():
+                open_for = self._open_for()
+                if not open_for:
                     return
                 tasks = []
                 workers = self.workers[: at_once() if at_once else None]
                 for worker in workers:
-                    plan = self.params.schedule(number, steps, self._low())
-                    self._prepare(worker, starts(number), plan.drop, before)
+                    k = open_for[number // len(self.params.drops) % len(open_for)]
+                    plan = self.params.schedule(number, steps, self._low(k))
+                    self._prepare(worker, starts(number), plan, k)
                     draw = np.random.default_rng([self.run.seed, number])
                     tables = self._tables_of(number)
                     tasks.append(pool.submit(anneal, tables, worker, draw, plan, stop))
                     number += 1
                 self._wait(tasks, stop)
                 self.placements += sum(max(1, task.result()) for task in tasks)
-                best = min(workers, key=lambda worker: int(worker.found[0]) or before)
-                if 0 < best.found[0] < before:
-                    restart(self.elite, best.best, 0)
-                    yield compress_shifts(decode(self.problem, self.tables, best.best))
+                found = [worker.best for worker in workers if worker.found[0]]
+                if found:
+                    best = min(found, key=_period_of)
+                    restart(self.elite, best, 0, int(best.counts[MICRO_BATCHES]))
+                    yield compress_shifts(decode(self.problem, self.tables, best))
 
     def _tables_of(self, number: int) -> Tables:
         """Return the tables of an annealing, some of which look at less than what is allowed.
@@ -238,29 +252,37 @@ class LocalSearch:
             return steps
         return min(steps, (limit - self.placements) // len(self.workers))
 
-    def _best_period(self) -> int:
+    def _open_for(self) -> list[int]:
+        """Return with how many micro-batches in a period there may be something to find."""
+        longest = min(self.problem.scope.max_k or LONGEST, LONGEST)
+        return [k for k in range(1, longest + 1) if self._high(k) >= self._low(k)]
+
+    def _high(self, k: int) -> int:
+        """Return the longest T of k micro-batches that is better than the best, ns."""
         period, asked = self.run.period(), self.problem.scope.period_ns
-        best = self.longest + 1 if period is None else ceil(period)
-        return best if asked is None else min(best, asked + 1)
+        high = k * self.longest if period is None else ceil(k * period) - 1
+        return high if asked is None else min(high, k * asked)
+
+    def _low(self, k: int) -> int:
+        """Return a T of k micro-batches below which there is nothing to find, ns."""
+        # Bounds that come when they come would make runs with a limit of work differ.
+        if self.run.work_limit is not None:
+            return ceil(k * self._low_at_first)
+        return ceil(k * (self.run.bound(self.problem.scope) or 1))
 
     def _prepare(
-        self, worker: Workspace, stages: Sequence[Stage] | None, drop: float, before: int
+        self, worker: Workspace, stages: Sequence[Stage] | None, plan: Schedule, k: int
     ) -> None:
         worker.found[:] = 0
-        period = max(self._low(), min(before - 1, int(before * (1 - drop))))
+        high = self._high(k)
+        period = max(plan.low, min(high, int((high + 1) * (1 - plan.drop))))
         if stages is not None and len(stages) > self.most:
             stages = None
         if stages is None and self.elite.counts[STAGES]:
-            restart(worker.state, self.elite, period)
+            restart(worker.state, self.elite, period, k)
         else:
             one = Stage(layers=(0, self.tables.layers - 1), gpus=(0,))
-            encode(stages or [one], worker.state, period)
-
-    def _low(self) -> int:
-        # Bounds that come when they come would make runs with a limit of work differ.
-        if self.run.work_limit is not None:
-            return self._low_at_first
-        return ceil(self.run.bound(self.problem.scope) or 1)
+            encode(stages or [one], worker.state, period, k)
 
     def _is_done(self) -> bool:
         run = self.run
@@ -271,5 +293,5 @@ class LocalSearch:
         left: set[Future[int]] = set(tasks)
         while left:
             _, left = wait(left, timeout=POLL_S, return_when=FIRST_COMPLETED)
-            if self._is_done() or self._best_period() <= self._low():
+            if self._is_done() or not self._open_for():
                 stop[0] = 1

@@ -19,46 +19,52 @@ FORWARD_GENE: Final = 2
 """Where the forward goes: latest (0), flush in that gap (1), one gap earlier (2)."""
 BACKWARD_GENE: Final = 3
 """Where the backward goes: earliest (0), flush in that gap (1), one gap later (2)."""
-ORDER_GENE: Final = 4
-"""What is placed first: the backward (0) or the forward (1)."""
-HALVED: Final = 5
+GENES: Final = 2
+"""Columns from the genes of a micro-batch to those of the next."""
+ORDER_GENE: Final = 6
+"""What is placed first: the backward (0) or the forward (1); 2 more: of the second micro-batch."""
+HALVED: Final = 7
 """Whether the backward runs in halves."""
 
 # What follows for a stage on its own: columns of State.row.
-T_FORWARD: Final = 6
-T_BACKWARD: Final = 7
+T_FORWARD: Final = 8
+T_BACKWARD: Final = 9
 """Of the backward, or of its input half, ns."""
-T_WEIGHT_HALF: Final = 8
-T_RECOMPUTE: Final = 9
-WEIGHTS: Final = 10
-F_TO_B: Final = 11
+T_WEIGHT_HALF: Final = 10
+T_RECOMPUTE: Final = 11
+WEIGHTS: Final = 12
+F_TO_B: Final = 13
 """Bytes from the forward to the end of the backward (or of its input half)."""
-F_TO_W: Final = 12
+F_TO_W: Final = 14
 """Bytes from the forward to the end of the weight half."""
-I_TO_W: Final = 13
+I_TO_W: Final = 15
 """Bytes from the input half to the end of the weight half."""
-R_TO_B: Final = 14
-R_TO_W: Final = 15
-FB_WORKSPACE: Final = 16
+R_TO_B: Final = 16
+R_TO_W: Final = 17
+FB_WORKSPACE: Final = 18
 """Workspace of forward and backward, bytes."""
-R_WORKSPACE: Final = 17
-LAYERS_RECOMPUTED: Final = 18
+R_WORKSPACE: Final = 19
+LAYERS_RECOMPUTED: Final = 20
 """How many layers are recomputed."""
 
 # Where a stage is placed: columns of State.row.
-AT_FORWARD: Final = 19
-AT_BACKWARD: Final = 20
-AT_WEIGHT_HALF: Final = 21
-AT_RECOMPUTE: Final = 22
-AT_ACTIVATION: Final = 23
-"""Of the transfer of its output."""
-AT_GRADIENT: Final = 24
-"""Of the transfer of that output's gradient."""
-MARK: Final = 25
+MARK: Final = 21
 """How many intervals lay on resources before."""
-HELD: Final = 26
+HELD: Final = 22
 """Bytes at the most, with the weights."""
-COLUMNS: Final = 27
+AT_FORWARD: Final = 23
+AT_BACKWARD: Final = 24
+AT_WEIGHT_HALF: Final = 25
+AT_RECOMPUTE: Final = 26
+AT_ACTIVATION: Final = 27
+"""Of the transfer of its output."""
+AT_GRADIENT: Final = 28
+"""Of the transfer of that output's gradient."""
+PLACES: Final = 6
+"""Columns from where a micro-batch is placed to where the next one is."""
+LONGEST: Final = 2
+"""Micro-batches of a period at the most."""
+COLUMNS: Final = AT_FORWARD + PLACES * LONGEST
 
 PARTS: Final = 4
 RECOMPUTE_PART: Final = 3
@@ -70,9 +76,10 @@ class State(NamedTuple):
 
     Parameters
     ----------
-    counts : array, shape (5,)
-        How many stages, intervals on resources, and stages placed; the period, ns; how many rows
-        of `hold` are in use.
+    counts : array, shape (7,)
+        How many stages, intervals on resources, and stages placed; the period T, ns; how far apart
+        two micro-batches leave the chain's end, in parts of T; how many micro-batches a period has;
+        how many rows of `hold` are in use.
     row : array, shape (S, COLUMNS)
     overlap : array, shape (S,)
         What did not find a place in this stage and those behind, in periods.
@@ -102,7 +109,9 @@ STAGES: Final = 0
 TOP: Final = 1
 PLACED: Final = 2
 PERIOD: Final = 3
-HOLDS: Final = 4
+SPACING: Final = 4
+MICRO_BATCHES: Final = 5
+HOLDS: Final = 6
 
 # Columns of State.line and State.hold.
 START: Final = 0
@@ -119,24 +128,26 @@ SPACE: Final = 2
 
 HOLDS_OF_A_STAGE: Final = 9
 """At the most: five kinds of what is saved, and the workspaces of four operations."""
+SPACINGS: Final = 64
+"""Parts of a period in which `SPACING` counts."""
 
 
 def new_state(tables: Tables, most: int) -> State:
     """Return an empty state with room for a number of stages."""
     longest = tables.hops.shape[2]
-    intervals = most * (4 + 2 * longest) + 8
+    intervals = LONGEST * most * (4 + 2 * longest) + 8
 
     def zeros(*shape: int) -> Ints:
         return np.zeros(shape, dtype=np.int64)
 
     return State(
-        counts=zeros(5),
+        counts=zeros(HOLDS + 1),
         row=zeros(most + 1, COLUMNS),
         overlap=np.zeros(most + 1),
         recompute=zeros(tables.layers),
         line=zeros(intervals, 4),
         first=np.full(tables.resources, -1, dtype=np.int64),
-        hold=zeros(most * HOLDS_OF_A_STAGE, 3),
+        hold=zeros(LONGEST * most * HOLDS_OF_A_STAGE, 3),
         load=zeros(tables.gpus, 3),
     )
 
@@ -167,11 +178,27 @@ def new_workspace(tables: Tables, most: int) -> Workspace:
     return Workspace(state, scratch, best, np.zeros(1, dtype=np.int64))
 
 
-def restart(state: State, known: State, period: int) -> None:
-    """Let a state start from what is chosen in another one, with nothing placed yet."""
+def restart(state: State, known: State, period: int, k: int = 1) -> None:
+    """Let a state start from what is chosen in another one, with nothing placed yet.
+
+    The first micro-batch of the other one is the model for those that it does not have.
+    """
     state.row[:] = known.row
     state.recompute[:] = known.recompute
+    clear(state, int(known.counts[STAGES]), period, k)
+    if known.counts[MICRO_BATCHES] == k:
+        state.counts[SPACING] = known.counts[SPACING]
+        return
+    second = FORWARD_GENE + GENES
+    state.row[:, second : second + GENES] = known.row[:, FORWARD_GENE:second]
+    state.row[:, ORDER_GENE] %= 2
+
+
+def clear(state: State, stages: int, period: int, k: int) -> None:
+    """Let nothing be placed yet; micro-batches are to be evenly apart."""
     state.counts[:] = 0
-    state.counts[STAGES] = known.counts[STAGES]
+    state.counts[STAGES] = stages
     state.counts[PERIOD] = period
+    state.counts[SPACING] = SPACINGS // k
+    state.counts[MICRO_BATCHES] = k
     state.first[:] = -1
