@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schedopt import Chain, Platform, Problem, Scope, Stage, check, solve
+from schedopt import Chain, Layer, Platform, Problem, Scope, Stage, check, solve
 from schedopt.bounds import lower_bounds
 from schedopt.families import uniform_chain
 from schedopt.result import Result
@@ -89,3 +89,31 @@ def test_a_loop_without_room_stays_impossible() -> None:
     ]
     assert [found.status == "infeasible" for found in tight] == [False, True]
     assert tight[0].plan is not None
+
+
+@pytest.mark.parametrize("memory", ["sum", "peak"])
+def test_a_recompute_beside_later_stages_keeps_nothing_for_longer(memory: Any) -> None:
+    # Layer 1 is computed again in the 10 ns of layer 2. So layer 0, whose GPU has room for one
+    # micro-batch, keeps it for 1 + 10 + 5 + 5 + 1 + 1 ns, and not for 10 more.
+    layers = tuple(
+        Layer(
+            forward_ns=ahead,
+            backward_ns=back,
+            weight_bytes=0,
+            activation_bytes=0,
+            saved_bytes=saved,
+        )
+        for ahead, back, saved in ((1, 1, 10), (10, 1, 5), (5, 5, 0))
+    )
+    stages = (
+        Stage(layers=(0, 0), gpus=(0,)),
+        Stage(layers=(1, 1), gpus=(1,), recompute=((1, 1),)),
+        Stage(layers=(2, 2), gpus=(2,)),
+    )
+    scope = Scope(allocation="fixed", recompute=True, memory=memory)
+    problem = Problem(
+        chain=Chain(layers=layers), platform=Platform(3, 10), scope=scope, stages=stages
+    )
+    plan = place_stages(problem, Run(problem))
+    assert plan is not None
+    assert plan.pattern.period_total_ns == 23

@@ -74,7 +74,7 @@ def excess_of_load(t: Tables, s: State) -> float:
 
     A micro-batch stays in a stage for its work and that of all stages behind at least, unless
     something finds no place. So a stage holds that many at its own maximum, and the maximum of a
-    GPU is no less than its mean.
+    GPU is no less than its mean. What is recomputed may be in the meantime of stages behind.
     """
     period, k = s.counts[PERIOD], s.counts[MICRO_BATCHES]
     for gpu in range(t.gpus):
@@ -82,9 +82,11 @@ def excess_of_load(t: Tables, s: State) -> float:
     behind, turns = 0, 1
     for row in range(s.counts[STAGES]):
         gpu = s.row[row, GPU]
-        work = s.row[row, T_FORWARD] + s.row[row, T_BACKWARD] + s.row[row, T_RECOMPUTE]
-        s.load[gpu, TIME] += k * (work + s.row[row, T_WEIGHT_HALF])
+        work = s.row[row, T_FORWARD] + s.row[row, T_BACKWARD]
+        s.load[gpu, TIME] += k * (work + s.row[row, T_RECOMPUTE] + s.row[row, T_WEIGHT_HALF])
         behind += k * work
+        if row == 0:
+            behind += k * s.row[row, T_RECOMPUTE]
         if t.peak or k > 1:
             held = s.row[row, F_TO_B] + s.row[row, F_TO_W]
             s.load[gpu, NEED] += s.row[row, WEIGHTS] + int(behind / period * held)
