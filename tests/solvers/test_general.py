@@ -8,6 +8,7 @@ from dataclasses import replace
 from fractions import Fraction
 from itertools import cycle
 from math import ceil
+from statistics import mean
 from sys import getrefcount
 from typing import Any
 
@@ -311,19 +312,46 @@ def test_parameters_that_no_search_can_use_are_refused(params: dict[str, Any]) -
         LocalSearchParams(**params)
 
 
-def test_some_annealings_leave_out_what_did_not_help() -> None:
+@pytest.mark.parametrize(
+    ("best", "summed", "whole"),
+    [
+        (None, (0.05, 0.15), 0),
+        # Two stages of one GPU, 3 bytes each: 6 as a sum, and all of it in the second forward.
+        ([Stage(layers=(0, 3), gpus=(0,))], (0.4, 0.6), 0.5),
+        ([Stage(layers=(0, 3), gpus=(0,), recompute=((0, 0),))], (0.4, 0.6), 0),
+    ],
+)
+def test_some_annealings_leave_out_what_did_not_help(
+    best: list[Stage] | None, summed: tuple[float, float], whole: float
+) -> None:
     scope = replace(GENERAL, memory="peak", recompute=True)
     problem = Problem(chain=Chain(layers=(UNIT,) * 4), platform=Platform(2, 20), scope=scope)
     run = Run(problem)
-    tables = LocalSearch(problem, run, 1)._tables_of
-    assert [tables(number).recompute for number in range(20)] == [1] * 20
-    assert [number for number in range(30) if not tables(number).peak] == [9, 19, 29]
-    run.report(plan_of([Stage(layers=(0, 3), gpus=(0,))], problem))
-    assert [tables(number).recompute for number in range(4)] == [1, 0, 1, 0]
-    again = Stage(layers=(0, 3), gpus=(0,), recompute=((0, 0),))
-    run = Run(problem)
-    run.report(plan_of([again], problem))
-    assert all(LocalSearch(problem, run, 1)._tables_of(number).recompute for number in range(4))
+    if best:
+        run.report(plan_of(best, problem))
+    search, draw = LocalSearch(problem, run, 1), np.random.default_rng(0)
+    tables = [search._tables_of(draw) for _ in range(400)]
+    assert summed[0] <= mean(1 - one.peak for one in tables) <= summed[1]
+    assert mean(1 - one.recompute for one in tables) == pytest.approx(whole, abs=0.1)
+    spared = [one for one in tables if one.sparing]
+    assert all(one.peak and not one.recompute for one in spared)
+    assert len(spared) / len(tables) == pytest.approx(whole / 4, abs=0.05)
+
+
+def test_a_plan_that_needs_the_peak_is_seldom_searched_by_sum() -> None:
+    # Layers 0 and 2 lie on GPU 0 and save 4 bytes for each micro-batch in flight.
+    scope = replace(GENERAL, memory="peak")
+    layers = (replace(UNIT, weight_bytes=0, saved_bytes=4),) * 3
+    stages = [Stage(layers=(n, n), gpus=(n % 2,)) for n in range(3)]
+    for room, low, high in ((99, 0.4, 0.6), (8, 0.05, 0.15)):
+        problem = Problem(chain=Chain(layers=layers), platform=Platform(2, room), scope=scope)
+        run = Run(problem)
+        plan = plan_of(stages, problem)
+        assert (memory(plan)[0].sum_bytes > room) == (room == 8)
+        run.report(plan)
+        search, draw = LocalSearch(problem, run, 1), np.random.default_rng(0)
+        shares = mean(1 - search._tables_of(draw).peak for _ in range(400))
+        assert low <= shares <= high
 
 
 def test_compiling_is_not_waited_for_where_all_is_proven(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,6 +84,7 @@ def _copy_row(source: State, target: State, row: int) -> None:
     for column in range(AT_FORWARD + PLACES * source.counts[MICRO_BATCHES]):
         target.row[row, column] = source.row[row, column]
     target.overlap[row] = source.overlap[row]
+    target.average[row] = source.average[row]
 
 
 @njit_inline

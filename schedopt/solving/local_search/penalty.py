@@ -69,17 +69,18 @@ def most_in_flight(s: State, row: int, begin: int, end: int, length: int) -> int
 
 
 @njit_inline
-def excess_of_load(t: Tables, s: State) -> float:
+def excess_of_load(t: Tables, s: State) -> tuple[float, float]:
     """Return by how much GPUs are overloaded in every order, in periods and memories.
 
     A micro-batch stays in a stage for its work and that of all stages behind at least, unless
     something finds no place. So a stage holds that many at its own maximum, and the maximum of a
-    GPU is no less than its mean. What is recomputed may be in the meantime of stages behind.
+    GPU is no less than its mean. What is recomputed may be in the meantime of stages behind. The
+    second number is the penalty of what is held on average.
     """
     period, k = s.counts[PERIOD], s.counts[MICRO_BATCHES]
     for gpu in range(t.gpus):
         s.load[gpu, TIME] = s.load[gpu, NEED] = 0
-    behind, turns = 0, 1
+    behind, turns, average = 0, 1, 0.0
     for row in range(s.counts[STAGES]):
         gpu = s.row[row, GPU]
         work = s.row[row, T_FORWARD] + s.row[row, T_BACKWARD]
@@ -87,9 +88,10 @@ def excess_of_load(t: Tables, s: State) -> float:
         behind += k * work
         if row == 0:
             behind += k * s.row[row, T_RECOMPUTE]
+        mean = behind / period * (s.row[row, F_TO_B] + s.row[row, F_TO_W])
+        average += mean
         if t.peak or k > 1:
-            held = s.row[row, F_TO_B] + s.row[row, F_TO_W]
-            s.load[gpu, NEED] += s.row[row, WEIGHTS] + int(behind / period * held)
+            s.load[gpu, NEED] += s.row[row, WEIGHTS] + int(mean)
             continue
         # Divided only where it grows: most stages add less than a period.
         if behind > turns * period:
@@ -105,7 +107,23 @@ def excess_of_load(t: Tables, s: State) -> float:
             excess += (s.load[gpu, TIME] - period) / period
         if s.load[gpu, NEED] > t.room[gpu]:
             excess += (s.load[gpu, NEED] - t.room[gpu]) / max(1, t.room[gpu])
-    return excess
+    return excess, t.sparing * average
+
+
+@njit_inline
+def average_of(s: State, row: int) -> float:
+    """Return how many bytes a stage that is placed holds on average, without weights."""
+    held = 0.0
+    for micro_batch in range(s.counts[MICRO_BATCHES]):
+        at = PLACES * micro_batch
+        ahead, begin = s.row[row, at + AT_FORWARD], s.row[row, at + AT_BACKWARD]
+        back = begin + s.row[row, T_BACKWARD]
+        held += float(back - ahead) * s.row[row, F_TO_B]
+        if s.row[row, HALVED]:
+            rest = s.row[row, at + AT_WEIGHT_HALF] + s.row[row, T_WEIGHT_HALF]
+            held += float(rest - ahead) * s.row[row, F_TO_W]
+            held += float(rest - begin) * s.row[row, I_TO_W]
+    return float(held / s.counts[PERIOD])
 
 
 @njit_kernel

@@ -19,7 +19,12 @@ from schedopt.solving.local_search.gaps import (
     room_to_move,
 )
 from schedopt.solving.local_search.njit import njit_inline, njit_kernel
-from schedopt.solving.local_search.penalty import excess_of_load, final_excess, most_in_flight
+from schedopt.solving.local_search.penalty import (
+    average_of,
+    excess_of_load,
+    final_excess,
+    most_in_flight,
+)
 from schedopt.solving.local_search.state import (
     AT_ACTIVATION,
     AT_BACKWARD,
@@ -299,9 +304,9 @@ def place(t: Tables, s: State, row: int, limit: float) -> float:
 
     The rows before are placed already. Genes and sizes say what is placed.
     """
-    excess = excess_of_load(t, s)
-    if excess > limit:
-        return excess
+    excess, spare = excess_of_load(t, s)
+    if excess > 0.0 and excess + spare > limit:
+        return excess + spare
     overlap = s.overlap[row - 1] if row > 0 else 0.0
     k = s.counts[MICRO_BATCHES]
     while row < s.counts[STAGES]:
@@ -321,7 +326,10 @@ def place(t: Tables, s: State, row: int, limit: float) -> float:
                 _move_before_recompute(s, row, micro_batch)
         s.overlap[row] = overlap
         _note_held(s, row)
+        s.average[row] = average_of(s, row) + (s.average[row - 1] if row > 0 else 0.0)
+        spare = t.sparing * s.average[row]
         row += 1
-        if overlap > limit:
-            return overlap
-    return overlap + final_excess(t, s, limit - overlap)
+        if overlap > 0.0 and overlap + spare > limit:
+            return float(overlap + spare)
+    excess = overlap + final_excess(t, s, max(0.0, limit - overlap - spare))
+    return float(excess + spare if excess > 0.0 else excess)

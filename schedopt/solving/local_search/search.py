@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import ceil
 from time import sleep
@@ -18,6 +18,7 @@ from typing import Final
 
 import numpy as np
 
+from schedopt.account.memory import fits
 from schedopt.bounds.cuts import longest_way
 from schedopt.chain import Chain, Layer
 from schedopt.errors import InputError
@@ -47,10 +48,17 @@ LOADING_S: Final = 2.0
 """What was compiled before takes less."""
 LEAST_S: Final = 1.0
 """Of the search, when it had to be compiled."""
-READ_BY_SUM: Final = 10
-"""Each annealing of so many adds up maxima of memory also where only their true peak must fit.
+NARROWED: Final = 0.5
+"""How often an annealing leaves out what is allowed, and the best plan does not use."""
+READ_BY_SUM: Final = 0.1
+"""How often memory is read as a sum, where the best plan uses that only its peak must fit.
 
-What it finds fits too, and it meets other placements than one that follows the peak.
+What is found fits too, and such an annealing meets other placements than one that follows the peak.
+"""
+SPARED: Final = 0.5
+"""How often an annealing for the peak without recompute spares memory on average (`SPARING`).
+
+With recompute, and for the sum, such annealings found longer plans in the same time.
 """
 POLL_S: Final = 0.05
 """How often a stop is looked for."""
@@ -142,6 +150,10 @@ def _longest_period(problem: Problem) -> int:
     return max(1, longest_way(problem) + again * problem.scope.recompute)
 
 
+def _read_as_sum(plan: Plan) -> Plan:
+    return replace(plan, scope=replace(plan.scope, memory="sum"))
+
+
 def _period_of(state: State) -> Fraction:
     """Return the normalized period of a placement, ns."""
     return Fraction(int(state.counts[PERIOD]), int(state.counts[MICRO_BATCHES]))
@@ -215,11 +227,12 @@ class LocalSearch:
                 tasks = []
                 workers = self.workers[: at_once() if at_once else None]
                 for worker in workers:
-                    k = open_for[number // len(self.params.drops) % len(open_for)]
+                    # Drawn apart, so that neither goes with some of the drops or starts alone.
+                    choice = np.random.default_rng([self.run.seed, number, 1])
+                    k, tables = open_for[choice.integers(len(open_for))], self._tables_of(choice)
                     plan = self.params.schedule(number, steps, self._low(k))
                     self._prepare(worker, starts(number), plan, k)
                     draw = np.random.default_rng([self.run.seed, number])
-                    tables = self._tables_of(number)
                     tasks.append(pool.submit(anneal, tables, worker, draw, plan, stop))
                     number += 1
                 self._wait(tasks, stop)
@@ -230,18 +243,22 @@ class LocalSearch:
                     restart(self.elite, best, 0, int(best.counts[MICRO_BATCHES]))
                     yield compress_shifts(decode(self.problem, self.tables, best))
 
-    def _tables_of(self, number: int) -> Tables:
+    def _tables_of(self, draw: np.random.Generator) -> Tables:
         """Return the tables of an annealing, some of which look at less than what is allowed.
 
         What they find is a plan too, and without the others a freedom that does not help would only
         take time.
         """
         tables, best = self.tables, self.run.best()
-        if number % READ_BY_SUM == READ_BY_SUM - 1:
-            tables = tables._replace(peak=0)
+        if tables.peak:
+            in_sum = best is not None and fits(_read_as_sum(best))
+            if draw.random() < (NARROWED if in_sum else READ_BY_SUM):
+                tables = tables._replace(peak=0)
         keeps_all = best is not None and not any(stage.recompute for stage in best.stages)
-        if number % 2 and keeps_all:
+        if tables.recompute and keeps_all and draw.random() < NARROWED:
             tables = tables._replace(recompute=0)
+        if not tables.peak or tables.recompute or draw.random() >= SPARED:
+            tables = tables._replace(sparing=0.0)
         return tables
 
     def _steps(self) -> int:

@@ -83,6 +83,8 @@ class State(NamedTuple):
     row : array, shape (S, COLUMNS)
     overlap : array, shape (S,)
         What did not find a place in this stage and those behind, in periods.
+    average : array, shape (S,)
+        Bytes that this stage and those behind hold on average, without weights.
     recompute : array, shape (L,)
         1 where a layer is recomputed.
     line : array, shape (N, 4)
@@ -98,6 +100,7 @@ class State(NamedTuple):
     counts: Ints
     row: Ints
     overlap: Floats
+    average: Floats
     recompute: Ints
     line: Ints
     first: Ints
@@ -144,6 +147,7 @@ def new_state(tables: Tables, most: int) -> State:
         counts=zeros(HOLDS + 1),
         row=zeros(most + 1, COLUMNS),
         overlap=np.zeros(most + 1),
+        average=np.zeros(most + 1),
         recompute=zeros(tables.layers),
         line=zeros(intervals, 4),
         first=np.full(tables.resources, -1, dtype=np.int64),

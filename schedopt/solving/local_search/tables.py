@@ -40,6 +40,13 @@ TIED: Final = 7
 """Which group of layers must share a GPU; -1: none."""
 
 
+SPARING: Final = 1.0
+"""What all memory would add to a penalty, if it were held on average.
+
+Of two placements that need too much on one GPU, that which holds less on all is nearer to a plan.
+"""
+
+
 class Tables(NamedTuple):
     """A problem for the compiled search: L layers, P GPUs, C classes of links.
 
@@ -62,6 +69,8 @@ class Tables(NamedTuple):
         Resources that a transfer occupies; -1 behind the last.
     sending : array, shape (C, L)
         Time to send the output of a layer, ns.
+    sparing : float
+        What a byte that is held on average adds to a penalty.
     """
 
     layers: int
@@ -77,6 +86,7 @@ class Tables(NamedTuple):
     link: Ints
     hops: Ints
     sending: Ints
+    sparing: float
 
 
 def make_tables(problem: Problem) -> Tables:
@@ -122,6 +132,7 @@ def make_tables(problem: Problem) -> Tables:
         link=link,
         hops=hops,
         sending=sending,
+        sparing=SPARING / max(1, sum(gpu.usable_bytes for gpu in platform.gpus)),
     )
 
 
