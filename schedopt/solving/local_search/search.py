@@ -50,6 +50,8 @@ LEAST_S: Final = 1.0
 """Of the search, when it had to be compiled."""
 NARROWED: Final = 0.5
 """How often an annealing leaves out what is allowed, and the best plan does not use."""
+LONGER: Final = 0.25
+"""How often a period has more than one micro-batch, where that of the best plan has one."""
 READ_BY_SUM: Final = 0.1
 """How often memory is read as a sum, where the best plan uses that only its peak must fit.
 
@@ -178,7 +180,7 @@ def place_stages(problem: Problem, run: Run) -> Plan | None:
 class LocalSearch:
     """The search for a general allocation, with as many micro-batches in a period as are allowed.
 
-    At most `LONGEST`, each number of them in turn.
+    At most `LONGEST`; most periods that are searched have one, until a longer one is better.
 
     Parameters
     ----------
@@ -229,7 +231,7 @@ class LocalSearch:
                 for worker in workers:
                     # Drawn apart, so that neither goes with some of the drops or starts alone.
                     choice = np.random.default_rng([self.run.seed, number, 1])
-                    k, tables = open_for[choice.integers(len(open_for))], self._tables_of(choice)
+                    k, tables = self._draw_k(open_for, choice), self._tables_of(choice)
                     plan = self.params.schedule(number, steps, self._low(k))
                     self._prepare(worker, starts(number), plan, k)
                     draw = np.random.default_rng([self.run.seed, number])
@@ -242,6 +244,12 @@ class LocalSearch:
                     best = min(found, key=_period_of)
                     restart(self.elite, best, 0, int(best.counts[MICRO_BATCHES]))
                     yield compress_shifts(decode(self.problem, self.tables, best))
+
+    def _draw_k(self, open_for: Sequence[int], draw: np.random.Generator) -> int:
+        """Return how many micro-batches the period of an annealing has."""
+        best = self.run.best()
+        share = NARROWED if best is not None and best.pattern.k > 1 else LONGER
+        return open_for[-1 if draw.random() < share else 0]
 
     def _tables_of(self, draw: np.random.Generator) -> Tables:
         """Return the tables of an annealing, some of which look at less than what is allowed.
