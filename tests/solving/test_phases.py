@@ -42,10 +42,10 @@ def test_the_search_for_what_is_asked_has_most_of_the_time() -> None:
 def test_a_search_that_only_finds_a_start_has_less_than_the_one_with_every_freedom() -> None:
     asked = Scope(allocation="general", max_k=2, recompute=True, split_backward=True)
     parts = parts_of_the_time(asked)
-    assert parts["k up to 2", False] >= 0.5
+    assert parts["k up to 2", False] >= 0.7
     assert parts["", False] == pytest.approx(parts["recompute", False])
     assert parts["", False] == pytest.approx(parts["split backward", False])
-    assert parts["k up to 2", False] == pytest.approx(4 * parts["", False])
+    assert 0.02 <= parts["", False] <= 0.08
 
 
 def test_what_is_not_allowed_takes_a_tenth_of_the_time_at_most() -> None:
@@ -57,8 +57,7 @@ def test_what_proves_short_chains_for_longer_patterns_keeps_a_fifth_of_the_time(
     short = Problem(chain=Chain(layers=(layer(2, 4, 8),) * 6), platform=Platform(3, 99), scope=ANY)
     phases = [*plan_phases(short), *what_if_phases(short)]
     shares = dict(share_time(phases))
-    (last,) = (phase for phase in phases if phase.solvers == ("periodic", "general_cpsat"))
-    (first,) = (phase for phase in phases if phase.solvers == ("general", "general_cpsat"))
+    first, last = (phase for phase in phases if phase.solvers == ("general", "general_cpsat"))
     assert (1 - shares[first]) * shares[last] >= 0.2
 
 
@@ -81,7 +80,7 @@ def test_only_a_start_is_left_out_for_lack_of_time() -> None:
         for number, phase in enumerate(phases)
         if not has_time(phase, phases[number + 1 :], LEAST_S_OF_START / 2) and phase.weight
     ]
-    assert short == [""]
+    assert short == ["", "recompute"]
     assert all(
         has_time(phase, phases[number + 1 :], seconds)
         for number, phase in enumerate(phases)

@@ -50,7 +50,7 @@ LEAST_S: Final = 1.0
 """Of the search, when it had to be compiled."""
 NARROWED: Final = 0.5
 """How often an annealing leaves out what is allowed, and the best plan does not use."""
-LONGER: Final = 0.25
+LONGER: Final = 0.05
 """How often a period has more than one micro-batch, where that of the best plan has one."""
 READ_BY_SUM: Final = 0.1
 """How often memory is read as a sum, where the best plan uses that only its peak must fit.
