@@ -173,6 +173,8 @@ class Chain(
         Size of a_0, the input of the first layer for one micro-batch.
     same_gpu : sequence of sequences of int
         Groups of layers (0-based) that must share a GPU, for example because weights are tied.
+    samples : int
+        How many samples a micro-batch holds.
     recipe : Recipe, optional
         How to cut the model again.
     provenance : mapping
@@ -190,6 +192,7 @@ class Chain(
     name: str = ""
     input_bytes: int = 0
     same_gpu: tuple[tuple[int, ...], ...] = ()
+    samples: int = 1
     recipe: Recipe | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
@@ -208,6 +211,7 @@ class Chain(
         _check_name(self.name)
         _check_mapping(self.provenance, "provenance")
         check_whole(self, "input_bytes")
+        check_whole(self, "samples", low=1)
         self._check_totals()
         self._check_same_gpu()
 
@@ -269,7 +273,7 @@ class Chain(
 
     @cached_property
     def sha256(self) -> str:
-        """The identity of the chain: what it costs, without names, recipe and provenance."""
+        """The identity of the chain: what it costs, without names, samples and where it is from."""
         layers = [
             {name: value for name in _LAYER_NUMBERS if (value := getattr(layer, name)) is not None}
             for layer in self.layers

@@ -30,9 +30,16 @@ def make_chain(model: Model, measured: Measured, provenance: Mapping[str, Any]) 
         name=_name(model),
         input_bytes=sum(tensor_bytes(inputs[name]) for name in pieces[0].side),
         same_gpu=tied_layers([piece.module for piece in pieces]),
+        samples=_count_samples(model),
         recipe=_recipe(model, [piece.cut for piece in pieces]),
         provenance={**provenance, **measured.notes, **spreads},
     )
+
+
+def _count_samples(model: Model) -> int:
+    """Return how many samples a micro-batch holds: the first size, if that of all inputs is one."""
+    sizes = {value.shape[0] if value.ndim else 1 for value in model.tensors.values()}
+    return sizes.pop() if len(sizes) == 1 else 1
 
 
 def _name(model: Model) -> str:
