@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, Literal, Self
 
@@ -10,14 +11,16 @@ from schedopt.engine import ENGINES, TITLES, Engine, stage_begins
 from schedopt.errors import InputError
 from schedopt.platform import Platform
 from schedopt.rule import Rule
-from schedopt.stage import Stage
-from schedopt.validation import STRICT, as_tuple, check_choice, check_whole, show
+from schedopt.stage import Shard, Stage
+from schedopt.validation import STRICT, as_tuple, as_whole, check_choice, check_whole, show
 
 Allocation = Literal["contiguous", "general", "fixed"]
 Grain = Literal["stage", "layer"]
 MemoryReading = Literal["sum", "peak"]
 GpuOrder = Literal["given", "any"]
 
+SHARDS: Final[tuple[Shard, ...]] = ("none", "optimizer")
+"""What replicas may share of the state of a stage, each more than the one before."""
 LARGEST_HORIZON_NS: Final = 2**47
 """What all layers and transfers may take in all, on the slowest GPU (about 39 hours)."""
 
@@ -26,8 +29,9 @@ LARGEST_HORIZON_NS: Final = 2**47
 class Scope:
     """The plans that are allowed: what a bound and the word *optimal* speak of.
 
-    All of them have one GPU for each stage, and one micro-batch for each operation and transfer.
-    Plans of other kinds can be written down, checked and run; no bound speaks of them.
+    All of them have one micro-batch for each operation and transfer, and one GPU for each stage
+    unless `replicas` says more. Plans of other kinds can be written down, checked and run; no bound
+    speaks of them.
 
     Parameters
     ----------
@@ -54,6 +58,14 @@ class Scope:
         A decision: only plans with T / k at most this are looked for.
     engine : {"megatron", "deepspeed"}, optional
         Only steps that this engine runs: its stages, and its own order. See `schedopt.engine`.
+    replicas : int or None
+        Of a training step, one whose rule updates the weights: the most GPUs among which a stage
+        deals its micro-batches, the same number to each, so that replicas divide `microbatches`.
+        None: any. Their gradients are added up, and sharded weights gathered, around rings of all
+        replicas of a stage (Patarasuk and Yuan 2009).
+    shard : {"none", "optimizer"}
+        What replicas may share of the state of a stage (Rajbhandari et al. 2020): nothing, or the
+        optimizer state (ZeRO-1).
     """
 
     __pydantic_config__: ClassVar[Any] = STRICT
@@ -68,6 +80,8 @@ class Scope:
     gpu_order: GpuOrder = "given"
     period_ns: int | None = None
     engine: Engine | None = None
+    replicas: int | None = 1
+    shard: Shard = "none"
 
     def __post_init__(self) -> None:
         check_choice(self, "allocation", ("contiguous", "general", "fixed"))
@@ -77,11 +91,31 @@ class Scope:
         check_whole(self, "max_k", low=1, high=2**20, optional=True)
         check_whole(self, "microbatches", low=1, high=2**20, optional=True)
         check_whole(self, "period_ns", low=1, optional=True)
+        check_whole(self, "replicas", low=1, high=2**20, optional=True)
+        check_choice(self, "shard", SHARDS)
+        if self.replicas != 1 or self.shard != "none":
+            self._check_replicas()
         for name in ("split_backward", "recompute"):
             if not isinstance(getattr(self, name), bool):
                 raise InputError("neither True nor False", field=name)
         if self.engine is not None:
             self._check_engine()
+
+    def _check_replicas(self) -> None:
+        name = "shard" if self.replicas == 1 else "replicas"
+        if self.replicas == 1:
+            raise InputError(
+                "only replicas share the state of a stage",
+                field=name,
+                way_out="Allow replicas, or leave it out",
+            )
+        if self.allocation == "fixed" or self.engine is not None:
+            given = "stages that are given" if self.engine is None else TITLES[self.engine]
+            raise InputError(
+                f"are not searched for {given}",
+                field=name,
+                way_out="Leave one of the two out",
+            )
 
     def _check_engine(self) -> None:
         check_choice(self, "engine", ENGINES)
@@ -118,7 +152,13 @@ class Scope:
             and (self.gpu_order == "any" or other.gpu_order == "given")
             and (self.period_ns is None or self.period_ns == other.period_ns)
             and (self.engine is None or self.engine == other.engine)
+            and self._covers_replicas(other)
         )
+
+    def _covers_replicas(self, other: Scope) -> bool:
+        most, theirs = self.replicas, other.replicas
+        many = most is None or (theirs is not None and theirs <= most)
+        return many and SHARDS.index(other.shard) <= SHARDS.index(self.shard)
 
     def _covers_length(self, other: Scope) -> bool:
         if self.microbatches is not None:
@@ -147,11 +187,25 @@ class Scope:
             words.append("GPUs in the given order")
         if self.microbatches is not None:
             words.append(f"a step of {self.microbatches} micro-batches with a flush")
+        if self.replicas != 1:
+            words.append(self._say_replicas())
         if self.period_ns is not None:
             words.append(f"period at most {self.period_ns} ns")
         if self.engine is not None:
             words.append(f"as {TITLES[self.engine]} runs it")
         return ", ".join(words)
+
+    def allows(self, stages: Sequence[Stage]) -> bool:
+        """Whether stages have no more replicas, and share no more of their state, than allowed."""
+        most = max(len(stage.gpus) for stage in stages)
+        levels = {stage.shard for stage in stages if len(stage.gpus) > 1}
+        allowed = SHARDS[: SHARDS.index(self.shard) + 1]
+        return (self.replicas is None or most <= self.replicas) and levels <= {*allowed}
+
+    def _say_replicas(self) -> str:
+        most = "any number of" if self.replicas is None else f"up to {self.replicas}"
+        shared = "" if self.shard == "none" else f" that may share the {self.shard} state"
+        return f"{most} replicas of a stage{shared}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,10 +254,24 @@ class Problem:
         for number, stage in enumerate(self.stages):
             if stage.shard != "none":
                 self._check_shard(number, stage)
+        self._check_step(every)
         if self.scope.split_backward:
             self._check_halves()
         if self.scope.engine is not None:
             stage_begins(self.chain, self.scope.engine)
+
+    def _check_step(self, every: range) -> None:
+        """Require of replicas a step that ends with the update of all that it did."""
+        count, updated = self.scope.microbatches, self.rule.update_every
+        if self.scope.replicas != 1 and (count is None or updated != count):
+            raise InputError(
+                f"replicas add up the gradients of a step of {count or 'how many'} micro-batches, "
+                f"and the rule updates every {updated or 'how many'}",
+                field="scope.replicas",
+                way_out="Give both the same number, or ask for a batch (solve.batch)",
+            )
+        if self.scope.shard != "none":
+            self.chain.require("optimizer_bytes", every, needed_by="a shard of the optimizer state")
 
     def with_extra_memory(self, extra_bytes: int) -> Self:
         """Return the same problem with more memory on every GPU."""
@@ -256,3 +324,63 @@ class Problem:
                 field="platform",
                 way_out=f"Stay below {LARGEST_HORIZON_NS} ns; check bandwidth, latency and speed",
             )
+
+
+def training_step(
+    chain: Chain, platform: Platform, batch: int, scope: Scope | None = None
+) -> Problem:
+    """Return the question for the shortest training step of a batch.
+
+    All its micro-batches go through, replicas add their gradients up, the weights are updated, and
+    then the next one begins.
+
+    Parameters
+    ----------
+    chain : Chain
+    platform : Platform
+    batch : int
+        Samples of a step, a multiple of those of a micro-batch.
+    scope : Scope, optional
+        What is allowed, for any number of micro-batches. Default: `widest_step`.
+
+    Raises
+    ------
+    InputError
+        If no number of micro-batches makes the batch, or the scope is not one of steps.
+    """
+    as_whole(batch, "batch", low=1)
+    count, rest = divmod(batch, chain.samples)
+    if rest:
+        raise InputError(
+            f"{batch} samples are no whole number of micro-batches of {chain.samples}",
+            field="batch",
+            way_out=f"Give {f'{batch - rest} or ' if count else ''}{batch - rest + chain.samples}, "
+            "or profile the chain with another micro-batch",
+        )
+    if scope is None:
+        scope = widest_step(chain)
+    if scope.allocation == "fixed" or scope.engine is not None:
+        raise InputError(
+            "the stages of a training step are searched for",
+            field="scope.allocation" if scope.engine is None else "scope.engine",
+            way_out="Leave the stages, and the engine, free",
+        )
+    return Problem(
+        chain=chain,
+        platform=platform,
+        rule=Rule(update_every=count, forward_reads="delay"),
+        scope=replace(scope, microbatches=count, max_k=None),
+    )
+
+
+def widest_step(chain: Chain) -> Scope:
+    """Return the scope of all that training steps of a chain may do with whole backwards."""
+    known = all(layer.optimizer_bytes is not None for layer in chain.layers)
+    return Scope(
+        allocation="general",
+        max_k=None,
+        memory="peak",
+        recompute=True,
+        replicas=None,
+        shard="optimizer" if known else "none",
+    )

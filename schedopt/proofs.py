@@ -67,6 +67,15 @@ class ProofKind(_Worded):
         "step_of_stages",
         "each stage waits for the forwards before it and is waited for by backwards",
     )
+    TRAINING_STEP = (
+        "training_step",
+        "dynamic programme over cuts and replicas: work, turns that memory forces, ways to a stage "
+        "and back, collectives",
+    )
+    NO_STAGES_WITH_REPLICAS = (
+        "no_stages_with_replicas",
+        "dynamic programme over cuts and replicas: none fits one micro-batch after the other",
+    )
     STEP_OF_RESOURCE = (
         "step_of_resource",
         "the way to a GPU or link, all its work, and the way back",

@@ -38,7 +38,7 @@ from schedopt.solving.models.order_model import OrderModel
 from schedopt.solving.models.pipeline import AllocatedPipeline
 from schedopt.solving.models.tasks import PatternSolution
 from schedopt.solving.phases import search_phases
-from schedopt.solving.requirements import refuse_unsupported, require_stages
+from schedopt.solving.requirements import refuse_unsupported, refuse_updates, require_stages
 from schedopt.solving.run import Run
 from schedopt.solving.shared_links import best_plan
 from schedopt.solving.stage_chain import StageChain
@@ -80,6 +80,7 @@ def solve(problem: Problem, run: Run) -> None:
             field="scope.microbatches",
             way_out="Give one (Scope.microbatches), or use another solver",
         )
+    refuse_updates(problem, "step")
     steady = replace(problem, scope=replace(problem.scope, microbatches=None, period_ns=None))
     refuse_unsupported(steady, "step")
     if problem.scope.allocation == "fixed":

@@ -47,8 +47,11 @@ def lower_bounds(problem: Problem, stopped: Callable[[], bool] = never_stop) -> 
 
 
 def _is_plain(scope: Scope) -> bool:
-    """Whether a scope holds contiguous 1-periodic patterns of whole operations only."""
-    return (
+    """Whether no further bound is for a scope.
+
+    Of contiguous 1-periodic patterns of whole operations, or of stages with replicas.
+    """
+    return scope.replicas != 1 or (
         scope.allocation == "contiguous"
         and scope.max_k == 1
         and scope.microbatches is None

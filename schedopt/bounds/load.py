@@ -24,19 +24,20 @@ def load_bound(problem: Problem) -> Bound:
     times the work of all layers; one GPU runs each layer whole, so T / k is also at least the
     longest layer on the fastest GPU (Beaumont et al. 2021, proof of Theorem 5). And of the n P + 1
     longest layers some GPU runs n + 1. Rounding each half of a split backward up takes at least as
-    long as rounding their sum.
+    long as rounding their sum. Replicas share a layer, so that only the work of all counts then.
     """
     split = problem.scope.split_backward
     speeds = sum((gpu.speed for gpu in problem.platform.gpus), Decimal(0))
     work = [(layer.forward_ns, least_backward(layer, split)) for layer in problem.chain.layers]
     total = sum(forward + backward for forward, backward in work)
     # Where two are equal, the one that says more about the work comes first.
-    value, kind = max(
-        (Fraction(total) / Fraction(speeds), ProofKind.SHARED_WORK),
-        (Fraction(longest_layer_ns(problem)), ProofKind.LONGEST_LAYER),
-        (Fraction(_crowded_ns(problem)), ProofKind.LONG_LAYERS),
-        key=lambda bound: bound[0],
-    )
+    bounds = [(Fraction(total) / Fraction(speeds), ProofKind.SHARED_WORK)]
+    if problem.scope.replicas == 1:
+        bounds += [
+            (Fraction(longest_layer_ns(problem)), ProofKind.LONGEST_LAYER),
+            (Fraction(_crowded_ns(problem)), ProofKind.LONG_LAYERS),
+        ]
+    value, kind = max(bounds, key=lambda bound: bound[0])
     return Bound(exact=as_ratio(value), scope=widest(problem.scope), proof=Proof(kind))
 
 

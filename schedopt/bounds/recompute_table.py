@@ -111,10 +111,25 @@ class RecomputeTable:
                 rooms[first, place] = max(-1, left - (workspace if works else 0))
         return rooms
 
+    def priced(self, in_flight: int) -> tuple[Floats, Floats, Floats]:
+        """Return prices of a byte, ns, and of each stage the shortest lengths and the fewest bytes.
+
+        A length is the time of what is recomputed and the price of all that is held. So whatever
+        the price, a stage with some room recomputes for at least its length less the price of the
+        room.
+
+        Returns
+        -------
+        prices : (N,) array
+        lengths : (L, window, N) array
+            By first layer, and length less one.
+        sizes : (L, window) array
+        """
+        return self._prices(in_flight), *self._shortest(in_flight)
+
     def _add_table(self) -> None:
         in_flight = len(self.tables) + 1
-        lengths, sizes = self._shortest(in_flight)
-        prices = self._prices(in_flight)
+        prices, lengths, sizes = self.priced(in_flight)
         rooms = self.rooms[:, :, None].astype(np.float64)
         wrong = WRONG * (lengths + prices * rooms) + 1
         bounds = np.floor((lengths - prices * rooms - wrong).max(axis=2, initial=0.0))

@@ -43,7 +43,7 @@ def compare_systems(
     systems: Annotated[
         str | None,
         "NAME,NAME: Only these systems; our plans are schedopt (least period) and schedopt_step "
-        "(shortest step with a flush). Default: all.",
+        "(shortest step with a flush, with replicas). Default: all.",
     ] = None,
     bucket: Annotated[
         str | None, "SIZE: Size of the buckets in which systems send gradients. Default: 25MiB."

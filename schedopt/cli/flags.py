@@ -23,8 +23,11 @@ OPTIONS: Final = {
     "Scope.microbatches": "--microbatches",
     "Scope.period_ns": "--period",
     "Scope.recompute": "--recompute",
+    "Scope.replicas": "--replicas",
+    "Scope.shard": "--shard",
     "Scope.split_backward": "--split-backward",
     "import_chain.source": "--from",
+    "solve.batch": "--batch",
 }
 """What the library calls that which an option sets."""
 SUGGESTIONS: Final = {

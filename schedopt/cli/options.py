@@ -106,7 +106,15 @@ class FreedomOptions:
     split_backward: Annotated[
         bool, "Let the weight half of a backward run later; needs both halves in the chain."
     ] = False
-    recompute: Recompute = False
+    recompute: Annotated[
+        bool | None,
+        typer.Option(
+            "--recompute/--no-recompute",
+            help="Recompute layers before the backward where that is faster. Default: only for "
+            "--batch.",
+            show_default=False,
+        ),
+    ] = None
     grain: Annotated[
         Literal["stage", "layer"],
         "Whether the layers of a GPU run as one stage, or each on its own.",
@@ -115,7 +123,8 @@ class FreedomOptions:
 
     def fields(self, reading: MemoryReading = "peak") -> dict[str, Any]:
         """Return the fields of a scope; memory is read so where nothing was typed."""
-        return vars(self) | {"memory": self.memory or reading}
+        typed = {"memory": self.memory or reading, "recompute": bool(self.recompute)}
+        return vars(self) | typed
 
 
 @dataclass(frozen=True, kw_only=True)

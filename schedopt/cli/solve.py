@@ -26,7 +26,7 @@ from schedopt.cli.progress import search_line
 from schedopt.cli.signals import usual_signals
 from schedopt.errors import InputError
 from schedopt.plan import Plan
-from schedopt.problem import Problem, Scope
+from schedopt.problem import Problem, Scope, training_step, widest_step
 from schedopt.units import format_duration, parse_duration
 
 if TYPE_CHECKING:
@@ -67,9 +67,25 @@ def solve_chain(
     ] = None,
     freedoms: FreedomOptions,
     training_state: TrainingStateName = None,
+    batch: Annotated[
+        int | None,
+        "B: Minimise a training step of this many samples: a flush, gradients added up over "
+        "replicas, weights updated. Stages may have replicas, and recompute.",
+    ] = None,
+    replicas: Annotated[
+        int | None,
+        "R: With --batch: the most GPUs that share a stage. 1 forbids it. Default: any number that "
+        "divides the micro-batches.",
+    ] = None,
+    shard: Annotated[
+        Literal["none", "optimizer"] | None,
+        "LEVEL: With --batch: what replicas of a stage may share of its state: nothing, or the "
+        "optimizer state (ZeRO-1, the default where the chain knows its size).",
+    ] = None,
     microbatches: Annotated[
         int | None,
-        "M: Minimise a step of this many micro-batches with a flush, not the steady state.",
+        "M: Minimise a step of this many micro-batches with a flush, not the steady state. The "
+        "update of the weights is not in it: see --batch.",
     ] = None,
     period: Annotated[
         str | None,
@@ -108,6 +124,8 @@ def solve_chain(
 
     schedopt solve --chain instances/gpt2-small.json --gpus 4 --mem 1.5G --recompute --max-k 4
 
+    schedopt solve --chain chain.json --gpus 64 --mem 80G --bandwidth 25GB/s --batch 512
+
     schedopt solve --fix plan.json --bandwidth 6GB/s --max-k 4
 
     schedopt solve --chain chain.json --platform instances/two-nodes.platform.json
@@ -120,6 +138,7 @@ def solve_chain(
     from schedopt.solving.registry import DEFAULT_MAX_K, default_scope
 
     _refuse_contradictions(allocation, fix, max_k, microbatches, solver, engine)
+    _refuse_beside_batch(batch, replicas, shard, fix, max_k, microbatches, engine)
     if output is not None:
         check_writable(output)
     fixed = Result.load(fix).plan if fix is not None else None
@@ -142,9 +161,18 @@ def solve_chain(
             engine=engine,
             **freedoms.fields(usual.memory),
         )
-    with _naming_files(chain or fix, fix):
+    with _naming_files(chain or fix, fix), naming_options({}):
         stages = fixed.stages if fixed is not None else ()
-        problem = Problem(chain=layers, platform=platform, scope=scope, stages=stages)
+        if batch is None:
+            problem = Problem(chain=layers, platform=platform, scope=scope, stages=stages)
+        else:
+            wide = widest_step(layers)
+            if freedoms.recompute is None:
+                scope = replace(scope, recompute=wide.recompute)
+            most = wide.replicas if replicas is None else replicas
+            level = wide.shard if shard is None and most != 1 else shard or "none"
+            scope = replace(scope, replicas=most, shard=level)
+            problem = training_step(layers, platform, batch, scope)
         initial = None if fixed is None else still_valid(fixed, problem)
         with search_line() as show, usual_signals():
             result = solve_problem(
@@ -187,6 +215,36 @@ def _refuse_contradictions(
     for option, value in (("--microbatches", microbatches), ("--for", engine)):
         if value is not None and max_k is not None:
             refuse_together("--max-k", option, "which makes one pattern of the whole step")
+
+
+def _refuse_beside_batch(
+    batch: int | None,
+    replicas: int | None,
+    shard: str | None,
+    fix: Path | None,
+    max_k: int | None,
+    microbatches: int | None,
+    engine: str | None,
+) -> None:
+    """Refuse options that contradict --batch, or mean nothing without it."""
+    if batch is None:
+        for option, given in (("--replicas", replicas), ("--shard", shard)):
+            if given is not None:
+                raise InputError(
+                    "replicas add their gradients up at the end of a step",
+                    field=option,
+                    way_out="Say how long a step is (--batch)",
+                )
+        return
+    others = {
+        "--fix": (fix, "which keeps the stages"),
+        "--max-k": (max_k, "which makes one pattern of the whole step"),
+        "--microbatches": (microbatches, "which says how many micro-batches a step has, too"),
+        "--for": (engine, "which runs stages without replicas"),
+    }
+    for option, (value, why) in others.items():
+        if value is not None:
+            refuse_together("--batch", option, why)
 
 
 def _chain(

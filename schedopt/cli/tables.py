@@ -15,6 +15,7 @@ from schedopt.cli.flags import CONTIGUOUS, MORE_TIME, say_note, say_ways
 from schedopt.cli.printing import make_console, print_table
 from schedopt.drawing import name_unused
 from schedopt.network import Network
+from schedopt.plan import Plan
 from schedopt.platform import Platform
 from schedopt.problem import Problem
 from schedopt.proofs import Note
@@ -85,6 +86,10 @@ def print_plan(result: Result) -> None:
     assert period is not None
     pattern = plan.pattern
     per_step = "" if pattern.k == 1 else f" for each of {pattern.k} micro-batches"
+    if ends_with_update(plan):
+        samples = pattern.k * plan.chain.samples
+        step = f"{format_duration(pattern.period_total_ns)} for {samples} samples"
+        console.print(f"Step      {step}, the update of the weights included", style="bold")
     console.print(f"Period    {format_duration(period)}{per_step}, {result.verdict}", style="bold")
     if bound is not None:
         gap = "" if not result.gap else f", gap {float(result.gap):.2%}"
@@ -95,6 +100,12 @@ def print_plan(result: Result) -> None:
         console.print(f"Unused    {unused}: no stage lies there")
     console.print(f"Binding   {report.binding}")
     console.print(f"Solver    {result.solver}, {result.seconds:.3f} s")
+
+
+def ends_with_update(plan: Plan) -> bool:
+    """Whether a plan is a step that ends with the update of its weights."""
+    count = plan.scope.microbatches
+    return count is not None and plan.rule.update_every == count
 
 
 def print_platform(platform: Platform) -> None:
@@ -169,6 +180,7 @@ def summarise(result: Result) -> dict[str, Any]:
         "gap": None if gap is None else float(gap),
         "bounds": [asdict(bound) | {"proof": str(bound.proof)} for bound in result.bounds],
         "scope": asdict(result.problem.scope),
+        "step_ns": None,
         "pattern": None,
         "stages": None,
         "bubble": None,
@@ -183,6 +195,7 @@ def summarise(result: Result) -> dict[str, Any]:
         report = PlanReport(result.plan)
         pattern = result.plan.pattern
         document |= {
+            "step_ns": pattern.period_total_ns if ends_with_update(result.plan) else None,
             "pattern": {"k": pattern.k, "period_total_ns": pattern.period_total_ns},
             "stages": [
                 {
@@ -298,10 +311,16 @@ def _explain(comparison: Comparison) -> str:
         lines.append(
             "Updates of the weights take no time here: no layer of the chain has update_ns."
         )
-    if any(row.system in OURS for row in comparison.rows):
+    alone = [
+        row.system.name
+        for row in comparison.rows
+        if row.system in OURS and (row.result is None or row.result.problem.scope.replicas == 1)
+    ]
+    if alone:
         lines.append(
-            "Ours are looked for, and proven, among plans without replicas: what is proven says "
-            "nothing of data parallelism and other plans in which several GPUs run a stage."
+            f"{' and '.join(alone)}: looked for, and proven, among plans without replicas. What is "
+            "proven says nothing of data parallelism and other plans in which several GPUs run a "
+            "stage."
         )
     if free:
         lines.append("Transfers are free (no bandwidth given): what is sent takes no time here.")

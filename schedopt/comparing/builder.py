@@ -14,10 +14,10 @@ from schedopt.errors import InputError
 from schedopt.interrupts import Stopped, interrupts, raising_stopped
 from schedopt.plan import Plan
 from schedopt.platform import Platform
-from schedopt.problem import MemoryReading, Problem, Scope
+from schedopt.problem import MemoryReading, Problem, Scope, training_step, widest_step
 from schedopt.result import Result
 from schedopt.simulation import simulate
-from schedopt.solving import Progress, as_warm_start, solve
+from schedopt.solving import Progress, as_warm_start, solve_problem
 from schedopt.solving.registry import default_scope
 from schedopt.systems import catalogue
 from schedopt.systems.catalogue import System
@@ -205,14 +205,12 @@ class _Rows:
         config, scope, start = self.config, self.search.scope, None
         count = config.microbatches
         try:
+            problem = Problem(chain=config.chain, platform=config.platform, scope=scope)
             if system is LEAST_STEP:
-                scope = replace(scope, max_k=None, microbatches=count)
-                problem = Problem(chain=config.chain, platform=config.platform, scope=scope)
+                problem = _step_problem(problem, count)
                 start = _shortest(self.done, problem)
-            result = solve(
-                config.chain,
-                config.platform,
-                scope=scope,
+            result = solve_problem(
+                problem,
                 time_limit=seconds,
                 seed=self.search.seed,
                 workers=self.search.workers,
@@ -222,12 +220,23 @@ class _Rows:
             )
         except InputError as error:
             return _impossible(system, error)
-        note = f"{result.verdict} among plans without replicas"
+        alone = "" if problem.scope.replicas is None else " among plans without replicas"
+        note = f"{result.verdict}{alone}"
         if start is not None and result.solver == "initial":
             note = f"that of {start[0]}; {note}"
         if result.plan is not None:
             return _measured(system, result, count, count, note)
         return Row(system=system, result=result, note=_why_none(result))
+
+
+def _step_problem(problem: Problem, count: int) -> Problem:
+    """Return the question for our step: with replicas where the chain says what these send."""
+    chain, wide = problem.chain, widest_step(problem.chain)
+    parts = ((layer.parameter_bytes, layer.gradient_bytes) for layer in chain.layers)
+    if any(None in part for part in parts):
+        return replace(problem, scope=replace(problem.scope, max_k=None, microbatches=count))
+    scope = replace(problem.scope, max_k=None, replicas=wide.replicas, shard=wide.shard)
+    return training_step(chain, problem.platform, count * chain.samples, scope)
 
 
 def _shortest(known: Sequence[Row], problem: Problem) -> tuple[str, Plan] | None:

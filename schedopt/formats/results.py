@@ -43,9 +43,21 @@ def result_to_json(result: Result) -> str:
     }
     leave_out_defaults(document)
     for owner in (document, *document["bounds"], document.get("infeasibility", {})):
-        # None is a value of its own here: any k.
-        owner.get("scope", {}).setdefault("max_k", None)
+        if "scope" in owner:
+            complete_scope(owner["scope"])
     return to_text(document)
+
+
+def complete_scope(scope: dict[str, Any]) -> None:
+    """Say in a scope, as a document, where None is a value; leave out replicas that are not there.
+
+    None stands for any k, and for any number of replicas.
+    """
+    for name in ("max_k", "replicas"):
+        scope.setdefault(name, None)
+    for name, usual in (("replicas", 1), ("shard", "none")):
+        if scope.get(name) == usual:
+            del scope[name]
 
 
 def leave_out_defaults(plan: dict[str, Any]) -> None:

@@ -43,6 +43,11 @@ EXPLANATIONS: Final[dict[ProofKind, str]] = {
     ),
     ProofKind.STEP_OF_STAGES: _STEP,
     ProofKind.STEP_OF_RESOURCE: _STEP,
+    ProofKind.TRAINING_STEP: (
+        f"{_STEP[:-1]}. Replicas share the work of a stage, and add their gradients up behind it. "
+        "Every way to cut the chain, and all numbers of replicas, were taken into account."
+    ),
+    ProofKind.NO_STAGES_WITH_REPLICAS: _MEMORY,
     ProofKind.ONE_F_ONE_B_STAR: _STAR,
     ProofKind.STAGE_NEEDS: _STAR,
     ProofKind.CONTIGUOUS_DP: (

@@ -110,13 +110,18 @@ def as_warm_start(initial: Plan, problem: Problem) -> Plan:
             field="initial",
             way_out="Solve the chain that the plan was made for",
         )
-    if any(len(stage.gpus) > 1 for stage in initial.stages) or any(
-        item.covers > 1 for item in initial.pattern.items
-    ):
+    if not problem.scope.allows(initial.stages):
         raise InputError(
-            "the plan to start from has replicas, or an item for several micro-batches at once",
+            "the plan to start from has replicas, or shards, that the scope does not allow",
             field="initial",
-            way_out="Start from a plan with one GPU for each stage; bounds speak of no other",
+            way_out="Start from a plan with one GPU for each stage, or ask for a batch "
+            "(solve.batch), which allows replicas",
+        )
+    if any(item.covers > 1 for item in initial.pattern.items):
+        raise InputError(
+            "the plan to start from has an item for several micro-batches at once",
+            field="initial",
+            way_out="Start from a plan with one micro-batch for each; bounds speak of no other",
         )
     plan = replace(
         initial,

@@ -54,6 +54,7 @@ WEIGHTS: Final = {
     "periodic": 1.0,
     "contiguous_cpsat": 1.0,
     "step": 1.0,
+    "training_step": 1.0,
 }
 """How those that search share the time that is left; the others are quick."""
 WEIGHTS_OF_STARTS: Final = {"general": 0.5}
@@ -65,6 +66,8 @@ LEAST_S_OF_START: Final = 0.3
 """A search that only finds a start is left out if it has less: making its models takes that."""
 ENGINE_SOLVER: Final = "engine_step"
 """What answers the scope of an engine; no other one looks at what an engine can run."""
+TRAINING_SOLVER: Final = "training_step"
+"""What answers a step that ends with the update of its weights."""
 WEIGHT_OF_WHAT_IF: Final = 0.25
 """The weight of a freedom that is not allowed, to say what it would give."""
 
@@ -145,6 +148,11 @@ def search_phases(problem: Problem, run: Run) -> list[Plan]:
     return plans
 
 
+def is_training_step(problem: Problem) -> bool:
+    """Whether a step is asked for that ends with the update of its weights."""
+    return problem.scope.microbatches is not None and not problem.rule.is_given
+
+
 def plan_phases(problem: Problem) -> Iterator[Phase]:
     """Yield the phases for a problem, the last of which may do all that is asked.
 
@@ -152,6 +160,9 @@ def plan_phases(problem: Problem) -> Iterator[Phase]:
     """
     if problem.scope.engine is not None:
         yield Phase((ENGINE_SOLVER,), "", problem)
+        return
+    if is_training_step(problem):
+        yield Phase((TRAINING_SOLVER,), "", problem)
         return
     anywhere = problem.scope.allocation == "general"
     if anywhere and problem.scope.microbatches is not None:

@@ -15,7 +15,7 @@ from schedopt.errors import InputError
 from schedopt.interrupts import stopping_first
 from schedopt.plan import Plan
 from schedopt.platform import Platform
-from schedopt.problem import Problem, Scope
+from schedopt.problem import Problem, Scope, training_step
 from schedopt.proofs import Note, Outcome
 from schedopt.result import Infeasibility, PhaseResult, Result, Status
 from schedopt.rule import Rule
@@ -25,8 +25,10 @@ from schedopt.solving.local_search.compilation import COMPILATION
 from schedopt.solving.options import as_warm_start, check_kind, make_run
 from schedopt.solving.phases import (
     ENGINE_SOLVER,
+    TRAINING_SOLVER,
     Phase,
     has_time,
+    is_training_step,
     plan_phases,
     share_time,
     what_if_phases,
@@ -51,6 +53,7 @@ def solve(
     chain: Chain,
     platform: Platform,
     *,
+    batch: int | None = None,
     rule: Rule | None = None,
     scope: Scope | None = None,
     stages: Sequence[Stage] = (),
@@ -74,6 +77,10 @@ def solve(
     ----------
     chain : Chain
     platform : Platform
+    batch : int, optional
+        Find the shortest training step of so many samples instead: gradients are added up over
+        replicas, and weights updated. A scope then says what is allowed; without one, all that
+        `schedopt.problem.widest_step` says.
     rule : Rule, optional
         How training uses the weights. Default: `weight_bytes` is everything.
     scope : Scope, optional
@@ -120,13 +127,23 @@ def solve(
     >>> result.status, result.period
     ('optimal', Fraction(6, 1))
     """
-    problem = Problem(
-        chain=chain,
-        platform=platform,
-        rule=rule or Rule(),
-        scope=scope or default_scope(solver, fixed=bool(stages)),
-        stages=tuple(stages),
-    )
+    if batch is None:
+        problem = Problem(
+            chain=chain,
+            platform=platform,
+            rule=rule or Rule(),
+            scope=scope or default_scope(solver, fixed=bool(stages)),
+            stages=tuple(stages),
+        )
+    else:
+        if rule is not None or stages:
+            raise InputError(
+                "given with a rule, or with stages",
+                field="batch",
+                way_out="Leave these out: a step of a batch has a rule of its own, and is searched "
+                "for on all stages",
+            )
+        problem = training_step(chain, platform, batch, scope)
     return solve_problem(
         problem,
         solver=solver,
@@ -160,6 +177,12 @@ def solve_problem(
             f"{solver} does not look at what an engine can run",
             field="solver",
             way_out=f"Leave it out, or leave the engine out; {ENGINE_SOLVER} does",
+        )
+    if is_training_step(problem) and solver not in (None, TRAINING_SOLVER):
+        raise InputError(
+            f"{solver} does not update the weights, or does it for no replicas",
+            field="solver",
+            way_out=f"Leave it out, or leave the batch out; {TRAINING_SOLVER} does",
         )
     plan = initial.plan if isinstance(initial, Result) else initial
     check_kind(solver, str, "solver", "Give the name of a solver")

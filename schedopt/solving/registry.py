@@ -34,6 +34,7 @@ SOLVERS: Final = {
     "relaxation": "schedopt.solvers.relaxation:solve",
     "step": "schedopt.solvers.step:solve",
     "thinned": "schedopt.solvers.thinned:solve",
+    "training_step": "schedopt.solvers.training_step:solve",
 }
 
 
@@ -114,6 +115,7 @@ CHOOSE_ALLOCATION: Final = frozenset(
         "general",
         "general_cpsat",
         "next_fit",
+        "training_step",
         *PARTITIONED,
     }
 )

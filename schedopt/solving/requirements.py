@@ -18,10 +18,7 @@ def refuse_unsupported(problem: Problem, solver: str) -> None:
 
     A plan whose backwards are whole is one of those that a split backward allows.
     """
-    if not problem.rule.is_given:
-        raise InputError(
-            f"{solver} does not do a rule with updates", field="rule", way_out="Leave the rule out"
-        )
+    refuse_updates(problem, solver)
     if problem.scope.microbatches is not None:
         raise InputError(
             f"{solver} does not do a finite step",
@@ -34,6 +31,14 @@ def refuse_unsupported(problem: Problem, solver: str) -> None:
             "the stages recompute layers, which the scope does not allow",
             field="stages",
             way_out="Allow it (Scope.recompute), or leave it out of the stages",
+        )
+
+
+def refuse_updates(problem: Problem, solver: str) -> None:
+    """Raise `InputError` for a rule with updates."""
+    if not problem.rule.is_given:
+        raise InputError(
+            f"{solver} does not do a rule with updates", field="rule", way_out="Leave the rule out"
         )
 
 

@@ -12,7 +12,7 @@ from schedopt.checking import check
 from schedopt.errors import InputError, naming_file
 from schedopt.formats.explaining import build, dump_plain
 from schedopt.formats.reading import read_document
-from schedopt.formats.results import leave_out_defaults
+from schedopt.formats.results import complete_scope, leave_out_defaults
 from schedopt.formats.writing import to_text
 from schedopt.sweeping.propagation import propagate_monotone
 from schedopt.sweeping.sweep import SWEEP_FORMAT, Options, Sweep
@@ -22,8 +22,7 @@ from schedopt.version import __version__
 def sweep_to_json(sweep: Sweep) -> str:
     """Return the text of a ``schedopt.sweep/1`` file."""
     document = dump_plain(sweep, Sweep)
-    # None is a value of its own here: any k.
-    document["options"]["scope"].setdefault("max_k", None)
+    complete_scope(document["options"]["scope"])
     for point in document["points"]:
         if "pattern" in point:
             leave_out_defaults(point)

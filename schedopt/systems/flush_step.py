@@ -48,7 +48,7 @@ def flush_step(
     stages : sequence of Stage
     turns : iterable of Turn
         Each F and B (or I and W) of each stage and micro-batch once. A GPU runs its own in this
-        order. Stages that recompute do so right before each backward, which is not said here.
+        order. Stages that recompute do so right before a backward, or where a turn R says so.
     split : bool
         Whether the turns have I and W instead of B.
 
@@ -63,8 +63,10 @@ def flush_step(
     """
     _refuse(config, stages)
     step = _FlushStep(config, stages)
-    for kind, stage, i in turns:
-        if kind in ("B", "I") and stages[stage].recompute:
+    told = [*turns]
+    redone = {(stage, i) for kind, stage, i in told if kind == "R"}
+    for kind, stage, i in told:
+        if kind in ("B", "I") and stages[stage].recompute and (stage, i) not in redone:
             step.run("R", stage, i)
         step.run(kind, stage, i)
     step.finish()

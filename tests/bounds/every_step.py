@@ -11,7 +11,7 @@ from itertools import groupby, pairwise, product
 
 from ortools.sat.python import cp_model
 
-from schedopt import Layer, Problem, Stage
+from schedopt import Chain, Layer, Problem, Stage
 from tests.solvers.brute_force import all_stages
 
 
@@ -88,7 +88,7 @@ class _Step:
         length = sum(map(self.problem.platform.gpus[gpu].duration_ns, times))
         start, end = self._run(length, behind, gpu)
         if self.problem.scope.memory == "peak":
-            self._hold(number, "workspace", start, end, _workspace(layers))
+            self._hold(number, "workspace", start, end, workspace_bytes(layers))
         return start, end
 
     def _layers(self, number: int) -> Sequence[Layer]:
@@ -134,7 +134,7 @@ class _Step:
         """Hold what a stage keeps for a micro-batch, and its recompute."""
         (stage, again), chain = self.chosen[number], self.problem.chain
         layers, half = list(stage.layer_range), self.halves[number]
-        for layer, size in self._kept(stage, again):
+        for layer, size in kept_bytes(chain, stage.layer_range, again):
             late = chain.layers[layer].saved_weight_bytes is None and not again[layer - stage.first]
             self._hold(number, layer, forward[0], last if late else backward[1], size)
         if half:
@@ -149,23 +149,6 @@ class _Step:
             self.model.add(end <= backward[0])
             size = sum(chain.layers[layer].saved for layer in redone)
             self._hold(number, "R", start, backward[1], size)
-
-    def _kept(self, stage: Stage, again: Sequence[bool]) -> Iterator[tuple[int, int]]:
-        """Yield layers and what is kept of each from its forward on."""
-        chain = self.problem.chain
-        behind = True
-        for redo, run in groupby(
-            zip(stage.layer_range, again, strict=True), key=lambda one: one[1]
-        ):
-            for place, (number, _) in enumerate(run):
-                layer: Layer = chain.layers[number]
-                if redo and place == 0:
-                    sent = chain.layers[number - 1].activation_bytes
-                    yield number, sent if number else chain.input_bytes
-                elif not redo:
-                    own = (layer.saved_input_bytes or 0) if behind and place == 0 else 0
-                    yield number, layer.saved + own
-            behind = redo
 
     def _hold(
         self,
@@ -196,8 +179,23 @@ class _Step:
             counts.append(self.model.new_int_var(1, count, ""))
             self.model.add_cumulative(rows, [1] * len(rows), counts[-1])
         total = cp_model.LinearExpr.weighted_sum(counts, [size for _, _, size in held])
-        self.model.add(total <= room - _workspace(layers))
+        self.model.add(total <= room - workspace_bytes(layers))
 
 
-def _workspace(layers: Sequence[Layer]) -> int:
+def kept_bytes(chain: Chain, layers: range, again: Sequence[bool]) -> Iterator[tuple[int, int]]:
+    """Yield layers of a stage, of which some run again, and what each keeps from its forward on."""
+    behind = True
+    for redo, run in groupby(zip(layers, again, strict=True), key=lambda one: one[1]):
+        for place, (number, _) in enumerate(run):
+            layer = chain.layers[number]
+            if redo and place == 0:
+                sent = chain.layers[number - 1].activation_bytes
+                yield number, sent if number else chain.input_bytes
+            elif not redo:
+                own = (layer.saved_input_bytes or 0) if behind and place == 0 else 0
+                yield number, layer.saved + own
+        behind = redo
+
+
+def workspace_bytes(layers: Sequence[Layer]) -> int:
     return max((layer.workspace_bytes or 0 for layer in layers), default=0)

@@ -152,7 +152,8 @@ def test_general_allocation_has_a_ladder_and_a_bound() -> None:
     asked = ("--chain", GPT2, "--gpus", "4", "--mem", "2G", "--bandwidth", "12GB/s")
     document = solve_json(*asked, "--allocation", "general", "--time-limit", "2")
     solvers = [phase["solver"] for phase in document["ladder"]]
-    assert solvers[:4] == ["even_split", "next_fit", "contiguous", "general"]
+    assert solvers[:3] == ["even_split", "next_fit", "contiguous"]
+    assert "general" in solvers
     assert document["period_ns"] >= document["lower_bound_ns"] > 0
 
 

@@ -101,7 +101,7 @@ def test_nothing_fits(chain: Path) -> None:
     assert (done.returncode, done.stderr) == (3, "")
     assert "GPU 0 lacks 16 B" in done.stdout
     assert "a plan exists with 15 B" in done.stdout
-    assert "Ours are looked for, and proven, among plans without replicas" in done.stdout
+    assert "schedopt: looked for, and proven, among plans without replicas" in done.stdout
     assert "No plan fits: there_and_back is the closest, where GPU 0 lacks 1 B." in done.stdout
     some = compare(chain, "--mem", "15", "--systems", "alone,there_and_back")
     assert "No plan fits" not in some.stdout

@@ -43,11 +43,11 @@ def test_the_options_and_the_fields_are_there() -> None:
         for name in option.opts
     }
     owners = {"Job": Job, "Platform": Platform, "Problem": Problem, "Scope": Scope}
+    known_of = {name: {one.name for one in fields(owner)} for name, owner in owners.items()}
+    known_of |= {"import_chain": {"source"}, "solve": {"batch"}}
     for name, option in OPTIONS.items():
         owner, field = re.findall(r"\w+", name)[:2]
-        known = (
-            {"source"} if owner == "import_chain" else {one.name for one in fields(owners[owner])}
-        )
+        known = known_of[owner]
         assert (field in known | {"bandwidth"}, option in options) == (True, True), name
     for words in SUGGESTIONS.values():
         assert set(re.findall(r"--[a-z-]+", words)) <= options

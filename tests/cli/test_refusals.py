@@ -46,6 +46,10 @@ SOLVE = """
     --chain gpt2.json --platform nodes.json --bandwidth=1   => --bandwidth: given together with
     --chain gpt2.json --platform nodes.json --latency=1     => --latency: given together with
     --chain gpt2.json --platform nodes.json --duplex=full   => --duplex: given together with
+    --chain bare.json --gpus 2 --mem 9G --batch 8 => bare.json: layers[1].gradient_bytes: absent
+    --chain bare.json --gpus 2 --mem 9G --batch 8 --shard optimizer => bare.json: layers[1].gradient
+    --chain four.json --gpus 2 --mem 9G --batch 6 => --batch: 6 samples are no whole number of
+    --chain four.json --gpus 2 --mem 9G --batch 6 => Give 4 or 8, or profile the chain with another
     --chain gpt2.json --platform bits.json => bits.json: links[0].bandwidth: '1Gbit/s' is not a rate
     --fix nodes.plan.json --bandwidth=1GB/s => --bandwidth: given together with a plan for several
     --fix nodes.plan.json --latency=5us     => --latency: given together with a plan for several
@@ -80,6 +84,21 @@ SOLVE_GPT2 = """
     --period soon               => --period
     --for megatron --max-k 2    => --max-k: given together with --for
     --for megatron --microbatches 4 --recompute => --recompute: Megatron
+    --replicas 2                => --replicas: replicas add their gradients up at the end of a step
+    --shard none                => --shard: replicas add their gradients up at the end of a step
+    --shard optimizer           => Say how long a step is (--batch)
+    --solver training_step      => rule.update_every: training_step needs a step that ends with
+    --batch eight               => --batch: 'eight' is not a whole number
+    --batch 0                   => --batch: 0 is out of range
+    --batch 8 --replicas 0      => --replicas: 0 is out of range
+    --batch 8 --replicas 1 --shard optimizer => --shard: only replicas share the state of a stage
+    --batch 8 --shard gradient  => --shard: 'gradient' is not one of 'none', 'optimizer'
+    --batch 8 --grain layer     => --grain: stages of a training step run as one
+    --batch 8 --max-k 2         => --batch: given together with --max-k
+    --batch 8 --microbatches 8  => --batch: given together with --microbatches
+    --batch 8 --for megatron    => --batch: given together with --for
+    --batch 8 --fix plan.json   => --batch: given together with --fix
+    --batch 8 --speed 1,1,1,0.5 => replicas need equal GPUs, in nodes of one size
 """
 COMPARE = """
     --gpus 0 --mem 1                        => Error: --gpus: 0 is out of range
@@ -315,6 +334,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for half in ("backward_input_ns", "backward_weight_ns", "saved_weight_bytes"):
         document["layers"][1].pop(half, None)
     (made / "whole.json").write_text(json.dumps(document))
+    (made / "four.json").write_text(json.dumps(document | {"samples": 4}))
+    for name in ("gradient_bytes", "optimizer_bytes"):
+        del document["layers"][1][name]
+    (made / "bare.json").write_text(json.dumps(document))
     shutil.copy(nodes, made / "nodes.json")
     (made / "bits.json").write_text(nodes.read_text().replace("1GB/s", "1Gbit/s"))
     (made / "empty.json").write_text("{}")

@@ -43,6 +43,8 @@ def test_a_fact_has_a_status_and_a_document() -> None:
             "gpu_order": "given",
             "period_ns": None,
             "engine": None,
+            "replicas": 1,
+            "shard": "none",
         },
         "source": "here",
     }

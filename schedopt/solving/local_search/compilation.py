@@ -19,6 +19,8 @@ from typing import Final
 
 CODE: Final = "from schedopt.solving.local_search.search import compile_search; compile_search()"
 """What the process runs."""
+COMPILED_ROOMS: Final = ("local_search", "replicas")
+"""Rooms of `schedopt.solving` in which functions are compiled."""
 ENTRY: Final = "annealing.anneal-*.nbc"
 """The file in which numba keeps the function that is compiled last."""
 
@@ -27,10 +29,14 @@ ENTRY: Final = "annealing.anneal-*.nbc"
 def code_folder(chosen: str) -> Path:
     """Return where code is kept: where the user says, next to the sources, or in the home.
 
-    It belongs to one state of all sources of this room.
+    It belongs to one state of all sources of the rooms in which functions are compiled.
     """
     room = Path(__file__).parent
-    sources = b"".join(source.read_bytes() for source in sorted(room.glob("*.py")))
+    sources = b"".join(
+        source.read_bytes()
+        for name in COMPILED_ROOMS
+        for source in sorted((room.parent / name).glob("*.py"))
+    )
     name = f"schedopt-{sha256(sources).hexdigest()[:16]}"
     if chosen:
         return Path(chosen) / name

@@ -1,7 +1,7 @@
 """numba's compiler with our options; what it makes is kept on disk.
 
-What is kept belongs to one state of all sources of this room: a function holds the code of those
-that it calls, and only a change of its own file would be seen.
+What is kept belongs to one state of all sources of the rooms that are compiled: a function holds
+the code of those that it calls, and only a change of its own file would be seen.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""Steps on contiguous stages with replicas: bound, programme, simulation, search."""

@@ -1,0 +1,280 @@
+"""The shortest training step on stages with replicas: gradients are added up, weights updated.
+
+Stages are contiguous, each with replicas of its own number, to which micro-batches are dealt in
+turn. A dynamic programme from the end of the chain proposes them, for folds of the whole job and
+several steady periods; the step of each is simulated in several orders and depths, and the best are
+laid out with every transfer of their collectives. The same programme bounds all such steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from fractions import Fraction
+from operator import attrgetter
+from typing import TYPE_CHECKING, Final
+
+from schedopt.bounds.scopes import contiguous
+from schedopt.chain import Layer
+from schedopt.errors import InputError
+from schedopt.plan import Kind, Plan
+from schedopt.problem import Problem
+from schedopt.proofs import Proof, ProofKind
+from schedopt.result import Infeasibility
+from schedopt.rule import Rule
+from schedopt.solvers.step import solve as solve_step
+from schedopt.solving.late_sending import check_sent_late
+from schedopt.solving.requirements import refuse_stages
+from schedopt.solving.run import Run
+from schedopt.stage import Shard, Stage
+from schedopt.systems.catalogue import find_system
+from schedopt.systems.config import SystemConfig
+from schedopt.systems.flush_step import Turn, flush_step
+
+if TYPE_CHECKING:
+    from schedopt.solving.replicas.search import Candidate, StepSearch
+
+KINDS: Final[tuple[Kind, ...]] = ("F", "B", "R")
+"""By the numbers of `schedopt.solving.replicas.timing`."""
+SHARE: Final = 0.5
+"""Of the time, for contiguous stages where stages may lie anywhere."""
+PUBLISHED: Final = (
+    "zero_1",
+    "dp_overlapped",
+    "one_f_one_b_flush",
+    "interleaved",
+    "chimera",
+    "zero_bubble",
+)
+"""Systems whose step ends with the update of its weights."""
+MOST_PUBLISHED: Final = 8192
+"""Layers times GPUs times micro-batches up to which they are laid out."""
+PROOF: Final = Proof(ProofKind.TRAINING_STEP)
+
+
+def solve(problem: Problem, run: Run) -> None:
+    """Report the shortest training step found, a bound, or that no stages fit.
+
+    Raises
+    ------
+    InputError
+        If the problem is not about a training step on equal GPUs.
+    """
+    _refuse_unsupported(problem)
+    from schedopt.solving.replicas.search import StepSearch, compile_search
+    from schedopt.solving.replicas.stages import read_machine
+
+    machine, anywhere = read_machine(problem), problem.scope.allocation == "general"
+    if machine is None and not anywhere:
+        raise InputError(
+            "contiguous stages with replicas need equal GPUs, in nodes of one size, with one kind "
+            "of links inside nodes and one between them",
+            field="platform",
+            way_out="Give such a platform, or allow any allocation (Scope.allocation)",
+        )
+    _report_published(problem, run)
+    if machine is not None:
+        compile_search(run)
+        search = StepSearch(problem, machine, run.fork(run.workers, SHARE if anywhere else 1.0))
+        if not problem.scope.split_backward:
+            _prove(search, problem, run)
+        if search.fits():
+            for candidate in search.improve():
+                _report(lay_out(problem, candidate, search.orders(candidate)), run)
+            _report_others(search, problem, run)
+    if anywhere and not run.settled():
+        _search_anywhere(problem, run)
+
+
+def _report_others(search: StepSearch, problem: Problem, run: Run) -> None:
+    """Report candidates that may be shorter: nodes share links, which the search leaves out."""
+    for candidate in search.best:
+        best = run.period()
+        if best is None or candidate.makespan_ns < best * search.count:
+            _report(lay_out(problem, candidate, search.orders(candidate)), run)
+
+
+def _refuse_unsupported(problem: Problem) -> None:
+    refuse_stages(problem, "training_step")
+    scope = problem.scope
+    if scope.microbatches is None or problem.rule.update_every != scope.microbatches:
+        raise InputError(
+            "training_step needs a step that ends with the update of its weights",
+            field="rule.update_every",
+            way_out="Ask for a batch (solve.batch), or use the solver step",
+        )
+    if scope.grain == "layer":
+        raise InputError(
+            "stages of a training step run as one",
+            field="scope.grain",
+            way_out="Leave layers apart (Scope.grain) out",
+        )
+
+
+def _prove(search: StepSearch, problem: Problem, run: Run) -> None:
+    """Report the bound of all contiguous steps, or that there is none."""
+    scope, count = contiguous(problem), search.count
+    if search.fits():
+        run.report_bound(Fraction(search.least_makespan(), count), scope, PROOF)
+        return
+    memory, gpu = search.least_memory(), problem.platform.gpus[0]
+    run.report_infeasible(
+        Infeasibility(
+            scope=scope,
+            proof=Proof(ProofKind.NO_STAGES_WITH_REPLICAS),
+            least_memory_bytes=memory + gpu.reserved_bytes,
+            proven_memory_bytes=memory + gpu.reserved_bytes,
+            gpu=0,
+        )
+    )
+
+
+def _report(plan: Plan, run: Run) -> None:
+    """Report a step, if it is as short as was asked for."""
+    asked = plan.scope.period_ns
+    if asked is None or plan.pattern.period <= asked:
+        run.report(plan)
+
+
+def _report_valid(plan: Plan, run: Run) -> None:
+    """Report a step that somebody else made, if it is valid."""
+    plan, violations = check_sent_late(plan)
+    if not violations:
+        _report(plan, run)
+
+
+def lay_out(problem: Problem, candidate: Candidate, orders: Sequence[Sequence[int]]) -> Plan:
+    """Return the step of a candidate, with every transfer of its collectives.
+
+    `orders` is what each GPU runs, replica after replica of stage after stage: the number of the
+    kind times m, and the micro-batch.
+    """
+    stages: list[Stage] = []
+    owners: list[int] = []
+    idle = len(problem.platform.gpus) - sum(stage.replicas for stage in candidate.stages)
+    for number, (chosen, again) in enumerate(
+        zip(candidate.stages, candidate.recompute, strict=True)
+    ):
+        gpus = range(idle + len(owners), idle + len(owners) + chosen.replicas)
+        layers = chosen.first, chosen.end - 1
+        shard: Shard = "optimizer" if chosen.shard else "none"
+        stages.append(Stage(layers=layers, gpus=tuple(gpus), recompute=again.runs, shard=shard))
+        owners += [number] * chosen.replicas
+    count = problem.scope.microbatches or 1
+    turns = (
+        (KINDS[code // count], number, code % count)
+        for number, order in zip(owners, orders, strict=True)
+        for code in order
+    )
+    return _flush_step(problem, stages, turns)
+
+
+def _flush_step(problem: Problem, stages: Sequence[Stage], turns: Iterable[Turn]) -> Plan:
+    config = SystemConfig(
+        chain=problem.chain,
+        platform=problem.platform,
+        microbatches=problem.scope.microbatches or 1,
+    )
+    split = problem.scope.split_backward
+    return replace(flush_step(config, stages, turns, split=split), scope=problem.scope)
+
+
+def _report_published(problem: Problem, run: Run) -> None:
+    """Report the steps of published systems that answer the problem."""
+    scope, platform, count = problem.scope, problem.platform, problem.scope.microbatches or 1
+    if len(problem.chain.layers) * len(platform.gpus) * count > MOST_PUBLISHED:
+        return
+    config = SystemConfig(chain=problem.chain, platform=platform, microbatches=count)
+    for name in PUBLISHED:
+        if run.stopped() or run.settled():
+            return
+        with suppress(InputError):
+            plan = replace(find_system(name).plan(config), scope=scope)
+            if plan.rule == problem.rule and scope.allows(plan.stages):
+                _report_valid(plan, run)
+
+
+def _search_anywhere(problem: Problem, run: Run) -> None:
+    """Search folds of the job: each runs the same step on its part of the GPUs, stages anywhere.
+
+    A fold adds its gradients up with the others; for what happens before that it is a step of one
+    GPU a stage, with fewer GPUs and micro-batches and a share of what is sharded.
+    """
+    scope, gpus = problem.scope, problem.platform.gpus
+    # A part of other GPUs, or of a network, would differ from the next one.
+    alike = problem.platform.uniform
+    folds = [
+        fold
+        for fold in range(1, len(gpus) if alike else 2)
+        if len(gpus) % fold == 0
+        and (scope.microbatches or 1) % fold == 0
+        and (scope.replicas is None or fold <= scope.replicas)
+    ]
+    for number, fold in enumerate(folds):
+        if run.stopped() or run.settled():
+            return
+        inner = _fold(problem, fold)
+        part = run.subrun(inner, 1 / (len(folds) - number))
+        part.begin("step")
+        solve_step(inner, part)
+        best = part.best()
+        if best is not None:
+            _report_valid(_unfold(problem, best, fold), run)
+
+
+def _fold(problem: Problem, fold: int) -> Problem:
+    """Return the step of one of several equal parts of the job, without updates."""
+    scope = problem.scope
+    sharded = scope.shard != "none"
+    layers = tuple(_kept(layer, fold, sharded=sharded) for layer in problem.chain.layers)
+    return replace(
+        problem,
+        chain=replace(problem.chain, layers=layers),
+        platform=problem.platform.with_gpus(
+            problem.platform.gpus[: len(problem.platform.gpus) // fold]
+        ),
+        rule=Rule(),
+        scope=replace(
+            scope,
+            microbatches=(scope.microbatches or 1) // fold,
+            replicas=1,
+            shard="none",
+            period_ns=None,
+        ),
+    )
+
+
+def _kept(layer: Layer, fold: int, *, sharded: bool) -> Layer:
+    """Return a layer with what a replica keeps of its weights at most."""
+    whole = layer.optimizer_bytes or 0
+    home = -(-whole // fold) if sharded else whole
+    return replace(
+        layer,
+        weight_bytes=layer.weight_bytes - whole + home,
+        parameter_bytes=None,
+        gradient_bytes=None,
+        optimizer_bytes=None,
+        update_ns=None,
+    )
+
+
+def _unfold(problem: Problem, part: Plan, fold: int) -> Plan:
+    """Return the step of all parts from that of one: micro-batch i goes to part i mod `fold`."""
+    width = len(part.platform.gpus)
+    shard: Shard = "none" if fold == 1 else problem.scope.shard
+    stages = [
+        replace(
+            stage,
+            gpus=tuple(gpu + copy * width for gpu in stage.gpus for copy in range(fold)),
+            shard=shard,
+        )
+        for stage in part.stages
+    ]
+    operations = sorted(part.pattern.operations, key=attrgetter("start_ns"))
+    turns = (
+        (operation.kind, operation.stage, operation.shift * fold + copy)
+        for operation in operations
+        for copy in range(fold)
+    )
+    return _flush_step(problem, stages, turns)

@@ -1,0 +1,335 @@
+"""The shortest training step of a small problem, by CP-SAT over every order of each choice.
+
+Stages are contiguous; micro-batch i runs on replica i mod R of each, and R divides the number of
+micro-batches. Forwards and backwards take at least 1 ns: nothing ends at the instant at which it
+starts.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations, pairwise, product
+from math import lcm
+from typing import Final
+
+from hypothesis import strategies as st
+from ortools.sat.python import cp_model
+
+from schedopt import Chain, Layer, Platform, Problem
+from schedopt.network import Duplex
+from schedopt.problem import training_step, widest_step
+from tests.bounds.every_step import kept_bytes, workspace_bytes
+
+EFFORT: Final = 0.1
+"""Deterministic time for the orders of a choice."""
+DUPLEX: Final[tuple[Duplex, ...]] = ("half", "full")
+
+
+@dataclass(frozen=True)
+class ReplicatedStage:
+    """Layers with replicas, some of them computed again; the optimizer state whole or shared."""
+
+    chain: Chain
+    layers: range
+    replicas: int
+    shard: bool = False
+    again: tuple[bool, ...] = ()
+
+    @property
+    def _own(self) -> Sequence[Layer]:
+        return self.chain.layers[self.layers.start : self.layers.stop]
+
+    def total(self, name: str) -> int:
+        """Return the sum of a figure of the layers."""
+        return sum(getattr(layer, name) or 0 for layer in self._own)
+
+    @property
+    def redone(self) -> list[Layer]:
+        """The layers that are computed again."""
+        return [layer for layer, redo in zip(self._own, self.again, strict=True) if redo]
+
+    @property
+    def again_ns(self) -> int:
+        """How long they take."""
+        return sum(layer.forward_ns for layer in self.redone)
+
+    @property
+    def weight_bytes(self) -> int:
+        """What lies on a GPU whatever it does; of a shared optimizer state the largest share."""
+        optimizer = self.total("optimizer_bytes") if self.shard else 0
+        return self.total("weight_bytes") - optimizer + -(-optimizer // self.replicas)
+
+    @property
+    def kept_bytes(self) -> int:
+        """What a micro-batch keeps from its forward to its backward."""
+        return sum(size for _, size in kept_bytes(self.chain, self.layers, self.again))
+
+    @property
+    def redone_bytes(self) -> int:
+        """What it keeps on top from its recompute to its backward."""
+        return sum(layer.saved for layer in self.redone)
+
+    @property
+    def operations(self) -> Iterator[tuple[int, int, int]]:
+        """Time of F, R and B, and what the micro-batch and the operation then need of memory."""
+        before, behind = self.kept_bytes, self.kept_bytes + self.redone_bytes
+        yield self.total("forward_ns"), before, workspace_bytes(self._own)
+        yield self.again_ns, behind, workspace_bytes(self.redone)
+        yield self.total("backward_ns"), behind, workspace_bytes(self._own)
+
+    @property
+    def least_bytes(self) -> int:
+        """What one micro-batch at a time takes."""
+        return self.weight_bytes + max(
+            held + (workspace if length else 0) for length, held, workspace in self.operations
+        )
+
+    def trip_ns(self, platform: Platform) -> int:
+        """Return how long a transfer to the next stage takes."""
+        return platform.transfer_ns(self._own[-1].activation_bytes, 0, 1)
+
+    def behind_ns(self, platform: Platform) -> int:
+        """Return how long its collectives and updates take at least behind its last backward.
+
+        The chunk that begins at the last replica to be ready goes round the whole ring from then
+        on, once for the sum and once for what comes of it.
+        """
+        update = self.total("update_ns")
+        if self.replicas == 1:
+            return update
+        gradients = self._ring_ns(platform, self.total("gradient_bytes"))
+        if not self.shard:
+            return 2 * gradients + update
+        weights = self._ring_ns(platform, self.total("parameter_bytes"))
+        return gradients + update // self.replicas + weights
+
+    def _ring_ns(self, platform: Platform, count: int) -> int:
+        hop = platform.transfer_ns(count // self.replicas, 0, 1) if count else 0
+        return (self.replicas - 1) * hop
+
+
+def cuts(chain: Chain) -> Iterator[list[range]]:
+    """Yield every way to cut a chain into runs of layers, tied ones together."""
+    count = len(chain.layers)
+    for number in range(count):
+        for chosen in combinations(range(1, count), number):
+            if not any(group[0] < cut <= group[-1] for group in chain.same_gpu for cut in chosen):
+                yield [range(*pair) for pair in pairwise((0, *chosen, count))]
+
+
+def every_choice(problem: Problem) -> Iterator[tuple[ReplicatedStage, ...]]:
+    """Yield all stages with replicas, shared and recomputed or not, that hold a micro-batch."""
+    room = problem.platform.gpus[0].usable_bytes
+    for stages in every_way(problem):
+        if all(stage.least_bytes <= room for stage in stages):
+            yield stages
+
+
+def every_way(problem: Problem) -> Iterator[tuple[ReplicatedStage, ...]]:
+    """Yield the same whether or not they fit."""
+    scope, gpus = problem.scope, len(problem.platform.gpus)
+    count = scope.microbatches or 1
+    most = min(gpus, scope.replicas or gpus)
+    may = [number for number in range(1, most + 1) if count % number == 0]
+    for runs in cuts(problem.chain):
+        for replicas in product(may, repeat=len(runs)):
+            if sum(replicas) <= gpus:
+                yield from product(
+                    *(_sharing(problem, *one) for one in zip(runs, replicas, strict=True))
+                )
+
+
+def _sharing(problem: Problem, layers: range, replicas: int) -> Iterator[ReplicatedStage]:
+    shards = (False, True) if problem.scope.shard == "optimizer" and replicas > 1 else (False,)
+    again = (False, True) if problem.scope.recompute else (False,)
+    for shard in shards:
+        for flags in product(again, repeat=len(layers)):
+            yield ReplicatedStage(problem.chain, layers, replicas, shard, flags)
+
+
+def least_step(problem: Problem, at_most: int | None = None) -> int | None:
+    """Return the least makespan of all training steps, ns, or None if there is none so short.
+
+    Orders that CP-SAT does not decide with a fixed amount of work count as none.
+    """
+    found = None
+    ways = [
+        (_least_ns(problem, stages), number, stages)
+        for number, stages in enumerate(every_choice(problem))
+    ]
+    for least, _, stages in sorted(ways):
+        high = at_most if found is None else found - 1
+        if high is not None and least > high:
+            break
+        step = _Step(problem, stages, high).least()
+        found = found if step is None else step
+    return found
+
+
+def _least_ns(problem: Problem, stages: Sequence[ReplicatedStage]) -> int:
+    """Return what no step of stages beats: the work of a replica, the way to it and back."""
+    count, platform = problem.scope.microbatches or 1, problem.platform
+    ahead = back = least = 0
+    for stage in stages:
+        forward, backward = stage.total("forward_ns"), stage.total("backward_ns")
+        work = count // stage.replicas * (forward + stage.again_ns + backward)
+        least = max(least, ahead + work + max(back, stage.behind_ns(platform)))
+        trip = stage.trip_ns(platform)
+        ahead, back = ahead + forward + trip, back + backward + trip
+    return least
+
+
+class _Step:
+    """All orders of one choice."""
+
+    def __init__(
+        self, problem: Problem, stages: Sequence[ReplicatedStage], at_most: int | None
+    ) -> None:
+        self.platform, self.stages = problem.platform, stages
+        self.count = problem.scope.microbatches or 1
+        self.horizon = self._one_after_the_other() if at_most is None else at_most
+        self.model = cp_model.CpModel()
+        self.busy: dict[object, list[cp_model.IntervalVar]] = defaultdict(list)
+        self.held: dict[tuple[int, int], list[tuple[cp_model.IntervalVar, int]]] = defaultdict(list)
+        self.makespan = self._var()
+        entries = [self._place(i) for i in range(self.count)]
+        # Micro-batches on the same replicas everywhere are alike.
+        period = lcm(*(stage.replicas for stage in stages))
+        for one, other in zip(entries, entries[period:], strict=False):
+            self.model.add(one <= other)
+        for intervals in self.busy.values():
+            self.model.add_no_overlap(intervals)
+        for (number, _), rows in self.held.items():
+            room = self.platform.gpus[0].usable_bytes - stages[number].weight_bytes
+            self.model.add_cumulative([row for row, _ in rows], [size for _, size in rows], room)
+        self.model.minimize(self.makespan)
+
+    def least(self) -> int | None:
+        solver = cp_model.CpSolver()
+        solver.parameters.num_workers = 1
+        solver.parameters.max_deterministic_time = EFFORT
+        if solver.solve(self.model) in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+            return round(solver.objective_value)
+        return None
+
+    def _one_after_the_other(self) -> int:
+        total = sum(length for stage in self.stages for length, _, _ in stage.operations)
+        total += 2 * sum(stage.trip_ns(self.platform) for stage in self.stages[:-1])
+        return self.count * total + max(stage.behind_ns(self.platform) for stage in self.stages)
+
+    def _var(self) -> cp_model.IntVar:
+        return self.model.new_int_var(0, self.horizon, "")
+
+    def _run(
+        self, length: int, behind: cp_model.LinearExprT, *resources: object
+    ) -> tuple[cp_model.IntVar, cp_model.IntVar, cp_model.IntervalVar]:
+        """Return start and end of something that takes time, and both as an interval."""
+        start, end = self._var(), self._var()
+        self.model.add(start >= behind)
+        interval = self.model.new_interval_var(start, length, end, "")
+        for resource in resources:
+            self.busy[resource].append(interval)
+        return start, end, interval
+
+    def _gpu(self, number: int, i: int) -> tuple[int, int]:
+        return number, i % self.stages[number].replicas
+
+    def _operate(
+        self, number: int, i: int, kind: int, behind: cp_model.LinearExprT
+    ) -> tuple[cp_model.IntVar, cp_model.IntVar]:
+        """Return start and end of F, R or B."""
+        length, _, workspace = [*self.stages[number].operations][kind]
+        start, end, interval = self._run(length, behind, self._gpu(number, i))
+        if workspace:
+            self.held[self._gpu(number, i)].append((interval, workspace))
+        return start, end
+
+    def _send(
+        self, source: int, target: int, i: int, behind: cp_model.LinearExprT
+    ) -> cp_model.LinearExprT:
+        link = self.platform.link
+        if link is None:
+            return behind
+        ends = self._gpu(source, i), self._gpu(target, i)
+        resource = ends if link.duplex == "full" else tuple(sorted(ends))
+        return self._run(self.stages[min(source, target)].trip_ns(self.platform), behind, resource)[
+            1
+        ]
+
+    def _place(self, i: int) -> cp_model.IntVar:
+        """Place all that a micro-batch does, and return when it enters."""
+        numbers = range(len(self.stages))
+        end: cp_model.LinearExprT = 0
+        forwards = []
+        for number in numbers:
+            if number:
+                end = self._send(number - 1, number, i, end)
+            forwards.append(self._operate(number, i, 0, end))
+            end = forwards[-1][1]
+        for number in reversed(numbers):
+            if number < numbers[-1]:
+                end = self._send(number + 1, number, i, end)
+            stage = self.stages[number]
+            start, done = self._operate(number, i, 2, end)
+            self._hold(number, i, forwards[number][0], done, stage.kept_bytes)
+            if any(stage.again):
+                begun, whole = self._operate(number, i, 1, forwards[number][1])
+                self.model.add(whole <= start)
+                self._hold(number, i, begun, done, stage.redone_bytes)
+            self.model.add(self.makespan >= done + stage.behind_ns(self.platform))
+            end = done
+        return forwards[0][0]
+
+    def _hold(
+        self, number: int, i: int, start: cp_model.IntVar, end: cp_model.IntVar, size: int
+    ) -> None:
+        if size:
+            interval = self.model.new_interval_var(start, self._var(), end, "")
+            self.held[self._gpu(number, i)].append((interval, size))
+
+
+@st.composite
+def training_steps(
+    draw: st.DrawFn, *, longest: int = 3, gpus: int = 4, most: int = 6, sharded: bool = True
+) -> Problem:
+    """Draw the question for a step of up to so many micro-batches, tight in memory as a rule."""
+    size, time = st.integers(0, 3), st.integers(1, 4)
+    layers = []
+    for _ in range(draw(st.integers(1, longest))):
+        parts = draw(size), draw(size), draw(size)
+        layers.append(
+            Layer(
+                forward_ns=draw(time),
+                backward_ns=draw(time),
+                weight_bytes=sum(parts) + draw(st.integers(0, 1)),
+                activation_bytes=draw(size),
+                saved_bytes=draw(st.integers(0, 5)),
+                saved_input_bytes=draw(st.none() | st.integers(0, 2)),
+                workspace_bytes=draw(st.none() | st.integers(0, 2)),
+                parameter_bytes=parts[0],
+                gradient_bytes=parts[1],
+                optimizer_bytes=parts[2],
+                update_ns=draw(st.none() | size),
+            )
+        )
+    tied = len(layers) > 2 and draw(st.integers(0, 4)) == 0
+    chain = Chain(layers=tuple(layers), input_bytes=draw(size), same_gpu=((0, 1),) if tied else ())
+    platform = Platform(draw(st.integers(1, gpus)), draw(st.integers(6, 40)))
+    if draw(st.integers(0, 2)):
+        rate = draw(st.sampled_from([10**9, 2 * 10**9, 5 * 10**8]))
+        duplex = draw(st.sampled_from(DUPLEX))
+        latency = draw(st.integers(0, 2))
+        platform = Platform(platform.gpus, bandwidth=rate, latency=latency, duplex=duplex)
+    count = draw(st.sampled_from([n for n in (1, 2, 3, 4, 6) if n <= most]))
+    replicas = draw(st.none() | st.integers(1, 3))
+    shard = sharded and replicas != 1 and draw(st.booleans())
+    scope = replace(
+        widest_step(chain),
+        allocation="contiguous",
+        recompute=draw(st.booleans()),
+        replicas=replicas,
+        shard="optimizer" if shard else "none",
+    )
+    return training_step(chain, platform, count, scope)

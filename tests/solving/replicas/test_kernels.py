@@ -1,0 +1,165 @@
+"""Spans, collectives and memory of stages with replicas, by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from schedopt import Chain, Layer, Platform, Problem
+from schedopt.problem import training_step, widest_step
+from schedopt.solving.local_search.njit import njit_entry
+from schedopt.solving.replicas.kernels import (
+    behind_link,
+    describe_stages,
+    next_span,
+    recompute_ns,
+)
+from schedopt.solving.replicas.search import StepSearch
+from schedopt.solving.replicas.stages import (
+    NEVER,
+    Recompute,
+    read_machine,
+    read_recompute,
+    read_sums,
+)
+from schedopt.solving.run import Run
+
+LAYER = Layer(
+    forward_ns=1,
+    backward_ns=2,
+    weight_bytes=24,
+    activation_bytes=3,
+    saved_bytes=4,
+    saved_input_bytes=1,
+    parameter_bytes=6,
+    gradient_bytes=12,
+    optimizer_bytes=5,
+    update_ns=9,
+)
+RATE = 10**9
+"""A byte a nanosecond."""
+
+
+@njit_entry
+def span_behind_link(span: int, trip: int, full: int, modulus: int) -> int:
+    """Enter `behind_link`."""
+    return behind_link(span, trip, full, modulus)
+
+
+@njit_entry
+def span_behind(span: int, work: int, modulus: int) -> int:
+    """Enter `next_span`."""
+    return next_span(span, work, modulus)
+
+
+@njit_entry
+def recompute_of_both(again: Recompute, which: int, room: int) -> int:
+    """Enter `recompute_ns` for two layers."""
+    return recompute_ns(again, which, 0, 2, room)
+
+
+def question(*layers: Layer, **links: Any) -> Problem:
+    chain = Chain(layers=layers, input_bytes=2)
+    return training_step(chain, Platform(4, 99, **links), 12)
+
+
+@pytest.mark.parametrize(
+    ("span", "work", "modulus", "found"),
+    [
+        (5, 3, 10, 8),
+        (7, 3, 10, 10),
+        (8, 3, 10, 13),
+        (10, 3, 10, 13),
+        (18, 2, 20, 20),
+        (0, 10, 10, 10),
+        (1, 10, 10, 20),
+        (0, 11, 10, NEVER),
+    ],
+)
+def test_an_item_begins_in_its_own_period_or_in_the_next(
+    span: int, work: int, modulus: int, found: int
+) -> None:
+    assert span_behind(span, work, modulus) == found
+
+
+@pytest.mark.parametrize(
+    ("trip", "full", "found"),
+    [(0, 0, 7), (1, 0, 9), (2, 0, 14), (2, 1, 11), (5, 0, 20), (6, 0, NEVER), (10, 1, 27),
+     (11, 1, NEVER)],
+)  # fmt: skip
+def test_transfers_of_a_span_of_7_ns_on_links_that_are_used_every_10_ns(
+    trip: int, full: int, found: int
+) -> None:
+    assert span_behind_link(7, trip, full, 10) == found
+
+
+def stage_costs(problem: Problem, replicas: int, shard: int, *, room: int = 99) -> list[int]:
+    """Return collectives, bytes left, and most micro-batches in flight of a stage of all layers."""
+    machine = read_machine(problem)
+    assert machine is not None
+    stages = np.array([(0, len(problem.chain.layers), replicas, shard)], dtype=np.int64)
+    sums = read_sums(problem, machine)
+    found = describe_stages(sums, machine._replace(room=room), stages, 12)
+    return [int(value) for value in found[3:6, 0]]
+
+
+def test_collectives_go_around_a_ring() -> None:
+    def behind(replicas: int, shard: int, **links: Any) -> int:
+        return stage_costs(question(LAYER, **links), replicas, shard)[0]
+
+    one: dict[str, Any] = {"bandwidth": RATE, "latency": 1}
+    assert behind(1, 0, **one) == 9
+    # Twice 3 hops of 12 / 4 bytes, and the whole update.
+    assert behind(4, 0, **one) == 2 * 3 * (3 + 1) + 9
+    # 3 hops of gradients, a share of the update, 3 hops of 6 / 4 bytes: the largest of each.
+    assert behind(4, 1, **one) == 3 * (3 + 1) + 3 + 3 * (2 + 1)
+    assert behind(2, 0, bandwidth=RATE, duplex="full") == 2 * 6 + 9
+    assert behind(2, 0, bandwidth=RATE // 2, duplex="full") == 2 * 12 + 9
+    # Both chunks take the one link in turn.
+    assert behind(2, 0, bandwidth=RATE, duplex="half") == 2 * 12 + 9
+    assert [behind(4, shard) for shard in (0, 1)] == [9, 3]
+
+
+def test_a_gpu_holds_what_is_left_beside_weights() -> None:
+    problem = question(LAYER, replace(LAYER, workspace_bytes=3))
+    assert stage_costs(problem, 1, 0, room=60)[1] == 60 - 48 - 3
+    # Of 10 bytes of optimizer state a third stays, rounded up.
+    assert stage_costs(problem, 3, 1, room=60)[1] == 60 - 48 - 3 + 10 - 4
+    # Each micro-batch keeps 4 bytes a layer, and 1 of the input of the stage.
+    rooms = (8, 9, 17, 18, 90)
+    assert [stage_costs(problem, 4, 0, room=51 + left)[2] for left in rooms] == [0, 1, 1, 2, 3]
+
+
+def test_where_nothing_is_kept_all_are_in_flight() -> None:
+    nothing = replace(LAYER, saved_bytes=0, saved_input_bytes=0)
+    assert stage_costs(question(nothing), 4, 0, room=24)[1:] == [0, 3]
+
+
+def test_recompute_is_needed_where_not_all_is_kept() -> None:
+    layers = (replace(LAYER, forward_ns=1000), replace(LAYER, forward_ns=9000))
+    again = read_recompute(question(*layers), 2)
+    assert list(again.counts) == [1, 2]
+
+    def least(room: int) -> int:
+        return int(recompute_of_both(again, 1, room))
+
+    # Two micro-batches in flight keep 16 bytes, and 1 each of the input. One layer recomputed has
+    # its 4 bytes only once, but 2 each of its input; the second one keeps 1 each of its own.
+    assert least(18) == 0
+    # Without the first layer 16 bytes and 2 + 1 for each; both: 8 bytes, and 2 for each.
+    assert 0 < least(17) <= 10000
+    assert 0 < least(12) <= 10000
+    assert least(10) == NEVER
+
+
+def test_a_step_on_one_gpu_takes_its_work_and_the_update() -> None:
+    chain = Chain(layers=(LAYER,) * 2)
+    scope = replace(widest_step(chain), recompute=False, shard="none")
+    problem = training_step(chain, Platform(1, 100), 4, scope)
+    machine = read_machine(problem)
+    assert machine is not None
+    search = StepSearch(problem, machine, Run(problem))
+    assert search.least_makespan() == 4 * 6 + 18
