@@ -52,11 +52,15 @@ class Clock:
             self._turn_ends = now + (self._deadline - now) * share
 
     def extend(self, seconds: float) -> None:
-        """Move the deadlines, also of the clocks of which this is a part."""
-        if self._deadline is not None:
-            self._deadline += seconds
-        if self._turn_ends is not None:
+        """Give the solver at work more time, also by the clocks of which this is a part.
+
+        It comes out of that of later ones; the deadline moves as far as it must.
+        """
+        if self._deadline is not None and self._turn_ends is not None:
             self._turn_ends += seconds
+            self._deadline = max(self._deadline, self._turn_ends)
+        elif self._deadline is not None:
+            self._deadline += seconds
         if self._parent is not None:
             self._parent.extend(seconds)
 

@@ -42,6 +42,19 @@ def test_a_turn_and_a_fork_have_shares_of_the_time_that_is_left() -> None:
     assert (fork.ended(), clock.ended()) == (False, False)
 
 
+def test_more_time_for_a_solver_comes_out_of_that_of_later_ones() -> None:
+    clock = Clock(40)
+    clock.begin_turn(1 / 4)
+    clock.extend(10)
+    assert 19 < (clock.remaining() or 0) <= 20
+    clock.begin_turn()
+    assert 39 < (clock.remaining() or 0) <= 40
+    clock.extend(10)
+    assert 49 < (clock.remaining() or 0) <= 50
+    clock.begin_turn()
+    assert 49 < (clock.remaining() or 0) <= 50
+
+
 def test_without_a_limit_only_a_request_stops() -> None:
     clock = Clock()
     clock.begin_turn(0.1)
