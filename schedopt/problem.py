@@ -21,6 +21,8 @@ GpuOrder = Literal["given", "any"]
 
 SHARDS: Final[tuple[Shard, ...]] = ("none", "optimizer")
 """What replicas may share of the state of a stage, each more than the one before."""
+MOST_MICROBATCHES: Final = 2**20
+"""Of a step."""
 LARGEST_HORIZON_NS: Final = 2**47
 """What all layers and transfers may take in all, on the slowest GPU (about 39 hours)."""
 
@@ -89,7 +91,7 @@ class Scope:
         check_choice(self, "memory", ("sum", "peak"))
         check_choice(self, "gpu_order", ("given", "any"))
         check_whole(self, "max_k", low=1, high=2**20, optional=True)
-        check_whole(self, "microbatches", low=1, high=2**20, optional=True)
+        check_whole(self, "microbatches", low=1, high=MOST_MICROBATCHES, optional=True)
         check_whole(self, "period_ns", low=1, optional=True)
         check_whole(self, "replicas", low=1, high=2**20, optional=True)
         check_choice(self, "shard", SHARDS)
@@ -356,6 +358,12 @@ def training_step(
             field="batch",
             way_out=f"Give {f'{batch - rest} or ' if count else ''}{batch - rest + chain.samples}, "
             "or profile the chain with another micro-batch",
+        )
+    if count > MOST_MICROBATCHES:
+        raise InputError(
+            f"{count} micro-batches are more than {MOST_MICROBATCHES}",
+            field="batch",
+            way_out="Give a smaller batch, or profile the chain with a larger micro-batch",
         )
     if scope is None:
         scope = widest_step(chain)
