@@ -14,7 +14,12 @@ from hypothesis import strategies as st
 
 from schedopt import (
     Chain,
+    Gpu,
     Layer,
+    Link,
+    Network,
+    Node,
+    NodeLink,
     Platform,
     Problem,
     Result,
@@ -110,6 +115,36 @@ def test_a_step_is_laid_out_as_it_was_simulated(problem: Problem, unit: int) -> 
         # What waits to be read may have no room.
         assert not found or fits(plan, buffers=False)
         assert plan.pattern.period_total_ns == candidate.makespan_ns
+
+
+@trials(200)
+@given(training_steps(), st.sampled_from([(2, 1), (2, 2), (1, 3)]), st.integers(1, 4))
+def test_no_step_on_nodes_is_below_the_bound(
+    problem: Problem, sizes: tuple[int, int], slower: int
+) -> None:
+    nodes, each = sizes
+    inside = Link(bandwidth_bytes_per_s=4 * 10**9, duplex="full")
+    network = Network(
+        nodes=tuple(Node(name=str(number), gpus=each, link=inside) for number in range(nodes + 1)),
+        links=tuple(
+            NodeLink(
+                bandwidth_bytes_per_s=4 * 10**9 // slower, duplex="full", between=("0", str(other))
+            )
+            for other in range(1, nodes + 1)
+        ),
+    )
+    room = problem.platform.gpus[0].usable_bytes + 9
+    platform = Platform([Gpu(memory_bytes=room)] * (nodes + 1) * each, network=network)
+    problem = replace(problem, platform=platform)
+    assume(read_machine(problem) is not None)
+    search = step_search(problem)
+    if not search.fits():
+        return
+    bound = search.least_makespan()
+    for candidate in list(search.improve()) and search.best[:3]:
+        plan, found = check_sent_late(lay_out(problem, candidate, search.orders(candidate)))
+        assert not found or fits(plan, buffers=False)
+        assert plan.pattern.period_total_ns >= bound
 
 
 @trials(300)

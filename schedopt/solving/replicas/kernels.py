@@ -63,15 +63,21 @@ def collective_ns(
 ) -> int:
     """Return how long gradients, the update and weights take behind the last backward, by rings.
 
-    `far` hops of a ring lead from one node to another, and `least` asks for a bound.
+    `far` of the hops in which gradients are added up lead from one node to another; where some do,
+    all of what goes round then waits for these links. `least` asks for a bound.
     """
     update = sums.update[end] - sums.update[first]
     if replicas == 1:
         return int(update)
-    gradient = ring_ns(machine, sums.gradient[end] - sums.gradient[first], replicas, far, least)
+    back = replicas - 1 if far else 0
+    sent = sums.gradient[end] - sums.gradient[first]
+    gradient = ring_ns(machine, sent, replicas, far, least)
     if not shard:
-        return int(2 * gradient + update)
-    weights = ring_ns(machine, sums.parameter[end] - sums.parameter[first], replicas, far, least)
+        return int(gradient + ring_ns(machine, sent, replicas, back, least) + update)
+    weights = ring_ns(machine, sums.parameter[end] - sums.parameter[first], replicas, back, least)
+    if least and far:
+        # Links carry some chunks while others are updated.
+        return int(gradient + weights)
     share = update // replicas if least else -(-update // replicas)
     return int(gradient + weights + share)
 
@@ -186,10 +192,14 @@ def step_is_possible(
                 if spare < sums.saved[end] - sums.saved[first]:
                     continue
                 near = collective_ns(sums, machine, first, end, replicas, shard, 0, True)
-                # Of two hops that lead from node to node, a chunk takes one at least.
-                far = collective_ns(
-                    sums, machine, first, end, replicas, shard, min(1, replicas - 1), True
+                # From the last replica that is ready the first chunk takes at most its own node to
+                # a link that leads to another one. There all chunks that wait for this replica go
+                # in turn, and later all of the sum, or of the weights.
+                within = min(machine.node, replicas - 1)
+                slow = collective_ns(
+                    sums, machine, first, end, replicas, shard, replicas - within, True
                 )
+                far = max(near, slow)
                 # With more GPUs behind it, everything is at most as long: equal spans repeat.
                 span_before, held = -1, 0
                 for used in range(replicas, gpus + 1):
