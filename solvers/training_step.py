@@ -73,7 +73,6 @@ def solve(problem: Problem, run: Run) -> None:
             field="platform",
             way_out="Give such a platform, or allow any allocation (Scope.allocation)",
         )
-    _report_published(problem, run)
     if machine is not None:
         compile_search(run)
         search = StepSearch(problem, machine, run.fork(run.workers, SHARE if anywhere else 1.0))
@@ -83,6 +82,7 @@ def solve(problem: Problem, run: Run) -> None:
             for candidate in search.improve():
                 _report(lay_out(problem, candidate, search.orders(candidate)), run)
             _report_others(search, problem, run)
+    _report_published(problem, run)
     if anywhere and not run.settled():
         _search_anywhere(problem, run)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from fractions import Fraction
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
@@ -20,7 +20,7 @@ from schedopt.platform import Platform
 from schedopt.problem import Problem
 from schedopt.proofs import Note
 from schedopt.reporting.tables import Table, ladder_table, memory_table, stage_table
-from schedopt.result import Infeasibility, Result
+from schedopt.result import Infeasibility, Result, best_bound
 from schedopt.solving.registry import PARTITIONED
 from schedopt.solving.suggestions import suggest
 from schedopt.units import (
@@ -94,6 +94,9 @@ def print_plan(result: Result) -> None:
     if bound is not None:
         gap = "" if not result.gap else f", gap {float(result.gap):.2%}"
         console.print(f"Bound     {format_duration(bound)}{gap}: {readable(str(result.proof))}")
+    least = best_bound(result.bounds, replace(result.problem.scope, allocation="contiguous"))
+    if ends_with_update(plan) and least is not None and bound is not None and least > bound:
+        console.print(f"          contiguous stages take at least {format_duration(least)}")
     console.print(f"Scope     {readable(str(result.problem.scope))}")
     console.print(f"Bubble    {float(report.bubble):.1%}: idle time of the GPUs that have a stage")
     if unused := name_unused(plan):

@@ -157,6 +157,28 @@ def test_general_allocation_has_a_ladder_and_a_bound() -> None:
     assert document["period_ns"] >= document["lower_bound_ns"] > 0
 
 
+def test_a_training_step_says_how_long_it_is_and_what_contiguous_stages_take() -> None:
+    asked = (
+        "--chain",
+        GPT2,
+        "--gpus",
+        "4",
+        "--mem",
+        "1.5G",
+        "--bandwidth",
+        "12GB/s",
+        "--batch",
+        "8",
+    )
+    done = run("solve", *asked, "--duplex", "full", "--time-limit", "5")
+    assert done.returncode == 0
+    assert "s for 8 samples, the update of the weights included" in done.stdout
+    assert "contiguous stages take at least 1." in done.stdout
+    document = solve_json(*asked, "--allocation", "contiguous", "--no-recompute")
+    assert document["step_ns"] == document["pattern"]["period_total_ns"]
+    assert (document["scope"]["recompute"], document["scope"]["replicas"]) == (False, None)
+
+
 def test_unequal_gpus() -> None:
     document = solve_json("--chain", GPT2, "--gpus", "3", "--mem", "4G,2G,4G", "--speed", "1,0.5,1")
     assert document["status"] == "optimal"

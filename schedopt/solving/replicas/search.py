@@ -204,7 +204,7 @@ class StepSearch:
                 if self.best and self.best[0].makespan_ns < best:
                     best = self.best[0].makespan_ns
                     yield self.best[0]
-                if self.run.stopped():
+                if self._is_over():
                     return
         yield from self._descend()
 
@@ -299,8 +299,13 @@ class StepSearch:
                     if stages not in self._seen:
                         self._seen.add(stages)
                         self._try(stages, depth)
-                if self.run.stopped():
+                if self._is_over():
                     return
+
+    def _is_over(self) -> bool:
+        """Whether the search should end: time is up, and it has found something; or when asked."""
+        run = self.run
+        return run.clock.stop_requested() or (bool(self.best) and run.stopped())
 
     def _limit(self) -> int:
         """Return a makespan above which what the programme says is not worth a simulation, ns."""
@@ -331,10 +336,10 @@ class StepSearch:
         low = work // self.machine.gpus
         high = low + low // 64 + 1
         while not possible(high):
-            if high >= longest or self.run.stopped():
+            if high >= longest or self._is_over():
                 return None
             low, high = high, min(longest, high + high // 2 + 1)
-        while high - low > 1 + low // CLOSE and not self.run.stopped():
+        while high - low > 1 + low // CLOSE and not self._is_over():
             middle = (low + high) // 2
             if possible(middle):
                 high = middle
@@ -384,7 +389,7 @@ class StepSearch:
             tried.add(filled)
             recompute, depth = filled
             for order in ORDERS:
-                if self.run.stopped() and self.best:
+                if self._is_over():
                     return found
                 makespan, _ = self._simulate(stages, cost, recompute, depth, order, limit)
                 if makespan < NEVER and makespan <= limit:
