@@ -194,4 +194,8 @@ def test_no_allocation_has_a_shorter_step(
         assert result.status != "infeasible" or not found
         return
     assert result.period == min(found, default=None)
+    if peak and any(0 in (one.forward_ns, one.backward_ns) for one in chain.layers):
+        # Of what takes no time the shortest step may be proven for the sum alone.
+        assert (result.status in ("optimal", "feasible")) == bool(found)
+        return
     assert (result.status == "optimal") == bool(found)
