@@ -115,6 +115,9 @@ def _refuse_unsupported(problem: Problem) -> None:
 def _prove(search: StepSearch, problem: Problem, run: Run) -> None:
     """Report the bound of all contiguous steps, or that there is none."""
     scope, count = contiguous(problem), search.count
+    if not problem.platform.uniform:
+        # Stages lie on GPUs in the given order, which says what leads from node to node.
+        scope = replace(scope, gpu_order="given")
     if search.fits():
         run.report_bound(Fraction(search.least_makespan(), count), scope, PROOF)
         return

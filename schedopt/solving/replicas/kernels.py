@@ -7,6 +7,7 @@ sharded over them (ZeRO-1, Rajbhandari et al. 2020).
 
 from __future__ import annotations
 
+from math import gcd
 from typing import Final
 
 import numpy as np
@@ -17,9 +18,9 @@ from schedopt.solving.replicas.stages import NEVER, Array, Machine, Recompute, S
 
 LABELS: Final = 4
 """Labels of each (first layer, GPUs used)."""
-COLUMNS: Final = 9
-"""Of a label: f, e, span, replicas in front, then end, option, in flight and label behind, seconds
-of recompute."""
+COLUMNS: Final = 8
+"""Of a label: f, e and span, ns; replicas of its first stage; its end, option and micro-batches in
+flight; and the number of the label behind it."""
 
 
 @njit_kernel
@@ -257,10 +258,7 @@ def next_span(span: int, work: int, modulus: int) -> int:
 @njit_kernel
 def common_multiple(one: int, other: int) -> int:
     """Return the least common multiple."""
-    high, low = one, other
-    while low:
-        high, low = low, high % low
-    return one // high * other
+    return one // gcd(one, other) * other
 
 
 @njit_kernel
@@ -349,7 +347,7 @@ def label_stages(
     Returns
     -------
     labels : (L + 1, P + 1, LABELS, COLUMNS) array
-        A label: f, e, span, replicas; then end, option, in flight, recompute and label behind.
+        See `COLUMNS`.
     counts : (L + 1, P + 1) array
         How many labels each has.
     """
@@ -413,7 +411,7 @@ def label_stages(
                         if before_last + label[0] > limit:
                             continue
                         label[2], label[3], label[4], label[5] = span, replicas, end, number
-                        label[6], label[7], label[8] = needed, least, which
+                        label[6], label[7] = needed, which
                         keep_label(table, counts, first, used, label)
     return table, counts
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from random import Random
 from typing import Final, NamedTuple
@@ -112,8 +112,14 @@ def compile_search(run: Run) -> None:
     That takes some seconds, once on a machine, which the run is given in addition.
     """
     begin = run.clock.seconds()
-    layer = Layer(forward_ns=1, backward_ns=1, weight_bytes=0, activation_bytes=0)
-    layer = replace(layer, parameter_bytes=0, gradient_bytes=0)
+    layer = Layer(
+        forward_ns=1,
+        backward_ns=1,
+        weight_bytes=0,
+        activation_bytes=0,
+        parameter_bytes=0,
+        gradient_bytes=0,
+    )
     chain, platform = Chain(layers=(layer, layer)), Platform(2, 9, bandwidth=1)
     problem = training_step(chain, platform, 2, Scope(replicas=None, recompute=True))
     machine = read_machine(problem)
@@ -143,7 +149,6 @@ class StepSearch:
         most = min(self.machine.gpus, problem.scope.replicas or self.machine.gpus, count)
         self.replicas = [n for n in range(1, most + 1) if count % n == 0]
         self.options = [Option(n, shard) for n in self.replicas for shard in _shards(problem, n)]
-        self.recompute = problem.scope.recompute
         self.best: list[Candidate] = []
         self._seen: set[tuple[StageChoice, ...]] = set()
         self._tried: set[tuple[tuple[StageChoice, ...], tuple[int, ...]]] = set()
@@ -362,7 +367,7 @@ class StepSearch:
                     replicas, shard = (int(value) for value in options[row[5]])
                     stages.append(StageChoice(first, row[4], replicas, shard))
                     depth.append(row[6])
-                    first, left, number = row[4], left - replicas, row[8]
+                    first, left, number = row[4], left - replicas, row[7]
                 yield tuple(stages), depth
 
     def _try(
@@ -395,8 +400,7 @@ class StepSearch:
                 if makespan < NEVER and makespan <= limit:
                     found = Candidate(makespan, stages, recompute, depth, order)
                     limit = makespan - 1
-        if found is not None:
-            self._keep(found)
+                    self._keep(found)
         return found
 
     def _worth(self) -> int:
@@ -411,13 +415,11 @@ class StepSearch:
         filled: list[int] = []
         for stage, spare, free, wanted in zip(stages, cost[4], cost[5], depth, strict=True):
             count = min(wanted, self.count // stage.replicas)
-            if count <= free or (not self.recompute and free):
-                chosen.append(NONE)
-                filled.append(min(count, int(free)))
-                continue
-            found = self._recompute(stage, count, int(spare)) if self.recompute else None
-            if found is None and free:
-                found, count = NONE, int(free)
+            found: RecomputeChoice | None = NONE
+            if count > free:
+                found = self._recompute(stage, count, int(spare))
+                if found is None and free:
+                    found, count = NONE, int(free)
             if found is None:
                 return None
             chosen.append(found)
@@ -425,6 +427,9 @@ class StepSearch:
         return tuple(chosen), tuple(filled)
 
     def _recompute(self, stage: StageChoice, count: int, spare: int) -> RecomputeChoice | None:
+        """Return what a stage recomputes to hold some micro-batches; None if nothing helps."""
+        if not self.problem.scope.recompute:
+            return None
         key = (stage.first, stage.end, count, spare)
         if key not in self._choices:
             self._choices[key] = cheapest_recompute(

@@ -26,9 +26,8 @@ class Sums(NamedTuple):
 
     `forward`, `backward`, `update`, `weight`, `gradient`, `parameter`, `optimizer` and `saved` have
     an entry for each cut; `received`, what a stage that begins there keeps of its input, and
-    `workspace` have one for each layer. `trip` is the time of one
-    transfer at each cut inside a node, `far` that between two, and `joined` says where tied layers
-    forbid one.
+    `workspace` have one for each layer. `trip` is the time of one transfer at each cut inside a
+    node, `far` that between two, and `joined` says where tied layers forbid a cut.
     """
 
     forward: Array
