@@ -271,6 +271,12 @@ class Chain(
         """Whether the backward of every layer can be split into its two halves."""
         return all(layer.backward_input_ns is not None for layer in self.layers)
 
+    @property
+    def knows_gradients(self) -> bool:
+        """Whether every layer says what its parameters and their gradients take."""
+        parts = ((layer.parameter_bytes, layer.gradient_bytes) for layer in self.layers)
+        return not any(None in part for part in parts)
+
     @cached_property
     def sha256(self) -> str:
         """The identity of the chain: what it costs, without names, samples and where it is from."""

@@ -275,6 +275,11 @@ class Problem:
         if self.scope.shard != "none":
             self.chain.require("optimizer_bytes", every, needed_by="a shard of the optimizer state")
 
+    @property
+    def is_training_step(self) -> bool:
+        """Whether it is about a step that ends with the update of its weights."""
+        return self.scope.microbatches is not None and not self.rule.is_given
+
     def with_extra_memory(self, extra_bytes: int) -> Self:
         """Return the same problem with more memory on every GPU."""
         gpus = [
@@ -376,7 +381,7 @@ def training_step(
     return Problem(
         chain=chain,
         platform=platform,
-        rule=Rule(update_every=count, forward_reads="delay"),
+        rule=Rule.of_flush(count),
         scope=replace(scope, microbatches=count, max_k=None),
     )
 

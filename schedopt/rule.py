@@ -81,6 +81,11 @@ class Rule:
                 way_out="Give the number of micro-batches of one update",
             )
 
+    @classmethod
+    def of_flush(cls, microbatches: int) -> Rule:
+        """Return the rule of a flush: an update every m micro-batches, which all wait for."""
+        return cls(update_every=microbatches, forward_reads="delay", delay=0)
+
     @property
     def is_given(self) -> bool:
         """Whether `weight_bytes` is everything and versions are not looked at."""

@@ -31,6 +31,7 @@ from schedopt.stage import Shard, Stage
 from schedopt.systems.catalogue import find_system
 from schedopt.systems.config import SystemConfig
 from schedopt.systems.flush_step import Turn, flush_step
+from schedopt.systems.steps import without_updates
 
 if TYPE_CHECKING:
     from schedopt.solving.replicas.search import Candidate, StepSearch
@@ -252,14 +253,7 @@ def _kept(layer: Layer, fold: int, *, sharded: bool) -> Layer:
     """Return a layer with what a replica keeps of its weights at most."""
     whole = layer.optimizer_bytes or 0
     home = -(-whole // fold) if sharded else whole
-    return replace(
-        layer,
-        weight_bytes=layer.weight_bytes - whole + home,
-        parameter_bytes=None,
-        gradient_bytes=None,
-        optimizer_bytes=None,
-        update_ns=None,
-    )
+    return replace(without_updates(layer), weight_bytes=layer.weight_bytes - whole + home)
 
 
 def _unfold(problem: Problem, part: Plan, fold: int) -> Plan:

@@ -15,7 +15,6 @@ from schedopt.cli.flags import CONTIGUOUS, MORE_TIME, say_note, say_ways
 from schedopt.cli.printing import make_console, print_table
 from schedopt.drawing import name_unused
 from schedopt.network import Network
-from schedopt.plan import Plan
 from schedopt.platform import Platform
 from schedopt.problem import Problem
 from schedopt.proofs import Note
@@ -86,7 +85,7 @@ def print_plan(result: Result) -> None:
     assert period is not None
     pattern = plan.pattern
     per_step = "" if pattern.k == 1 else f" for each of {pattern.k} micro-batches"
-    if ends_with_update(plan):
+    if plan.is_training_step:
         samples = pattern.k * plan.chain.samples
         step = f"{format_duration(pattern.period_total_ns)} for {samples} samples"
         console.print(f"Step      {step}, the update of the weights included", style="bold")
@@ -95,7 +94,7 @@ def print_plan(result: Result) -> None:
         gap = "" if not result.gap else f", gap {float(result.gap):.2%}"
         console.print(f"Bound     {format_duration(bound)}{gap}: {readable(str(result.proof))}")
     least = best_bound(result.bounds, replace(result.problem.scope, allocation="contiguous"))
-    if ends_with_update(plan) and least is not None and bound is not None and least > bound:
+    if plan.is_training_step and least is not None and bound is not None and least > bound:
         console.print(f"          contiguous stages take at least {format_duration(least)}")
     console.print(f"Scope     {readable(str(result.problem.scope))}")
     console.print(f"Bubble    {float(report.bubble):.1%}: idle time of the GPUs that have a stage")
@@ -103,12 +102,6 @@ def print_plan(result: Result) -> None:
         console.print(f"Unused    {unused}: no stage lies there")
     console.print(f"Binding   {report.binding}")
     console.print(f"Solver    {result.solver}, {result.seconds:.3f} s")
-
-
-def ends_with_update(plan: Plan) -> bool:
-    """Whether a plan is a step that ends with the update of its weights."""
-    count = plan.scope.microbatches
-    return count is not None and plan.rule.update_every == count
 
 
 def print_platform(platform: Platform) -> None:
@@ -198,7 +191,7 @@ def summarise(result: Result) -> dict[str, Any]:
         report = PlanReport(result.plan)
         pattern = result.plan.pattern
         document |= {
-            "step_ns": pattern.period_total_ns if ends_with_update(result.plan) else None,
+            "step_ns": pattern.period_total_ns if result.plan.is_training_step else None,
             "pattern": {"k": pattern.k, "period_total_ns": pattern.period_total_ns},
             "stages": [
                 {

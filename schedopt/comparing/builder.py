@@ -232,8 +232,7 @@ class _Rows:
 def _step_problem(problem: Problem, count: int) -> Problem:
     """Return the question for our step: with replicas where the chain says what these send."""
     chain, wide = problem.chain, widest_step(problem.chain)
-    parts = ((layer.parameter_bytes, layer.gradient_bytes) for layer in chain.layers)
-    if any(None in part for part in parts):
+    if not chain.knows_gradients:
         return replace(problem, scope=replace(problem.scope, max_k=None, microbatches=count))
     scope = replace(problem.scope, max_k=None, replicas=wide.replicas, shard=wide.shard)
     return training_step(chain, problem.platform, count * chain.samples, scope)

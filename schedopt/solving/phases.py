@@ -148,11 +148,6 @@ def search_phases(problem: Problem, run: Run) -> list[Plan]:
     return plans
 
 
-def is_training_step(problem: Problem) -> bool:
-    """Whether a step is asked for that ends with the update of its weights."""
-    return problem.scope.microbatches is not None and not problem.rule.is_given
-
-
 def plan_phases(problem: Problem) -> Iterator[Phase]:
     """Yield the phases for a problem, the last of which may do all that is asked.
 
@@ -161,7 +156,7 @@ def plan_phases(problem: Problem) -> Iterator[Phase]:
     if problem.scope.engine is not None:
         yield Phase((ENGINE_SOLVER,), "", problem)
         return
-    if is_training_step(problem):
+    if problem.is_training_step:
         yield Phase((TRAINING_SOLVER,), "", problem)
         return
     anywhere = problem.scope.allocation == "general"

@@ -28,7 +28,6 @@ from schedopt.solving.phases import (
     TRAINING_SOLVER,
     Phase,
     has_time,
-    is_training_step,
     plan_phases,
     share_time,
     what_if_phases,
@@ -178,7 +177,7 @@ def solve_problem(
             field="solver",
             way_out=f"Leave it out, or leave the engine out; {ENGINE_SOLVER} does",
         )
-    if is_training_step(problem) and solver not in (None, TRAINING_SOLVER):
+    if problem.is_training_step and solver not in (None, TRAINING_SOLVER):
         raise InputError(
             f"{solver} does not update the weights, or does it for no replicas",
             field="solver",

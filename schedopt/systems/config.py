@@ -59,13 +59,9 @@ class SystemConfig:
         Where there are no replicas, a chain that does not say what its weights take is scheduled
         by the rule *given*: its `weight_bytes` are all that a flush needs.
         """
-        known = all(
-            layer.parameter_bytes is not None and layer.gradient_bytes is not None
-            for layer in self.chain.layers
-        )
-        if not (known or replicated):
+        if not (self.chain.knows_gradients or replicated):
             return Rule()
-        return Rule(update_every=self.microbatches, forward_reads="delay", delay=0)
+        return Rule.of_flush(self.microbatches)
 
     def require_multiple(self, why: str) -> None:
         """Refuse a number of micro-batches that is no multiple of the number of GPUs."""

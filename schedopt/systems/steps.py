@@ -54,12 +54,12 @@ def published_step(name: str, chain: Chain, platform: Platform, microbatches: in
     InputError
         If the system cannot do the chain, the number of GPUs or that of micro-batches.
     """
-    plain = replace(chain, layers=tuple(map(_without_updates, chain.layers)))
+    plain = replace(chain, layers=tuple(map(without_updates, chain.layers)))
     config = SystemConfig(chain=plain, platform=platform, microbatches=microbatches)
     return replace(find_system(name).plan(config), chain=chain)
 
 
-def _without_updates(layer: Layer) -> Layer:
+def without_updates(layer: Layer) -> Layer:
     """Return a layer of which no part of the weights is known, so that no update is laid out."""
     return replace(
         layer, parameter_bytes=None, gradient_bytes=None, optimizer_bytes=None, update_ns=None
