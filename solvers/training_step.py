@@ -34,7 +34,8 @@ from schedopt.systems.flush_step import Turn, flush_step
 from schedopt.systems.steps import without_updates
 
 if TYPE_CHECKING:
-    from schedopt.solving.replicas.search import Candidate, StepSearch
+    from schedopt.solving.replicas.candidates import Candidate, Candidates
+    from schedopt.solving.replicas.stages import StepData
 
 KINDS: Final[tuple[Kind, ...]] = ("F", "B", "R")
 """By the numbers of `schedopt.solving.replicas.timing`."""
@@ -64,36 +65,38 @@ def solve(problem: Problem, run: Run) -> None:
     """
     _refuse_unsupported(problem)
     from schedopt.solving.replicas.search import StepSearch, compile_search
-    from schedopt.solving.replicas.stages import read_machine
+    from schedopt.solving.replicas.stages import read_step
+    from schedopt.solving.replicas.step_bound import fits
 
-    machine, anywhere = read_machine(problem), problem.scope.allocation == "general"
-    if machine is None and not anywhere:
+    step, anywhere = read_step(problem), problem.scope.allocation == "general"
+    if step is None and not anywhere:
         raise InputError(
             "contiguous stages with replicas need equal GPUs, in nodes of one size, with one kind "
             "of links inside nodes and one between them",
             field="platform",
             way_out="Give such a platform, or allow any allocation (Scope.allocation)",
         )
-    if machine is not None:
+    if step is not None:
         compile_search(run)
-        search = StepSearch(problem, machine, run.fork(run.workers, SHARE if anywhere else 1.0))
+        search = StepSearch(step, run.fork(run.workers, SHARE if anywhere else 1.0))
         if not problem.scope.split_backward:
-            _prove(search, problem, run)
-        if search.fits():
+            _prove(step, run)
+        if fits(step):
             for candidate in search.improve():
-                _report(lay_out(problem, candidate, search.orders(candidate)), run)
-            _report_others(search, problem, run)
+                _report(lay_out(problem, candidate, search.candidates.orders(candidate)), run)
+            _report_others(search.candidates, run)
     _report_published(problem, run)
     if anywhere and not run.settled():
         _search_anywhere(problem, run)
 
 
-def _report_others(search: StepSearch, problem: Problem, run: Run) -> None:
+def _report_others(candidates: Candidates, run: Run) -> None:
     """Report candidates that may be shorter: nodes share links, which the search leaves out."""
-    for candidate in search.best:
+    step = candidates.step
+    for candidate in candidates.best:
         best = run.period()
-        if best is None or candidate.makespan_ns < best * search.count:
-            _report(lay_out(problem, candidate, search.orders(candidate)), run)
+        if best is None or candidate.makespan_ns < best * step.count:
+            _report(lay_out(step.problem, candidate, candidates.orders(candidate)), run)
 
 
 def _refuse_unsupported(problem: Problem) -> None:
@@ -113,16 +116,19 @@ def _refuse_unsupported(problem: Problem) -> None:
         )
 
 
-def _prove(search: StepSearch, problem: Problem, run: Run) -> None:
+def _prove(step: StepData, run: Run) -> None:
     """Report the bound of all contiguous steps, or that there is none."""
-    scope, count = contiguous(problem), search.count
+    from schedopt.solving.replicas.step_bound import fits, least_makespan, least_memory
+
+    problem = step.problem
+    scope = contiguous(problem)
     if not problem.platform.uniform:
         # Stages lie on GPUs in the given order, which says what leads from node to node.
         scope = replace(scope, gpu_order="given")
-    if search.fits():
-        run.report_bound(Fraction(search.least_makespan(), count), scope, PROOF)
+    if fits(step):
+        run.report_bound(Fraction(least_makespan(step, run), step.count), scope, PROOF)
         return
-    memory, gpu = search.least_memory(), problem.platform.gpus[0]
+    memory, gpu = least_memory(step), problem.platform.gpus[0]
     run.report_infeasible(
         Infeasibility(
             scope=scope,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -85,6 +86,72 @@ class Machine(NamedTuple):
     room: int
     inside: tuple[int, int, int]
     between: tuple[int, int, int]
+
+
+class Option(NamedTuple):
+    """What a stage may choose: its replicas, and whether they share the optimizer state."""
+
+    replicas: int
+    shard: int
+
+
+@dataclass(frozen=True)
+class StepData:
+    """A training step to look for, as arrays.
+
+    The replicas of a stage divide the micro-batches of the step, so that all do the same.
+
+    Parameters
+    ----------
+    problem : Problem
+    machine : Machine
+    sums : Sums
+    again : Recompute
+    count : int
+        Micro-batches of the step.
+    replicas : tuple of int
+        Numbers of replicas that a stage may have, ascending.
+    options : tuple of Option
+    """
+
+    problem: Problem
+    machine: Machine
+    sums: Sums
+    again: Recompute
+    count: int
+    replicas: tuple[int, ...]
+    options: tuple[Option, ...]
+
+
+def read_step(problem: Problem) -> StepData | None:
+    """Return what a training step needs to know; None where some GPUs or links differ."""
+    machine, count = read_machine(problem), problem.scope.microbatches
+    if machine is None:
+        return None
+    assert count is not None
+    most = min(machine.gpus, problem.scope.replicas or machine.gpus, count)
+    replicas = tuple(n for n in range(1, most + 1) if count % n == 0)
+    return StepData(
+        problem=problem,
+        machine=machine,
+        sums=read_sums(problem, machine),
+        again=read_recompute(problem, count),
+        count=count,
+        replicas=replicas,
+        options=tuple(Option(n, shard) for n in replicas for shard in _shards(problem, n)),
+    )
+
+
+def _shards(problem: Problem, replicas: int) -> Sequence[int]:
+    """Return whether replicas share the optimizer state of a stage, as far as that may matter.
+
+    Shared it is smaller and updated sooner, and weights go round in place of summed gradients.
+    """
+    if problem.scope.shard == "none" or replicas == 1:
+        return (0,)
+    layers = problem.chain.layers
+    more = any((layer.parameter_bytes or 0) > (layer.gradient_bytes or 0) for layer in layers)
+    return (0, 1) if more else (1,)
 
 
 def read_machine(problem: Problem) -> Machine | None:

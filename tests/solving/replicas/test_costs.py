@@ -11,20 +11,17 @@ import pytest
 from schedopt import Chain, Layer, Platform, Problem
 from schedopt.problem import training_step, widest_step
 from schedopt.solving.local_search.njit import njit_entry
-from schedopt.solving.replicas.kernels import (
-    behind_link,
-    describe_stages,
-    next_span,
-    recompute_ns,
-)
-from schedopt.solving.replicas.search import StepSearch
+from schedopt.solving.replicas.costs import describe_stages, recompute_ns
+from schedopt.solving.replicas.labels import behind_link, next_span
 from schedopt.solving.replicas.stages import (
     NEVER,
     Recompute,
     read_machine,
     read_recompute,
+    read_step,
     read_sums,
 )
+from schedopt.solving.replicas.step_bound import least_makespan
 from schedopt.solving.run import Run
 
 LAYER = Layer(
@@ -159,7 +156,6 @@ def test_a_step_on_one_gpu_takes_its_work_and_the_update() -> None:
     chain = Chain(layers=(LAYER,) * 2)
     scope = replace(widest_step(chain), recompute=False, shard="none")
     problem = training_step(chain, Platform(1, 100), 4, scope)
-    machine = read_machine(problem)
-    assert machine is not None
-    search = StepSearch(problem, machine, Run(problem))
-    assert search.least_makespan() == 4 * 6 + 18
+    step = read_step(problem)
+    assert step is not None
+    assert least_makespan(step, Run(problem)) == 4 * 6 + 18

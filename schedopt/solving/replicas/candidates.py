@@ -1,0 +1,191 @@
+"""Candidates for a training step: stages, simulated in several orders and depths; the best stay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from schedopt.bounds.recomputation import RecomputeChoice, cheapest_recompute
+from schedopt.solving.replicas.costs import describe_stages
+from schedopt.solving.replicas.stages import NEVER, Array, StepData
+from schedopt.solving.replicas.timing import ORDERS, simulate_step
+from schedopt.solving.run import Run
+
+DEEPER: Final = (0, 1, 2, 1 << 20)
+"""Micro-batches in flight, over what 1F1B* needs, that are tried where memory holds them."""
+KEPT: Final = 8
+"""Candidates that are kept and changed, the best first."""
+
+
+class StageChoice(NamedTuple):
+    """A stage: its layers, the first and the one behind; its replicas; whether ZeRO-1 is used."""
+
+    first: int
+    end: int
+    replicas: int
+    shard: int
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Stages, how deep each is filled, and in which order GPUs work.
+
+    Parameters
+    ----------
+    makespan_ns : int
+        By the simulation.
+    stages : tuple of StageChoice
+    recompute : tuple of RecomputeChoice
+    depth : tuple of int
+        Most micro-batches in flight on a replica of each stage.
+    order : int
+        One of `timing.ORDERS`.
+    """
+
+    makespan_ns: int
+    stages: tuple[StageChoice, ...]
+    recompute: tuple[RecomputeChoice, ...]
+    depth: tuple[int, ...]
+    order: int
+
+
+NONE: Final = RecomputeChoice(0, ())
+
+
+class Candidates:
+    """What was simulated for a step, the best first."""
+
+    def __init__(self, step: StepData, run: Run) -> None:
+        self.step, self.run = step, run
+        self.best: list[Candidate] = []
+        self._choices: dict[tuple[int, int, int, int], RecomputeChoice | None] = {}
+
+    def is_over(self) -> bool:
+        """Whether to end: time is up, and something is found; or when asked."""
+        run = self.run
+        return run.clock.stop_requested() or (bool(self.best) and run.stopped())
+
+    def add(
+        self,
+        stages: tuple[StageChoice, ...],
+        needed: Sequence[int],
+        *,
+        deeper: Sequence[int] = DEEPER,
+        longest: int | None = None,
+    ) -> Candidate | None:
+        """Simulate stages in all orders, filled as deep as they need, and deeper.
+
+        Return the best of these candidates, of those up to a longest makespan. By default that is
+        what is worth keeping.
+        """
+        cost = self._cost(stages)
+        found: Candidate | None = None
+        limit = self._worth() if longest is None else longest
+        tried = set()
+        for more in deeper:
+            filled = self._fill(stages, cost, [count + more for count in needed])
+            if filled is None or filled in tried:
+                continue
+            tried.add(filled)
+            recompute, depth = filled
+            for order in ORDERS:
+                if self.is_over():
+                    return found
+                makespan, _ = self._simulate(stages, cost, recompute, depth, order, limit)
+                if makespan < NEVER and makespan <= limit:
+                    found = Candidate(makespan, stages, recompute, depth, order)
+                    limit = makespan - 1
+                    self._keep(found)
+        return found
+
+    def _worth(self) -> int:
+        """Return the longest makespan that is worth keeping, ns."""
+        return self.best[-1].makespan_ns if len(self.best) == KEPT else NEVER
+
+    def _fill(
+        self, stages: Sequence[StageChoice], cost: Array, depth: Sequence[int]
+    ) -> tuple[tuple[RecomputeChoice, ...], tuple[int, ...]] | None:
+        """Return what stages recompute to be filled so deep, and how deep they then are."""
+        chosen: list[RecomputeChoice] = []
+        filled: list[int] = []
+        for stage, spare, free, wanted in zip(stages, cost[4], cost[5], depth, strict=True):
+            count = min(wanted, self.step.count // stage.replicas)
+            found: RecomputeChoice | None = NONE
+            if count > free:
+                found = self._recompute(stage, count, int(spare))
+                if found is None and free:
+                    found, count = NONE, int(free)
+            if found is None:
+                return None
+            chosen.append(found)
+            filled.append(count)
+        return tuple(chosen), tuple(filled)
+
+    def _recompute(self, stage: StageChoice, count: int, spare: int) -> RecomputeChoice | None:
+        """Return what a stage recomputes to hold some micro-batches; None if nothing helps."""
+        if not self.step.problem.scope.recompute:
+            return None
+        key = (stage.first, stage.end, count, spare)
+        if key not in self._choices:
+            self._choices[key] = cheapest_recompute(
+                self.step.problem.chain,
+                self.step.problem.platform.gpus[0],
+                range(stage.first, stage.end),
+                count,
+                spare,
+            )
+        return self._choices[key]
+
+    def _simulate(
+        self,
+        stages: Sequence[StageChoice],
+        cost: Array,
+        recompute: Sequence[RecomputeChoice],
+        depth: Sequence[int],
+        order: int,
+        limit: int = NEVER,
+    ) -> tuple[int, Array]:
+        """Return the makespan of a step, ns, and what each GPU runs: see `simulate_step`."""
+        found: tuple[int, Array] = simulate_step(
+            np.array([stage.replicas for stage in stages], dtype=np.int64),
+            cost[0],
+            cost[1],
+            np.array([choice.time_ns for choice in recompute], dtype=np.int64),
+            np.array(depth, dtype=np.int64),
+            cost[3],
+            cost[2],
+            cost[6],
+            cost[7],
+            self.step.count,
+            order,
+            limit,
+        )
+        return found
+
+    def _keep(self, candidate: Candidate) -> None:
+        """Keep the best candidates, of each stages the best."""
+        for number, other in enumerate(self.best):
+            if other.stages == candidate.stages:
+                if other.makespan_ns <= candidate.makespan_ns:
+                    return
+                del self.best[number]
+                break
+        self.best.append(candidate)
+        self.best.sort(key=lambda one: one.makespan_ns)
+        del self.best[KEPT:]
+
+    def orders(self, candidate: Candidate) -> list[list[int]]:
+        """Return what each GPU runs: see `simulate_step`."""
+        cost = self._cost(candidate.stages)
+        rows = self._simulate(
+            candidate.stages, cost, candidate.recompute, candidate.depth, candidate.order
+        )[1]
+        return [row[row >= 0].tolist() for row in rows]
+
+    def _cost(self, stages: Sequence[StageChoice]) -> Array:
+        rows = np.array(stages, dtype=np.int64)
+        found: Array = describe_stages(self.step.sums, self.step.machine, rows, self.step.count)
+        return found

@@ -1,0 +1,160 @@
+"""What a stage costs, compiled: collectives, bytes beside activations, bounds on recompute.
+
+A step has m micro-batches, each of them on one replica of each stage; a stage of R replicas runs
+m / R on each. Options of a stage are pairs (R, z): its replicas, and whether the optimizer state is
+sharded over them (ZeRO-1, Rajbhandari et al. 2020).
+"""
+
+from __future__ import annotations
+
+from math import gcd
+
+import numpy as np
+
+from schedopt.bounds.recompute_table import WRONG
+from schedopt.solving.local_search.njit import njit_entry, njit_kernel
+from schedopt.solving.replicas.stages import NEVER, Array, Machine, Recompute, Sums
+
+
+@njit_kernel
+def sent_ns(count: int, latency: int, bandwidth: int) -> int:
+    """Return how long bytes take over a link, ns; free links take no time."""
+    if bandwidth == 0:
+        return 0
+    # In two parts, so that nothing overflows.
+    whole, rest = count // bandwidth, count % bandwidth
+    return latency + whole * 1_000_000_000 + -((-rest * 1_000_000_000) // bandwidth)
+
+
+@njit_kernel
+def ring_ns(machine: Machine, count: int, replicas: int, far: int, least: bool) -> int:
+    """Return how long a chunk takes once round a ring but for one hop, `far` of them from a node.
+
+    A ring cuts so many bytes into as many chunks as there are replicas, some of which may be a byte
+    longer; `least` asks for the others. Two replicas have one link for both chunks, which these
+    take in turn where the directions share it, unless one was ready before.
+    """
+    if least and count == 0:
+        return 0
+    chunk = count // replicas if least else -(-count // replicas)
+    inside = sent_ns(chunk, machine.inside[0], machine.inside[1])
+    between = sent_ns(chunk, machine.between[0], machine.between[1])
+    once = (replicas - 1 - far) * inside + far * between
+    alone = machine.between[2] if far else machine.inside[2]
+    return once if least or replicas > 2 or alone else 2 * once
+
+
+@njit_kernel
+def collective_ns(
+    sums: Sums,
+    machine: Machine,
+    first: int,
+    end: int,
+    replicas: int,
+    shard: int,
+    far: int,
+    least: bool,
+) -> int:
+    """Return how long gradients, the update and weights take behind the last backward, by rings.
+
+    `far` of the hops in which gradients are added up lead from one node to another; where some do,
+    all of what goes round then waits for these links. `least` asks for a bound.
+    """
+    update = sums.update[end] - sums.update[first]
+    if replicas == 1:
+        return int(update)
+    back = replicas - 1 if far else 0
+    sent = sums.gradient[end] - sums.gradient[first]
+    gradient = ring_ns(machine, sent, replicas, far, least)
+    if not shard:
+        return int(gradient + ring_ns(machine, sent, replicas, back, least) + update)
+    weights = ring_ns(machine, sums.parameter[end] - sums.parameter[first], replicas, back, least)
+    if least and far:
+        # Links carry some chunks while others are updated.
+        return int(gradient + weights)
+    share = update // replicas if least else -(-update // replicas)
+    return int(gradient + weights + share)
+
+
+@njit_kernel
+def in_several_nodes(machine: Machine, first: int, count: int) -> bool:
+    """Whether some GPUs in a row lie in more than one node."""
+    return first // machine.node != (first + count - 1) // machine.node
+
+
+@njit_kernel
+def spare_bytes(
+    sums: Sums, first: int, end: int, replicas: int, shard: int, workspace: int, room: int
+) -> int:
+    """Return what is left for activations on the GPU of a stage that has the largest chunk."""
+    fixed = sums.weight[end] - sums.weight[first] + workspace
+    if shard:
+        optimizer = sums.optimizer[end] - sums.optimizer[first]
+        fixed -= optimizer - -(-optimizer // replicas)
+    return int(room - fixed)
+
+
+@njit_kernel
+def recompute_ns(again: Recompute, which: int, first: int, end: int, spare: int) -> int:
+    """Return a bound on the least recompute with which a stage fits, ns, by `again.counts`."""
+    place = end - first - 1
+    if again.sizes[which, first, place] > spare:
+        return NEVER
+    best = 0.0
+    for price in range(again.prices.shape[1]):
+        length = again.lengths[which, first, place, price]
+        room = again.prices[which, price] * spare
+        best = max(best, length - room - WRONG * (length + room) - 1)
+    return int(best)
+
+
+@njit_kernel
+def most_in_flight(sums: Sums, first: int, end: int, spare: int, count: int) -> int:
+    """Return how many of some micro-batches are in flight at most without recompute."""
+    each = sums.saved[end] - sums.saved[first] + sums.received[first]
+    if spare < each:
+        return 0
+    return count if each <= 0 else min(count, spare // each)
+
+
+@njit_kernel
+def common_multiple(one: int, other: int) -> int:
+    """Return the least common multiple."""
+    return one // gcd(one, other) * other
+
+
+@njit_entry
+def describe_stages(sums: Sums, machine: Machine, stages: Array, count: int) -> Array:
+    """Return what stages cost, from rows of first layer, end, replicas and shard.
+
+    They lie on the last GPUs, in their order.
+
+    Returns
+    -------
+    (8, S) array
+        Forward, backward, transfer to the next stage and collectives, ns; bytes that are left for
+        activations; most micro-batches in flight without recompute; of the way to the next stage,
+        how many links micro-batches take in turn, and whether each direction has its own.
+    """
+    found = np.zeros((8, len(stages)), dtype=np.int64)
+    place = machine.gpus - stages[:, 2].sum()
+    for number in range(len(stages)):
+        first, end, replicas, shard = stages[number]
+        workspace = 0
+        for layer in range(first, end):
+            workspace = max(workspace, sums.workspace[layer])
+        spare = spare_bytes(sums, first, end, replicas, shard, workspace, machine.room)
+        follows = stages[number + 1, 2] if number + 1 < len(stages) else 0
+        leaves = in_several_nodes(machine, place, replicas + follows)
+        spread = in_several_nodes(machine, place, replicas)
+        place += replicas
+        found[0, number] = sums.forward[end] - sums.forward[first]
+        found[1, number] = sums.backward[end] - sums.backward[first]
+        found[2, number] = sums.far[end] if leaves else sums.trip[end]
+        far = replicas - 1 if spread else 0
+        found[3, number] = collective_ns(sums, machine, first, end, replicas, shard, far, False)
+        found[4, number] = spare
+        found[5, number] = most_in_flight(sums, first, end, spare, count // replicas)
+        found[6, number] = 1 if leaves or not follows else common_multiple(replicas, follows)
+        found[7, number] = machine.between[2] if leaves else machine.inside[2]
+    return found

@@ -1,0 +1,102 @@
+"""Descent over the cuts, replicas and depths of candidates for a training step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from random import Random
+from typing import Final
+
+from schedopt.solving.replicas.candidates import Candidate, Candidates, StageChoice
+from schedopt.solving.replicas.stages import NEVER, Option
+
+MOST_SHAKES: Final = 4
+"""Changes that are made at once."""
+MOST_IDLE: Final = 40
+"""Starts in a row that may end no better before the descent ends."""
+
+Filled = tuple[tuple[StageChoice, ...], tuple[int, ...]]
+"""Stages, and how deep each is filled."""
+
+
+class Descent:
+    """Changes of the candidates that there are."""
+
+    def __init__(self, candidates: Candidates) -> None:
+        self.candidates, self.step, self.run = candidates, candidates.step, candidates.run
+        self._tried: set[Filled] = set()
+
+    def improve(self) -> Iterator[Candidate]:
+        """Change the best candidates a little while that helps; yield each best one so far.
+
+        Where nothing helps, a few changes at once make a start that is worse, and may end better.
+        """
+        generator = Random(self.run.seed)
+        starts, idle = list(self.candidates.best), 0
+        while starts and idle < MOST_IDLE and not self.run.stopped():
+            best = self.candidates.best[0]
+            for start in starts:
+                self._descend_from(start)
+            idle = idle + 1 if self.candidates.best[0] == best else 0
+            if not idle:
+                yield self.candidates.best[0]
+            starts = [self._shake(generator.choice(self.candidates.best), generator)]
+
+    def _descend_from(self, candidate: Candidate) -> None:
+        """Take the first change that shortens the step, again and again."""
+        while True:
+            for neighbour in self._neighbours(candidate):
+                if self.run.stopped():
+                    return
+                if neighbour in self._tried:
+                    continue
+                self._tried.add(neighbour)
+                better = self.candidates.add(*neighbour, deeper=(0,), longest=candidate.makespan_ns)
+                if better is not None and better.makespan_ns < candidate.makespan_ns:
+                    candidate = better
+                    break
+            else:
+                return
+
+    def _shake(self, candidate: Candidate, generator: Random) -> Candidate:
+        """Make a few changes at random."""
+        for _ in range(generator.randint(2, MOST_SHAKES)):
+            stages, depth = generator.choice([*self._neighbours(candidate)])
+            found = self.candidates.add(stages, depth, deeper=(0,), longest=NEVER)
+            candidate = found or candidate
+        return candidate
+
+    def _neighbours(self, candidate: Candidate) -> Iterator[Filled]:
+        """Yield stages that differ in a cut, in the replicas of two stages or one, or in depth."""
+        stages, depth = candidate.stages, candidate.depth
+        spare = self.step.machine.gpus - sum(stage.replicas for stage in stages)
+        for number, stage in enumerate(stages):
+            for more in (-1, 1):
+                if depth[number] + more >= 1:
+                    yield stages, (*depth[:number], depth[number] + more, *depth[number + 1 :])
+            for option in self._replicas_near(stage.replicas):
+                if option.replicas - stage.replicas <= spare:
+                    changed = stage._replace(replicas=option.replicas, shard=option.shard)
+                    yield (*stages[:number], changed, *stages[number + 1 :]), depth
+        for number, (ahead, behind) in enumerate(pairwise(stages)):
+            before, after = stages[:number], stages[number + 2 :]
+            for moved in (-2, -1, 1, 2):
+                cut = ahead.end + moved
+                if ahead.first < cut < behind.end and not self.step.sums.joined[cut]:
+                    pair = ahead._replace(end=cut), behind._replace(first=cut)
+                    yield (*before, *pair, *after), depth
+            for one in self._replicas_near(ahead.replicas):
+                for other in self._replicas_near(behind.replicas):
+                    added = one.replicas + other.replicas - ahead.replicas - behind.replicas
+                    if added <= spare:
+                        pair = (
+                            ahead._replace(replicas=one.replicas, shard=one.shard),
+                            behind._replace(replicas=other.replicas, shard=other.shard),
+                        )
+                        yield (*before, *pair, *after), depth
+
+    def _replicas_near(self, replicas: int) -> list[Option]:
+        """Return the options with the next fewer and the next more replicas."""
+        place = self.step.replicas.index(replicas)
+        near = self.step.replicas[max(0, place - 1) : place + 2]
+        return [option for option in self.step.options if option.replicas in near]

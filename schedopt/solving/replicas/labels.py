@@ -1,0 +1,207 @@
+"""A programme that proposes stages with replicas for a step, and how deep to fill them, compiled.
+
+From the end of the chain, for each first layer and number of GPUs, it keeps a few labels: stages
+behind each other that no others beat.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from schedopt.solving.local_search.njit import njit_entry, njit_kernel
+from schedopt.solving.replicas.costs import (
+    collective_ns,
+    common_multiple,
+    in_several_nodes,
+    most_in_flight,
+    recompute_ns,
+    spare_bytes,
+)
+from schedopt.solving.replicas.stages import NEVER, Array, Machine, Recompute, Sums
+
+LABELS: Final = 4
+"""Labels of each (first layer, GPUs used)."""
+COLUMNS: Final = 8
+"""Of a label: f, e and span, ns; replicas of its first stage; its end, option and micro-batches in
+flight; and the number of the label behind it."""
+
+
+@njit_kernel
+def behind_link(span: int, trip: int, full: int, modulus: int) -> int:
+    """Return the least span in front of the transfers of a cut; NEVER if they do not fit."""
+    if trip == 0:
+        return span
+    if full:
+        return NEVER if trip > modulus else span + 2 * trip
+    return next_span(span, 2 * trip, modulus)
+
+
+@njit_kernel
+def next_span(span: int, work: int, modulus: int) -> int:
+    """Return the least span in front of an item that excludes itself, or NEVER.
+
+    1F1B* (Beaumont et al. 2021, Algorithm 1) with a period of its own for each item: a stage of R
+    replicas sees a micro-batch on each of them every R periods.
+    """
+    if work > modulus:
+        return NEVER
+    if span % modulus + work <= modulus:
+        return span + work
+    return -(-span // modulus) * modulus + work
+
+
+@njit_kernel
+def stage_span(
+    sums: Sums,
+    again: Recompute,
+    first: int,
+    end: int,
+    spare: int,
+    own: int,
+    behind: int,
+    modulus: int,
+) -> tuple[int, int, int]:
+    """Return span, micro-batches in flight and time of recompute of a stage; NEVER if none fits."""
+    work = sums.forward[end] - sums.forward[first] + sums.backward[end] - sums.backward[first]
+    free = most_in_flight(sums, first, end, spare, own)
+    span = next_span(behind, work, modulus)
+    if span >= NEVER or min(own, -(-span // modulus)) <= free:
+        return span, max(1, min(own, -(-span // modulus))), 0
+    for which in range(len(again.counts)):
+        if again.counts[which] <= free:
+            continue
+        least = recompute_ns(again, which, first, end, spare)
+        if least >= NEVER:
+            break
+        span = next_span(behind, work + least, modulus)
+        if span >= NEVER:
+            break
+        if min(own, -(-span // modulus)) <= again.counts[which]:
+            return span, min(own, again.counts[which]), least
+    return NEVER, 0, 0
+
+
+@njit_kernel
+def keep_label(table: Array, counts: Array, first: int, used: int, label: Array) -> None:
+    """Keep a label unless another one is as good in f, e and span; drop those that it beats."""
+    size, kept = counts[first, used], 0
+    for number in range(size):
+        other = table[first, used, number]
+        if other[0] <= label[0] and other[1] <= label[1] and other[2] <= label[2]:
+            return
+    for number in range(size):
+        other = table[first, used, number]
+        if label[0] <= other[0] and label[1] <= other[1] and label[2] <= other[2]:
+            continue
+        if kept != number:
+            for column in range(other.shape[0]):
+                table[first, used, kept, column] = table[first, used, number, column]
+        kept += 1
+    if kept == table.shape[2]:
+        worst = 0
+        for number in range(kept):
+            if table[first, used, number, 0] > table[first, used, worst, 0]:
+                worst = number
+        if table[first, used, worst, 0] <= label[0]:
+            counts[first, used] = kept
+            return
+        for column in range(label.shape[0]):
+            table[first, used, worst, column] = label[column]
+        counts[first, used] = kept
+        return
+    for column in range(label.shape[0]):
+        table[first, used, kept, column] = label[column]
+    counts[first, used] = kept + 1
+
+
+@njit_entry
+def label_stages(
+    sums: Sums,
+    again: Recompute,
+    machine: Machine,
+    options: Array,
+    count: int,
+    period: int,
+    fold: int,
+    weight: float,
+    limit: int,
+) -> tuple[Array, Array]:
+    """Return labels of stages that run a micro-batch of the job every `period` ns.
+
+    `weight` below 0: f of a label is what follows the first forward of the last micro-batch in the
+    pattern, so that the step takes at most (m / fold - 1) fold T + f. Else f is the bound of
+    `step_is_possible`, its head and tail with this weight. Labels of steps above `limit` are left
+    out.
+
+    Returns
+    -------
+    labels : (L + 1, P + 1, LABELS, COLUMNS) array
+        See `COLUMNS`.
+    counts : (L + 1, P + 1) array
+        How many labels each has.
+    """
+    layers, gpus, room = len(sums.forward) - 1, machine.gpus, machine.room
+    table = np.zeros((layers + 1, gpus + 1, LABELS, COLUMNS), dtype=np.int64)
+    counts = np.zeros((layers + 1, gpus + 1), dtype=np.int64)
+    label = np.zeros(COLUMNS, dtype=np.int64)
+    counts[layers, :] = 1
+    before_last = (count - fold) * period if weight < 0 else 0
+    works = sums.forward + sums.backward
+    total = works[layers]
+    for first in range(layers - 1, -1, -1):
+        if sums.joined[first]:
+            continue
+        workspace = 0
+        fewest = (total - works[first] + period - 1) // period
+        most = gpus - (works[first] + period - 1) // period
+        for end in range(first + 1, layers + 1):
+            workspace = max(workspace, sums.workspace[end - 1])
+            work = works[end] - works[first]
+            if work > period * gpus:
+                break
+            forward = sums.forward[end] - sums.forward[first]
+            for number in range(len(options)):
+                replicas, shard = options[number]
+                own, modulus = count // replicas, replicas * period
+                if work > modulus or replicas > gpus:
+                    continue
+                spare = spare_bytes(sums, first, end, replicas, shard, workspace, room)
+                if spare < sums.saved[end] - sums.saved[first]:
+                    continue
+                near = collective_ns(sums, machine, first, end, replicas, shard, 0, False)
+                # All chunks take the slow hops in turn, and the others wait for them.
+                far = collective_ns(sums, machine, first, end, replicas, shard, replicas - 1, False)
+                for used in range(max(replicas, fewest), most + 1):
+                    place = gpus - used
+                    sync = far if in_several_nodes(machine, place, replicas) else near
+                    for which in range(counts[end, used - replicas]):
+                        behind = table[end, used - replicas, which]
+                        # One link leads from node to node, whichever replicas send.
+                        leaves = in_several_nodes(machine, place, replicas + behind[3])
+                        trip = sums.far[end] if leaves else sums.trip[end]
+                        full = machine.between[2] if leaves else machine.inside[2]
+                        shared = 1 if leaves else common_multiple(replicas, behind[3])
+                        span = behind_link(behind[2], trip, full, shared * period)
+                        if span >= NEVER:
+                            continue
+                        span, needed, least = stage_span(
+                            sums, again, first, end, spare, own, span, modulus
+                        )
+                        if span >= NEVER:
+                            continue
+                        if weight < 0:
+                            label[0] = max(span + sync, forward + trip + behind[0])
+                            label[1] = 0
+                        else:
+                            both = int(weight * (work + 2 * trip))
+                            label[1] = max(own * (work + least), both + behind[1])
+                            ahead = int(weight * (forward + trip))
+                            label[0] = max(label[1] + sync, ahead + behind[0])
+                        if before_last + label[0] > limit:
+                            continue
+                        label[2], label[3], label[4], label[5] = span, replicas, end, number
+                        label[6], label[7] = needed, which
+                        keep_label(table, counts, first, used, label)
+    return table, counts

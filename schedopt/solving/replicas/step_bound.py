@@ -1,0 +1,171 @@
+"""The bound of a training step over all contiguous stages with replicas, shards and recompute."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from schedopt.solving.local_search.njit import njit_entry, njit_kernel
+from schedopt.solving.replicas.costs import (
+    collective_ns,
+    in_several_nodes,
+    most_in_flight,
+    recompute_ns,
+    spare_bytes,
+)
+from schedopt.solving.replicas.stages import (
+    NEVER,
+    Array,
+    Machine,
+    Recompute,
+    StepData,
+    Sums,
+)
+from schedopt.solving.run import Run
+
+
+def fits(step: StepData, room: int | None = None) -> bool:
+    """Whether some stages hold a micro-batch, on GPUs with so much room or as they are, bytes."""
+    return is_possible(step, NEVER // 2, room)
+
+
+def least_memory(step: StepData) -> int:
+    """Return the least room on each GPU with which some stages fit, bytes. None fit as it is."""
+    low, high = step.machine.room, step.machine.room + 1
+    while not fits(step, high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        if fits(step, middle):
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def is_possible(step: StepData, makespan: int, room: int | None = None) -> bool:
+    """Whether the bound lets a step take so long, ns."""
+    machine = step.machine if room is None else step.machine._replace(room=room)
+    options = np.array(step.options, dtype=np.int64)
+    return bool(step_is_possible(step.sums, step.again, machine, options, step.count, makespan))
+
+
+def least_makespan(step: StepData, run: Run) -> int:
+    """Return the bound of the step, ns, as far as there is time. Some stages fit."""
+    work = int(step.sums.forward[-1] + step.sums.backward[-1])
+    low, high = 0, max(1, step.count * work // step.machine.gpus)
+    while not is_possible(step, high) and not run.stopped():
+        low, high = high, 2 * high
+    while high - low > 1 and not run.stopped():
+        middle = (low + high) // 2
+        if is_possible(step, middle):
+            high = middle
+        else:
+            low = middle
+    return low + 1
+
+
+@njit_kernel
+def work_and_slots(
+    sums: Sums, again: Recompute, first: int, end: int, spare: int, count: int, span: int
+) -> int:
+    """Return the least time from the first forward to the last backward on a replica, ns.
+
+    It does all the work of its micro-batches; and with at most N in flight, some of its slots runs
+    ceil(n / N) of them one after the other, each as long as the span without waiting. With
+    recompute N is free: what it costs is bounded at the low end of ranges of N, and slots are
+    counted at their high ends.
+    """
+    work = sums.forward[end] - sums.forward[first] + sums.backward[end] - sums.backward[first]
+    free = most_in_flight(sums, first, end, spare, count)
+    best = NEVER
+    if free:
+        best = max(count * work, -(-count // free) * span)
+    for which in range(len(again.counts)):
+        last = which + 1 == len(again.counts)
+        high = count if last else min(count, again.counts[which + 1] - 1)
+        if high <= free:
+            continue
+        least = recompute_ns(again, which, first, end, spare)
+        if least >= NEVER or count * (work + least) >= best:
+            break
+        best = min(best, max(count * (work + least), -(-count // high) * span))
+        if high == count:
+            break
+    return best
+
+
+@njit_entry
+def step_is_possible(
+    sums: Sums,
+    again: Recompute,
+    machine: Machine,
+    options: Array,
+    count: int,
+    makespan: int,
+) -> bool:
+    """Whether the bound lets a step of `count` micro-batches take so long.
+
+    From the end of the chain, for each first layer and number of GPUs, the least each of: q, the
+    span of a micro-batch without waiting; e, from the first forward to the last backward of a
+    stage; f, until all behind it is done, collectives included.
+    """
+    layers = len(sums.forward) - 1
+    gpus, room = machine.gpus, machine.room
+    best = np.full((3, layers + 1, gpus + 1), NEVER, dtype=np.int64)
+    best[:, layers, :] = 0
+    for first in range(layers - 1, -1, -1):
+        if sums.joined[first]:
+            continue
+        ahead, back = sums.forward[first], sums.backward[first]
+        workspace = 0
+        for end in range(first + 1, layers + 1):
+            workspace = max(workspace, sums.workspace[end - 1])
+            forward = sums.forward[end] - ahead
+            work = forward + sums.backward[end] - back
+            for number in range(len(options)):
+                replicas, shard = options[number]
+                own = count // replicas
+                if replicas > gpus or ahead + own * work + back > makespan:
+                    continue
+                # A backward needs it beside all that is kept, if it takes time.
+                beside = workspace if sums.backward[end] > back else 0
+                spare = spare_bytes(sums, first, end, replicas, shard, beside, room)
+                if spare < sums.saved[end] - sums.saved[first]:
+                    continue
+                near = collective_ns(sums, machine, first, end, replicas, shard, 0, True)
+                # From the last replica that is ready the first chunk takes at most its own node to
+                # a link that leads to another one. There all chunks that wait for this replica go
+                # in turn, and later all of the sum, or of the weights.
+                within = min(machine.node, replicas - 1)
+                slow = collective_ns(
+                    sums, machine, first, end, replicas, shard, replicas - within, True
+                )
+                far = max(near, slow)
+                # With more GPUs behind it, everything is at most as long: equal spans repeat.
+                span_before, held = -1, 0
+                for used in range(replicas, gpus + 1):
+                    f, e, q = best[:, end, used - replicas]
+                    if f >= NEVER:
+                        continue
+                    place = gpus - used
+                    sync = far if in_several_nodes(machine, place, replicas) else near
+                    # Some transfer is that of the last replica, at best to the next GPU.
+                    leaves = in_several_nodes(machine, place + replicas - 1, 2)
+                    trip = sums.far[end] if leaves else sums.trip[end]
+                    span = work + 2 * trip + q
+                    if span != span_before:
+                        held = work_and_slots(sums, again, first, end, spare, own, span)
+                        span_before = span
+                    inner = max(held, work + 2 * trip + e)
+                    whole = max(inner + sync, forward + trip + f)
+                    if ahead + whole > makespan or ahead + inner + back > makespan:
+                        continue
+                    best[0, first, used] = min(best[0, first, used], whole)
+                    best[1, first, used] = min(best[1, first, used], inner)
+                    best[2, first, used] = min(best[2, first, used], span)
+        for used in range(1, gpus + 1):
+            for which in range(3):
+                best[which, first, used] = min(
+                    best[which, first, used], best[which, first, used - 1]
+                )
+    return bool(best[0, 0, gpus] <= makespan)
