@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from schedopt.chain import Chain
 from schedopt.errors import InputError
@@ -37,9 +37,14 @@ def cuts_between(places: Sequence[int]) -> list[Cut]:
     return [(first, end - 1) for first, end in pairwise(places)]
 
 
-def stages_in_order(cuts: Sequence[Cut]) -> list[Stage]:
-    """Return a stage for each part, the first one on GPU 0, and so on."""
-    return [Stage(layers=cut, gpus=(gpu,)) for gpu, cut in enumerate(cuts)]
+def stages_in_order(cuts: Sequence[Cut], replicas: Sequence[int] | None = None) -> list[Stage]:
+    """Return a stage for each part, on so many GPUs, one by default; the first on GPU 0, and on."""
+    counts = replicas or [1] * len(cuts)
+    ends = list(accumulate(counts))
+    return [
+        Stage(layers=cut, gpus=tuple(range(end - count, end)))
+        for cut, count, end in zip(cuts, counts, ends, strict=True)
+    ]
 
 
 def balanced_cuts(chain: Chain, parts: int) -> list[Cut]:

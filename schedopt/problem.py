@@ -280,6 +280,13 @@ class Problem:
         """Whether it is about a step that ends with the update of its weights."""
         return self.scope.microbatches is not None and not self.rule.is_given
 
+    @property
+    def replica_counts(self) -> tuple[int, ...]:
+        """How many replicas a stage may have, ascending."""
+        count = self.scope.microbatches or 1
+        most = min(len(self.platform.gpus), count, self.scope.replicas or count)
+        return tuple(number for number in range(1, most + 1) if count % number == 0)
+
     def with_extra_memory(self, extra_bytes: int) -> Self:
         """Return the same problem with more memory on every GPU."""
         gpus = [

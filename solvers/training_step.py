@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from schedopt.bounds.scopes import contiguous
 from schedopt.chain import Layer
+from schedopt.cuts import NoPartition
 from schedopt.errors import InputError
 from schedopt.plan import Kind, Plan
 from schedopt.problem import Problem
@@ -25,6 +26,7 @@ from schedopt.result import Infeasibility
 from schedopt.rule import Rule
 from schedopt.solvers.step import solve as solve_step
 from schedopt.solving.late_sending import check_sent_late
+from schedopt.solving.registry import load_partitioner
 from schedopt.solving.requirements import refuse_stages
 from schedopt.solving.run import Run
 from schedopt.stage import Shard, Stage
@@ -50,6 +52,8 @@ PUBLISHED: Final = (
     "zero_bubble",
 )
 """Systems whose step ends with the update of its weights."""
+PLANNERS: Final = ("piper", "pipedream", "alpa")
+"""Partitioners that choose replicas, whose stages the search starts from."""
 MOST_PUBLISHED: Final = 8192
 """Layers times GPUs times micro-batches up to which they are laid out."""
 PROOF: Final = Proof(ProofKind.TRAINING_STEP)
@@ -82,6 +86,9 @@ def solve(problem: Problem, run: Run) -> None:
         if not problem.scope.split_backward:
             _prove(step, run)
         if fits(step):
+            for planner in PLANNERS:
+                with suppress(NoPartition):
+                    search.start(load_partitioner(planner)(problem))
             for candidate in search.improve():
                 _report(lay_out(problem, candidate, search.candidates.orders(candidate)), run)
             _report_others(search.candidates, run)

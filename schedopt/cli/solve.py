@@ -97,9 +97,9 @@ def solve_chain(
         str | None,
         "NAME: contiguous, contiguous_cpsat, engine_step, general, general_cpsat, next_fit, "
         "one_f_one_b_star, packing, periodic, relaxation, step, thinned, or one that is "
-        "installed. What people use instead: block_partition, even_split, parameters_balanced, "
-        "pipedream, pipedream_memory, piper, time_balanced, run by 1F1B*, and with _1f1b behind "
-        "the name by 1F1B.",
+        "installed. What people use instead: alpa, block_partition, even_split, "
+        "parameters_balanced, pipedream, pipedream_memory, piper, time_balanced, run by 1F1B*, and "
+        "with _1f1b behind the name by 1F1B.",
     ] = None,
     search: SearchOptions,
     work_limit: Annotated[

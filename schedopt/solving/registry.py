@@ -18,7 +18,10 @@ from schedopt.stored import find_function
 Solver = Callable[[Problem, Run], None]
 """Reports plans, bounds and proofs to the run; raises `InputError` for what it cannot do."""
 Partitioner = Callable[[Problem], list[Stage]]
-"""Returns consecutive stages, each on a GPU of its own; raises `InputError` if it finds none."""
+"""Returns consecutive stages, each on GPUs of its own; raises `InputError` if it finds none.
+
+A stage has one GPU, or as many replicas as the scope allows.
+"""
 
 GROUP: Final = "schedopt.solvers"
 SOLVERS: Final = {
@@ -92,6 +95,11 @@ PARTITIONERS: Final = {
         title="Piper",
         source="Tarnawski et al. 2021",
         function="schedopt.solvers.piper:partition",
+    ),
+    "alpa": PartitionerEntry(
+        title="Alpa-like",
+        source="Zheng et al. 2022, with data parallelism inside stages",
+        function="schedopt.solvers.alpa:partition",
     ),
 }
 """What people use instead. Each is a solver too, under its name and the endings of `SCHEDULES`."""

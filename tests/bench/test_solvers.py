@@ -81,7 +81,7 @@ def test_methods_are_asked_for_their_own_plans() -> None:
     assert {method.scope for name, method in asked.items() if name not in wide} == {Scope()}
     assert [name for name, method in asked.items() if method.solver != name] == ["schedopt"]
     assert asked["schedopt"].solver is None
-    assert len(BASELINES) == len(set(BASELINES)) == 14
+    assert len(BASELINES) == len(set(BASELINES)) == 16
     assert title_of("periodic") == ""
     titles = [title_of(name) for name in (*OURS, *BASELINES)]
     assert len(set(titles)) == len(titles)

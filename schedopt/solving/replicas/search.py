@@ -16,6 +16,7 @@ from schedopt.solving.replicas.labels import label_stages
 from schedopt.solving.replicas.stages import NEVER, Array, StepData, read_step
 from schedopt.solving.replicas.step_bound import least_makespan
 from schedopt.solving.run import Run
+from schedopt.stage import Stage
 
 STRETCHES: Final = (1.0, 1.02, 1.06, 1.12, 1.25, 1.5, 2.0, 4.0, 20.0)
 """Periods at which stages are looked for, over the least."""
@@ -66,6 +67,30 @@ class StepSearch:
         self.step, self.run = step, run
         self.candidates = Candidates(step, run)
         self._seen: set[tuple[StageChoice, ...]] = set()
+
+    def start(self, stages: Sequence[Stage]) -> None:
+        """Try stages that somebody else chose, filled as 1F1B fills them, with and without shards.
+
+        So a replica of a stage has ceil(s / R) micro-batches in flight, where s is the sum of the
+        replicas from this stage on.
+        """
+        behind, depth = 0, []
+        for stage in reversed(stages):
+            behind += len(stage.gpus)
+            depth.append(-(-behind // len(stage.gpus)))
+        for level in sorted({option.shard for option in self.step.options}):
+            choice = tuple(self._choose(stage, level) for stage in stages)
+            if choice not in self._seen:
+                self._seen.add(choice)
+                self.candidates.add(choice, depth[::-1])
+
+    def _choose(self, stage: Stage, level: int) -> StageChoice:
+        """Return a stage whose replicas share as much as they may, up to a level if possible."""
+        levels = [
+            option.shard for option in self.step.options if option.replicas == len(stage.gpus)
+        ]
+        shard = max((one for one in levels if one <= level), default=min(levels))
+        return StageChoice(stage.first, stage.last + 1, len(stage.gpus), shard)
 
     def improve(self) -> Iterator[Candidate]:
         """Look for stages, fold after fold, until time is up; yield each best one so far.

@@ -129,16 +129,16 @@ def read_step(problem: Problem) -> StepData | None:
     if machine is None:
         return None
     assert count is not None
-    most = min(machine.gpus, problem.scope.replicas or machine.gpus, count)
-    replicas = tuple(n for n in range(1, most + 1) if count % n == 0)
     return StepData(
         problem=problem,
         machine=machine,
         sums=read_sums(problem, machine),
         again=read_recompute(problem, count),
         count=count,
-        replicas=replicas,
-        options=tuple(Option(n, shard) for n in replicas for shard in _shards(problem, n)),
+        replicas=problem.replica_counts,
+        options=tuple(
+            Option(n, shard) for n in problem.replica_counts for shard in _shards(problem, n)
+        ),
     )
 
 
