@@ -39,7 +39,8 @@ class Stage:
 
         *gradient*: also, the gradient of a chunk stays at home only. Elsewhere it lies from the
         start of the first backward (B or W) of its mini-batch there, or of what comes earlier, to
-        the end of its last transfer.
+        the end of the transfer that takes it away, with all that was added up there by then. What
+        is added later lies there anew: so it may go home once a step, or behind each backward.
 
         *parameter*: also, each version of a chunk stays at home only, and is there when all homes
         have made theirs. Each operation that reads weights (F, R, B or I, W) needs every chunk

@@ -280,9 +280,15 @@ class _Maker:
             for chunk in range(self.chunks[stage]):
                 key = (gpu, chunk)
                 ready[key] = max(ready.get(key, 0), self.through[stage, i])
+        often = self.shard(stage) in ("gradient", "parameter") and self.draw(st.booleans())
         for chunk in range(self.chunks[stage]):
             home = self.home(stage, chunk)
             senders = [gpu for gpu in sorted(self.members(stage, mini_batch)) if gpu != home]
+            if often:
+                for gpu in senders:
+                    end = self.take_home(stage, chunk, gpu, mini_batch)
+                    ready[home, chunk] = max(ready.get((home, chunk), end), end)
+                senders = []
             order = [*self.draw(st.permutations(senders)), home]
             for number, gpu in enumerate(order[:-1]):
                 other = self.draw(st.sampled_from(order[number + 1 :]))
@@ -296,6 +302,19 @@ class _Maker:
         if self.shard(stage) != "parameter":
             for chunk in range(self.chunks[stage]):
                 self.spread(stage, chunk, name, made)
+
+    def take_home(self, stage: int, chunk: int, gpu: int, mini_batch: int) -> int:
+        """Send a gradient home as often as there is some of it, and return when all is there."""
+        first, end = mini_batch * self.every, 0
+        own = [i for i in range(first, first + self.every) if self.stages[stage].gpu(i) == gpu]
+        left = sorted((self.through[stage, i], i) for i in own)
+        while left:
+            whole, i = left[0]
+            ends, begin = (gpu, self.home(stage, chunk)), whole + self.wait()
+            start, arrived = self.carry("weight_gradient", stage, chunk, ends, i, begin)
+            left = [one for one in left if one[0] > start]
+            end = max(end, arrived)
+        return end
 
     def update(self, stage: int, first: int, made: dict[tuple[int, int], int]) -> None:
         gpus = self.stages[stage].gpus

@@ -7,6 +7,7 @@ there.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from schedopt.chain import Chain
@@ -143,6 +144,50 @@ def gradient_on_three() -> Plan:
     6 + 4 + 3, chunk 0 (2) from 1 to 8 and chunk 1 (2) from 1 to 5. 100 are saved from 0 to 3.
     """
     return ring("gradient", [133, 133, 134])
+
+
+def gradient_behind_each() -> Plan:
+    """`pair` with two micro-batches on each GPU, gradients taken home behind each, T = 26.
+
+    F 0-2 and 8-10, B 2-6 and 10-14. The first gradient: chunk 0 to GPU 0 6-9, chunk 1 to GPU 1
+    6-10; the second 14-17 and 14-18. U 17-19 on GPU 0 and 18-21 on GPU 1, weights 19-21 and 21-24.
+
+    GPU 0 keeps 9 + 5 + 4 + 3, and chunk 1 of the gradient (4) over 2-10 and 10-18; GPU 1 keeps 9 +
+    5 + 5 + 4, and chunk 0 (3) over 2-9 and 10-17. 100 are saved over 0-6 and 8-14.
+    """
+    plan = pair("gradient", [125, 126])
+    micro_batches = {0: 0, 1: 0, 2: 8, 3: 8}
+    forth = {"source": 0, "target": 1, "chunks": 2}
+    back = {"source": 1, "target": 0, "chunks": 2}
+    gradients = [
+        # Of micro-batch 2 the replicas are counted from its own, GPU 0.
+        send("weight_gradient", 0, i, 6 + later, chunk=chunk, mode="reduce", **ends)
+        for i, later in ((0, 0), (2, 8))
+        for chunk, ends in ((0, back), (1, forth))
+    ]
+    return replace(
+        plan,
+        rule=Rule(update_every=4, forward_reads="delay"),
+        scope=replace(plan.scope, max_k=4),
+        pattern=Pattern(
+            k=4,
+            period_total_ns=26,
+            operations=(
+                *(
+                    op(kind, 0, i, start + later)
+                    for i, later in micro_batches.items()
+                    for kind, start in (("F", 0), ("B", 2))
+                ),
+                op("U", 0, 0, 17),
+                op("U", 0, 1, 18),
+            ),
+            transfers=(
+                *gradients,
+                send("weights", 0, 0, 19, chunk=0, **forth),
+                send("weights", 0, 0, 21, chunk=1, **back),
+            ),
+        ),
+    )
 
 
 def parameter_on_two() -> Plan:
@@ -345,6 +390,7 @@ SHARDED: Final[Mapping[str, Callable[[], Plan]]] = {
         optimizer_on_three,
         gradient_on_two,
         gradient_on_three,
+        gradient_behind_each,
         parameter_on_two,
         parameter_on_three,
         mixed_on_six,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -33,6 +34,8 @@ ResidencyKind = Literal[
     "received",
 ]
 
+_Lying = tuple[int, int]
+"""From when to when something lies there, or happens, ns."""
 _Copy = tuple[int, int, int]
 """Of what W needs: the stage, the micro-batch, and the replica where it lies, 0 for its own."""
 
@@ -130,31 +133,40 @@ def _gradients(reader: Reader) -> Iterator[Residency]:
     """Yield the gradients of a mini-batch where they are not at home, while they lie there.
 
     Of stages that keep them at home only: from the first backward, or arrival if that comes before,
-    to the last transfer.
+    to the end of the transfer that takes them away.
     """
     schedule, owners = reader.schedule, reader.owners
     at_home = [one.shard in ("gradient", "parameter") for one in schedule.plan.stages]
     if not any(at_home):
         return
-    lying: dict[tuple[int, int, int, int], tuple[int, int]] = {}
-
-    def touch(stage: int, gpu: int, chunk: int, i: int, run: Interval) -> None:
-        key = (stage, gpu, chunk, i // reader.every)
-        start, end = lying.get(key, (run.start_ns, run.end_ns))
-        lying[key] = (min(start, run.start_ns), max(end, run.end_ns))
-
+    added: dict[tuple[int, int, int, int], list[_Lying]] = defaultdict(list)
+    sent: dict[tuple[int, int, int, int], list[_Lying]] = defaultdict(list)
     for stage in range(len(schedule.plan.stages)):
         for i, run in gradient_runs(schedule, stage) if at_home[stage] else ():
             for chunk in owners.foreign(stage, run.gpu):
-                touch(stage, run.gpu, chunk, i, run)
+                added[stage, run.gpu, chunk, i // reader.every].append((run.start_ns, run.end_ns))
     for transfer, i, source, _, run in schedule.transfers():
         if transfer.tensor == "weight_gradient" and at_home[transfer.stage]:
-            for gpu in (source, run.gpu):
+            for gpu, found in ((source, sent), (run.gpu, added)):
                 if transfer.chunk not in owners.owned(transfer.stage, gpu):
-                    touch(transfer.stage, gpu, transfer.chunk, i, run)
-    for (stage, gpu, chunk, _), (start, end) in lying.items():
-        total = stage_bytes(schedule.plan, stage, "gradient_bytes")
-        yield Residency(gpu, "gradient", stage, owners.part(total, stage, chunk), start, end)
+                    key = (transfer.stage, gpu, transfer.chunk, i // reader.every)
+                    found[key].append((run.start_ns, run.end_ns))
+    for stage, gpu, chunk, mini_batch in {**added, **sent}:
+        count = owners.part(stage_bytes(schedule.plan, stage, "gradient_bytes"), stage, chunk)
+        key = (stage, gpu, chunk, mini_batch)
+        for start, end in _until_taken(added[key], sent[key]):
+            yield Residency(gpu, "gradient", stage, count, start, end)
+
+
+def _until_taken(added: Iterable[_Lying], sent: Iterable[_Lying]) -> Iterator[_Lying]:
+    """Yield from when to when what is added up lies there: a transfer takes all that is whole."""
+    left = sorted(added)
+    for start, end in sorted(sent):
+        taken = [begin for begin, whole in left if whole <= start]
+        left = [one for one in left if one[1] > start]
+        yield min(taken, default=start), end
+    if left:
+        yield left[0][0], max(whole for _, whole in left)
 
 
 def _of_micro_batch(

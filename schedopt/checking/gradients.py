@@ -86,6 +86,7 @@ class _Replay:
         self.gpus = tuple(dict.fromkeys(plan.stages[self.stage].gpus))
         shard = plan.stages[self.stage].shard
         self.sharded, self.scattered = shard != "none", shard == "parameter"
+        self.at_home = shard in ("gradient", "parameter")
         items = self.timeline.by_stage[self.stage]
         self.transfers = [
             (place, item)
@@ -262,6 +263,8 @@ class _Replay:
                 f"mini-batch {mini_batch}",
             )
             return
+        if self.at_home and item.chunk not in self.home[source]:
+            self.buffer(source, mini_batch)[item.chunk] = 0
         end = time + self.timeline.length(item, first)
         arrive = partial(self.receive_gradient, place, item, first, target, carried)
         self.push(end, _ARRIVE, arrive)

@@ -188,19 +188,20 @@ def _list_workspaces(timeline: Timeline, position: int) -> Iterator[Residency]:
 def list_gradients(timeline: Timeline, position: int) -> Iterator[Residency]:
     """Yield the gradients that lie away from home, where a stage keeps them only at home.
 
-    From the first backward of their mini-batch there, or what arrives before, to the last transfer
-    that they need.
+    From the first backward of their mini-batch there, or what arrives before, to the end of the
+    transfer that takes them away. What is added after that lies there anew.
     """
     plan = timeline.plan
     m, stage = plan.rule.update_every, plan.stages[position]
     if m is None or stage.shard not in ("gradient", "parameter"):
         return
     every = lcm(timeline.repeat(position), m)
-    moments: dict[tuple[int, int, int], list[int]] = {}
+    events: dict[tuple[int, int, int], list[_GradientEvent]] = {}
 
-    def note(gpu: int, chunk: int, i: int, *times: int) -> None:
+    def note(gpu: int, chunk: int, i: int, start: int, end: int, *, leaves: bool = False) -> None:
         if chunk not in timeline.home(position, gpu):
-            moments.setdefault((gpu, chunk, i // m), []).extend(times)
+            event = _GradientEvent(start if leaves else end, leaves, start, end)
+            events.setdefault((gpu, chunk, i // m), []).append(event)
 
     last = "W" if timeline.is_split(position) else "B"
     for replica, i in product(range(len(stage.gpus)), range(every)):
@@ -213,9 +214,36 @@ def list_gradients(timeline: Timeline, position: int) -> Iterator[Residency]:
             continue
         for i in range(item.shift % plan.pattern.k, every, plan.pattern.k):
             start = timeline.start(item, i)
-            for gpu in timeline.ends(item, i):
-                note(gpu, item.chunk, i, start, start + timeline.length(item, i))
-    for (gpu, chunk, _), times in moments.items():
+            source, target = timeline.ends(item, i)
+            end = start + timeline.length(item, i)
+            note(source, item.chunk, i, start, end, leaves=True)
+            note(target, item.chunk, i, start, end)
+    for (gpu, chunk, _), found in events.items():
         size = timeline.size(position, "gradient_bytes", [chunk])
         group = (gpu, "gradient", ALL_STAGES, "")
-        yield Residency(group, size, min(times), max(times), timeline.duration_of(every))
+        for since, until in _follow_gradient(found):
+            yield Residency(group, size, since, until, timeline.duration_of(every))
+
+
+@dataclass(frozen=True, order=True)
+class _GradientEvent:
+    """A backward or an arrival, which counts at its end, or a transfer away, at its start."""
+
+    at: int
+    leaves: bool
+    start: int
+    end: int
+
+
+def _follow_gradient(events: list[_GradientEvent]) -> Iterator[tuple[int, int]]:
+    """Yield from when to when a gradient lies there."""
+    since = until = None
+    for event in sorted(events):
+        if event.leaves:
+            yield event.start if since is None else since, event.end
+            since = until = None
+        else:
+            since = event.start if since is None else min(since, event.start)
+            until = event.end
+    if since is not None and until is not None:
+        yield since, until

@@ -8,6 +8,7 @@ from schedopt.account import memory, residencies, versions
 from tests.changes import change_rule
 from tests.shards import (
     SHARDED,
+    gradient_behind_each,
     gradient_on_three,
     gradient_on_two,
     mixed_on_six,
@@ -24,6 +25,10 @@ def test_what_each_level_keeps() -> None:
         {"weights": 9 + 5 + 7 + 5, "activation": 100},
     ]
     assert [need.by_kind for need in memory(gradient_on_two())] == [
+        {"weights": 9 + 5 + 4 + 3, "gradient": 4, "activation": 100},
+        {"weights": 9 + 5 + 5 + 4, "gradient": 3, "activation": 100},
+    ]
+    assert [need.by_kind for need in memory(gradient_behind_each())] == [
         {"weights": 9 + 5 + 4 + 3, "gradient": 4, "activation": 100},
         {"weights": 9 + 5 + 5 + 4, "gradient": 3, "activation": 100},
     ]
@@ -80,3 +85,12 @@ def test_when_copies_and_gradients_lie_away_from_home() -> None:
         *((0, 9, 6, 2), (0, 9, 6, 2), (1, 13, 6, 2), (1, 13, 8, 2)),
         *((2, 19, 6, 2), (2, 19, 6, 2)),
     ]
+
+
+def test_a_gradient_that_is_taken_home_lies_anew_behind_the_next_backward() -> None:
+    lying = sorted(
+        (one.gpu, one.start_ns, one.end_ns, one.count)
+        for one in residencies(gradient_behind_each())
+        if one.kind == "gradient"
+    )
+    assert lying == [(0, 2, 10, 4), (0, 10, 18, 4), (1, 2, 9, 3), (1, 10, 17, 3)]
