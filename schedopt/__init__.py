@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 __all__ = [
     "Bound",
     "Chain",
+    "Collective",
     "Comparison",
     "Gpu",
     "Infeasibility",
@@ -58,7 +59,7 @@ if TYPE_CHECKING:
     from schedopt.comparing.comparison import Comparison
     from schedopt.errors import InputError, InvalidPlanError, SchedoptError
     from schedopt.network import Link, Network, Node, NodeLink
-    from schedopt.plan import Operation, Pattern, Plan, Transfer
+    from schedopt.plan import Collective, Operation, Pattern, Plan, Transfer
     from schedopt.platform import Gpu, Platform
     from schedopt.problem import Problem, Scope
     from schedopt.proofs import Note, Outcome, Proof, ProofKind, Suggestion
@@ -81,6 +82,7 @@ else:
         "Network": "schedopt.network",
         "Node": "schedopt.network",
         "NodeLink": "schedopt.network",
+        "Collective": "schedopt.plan",
         "Operation": "schedopt.plan",
         "Pattern": "schedopt.plan",
         "Plan": "schedopt.plan",

@@ -87,8 +87,8 @@ class Operation:
 class Transfer:
     """One transfer of the pattern, from one GPU to another. Its bytes and its links are derived.
 
-    In period q it starts at q T + `start_ns`, for micro-batch i = q k + `shift`. A collective is
-    the list of its transfers.
+    In period q it starts at q T + `start_ns`, for micro-batch i = q k + `shift`. Many of them may
+    be given by rule, as a `Collective`.
 
     Parameters
     ----------
@@ -176,6 +176,48 @@ class Transfer:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Collective:
+    """Transfers between all R replicas of a stage, by rule: a ring in rounds of one length.
+
+    The replicas stand in a ring, in the order of the numbers of their GPUs. The weights of the
+    stage, or their gradient, are cut into R chunks, and chunk c of stage s is at home on replica
+    (s + c) mod R. In each of R - 1 rounds every replica sends one chunk to the next one (Patarasuk
+    and Yuan 2009): all at the start of the round, but where neighbours share a link, one after the
+    other on it, in the order of the ring, each for as long as the largest chunk takes. The next
+    round starts when so much time is over for all.
+
+    Parameters
+    ----------
+    tensor : {"weight_gradient", "weights"}
+    mode : {"reduce", "copy"}
+        *reduce*: each chunk goes from the replica behind its home to its home, and is added to on
+        the way (a reduce-scatter). *copy*: from its home to all others (an all-gather).
+    stage : int
+    shift : int
+        A micro-batch of the mini-batch, as of a `Transfer`.
+    start_ns : int
+        In [0, T).
+    """
+
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    tensor: Literal["weight_gradient", "weights"]
+    mode: Mode
+    stage: int
+    shift: int
+    start_ns: int
+
+    def __post_init__(self) -> None:
+        check_choice(self, "tensor", ("weight_gradient", "weights"))
+        check_choice(self, "mode", ("reduce", "copy"))
+        check_whole(self, "stage", high=_MOST)
+        check_whole(self, "shift", low=-LARGEST)
+        check_whole(self, "start_ns")
+        if self.tensor == "weights" and self.mode == "reduce":
+            raise InputError("weights are copied, never added", field="mode", way_out="Use copy")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Pattern:
     """A k-periodic pattern (Beaumont et al. 2021, section 3.1).
 
@@ -185,21 +227,30 @@ class Pattern:
         Micro-batches of one period.
     period_total_ns : int
         T, at least 1. The normalized period is T / k.
+    fold : int
+        g, which divides k. The pattern is that of one of g equal parts of the job, which run side
+        by side: an operation or a transfer with shift h stands for g of them at the same time,
+        for the micro-batches g h to g h + g - 1. See `schedopt.folding.whole`.
     operations : sequence of Operation
     transfers : sequence of Transfer
+    collectives : sequence of Collective
+        Each once in a period, between the replicas of all parts.
     """
 
     __pydantic_config__: ClassVar[Any] = STRICT
 
     k: int
     period_total_ns: int
+    fold: int = 1
     operations: tuple[Operation, ...]
     transfers: tuple[Transfer, ...] = field(default=())
+    collectives: tuple[Collective, ...] = field(default=())
 
     def __post_init__(self) -> None:
         check_whole(self, "k", low=1, high=_MOST)
         check_whole(self, "period_total_ns", low=1)
-        for name, kind in (("operations", Operation), ("transfers", Transfer)):
+        check_whole(self, "fold", low=1, high=_MOST)
+        for name, kind in _ITEMS.items():
             as_tuple(self, name, kind)
             for position, item in enumerate(getattr(self, name)):
                 if item.start_ns >= self.period_total_ns:
@@ -208,6 +259,31 @@ class Pattern:
                         field=f"{name}[{position}].start_ns",
                         way_out="Give a start in [0, T) and move whole periods into the shift",
                     )
+        if self.fold > 1:
+            self._check_fold()
+
+    def _check_fold(self) -> None:
+        if self.k % self.fold:
+            raise InputError(
+                f"{self.fold} does not divide k = {self.k}",
+                field="fold",
+                way_out="Each part runs as many micro-batches as the others",
+            )
+        for name in ("operations", "transfers"):
+            for position, item in enumerate(getattr(self, name)):
+                if item.covers > 1:
+                    rule, way_out = "covers several micro-batches", "Give one item for each"
+                elif isinstance(item, Operation) and item.replica:
+                    rule, way_out = "runs on another replica", "Leave replica out"
+                elif isinstance(item, Transfer) and not item.is_boundary:
+                    rule, way_out = "goes between replicas", "Give a collective"
+                else:
+                    continue
+                raise InputError(
+                    f"{rule}, which a part of a fold does not say for all parts",
+                    field=f"{name}[{position}]",
+                    way_out=f"{way_out}, or spell all parts out (fold 1)",
+                )
 
     @property
     def period(self) -> Fraction:
@@ -215,9 +291,17 @@ class Pattern:
         return Fraction(self.period_total_ns, self.k)
 
     @property
+    def is_short(self) -> bool:
+        """Whether a fold or collectives stand for more than they are: see `folding.whole`."""
+        return self.fold > 1 or bool(self.collectives)
+
+    @property
     def items(self) -> tuple[Operation | Transfer, ...]:
         """Operations, then transfers."""
         return (*self.operations, *self.transfers)
+
+
+_ITEMS: Final = {"operations": Operation, "transfers": Transfer, "collectives": Collective}
 
 
 @dataclass(frozen=True, kw_only=True)

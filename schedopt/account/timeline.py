@@ -9,6 +9,7 @@ from typing import Protocol
 
 from schedopt.account.shard_owners import ShardOwners, part_of
 from schedopt.chain import Layer
+from schedopt.folding import whole
 from schedopt.plan import Kind, Operation, Plan, Transfer
 
 
@@ -64,13 +65,14 @@ class Schedule(Protocol):
 class Timeline:
     """A plan seen micro-batch by micro-batch, which goes on for ever.
 
-    After `length` of them, in `length_ns`, GPUs, rule and pattern repeat together.
+    After `length` of them, in `length_ns`, GPUs, rule and pattern repeat together. Folds and
+    collectives are spelled out.
     """
 
     end_ns = None
 
     def __init__(self, plan: Plan) -> None:
-        self.plan = plan
+        self.plan = plan = whole(plan)
         pattern = plan.pattern
         every = [pattern.k, *(len(stage.gpus) for stage in plan.stages)]
         if plan.rule.update_every is not None:

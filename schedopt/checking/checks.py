@@ -26,6 +26,8 @@ from schedopt.checking.timeline import Timeline, lay_out
 from schedopt.checking.violations import Violation, limit
 from schedopt.checking.weight_halves import find_wrong_weight_halves
 from schedopt.checking.weights import Followed, follow_weights
+from schedopt.errors import InputError
+from schedopt.folding import whole
 from schedopt.plan import Plan
 from schedopt.problem import Problem
 from schedopt.result import Result
@@ -61,6 +63,11 @@ def _check_plan(plan: Plan) -> list[Violation]:
     missing = list(find_missing_references(plan))
     if missing:
         return missing
+    if plan.pattern.is_short:
+        try:
+            plan = whole(plan)
+        except InputError as error:
+            return [Violation("rule", error.field, error.rule)]
     endless = list(find_endless(plan))
     if endless:
         return endless

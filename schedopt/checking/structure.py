@@ -33,7 +33,7 @@ def find_missing_references(plan: Plan) -> Iterator[Violation]:
                     f"stage {position}",
                     f"GPU {gpu} does not exist; GPUs go from 0 to {gpus - 1}",
                 )
-    for name in ("operations", "transfers"):
+    for name in ("operations", "transfers", "collectives"):
         for position, item in enumerate(getattr(plan.pattern, name)):
             if item.stage >= len(plan.stages):
                 yield Violation(

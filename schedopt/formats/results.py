@@ -61,11 +61,15 @@ def complete_scope(scope: dict[str, Any]) -> None:
 
 
 def leave_out_defaults(plan: dict[str, Any]) -> None:
-    """Take from stages and pattern, as a document, what speaks of replicas where there are none."""
+    """Take from stages and pattern, as a document, what speaks of replicas or folds if none are."""
     for stage in plan["stages"]:
         if stage["shard"] == "none":
             del stage["shard"]
     pattern = plan["pattern"]
+    if pattern["fold"] == 1:
+        del pattern["fold"]
+    if not pattern["collectives"]:
+        del pattern["collectives"]
     for transfer in pattern["transfers"]:
         if "source" not in transfer:
             for name in ("chunk", "chunks", "mode"):

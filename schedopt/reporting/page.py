@@ -140,7 +140,8 @@ def _shown(plan: Plan) -> list[Kind | Tensor]:
     """Return what runs and is sent in a plan, in the order of the field."""
     pattern = plan.pattern
     there = {*(operation.kind for operation in pattern.operations)}
-    sent = {*(transfer.tensor for transfer in pattern.transfers)}
+    sent = {transfer.tensor for transfer in pattern.transfers}
+    sent |= {collective.tensor for collective in pattern.collectives}
     return [what for what in NAMES if what in there or what in sent]
 
 

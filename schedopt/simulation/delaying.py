@@ -30,13 +30,15 @@ def delay_transfers(plan: Plan, first: Collection[int] = ()) -> Plan:
     Parameters
     ----------
     plan : Plan
-        Valid, but perhaps for its memory.
+        Valid, but perhaps for its memory. One with a fold or collectives is returned as it is.
     first : collection of int
         GPUs that have no room for what waits. If there are any, all transfers are laid out anew,
         those to these GPUs before the others, which may then come earlier than before. Where they
         do not come in time the plan is what it is without.
     """
     if not any(transfer.is_boundary for transfer in plan.pattern.transfers):
+        return plan
+    if plan.pattern.is_short:
         return plan
     links = _Links(plan)
     if first and not links.lay_out(first):

@@ -15,6 +15,7 @@ from schedopt.account.profile import Level
 from schedopt.account.residencies import Residency, residencies_of
 from schedopt.account.timeline import Interval, Timeline, replica_of
 from schedopt.errors import InputError
+from schedopt.folding import whole
 from schedopt.plan import Kind, Operation, Plan, Transfer
 from schedopt.simulation.events import Event, unroll
 from schedopt.simulation.shifting import shift_left
@@ -215,6 +216,7 @@ def simulate(plan: Plan, microbatches: int, *, timing: Timing = "asap") -> Simul
             field="microbatches",
             way_out=f"Give {max(1, microbatches // every) * every}",
         )
+    plan = whole(plan)
     events = unroll(Timeline(plan), microbatches)
     if timing == "asap":
         events = shift_left(plan, events)

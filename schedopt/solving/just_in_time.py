@@ -39,13 +39,14 @@ def meet_readers(plan: Plan, gpus: Collection[int]) -> Plan:
     Returns
     -------
     Plan
-        As it is, if it has replicas, items for several micro-batches, or updates.
+        As it is, if it has replicas, a fold, items for several micro-batches, or updates.
     """
     items = plan.pattern.items
     if (
         len(items) > MOST_ITEMS
         or not plan.rule.is_given
         or any(item.covers > 1 for item in items)
+        or plan.pattern.is_short
         or any(len(stage.gpus) > 1 for stage in plan.stages)
     ):
         return plan

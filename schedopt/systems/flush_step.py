@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from schedopt.errors import InputError
@@ -63,14 +63,20 @@ def flush_step(
     """
     _refuse(config, stages)
     step = _FlushStep(config, stages)
+    for kind, stage, i in with_recompute(stages, turns):
+        step.run(kind, stage, i)
+    step.finish()
+    return config.flushed(step.scheduler, split=split)
+
+
+def with_recompute(stages: Sequence[Stage], turns: Iterable[Turn]) -> Iterator[Turn]:
+    """Yield turns, with the R of stages that recompute right before a backward if none says so."""
     told = [*turns]
     redone = {(stage, i) for kind, stage, i in told if kind == "R"}
     for kind, stage, i in told:
         if kind in ("B", "I") and stages[stage].recompute and (stage, i) not in redone:
-            step.run("R", stage, i)
-        step.run(kind, stage, i)
-    step.finish()
-    return config.flushed(step.scheduler, split=split)
+            yield "R", stage, i
+        yield kind, stage, i
 
 
 def _refuse(config: SystemConfig, stages: Sequence[Stage]) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from schedopt import (
     Bound,
     Chain,
+    Collective,
     Gpu,
     Infeasibility,
     Layer,
@@ -196,11 +197,34 @@ def patterns(draw: st.DrawFn) -> Pattern:
     made = partial(st.builds, Operation, stage=counts, shift=shifts, start_ns=starts)
     operation = made(kind=st.sampled_from(KINDS), covers=counts)
     elsewhere = made(kind=st.just("W"), replica=st.integers(-9, 9))
+    ring = partial(st.builds, Collective, stage=counts, shift=shifts, start_ns=starts)
+    rings = ring(tensor=st.sampled_from(["weights", "weight_gradient"]), mode=st.just("copy"))
+    rings |= ring(tensor=st.just("weight_gradient"), mode=st.just("reduce"))
+    collectives = tuple(draw(st.lists(rings, max_size=3)))
+    if draw(st.booleans()):
+        return Pattern(
+            k=draw(counts),
+            period_total_ns=period,
+            operations=tuple(draw(st.lists(operation | elsewhere, max_size=4))),
+            transfers=tuple(draw(st.lists(transfers(period), max_size=4))),
+            collectives=collectives,
+        )
+    fold = draw(counts)
+    one = made(kind=st.sampled_from(KINDS))
+    sent = st.builds(
+        Transfer,
+        tensor=st.sampled_from(["activation", "gradient"]),
+        stage=counts,
+        shift=shifts,
+        start_ns=starts,
+    )
     return Pattern(
-        k=draw(counts),
+        k=fold * draw(counts),
         period_total_ns=period,
-        operations=tuple(draw(st.lists(operation | elsewhere, max_size=4))),
-        transfers=tuple(draw(st.lists(transfers(period), max_size=4))),
+        fold=fold,
+        operations=tuple(draw(st.lists(one, max_size=4))),
+        transfers=tuple(draw(st.lists(sent, max_size=4))),
+        collectives=collectives,
     )
 
 

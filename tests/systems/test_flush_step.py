@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from schedopt import Chain, Plan, Platform, Stage, check
 from schedopt.account import busy_time, load, memory, traffic
 from schedopt.errors import InputError
-from schedopt.plan import Kind
 from schedopt.simulation import simulate
 from schedopt.stage import Shard
 from schedopt.systems.config import SystemConfig
@@ -22,32 +21,7 @@ from schedopt.systems.flush_step import Turn, flush_step
 from tests.budgets import trials
 from tests.examples import BYTE_A_NS, layer
 from tests.systems.configs import AMPLE, layers
-
-
-@st.composite
-def orders(draw: st.DrawFn, stages: int, microbatches: int, *, split: bool) -> list[Turn]:
-    """Draw turns in an order in which each comes behind what it needs."""
-    backward: Kind = "I" if split else "B"
-    waiting: list[list[Turn]] = []
-    for i in range(microbatches):
-        way: list[Turn] = [("F", stage, i) for stage in range(stages)]
-        way += [(backward, stage, i) for stage in reversed(range(stages))]
-        waiting.append(way)
-    found: list[Turn] = []
-    late: list[Turn] = []
-    while waiting or late:
-        count = len(waiting) + bool(late)
-        number = draw(st.integers(0, count - 1))
-        if number == len(waiting):
-            found.append(late.pop(draw(st.integers(0, len(late) - 1))))
-            continue
-        turn = waiting[number].pop(0)
-        found.append(turn)
-        if turn[0] == "I":
-            late.append(("W", *turn[1:]))
-        if not waiting[number]:
-            waiting.pop(number)
-    return found
+from tests.turns import orders
 
 
 @st.composite

@@ -1,0 +1,227 @@
+"""Folds and collectives: one part of a job that stands for all, and rings given by rule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import lcm
+from typing import Final
+
+from schedopt.errors import InputError
+from schedopt.network import Resource
+from schedopt.plan import Collective, Pattern, Plan, Transfer, place_in_period
+from schedopt.platform import Platform
+from schedopt.stage import Stage
+
+MOST_ITEMS: Final = 1_000_000
+"""Operations and transfers of a plan that is spelled out."""
+
+
+@dataclass(frozen=True)
+class Twins:
+    """What does in the first part of a fold what something does in its own part.
+
+    Parameters
+    ----------
+    gpus : mapping of int to int
+        For each GPU that has a stage the one in its place in the first part.
+    resources : mapping of Resource to Resource
+        The same for each link over which activations and gradients go.
+    """
+
+    gpus: Mapping[int, int]
+    resources: Mapping[Resource, Resource]
+
+
+@dataclass(frozen=True)
+class Ring:
+    """The replicas of a stage in a ring, and when each sends in a round of a collective.
+
+    Parameters
+    ----------
+    replicas : tuple of int
+        In the order of the numbers of their GPUs.
+    routes : tuple of tuple of Resource
+        What each occupies when it sends to the next one.
+    delays_ns : tuple of int
+        How long after the start of a round each sends.
+    round_ns : int
+    """
+
+    replicas: tuple[int, ...]
+    routes: tuple[tuple[Resource, ...], ...]
+    delays_ns: tuple[int, ...]
+    round_ns: int
+
+    @property
+    def length_ns(self) -> int:
+        """How long all rounds last at most, ns."""
+        return (len(self.replicas) - 1) * self.round_ns
+
+
+@dataclass(frozen=True)
+class Hop:
+    """One transfer of a collective.
+
+    Parameters
+    ----------
+    start_ns : int
+        Absolute, in the period of the collective.
+    chunk : int
+    source, target : int
+        Replicas.
+    place : int
+        Of the source in the ring.
+    """
+
+    start_ns: int
+    chunk: int
+    source: int
+    target: int
+    place: int
+
+
+def find_twins(platform: Platform, stages: tuple[Stage, ...], fold: int) -> Twins | None:
+    """Return what stands for what where all parts of a fold do the same, apart from each other.
+
+    Replica n of a stage belongs to part n mod g. None if a stage has not as many replicas in each
+    part, if two parts share a GPU or a link between their stages, or if these differ.
+    """
+    gpus: dict[int, int] = {}
+    parts: dict[int, int] = {}
+    for stage in stages:
+        if len(stage.gpus) % fold:
+            return None
+        for number, gpu in enumerate(stage.gpus):
+            part = number % fold
+            twin = stage.gpus[number - part]
+            if parts.setdefault(gpu, part) != part or gpus.setdefault(gpu, twin) != twin:
+                return None
+            if platform.gpus[gpu] != platform.gpus[twin]:
+                return None
+    links = _Pairs(platform, gpus)
+    for near in pairwise(stages):
+        for i in range(lcm(*(len(stage.gpus) for stage in near))):
+            here, there = (stage.gpu(i) for stage in near)
+            if not (links.add(i % fold, here, there) and links.add(i % fold, there, here)):
+                return None
+    return Twins(gpus, {one: twin for one, (_, twin) in links.twins.items()})
+
+
+class _Pairs:
+    """The links of all parts, each with its part and the one for which it stands, one to one."""
+
+    def __init__(self, platform: Platform, gpus: Mapping[int, int]) -> None:
+        self.platform, self.gpus = platform, gpus
+        self.twins: dict[Resource, tuple[int, Resource]] = {}
+        self._own: dict[tuple[int, Resource], Resource] = {}
+
+    def add(self, part: int, source: int, target: int) -> bool:
+        """Note what lies between two GPUs of a part; return whether the first has its like."""
+        first = self.gpus[source], self.gpus[target]
+        if self.platform.link_between(source, target) != self.platform.link_between(*first):
+            return False
+        route, other = self.platform.route(source, target), self.platform.route(*first)
+        return len(route) == len(other) and all(
+            self.twins.setdefault(one, (part, twin)) == (part, twin)
+            and self._own.setdefault((part, twin), one) == one
+            for one, twin in zip(route, other, strict=True)
+        )
+
+
+def ring(plan: Plan, collective: Collective) -> Ring:
+    """Return the ring of a collective."""
+    stage = plan.stages[collective.stage]
+    field = "parameter_bytes" if collective.tensor == "weights" else "gradient_bytes"
+    layers = plan.chain.layers[stage.first : stage.last + 1]
+    largest = -(-sum(getattr(layer, field) or 0 for layer in layers) // len(stage.gpus))
+    order = sorted(range(len(stage.gpus)), key=stage.gpus.__getitem__)
+    routes, delays, longest = [], [], 0
+    free: dict[Resource, int] = {}
+    for replica, following in zip(order, order[1:] + order[:1], strict=True):
+        ends = stage.gpus[replica], stage.gpus[following]
+        routes.append(plan.platform.route(*ends))
+        delays.append(max((free.get(resource, 0) for resource in routes[-1]), default=0))
+        end = delays[-1] + plan.platform.transfer_ns(largest, *ends)
+        free.update(dict.fromkeys(routes[-1], end))
+        longest = max(longest, end)
+    return Ring(tuple(order), tuple(routes), tuple(delays), longest)
+
+
+def hops(collective: Collective, around: Ring) -> Iterator[Hop]:
+    """Yield the transfers of a collective, round by round."""
+    count = len(around.replicas)
+    place = {replica: number for number, replica in enumerate(around.replicas)}
+    behind = 1 if collective.mode == "reduce" else 0
+    for number in range(count - 1):
+        begin = collective.start_ns + number * around.round_ns
+        for chunk in range(count):
+            at = (place[(collective.stage + chunk) % count] + behind + number) % count
+            yield Hop(
+                begin + around.delays_ns[at],
+                chunk,
+                around.replicas[at],
+                around.replicas[(at + 1) % count],
+                at,
+            )
+
+
+def whole(plan: Plan) -> Plan:
+    """Return a plan with all parts of its fold and all transfers of its collectives spelled out.
+
+    A plan that has neither is returned as it is.
+
+    Raises
+    ------
+    InputError
+        If that would be too many.
+    """
+    pattern = plan.pattern
+    fold = pattern.fold
+    if not pattern.is_short:
+        return plan
+    rings = (len(plan.stages[one.stage].gpus) for one in pattern.collectives)
+    count = fold * len(pattern.items) + sum(size * (size - 1) for size in rings)
+    if count > MOST_ITEMS:
+        raise InputError(
+            f"spelled out it would have {count} operations and transfers, more than {MOST_ITEMS}",
+            field="pattern.fold",
+            way_out="Look at a plan of fewer GPUs or micro-batches",
+        )
+    transfers = [
+        replace(item, shift=item.shift * fold + part)
+        for item in pattern.transfers
+        for part in range(fold)
+    ]
+    for collective in pattern.collectives:
+        transfers += _transfers(plan, collective)
+    spelled_out = Pattern(
+        k=pattern.k,
+        period_total_ns=pattern.period_total_ns,
+        operations=tuple(
+            replace(item, shift=item.shift * fold + part)
+            for item in pattern.operations
+            for part in range(fold)
+        ),
+        transfers=tuple(transfers),
+    )
+    return replace(plan, pattern=spelled_out)
+
+
+def _transfers(plan: Plan, collective: Collective) -> Iterator[Transfer]:
+    k, period = plan.pattern.k, plan.pattern.period_total_ns
+    replicas = len(plan.stages[collective.stage].gpus)
+    for hop in hops(collective, ring(plan, collective)):
+        start, moved = place_in_period(hop.start_ns, collective.shift, k, period)
+        yield Transfer(
+            tensor=collective.tensor,
+            stage=collective.stage,
+            shift=moved,
+            start_ns=start,
+            source=(hop.source - collective.shift) % replicas,
+            target=(hop.target - collective.shift) % replicas,
+            chunk=hop.chunk,
+            chunks=replicas,
+            mode=collective.mode,
+        )

@@ -1,0 +1,77 @@
+"""Random steps of equal parts, with collectives by rule."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import reject
+from hypothesis import strategies as st
+
+from schedopt import Chain, InputError, Link, Network, Node, NodeLink, Plan, Platform, Stage
+from schedopt.network import Duplex
+from schedopt.stage import Shard
+from schedopt.systems.config import SystemConfig
+from schedopt.systems.folded_step import folded_step
+from tests.examples import BYTE_A_NS
+from tests.systems.configs import AMPLE, layers
+from tests.turns import orders
+
+SHARDS: tuple[Shard, ...] = ("optimizer", "none")
+DUPLEX: tuple[Duplex, ...] = ("full", "half")
+
+
+@st.composite
+def folded_plans(draw: st.DrawFn) -> Plan:
+    """Draw a step of one to three stages, on GPUs of their own or on the same ones."""
+    count, fold = draw(st.integers(1, 3)), draw(st.sampled_from([2, 3, 1]))
+    apart, alike = draw(st.booleans()), draw(st.booleans())
+    widths = [draw(st.sampled_from([2, 1, 3])) for _ in range(count)]
+    if alike or not apart:
+        widths = widths[:1] * count
+    rows, used = [], 0
+    for number, width in enumerate(widths):
+        # Part j has GPUs in a row, on which its micro-batches go in turn.
+        gpus = tuple(used + j * width + n for n in range(width) for j in range(fold))
+        used += len(gpus) if apart else 0
+        again = draw(st.sampled_from([(), ((2 * number + 1, 2 * number + 1),)]))
+        shard = draw(st.sampled_from(SHARDS))
+        layer_pair = (2 * number, 2 * number + 1)
+        rows.append(Stage(layers=layer_pair, gpus=gpus, recompute=again, shard=shard))
+    gpus_in_all = max(gpu for stage in rows for gpu in stage.gpus) + 1
+    own = max(widths) * draw(st.integers(1, 2))
+    if any(own % width for width in widths):
+        own = 6
+    timed = layers().map(lambda one: replace(one, forward_ns=one.forward_ns + 1))
+    config = SystemConfig(
+        chain=Chain(layers=tuple(draw(timed) for _ in range(2 * count))),
+        platform=draw(platforms(gpus_in_all, widths[0])),
+        microbatches=fold * own,
+    )
+    split = draw(st.booleans())
+    turns = draw(orders(count, own, split=split))
+    try:
+        return folded_step(config, rows, fold, turns, split=split)
+    except InputError:
+        reject()
+
+
+@st.composite
+def platforms(draw: st.DrawFn, gpus: int, width: int) -> Platform:
+    """Draw equal GPUs, linked in pairs, or in nodes of a width that are linked over a switch."""
+    duplex = draw(st.sampled_from(DUPLEX))
+    latency = draw(st.integers(0, 1))
+    kind = draw(st.sampled_from(["switch", "pairs", "free", "nodes"]))
+    if kind == "free":
+        return Platform(gpus, AMPLE)
+    link: dict[str, Any] = {"latency_ns": latency, "duplex": duplex}
+    if kind == "pairs" or gpus <= width or gpus % width:
+        return Platform(gpus, AMPLE, bandwidth=BYTE_A_NS, latency=latency, duplex=duplex)
+    inside = Link(bandwidth_bytes_per_s=2 * BYTE_A_NS, **link)
+    nodes = [Node(name=str(n), gpus=width, link=inside) for n in range(gpus // width)]
+    pairs = [(one.name, other.name) for one in nodes for other in nodes if one.name < other.name]
+    if kind == "switch":
+        pairs = [(one.name, "switch") for one in nodes]
+        nodes.append(Node(name="switch", gpus=0))
+    between = [NodeLink(bandwidth_bytes_per_s=BYTE_A_NS, between=pair, **link) for pair in pairs]
+    return Platform(gpus, AMPLE, network=Network(nodes=tuple(nodes), links=tuple(between)))
