@@ -8,7 +8,7 @@ laid out with every transfer of their collectives. The same programme bounds all
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
@@ -25,6 +25,7 @@ from schedopt.proofs import Proof, ProofKind
 from schedopt.result import Infeasibility
 from schedopt.rule import Rule
 from schedopt.solvers.step import solve as solve_step
+from schedopt.solvers.uniform_grids import propose as propose_grids
 from schedopt.solving.late_sending import check_sent_late
 from schedopt.solving.registry import load_partitioner
 from schedopt.solving.requirements import refuse_stages
@@ -86,15 +87,22 @@ def solve(problem: Problem, run: Run) -> None:
         if not problem.scope.split_backward:
             _prove(step, run)
         if fits(step):
-            for planner in PLANNERS:
-                with suppress(NoPartition):
-                    search.start(load_partitioner(planner)(problem))
+            for stages in _propose(problem):
+                search.start(stages)
             for candidate in search.improve():
                 _report(lay_out(problem, candidate, search.candidates.orders(candidate)), run)
             _report_others(search.candidates, run)
     _report_published(problem, run)
     if anywhere and not run.settled():
         _search_anywhere(problem, run)
+
+
+def _propose(problem: Problem) -> Iterator[list[Stage]]:
+    """Yield the stages that others choose."""
+    for planner in PLANNERS:
+        with suppress(NoPartition):
+            yield load_partitioner(planner)(problem)
+    yield from propose_grids(problem)
 
 
 def _report_others(candidates: Candidates, run: Run) -> None:

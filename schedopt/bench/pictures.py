@@ -49,6 +49,15 @@ GOALS: Final = {
 }
 TIMES: Final = (0.5, 0.8, 1, 1.2, 1.5, 2, 3, 5, 10, 20, 50)
 
+# Training steps: a memory level each.
+SHAPES: Final[Sequence[Mapping[str, Any]]] = [
+    {"marker": "o", "color": COLOURS[0]},
+    {"marker": "s", "color": COLOURS[1]},
+    {"marker": "^", "color": COLOURS[2]},
+    {"marker": "D", "color": COLOURS[3]},
+]
+NEAR_ONE: Final = (1, 1.05, 1.1, 1.2, 1.3, 1.5, 2)
+
 # Methods: on how many instances each is how near to the best known.
 RATIOS: Final = (1, 1.25, 1.5, 2, 3, 4, 6, 8)
 MARKERS: Final = "os^DvPX*<"
@@ -182,17 +191,7 @@ def _draw_search(
     """Draw the ratios of one search, with their mean."""
     heights = [height] * len(ratios)
     axes.plot(ratios, heights, **HOLLOW, markersize=4.5, markeredgewidth=0.9, **style)
-    mean = geometric_mean(ratios)
-    axes.plot([mean, mean], [height - 0.17, height + 0.17], color=DARK, linewidth=2, zorder=4)
-    axes.annotate(
-        f"{mean:.2f}",
-        (max(ratios), height),
-        xytext=(7, 0),
-        textcoords="offset points",
-        va="center",
-        size=8,
-        color=DARK,
-    )
+    _draw_mean(axes, height, ratios, 0.17)
 
 
 def draw_profiles(panels: Mapping[str, Mapping[str, tuple[Sequence[float], int]]]) -> Figure:
@@ -260,6 +259,70 @@ def _draw_profile(axes: Axes, methods: Mapping[str, tuple[Sequence[float], int]]
     axes.yaxis.set_major_formatter(PercentFormatter(1))
     axes.grid(**PALE)
     _finish(axes)
+
+
+def draw_hybrid(
+    others: Mapping[str, Mapping[str, Sequence[float]]],
+    bounds: Mapping[str, Mapping[str, Sequence[float]]],
+    problems: int,
+) -> Figure:
+    """Draw what others take over our step, and our step over its bound; by memory level.
+
+    A point is a problem. A stroke with its number is their geometric mean.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+    from matplotlib.ticker import FixedLocator, FormatStrFormatter, NullLocator
+
+    figure = Figure(figsize=(11.0, 1.8 + 0.62 * len(others)), layout="constrained")
+    panels = figure.subplots(1, 2, width_ratios=(1.6, 1))
+    titles = ("what others take, over our contiguous step", "our step, over the bound of its kind")
+    for axes, rows, title in zip(panels, (others, bounds), titles, strict=True):
+        every = [1.0]
+        for position, levels in enumerate(rows.values()):
+            row = [*chain(*levels.values())]
+            for place, ratios in enumerate(levels.values()):
+                height = position + 0.27 * (place / max(1, len(levels) - 1) - 0.5) * 2
+                axes.plot(ratios, [height] * len(ratios), markersize=4.5, **HOLLOW, **SHAPES[place])
+            if row:
+                _draw_mean(axes, position, row, 0.36)
+                every += row
+        axes.set_xscale("log")
+        axes.set_xlim(min(every) / 1.03, max(every) * (1.35 if max(every) > 2 else 1.06))
+        axes.xaxis.set_major_locator(FixedLocator(TIMES if max(every) > 2 else NEAR_ONE))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.xaxis.set_major_formatter(FormatStrFormatter("%g"))
+        axes.axvline(1, color=DARK, linestyle="--", linewidth=1)
+        axes.set_yticks(range(len(rows)), [*rows], size=8)
+        axes.set_ylim(len(rows) - 0.45, -0.55)
+        axes.set_title(title, loc="left", size=9)
+        axes.set_xlabel("times as long")
+        axes.grid(axis="x", **PALE)
+        axes.tick_params(axis="y", length=0)
+        _finish(axes)
+    _head(figure, f"Training steps on stages with replicas: {problems} problems")
+    names = next(iter(others.values()))
+    handles = [
+        Line2D([], [], label=f"{name} memory", **HOLLOW, **SHAPES[place])
+        for place, name in enumerate(names)
+    ]
+    figure.legend(handles=handles, loc="outside lower left", ncols=4, fontsize=8, frameon=False)
+    return figure
+
+
+def _draw_mean(axes: Axes, height: float, ratios: Sequence[float], half: float) -> None:
+    """Draw the mean of some ratios, with its number behind the largest."""
+    mean = geometric_mean(ratios)
+    axes.plot([mean, mean], [height - half, height + half], color=DARK, linewidth=2, zorder=4)
+    axes.annotate(
+        f"{mean:.2f}",
+        (max(ratios), height),
+        xytext=(7, 0),
+        textcoords="offset points",
+        va="center",
+        size=8,
+        color=DARK,
+    )
 
 
 def _finish(axes: Axes) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from schedopt.cli.claims import bench_claims
+from schedopt.cli.hybrid import bench_hybrid
 from schedopt.cli.options import Dask, Jobs, make_pool, naming_options, parse_counts
 from schedopt.cli.portfolio import bench_portfolio
 from schedopt.cli.progress import progress_bar
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from schedopt.bench.solvers import MethodRun
     from schedopt.bench.suite import Effort
 
-__all__ = ["bench_app", "bench_portfolio"]
+__all__ = ["bench_app", "bench_hybrid", "bench_portfolio"]
 
 bench_app.command("claims", epilog=EXIT_CODES)(bench_claims)
 

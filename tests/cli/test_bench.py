@@ -187,6 +187,34 @@ def test_schedules_write_each_run_and_go_on(tmp_path: Path) -> None:
     assert [row["microbatches"] for row in records(path)] == [4] * 10
 
 
+def test_hybrid_writes_each_step_and_goes_on(tmp_path: Path) -> None:
+    folder, path = tmp_path / "chains", tmp_path / "steps.jsonl"
+    folder.mkdir()
+    layer = Layer(
+        forward_ns=100,
+        backward_ns=200,
+        weight_bytes=16,
+        activation_bytes=1,
+        saved_bytes=9,
+        parameter_bytes=4,
+        gradient_bytes=4,
+        optimizer_bytes=8,
+    )
+    Chain(layers=(layer,) * 4, name="four").save(folder / "four.json")
+    arguments = ("bench", "hybrid", "--chains", folder, "--gpus", "2", "--time-limit", "0.5",
+                 "-o", path)  # fmt: skip
+    shown = printed(*arguments)
+    assert "4 steps: contiguous " in shown
+    assert "Alpa-like over ours: " in shown
+    first = records(path)
+    assert [row["level"] for row in first] == ["least", "tight", "medium", "ample"]
+    assert "| four | 2 | ample |" in (tmp_path / "steps.md").read_text()
+    assert "4 problems" in (tmp_path / "steps.svg").read_text()
+    printed(*arguments, "--gpus", "2,3")
+    assert records(path)[:4] == first
+    assert [row["gpus"] for row in records(path)[4:]] == [3] * 4
+
+
 def test_hardness_writes_figures_tables_and_picture_and_goes_on(tmp_path: Path) -> None:
     arguments = ("bench", "hardness", "--quick", "--time-limit", "0.2", "-o", "quick.jsonl")
     shown = printed(*arguments, folder=tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -53,6 +54,15 @@ class Candidate:
 
 
 NONE: Final = RecomputeChoice(0, ())
+
+
+def filled_by_1f1b(replicas: Sequence[int]) -> list[int]:
+    """Return how many micro-batches 1F1B has in flight on a replica of each stage: ceil(s / R).
+
+    Of R replicas, with s from this stage on (Tarnawski et al. 2021).
+    """
+    behind = list(accumulate(reversed(replicas)))[::-1]
+    return [-(-count // own) for count, own in zip(behind, replicas, strict=True)]
 
 
 class Candidates:

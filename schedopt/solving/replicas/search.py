@@ -10,7 +10,7 @@ import numpy as np
 from schedopt.chain import Chain, Layer
 from schedopt.platform import Platform
 from schedopt.problem import Scope, training_step
-from schedopt.solving.replicas.candidates import Candidate, Candidates, StageChoice
+from schedopt.solving.replicas.candidates import Candidate, Candidates, StageChoice, filled_by_1f1b
 from schedopt.solving.replicas.descent import Descent
 from schedopt.solving.replicas.labels import label_stages
 from schedopt.solving.replicas.stages import NEVER, Array, StepData, read_step
@@ -69,20 +69,13 @@ class StepSearch:
         self._seen: set[tuple[StageChoice, ...]] = set()
 
     def start(self, stages: Sequence[Stage]) -> None:
-        """Try stages that somebody else chose, filled as 1F1B fills them, with and without shards.
-
-        So a replica of a stage has ceil(s / R) micro-batches in flight, where s is the sum of the
-        replicas from this stage on.
-        """
-        behind, depth = 0, []
-        for stage in reversed(stages):
-            behind += len(stage.gpus)
-            depth.append(-(-behind // len(stage.gpus)))
+        """Try stages that somebody else chose, filled as 1F1B does, with and without shards."""
+        depth = filled_by_1f1b([len(stage.gpus) for stage in stages])
         for level in sorted({option.shard for option in self.step.options}):
             choice = tuple(self._choose(stage, level) for stage in stages)
             if choice not in self._seen:
                 self._seen.add(choice)
-                self.candidates.add(choice, depth[::-1])
+                self.candidates.add(choice, depth)
 
     def _choose(self, stage: Stage, level: int) -> StageChoice:
         """Return a stage whose replicas share as much as they may, up to a level if possible."""
