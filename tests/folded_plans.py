@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from hypothesis import reject
 from hypothesis import strategies as st
 
 from schedopt import Chain, InputError, Link, Network, Node, NodeLink, Plan, Platform, Stage
+from schedopt.account import memory
 from schedopt.network import Duplex
 from schedopt.stage import Shard
 from schedopt.systems.config import SystemConfig
@@ -18,6 +19,7 @@ from tests.systems.configs import AMPLE, layers
 from tests.turns import orders
 
 SHARDS: tuple[Shard, ...] = ("optimizer", "none")
+READINGS: tuple[Literal["sum", "peak"], ...] = ("sum", "peak")
 DUPLEX: tuple[Duplex, ...] = ("full", "half")
 
 
@@ -75,3 +77,51 @@ def platforms(draw: st.DrawFn, gpus: int, width: int) -> Platform:
         nodes.append(Node(name="switch", gpus=0))
     between = [NodeLink(bandwidth_bytes_per_s=BYTE_A_NS, between=pair, **link) for pair in pairs]
     return Platform(gpus, AMPLE, network=Network(nodes=tuple(nodes), links=tuple(between)))
+
+
+@st.composite
+def changed_folded_plans(draw: st.DrawFn) -> Plan:
+    """Draw a folded step with a change or two, which is mostly no longer valid."""
+    plan = draw(folded_plans())
+    if draw(st.integers(0, 3)) == 0:
+        plan = _with_little_memory(draw, plan)
+    for _ in range(draw(st.integers(0, 2))):
+        try:
+            plan = _change(draw, plan)
+        except InputError:
+            reject()
+    return plan
+
+
+def _change(draw: st.DrawFn, plan: Plan) -> Plan:
+    pattern = plan.pattern
+    name = draw(st.sampled_from(["collectives", "operations", "transfers", "period"]))
+    if name == "period":
+        less = pattern.period_total_ns - draw(st.integers(1, 3))
+        return replace(plan, pattern=replace(pattern, period_total_ns=less))
+    items = list(getattr(pattern, name))
+    if not items:
+        reject()
+    place = draw(st.integers(0, len(items) - 1))
+    item = items.pop(place)
+    kind = draw(st.sampled_from(["moved", "moved", "renamed", "dropped", "doubled"]))
+    if kind == "moved":
+        item = replace(item, start_ns=item.start_ns + draw(st.integers(-4, 4)))
+    elif kind == "renamed":
+        item = replace(item, shift=item.shift + draw(st.sampled_from([-1, 1])))
+    if kind != "dropped":
+        items.insert(place, item)
+    if kind == "doubled":
+        items.insert(place, item)
+    changed: dict[str, Any] = {name: tuple(items)}
+    return replace(plan, pattern=replace(pattern, **changed))
+
+
+def _with_little_memory(draw: st.DrawFn, plan: Plan) -> Plan:
+    """Give all GPUs what the one that needs most needs, or a byte less."""
+    reading = draw(st.sampled_from(READINGS))
+    most = max(need.reading(reading) for need in memory(plan))
+    size = max(1, most - draw(st.integers(0, 1)))
+    gpus = [replace(gpu, memory_bytes=size) for gpu in plan.platform.gpus]
+    scope = replace(plan.scope, memory=reading)
+    return replace(plan, platform=plan.platform.with_gpus(gpus), scope=scope)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from schedopt.checking.collectives import find_wrong_collectives
 from schedopt.checking.completeness import (
     find_wrong_operations,
     find_wrong_placements,
@@ -12,6 +13,7 @@ from schedopt.checking.completeness import (
 )
 from schedopt.checking.deadlock import find_deadlock
 from schedopt.checking.order import find_order_violations
+from schedopt.checking.parts import find_part
 from schedopt.checking.replay import find_memory_violations
 from schedopt.checking.resources import find_overlaps
 from schedopt.checking.scope import find_crossings, find_out_of_scope
@@ -63,35 +65,40 @@ def _check_plan(plan: Plan) -> list[Violation]:
     missing = list(find_missing_references(plan))
     if missing:
         return missing
-    if plan.pattern.is_short:
+    part = find_part(plan) if plan.pattern.is_short else None
+    if plan.pattern.is_short and part is None:
         try:
             plan = whole(plan)
         except InputError as error:
             return [Violation("rule", error.field, error.rule)]
-    endless = list(find_endless(plan))
+    laid_out = plan if part is None else part.plan
+    endless = list(find_endless(laid_out))
     if endless:
         return endless
-    found = _check_structure(plan)
+    found = _check_structure(plan, laid_out)
     if any(violation.kind in _STRUCTURAL for violation in found):
         return found
-    timeline = lay_out(plan)
+    timeline = lay_out(laid_out, part)
     found.extend(_check_times(timeline))
     followed = Followed((), (), frozenset(range(len(plan.stages))))
-    if not plan.rule.is_given and all(violation.kind != "rule" for violation in found):
+    if part is not None:
+        found.extend(find_wrong_collectives(timeline, part))
+    elif not plan.rule.is_given and all(violation.kind != "rule" for violation in found):
         followed = follow_weights(timeline)
     found.extend(followed.violations)
     found.extend(find_memory_violations(timeline, followed.residencies, followed.unknown))
     return found
 
 
-def _check_structure(plan: Plan) -> list[Violation]:
+def _check_structure(plan: Plan, laid_out: Plan) -> list[Violation]:
+    """Check stages of a plan, and operations and transfers of it or of what stands for it."""
     found = list(find_wrong_layers(plan))
     if not found:
         found.extend(find_parted_layers(plan))
-    found.extend(find_wrong_operations(plan))
-    found.extend(find_wrong_transfers(plan))
-    found.extend(find_wrong_weight_halves(plan))
-    found.extend(find_wrong_placements(plan))
+    found.extend(find_wrong_operations(laid_out))
+    found.extend(find_wrong_transfers(laid_out))
+    found.extend(find_wrong_weight_halves(laid_out))
+    found.extend(find_wrong_placements(laid_out))
     found.extend(find_unfit_rules(plan))
     found.extend(find_out_of_scope(plan))
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from math import lcm
 
 from schedopt.checking.residencies import Group, Residency, list_residencies
@@ -21,14 +21,14 @@ def find_memory_violations(
     Of stages whose versions are unknown one version is counted.
     """
     plan = timeline.plan
-    constants = _count_constants(timeline, frozenset(unknown))
-    coming: dict[int, list[Residency]] = {gpu: [] for gpu in range(len(plan.platform.gpus))}
+    coming: dict[int, list[Residency]] = {}
     for residency in (*list_residencies(timeline), *versions):
-        coming[residency.group[0]].append(residency)
-    for gpu, residencies in coming.items():
-        lying = {group: size for group, size in constants.items() if group[0] == gpu}
-        in_sum, peak = replay(residencies, lying)
-        need = peak if plan.scope.memory == "peak" else in_sum
+        coming.setdefault(residency.group[0], []).append(residency)
+    moving = {gpu: replay(residencies) for gpu, residencies in coming.items()}
+    for gpu, lying in sorted(_count_constants(timeline, frozenset(unknown)).items()):
+        twin = gpu if timeline.part is None else timeline.part.twins[gpu]
+        in_sum, peak = moving.get(twin, (0, 0))
+        need = lying + (peak if plan.scope.memory == "peak" else in_sum)
         usable = plan.platform.gpus[gpu].usable_bytes
         if need > usable:
             yield Violation(
@@ -39,9 +39,10 @@ def find_memory_violations(
             )
 
 
-def _count_constants(timeline: Timeline, unknown: frozenset[int]) -> dict[Group, int]:
-    plan = timeline.plan
-    constants: dict[Group, int] = {}
+def _count_constants(timeline: Timeline, unknown: frozenset[int]) -> dict[int, int]:
+    """Return what always lies on each GPU that has a stage."""
+    plan = timeline.weights_of
+    constants: dict[int, int] = {}
     for position, stage in enumerate(plan.stages):
         sharded = [] if stage.shard == "none" else ["optimizer_bytes"]
         if stage.shard in ("gradient", "parameter"):
@@ -49,16 +50,16 @@ def _count_constants(timeline: Timeline, unknown: frozenset[int]) -> dict[Group,
         size = timeline.size(position, "weight_bytes")
         if not plan.rule.is_given and position not in unknown:
             size -= timeline.size(position, "parameter_bytes")
-        for gpu in stage.gpus:
+        for gpu in set(stage.gpus):
             home = timeline.home(position, gpu)
             away = set(range(timeline.chunks[position])) - home
             less = sum(timeline.size(position, part, away) for part in sharded)
-            constants[gpu, "weights", position, ""] = size - less
+            constants[gpu] = constants.get(gpu, 0) + size - less
     return constants
 
 
-def replay(residencies: Iterable[Residency], constants: Mapping[Group, int]) -> tuple[int, int]:
-    """Return what one GPU needs: each group at its own maximum, added up; and the true maximum.
+def replay(residencies: Iterable[Residency]) -> tuple[int, int]:
+    """Return what comes and goes on a GPU: each group at its own maximum, added up; and at most.
 
     From a cold start at time 0, until all that can lie there at once has come, and for a whole
     round more. Of what lies there for longer than such a round, whole repetitions are counted at
@@ -67,7 +68,7 @@ def replay(residencies: Iterable[Residency], constants: Mapping[Group, int]) -> 
     """
     coming = list(residencies)
     together = lcm(*(residency.every_ns for residency in coming))
-    held = dict(constants)
+    held: dict[Group, int] = {}
     repeated: list[tuple[Group, int, int, int, int]] = []
     for residency in coming:
         group, every = residency.group, residency.every_ns

@@ -75,12 +75,13 @@ def find_overlaps(timeline: Timeline) -> Iterator[Violation]:
                 f"again after {round_ns} ns",
             )
         fitting = [use for use in uses if use.place not in too_long]
-        yield from _find_overlaps_in_round(timeline, place, fitting, every)
+        yield from find_overlaps_in_round(timeline, place, fitting, every)
 
 
-def _find_overlaps_in_round(
+def find_overlaps_in_round(
     timeline: Timeline, place: str, uses: list[Use], every: int
 ) -> Iterator[Violation]:
+    """Yield two at a time of the uses of one resource, in a round of so many micro-batches."""
     round_ns = timeline.duration_of(every)
     moments = sorted(
         (use.start + timeline.duration_of(later), use.length, number, use.first + later)

@@ -76,13 +76,15 @@ def _find_wrong_step(plan: Plan, count: int) -> Iterator[Violation]:
     pattern = plan.pattern
     if pattern.k != count:
         yield Violation("scope", "pattern.k", f"{pattern.k} is not the {count} of a step")
+    own = pattern.k // pattern.fold
+    of_what = "a part" if pattern.fold > 1 else "a step"
     for name in ("operations", "transfers"):
         for number, item in enumerate(getattr(pattern, name)):
-            if item.shift < 0 or item.shift + item.covers > pattern.k:
+            if item.shift < 0 or item.shift + item.covers > own:
                 yield Violation(
                     "scope",
                     f"{name}[{number}]",
-                    f"shift {item.shift}: micro-batches of a step are 0 to {pattern.k - 1}",
+                    f"shift {item.shift}: micro-batches of {of_what} are 0 to {own - 1}",
                 )
 
 

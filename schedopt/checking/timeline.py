@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import lcm
 
+from schedopt.checking.parts import Part
 from schedopt.plan import Operation, Plan, Transfer
 from schedopt.platform import Gpu
 
@@ -32,12 +33,14 @@ class Timeline:
     """The occurrences of a plan whose structure is sound.
 
     In period q an item runs micro-batch q k + h from q T + t (Beaumont et al. 2021, section 3.1).
-    Each item lies behind its place; a name has k slots, None where no transfer is listed.
+    Each item lies behind its place; a name has k slots, None where no transfer is listed. Of a fold
+    the timeline is that of the first part.
     """
 
     plan: Plan
     items: tuple[tuple[str, Item], ...]
     slots: Mapping[Name, tuple[Slot | None, ...]]
+    part: Part | None = None
     _lengths: dict[tuple[str, int, Gpu], int] = field(default_factory=dict, repr=False)
 
     @cached_property
@@ -78,11 +81,15 @@ class Timeline:
         """How long an item lasts whose first covered micro-batch is `first`, in ns."""
         if isinstance(item, Operation):
             gpu = self.plan.stages[item.stage].gpu(first + item.replica)
-            return self._operation_length(item, gpu)
+            if item.kind == "U" and self.part is not None:
+                # Shares differ by a byte, and the longest shows what is too long in some part.
+                return max(self.length_on(item, one) for one in self.part.same[gpu])
+            return self.length_on(item, gpu)
         source, target = self.ends(item, first)
         return self.plan.platform.transfer_ns(self.carried(item), source, target)
 
-    def _operation_length(self, operation: Operation, gpu: int) -> int:
+    def length_on(self, operation: Operation, gpu: int) -> int:
+        """How long an operation lasts on a GPU, in ns."""
         machine = self.plan.platform.gpus[gpu]
         key = (operation.kind, operation.stage, machine)
         once = self._lengths.get(key)
@@ -134,10 +141,17 @@ class Timeline:
         part = "parameter_bytes" if transfer.tensor == "weights" else "gradient_bytes"
         return _cut(self.size(transfer.stage, part), transfer.chunk, transfer.chunks)
 
+    @property
+    def weights_of(self) -> Plan:
+        """The plan whose replicas share their weights: that of all parts."""
+        return self.plan if self.part is None else self.part.of
+
     @cached_property
     def chunks(self) -> tuple[int, ...]:
         """Into how many chunks the weights of each stage are cut."""
         found = [1] * len(self.plan.stages)
+        for collective in self.weights_of.pattern.collectives:
+            found[collective.stage] = len(self.weights_of.stages[collective.stage].gpus)
         for _, item in self.items:
             if isinstance(item, Transfer) and item.moves_weights:
                 found[item.stage] = item.chunks
@@ -145,7 +159,7 @@ class Timeline:
 
     def home(self, stage: int, gpu: int) -> frozenset[int]:
         """Return the chunks of a stage that are at home on a GPU; all where nothing is sharded."""
-        chunks, gpus = self.chunks[stage], self.plan.stages[stage].gpus
+        chunks, gpus = self.chunks[stage], self.weights_of.stages[stage].gpus
         if self.plan.stages[stage].shard == "none":
             return frozenset(range(chunks))
         return frozenset(c for c in range(chunks) if gpus[(stage + c) % len(gpus)] == gpu)
@@ -179,8 +193,8 @@ def _cut(total: int, chunk: int, chunks: int) -> int:
     return (chunk + 1) * total // chunks - chunk * total // chunks
 
 
-def lay_out(plan: Plan) -> Timeline:
-    """Return the timeline of a plan whose operations and transfers are complete."""
+def lay_out(plan: Plan, part: Part | None = None) -> Timeline:
+    """Return the timeline of a plan, or of a part, whose operations and transfers are complete."""
     k = plan.pattern.k
     slots: dict[Name, list[Slot | None]] = {}
     items: list[tuple[str, Item]] = []
@@ -192,7 +206,7 @@ def lay_out(plan: Plan) -> Timeline:
         items.append((f"transfers[{number}]", transfer))
         if not transfer.moves_weights:
             _enter(slots, name_of(plan, transfer), transfer, k)
-    return Timeline(plan, tuple(items), {name: tuple(row) for name, row in slots.items()})
+    return Timeline(plan, tuple(items), {name: tuple(row) for name, row in slots.items()}, part)
 
 
 def _enter(slots: dict[Name, list[Slot | None]], name: Name, item: Item, k: int) -> None:

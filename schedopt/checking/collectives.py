@@ -1,0 +1,217 @@
+"""Whether the collectives of a fold come behind what they send, on links that are free."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import combinations
+from typing import Final
+
+from schedopt.checking.parts import Part
+from schedopt.checking.resources import Use, find_overlaps_in_round, list_uses, name_resource
+from schedopt.checking.timeline import Timeline
+from schedopt.checking.violations import Violation
+from schedopt.folding import Hop, Ring, hops, ring
+from schedopt.network import Resource
+from schedopt.plan import Collective, Mode, Operation, Transfer
+
+_NEVER: Final = -1
+
+
+def find_wrong_collectives(timeline: Timeline, part: Part) -> Iterator[Violation]:
+    """Yield what is wrong with the collectives and updates of a plan, by the timeline of a part.
+
+    In a step with a flush each replica has made its own gradient, chunks are added up, the whole is
+    applied, and all is where it is read when the next step begins.
+    """
+    plan = part.of
+    rings = [ring(plan, one) for one in plan.pattern.collectives]
+    for stage in range(len(plan.stages)):
+        yield from _Ending(timeline, part, stage, rings).follow()
+    yield from _find_overlaps(timeline, part, rings)
+
+
+class _Ending:
+    """What follows the last backwards of a stage."""
+
+    def __init__(self, timeline: Timeline, part: Part, stage: int, rings: list[Ring]) -> None:
+        self.timeline, self.part, self.stage = timeline, part, stage
+        self.sharded = part.of.stages[stage].shard == "optimizer"
+        self.gpus = part.of.stages[stage].gpus
+        self.found: list[Violation] = []
+        self.collectives = {
+            one.mode: (f"collectives[{number}]", one, rings[number])
+            for number, one in enumerate(part.of.pattern.collectives)
+            if one.stage == stage
+        }
+
+    def follow(self) -> list[Violation]:
+        """Return what comes before what it needs, or after the step."""
+        there: Mapping[int, int] = self.made_alone()
+        if self.collectives:
+            self.require("reduce", "gradient", there, "its own gradient is made")
+            there = self.arrivals("reduce")
+            if not self.sharded:
+                self.require("copy", "gradient", there, "its chunk is added up")
+                there = self.arrivals("copy")
+        there = self.update(there)
+        if self.collectives and self.sharded:
+            self.require("copy", "version", there, "it has made the next version")
+            self.arrivals("copy")
+        return self.found
+
+    def made_alone(self) -> dict[int, int]:
+        """Return when each GPU has made its own gradient, ns."""
+        part, latest = self.part.plan, dict.fromkeys(self.part.plan.stages[self.stage].gpus, _NEVER)
+        last = "W" if self.timeline.is_split(self.stage) else "B"
+        for i in range(part.pattern.k):
+            gpu = part.stages[self.stage].gpu(i)
+            latest[gpu] = max(latest[gpu], self.timeline.span((last, self.stage), i)[1])
+        return {gpu: latest[self.part.twins[gpu]] for gpu in self.gpus}
+
+    def require(self, mode: Mode, kind: str, there: Mapping[int, int], what: str) -> None:
+        """Note where a collective starts before all GPUs have what they send."""
+        place, collective, _ = self.collectives[mode]
+        gpu = max(self.gpus, key=there.__getitem__)
+        if there[gpu] > collective.start_ns:
+            self.found.append(
+                Violation(
+                    kind,
+                    place,
+                    f"starts at {collective.start_ns} ns, {there[gpu] - collective.start_ns} ns "
+                    f"before {what} on GPU {gpu} of stage {self.stage}",
+                )
+            )
+
+    def arrivals(self, mode: Mode) -> dict[int, int]:
+        """Return when the last chunk of a collective comes to each GPU, ns."""
+        place, collective, around = self.collectives[mode]
+        count, period = len(around.replicas), self.part.of.pattern.period_total_ns
+        last = collective.start_ns + (count - 2) * around.round_ns
+        found = {}
+        for number, replica in enumerate(around.replicas):
+            source, target = replica, around.replicas[(number + 1) % count]
+            # What was added up ends at home; a copy comes from where it was sent on behind there.
+            home = target if mode == "reduce" else around.replicas[(number + 2) % count]
+            hop = Hop(0, (home - self.stage) % count, source, target, number)
+            length = _length_ns(self.timeline, collective, hop)
+            found[self.gpus[target]] = last + around.delays_ns[number] + length
+        end = max(found.values())
+        if end > period:
+            self.found.append(
+                Violation("scope", place, f"ends at {end} ns, {end - period} ns after the step")
+            )
+        return found
+
+    def update(self, there: Mapping[int, int]) -> Mapping[int, int]:
+        """Return when each GPU has applied the gradient; note where that is not there."""
+        part = self.part.plan
+        updates: dict[int, list[tuple[str, Operation]]] = {}
+        for place, item in self.timeline.by_stage[self.stage]:
+            if isinstance(item, Operation) and item.kind == "U":
+                gpu = part.stages[self.stage].gpu(item.shift)
+                updates.setdefault(gpu, []).append((place, item))
+        if not updates:
+            return there
+        made = {}
+        for gpu in self.gpus:
+            listed = updates.get(self.part.twins[gpu], [])
+            made[gpu] = there[gpu]
+            if len(listed) != 1:
+                where = f"stage {self.stage}, GPU {gpu}"
+                times = "by no U" if not listed else "more than once"
+                self.found.append(
+                    Violation("gradient", where, f"the gradient is applied {times} in the step")
+                )
+                continue
+            place, item = listed[0]
+            if item.start_ns < there[gpu]:
+                self.found.append(
+                    Violation(
+                        "gradient",
+                        place,
+                        f"U of stage {self.stage} starts at {item.start_ns} ns, "
+                        f"{there[gpu] - item.start_ns} ns before the gradient is whole on GPU "
+                        f"{gpu}",
+                    )
+                )
+            made[gpu] = item.start_ns + self.timeline.length_on(item, gpu)
+        return made
+
+
+def _length_ns(timeline: Timeline, collective: Collective, hop: Hop) -> int:
+    gpus = timeline.weights_of.stages[collective.stage].gpus
+    field = "parameter_bytes" if collective.tensor == "weights" else "gradient_bytes"
+    count = timeline.size(collective.stage, field, [hop.chunk])
+    return timeline.plan.platform.transfer_ns(count, gpus[hop.source], gpus[hop.target])
+
+
+def _find_overlaps(timeline: Timeline, part: Part, rings: list[Ring]) -> Iterator[Violation]:
+    """Yield what is sent on a link while a collective sends on it.
+
+    All that the first part sends is looked at in the place of what others do. Transfers of a
+    collective are only looked at one by one where something else goes on between its first and its
+    last one.
+    """
+    uses = list_uses(timeline)
+    users: dict[Resource, set[int]] = {}
+    for number, around in enumerate(rings):
+        for route in around.routes:
+            for resource in route:
+                users.setdefault(resource, set()).add(number)
+    hop_uses: dict[int, dict[Resource, list[Use]]] = {}
+    seen = set()
+    for resource, numbers in sorted(users.items()):
+        twin = part.resources.get(resource)
+        others = uses.get(twin, []) if twin is not None else []
+        windows = [_window(part, rings, number) for number in sorted(numbers)]
+        sent = [(use.start, use.start + use.length) for use in others]
+        meets = any(_meet(one, other) for one, other in combinations(windows, 2))
+        if not (meets or any(_meet(one, other) for one in windows for other in sent)):
+            continue
+        together = list(others)
+        for number in sorted(numbers):
+            if number not in hop_uses:
+                hop_uses[number] = _spell_out(timeline, part, rings, number)
+            together += hop_uses[number][resource]
+        place = name_resource(timeline, resource)
+        for violation in find_overlaps_in_round(timeline, place, together, part.plan.pattern.k):
+            if violation not in seen:
+                seen.add(violation)
+                yield violation
+
+
+def _window(part: Part, rings: list[Ring], number: int) -> tuple[int, int]:
+    start = part.of.pattern.collectives[number].start_ns
+    return start, start + rings[number].length_ns
+
+
+def _meet(one: tuple[int, int], other: tuple[int, int]) -> bool:
+    if one[0] == one[1] or other[0] == other[1]:
+        return one[0] <= other[1] and other[0] <= one[1]
+    return one[0] < other[1] and other[0] < one[1]
+
+
+def _spell_out(
+    timeline: Timeline, part: Part, rings: list[Ring], number: int
+) -> dict[Resource, list[Use]]:
+    """Return what the transfers of a collective occupy."""
+    collective, around = part.of.pattern.collectives[number], rings[number]
+    found: dict[Resource, list[Use]] = {}
+    for hop in hops(collective, around):
+        item = Transfer(
+            tensor=collective.tensor,
+            mode=collective.mode,
+            stage=collective.stage,
+            shift=collective.shift,
+            start_ns=collective.start_ns,
+            source=hop.source,
+            target=hop.target,
+            chunk=hop.chunk,
+            chunks=len(around.replicas),
+        )
+        length = _length_ns(timeline, collective, hop)
+        every = part.plan.pattern.k
+        use = Use(item, f"collectives[{number}]", collective.shift, hop.start_ns, length, every)
+        for resource in around.routes[hop.place]:
+            found.setdefault(resource, []).append(use)
+    return found

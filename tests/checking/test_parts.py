@@ -1,0 +1,36 @@
+"""One part of a fold is checked for all: the same is found as where all of them are."""
+
+from __future__ import annotations
+
+from hypothesis import event, given
+
+from schedopt import Plan, check
+from schedopt.checking.parts import find_part
+from schedopt.folding import whole
+from tests.budgets import trials
+from tests.checking.helpers import kinds
+from tests.folded_plans import changed_folded_plans, folded_plans
+
+_OF_WEIGHTS = {"gradient", "version"}
+
+
+@trials(300)
+@given(folded_plans())
+def test_one_part_stands_for_random_steps(plan: Plan) -> None:
+    assert find_part(plan) is not None or not plan.pattern.is_short
+    assert check(plan) == ()
+    assert check(whole(plan)) == ()
+
+
+@trials(2000)
+@given(changed_folded_plans())
+def test_the_same_is_wrong_with_a_part_as_with_all_of_them(plan: Plan) -> None:
+    one, other = kinds(plan), kinds(whole(plan))
+    event(f"{find_part(plan) is not None} {sorted(other)}")
+    assert bool(one) == bool(other)
+    if "scope" in other:
+        # What goes on after the end meets the next step, which only the whole shows.
+        return
+    # Weights that are not there go wrong in several ways, of which a part tells the first.
+    assert one - _OF_WEIGHTS == other - _OF_WEIGHTS
+    assert bool(one & _OF_WEIGHTS) == bool(other & _OF_WEIGHTS)
