@@ -108,7 +108,7 @@ def solve(problem: Problem, run: Run) -> None:
     stages = problem.stages or (() if best is None else best.stages)
     if stages:
         _OrderSearch(problem, stages, count).run(run)
-    if problem.scope.allocation != "fixed" and not run.settled():
+    if problem.scope.allocation != "fixed" and not (run.settled() or run.stopped()):
         _search_every_allocation(problem, count, run)
 
 

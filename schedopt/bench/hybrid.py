@@ -9,7 +9,7 @@ from fractions import Fraction
 from math import ceil
 from typing import Any, Final
 
-from schedopt.bench.cases import choose_quick
+from schedopt.bench import cases
 from schedopt.bench.general import TIGHT, chain_key
 from schedopt.bench.planners import PLANNERS, score_all, search_uniform
 from schedopt.bench.suite import Case, Effort, Proceed
@@ -42,7 +42,7 @@ def hybrid_cases(
     InputError
         If a chain does not say what a training step needs.
     """
-    chosen = choose_quick(chains) if quick else chains
+    chosen = cases.choose_quick(chains) if quick else chains
     for chain in chosen:
         try:
             ask(chain, 1, 1)
@@ -64,6 +64,7 @@ def hybrid_case(chain: Chain, gpus: int, level: str) -> Case:
         memory = memory_at(chain, gpus, level)
         problem = ask(chain, gpus, memory)
         step = _read(problem)
+        cases.compile_search()
         compile_search(Run(problem))
         figures: dict[str, Any] = {
             "layers": len(chain.layers),

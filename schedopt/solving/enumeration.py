@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import combinations, product
+from itertools import combinations
 
 from schedopt.problem import Problem
 from schedopt.stage import Stage
@@ -36,9 +36,7 @@ def _allocations(problem: Problem) -> Iterator[Allocation]:
     for count in range(1, min(layers, gpus) + 1 if contiguous else layers + 1):
         for cuts in combinations(range(1, layers), count - 1):
             ends = [*cuts, layers]
-            for chosen in product(range(gpus), repeat=count):
-                if not _may_use(chosen, problem):
-                    continue
+            for chosen in _choices((), count, problem):
                 allocation = tuple(
                     Stage(layers=(first, end - 1), gpus=(gpu,))
                     for first, end, gpu in zip([0, *cuts], ends, chosen, strict=True)
@@ -47,15 +45,22 @@ def _allocations(problem: Problem) -> Iterator[Allocation]:
                     yield allocation
 
 
-def _may_use(gpus: tuple[int, ...], problem: Problem) -> bool:
-    """Whether stages may lie on these GPUs, and not as well on others that are like them."""
-    if problem.scope.allocation == "contiguous":
-        if len(set(gpus)) < len(gpus):
-            return False
-        if problem.scope.gpu_order == "given" and list(gpus) != sorted(gpus):
-            return False
-    used = list(dict.fromkeys(gpus))
-    return not problem.platform.uniform or used == list(range(len(used)))
+def _choices(gpus: tuple[int, ...], count: int, problem: Problem) -> Iterator[tuple[int, ...]]:
+    """Yield the GPUs of so many stages, the first of which are given.
+
+    None that may as well lie on others that are like them.
+    """
+    if len(gpus) == count:
+        yield gpus
+        return
+    number = len(problem.platform.gpus)
+    most = min(number, len(set(gpus)) + 1) if problem.platform.uniform else number
+    for gpu in range(most):
+        if problem.scope.allocation == "contiguous":
+            before = problem.scope.gpu_order == "given" and gpus and gpu < gpus[-1]
+            if gpu in gpus or before:
+                continue
+        yield from _choices((*gpus, gpu), count, problem)
 
 
 def _keeps_ties(allocation: Allocation, problem: Problem) -> bool:
