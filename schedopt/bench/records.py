@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
@@ -20,9 +21,11 @@ from schedopt.version import __version__
 RUNS: Final = "runs"
 """The family of `bench solvers`, whose lines name no family and hold the conditions themselves."""
 CONDITIONS: Final[tuple[str, ...]] = (
-    *("time_limit_s", "seed", "workers", "jobs", "steps"),
+    *("time_limit_s", "seed", "workers", "jobs", "steps", "data"),
     *("schedopt", "python", "machine", "date"),
 )
+PAUSE_S: Final = 1.0
+"""A document is written no more often."""
 WAY_OUT: Final = "Start anew (--anew), or write to another file (-o)"
 
 InstanceKey = tuple[str, int, int, int | None]
@@ -147,14 +150,22 @@ class RunSchema:
 class RecordFile:
     """Records, and the file that gets each of them at once.
 
-    A file that ends in .json holds one document, with a list for each family, and is written anew
-    for each record; any other holds one record a line. The first record of a file that was not
-    read replaces what is there.
+    A file that ends in .json holds one document, with a list for each family, and is written anew,
+    at most once a second until it is flushed; any other holds one record a line. The first record
+    of a file that was not read replaces what is there.
     """
 
     def __init__(self, path: Path | None, records: Iterable[Record] = ()) -> None:
         self.path = path
         self.records = list(records)
+        self._written = float("-inf")
+        self._behind = False
+
+    def flush(self) -> None:
+        """Write what was added since the document was written."""
+        if self.path and self._behind:
+            write_records(self.path, self.records)
+            self._written, self._behind = time.monotonic(), False
 
     def add(self, record: Record) -> None:
         """Keep a record."""
@@ -162,7 +173,9 @@ class RecordFile:
         if self.path is None:
             return
         if len(self.records) == 1 or self.path.suffix == ".json" or not self.path.exists():
-            write_records(self.path, self.records)
+            self._behind = True
+            if time.monotonic() - self._written >= PAUSE_S:
+                self.flush()
         else:
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(_to_line(record))

@@ -148,13 +148,13 @@ class Suite:
         if (draw := self.draw) is not None:
             save_figure(lambda: draw(records), path)
 
-    def load(self, path: Path, effort: Effort) -> list[Record]:
-        """Return what a file holds, to go on with.
+    def load(self, path: Path, effort: Effort | None, **more: Any) -> list[Record]:
+        """Return what a file holds, to go on with, measured with the same effort and conditions.
 
         Refused if it was measured otherwise, or no tables can be made of it.
         """
         records = load_records(path, self.families)
-        wanted = effort.conditions
+        wanted = {**(effort.conditions if effort else describe_machine()), **more}
         del wanted["date"]
         refuse_other(records, wanted, path)
         try:
@@ -205,6 +205,8 @@ def measure(
                     file.add(Record(case.family, {**case.key, **figures}, conditions))
         except KeyboardInterrupt:
             return False
+        finally:
+            file.flush()
     return True
 
 

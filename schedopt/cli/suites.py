@@ -31,6 +31,7 @@ RESUMES = (
 OPTIONS: Final[dict[str, Any]] = {
     "output": "FILE: The figures, a run a line (.jsonl) or as one document (.json). Next to them: "
     "tables (.md), pictures (.svg).",
+    "data": "DIR: A folder of published tables, with a folder for each package.",
     "chain": "FILE: The chain that is solved or run.",
     "chains": "DIR: A folder of chains.",
     "only": "PART: One part: chains, theorems or speed.",
@@ -118,7 +119,7 @@ def run_suite(
     from schedopt.bench.suite import measure
 
     check_outputs(output, picture=suite.draw is not None)
-    before = suite.load(output, effort) if suite.resumable and resume and effort else ()
+    before = suite.load(output, effort, **conditions) if suite.resumable and resume else ()
     file = RecordFile(output if suite.resumable else None, before)
     with progress_bar() as show:
         complete = measure(batches(file), effort, file, show, **conditions)

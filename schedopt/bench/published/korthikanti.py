@@ -1,0 +1,131 @@
+"""Sequence parallelism and selective recompute, as Korthikanti et al. 2022 measured them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+from schedopt.bench.published.prediction import Predicted, Prediction
+from schedopt.bench.published.steps import one_f_one_b_ns
+from schedopt.bench.published.tables import Line, Tables
+from schedopt.bench.published.transformer import Mode, Shape
+
+COLUMNS: Final = (
+    "model layers hidden heads sequence tp pp chunks_per_stage mbs microbatches mode step_ns "
+    "activations_gib activations_percent"
+)
+VOCABULARY: Final = 51200
+GIB: Final = 2**30
+FULL: Final[Mode] = "full"
+SELECTIVE: Final[Mode] = "sequence+selective"
+
+
+def predict_all(tables: Tables) -> Iterator[Prediction]:
+    """Yield the predictions of the package."""
+    if not tables.has("korthikanti/rows"):
+        return
+    lines = tables.lines("korthikanti/rows", COLUMNS)
+    timed = [line for line in lines if line["step_ns"]]
+    yield from _by_efficiency(timed)
+    yield from _by_recompute(timed)
+    for line in lines:
+        name = f"{line['model']}, {line['mode']}"
+        shape, mode = _shape(line), line["mode"]
+        if line["activations_percent"]:
+
+            def relative(shape: Shape = shape, mode: Mode = mode) -> Predicted:
+                of_none = shape.activation_bytes("none")
+                return Predicted(100 * shape.activation_bytes(mode) / of_none)
+
+            measured = line["activations_percent"]
+            yield Prediction(test="c", row=name, measured=measured, predict=relative)
+        if line["activations_gib"]:
+
+            def first_stage(line: Line = line, shape: Shape = shape) -> Predicted:
+                return Predicted(_in_flight_layers(line) * shape.activation_bytes(line["mode"]))
+
+            measured = line["activations_gib"] * GIB
+            yield Prediction(test="d", row=name, measured=measured, predict=first_stage)
+
+
+def _in_flight_layers(line: Line) -> float:
+    """Return layers times micro-batches of the first stage (section 4.2.3).
+
+    As many as the whole model has, and with v chunks a stage (p - 1) / (p v) more.
+    """
+    stages, chunks = line["pp"], line["chunks_per_stage"]
+    more = (stages - 1) / (stages * chunks) if chunks > 1 else 0
+    return float(line["layers"] * (1 + more))
+
+
+def _shape(line: Line) -> Shape:
+    return Shape(
+        layers=line["layers"],
+        hidden=line["hidden"],
+        heads=line["heads"],
+        sequence=line["sequence"],
+        vocabulary=VOCABULARY,
+        samples=line["mbs"],
+        tensor=line["tp"],
+    )
+
+
+def _flop(shape: Shape, mode: Mode) -> float:
+    """Return the work of a micro-batch: the backward is two forwards and what is recomputed."""
+    again = 0
+    if mode == FULL:
+        again = shape.layer_flop
+    elif "selective" in mode:
+        again = shape.attention_flop
+    return shape.layers * (3 * shape.layer_flop + again) + 3 * shape.head_flop
+
+
+def _step_flop(line: Line) -> float:
+    """Return the step of an even pipeline, in the work that one GPU does meanwhile.
+
+    With v chunks a stage the pipeline fills v times as fast (Narayanan et al. 2021).
+    """
+    shape, stages = _shape(line), line["pp"]
+    work = _flop(shape, line["mode"]) / line["tp"] / stages
+    if line["chunks_per_stage"] > 1:
+        return float(work * (line["microbatches"] + (stages - 1) / line["chunks_per_stage"]))
+    unit = round(work / 1e6)
+    return 1e6 * one_f_one_b_ns([unit / 3] * stages, [2 * unit / 3] * stages, line["microbatches"])
+
+
+def _by_efficiency(timed: Sequence[Line]) -> Iterator[Prediction]:
+    """Yield the steps of large models from the smallest one of each mode."""
+    modes: Mapping[str, list[Line]] = {line["mode"]: [] for line in timed}
+    for line in timed:
+        modes[line["mode"]].append(line)
+    for mode, lines in modes.items():
+        first = min(lines, key=lambda line: line["layers"] * line["hidden"] ** 2)
+        for line in lines:
+            if line is first:
+                continue
+
+            def scaled(line: Line = line, first: Line = first, mode: str = mode) -> Predicted:
+                rate = _step_flop(first) / first["step_ns"]
+                constants = {f"TFLOP/s of a GPU, {mode}": rate / 1000}
+                return Predicted(_step_flop(line) / rate, constants)
+
+            row = f"{line['model']}, {mode}"
+            yield Prediction(test="a", row=row, measured=line["step_ns"], predict=scaled)
+
+
+def _by_recompute(timed: Sequence[Line]) -> Iterator[Prediction]:
+    """Yield steps with selective recompute from those with full recompute."""
+    for line in timed:
+        if line["mode"] != SELECTIVE:
+            continue
+        for full in timed:
+            if full["model"] == line["model"] and full["mode"] == FULL:
+
+                def less(line: Line = line, full: Line = full) -> Predicted:
+                    rate = _step_flop(full) / full["step_ns"]
+                    constants = {f"TFLOP/s of a GPU, {full['model']}": rate / 1000}
+                    return Predicted(_step_flop(line) / rate, constants)
+
+                yield Prediction(
+                    test="b", row=line["model"], measured=line["step_ns"], predict=less
+                )

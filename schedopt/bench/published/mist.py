@@ -1,0 +1,156 @@
+"""Plans of Aceso and Megatron-LM on L4 and A10G, as the repository of Mist has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from statistics import mean
+from typing import Final
+
+from schedopt.bench.published.mist_memory import stashed_mib
+from schedopt.bench.published.mist_tables import MIB, NAMES, Mist, MistPlan
+from schedopt.bench.published.prediction import Predicted, Prediction
+from schedopt.bench.published.steps import blocked_ns, in_flight, one_f_one_b_ns
+from schedopt.bench.published.tables import Tables
+
+STATES: Final = 9
+"""Over the bytes of a weight in half precision: gradient, copy and moments in single precision."""
+SHARES: Final = tuple(step / 4 for step in range(9))
+"""How much longer a message takes for each other GPU that uses the same network card."""
+ALONE: Final = 1.0
+"""Where nothing tells, GPUs take turns."""
+
+
+def predict_all(tables: Tables) -> Iterator[Prediction]:
+    """Yield the predictions of the package."""
+    if not tables.has(*NAMES):
+        return
+    mist = Mist(tables)
+    step_ns = cache(lambda number, share: _step_ns(mist, mist.plans[number], share))
+    for plan in mist.plans:
+        if plan.on_one_node:
+            yield from _from_passes(mist, plan)
+    for number, plan in enumerate(mist.plans):
+
+        def step(number: int = number, plan: MistPlan = plan) -> Predicted:
+            if plan.on_one_node:
+                return Predicted(step_ns(number, 0.0))
+            share = _fit_share(mist, number, step_ns)
+            name = f"longer for each other GPU at a network card, {plan.name}"
+            return Predicted(step_ns(number, share), {name: share})
+
+        where = "one node" if plan.on_one_node else "several nodes"
+        yield Prediction(
+            test=f"b {where}",
+            row=plan.name,
+            measured=plan.step_ns,
+            predict=step,
+            doubt=plan.doubt,
+        )
+    for plan in mist.plans:
+        yield from _of_stages(plan)
+
+
+def _from_passes(mist: Mist, plan: MistPlan) -> Iterator[Prediction]:
+    """Yield the step from measured passes, optimizer and all-reduces."""
+    stages = range(len(plan.stages))
+    count = plan.line["microbatches"]
+    sums = [
+        [plan.mean_of(stage, f"{which}_compute_ns") for stage in stages]
+        for which in ("forward", "backward")
+    ]
+    forward, backward = ([time / count for time in times if time] for times in sums)
+    if len(forward) < len(stages) or len(backward) < len(stages):
+        return
+
+    def step() -> Predicted:
+        messages = _messages_ns(mist, plan, 0.0)
+        passes = one_f_one_b_ns(*blocked_ns(forward, backward, messages), count)
+        behind = (
+            sum(
+                rank[name] or 0
+                for name in (
+                    "optimizer_ns",
+                    "backward_params_all_reduce_ns",
+                    "backward_embedding_all_reduce_ns",
+                )
+            )
+            for rank in plan.ranks
+        )
+        return Predicted(passes + max(behind))
+
+    yield Prediction(test="a", row=plan.name, measured=plan.step_ns, predict=step, doubt=plan.doubt)
+
+
+def _messages_ns(mist: Mist, plan: MistPlan, share: float) -> list[float]:
+    """Return how long each message takes between stages.
+
+    Between nodes every GPU of the larger stage sends or takes one over the same network card.
+    """
+    found = []
+    for stage, (one, after) in enumerate(zip(plan.stages, plan.stages[1:], strict=False)):
+        others = max(len(one.gpus), len(after.gpus)) - 1 if plan.leaves_node(stage) else 0
+        found.append(mist.message_ns(plan, stage) * (1 + share * others))
+    return found
+
+
+def _step_ns(mist: Mist, plan: MistPlan, share: float) -> float:
+    """Return the step from profiles: passes with blocking messages, all-reduces, the optimizer."""
+    forward = [stage.forward_ns for stage in plan.stages]
+    backward = [stage.backward_ns for stage in plan.stages]
+    passes = blocked_ns(forward, backward, _messages_ns(mist, plan, share))
+    step = one_f_one_b_ns(*passes, plan.line["microbatches"])
+    reduced = max(mist.all_reduce_ns(plan, stage) for stage in plan.stages)
+    weights = max(stage.weights_mib for stage in plan.stages)
+    update = mist.update_ns[plan.line["set"]] * weights
+    return step + reduced + mist.embedding_ns(plan) + update
+
+
+def _fit_share(mist: Mist, number: int, step_ns: Callable[[int, float], float]) -> float:
+    """Return the share that fits the other plans of the same GPUs on several nodes best."""
+    plan = mist.plans[number]
+    others = {
+        other: judged
+        for other, judged in enumerate(mist.plans)
+        if other != number
+        and judged.line["set"] == plan.line["set"]
+        and not judged.on_one_node
+        and not judged.doubt
+    }
+    if not others:
+        return ALONE
+
+    def error(share: float) -> float:
+        return mean(
+            abs(step_ns(other, share) / judged.step_ns - 1) for other, judged in others.items()
+        )
+
+    return min(SHARES, key=error)
+
+
+def _of_stages(plan: MistPlan) -> Iterator[Prediction]:
+    """Yield the memory of each stage, and its passes."""
+    count = plan.line["microbatches"]
+    for number, stage in enumerate(plan.stages):
+        row = f"{plan.name}, stage {number}"
+        states = STATES * MIB * stage.weights_mib
+        stashed = MIB * stashed_mib(stage, first=not number, last=number + 1 == len(plan.stages))
+        held = in_flight(len(plan.stages), number, count)
+        figures = (
+            ("c0", "allocated_bytes", states),
+            ("c", "max_allocated_bytes", states + held * stashed),
+            ("d forward", "forward_compute_ns", count * stage.forward_ns),
+            ("d backward", "backward_compute_ns", count * stage.backward_ns),
+        )
+        # Where memory was not measured, passes are those of other stages.
+        if plan.mean_of(number, "max_allocated_bytes") is None:
+            continue
+        for test, column, value in figures:
+            measured = plan.mean_of(number, column)
+            if measured:
+                yield Prediction(
+                    test=test,
+                    row=row,
+                    measured=measured,
+                    predict=lambda value=value: Predicted(value),  # type: ignore[misc]
+                )

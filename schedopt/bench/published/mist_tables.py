@@ -1,0 +1,269 @@
+"""The profiles, links and plans of the Mist package, as what a stage of a plan takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import mean, median
+from typing import Any, Final
+
+import numpy as np
+
+from schedopt.bench.published.tables import Line, Tables
+from schedopt.errors import InputError
+
+NAMES: Final = tuple(
+    f"mist/{name}" for name in ("ops", "p2p", "collectives", "plans", "measurements")
+)
+OPS: Final = (
+    "set model mbs tp algo op forward_ns backward_ns input_mib output_mib weights_mib "
+    "activations_mib"
+)
+P2P: Final = "set link bytes time_ns"
+COLLECTIVES: Final = "set collective gpus bytes time_ns"
+PLANS: Final = "plan set model layers mbs microbatches stages_count gpus measured flag stages"
+MEASURED: Final = (
+    "plan stage rank step_ns allocated_bytes max_allocated_bytes forward_compute_ns "
+    "backward_compute_ns optimizer_ns backward_params_all_reduce_ns "
+    "backward_embedding_all_reduce_ns"
+)
+MIB: Final = 2**20
+NODE: Final = 8
+"""GPUs of a node."""
+LAYER: Final = slice(1, 14)
+"""The operators of one layer, of the list that a profile has."""
+
+Op = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class PlanStage:
+    """A stage of a plan: its operators, whether each is computed again, and its GPUs.
+
+    Parameters
+    ----------
+    ops : sequence of Op
+        A line of the profile for each, at the tensor degree and the samples that it runs with.
+    again : sequence of bool
+    replicas : sequence of int
+        Data-parallel degree of each.
+    gpus : range
+    """
+
+    ops: Sequence[Op]
+    again: Sequence[bool]
+    replicas: Sequence[int]
+    gpus: range
+
+    @property
+    def forward_ns(self) -> float:
+        """Forward of a micro-batch."""
+        return float(sum(op["forward_ns"] for op in self.ops))
+
+    @property
+    def backward_ns(self) -> float:
+        """Backward of a micro-batch, with what is computed again."""
+        again = sum(op["forward_ns"] for op, redo in zip(self.ops, self.again, strict=True) if redo)
+        return float(sum(op["backward_ns"] for op in self.ops) + again)
+
+    @property
+    def weights_mib(self) -> float:
+        """Weights of a GPU, in half precision."""
+        return float(sum(op["weights_mib"] for op in self.ops))
+
+    @property
+    def message_bytes(self) -> float:
+        """What a GPU sends to the next stage."""
+        return float(self.ops[-1]["output_mib"] * MIB)
+
+
+@dataclass(frozen=True)
+class MistPlan:
+    """A plan of somebody else, with the stages that a profile gives it."""
+
+    line: Line
+    stages: Sequence[PlanStage]
+    ranks: Sequence[Line]
+    """What each rank measured."""
+
+    @property
+    def name(self) -> str:
+        """The id of the plan."""
+        return str(self.line["plan"])
+
+    @property
+    def on_one_node(self) -> bool:
+        """Whether all GPUs are in one node."""
+        return int(self.line["gpus"]) <= NODE
+
+    @property
+    def doubt(self) -> str:
+        """Why its measurement is doubted."""
+        return str(self.line["flag"] or "")
+
+    @property
+    def step_ns(self) -> float:
+        """The measured step, of the rank that took longest."""
+        return float(max(rank["step_ns"] for rank in self.ranks))
+
+    def leaves_node(self, stage: int) -> bool:
+        """Whether what follows a stage lies in another node."""
+        last = self.stages[stage].gpus[-1]
+        return last // NODE != (last + 1) // NODE
+
+    def ranks_of(self, stage: int) -> list[Line]:
+        """Return what the ranks of a stage measured. Megatron-LM gives all stages as many."""
+        each = int(self.line["gpus"]) // len(self.stages)
+        return [
+            rank
+            for rank in self.ranks
+            if (rank["rank"] // each if rank["stage"] is None else rank["stage"]) == stage
+        ]
+
+    def mean_of(self, stage: int, column: str) -> float | None:
+        """Return the mean of a column over the ranks of a stage that have it."""
+        found = [rank[column] for rank in self.ranks_of(stage) if rank[column] is not None]
+        return mean(found) if found else None
+
+
+class Mist:
+    """All tables of the package."""
+
+    def __init__(self, tables: Tables) -> None:
+        self.tables = tables
+
+    @cached_property
+    def plans(self) -> list[MistPlan]:
+        """The plans that were measured."""
+        ranks: dict[str, list[Line]] = {}
+        for rank in self.tables.lines("mist/measurements", MEASURED):
+            ranks.setdefault(rank["plan"], []).append(rank)
+        lines = self.tables.lines("mist/plans", PLANS)
+        return [
+            MistPlan(line, [*self._stages(line)], ranks[line["plan"]])
+            for line in lines
+            if line["measured"] and line["plan"] in ranks
+        ]
+
+    def message_ns(self, plan: MistPlan, stage: int) -> float:
+        """Return how long one pair of GPUs takes for the message behind a stage."""
+        link = "inter" if plan.leaves_node(stage) else "intra"
+        return self._sent(plan.line["set"], link, plan.stages[stage].message_bytes)
+
+    def embedding_ns(self, plan: MistPlan) -> float:
+        """Return how long first and last stage take to add up the gradient of tied embeddings.
+
+        It has half precision, like the weights.
+        """
+        first, last = plan.stages[0], plan.stages[-1]
+        if len(plan.stages) == 1:
+            return 0.0
+        apart = first.gpus[0] // NODE != last.gpus[-1] // NODE
+        count = MIB * first.ops[0]["weights_mib"]
+        return self._sent(plan.line["set"], "inter" if apart else "intra", count)
+
+    def all_reduce_ns(self, plan: MistPlan, stage: PlanStage) -> float:
+        """Return how long the replicas of a stage take to add up their gradients."""
+        table = self._collectives
+        found = 0.0
+        for replicas in {*stage.replicas} - {1}:
+            pairs = zip(stage.ops, stage.replicas, strict=True)
+            count = sum(op["weights_mib"] for op, copies in pairs if copies == replicas)
+            sizes, times = table[plan.line["set"], "all_reduce", replicas]
+            found += _read_off(sizes, times, MIB * count)
+        return found
+
+    @cached_property
+    def update_ns(self) -> dict[str, float]:
+        """Of each set of GPUs, how long the optimizer takes for a MiB of weights.
+
+        The median over the ranks of all plans that a planner found, waiting included.
+        """
+        found: dict[str, list[float]] = {}
+        for plan in self.plans:
+            for number, stage in enumerate(plan.stages):
+                for rank in plan.ranks_of(number):
+                    if rank["optimizer_ns"] and rank["stage"] is not None:
+                        each = rank["optimizer_ns"] / stage.weights_mib
+                        found.setdefault(plan.line["set"], []).append(each)
+        return {name: median(values) for name, values in found.items()}
+
+    def _stages(self, line: Line) -> Iterator[PlanStage]:
+        first = 0
+        for stage in line["stages"]:
+            begin, end = stage["ops"]
+            runs = [
+                [value for value, count in stage[name] for _ in range(count)]
+                for name in ("tp", "dp", "algo")
+            ]
+            again = [bool(value) for value, count in stage["recompute"] for _ in range(count)]
+            ops = [
+                self._op(line, number, tensor, line["mbs"] // replicas, algorithm)
+                for number, tensor, replicas, algorithm in zip(
+                    range(begin, end), *runs, strict=True
+                )
+            ]
+            yield PlanStage(ops, again, runs[1], range(first, first + stage["gpus"]))
+            first += stage["gpus"]
+
+    def _op(self, line: Line, number: int, tensor: int, samples: int, algorithm: int) -> Op:
+        """Return the profile of an operator of the model."""
+        key = (line["set"], line["model"], samples, tensor, algorithm)
+        if key not in self._profiles:
+            raise InputError(
+                f"{line['plan']} needs {key[1]} on {key[0]} with {samples} samples, tensor degree "
+                f"{tensor} and algorithm {algorithm}, which was not profiled",
+                field="mist/ops",
+                way_out="Add its operators to the table, or take the plan out",
+            )
+        profile = self._profiles[key]
+        inside, layers = profile[LAYER], int(line["layers"])
+        behind = 1 + len(inside) * layers
+        if number == 0:
+            return profile[0]
+        if number < behind:
+            return inside[(number - 1) % len(inside)]
+        return profile[LAYER.stop + number - behind]
+
+    @cached_property
+    def _profiles(self) -> dict[tuple[object, ...], list[Op]]:
+        found: dict[tuple[object, ...], list[Op]] = {}
+        for op in self.tables.lines("mist/ops", OPS):
+            key = tuple(op[name] for name in ("set", "model", "mbs", "tp", "algo"))
+            found.setdefault(key, []).append(op)
+        return found
+
+    def _sent(self, name: str, link: str, count: float) -> float:
+        sizes, times = self._links[name, link]
+        return _read_off(sizes, times, count)
+
+    @cached_property
+    def _links(self) -> dict[tuple[object, ...], tuple[list[float], list[float]]]:
+        return _by_size(self.tables.lines("mist/p2p", P2P), ("set", "link"))
+
+    @cached_property
+    def _collectives(self) -> dict[tuple[object, ...], tuple[list[float], list[float]]]:
+        lines = self.tables.lines("mist/collectives", COLLECTIVES)
+        return _by_size(lines, ("set", "collective", "gpus"))
+
+
+def _by_size(
+    lines: Sequence[Line], names: Sequence[str]
+) -> dict[tuple[object, ...], tuple[list[float], list[float]]]:
+    """Return sizes and the medians of their times, ascending, by the values of some columns."""
+    found: dict[tuple[object, ...], dict[float, list[float]]] = {}
+    for line in lines:
+        key = tuple(line[name] for name in names)
+        found.setdefault(key, {}).setdefault(line["bytes"], []).append(line["time_ns"])
+    return {
+        key: (sorted(times), [median(times[size]) for size in sorted(times)])
+        for key, times in found.items()
+    }
+
+
+def _read_off(sizes: Sequence[float], times: Sequence[float], count: float) -> float:
+    """Return the time for some bytes, interpolated; beyond the largest size at its rate."""
+    if count > sizes[-1]:
+        return times[-1] * count / sizes[-1]
+    return float(np.interp(count, sizes, times))

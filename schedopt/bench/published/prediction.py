@@ -1,0 +1,45 @@
+"""What is predicted, and what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from schedopt.bench.published.tables import Tables
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """A figure, and the constants that were fitted for it."""
+
+    value: float
+    constants: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """A figure of a table, and how it is predicted.
+
+    Parameters
+    ----------
+    test : str
+        The name of the test within its package.
+    row : str
+        What the figure is of.
+    measured : float
+        ns, bytes or percent.
+    predict : callable
+    doubt : str
+        Why the table doubts the figure; such rows are shown, and not judged.
+    """
+
+    test: str
+    row: str
+    measured: float
+    predict: Callable[[], Predicted]
+    doubt: str = ""
+
+
+Package: TypeAlias = Callable[[Tables], Iterator[Prediction]]
+"""Yields the predictions of a package, as far as its tables are there."""

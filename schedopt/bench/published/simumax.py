@@ -1,0 +1,47 @@
+"""Steps on eight B200, as the repository of SimuMax has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from schedopt.bench.published.prediction import Predicted, Prediction
+from schedopt.bench.published.tables import Line, Tables
+
+COLUMNS: Final = (
+    "case model layers tp cp ep pp dp sequence mbs microbatches step_ns allocated_by_rank_bytes"
+)
+SAME: Final = ("model", "layers", "tp", "cp", "ep", "pp", "dp", "sequence", "mbs")
+"""What tells apart configurations that were run with several numbers of micro-batches."""
+
+
+def predict_all(tables: Tables) -> Iterator[Prediction]:
+    """Yield the predictions of the package."""
+    if not tables.has("simumax/b200"):
+        return
+    groups: dict[tuple[object, ...], list[Line]] = {}
+    for line in tables.lines("simumax/b200", COLUMNS):
+        groups.setdefault(tuple(line[name] for name in SAME), []).append(line)
+    for lines in groups.values():
+        if len({line["microbatches"] for line in lines}) > 2:
+            yield _longest(sorted(lines, key=lambda line: float(line["microbatches"])))
+
+
+def _longest(lines: list[Line]) -> Prediction:
+    """Return the step with the most micro-batches: a step is a line over their number.
+
+    It is the one through the two steps with the fewest.
+    """
+    first, second, *_, last = lines
+
+    def step() -> Predicted:
+        more = second["microbatches"] - first["microbatches"]
+        slope = (second["step_ns"] - first["step_ns"]) / more
+        intercept = first["step_ns"] - slope * first["microbatches"]
+        constants = {
+            f"ns of a micro-batch, {first['case']}": slope,
+            f"ns besides, {first['case']}": intercept,
+        }
+        return Predicted(intercept + slope * last["microbatches"], constants)
+
+    return Prediction(test="a", row=last["case"], measured=last["step_ns"], predict=step)

@@ -1,0 +1,108 @@
+"""The published tables: what was measured, on what, by whom."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+from schedopt.errors import InputError
+
+FORMAT: Final = "schedopt-data/1"
+
+Line: TypeAlias = Mapping[str, Any]
+"""A line of a table, by its columns."""
+
+
+class Tables:
+    """The tables of a folder, each read when it is asked for.
+
+    Parameters
+    ----------
+    folder : Path
+        Has a folder for each package, with its tables.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._read: dict[str, list[Line]] = {}
+        if not folder.is_dir():
+            raise InputError(
+                f"{folder} is no folder of published tables",
+                field="--data",
+                way_out="Name a folder with a folder for each package, such as instances/published",
+            )
+
+    def has(self, *names: str) -> bool:
+        """Whether there are tables of these names, such as "mist/ops"."""
+        return all(self._path(name).is_file() for name in names)
+
+    @cached_property
+    def digest(self) -> str:
+        """What identifies the content of all tables."""
+        paths = sorted(self.folder.glob("*/*.json"))
+        content = b"".join(
+            path.relative_to(self.folder).as_posix().encode() + path.read_bytes() for path in paths
+        )
+        return hashlib.sha256(content).hexdigest()[:16]
+
+    def lines(self, name: str, columns: str) -> list[Line]:
+        """Return the lines of a table.
+
+        Parameters
+        ----------
+        name : str
+        columns : str
+            What it must have, in words separated by blanks.
+
+        Raises
+        ------
+        InputError
+            If the file is no such table, or lacks a column.
+        """
+        if name not in self._read:
+            self._read[name] = _read(self._path(name))
+        for column in columns.split():
+            if self._read[name] and column not in self._read[name][0]:
+                raise InputError(
+                    "is not a column of this table",
+                    field=column,
+                    way_out="Name it so, in the units that its name ends in",
+                    source=str(self._path(name)),
+                )
+        return self._read[name]
+
+    def _path(self, name: str) -> Path:
+        return self.folder / f"{name}.json"
+
+
+def _read(path: Path) -> list[Line]:
+    from schedopt.errors import naming_file
+    from schedopt.formats.reading import decode, parse_object, read_bytes
+
+    with naming_file(path):
+        document = parse_object(decode(read_bytes(path)))
+        if document.get("format") != FORMAT:
+            raise InputError(
+                f"is {document.get('format')!r:.40}, not {FORMAT!r}",
+                field="format",
+                way_out="Give a published table",
+            )
+        columns, rows = _list(document, "columns"), _list(document, "rows")
+        for number, row in enumerate(rows):
+            if not isinstance(row, list) or len(row) != len(columns):
+                raise InputError(
+                    f"has not one value for each of {len(columns)} columns",
+                    field=f"rows[{number}]",
+                    way_out="Give each line a value, or null, for each column",
+                )
+    return [dict(zip(columns, row, strict=True)) for row in rows]
+
+
+def _list(document: Mapping[str, Any], name: str) -> Sequence[Any]:
+    found = document.get(name)
+    if not isinstance(found, list):
+        raise InputError("is not a list", field=name, way_out="Give a published table")
+    return found

@@ -1,0 +1,217 @@
+"""Uneven ends: large vocabularies on a pipeline of A100 (Yeung et al. 2024)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import ceil
+from typing import Final
+
+from schedopt.bench.published.prediction import Predicted, Prediction
+from schedopt.bench.published.steps import blocked_ns, one_f_one_b_ns
+from schedopt.bench.published.tables import Line, Tables
+from schedopt.bench.published.transformer import Shape
+
+HOST: Final = "vocabulary/one_host"
+PAPER: Final = "vocabulary/paper_tables"
+HOST_COLUMNS: Final = (
+    "name method sequence hidden vocabulary layers heads pp tp mbs microbatches layers_per_stage "
+    "step_ns max_allocated_bytes forward_ns backward_ns output_layer_ns input_forward_ns "
+    "input_backward_ns communication_ns"
+)
+PAPER_COLUMNS: Final = (
+    "table schedule gpus sequence method vocabulary layers hidden heads mbs microbatches step_ns "
+    "peak_bytes out_of_memory"
+)
+LINK: Final = 300e9
+"""Bytes per second each way between two A100 of a node (NVLink 3)."""
+MEMORY: Final = 2.039e12
+"""Bytes per second of the memory of an A100 (80 GB)."""
+UPDATE: Final = 34
+"""Bytes that Adam reads and writes for a weight in mixed precision."""
+STATES: Final = 16
+"""Bytes for a weight in half precision: itself, gradient, moments and copy."""
+HALF: Final = 2
+EVEN: Final = "base"
+MOVED: Final = "redis"
+
+
+def predict_all(tables: Tables) -> Iterator[Prediction]:
+    """Yield the predictions of the package."""
+    if tables.has(HOST):
+        lines = tables.lines(HOST, HOST_COLUMNS)
+        yield from _from_passes(lines)
+        yield from _from_even(lines)
+        yield from _spread(lines)
+        yield from _memory(lines, "c", "max_allocated_bytes", gradients=False)
+        yield from _memory(lines, "c logits", "max_allocated_bytes", gradients=True)
+    if tables.has(PAPER):
+        papers = [line for line in tables.lines(PAPER, PAPER_COLUMNS) if not line["out_of_memory"]]
+        yield from _from_shapes(papers)
+        yield from _memory(papers, "e", "peak_bytes", gradients=False)
+
+
+def _shape(line: Line) -> Shape:
+    return Shape(
+        layers=line["layers"],
+        hidden=line["hidden"],
+        heads=line["heads"],
+        sequence=line["sequence"],
+        vocabulary=line["vocabulary"],
+        samples=line["mbs"],
+    )
+
+
+def _step_ns(line: Line, forward: Sequence[float], backward: Sequence[float]) -> float:
+    """Return a step of 1F1B with the update of its largest stage."""
+    shape = _shape(line)
+    message = HALF * shape.values / LINK * 1e9
+    messages = [message] * (len(forward) - 1)
+    passes = one_f_one_b_ns(*blocked_ns(forward, backward, messages), line["microbatches"])
+    return passes + _update_ns(line)
+
+
+def _update_ns(line: Line) -> float:
+    """Return how long the first stage updates its weights, which has an embedding, ns."""
+    layers = line["layers"] // _gpus(line) * _shape(line).layer_parameters
+    return float(UPDATE * (layers + line["vocabulary"] * line["hidden"]) / MEMORY * 1e9)
+
+
+def _from_passes(lines: Sequence[Line]) -> Iterator[Prediction]:
+    """Yield the steps of plain pipelines from their own passes."""
+    for line in lines:
+        if line["method"] in (EVEN, MOVED):
+
+            def step(line: Line = line) -> Predicted:
+                return Predicted(_step_ns(line, line["forward_ns"], line["backward_ns"]))
+
+            yield Prediction(test="a", row=line["name"], measured=line["step_ns"], predict=step)
+
+
+def _from_even(lines: Sequence[Line]) -> Iterator[Prediction]:
+    """Yield the steps of pipelines whose layers were moved, from the passes of the even one."""
+    for line in lines:
+        if line["method"] != MOVED:
+            continue
+        for even in lines:
+            same = ("vocabulary", "sequence", "hidden", "layers", "pp")
+            if even["method"] == EVEN and all(even[name] == line[name] for name in same):
+
+                def step(line: Line = line, even: Line = even) -> Predicted:
+                    forward = _moved(even["forward_ns"], even, line)
+                    backward = _moved(even["backward_ns"], even, line)
+                    return Predicted(_step_ns(line, forward, backward))
+
+                yield Prediction(test="b", row=line["name"], measured=line["step_ns"], predict=step)
+
+
+def _moved(times: Sequence[float], even: Line, line: Line) -> list[float]:
+    """Return the passes of stages with other layers: a layer takes what it does inside."""
+    inside = range(1, len(times) - 1) if len(times) > 2 else range(1)
+    counts = even["layers_per_stage"]
+    layer = sum(times[stage] for stage in inside) / sum(counts[stage] for stage in inside)
+    return [
+        time + (after - before) * layer
+        for time, before, after in zip(times, counts, line["layers_per_stage"], strict=True)
+    ]
+
+
+def _spread(lines: Sequence[Line]) -> Iterator[Prediction]:
+    """Yield steps where every GPU has a share of the vocabulary: its passes come on top.
+
+    The last stage waits for all shares, with messages between them; that is the only wait that is
+    counted.
+    """
+    for line in lines:
+        if line["method"] in (EVEN, MOVED):
+            continue
+
+        def step(line: Line = line) -> Predicted:
+            shares, sent = line["output_layer_ns"], line["communication_ns"]
+            ends = zip(line["forward_ns"], line["input_forward_ns"], strict=True)
+            forward = [time + first for time, first in ends]
+            rest = zip(line["backward_ns"], line["input_backward_ns"], shares, sent, strict=True)
+            backward = [sum(parts) for parts in rest]
+            return Predicted(_step_ns(line, forward, backward))
+
+        yield Prediction(test="f", row=line["name"], measured=line["step_ns"], predict=step)
+
+
+def _memory(
+    lines: Sequence[Line], test: str, column: str, *, gradients: bool
+) -> Iterator[Prediction]:
+    """Yield peaks from that of the smallest vocabulary: more weights on the first stage.
+
+    When a micro-batch leaves, its activations are gone, and the gradient of the embedding lies
+    there whole for a while: that is more where the vocabulary is large enough.
+    """
+    even = [line for line in lines if line["method"] == EVEN and line[column]]
+    for line in even:
+        shape = _shape(line)
+        same = [other for other in even if other["sequence"] == line["sequence"]]
+        same = [other for other in same if _gpus(other) == _gpus(line)]
+        least = min(same, key=lambda other: float(other["vocabulary"]))
+        if line is least:
+            continue
+
+        def peak(line: Line = line, least: Line = least, shape: Shape = shape) -> Predicted:
+            more = (line["vocabulary"] - least["vocabulary"]) * line["hidden"]
+            saved = line["layers"] / _gpus(line) * shape.activation_bytes("selective")
+            dense = HALF * line["vocabulary"] * line["hidden"] - saved
+            extra = max(0.0, dense) if gradients else 0
+            return Predicted(least[column] + STATES * more + extra)
+
+        row = f"{_gpus(line)} GPUs, sequence {line['sequence']}, vocabulary {line['vocabulary']}"
+        yield Prediction(test=test, row=row, measured=line[column], predict=peak)
+
+
+def _gpus(line: Line) -> int:
+    return int(line["gpus"] if "gpus" in line else line["pp"])
+
+
+def _from_shapes(lines: Sequence[Line]) -> Iterator[Prediction]:
+    """Yield steps from the work of each stage and the efficiency of the smallest vocabulary."""
+    plain = [
+        line for line in lines if line["method"] in (EVEN, MOVED) and line["schedule"] == "1f1b"
+    ]
+    for line in plain:
+        same = [other for other in plain if other["method"] == EVEN]
+        same = [other for other in same if other["sequence"] == line["sequence"]]
+        same = [other for other in same if other["gpus"] == line["gpus"]]
+        if not same:
+            continue
+        least = min(same, key=lambda other: float(other["vocabulary"]))
+        if line is least:
+            continue
+
+        def step(line: Line = line, least: Line = least) -> Predicted:
+            rate = _flop(least) / (least["step_ns"] - _update_ns(least))
+            name = f"TFLOP/s of a GPU, {line['gpus']} GPUs, sequence {line['sequence']}"
+            return Predicted(_flop(line) / rate + _update_ns(line), {name: rate / 1000})
+
+        row = "{gpus} GPUs, sequence {sequence}, {method}, vocabulary {vocabulary}".format_map(line)
+        yield Prediction(test="d", row=row, measured=line["step_ns"], predict=step)
+
+
+def _flop(line: Line) -> float:
+    """Return the step of a pipeline, in the work that one GPU does meanwhile."""
+    shape, stages = _shape(line), line["gpus"]
+    head = shape.head_flop / shape.layer_flop
+    layers = [line["layers"] // stages] * stages
+    if line["method"] == MOVED:
+        layers = _evened(line["layers"], stages, head)
+    work = [count * shape.layer_flop for count in layers]
+    work[-1] += shape.head_flop
+    unit = 1e6
+    forward, backward = [flop / unit for flop in work], [2 * flop / unit for flop in work]
+    return unit * one_f_one_b_ns(forward, backward, line["microbatches"])
+
+
+def _evened(layers: int, stages: int, head: float) -> list[int]:
+    """Return whole layers of each stage where the last one has the head, as the source moves them.
+
+    The last stage is filled up to the mean; of the others the later ones have one more.
+    """
+    mean = (layers + head) / stages
+    last = min(layers, max(0, ceil(mean - head)))
+    each, more = divmod(layers - last, stages - 1)
+    return [*([each] * (stages - 1 - more)), *([each + 1] * more), last]

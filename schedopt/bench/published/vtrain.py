@@ -1,0 +1,83 @@
+"""Steps on up to 512 A100, as the repository of vTrain has them (Bang et al. 2024)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from schedopt.bench.published.prediction import Predicted, Prediction
+from schedopt.bench.published.steps import one_f_one_b_ns
+from schedopt.bench.published.tables import Line, Tables
+from schedopt.bench.published.transformer import Shape
+
+COLUMNS: Final = "parameters_billion mbs hidden heads layers sequence tp dp pp microbatches step_ns"
+VOCABULARY: Final = 51200
+CARD: Final = 12.5e9
+"""Bytes per second: InfiniBand HDR, 800 Gb/s of a node, for each of its 8 GPUs."""
+MEMORY: Final = 1.555e12
+"""Bytes per second of the memory of an A100 (40 GB)."""
+GRADIENT: Final = 4
+"""Bytes of a gradient that replicas add up: Megatron-LM does so in single precision."""
+UPDATE: Final = 34
+"""Bytes that Adam reads and writes for a weight in mixed precision: gradient, two moments and
+copy in single precision, of which three are written, and the weight itself."""
+BACKWARD: Final = 3
+"""Of a forward, with everything computed again."""
+SHARDED: Final = 8
+"""The tensor degree whose rows scatter little."""
+
+
+def predict_all(tables: Tables) -> Iterator[Prediction]:
+    """Yield the predictions of the package."""
+    if not tables.has("vtrain/runs"):
+        return
+    groups: dict[tuple[object, ...], list[Line]] = {}
+    for line in tables.lines("vtrain/runs", COLUMNS):
+        key = tuple(line[name] for name in ("parameters_billion", "tp", "mbs"))
+        groups.setdefault(key, []).append(line)
+    for lines in groups.values():
+        fitted = min(lines, key=lambda line: (line["pp"], -line["dp"]))
+        for line in lines:
+            if line is fitted:
+                continue
+
+            def scaled(line: Line = line, fitted: Line = fitted) -> Predicted:
+                forward = (fitted["step_ns"] - _behind_ns(fitted)) / _passes(fitted)
+                size = f"{line['parameters_billion']}B, tp {line['tp']}, mbs {line['mbs']}"
+                constants = {f"ns of a layer, {size}": forward}
+                return Predicted(_passes(line) * forward + _behind_ns(line), constants)
+
+            row = "{parameters_billion}B, tp {tp}, dp {dp}, pp {pp}, mbs {mbs}".format_map(line)
+            for test in ("a", "a tp 8") if line["tp"] == SHARDED else ("a",):
+                yield Prediction(test=test, row=row, measured=line["step_ns"], predict=scaled)
+
+
+def _shape(line: Line) -> Shape:
+    return Shape(
+        layers=line["layers"],
+        hidden=line["hidden"],
+        heads=line["heads"],
+        sequence=line["sequence"],
+        vocabulary=VOCABULARY,
+        samples=line["mbs"],
+        tensor=line["tp"],
+    )
+
+
+def _passes(line: Line) -> float:
+    """Return the step without its end, in forwards of a layer; the last stage has the head."""
+    stages, unit = line["pp"], 10**6
+    layers = [line["layers"] / stages] * stages
+    layers[-1] += _shape(line).head_layers
+    forward = [unit * count for count in layers]
+    backward = [BACKWARD * time for time in forward]
+    return one_f_one_b_ns(forward, backward, line["microbatches"]) / unit
+
+
+def _behind_ns(line: Line) -> float:
+    """Return what follows the last backward: gradients in a ring, and the update."""
+    shape, replicas = _shape(line), line["dp"]
+    ends = VOCABULARY * line["hidden"]
+    weights = (shape.layer_parameters * line["layers"] / line["pp"] + ends) / line["tp"]
+    ring = 2 * (replicas - 1) / replicas * GRADIENT * weights / CARD
+    return float((ring + UPDATE * weights / MEMORY) * 1e9)

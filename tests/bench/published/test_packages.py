@@ -1,0 +1,191 @@
+"""The tables that are shipped, read and predicted; tables that are not as they should be."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import defaultdict
+from importlib import import_module
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import pytest
+
+from schedopt.bench.published.mist_memory import stashed_mib
+from schedopt.bench.published.mist_tables import PlanStage
+from schedopt.bench.published.prediction import Prediction
+from schedopt.bench.published.suite import PACKAGES, load_tests
+from schedopt.bench.published.tables import Tables
+from schedopt.errors import InputError
+from tests.cli.commands import ROOT, printed, run
+
+SHIPPED = ROOT / "instances" / "published"
+LONG = "zero_bubble"
+"""Its orders are searched for some seconds."""
+
+
+def predictions(package: str) -> list[Prediction]:
+    module = import_module(f"schedopt.bench.published.{package}")
+    return [*module.predict_all(Tables(SHIPPED))]
+
+
+@pytest.mark.parametrize(
+    "package",
+    [pytest.param(name, marks=pytest.mark.nightly if name == LONG else ()) for name in PACKAGES],
+)
+def test_predictions_are_at_least_as_good_as_the_reference(package: str) -> None:
+    errors = defaultdict(list)
+    tests = load_tests()
+    for prediction in predictions(package):
+        test = tests[package, prediction.test]
+        value = prediction.predict().value
+        assert value > 0
+        if not prediction.doubt:
+            error = 100 * (value / prediction.measured - 1)
+            errors[prediction.test].append(test.error({"error_percent": error}))
+    for name, found in errors.items():
+        test = tests[package, name]
+        if test.mark:
+            bound = max([test.mark[0], *test.reference[:1]])
+            assert round(mean(found), 1) <= bound, name
+
+
+def test_every_test_has_rows() -> None:
+    found = {(package, one.test) for package in PACKAGES for one in predictions(package)}
+    missing = {*load_tests()} - found
+    assert not missing
+    assert found <= {*load_tests()}
+
+
+def op(name: str, activations: float, *, enters: float = 4.0) -> dict[str, Any]:
+    return {"op": name, "activations_mib": activations, "input_mib": enters, "output_mib": 4.0}
+
+
+LAYER = [
+    op("enc-1st-layernorm", 4),
+    op("enc-attention-qkv", 12),
+    op("enc-attention-score", 64),
+    op("enc-attention-softmax", 64),
+    op("enc-attention-dropout", 96),
+    op("enc-attention-context", 4),
+    op("enc-attention-dense", 4),
+    op("enc-post-attention-dropout", 6),
+    op("enc-2nd-layernorm", 4),
+    op("enc-MLP-GEMM-1", 16),
+    op("enc-MLP-gelu", 16),
+    op("enc-MLP-GEMM-2", 4),
+    op("enc-post-MLP-dropout", 6),
+]
+"""Of a hidden state of 4 MiB, with scores of 64 MiB."""
+
+
+def stage(*again: int) -> PlanStage:
+    redone = [number in again for number in range(len(LAYER))]
+    return PlanStage(LAYER, redone, [1] * len(LAYER), range(1))
+
+
+def test_what_a_layer_keeps() -> None:
+    # Its input, what the norm makes, queries keys and values, softmax, dropout and its mask, what
+    # the scores give; two masks of dropout; the second norm's input and output, both products.
+    attention = 4 + 4 + 12 + 64 + 64 + 32 + 4
+    rest = 2 + 4 + 4 + 16 + 16 + 2
+    assert stashed_mib(stage(), first=False, last=True) == attention + rest
+    # A stage keeps what it sends, too.
+    assert stashed_mib(stage(), first=False, last=False) == attention + rest + 4
+    # What enters the first stage are tokens.
+    assert stashed_mib(stage(), first=True, last=True) == attention + rest - 4
+
+
+def test_recompute_keeps_what_enters_its_run() -> None:
+    # Scores, softmax, dropout and context again: queries, keys and values enter, and the input of
+    # the layer goes past; what comes out is kept by the next product.
+    kept = 4 + 4 + 12 + 4 + 2 + 4 + 4 + 16 + 16 + 2
+    assert stashed_mib(stage(2, 3, 4, 5), first=False, last=True) == kept
+    # All of it again: the input alone.
+    assert stashed_mib(stage(*range(13)), first=False, last=True) == 4
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """Two packages, whose predictions take no time."""
+    folder = tmp_path / "tables"
+    for name in ("korthikanti", "sailor"):
+        shutil.copytree(SHIPPED / name, folder / name)
+    return folder
+
+
+def test_the_command_writes_rows_and_tests_and_goes_on(small: Path, tmp_path: Path) -> None:
+    arguments = ("bench", "published", "--data", small, "-o", tmp_path / "out")
+    shown = printed(*arguments)
+    assert "published.json" in shown
+    assert "korthikanti" in shown
+    path = tmp_path / "out" / "published.json"
+    document = json.loads(path.read_text())
+    assert {"rows", "tests", "date", "machine", "schedopt"} <= document.keys()
+    step = next(row for row in document["tests"] if row["test"] == "a step")
+    assert (step["package"], step["rows"], step["mark"]) == ("sailor", 4, [5, 8])
+    rows = [row for row in document["rows"] if row["test"] == "a step" and not row["doubt"]]
+    errors = [row["error_percent"] for row in rows]
+    assert step["mean"] == pytest.approx(mean(map(abs, errors)), abs=1e-3)
+    for row in rows:
+        assert row["error_percent"] == pytest.approx(
+            100 * (row["predicted"] / row["measured"] - 1), abs=1e-3
+        )
+    assert (tmp_path / "out" / "published.svg").is_file()
+    text = (tmp_path / "out" / "published.md").read_text()
+    assert "plan_config_N2_D1" in text
+    # What is there is not done again.
+    del document["rows"][0], document["tests"]
+    path.write_text(json.dumps(document))
+    printed(*arguments)
+    again = json.loads(path.read_text())
+    assert len(again["rows"]) == len(document["rows"]) + 1
+    assert next(row for row in again["tests"] if row["test"] == "a step") == step
+
+
+def test_other_tables_are_not_mixed(small: Path, tmp_path: Path) -> None:
+    arguments = ("bench", "published", "--data", small, "-o", tmp_path / "out")
+    printed(*arguments)
+    shutil.rmtree(small / "sailor")
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert "data" in done.stderr
+    assert "--anew" in done.stderr
+
+
+def refuse(folder: Path, name: str, *words: str) -> None:
+    with pytest.raises(InputError) as caught:
+        Tables(folder).lines(name, "model gpu")
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_tables_that_are_none(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no folder of published tables"):
+        Tables(tmp_path / "nowhere")
+    path = tmp_path / "some" / "table.json"
+    path.parent.mkdir()
+    document = {"format": "schedopt-data/1", "columns": ["model"], "rows": [["a"]]}
+    for change, words in (
+        ({"format": "other"}, ("format", "'other'")),
+        ({"columns": None}, ("columns", "not a list")),
+        ({"rows": [["a", 2]]}, ("rows[0]", "one value for each of 1 columns")),
+        ({}, ("gpu", "not a column")),
+    ):
+        path.write_text(json.dumps({**document, **change}))
+        refuse(tmp_path, "some/table", "table.json", *words)
+
+
+def test_a_plan_without_its_profile(tmp_path: Path) -> None:
+    folder = tmp_path / "tables"
+    shutil.copytree(SHIPPED / "mist", folder / "mist")
+    path = folder / "mist" / "ops.json"
+    document = json.loads(path.read_text())
+    place = document["columns"].index("model")
+    document["rows"] = [row for row in document["rows"] if row[place] != "13B"]
+    path.write_text(json.dumps(document))
+    done = run("bench", "published", "--data", folder, "-o", tmp_path / "out")
+    assert done.returncode == 2
+    assert "needs 13B" in done.stderr
+    assert "Traceback" not in done.stderr
