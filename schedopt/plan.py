@@ -365,7 +365,7 @@ def count_from_first_backward(
     """Make a pattern whose first backward of stage 0 has shift 0.
 
     Beaumont et al. 2021, section 3.1, normalise so. It renames micro-batches, and is only for
-    patterns without replicas, updates and tables.
+    patterns without updates and tables, and with replicas only where k = 1.
     """
     backwards = [o for o in operations if o.stage == 0 and o.kind in ("B", "I")]
     offset = min(backwards, key=lambda o: o.start_ns).shift

@@ -61,10 +61,11 @@ class Scope:
     engine : {"megatron", "deepspeed"}, optional
         Only steps that this engine runs: its stages, and its own order. See `schedopt.engine`.
     replicas : int or None
-        Of a training step, one whose rule updates the weights: the most GPUs among which a stage
-        deals its micro-batches, the same number to each, so that replicas divide `microbatches`.
-        None: any. Their gradients are added up, and sharded weights gathered, around rings of all
-        replicas of a stage (Patarasuk and Yuan 2009).
+        The most GPUs among which a stage deals its micro-batches in turn, the same number to each.
+        None: any. Of a training step, one whose rule updates the weights, they divide
+        `microbatches`; gradients are added up, and sharded weights gathered, around rings of all
+        replicas of a stage (Patarasuk and Yuan 2009). In the steady state of the rule *given* no
+        update is in the pattern, nor what replicas send for it.
     shard : {"none", "optimizer"}
         What replicas may share of the state of a stage (Rajbhandari et al. 2020): nothing, or the
         optimizer state (ZeRO-1).
@@ -263,14 +264,14 @@ class Problem:
             stage_begins(self.chain, self.scope.engine)
 
     def _check_step(self, every: range) -> None:
-        """Require of replicas a step that ends with the update of all that it did."""
+        """Require of replicas a step that ends with the update of all of it, or no updates."""
         count, updated = self.scope.microbatches, self.rule.update_every
-        if self.scope.replicas != 1 and (count is None or updated != count):
+        if self.scope.replicas != 1 and updated != count:
             raise InputError(
                 f"replicas add up the gradients of a step of {count or 'how many'} micro-batches, "
                 f"and the rule updates every {updated or 'how many'}",
                 field="scope.replicas",
-                way_out="Give both the same number, or ask for a batch (solve.batch)",
+                way_out="Give both the same number, neither, or a batch (solve.batch)",
             )
         if self.scope.shard != "none":
             self.chain.require("optimizer_bytes", every, needed_by="a shard of the optimizer state")
@@ -303,11 +304,12 @@ class Problem:
             )
 
     def _check_shard(self, number: int, stage: Stage) -> None:
-        if self.rule.is_given:
+        if self.rule.is_given and stage.shard != "optimizer":
             raise InputError(
                 f"{stage.shard} is sharded, but the rule says nothing of updates",
                 field=f"stages[{number}].shard",
-                way_out="Give the micro-batches of one update (Rule.update_every), or shard none",
+                way_out="Give the micro-batches of one update (Rule.update_every), or shard the "
+                "optimizer state at most",
             )
         # A layer that does not exist is a violation, which the check of a plan reports.
         layers = [layer for layer in stage.layer_range if 0 <= layer < len(self.chain.layers)]

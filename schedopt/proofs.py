@@ -85,6 +85,10 @@ class ProofKind(_Worded):
         "1F1B* keeps the fewest activations (Beaumont et al. 2021, Theorem 3)",
     )
     CONTIGUOUS_DP = "contiguous_dp", "exact dynamic programme over cuts and 1F1B* spans"
+    REPLICATED_DP = (
+        "replicated_dp",
+        "exact dynamic programme over cuts, replicas and 1F1B* spans",
+    )
     ORDERS = "orders", "CP-SAT over all orders of k micro-batches"
     ORDERS_OF_STEP = "orders_of_step", "CP-SAT over all orders of the step"
     CONTIGUOUS_ALLOCATIONS = (

@@ -27,10 +27,12 @@ class Stage:
         only its input for a micro-batch in flight.
     shard : {"none", "optimizer", "gradient", "parameter"}
         What is sharded over the replicas (Rajbhandari et al. 2020, ZeRO 1, 2 and 3); each stage of
-        a plan has a level of its own, and others than *none* need a rule with updates. The weights
-        are cut into as many equal chunks as the transfers of weights and of their gradients say (1
-        if there are none); chunk c of stage s is at home on replica (s + c) mod R. So on one GPU
-        everything is at home, whatever the level.
+        a plan has a level of its own. The weights are cut into as many equal chunks as the
+        transfers of weights and of their gradients say (1 if there are none); chunk c of stage s is
+        at home on replica (s + c) mod R. So on one GPU everything is at home, whatever the level.
+        Under the rule *given* no update is in the pattern: then *optimizer* only says what lies
+        where, a chunk on each replica, and the levels behind it, which send something for each
+        micro-batch or each update, need a rule with updates.
 
         *optimizer*: only the home of a chunk has its optimizer state. So the gradient of a chunk
         must come to its home, which updates it (an update takes its share of ``update_ns``); then

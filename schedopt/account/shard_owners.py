@@ -9,12 +9,13 @@ class ShardOwners:
     """Which GPUs own the chunks of each stage.
 
     Chunk c of stage s belongs to replica (s + c) mod R; where nothing is sharded every GPU of the
-    stage owns all of them.
+    stage owns all of them. Without updates there is one for each replica.
     """
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.chunks = [1] * len(plan.stages)
+        without = plan.rule.is_given
+        self.chunks = [len(stage.gpus) if without else 1 for stage in plan.stages]
         for transfer in plan.pattern.transfers:
             if transfer.tensor in ("weights", "weight_gradient"):
                 self.chunks[transfer.stage] = transfer.chunks

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from schedopt.bounds.load import layers_through_time
 from schedopt.bounds.scopes import widest
+from schedopt.chain import Layer
 from schedopt.problem import Problem, Scope
 from schedopt.proofs import Proof, ProofKind, Suggestion
 from schedopt.result import Infeasibility
@@ -21,13 +22,14 @@ def memory_proof(problem: Problem) -> Infeasibility | None:
     the last layer whose forward, or backward up to the gradient, takes time: at the start of the
     forward of l, or of the last forward, no layer up to l can be through. Layers behind l may
     begin and end at one instant, one after the other. With recompute all weights count, and what
-    one layer saves.
+    one layer saves. Replicas may share the optimizer state, of which each then keeps a part.
     """
     if not problem.rule.is_given:
         return None
     gpus = problem.platform.gpus
     layers = problem.chain.layers
-    needs = [layer.weight_bytes + layer.saved for layer in layers]
+    shared = 0 if problem.scope.shard == "none" else problem.scope.replicas or len(gpus)
+    needs = [layer.weight_bytes - _elsewhere(layer, shared) + layer.saved for layer in layers]
     roomiest = max(range(len(gpus)), key=lambda gpu: gpus[gpu].usable_bytes)
     wide = widest(problem.scope)
     largest = max(range(len(layers)), key=lambda layer: needs[layer])
@@ -52,6 +54,12 @@ def memory_proof(problem: Problem) -> Infeasibility | None:
                 gpu=roomiest,
             )
     return None
+
+
+def _elsewhere(layer: Layer, replicas: int) -> int:
+    """Return what one of some replicas leaves of the optimizer state to the others, bytes."""
+    state = layer.optimizer_bytes or 0
+    return state - -(-state // replicas) if replicas else 0
 
 
 def _totals(problem: Problem) -> Iterator[tuple[Scope, int]]:

@@ -23,10 +23,7 @@ CLOSE: Final = Fraction(1, 512)
 
 
 def widest(scope: Scope) -> Scope:
-    """Return the scope of all plans with the same kinds of operations: any allocation, any k.
-
-    With replicas it is one of steps, for these end with the sum of their gradients.
-    """
+    """Return the scope of all plans with the same kinds of operations: any allocation, any k."""
     return Scope(
         allocation="general",
         max_k=None,
@@ -35,7 +32,6 @@ def widest(scope: Scope) -> Scope:
         split_backward=scope.split_backward,
         recompute=scope.recompute,
         gpu_order="any",
-        microbatches=None if scope.replicas == 1 else scope.microbatches,
         replicas=scope.replicas,
         shard=scope.shard,
     )

@@ -149,6 +149,8 @@ class Timeline:
     @cached_property
     def chunks(self) -> tuple[int, ...]:
         """Into how many chunks the weights of each stage are cut."""
+        if self.plan.rule.is_given:
+            return tuple(len(stage.gpus) for stage in self.plan.stages)
         found = [1] * len(self.plan.stages)
         for collective in self.weights_of.pattern.collectives:
             found[collective.stage] = len(self.weights_of.stages[collective.stage].gpus)

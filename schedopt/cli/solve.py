@@ -74,13 +74,13 @@ def solve_chain(
     ] = None,
     replicas: Annotated[
         int | None,
-        "R: With --batch: the most GPUs that share a stage. 1 forbids it. Default: any number that "
-        "divides the micro-batches.",
+        "R: The most GPUs that share a stage: micro-batch i runs on replica i mod R. Default: 1; "
+        "with --batch any number that divides the micro-batches.",
     ] = None,
     shard: Annotated[
         Literal["none", "optimizer"] | None,
-        "LEVEL: With --batch: what replicas of a stage may share of its state: nothing, or the "
-        "optimizer state (ZeRO-1, the default where the chain knows its size).",
+        "LEVEL: What replicas of a stage may share of its state: nothing, or the optimizer state "
+        "(ZeRO-1; with --batch the default, where the chain knows its size).",
     ] = None,
     microbatches: Annotated[
         int | None,
@@ -96,8 +96,8 @@ def solve_chain(
     solver: Annotated[
         str | None,
         "NAME: contiguous, contiguous_cpsat, engine_step, general, general_cpsat, next_fit, "
-        "one_f_one_b_star, packing, periodic, relaxation, step, thinned, or one that is "
-        "installed. What people use instead: alpa, block_partition, even_split, "
+        "one_f_one_b_star, packing, periodic, relaxation, replicated, step, thinned, or one "
+        "that is installed. What people use instead: alpa, block_partition, even_split, "
         "parameters_balanced, pipedream, pipedream_memory, piper, time_balanced, run by 1F1B*, and "
         "with _1f1b behind the name by 1F1B.",
     ] = None,
@@ -164,6 +164,8 @@ def solve_chain(
     with _naming_files(chain or fix, fix), naming_options({}):
         stages = fixed.stages if fixed is not None else ()
         if batch is None:
+            most = usual.replicas if replicas is None else replicas
+            scope = replace(scope, replicas=most, shard=shard or "none")
             problem = Problem(chain=layers, platform=platform, scope=scope, stages=stages)
         else:
             wide = widest_step(layers)
@@ -228,13 +230,12 @@ def _refuse_beside_batch(
 ) -> None:
     """Refuse options that contradict --batch, or mean nothing without it."""
     if batch is None:
-        for option, given in (("--replicas", replicas), ("--shard", shard)):
-            if given is not None:
-                raise InputError(
-                    "replicas add their gradients up at the end of a step",
-                    field=option,
-                    way_out="Say how long a step is (--batch)",
-                )
+        if replicas is not None and microbatches is not None:
+            raise InputError(
+                "replicas add their gradients up at the end of a step, which is not in it",
+                field="--replicas",
+                way_out="Ask for a batch (--batch) in place of --microbatches",
+            )
         return
     others = {
         "--fix": (fix, "which keeps the stages"),

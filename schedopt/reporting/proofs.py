@@ -54,6 +54,10 @@ EXPLANATIONS: Final[dict[ProofKind, str]] = {
         "Every way to cut the chain was taken into account, each in the order that keeps the least "
         "in memory."
     ),
+    ProofKind.REPLICATED_DP: (
+        "Every way to cut the chain, and all numbers of replicas, were taken into account, each in "
+        "the order that keeps the least in memory while all replicas of a stage do the same."
+    ),
     ProofKind.ORDERS: _SHORTER,
     ProofKind.ORDERS_OF_STEP: _SHORTER,
     ProofKind.CONTIGUOUS_ALLOCATIONS: _SHORTER,

@@ -15,6 +15,8 @@ from schedopt.problem import Problem
 from schedopt.result import Result
 from schedopt.solving.clock import StopHandle
 from schedopt.solving.late_sending import check_sent_late
+from schedopt.solving.phases import ENGINE_SOLVER, REPLICATED_SOLVER, TRAINING_SOLVER
+from schedopt.solving.registry import PARTITIONED, SOLVERS
 from schedopt.solving.run import Progress, Run
 from schedopt.validation import as_whole, show
 
@@ -55,6 +57,30 @@ def make_run(
         stop=stop,
         on_progress=on_progress,
     )
+
+
+def refuse_solver(problem: Problem, solver: str | None) -> None:
+    """Raise `InputError` for a solver, one of ours, that is not for what is asked."""
+    if problem.scope.engine is not None and solver not in (None, ENGINE_SOLVER):
+        raise InputError(
+            f"{solver} does not look at what an engine can run",
+            field="solver",
+            way_out=f"Leave it out, or leave the engine out; {ENGINE_SOLVER} does",
+        )
+    if problem.is_training_step:
+        if solver not in (None, TRAINING_SOLVER):
+            raise InputError(
+                f"{solver} does not update the weights, or does it for no replicas",
+                field="solver",
+                way_out=f"Leave it out, or leave the batch out; {TRAINING_SOLVER} does",
+            )
+    elif problem.scope.replicas != 1 and solver in {*SOLVERS, *PARTITIONED} - {REPLICATED_SOLVER}:
+        raise InputError(
+            f"{solver} gives each stage one GPU",
+            field="solver",
+            way_out=f"Leave it out, or leave replicas out (Scope.replicas); {REPLICATED_SOLVER} "
+            "deals micro-batches to them",
+        )
 
 
 def check_kind(value: object, kind: type, field: str, way_out: str) -> None:

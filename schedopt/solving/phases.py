@@ -66,6 +66,8 @@ LEAST_S_OF_START: Final = 0.3
 """A search that only finds a start is left out if it has less: making its models takes that."""
 ENGINE_SOLVER: Final = "engine_step"
 """What answers the scope of an engine; no other one looks at what an engine can run."""
+REPLICATED_SOLVER: Final = "replicated"
+"""What deals the micro-batches of the steady state to replicas; no other one does."""
 TRAINING_SOLVER: Final = "training_step"
 """What answers a step that ends with the update of its weights."""
 WEIGHT_OF_WHAT_IF: Final = 0.25
@@ -159,6 +161,12 @@ def plan_phases(problem: Problem) -> Iterator[Phase]:
     if problem.is_training_step:
         yield Phase((TRAINING_SOLVER,), "", problem)
         return
+    if problem.scope.replicas != 1:
+        # What is exact in little time comes before what searches with one GPU for each stage.
+        alone = replace(problem.scope, replicas=1, shard="none")
+        yield Phase((REPLICATED_SOLVER,), "replicas", problem)
+        yield from plan_phases(replace(problem, scope=alone))
+        return
     anywhere = problem.scope.allocation == "general"
     if anywhere and problem.scope.microbatches is not None:
         contiguous = replace(problem.scope, allocation="contiguous")
@@ -182,7 +190,8 @@ def plan_phases(problem: Problem) -> Iterator[Phase]:
 def what_if_phases(problem: Problem) -> Iterator[Phase]:
     """Yield a phase for each freedom that is not allowed, and could be."""
     scope = problem.scope
-    if scope.allocation != "general" or scope.microbatches is not None or scope.period_ns:
+    steady = scope.microbatches is None and scope.replicas == 1
+    if scope.allocation != "general" or not steady or scope.period_ns:
         return
     if not scope.recompute:
         wide = replace(problem, scope=replace(scope, recompute=True, max_k=1))

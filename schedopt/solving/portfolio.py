@@ -22,16 +22,8 @@ from schedopt.rule import Rule
 from schedopt.solving.clock import StopHandle
 from schedopt.solving.incumbent import find_infeasibility
 from schedopt.solving.local_search.compilation import COMPILATION
-from schedopt.solving.options import as_warm_start, check_kind, make_run
-from schedopt.solving.phases import (
-    ENGINE_SOLVER,
-    TRAINING_SOLVER,
-    Phase,
-    has_time,
-    plan_phases,
-    share_time,
-    what_if_phases,
-)
+from schedopt.solving.options import as_warm_start, check_kind, make_run, refuse_solver
+from schedopt.solving.phases import Phase, has_time, plan_phases, share_time, what_if_phases
 from schedopt.solving.registry import default_scope, load_solver
 from schedopt.solving.run import Progress, Run
 from schedopt.stage import Stage
@@ -171,18 +163,7 @@ def solve_problem(
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Result:
     """Solve a problem: see `solve` for parameters and errors."""
-    if problem.scope.engine is not None and solver not in (None, ENGINE_SOLVER):
-        raise InputError(
-            f"{solver} does not look at what an engine can run",
-            field="solver",
-            way_out=f"Leave it out, or leave the engine out; {ENGINE_SOLVER} does",
-        )
-    if problem.is_training_step and solver not in (None, TRAINING_SOLVER):
-        raise InputError(
-            f"{solver} does not update the weights, or does it for no replicas",
-            field="solver",
-            way_out=f"Leave it out, or leave the batch out; {TRAINING_SOLVER} does",
-        )
+    refuse_solver(problem, solver)
     plan = initial.plan if isinstance(initial, Result) else initial
     check_kind(solver, str, "solver", "Give the name of a solver")
     check_kind(plan, Plan, "initial", "Give a schedopt.Plan, or a schedopt.Result that has one")

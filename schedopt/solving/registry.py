@@ -35,6 +35,7 @@ SOLVERS: Final = {
     "packing": "schedopt.solvers.packing:solve",
     "periodic": "schedopt.solvers.periodic:solve",
     "relaxation": "schedopt.solvers.relaxation:solve",
+    "replicated": "schedopt.solvers.replicated:solve",
     "step": "schedopt.solvers.step:solve",
     "thinned": "schedopt.solvers.thinned:solve",
     "training_step": "schedopt.solvers.training_step:solve",
@@ -123,6 +124,7 @@ CHOOSE_ALLOCATION: Final = frozenset(
         "general",
         "general_cpsat",
         "next_fit",
+        "replicated",
         "training_step",
         *PARTITIONED,
     }
@@ -149,7 +151,8 @@ def default_scope(solver: str | None, *, fixed: bool) -> Scope:
     if solver is None and not fixed:
         return Scope(allocation="general", max_k=DEFAULT_MAX_K, memory=reading)
     free: Allocation = "general" if solver in ANY_ALLOCATION else "contiguous"
-    return Scope(allocation="fixed" if fixed else free, memory=reading)
+    most = None if solver == "replicated" else 1
+    return Scope(allocation="fixed" if fixed else free, memory=reading, replicas=most)
 
 
 def solver_names() -> list[str]:

@@ -8,6 +8,11 @@ group, ceil(S / T) (Beaumont et al. 2021, Algorithm 1).
 Recompute does not wait for the gradient, so it need not lengthen the span: it runs in the gap
 between F and B, at the latest time modulo T at which the GPU is free, and never meets the next one.
 Only where neither the gap nor the rest of the period beside F and B is long enough, the gap grows.
+
+A stage of R replicas deals its micro-batches to them in turn, so that each GPU sees one every R
+periods; a link between two of them sees one every least common multiple of both numbers. All
+replicas run the same pattern, each some periods behind the one before: for each of these items the
+period is its own, and all else is as above.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from math import lcm
 from typing import TYPE_CHECKING, Final, NamedTuple, overload
 
 from schedopt.bounds.recomputation import RecomputeChoice, cheapest_recompute, held_bytes
@@ -29,6 +35,7 @@ from schedopt.plan import (
     place_in_period,
 )
 from schedopt.problem import Problem
+from schedopt.solving.replicas.spans import span_in_front
 from schedopt.solving.run import Run
 from schedopt.stage import Stage
 
@@ -42,17 +49,19 @@ SENT: Final[tuple[Tensor, Tensor]] = ("activation", "gradient")
 class ChainItem:
     """A stage or the link behind it, in the order of the chain.
 
-    It is shared if forward and backward exclude each other; not on a full-duplex link.
+    It is shared if forward and backward exclude each other; not on a full-duplex link. There are
+    `turns` of its resource, which micro-batches take in turn.
     """
 
     forward_ns: int
     backward_ns: int
     recompute_ns: int = 0
     shared: bool = True
+    turns: int = 1
 
     @property
     def work_ns(self) -> int:
-        """How long it occupies its resource in a period."""
+        """How long a micro-batch occupies its resource."""
         if self.shared:
             return self.forward_ns + self.backward_ns + self.recompute_ns
         return max(self.forward_ns, self.backward_ns)
@@ -62,16 +71,11 @@ class ChainItem:
         work = self.forward_ns + self.backward_ns
         if not self.shared:
             return behind + work
-        periods, load = divmod(behind, period)
-        if load + work > period:
-            periods, load = periods + 1, 0
-        if self.recompute_ns > load and (periods == 0 or self.recompute_ns > period - work - load):
-            load = self.recompute_ns
-        return periods * period + load + work
+        return span_in_front(behind, work, self.recompute_ns, self.turns * period)
 
     def recompute_before(self, gap: int, period: int) -> int:
         """Return how long before B the recompute starts, for a gap between F and B, ns."""
-        load = gap % period
+        load = gap % (self.turns * period)
         if self.recompute_ns <= load:
             return self.recompute_ns
         return load + self.forward_ns + self.recompute_ns
@@ -137,10 +141,11 @@ EVERY_PERIOD: Final = SparsePattern()
 
 
 class StageChain:
-    """Stages, each on a GPU of its own, as 1F1B* sees them: stage, link, stage, ..., stage.
+    """Stages, each on GPUs of its own, as 1F1B* sees them: stage, link, stage, ..., stage.
 
-    Scope and rule of the problem do not matter. Stages that are free recompute what is best for a
-    period, and not what they say.
+    The GPUs of a stage are alike, and so are the links between those of two stages. Scope and rule
+    of the problem do not matter. Stages that are free recompute what is best for a period, and not
+    what they say.
     """
 
     def __init__(
@@ -173,6 +178,9 @@ class StageChain:
             for layer in stage.recomputed_layers
         )
         fixed = sum(layer.weight_bytes for layer in layers) + workspace + held["R", "B"]
+        if stage.shard == "optimizer":
+            state = sum(layer.optimizer_bytes or 0 for layer in layers)
+            fixed -= state - -(-state // len(stage.gpus))
         return StageCost(forward, backward, recompute, fixed, held["F", "B"])
 
     def _items(self) -> list[ChainItem]:
@@ -182,11 +190,18 @@ class StageChain:
         for stage, cost, after in zip(
             self.stages, self.costs, (*self.stages[1:], None), strict=True
         ):
-            items.append(ChainItem(cost.forward_ns, cost.backward_ns, cost.recompute_ns))
+            replicas = len(stage.gpus)
+            items.append(
+                ChainItem(cost.forward_ns, cost.backward_ns, cost.recompute_ns, turns=replicas)
+            )
             if after is not None:
                 link = platform.link_between(stage.gpus[0], after.gpus[0])
                 sent = 0 if link is None else link.transfer_ns(layers[stage.last].activation_bytes)
-                items.append(ChainItem(sent, sent, shared=link is None or link.duplex == "half"))
+                shared, links = (
+                    link is None or link.duplex == "half",
+                    lcm(replicas, len(after.gpus)),
+                )
+                items.append(ChainItem(sent, sent, shared=shared, turns=links))
         return items
 
     def occupied(self, place: int) -> tuple[tuple[Resource, ...], tuple[Resource, ...]]:
@@ -222,21 +237,25 @@ class StageChain:
             item = self.items[place]
             number, on_link = divmod(place, 2)
             if not on_link:
-                choice = self._cheapest_recompute(
-                    number, self._in_flight(item.span(span, period), period)
+                choice = self.cheapest_recompute(
+                    number, self.in_flight(item, item.span(span, period), period)
                 )
-                if choice is None or item.work_ns + choice.time_ns > period:
+                if choice is None or item.work_ns + choice.time_ns > item.turns * period:
                     return None
                 chosen[number] = replace(self.stages[number], recompute=choice.runs)
                 item = replace(item, recompute_ns=choice.time_ns)
             span = item.span(span, period)
         return StageChain(self.problem, chosen, sparse=self.sparse)
 
-    def _in_flight(self, span: int, period: int) -> int:
+    def in_flight(self, item: ChainItem, span: int, period: int) -> int:
         """Return the number of concurrent activations of an item, at least 1."""
-        return self.sparse.carried(max(1, -(-span // period)))
+        return self.sparse.carried(max(1, -(-span // (item.turns * period))))
 
-    def _cheapest_recompute(self, number: int, in_flight: int) -> RecomputeChoice | None:
+    def cheapest_recompute(self, number: int, in_flight: int) -> RecomputeChoice | None:
+        """Return what a stage recomputes in the least time with some micro-batches in flight.
+
+        None if it does not fit.
+        """
         if (number, in_flight) not in self._choices:
             stage = self.stages[number]
             room = self.rooms[number] - self.costs[number].fixed_bytes
@@ -248,7 +267,7 @@ class StageChain:
 
     def least_period(self) -> int:
         """Return the longest time that one resource works in a period, at least 1 ns."""
-        return max(1, *(item.work_ns for item in self.items))
+        return max(1, *(-(-item.work_ns // item.turns) for item in self.items))
 
     def longest_period(self) -> int:
         """Return a period at which everything is one group: longer ones save no memory."""
@@ -266,10 +285,9 @@ class StageChain:
 
     def needs(self, period: int) -> list[int]:
         """Return the memory of each stage under 1F1B*, bytes."""
-        of_stages = self.spans(period)[::2]
+        of_stages = zip(self.costs, self.items[::2], self.spans(period)[::2], strict=True)
         return [
-            cost.memory_bytes(self._in_flight(span, period))
-            for cost, span in zip(self.costs, of_stages, strict=True)
+            cost.memory_bytes(self.in_flight(item, span, period)) for cost, item, span in of_stages
         ]
 
     def excesses(self, period: int) -> list[int]:
@@ -285,9 +303,13 @@ class StageChain:
     def tighten(self, period: int) -> int:
         """Return the largest load of a group: the same groups form at that shorter period.
 
-        Only where every item excludes itself and nothing is recomputed; else the period stays.
+        Only where every item excludes itself each period, and nothing is recomputed; else the
+        period stays.
         """
-        if self.free or not all(item.shared and item.recompute_ns == 0 for item in self.items):
+        plain = all(
+            item.shared and item.turns == 1 and not item.recompute_ns for item in self.items
+        )
+        if self.free or not plain:
             return period
         largest = load = 0
         for item in reversed(self.items):

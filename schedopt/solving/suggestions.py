@@ -60,7 +60,7 @@ def _against_the_load(problem: Problem, period_ns: int, *, halves: bool) -> Iter
     """
     free = replace(problem, scope=replace(problem.scope, split_backward=halves, grain="layer"))
     given = stage_load_bound(free)
-    if longest_layer_ns(free) > period_ns:
+    if problem.scope.replicas == 1 and longest_layer_ns(free) > period_ns:
         yield Suggestion.FINER_CHAIN
     elif load_bound(free).period > period_ns:
         yield from (Suggestion.SMALLER_MICROBATCH, Suggestion.MORE_GPUS)

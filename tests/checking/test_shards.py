@@ -160,7 +160,7 @@ def test_what_a_level_needs_is_asked_of_its_own_stages() -> None:
     lacking = r"layers\[1\]\.optimizer_bytes: .*the shards of stage 1"
     with pytest.raises(InputError, match=lacking):
         change_stage(mixed_on_six(), 1, shard="optimizer")
-    with pytest.raises(InputError, match=r"stages\[0\]\.shard: optimizer is sharded, but the rule"):
+    with pytest.raises(InputError, match=r"stages\[2\]\.shard: parameter is sharded, but the rule"):
         replace(mixed_on_six(), rule=Rule())
 
 

@@ -319,16 +319,17 @@ def test_scopes_without_replicas(
     assert_refused(lambda: Scope(**{"replicas": 2, **changes}), field, rule, way_out)
 
 
-@pytest.mark.parametrize("rule", [None, Rule(update_every=2, forward_reads="delay")])
-@pytest.mark.parametrize("count", [None, 4])
-def test_replicas_need_a_step_with_an_update(rule: Rule | None, count: int | None) -> None:
+@pytest.mark.parametrize(("updated", "count"), [(None, 4), (2, None), (2, 4)])
+def test_replicas_need_a_step_with_an_update(updated: int | None, count: int | None) -> None:
     scope = Scope(replicas=2, microbatches=count, max_k=None)
-    chain, rule = Chain(layers=(unit(),)), rule or Rule()
+    chain, rule = Chain(layers=(unit(),)), Rule()
+    if updated is not None:
+        rule = Rule(update_every=updated, forward_reads="delay")
     assert_refused(
         lambda: Problem(chain=chain, platform=Platform(2, 9), scope=scope, rule=rule),
         "scope.replicas",
         "replicas add up the gradients",
-        "ask for a batch (solve.batch)",
+        "Give both the same number, neither, or a batch (solve.batch)",
     )
 
 

@@ -17,12 +17,26 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
+from schedopt.solving.clock import Clock
+
 CODE: Final = "from schedopt.solving.local_search.search import compile_search; compile_search()"
 """What the process runs."""
+LOADING_S: Final = 2.0
+"""What was compiled before takes less."""
 COMPILED_ROOMS: Final = ("local_search", "replicas")
 """Rooms of `schedopt.solving` in which functions are compiled."""
 ENTRY: Final = "annealing.anneal-*.nbc"
 """The file in which numba keeps the function that is compiled last."""
+
+
+@contextmanager
+def compiling(clock: Clock) -> Iterator[None]:
+    """Give the solver at work in addition what it takes to compile, once on a machine."""
+    begin = clock.seconds()
+    yield
+    taken = clock.seconds() - begin
+    if taken > LOADING_S:
+        clock.extend(taken)
 
 
 @cache

@@ -27,7 +27,7 @@ from schedopt.platform import Platform
 from schedopt.problem import Problem
 from schedopt.solving.local_search.annealing import Schedule, anneal
 from schedopt.solving.local_search.coding import decode, encode
-from schedopt.solving.local_search.compilation import COMPILATION
+from schedopt.solving.local_search.compilation import COMPILATION, LOADING_S
 from schedopt.solving.local_search.state import (
     LONGEST,
     MICRO_BATCHES,
@@ -44,8 +44,6 @@ from schedopt.solving.retiming import compress_shifts
 from schedopt.solving.run import Run
 from schedopt.stage import Stage
 
-LOADING_S: Final = 2.0
-"""What was compiled before takes less."""
 LEAST_S: Final = 1.0
 """Of the search, when it had to be compiled."""
 NARROWED: Final = 0.5

@@ -19,6 +19,7 @@ from schedopt.solving.replicas.costs import (
     recompute_ns,
     spare_bytes,
 )
+from schedopt.solving.replicas.least_spans import behind_link, next_span
 from schedopt.solving.replicas.stages import NEVER, Array, Machine, Recompute, Sums
 
 LABELS: Final = 4
@@ -26,30 +27,6 @@ LABELS: Final = 4
 COLUMNS: Final = 8
 """Of a label: f, e and span, ns; replicas of its first stage; its end, option and micro-batches in
 flight; and the number of the label behind it."""
-
-
-@njit_kernel
-def behind_link(span: int, trip: int, full: int, modulus: int) -> int:
-    """Return the least span in front of the transfers of a cut; NEVER if they do not fit."""
-    if trip == 0:
-        return span
-    if full:
-        return NEVER if trip > modulus else span + 2 * trip
-    return next_span(span, 2 * trip, modulus)
-
-
-@njit_kernel
-def next_span(span: int, work: int, modulus: int) -> int:
-    """Return the least span in front of an item that excludes itself, or NEVER.
-
-    1F1B* (Beaumont et al. 2021, Algorithm 1) with a period of its own for each item: a stage of R
-    replicas sees a micro-batch on each of them every R periods.
-    """
-    if work > modulus:
-        return NEVER
-    if span % modulus + work <= modulus:
-        return span + work
-    return -(-span // modulus) * modulus + work
 
 
 @njit_kernel
@@ -66,7 +43,7 @@ def stage_span(
     """Return span, micro-batches in flight and time of recompute of a stage; NEVER if none fits."""
     work = sums.forward[end] - sums.forward[first] + sums.backward[end] - sums.backward[first]
     free = most_in_flight(sums, first, end, spare, own)
-    span = next_span(behind, work, modulus)
+    span = next_span(behind, work, 0, modulus)
     if span >= NEVER or min(own, -(-span // modulus)) <= free:
         return span, max(1, min(own, -(-span // modulus))), 0
     for which in range(len(again.counts)):
@@ -75,7 +52,7 @@ def stage_span(
         least = recompute_ns(again, which, first, end, spare)
         if least >= NEVER:
             break
-        span = next_span(behind, work + least, modulus)
+        span = next_span(behind, work + least, 0, modulus)
         if span >= NEVER:
             break
         if min(own, -(-span // modulus)) <= again.counts[which]:

@@ -10,6 +10,7 @@ import numpy as np
 from schedopt.chain import Chain, Layer
 from schedopt.platform import Platform
 from schedopt.problem import Scope, training_step
+from schedopt.solving.local_search.compilation import compiling
 from schedopt.solving.replicas.candidates import Candidate, Candidates, StageChoice, filled_by_1f1b
 from schedopt.solving.replicas.descent import Descent
 from schedopt.solving.replicas.labels import label_stages
@@ -26,8 +27,6 @@ STEADY: Final = -1.0
 """In place of such a weight: stages are judged by the steady state."""
 PATIENCE: Final = 1.3
 """How much longer than the best simulated step one may be by the programme to be simulated."""
-LOADING_S: Final = 2.0
-"""What was compiled before takes less."""
 CLOSE: Final = 200
 """A least period is found up to this part of itself."""
 
@@ -37,7 +36,6 @@ def compile_search(run: Run) -> None:
 
     That takes some seconds, once on a machine, which the run is given in addition.
     """
-    begin = run.clock.seconds()
     layer = Layer(
         forward_ns=1,
         backward_ns=1,
@@ -51,13 +49,11 @@ def compile_search(run: Run) -> None:
     step = read_step(problem)
     assert step is not None
     trial = Run(problem)
-    least_makespan(step, trial)
-    search = StepSearch(step, trial)
-    for candidate in search.improve():
-        search.candidates.orders(candidate)
-    taken = run.clock.seconds() - begin
-    if taken > LOADING_S:
-        run.clock.extend(taken)
+    with compiling(run.clock):
+        least_makespan(step, trial)
+        search = StepSearch(step, trial)
+        for candidate in search.improve():
+            search.candidates.orders(candidate)
 
 
 class StepSearch:

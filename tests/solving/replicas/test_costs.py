@@ -12,7 +12,7 @@ from schedopt import Chain, Layer, Platform, Problem
 from schedopt.problem import training_step, widest_step
 from schedopt.solving.local_search.njit import njit_entry
 from schedopt.solving.replicas.costs import describe_stages, recompute_ns
-from schedopt.solving.replicas.labels import behind_link, next_span
+from schedopt.solving.replicas.least_spans import behind_link, next_span
 from schedopt.solving.replicas.stages import (
     NEVER,
     Recompute,
@@ -49,7 +49,7 @@ def span_behind_link(span: int, trip: int, full: int, modulus: int) -> int:
 @njit_entry
 def span_behind(span: int, work: int, modulus: int) -> int:
     """Enter `next_span`."""
-    return next_span(span, work, modulus)
+    return next_span(span, work, 0, modulus)
 
 
 @njit_entry

@@ -1,0 +1,111 @@
+"""The best contiguous 1-periodic plan whose stages have replicas, exactly, in polynomial time.
+
+Micro-batch i runs on replica i mod R of a stage, so that a stage, or the link between two, has R
+periods, or as many as the least common multiple of both, for each of its micro-batches. 1F1B* with
+a period of its own for each item then is what keeps the least, as it is without replicas (Beaumont
+et al. 2021, Algorithm 1 and Theorem 3): whether forward and backward of an item exclude each other
+depends on its span alone, forwards can follow one another without idle time, and the least span of
+each item grows with the one behind it. `schedopt.solving.replicated_dp` looks at all cuts and all
+numbers of replicas.
+
+It is exact for patterns of one micro-batch. Longer ones, in which replicas do different things, can
+be shorter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from schedopt.errors import InputError
+from schedopt.problem import Problem, Scope
+from schedopt.proofs import Proof, ProofKind
+from schedopt.result import Infeasibility
+from schedopt.solvers.one_f_one_b_star import proven_scope, report_best
+from schedopt.solving.local_search.compilation import compiling
+from schedopt.solving.replicas.stages import read_machine
+from schedopt.solving.replicated_dp import ReplicatedDP
+from schedopt.solving.requirements import refuse_stages, refuse_unsupported
+from schedopt.solving.run import Run
+from schedopt.validation import LARGEST
+
+PROOF: Final = Proof(ProofKind.REPLICATED_DP)
+
+
+def solve(problem: Problem, run: Run) -> None:
+    """Find the plan with replicas of least period, or one up to the period asked, or prove none.
+
+    Raises
+    ------
+    InputError
+        If the problem asks for more than whole operations, fixes the allocation, or has GPUs or
+        links that differ.
+    """
+    refuse_unsupported(problem, "replicated")
+    refuse_stages(problem, "replicated")
+    machine = read_machine(problem) if problem.platform.uniform else None
+    if machine is None:
+        raise InputError(
+            "stages with replicas need equal GPUs, each two with a link of their own, all alike",
+            field="platform",
+            way_out="Give such a platform, or leave replicas out (Scope.replicas)",
+        )
+    search, scope = ReplicatedDP(problem, machine), _proven_scope(problem)
+    limit = problem.scope.period_ns
+    high = search.longest_period() if limit is None else limit
+    with compiling(run.clock):
+        stages = search.stages_at(high, run) if high >= search.least_period() else None
+    if stages is None:
+        if not run.stopped() and search.looks_at_all:
+            run.report_infeasible(_explain(search, scope, high, run))
+    elif limit is not None:
+        report_best(stages, stages.shorten(high, run), run)
+    else:
+
+        def refute(period: int) -> None:
+            run.report_bound(period + 1, scope, PROOF)
+
+        run.report_bound(search.least_period(), scope, PROOF)
+        report_best(*search.descend(stages, high, run, refute), run)
+
+
+def _proven_scope(problem: Problem) -> Scope:
+    """Return the scope in which 1F1B* on the best stages with replicas is exact."""
+    asked = problem.scope
+    return replace(proven_scope(problem), replicas=asked.replicas, shard=asked.shard)
+
+
+def _explain(search: ReplicatedDP, scope: Scope, period: int, run: Run) -> Infeasibility:
+    """Say that no stages reach a period, and find the least memory with which some would."""
+    problem = search.problem
+    scope = replace(scope, period_ns=problem.scope.period_ns)
+    if period < search.least_period():
+        proof = Proof(ProofKind.RESOURCE_TOO_BUSY, time_ns=search.least_period())
+        return Infeasibility(scope=scope, proof=proof)
+    if scope.period_ns is None:
+        # One micro-batch after the other: no longer pattern keeps less.
+        scope = replace(scope, max_k=None)
+    gpu = problem.platform.gpus[0]
+    most = LARGEST - gpu.memory_bytes
+    low, high = 1, 1
+    while not _fits(search, high, period, run) and high < most and not run.stopped():
+        low, high = high + 1, min(most, 2 * high)
+    while low < high and not run.stopped():
+        middle = (low + high) // 2
+        if _fits(search, middle, period, run):
+            high = middle
+        elif not run.stopped():
+            low = middle + 1
+    least = None if run.stopped() else gpu.memory_bytes + high
+    return Infeasibility(
+        scope=scope,
+        proof=PROOF if problem.scope.period_ns else Proof(ProofKind.NO_STAGES_WITH_REPLICAS),
+        least_memory_bytes=least,
+        proven_memory_bytes=gpu.memory_bytes + low,
+        gpu=0,
+    )
+
+
+def _fits(search: ReplicatedDP, extra: int, period: int, run: Run) -> bool:
+    """Whether some stages reach a period on GPUs with so many bytes more."""
+    return search.with_extra_memory(extra).stages_at(period, run) is not None

@@ -1,0 +1,163 @@
+"""Stages with replicas in the steady state: by hand, and against every plan of small problems."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from hypothesis import assume, given
+
+from schedopt import Chain, Gpu, Platform, Problem, Result, Rule, Scope, check, solve
+from schedopt.account import memory
+from schedopt.solving import solve_problem
+from tests.budgets import trials
+from tests.layers import layer
+from tests.refusals import assert_refused
+from tests.solvers.asking import assert_best, lacks_room_for_what_waits, plan_of, why
+from tests.solvers.every_replicated_plan import (
+    every_pattern,
+    least_replicated_period,
+    replicated_problems,
+)
+
+
+def replicate(problem: Problem) -> Result:
+    """Solve; what is found is valid and proven, or there is nothing."""
+    result = solve_problem(problem, solver="replicated", gap=0)
+    assert check(result) == ()
+    if not lacks_room_for_what_waits(result):
+        assert result.status == ("infeasible" if result.plan is None else "optimal")
+    return result
+
+
+@trials(2000)
+@given(replicated_problems())
+def test_equals_every_plan(problem: Problem) -> None:
+    assert_best(replicate(problem), least_replicated_period(problem))
+
+
+@trials(100)
+@given(replicated_problems(layers=2, gpus=3, longest=2))
+def test_no_valid_pattern_is_shorter(problem: Problem) -> None:
+    problem = replace(problem, scope=replace(problem.scope, recompute=False))
+    result = replicate(problem)
+    assume(result.period is not None and 1 < result.period <= 4)
+    assert result.period is not None
+    for plan in every_pattern(problem, int(result.period) - 1):
+        assert check(plan)
+
+
+@trials(200)
+@given(replicated_problems(layers=3, gpus=3, longest=3))
+def test_the_least_memory_would_do_and_one_byte_less_would_not(problem: Problem) -> None:
+    least = max(1, problem.platform.gpus[0].memory_bytes // 3)
+    poor = replace(problem, platform=problem.platform.with_gpus([Gpu(memory_bytes=least)] * 3))
+    result = solve_problem(poor, solver="replicated")
+    assume(result.infeasibility is not None)
+    found = why(result)
+    assert found.least_memory_bytes == found.proven_memory_bytes
+    assert found.least_memory_bytes is not None
+    for lacking in (0, 1):
+        gpus = [Gpu(memory_bytes=found.least_memory_bytes - lacking)] * 3
+        platform = problem.platform.with_gpus(gpus)
+        there = replace(problem, platform=platform)
+        assert (least_replicated_period(there) is None) is bool(lacking)
+
+
+@trials(200)
+@given(replicated_problems(layers=3, gpus=3, longest=3))
+def test_a_decision_is_yes_exactly_from_the_least_period_on(problem: Problem) -> None:
+    least = least_replicated_period(problem)
+    for period in {1, 5, least or 7, max(1, (least or 2) - 1)}:
+        asked = replace(problem, scope=replace(problem.scope, period_ns=period))
+        result = solve_problem(asked, solver="replicated")
+        if not lacks_room_for_what_waits(result):
+            assert (result.period is not None) == (least is not None and least <= period)
+            assert (result.status == "infeasible") == (result.period is None)
+
+
+THREE = Chain(layers=tuple(layer(time, 0) for time in (4, 2, 6)))
+
+
+def ask(chain: Chain, platform: Platform, **scope: Any) -> Result:
+    return solve(chain, platform, scope=Scope(**{"replicas": None, **scope}), solver="replicated")
+
+
+def test_with_room_for_all_the_whole_chain_has_as_many_replicas_as_there_are_gpus() -> None:
+    plan = plan_of(ask(THREE, Platform(4, 10**6)))
+    assert [stage.gpus for stage in plan.stages] == [(0, 1, 2, 3)]
+    # 12 ns of work, dealt to four.
+    assert plan.pattern.period == 3
+
+
+@pytest.mark.parametrize(("most", "period"), [(1, 6), (2, 3), (3, 3)])
+def test_no_stage_has_more_replicas_than_allowed(most: int, period: int) -> None:
+    # Two stages take 6 ns each, or with two replicas 3.
+    plan = plan_of(ask(THREE, Platform(4, 10**6), replicas=most))
+    assert max(len(stage.gpus) for stage in plan.stages) <= most
+    assert plan.pattern.period == period
+
+
+def test_replicas_may_share_the_optimizer_state() -> None:
+    one = replace(
+        layer(3, 0), weight_bytes=10, parameter_bytes=2, gradient_bytes=2, optimizer_bytes=5
+    )
+    chain, platform = Chain(layers=(one,)), Platform(2, 9)
+    assert why(ask(chain, platform)).least_memory_bytes == 10
+    plan = plan_of(ask(chain, platform, shard="optimizer"))
+    assert plan.stages[0].shard == "optimizer"
+    # The replicas have 2 and 3 of the 5 bytes.
+    assert [need.peak_bytes for need in memory(plan)] == [7, 8]
+    small = ask(chain, Platform(2, 7), shard="optimizer")
+    assert why(small).least_memory_bytes == 8
+
+
+def test_a_layer_that_is_longer_than_all_else_is_dealt_out() -> None:
+    chain = Chain(layers=(layer(1, 0), layer(20, 0)))
+    assert solve(chain, Platform(4, 10**6), scope=Scope()).period == 20
+    result = solve(chain, Platform(4, 10**6), scope=Scope(replicas=3))
+    assert (result.solver, result.status) == ("replicated", "optimal")
+    assert result.period == 7
+
+
+def test_layers_anywhere_are_no_worse_than_replicas() -> None:
+    chain = Chain(layers=(layer(1, 0), layer(20, 0)))
+    scope = Scope(allocation="general", max_k=2, memory="peak", replicas=3)
+    result = solve(chain, Platform(4, 10**6), scope=scope, time_limit=5)
+    assert result.period is not None
+    assert result.period <= 7
+    assert result.lower_bound == Fraction(21, 4)
+
+
+def test_the_steady_state_of_replicas_has_no_updates() -> None:
+    rule = Rule(update_every=4, forward_reads="delay")
+    one = replace(layer(3, 0), parameter_bytes=0, gradient_bytes=0)
+    assert_refused(
+        lambda: solve(Chain(layers=(one,)), Platform(2, 9), rule=rule, scope=Scope(replicas=2)),
+        "scope.replicas",
+        "and the rule updates every 4",
+    )
+
+
+def test_other_solvers_give_each_stage_one_gpu() -> None:
+    assert_refused(
+        lambda: solve(THREE, Platform(2, 9), scope=Scope(replicas=2), solver="contiguous"),
+        "solver",
+        "contiguous gives each stage one GPU",
+        "replicated",
+    )
+
+
+def test_replicas_on_gpus_that_differ_are_refused() -> None:
+    platform = Platform([Gpu(memory_bytes=9), Gpu(memory_bytes=8)])
+    assert_refused(lambda: ask(THREE, platform), "platform", "equal GPUs")
+
+
+def test_levels_that_send_for_each_micro_batch_need_updates() -> None:
+    plan = plan_of(ask(THREE, Platform(2, 10**6)))
+    stages = tuple(replace(stage, shard="gradient") for stage in plan.stages)
+    assert_refused(
+        lambda: replace(plan, stages=stages), "stages[0].shard", "the rule says nothing of updates"
+    )
