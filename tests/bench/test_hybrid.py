@@ -27,7 +27,10 @@ from schedopt.bench.records import Record
 from schedopt.bench.suite import Effort
 from schedopt.families import random_chain
 from schedopt.problem import Problem, training_step, widest_step
+from schedopt.solvers.uniform_grids import propose
+from schedopt.solving.replicas.search import StepSearch
 from schedopt.solving.replicas.stages import StepData, read_step
+from schedopt.solving.run import Run
 from schedopt.systems.catalogue import find_system
 from schedopt.systems.config import SystemConfig
 from tests.bench.suites import holds, made, measured, one_figure
@@ -128,8 +131,8 @@ def test_no_planner_has_a_shorter_step_than_ours(
     scope = replace(widest_step(chain), allocation="contiguous", recompute=recompute)
     result = solve(chain, platform, batch=12, scope=scope, time_limit=5, workers=1)
     problem = training_step(chain, platform, 12, scope)
-    for propose in PLANNERS.values():
-        best = score_all(step_of(problem), propose(problem)).best_ns
+    for choose in PLANNERS.values():
+        best = score_all(step_of(problem), choose(problem)).best_ns
         if best is not None:
             assert result.plan is not None
             # A step takes a nanosecond at least.
@@ -166,6 +169,21 @@ def test_searches_of_uniform_stages() -> None:
             assert found[1] == replicas
             assert found[0] is not None
             assert found[0] >= pipeline
+
+
+@pytest.mark.parametrize(("seed", "gpus"), [(20, 8), (24, 4)])
+def test_no_search_of_uniform_stages_is_shorter_than_ours(seed: int, gpus: int) -> None:
+    chain = sized(random_chain(10, seed).chain)
+    problem = ask(chain, gpus, memory_at(chain, gpus, "tight"))
+    step, patient = step_of(problem), Effort(workers=1, time_limit=60.0)
+    search = StepSearch(step, Run(problem))
+    for stages in propose(problem):
+        search.start(stages)
+    ours = min(candidate.makespan_ns for candidate in search.improve())
+    for count in step.replicas:
+        if gpus % count == 0:
+            alike = search_uniform(step, [count], patient)
+            assert alike is None or alike >= ours
 
 
 @given(st.integers(0, 10**40))

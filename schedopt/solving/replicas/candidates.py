@@ -66,17 +66,21 @@ def filled_by_1f1b(replicas: Sequence[int]) -> list[int]:
 
 
 class Candidates:
-    """What was simulated for a step, the best first."""
+    """What was simulated for a step, the best first.
 
-    def __init__(self, step: StepData, run: Run) -> None:
-        self.step, self.run = step, run
+    `late`: where nothing is found yet, the search goes on when its time is up.
+    """
+
+    def __init__(self, step: StepData, run: Run, *, late: bool = True) -> None:
+        self.step, self.run, self.late = step, run, late
         self.best: list[Candidate] = []
         self._choices: dict[tuple[int, int, int, int], RecomputeChoice | None] = {}
 
     def is_over(self) -> bool:
-        """Whether to end: time is up, and something is found; or when asked."""
+        """Whether to end: time is up, and nothing must still be found; or when asked."""
         run = self.run
-        return run.clock.stop_requested() or (bool(self.best) and run.stopped())
+        waits = self.late and not self.best
+        return run.clock.stop_requested() or (not waits and run.stopped())
 
     def add(
         self,
@@ -108,7 +112,7 @@ class Candidates:
                 if makespan < NEVER and makespan <= limit:
                     found = Candidate(makespan, stages, recompute, depth, order)
                     limit = makespan - 1
-                    self._keep(found)
+                    self.keep(found)
         return found
 
     def _worth(self) -> int:
@@ -175,7 +179,7 @@ class Candidates:
         )
         return found
 
-    def _keep(self, candidate: Candidate) -> None:
+    def keep(self, candidate: Candidate) -> None:
         """Keep the best candidates, of each stages the best."""
         for number, other in enumerate(self.best):
             if other.stages == candidate.stages:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -14,7 +15,7 @@ from schedopt.solving.local_search.compilation import compiling
 from schedopt.solving.replicas.candidates import Candidate, Candidates, StageChoice, filled_by_1f1b
 from schedopt.solving.replicas.descent import Descent
 from schedopt.solving.replicas.labels import label_stages
-from schedopt.solving.replicas.stages import NEVER, Array, StepData, read_step
+from schedopt.solving.replicas.stages import NEVER, Array, Option, StepData, read_step
 from schedopt.solving.replicas.step_bound import least_makespan
 from schedopt.solving.run import Run
 from schedopt.stage import Stage
@@ -59,13 +60,15 @@ def compile_search(run: Run) -> None:
 class StepSearch:
     """Stages with replicas for one training step, on a machine of equal GPUs."""
 
-    def __init__(self, step: StepData, run: Run) -> None:
+    def __init__(self, step: StepData, run: Run, *, late: bool = True) -> None:
         self.step, self.run = step, run
-        self.candidates = Candidates(step, run)
+        self.candidates = Candidates(step, run, late=late)
         self._seen: set[tuple[StageChoice, ...]] = set()
+        self._starts: list[Sequence[Stage]] = []
 
     def start(self, stages: Sequence[Stage]) -> None:
         """Try stages that somebody else chose, filled as 1F1B does, with and without shards."""
+        self._starts.append(stages)
         depth = filled_by_1f1b([len(stage.gpus) for stage in stages])
         for level in sorted({option.shard for option in self.step.options}):
             choice = tuple(self._choose(stage, level) for stage in stages)
@@ -91,16 +94,38 @@ class StepSearch:
         for fold in (n for n in self.step.replicas if gpus % n == 0):
             alike = [pair for pair in self.step.options if pair.replicas == fold]
             multiples = [pair for pair in self.step.options if pair.replicas % fold == 0]
-            for options, weights in (
-                (alike, (STEADY, *WEIGHTS)),
-                (multiples, (STEADY, *WEIGHTS) if fold == 1 else (STEADY,)),
-            ):
+            passes: list[tuple[list[Option], Sequence[float]]] = [(alike, (STEADY, *WEIGHTS))]
+            if len(multiples) > len(alike):
+                passes.append((multiples, (STEADY, *WEIGHTS) if fold == 1 else (STEADY,)))
+            for options, weights in passes:
                 self._search_fold(np.array(options, dtype=np.int64), fold, weights)
                 if self.candidates.best and self.candidates.best[0].makespan_ns < best:
                     best = self.candidates.best[0].makespan_ns
                     yield self.candidates.best[0]
                 if self.candidates.is_over():
                     return
+        yield from Descent(self.candidates).improve()
+        if len(self.step.replicas) > 1 and self.candidates.best:
+            yield from self._improve_uniform()
+
+    def _improve_uniform(self) -> Iterator[Candidate]:
+        """Look among stages that all have the same replicas, one number after the other.
+
+        With so few choices the descent ends elsewhere, now and then at a shorter step.
+        """
+        best = self.candidates.best[0]
+        for count in (n for n in self.step.replicas if self.step.machine.gpus % n == 0):
+            options = tuple(option for option in self.step.options if option.replicas == count)
+            uniform = replace(self.step, replicas=(count,), options=options)
+            search = StepSearch(uniform, self.run, late=False)
+            for stages in self._starts:
+                if {len(stage.gpus) for stage in stages} == {count}:
+                    search.start(stages)
+            for candidate in search.improve():
+                self.candidates.keep(candidate)
+            if self.candidates.best[0] != best:
+                best = self.candidates.best[0]
+                yield best
         yield from Descent(self.candidates).improve()
 
     def _search_fold(self, options: Array, fold: int, weights: Sequence[float]) -> None:
