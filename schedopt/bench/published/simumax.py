@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from schedopt.bench.published.prediction import Predicted, Prediction
+from schedopt.bench.published.simumax_memory import Model, peak_bytes, read_models
 from schedopt.bench.published.tables import Line, Tables
 
 COLUMNS: Final = (
-    "case model layers tp cp ep pp dp sequence mbs microbatches step_ns allocated_by_rank_bytes"
+    "case model layers dense_layers tp cp ep pp dp sequence mbs microbatches step_ns "
+    "allocated_by_rank_bytes"
 )
 SAME: Final = ("model", "layers", "tp", "cp", "ep", "pp", "dp", "sequence", "mbs")
 """What tells apart configurations that were run with several numbers of micro-batches."""
@@ -22,9 +24,26 @@ def predict_all(tables: Tables) -> Iterator[Prediction]:
     groups: dict[tuple[object, ...], list[Line]] = {}
     for line in tables.lines("simumax/b200", COLUMNS):
         groups.setdefault(tuple(line[name] for name in SAME), []).append(line)
+    models = read_models(tables.notes("simumax/b200"))
     for lines in groups.values():
+        # Memory is that of the run with the fewest micro-batches.
+        yield from _of_stages(min(lines, key=lambda line: float(line["microbatches"])), models)
         if len({line["microbatches"] for line in lines}) > 2:
             yield _longest(sorted(lines, key=lambda line: float(line["microbatches"])))
+
+
+def _of_stages(line: Line, models: Mapping[str, Model]) -> Iterator[Prediction]:
+    """Yield the peak of the ranks of each stage, the largest of them."""
+    ranks, stages = line["allocated_by_rank_bytes"], line["pp"]
+    for stage in range(stages):
+        own = [size for rank, size in ranks.items() if int(rank) * stages // len(ranks) == stage]
+
+        def peak(stage: int = stage) -> Predicted:
+            return Predicted(peak_bytes(line, models, stage))
+
+        if own:
+            row = f"{line['case']}, stage {stage}"
+            yield Prediction(test="b", row=row, measured=max(own), predict=peak)
 
 
 def _longest(lines: list[Line]) -> Prediction:

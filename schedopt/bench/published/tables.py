@@ -27,7 +27,7 @@ class Tables:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._read: dict[str, list[Line]] = {}
+        self._read: dict[str, tuple[list[Line], Sequence[str]]] = {}
         if not folder.is_dir():
             raise InputError(
                 f"{folder} is no folder of published tables",
@@ -62,23 +62,31 @@ class Tables:
         InputError
             If the file is no such table, or lacks a column.
         """
-        if name not in self._read:
-            self._read[name] = _read(self._path(name))
+        lines, _ = self._load(name)
         for column in columns.split():
-            if self._read[name] and column not in self._read[name][0]:
+            if lines and column not in lines[0]:
                 raise InputError(
                     "is not a column of this table",
                     field=column,
                     way_out="Name it so, in the units that its name ends in",
                     source=str(self._path(name)),
                 )
+        return lines
+
+    def notes(self, name: str) -> Sequence[str]:
+        """Return the notes of a table."""
+        return self._load(name)[1]
+
+    def _load(self, name: str) -> tuple[list[Line], Sequence[str]]:
+        if name not in self._read:
+            self._read[name] = _read(self._path(name))
         return self._read[name]
 
     def _path(self, name: str) -> Path:
         return self.folder / f"{name}.json"
 
 
-def _read(path: Path) -> list[Line]:
+def _read(path: Path) -> tuple[list[Line], Sequence[str]]:
     from schedopt.errors import naming_file
     from schedopt.formats.reading import decode, parse_object, read_bytes
 
@@ -98,7 +106,8 @@ def _read(path: Path) -> list[Line]:
                     field=f"rows[{number}]",
                     way_out="Give each line a value, or null, for each column",
                 )
-    return [dict(zip(columns, row, strict=True)) for row in rows]
+        notes = _list(document, "notes")
+    return [dict(zip(columns, row, strict=True)) for row in rows], notes
 
 
 def _list(document: Mapping[str, Any], name: str) -> Sequence[Any]:
