@@ -166,7 +166,7 @@ def test_tables_that_are_none(tmp_path: Path) -> None:
         Tables(tmp_path / "nowhere")
     path = tmp_path / "some" / "table.json"
     path.parent.mkdir()
-    document = {"format": "schedopt-data/1", "columns": ["model"], "rows": [["a"]]}
+    document = {"format": "schedopt-data/1", "notes": [], "columns": ["model"], "rows": [["a"]]}
     for change, words in (
         ({"format": "other"}, ("format", "'other'")),
         ({"columns": None}, ("columns", "not a list")),
