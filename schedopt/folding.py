@@ -167,10 +167,11 @@ def hops(collective: Collective, around: Ring) -> Iterator[Hop]:
             )
 
 
-def whole(plan: Plan) -> Plan:
+def whole(plan: Plan, most: int = MOST_ITEMS) -> Plan:
     """Return a plan with all parts of its fold and all transfers of its collectives spelled out.
 
-    A plan that has neither is returned as it is.
+    A plan that has neither is returned as it is; else there may be so many operations and
+    transfers at most.
 
     Raises
     ------
@@ -183,9 +184,9 @@ def whole(plan: Plan) -> Plan:
         return plan
     rings = (len(plan.stages[one.stage].gpus) for one in pattern.collectives)
     count = fold * len(pattern.items) + sum(size * (size - 1) for size in rings)
-    if count > MOST_ITEMS:
+    if count > most:
         raise InputError(
-            f"spelled out it would have {count} operations and transfers, more than {MOST_ITEMS}",
+            f"spelled out it would have {count} operations and transfers, more than {most}",
             field="pattern.fold",
             way_out="Look at a plan of fewer GPUs or micro-batches",
         )

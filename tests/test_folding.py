@@ -22,7 +22,7 @@ from schedopt import (
     Transfer,
     check,
 )
-from schedopt.account import load, memory
+from schedopt.account import busy_time, concurrent_activations, find_binding, load, memory
 from schedopt.folding import whole
 from schedopt.simulation import simulate
 from tests.budgets import trials
@@ -106,11 +106,15 @@ def test_a_step_of_three_parts_is_valid_and_its_collectives_may_not_come_early()
 @given(folded_plans())
 def test_it_costs_and_takes_what_it_does_spelled_out(plan: Plan) -> None:
     other = whole(plan)
-    assert (plan.pattern.period, memory(plan), load(plan)) == (
-        other.pattern.period,
-        memory(other),
-        load(other),
-    )
+    assert plan.pattern.period == other.pattern.period
+    assert memory(plan) == memory(other)
+    assert concurrent_activations(plan) == concurrent_activations(other)
+    assert load(plan) == load(other)
+    found, expected = busy_time(plan), busy_time(other)
+    assert {one: time for one, time in found.items() if time} == {
+        one: time for one, time in expected.items() if time
+    }
+    assert find_binding(plan) == find_binding(other)
     count = plan.pattern.k
     assert simulate(plan, count).makespan_ns == simulate(other, count).makespan_ns
 

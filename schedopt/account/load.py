@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 
+from schedopt.account.parts import find_part
 from schedopt.account.profile import Span, peak_of
 from schedopt.account.timeline import Timeline
 from schedopt.network import Resource
@@ -32,14 +33,18 @@ class GpuLoad:
 
 def load(plan: Plan) -> tuple[GpuLoad, ...]:
     """Return the load of each GPU of the platform."""
-    timeline = Timeline(plan)
+    part = find_part(plan)
+    timeline = Timeline(plan) if part is None else part.timeline
     busy = [0] * len(plan.platform.gpus)
     for _, _, interval in timeline.operations():
         busy[interval.gpu] += interval.end_ns - interval.start_ns
-    return tuple(
-        GpuLoad(Fraction(time, timeline.length), Fraction(time, timeline.length_ns))
-        for time in busy
-    )
+    length, length_ns = timeline.length, timeline.length_ns
+    if part is not None:
+        busy = [busy[part.twins.get(gpu, gpu)] for gpu in range(len(busy))]
+        for gpu, time in part.updates():
+            busy[gpu] += time
+        length *= plan.pattern.fold
+    return tuple(GpuLoad(Fraction(time, length), Fraction(time, length_ns)) for time in busy)
 
 
 def bubble(plan: Plan) -> Fraction:
@@ -55,12 +60,20 @@ def bubble_of(plan: Plan, loads: Sequence[GpuLoad]) -> Fraction:
 
 def busy_time(plan: Plan) -> dict[Resource, Fraction]:
     """Return how long each link works for a micro-batch, ns."""
-    timeline = Timeline(plan)
+    part = find_part(plan)
+    timeline = Timeline(plan) if part is None else part.timeline
     busy: dict[Resource, int] = defaultdict(int)
     for _, _, source, _, interval in timeline.transfers():
         for resource in plan.platform.route(source, interval.gpu):
             busy[resource] += interval.end_ns - interval.start_ns
-    return {resource: Fraction(time, timeline.length) for resource, time in busy.items()}
+    length = timeline.length
+    if part is not None:
+        first = {twin: busy[twin] for twin in busy}
+        busy.update({one: first[twin] for one, twin in part.resources.items() if twin in first})
+        for resource, time in part.collected():
+            busy[resource] += time
+        length *= plan.pattern.fold
+    return {resource: Fraction(time, length) for resource, time in busy.items()}
 
 
 def traffic(plan: Plan) -> dict[tuple[int, int], Fraction]:

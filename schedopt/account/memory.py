@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from schedopt.account.parts import find_part
 from schedopt.account.profile import Level, Span, peak_of, profile_of
 from schedopt.account.residencies import Residency, residencies, residencies_of
 from schedopt.account.timeline import Schedule, Timeline
@@ -42,7 +43,21 @@ class GpuMemory:
 
 def memory(plan: Plan) -> tuple[GpuMemory, ...]:
     """Return what each GPU of the platform needs."""
-    return memory_of(plan, residencies(plan), Timeline(plan).length_ns)
+    part = find_part(plan)
+    if part is None:
+        return memory_of(plan, residencies(plan), Timeline(plan).length_ns)
+    first = memory_of(plan, residencies_of(part.timeline), part.timeline.length_ns)
+    nothing = GpuMemory(0, 0, {})
+    return tuple(
+        _without(first[part.twins[gpu]], part.elsewhere(gpu)) if gpu in part.twins else nothing
+        for gpu in range(len(plan.platform.gpus))
+    )
+
+
+def _without(need: GpuMemory, count: int) -> GpuMemory:
+    """Return a need without some bytes of the weights that always lie there."""
+    by_kind = need.by_kind | {"weights": need.by_kind["weights"] - count}
+    return GpuMemory(need.sum_bytes - count, need.peak_bytes - count, by_kind)
 
 
 def memory_without_buffers(schedule: Schedule) -> tuple[GpuMemory, ...]:
@@ -102,6 +117,14 @@ def concurrent_activations(plan: Plan) -> dict[tuple[int, int], int]:
 
     Beaumont et al. 2021, section 3.2. With a split backward they count to the end of I.
     """
+    part = find_part(plan)
+    if part is not None:
+        first = concurrent_activations(part.plan)
+        return {
+            (number, gpu): first[number, part.twins[gpu]]
+            for number, stage in enumerate(plan.stages)
+            for gpu in stage.gpus
+        }
     timeline = Timeline(plan)
     held: dict[tuple[int, int], list[Span]] = defaultdict(list)
     for stage in range(len(plan.stages)):

@@ -7,7 +7,8 @@ from fractions import Fraction
 from functools import cached_property
 
 from schedopt.account.load import GpuLoad, bubble_of, busy_time, load
-from schedopt.account.memory import GpuMemory, concurrent_activations, memory_of
+from schedopt.account.memory import GpuMemory, concurrent_activations, memory, memory_of
+from schedopt.account.parts import find_part
 from schedopt.account.residencies import Residency, residencies_of
 from schedopt.account.timeline import Timeline
 from schedopt.plan import Plan
@@ -73,8 +74,9 @@ class PlanReport:
 
     @cached_property
     def timeline(self) -> Timeline:
-        """One hyperperiod."""
-        return Timeline(self.plan)
+        """One hyperperiod; of a fold, where that says all, that of the first part."""
+        part = find_part(self.plan)
+        return Timeline(self.plan) if part is None else part.timeline
 
     @cached_property
     def residencies(self) -> list[Residency]:
@@ -84,6 +86,8 @@ class PlanReport:
     @cached_property
     def memory(self) -> tuple[GpuMemory, ...]:
         """What each GPU of the platform needs."""
+        if self.plan.pattern.is_short:
+            return memory(self.plan)
         return memory_of(self.plan, self.residencies, self.timeline.length_ns)
 
     @cached_property

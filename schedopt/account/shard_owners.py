@@ -19,6 +19,8 @@ class ShardOwners:
         for transfer in plan.pattern.transfers:
             if transfer.tensor in ("weights", "weight_gradient"):
                 self.chunks[transfer.stage] = transfer.chunks
+        for collective in plan.pattern.collectives:
+            self.chunks[collective.stage] = len(plan.stages[collective.stage].gpus)
         self._owned: dict[tuple[int, int], tuple[int, ...]] = {}
 
     def owned(self, stage: int, gpu: int) -> tuple[int, ...]:
@@ -44,6 +46,13 @@ class ShardOwners:
     def share(self, total: int, stage: int, gpu: int) -> int:
         """Return what the chunks that a GPU owns have of a stage's bytes."""
         return sum(self.part(total, stage, chunk) for chunk in self.owned(stage, gpu))
+
+    def share_ns(self, whole: int, total: int, stage: int, gpu: int) -> int:
+        """Return how long a GPU takes for its share of an update of `total` bytes, ns, rounded up.
+
+        `whole` is how long it would take for all of them.
+        """
+        return -(-whole * self.share(total, stage, gpu) // total) if total else whole
 
 
 def part_of(total: int, chunk: int, chunks: int) -> int:

@@ -152,14 +152,11 @@ class Timeline:
                 device.duration_ns(layer_ns(self.plan.chain.layers[layer], kind))
                 for layer in layers
             )
-            self._stage_ns[key] = self._share_ns(whole, stage, gpu) if kind == "U" else whole
+            if kind == "U":
+                total = stage_bytes(self.plan, stage, "parameter_bytes")
+                whole = self.owners.share_ns(whole, total, stage, gpu)
+            self._stage_ns[key] = whole
         return self._stage_ns[key]
-
-    def _share_ns(self, whole: int, stage: int, gpu: int) -> int:
-        """Return how long an update of the chunks at home on a GPU lasts, ns, rounded up."""
-        total = stage_bytes(self.plan, stage, "parameter_bytes")
-        share = self.owners.share(total, stage, gpu)
-        return -(-whole * share // total) if total else whole
 
 
 def layer_ns(layer: Layer, kind: Kind) -> int:

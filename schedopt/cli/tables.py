@@ -18,7 +18,14 @@ from schedopt.network import Network
 from schedopt.platform import Platform
 from schedopt.problem import Problem
 from schedopt.proofs import Note
-from schedopt.reporting.tables import Table, ladder_table, memory_table, stage_table
+from schedopt.reporting.tables import (
+    Table,
+    alike_together,
+    ladder_table,
+    memory_table,
+    say_fold,
+    stage_table,
+)
 from schedopt.result import Infeasibility, Result, best_bound
 from schedopt.solving.registry import PARTITIONED
 from schedopt.solving.suggestions import suggest
@@ -43,6 +50,8 @@ _FIGURES: Final = (
     *("Step", "Micro- batches/s", "Period", "Memory", "Fits", "GPUs"),
     *("Sent by one", "Sent by all", "Messages", "Update", "Versions", "Staleness F/B"),
 )
+MOST_GPUS: Final = 16
+"""GPUs of a platform that have a row each, also those that are alike."""
 MOST_PATHS: Final = 100
 """Paths between nodes that are printed."""
 
@@ -79,8 +88,9 @@ def print_plan(result: Result) -> None:
     assert plan is not None
     console, report = make_console(), PlanReport(plan)
     _print_problem(console, result.problem)
-    print_table(console, stage_table(report))
-    print_table(console, memory_table(report))
+    for table in (stage_table(report), memory_table(report)):
+        many = len(plan.platform.gpus) > MOST_GPUS
+        print_table(console, alike_together(table) if many else table)
     period, bound = result.period, result.lower_bound
     assert period is not None
     pattern = plan.pattern
@@ -97,6 +107,8 @@ def print_plan(result: Result) -> None:
     if plan.is_training_step and least is not None and bound is not None and least > bound:
         console.print(f"          contiguous stages take at least {format_duration(least)}")
     console.print(f"Scope     {readable(str(result.problem.scope))}")
+    if pattern.fold > 1:
+        console.print(f"Fold      {say_fold(plan)}")
     console.print(f"Bubble    {float(report.bubble):.1%}: idle time of the GPUs that have a stage")
     if unused := name_unused(plan):
         console.print(f"Unused    {unused}: no stage lies there")

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from fractions import Fraction
 from itertools import chain as joined
+from typing import Final
 
 from schedopt.account import GpuMemory, Level, PlanReport, memory_profile
 from schedopt.account.timeline import Timeline
 from schedopt.drawing.chart import Box, Chart, MemoryRow, Row, Span
+from schedopt.folding import whole
 from schedopt.network import Resource
 from schedopt.plan import Operation, Plan, Transfer
 from schedopt.result import Result
 from schedopt.simulation import Simulation
 from schedopt.units import counted, format_duration, printable
 
+MOST_DRAWN: Final = 100_000
+"""Operations and transfers of a picture, where a plan is to be spelled out."""
 Run = tuple[Operation | Transfer, int, int, int, int | None, int]
 """What runs: the item, its first micro-batch, start, end, source GPU of a transfer, GPU."""
 
@@ -24,10 +29,18 @@ def chart_plan(result: Result, report: PlanReport | None = None) -> Chart:
     """Return what a picture of a valid plan shows: its pattern, twice.
 
     A report may be that of the plan. Without a plan this is a ValueError.
+
+    Raises
+    ------
+    InputError
+        If the plan has a fold or collectives, and is too large to be drawn with all that they do.
     """
     plan = result.plan
     if plan is None:
         raise ValueError("there is no plan to show")
+    if plan.pattern.is_short:
+        plan = whole(plan, MOST_DRAWN)
+        result, report = replace(result, plan=plan), None
     report = report or PlanReport(plan)
     timeline, binding = report.timeline, report.binding
     period, repeat = plan.pattern.period_total_ns, timeline.length_ns

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from schedopt.account import PlanReport
 from schedopt.plan import Kind, Plan
@@ -18,6 +18,9 @@ from schedopt.units import format_bytes, format_duration, printable, readable
 if TYPE_CHECKING:
     from schedopt.comparing.baselines import Baseline
     from schedopt.comparing.measures import Figures
+
+MOST_RANGES: Final = 2
+"""Ranges of GPUs that are named; of more the number of GPUs is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +89,39 @@ def stage_table(report: PlanReport) -> Table:
         left=keys,
         words=("Recompute", "Shard", "Names"),
     )
+
+
+def alike_together(table: Table) -> Table:
+    """Return a table in which GPUs have a row together that differ in nothing else."""
+    place = table.columns.index("GPU")
+    gpus: dict[tuple[str, ...], list[int]] = {}
+    for row in table.rows:
+        gpus.setdefault((*row[:place], *row[place + 1 :]), []).append(int(row[place]))
+    rows = tuple(
+        (*others[:place], name_numbers(numbers), *others[place:])
+        for others, numbers in gpus.items()
+    )
+    return replace(table, rows=rows)
+
+
+def name_numbers(numbers: Collection[int]) -> str:
+    """Return numbers as ranges, the first few of them: 0-3, 8."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    named = [f"{run[0]}-{run[-1]}" if run[1:] else f"{run[0]}" for run in runs[:MOST_RANGES]]
+    return ", ".join(named) + (f", … ({len(numbers)})" if len(runs) > MOST_RANGES else "")
+
+
+def say_fold(plan: Plan) -> str:
+    """Return what the parts of a fold are, in words."""
+    fold = plan.pattern.fold
+    used = {gpu for stage in plan.stages for gpu in stage.gpus}
+    each = f"{len(used) // fold} GPUs and {plan.pattern.k // fold} micro-batches"
+    return f"{fold} equal parts, each of {each}"
 
 
 def layer_range(stage: Stage) -> str:
