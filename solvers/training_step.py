@@ -34,16 +34,20 @@ from schedopt.stage import Shard, Stage
 from schedopt.systems.catalogue import find_system
 from schedopt.systems.config import SystemConfig
 from schedopt.systems.flush_step import Turn, flush_step
+from schedopt.systems.folded_step import folded_step
 from schedopt.systems.steps import without_updates
 
 if TYPE_CHECKING:
     from schedopt.solving.replicas.candidates import Candidate, Candidates
+    from schedopt.solving.replicas.search import StepSearch
     from schedopt.solving.replicas.stages import StepData
 
 KINDS: Final[tuple[Kind, ...]] = ("F", "B", "R")
 """By the numbers of `schedopt.solving.replicas.timing`."""
 SHARE: Final = 0.5
 """Of the time, for contiguous stages where stages may lie anywhere."""
+REST: Final = 4
+"""How much longer than it takes to lay a step out the search goes on before the next one is."""
 PUBLISHED: Final = (
     "zero_1",
     "dp_overlapped",
@@ -70,7 +74,7 @@ def solve(problem: Problem, run: Run) -> None:
     """
     _refuse_unsupported(problem)
     from schedopt.solving.replicas.search import StepSearch, compile_search
-    from schedopt.solving.replicas.stages import read_step
+    from schedopt.solving.replicas.stages import find_fold, read_step
     from schedopt.solving.replicas.step_bound import fits
 
     step, anywhere = read_step(problem), problem.scope.allocation == "general"
@@ -87,14 +91,46 @@ def solve(problem: Problem, run: Run) -> None:
         if not problem.scope.split_backward:
             _prove(step, run)
         if fits(step):
-            for stages in _propose(problem):
-                search.start(stages)
-            for candidate in search.improve():
-                _report(lay_out(problem, candidate, search.candidates.orders(candidate)), run)
-            _report_others(search.candidates, run)
+            _search_parts(problem, find_fold(problem), search.run)
+            if run.best() is None:
+                _search_contiguous(search, run)
     _report_published(problem, run)
     if anywhere and not run.settled():
         _search_anywhere(problem, run)
+
+
+def _search_parts(problem: Problem, fold: int, run: Run) -> None:
+    """Search one part of a fold that stands for all, where the whole job is large."""
+    from schedopt.solving.replicas.search import StepSearch
+    from schedopt.solving.replicas.stages import read_step
+
+    step = read_step(problem, fold) if fold > 1 else None
+    if step is not None and step.replicas:
+        _report_steps(StepSearch(step, run), run)
+
+
+def _search_contiguous(search: StepSearch, run: Run) -> None:
+    """Search contiguous stages, from those on that others choose."""
+    for stages in _propose(search.step.problem):
+        search.start(stages)
+    _report_steps(search, run)
+
+
+def _report_steps(search: StepSearch, run: Run) -> None:
+    """Lay out and report the best candidates, not all of them where that takes long.
+
+    Time for the last one is kept.
+    """
+    ended, took = 0.0, 0.0
+    for candidate in search.improve():
+        began = run.clock.seconds()
+        if began - ended < REST * took:
+            continue
+        _report(lay_out(search.step, candidate, search.candidates.orders(candidate)), run)
+        ended = run.clock.seconds()
+        search.run.clock.shorten(max(0.0, ended - began - took))
+        took = max(took, ended - began)
+    _report_others(search.candidates, run)
 
 
 def _propose(problem: Problem) -> Iterator[list[Stage]]:
@@ -108,10 +144,12 @@ def _propose(problem: Problem) -> Iterator[list[Stage]]:
 def _report_others(candidates: Candidates, run: Run) -> None:
     """Report candidates that may be shorter: nodes share links, which the search leaves out."""
     step = candidates.step
-    for candidate in candidates.best:
+    for number, candidate in enumerate(candidates.best):
+        if number and run.stopped():
+            return
         best = run.period()
-        if best is None or candidate.makespan_ns < best * step.count:
-            _report(lay_out(step.problem, candidate, candidates.orders(candidate)), run)
+        if best is None or candidate.makespan_ns < best * (step.problem.scope.microbatches or 1):
+            _report(lay_out(step, candidate, candidates.orders(candidate)), run)
 
 
 def _refuse_unsupported(problem: Problem) -> None:
@@ -169,40 +207,48 @@ def _report_valid(plan: Plan, run: Run) -> None:
         _report(plan, run)
 
 
-def lay_out(problem: Problem, candidate: Candidate, orders: Sequence[Sequence[int]]) -> Plan:
+def lay_out(step: StepData, candidate: Candidate, orders: Sequence[Sequence[int]]) -> Plan:
     """Return the step of a candidate, with every transfer of its collectives.
 
     `orders` is what each GPU runs, replica after replica of stage after stage: the number of the
-    kind times m, and the micro-batch.
+    kind times m, and the micro-batch. In a fold these are those of the first part, and stage after
+    stage the GPUs of each part lie in a row.
     """
     stages: list[Stage] = []
     owners: list[int] = []
-    idle = len(problem.platform.gpus) - sum(stage.replicas for stage in candidate.stages)
+    fold, count = step.machine.copies, step.count
+    idle = step.machine.gpus - sum(stage.replicas for stage in candidate.stages)
     for number, (chosen, again) in enumerate(
         zip(candidate.stages, candidate.recompute, strict=True)
     ):
-        gpus = range(idle + len(owners), idle + len(owners) + chosen.replicas)
+        first, own = fold * (idle + len(owners)), chosen.replicas
+        gpus = tuple(first + part * own + n for n in range(own) for part in range(fold))
         layers = chosen.first, chosen.end - 1
         shard: Shard = "optimizer" if chosen.shard else "none"
-        stages.append(Stage(layers=layers, gpus=tuple(gpus), recompute=again.runs, shard=shard))
-        owners += [number] * chosen.replicas
-    count = problem.scope.microbatches or 1
+        stages.append(Stage(layers=layers, gpus=gpus, recompute=again.runs, shard=shard))
+        owners += [number] * own
     turns = (
         (KINDS[code // count], number, code % count)
         for number, order in zip(owners, orders, strict=True)
         for code in order
     )
-    return _flush_step(problem, stages, turns)
+    return _flush_step(step.problem, stages, turns, fold)
 
 
-def _flush_step(problem: Problem, stages: Sequence[Stage], turns: Iterable[Turn]) -> Plan:
+def _flush_step(
+    problem: Problem, stages: Sequence[Stage], turns: Iterable[Turn], fold: int = 1
+) -> Plan:
     config = SystemConfig(
         chain=problem.chain,
         platform=problem.platform,
         microbatches=problem.scope.microbatches or 1,
     )
     split = problem.scope.split_backward
-    return replace(flush_step(config, stages, turns, split=split), scope=problem.scope)
+    if fold > 1:
+        plan = folded_step(config, stages, fold, turns, split=split)
+    else:
+        plan = flush_step(config, stages, turns, split=split)
+    return replace(plan, scope=problem.scope)
 
 
 def _report_published(problem: Problem, run: Run) -> None:

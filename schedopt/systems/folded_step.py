@@ -126,7 +126,8 @@ class _Ending:
             for resource in self.plan.platform.route(source, run.gpu):
                 self.busy[resource].append((run.start_ns, run.end_ns))
         for stage in sorted(range(len(last)), key=last.__getitem__):
-            self.end_ns = max(self.end_ns, self.apply(stage, last[stage]))
+            ended = self.apply(stage, last[stage])
+            self.end_ns = max(self.end_ns, ended)
         finished = replace(
             pattern,
             period_total_ns=self.end_ns,
@@ -196,6 +197,8 @@ class _Ending:
         }
         start = self.place(used, collective.start_ns, around.length_ns)
         self.collectives.append(replace(collective, start_ns=start))
+        # What takes no time may start at the very end.
+        self.end_ns = max(self.end_ns, start + 1)
         return start + around.length_ns
 
     def place(self, resources: Iterable[Resource], ready: int, length: int) -> int:

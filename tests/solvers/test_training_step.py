@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from fractions import Fraction
 from itertools import islice
 from statistics import geometric_mean
@@ -26,13 +26,16 @@ from schedopt import (
     Rule,
     Scope,
     Stage,
+    check,
     solve,
 )
 from schedopt.account import fits
+from schedopt.folding import whole
 from schedopt.problem import training_step, widest_step
 from schedopt.proofs import Proof, ProofKind
 from schedopt.solvers.training_step import lay_out
 from schedopt.solving.late_sending import check_sent_late
+from schedopt.solving.replicas import stages
 from schedopt.solving.replicas.candidates import Candidates
 from schedopt.solving.replicas.search import StepSearch
 from schedopt.solving.replicas.stages import StepData, read_step
@@ -40,6 +43,7 @@ from schedopt.solving.replicas.step_bound import fits as holds
 from schedopt.solving.replicas.step_bound import least_makespan, least_memory
 from schedopt.solving.run import Run
 from tests.budgets import trials
+from tests.examples import layer as layer_of
 from tests.refusals import assert_refused
 from tests.solvers.asking import ask, plan_of, why
 from tests.solvers.every_training_step import every_way, least_step, training_steps
@@ -136,7 +140,7 @@ def test_a_step_is_laid_out_as_it_was_simulated(problem: Problem, unit: int) -> 
     search = StepSearch(step_data(problem), Run(problem))
     candidates = search.candidates
     for candidate in list(islice(search.improve(), 1)) and candidates.best:
-        plan, found = check_sent_late(lay_out(problem, candidate, candidates.orders(candidate)))
+        plan, found = check_sent_late(lay_out(search.step, candidate, candidates.orders(candidate)))
         # What waits to be read may have no room.
         assert not found or fits(plan, buffers=False)
         assert plan.pattern.period_total_ns == candidate.makespan_ns
@@ -163,9 +167,10 @@ def test_no_step_on_nodes_is_below_the_bound(
     problem = replace(problem, platform=platform)
     step = read_step(problem)
     assume(step is not None and holds(step))
+    assert step is not None
     bound, candidates = bound_of(problem), searched(problem)
     for candidate in candidates.best[:3]:
-        plan, found = check_sent_late(lay_out(problem, candidate, candidates.orders(candidate)))
+        plan, found = check_sent_late(lay_out(step, candidate, candidates.orders(candidate)))
         assert not found or fits(plan, buffers=False)
         assert plan.pattern.period_total_ns >= bound
 
@@ -372,3 +377,69 @@ def test_without_a_step_the_solver_says_what_it_needs() -> None:
     assert_refused(
         lambda: solve(chain, Platform(2, 9), **asked), "rule.update_every", "update", "solve.batch"
     )
+
+
+@trials(200)
+@given(
+    training_steps(gpus=2, most=3, longest=2),
+    st.sampled_from([2, 3]),
+    st.sampled_from(["pairs", "nodes"]),
+)
+def test_one_part_of_a_fold_is_searched_for_all(problem: Problem, fold: int, linked: str) -> None:
+    """Of so many times the GPUs and micro-batches; each part has a node, or pairs of links."""
+    in_nodes = linked == "nodes"
+    gpus, link = problem.platform.gpus * fold, problem.platform.link
+    platform = Platform(gpus)
+    object.__setattr__(platform, "link", link)
+    each = len(gpus) // fold
+    if in_nodes and link is not None:
+        names = [str(number) for number in range(fold)]
+        between = [NodeLink(between=(name, "switch"), **asdict(link)) for name in names]
+        nodes = [Node(name=name, gpus=each, link=link) for name in names]
+        network = Network(nodes=(*nodes, Node(name="switch", gpus=0)), links=tuple(between))
+        platform = Platform(gpus, network=network)
+    count = (problem.scope.microbatches or 1) * fold
+    scope = replace(problem.scope, replicas=None, microbatches=count)
+    problem = replace(problem, platform=platform, rule=Rule.of_flush(count), scope=scope)
+    step, whole_step = read_step(problem, fold), step_data(problem)
+    assert step is not None
+    assume(step.replicas and holds(whole_step))
+    search, bound = StepSearch(step, Run(problem)), bound_of(problem)
+    for candidate in list(islice(search.improve(), 2)):
+        plan = lay_out(step, candidate, search.candidates.orders(candidate))
+        found = check(plan)
+        # What waits to be read may have no room.
+        assert not found or fits(plan, buffers=False)
+        assert bool(found) == bool(check(whole(plan)))
+        assert plan.pattern.fold == fold
+        assert plan.pattern.period_total_ns >= bound
+        if link is not None and link.duplex == "full" and not in_nodes:
+            # What takes no time starts within the period.
+            assert plan.pattern.period_total_ns - candidate.makespan_ns in (0, 1)
+
+
+def test_a_large_job_is_laid_out_as_a_fold(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Four layers with 2 ns of F and 4 of B, on twice as many GPUs as are laid out.
+    monkeypatch.setattr(stages, "MOST_GPUS", 2)
+    sizes = {"parameter_bytes": 4, "gradient_bytes": 4, "optimizer_bytes": 8}
+    chain = Chain(layers=(layer_of(2, 4, 16, 1, saved_bytes=3, **sizes),) * 4)
+    platform = Platform(4, 60, bandwidth=4 * 10**9, duplex="full")
+    result = solve(
+        chain, platform, batch=8, scope=replace(widest_step(chain), allocation="contiguous")
+    )
+    plan = plan_of(result)
+    assert plan.pattern.fold == 2
+    assert check(whole(plan)) == ()
+    assert result.lower_bound is not None
+    assert result.lower_bound <= plan.pattern.period
+
+
+def test_a_large_job_whose_parts_hold_nothing_is_searched_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # A stage takes a GPU's memory, so that no part of one GPU holds both.
+    monkeypatch.setattr(stages, "MOST_GPUS", 1)
+    sizes = {"parameter_bytes": 4, "gradient_bytes": 4, "optimizer_bytes": 0}
+    chain = Chain(layers=(layer_of(2, 4, 8, 1, saved_bytes=1, **sizes),) * 2)
+    result = solve(chain, Platform(2, 12), batch=2, scope=widest_step(chain))
+    assert plan_of(result).pattern.fold == 1

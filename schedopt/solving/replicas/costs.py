@@ -123,6 +123,17 @@ def common_multiple(one: int, other: int) -> int:
     return one // gcd(one, other) * other
 
 
+@njit_kernel
+def links_between(machine: Machine, replicas: int, behind: int, leaves: bool) -> int:
+    """Return how many links the replicas of two stages have to each other, in turn.
+
+    Each pair has one; where that leaves a node, the GPUs of a node share it.
+    """
+    if not leaves:
+        return common_multiple(replicas, behind)
+    return int(max(1, min(replicas, behind) // machine.node))
+
+
 @njit_entry
 def describe_stages(sums: Sums, machine: Machine, stages: Array, count: int) -> Array:
     """Return what stages cost, from rows of first layer, end, replicas and shard.
@@ -143,18 +154,19 @@ def describe_stages(sums: Sums, machine: Machine, stages: Array, count: int) -> 
         workspace = 0
         for layer in range(first, end):
             workspace = max(workspace, sums.workspace[layer])
-        spare = spare_bytes(sums, first, end, replicas, shard, workspace, machine.room)
+        group = replicas * machine.copies
+        spare = spare_bytes(sums, first, end, group, shard, workspace, machine.room)
         follows = stages[number + 1, 2] if number + 1 < len(stages) else 0
         leaves = in_several_nodes(machine, place, replicas + follows)
-        spread = in_several_nodes(machine, place, replicas)
+        spread = machine.copies > 1 or in_several_nodes(machine, place, replicas)
         place += replicas
         found[0, number] = sums.forward[end] - sums.forward[first]
         found[1, number] = sums.backward[end] - sums.backward[first]
         found[2, number] = sums.far[end] if leaves else sums.trip[end]
-        far = replicas - 1 if spread else 0
-        found[3, number] = collective_ns(sums, machine, first, end, replicas, shard, far, False)
+        far = group - 1 if spread else 0
+        found[3, number] = collective_ns(sums, machine, first, end, group, shard, far, False)
         found[4, number] = spare
         found[5, number] = most_in_flight(sums, first, end, spare, count // replicas)
-        found[6, number] = 1 if leaves or not follows else common_multiple(replicas, follows)
+        found[6, number] = links_between(machine, replicas, follows, leaves) if follows else 1
         found[7, number] = machine.between[2] if leaves else machine.inside[2]
     return found

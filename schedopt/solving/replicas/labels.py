@@ -13,8 +13,8 @@ import numpy as np
 from schedopt.solving.local_search.njit import njit_entry, njit_kernel
 from schedopt.solving.replicas.costs import (
     collective_ns,
-    common_multiple,
     in_several_nodes,
+    links_between,
     most_in_flight,
     recompute_ns,
     spare_bytes,
@@ -144,22 +144,23 @@ def label_stages(
                 own, modulus = count // replicas, replicas * period
                 if work > modulus or replicas > gpus:
                     continue
-                spare = spare_bytes(sums, first, end, replicas, shard, workspace, room)
+                group = replicas * machine.copies
+                spare = spare_bytes(sums, first, end, group, shard, workspace, room)
                 if spare < sums.saved[end] - sums.saved[first]:
                     continue
-                near = collective_ns(sums, machine, first, end, replicas, shard, 0, False)
+                near = collective_ns(sums, machine, first, end, group, shard, 0, False)
                 # All chunks take the slow hops in turn, and the others wait for them.
-                far = collective_ns(sums, machine, first, end, replicas, shard, replicas - 1, False)
+                far = collective_ns(sums, machine, first, end, group, shard, group - 1, False)
                 for used in range(max(replicas, fewest), most + 1):
                     place = gpus - used
-                    sync = far if in_several_nodes(machine, place, replicas) else near
+                    spread = machine.copies > 1 or in_several_nodes(machine, place, replicas)
+                    sync = far if spread else near
                     for which in range(counts[end, used - replicas]):
                         behind = table[end, used - replicas, which]
-                        # One link leads from node to node, whichever replicas send.
                         leaves = in_several_nodes(machine, place, replicas + behind[3])
                         trip = sums.far[end] if leaves else sums.trip[end]
                         full = machine.between[2] if leaves else machine.inside[2]
-                        shared = 1 if leaves else common_multiple(replicas, behind[3])
+                        shared = links_between(machine, replicas, behind[3], leaves)
                         span = behind_link(behind[2], trip, full, shared * period)
                         if span >= NEVER:
                             continue

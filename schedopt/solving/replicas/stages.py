@@ -20,6 +20,8 @@ MOST_ENTRIES: Final = 40_000_000
 """Of the table of recompute, which takes 8 bytes for each."""
 NEVER: Final = 1 << 60
 """Longer than anything, ns."""
+MOST_GPUS: Final = 128
+"""Jobs on more are laid out as folds, of which one part is looked for."""
 
 
 class Sums(NamedTuple):
@@ -79,6 +81,9 @@ class Machine(NamedTuple):
         Latency of a link, ns, its bandwidth, bytes per second (0: transfers are free), and whether
         each direction has it for itself, 1, or both share it, 0. Inside a node there is one link
         for each pair of GPUs, between two nodes one for all of them.
+    copies : int
+        Parts of a fold that are alike. The GPUs are those of one, in nodes of its own; the replicas
+        of a stage in all parts share its weights.
     """
 
     gpus: int
@@ -86,6 +91,7 @@ class Machine(NamedTuple):
     room: int
     inside: tuple[int, int, int]
     between: tuple[int, int, int]
+    copies: int = 1
 
 
 class Option(NamedTuple):
@@ -108,9 +114,9 @@ class StepData:
     sums : Sums
     again : Recompute
     count : int
-        Micro-batches of the step.
+        Micro-batches of the step, or of one part of a fold.
     replicas : tuple of int
-        Numbers of replicas that a stage may have, ascending.
+        Numbers of replicas that a stage may have, ascending; in one part of a fold.
     options : tuple of Option
     """
 
@@ -123,21 +129,51 @@ class StepData:
     options: tuple[Option, ...]
 
 
-def read_step(problem: Problem) -> StepData | None:
-    """Return what a training step needs to know; None where some GPUs or links differ."""
+def find_fold(problem: Problem) -> int:
+    """Return the least fold whose parts have few enough GPUs to be laid out soon; 1 if none has.
+
+    A part has nodes of its own, so that no other one sends over their links.
+    """
+    machine, most = read_machine(problem), problem.scope.replicas
+    if machine is None:
+        return 1
+    unit = 1 if machine.node == machine.gpus else machine.node
+    for fold in problem.replica_counts:
+        gpus, rest = divmod(machine.gpus, fold)
+        if not rest and gpus <= MOST_GPUS and gpus % unit == 0:
+            return fold if most is None or fold * unit <= most else 1
+    return 1
+
+
+def read_step(problem: Problem, fold: int = 1) -> StepData | None:
+    """Return what a training step, or a part of a fold, needs to know.
+
+    None where some GPUs or links differ. In a fold stages have whole nodes, and share nothing but
+    their optimizer states.
+    """
     machine, count = read_machine(problem), problem.scope.microbatches
     if machine is None:
         return None
     assert count is not None
+    replicas = problem.replica_counts
+    if fold > 1:
+        unit = fold if machine.node == machine.gpus else fold * machine.node
+        replicas = tuple(n // fold for n in replicas if n % unit == 0)
+        machine = machine._replace(gpus=machine.gpus // fold, copies=fold)
+        machine = machine._replace(node=min(machine.node, machine.gpus))
+        count //= fold
     return StepData(
         problem=problem,
         machine=machine,
         sums=read_sums(problem, machine),
         again=read_recompute(problem, count),
         count=count,
-        replicas=problem.replica_counts,
+        replicas=replicas,
         options=tuple(
-            Option(n, shard) for n in problem.replica_counts for shard in _shards(problem, n)
+            Option(n, shard)
+            for n in replicas
+            for shard in _shards(problem, n * fold)
+            if fold == 1 or shard <= 1
         ),
     )
 
