@@ -90,23 +90,28 @@ class StepSearch:
         In a fold g the job is g times the same with P / g GPUs, or at least all replicas are
         multiples of g: micro-batches of different residue modulo g never meet.
         """
-        gpus, best = self.step.machine.gpus, NEVER
-        for fold in (n for n in self.step.replicas if gpus % n == 0):
-            alike = [pair for pair in self.step.options if pair.replicas == fold]
-            multiples = [pair for pair in self.step.options if pair.replicas % fold == 0]
-            passes: list[tuple[list[Option], Sequence[float]]] = [(alike, (STEADY, *WEIGHTS))]
-            if len(multiples) > len(alike):
-                passes.append((multiples, (STEADY, *WEIGHTS) if fold == 1 else (STEADY,)))
-            for options, weights in passes:
-                self._search_fold(np.array(options, dtype=np.int64), fold, weights)
-                if self.candidates.best and self.candidates.best[0].makespan_ns < best:
-                    best = self.candidates.best[0].makespan_ns
-                    yield self.candidates.best[0]
-                if self.candidates.is_over():
-                    return
+        best = NEVER
+        for options, fold, weights in self._passes():
+            self._search_fold(np.array(options, dtype=np.int64), fold, weights)
+            if self.candidates.best and self.candidates.best[0].makespan_ns < best:
+                best = self.candidates.best[0].makespan_ns
+                yield self.candidates.best[0]
+            if self.candidates.is_over():
+                return
         yield from Descent(self.candidates).improve()
         if len(self.step.replicas) > 1 and self.candidates.best:
             yield from self._improve_uniform()
+
+    def _passes(self) -> Iterator[tuple[list[Option], int, Sequence[float]]]:
+        """Yield options of stages, their fold and the weights to try: first what takes least."""
+        folds = [n for n in self.step.replicas if self.step.machine.gpus % n == 0]
+        for fold in folds:
+            alike = [option for option in self.step.options if option.replicas == fold]
+            yield alike, fold, (STEADY, *WEIGHTS)
+        for fold in folds:
+            multiples = [option for option in self.step.options if option.replicas % fold == 0]
+            if any(option.replicas > fold for option in multiples):
+                yield multiples, fold, (STEADY, *WEIGHTS) if fold == 1 else (STEADY,)
 
     def _improve_uniform(self) -> Iterator[Candidate]:
         """Look among stages that all have the same replicas, one number after the other.
