@@ -282,9 +282,9 @@ WHERE = "step, chain c, gpus 4, level tight: "
          [f"{WHERE}the bound with stages contiguous lies above our step",
           f"{WHERE}the bound with stages anywhere lies above our step"]),
         ({"contiguous_bound_ns": 97}, []),
-        ({"contiguous_bound_ns": 80, "contiguous_seconds": 21.0},
+        ({"contiguous_bound_ns": 80, "contiguous_cpu_seconds": 21.0},
          ["gap 25.0 % in the mean, goal 4.0 %", "gap 25.0 % at most, goal 20.0 %",
-          "median 21.0 s, goal 1 s", "longest 21.0 s, goal 20 s"]),
+          "median 21.0 CPU s, goal 1 s", "longest 21.0 CPU s, goal 20 s"]),
         ({"contiguous_ns": None},
          [*(f"{WHERE}{name} fits, and we have no contiguous step" for name in (
              "best pipeline", "data parallelism", "grid", "best grid", "Piper", "PipeDream",
