@@ -22,9 +22,8 @@ SELECTIVE: Final[Mode] = "sequence+selective"
 
 def predict_all(tables: Tables) -> Iterator[Prediction]:
     """Yield the predictions of the package."""
-    if not tables.has("korthikanti/rows"):
-        return
-    lines = tables.lines("korthikanti/rows", COLUMNS)
+    names = tables.named("korthikanti", COLUMNS)
+    lines = [line for name in names for line in tables.lines(name, COLUMNS)]
     timed = [line for line in lines if line["step_ns"]]
     yield from _by_efficiency(timed)
     yield from _by_recompute(timed)

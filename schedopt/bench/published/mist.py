@@ -102,7 +102,7 @@ def _step_ns(mist: Mist, plan: MistPlan, share: float) -> float:
     step = one_f_one_b_ns(*passes, plan.line["microbatches"])
     reduced = max(mist.all_reduce_ns(plan, stage) for stage in plan.stages)
     weights = max(stage.weights_mib for stage in plan.stages)
-    update = mist.update_ns[plan.line["set"]] * weights
+    update = mist.update_ns.get(plan.line["set"], 0.0) * weights
     return step + reduced + mist.embedding_ns(plan) + update
 
 

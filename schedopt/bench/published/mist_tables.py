@@ -170,7 +170,16 @@ class Mist:
         for replicas in {*stage.replicas} - {1}:
             pairs = zip(stage.ops, stage.replicas, strict=True)
             count = sum(op["weights_mib"] for op, copies in pairs if copies == replicas)
-            sizes, times = table[plan.line["set"], "all_reduce", replicas]
+            alike = (plan.line["set"], "all_reduce")
+            measured: list[Any] = [key[2] for key in table if key[:2] == alike]
+            if not measured:
+                raise InputError(
+                    f"{plan.name} has replicas, and no all_reduce on {plan.line['set']}",
+                    field="mist/collectives",
+                    way_out="Add it to the table, or take the plan out",
+                )
+            nearest = min(measured, key=lambda gpus: abs(gpus - replicas))
+            sizes, times = table[plan.line["set"], "all_reduce", nearest]
             found += _read_off(sizes, times, MIB * count)
         return found
 
@@ -235,6 +244,12 @@ class Mist:
         return found
 
     def _sent(self, name: str, link: str, count: float) -> float:
+        if (name, link) not in self._links:
+            raise InputError(
+                f"has no {link} link of {name}",
+                field="mist/p2p",
+                way_out="Add it to the table, or take the plans that use it out",
+            )
         sizes, times = self._links[name, link]
         return _read_off(sizes, times, count)
 

@@ -19,17 +19,16 @@ SAME: Final = ("model", "layers", "tp", "cp", "ep", "pp", "dp", "sequence", "mbs
 
 def predict_all(tables: Tables) -> Iterator[Prediction]:
     """Yield the predictions of the package."""
-    if not tables.has("simumax/b200"):
-        return
-    groups: dict[tuple[object, ...], list[Line]] = {}
-    for line in tables.lines("simumax/b200", COLUMNS):
-        groups.setdefault(tuple(line[name] for name in SAME), []).append(line)
-    models = read_models(tables.notes("simumax/b200"))
-    for lines in groups.values():
-        # Memory is that of the run with the fewest micro-batches.
-        yield from _of_stages(min(lines, key=lambda line: float(line["microbatches"])), models)
-        if len({line["microbatches"] for line in lines}) > 2:
-            yield _longest(sorted(lines, key=lambda line: float(line["microbatches"])))
+    for name in tables.named("simumax", COLUMNS):
+        groups: dict[tuple[object, ...], list[Line]] = {}
+        for line in tables.lines(name, COLUMNS):
+            groups.setdefault(tuple(line[column] for column in SAME), []).append(line)
+        models = read_models(tables.notes(name))
+        for lines in groups.values():
+            # Memory is that of the run with the fewest micro-batches.
+            yield from _of_stages(min(lines, key=lambda line: float(line["microbatches"])), models)
+            if len({line["microbatches"] for line in lines}) > 2:
+                yield _longest(sorted(lines, key=lambda line: float(line["microbatches"])))
 
 
 def _of_stages(line: Line, models: Mapping[str, Model]) -> Iterator[Prediction]:

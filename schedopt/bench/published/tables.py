@@ -73,6 +73,14 @@ class Tables:
                 )
         return lines
 
+    def named(self, package: str, columns: str) -> list[str]:
+        """Return the tables of a package that have some columns, whatever they are called."""
+        wanted = set(columns.split())
+        names = [f"{package}/{path.stem}" for path in sorted(self.folder.glob(f"{package}/*.json"))]
+        return [
+            name for name in names if (lines := self._load(name)[0]) and wanted <= lines[0].keys()
+        ]
+
     def notes(self, name: str) -> Sequence[str]:
         """Return the notes of a table."""
         return self._load(name)[1]

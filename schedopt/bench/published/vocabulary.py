@@ -31,6 +31,7 @@ UPDATE: Final = 34
 STATES: Final = 16
 """Bytes for a weight in half precision: itself, gradient, moments and copy."""
 HALF: Final = 2
+PLAIN: Final = "1f1b"
 EVEN: Final = "base"
 MOVED: Final = "redis"
 
@@ -47,7 +48,8 @@ def predict_all(tables: Tables) -> Iterator[Prediction]:
     if tables.has(PAPER):
         papers = [line for line in tables.lines(PAPER, PAPER_COLUMNS) if not line["out_of_memory"]]
         yield from _from_shapes(papers)
-        yield from _memory(papers, "e", "peak_bytes", gradients=False)
+        plain = [line for line in papers if line["schedule"] == PLAIN]
+        yield from _memory(plain, "e", "peak_bytes", gradients=False)
 
 
 def _shape(line: Line) -> Shape:
@@ -171,7 +173,7 @@ def _gpus(line: Line) -> int:
 def _from_shapes(lines: Sequence[Line]) -> Iterator[Prediction]:
     """Yield steps from the work of each stage and the efficiency of the smallest vocabulary."""
     plain = [
-        line for line in lines if line["method"] in (EVEN, MOVED) and line["schedule"] == "1f1b"
+        line for line in lines if line["method"] in (EVEN, MOVED) and line["schedule"] == PLAIN
     ]
     for line in plain:
         same = [other for other in plain if other["method"] == EVEN]

@@ -11,6 +11,8 @@ from schedopt.bench.published.tables import Line, Tables
 from schedopt.bench.published.transformer import Shape
 
 COLUMNS: Final = "parameters_billion mbs hidden heads layers sequence tp dp pp microbatches step_ns"
+SAME: Final = ("parameters_billion", "tp", "mbs")
+"""Of rows on which a layer takes as long."""
 VOCABULARY: Final = 51200
 CARD: Final = 12.5e9
 """Bytes per second: InfiniBand HDR, 800 Gb/s of a node, for each of its 8 GPUs."""
@@ -29,12 +31,10 @@ SHARDED: Final = 8
 
 def predict_all(tables: Tables) -> Iterator[Prediction]:
     """Yield the predictions of the package."""
-    if not tables.has("vtrain/runs"):
-        return
     groups: dict[tuple[object, ...], list[Line]] = {}
-    for line in tables.lines("vtrain/runs", COLUMNS):
-        key = tuple(line[name] for name in ("parameters_billion", "tp", "mbs"))
-        groups.setdefault(key, []).append(line)
+    for table in tables.named("vtrain", COLUMNS):
+        for line in tables.lines(table, COLUMNS):
+            groups.setdefault(tuple(line[name] for name in SAME), []).append(line)
     for lines in groups.values():
         fitted = min(lines, key=lambda line: (line["pp"], -line["dp"]))
         for line in lines:

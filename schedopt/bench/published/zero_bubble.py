@@ -12,7 +12,6 @@ from schedopt.bench.published.tables import Line, Tables
 from schedopt.bench.published.zero_bubble_orders import (
     Passes,
     RoomyOrders,
-    delayed_order,
     longest_span_ns,
 )
 
@@ -103,15 +102,11 @@ class _Profile:
 
     def _fixed_ns(self, passes: Passes, times: int) -> float:
         """Return the span of ZB-H1, or of ZB-H2 with twice as many micro-batches."""
-        orders = [
-            delayed_order(
-                times * (self.stages - stage) - times + 1, times * stage, self.microbatches
-            )
+        pairs = [
+            (times * (self.stages - stage) - times + 1, times * stage)
             for stage in range(self.stages)
         ]
-        span = longest_span_ns(orders, passes)
-        assert span is not None
-        return span
+        return longest_span_ns(pairs, self.microbatches, passes)
 
     def _interleaved_ns(self, passes: Passes, exchanges: int) -> float:
         """Return the span of interleaved 1F1B, in closed form, as the authors have it."""

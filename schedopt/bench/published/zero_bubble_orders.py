@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import Literal, TypeAlias
+from functools import cache, lru_cache
+from typing import Final, Literal, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
+
+from schedopt.solving.local_search.njit import njit_entry
+
+Array: TypeAlias = npt.NDArray[np.int64]
+Floats: TypeAlias = npt.NDArray[np.float64]
 Half = Literal["F", "I", "W"]
-Order: TypeAlias = Sequence[tuple[Half, int]]
-"""What a stage runs: kinds and micro-batches."""
+HALVES: Final[tuple[Half, ...]] = ("F", "I", "W")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,9 +37,6 @@ class Passes:
         """What a micro-batch takes on a stage."""
         return self.forward + self.input_half + self.weight_half
 
-    def __getitem__(self, half: Half) -> float:
-        return {"F": self.forward, "I": self.input_half, "W": self.weight_half}[half]
-
 
 def delayed_order(ahead: int, behind: int, microbatches: int) -> list[tuple[Half, int]]:
     """Return an order: some forwards ahead, then an input half and a forward in turn.
@@ -52,36 +55,80 @@ def delayed_order(ahead: int, behind: int, microbatches: int) -> list[tuple[Half
     return order
 
 
-def longest_span_ns(orders: Sequence[Order], passes: Passes) -> float | None:
-    """Return the longest time of a stage from its first pass to its last; None if they block.
+def longest_span_ns(pairs: Sequence[tuple[int, int]], microbatches: int, passes: Passes) -> float:
+    """Return the longest time of a stage from its first pass to its last, ns.
 
     No stage waits for another to update its weights, so that steps follow each other so.
+
+    Parameters
+    ----------
+    pairs : sequence of (int, int)
+        For each stage how many forwards go ahead, and how much later weight halves come: see
+        `delayed_order`.
+    microbatches : int
+    passes : Passes
+
+    Returns
+    -------
+    float
+        Infinite if stages wait for each other for ever.
     """
-    stages = len(orders)
-    arrived: dict[tuple[Half, int, int], float] = {}
-    place, now, begun = [0] * stages, [0.0] * stages, [0.0] * stages
+    orders = np.stack([_codes(ahead, behind, microbatches) for ahead, behind in pairs])
+    times = np.array(
+        [passes.forward, passes.input_half, passes.weight_half, passes.message], dtype=np.float64
+    )
+    return float(run_orders(orders, microbatches, times))
+
+
+@lru_cache(maxsize=1 << 12)
+def _codes(ahead: int, behind: int, microbatches: int) -> Array:
+    """Return an order as numbers: that of the kind times m, and the micro-batch."""
+    order = delayed_order(ahead, behind, microbatches)
+    codes = [HALVES.index(half) * microbatches + i for half, i in order]
+    return np.array(codes, dtype=np.int64)
+
+
+@njit_entry
+def run_orders(orders: Array, microbatches: int, times: Floats) -> float:
+    """Run fixed orders as soon as possible; return the longest span of a stage.
+
+    Parameters
+    ----------
+    orders : (stages, 3 m) array
+        What each stage runs, by the number of the kind times m, and the micro-batch.
+    microbatches : int
+    times : (4,) array
+        Of F, I, W and a message.
+    """
+    stages, count = orders.shape
+    arrived = np.full((2, stages, microbatches), -1.0)
+    arrived[0, 0, :] = 0.0
+    arrived[1, stages - 1, :] = 0.0
+    place = np.zeros(stages, dtype=np.int64)
+    now, begun = np.zeros(stages), np.zeros(stages)
     moving = True
     while moving:
         moving = False
-        for stage, order in enumerate(orders):
-            while place[stage] < len(order):
-                half, i = order[place[stage]]
-                ends = stage == (0 if half == "F" else stages - 1)
-                ready = 0.0 if half == "W" or ends else arrived.get((half, stage, i))
-                if ready is None:
-                    break
-                start = max(now[stage], ready)
-                if not place[stage]:
+        for stage in range(stages):
+            while place[stage] < count:
+                kind, i = divmod(orders[stage, place[stage]], microbatches)
+                start = now[stage]
+                if kind < 2:
+                    ready = arrived[kind, stage, i]
+                    if ready < 0:
+                        break
+                    start = max(start, ready)
+                if place[stage] == 0:
                     begun[stage] = start
-                now[stage] = start + passes[half]
-                if half != "W":
-                    target = stage + 1 if half == "F" else stage - 1
-                    arrived[half, target, i] = now[stage] + passes.message
+                now[stage] = start + times[kind]
+                target = stage + 1 if kind == 0 else stage - 1
+                if kind < 2 and 0 <= target < stages:
+                    arrived[kind, target, i] = now[stage] + times[3]
                 place[stage] += 1
                 moving = True
-    if any(done < len(order) for done, order in zip(place, orders, strict=True)):
-        return None
-    return max(end - start for end, start in zip(now, begun, strict=True))
+    if place.min() < count:
+        return np.inf
+    return float((now - begun).max())
 
 
 class RoomyOrders:
@@ -113,11 +160,21 @@ class RoomyOrders:
     def shortest_ns(self) -> float:
         """Return the longest span of a stage, as short as changes of one stage or some make it.
 
-        From two starts: weight halves as late as they fit, and as late as in ZB-H2.
+        From the best of some starts: as many forwards ahead as in ZB-H1 or ZB-H2, and weight halves
+        as late as there, or as late as they fit.
         """
-        latest = [self._filled(2 * (self.stages - stage) - 1) for stage in range(self.stages)]
-        sooner = [(ahead, min(behind, 2 * stage)) for stage, (ahead, behind) in enumerate(latest)]
-        return min(self._descend(latest), self._descend(sooner))
+        starts = []
+        for times in (1, 2):
+            ahead = [times * (self.stages - stage) - times + 1 for stage in range(self.stages)]
+            latest = [self._filled(count) for count in ahead]
+            starts.append(latest)
+            starts.append(
+                [
+                    (count, min(behind, times * stage))
+                    for stage, (count, behind) in enumerate(latest)
+                ]
+            )
+        return self._descend(min(starts, key=self._span))
 
     def _descend(self, pairs: list[tuple[int, int]]) -> float:
         """Return the span where no change shortens it."""
@@ -172,6 +229,4 @@ class RoomyOrders:
                 yield {other: self._filled(pairs[other][0] + more) for other in front}
 
     def _span(self, pairs: Sequence[tuple[int, int]]) -> float:
-        orders = [delayed_order(ahead, behind, self.microbatches) for ahead, behind in pairs]
-        span = longest_span_ns(orders, self.passes)
-        return float("inf") if span is None else span
+        return longest_span_ns(pairs, self.microbatches, self.passes)

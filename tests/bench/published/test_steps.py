@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -60,22 +58,27 @@ def test_a_stage_holds_what_follows_it_and_itself() -> None:
 def test_orders_of_zero_bubble_schedules(stages: int, microbatches: int) -> None:
     """Qi et al. 2024, table 2: ZB-H1 idles (p - 1) (F + I - W), ZB-H2 (p - 1) (F + I - 2 W)."""
     passes = Passes(forward=9, input_half=8, weight_half=5, message=0)
-    first = [delayed_order(stages - s, s, microbatches) for s in range(stages)]
-    for order in first:
+    first = [(stages - s, s) for s in range(stages)]
+    for ahead, behind in first:
+        order = delayed_order(ahead, behind, microbatches)
         assert sorted(order) == sorted((half, i) for half in "FIW" for i in range(microbatches))
-    idle = (longest_span_ns(first, passes) or 0) - microbatches * passes.work
+    idle = longest_span_ns(first, microbatches, passes) - microbatches * passes.work
     assert idle == (stages - 1) * (9 + 8 - 5)
     if microbatches > 2 * stages:
-        second = [delayed_order(2 * (stages - s) - 1, 2 * s, microbatches) for s in range(stages)]
-        idle = (longest_span_ns(second, passes) or 0) - microbatches * passes.work
+        second = [(2 * (stages - s) - 1, 2 * s) for s in range(stages)]
+        idle = longest_span_ns(second, microbatches, passes) - microbatches * passes.work
         assert idle == (stages - 1) * (9 + 8 - 2 * 5)
+
+
+def test_messages_are_waited_for() -> None:
+    # F, message, F, I, message, I, W of the one micro-batch, seen from the first of two stages.
+    passes = Passes(forward=9, input_half=8, weight_half=5, message=2)
+    assert longest_span_ns([(2, 0), (1, 0)], 1, passes) == 9 + 2 + 9 + 8 + 2 + 8 + 5
 
 
 def test_orders_that_wait_for_each_other() -> None:
     passes = Passes(forward=1, input_half=1, weight_half=1, message=0)
-    front: Any = [("F", 0), ("I", 0), ("W", 0), ("F", 1), ("I", 1), ("W", 1)]
-    back: Any = [("F", 0), ("F", 1), ("I", 0), ("I", 1), ("W", 0), ("W", 1)]
-    assert longest_span_ns([front, back], passes) is None
+    assert longest_span_ns([(1, 0), (2, 0)], 2, passes) == float("inf")
 
 
 def test_more_room_never_lengthens() -> None:
