@@ -14,21 +14,27 @@ be shorter.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from fractions import Fraction
 from typing import Final
 
 from schedopt.errors import InputError
 from schedopt.problem import Problem, Scope
 from schedopt.proofs import Proof, ProofKind
 from schedopt.result import Infeasibility
+from schedopt.rule import Rule
 from schedopt.solvers.one_f_one_b_star import proven_scope, report_best
 from schedopt.solving.local_search.compilation import compiling
 from schedopt.solving.replicas.stages import read_machine
 from schedopt.solving.replicated_dp import ReplicatedDP
 from schedopt.solving.requirements import refuse_stages, refuse_unsupported
 from schedopt.solving.run import Run
+from schedopt.stage import Stage
 from schedopt.validation import LARGEST
 
+STRETCHES: Final = (Fraction(1), Fraction(11, 10), Fraction(5, 4), Fraction(3, 2), Fraction(2))
+"""Steady periods whose stages are tried for a step, over the least."""
 PROOF: Final = Proof(ProofKind.REPLICATED_DP)
 
 
@@ -67,6 +73,32 @@ def solve(problem: Problem, run: Run) -> None:
 
         run.report_bound(search.least_period(), scope, PROOF)
         report_best(*search.descend(stages, high, run, refute), run)
+
+
+def propose(problem: Problem, run: Run) -> Iterator[tuple[list[Stage], list[int]]]:
+    """Yield stages for a training step: those of the least period, and of some longer ones.
+
+    With each the most micro-batches in flight on a replica of every stage. Replicas divide the
+    micro-batches of the step. None where some GPUs or links differ.
+    """
+    machine = read_machine(problem) if problem.platform.uniform else None
+    if machine is None:
+        return
+    scope = replace(problem.scope, microbatches=None, period_ns=None, max_k=1)
+    if scope.shard != "none":
+        scope = replace(scope, shard="optimizer")
+    steady = replace(problem, rule=Rule(), scope=scope)
+    search = ReplicatedDP(steady, machine, problem.replica_counts)
+    longest = search.longest_period()
+    with compiling(run.clock):
+        stages = search.stages_at(longest, run)
+    if stages is None:
+        return
+    _, period = search.descend(stages, longest, run, lambda _: None)
+    for stretch in STRETCHES:
+        stages = search.stages_at(int(period * stretch), run)
+        if stages is not None:
+            yield list(stages.stages), stages.counts(int(period * stretch))
 
 
 def _proven_scope(problem: Problem) -> Scope:

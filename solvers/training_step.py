@@ -111,8 +111,8 @@ def _search_parts(problem: Problem, fold: int, run: Run) -> None:
 
 def _search_contiguous(search: StepSearch, run: Run) -> None:
     """Search contiguous stages, from those on that others choose."""
-    for stages in _propose(search.step.problem):
-        search.start(stages)
+    for stages, depth in _propose(search.step.problem, search.run):
+        search.start(stages, depth)
     _report_steps(search, run)
 
 
@@ -133,12 +133,19 @@ def _report_steps(search: StepSearch, run: Run) -> None:
     _report_others(search.candidates, run)
 
 
-def _propose(problem: Problem) -> Iterator[list[Stage]]:
-    """Yield the stages that others choose."""
+def _propose(problem: Problem, run: Run) -> Iterator[tuple[list[Stage], list[int] | None]]:
+    """Yield the stages that others choose, and those of steady states, as deep as they fill them.
+
+    Without a depth they are filled as 1F1B does.
+    """
+    from schedopt.solvers.replicated import propose as propose_steady
+
     for planner in PLANNERS:
         with suppress(NoPartition):
-            yield load_partitioner(planner)(problem)
-    yield from propose_grids(problem)
+            yield load_partitioner(planner)(problem), None
+    for stages in propose_grids(problem):
+        yield stages, None
+    yield from propose_steady(problem, run)
 
 
 def _report_others(candidates: Candidates, run: Run) -> None:

@@ -58,10 +58,14 @@ class ReplicatedDP:
     problem : Problem
     machine : Machine
         Its GPUs and links.
+    replicas : sequence of int, optional
+        Numbers of replicas to look at, ascending. Default: all that the scope allows.
     """
 
-    def __init__(self, problem: Problem, machine: Machine) -> None:
-        self.problem, self.machine = problem, machine
+    def __init__(
+        self, problem: Problem, machine: Machine, replicas: Sequence[int] | None = None
+    ) -> None:
+        self.problem, self.machine, self.replicas = problem, machine, replicas
         self.sums = read_sums(problem, machine)
         self.again = read_recompute(problem, machine.gpus)
         self.most = min(machine.gpus, problem.scope.replicas or machine.gpus)
@@ -128,6 +132,8 @@ class ReplicatedDP:
 
         The first are 2^n and 3 times 2^n, the second divide a number of turns that is not too many.
         """
+        if self.replicas is not None:
+            return [self.replicas]
         every = range(1, self.most + 1)
         few = [n for n in every if n // (n & -n) in (1, 3)]
         more = [n for n in every if MANY_TURNS % n == 0]

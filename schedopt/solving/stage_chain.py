@@ -285,10 +285,13 @@ class StageChain:
 
     def needs(self, period: int) -> list[int]:
         """Return the memory of each stage under 1F1B*, bytes."""
-        of_stages = zip(self.costs, self.items[::2], self.spans(period)[::2], strict=True)
-        return [
-            cost.memory_bytes(self.in_flight(item, span, period)) for cost, item, span in of_stages
-        ]
+        counts = zip(self.costs, self.counts(period), strict=True)
+        return [cost.memory_bytes(count) for cost, count in counts]
+
+    def counts(self, period: int) -> list[int]:
+        """Return the number of concurrent activations of each stage under 1F1B*."""
+        of_stages = zip(self.items[::2], self.spans(period)[::2], strict=True)
+        return [self.in_flight(item, span, period) for item, span in of_stages]
 
     def excesses(self, period: int) -> list[int]:
         """Return how much more memory each stage needs than its GPU has, bytes."""

@@ -11,7 +11,11 @@ from hypothesis import assume, given
 
 from schedopt import Chain, Gpu, Platform, Problem, Result, Rule, Scope, check, solve
 from schedopt.account import memory
+from schedopt.solvers.replicated import propose
 from schedopt.solving import solve_problem
+from schedopt.solving.replicas.search import StepSearch
+from schedopt.solving.replicas.stages import read_step
+from schedopt.solving.run import Run
 from tests.budgets import trials
 from tests.layers import layer
 from tests.refusals import assert_refused
@@ -21,6 +25,7 @@ from tests.solvers.every_replicated_plan import (
     least_replicated_period,
     replicated_problems,
 )
+from tests.solvers.every_training_step import training_steps
 
 
 def replicate(problem: Problem) -> Result:
@@ -161,3 +166,20 @@ def test_levels_that_send_for_each_micro_batch_need_updates() -> None:
     assert_refused(
         lambda: replace(plan, stages=stages), "stages[0].shard", "the rule says nothing of updates"
     )
+
+
+@trials(50)
+@given(training_steps())
+def test_a_step_starts_from_the_stages_of_steady_states(problem: Problem) -> None:
+    proposed = [*propose(problem, Run(problem))]
+    if not proposed:
+        assert why(solve_problem(problem)).least_memory_bytes
+        return
+    (stages, depth), *_ = proposed
+    step = read_step(problem)
+    assert step is not None
+    search = StepSearch(step, Run(problem))
+    search.start(stages, depth)
+    assert all((problem.scope.microbatches or 1) % len(stage.gpus) == 0 for stage in stages)
+    # They fit as deep as the steady state fills them.
+    assert search.candidates.best

@@ -64,12 +64,16 @@ class StepSearch:
         self.step, self.run = step, run
         self.candidates = Candidates(step, run, late=late)
         self._seen: set[tuple[StageChoice, ...]] = set()
-        self._starts: list[Sequence[Stage]] = []
+        self._starts: list[tuple[Sequence[Stage], Sequence[int] | None]] = []
 
-    def start(self, stages: Sequence[Stage]) -> None:
-        """Try stages that somebody else chose, filled as 1F1B does, with and without shards."""
-        self._starts.append(stages)
-        depth = filled_by_1f1b([len(stage.gpus) for stage in stages])
+    def start(self, stages: Sequence[Stage], depth: Sequence[int] | None = None) -> None:
+        """Try stages that somebody else chose, with and without shards.
+
+        They are filled to a depth and deeper; by default as 1F1B does.
+        """
+        self._starts.append((stages, depth))
+        if depth is None:
+            depth = filled_by_1f1b([len(stage.gpus) for stage in stages])
         for level in sorted({option.shard for option in self.step.options}):
             choice = tuple(self._choose(stage, level) for stage in stages)
             if choice not in self._seen:
@@ -123,9 +127,9 @@ class StepSearch:
             options = tuple(option for option in self.step.options if option.replicas == count)
             uniform = replace(self.step, replicas=(count,), options=options)
             search = StepSearch(uniform, self.run, late=False)
-            for stages in self._starts:
+            for stages, depth in self._starts:
                 if {len(stage.gpus) for stage in stages} == {count}:
-                    search.start(stages)
+                    search.start(stages, depth)
             for candidate in search.improve():
                 self.candidates.keep(candidate)
             if self.candidates.best[0] != best:
