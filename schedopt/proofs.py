@@ -242,6 +242,8 @@ class Suggestion(_Worded):
     LONGER_PATTERN = "longer_pattern", "longer patterns (Scope.max_k)"
     SPLIT_BACKWARD = "split_backward", "split backwards (Scope.split_backward)"
     RECOMPUTE = "recompute", "recompute (Scope.recompute)"
+    REPLICAS = "replicas", "replicas (Scope.replicas)"
+    TRAINING_STEP = "training_step", "a training step (solve.batch)"
     PEAK_MEMORY = "peak_memory", "memory read as its peak (Scope.memory)"
     ANY_ALLOCATION = "any_allocation", "any allocation (Scope.allocation)"
     OTHER_STAGES = "other_stages", "another allocation (without stages)"

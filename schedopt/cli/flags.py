@@ -36,6 +36,8 @@ SUGGESTIONS: Final = {
     Suggestion.LONGER_PATTERN: "--max-k 4",
     Suggestion.SPLIT_BACKWARD: "--split-backward",
     Suggestion.RECOMPUTE: "--recompute",
+    Suggestion.REPLICAS: "--replicas",
+    Suggestion.TRAINING_STEP: "--batch",
     Suggestion.PEAK_MEMORY: "--memory peak",
     Suggestion.ANY_ALLOCATION: "--allocation general",
     Suggestion.OTHER_STAGES: "another allocation (leave --fix out)",

@@ -40,10 +40,15 @@ class Clock:
         self._turn_ends: float | None = None
         self._stop = threading.Event()
 
-    def fork(self, share: float) -> Clock:
-        """Return a clock for a part of the work, with a share of the time that is left."""
+    def fork(self, share: float, longest: float | None = None) -> Clock:
+        """Return a clock for a part of the work, with a share of the time that is left.
+
+        Of that at most so many seconds, if `longest` says so.
+        """
         remaining = self.remaining()
-        return Clock(None if remaining is None else max(0.0, share * remaining), parent=self)
+        part = None if remaining is None else max(0.0, share * remaining)
+        limits = [limit for limit in (part, longest) if limit is not None]
+        return Clock(min(limits, default=None), parent=self)
 
     def begin_turn(self, share: float = 1.0) -> None:
         """Give the solver that begins now a share of all the time that is left."""

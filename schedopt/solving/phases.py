@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from schedopt.errors import InputError
 from schedopt.plan import Plan
-from schedopt.problem import Allocation, Problem, Scope
+from schedopt.problem import Allocation, Problem, Scope, training_step, widest_step
 from schedopt.proofs import Suggestion
 from schedopt.solving.registry import load_solver
 from schedopt.solving.requirements import is_short
@@ -97,9 +97,16 @@ class Phase:
     @property
     def weight(self) -> float:
         """Its part of the time that is left; 0: it takes what it needs."""
-        if self.tried is not None:
-            return WEIGHT_OF_WHAT_IF
-        return max(WEIGHTS.get(solver, 0.0) for solver in self.solvers)
+        weight = max(WEIGHTS.get(solver, 0.0) for solver in self.solvers)
+        return weight if self.tried is None else min(weight, WEIGHT_OF_WHAT_IF)
+
+    @property
+    def amount(self) -> str:
+        """How much of the freedom that is tried was allowed, where it is a number, in words."""
+        scope, chain = self.problem.scope, self.problem.chain
+        if self.tried is Suggestion.TRAINING_STEP:
+            return f"{(scope.microbatches or 1) * chain.samples} samples"
+        return f"up to {scope.replicas}" if self.tried is Suggestion.REPLICAS else ""
 
     def in_turn(self, share: float) -> Iterator[tuple[str, float]]:
         """Yield its solvers, where they do not run side by side, with the share that each has.
@@ -190,8 +197,14 @@ def plan_phases(problem: Problem) -> Iterator[Phase]:
 def what_if_phases(problem: Problem) -> Iterator[Phase]:
     """Yield a phase for each freedom that is not allowed, and could be."""
     scope = problem.scope
-    steady = scope.microbatches is None and scope.replicas == 1
-    if scope.allocation != "general" or not steady or scope.period_ns:
+    if scope.allocation != "general" or scope.period_ns or not problem.rule.is_given:
+        return
+    if scope.microbatches is not None:
+        if _may_have_replicas(problem) and problem.chain.knows_gradients:
+            wide = _with_update(problem)
+            yield Phase((TRAINING_SOLVER,), "update", wide, Suggestion.TRAINING_STEP)
+        return
+    if scope.replicas != 1:
         return
     if not scope.recompute:
         wide = replace(problem, scope=replace(scope, recompute=True, max_k=1))
@@ -199,6 +212,25 @@ def what_if_phases(problem: Problem) -> Iterator[Phase]:
     if problem.chain.has_halves and not scope.split_backward:
         wide = replace(problem, scope=replace(scope, split_backward=True, max_k=1))
         yield Phase(("general",), "split backward", wide, Suggestion.SPLIT_BACKWARD)
+    if _may_have_replicas(problem):
+        wide = replace(problem, scope=replace(scope, replicas=len(problem.platform.gpus)))
+        yield Phase((REPLICATED_SOLVER,), "replicas", wide, Suggestion.REPLICAS)
+
+
+def _may_have_replicas(problem: Problem) -> bool:
+    """Whether stages could have replicas that are not allowed."""
+    platform = problem.platform
+    return platform.uniform and len(platform.gpus) > 1 and problem.scope.engine is None
+
+
+def _with_update(problem: Problem) -> Problem:
+    """Return the question for the training step of as many micro-batches, on contiguous stages.
+
+    These are searched in little time.
+    """
+    chain, count = problem.chain, problem.scope.microbatches or 1
+    scope = replace(widest_step(chain), allocation="contiguous")
+    return training_step(chain, problem.platform, count * chain.samples, scope)
 
 
 def _freedoms(asked: Scope) -> Iterator[tuple[str, str, Scope]]:

@@ -36,6 +36,8 @@ WITHOUT_PLANS: Final = ("relaxation",)
 """Solvers that prove bounds alone."""
 POLL_S: Final = 0.05
 """How often it is seen whether solvers that run side by side should stop."""
+BRIEFLY_S: Final = 4.0
+"""The most that is spent on what replicas would give: twice what loading their code may take."""
 SHARE_OF_BOUNDS: Final = 0.1
 """Of the time that is left, for bounds without a search."""
 
@@ -287,7 +289,7 @@ class _Portfolio:
     def _run_what_if(self, phase: Phase, share: float) -> None:
         """Note what a freedom would give that is not allowed, if it can give something.
 
-        Where the answer is settled, only what is quick is asked.
+        Where the answer is settled, only what is quick is asked; and replicas, briefly, always.
         """
         run, problem, best = self.run, phase.problem, self.run.best()
         if run.clock.ended() or best is None:
@@ -295,16 +297,22 @@ class _Portfolio:
         if run.period() == max(bound.period for bound in lower_bounds(problem, run.stopped)):
             return
         begin = run.clock.seconds()
-        part = run.subrun(problem, share)
-        part.begin("best")
-        if best.pattern.k == 1:
-            part.report(best)
-        names = ["contiguous"] if problem.scope.recompute else []
-        names.append("periodic" if run.settled() else phase.solvers[0])
-        if names[0] == "periodic" and part.best() is None:
-            # It improves a plan, and there is no 1-periodic one.
-            return
-        for name in names[: 1 if run.settled() else None]:
+        run.clock.begin_turn()
+        if problem.scope.replicas != 1:
+            part = run.subrun(problem, share, BRIEFLY_S)
+            names = [*phase.solvers]
+        else:
+            part = run.subrun(problem, share)
+            part.begin("best")
+            if best.pattern.k == 1:
+                part.report(best)
+            names = ["contiguous"] if problem.scope.recompute else []
+            names.append("periodic" if run.settled() else phase.solvers[0])
+            if names[0] == "periodic" and part.best() is None:
+                # It improves a plan, and there is no 1-periodic one.
+                return
+            names = names[: 1 if run.settled() else None]
+        for name in names:
             part.begin(name)
             load_solver(name)(problem, part)
         period = part.period()
@@ -318,7 +326,7 @@ class _Portfolio:
                 freedom=phase.freedom,
                 period_exact=_ratio(period) if better else None,
                 seconds=round(run.clock.seconds() - begin, 6),
-                note=Note(outcome, suggestion=phase.tried),
+                note=Note(outcome, suggestion=phase.tried, detail=phase.amount),
             )
         )
 

@@ -125,8 +125,11 @@ class Run:
         self.events = Events(solver)
         return self.events
 
-    def subrun(self, problem: Problem, share: float) -> Run:
-        """Return a run for another problem, in a share of the time that is left to this one."""
+    def subrun(self, problem: Problem, share: float, longest: float | None = None) -> Run:
+        """Return a run for another problem, in a share of the time that is left to this one.
+
+        It has at most so many seconds, if `longest` says so.
+        """
         run = Run(
             problem,
             seed=self.seed,
@@ -134,7 +137,7 @@ class Run:
             work_limit=self.work_limit,
             gap=self.incumbent.gap,
         )
-        run.clock = self.clock.fork(share)
+        run.clock = self.clock.fork(share, longest)
         return run
 
     def fork(self, workers: int, share: float) -> Run:

@@ -257,11 +257,12 @@ def test_the_ladder_says_what_other_freedoms_would_give() -> None:
     chain, platform = Chain(layers=(layer(3, 6, 20, weight=1, sent=1),) * 6), Platform(3, 45)
     scope = Scope(allocation="general", max_k=1)
     result = solve(chain, platform, scope=scope, time_limit=10, work_limit=3000, workers=1)
-    last = result.ladder[-1]
+    last, replicas = result.ladder[-2:]
     assert last.note == Note(Outcome.WOULD_HELP, suggestion=Suggestion.RECOMPUTE)
     assert last.period_exact is not None
     assert result.period is not None
     assert Fraction(*last.period_exact) < result.period
+    assert str(replicas.note) == "replicas (Scope.replicas) found no better; up to 3"
     assert not any(stage.recompute for stage in plan_of(result).stages)
 
 
@@ -282,3 +283,28 @@ def test_general_is_the_default_and_contiguous_if_asked() -> None:
     assert solve(chain, platform, solver="contiguous").problem.scope == Scope(memory="peak")
     fixed = [Stage(layers=(0, 3), gpus=(0,))]
     assert solve(chain, platform, stages=fixed).problem.scope.allocation == "fixed"
+
+
+def test_the_ladder_says_what_replicas_would_give() -> None:
+    # The long layer alone takes 20 ns; dealt to four GPUs both take 21 / 4.
+    chain = Chain(layers=(layer(1, 0), layer(20, 0)))
+    scope = Scope(allocation="general", max_k=2, memory="peak", recompute=True)
+    result = solve(chain, Platform(4, 10**6), scope=scope, time_limit=5)
+    assert result.period == 20
+    last = result.ladder[-1]
+    assert (last.solver, last.period_exact) == ("replicated", (6, 1))
+    note = Note(Outcome.WOULD_HELP, suggestion=Suggestion.REPLICAS, detail="up to 4")
+    assert last.note == note
+
+
+def test_the_ladder_of_a_step_says_what_a_training_step_would_give() -> None:
+    one = replace(layer(4, 8), parameter_bytes=0, gradient_bytes=0, optimizer_bytes=0)
+    chain = Chain(layers=(one, replace(one, update_ns=1)), samples=3)
+    scope = Scope(allocation="general", max_k=None, memory="peak", microbatches=4)
+    result = solve(chain, Platform(2, 10**6), scope=scope, time_limit=8)
+    # Each GPU runs two of the micro-batches, all layers of them, and the update of 1 ns.
+    last = result.ladder[-1]
+    assert (last.solver, last.period_exact) == ("training_step", (49, 4))
+    assert result.period is not None
+    assert result.period > Fraction(49, 4)
+    assert str(last.note) == "not allowed: a training step (solve.batch); 12 samples"
