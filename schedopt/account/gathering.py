@@ -16,12 +16,14 @@ _READING: Final[tuple[Kind, ...]] = ("F", "R", "B", "I", "W")
 
 @dataclass(frozen=True)
 class Gather:
-    """A chunk of weights on its way from `source` to the operation that reads it until `until_ns`.
+    """A chunk of weights on its way to the operation of a kind that reads it until `until_ns`.
 
     It comes from home, or is sent on from a copy.
     """
 
     stage: int
+    micro_batch: int
+    kind: Kind
     chunk: int
     version: int
     source: int
@@ -68,9 +70,11 @@ def find_gathers(reader: Reader) -> Iterator[Gather]:
         for (end, start, source, gpu), (_, order, run) in zip(
             sorted(arrivals), found, strict=False
         ):
-            version = reads[_READING[order]]
+            kind = _READING[order]
             home = chunk in reader.owners.owned(stage, source)
-            yield Gather(stage, chunk, version, source, gpu, home, start, end, run.end_ns)
+            yield Gather(
+                stage, i, kind, chunk, reads[kind], source, gpu, home, start, end, run.end_ns
+            )
 
 
 def find_copies(reader: Reader) -> Iterator[GatheredCopy]:

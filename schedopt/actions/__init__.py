@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from schedopt.actions.action import ACTION_KINDS, Action, ActionKind, Part, parse_action
+from schedopt.actions.action import ACTION_KINDS, Action, ActionKind, Part, Share, parse_action
 from schedopt.actions.lists import Actions, parse_actions
 from schedopt.actions.lowering import (
     actions_of,
@@ -12,6 +12,7 @@ from schedopt.actions.lowering import (
     sent_bytes,
 )
 from schedopt.actions.torch_rows import Rows, halved_stages, make_rows
+from schedopt.actions.updates import share_of
 
 __all__ = [
     "ACTION_KINDS",
@@ -20,6 +21,7 @@ __all__ = [
     "Actions",
     "Part",
     "Rows",
+    "Share",
     "actions_of",
     "gpu_ranks",
     "halved_stages",
@@ -29,4 +31,5 @@ __all__ = [
     "parse_actions",
     "sending_end",
     "sent_bytes",
+    "share_of",
 ]

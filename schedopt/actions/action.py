@@ -10,9 +10,13 @@
 ``2SEND_G0r1-3``    send what rank 1 has of the gradient of the weights, for the
                     mini-batch of micro-batch 0, to rank 3, which does ``2RECV_G0r1-3``
 ``2G0r1-3``         let what came take the place of what rank 3 has of it
-``2G0r1-3c0/4+``    add what came, chunk 0 of 4, to it
+``2G0r1-3c0/4+``    add what came, chunk 0 of 4, to it; ``-+`` where rank 1 keeps nothing of it
 ``2SEND_V0r1-3``    send the weights that the update of that mini-batch made
 ``2V0``             go on with the weights that came instead of an update with mini-batch 0
+``2U0c1+3/4``       update chunks 1 and 3 of 4, which are at home here; ``2V0`` then goes on with
+                    them, and with those that came
+``2SEND_P0v1r1-3F`` send weights of version 1 to rank 3, which does ``2RECV_P0v1r1-3F``, for the
+                    forward of micro-batch 0 alone
 ``2F0v1``           the forward reads version 1 of the weights
 ``2B0-3``           one backward of micro-batches 0 to 3
 ==================  ==============================================================
@@ -27,8 +31,8 @@ from typing import Final, Literal, cast, get_args
 from schedopt.errors import InputError
 
 _Computing = Literal["F", "B", "I", "W", "R", "U", "REDUCE_GRAD", "BROADCAST_PARAM"]
-_Sending = Literal["SEND_F", "SEND_B", "SEND_G", "SEND_V"]
-_Receiving = Literal["RECV_F", "RECV_B", "RECV_G", "RECV_V"]
+_Sending = Literal["SEND_F", "SEND_B", "SEND_G", "SEND_V", "SEND_P"]
+_Receiving = Literal["RECV_F", "RECV_B", "RECV_G", "RECV_V", "RECV_P"]
 ActionKind = Literal[_Computing, _Sending, _Receiving]
 ACTION_KINDS: Final[tuple[ActionKind, ...]] = get_args(ActionKind)
 MOST_MICRO_BATCHES: Final = 2**20
@@ -38,10 +42,12 @@ _PRINTED: Final[dict[str, str]] = {"REDUCE_GRAD": "G", "BROADCAST_PARAM": "V"}
 _KINDS: Final[dict[str, ActionKind]] = {_PRINTED.get(kind, kind): kind for kind in ACTION_KINDS}
 _TEXT: Final = re.compile(
     rf"(\d{{1,7}})({'|'.join(_KINDS)})(\d{{1,7}})(?:-(\d{{1,7}}))?(?:v(\d{{1,7}}))?"
-    r"(?:r(\d{1,7})-(\d{1,7})(?:c(\d{1,7})/(\d{1,7}))?(\+)?)?",
+    r"(?:r(\d{1,7})-(\d{1,7}))?(?:c(\d{1,7}(?:\+\d{1,7})*)/(\d{1,7}))?(-)?(\+)?([FRBIW])?",
     re.ASCII,
 )
-_BETWEEN_REPLICAS: Final = ("REDUCE_GRAD", "SEND_G", "RECV_G", "SEND_V", "RECV_V")
+_READERS: Final = ("F", "R", "B", "I", "W")
+_GATHERS: Final = ("SEND_P", "RECV_P")
+_BETWEEN_REPLICAS: Final = ("REDUCE_GRAD", "SEND_G", "RECV_G", "SEND_V", "RECV_V", *_GATHERS)
 
 
 @dataclass(frozen=True, order=True)
@@ -56,6 +62,10 @@ class Part:
         Which of how many equal parts.
     is_added : bool
         Whether it is added to what the target has, and does not take its place.
+    is_taken : bool
+        Whether the source keeps nothing of it.
+    reader : str
+        The kind of the operation that alone reads it, where weights are gathered for one.
     """
 
     source: int
@@ -63,10 +73,24 @@ class Part:
     chunk: int = 0
     chunks: int = 1
     is_added: bool = False
+    is_taken: bool = False
+    reader: str = ""
 
     def __str__(self) -> str:
         chunk = f"c{self.chunk}/{self.chunks}" if self.chunks > 1 else ""
-        return f"r{self.source}-{self.target}{chunk}{'+' if self.is_added else ''}"
+        end = f"{'-' if self.is_taken else ''}{'+' if self.is_added else ''}{self.reader}"
+        return f"r{self.source}-{self.target}{chunk}{end}"
+
+
+@dataclass(frozen=True, order=True)
+class Share:
+    """Which of how many equal chunks of a stage's weights a rank updates, others the rest."""
+
+    chunks: tuple[int, ...]
+    of: int
+
+    def __str__(self) -> str:
+        return f"c{'+'.join(map(str, self.chunks))}/{self.of}"
 
 
 @dataclass(frozen=True, order=True)
@@ -84,9 +108,11 @@ class Action:
     count : int
         Consecutive micro-batches that it covers.
     version : int or None
-        The version of the weights that it reads, under a rule with updates.
+        The version of the weights that it reads, under a rule with updates, or that is gathered.
     part : Part or None
         Of what goes between replicas.
+    share : Share or None
+        Of an update where weights are sharded; None if it is of all that the stage has.
     """
 
     stage: int
@@ -95,6 +121,7 @@ class Action:
     count: int = 1
     version: int | None = None
     part: Part | None = None
+    share: Share | None = None
 
     @property
     def micro_batches(self) -> range:
@@ -122,14 +149,24 @@ class Action:
         return self.is_transfer and self.part is None
 
     @property
+    def is_gather(self) -> bool:
+        """Whether it is one end of a transfer of weights for a single operation."""
+        return self.kind in _GATHERS
+
+    @property
+    def is_of_mini_batch(self) -> bool:
+        """Whether `first` is a mini-batch, not a micro-batch."""
+        return self.kind in ("U", "BROADCAST_PARAM")
+
+    @property
     def makes_version(self) -> bool:
         """Whether its rank has a new version of the weights afterwards."""
-        return self.kind in ("U", "BROADCAST_PARAM")
+        return self.is_of_mini_batch and self.share is None
 
     @property
     def reads_weights(self) -> bool:
         """Whether it computes with the weights."""
-        return self.kind in ("F", "B", "I", "W", "R")
+        return self.kind in _READERS
 
     @property
     def other_end(self) -> Action:
@@ -139,7 +176,7 @@ class Action:
         content = self.kind[-1]
         kind = cast(ActionKind, f"{'RECV' if self.is_send else 'SEND'}_{content}")
         step = 0 if self.part else 1 if (content == "F") == self.is_send else -1
-        return Action(self.stage + step, kind, self.first, self.count, None, self.part)
+        return replace(self, stage=self.stage + step, kind=kind)
 
     @property
     def received(self) -> Action:
@@ -150,7 +187,7 @@ class Action:
         last = f"-{self.first + self.count - 1}" if self.count > 1 else ""
         version = "" if self.version is None else f"v{self.version}"
         kind = _PRINTED.get(self.kind, self.kind)
-        return f"{self.stage}{kind}{self.first}{last}{version}{self.part or ''}"
+        return f"{self.stage}{kind}{self.first}{last}{version}{self.part or self.share or ''}"
 
 
 def parse_action(text: str) -> Action:
@@ -173,7 +210,8 @@ def parse_action(text: str) -> Action:
             f"{word!r:.60} is not an action",
             way_out="Write the stage, what it does and the micro-batch, such as 2F0 or 2SEND_F0",
         )
-    stage, letters, first, last, version, *ends, chunk, chunks, added = match.groups()
+    stage, letters, first, last, version, source, target, *chosen = match.groups()
+    numbers, chunks, taken, added, reader = chosen
     kind = _KINDS[letters]
     count = 1 if last is None else int(last) - int(first) + 1
     between = kind in _BETWEEN_REPLICAS
@@ -188,23 +226,51 @@ def parse_action(text: str) -> Action:
             f"{word!r:.60} is of micro-batch {last or first}",
             way_out=f"Run at most {MOST_MICRO_BATCHES} micro-batches",
         )
-    if version is not None and kind not in ("F", "B", "I", "W", "R"):
+    if version is not None and kind not in (*_READERS, *_GATHERS):
         raise InputError(f"{word!r:.60} reads no weights", way_out=f"Leave v{version} out")
-    if between != (ends[0] is not None) or (added and not letters.endswith("G")):
+    if (kind in _GATHERS) != (reader is not None) or (reader and version is None):
+        raise InputError(
+            f"{word!r:.60} is for one operation, or is not",
+            way_out="Write the version and the operation of weights that are gathered, such as "
+            "2SEND_P0v1r0-1F",
+        )
+    if between != (source is not None) or ((added or taken) and not letters.endswith("G")):
         raise InputError(
             f"{word!r:.60} goes between replicas, or does not",
             way_out="Write the ranks of what goes between replicas, such as 2SEND_G0r0-1, and a + "
             "of gradients only",
         )
-    part = None
+    part = share = None
+    named = tuple(map(int, (numbers or "0").split("+")))
+    most = 1 if between else len(named) if kind == "U" else 0
+    if numbers and (
+        len(named) > most
+        or max(named) >= int(chunks)
+        or int(chunks) == len(named)
+        or [*named] != sorted({*named})
+    ):
+        raise InputError(
+            f"{word!r:.60} is not a chunk",
+            way_out="Count chunks from 0, in order, and leave out c0/1 and what is all of them",
+        )
     if between:
-        source, target = map(int, ends)
-        part = Part(source, target, int(chunk or 0), int(chunks or 1), added is not None)
-        if part.chunk >= part.chunks or (chunks and part.chunks == 1):
-            raise InputError(
-                f"{word!r:.60} is not a chunk",
-                way_out="Count chunks from 0, and leave out c0/1",
-            )
+        part = Part(
+            source=int(source),
+            target=int(target),
+            chunk=named[0],
+            chunks=int(chunks or 1),
+            is_added=added is not None,
+            is_taken=taken is not None,
+            reader=reader or "",
+        )
+    elif numbers:
+        share = Share(named, int(chunks))
     return Action(
-        int(stage), kind, int(first), count, None if version is None else int(version), part
+        int(stage),
+        kind,
+        int(first),
+        count,
+        None if version is None else int(version),
+        part,
+        share,
     )

@@ -9,21 +9,22 @@ from another replica is taken in where its transfer ends.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import groupby
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Final, cast
 
+from schedopt.account.gathering import Gather, find_gathers
+from schedopt.account.reading import Reader
+from schedopt.account.shard_owners import ShardOwners
 from schedopt.account.timeline import transfer_bytes
 from schedopt.actions.action import Action, ActionKind, Part
 from schedopt.actions.lists import Actions
+from schedopt.actions.updates import Placed, find_updates, share_of, when_needed, with_versions
 from schedopt.actions.validation import check_order
 from schedopt.errors import InputError
 from schedopt.plan import Operation, Plan, Tensor, Transfer
-from schedopt.rule import Rule
 from schedopt.simulation import Event, Simulation, simulate
 
-_Placed = tuple[int, Action]
-"""Rank and action."""
 _Moment = tuple[int, int, int, int]
 """Start of an event, ns; what goes first at one instant; number of the event; place in it."""
 
@@ -61,12 +62,13 @@ def actions_of(step: Simulation) -> Actions:
     """Return what each rank does in a simulated step: see `make_actions`."""
     plan = step.plan
     _refuse(plan)
+    _refuse_at_once(step)
     order = [placed for _, placed in sorted(_Lowering(step).actions())]
     if plan.rule.is_given:
         ranks = gpu_ranks(plan)
         order += [(ranks[stage.gpus[0]], Action(s, "U", 0)) for s, stage in enumerate(plan.stages)]
     else:
-        order = list(_with_versions(plan.rule, _when_needed(plan, order)))
+        order = list(with_versions(plan.rule, when_needed(plan, order)))
     actions = Actions(tuple(order))
     check_order(actions.ranks, actions.order)
     return actions
@@ -80,7 +82,8 @@ def gpu_ranks(plan: Plan) -> dict[int, int]:
 
 def sent_bytes(plan: Plan, send: Action) -> int:
     """Return what the transfer of one micro-batch carries, bytes."""
-    (tensor,) = [tensor for tensor, letter in _SENT.items() if send.kind.endswith(letter)]
+    sent = "V" if send.is_gather else send.kind[-1]
+    (tensor,) = [tensor for tensor, letter in _SENT.items() if letter == sent]
     more: dict[str, Any] = {}
     if send.part is not None:
         more = {"source": 0, "target": 1, "chunk": send.part.chunk, "chunks": send.part.chunks}
@@ -88,10 +91,12 @@ def sent_bytes(plan: Plan, send: Action) -> int:
     return transfer_bytes(plan, Transfer(tensor=tensor, stage=stage, shift=0, start_ns=0, **more))
 
 
-def sending_end(transfer: Transfer, event: Event, ranks: Mapping[int, int]) -> Action:
+def sending_end(plan: Plan, event: Event, ranks: Mapping[int, int]) -> Action:
     """Return what the source of a transfer does; `ranks` has the rank of each GPU."""
+    transfer = cast(Transfer, event.item)
     assert event.source is not None
-    kind = cast(ActionKind, f"SEND_{_SENT[transfer.tensor]}")
+    gathered = plan.stages[transfer.stage].shard == "parameter" and transfer.tensor == "weights"
+    kind = cast(ActionKind, f"SEND_{'P' if gathered else _SENT[transfer.tensor]}")
     if transfer.is_boundary:
         stage = transfer.stage + (transfer.tensor == "gradient")
         return Action(stage, kind, event.first, event.count)
@@ -101,14 +106,7 @@ def sending_end(transfer: Transfer, event: Event, ranks: Mapping[int, int]) -> A
 
 
 def _refuse(plan: Plan) -> None:
-    """Refuse what cannot be run: shards, and replicas of which nothing says how they agree."""
-    for number, stage in enumerate(plan.stages):
-        if stage.shard != "none":
-            raise InputError(
-                f"{stage.shard} of stage {number} is sharded over replicas, which is not run yet",
-                field=f"stages[{number}].shard",
-                way_out="Run a plan whose stages shard none",
-            )
+    """Refuse weight halves that go to other replicas, and replicas that nothing makes agree."""
     for number, transfer in enumerate(plan.pattern.transfers):
         if transfer.tensor not in _SENT:
             raise InputError(
@@ -127,8 +125,18 @@ def _refuse(plan: Plan) -> None:
             )
 
 
-def _stages_with_updates(plan: Plan) -> set[int]:
-    return {operation.stage for operation in plan.pattern.operations if operation.kind == "U"}
+def _refuse_at_once(step: Simulation) -> None:
+    """Refuse operations without length for which weights are gathered: their order is not known."""
+    for operation, _, run in step.operations():
+        stage = step.plan.stages[operation.stage]
+        gathered = stage.shard == "parameter" and len(set(stage.gpus)) > 1
+        if gathered and operation.kind != "U" and run.start_ns == run.end_ns:
+            raise InputError(
+                f"stage {operation.stage} gathers its weights for {operation.kind}, which takes no "
+                f"time, so that nothing tells what comes first",
+                field=f"stages[{operation.stage}].shard",
+                way_out="Give its layers times, or shard the gradients at most",
+            )
 
 
 class _Lowering:
@@ -137,12 +145,14 @@ class _Lowering:
     def __init__(self, step: Simulation) -> None:
         self.step, self.plan = step, step.plan
         self.ranks = gpu_ranks(step.plan)
+        self.owners = ShardOwners(step.plan)
+        self.gathers = _index_gathers(step)
         self.sent = {(t.tensor, t.stage) for t in step.plan.pattern.transfers}
 
-    def actions(self) -> Iterator[tuple[_Moment, _Placed]]:
+    def actions(self) -> Iterator[tuple[_Moment, Placed]]:
         """Yield rank and action, each with its moment."""
         events = self.step.events
-        versions = self._versions_left_out()
+        versions = find_updates(self.step, self.ranks, self.owners)
         forwarded = {stage for tensor, stage in self.sent if tensor == "weights"}
         instants = {(event.gpu, event.start_ns) for event in events if not event.length_ns}
         for number, event in enumerate(events):
@@ -161,20 +171,33 @@ class _Lowering:
             for place, placed in enumerate(versions.get(number, ()), start=len(events)):
                 yield (*moment, place), placed
 
-    def _own(self, event: Event) -> list[_Placed]:
+    def _own(self, event: Event) -> list[Placed]:
         """Return an operation, or both ends of a transfer."""
         item = event.item
         if isinstance(item, Transfer):
             if event.source is None or event.source == event.gpu:
                 return []
-            send = sending_end(item, event, self.ranks)
+            send = sending_end(self.plan, event, self.ranks)
+            part = cast(Part, send.part)
+            sharded = self.plan.stages[item.stage].shard in ("gradient", "parameter")
+            if send.kind == "SEND_G" and sharded:
+                at_home = item.chunk in self.owners.owned(item.stage, event.source)
+                send = replace(send, part=replace(part, is_taken=not at_home))
+            if send.is_gather:
+                gather = self.gathers[_of_event(event)].pop()
+                version = max(0, gather.version)
+                send = replace(send, version=version, part=replace(part, reader=gather.kind))
             return [(self.ranks[event.source], send), (self.ranks[event.gpu], send.other_end)]
         action = Action(item.stage, item.kind, event.first, event.count)
         if item.kind == "U":
-            action = Action(item.stage, "U", event.first // (self.plan.rule.update_every or 1))
+            mini_batch = event.first // (self.plan.rule.update_every or 1)
+            share = share_of(self.owners, item.stage, event.gpu)
+            action = Action(item.stage, "U", mini_batch, share=share)
+            if share is not None and not share.chunks:
+                return []
         return [(self.ranks[event.gpu], action)]
 
-    def _reductions(self, event: Event) -> list[_Placed]:
+    def _reductions(self, event: Event) -> list[Placed]:
         """Return where the target of a gradient of weights takes it in."""
         if isinstance(event.item, Operation) or event.item.tensor != "weight_gradient":
             return []
@@ -184,7 +207,7 @@ class _Lowering:
             if not end.is_send
         ]
 
-    def _free_transfers(self, event: Event) -> Iterator[_Placed]:
+    def _free_transfers(self, event: Event) -> Iterator[Placed]:
         """Yield the transfers of what an operation made, where a plan leaves them out as free."""
         item = event.item
         if isinstance(item, Transfer) or item.kind not in ("F", "B", "I"):
@@ -201,102 +224,21 @@ class _Lowering:
                 yield self.ranks[event.gpu], send
                 yield self.ranks[target], send.other_end
 
-    def _versions_left_out(self) -> dict[int, list[_Placed]]:
-        """Return what makes versions and is not an operation, by the number of the event before.
 
-        Where the weights of a mini-batch come, they are the next version when all chunks are
-        there. Elsewhere, without an operation U, a stage is updated when the last gradient of the
-        mini-batch is there, and those of the mini-batches before.
-        """
-        every = self.plan.rule.update_every
-        if every is None:
-            return {}
-        updated = _stages_with_updates(self.plan)
-        last: dict[tuple[int, int, int], tuple[bool, int, int]] = {}
-        for number, event in enumerate(self.step.events):
-            item, is_copy = event.item, False
-            if isinstance(item, Transfer):
-                if item.is_boundary or event.source == event.gpu:
-                    continue
-                is_copy = item.tensor == "weights"
-            elif item.kind != ("W" if self.step.has("W", item.stage) else "B"):
-                continue
-            for micro_batch in range(event.first, event.first + event.count):
-                key = item.stage, self.ranks[event.gpu], micro_batch // every
-                # Of what makes a version, a copy that arrives counts before gradients.
-                last[key] = max(last.get(key, (False, 0, -1)), (is_copy, event.end_ns, number))
-        after: dict[int, list[_Placed]] = defaultdict(list)
-        through: dict[tuple[int, int], tuple[int, int]] = defaultdict(lambda: (0, -1))
-        for (stage, rank, mini_batch), (is_copy, end_ns, number) in sorted(last.items()):
-            if stage in updated and not is_copy:
-                continue
-            through[stage, rank] = max(through[stage, rank], (end_ns, number))
-            kind: ActionKind = "BROADCAST_PARAM" if is_copy else "U"
-            after[through[stage, rank][1]].append((rank, Action(stage, kind, mini_batch)))
-        return after
+_Sent = tuple[int, int, int, int, int | None, int]
+"""Stage, micro-batch, chunk, start, source and target of weights on their way."""
 
 
-def _when_needed(plan: Plan, order: Iterable[_Placed]) -> Iterator[_Placed]:
-    """Yield rank and action, new versions that wait for other ranks right before they are needed.
-
-    What the rank computes in other stages meanwhile does not wait.
-    """
-    updated = _stages_with_updates(plan)
-    merging: set[tuple[int, int]] = set()
-    waiting: dict[tuple[int, int], list[_Placed]] = defaultdict(list)
-    for rank, action in order:
-        key = rank, action.stage
-        if action.kind == "REDUCE_GRAD":
-            merging.add(key)
-        merged = action.kind == "U" and key in merging and action.stage not in updated
-        if merged or action.kind == "BROADCAST_PARAM":
-            waiting[key].append((rank, action))
-            continue
-        if action.reads_weights or action.makes_version or action.kind == "SEND_V":
-            yield from waiting.pop(key, ())
-        yield rank, action
-    for left in waiting.values():
-        yield from left
+def _index_gathers(step: Simulation) -> dict[_Sent, list[Gather]]:
+    """Return the weights that come for single operations."""
+    found: dict[_Sent, list[Gather]] = defaultdict(list)
+    if any(stage.shard == "parameter" for stage in step.plan.stages):
+        for one in find_gathers(Reader(step)):
+            key = (one.stage, one.micro_batch, one.chunk, one.start_ns, one.source, one.gpu)
+            found[key].append(one)
+    return found
 
 
-def _with_versions(rule: Rule, order: Iterable[_Placed]) -> Iterator[_Placed]:
-    """Yield rank and action with the versions that are read, as many as an operation reads.
-
-    What would read a version from before the step reads the one that the step starts from.
-    """
-    made: dict[tuple[int, int], int] = defaultdict(int)
-    read: dict[tuple[str, int, int], int] = {}
-    for rank, action in order:
-        stage, kind = action.stage, action.kind
-        if action.makes_version:
-            made[stage, rank] += 1
-        if not action.reads_weights:
-            yield rank, action
-            continue
-        for i in action.micro_batches:
-            read[kind, stage, i] = _version(rule, action, i, made[stage, rank], read)
-        first = action.first
-        for version, group in groupby(read[kind, stage, i] for i in action.micro_batches):
-            count = len(list(group))
-            yield rank, Action(stage, kind, first, count, version)
-            first += count
-
-
-def _version(
-    rule: Rule, action: Action, i: int, newest: int, read: Mapping[tuple[str, int, int], int]
-) -> int:
-    """Return the version that an action reads for micro-batch i, after what was made and read."""
-    stage = action.stage
-    if action.kind == "F":
-        delay = rule.forward_delay(i, stage)
-        if delay is not None:
-            return max(0, i // (rule.update_every or 1) - delay)
-        return read["F", 0, i] if rule.forward_reads == "entry" and stage else newest
-    if action.kind == "W":
-        return read["I", stage, i]
-    recomputed = rule.backward_reads == "recomputed"
-    if rule.backward_reads == "live" or (action.kind == "R" and recomputed):
-        return newest
-    if recomputed and ("R", stage, i) in read:
-        return read["R", stage, i]
-    return read["F", stage, i]
+def _of_event(event: Event) -> _Sent:
+    item = cast(Transfer, event.item)
+    return item.stage, event.first, item.chunk, event.start_ns, event.source, event.gpu

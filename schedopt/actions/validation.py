@@ -2,36 +2,33 @@
 
 Each action must be there once, on its rank and behind what it needs; both ends of each transfer
 must be there, and ranks must not wait for each other in a cycle; and what replicas send each other
-must add up, so that each update has its mini-batch whole and once.
+must add up: see `check_weights`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Final
 
 from schedopt.actions.action import Action
+from schedopt.actions.weight_replay import Order, broken, check_weights
 from schedopt.errors import InputError
 
 Lists = Sequence[Sequence[Action]]
 """The actions of each rank."""
-Order = Sequence[tuple[int, Action]]
-"""Rank and action."""
 _Position = tuple[int, int]
 """An action by its rank and its place in the rank's list."""
 _Done = tuple[int, str, int]
 """Stage, kind and micro-batch, of an update mini-batch, of an action."""
 
-_MOST_NAMED: Final = 4
-_MEND: Final = "Take the lists as they were printed, or mend them"
 _RUN_ALL: Final = "Run each micro-batch forward and backward in each stage"
 
 
 def check_order(lists: Lists, order: Order) -> None:
     """Refuse lists in a total order, both ends of a transfer together, that do not add up."""
-    _check_gradients(order, _check_lists(lists).update_every)
+    check_weights(order, _check_lists(lists).update_every)
 
 
 def find_order(lists: Lists) -> list[tuple[int, Action]]:
@@ -63,7 +60,7 @@ def find_order(lists: Lists) -> list[tuple[int, Action]]:
             for event in nx.topological_sort(graph)
             for rank, n in ([event, receiver[event]] if event in receiver else [event])
         ]
-        _check_gradients(order, step.update_every)
+        check_weights(order, step.update_every)
         return order
     cycle = pairwise([before, *nx.shortest_path(graph, after, before)])
     waits = []
@@ -120,7 +117,7 @@ def _check_lists(lists: Lists) -> _Step:
             homes.update({(action.stage, i): rank for i in action.micro_batches})
     step = _Step(
         1 + max(action.stage for _, action in placed),
-        max((a.micro_batches.stop for _, a in placed if not a.makes_version), default=1),
+        max((a.micro_batches.stop for _, a in placed if not a.is_of_mini_batch), default=1),
         versions,
         frozenset(action.stage for _, action in placed if action.kind == "R"),
         homes,
@@ -130,7 +127,7 @@ def _check_lists(lists: Lists) -> _Step:
         for i in action.micro_batches if action.reads_weights or action.is_boundary else ():
             home = homes.get((action.stage, i), rank)
             if home != rank:
-                raise _broken(rank, action, f"is there, and {action.stage}F{i} on rank {home}")
+                raise broken(rank, action, f"is there, and {action.stage}F{i} on rank {home}")
     _check_updates(step)
     for rank, actions in enumerate(lists):
         _check_rank(rank, actions, step)
@@ -162,11 +159,13 @@ def _check_rank(rank: int, actions: Iterable[Action], step: _Step) -> None:
         for alternatives in _needs(action, rank, step):
             if done.isdisjoint(alternatives):
                 names = " or ".join(map(_name, alternatives))
-                raise _broken(rank, action, f"comes before {names}")
+                raise broken(rank, action, f"comes before {names}")
         for i in action.micro_batches if action.part is None else ():
-            if (action.stage, action.kind, i) in done:
-                raise _broken(rank, action, "is there twice")
-            done.add((action.stage, action.kind, i))
+            # An update of some chunks makes no version yet, and others may follow.
+            key = (action.stage, str(action.share or "") + action.kind, i)
+            if key in done:
+                raise broken(rank, action, "is there twice")
+            done.add(key)
     for (stage, i), home in step.homes.items():
         whole, half = (stage, "B", i), (stage, "W", i)
         if home != rank:
@@ -192,16 +191,14 @@ def _needs(action: Action, rank: int, step: _Step) -> Iterator[list[_Done]]:
     def version(number: int) -> list[_Done]:
         return [(s, "U", number), (s, "BROADCAST_PARAM", number)]
 
-    if action.makes_version:
-        if action.first:
+    if action.is_of_mini_batch:
+        if action.first and action.makes_version:
             yield version(action.first - 1)
         for i in range(action.first * every, (action.first + 1) * every):
             if action.kind == "U" and step.homes.get((s, i)) == rank:
                 yield [(s, "B", i), (s, "W", i)]
         return
-    if action.kind == "SEND_V":
-        yield version(action.first // every)
-    if action.version:
+    if action.version and action.reads_weights:
         yield version(action.version - 1)
     for i in action.micro_batches:
         match action.kind:
@@ -229,129 +226,24 @@ def _pair_ends(lists: Lists) -> Iterator[tuple[_Position, _Position]]:
     for rank, actions in enumerate(lists):
         for n, action in enumerate(actions):
             if action.is_transfer and action in ends:
-                raise _broken(rank, action, "is there twice")
+                raise broken(rank, action, "is there twice")
             if action.is_transfer:
                 ends[action] = rank, n
     for action, position in ends.items():
         rank, part = position[0], action.part
         own = rank if part is None else part.source if action.is_send else part.target
         if own != rank:
-            raise _broken(rank, action, f"is there, and not on rank {own}")
+            raise broken(rank, action, f"is there, and not on rank {own}")
         if action.other_end.stage < 0:
-            raise _broken(rank, action, "is of the first stage, which has none before it")
+            raise broken(rank, action, "is of the first stage, which has none before it")
         other = ends.get(action.other_end)
         if other is None:
-            raise _broken(rank, action, f"has no other end {action.other_end} on any rank")
+            raise broken(rank, action, f"has no other end {action.other_end} on any rank")
         if other[0] == rank:
-            raise _broken(rank, action, "is sent to its own rank")
+            raise broken(rank, action, "is sent to its own rank")
         yield position, position if action.is_send else other
-
-
-def _check_gradients(order: Order, update_every: int) -> None:
-    """Replay what each rank has of the gradient of each mini-batch, and of new weights.
-
-    Names the first action that lacks a micro-batch, counts one twice or loses one.
-    """
-    chunks: dict[int, int] = {}
-    for rank, action in order:
-        if action.part is not None:
-            count = chunks.setdefault(action.stage, action.part.chunks)
-            if count != action.part.chunks:
-                what = f"has {action.part.chunks} chunks, and another of the stage has {count}"
-                raise _broken(rank, action, what)
-    replay = _GradientReplay(update_every, chunks)
-    for rank, action in order:
-        replay.do(rank, action)
-    for rank, receive in replay.received:
-        raise _broken(rank, receive, "is received, and nothing on the rank takes it in")
-
-
-@dataclass
-class _GradientReplay:
-    """The gradient buffers of all ranks: sets of micro-batches, kept as the bits of an integer."""
-
-    update_every: int
-    chunks: dict[int, int]
-    """Into how many the weights of a stage are cut."""
-    buffers: dict[tuple[int, int, int], list[int]] = field(default_factory=dict)
-    """Of each chunk, by rank, stage and mini-batch."""
-    sent: dict[Action, int] = field(default_factory=dict)
-    received: dict[tuple[int, Action], None] = field(default_factory=dict)
-    """What no action has taken in yet."""
-
-    def do(self, rank: int, action: Action) -> None:
-        stage, part = action.stage, action.part
-        mini_batch = action.first if action.makes_version else action.first // self.update_every
-        match action.kind:
-            case "B" | "W":
-                for i in action.micro_batches:
-                    buffer = self._buffer(rank, stage, i // self.update_every)
-                    buffer[:] = [bits | 1 << i % self.update_every for bits in buffer]
-            case "SEND_G" if part is not None:
-                bits = self._buffer(rank, stage, mini_batch)[part.chunk]
-                if not bits:
-                    raise _broken(rank, action, f"has nothing of mini-batch {mini_batch} to send")
-                self.sent[action.other_end] = bits
-            case "RECV_G" | "RECV_V":
-                self.received[rank, action] = None
-            case "REDUCE_GRAD":
-                self._reduce(rank, action, mini_batch)
-            case "U":
-                for chunk, bits in enumerate(self._buffer(rank, stage, mini_batch)):
-                    missing = ((1 << self.update_every) - 1) & ~bits
-                    where = f" in chunk {chunk}" if self.chunks.get(stage, 1) > 1 else ""
-                    if missing:
-                        what = f"lacks {self._named(missing, mini_batch)}{where}"
-                        raise _broken(rank, action, what)
-            case "BROADCAST_PARAM":
-                self._take_weights(rank, action)
-            case _:
-                pass
-
-    def _buffer(self, rank: int, stage: int, mini_batch: int) -> list[int]:
-        return self.buffers.setdefault((rank, stage, mini_batch), [0] * self.chunks.get(stage, 1))
-
-    def _reduce(self, rank: int, action: Action, mini_batch: int) -> None:
-        """Take in what came of a gradient."""
-        assert action.part is not None
-        if (rank, action.received) not in self.received:
-            raise _broken(rank, action, f"comes before {action.received}")
-        del self.received[rank, action.received]
-        buffer = self._buffer(rank, action.stage, mini_batch)
-        came, own = self.sent[action.received], buffer[action.part.chunk]
-        if action.part.is_added and came & own:
-            raise _broken(rank, action, f"counts {self._named(came & own, mini_batch)} twice")
-        if not action.part.is_added and own & ~came:
-            raise _broken(rank, action, f"loses {self._named(own & ~came, mini_batch)}")
-        buffer[action.part.chunk] = came | own
-
-    def _take_weights(self, rank: int, action: Action) -> None:
-        """Take in the weights that came: all chunks of them."""
-        came = {
-            receive: receive.part.chunk
-            for at, receive in self.received
-            if (at, receive.stage, receive.kind) == (rank, action.stage, "RECV_V")
-            and receive.part is not None
-            and receive.first // self.update_every == action.first
-        }
-        for receive in came:
-            del self.received[rank, receive]
-        for chunk in range(self.chunks.get(action.stage, 1)):
-            if chunk not in came.values():
-                raise _broken(rank, action, f"comes before chunk {chunk} of the weights")
-
-    def _named(self, bits: int, mini_batch: int) -> str:
-        every = self.update_every
-        numbers = [n + mini_batch * every for n in range(every) if bits >> n & 1]
-        more = f" and {len(numbers) - _MOST_NAMED} more" if len(numbers) > _MOST_NAMED else ""
-        named = ", ".join(map(str, numbers[:_MOST_NAMED]))
-        return f"micro-batch{'es' if len(numbers) > 1 else ''} {named}{more}"
 
 
 def _name(done: _Done) -> str:
     stage, kind, first = done
     return str(Action(stage, kind, first))  # type: ignore[arg-type]
-
-
-def _broken(rank: int, action: Action, what: str) -> InputError:
-    return InputError(f"{action} {what}", field=f"rank {rank}", way_out=_MEND)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Iterable
 from typing import Any
@@ -17,7 +18,7 @@ from schedopt.profiling.saved_tensors import storage_key
 class Meter(TorchDispatchMode):
     """Follows the storages that operators make, from their birth to their end.
 
-    What an operator takes and gives back inside is not seen.
+    What an operator takes and gives back inside is not seen. Other threads may note tensors.
 
     Parameters
     ----------
@@ -33,6 +34,8 @@ class Meter(TorchDispatchMode):
     def __init__(self, permanent: Iterable[Tensor] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._known: set[int] = set()
+        # A tensor may end in the thread that notes another one.
+        self._lock = threading.RLock()
         self.now = self.most = 0
         self.leave_out(permanent)
 
@@ -66,13 +69,15 @@ class Meter(TorchDispatchMode):
         """Count a tensor that was made elsewhere."""
         storage = tensor.untyped_storage()
         key, size = storage_key(tensor), storage.nbytes()
-        if key in self._known:
-            return
-        self._known.add(key)
-        self.now += size
-        self.most = max(self.most, self.now)
+        with self._lock:
+            if key in self._known:
+                return
+            self._known.add(key)
+            self.now += size
+            self.most = max(self.most, self.now)
         weakref.finalize(storage, self._forget, key, size)
 
     def _forget(self, key: int, size: int) -> None:
-        self._known.discard(key)
-        self.now -= size
+        with self._lock:
+            self._known.discard(key)
+            self.now -= size

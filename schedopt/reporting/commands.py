@@ -27,9 +27,6 @@ def commands(plan: Plan, file: str, step: Simulation) -> Iterator[tuple[str, str
         "writes this step to scale, with the memory of each GPU, for ui.perfetto.dev; the other "
         f"targets are {others}, where they can express the plan",
     )
-    if any(stage.shard != "none" for stage in plan.stages):
-        # No way of running does plans that shard weights.
-        return
     yield (
         f"schedopt run {name} --synthetic{_stretch(step)} {count}",
         "runs the plan on this machine with layers that only sleep and hold memory, a process for "

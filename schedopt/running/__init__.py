@@ -13,8 +13,10 @@ Who calls whom, from a job to its report:
   for each rank.
 - Either way ``controller`` prepares the model (``model_match``, or ``synthetic`` layers) and runs
   the steps of a backend: ``backends`` has the three ways to run one.
-- A ``rank`` does the operations of its list on its stages, each a ``stage_runtime`` with its
-  ``weight_versions``; ``links`` carry what ranks send, ``replica_exchange`` says what it is.
+- A ``workload`` is what runs; a ``rank`` does the operations of its list on its stages, each a
+  ``stage_runtime`` with its ``weight_versions`` and ``weight_gradients``, or ``weight_shards``
+  where it has only some at home, all of them chunks of a ``weight_row``. ``links`` carry what ranks
+  send, ``replica_exchange`` says what it is.
   ``torch_runtime`` lets torch's own runtime do the same with a ``stage_module`` for each stage.
 - ``reference`` does the first step in one process and compares; ``records`` are what was measured,
   ``figures`` and ``report`` what follows from it, ``timelines`` its pictures.

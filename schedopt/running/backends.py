@@ -13,9 +13,10 @@ from torch import Tensor
 from schedopt.actions import Action, gpu_ranks, sent_bytes
 from schedopt.running.job import Job
 from schedopt.running.links import Links, Room, StreamLinks, SyntheticLinks, ThreadLinks
-from schedopt.running.rank import Rank, Workload
+from schedopt.running.rank import Rank
 from schedopt.running.records import Span
 from schedopt.running.replica_exchange import Mailbox
+from schedopt.running.workload import Workload
 
 Step = Callable[[], list[Span]]
 """Runs a step and returns what ran."""
@@ -55,10 +56,12 @@ def step_in_one_process(ranks: Sequence[Rank]) -> list[Span]:
         if came is None or send.part is None:
             peer.put(send.other_end, came)
         else:
+            came = peer.received(send.other_end, came)
+            peer.note(send.other_end, came)
             mailboxes[peer.number].put(send.other_end, came)
 
     def deliver(rank: Rank, action: Action) -> None:
-        """Give a rank what came from other replicas for an update or a broadcast."""
+        """Give a rank what came from other replicas for an operation or a broadcast."""
         for receive in rank.exchange.needs(action):
             rank.put(receive, mailboxes[rank.number].get(receive))
 
@@ -83,14 +86,24 @@ def step_over_links(rank: Rank, make_links: Callable[[], Links]) -> list[Span]:
     """Do the list of a rank: compute, and let the links carry."""
     rank.begin_step()
     links = make_links()
+
+    def offer() -> None:
+        for send, output in rank.release().items():
+            links.offer(send, output)
+
+    offer()
     transfers = [action for action in rank.actions if action.is_transfer]
     expected = {end for action in transfers for end in action.singles}
     spans = []
     ready_ns = 0
-    for action in rank.actions:
+    for number, action in enumerate(rank.actions):
         if action.is_transfer:
             links.reach(action)
             continue
+        if action.reads_weights:
+            following = (one for one in rank.actions[number + 1 :] if one.reads_weights)
+            for receive in rank.exchange.needs(next(following, action)):
+                links.announce(receive)
         for receive in (*_receives(action), *rank.exchange.needs(action)):
             if receive in expected:
                 tensor, since_ns = links.wait(receive)
@@ -102,9 +115,7 @@ def step_over_links(rank: Rank, make_links: Callable[[], Links]) -> list[Span]:
         elif action.kind != "REDUCE_GRAD":
             spans.append(rank.perform(action, ready_ns))
             ready_ns = 0
-        for send, output in rank.release().items():
-            links.offer(send, output)
-            del output
+        offer()
     spans += links.finish()
     rank.sample_memory()
     return spans
@@ -146,8 +157,7 @@ def make_room(rank: Rank, device: torch.device) -> Room:
 
     def room(receive: Action) -> Tensor:
         if receive.part is not None:
-            chunk = receive.part.chunk, receive.part.chunks
-            return rank.stages[receive.stage].weights.empty_chunk(chunk, device)
+            return rank.room(receive, device)
         stage = work.plan.stages[receive.stage]
         layer = stage.first - 1 if receive.kind == "RECV_F" else stage.last
         return work.boundaries[layer].empty(device)

@@ -22,11 +22,13 @@ from schedopt.profiling.states import choose_optimizer, distinct_bytes
 from schedopt.running.backends import Step
 from schedopt.running.job import Job
 from schedopt.running.model_match import Boundary, keep_layers, match_model
-from schedopt.running.rank import Rank, Workload, name_parameters
+from schedopt.running.rank import Rank
 from schedopt.running.records import Record, Span
 from schedopt.running.reference import Trained
-from schedopt.running.stage_runtime import shared_element
+from schedopt.running.stand_in import shared_element
 from schedopt.running.synthetic import Sleeper, synthetic_inputs, synthetic_pieces
+from schedopt.running.synthetic_weights import Holding
+from schedopt.running.workload import Workload, name_parameters
 
 
 class MicroBatches:
@@ -165,6 +167,7 @@ def _prepare_synthetic(job: Job, device: torch.device) -> Prepared:
         begin=sleeper.begin,
         # Nothing is in it, and to touch it would take time and memory.
         copy=torch.empty_like,
+        holding=Holding(job.plan, sleeper.sleep),
     )
     return Prepared(work)
 
@@ -209,7 +212,7 @@ def run_controller(
             _keep_gradients(ranks, [None] * len(ranks))
         if compare and not prepared.work.plan.rule.is_given:
             for rank, kept in zip(ranks, trained, strict=True):
-                kept.weights.update(_weights(rank))
+                keep_weights(rank, kept)
         meters = [make_meter(rank) for rank in ranks]
         for rank, meter in zip(ranks, meters, strict=True):
             rank.meter = meter
@@ -254,12 +257,10 @@ def _keep_gradients(ranks: Sequence[Rank], trained: Sequence[Trained | None]) ->
             runtime.weights.on_update = None if kept is None else kept.keep
 
 
-def _weights(rank: Rank) -> dict[str, Tensor]:
-    return {
-        name: parameter.detach().to("cpu", copy=True)
-        for runtime in rank.stages.values()
-        for name, parameter in runtime.weights.parameters.items()
-    }
+def keep_weights(rank: Rank, trained: Trained) -> None:
+    """Keep what lies on a rank of the newest weights."""
+    for runtime in rank.stages.values():
+        trained.keep_weights(runtime.weights.values())
 
 
 def make_meter(rank: Rank) -> Meter:
@@ -278,7 +279,8 @@ def _permanent(rank: Rank) -> list[Tensor]:
     for runtime in rank.stages.values():
         tensors += runtime.weights.tensors()
         for module in runtime.modules:
-            tensors += [*module.parameters(), *module.buffers()]
+            tensors += [own for own in module.parameters() if not own.requires_grad]
+            tensors += module.buffers()
     return tensors
 
 

@@ -96,7 +96,7 @@ def planned_spans(plan: Plan, events: Iterable[Event]) -> list[Span]:
             action = Action(item.stage, item.kind, _number(plan, event), event.count)
             spans.append(Span(ranks[event.gpu], action, event.start_ns, event.end_ns))
         elif event.source is not None and event.source != event.gpu:
-            send = sending_end(item, event, ranks)
+            send = sending_end(plan, event, ranks)
             spans.append(Span(ranks[event.source], send, event.start_ns, event.end_ns))
     return spans
 

@@ -9,6 +9,7 @@ from typing import Any, Final, Literal, get_args
 
 from schedopt.actions import Actions, actions_of
 from schedopt.errors import InputError
+from schedopt.folding import whole
 from schedopt.plan import Plan
 from schedopt.simulation import Simulation, simulate
 from schedopt.validation import as_whole, check_choice, show
@@ -70,6 +71,7 @@ class Job:
             raise InputError(
                 f"{show(self.plan)} is not a Plan", field="plan", way_out="Give result.plan"
             )
+        object.__setattr__(self, "plan", whole(self.plan))
         check_choice(self, "backend", BACKENDS)
         if not isinstance(self.device, str):
             raise InputError(

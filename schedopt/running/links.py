@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -22,6 +22,9 @@ from schedopt.running.records import Span
 from schedopt.running.replica_exchange import Mailbox
 from schedopt.running.synthetic import sleep_until
 
+_ASKING: Final = 1
+"""The tag of what asks for weights, so that it does not meet what goes the same way."""
+
 Room: TypeAlias = Callable[[Action], Tensor]
 """Makes room for what a receive takes in, on the host or, over NCCL, on the device."""
 
@@ -31,6 +34,10 @@ class Links(Protocol):
 
     def offer(self, send: Action, tensor: Tensor | None) -> None:
         """Give what a micro-batch made to be sent, as soon as it is there."""
+        ...
+
+    def announce(self, receive: Action) -> None:
+        """Say that weights may come, for the operation behind the next one of the list."""
         ...
 
     def reach(self, action: Action) -> None:
@@ -49,8 +56,9 @@ class Links(Protocol):
 class ThreadLinks:
     """Links over gloo, which carries tensors over the host.
 
-    A message to a replica is added up as soon as the last summand is there. `one_way` says whether
-    both ways to a rank share a link.
+    A message to a replica is added up as soon as the last summand is there. Weights for an
+    operation come when the list has come to the operation before: the rank that is to have them
+    says so to the one that sends. `one_way` says whether both ways to a rank share a link.
     """
 
     def __init__(self, rank: Rank, room: Room, one_way: bool = False) -> None:
@@ -60,6 +68,7 @@ class ThreadLinks:
         self._offered: dict[Action, tuple[Tensor | None, int]] = {}
         self._taken = Mailbox[tuple[Tensor, int]](rank.exchange.uses)
         self._spans: list[Span] = []
+        self._wanted: set[Action] = set()
         self._error: BaseException | None = None
         ways: dict[Any, list[tuple[int, Action]]] = {}
         for action in rank.actions:
@@ -77,8 +86,16 @@ class ThreadLinks:
             self._offered[send] = tensor, time.monotonic_ns()
             self._changed.notify_all()
 
+    def announce(self, receive: Action) -> None:
+        """Let weights come for an operation."""
+        with self._changed:
+            self._wanted.add(receive)
+            self._changed.notify_all()
+
     def reach(self, action: Action) -> None:
-        """Do nothing: the threads go by themselves."""
+        """Let weights come for an operation; the threads do all else by themselves."""
+        if action.is_gather and not action.is_send:
+            self.announce(action)
 
     def wait(self, receive: Action) -> tuple[Tensor, int]:
         """Return what a receive took in, and since when it is there."""
@@ -109,11 +126,28 @@ class ThreadLinks:
                 self._changed.notify_all()
 
     def _receive(self, peer: int, receive: Action) -> None:
+        self._ask(peer, receive)
         room = self._room(receive)
         dist.recv(room, peer)
         self._take(receive, room, time.monotonic_ns())
 
+    def _ask(self, peer: int, receive: Action) -> None:
+        """Ask for weights that an operation reads, when the list has come so far."""
+        if receive.is_gather:
+            with self._changed:
+                self._changed.wait_for(lambda: receive in self._wanted or self._error)
+                self._raise()
+            dist.send(torch.tensor([time.monotonic_ns()]), peer, tag=_ASKING)
+
+    def _asked(self, peer: int, send: Action) -> int:
+        """Wait until what is sent is asked for, and return since when that is."""
+        since = torch.zeros(1, dtype=torch.int64)
+        if send.is_gather:
+            dist.recv(since, peer, tag=_ASKING)
+        return int(since)
+
     def _send(self, peer: int, send: Action) -> None:
+        self._asked(peer, send)
         tensor, _ = self._message(send)
         start = time.monotonic_ns()
         if tensor is None:
@@ -122,6 +156,8 @@ class ThreadLinks:
         self._spans.append(Span(self._rank.number, send, start, time.monotonic_ns()))
 
     def _take(self, receive: Action, tensor: Tensor, since: int) -> None:
+        if self._rank.work.device == tensor.device:
+            self._rank.note(receive, tensor)
         with self._changed:
             self._taken.put(receive, (tensor, since))
             self._changed.notify_all()
@@ -152,7 +188,8 @@ class ThreadLinks:
         with self._changed:
             self._changed.wait_for(lambda: send in self._offered or self._error)
             self._raise()
-            return self._offered.pop(send)
+            tensor, since = self._offered.pop(send)
+        return (self._rank.copy_home(send) if send.is_gather else tensor), since
 
 
 class SyntheticLinks(ThreadLinks):
@@ -183,6 +220,7 @@ class SyntheticLinks(ThreadLinks):
         super().__init__(rank, room, one_way)
 
     def _receive(self, peer: int, receive: Action) -> None:
+        self._ask(peer, receive)
         message = torch.zeros(1, dtype=torch.int64)
         dist.recv(message, peer)
         due = int(message)
@@ -194,8 +232,9 @@ class SyntheticLinks(ThreadLinks):
         self._take(receive, self._room(receive), due)
 
     def _send(self, peer: int, send: Action) -> None:
+        asked = self._asked(peer, send)
         _, offered = self._message(send)
-        start = max(offered, self._free_ns.get(peer, 0))
+        start = max(asked if self._one_clock else 0, offered, self._free_ns.get(peer, 0))
         due = self._free_ns[peer] = start + self._lasts_ns(send)
         dist.send(torch.tensor([due]), peer)
         sleep_until(due)
@@ -216,6 +255,9 @@ class StreamLinks:
         self._under_way: dict[Action, tuple[Any, Tensor]] = {}
         self._taken = Mailbox[Tensor](rank.exchange.uses)
 
+    def announce(self, receive: Action) -> None:
+        """Do nothing: all is started when the list comes to it."""
+
     def offer(self, send: Action, tensor: Tensor | None) -> None:
         """Keep what a micro-batch made until the list comes to its sending end."""
         self._offered[send] = tensor
@@ -225,7 +267,7 @@ class StreamLinks:
         for end in action.singles:
             peer = self._rank.work.actions.peer(end)
             if end.is_send:
-                tensor = self._exchange.message(end, self._offered.pop, self._arrived)
+                tensor = self._exchange.message(end, self._made, self._arrived)
                 if tensor is None:
                     tensor = torch.zeros_like(self._room(end.other_end))
                 tensor = tensor.contiguous()
@@ -245,6 +287,10 @@ class StreamLinks:
             work.wait()
         self._under_way.clear()
         return []
+
+    def _made(self, send: Action) -> Tensor | None:
+        tensor = self._offered.pop(send)
+        return self._rank.copy_home(send) if send.is_gather else tensor
 
     def _arrived(self, receive: Action) -> Tensor:
         if receive in self._under_way:

@@ -5,88 +5,32 @@ from __future__ import annotations
 import copy
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from schedopt.account.shard_owners import ShardOwners
 from schedopt.account.timeline import stage_layers
-from schedopt.actions import Action, Actions
+from schedopt.actions import Action, gpu_ranks, share_of
 from schedopt.errors import InputError
-from schedopt.plan import Plan
 from schedopt.profiling.memory_meter import Meter
-from schedopt.profiling.pieces import Piece
 from schedopt.profiling.states import own_parameters
-from schedopt.running.model_match import Boundary
 from schedopt.running.records import Span
-from schedopt.running.replica_exchange import Exchange, chunk_of, follow
-from schedopt.running.stage_runtime import Before, Data, StageRuntime
-from schedopt.running.weight_versions import Weights
-
-if TYPE_CHECKING:
-    from schedopt.profiling.model import OptimizerFactory
-
-
-@dataclass(frozen=True, kw_only=True)
-class Workload:
-    """What a plan runs: the layers of a model with what they take, on a device.
-
-    Parameters
-    ----------
-    plan : Plan
-    actions : Actions
-    pieces : sequence of Piece
-        All layers; those of other ranks may be without values.
-    boundaries : sequence of Boundary
-        What each layer hands on.
-    optimizer : callable
-        From parameters to an optimizer.
-    data, before : callable
-        As for `StageRuntime`.
-    names : mapping of int to str
-        What the model calls a parameter, by its identity.
-    device : torch.device
-    begin : callable
-        Called at the start of each operation, with the instant since when what it needs is there.
-    copy : callable
-        Copies what a stage hands to another one.
-    """
-
-    plan: Plan
-    actions: Actions
-    pieces: Sequence[Piece]
-    boundaries: Sequence[Boundary]
-    optimizer: OptimizerFactory
-    data: Data
-    before: Before
-    names: Mapping[int, str]
-    device: torch.device
-    begin: Callable[[int | None], None] = lambda ready_ns: None
-    copy: Callable[[Tensor], Tensor] = torch.clone
-
-    @property
-    def update_every(self) -> int:
-        """The micro-batches of one update."""
-        return self.plan.rule.update_every or self.actions.micro_batches
-
-
-def name_parameters(model: nn.Module, loss: Any) -> dict[int, str]:
-    """Return what a model calls its parameters, and those of its loss, by their identity."""
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    if isinstance(loss, nn.Module):
-        for name, parameter in loss.named_parameters():
-            names.setdefault(id(parameter), f"loss.{name}")
-    return names
+from schedopt.running.replica_exchange import Exchange, Sum, chunk_of, follow
+from schedopt.running.stage_runtime import StageRuntime
+from schedopt.running.weight_shards import ScatteredWeights, ShardedWeights, make_weights
+from schedopt.running.workload import Workload
 
 
 def build_ranks(work: Workload) -> list[Rank]:
     """Return all ranks of a plan in this process, each with layers of its own."""
-    ranks = range(len(work.actions.ranks))
-    return [build_rank(_with_copies(work, number), number) for number in ranks]
+    # All copies are made before a rank gives away what is at home elsewhere.
+    works = [_with_copies(work, number) for number in range(len(work.actions.ranks))]
+    return [build_rank(own, number) for number, own in enumerate(works)]
 
 
 def build_rank(work: Workload, number: int) -> Rank:
@@ -107,9 +51,18 @@ def build_rank(work: Workload, number: int) -> Rank:
                 way_out="Untie the weights, or put both layers into one stage",
             )
     runtimes = {}
+    owners, gpu = ShardOwners(plan), sorted(gpu_ranks(plan))[number]
     for stage, own in zip(stages, owned, strict=True):
         trained = {work.names[id(p)]: p for p in own if p.requires_grad}
-        weights = Weights(trained, work.optimizer(list(trained.values())) if trained else None)
+        shard, home = plan.stages[stage].shard, None
+        if share_of(owners, stage, gpu) or (
+            shard == "parameter" and len(work.actions.owners[stage]) > 1
+        ):
+            home = [(chunk, owners.chunks[stage]) for chunk in owners.owned(stage, gpu)]
+        weights = make_weights(trained, work.optimizer, shard, home)
+        if work.holding is not None:
+            weights.ballast = work.holding.at_home(stage, gpu)
+            weights.gradients.ballast_bytes = work.holding.gradients_away(stage, gpu)
         runtimes[stage] = StageRuntime(
             plan.stages[stage],
             work.pieces,
@@ -182,12 +135,19 @@ class Rank:
             own = [action for action in self.actions if action.stage == stage]
             reads: Counter[int] = Counter()
             for action in own:
-                if action.version is not None:
+                if action.reads_weights and action.version is not None:
                     reads[action.version] += action.count
-            shares = {m: n for (of, m), n in self.exchange.shares.items() if of == stage}
-            runtime.weights.begin_step(reads or None, shares)
-            kinds = {action.kind for action in own}
-            runtime.weights.takes_turns = {"U", "BROADCAST_PARAM"} <= kinds
+            weights = runtime.weights
+            weights.gradients.begin_step(
+                _of_stage(self.exchange.backwards, stage), _of_stage(self.exchange.updates, stage)
+            )
+            if isinstance(weights, ScatteredWeights):
+                weights.begin_step(reads, self.exchange.versions[stage])
+            else:
+                weights.begin_step(reads or None)
+            kinds = {action.kind for action in own if action.makes_version}
+            weights.takes_turns = {"U", "BROADCAST_PARAM"} <= kinds
+        self._outgoing = dict.fromkeys(self.exchange.offered)
 
     def perform(self, action: Action, ready_ns: int | None = None) -> Span:
         """Do an operation; what it needs from other ranks is there, since when if that is known."""
@@ -197,8 +157,9 @@ class Rank:
         if action.kind == "U":
             self._update(action)
         else:
-            for micro_batch in action.micro_batches:
-                self._operate(action, micro_batch)
+            with self._gathering(action):
+                for micro_batch in action.micro_batches:
+                    self._operate(action, micro_batch)
         if self.work.device.type == "cuda":
             torch.cuda.current_stream(self.work.device).synchronize()
         return Span(self.number, action, start, time.monotonic_ns())
@@ -211,7 +172,12 @@ class Rank:
 
     def take(self, send: Action) -> Tensor | None:
         """Return what was made to be sent; None for a gradient that nothing needs."""
-        return self._outgoing.pop(send)
+        made = self._outgoing.pop(send)
+        return self.copy_home(send) if send.is_gather else made
+
+    def copy_home(self, send: Action) -> Tensor:
+        """Return a copy of weights at home that are sent for an operation, from any thread."""
+        return self.stages[send.stage].weights.chunk(chunk_of(send), send.version)
 
     def release(self) -> dict[Action, Tensor | None]:
         """Return all that is to be sent, by its sending end."""
@@ -223,7 +189,23 @@ class Rank:
         if receive.part is None:
             self._inbox(receive)[receive.stage, receive.first] = tensor
         elif tensor is not None:
+            self.note(receive, tensor)
             self._received[receive] = tensor
+
+    def note(self, receive: Action, tensor: Tensor) -> None:
+        """Count weights that came for an operation, from when they are there."""
+        if self.meter is not None and receive.is_gather:
+            self.meter.note(tensor)
+
+    def room(self, receive: Action, device: torch.device) -> Tensor:
+        """Return room on a device for a chunk that comes from another replica."""
+        tensor = self.stages[receive.stage].weights.row.empty(chunk_of(receive), device)
+        return self.received(receive, tensor)
+
+    def received(self, receive: Action, tensor: Tensor) -> Tensor:
+        """Return a chunk that came, with the bytes that it takes."""
+        holding = self.work.holding
+        return tensor if holding is None else holding.room(receive, tensor)
 
     def copied(self, tensor: Tensor | None) -> Tensor | None:
         """Return a copy in memory of its own."""
@@ -243,21 +225,46 @@ class Rank:
             self.most_saved = max(self.most_saved, self.meter.now)
 
     def _update(self, action: Action) -> None:
-        """Update a stage, with what came from its replicas."""
+        """Update a stage, or chunks of it, with what came from its replicas."""
         weights = self.stages[action.stage].weights
         merged = {}
-        for chunk, total in self.exchange.merges.get((action.stage, action.first), ()):
-            own = weights.gradient_chunk(action.first, chunk) if total.own else None
+        merges = dict(self.exchange.merges[action])
+        if isinstance(weights, ScatteredWeights) and action.share is None:
+            alone = dict.fromkeys(weights.chunks, Sum(own=True, receives=()))
+            merges = alone | merges
+        for chunk, total in merges.items():
+            own = weights.gradients.chunk(action.first, chunk) if total.own else None
             summed = total.add_up(own, self._received.__getitem__)
             assert summed is not None
             merged[chunk] = summed
         for receive in self.exchange.needs(action):
             del self._received[receive]
-        if merged:
-            weights.set_gradients(action.first, merged)
-        weights.update(action.first, self.work.update_every)
+        if self.work.holding is not None:
+            self.work.holding.update(action.stage, self.number)
+        if isinstance(weights, ShardedWeights):
+            weights.update_chunks(action.first, merged, self.work.update_every)
+        else:
+            if merged:
+                weights.gradients.replace(action.first, merged)
+            weights.update(action.first, self.work.update_every)
         for send in self.exchange.sends_after.get((action.stage, "U", action.first), ()):
-            self._outgoing[send] = weights.weights_chunk(chunk_of(send))
+            if action.share is None or chunk_of(send)[0] in action.share.chunks:
+                self._outgoing[send] = None if send.is_gather else weights.chunk(chunk_of(send))
+
+    @contextmanager
+    def _gathering(self, action: Action) -> Iterator[None]:
+        """Let an operation read weights that came for it, where the rank has only some."""
+        weights = self.stages[action.stage].weights
+        if not isinstance(weights, ScatteredWeights):
+            yield
+            return
+        receives = self.exchange.needs(action)
+        came = {chunk_of(receive): self._received.pop(receive) for receive in receives}
+        with ExitStack() as stack:
+            with self.meter or nullcontext():
+                stack.enter_context(weights.gathering(action.version or 0, came))
+            del came
+            yield
 
     def _operate(self, action: Action, micro_batch: int) -> None:
         """Run an operation of one micro-batch, and hand on what it made for another stage."""
@@ -284,10 +291,11 @@ class Rank:
             stage.recompute(micro_batch, version)
             return None
         mini_batch = micro_batch // self.work.update_every
+        weights = stage.weights
         for chunk in self.exchange.cleared.get((action.stage, action.kind, micro_batch), ()):
-            nothing = torch.zeros_like(stage.weights.empty_chunk(chunk, self.work.device))
-            stage.weights.set_gradients(mini_batch, {chunk: nothing})
-        with stage.weights.adding(mini_batch):
+            nothing = torch.zeros_like(weights.row.empty(chunk, self.work.device))
+            weights.gradients.replace(mini_batch, {chunk: nothing})
+        with weights.gradients.adding(mini_batch):
             match action.kind:
                 case "B":
                     return stage.backward(micro_batch, self._gradients.pop(key, None), version)
@@ -303,11 +311,13 @@ class Rank:
 
     def _share_gradient(self, action: Action, micro_batch: int) -> None:
         """Let other replicas have what a backward was the last to add to."""
-        weights = self.stages[action.stage].weights
+        gradients = self.stages[action.stage].weights.gradients
         mini_batch = micro_batch // self.work.update_every
         for send in self.exchange.sends_after.get((action.stage, action.kind, micro_batch), ()):
-            self._outgoing[send] = weights.gradient_chunk(mini_batch, chunk_of(send))
-        weights.used(mini_batch)
+            self._outgoing[send] = gradients.chunk(mini_batch, chunk_of(send))
+            if send.part is not None and send.part.is_taken:
+                gradients.taken(mini_batch, chunk_of(send))
+        gradients.used(mini_batch)
 
     def _hand_on(self, send: Action, tensor: Tensor | None) -> None:
         """Keep what goes to another rank, or give another stage of this one its own copy.
@@ -333,3 +343,8 @@ class Rank:
         # They count as weights. A backward that reads them must not count them as made by it.
         self.meter.leave_out(self.stages[action.stage].weights.older())
         return self.meter
+
+
+def _of_stage(counts: Mapping[tuple[int, int], int], stage: int) -> dict[int, int]:
+    """Return counts by mini-batch, of those by stage and mini-batch."""
+    return {mini_batch: count for (of, mini_batch), count in counts.items() if of == stage}

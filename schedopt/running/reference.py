@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,8 +19,9 @@ from schedopt.profiling.outline import on_device
 from schedopt.profiling.pieces import blaming
 from schedopt.profiling.saved_tensors import storage_key
 from schedopt.profiling.tracing import WithLoss
-from schedopt.running.rank import Workload
 from schedopt.running.records import Outcome, Record
+from schedopt.running.weight_row import Slice
+from schedopt.running.workload import Workload
 
 Tensors = Mapping[str, Tensor]
 
@@ -34,16 +36,55 @@ class Trained:
         The mean gradient of each mini-batch, by mini-batch and parameter, on the host.
     weights : dict of str to Tensor
         After the step, on the host.
+    slices : dict
+        Of parameters that are at home on several ranks, by mini-batch and slice, without a
+        mini-batch of the weights.
     """
 
     gradients: dict[tuple[int, str], Tensor] = field(default_factory=dict)
     weights: dict[str, Tensor] = field(default_factory=dict)
+    slices: dict[tuple[int | None, Slice], Tensor] = field(default_factory=dict)
 
-    def keep(self, mini_batch: int, parameters: Mapping[str, nn.Parameter]) -> None:
+    def keep(self, mini_batch: int, gradients: Mapping[Slice, Tensor]) -> None:
         """Keep the gradients of a mini-batch."""
-        for name, parameter in parameters.items():
-            if parameter.grad is not None:
-                self.gradients[mini_batch, name] = parameter.grad.detach().to("cpu", copy=True)
+        for piece, gradient in gradients.items():
+            copied = gradient.detach().to("cpu", copy=True)
+            if piece.is_whole:
+                self.gradients[mini_batch, piece.name] = copied
+            else:
+                self.slices[mini_batch, piece] = copied
+
+    def keep_weights(self, values: Mapping[Slice, Tensor]) -> None:
+        """Keep the weights after the step."""
+        for piece, own in values.items():
+            copied = own.detach().to("cpu", copy=True)
+            if piece.is_whole:
+                self.weights[piece.name] = copied
+            else:
+                self.slices[None, piece] = copied
+
+
+def put_together(parts: Sequence[Trained]) -> list[Trained]:
+    """Return what ranks have whole, and behind that what several of them have in slices.
+
+    What is not there from its first element to its last is left out.
+    """
+    found: dict[tuple[int | None, str], list[tuple[Slice, Tensor]]] = defaultdict(list)
+    for part in parts:
+        for (mini_batch, piece), tensor in part.slices.items():
+            found[mini_batch, piece.name].append((piece, tensor))
+    joined = Trained()
+    for (mini_batch, name), slices in found.items():
+        ordered = sorted(slices, key=lambda one: one[0])
+        ends = [0, *(piece.end for piece, _ in ordered)]
+        if [piece.begin for piece, _ in ordered] != ends[:-1] or ends[-1] != ordered[0][0].count:
+            continue
+        row = torch.cat([tensor for _, tensor in ordered])
+        if mini_batch is None:
+            joined.weights[name] = row
+        else:
+            joined.gradients[mini_batch, name] = row
+    return [*parts, joined]
 
 
 def train_in_one_process(model: Model, work: Workload) -> tuple[Trained, str]:
@@ -76,6 +117,7 @@ def compare_with_reference(
             compared_with="",
         )
     alone, how = reference
+    trained = put_together(trained)
     # The square root of the smallest step of the least precise numbers above 1.
     precisions = {torch.finfo(gradient.dtype).eps for gradient in alone.gradients.values()}
     return Outcome(
@@ -111,7 +153,7 @@ def train_unsplit(model: Model, work: Workload) -> Trained | None:
         if parameter.grad is not None:
             parameter.grad /= count
     kept = Trained()
-    kept.keep(0, trained)
+    kept.keep(0, _gradients(trained))
     return kept
 
 
@@ -143,7 +185,7 @@ def difference(parts: Sequence[Mapping[Any, Tensor]], other: Mapping[Any, Tensor
     worst = 1.0 if names ^ other.keys() else 0.0
     for part in parts:
         for name in part.keys() & other.keys():
-            apart = _most(part[name].double() - other[name].double())
+            apart = _most(part[name].reshape(other[name].shape).double() - other[name].double())
             if math.isnan(apart):
                 return float("inf")
             if apart:
@@ -218,7 +260,7 @@ class _Emulation:
         for parameter in self.parameters.values():
             if parameter.grad is not None:
                 parameter.grad /= count
-        self.kept.keep(mini_batch, self.parameters)
+        self.kept.keep(mini_batch, _gradients(self.parameters))
         for stage, optimizer in enumerate(self.optimizers):
             if optimizer is not None:
                 optimizer.step()
@@ -307,6 +349,12 @@ class _Emulation:
 
         with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
             yield known
+
+
+def _gradients(parameters: Mapping[str, nn.Parameter]) -> dict[Slice, Tensor]:
+    return {
+        Slice.whole(name, own): own.grad for name, own in parameters.items() if own.grad is not None
+    }
 
 
 def _copies(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -19,13 +19,12 @@ from typing import Generic, TypeVar
 from torch import Tensor
 
 from schedopt.actions import Action
+from schedopt.running.weight_row import Chunk
 
 Place = tuple[int, str, int]
 """Stage, kind, and micro-batch or mini-batch of an action."""
 StageMiniBatch = tuple[int, int]
 """Stage and mini-batch."""
-Chunk = tuple[int, int]
-"""Which of how many equal parts of a stage's weights."""
 _Letter = TypeVar("_Letter")
 
 
@@ -61,24 +60,37 @@ class Exchange:
         Of each send of gradients or weights.
     sends_after : dict
         The sends whose own part is there as soon as an action has run, by that action.
-    merges : dict
-        What the gradient of an update is, where not the rank alone made it: chunks and sums.
+    merges : dict of Action to list
+        What the gradient of an update is, where not the rank alone made it or only chunks are
+        updated: chunks and sums.
     arrivals : dict
         The receives of the weights of a mini-batch.
+    gathers : dict
+        The receives of the weights that an operation reads, by its stage, kind and micro-batch.
+    offered : list of Action
+        The sends of weights that are there when the step begins, for single operations.
+    versions : dict
+        How often a version of a chunk at home is sent for single operations, by stage.
     cleared : dict
         The chunks that a backward is the first to add to since something took their place.
-    shares : dict
-        How many actions of this rank need its own gradient of a mini-batch.
+    backwards, updates : dict
+        How many of each mini-batch are in the list.
     uses : dict of Action to int
         How often the result of a receive is needed.
     """
 
     sums: dict[Action, Sum] = field(default_factory=dict)
     sends_after: dict[Place, list[Action]] = field(default_factory=lambda: defaultdict(list))
-    merges: dict[StageMiniBatch, list[tuple[Chunk, Sum]]] = field(default_factory=dict)
+    merges: dict[Action, list[tuple[Chunk, Sum]]] = field(default_factory=dict)
     arrivals: dict[StageMiniBatch, list[Action]] = field(default_factory=lambda: defaultdict(list))
     cleared: dict[Place, list[Chunk]] = field(default_factory=lambda: defaultdict(list))
-    shares: Counter[StageMiniBatch] = field(default_factory=Counter)
+    gathers: dict[Place, list[Action]] = field(default_factory=lambda: defaultdict(list))
+    offered: list[Action] = field(default_factory=list)
+    versions: dict[int, Counter[tuple[Chunk, int]]] = field(
+        default_factory=lambda: defaultdict(Counter)
+    )
+    backwards: Counter[StageMiniBatch] = field(default_factory=Counter)
+    updates: Counter[StageMiniBatch] = field(default_factory=Counter)
     uses: Counter[Action] = field(default_factory=Counter)
 
     def message(
@@ -94,13 +106,14 @@ class Exchange:
         return total.add_up(made(send) if total.own else None, received)
 
     def needs(self, action: Action) -> list[Action]:
-        """Return the receives between replicas for which an update or a broadcast waits."""
-        key = action.stage, action.first
+        """Return the receives between replicas for which an operation or a broadcast waits."""
         if action.kind == "BROADCAST_PARAM":
-            return self.arrivals[key]
-        if action.kind != "U":
-            return []
-        return [receive for _, total in self.merges.get(key, ()) for receive in total.receives]
+            return self.arrivals[action.stage, action.first]
+        if action.kind == "U":
+            return [
+                receive for _, total in self.merges.get(action, ()) for receive in total.receives
+            ]
+        return self.gathers.get((action.stage, action.kind, action.first), [])
 
 
 class Mailbox(Generic[_Letter]):
@@ -156,6 +169,12 @@ class _Gradient:
         self.added.append(place)
         return cleared
 
+    def give(self, send: Action) -> None:
+        """Keep nothing of what was sent."""
+        chunk, self.chunks = chunk_of(send)
+        self.received[chunk] = ()
+        self.since[chunk] = len(self.added)
+
     def take(self, reduction: Action) -> None:
         assert reduction.part is not None
         chunk, self.chunks = chunk_of(reduction)
@@ -169,15 +188,16 @@ def follow(actions: Sequence[Action], update_every: int) -> Exchange:
     """Return what a rank exchanges, from its actions and the micro-batches of one update."""
     exchange = Exchange()
     gradients: dict[StageMiniBatch, _Gradient] = defaultdict(_Gradient)
+    copies: dict[tuple[int, Chunk, int | None], Action] = {}
     for action in actions:
         stage = action.stage
-        key = stage, action.first if action.makes_version else action.first // update_every
+        key = stage, action.first if action.is_of_mini_batch else action.first // update_every
         match action.kind:
             case "B" | "W":
                 for i in action.micro_batches:
                     place, of = (stage, action.kind, i), (stage, i // update_every)
                     exchange.cleared[place] = gradients[of].add(place)
-                    exchange.shares[of] += 1
+                    exchange.backwards[of] += 1
             case "REDUCE_GRAD":
                 gradients[key].take(action)
             case "SEND_G":
@@ -185,13 +205,15 @@ def follow(actions: Sequence[Action], update_every: int) -> Exchange:
                 exchange.uses.update(total.receives)
                 if total.own:
                     exchange.sends_after[gradients[key].added[-1]].append(action)
+                if action.part is not None and action.part.is_taken:
+                    gradients[key].give(action)
             case "U":
                 gradient = gradients[key]
-                exchange.shares[key] += 1
-                exchange.merges[key] = [
-                    ((chunk, gradient.chunks), gradient.sum(chunk))
-                    for chunk in sorted(gradient.received)
-                ]
+                exchange.updates[key] += 1
+                count, chunks = gradient.chunks, tuple(sorted(gradient.received))
+                if action.share is not None:
+                    count, chunks = action.share.of, action.share.chunks
+                exchange.merges[action] = [((c, count), gradient.sum(c)) for c in chunks]
                 exchange.uses.update(exchange.needs(action))
             case "RECV_V":
                 exchange.arrivals[key].append(action)
@@ -205,6 +227,23 @@ def follow(actions: Sequence[Action], update_every: int) -> Exchange:
                 exchange.uses.update(came[:1])
                 if not came:
                     exchange.sends_after[stage, "U", key[1]].append(action)
+            case "RECV_P" if action.part is not None:
+                exchange.gathers[stage, action.part.reader, action.first].append(action)
+                exchange.uses[action] += 1
+                copies[stage, chunk_of(action), action.version] = action
+            case "SEND_P":
+                # A copy is sent on; else the weights are at home here.
+                copy = copies.get((stage, chunk_of(action), action.version))
+                exchange.sums[action] = Sum(copy is None, () if copy is None else (copy,))
+                if copy is not None:
+                    exchange.uses[copy] += 1
+                    continue
+                version = action.version or 0
+                exchange.versions[stage][chunk_of(action), version] += 1
+                if version:
+                    exchange.sends_after[stage, "U", version - 1].append(action)
+                else:
+                    exchange.offered.append(action)
             case _:
                 pass
     return exchange

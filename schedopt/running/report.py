@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any, Final
 
 from schedopt.account.memory import memory_without_buffers
+from schedopt.account.shard_owners import ShardOwners
 from schedopt.account.timeline import Timeline, stage_layers
 from schedopt.actions import gpu_ranks
 from schedopt.plan import Plan
@@ -147,10 +148,12 @@ class Report:
         if self.job.model is None:
             return []
         others = []
+        owners = ShardOwners(self.plan)
         for stage, found in enumerate(self.optimizer_bytes):
             layers = [self.plan.chain.layers[layer] for layer in stage_layers(self.plan, stage)]
             known = [layer.optimizer_bytes for layer in layers if layer.optimizer_bytes is not None]
-            planned = sum(known)
+            total = sum(known)
+            planned = max(owners.share(total, stage, gpu) for gpu in self.plan.stages[stage].gpus)
             differs = OTHER_OPTIMIZER * abs(planned - found) > max(planned, found)
             if differs and len(known) == len(layers):
                 others.append((stage, planned, found))

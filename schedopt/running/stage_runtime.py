@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, TypeAlias
 
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 
 from schedopt.profiling.pieces import Piece, blaming, same_buffers
 from schedopt.profiling.split_backward import backward_input, backward_weight, enter
+from schedopt.running.stand_in import stand_in
 from schedopt.running.weight_versions import Reading, Weights
 from schedopt.stage import Stage
 
@@ -238,21 +238,8 @@ def _copy_of_input(value: Tensor) -> Tensor:
 
 def _entered(value: Tensor) -> tuple[Tensor, Tensor]:
     """Return a stand-in for a value that takes its gradient, and the value to compute with."""
-    begin = _stand_in(value).requires_grad_()
+    begin = stand_in(value).requires_grad_()
     return begin, enter(begin, value)
-
-
-def _stand_in(tensor: Tensor) -> Tensor:
-    """Return a tensor of the same shape whose elements all lie in one place, shared by all."""
-    element = shared_element(tensor.dtype, tensor.device)
-    stand_in = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-    return stand_in.set_(element.untyped_storage(), 0, tensor.shape, (0,) * tensor.dim())
-
-
-@cache
-def shared_element(dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return the one element that all stand-ins of a type on a device have."""
-    return torch.empty(1, dtype=dtype, device=device)
 
 
 class _Exit(torch.autograd.Function):
@@ -260,7 +247,7 @@ class _Exit(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, output: Tensor) -> Tensor:
-        return _stand_in(output)
+        return stand_in(output)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:

@@ -31,6 +31,7 @@ from schedopt.errors import InputError
 from schedopt.plan import Plan
 from schedopt.platform import Gpu
 from schedopt.profiling.pieces import Piece
+from schedopt.running.synthetic_weights import sharded_bytes
 
 _FLOAT: Final = 4
 _SPIN_NS: Final = 50_000
@@ -84,11 +85,12 @@ def synthetic_pieces(plan: Plan, sleeper: Sleeper) -> list[Piece]:
     are computed again, as many as the activation has. The gradient of each weight is 1. A stage
     with GPUs of several speeds is refused.
     """
+    sharded = sharded_bytes(plan)
     efforts = [effort for stage in range(len(plan.stages)) for effort in _efforts(plan, stage)]
     return [
         Piece(
             name=layer.name or str(number),
-            module=_SyntheticLayer(effort, layer.weight_bytes, sleeper),
+            module=_SyntheticLayer(effort, layer.weight_bytes - sharded[number], sleeper),
             side=() if number else ("input",),
             cut=str(number),
         )

@@ -26,9 +26,9 @@ from schedopt.plan import Plan
 from schedopt.profiling.devices import make_clock
 from schedopt.profiling.pieces import blaming
 from schedopt.running.model_match import Boundary
-from schedopt.running.rank import Workload
 from schedopt.running.records import Span
 from schedopt.running.stage_module import StageModule
+from schedopt.running.workload import Workload
 
 Around: TypeAlias = Callable[[Action], AbstractContextManager[None]]
 """Gives the context in which an action runs."""

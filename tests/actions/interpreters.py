@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -21,7 +22,7 @@ def other_end(action: Action) -> Action:
     way, what = action.kind.split("_")
     step = 0 if action.part else 1 if (way == "SEND") == (what == "F") else -1
     kind: Any = f"{'RECV' if way == 'SEND' else 'SEND'}_{what}"
-    return Action(action.stage + step, kind, action.first, action.count, None, action.part)
+    return replace(action, stage=action.stage + step, kind=kind)
 
 
 def run(lists: Lists, *, buffered: bool = False) -> bool:

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from schedopt import InputError
-from schedopt.actions import ACTION_KINDS, Action, Part, make_actions, parse_action, parse_actions
+from schedopt.actions import (
+    ACTION_KINDS,
+    Action,
+    Part,
+    Share,
+    make_actions,
+    parse_action,
+    parse_actions,
+)
 from schedopt.actions.validation import find_order
 from tests.actions.interpreters import ONE_GPU_EACH, assert_circle, in_order, run
 from tests.budgets import trials
@@ -18,16 +28,29 @@ from tests.examples import EXAMPLES
 def any_action(draw: st.DrawFn) -> Action:
     """Return any action that has a text."""
     small, kind = st.integers(0, 9999999), draw(st.sampled_from(ACTION_KINDS))
-    part = version = None
-    if kind == "REDUCE_GRAD" or kind.endswith(("_G", "_V")):
+    part = version = share = None
+    readers = ("F", "B", "I", "W", "R")
+    if kind == "REDUCE_GRAD" or kind.endswith(("_G", "_V", "_P")):
         chunks = draw(st.integers(1, 9999999))
         chunk, is_added = draw(st.integers(0, chunks - 1)), draw(st.booleans())
-        part = Part(draw(small), draw(small), chunk, chunks, is_added and not kind.endswith("_V"))
-    if kind in ("F", "B", "I", "W", "R"):
+        is_gradient, ends = kind.endswith("G") or kind == "REDUCE_GRAD", (draw(small), draw(small))
+        is_taken = draw(st.booleans()) and is_gradient
+        part = Part(*ends, chunk, chunks, is_added and is_gradient, is_taken)
+    if kind in readers:
         version = draw(st.none() | small)
+    if part is not None and kind.endswith("_P"):
+        version, part = (
+            draw(small),
+            replace(part, is_added=False, reader=draw(st.sampled_from(readers))),
+        )
+    if kind == "U" and draw(st.booleans()):
+        of = draw(st.integers(2, 20))
+        share = Share(
+            tuple(sorted(draw(st.sets(st.integers(0, of - 1), min_size=1, max_size=of - 1)))), of
+        )
     alone = part or kind in ("U", "BROADCAST_PARAM")
     count = 1 if alone else draw(st.integers(1, 2**19))
-    return Action(draw(small), kind, draw(st.integers(0, 2**19)), count, version, part)
+    return Action(draw(small), kind, draw(st.integers(0, 2**19)), count, version, part, share)
 
 
 @given(any_action())
@@ -40,7 +63,7 @@ def test_actions_survive_their_text(action: Action) -> None:
 
 @trials(200)
 @given(
-    st.text("0123456789FBIWRUGVSENDCVrc/+_v-, \n\u0663\u00b2", max_size=12) | st.text(max_size=8)
+    st.text("0123456789FBIWRUGVPSENDCVrc/+_v-, \n\u0663\u00b2", max_size=12) | st.text(max_size=8)
 )
 def test_any_text_is_read_or_refused(text: str) -> None:
     try:
@@ -84,7 +107,7 @@ BROKEN = [
     ("0U0", "0SEND_G0r0-0,0RECV_G0r0-0,0G0r0-0,0U0", "0SEND_G0r0-0 is sent to its own rank"),
     ("0U0", "0SEND_G0r1-0,0U0", "rank 0: 0SEND_G0r1-0 is there, and not on rank 1"),
     ("0U0", "0SEND_G0r0-1,0U0", "0SEND_G0r0-1 has no other end 0RECV_G0r0-1"),
-    ("0U0", "0SEND_V0r0-1,0U0", "rank 0: 0SEND_V0r0-1 comes before 0U0 or 0V0"),
+    ("0U0", "0SEND_V0r0-1,0U0", "rank 0: 0SEND_V0r0-1 has no other end 0RECV_V0r0-1"),
     ("0SEND_F0", "0SEND_B0,0SEND_F0", "rank 0: 0SEND_B0 comes before 0B0"),
     ("0F0,", "0RECV_F0,0F0,", "rank 0: 0RECV_F0 is of the first stage"),
     ("1W1", "1W1,1SEND_F1", "rank 1: 1SEND_F1 has no other end 2RECV_F1"),

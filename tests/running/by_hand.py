@@ -142,6 +142,7 @@ class ByHand:
             for stage in everywhere:
                 self._F(stage, i)
             for stage in reversed(everywhere):
+                self._R(stage, i)
                 self._B(stage, i)
             if (i + 1) % self.every == 0:
                 for stage in everywhere:

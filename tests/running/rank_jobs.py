@@ -11,6 +11,7 @@ from schedopt import Plan
 from schedopt.errors import InputError
 from schedopt.profiling import Model
 from schedopt.running.backends import make_room, step_over_links
+from schedopt.running.controller import keep_weights
 from schedopt.running.links import Links, StreamLinks, ThreadLinks
 from schedopt.running.rank import Rank, build_rank
 from schedopt.running.records import Span
@@ -35,6 +36,10 @@ REPLICATED: Final = (
     "dp_overlapped, 2 GPUs",
     "dp_overlapped, 3 GPUs, slow",
     "chimera, 4 GPUs, m = 4, links",
+    "optimizer sharded on 6 GPUs",
+    "mixed shards on 6 GPUs, again",
+    "zero_3, 3 GPUs",
+    "cdp_v2_zero, 2 GPUs",
 )
 
 
@@ -98,9 +103,7 @@ def run_replicated(rank: int, plan: Plan, count: int, engine: str) -> list[Train
     own = build_rank(work, rank)
     results = []
     for kept, _ in _steps(own, engine, batches.load):
-        for stage in own.stages.values():
-            for name, parameter in stage.weights.parameters.items():
-                kept.weights[name] = parameter.detach().clone()
+        keep_weights(own, kept)
         results.append(kept)
     return results
 

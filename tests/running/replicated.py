@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from schedopt import Chain, Pattern, Plan, Platform, Rule, Scope, Stage, Transfer, check
 from schedopt.plan import place_in_period
+from schedopt.stage import Shard
 from schedopt.systems.catalogue import find_system
 from schedopt.systems.config import SystemConfig
 from schedopt.systems.flush_step import flush_step
@@ -246,6 +247,22 @@ def flushed(chain: Chain, microbatches: int) -> Plan:
     return flush_step(config, stages, one_f_one_b_order(3, microbatches))
 
 
+def sharded(
+    chain: Chain, levels: Sequence[Shard], microbatches: int, *, again: bool = False
+) -> Plan:
+    """Return a step with a flush of stages on 2, 1 and 3 GPUs that are sharded, in long layers.
+
+    Each may compute its first layer again.
+    """
+    rows = cut(chain, 3)
+    config = SystemConfig(chain=timed(chain, 10, 20), platform=quick(6), microbatches=microbatches)
+    stages = [
+        Stage(layers=row, gpus=gpus, shard=level, recompute=((row[0], row[0]),) if again else ())
+        for row, gpus, level in zip(rows, ((0, 1), (2,), (3, 4, 5)), levels, strict=True)
+    ]
+    return flush_step(config, stages, one_f_one_b_order(3, microbatches))
+
+
 def _makers() -> dict[str, tuple[Callable[[Chain], Plan], int]]:
     """Return what makes plans, and the micro-batches of a few updates of each."""
     makers: dict[str, tuple[Callable[[Chain], Plan], int]] = {
@@ -273,6 +290,15 @@ def _makers() -> dict[str, tuple[Callable[[Chain], Plan], int]]:
         makers[name] = partial(_system, "chimera", gpus, m, {}), 3 * m
         more = {"platform": quick(gpus)}
         makers[f"{name}, links"] = partial(_system, "chimera", gpus, m, more), 3 * m
+    for level in ("optimizer", "gradient", "parameter"):
+        levels: tuple[Shard, ...] = (level, "none", level)
+        makers[f"{level} sharded on 6 GPUs"] = partial(sharded, levels=levels, microbatches=6), 18
+    levels = ("parameter", "optimizer", "gradient")
+    mixed = partial(sharded, levels=levels, microbatches=6, again=True)
+    makers["mixed shards on 6 GPUs, again"] = mixed, 18
+    for name, gpus in product(("zero_1", "zero_2", "zero_3", "cdp_v1_zero", "cdp_v2_zero"), (2, 3)):
+        more = {"platform": quick(gpus), "unit_ns": 100}
+        makers[f"{name}, {gpus} GPUs"] = partial(_system, name, gpus, gpus, more), 4 * gpus
     return makers
 
 

@@ -14,6 +14,7 @@ from schedopt import InputError, Plan, Platform, Stage, check
 from schedopt.actions import Actions, gpu_ranks, make_actions
 from schedopt.running import Job, execute
 from schedopt.running.controller import MicroBatches
+from schedopt.running.reference import put_together
 from schedopt.running.torch_runtime import TorchRuntime
 from tests import examples
 from tests.running import by_hand, faulty
@@ -164,7 +165,7 @@ def test_replicas_make_the_gradients_and_weights_of_formulas(name: str, engine: 
         inputs = [batches(i, ["input"])["input"] for i in range(count)]
         hand = ByHand(plan, model, inputs, "sgd", after=hand)
         hand.train()
-        assert_trained([rank[step] for rank in found], hand)
+        assert_trained(put_together([rank[step] for rank in found]), hand)
 
 
 @pytest.mark.parametrize("backend", ["logical", "p2p"])

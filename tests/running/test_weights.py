@@ -163,7 +163,7 @@ def test_parts_are_equal_and_cover_everything() -> None:
     count = sum(parameter.numel() for parameter in weights.parameters.values())
     row = torch.cat([parameter.detach().reshape(-1) for parameter in weights.parameters.values()])
     for chunks in (1, 2, 3, 7, count, count + 5):
-        parts = [weights.weights_chunk((c, chunks)) for c in range(chunks)]
+        parts = [weights.chunk((c, chunks)) for c in range(chunks)]
         assert torch.equal(torch.cat(parts), row)
         assert [len(part) for part in parts] == [
             count * (c + 1) // chunks - count * c // chunks for c in range(chunks)
@@ -171,7 +171,7 @@ def test_parts_are_equal_and_cover_everything() -> None:
         changed = {(c, chunks): part + 1 for c, part in enumerate(parts)}
         weights.replace(changed)
         row = row + 1
-        assert torch.equal(weights.weights_chunk((0, 1)), row)
+        assert torch.equal(weights.chunk((0, 1)), row)
 
 
 def test_weights_of_two_precisions_and_not_in_one_row() -> None:
@@ -180,7 +180,7 @@ def test_weights_of_two_precisions_and_not_in_one_row() -> None:
     assert not convolution.weight.is_contiguous()
     module = nn.Sequential(convolution, nn.Linear(4, 4).half())
     weights = Weights(dict(module.named_parameters()), None)
-    parts = {(c, 5): weights.weights_chunk((c, 5)) for c in range(5)}
+    parts = {(c, 5): weights.chunk((c, 5)) for c in range(5)}
     assert {part.dtype for part in parts.values()} == {torch.float32}
     before = {name: one.detach().clone() for name, one in module.named_parameters()}
     weights.replace({chunk: one * 2 for chunk, one in parts.items()})

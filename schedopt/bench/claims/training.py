@@ -20,8 +20,8 @@ from schedopt.problem import Scope
 from schedopt.profiling.pieces import Piece
 from schedopt.profiling.states import tensor_bytes
 from schedopt.rule import Rule
-from schedopt.running.rank import Workload
 from schedopt.running.reference import emulate
+from schedopt.running.workload import Workload
 from schedopt.solving.stage_chain import StageChain
 
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]

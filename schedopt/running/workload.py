@@ -1,0 +1,75 @@
+"""What a plan runs: the layers of a model with what they take, on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from schedopt.actions import Actions
+from schedopt.plan import Plan
+from schedopt.profiling.pieces import Piece
+from schedopt.running.model_match import Boundary
+from schedopt.running.stage_runtime import Before, Data
+
+if TYPE_CHECKING:
+    from schedopt.profiling.model import OptimizerFactory
+    from schedopt.running.synthetic_weights import Holding
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """What a plan runs: the layers of a model with what they take, on a device.
+
+    Parameters
+    ----------
+    plan : Plan
+    actions : Actions
+    pieces : sequence of Piece
+        All layers; those of other ranks may be without values.
+    boundaries : sequence of Boundary
+        What each layer hands on.
+    optimizer : callable
+        From parameters to an optimizer.
+    data, before : callable
+        As for `StageRuntime`.
+    names : mapping of int to str
+        What the model calls a parameter, by its identity.
+    device : torch.device
+    begin : callable
+        Called at the start of each operation, with the instant since when what it needs is there.
+    copy : callable
+        Copies what a stage hands to another one.
+    holding : Holding or None
+        What weights take, in bytes and time, where the layers have none.
+    """
+
+    plan: Plan
+    actions: Actions
+    pieces: Sequence[Piece]
+    boundaries: Sequence[Boundary]
+    optimizer: OptimizerFactory
+    data: Data
+    before: Before
+    names: Mapping[int, str]
+    device: torch.device
+    begin: Callable[[int | None], None] = lambda ready_ns: None
+    copy: Callable[[Tensor], Tensor] = torch.clone
+    holding: Holding | None = None
+
+    @property
+    def update_every(self) -> int:
+        """The micro-batches of one update."""
+        return self.plan.rule.update_every or self.actions.micro_batches
+
+
+def name_parameters(model: nn.Module, loss: Any) -> dict[int, str]:
+    """Return what a model calls its parameters, and those of its loss, by their identity."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    if isinstance(loss, nn.Module):
+        for name, parameter in loss.named_parameters():
+            names.setdefault(id(parameter), f"loss.{name}")
+    return names
