@@ -119,16 +119,25 @@ def all_reduce(
     return [[item for item in arrivals if item.target == r] for r in range(replicas)]
 
 
-def apply_gradients(scheduler: ListScheduler, stage: int, last: Sequence[Name]) -> None:
+def apply_gradients(
+    scheduler: ListScheduler,
+    stage: int,
+    last: Sequence[Name],
+    gone_home: Sequence[Sequence[Name | Transfer]] | None = None,
+) -> None:
     """Add the gradients of a step up, update, and take the weights to where they are kept.
 
     `last` names for each replica, the first being that of micro-batch 0, the operation after which
     its own gradient is whole. Where nothing is sharded each replica gets the sum and updates;
     otherwise each updates what is at home there, and the weights go from there to the others,
-    unless the parameters are sharded too.
+    unless the parameters are sharded too. `gone_home` has for each replica what it must wait for
+    where gradients are at home by then.
     """
     shard = scheduler.stages[stage].shard
-    if shard == "none":
+    summed: Sequence[Sequence[Name | Transfer]]
+    if gone_home is not None:
+        summed = gone_home
+    elif shard == "none":
         summed = all_reduce(scheduler, stage, 0, lambda replica: [last[replica]])
     else:
         added = reduce_scatter(scheduler, stage, 0, lambda replica: [last[replica]])

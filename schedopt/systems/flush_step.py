@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 from schedopt.errors import InputError
@@ -24,8 +25,16 @@ _TIMES: Final[dict[Kind, str]] = {
 """What an operation takes that other readers of weights come behind."""
 
 
+_NONE: Final[Mapping[int, int]] = MappingProxyType({})
+
+
 def flush_step(
-    config: SystemConfig, stages: Sequence[Stage], turns: Iterable[Turn], *, split: bool = False
+    config: SystemConfig,
+    stages: Sequence[Stage],
+    turns: Iterable[Turn],
+    *,
+    split: bool = False,
+    ahead: Mapping[int, int] = _NONE,
 ) -> Plan:
     """Return a step of turns, after which each stage applies the gradients of its replicas.
 
@@ -35,6 +44,10 @@ def flush_step(
     there; an all-gather then takes the weights to the others, but where parameters are sharded:
     there they come from home for each operation. A GPU that begins an operation begins to fetch
     the weights of the next one, and not further ahead, so that it has copies for two.
+
+    Gradients that are kept at home only may go there straight behind each backward. Then a GPU has
+    at most those of the last two operations: the next one waits until others are at home. Updates
+    of these stages come behind all turns of their GPU.
 
     Where the micro-batches are no multiple of R, the next step begins on another GPU of the stage:
     they must be alike, and so must their links, or the plan is not valid.
@@ -51,6 +64,10 @@ def flush_step(
         order. Stages that recompute do so right before a backward, or where a turn R says so.
     split : bool
         Whether the turns have I and W instead of B.
+    ahead : mapping of int to int
+        The stages, by number, whose gradients go home behind each backward. Of these 1 begins to
+        fetch weights with the operation before, as above; 0 when that has ended and its gradients
+        are at home, so that only one operation has copies and gradients at a time.
 
     Raises
     ------
@@ -62,7 +79,7 @@ def flush_step(
         apart what comes for which.
     """
     _refuse(config, stages)
-    step = _FlushStep(config, stages)
+    step = _FlushStep(config, stages, ahead)
     for kind, stage, i in with_recompute(stages, turns):
         step.run(kind, stage, i)
     step.finish()
@@ -111,9 +128,11 @@ def _refuse(config: SystemConfig, stages: Sequence[Stage]) -> None:
 class _FlushStep:
     """The turns of each GPU, behind what they wait for."""
 
-    def __init__(self, config: SystemConfig, stages: Sequence[Stage]) -> None:
+    def __init__(
+        self, config: SystemConfig, stages: Sequence[Stage], ahead: Mapping[int, int]
+    ) -> None:
         several = any(len(stage.gpus) > 1 or stage.shard != "none" for stage in stages)
-        self.stages = stages
+        self.stages, self.ahead = stages, ahead
         self.in_order = all(stage.shard == "none" for stage in stages)
         rule = config.flush_rule(replicated=several)
         self.scheduler = config.scheduler(rule, [*stages], ordered=self.in_order)
@@ -121,10 +140,20 @@ class _FlushStep:
         """What a GPU runs, in order."""
         self.awaited: dict[int, list[Name | Transfer]] = defaultdict(list)
         """What the last of these waits for in addition to the one before."""
+        self.sent_home: dict[int, list[list[Transfer]]] = defaultdict(list)
+        """What takes gradients home behind each operation that a GPU runs."""
+        self.gone_home: dict[tuple[int, int], list[Transfer]] = defaultdict(list)
+        """The same by stage and the replica that is home."""
         self.last: dict[tuple[int, int], Name] = {}
         """The last operation of each stage on a GPU."""
         named = Counter(gpu for stage in stages for gpu in stage.gpus)
-        self.shared = {gpu for gpu, count in named.items() if count > 1}
+        self.held_up = {
+            gpu
+            for number, stage in enumerate(stages)
+            for gpu in stage.gpus
+            if named[gpu] > 1 and number not in ahead
+        }
+        """GPUs on which an update of another stage may hold up an operation."""
 
     def run(self, kind: Kind, stage: int, i: int) -> None:
         """Add an operation behind the one before it on its GPU and behind its weights."""
@@ -135,11 +164,33 @@ class _FlushStep:
             came: list[Name | Transfer] = []
             if self.stages[stage].shard == "parameter":
                 came = [*self.fetch(kind, stage, i)]
+            came += self.sent_before(gpu, 1 + self.ahead.get(stage, 1))
             after = [*self.ran[gpu][-1:], *came]
             self.scheduler.run(kind, stage, i, after=after, priority=1)
             self.awaited[gpu] = [*came, *self.arrivals(kind, stage, i)]
+            self.sent_home[gpu].append(self.take_home(kind, stage, i))
         self.ran[gpu].append((kind, stage, i))
         self.last[stage, gpu] = (kind, stage, i)
+
+    def sent_before(self, gpu: int, back: int) -> list[Transfer]:
+        """Return what takes gradients home of an operation so far back: 1 is the last one."""
+        sent = self.sent_home[gpu]
+        return sent[-back] if len(sent) >= back else []
+
+    def take_home(self, kind: Kind, stage: int, i: int) -> list[Transfer]:
+        """Send what a backward has added to the gradients straight home; return what does."""
+        found: list[Transfer] = []
+        if stage not in self.ahead or kind not in ("B", "W"):
+            return found
+        replicas = len(self.stages[stage].gpus)
+        for chunk in range(replicas):
+            at_home = home(stage, chunk, replicas)
+            if target := (at_home - i) % replicas:
+                item = hop("weight_gradient", stage, i, (0, target), (chunk, replicas), "reduce")
+                self.scheduler.send(item, after=[(kind, stage, i)])
+                self.gone_home[stage, at_home].append(item)
+                found.append(item)
+        return found
 
     def arrivals(self, kind: Kind, stage: int, i: int) -> list[Name]:
         """Return what comes to an operation from the stage before or behind it."""
@@ -172,9 +223,10 @@ class _FlushStep:
             if at_once and kinds:
                 layers = one.recomputed_layers if kinds[-1] == "R" else one.layer_range
                 require_time(self.scheduler, layers, _TIMES[kinds[-1]], AT_ONCE)
-            after: list[Name | Transfer] = [*self.ran[gpu][-2:-1]]
-            if follows and (at_once or gpu in self.shared):
-                # An update of another stage may hold up the operation before.
+            after: list[Name | Transfer] = [*self.ran[gpu][-2:-1], *self.sent_before(gpu, 3)]
+            if self.ahead.get(stage) == 0:
+                after = [*before, *self.sent_before(gpu, 1)]
+            elif follows and (at_once or gpu in self.held_up):
                 after = [*before]
             elif follows:
                 after += self.awaited[gpu]
@@ -194,4 +246,10 @@ class _FlushStep:
         """Add what follows the last backwards of each stage."""
         for number in reversed(range(len(self.stages))):
             whole = [self.last[number, gpu] for gpu in self.stages[number].gpus]
-            apply_gradients(self.scheduler, number, whole)
+            gone_home: list[list[Name | Transfer]] | None = None
+            if number in self.ahead:
+                gone_home = [
+                    [*self.ran[gpu][-1:], *self.gone_home[number, replica]]
+                    for replica, gpu in enumerate(self.stages[number].gpus)
+                ]
+            apply_gradients(self.scheduler, number, whole, gone_home)

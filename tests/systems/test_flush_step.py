@@ -227,3 +227,51 @@ def test_a_chain_must_say_what_is_sharded() -> None:
     config = replace(config, chain=Chain(layers=(unknown,)))
     with pytest.raises(InputError, match=r"layers\[0\]\.optimizer_bytes"):
         flush_step(config, [Stage(layers=(0, 0), gpus=(0, 1), shard="optimizer")], [])
+
+
+@st.composite
+def layered_steps(draw: st.DrawFn) -> Plan:
+    """Draw a step of stages of a layer each on the same GPUs, gradients home behind each backward.
+
+    One group of such stages, or two of them behind each other.
+    """
+    levels = st.sampled_from(("gradient", "parameter"))
+    groups = [
+        (draw(st.integers(1, 3)), draw(st.sampled_from([2, 3])), draw(levels), draw(st.booleans()))
+        for _ in range(draw(st.integers(1, 2)))
+    ]
+    stages: list[Stage] = []
+    ahead: dict[int, int] = {}
+    first = 0
+    for count, replicas, level, early in groups:
+        for _ in range(count):
+            ahead[len(stages)] = int(early)
+            again = ((len(stages), len(stages)),) if draw(st.booleans()) else ()
+            gpus = tuple(range(first, first + replicas))
+            stages.append(Stage(layers=(len(stages),) * 2, gpus=gpus, recompute=again, shard=level))
+        first += replicas
+    timed = layers().map(lambda one: replace(one, forward_ns=one.forward_ns + 1))
+    m = lcm(*(replicas for _, replicas, _, _ in groups)) * draw(st.integers(1, 2))
+    link: dict[str, Any] = draw(
+        st.sampled_from(
+            [{}, {"bandwidth": BYTE_A_NS}, {"bandwidth": BYTE_A_NS, "duplex": "full", "latency": 1}]
+        )
+    )
+    config = SystemConfig(
+        chain=Chain(layers=tuple(draw(timed) for _ in stages), input_bytes=3),
+        platform=Platform(gpus=first, memory=AMPLE, **link),
+        microbatches=m,
+    )
+    turns = [(kind, stage, i) for i in range(m) for kind, stage in course(len(stages))]
+    return flush_step(config, stages, turns, ahead=ahead)
+
+
+@trials(200)
+@given(layered_steps())
+def test_gradients_may_go_home_behind_each_backward(plan: Plan) -> None:
+    plan = replace(plan, scope=replace(plan.scope, memory="peak"))
+    needed = [need.peak_bytes for need in memory(plan)]
+    exact = replace(plan, platform=with_memory(plan.platform, needed))
+    assert check(exact) == ()
+    step = simulate(plan, plan.pattern.k)
+    assert step.makespan_ns <= plan.pattern.period_total_ns
