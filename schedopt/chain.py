@@ -105,6 +105,11 @@ class Layer:
         return self.activation_bytes if self.saved_bytes is None else self.saved_bytes
 
     @property
+    def has_state(self) -> bool:
+        """Whether it has parameters, gradients or optimizer states, as far as it says."""
+        return any((self.parameter_bytes, self.gradient_bytes, self.optimizer_bytes))
+
+    @property
     def longest_ns(self) -> int:
         """Forward and backward together, the longer way of the two to run the backward."""
         halves = (self.backward_input_ns or 0) + (self.backward_weight_ns or 0)

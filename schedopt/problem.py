@@ -11,7 +11,7 @@ from schedopt.engine import ENGINES, TITLES, Engine, stage_begins
 from schedopt.errors import InputError
 from schedopt.platform import Platform
 from schedopt.rule import Rule
-from schedopt.stage import Shard, Stage
+from schedopt.stage import SHARDS, Shard, Stage
 from schedopt.validation import STRICT, as_tuple, as_whole, check_choice, check_whole, show
 
 Allocation = Literal["contiguous", "general", "fixed"]
@@ -19,8 +19,12 @@ Grain = Literal["stage", "layer"]
 MemoryReading = Literal["sum", "peak"]
 GpuOrder = Literal["given", "any"]
 
-SHARDS: Final[tuple[Shard, ...]] = ("none", "optimizer")
-"""What replicas may share of the state of a stage, each more than the one before."""
+_SHARED: Final[dict[Shard, str]] = {
+    "none": "",
+    "optimizer": " that may share the optimizer state",
+    "gradient": " that may share the optimizer state and gradients",
+    "parameter": " that may share the optimizer state, gradients and parameters",
+}
 MOST_MICROBATCHES: Final = 2**20
 """Of a step."""
 LARGEST_HORIZON_NS: Final = 2**47
@@ -63,12 +67,15 @@ class Scope:
     replicas : int or None
         The most GPUs among which a stage deals its micro-batches in turn, the same number to each.
         None: any. Of a training step, one whose rule updates the weights, they divide
-        `microbatches`; gradients are added up, and sharded weights gathered, around rings of all
+        `microbatches`; gradients are added up, and updated weights gathered, around rings of all
         replicas of a stage (Patarasuk and Yuan 2009). In the steady state of the rule *given* no
         update is in the pattern, nor what replicas send for it.
-    shard : {"none", "optimizer"}
-        What replicas may share of the state of a stage (Rajbhandari et al. 2020): nothing, or the
-        optimizer state (ZeRO-1).
+    shard : {"none", "optimizer", "gradient", "parameter"}
+        The most that replicas may share of the state of a stage (Rajbhandari et al. 2020): nothing,
+        the optimizer state (ZeRO-1), gradients too (ZeRO-2), parameters too (ZeRO-3). Each stage
+        may share less. One that shares gradients or parameters runs layer by layer: its layers are
+        stages of the plan on the same GPUs, which a forward runs one right behind the other, and a
+        backward too, with what it recomputes. Where the allocation is contiguous they count as one.
     """
 
     __pydantic_config__: ClassVar[Any] = STRICT
@@ -207,8 +214,7 @@ class Scope:
 
     def _say_replicas(self) -> str:
         most = "any number of" if self.replicas is None else f"up to {self.replicas}"
-        shared = "" if self.shard == "none" else f" that may share the {self.shard} state"
-        return f"{most} replicas of a stage{shared}"
+        return f"{most} replicas of a stage{_SHARED[self.shard]}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -272,6 +278,12 @@ class Problem:
                 f"and the rule updates every {updated or 'how many'}",
                 field="scope.replicas",
                 way_out="Give both the same number, neither, or a batch (solve.batch)",
+            )
+        if self.scope.shard in ("gradient", "parameter") and self.rule.is_given:
+            raise InputError(
+                "gradients and parameters are shared in a training step",
+                field="scope.shard",
+                way_out="Ask for a batch (solve.batch), or share the optimizer state alone",
             )
         if self.scope.shard != "none":
             self.chain.require("optimizer_bytes", every, needed_by="a shard of the optimizer state")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Final, Literal, get_args
 
 from schedopt.errors import InputError
 from schedopt.validation import LARGEST, STRICT, as_numbers, as_rows, check_choice
 
 Shard = Literal["none", "optimizer", "gradient", "parameter"]
+SHARDS: Final[tuple[Shard, ...]] = get_args(Shard)
+"""What replicas may share of the state of a stage, each more than the one before."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +69,7 @@ class Stage:
             numbers = as_numbers(getattr(self, name), name, low=-LARGEST)
             object.__setattr__(self, name, numbers)
         as_rows(self, "recompute", low=-LARGEST)
-        check_choice(self, "shard", ("none", "optimizer", "gradient", "parameter"))
+        check_choice(self, "shard", SHARDS)
         _check_pair(self.layers, "layers")
         for position, run in enumerate(self.recompute):
             _check_pair(run, f"recompute[{position}]")

@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from schedopt.bounds.recomputation import input_bytes
 from schedopt.cuts import NoPartition, cut_places, cuts_between, stages_in_order
-from schedopt.problem import SHARDS, Problem
-from schedopt.stage import Shard, Stage
+from schedopt.problem import Problem
+from schedopt.stage import SHARDS, Shard, Stage
 
 Array = npt.NDArray[np.int64]
 

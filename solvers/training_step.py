@@ -8,18 +8,19 @@ laid out with every transfer of their collectives. The same programme bounds all
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
+from schedopt.account import traffic
 from schedopt.bounds.scopes import contiguous
 from schedopt.chain import Layer
 from schedopt.cuts import NoPartition
 from schedopt.errors import InputError
-from schedopt.plan import Kind, Plan
+from schedopt.plan import Plan
 from schedopt.problem import Problem
 from schedopt.proofs import Proof, ProofKind
 from schedopt.result import Infeasibility
@@ -28,28 +29,28 @@ from schedopt.solvers.step import solve as solve_step
 from schedopt.solvers.uniform_grids import propose as propose_grids
 from schedopt.solving.late_sending import check_sent_late
 from schedopt.solving.registry import load_partitioner
+from schedopt.solving.replicas.arrays import CLOSE
+from schedopt.solving.replicas.layout import lay_out, lay_out_turns
 from schedopt.solving.requirements import refuse_stages
 from schedopt.solving.run import Run
 from schedopt.stage import Shard, Stage
 from schedopt.systems.catalogue import find_system
 from schedopt.systems.config import SystemConfig
-from schedopt.systems.flush_step import Turn, flush_step
-from schedopt.systems.folded_step import folded_step
 from schedopt.systems.steps import without_updates
 
 if TYPE_CHECKING:
-    from schedopt.solving.replicas.candidates import Candidate, Candidates
+    from schedopt.solving.replicas.arrays import StepData
+    from schedopt.solving.replicas.candidates import Candidates
     from schedopt.solving.replicas.search import StepSearch
-    from schedopt.solving.replicas.stages import StepData
 
-KINDS: Final[tuple[Kind, ...]] = ("F", "B", "R")
-"""By the numbers of `schedopt.solving.replicas.timing`."""
 SHARE: Final = 0.5
 """Of the time, for contiguous stages where stages may lie anywhere."""
 REST: Final = 4
 """How much longer than it takes to lay a step out the search goes on before the next one is."""
 PUBLISHED: Final = (
     "zero_1",
+    "zero_2",
+    "zero_3",
     "dp_overlapped",
     "one_f_one_b_flush",
     "interleaved",
@@ -73,7 +74,7 @@ def solve(problem: Problem, run: Run) -> None:
         If the problem is not about a training step on equal GPUs.
     """
     _refuse_unsupported(problem)
-    from schedopt.solving.replicas.search import StepSearch, compile_search
+    from schedopt.solving.replicas.search import compile_search
     from schedopt.solving.replicas.stages import find_fold, read_step
     from schedopt.solving.replicas.step_bound import fits
 
@@ -87,13 +88,14 @@ def solve(problem: Problem, run: Run) -> None:
         )
     if step is not None:
         compile_search(run)
-        search = StepSearch(step, run.fork(run.workers, SHARE if anywhere else 1.0))
+        share = SHARE if anywhere else 1.0
         if not problem.scope.split_backward:
             _prove(step, run)
         if fits(step):
-            _search_parts(problem, find_fold(problem), search.run)
+            part = run.fork(run.workers, share)
+            _search_parts(problem, find_fold(problem), part)
             if run.best() is None:
-                _search_contiguous(search, run)
+                _search_contiguous(step, part)
     _report_published(problem, run)
     if anywhere and not run.settled():
         _search_anywhere(problem, run)
@@ -109,9 +111,23 @@ def _search_parts(problem: Problem, fold: int, run: Run) -> None:
         _report_steps(StepSearch(step, run), run)
 
 
-def _search_contiguous(search: StepSearch, run: Run) -> None:
-    """Search contiguous stages, from those on that others choose."""
-    for stages, depth in _propose(search.step.problem, search.run):
+def _search_contiguous(step: StepData, run: Run) -> None:
+    """Search contiguous stages, from those on that others choose.
+
+    Where gradients or parameters may be shared, first those that share the optimizer state at most.
+    """
+    from schedopt.solving.replicas.search import StepSearch
+    from schedopt.solving.replicas.stages import read_step
+    from schedopt.solving.replicas.step_bound import fits
+
+    search, problem = StepSearch(step, run), step.problem
+    if problem.scope.shard in ("gradient", "parameter"):
+        less = read_step(replace(problem, scope=replace(problem.scope, shard="optimizer")))
+        if less is not None and fits(less):
+            lighter = StepSearch(less, run.fork(run.workers, SHARE))
+            _report_steps(lighter, run)
+            search.candidates.take(lighter.candidates)
+    for stages, depth in _propose(problem, run):
         search.start(stages, depth)
     _report_steps(search, run)
 
@@ -201,10 +217,18 @@ def _prove(step: StepData, run: Run) -> None:
 
 
 def _report(plan: Plan, run: Run) -> None:
-    """Report a step, if it is as short as was asked for."""
-    asked = plan.scope.period_ns
-    if asked is None or plan.pattern.period <= asked:
-        run.report(plan)
+    """Report a step, if it is as short as was asked for.
+
+    One that sends more than the best is not reported unless it is shorter by more than 0.1 %.
+    """
+    asked, best = plan.scope.period_ns, run.best()
+    if asked is not None and plan.pattern.period > asked:
+        return
+    if best is not None and CLOSE * plan.pattern.period > (CLOSE - 1) * best.pattern.period:
+        sent, least = (sum(traffic(one).values()) for one in (plan, best))
+        if sent > least:
+            return
+    run.report(plan)
 
 
 def _report_valid(plan: Plan, run: Run) -> None:
@@ -212,50 +236,6 @@ def _report_valid(plan: Plan, run: Run) -> None:
     plan, violations = check_sent_late(plan)
     if not violations:
         _report(plan, run)
-
-
-def lay_out(step: StepData, candidate: Candidate, orders: Sequence[Sequence[int]]) -> Plan:
-    """Return the step of a candidate, with every transfer of its collectives.
-
-    `orders` is what each GPU runs, replica after replica of stage after stage: the number of the
-    kind times m, and the micro-batch. In a fold these are those of the first part, and stage after
-    stage the GPUs of each part lie in a row.
-    """
-    stages: list[Stage] = []
-    owners: list[int] = []
-    fold, count = step.machine.copies, step.count
-    idle = step.machine.gpus - sum(stage.replicas for stage in candidate.stages)
-    for number, (chosen, again) in enumerate(
-        zip(candidate.stages, candidate.recompute, strict=True)
-    ):
-        first, own = fold * (idle + len(owners)), chosen.replicas
-        gpus = tuple(first + part * own + n for n in range(own) for part in range(fold))
-        layers = chosen.first, chosen.end - 1
-        shard: Shard = "optimizer" if chosen.shard else "none"
-        stages.append(Stage(layers=layers, gpus=gpus, recompute=again.runs, shard=shard))
-        owners += [number] * own
-    turns = (
-        (KINDS[code // count], number, code % count)
-        for number, order in zip(owners, orders, strict=True)
-        for code in order
-    )
-    return _flush_step(step.problem, stages, turns, fold)
-
-
-def _flush_step(
-    problem: Problem, stages: Sequence[Stage], turns: Iterable[Turn], fold: int = 1
-) -> Plan:
-    config = SystemConfig(
-        chain=problem.chain,
-        platform=problem.platform,
-        microbatches=problem.scope.microbatches or 1,
-    )
-    split = problem.scope.split_backward
-    if fold > 1:
-        plan = folded_step(config, stages, fold, turns, split=split)
-    else:
-        plan = flush_step(config, stages, turns, split=split)
-    return replace(plan, scope=problem.scope)
 
 
 def _report_published(problem: Problem, run: Run) -> None:
@@ -333,7 +313,7 @@ def _kept(layer: Layer, fold: int, *, sharded: bool) -> Layer:
 def _unfold(problem: Problem, part: Plan, fold: int) -> Plan:
     """Return the step of all parts from that of one: micro-batch i goes to part i mod `fold`."""
     width = len(part.platform.gpus)
-    shard: Shard = "none" if fold == 1 else problem.scope.shard
+    shard: Shard = "none" if fold == 1 or problem.scope.shard == "none" else "optimizer"
     stages = [
         replace(
             stage,
@@ -348,4 +328,4 @@ def _unfold(problem: Problem, part: Plan, fold: int) -> Plan:
         for operation in operations
         for copy in range(fold)
     )
-    return _flush_step(problem, stages, turns)
+    return lay_out_turns(problem, stages, turns)

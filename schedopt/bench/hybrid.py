@@ -18,8 +18,9 @@ from schedopt.errors import InputError
 from schedopt.platform import Platform
 from schedopt.problem import Allocation, Problem, training_step, widest_step
 from schedopt.solving import solve
+from schedopt.solving.replicas.arrays import StepData
 from schedopt.solving.replicas.search import compile_search
-from schedopt.solving.replicas.stages import StepData, read_step
+from schedopt.solving.replicas.stages import read_step
 from schedopt.solving.replicas.step_bound import least_memory
 from schedopt.solving.run import Progress, Run
 

@@ -16,10 +16,10 @@ from schedopt.cuts import NoPartition, stages_in_order
 from schedopt.problem import Problem
 from schedopt.solvers.uniform_grids import propose
 from schedopt.solving.registry import load_partitioner
+from schedopt.solving.replicas.arrays import LAYERED, NEVER, StepData
 from schedopt.solving.replicas.candidates import filled_by_1f1b
 from schedopt.solving.replicas.costs import describe_stages
 from schedopt.solving.replicas.search import StepSearch
-from schedopt.solving.replicas.stages import NEVER, StepData
 from schedopt.solving.replicas.step_bound import fits
 from schedopt.solving.replicas.timing import EAGER, STRICT, simulate_step
 from schedopt.solving.run import Run
@@ -85,8 +85,8 @@ def score_all(step: StepData, choices: Iterable[Sequence[Stage]]) -> Score:
 
 
 def score(step: StepData, stages: Sequence[Stage]) -> Score:
-    """Simulate the step of stages, with shards as far as they are allowed and without."""
-    levels = sorted({0, *(option.shard for option in step.options)})
+    """Simulate the step of stages, with the optimizer state shared if that is allowed, and not."""
+    levels = sorted({0, *(one.shard for one in step.options if one.shard < LAYERED)})
     scores = [_score_at(step, stages, level) for level in levels]
     return Score(
         _least(one.rigid_ns for one in scores),
@@ -127,6 +127,7 @@ def _score_at(step: StepData, stages: Sequence[Stage], level: int) -> Score:
             again,
             np.array(filled, dtype=np.int64),
             cost[3],
+            cost[8],
             cost[2],
             cost[6],
             cost[7],

@@ -16,7 +16,7 @@ from schedopt.checking.order import find_order_violations
 from schedopt.checking.parts import find_part
 from schedopt.checking.replay import find_memory_violations
 from schedopt.checking.resources import find_overlaps
-from schedopt.checking.scope import find_crossings, find_out_of_scope
+from schedopt.checking.scope import find_crossings, find_interruptions, find_out_of_scope
 from schedopt.checking.structure import (
     find_endless,
     find_missing_references,
@@ -105,7 +105,7 @@ def _check_structure(plan: Plan, laid_out: Plan) -> list[Violation]:
 
 
 def _check_times(timeline: Timeline) -> list[Violation]:
-    found = list(find_crossings(timeline))
+    found = [*find_crossings(timeline), *find_interruptions(timeline)]
     broken = list(find_order_violations(timeline))
     found.extend(broken)
     found.extend(find_overlaps(timeline))

@@ -8,7 +8,10 @@ from math import lcm
 from schedopt.checking.engine import find_inexpressible
 from schedopt.checking.timeline import Timeline, name_item
 from schedopt.checking.violations import Violation
-from schedopt.plan import Plan
+from schedopt.plan import Operation, Plan
+
+_Operation = tuple[str, int, int]
+"""Kind, stage and micro-batch."""
 
 
 def find_out_of_scope(plan: Plan) -> Iterator[Violation]:
@@ -44,12 +47,13 @@ def find_out_of_scope(plan: Plan) -> Iterator[Violation]:
 
 
 def _find_shared_gpus(plan: Plan) -> Iterator[Violation]:
-    """Yield GPUs with more than one stage; with layers apart, only if they are not neighbours."""
+    """Yield GPUs with more than one stage, but for neighbours of one: layers apart, or sharded."""
     owner: dict[int, int] = {}
     for position, stage in enumerate(plan.stages):
         for gpu in stage.gpus:
             other = owner.setdefault(gpu, position)
-            if plan.scope.grain == "layer" and other == position - 1:
+            apart = plan.scope.grain == "layer" or _continues(plan, position)
+            if apart and other == position - 1:
                 owner[gpu] = position
             elif other != position:
                 yield Violation(
@@ -59,10 +63,72 @@ def _find_shared_gpus(plan: Plan) -> Iterator[Violation]:
                 )
 
 
+def _continues(plan: Plan, position: int) -> bool:
+    """Whether a stage is a layer of the stage before, which runs layer by layer (`Scope.shard`)."""
+    if not position:
+        return False
+    both = plan.stages[position - 1 : position + 1]
+    return both[0].gpus == both[1].gpus and all(
+        stage.first == stage.last
+        and (
+            stage.shard in ("gradient", "parameter") or not plan.chain.layers[stage.first].has_state
+        )
+        for stage in both
+    )
+
+
+def find_interruptions(timeline: Timeline) -> Iterator[Violation]:
+    """Yield what comes between the layers of a contiguous stage that runs layer by layer."""
+    plan = timeline.plan
+    if plan.scope.allocation != "contiguous" or plan.scope.grain == "layer":
+        return
+    inner = {number for number in range(len(plan.stages)) if _continues(plan, number)}
+    if not inner:
+        return
+    ran: dict[int, list[tuple[int, _Operation, str]]] = {}
+    k = plan.pattern.k
+    for place, item in timeline.items:
+        if not isinstance(item, Operation) or item.kind == "U":
+            continue
+        gpus = plan.stages[item.stage].gpus
+        for i in range(item.shift % k, lcm(k, len(gpus)), k):
+            # What takes no time comes between nothing.
+            if timeline.length(item, i):
+                row = (timeline.start(item, i), (item.kind, item.stage, i), place)
+                ran.setdefault(gpus[(i + item.replica) % len(gpus)], []).append(row)
+    for rows in ran.values():
+        rows.sort()
+        known = {operation for _, operation, _ in rows}
+        for number, (_, operation, place) in enumerate(rows):
+            wanted = _right_before(plan, inner, operation)
+            if wanted not in known or (number and rows[number - 1][1] == wanted):
+                continue
+            kind, stage, i = operation
+            yield Violation(
+                "scope",
+                place,
+                f"{kind}{i} of stage {stage} does not come right behind the layer before, but a "
+                "contiguous stage runs its layers one behind the other",
+            )
+            break
+
+
+def _right_before(plan: Plan, inner: set[int], operation: _Operation) -> _Operation | None:
+    """Return what comes right before an operation of a layer; None if anything may."""
+    kind, stage, i = operation
+    if kind == "F":
+        return ("F", stage - 1, i) if stage in inner else None
+    if kind == "B" and plan.stages[stage].recompute and {stage, stage + 1} & inner:
+        return "R", stage, i
+    if kind in ("B", "R") and stage + 1 in inner:
+        return "B", stage + 1, i
+    return None
+
+
 def _find_descents(plan: Plan) -> Iterator[Violation]:
     for position in range(1, len(plan.stages)):
         before, here = max(plan.stages[position - 1].gpus), min(plan.stages[position].gpus)
-        apart = plan.scope.grain == "layer" and here == before
+        apart = (plan.scope.grain == "layer" and here == before) or _continues(plan, position)
         if here <= before and not apart:
             yield Violation(
                 "scope",

@@ -27,6 +27,7 @@ from schedopt.cli.signals import usual_signals
 from schedopt.errors import InputError
 from schedopt.plan import Plan
 from schedopt.problem import Problem, Scope, training_step, widest_step
+from schedopt.stage import Shard
 from schedopt.units import format_duration, parse_duration
 
 if TYPE_CHECKING:
@@ -78,9 +79,10 @@ def solve_chain(
         "with --batch any number that divides the micro-batches.",
     ] = None,
     shard: Annotated[
-        Literal["none", "optimizer"] | None,
-        "LEVEL: What replicas of a stage may share of its state: nothing, or the optimizer state "
-        "(ZeRO-1; with --batch the default, where the chain knows its size).",
+        Shard | None,
+        "LEVEL: The most that replicas of a stage may share of its state: none; optimizer (ZeRO-1; "
+        "with --batch the default, where the chain knows its size: engines run it beside "
+        "pipelines, and it sends no more); gradient (ZeRO-2) or parameter (ZeRO-3), with --batch.",
     ] = None,
     microbatches: Annotated[
         int | None,

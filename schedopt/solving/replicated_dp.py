@@ -22,13 +22,14 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from schedopt.problem import Problem
+from schedopt.solving.replicas.arrays import NEVER, Array, Machine
 from schedopt.solving.replicas.least_spans import (
     ExactRecompute,
     LeastSpans,
     find_least_spans,
     name_of_choice,
 )
-from schedopt.solving.replicas.stages import NEVER, Array, Machine, read_recompute, read_sums
+from schedopt.solving.replicas.stages import read_recompute, read_sums
 from schedopt.solving.run import Run
 from schedopt.solving.stage_chain import StageChain
 from schedopt.stage import Stage

@@ -28,8 +28,9 @@ from schedopt.bench.suite import Effort
 from schedopt.families import random_chain
 from schedopt.problem import Problem, training_step, widest_step
 from schedopt.solvers.uniform_grids import propose
+from schedopt.solving.replicas.arrays import StepData
 from schedopt.solving.replicas.search import StepSearch
-from schedopt.solving.replicas.stages import StepData, read_step
+from schedopt.solving.replicas.stages import read_step
 from schedopt.solving.run import Run
 from schedopt.systems.catalogue import find_system
 from schedopt.systems.config import SystemConfig

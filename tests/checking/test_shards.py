@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from schedopt.chain import Chain
 from schedopt.checking import check
 from schedopt.errors import InputError
 from schedopt.plan import Plan
@@ -16,6 +17,8 @@ from schedopt.platform import Platform
 from schedopt.problem import Scope
 from schedopt.rule import Rule
 from schedopt.stage import Shard, Stage
+from schedopt.systems.config import SystemConfig
+from schedopt.systems.flush_step import Turn, flush_step
 from tests.budgets import trials
 from tests.changes import (
     add_transfer,
@@ -31,7 +34,7 @@ from tests.changes import (
     with_pattern,
 )
 from tests.checking.helpers import kinds, of_kind, places, words
-from tests.examples import covering, data_parallel, layer, planned, send, timed
+from tests.examples import BYTE_A_NS, covering, data_parallel, layer, planned, send, timed
 from tests.sharded_plans import sharded_plans
 from tests.shards import (
     EVERY_PLAN,
@@ -348,3 +351,57 @@ def test_leaving_out_or_doubling_a_transfer_of_a_random_plan_is_found(
         assert {"gradient", "version"} & kinds(drop_transfer(plan, number))
         twice = add_transfer(plan, plan.pattern.transfers[number])
         assert {"gradient", "version"} & kinds(twice)
+
+
+def layers_of_a_stage(turns: str, **changes: Any) -> Plan:
+    """Return a contiguous step of two layers on two GPUs that share gradients, in an order.
+
+    Turns are written `F00`: kind, layer and micro-batch, from 0 to 3.
+    """
+    sizes = {"parameter_bytes": 2, "gradient_bytes": 2, "optimizer_bytes": 2}
+    config = SystemConfig(
+        chain=Chain(layers=(layer(1, 2, 6, saved_bytes=1, **sizes),) * 2),
+        platform=Platform(2, 99, bandwidth=BYTE_A_NS, duplex="full"),
+        microbatches=4,
+    )
+    usual = Stage(layers=(0, 0), gpus=(0, 1), shard="gradient")
+    second = replace(usual, layers=(1, 1), **changes)
+    order: list[Turn] = [
+        ("F" if turn[0] == "F" else "B", int(turn[1]), int(turn[2])) for turn in turns.split()
+    ]
+    ahead = {number: 1 for number, one in enumerate((usual, second)) if one.shard == "gradient"}
+    step = flush_step(config, [usual, second], order, ahead=ahead)
+    scope = replace(step.scope, allocation="contiguous", shard="gradient", replicas=None)
+    return replace(step, scope=scope)
+
+
+IN_TURN = " ".join(f"F0{i} F1{i} B1{i} B0{i}" for i in range(4))
+
+
+def test_layers_that_share_gradients_are_one_contiguous_stage() -> None:
+    assert check(layers_of_a_stage(IN_TURN)) == ()
+    redone = layers_of_a_stage(IN_TURN, recompute=((1, 1),))
+    allowed = replace(redone, scope=replace(redone.scope, recompute=True))
+    assert check(allowed) == ()
+
+
+def test_layers_that_share_less_are_stages_of_their_own() -> None:
+    for shard in ("none", "optimizer"):
+        found = check(layers_of_a_stage(IN_TURN, shard=shard))
+        assert {violation.kind for violation in found} == {"scope"}
+        assert "runs stages 0 and 1, but the allocation is contiguous" in str(found[0])
+
+
+@pytest.mark.parametrize(
+    "turns",
+    [
+        "F00 F02 F10 F12 B10 B00 B12 B02 F01 F03 F11 F13 B11 B01 B13 B03",
+        "F00 F10 F02 F12 B10 B12 B00 B02 F01 F11 F03 F13 B11 B13 B01 B03",
+    ],
+)
+def test_nothing_comes_between_the_layers_of_a_contiguous_stage(turns: str) -> None:
+    found = check(layers_of_a_stage(turns))
+    assert {violation.kind for violation in found} == {"scope"}
+    assert "does not come right behind the layer before" in str(found[0])
+    general = layers_of_a_stage(turns)
+    assert check(replace(general, scope=replace(general.scope, allocation="general"))) == ()

@@ -47,6 +47,7 @@ SOLVE = """
     --chain gpt2.json --platform nodes.json --latency=1     => --latency: given together with
     --chain gpt2.json --platform nodes.json --duplex=full   => --duplex: given together with
     --chain bare.json --gpus 2 --mem 9G --batch 8 => bare.json: layers[1].gradient_bytes: absent
+    --chain bare.json --gpus 2 --mem 9G --batch 8 --shard parameter => bare.json: layers[1].gradient
     --chain bare.json --gpus 2 --mem 9G --batch 8 --shard optimizer => bare.json: layers[1].gradient
     --chain four.json --gpus 2 --mem 9G --batch 6 => --batch: 6 samples are no whole number of
     --chain four.json --gpus 2 --mem 9G --batch 6 => Give 4 or 8, or profile the chain with another
@@ -95,7 +96,8 @@ SOLVE_GPT2 = """
     --batch 0                   => --batch: 0 is out of range
     --batch 8 --replicas 0      => --replicas: 0 is out of range
     --batch 8 --replicas 1 --shard optimizer => --shard: only replicas share the state of a stage
-    --batch 8 --shard gradient  => --shard: 'gradient' is not one of 'none', 'optimizer'
+    --batch 8 --shard weights   => --shard: 'weights' is not one of 'none', 'optimizer'
+    --batch 8 --replicas 1 --shard parameter => --shard: only replicas share the state of a stage
     --batch 8 --grain layer     => --grain: stages of a training step run as one
     --batch 8 --max-k 2         => --batch: given together with --max-k
     --batch 8 --microbatches 8  => --batch: given together with --microbatches

@@ -1,8 +1,9 @@
 """The shortest training step of a small problem, by CP-SAT over every order of each choice.
 
 Stages are contiguous; micro-batch i runs on replica i mod R of each, and R divides the number of
-micro-batches. Forwards and backwards take at least 1 ns: nothing ends at the instant at which it
-starts.
+micro-batches. Stages that share gradients or parameters run layer by layer, recompute in between,
+and have copies and gradients away from home of one layer at a time, which come and go in no time.
+Forwards and backwards take at least 1 ns: nothing ends at the instant at which it starts.
 """
 
 from __future__ import annotations
@@ -20,21 +21,24 @@ from ortools.sat.python import cp_model
 from schedopt import Chain, Layer, Platform, Problem
 from schedopt.network import Duplex
 from schedopt.problem import training_step, widest_step
+from schedopt.stage import SHARDS, Shard
 from tests.bounds.every_step import kept_bytes, workspace_bytes
 
 EFFORT: Final = 0.1
 """Deterministic time for the orders of a choice."""
+SHARED: Final = ("optimizer_bytes", "gradient_bytes", "parameter_bytes")
+"""What the first, the first two or all three levels of ZeRO share."""
 DUPLEX: Final[tuple[Duplex, ...]] = ("half", "full")
 
 
 @dataclass(frozen=True)
 class ReplicatedStage:
-    """Layers with replicas, some of them computed again; the optimizer state whole or shared."""
+    """Layers with replicas, some of them computed again, which share up to a level of ZeRO."""
 
     chain: Chain
     layers: range
     replicas: int
-    shard: bool = False
+    level: int = 0
     again: tuple[bool, ...] = ()
 
     @property
@@ -56,14 +60,49 @@ class ReplicatedStage:
         return sum(layer.forward_ns for layer in self.redone)
 
     @property
+    def layered(self) -> bool:
+        """Whether it runs layer by layer."""
+        return self.level > 1
+
+    @property
     def weight_bytes(self) -> int:
-        """What lies on a GPU whatever it does; of a shared optimizer state the largest share."""
-        optimizer = self.total("optimizer_bytes") if self.shard else 0
-        return self.total("weight_bytes") - optimizer + -(-optimizer // self.replicas)
+        """What lies on a GPU whatever it does; of what is shared the largest share."""
+        shared = sum(self.total(name) for name in SHARED[: self.level])
+        return self.total("weight_bytes") - shared + -(-shared // self.replicas)
+
+    @property
+    def layer_bytes(self) -> list[int]:
+        """What a micro-batch keeps of each layer where it runs layer by layer."""
+        received = [self.chain.input_bytes, *(one.activation_bytes for one in self.chain.layers)]
+        return [
+            received[number] if redo else layer.saved + (layer.saved_input_bytes or 0)
+            for number, layer, redo in zip(self.layers, self._own, self.again, strict=True)
+        ]
+
+    def _away(self, layer: Layer, name: str) -> int:
+        """Return what of a figure is not at home on the replica that has most of it."""
+        size = getattr(layer, name) or 0
+        return size - -(-size // self.replicas)
+
+    def _layer_peak(self, *, backward: bool) -> int:
+        """Return what a forward or backward needs at most, layer by layer, without weights."""
+        kept = peak = 0
+        for layer, held, redo in zip(self._own, self.layer_bytes, self.again, strict=True):
+            kept += held
+            works = layer.forward_ns or (backward and layer.backward_ns)
+            used = (layer.workspace_bytes or 0) if works else 0
+            if self.level == len(SHARED):
+                used += self._away(layer, "parameter_bytes")
+            if backward:
+                used += self._away(layer, "gradient_bytes") + (layer.saved if redo else 0)
+            peak = max(peak, kept + used)
+        return peak
 
     @property
     def kept_bytes(self) -> int:
         """What a micro-batch keeps from its forward to its backward."""
+        if self.layered:
+            return sum(self.layer_bytes)
         return sum(size for _, size in kept_bytes(self.chain, self.layers, self.again))
 
     @property
@@ -75,6 +114,12 @@ class ReplicatedStage:
     def operations(self) -> Iterator[tuple[int, int, int]]:
         """Time of F, R and B, and what the micro-batch and the operation then need of memory."""
         before, behind = self.kept_bytes, self.kept_bytes + self.redone_bytes
+        if self.layered:
+            ahead, back = (self._layer_peak(backward=way) - before for way in (False, True))
+            yield self.total("forward_ns"), before, ahead
+            yield 0, before, 0
+            yield self.total("backward_ns") + self.again_ns, before, back
+            return
         yield self.total("forward_ns"), before, workspace_bytes(self._own)
         yield self.again_ns, behind, workspace_bytes(self.redone)
         yield self.total("backward_ns"), behind, workspace_bytes(self._own)
@@ -99,11 +144,25 @@ class ReplicatedStage:
         update = self.total("update_ns")
         if self.replicas == 1:
             return update
+        if self.layered:
+            return self._behind_layers_ns(platform)
         gradients = self._ring_ns(platform, self.total("gradient_bytes"))
-        if not self.shard:
+        if not self.level:
             return 2 * gradients + update
         weights = self._ring_ns(platform, self.total("parameter_bytes"))
         return gradients + update // self.replicas + weights
+
+    def _behind_layers_ns(self, platform: Platform) -> int:
+        """Return the same for the first layer alone, whose gradients go straight home."""
+        layer, found = self._own[0], 0
+        gradients, weights = layer.gradient_bytes or 0, layer.parameter_bytes or 0
+        if gradients:
+            found += platform.transfer_ns(gradients // self.replicas, 0, 1)
+        if weights:
+            found += (layer.update_ns or 0) * (weights // self.replicas) // weights
+            if self.level < len(SHARED):
+                found += platform.transfer_ns(weights // self.replicas, 0, 1)
+        return found
 
     def _ring_ns(self, platform: Platform, count: int) -> int:
         hop = platform.transfer_ns(count // self.replicas, 0, 1) if count else 0
@@ -142,11 +201,11 @@ def every_way(problem: Problem) -> Iterator[tuple[ReplicatedStage, ...]]:
 
 
 def _sharing(problem: Problem, layers: range, replicas: int) -> Iterator[ReplicatedStage]:
-    shards = (False, True) if problem.scope.shard == "optimizer" and replicas > 1 else (False,)
+    most = SHARDS.index(problem.scope.shard) if replicas > 1 else 0
     again = (False, True) if problem.scope.recompute else (False,)
-    for shard in shards:
+    for level in range(most + 1):
         for flags in product(again, repeat=len(layers)):
-            yield ReplicatedStage(problem.chain, layers, replicas, shard, flags)
+            yield ReplicatedStage(problem.chain, layers, replicas, level, flags)
 
 
 def least_step(problem: Problem, at_most: int | None = None) -> int | None:
@@ -274,7 +333,7 @@ class _Step:
             stage = self.stages[number]
             start, done = self._operate(number, i, 2, end)
             self._hold(number, i, forwards[number][0], done, stage.kept_bytes)
-            if any(stage.again):
+            if any(stage.again) and not stage.layered:
                 begun, whole = self._operate(number, i, 1, forwards[number][1])
                 self.model.add(whole <= start)
                 self._hold(number, i, begun, done, stage.redone_bytes)
@@ -292,7 +351,12 @@ class _Step:
 
 @st.composite
 def training_steps(
-    draw: st.DrawFn, *, longest: int = 3, gpus: int = 4, most: int = 6, sharded: bool = True
+    draw: st.DrawFn,
+    *,
+    longest: int = 3,
+    gpus: int = 4,
+    most: int = 6,
+    levels: Sequence[Shard] = SHARDS,
 ) -> Problem:
     """Draw the question for a step of up to so many micro-batches, tight in memory as a rule."""
     size, time = st.integers(0, 3), st.integers(1, 4)
@@ -324,12 +388,12 @@ def training_steps(
         platform = Platform(platform.gpus, bandwidth=rate, latency=latency, duplex=duplex)
     count = draw(st.sampled_from([n for n in (1, 2, 3, 4, 6) if n <= most]))
     replicas = draw(st.none() | st.integers(1, 3))
-    shard = sharded and replicas != 1 and draw(st.booleans())
+    shard = draw(st.sampled_from(levels)) if replicas != 1 else "none"
     scope = replace(
         widest_step(chain),
         allocation="contiguous",
         recompute=draw(st.booleans()),
         replicas=replicas,
-        shard="optimizer" if shard else "none",
+        shard=shard,
     )
     return training_step(chain, platform, count, scope)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, fields, replace
 from fractions import Fraction
-from itertools import islice
+from itertools import islice, pairwise
 from statistics import geometric_mean
 from typing import Any
 
@@ -33,15 +33,17 @@ from schedopt.account import fits
 from schedopt.folding import whole
 from schedopt.problem import training_step, widest_step
 from schedopt.proofs import Proof, ProofKind
-from schedopt.solvers.training_step import lay_out
 from schedopt.solving.late_sending import check_sent_late
 from schedopt.solving.replicas import stages
-from schedopt.solving.replicas.candidates import Candidates
+from schedopt.solving.replicas.arrays import StepData
+from schedopt.solving.replicas.candidates import Candidates, StageChoice
+from schedopt.solving.replicas.layout import lay_out
 from schedopt.solving.replicas.search import StepSearch
-from schedopt.solving.replicas.stages import StepData, read_step
+from schedopt.solving.replicas.stages import read_step
 from schedopt.solving.replicas.step_bound import fits as holds
 from schedopt.solving.replicas.step_bound import least_makespan, least_memory
 from schedopt.solving.run import Run
+from schedopt.stage import SHARDS
 from tests.budgets import trials
 from tests.examples import layer as layer_of
 from tests.refusals import assert_refused
@@ -74,20 +76,6 @@ def searched(problem: Problem) -> Candidates:
     return search.candidates
 
 
-@trials(500)
-@given(training_steps())
-def test_no_step_is_below_the_bound(problem: Problem) -> None:
-    step = step_data(problem)
-    least_bytes = min(max(stage.least_bytes for stage in way) for way in every_way(problem))
-    assert holds(step) == (least_bytes <= problem.platform.gpus[0].usable_bytes)
-    if not holds(step):
-        assert least_memory(step) == least_bytes
-        return
-    bound = bound_of(problem)
-    assert least_step(problem, bound - 1) is None
-    assert bound <= searched(problem).best[0].makespan_ns
-
-
 def in_parts(problem: Problem, parts: int) -> Problem:
     """Return the same problem in units of a byte that replicas cut evenly."""
     names = [field.name for field in fields(Layer) if field.name.endswith("_bytes")]
@@ -106,12 +94,29 @@ def in_parts(problem: Problem, parts: int) -> Problem:
     return replace(problem, chain=chain, platform=platform)
 
 
+@trials(500)
+@given(training_steps())
+def test_no_step_is_below_the_bound(problem: Problem) -> None:
+    if problem.scope.shard in SHARDS[2:]:
+        # A byte more or less at home would be one for each layer.
+        problem = in_parts(problem, 12)
+    step = step_data(problem)
+    least_bytes = min(max(stage.least_bytes for stage in way) for way in every_way(problem))
+    assert holds(step) == (least_bytes <= problem.platform.gpus[0].usable_bytes)
+    if not holds(step):
+        assert least_memory(step) == least_bytes
+        return
+    bound = bound_of(problem)
+    assert least_step(problem, bound - 1) is None
+    assert bound <= searched(problem).best[0].makespan_ns
+
+
 def test_most_steps_are_the_shortest() -> None:
     """With the search to its end; orders that are not decided count as none."""
     ratios: list[float] = []
 
     @settings(max_examples=80, derandomize=True, database=None, phases=[Phase.generate])
-    @given(training_steps())
+    @given(training_steps(levels=SHARDS[:2]))
     def compare(problem: Problem) -> None:
         problem = in_parts(problem, 12)
         if holds(step_data(problem)):
@@ -127,7 +132,7 @@ def test_most_steps_are_the_shortest() -> None:
 
 
 @trials(300)
-@given(training_steps(sharded=False, most=4), st.integers(1, 3))
+@given(training_steps(levels=SHARDS[:1], most=4), st.integers(1, 3))
 def test_a_step_is_laid_out_as_it_was_simulated(problem: Problem, unit: int) -> None:
     """With parts of gradients that are equal, one behind the other on links of their own."""
     assume(problem.platform.link is not None and problem.platform.link.duplex == "full")
@@ -144,6 +149,58 @@ def test_a_step_is_laid_out_as_it_was_simulated(problem: Problem, unit: int) -> 
         # What waits to be read may have no room.
         assert not found or fits(plan, buffers=False)
         assert plan.pattern.period_total_ns == candidate.makespan_ns
+
+
+@trials(200)
+@given(training_steps(levels=SHARDS[2:]))
+def test_what_shares_gradients_or_parameters_is_valid_and_not_below_the_bound(
+    problem: Problem,
+) -> None:
+    problem = in_parts(problem, 12)
+    if not holds(step_data(problem)):
+        return
+    bound, candidates = bound_of(problem), searched(problem)
+    assert candidates.best
+    for candidate in candidates.best[:3]:
+        plan, found = check_sent_late(
+            lay_out(candidates.step, candidate, candidates.orders(candidate))
+        )
+        assert not found or fits(plan, buffers=False)
+        assert plan.pattern.period_total_ns >= bound
+
+
+@trials(200)
+@given(training_steps(levels=["parameter"], longest=4), st.integers(1, 3), st.data())
+def test_stages_that_share_parameters_are_laid_out_as_they_were_simulated(
+    problem: Problem, cut: int, data: st.DataObject
+) -> None:
+    """Where what comes for an operation takes no longer than the one before."""
+    layers = [
+        replace(
+            layer,
+            forward_ns=100 * layer.forward_ns,
+            backward_ns=100 * layer.backward_ns,
+            parameter_bytes=1 + (layer.parameter_bytes or 0),
+            weight_bytes=1 + layer.weight_bytes,
+            update_ns=None,
+        )
+        for layer in problem.chain.layers
+    ]
+    chain = replace(problem.chain, layers=tuple(layers), same_gpu=())
+    scope = replace(problem.scope, replicas=None, shard="parameter")
+    room = data.draw(st.integers(20, 60))
+    platform = Platform(4, room, bandwidth=10**9, latency=1, duplex="full")
+    problem = in_parts(training_step(chain, platform, 4, scope), 12)
+    count = len(layers)
+    cuts = (0, cut, count) if cut < count else (0, count)
+    stages = tuple(StageChoice(first, end, 2, 3) for first, end in pairwise(cuts))
+    candidates = Candidates(step_data(problem), Run(problem))
+    candidate = candidates.add(stages, [2] * len(stages))
+    assume(candidate is not None)
+    assert candidate is not None
+    plan, found = check_sent_late(lay_out(candidates.step, candidate, candidates.orders(candidate)))
+    assert not found or fits(plan, buffers=False)
+    assert plan.pattern.period_total_ns == candidate.makespan_ns
 
 
 @trials(200)
@@ -176,7 +233,7 @@ def test_no_step_on_nodes_is_below_the_bound(
 
 
 @trials(300)
-@given(training_steps(sharded=False, most=4))
+@given(training_steps(levels=SHARDS[:1], most=4))
 def test_a_plan_is_valid_and_not_below_any_bound(problem: Problem) -> None:
     result = train(problem)
     least_bytes = min(max(stage.least_bytes for stage in way) for way in every_way(problem))
@@ -313,7 +370,7 @@ def test_what_no_training_step_can_be(
     [
         ({"replicas": 0}, "replicas", "0 is out of range", "Give"),
         ({"replicas": 1, "shard": "optimizer"}, "shard", "only replicas share", "Allow replicas"),
-        ({"shard": "gradient"}, "shard", "'gradient' is not known", "Choose none or optimizer"),
+        ({"shard": "weights"}, "shard", "'weights' is not known", "Choose none"),
         ({"allocation": "fixed"}, "replicas", "stages that are given", "Leave one of the two out"),
         ({"engine": "megatron", "microbatches": 2}, "replicas", "Megatron-LM", "Leave one of the"),
     ],

@@ -235,7 +235,7 @@ def layered_steps(draw: st.DrawFn) -> Plan:
 
     One group of such stages, or two of them behind each other.
     """
-    levels = st.sampled_from(("gradient", "parameter"))
+    levels = st.sampled_from(get_args(Shard)[2:])
     groups = [
         (draw(st.integers(1, 3)), draw(st.sampled_from([2, 3])), draw(levels), draw(st.booleans()))
         for _ in range(draw(st.integers(1, 2)))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from schedopt.solving.replicas.stages import NEVER
+from schedopt.solving.replicas.arrays import NEVER
 from schedopt.solving.replicas.timing import STRICT, simulate_step
 
 
@@ -31,6 +31,7 @@ def one_f_one_b_ns(
         np.array([round(time) for time in backward], dtype=np.int64),
         zeros,
         np.arange(stages, 0, -1, dtype=np.int64),
+        zeros,
         zeros,
         zeros + round(message),
         ones,

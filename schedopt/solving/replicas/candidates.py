@@ -10,8 +10,9 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from schedopt.bounds.recomputation import RecomputeChoice, cheapest_recompute
+from schedopt.solving.replicas.arrays import CLOSE, LAYERED, NEVER, WAITING, Array, StepData
 from schedopt.solving.replicas.costs import describe_stages
-from schedopt.solving.replicas.stages import NEVER, Array, StepData
+from schedopt.solving.replicas.layered import choose_redone
 from schedopt.solving.replicas.timing import ORDERS, simulate_step
 from schedopt.solving.run import Run
 
@@ -22,7 +23,10 @@ KEPT: Final = 8
 
 
 class StageChoice(NamedTuple):
-    """A stage: its layers, the first and the one behind; its replicas; whether ZeRO-1 is used."""
+    """A stage: its layers, the first and the one behind; its replicas, and what these share.
+
+    That is a number as of an `Option`.
+    """
 
     first: int
     end: int
@@ -75,12 +79,18 @@ class Candidates:
         self.step, self.run, self.late = step, run, late
         self.best: list[Candidate] = []
         self._choices: dict[tuple[int, int, int, int], RecomputeChoice | None] = {}
+        self._redone: dict[tuple[int, ...], RecomputeChoice | None] = {}
 
     def is_over(self) -> bool:
         """Whether to end: time is up, and nothing must still be found; or when asked."""
         run = self.run
         waits = self.late and not self.best
         return run.clock.stop_requested() or (not waits and run.stopped())
+
+    def take(self, others: Candidates) -> None:
+        """Keep the best of what was simulated for the same step with less freedom."""
+        for candidate in others.best:
+            self.keep(candidate)
 
     def add(
         self,
@@ -115,6 +125,41 @@ class Candidates:
                     self.keep(found)
         return found
 
+    def lighten(self, candidate: Candidate) -> Candidate:
+        """Return stages that send less for what they share, in about the same time."""
+        limit = candidate.makespan_ns + candidate.makespan_ns // CLOSE
+        for number in range(len(candidate.stages)):
+            stages = candidate.stages
+            stage = stages[number]
+            lighter = sorted(
+                (self._sent(changed), changed)
+                for option in self.step.options
+                if option.replicas == stage.replicas
+                for changed in (stage._replace(shard=option.shard),)
+                if self._sent(changed) < self._sent(stage)
+            )
+            for _, changed in lighter:
+                other = (*stages[:number], changed, *stages[number + 1 :])
+                found = self.add(other, candidate.depth, deeper=(0,), longest=limit)
+                if found is not None:
+                    candidate = found
+                    break
+        return candidate
+
+    def _sent(self, stage: StageChoice) -> int:
+        """Return how often the replicas of a stage send its bytes, for gradients and weights."""
+        sums, level = self.step.sums, stage.shard % WAITING
+        weights, gradients = (
+            int(row[stage.end] - row[stage.first]) for row in (sums.parameter, sums.gradient)
+        )
+        each = self.step.count // stage.replicas
+        return {
+            0: 2 * gradients,
+            1: gradients + weights,
+            2: each * gradients + weights,
+            3: each * (gradients + 2 * weights),
+        }[level]
+
     def _worth(self) -> int:
         """Return the longest makespan that is worth keeping, ns."""
         return self.best[-1].makespan_ns if len(self.best) == KEPT else NEVER
@@ -129,7 +174,13 @@ class Candidates:
             count = min(wanted, self.step.count // stage.replicas)
             found: RecomputeChoice | None = NONE
             if count > free:
-                found = self._recompute(stage, count, int(spare))
+                if stage.shard >= LAYERED:
+                    found = self._redo(stage, count)
+                    while found is None and count > max(1, free):
+                        count = max(1, int(free), count // 2)
+                        found = self._redo(stage, count) if count > free else NONE
+                else:
+                    found = self._recompute(stage, count, int(spare))
                 if found is None and free:
                     found, count = NONE, int(free)
             if found is None:
@@ -153,6 +204,22 @@ class Candidates:
             )
         return self._choices[key]
 
+    def _redo(self, stage: StageChoice, count: int) -> RecomputeChoice | None:
+        """Return the same for a stage that runs layer by layer."""
+        layered = self.step.sums.layered
+        if not self.step.problem.scope.recompute:
+            return None
+        key = (*stage, count)
+        if key not in self._redone:
+            redone = choose_redone(layered.layers, *stage, count, self.step.machine.room)
+            numbers = stage.first + np.flatnonzero(redone)
+            time = layered.layers.forward[numbers].sum()
+            if stage.shard >= WAITING:
+                time += layered.fetch[layered.rows[stage.shard, stage.replicas], numbers].sum()
+            runs = tuple((int(number), int(number)) for number in numbers)
+            self._redone[key] = RecomputeChoice(int(time), runs) if len(redone) else None
+        return self._redone[key]
+
     def _simulate(
         self,
         stages: Sequence[StageChoice],
@@ -163,13 +230,17 @@ class Candidates:
         limit: int = NEVER,
     ) -> tuple[int, Array]:
         """Return the makespan of a step, ns, and what each GPU runs: see `simulate_step`."""
+        again = np.array([choice.time_ns for choice in recompute], dtype=np.int64)
+        # Layer by layer it is a part of the backward.
+        inside = again * np.array([stage.shard >= LAYERED for stage in stages])
         found: tuple[int, Array] = simulate_step(
             np.array([stage.replicas for stage in stages], dtype=np.int64),
             cost[0],
-            cost[1],
-            np.array([choice.time_ns for choice in recompute], dtype=np.int64),
+            cost[1] + inside,
+            again - inside,
             np.array(depth, dtype=np.int64),
             cost[3],
+            cost[8],
             cost[2],
             cost[6],
             cost[7],

@@ -13,7 +13,17 @@ import numpy as np
 
 from schedopt.bounds.recompute_table import WRONG
 from schedopt.solving.local_search.njit import njit_entry, njit_kernel
-from schedopt.solving.replicas.stages import NEVER, Array, Machine, Recompute, Sums
+from schedopt.solving.replicas.arrays import (
+    LAYERED,
+    NEVER,
+    PARAMETER,
+    WAITING,
+    Array,
+    Machine,
+    Recompute,
+    Sums,
+)
+from schedopt.solving.replicas.layered import redone_ns, row_of
 
 
 @njit_kernel
@@ -63,6 +73,8 @@ def collective_ns(
     update = sums.update[end] - sums.update[first]
     if replicas == 1:
         return int(update)
+    if shard >= LAYERED:
+        return layered_collective_ns(sums, machine, first, end, replicas, shard, least)
     back = replicas - 1 if far else 0
     sent = sums.gradient[end] - sums.gradient[first]
     gradient = ring_ns(machine, sent, replicas, far, least)
@@ -74,6 +86,38 @@ def collective_ns(
         return int(gradient + weights)
     share = update // replicas if least else -(-update // replicas)
     return int(gradient + weights + share)
+
+
+@njit_kernel
+def layered_collective_ns(
+    sums: Sums, machine: Machine, first: int, end: int, replicas: int, shard: int, least: bool
+) -> int:
+    """Return the same where gradients go straight home: those of the first layer come last.
+
+    Then all layers are updated, and unless parameters are shared their weights go round.
+    """
+    layers, inside, between = sums.layered.layers, machine.inside, machine.between
+    gradient, parameter = layers.gradient[first], layers.parameter[first]
+    all_gather = shard % WAITING < PARAMETER
+    if least:
+        found = 0
+        if gradient:
+            size = gradient // replicas
+            found = min(sent_ns(size, inside[0], inside[1]), sent_ns(size, between[0], between[1]))
+        if parameter:
+            size = parameter // replicas
+            found += (sums.update[first + 1] - sums.update[first]) * size // parameter
+            if all_gather:
+                found += min(
+                    sent_ns(size, inside[0], inside[1]), sent_ns(size, between[0], between[1])
+                )
+        return int(found)
+    found = sent_ns(-(-gradient // replicas), inside[0], inside[1])
+    found -= (sums.update[first] - sums.update[end]) // replicas
+    if all_gather:
+        for layer in range(first, end):
+            found += ring_ns(machine, layers.parameter[layer], replicas, 0, False)
+    return int(found)
 
 
 @njit_kernel
@@ -95,6 +139,16 @@ def spare_bytes(
 
 
 @njit_kernel
+def stage_recompute_ns(
+    sums: Sums, again: Recompute, which: int, row: int, first: int, end: int, spare: int
+) -> int:
+    """Return the same of a stage that may run layer by layer: see `row_of`."""
+    if row < 0:
+        return recompute_ns(again, which, first, end, spare)
+    return redone_ns(sums.layered, first, end, again.counts[which], spare)
+
+
+@njit_kernel
 def recompute_ns(again: Recompute, which: int, first: int, end: int, spare: int) -> int:
     """Return a bound on the least recompute with which a stage fits, ns, by `again.counts`."""
     place = end - first - 1
@@ -109,9 +163,11 @@ def recompute_ns(again: Recompute, which: int, first: int, end: int, spare: int)
 
 
 @njit_kernel
-def most_in_flight(sums: Sums, first: int, end: int, spare: int, count: int) -> int:
+def most_in_flight(sums: Sums, row: int, first: int, end: int, spare: int, count: int) -> int:
     """Return how many of some micro-batches are in flight at most without recompute."""
     each = sums.saved[end] - sums.saved[first] + sums.received[first]
+    if row >= 0:
+        each = sums.layered.kept[end] - sums.layered.kept[first]
     if spare < each:
         return 0
     return count if each <= 0 else min(count, spare // each)
@@ -142,12 +198,13 @@ def describe_stages(sums: Sums, machine: Machine, stages: Array, count: int) -> 
 
     Returns
     -------
-    (8, S) array
+    (9, S) array
         Forward, backward, transfer to the next stage and collectives, ns; bytes that are left for
         activations; most micro-batches in flight without recompute; of the way to the next stage,
-        how many links micro-batches take in turn, and whether each direction has its own.
+        how many links micro-batches take in turn, and whether each direction has its own; and how
+        long the first operation of a step waits for its weights, ns.
     """
-    found = np.zeros((8, len(stages)), dtype=np.int64)
+    found = np.zeros((9, len(stages)), dtype=np.int64)
     place = machine.gpus - stages[:, 2].sum()
     for number in range(len(stages)):
         first, end, replicas, shard = stages[number]
@@ -155,18 +212,25 @@ def describe_stages(sums: Sums, machine: Machine, stages: Array, count: int) -> 
         for layer in range(first, end):
             workspace = max(workspace, sums.workspace[layer])
         group = replicas * machine.copies
-        spare = spare_bytes(sums, first, end, group, shard, workspace, machine.room)
+        row = row_of(sums.layered, replicas, shard)
+        if row < 0:
+            spare = spare_bytes(sums, first, end, group, shard, workspace, machine.room)
+        else:
+            spare = machine.room - sums.layered.taken[row, first, end - first - 1]
+            for kind in range(2):
+                found[kind, number] = sums.layered.late[kind, row, first, end - first - 1]
+            found[8, number] = sums.layered.fetch[row, first]
         follows = stages[number + 1, 2] if number + 1 < len(stages) else 0
         leaves = in_several_nodes(machine, place, replicas + follows)
         spread = machine.copies > 1 or in_several_nodes(machine, place, replicas)
         place += replicas
-        found[0, number] = sums.forward[end] - sums.forward[first]
-        found[1, number] = sums.backward[end] - sums.backward[first]
+        found[0, number] += sums.forward[end] - sums.forward[first]
+        found[1, number] += sums.backward[end] - sums.backward[first]
         found[2, number] = sums.far[end] if leaves else sums.trip[end]
         far = group - 1 if spread else 0
         found[3, number] = collective_ns(sums, machine, first, end, group, shard, far, False)
         found[4, number] = spare
-        found[5, number] = most_in_flight(sums, first, end, spare, count // replicas)
+        found[5, number] = most_in_flight(sums, row, first, end, spare, count // replicas)
         found[6, number] = links_between(machine, replicas, follows, leaves) if follows else 1
         found[7, number] = machine.between[2] if leaves else machine.inside[2]
     return found

@@ -7,8 +7,8 @@ from itertools import pairwise
 from random import Random
 from typing import Final
 
+from schedopt.solving.replicas.arrays import NEVER, Option
 from schedopt.solving.replicas.candidates import Candidate, Candidates, StageChoice
-from schedopt.solving.replicas.stages import NEVER, Option
 
 MOST_SHAKES: Final = 4
 """Changes that are made at once."""
@@ -39,7 +39,7 @@ class Descent:
                 self._descend_from(start)
             idle = idle + 1 if self.candidates.best[0] == best else 0
             if not idle:
-                yield self.candidates.best[0]
+                yield self.candidates.lighten(self.candidates.best[0])
             starts = [self._shake(generator.choice(self.candidates.best), generator)]
 
     def _descend_from(self, candidate: Candidate) -> None:

@@ -11,16 +11,17 @@ from typing import Final
 import numpy as np
 
 from schedopt.solving.local_search.njit import njit_entry, njit_kernel
+from schedopt.solving.replicas.arrays import NEVER, Array, Machine, Recompute, Sums
 from schedopt.solving.replicas.costs import (
     collective_ns,
     in_several_nodes,
     links_between,
     most_in_flight,
-    recompute_ns,
     spare_bytes,
+    stage_recompute_ns,
 )
+from schedopt.solving.replicas.layered import one_fits, redone_ns, row_of
 from schedopt.solving.replicas.least_spans import behind_link, next_span
-from schedopt.solving.replicas.stages import NEVER, Array, Machine, Recompute, Sums
 
 LABELS: Final = 4
 """Labels of each (first layer, GPUs used)."""
@@ -33,23 +34,27 @@ flight; and the number of the label behind it."""
 def stage_span(
     sums: Sums,
     again: Recompute,
+    row: int,
     first: int,
     end: int,
-    spare: int,
+    room: tuple[int, int],
     own: int,
+    work: int,
     behind: int,
     modulus: int,
 ) -> tuple[int, int, int]:
-    """Return span, micro-batches in flight and time of recompute of a stage; NEVER if none fits."""
-    work = sums.forward[end] - sums.forward[first] + sums.backward[end] - sums.backward[first]
-    free = most_in_flight(sums, first, end, spare, own)
+    """Return span, micro-batches in flight and time of recompute of a stage; NEVER if none fits.
+
+    `room` is there for activations, if nothing is recomputed and if something may be, bytes.
+    """
+    free = most_in_flight(sums, row, first, end, room[0], own)
     span = next_span(behind, work, 0, modulus)
     if span >= NEVER or min(own, -(-span // modulus)) <= free:
         return span, max(1, min(own, -(-span // modulus))), 0
     for which in range(len(again.counts)):
         if again.counts[which] <= free:
             continue
-        least = recompute_ns(again, which, first, end, spare)
+        least = stage_recompute_ns(sums, again, which, row, first, end, room[1])
         if least >= NEVER:
             break
         span = next_span(behind, work + least, 0, modulus)
@@ -135,26 +140,47 @@ def label_stages(
         most = gpus - (works[first] + period - 1) // period
         for end in range(first + 1, layers + 1):
             workspace = max(workspace, sums.workspace[end - 1])
-            work = works[end] - works[first]
-            if work > period * gpus:
+            if works[end] - works[first] > period * gpus:
                 break
-            forward = sums.forward[end] - sums.forward[first]
             for number in range(len(options)):
                 replicas, shard = options[number]
                 own, modulus = count // replicas, replicas * period
+                row, length = row_of(sums.layered, replicas, shard), end - first - 1
+                forward = sums.forward[end] - sums.forward[first]
+                work = works[end] - works[first]
+                if row >= 0:
+                    late = sums.layered.late[:, row, first, length]
+                    forward, work = forward + late[0], work + late[0] + late[1]
                 if work > modulus or replicas > gpus:
                     continue
                 group = replicas * machine.copies
-                spare = spare_bytes(sums, first, end, group, shard, workspace, room)
-                if spare < sums.saved[end] - sums.saved[first]:
-                    continue
+                if row < 0:
+                    spare = spare_bytes(sums, first, end, group, shard, workspace, room)
+                    left = spare, spare
+                    if spare < sums.saved[end] - sums.saved[first]:
+                        continue
+                else:
+                    left = (
+                        room - sums.layered.taken[row, first, length],
+                        room - sums.layered.taken_redone[row, first, length],
+                    )
+                    kept = sums.layered.kept[end] - sums.layered.kept[first]
+                    if left[0] < kept and redone_ns(sums.layered, first, end, 1, left[1]) >= NEVER:
+                        if len(again.counts) == 0 or not one_fits(
+                            sums.layered.layers, first, end, replicas, shard, room, False
+                        ):
+                            continue
+                        left = left[0], room - sums.layered.least_redone[row, first, length]
                 near = collective_ns(sums, machine, first, end, group, shard, 0, False)
                 # All chunks take the slow hops in turn, and the others wait for them.
                 far = collective_ns(sums, machine, first, end, group, shard, group - 1, False)
                 for used in range(max(replicas, fewest), most + 1):
                     place = gpus - used
-                    spread = machine.copies > 1 or in_several_nodes(machine, place, replicas)
-                    sync = far if spread else near
+                    several = machine.copies > 1 or in_several_nodes(machine, place, replicas)
+                    if several and row >= 0:
+                        # Weights that come from several nodes for each operation come too late.
+                        continue
+                    sync = far if several else near
                     for which in range(counts[end, used - replicas]):
                         behind = table[end, used - replicas, which]
                         leaves = in_several_nodes(machine, place, replicas + behind[3])
@@ -165,7 +191,7 @@ def label_stages(
                         if span >= NEVER:
                             continue
                         span, needed, least = stage_span(
-                            sums, again, first, end, spare, own, span, modulus
+                            sums, again, row, first, end, left, own, work, span, modulus
                         )
                         if span >= NEVER:
                             continue

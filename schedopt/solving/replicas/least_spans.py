@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from schedopt.solving.local_search.njit import njit_entry, njit_kernel
+from schedopt.solving.replicas.arrays import NEVER, Array, Machine, Recompute, Sums
 from schedopt.solving.replicas.costs import (
     common_multiple,
     most_in_flight,
@@ -20,7 +21,6 @@ from schedopt.solving.replicas.costs import (
     spare_bytes,
 )
 from schedopt.solving.replicas.spans import span_in_front
-from schedopt.solving.replicas.stages import NEVER, Array, Machine, Recompute, Sums
 
 AS_MANY_AS_FIT: Final = 1 << 40
 """More micro-batches than are in flight in any plan."""
@@ -155,7 +155,7 @@ def find_least_spans(
                 spare = spare_bytes(sums, first, end, own, shard, beside, machine.room)
                 if spare < saved:
                     continue
-                free = most_in_flight(sums, first, end, spare, AS_MANY_AS_FIT)
+                free = most_in_flight(sums, -1, first, end, spare, AS_MANY_AS_FIT)
                 before, span = -1, NEVER
                 for used in range(max(own, fewest), most + 1):
                     rest = behind[end, used - own, number]

@@ -12,10 +12,11 @@ from schedopt.chain import Chain, Layer
 from schedopt.platform import Platform
 from schedopt.problem import Scope, training_step
 from schedopt.solving.local_search.compilation import compiling
+from schedopt.solving.replicas.arrays import NEVER, Array, Option, StepData
 from schedopt.solving.replicas.candidates import Candidate, Candidates, StageChoice, filled_by_1f1b
 from schedopt.solving.replicas.descent import Descent
 from schedopt.solving.replicas.labels import label_stages
-from schedopt.solving.replicas.stages import NEVER, Array, Option, StepData, read_step
+from schedopt.solving.replicas.stages import read_step
 from schedopt.solving.replicas.step_bound import least_makespan
 from schedopt.solving.run import Run
 from schedopt.stage import Stage
@@ -99,7 +100,7 @@ class StepSearch:
             self._search_fold(np.array(options, dtype=np.int64), fold, weights)
             if self.candidates.best and self.candidates.best[0].makespan_ns < best:
                 best = self.candidates.best[0].makespan_ns
-                yield self.candidates.best[0]
+                yield self.candidates.lighten(self.candidates.best[0])
             if self.candidates.is_over():
                 return
         yield from Descent(self.candidates).improve()
@@ -134,7 +135,7 @@ class StepSearch:
                 self.candidates.keep(candidate)
             if self.candidates.best[0] != best:
                 best = self.candidates.best[0]
-                yield best
+                yield self.candidates.lighten(best)
         yield from Descent(self.candidates).improve()
 
     def _search_fold(self, options: Array, fold: int, weights: Sequence[float]) -> None:

@@ -3,130 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from schedopt.bounds.recomputation import input_bytes
 from schedopt.bounds.recompute_table import PRICES, RecomputeTable
+from schedopt.errors import InputError
 from schedopt.network import Link
 from schedopt.problem import Problem
+from schedopt.solving.replicas.arrays import (
+    LAYERED,
+    WAITING,
+    Array,
+    Layered,
+    Layers,
+    Machine,
+    Option,
+    Recompute,
+    StepData,
+    Sums,
+)
+from schedopt.solving.replicas.layered import tabulate
+from schedopt.stage import SHARDS
 
-Array = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
-
+MOST_LAYERED: Final = 4_000_000
+"""Of each table of stages that run layer by layer."""
 MOST_ENTRIES: Final = 40_000_000
 """Of the table of recompute, which takes 8 bytes for each."""
-NEVER: Final = 1 << 60
-"""Longer than anything, ns."""
 MOST_GPUS: Final = 128
 """Jobs on more are laid out as folds, of which one part is looked for."""
-
-
-class Sums(NamedTuple):
-    """Sums over the layers before each cut, and what else is known of layers; ns and bytes.
-
-    `forward`, `backward`, `update`, `weight`, `gradient`, `parameter`, `optimizer` and `saved` have
-    an entry for each cut; `received`, what a stage that begins there keeps of its input, and
-    `workspace` have one for each layer. `trip` is the time of one transfer at each cut inside a
-    node, `far` that between two, and `joined` says where tied layers forbid a cut.
-    """
-
-    forward: Array
-    backward: Array
-    update: Array
-    weight: Array
-    gradient: Array
-    parameter: Array
-    optimizer: Array
-    saved: Array
-    received: Array
-    workspace: Array
-    trip: Array
-    far: Array
-    joined: npt.NDArray[np.bool_]
-
-
-class Recompute(NamedTuple):
-    """Bounds on the time of recompute, for some numbers of micro-batches in flight.
-
-    See `RecomputeTable.priced`. Without entries nothing may be recomputed.
-
-    Parameters
-    ----------
-    counts : (N,) array
-        Ascending, from 1 on.
-    prices : (N, K) array
-    lengths : (N, L, L, K) array
-    sizes : (N, L, L) array
-    """
-
-    counts: Array
-    prices: Floats
-    lengths: Floats
-    sizes: Array
-
-
-class Machine(NamedTuple):
-    """Equal GPUs in nodes of equal size, one kind of links inside them and one between them.
-
-    Parameters
-    ----------
-    gpus, node : int
-        GPUs in all, and of a node.
-    room : int
-        What a plan may use of the memory of a GPU, bytes.
-    inside, between : (int, int, int)
-        Latency of a link, ns, its bandwidth, bytes per second (0: transfers are free), and whether
-        each direction has it for itself, 1, or both share it, 0. Inside a node there is one link
-        for each pair of GPUs, between two nodes one for all of them.
-    copies : int
-        Parts of a fold that are alike. The GPUs are those of one, in nodes of its own; the replicas
-        of a stage in all parts share its weights.
-    """
-
-    gpus: int
-    node: int
-    room: int
-    inside: tuple[int, int, int]
-    between: tuple[int, int, int]
-    copies: int = 1
-
-
-class Option(NamedTuple):
-    """What a stage may choose: its replicas, and whether they share the optimizer state."""
-
-    replicas: int
-    shard: int
-
-
-@dataclass(frozen=True)
-class StepData:
-    """A training step to look for, as arrays.
-
-    The replicas of a stage divide the micro-batches of the step, so that all do the same.
-
-    Parameters
-    ----------
-    problem : Problem
-    machine : Machine
-    sums : Sums
-    again : Recompute
-    count : int
-        Micro-batches of the step, or of one part of a fold.
-    replicas : tuple of int
-        Numbers of replicas that a stage may have, ascending; in one part of a fold.
-    options : tuple of Option
-    """
-
-    problem: Problem
-    machine: Machine
-    sums: Sums
-    again: Recompute
-    count: int
-    replicas: tuple[int, ...]
-    options: tuple[Option, ...]
 
 
 def find_fold(problem: Problem) -> int:
@@ -162,32 +69,51 @@ def read_step(problem: Problem, fold: int = 1) -> StepData | None:
         machine = machine._replace(gpus=machine.gpus // fold, copies=fold)
         machine = machine._replace(node=min(machine.node, machine.gpus))
         count //= fold
+    options, least = (
+        [Option(n, shard) for n in replicas for shard in choose(problem, n * fold)]
+        for choose in (_shards, _levels)
+    )
+    if fold > 1:
+        options = [option for option in options if option.shard < LAYERED]
     return StepData(
         problem=problem,
         machine=machine,
-        sums=read_sums(problem, machine),
+        sums=read_sums(problem, machine, sorted({*options, *least})),
         again=read_recompute(problem, count),
         count=count,
         replicas=replicas,
-        options=tuple(
-            Option(n, shard)
-            for n in replicas
-            for shard in _shards(problem, n * fold)
-            if fold == 1 or shard <= 1
-        ),
+        options=tuple(options),
+        least_options=tuple(least),
     )
 
 
-def _shards(problem: Problem, replicas: int) -> Sequence[int]:
-    """Return whether replicas share the optimizer state of a stage, as far as that may matter.
+def _levels(problem: Problem, replicas: int) -> Sequence[int]:
+    """Return what replicas may share of a stage, as far as the bound can tell it apart.
 
-    Shared it is smaller and updated sooner, and weights go round in place of summed gradients.
+    Of the optimizer state a share is smaller and updated sooner, and weights go round in place of
+    summed gradients. More is shared best where as little as possible is there at a time.
     """
-    if problem.scope.shard == "none" or replicas == 1:
+    most = SHARDS.index(problem.scope.shard)
+    if most == 0 or replicas == 1:
         return (0,)
     layers = problem.chain.layers
     more = any((layer.parameter_bytes or 0) > (layer.gradient_bytes or 0) for layer in layers)
-    return (0, 1) if more else (1,)
+    found = [0, 1] if more else [1]
+    return found if most < LAYERED else [*found, most + WAITING]
+
+
+def _shards(problem: Problem, replicas: int) -> Sequence[int]:
+    """Return what replicas may share of a stage, and whether they wait for that.
+
+    Weights that come for a backward in no time, behind a forward of none, cannot be told apart.
+    """
+    levels = _levels(problem, replicas)
+    most = SHARDS.index(problem.scope.shard)
+    if levels[-1] < LAYERED:
+        return levels
+    timed = all(layer.forward_ns for layer in problem.chain.layers if layer.has_state)
+    most = most if timed else LAYERED
+    return [*levels[:-1], *range(LAYERED, most + 1), most + WAITING]
 
 
 def read_machine(problem: Problem) -> Machine | None:
@@ -214,8 +140,8 @@ def _describe(link: Link | None) -> tuple[int, int, int]:
     return link.latency_ns, link.bandwidth_bytes_per_s, int(link.duplex == "full")
 
 
-def read_sums(problem: Problem, machine: Machine) -> Sums:
-    """Return the sums of a chain on the GPUs of a problem."""
+def read_sums(problem: Problem, machine: Machine, options: Sequence[Option] = ()) -> Sums:
+    """Return the sums of a chain on the GPUs of a problem, for options of its stages."""
     layers, gpu = problem.chain.layers, problem.platform.gpus[0]
     sent = [layer.activation_bytes for layer in layers[:-1]]
     forward = [gpu.duration_ns(layer.forward_ns) for layer in layers]
@@ -234,6 +160,39 @@ def read_sums(problem: Problem, machine: Machine) -> Sums:
         trip=_trips(sent, machine.inside),
         far=_trips(sent, machine.between),
         joined=_joined(problem),
+        layered=_read_layered(problem, machine, options),
+    )
+
+
+def _read_layered(problem: Problem, machine: Machine, options: Sequence[Option]) -> Layered:
+    """Return the tables of the options whose stages run layer by layer."""
+    chain, gpu = problem.chain, problem.platform.gpus[0]
+    found = [option for option in options if option.shard >= LAYERED]
+    entries = len(found) * len(chain.layers) ** 2
+    if entries > MOST_LAYERED:
+        raise InputError(
+            f"{len(chain.layers)} layers are too many to try stages of all of them that share "
+            "gradients or parameters",
+            field="scope.shard",
+            way_out="Merge layers (schedopt profile --layers), or share the optimizer state alone",
+        )
+    columns = {
+        "forward": [gpu.duration_ns(layer.forward_ns) for layer in chain.layers],
+        "backward": [gpu.duration_ns(layer.backward_ns) for layer in chain.layers],
+        "saved": [layer.saved for layer in chain.layers],
+        "kept": [layer.saved + (layer.saved_input_bytes or 0) for layer in chain.layers],
+        "redone": [input_bytes(chain, number) for number in range(len(chain.layers))],
+    }
+    for name in ("parameter", "gradient", "optimizer", "weight", "workspace"):
+        columns[name] = [getattr(layer, f"{name}_bytes") or 0 for layer in chain.layers]
+    layers = Layers(**{name: np.array(row, dtype=np.int64) for name, row in columns.items()})
+    return tabulate(
+        layers,
+        found,
+        machine.gpus,
+        lambda count: int(_trips([count], machine.inside)[1]),
+        half=not machine.inside[2],
+        recompute=problem.scope.recompute,
     )
 
 

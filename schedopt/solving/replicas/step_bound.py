@@ -5,21 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from schedopt.solving.local_search.njit import njit_entry, njit_kernel
+from schedopt.solving.replicas.arrays import NEVER, Array, Machine, Recompute, StepData, Sums
 from schedopt.solving.replicas.costs import (
     collective_ns,
     in_several_nodes,
     most_in_flight,
-    recompute_ns,
     spare_bytes,
+    stage_recompute_ns,
 )
-from schedopt.solving.replicas.stages import (
-    NEVER,
-    Array,
-    Machine,
-    Recompute,
-    StepData,
-    Sums,
-)
+from schedopt.solving.replicas.layered import one_fits, row_of
 from schedopt.solving.run import Run
 
 
@@ -45,7 +39,7 @@ def least_memory(step: StepData) -> int:
 def is_possible(step: StepData, makespan: int, room: int | None = None) -> bool:
     """Whether the bound lets a step take so long, ns."""
     machine = step.machine if room is None else step.machine._replace(room=room)
-    options = np.array(step.options, dtype=np.int64)
+    options = np.array(step.least_options, dtype=np.int64)
     return bool(step_is_possible(step.sums, step.again, machine, options, step.count, makespan))
 
 
@@ -66,17 +60,26 @@ def least_makespan(step: StepData, run: Run) -> int:
 
 @njit_kernel
 def work_and_slots(
-    sums: Sums, again: Recompute, first: int, end: int, spare: int, count: int, span: int
+    sums: Sums,
+    again: Recompute,
+    row: int,
+    first: int,
+    end: int,
+    spare: int,
+    spare_redone: int,
+    count: int,
+    span: int,
 ) -> int:
     """Return the least time from the first forward to the last backward on a replica, ns.
 
     It does all the work of its micro-batches; and with at most N in flight, some of its slots runs
     ceil(n / N) of them one after the other, each as long as the span without waiting. With
     recompute N is free: what it costs is bounded at the low end of ranges of N, and slots are
-    counted at their high ends.
+    counted at their high ends. `spare` is there for activations if nothing is recomputed, and
+    `spare_redone` otherwise, bytes.
     """
     work = sums.forward[end] - sums.forward[first] + sums.backward[end] - sums.backward[first]
-    free = most_in_flight(sums, first, end, spare, count)
+    free = most_in_flight(sums, row, first, end, spare, count)
     best = NEVER
     if free:
         best = max(count * work, -(-count // free) * span)
@@ -85,7 +88,7 @@ def work_and_slots(
         high = count if last else min(count, again.counts[which + 1] - 1)
         if high <= free:
             continue
-        least = recompute_ns(again, which, first, end, spare)
+        least = stage_recompute_ns(sums, again, which, row, first, end, spare_redone)
         if least >= NEVER or count * (work + least) >= best:
             break
         best = min(best, max(count * (work + least), -(-count // high) * span))
@@ -129,9 +132,20 @@ def step_is_possible(
                     continue
                 # A backward needs it beside all that is kept, if it takes time.
                 beside = workspace if sums.backward[end] > back else 0
-                spare = spare_bytes(sums, first, end, replicas, shard, beside, room)
-                if spare < sums.saved[end] - sums.saved[first]:
-                    continue
+                row = row_of(sums.layered, replicas, shard)
+                if row < 0:
+                    spare = spare_bytes(sums, first, end, replicas, shard, beside, room)
+                    spare_redone = spare
+                    if spare < sums.saved[end] - sums.saved[first]:
+                        continue
+                else:
+                    spare = room - sums.layered.least[row, first, end - first - 1]
+                    spare_redone = room - sums.layered.least_redone[row, first, end - first - 1]
+                    kept = sums.layered.kept[end] - sums.layered.kept[first]
+                    if spare < kept and not one_fits(
+                        sums.layered.layers, first, end, replicas, shard, room, True
+                    ):
+                        continue
                 near = collective_ns(sums, machine, first, end, replicas, shard, 0, True)
                 # From the last replica that is ready the first chunk takes at most its own node to
                 # a link that leads to another one. There all chunks that wait for this replica go
@@ -154,7 +168,9 @@ def step_is_possible(
                     trip = sums.far[end] if leaves else sums.trip[end]
                     span = work + 2 * trip + q
                     if span != span_before:
-                        held = work_and_slots(sums, again, first, end, spare, own, span)
+                        held = work_and_slots(
+                            sums, again, row, first, end, spare, spare_redone, own, span
+                        )
                         span_before = span
                     inner = max(held, work + 2 * trip + e)
                     whole = max(inner + sync, forward + trip + f)

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from schedopt.solving.local_search.njit import njit_entry, njit_kernel
-from schedopt.solving.replicas.stages import NEVER, Array
+from schedopt.solving.replicas.arrays import NEVER, Array
 
 EAGER: Final = 0
 STRICT: Final = 1
@@ -20,6 +20,8 @@ FORWARD: Final = 0
 BACKWARD: Final = 1
 AGAIN: Final = 2
 """Kinds of operations in an order."""
+WAKE: Final = 5
+"""A kind of event: the weights are there that a GPU waits for at first."""
 
 
 @njit_kernel
@@ -68,6 +70,7 @@ def simulate_step(
     again: Array,
     depth: Array,
     sync: Array,
+    begin: Array,
     trip: Array,
     links: Array,
     full: Array,
@@ -79,9 +82,9 @@ def simulate_step(
 
     Parameters
     ----------
-    replicas, forward, backward, again, depth, sync : (S,) arrays
+    replicas, forward, backward, again, depth, sync, begin : (S,) arrays
         Of each stage: its replicas, times of F, B and R, most micro-batches in flight on a replica,
-        and how long collectives take behind the last backward, ns.
+        how long collectives take behind the last backward, and when it can begin at first, ns.
     trip, links, full : (S,) array
         Time of a transfer to the next stage, ns; how many links there are, which micro-batches take
         in turn; and whether each direction has them for itself, 1, or both share them, 0.
@@ -125,15 +128,20 @@ def simulate_step(
     touched[: base[1]] = True
     waiting = np.arange(gpus)
     pending = base[1]
-    heap = np.zeros((2 * count * stages + gpus + 1, 2), dtype=np.int64)
+    heap = np.zeros((2 * count * stages + 2 * gpus + 1, 2), dtype=np.int64)
     size, now, makespan = 0, 0, 0
+    for gpu in range(gpus):
+        stage = stage_of[gpu]
+        if begin[stage]:
+            woken = (WAKE * stages + stage) * count + gpu - base[stage]
+            size = push(heap, size, begin[stage], woken)
     while True:
         for number in range(pending):
             gpu = waiting[number]
             touched[gpu] = False
-            if busy[gpu]:
-                continue
             stage = stage_of[gpu]
+            if busy[gpu] or now < begin[stage]:
+                continue
             own, replica = count // replicas[stage], gpu - base[stage]
             kind = choose(
                 order,
@@ -171,9 +179,9 @@ def simulate_step(
             micro_batch, code = code % count, code // count
             stage, kind = code % stages, code // stages
             gpu = base[stage] + micro_batch % replicas[stage]
-            if kind > AGAIN:
+            if AGAIN < kind < WAKE:
                 arrived[kind - 3, stage, micro_batch] = True
-            else:
+            elif kind != WAKE:
                 ended[kind, gpu] += 1
                 busy[gpu] = False
                 if kind == BACKWARD and ended[kind, gpu] == count // replicas[stage]:

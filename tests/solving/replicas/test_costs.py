@@ -11,16 +11,10 @@ import pytest
 from schedopt import Chain, Layer, Platform, Problem
 from schedopt.problem import training_step, widest_step
 from schedopt.solving.local_search.njit import njit_entry
+from schedopt.solving.replicas.arrays import NEVER, Recompute
 from schedopt.solving.replicas.costs import describe_stages, recompute_ns
 from schedopt.solving.replicas.least_spans import behind_link, next_span
-from schedopt.solving.replicas.stages import (
-    NEVER,
-    Recompute,
-    read_machine,
-    read_recompute,
-    read_step,
-    read_sums,
-)
+from schedopt.solving.replicas.stages import read_machine, read_recompute, read_step, read_sums
 from schedopt.solving.replicas.step_bound import least_makespan
 from schedopt.solving.run import Run
 

@@ -9,7 +9,7 @@ from math import lcm
 import numpy as np
 import pytest
 
-from schedopt.solving.replicas.stages import NEVER
+from schedopt.solving.replicas.arrays import NEVER
 from schedopt.solving.replicas.timing import EAGER, FORWARDS, ORDERS, STRICT, simulate_step
 
 
@@ -20,6 +20,7 @@ def simulate(
     *,
     again: Sequence[int] = (),
     sync: Sequence[int] = (),
+    begin: Sequence[int] = (),
     trip: int = 0,
     full: bool = False,
     limit: int = NEVER,
@@ -38,6 +39,7 @@ def simulate(
         array(again),
         depth,
         array(sync),
+        array(begin),
         array([trip] * (len(stages) - 1)),
         array(links),
         array([int(full)] * len(stages)),
@@ -124,3 +126,11 @@ def test_a_run_ends_where_it_is_longer_than_asked() -> None:
 def test_what_takes_no_time() -> None:
     for order in ORDERS:
         assert simulate([(1, 0, 0, 1), (2, 0, 0, 1), (1, 0, 2, 1)], 4, order)[0] == 8
+
+
+def test_a_gpu_that_waits_for_its_weights_begins_later() -> None:
+    # Its first stage begins at 5; the second one, on its own, would wait no longer.
+    stages = [(1, 1, 1, 1), (1, 1, 1, 1)]
+    assert simulate(stages, 2, EAGER)[0] == 2 * 4
+    assert simulate(stages, 2, EAGER, begin=[5, 6])[0] == 5 + 2 * 4
+    assert simulate(stages, 2, EAGER, begin=[5, 9])[0] == 9 + 2 + 4 + 1

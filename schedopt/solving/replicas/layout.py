@@ -1,0 +1,98 @@
+"""The plan of a candidate, with every transfer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from schedopt.plan import Kind, Plan
+from schedopt.problem import Problem
+from schedopt.solving.replicas.arrays import LAYERED, WAITING
+from schedopt.stage import SHARDS, Stage
+from schedopt.systems.config import SystemConfig
+from schedopt.systems.flush_step import Turn, flush_step
+from schedopt.systems.folded_step import folded_step
+
+if TYPE_CHECKING:
+    from schedopt.bounds.recomputation import RecomputeChoice
+    from schedopt.solving.replicas.arrays import StepData
+    from schedopt.solving.replicas.candidates import Candidate, StageChoice
+
+KINDS: Final[tuple[Kind, ...]] = ("F", "B", "R")
+"""By the numbers of `schedopt.solving.replicas.timing`."""
+
+
+def lay_out(step: StepData, candidate: Candidate, orders: Sequence[Sequence[int]]) -> Plan:
+    """Return the step of a candidate, with every transfer of its collectives.
+
+    `orders` is what each GPU runs, replica after replica of stage after stage: the number of the
+    kind times m, and the micro-batch. In a fold these are those of the first part, and stage after
+    stage the GPUs of each part lie in a row.
+    """
+    stages: list[Stage] = []
+    owners: list[range] = []
+    ahead: dict[int, int] = {}
+    fold, count = step.machine.copies, step.count
+    idle = step.machine.gpus - sum(stage.replicas for stage in candidate.stages)
+    for chosen, again in zip(candidate.stages, candidate.recompute, strict=True):
+        first, own = fold * (idle + len(owners)), chosen.replicas
+        gpus = tuple(first + part * own + n for n in range(own) for part in range(fold))
+        found = [*_stages_of(step.problem, chosen, again, gpus)]
+        numbers = range(len(stages), len(stages) + len(found))
+        stages += found
+        owners += [numbers] * own
+        fetches = int(chosen.shard < WAITING)
+        ahead |= {n: fetches for n in numbers if stages[n].shard in ("gradient", "parameter")}
+    turns = (
+        (kind, stage, code % count)
+        for numbers, order in zip(owners, orders, strict=True)
+        for code in order
+        for kind, stage in _turns_of(KINDS[code // count], numbers)
+    )
+    return lay_out_turns(step.problem, stages, turns, ahead=ahead, fold=fold)
+
+
+def _stages_of(
+    problem: Problem, chosen: StageChoice, again: RecomputeChoice, gpus: tuple[int, ...]
+) -> Iterator[Stage]:
+    """Yield the stages of the plan: one, or where it runs layer by layer one for each."""
+    level = SHARDS[chosen.shard % WAITING]
+    if chosen.shard < LAYERED:
+        layers = chosen.first, chosen.end - 1
+        yield Stage(layers=layers, gpus=gpus, recompute=again.runs, shard=level)
+        return
+    for number in range(chosen.first, chosen.end):
+        runs = tuple(run for run in again.runs if run[0] == number)
+        shared = problem.chain.layers[number].has_state
+        shard = level if shared else SHARDS[0]
+        yield Stage(layers=(number, number), gpus=gpus, recompute=runs, shard=shard)
+
+
+def _turns_of(kind: Kind, stages: range) -> Iterator[tuple[Kind, int]]:
+    """Yield what an operation is for the stages of the plan."""
+    for number in stages if kind == "F" else reversed(stages):
+        yield kind, number
+
+
+def lay_out_turns(
+    problem: Problem,
+    stages: Sequence[Stage],
+    turns: Iterable[Turn],
+    *,
+    ahead: Mapping[int, int] = MappingProxyType({}),
+    fold: int = 1,
+) -> Plan:
+    """Return the step of some turns, or of those of a part of a fold, as what was asked."""
+    config = SystemConfig(
+        chain=problem.chain,
+        platform=problem.platform,
+        microbatches=problem.scope.microbatches or 1,
+    )
+    split = problem.scope.split_backward
+    if fold > 1:
+        plan = folded_step(config, stages, fold, turns, split=split)
+    else:
+        plan = flush_step(config, stages, turns, split=split, ahead=ahead)
+    return replace(plan, scope=problem.scope)
