@@ -25,6 +25,7 @@ from schedopt.problem import Problem
 from schedopt.proofs import Proof, ProofKind
 from schedopt.result import Infeasibility
 from schedopt.rule import Rule
+from schedopt.solvers.published_steps import report_published
 from schedopt.solvers.step import solve as solve_step
 from schedopt.solvers.uniform_grids import propose as propose_grids
 from schedopt.solving.late_sending import check_sent_late
@@ -34,8 +35,6 @@ from schedopt.solving.replicas.layout import lay_out, lay_out_turns
 from schedopt.solving.requirements import refuse_stages
 from schedopt.solving.run import Run
 from schedopt.stage import Shard, Stage
-from schedopt.systems.catalogue import find_system
-from schedopt.systems.config import SystemConfig
 from schedopt.systems.steps import without_updates
 
 if TYPE_CHECKING:
@@ -43,25 +42,14 @@ if TYPE_CHECKING:
     from schedopt.solving.replicas.candidates import Candidates
     from schedopt.solving.replicas.search import StepSearch
 
-SHARE: Final = 0.5
-"""Of the time, for contiguous stages where stages may lie anywhere."""
+SHARE: Final = {"general": 0.5, "contiguous": 0.9}
+"""Of the time, for the search over contiguous stages, by what is allowed."""
+SHARE_OF_LESS: Final = 0.5
+"""Of that, for stages that share the optimizer state at most, where they may share more."""
 REST: Final = 4
 """How much longer than it takes to lay a step out the search goes on before the next one is."""
-PUBLISHED: Final = (
-    "zero_1",
-    "zero_2",
-    "zero_3",
-    "dp_overlapped",
-    "one_f_one_b_flush",
-    "interleaved",
-    "chimera",
-    "zero_bubble",
-)
-"""Systems whose step ends with the update of its weights."""
 PLANNERS: Final = ("piper", "pipedream", "alpa")
 """Partitioners that choose replicas, whose stages the search starts from."""
-MOST_PUBLISHED: Final = 8192
-"""Layers times GPUs times micro-batches up to which they are laid out."""
 PROOF: Final = Proof(ProofKind.TRAINING_STEP)
 
 
@@ -88,15 +76,14 @@ def solve(problem: Problem, run: Run) -> None:
         )
     if step is not None:
         compile_search(run)
-        share = SHARE if anywhere else 1.0
         if not problem.scope.split_backward:
             _prove(step, run)
         if fits(step):
-            part = run.fork(run.workers, share)
+            part = run.fork(run.workers, SHARE[problem.scope.allocation])
             _search_parts(problem, find_fold(problem), part)
             if run.best() is None:
                 _search_contiguous(step, part)
-    _report_published(problem, run)
+    report_published(problem, run)
     if anywhere and not run.settled():
         _search_anywhere(problem, run)
 
@@ -124,7 +111,7 @@ def _search_contiguous(step: StepData, run: Run) -> None:
     if problem.scope.shard in ("gradient", "parameter"):
         less = read_step(replace(problem, scope=replace(problem.scope, shard="optimizer")))
         if less is not None and fits(less):
-            lighter = StepSearch(less, run.fork(run.workers, SHARE))
+            lighter = StepSearch(less, run.fork(run.workers, SHARE_OF_LESS))
             _report_steps(lighter, run)
             search.candidates.take(lighter.candidates)
     for stages, depth in _propose(problem, run):
@@ -236,21 +223,6 @@ def _report_valid(plan: Plan, run: Run) -> None:
     plan, violations = check_sent_late(plan)
     if not violations:
         _report(plan, run)
-
-
-def _report_published(problem: Problem, run: Run) -> None:
-    """Report the steps of published systems that answer the problem."""
-    scope, platform, count = problem.scope, problem.platform, problem.scope.microbatches or 1
-    if len(problem.chain.layers) * len(platform.gpus) * count > MOST_PUBLISHED:
-        return
-    config = SystemConfig(chain=problem.chain, platform=platform, microbatches=count)
-    for name in PUBLISHED:
-        if run.stopped() or run.settled():
-            return
-        with suppress(InputError):
-            plan = replace(find_system(name).plan(config), scope=scope)
-            if plan.rule == problem.rule and scope.allows(plan.stages):
-                _report_valid(plan, run)
 
 
 def _search_anywhere(problem: Problem, run: Run) -> None:

@@ -1,0 +1,79 @@
+"""The training steps of published systems, which no search for one should be longer than."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from typing import Final
+
+from schedopt.errors import InputError
+from schedopt.problem import Problem
+from schedopt.solving.late_sending import check_sent_late
+from schedopt.solving.run import Run
+from schedopt.stage import SHARDS, Shard
+from schedopt.systems.catalogue import find_system
+from schedopt.systems.config import SystemConfig
+
+WHOLE: Final[dict[str, Shard]] = {
+    "zero_1": "optimizer",
+    "dp_by_layer": "none",
+    "dp_overlapped": "none",
+    "dp_bucketed": "none",
+    "dp_blocking": "none",
+    "zero_2": "gradient",
+    "zero_3": "parameter",
+}
+"""Systems in which each GPU runs the whole chain, with what they share of its state."""
+PIPELINES: Final = (
+    "one_f_one_b_flush",
+    "interleaved",
+    "chimera",
+    "zero_bubble",
+    "gpipe",
+)
+"""Systems in which each GPU runs a part of the chain, all for the same micro-batches."""
+SHARED: Final[dict[Shard, tuple[str, ...]]] = {
+    "none": (),
+    "optimizer": ("optimizer_bytes",),
+    "gradient": ("optimizer_bytes", "gradient_bytes"),
+    "parameter": ("optimizer_bytes", "gradient_bytes", "parameter_bytes"),
+}
+"""What a level of shards shares."""
+MOST_PUBLISHED: Final = 32768
+"""Layers times GPUs times micro-batches up to which they are laid out."""
+
+
+def report_published(problem: Problem, run: Run) -> None:
+    """Report the steps of published systems that answer the problem, if they are the shortest."""
+    scope, platform, count = problem.scope, problem.platform, problem.scope.microbatches or 1
+    if len(problem.chain.layers) * len(platform.gpus) * count > MOST_PUBLISHED:
+        return
+    config = SystemConfig(chain=problem.chain, platform=platform, microbatches=count)
+    allowed = SHARDS[: SHARDS.index(scope.shard) + 1]
+    for name in (*PIPELINES, *WHOLE):
+        if run.stopped() or run.settled():
+            return
+        if name in WHOLE and not (WHOLE[name] in allowed and _may_fit(problem, WHOLE[name])):
+            continue
+        with suppress(InputError):
+            plan = replace(find_system(name).plan(config), scope=scope)
+            best, asked = run.period(), scope.period_ns
+            if (
+                plan.rule == problem.rule
+                and scope.allows(plan.stages)
+                and (best is None or plan.pattern.period < best)
+                and (asked is None or plan.pattern.period <= asked)
+            ):
+                plan, violations = check_sent_late(plan)
+                if not violations:
+                    run.report(plan)
+
+
+def _may_fit(problem: Problem, shard: Shard) -> bool:
+    """Whether the weights of the whole chain may fit on each GPU."""
+    layers, gpus = problem.chain.layers, problem.platform.gpus
+    held = sum(layer.weight_bytes for layer in layers)
+    for name in SHARED[shard]:
+        total = sum(getattr(layer, name) or 0 for layer in layers)
+        held -= total - -(-total // len(gpus))
+    return held <= min(gpu.usable_bytes for gpu in gpus)

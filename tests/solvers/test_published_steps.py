@@ -1,0 +1,64 @@
+"""The search for a training step is never longer than the systems that people run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+
+from schedopt import Chain, InputError, Plan, Problem, Result
+from schedopt.bench.hybrid import ask, memory_at
+from schedopt.solvers.published_steps import PIPELINES, WHOLE
+from schedopt.solving import solve_problem
+from schedopt.solving.late_sending import check_sent_late
+from schedopt.systems.catalogue import find_system
+from schedopt.systems.config import SystemConfig
+from tests.budgets import trials
+from tests.solvers.every_training_step import training_steps
+
+INSTANCES = Path(__file__).parents[2] / "instances"
+
+
+def published(problem: Problem) -> Iterator[Plan]:
+    """Yield the steps of all systems that are valid plans of a problem."""
+    config = SystemConfig(
+        chain=problem.chain,
+        platform=problem.platform,
+        microbatches=problem.scope.microbatches or 1,
+    )
+    for name in (*WHOLE, *PIPELINES):
+        with suppress(InputError):
+            plan = replace(find_system(name).plan(config), scope=problem.scope)
+            if plan.rule == problem.rule and problem.scope.allows(plan.stages):
+                plan, violations = check_sent_late(plan)
+                if not violations:
+                    yield plan
+
+
+def assert_never_longer(result: Result) -> None:
+    for plan in published(result.problem):
+        assert result.period is not None
+        assert result.period <= plan.pattern.period
+
+
+@trials(100)
+@given(training_steps())
+def test_of_small_problems(problem: Problem) -> None:
+    assert_never_longer(solve_problem(problem, time_limit=5))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("level", ["least", "tight", "medium", "ample"])
+@pytest.mark.parametrize("gpus", [4, 8])
+@pytest.mark.parametrize(
+    "name", ["resnet50", "vit-b16", "gpt2-small", "gpt2-medium", "bert-large", "llama-8b"]
+)
+def test_of_shipped_chains(name: str, gpus: int, level: str) -> None:
+    chain = Chain.load(INSTANCES / f"{name}.json")
+    problem = ask(chain, gpus, memory_at(chain, gpus, level))
+    scope = replace(problem.scope, split_backward=chain.has_halves)
+    assert_never_longer(solve_problem(replace(problem, scope=scope), time_limit=20))
