@@ -243,6 +243,7 @@ class Suggestion(_Worded):
     SPLIT_BACKWARD = "split_backward", "split backwards (Scope.split_backward)"
     RECOMPUTE = "recompute", "recompute (Scope.recompute)"
     REPLICAS = "replicas", "replicas (Scope.replicas)"
+    SHARE_MORE = "share_more", "replicas that share more of their state (Scope.shard)"
     TRAINING_STEP = "training_step", "a training step (solve.batch)"
     PEAK_MEMORY = "peak_memory", "memory read as its peak (Scope.memory)"
     ANY_ALLOCATION = "any_allocation", "any allocation (Scope.allocation)"

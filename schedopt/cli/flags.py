@@ -37,6 +37,7 @@ SUGGESTIONS: Final = {
     Suggestion.SPLIT_BACKWARD: "--split-backward",
     Suggestion.RECOMPUTE: "--recompute",
     Suggestion.REPLICAS: "--replicas",
+    Suggestion.SHARE_MORE: "--shard parameter",
     Suggestion.TRAINING_STEP: "--batch",
     Suggestion.PEAK_MEMORY: "--memory peak",
     Suggestion.ANY_ALLOCATION: "--allocation general",

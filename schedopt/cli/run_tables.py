@@ -202,6 +202,7 @@ def _told(discrepancy: Discrepancy) -> str:
         "SEND_B": "gradient sent by",
         "SEND_G": "gradient of weights sent between replicas of",
         "SEND_V": "weights sent between replicas of",
+        "SEND_P": "weights sent for an operation between replicas of",
     }
     kind = discrepancy.name[len(stage) :]
     return f"{discrepancy.name}: {names[kind]} stage {stage}"

@@ -8,6 +8,7 @@ from dataclasses import replace
 from schedopt.bounds import load_bound, longest_layer_ns, memory_proof, stage_load_bound
 from schedopt.problem import Problem
 from schedopt.proofs import Suggestion
+from schedopt.stage import SHARDS
 
 
 def suggest(problem: Problem) -> tuple[Suggestion, ...]:
@@ -42,6 +43,9 @@ def _suggestions(problem: Problem) -> Iterator[Suggestion]:
     recomputing = replace(problem, scope=replace(scope, recompute=True))
     if not scope.recompute and memory_proof(recomputing) is None:
         yield Suggestion.RECOMPUTE
+    known = all(layer.optimizer_bytes is not None for layer in problem.chain.layers)
+    if problem.is_training_step and known and scope.replicas != 1 and scope.shard != SHARDS[-1]:
+        yield Suggestion.SHARE_MORE
     if memory_proof(problem) is None:
         if scope.memory == "sum" and (scope.allocation == "general" or scope.grain == "layer"):
             yield Suggestion.PEAK_MEMORY

@@ -32,7 +32,7 @@ from schedopt import (
 from schedopt.account import fits
 from schedopt.folding import whole
 from schedopt.problem import training_step, widest_step
-from schedopt.proofs import Proof, ProofKind
+from schedopt.proofs import Proof, ProofKind, Suggestion
 from schedopt.solving.late_sending import check_sent_late
 from schedopt.solving.replicas import stages
 from schedopt.solving.replicas.arrays import StepData
@@ -315,6 +315,19 @@ def test_an_optimizer_state_fits_shared_where_it_does_not_fit_whole() -> None:
     for shard, least in (("none", 11), ("optimizer", 8)):
         problem = training_step(chain, Platform(2, 7), 2, contiguous(chain, shard=shard))
         assert least_memory(step_data(problem)) == least
+
+
+def test_where_none_fits_replicas_may_share_more() -> None:
+    # Two layers on a GPU: 24 bytes, and 1 kept of each. Or all three on both GPUs, half of all 36,
+    # 2 bytes of a copy and 2 of a gradient, and 1 kept of each; without copies 6 bytes more.
+    layer = unit(weight_bytes=12, parameter_bytes=4, gradient_bytes=4, optimizer_bytes=4)
+    chain = Chain(layers=(layer,) * 3)
+    for shard, least in (("optimizer", 26), ("gradient", 26), ("parameter", 25)):
+        scope = contiguous(chain, shard=shard, recompute=False)
+        found = why(ask(chain, Platform(2, 9), batch=2, scope=scope))
+        assert found.least_memory_bytes == least
+        assert (Suggestion.SHARE_MORE in found.wider) == (shard != "parameter")
+        plan_of(ask(chain, Platform(2, least), batch=2, scope=scope))
 
 
 def test_what_takes_no_time_needs_nothing_to_work_with() -> None:

@@ -174,7 +174,7 @@ def _read_layered(problem: Problem, machine: Machine, options: Sequence[Option])
             f"{len(chain.layers)} layers are too many to try stages of all of them that share "
             "gradients or parameters",
             field="scope.shard",
-            way_out="Merge layers (schedopt profile --layers), or share the optimizer state alone",
+            way_out="Merge layers, or share the optimizer state alone (Scope.shard)",
         )
     columns = {
         "forward": [gpu.duration_ns(layer.forward_ns) for layer in chain.layers],

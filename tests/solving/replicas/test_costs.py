@@ -11,7 +11,7 @@ import pytest
 from schedopt import Chain, Layer, Platform, Problem
 from schedopt.problem import training_step, widest_step
 from schedopt.solving.local_search.njit import njit_entry
-from schedopt.solving.replicas.arrays import NEVER, Recompute
+from schedopt.solving.replicas.arrays import NEVER, WAITING, Recompute
 from schedopt.solving.replicas.costs import describe_stages, recompute_ns
 from schedopt.solving.replicas.least_spans import behind_link, next_span
 from schedopt.solving.replicas.stages import read_machine, read_recompute, read_step, read_sums
@@ -122,6 +122,36 @@ def test_a_gpu_holds_what_is_left_beside_weights() -> None:
     # Each micro-batch keeps 4 bytes a layer, and 1 of the input of the stage.
     rooms = (8, 9, 17, 18, 90)
     assert [stage_costs(problem, 4, 0, room=51 + left)[2] for left in rooms] == [0, 1, 1, 2, 3]
+
+
+def layered_costs(shard: int) -> list[int]:
+    """Return what a stage of two layers costs that runs layer by layer on two of four GPUs.
+
+    On each there are 2 bytes that are not shared, and of each layer 3 of parameters, 6 of gradients
+    and 3 of the optimizer state. A micro-batch keeps 5 of each layer. Weights of a layer come in
+    3 ns, and its gradients go home in 6 ns.
+    """
+    chain = Chain(layers=(LAYER,) * 2, input_bytes=2)
+    scope = replace(widest_step(chain), shard="parameter")
+    platform = Platform(4, 99, bandwidth=RATE, duplex="full")
+    step = read_step(training_step(chain, platform, 12, scope))
+    assert step is not None
+    stages = np.array([(0, 2, 2, shard)], dtype=np.int64)
+    found = describe_stages(step.sums, step.machine, stages, 12)[:, 0]
+    return [int(found[place]) for place in (0, 1, 3, 4, 5, 8)]
+
+
+def test_weights_of_a_layer_come_while_the_one_before_works() -> None:
+    # At the second backward: two copies, and two gradients. What comes and goes takes 9 ns, and the
+    # shortest operation beside it 1 ns.
+    room = 99 - 26 - (2 * 3 + 2 * 6)
+    # Gradients of the first layer come home last, and half of both updates follows.
+    assert layered_costs(3) == [2 + 2 * 8, 4 + 2 * 8, 6 + 9, room, room // 10, 3]
+
+
+def test_a_stage_may_wait_for_weights_and_gradients_of_each_layer() -> None:
+    room = 99 - 26 - (3 + 6)
+    assert layered_costs(3 + WAITING) == [2 + 2 * 3, 4 + 2 * (3 + 6), 6 + 9, room, room // 10, 3]
 
 
 def test_where_nothing_is_kept_all_are_in_flight() -> None:
