@@ -27,20 +27,22 @@ class Descent:
         self._tried: set[Filled] = set()
 
     def improve(self) -> Iterator[Candidate]:
-        """Change the best candidates a little while that helps; yield each best one so far.
+        """Change the best candidate a little while that helps; yield each best one so far.
 
-        Where nothing helps, a few changes at once make a start that is worse, and may end better.
+        Where nothing helps, a few changes of one of the best at once make a start that is worse,
+        and may end better.
         """
+        if not self.candidates.best:
+            return
         generator = Random(self.run.seed)
-        starts, idle = list(self.candidates.best), 0
-        while starts and idle < MOST_IDLE and not self.run.stopped():
+        start, idle = self.candidates.best[0], 0
+        while idle < MOST_IDLE and not self.run.stopped():
             best = self.candidates.best[0]
-            for start in starts:
-                self._descend_from(start)
+            self._descend_from(start)
             idle = idle + 1 if self.candidates.best[0] == best else 0
             if not idle:
                 yield self.candidates.lighten(self.candidates.best[0])
-            starts = [self._shake(generator.choice(self.candidates.best), generator)]
+            start = self._shake(generator.choice(self.candidates.best), generator)
 
     def _descend_from(self, candidate: Candidate) -> None:
         """Take the first change that shortens the step, again and again."""
