@@ -93,7 +93,8 @@ def simulate_step(
     order : int
         One of `ORDERS`.
     limit : int
-        A makespan, ns, above which the run ends: then the result is above it, too.
+        A makespan, ns. The run ends as soon as what is left takes longer on some GPU; then the
+        result is above it, too.
 
     Returns
     -------
@@ -111,6 +112,13 @@ def simulate_step(
         base[stage + 1] = base[stage] + replicas[stage]
         fewest = min(fewest, replicas[stage])
         link_base[stage + 1] = link_base[stage] + 2 * links[stage]
+    # What follows the last backward of a stage at least: its collectives, and stages before it.
+    tail = np.zeros(stages, dtype=np.int64)
+    for stage in range(stages):
+        tail[stage] = sync[stage]
+        if stage:
+            before = trip[stage - 1] + backward[stage - 1] + tail[stage - 1]
+            tail[stage] = max(tail[stage], before)
     gpus = base[stages]
     stage_of = np.zeros(gpus, dtype=np.int64)
     for stage in range(stages):
@@ -156,6 +164,11 @@ def simulate_step(
             )
             if kind < 0:
                 continue
+            left = (own - begun[FORWARD, gpu]) * forward[stage]
+            left += (own - begun[BACKWARD, gpu]) * backward[stage]
+            left += (own - begun[AGAIN, gpu]) * again[stage]
+            if now + left + tail[stage] > limit:
+                return limit + 1, orders
             micro_batch = replica + begun[kind, gpu] * replicas[stage]
             begun[kind, gpu] += 1
             busy[gpu] = True
