@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from schedopt import Chain, Plan, Platform, Scope, Stage, solve
+from schedopt import Chain, Layer, Plan, Platform, Scope, Stage, solve
 from schedopt.account import memory
 from schedopt.cli.run_tables import print_report
 from schedopt.profiling import Model, load_model
@@ -140,6 +140,21 @@ def test_a_profiled_model_and_all_that_a_run_says(
     shorter = list(report.predicted.memory_bytes) != whole
     assert shorter == (count < 4 and name != "one stage")
     assert ("Note: so short a step" in printed) == shorter
+
+
+def test_the_largest_workspace_meets_what_the_layers_up_to_its_own_save() -> None:
+    """What the layer behind saves, 4000 bytes, is not there while the first one has its workspace.
+
+    One micro-batch is in flight.
+    """
+    sizes: dict[str, Any] = {"weight_bytes": 4, "activation_bytes": 0}
+    first = Layer(forward_ns=1, backward_ns=1, saved_bytes=6000, workspace_bytes=10_000, **sizes)
+    last = Layer(forward_ns=1, backward_ns=1, saved_bytes=4000, workspace_bytes=100, **sizes)
+    plan = place(Chain(layers=(first, last), input_bytes=0), Stage(layers=(0, 1), gpus=(0,)))
+    report = execute(Job(plan=plan, model=None, backend="logical", microbatches=2, steps=1))
+    (predicted,), (measured,) = report.predicted.memory_bytes, report.measured.memory_bytes
+    assert predicted == 8 + 6000 + 4000 + 10_000
+    assert 0 <= measured - (8 + 6000 + 10_000) < 64
 
 
 def test_synthetic_layers_keep_their_input_once() -> None:
