@@ -38,6 +38,8 @@ REPLICATED: Final = (
     "chimera, 4 GPUs, m = 4, links",
     "optimizer sharded on 6 GPUs",
     "mixed shards on 6 GPUs, again",
+    "parameter sharded by layer, 1 ahead",
+    "gradient sharded on 6 GPUs, home at once, 1 ahead",
     "zero_3, 3 GPUs",
     "cdp_v2_zero, 2 GPUs",
 )

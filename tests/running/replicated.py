@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise, product
@@ -13,7 +13,7 @@ from schedopt.plan import place_in_period
 from schedopt.stage import Shard
 from schedopt.systems.catalogue import find_system
 from schedopt.systems.config import SystemConfig
-from schedopt.systems.flush_step import flush_step
+from schedopt.systems.flush_step import Turn, flush_step
 from schedopt.systems.flushes import one_f_one_b_order
 from tests.examples import op, send
 from tests.running.local_run import FREE
@@ -248,11 +248,16 @@ def flushed(chain: Chain, microbatches: int) -> Plan:
 
 
 def sharded(
-    chain: Chain, levels: Sequence[Shard], microbatches: int, *, again: bool = False
+    chain: Chain,
+    levels: Sequence[Shard],
+    microbatches: int,
+    *,
+    again: bool = False,
+    ahead: Mapping[int, int] | None = None,
 ) -> Plan:
     """Return a step with a flush of stages on 2, 1 and 3 GPUs that are sharded, in long layers.
 
-    Each may compute its first layer again.
+    Each may compute its first layer again. Of those in `ahead` gradients go home at once.
     """
     rows = cut(chain, 3)
     config = SystemConfig(chain=timed(chain, 10, 20), platform=quick(6), microbatches=microbatches)
@@ -260,7 +265,22 @@ def sharded(
         Stage(layers=row, gpus=gpus, shard=level, recompute=((row[0], row[0]),) if again else ())
         for row, gpus, level in zip(rows, ((0, 1), (2,), (3, 4, 5)), levels, strict=True)
     ]
-    return flush_step(config, stages, one_f_one_b_order(3, microbatches))
+    return flush_step(config, stages, one_f_one_b_order(3, microbatches), ahead=ahead or {})
+
+
+def layered(chain: Chain, level: Shard, microbatches: int, ahead: int) -> Plan:
+    """Return a step of four stages on the same 2 GPUs, whose gradients go home at once."""
+    rows = cut(chain, 4)
+    config = SystemConfig(chain=timed(chain, 10, 20), platform=quick(2), microbatches=microbatches)
+    stages = [Stage(layers=row, gpus=(0, 1), shard=level) for row in rows]
+    there = [("F", s) for s in range(4)] + [("B", s) for s in reversed(range(4))]
+    turns: list[Turn] = [
+        (kind, stage, first + replica)  # type: ignore[misc]
+        for first in range(0, microbatches, 2)
+        for kind, stage in there
+        for replica in (0, 1)
+    ]
+    return flush_step(config, stages, turns, ahead=dict.fromkeys(range(4), ahead))
 
 
 def _makers() -> dict[str, tuple[Callable[[Chain], Plan], int]]:
@@ -296,6 +316,13 @@ def _makers() -> dict[str, tuple[Callable[[Chain], Plan], int]]:
     levels = ("parameter", "optimizer", "gradient")
     mixed = partial(sharded, levels=levels, microbatches=6, again=True)
     makers["mixed shards on 6 GPUs, again"] = mixed, 18
+    later: tuple[Shard, ...] = ("gradient", "parameter")
+    for level, ahead in product(later, (0, 1)):
+        at_once = {"microbatches": 6, "again": True, "ahead": {0: ahead, 2: 1 - ahead}}
+        plan = partial(sharded, levels=(level, "none", level), **at_once)  # type: ignore[arg-type]
+        makers[f"{level} sharded on 6 GPUs, home at once, {ahead} ahead"] = plan, 18
+        by_layer = partial(layered, level=level, microbatches=4, ahead=ahead)
+        makers[f"{level} sharded by layer, {ahead} ahead"] = by_layer, 12
     for name, gpus in product(("zero_1", "zero_2", "zero_3", "cdp_v1_zero", "cdp_v2_zero"), (2, 3)):
         more = {"platform": quick(gpus), "unit_ns": 100}
         makers[f"{name}, {gpus} GPUs"] = partial(_system, name, gpus, gpus, more), 4 * gpus

@@ -140,6 +140,8 @@ def test_lists_run_and_are_refused_without_a_transfer(name: str) -> None:
     assert run(actions.ranks, buffered=True)
     lists = actions.ranks
     for send in some([one for own in lists for one in own if one.is_send and one.part], 20, 11):
+        if send.part is not None and send.part.is_taken and "ahead" in name:
+            continue  # The next one from there takes along what is left.
         gone = {send, send.other_end, replace(send, kind="REDUCE_GRAD")}
         text = "\n".join(",".join(str(one) for one in own if one not in gone) for own in lists)
         with pytest.raises(InputError):
@@ -153,6 +155,8 @@ def test_lists_run_and_are_refused_without_a_transfer(name: str) -> None:
             (one.tensor, one.stage) != (left_out.tensor, left_out.stage) for one in rest
         ):
             continue  # Then it counts as free, and is sent all the same.
+        if left_out.tensor == "weight_gradient" and "ahead" in name:
+            continue  # As above.
         with pytest.raises(InputError):
             make_actions(less, count)
 

@@ -12,6 +12,7 @@ from torch import nn
 
 from schedopt import Chain, InputError, Layer, Plan, Platform, Stage, check
 from schedopt.actions import Actions, make_actions, parse_actions
+from schedopt.folding import whole
 from schedopt.profiling import Model
 from schedopt.running import Job, execute
 from schedopt.running.controller import make_meter, weights_bytes
@@ -24,6 +25,7 @@ from schedopt.systems.flush_step import flush_step
 from schedopt.systems.flushes import one_f_one_b_order
 from tests.actions.interpreters import run
 from tests.budgets import trials
+from tests.folded_plans import folded_plans
 from tests.running import by_hand, replicated
 from tests.running.local_run import (
     assert_nothing_left,
@@ -180,3 +182,13 @@ def test_synthetic_layers_take_the_bytes_and_the_time_of_the_plan(
     assert found.lengths_ns["1U"] > 0.7 * planned.lengths_ns["1U"]
     if backend == "p2p":
         assert found.transfers == planned.transfers
+
+
+@trials(20)
+@given(folded_plans())
+def test_what_a_part_of_a_fold_does_runs_for_all_parts(plan: Plan) -> None:
+    count = plan.rule.update_every or 1
+    assert make_actions(plan, count) == make_actions(whole(plan), count)
+    job = Job(plan=plan, model=None, backend="logical", microbatches=count)
+    assert job.plan == whole(plan)
+    assert len(job.actions.ranks) == len({gpu for one in job.plan.stages for gpu in one.gpus})
