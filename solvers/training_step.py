@@ -80,22 +80,27 @@ def solve(problem: Problem, run: Run) -> None:
             _prove(step, run)
         if fits(step):
             part = run.fork(run.workers, SHARE[problem.scope.allocation])
-            _search_parts(problem, find_fold(problem), part)
-            if run.best() is None:
+            if not _search_parts(problem, find_fold(problem), part):
                 _search_contiguous(step, part)
     report_published(problem, run)
     if anywhere and not run.settled():
         _search_anywhere(problem, run)
 
 
-def _search_parts(problem: Problem, fold: int, run: Run) -> None:
-    """Search one part of a fold that stands for all, where the whole job is large."""
+def _search_parts(problem: Problem, fold: int, run: Run) -> bool:
+    """Search one part of a fold that stands for all, where the whole job is large.
+
+    Return whether some stages were found so.
+    """
     from schedopt.solving.replicas.search import StepSearch
     from schedopt.solving.replicas.stages import read_step
 
     step = read_step(problem, fold) if fold > 1 else None
-    if step is not None and step.replicas:
-        _report_steps(StepSearch(step, run), run)
+    if step is None or not step.replicas:
+        return False
+    search = StepSearch(step, run)
+    _report_steps(search, run)
+    return bool(search.candidates.best)
 
 
 def _search_contiguous(step: StepData, run: Run) -> None:

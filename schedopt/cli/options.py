@@ -16,7 +16,8 @@ from schedopt.chain import Chain
 from schedopt.effort import GAP, TIME_LIMIT
 from schedopt.errors import InputError
 from schedopt.platform import Gpu, Platform
-from schedopt.problem import MemoryReading
+from schedopt.problem import MemoryReading, Scope, widest_step
+from schedopt.stage import Shard
 
 if TYPE_CHECKING:
     from schedopt.sweeping import Pool
@@ -125,6 +126,42 @@ class FreedomOptions:
         """Return the fields of a scope; memory is read so where nothing was typed."""
         typed = {"memory": self.memory or reading, "recompute": bool(self.recompute)}
         return vars(self) | typed
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingOptions:
+    """What replicas may do, and the training step that is asked for; None: as it is usual."""
+
+    batch: Annotated[
+        int | None,
+        "B: Minimise a training step of this many samples: a flush, gradients added up over "
+        "replicas, weights updated. Stages may have replicas, and recompute.",
+    ] = None
+    replicas: Annotated[
+        int | None,
+        "R: The most GPUs that share a stage: micro-batch i runs on replica i mod R. Default: 1; "
+        "with --batch any number that divides the micro-batches.",
+    ] = None
+    shard: Annotated[
+        Shard | None,
+        "LEVEL: The most that replicas of a stage may share of its state: none; optimizer (ZeRO-1; "
+        "with --batch the default, where the chain knows its size: engines run it beside "
+        "pipelines, and it sends no more); gradient (ZeRO-2) or parameter (ZeRO-3), with --batch.",
+    ] = None
+
+    def widen(
+        self, scope: Scope, chain: Chain, freedoms: FreedomOptions, usual: int | None = 1
+    ) -> Scope:
+        """Return a scope with what is allowed to replicas; `usual` is how many without a batch."""
+        if self.batch is None:
+            most = usual if self.replicas is None else self.replicas
+            return replace(scope, replicas=most, shard=self.shard or "none")
+        wide = widest_step(chain)
+        if freedoms.recompute is None:
+            scope = replace(scope, recompute=wide.recompute)
+        most = wide.replicas if self.replicas is None else self.replicas
+        level = wide.shard if self.shard is None and most != 1 else self.shard or "none"
+        return replace(scope, replicas=most, shard=level)
 
 
 @dataclass(frozen=True, kw_only=True)

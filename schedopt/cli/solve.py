@@ -17,6 +17,7 @@ from schedopt.cli.options import (
     FreedomOptions,
     PlatformOptions,
     SearchOptions,
+    TrainingOptions,
     TrainingStateName,
     load_chain,
     naming_options,
@@ -26,8 +27,7 @@ from schedopt.cli.progress import search_line
 from schedopt.cli.signals import usual_signals
 from schedopt.errors import InputError
 from schedopt.plan import Plan
-from schedopt.problem import Problem, Scope, training_step, widest_step
-from schedopt.stage import Shard
+from schedopt.problem import Problem, Scope, training_step
 from schedopt.units import format_duration, parse_duration
 
 if TYPE_CHECKING:
@@ -68,22 +68,7 @@ def solve_chain(
     ] = None,
     freedoms: FreedomOptions,
     training_state: TrainingStateName = None,
-    batch: Annotated[
-        int | None,
-        "B: Minimise a training step of this many samples: a flush, gradients added up over "
-        "replicas, weights updated. Stages may have replicas, and recompute.",
-    ] = None,
-    replicas: Annotated[
-        int | None,
-        "R: The most GPUs that share a stage: micro-batch i runs on replica i mod R. Default: 1; "
-        "with --batch any number that divides the micro-batches.",
-    ] = None,
-    shard: Annotated[
-        Shard | None,
-        "LEVEL: The most that replicas of a stage may share of its state: none; optimizer (ZeRO-1; "
-        "with --batch the default, where the chain knows its size: engines run it beside "
-        "pipelines, and it sends no more); gradient (ZeRO-2) or parameter (ZeRO-3), with --batch.",
-    ] = None,
+    training: TrainingOptions,
     microbatches: Annotated[
         int | None,
         "M: Minimise a step of this many micro-batches with a flush, not the steady state. The "
@@ -140,7 +125,7 @@ def solve_chain(
     from schedopt.solving.registry import DEFAULT_MAX_K, default_scope
 
     _refuse_contradictions(allocation, fix, max_k, microbatches, solver, engine)
-    _refuse_beside_batch(batch, replicas, shard, fix, max_k, microbatches, engine)
+    _refuse_beside_batch(training, fix, max_k, microbatches, engine)
     if output is not None:
         check_writable(output)
     fixed = Result.load(fix).plan if fix is not None else None
@@ -165,18 +150,11 @@ def solve_chain(
         )
     with _naming_files(chain or fix, fix), naming_options({}):
         stages = fixed.stages if fixed is not None else ()
-        if batch is None:
-            most = usual.replicas if replicas is None else replicas
-            scope = replace(scope, replicas=most, shard=shard or "none")
+        scope = training.widen(scope, layers, freedoms, usual.replicas)
+        if training.batch is None:
             problem = Problem(chain=layers, platform=platform, scope=scope, stages=stages)
         else:
-            wide = widest_step(layers)
-            if freedoms.recompute is None:
-                scope = replace(scope, recompute=wide.recompute)
-            most = wide.replicas if replicas is None else replicas
-            level = wide.shard if shard is None and most != 1 else shard or "none"
-            scope = replace(scope, replicas=most, shard=level)
-            problem = training_step(layers, platform, batch, scope)
+            problem = training_step(layers, platform, training.batch, scope)
         initial = None if fixed is None else still_valid(fixed, problem)
         with search_line() as show, usual_signals():
             result = solve_problem(
@@ -222,17 +200,15 @@ def _refuse_contradictions(
 
 
 def _refuse_beside_batch(
-    batch: int | None,
-    replicas: int | None,
-    shard: str | None,
+    training: TrainingOptions,
     fix: Path | None,
     max_k: int | None,
     microbatches: int | None,
     engine: str | None,
 ) -> None:
     """Refuse options that contradict --batch, or mean nothing without it."""
-    if batch is None:
-        if replicas is not None and microbatches is not None:
+    if training.batch is None:
+        if training.replicas is not None and microbatches is not None:
             raise InputError(
                 "replicas add their gradients up at the end of a step, which is not in it",
                 field="--replicas",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -17,15 +18,17 @@ from schedopt.cli.options import (
     FreedomOptions,
     Jobs,
     Seed,
+    TrainingOptions,
     check_outputs,
     check_time_limit,
     make_pool,
     naming_options,
     parse_counts,
+    refuse_together,
 )
 from schedopt.cli.progress import progress_bar
 from schedopt.errors import InputError
-from schedopt.problem import Problem, Scope
+from schedopt.problem import Scope
 from schedopt.units import parse_bandwidth, parse_bytes, parse_duration
 
 if TYPE_CHECKING:
@@ -49,8 +52,11 @@ def sweep_chain(
     allocation: Annotated[
         Literal["contiguous", "general"], "One stage for each GPU, or layers anywhere."
     ] = "contiguous",
-    max_k: Annotated[int, "K: The longest pattern, in micro-batches that it repeats."] = 1,
+    max_k: Annotated[
+        int | None, "K: The longest pattern, in micro-batches that it repeats. Default: 1."
+    ] = None,
     freedoms: FreedomOptions,
+    training: TrainingOptions,
     solver: Annotated[str | None, "NAME: A solver by name, as in schedopt solve."] = None,
     time_limit: Annotated[float, "S: Seconds for each point; inf: never."] = 60.0,
     seed: Seed = 0,
@@ -77,15 +83,21 @@ def sweep_chain(
 
     schedopt sweep --chain chain.json --gpus 8 --mem 16G,24G --bandwidth 12GB/s,25GB/s --jobs 4
 
+    schedopt sweep --chain chain.json --gpus 8,16 --mem 16G,24G --bandwidth 12GB/s --batch 64
+
     schedopt sweep --chain chain.json --gpus 8 --mem 16G,24G --dask tcp://host:8786
     """
     from schedopt.formats import check_writable, make_folder
     from schedopt.solving import load_solver
+    from schedopt.solving.registry import default_scope
     from schedopt.sweeping import Options, run_sweep
     from schedopt.sweeping.files import resume_sweep
 
     check_time_limit(time_limit)
+    if training.batch is not None and max_k is not None:
+        refuse_together("--batch", "--max-k", "which makes one pattern of the whole step")
     cells = _cells(gpus, mem, bandwidth)
+    layers = Chain.load(chain)
     delay = parse_duration(latency, field="--latency")
     if delay and all(cell.bandwidth_bytes_per_s is None for cell in cells):
         raise InputError(
@@ -96,8 +108,12 @@ def sweep_chain(
     with naming_options(OF_PLATFORM):
         if solver is not None:
             load_solver(solver)
+        usual = 1 if solver is None else default_scope(solver, fixed=False).replicas
+        longest = 1 if max_k is None else max_k
+        scope = Scope(allocation=allocation, max_k=longest, **freedoms.fields())
         options = Options(
-            scope=Scope(allocation=allocation, max_k=max_k, **freedoms.fields()),
+            scope=training.widen(scope, layers, freedoms, usual),
+            batch=training.batch,
             solver=solver,
             time_limit_s=None if time_limit == float("inf") else time_limit,
             seed=seed,
@@ -106,9 +122,9 @@ def sweep_chain(
             duplex=duplex,
         )
         machines = [cell.platform(options) for cell in cells]
-    layers = Chain.load(chain)
     for machine in machines:
-        Problem(chain=layers, platform=machine, scope=options.scope)
+        # Of a step the scope says how long it is.
+        options = replace(options, scope=options.ask(layers, machine).scope)
     check_outputs({"--plot": plot}, picture=plot)
     known = resume_sweep(output, layers, options)
     check_writable(output)

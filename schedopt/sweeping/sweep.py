@@ -11,7 +11,7 @@ from schedopt.errors import InputError
 from schedopt.network import Duplex
 from schedopt.plan import Pattern, Plan
 from schedopt.platform import MOST_GPUS, Platform
-from schedopt.problem import Problem, Scope
+from schedopt.problem import Problem, Scope, training_step
 from schedopt.proofs import Proof
 from schedopt.result import Bound, Infeasibility, Result, Status
 from schedopt.stage import Stage
@@ -36,6 +36,9 @@ class Options:
     ----------
     scope : Scope
         The plans that are allowed, of any allocation that is not fixed.
+    batch : int, optional
+        Samples of a training step, for its points to be steps: see `schedopt.solve`. Default: the
+        steady state.
     solver : str, optional
         One by name, instead of those that the scope calls for.
     time_limit_s : float, optional
@@ -51,6 +54,7 @@ class Options:
     __pydantic_config__: ClassVar[Any] = STRICT
 
     scope: Scope = field(default_factory=Scope)
+    batch: int | None = None
     solver: str | None = None
     time_limit_s: float | None = None
     seed: int = 0
@@ -61,6 +65,7 @@ class Options:
     def __post_init__(self) -> None:
         for name in ("seed", "reserved_bytes", "latency_ns"):
             check_whole(self, name)
+        check_whole(self, "batch", low=1, optional=True)
         check_choice(self, "duplex", ("half", "full"))
         if self.time_limit_s is not None and not self.time_limit_s > 0:
             raise InputError(
@@ -74,6 +79,12 @@ class Options:
                 field="scope.allocation",
                 way_out="Sweep contiguous or general",
             )
+
+    def ask(self, chain: Chain, platform: Platform) -> Problem:
+        """Return the question of a point."""
+        if self.batch is not None:
+            return training_step(chain, platform, self.batch, self.scope)
+        return Problem(chain=chain, platform=platform, scope=self.scope)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,17 +243,13 @@ class Point(Cell):
         """Return the plan, on the platform of this cell."""
         if self.pattern is None:
             return None
-        return Plan(
-            chain=chain,
-            platform=self.platform(options),
-            scope=options.scope,
-            stages=self.stages,
-            pattern=self.pattern,
-        )
+        problem = options.ask(chain, self.platform(options))
+        return Plan.answering(problem, self.stages, self.pattern)
 
     def result(self, chain: Chain, options: Options) -> Result:
         """Return the answer to the problem of this cell."""
-        scope = options.scope
+        problem = options.ask(chain, self.platform(options))
+        scope = problem.scope
         bounds: tuple[Bound, ...] = ()
         why = None
         if self.bound_exact is not None:
@@ -255,7 +262,7 @@ class Point(Cell):
                 proven_memory_bytes=self.proven_memory_bytes,
             )
         return Result(
-            problem=Problem(chain=chain, platform=self.platform(options), scope=scope),
+            problem=problem,
             status=self.status,
             plan=self.plan(chain, options),
             bounds=bounds,

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from schedopt.chain import Chain
 from schedopt.result import Result
-from schedopt.solving import solve
+from schedopt.solving import solve_problem
 from schedopt.sweeping.sweep import Cell, Options, Point
 from schedopt.validation import as_ratio
 
@@ -44,10 +44,8 @@ def in_own_thread(work: Callable[[S], T], task: S) -> T:
 
 def _solve(task: Task) -> Point:
     options, cell, start = task.options, task.cell, task.start
-    result = solve(
-        task.chain,
-        cell.platform(options),
-        scope=options.scope,
+    result = solve_problem(
+        options.ask(task.chain, cell.platform(options)),
         solver=options.solver,
         time_limit=options.time_limit_s,
         seed=options.seed,

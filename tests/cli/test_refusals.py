@@ -120,6 +120,10 @@ COMPARE = """
     --gpus 2 --mem 1 -o c.svg --plot c.svg => --plot and --output: c.svg is named twice. Name a file
 """
 SWEEP = """
+    --gpus 2 --mem 1 --batch 8 --max-k 2    => --batch: given together with --max-k
+    --gpus 2 --mem 1 --batch 0              => batch: 0 is out of range
+    --gpus 2 --mem 1 --replicas 2 --shard gradient => gradients and parameters are shared in a
+    --gpus 2 --mem 1 --shard optimizer      => shard: only replicas share the state of a stage
     --gpus 2x --mem 1                       => Error: --gpus: '2x' is not a number of GPUs
     --gpus 2 --mem 8G:16G                   => --mem: '8G:16G' is not a range
     --gpus 2 --mem 16G:8G:1G                => --mem: '16G:8G:1G' is not a range

@@ -513,3 +513,14 @@ def test_a_large_job_whose_parts_hold_nothing_is_searched_whole(
     chain = Chain(layers=(layer_of(2, 4, 8, 1, saved_bytes=1, **sizes),) * 2)
     result = solve(chain, Platform(2, 12), batch=2, scope=widest_step(chain))
     assert plan_of(result).pattern.fold == 1
+
+
+def test_the_search_goes_on_from_a_plan_to_start_from() -> None:
+    chain, platform = Chain(layers=(unit(), unit(), unit())), Platform(3, 10**6)
+    alone = replace(widest_step(chain), allocation="contiguous", replicas=1, shard="none")
+    start = plan_of(solve(chain, platform, batch=6, scope=alone))
+    scope = replace(widest_step(chain), allocation="contiguous")
+    best = solve(chain, platform, batch=6, scope=scope)
+    assert best.period is not None
+    assert best.period < start.pattern.period
+    assert solve(chain, platform, batch=6, scope=scope, initial=start).period == best.period

@@ -7,12 +7,14 @@ import multiprocessing
 import os
 import signal
 from concurrent.futures import CancelledError
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from schedopt import InputError, Scope, solve
+from schedopt import InputError, Scope, check, solve
+from schedopt.problem import widest_step
 from schedopt.sweeping import (
     Cell,
     Options,
@@ -227,3 +229,23 @@ def test_a_point_that_always_ends_its_process_is_given_up_alone() -> None:
     assert periods(outcome.sweep) == {(2, INFEASIBLE): None, (2, FAST): 6}
     assert outcome.sweep == saved[-1]
     assert propagate_monotone(outcome.sweep.points) == outcome.sweep.points
+
+
+def test_points_of_a_batch_are_training_steps() -> None:
+    layers = tuple(
+        replace(layer, parameter_bytes=1, gradient_bytes=1, optimizer_bytes=1)
+        for layer in CHAIN.layers
+    )
+    chain = replace(CHAIN, layers=layers, samples=2)
+    scope = replace(widest_step(chain), allocation="contiguous")
+    options = Options(scope=scope, batch=8, time_limit_s=5)
+    sweep = run_sweep(empty(options, chain), chain, cells([2], [FAST, 99]), ThreadPool()).sweep
+    for point in sweep.points:
+        alone = solve(chain, point.platform(options), batch=8, scope=scope, time_limit=5)
+        assert point.period == alone.period
+        result = point.result(chain, options)
+        assert result.problem == alone.problem
+        assert check(result) == ()
+    # With room for all of it each GPU runs two of the four micro-batches.
+    assert sweep.points[-1].period is not None
+    assert len(sweep.points[-1].stages) == 1
