@@ -220,12 +220,17 @@ def report_plan(
     """
     from schedopt.comparing.baselines import named_baseline, usual_baselines
     from schedopt.comparing.measures import measure_plan
+    from schedopt.drawing.charts import MOST_DRAWN
+    from schedopt.folding import whole
     from schedopt.formats import check_writable, write_whole
     from schedopt.reporting.page import render_page
     from schedopt.simulation import simulate
 
     check_writable(output)
     result, loaded = load_valid(plan)
+    with naming_options():
+        # Its page draws all that it does.
+        loaded = whole(loaded, MOST_DRAWN)
     others = [(path.name, load_valid(path)[1]) for path in compare_with or ()]
     count = micro_batches(loaded, microbatches)
     with progress_bar() as show:
