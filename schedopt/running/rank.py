@@ -263,7 +263,6 @@ class Rank:
         with ExitStack() as stack:
             with self.meter or nullcontext():
                 stack.enter_context(weights.gathering(action.version or 0, came))
-            del came
             yield
 
     def _operate(self, action: Action, micro_batch: int) -> None:

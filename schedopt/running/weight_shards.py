@@ -99,7 +99,8 @@ class ScatteredWeights(ShardedWeights):
     """Weights that a rank has at home only, in memory of their own; the rest comes when it is read.
 
     Other threads may copy what is to be sent. A parameter of which not all lies in one chunk is put
-    together for each operation, in memory that the account does not count.
+    together for each operation: what is at home of it lies there twice then, which the account does
+    not count.
 
     Parameters
     ----------
@@ -165,8 +166,23 @@ class ScatteredWeights(ShardedWeights):
         return copied
 
     @contextmanager
-    def gathering(self, version: int, came: Mapping[Chunk, Tensor]) -> Iterator[None]:
-        """Let an operation read a version: what is at home, and chunks that came for it."""
+    def gathering(self, version: int, came: dict[Chunk, Tensor]) -> Iterator[None]:
+        """Let an operation read a version: what is at home, and chunks that came for it.
+
+        These are taken out of `came`. No more of them is kept than the operation reads; those
+        without elements are kept as they are.
+        """
+        self._gathered = self._assembled(version, came)
+        empty = [values for values in came.values() if not values.numel()]
+        came.clear()
+        try:
+            yield
+        finally:
+            self._gathered = None
+            empty.clear()
+
+    def _assembled(self, version: int, came: Mapping[Chunk, Tensor]) -> dict[str, Tensor]:
+        """Return the parameters from what is at home and what came."""
         parts: dict[str, list[tuple[Slice, Tensor]]] = {name: [] for name in self.parameters}
         for chunk in self.chunks:
             for piece, tensor in self._pieces(chunk, version).items():
@@ -174,11 +190,7 @@ class ScatteredWeights(ShardedWeights):
         for chunk, values in came.items():
             for piece, tensor in self.row.split(chunk, values):
                 parts[piece.name].append((piece, tensor))
-        self._gathered = {name: self._joined(name, found) for name, found in parts.items()}
-        try:
-            yield
-        finally:
-            self._gathered = None
+        return {name: self._joined(name, found) for name, found in parts.items()}
 
     def values(self) -> dict[Slice, Tensor]:
         """Return what lies here of the newest version."""

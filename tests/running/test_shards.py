@@ -115,9 +115,9 @@ LEVELS: tuple[Shard, ...] = ("none", "optimizer", "gradient", "parameter")
 def test_bytes_are_those_of_the_account(level: Shard) -> None:
     """To the byte where chunks end between layers: on the first three ranks.
 
-    Of four layers three ranks have one and a third each at home. A layer that two of them share is
-    put together for an operation (2048 bytes), and Adam counts the steps of each part (8 bytes).
-    Where parameters are sharded what is gathered while an operation runs comes behind it here.
+    Of four layers three ranks have one and a third each at home, and Adam counts the steps of each
+    part (8 bytes). Where parameters are sharded a layer that two of them share is put together, and
+    what is gathered while an operation runs comes behind it: so not all that the plan counts meets.
     """
     plan = replicated.sharded(profile_of(ROWS), (level, "none", level), 6)
     wanted = predict(simulate(plan, 6))
@@ -137,7 +137,8 @@ def test_bytes_are_those_of_the_account(level: Shard) -> None:
         if rank.number < 3:
             assert found == planned
         else:
-            assert planned[2] - 2048 <= found[2] <= planned[2] + 16
+            least = planned[2] - (4500 if level == "parameter" else 16)
+            assert least <= found[2] <= planned[2] + 16
 
 
 def training_step(level: Shard) -> Plan:
