@@ -270,18 +270,18 @@ SUITE: Final = Suite(
     title="Training steps on stages with replicas",
     families=("hybrid",),
     protocol=f"Links of {BANDWIDTH} between any two GPUs, full duplex; steps of {MICROBATCHES} P "
-    "micro-batches on P GPUs, with the sum of the gradients and the update, shards and recompute "
-    "allowed. Memory is *least*, 1.05 times the least with which contiguous stages with replicas "
-    "fit; *ample*, what all layers need on one GPU without shards and recompute; *tight* and "
-    "*medium*, a third and two thirds of the way by factors. Ours is what `solve --batch` finds "
-    "with contiguous stages, and with stages anywhere. *Best pipeline* and *best grid* come from "
-    "the same search with one replica of each stage, and with the same number of replicas for all "
-    "stages; *grid* is the best of all uniform grids whose cuts balance times, recomputed as a "
-    "whole or not at all; *data parallelism* has all layers on each GPU. Piper, PipeDream and an "
-    "Alpa-like programme, each written from its publication, choose stages and replicas. Steps of "
-    "others are simulated as ours are: 1F1B at the prescribed depth, a backward as soon as one is "
-    "there, and both with up to two more in flight where these fit; shards as far as allowed; the "
-    "best counts.",
+    "micro-batches on P GPUs, with the sum of the gradients and the update; optimizer state may "
+    "be sharded (ZeRO-1), and layers recomputed. Memory is *least*, 1.05 times the least with "
+    "which contiguous stages with replicas fit; *ample*, what all layers need on one GPU without "
+    "shards and recompute; *tight* and *medium*, a third and two thirds of the way by factors. "
+    "Ours is what `solve --batch` finds with contiguous stages, and with stages anywhere. *Best "
+    "pipeline* and *best grid* come from the same search with one replica of each stage, and "
+    "with the same number of replicas for all stages; *grid* is the best of all uniform grids "
+    "whose cuts balance times, recomputed as a whole or not at all; *data parallelism* has all "
+    "layers on each GPU. Piper, PipeDream and an Alpa-like programme, each written from its "
+    "publication, choose stages and replicas. Steps of others are simulated as ours are: 1F1B at "
+    "the prescribed depth, a backward as soon as one is there, and both with up to two more in "
+    "flight where these fit; shards as far as allowed; the best counts.",
     misses=misses,
     well="No step of others is shorter than ours, no bound lies above one, and all goals are met.",
     tables=TABLES,
