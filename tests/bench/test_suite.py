@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from schedopt import Chain, Platform, Scope, solve
-from schedopt.bench import execution, general_tables, hardness, periodic, schedules
+from schedopt.bench import execution, general_tables, hardness, hybrid_tables, periodic, schedules
 from schedopt.bench.cases import load_chains
 from schedopt.bench.records import Record, RecordFile, gap_of, load_records, write_records
 from schedopt.bench.suite import Case, Effort, Suite, Table, measure
@@ -190,6 +190,8 @@ def test_groups_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         ("hardness", hardness.SUITE, 0),
         ("schedules", schedules.SUITE, 2),
         ("running", execution.SUITE, 0),
+        ("hybrid", hybrid_tables.SUITE, 28),
+        ("hybrid-published", hybrid_tables.SUITE, 4),
     ],
 )
 def test_stored_records_have_their_tables_and_goals(name: str, suite: Suite, missed: int) -> None:
