@@ -66,7 +66,8 @@ def solve(problem: Problem, run: Run) -> None:
     from schedopt.solving.replicas.stages import find_fold, read_step
     from schedopt.solving.replicas.step_bound import fits
 
-    step, anywhere = read_step(problem), problem.scope.allocation == "general"
+    scope = problem.scope
+    step, anywhere = read_step(problem), scope.allocation == "general"
     if step is None and not anywhere:
         raise InputError(
             "contiguous stages with replicas need equal GPUs, in nodes of one size, with one kind "
@@ -79,8 +80,10 @@ def solve(problem: Problem, run: Run) -> None:
         if not problem.scope.split_backward:
             _prove(step, run)
         if fits(step):
-            part = run.fork(run.workers, SHARE[problem.scope.allocation])
-            if not _search_parts(problem, find_fold(problem), part):
+            fold = find_fold(problem)
+            # Layers anywhere on as many GPUs are hardly found in the time that is left.
+            part = run.fork(run.workers, SHARE["contiguous" if fold > 1 else scope.allocation])
+            if not _search_parts(problem, fold, part):
                 _search_contiguous(step, part)
     report_published(problem, run)
     if anywhere and not run.settled():
