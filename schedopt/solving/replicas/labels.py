@@ -57,7 +57,7 @@ def stage_span(
         least = stage_recompute_ns(sums, again, which, row, first, end, room[1])
         if least >= NEVER:
             break
-        span = next_span(behind, work + least, 0, modulus)
+        span = next_span(behind, work, least, modulus)
         if span >= NEVER:
             break
         if min(own, -(-span // modulus)) <= again.counts[which]:
