@@ -106,6 +106,8 @@ class Candidates:
         what is worth keeping.
         """
         cost = self._cost(stages)
+        if cost[8].max() >= NEVER:
+            return None
         found: Candidate | None = None
         limit = self._worth() if longest is None else longest
         tried = set()

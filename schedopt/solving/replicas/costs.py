@@ -202,7 +202,8 @@ def describe_stages(sums: Sums, machine: Machine, stages: Array, count: int) -> 
         Forward, backward, transfer to the next stage and collectives, ns; bytes that are left for
         activations; most micro-batches in flight without recompute; of the way to the next stage,
         how many links micro-batches take in turn, and whether each direction has its own; and how
-        long the first operation of a step waits for its weights, ns.
+        long the first operation of a step waits for its weights, ns: `NEVER` where what comes for
+        each operation would come from other nodes, too late.
     """
     found = np.zeros((9, len(stages)), dtype=np.int64)
     place = machine.gpus - stages[:, 2].sum()
@@ -226,6 +227,8 @@ def describe_stages(sums: Sums, machine: Machine, stages: Array, count: int) -> 
         place += replicas
         found[0, number] += sums.forward[end] - sums.forward[first]
         found[1, number] += sums.backward[end] - sums.backward[first]
+        if row >= 0 and spread:
+            found[8, number] = NEVER
         found[2, number] = sums.far[end] if leaves else sums.trip[end]
         far = group - 1 if spread else 0
         found[3, number] = collective_ns(sums, machine, first, end, group, shard, far, False)
