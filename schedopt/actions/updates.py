@@ -54,7 +54,7 @@ class _Updates:
         self, step: Simulation, ranks: Mapping[int, int], owners: ShardOwners, every: int
     ) -> None:
         self.plan, self.ranks, self.owners = step.plan, ranks, owners
-        self.mini_batches = step.length // every
+        self.mini_batches, self.events = step.length // every, step.events
         self.after: dict[int, list[Placed]] = defaultdict(list)
         self.updated = _stages_with_updates(step.plan)
         self.last: dict[tuple[str, int, int, int | None, int], _Moment] = {}
@@ -94,9 +94,12 @@ class _Updates:
 
     def _update(self, stage: int, gpu: int, mini_batch: int) -> _Moment:
         """Add the updates of a mini-batch on a GPU; return when all are made."""
-        if stage in self.updated:
-            return self.last.get(("update", stage, gpu, None, mini_batch), _START)
         share = share_of(self.owners, stage, gpu)
+        if stage in self.updated:
+            made = self.last.get(("update", stage, gpu, None, mini_batch), _START)
+            if share is not None and made != _START:
+                self._refuse_ahead(stage, gpu, mini_batch, self.events[made[1]].start_ns)
+            return made
         update, chunks = Action(stage, "U", mini_batch), self.owners.owned(stage, gpu)
         if share is None:
             if self._takes_in(stage, gpu, mini_batch):
@@ -111,6 +114,17 @@ class _Updates:
             part = replace(update, share=Share(tuple(found), share.of))
             made = max(made, self._put(gpu, found, whole, part))
         return made
+
+    def _refuse_ahead(self, stage: int, gpu: int, mini_batch: int, instant: int) -> None:
+        """Refuse to update chunks before the version before is whole, but of what is gathered."""
+        gathered = self.plan.stages[stage].shard == "parameter"
+        if not gathered and self.through[gpu, -1][0] > instant:
+            raise InputError(
+                f"GPU {gpu} updates stage {stage} for mini-batch {mini_batch} before it has all "
+                f"weights of the one before",
+                field=f"stages[{stage}].shard",
+                way_out="Run a plan whose updates come one after the other",
+            )
 
     def _takes_in(self, stage: int, gpu: int, mini_batch: int) -> bool:
         """Whether not all that a GPU has of a mini-batch's weights is updated there."""
@@ -139,13 +153,8 @@ class _Updates:
         keys = [(gpu, chunk) for chunk in chunks] or [(gpu, -1)]
         if self.plan.stages[action.stage].shard != "parameter":
             keys = [(gpu, -1)]
-            if action.share and self.through[gpu, -1][0] > behind[0]:
-                raise InputError(
-                    f"GPU {gpu} updates stage {action.stage} for mini-batch {action.first} before "
-                    f"it has all weights of the one before",
-                    field=f"stages[{action.stage}].shard",
-                    way_out="Run a plan whose updates come one after the other",
-                )
+            if action.share:
+                self._refuse_ahead(action.stage, gpu, action.first, behind[0])
         moment = max(behind, *(self.through[key] for key in keys))
         self.through.update(dict.fromkeys(keys, moment))
         self.after[moment[1]].append((self.ranks[gpu], action))
