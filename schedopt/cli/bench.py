@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,6 +15,7 @@ from schedopt.cli.hybrid import bench_hybrid
 from schedopt.cli.options import Dask, Jobs, make_pool, naming_options, parse_counts
 from schedopt.cli.portfolio import bench_portfolio
 from schedopt.cli.progress import progress_bar
+from schedopt.cli.published import bench_published
 from schedopt.cli.suites import (
     EXIT_CODES,
     RESULTS,
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from schedopt.bench.solvers import MethodRun
     from schedopt.bench.suite import Effort
 
-__all__ = ["bench_app", "bench_hybrid", "bench_portfolio"]
+__all__ = ["bench_app", "bench_hybrid", "bench_portfolio", "bench_published"]
 
 bench_app.command("claims", epilog=EXIT_CODES)(bench_claims)
 
@@ -133,43 +134,6 @@ def bench_running(
 
     cases = execution_cases(Chain.load(chain), steps)
     run_suite(SUITE, lambda _: [cases], None, output, steps=steps)
-
-
-@suite_command("published")
-def bench_published(
-    data: Path = SHIPPED / "published",
-    output: Annotated[
-        Path,
-        "DIR: The folder of the figures (published.json), tables (.md) and the picture (.svg).",
-    ] = RESULTS,
-    resume: bool = True,
-) -> None:
-    """Hold predictions against what others measured and published.
-
-    Steps and memory of 1F1B, interleaved and zero-bubble schedules, on eight kinds of GPU, from
-    profiles, collectives and plans of the same sources. Each test has a mark, and the reference of
-    a plain simulator.
-
-    Examples
-    --------
-    schedopt bench published
-
-    schedopt bench published --data measured -o predictions
-    """
-    from schedopt.bench.published.suite import SUITE, published_cases, test_cases
-    from schedopt.bench.published.tables import Tables
-    from schedopt.bench.records import RecordFile
-    from schedopt.bench.suite import Case
-
-    tables = Tables(data)
-
-    def batches(file: RecordFile) -> Iterator[list[Case]]:
-        yield [*published_cases(tables)]
-        yield [*test_cases(file)]
-
-    output.mkdir(parents=True, exist_ok=True)
-    path = output / "published.json"
-    run_suite(SUITE, batches, None, path, resume, data=tables.digest)
 
 
 @suite_command(
