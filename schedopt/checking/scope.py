@@ -12,6 +12,8 @@ from schedopt.plan import Operation, Plan
 
 _Operation = tuple[str, int, int]
 """Kind, stage and micro-batch."""
+_BY_LAYER = ("gradient", "parameter")
+"""What replicas share of a stage that runs layer by layer."""
 
 
 def find_out_of_scope(plan: Plan) -> Iterator[Violation]:
@@ -65,14 +67,12 @@ def _find_shared_gpus(plan: Plan) -> Iterator[Violation]:
 
 def _continues(plan: Plan, position: int) -> bool:
     """Whether a stage is a layer of the stage before, which runs layer by layer (`Scope.shard`)."""
-    if not position:
+    if not position or plan.scope.shard not in _BY_LAYER:
         return False
     both = plan.stages[position - 1 : position + 1]
     return both[0].gpus == both[1].gpus and all(
         stage.first == stage.last
-        and (
-            stage.shard in ("gradient", "parameter") or not plan.chain.layers[stage.first].has_state
-        )
+        and (stage.shard in _BY_LAYER or not plan.chain.layers[stage.first].has_state)
         for stage in both
     )
 
