@@ -8,7 +8,7 @@ from typing import Final
 from schedopt.bench.published.prediction import Predicted, Prediction
 from schedopt.bench.published.steps import one_f_one_b_ns
 from schedopt.bench.published.tables import Line, Tables
-from schedopt.bench.published.transformer import Mode, Shape
+from schedopt.bench.published.transformer import Mode, Shape, read_shape
 
 COLUMNS: Final = (
     "model layers hidden heads sequence tp pp chunks_per_stage mbs microbatches mode step_ns "
@@ -58,15 +58,7 @@ def _in_flight_layers(line: Line) -> float:
 
 
 def _shape(line: Line) -> Shape:
-    return Shape(
-        layers=line["layers"],
-        hidden=line["hidden"],
-        heads=line["heads"],
-        sequence=line["sequence"],
-        vocabulary=VOCABULARY,
-        samples=line["mbs"],
-        tensor=line["tp"],
-    )
+    return read_shape(line, vocabulary=VOCABULARY, tensor=line["tp"])
 
 
 def _flop(shape: Shape, mode: Mode) -> float:

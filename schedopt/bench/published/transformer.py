@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from schedopt.bench.published.tables import Line
+
 Mode = Literal["none", "sequence", "selective", "sequence+selective", "full"]
 
 
@@ -71,3 +73,16 @@ class Shape:
         whole = 10 / self.tensor if "sequence" in mode else 10
         kept = 0 if "selective" in mode else scores / self.tensor
         return self.values * (whole + shared + kept)
+
+
+def read_shape(line: Line, *, vocabulary: int, tensor: int = 1) -> Shape:
+    """Return the shape that a line of a table gives."""
+    return Shape(
+        layers=line["layers"],
+        hidden=line["hidden"],
+        heads=line["heads"],
+        sequence=line["sequence"],
+        vocabulary=vocabulary,
+        samples=line["mbs"],
+        tensor=tensor,
+    )

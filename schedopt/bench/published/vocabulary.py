@@ -9,7 +9,7 @@ from typing import Final
 from schedopt.bench.published.prediction import Predicted, Prediction
 from schedopt.bench.published.steps import blocked_ns, one_f_one_b_ns
 from schedopt.bench.published.tables import Line, Tables
-from schedopt.bench.published.transformer import Shape
+from schedopt.bench.published.transformer import Shape, read_shape
 
 HOST: Final = "vocabulary/one_host"
 PAPER: Final = "vocabulary/paper_tables"
@@ -53,14 +53,7 @@ def predict_all(tables: Tables) -> Iterator[Prediction]:
 
 
 def _shape(line: Line) -> Shape:
-    return Shape(
-        layers=line["layers"],
-        hidden=line["hidden"],
-        heads=line["heads"],
-        sequence=line["sequence"],
-        vocabulary=line["vocabulary"],
-        samples=line["mbs"],
-    )
+    return read_shape(line, vocabulary=line["vocabulary"])
 
 
 def _step_ns(line: Line, forward: Sequence[float], backward: Sequence[float]) -> float:

@@ -8,7 +8,7 @@ from typing import Final
 from schedopt.bench.published.prediction import Predicted, Prediction
 from schedopt.bench.published.steps import one_f_one_b_ns
 from schedopt.bench.published.tables import Line, Tables
-from schedopt.bench.published.transformer import Shape
+from schedopt.bench.published.transformer import Shape, read_shape
 
 COLUMNS: Final = "parameters_billion mbs hidden heads layers sequence tp dp pp microbatches step_ns"
 SAME: Final = ("parameters_billion", "tp", "mbs")
@@ -53,15 +53,7 @@ def predict_all(tables: Tables) -> Iterator[Prediction]:
 
 
 def _shape(line: Line) -> Shape:
-    return Shape(
-        layers=line["layers"],
-        hidden=line["hidden"],
-        heads=line["heads"],
-        sequence=line["sequence"],
-        vocabulary=VOCABULARY,
-        samples=line["mbs"],
-        tensor=line["tp"],
-    )
+    return read_shape(line, vocabulary=VOCABULARY, tensor=line["tp"])
 
 
 def _passes(line: Line) -> float:
