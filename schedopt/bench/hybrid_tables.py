@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
@@ -198,27 +198,23 @@ def _draw(records: Records) -> Figure:
     rows = of_family(records, "hybrid")
     others = {
         f"{title}\n({sum(row[f'{system}_ns'] is None for row in rows)} do not fit)": {
-            level: [
-                ratio
-                for row in rows
-                if row["level"] == level and (ratio := over(row, system)) is not None
-            ]
+            level: _present(over(row, system) for row in rows if row["level"] == level)
             for level in LEVELS
         }
         for system, title in SYSTEMS.items()
     }
     bounds = {
         f"our step,\nstages {ours}": {
-            level: [
-                ratio
-                for row in rows
-                if row["level"] == level and (ratio := excess(row, ours)) is not None
-            ]
+            level: _present(excess(row, ours) for row in rows if row["level"] == level)
             for level in LEVELS
         }
         for ours in ALLOCATIONS
     }
     return draw_hybrid(others, bounds, len(rows))
+
+
+def _present(ratios: Iterable[float | None]) -> list[float]:
+    return [ratio for ratio in ratios if ratio is not None]
 
 
 RATIOS: Final = " ".join(f"{name}={title.replace(' ', '~')}" for name, title in SYSTEMS.items())

@@ -24,7 +24,7 @@ def bench_published(
 ) -> None:
     """Hold predictions against what others measured and published.
 
-    Steps and memory of 1F1B, interleaved and zero-bubble schedules, on seven kinds of GPU, from
+    Steps and memory of 1F1B, interleaved and zero-bubble schedules, on eight kinds of GPU, from
     profiles, collectives and plans of the same sources. Each test has a mark, and the reference of
     a plain simulator.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from statistics import mean
 from typing import Final
 
@@ -152,5 +152,5 @@ def _of_stages(plan: MistPlan) -> Iterator[Prediction]:
                     test=test,
                     row=row,
                     measured=measured,
-                    predict=lambda value=value: Predicted(value),  # type: ignore[misc]
+                    predict=partial(Predicted, value),
                 )

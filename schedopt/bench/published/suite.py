@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from importlib.resources import files
 from statistics import mean
@@ -111,10 +111,10 @@ def test_cases(file: RecordFile) -> Iterator[Case]:
         ]
         if rows:
             key = {"package": package, "test": name}
-            yield Case(TESTS, key, lambda _, __, test=test, rows=rows: _summary(test, rows))  # type: ignore[misc]
+            yield Case(TESTS, key, partial(_summary, test, rows))
 
 
-def _summary(test: Test, rows: Sequence[Row]) -> dict[str, Any]:
+def _summary(test: Test, rows: Sequence[Row], _: Effort, __: Proceed) -> dict[str, Any]:
     judged = [row for row in rows if not row["doubt"]]
     errors = [test.error(row) for row in judged]
     constants: dict[str, float] = {}
@@ -238,7 +238,9 @@ SUITE: Final = Suite(
     "predicts for it from other figures of the same source: steps by its simulation of 1F1B, with "
     "the messages that block a GPU, memory by what operators keep. Errors are predicted over "
     "measured less 1. Only the constants that are listed are fitted, never on the row that is "
-    "judged. Rows that their source doubts are shown and not judged. The reference is a plain "
+    "judged; but what the model has, and the rates that it states, were found by looking at these "
+    "rows, so that only other rows tell how far it carries. Rows that their source doubts are "
+    "shown and not judged. The reference is a plain "
     "simulator of 1F1B with latencies.",
     misses=misses,
     well="Every mark is reached.",

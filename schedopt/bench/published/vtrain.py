@@ -15,7 +15,7 @@ SAME: Final = ("parameters_billion", "tp", "mbs")
 """Of rows on which a layer takes as long."""
 VOCABULARY: Final = 51200
 CARD: Final = 12.5e9
-"""Bytes per second: InfiniBand HDR, 800 Gb/s of a node, for each of its 8 GPUs."""
+"""Bytes per second: InfiniBand HDR, taken as 800 Gb/s of a node, for each of its 8 GPUs."""
 MEMORY: Final = 1.555e12
 """Bytes per second of the memory of an A100 (40 GB)."""
 GRADIENT: Final = 4
