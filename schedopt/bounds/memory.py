@@ -22,14 +22,19 @@ def memory_proof(problem: Problem) -> Infeasibility | None:
     the last layer whose forward, or backward up to the gradient, takes time: at the start of the
     forward of l, or of the last forward, no layer up to l can be through. Layers behind l may
     begin and end at one instant, one after the other. With recompute all weights count, and what
-    one layer saves. Replicas may share the optimizer state, of which each then keeps a part.
+    one layer saves.
+
+    Replicas may share the optimizer state, of which each then keeps a part. Gradients and
+    parameters are whole where a backward runs, and lie at home whatever is shared, so all replicas
+    together have all of them; only the input half of a backward may run before there are gradients.
+    A rule with updates keeps at least the last version of the weights.
     """
-    if not problem.rule.is_given:
-        return None
     gpus = problem.platform.gpus
     layers = problem.chain.layers
-    shared = 0 if problem.scope.shard == "none" else problem.scope.replicas or len(gpus)
-    needs = [layer.weight_bytes - _elsewhere(layer, shared) + layer.saved for layer in layers]
+    needs = [
+        layer.weight_bytes - _elsewhere(layer, problem.scope, len(gpus)) + layer.saved
+        for layer in layers
+    ]
     roomiest = max(range(len(gpus)), key=lambda gpu: gpus[gpu].usable_bytes)
     wide = widest(problem.scope)
     largest = max(range(len(layers)), key=lambda layer: needs[layer])
@@ -56,10 +61,14 @@ def memory_proof(problem: Problem) -> Infeasibility | None:
     return None
 
 
-def _elsewhere(layer: Layer, replicas: int) -> int:
-    """Return what one of some replicas leaves of the optimizer state to the others, bytes."""
+def _elsewhere(layer: Layer, scope: Scope, gpus: int) -> int:
+    """Return what one of some replicas leaves to the others, bytes."""
+    if scope.shard == "none":
+        return 0
     state = layer.optimizer_bytes or 0
-    return state - -(-state // replicas) if replicas else 0
+    if scope.split_backward and scope.shard != "optimizer":
+        state += layer.gradient_bytes or 0
+    return state - -(-state // (scope.replicas or gpus))
 
 
 def _totals(problem: Problem) -> Iterator[tuple[Scope, int]]:

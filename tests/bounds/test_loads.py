@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 from schedopt import Chain, Gpu, Pattern, Plan, Platform, Problem, Scope, Stage, check, solve
 from schedopt.account import memory
 from schedopt.bounds import load_bound, memory_proof, stage_load_bound
+from schedopt.stage import SHARDS
 from tests.bounds.every_plan import Memory, has_plan, tight_problems
 from tests.budgets import trials
 from tests.examples import op, stages
 from tests.layers import layer
 from tests.random_plans import valid_plans
+from tests.sharded_plans import sharded_plans
 
 instants = st.sampled_from([0, 0, 1])
 
@@ -81,7 +83,7 @@ def test_the_shorter_way_back_of_a_stage_counts() -> None:
 
 
 @trials(300)
-@given(valid_plans(), st.data())
+@given(valid_plans() | sharded_plans(), st.data())
 def test_no_plan_fits_where_the_memory_proof_says_none_does(
     plan: Plan, data: st.DataObject
 ) -> None:
@@ -91,7 +93,12 @@ def test_no_plan_fits_where_the_memory_proof_says_none_does(
     ]
     reading = data.draw(st.sampled_from(["sum", "peak"]))
     scope = replace(plan.scope, memory=reading)  # type: ignore[arg-type]
-    problem = Problem(chain=plan.chain, platform=plan.platform.with_gpus(gpus), scope=scope)
+    if any(len(stage.gpus) > 1 for stage in plan.stages):
+        shared = max((stage.shard for stage in plan.stages), key=SHARDS.index)
+        every = plan.rule.update_every
+        scope = replace(scope, max_k=None, microbatches=every, replicas=None, shard=shared)
+    platform = plan.platform.with_gpus(gpus)
+    problem = Problem(chain=plan.chain, platform=platform, rule=plan.rule, scope=scope)
     proof = memory_proof(problem)
     if proof is not None:
         assert proof.scope.covers(replace(scope, grain="stage"))
