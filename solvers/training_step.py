@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 from schedopt.account import traffic
 from schedopt.bounds.scopes import contiguous
 from schedopt.chain import Layer
+from schedopt.checking import check
 from schedopt.cuts import NoPartition
 from schedopt.errors import InputError
 from schedopt.plan import Plan
@@ -214,8 +215,12 @@ def _prove(step: StepData, run: Run) -> None:
 def _report(plan: Plan, run: Run) -> None:
     """Report a step, if it is as short as was asked for.
 
-    One that sends more than the best is not reported unless it is shorter by more than 0.1 %.
+    One that sends more than the best is not reported unless it is shorter by more than 0.1 %. Where
+    a stage takes no time, all its micro-batches may lie there at one instant, which the search does
+    not see; such a step is not reported if it does not fit.
     """
+    if any(_is_instant(plan, stage) for stage in plan.stages) and check(plan):
+        return
     asked, best = plan.scope.period_ns, run.best()
     if asked is not None and plan.pattern.period > asked:
         return
@@ -224,6 +229,11 @@ def _report(plan: Plan, run: Run) -> None:
         if sent > least:
             return
     run.report(plan)
+
+
+def _is_instant(plan: Plan, stage: Stage) -> bool:
+    layers = plan.chain.layers[stage.first : stage.last + 1]
+    return not any(layer.forward_ns or layer.backward_ns for layer in layers)
 
 
 def _report_valid(plan: Plan, run: Run) -> None:

@@ -301,6 +301,24 @@ def test_tied_layers_are_never_cut_apart() -> None:
     assert plan_of(best(tied, Platform(3, 63), 2)).stages[0].layers == (0, 2)
 
 
+def test_what_takes_no_time_on_its_own_stage_does_not_lie_there_twice_at_once() -> None:
+    # Both replicas of the first stage end at once, and the second one has room for one of the two.
+    first = Layer(forward_ns=3, backward_ns=9, weight_bytes=0, activation_bytes=0, saved_bytes=15)
+    heavy = unit(forward_ns=0, backward_ns=0, weight_bytes=40, saved_bytes=9)
+    chain = Chain(
+        layers=(replace(first, parameter_bytes=0, gradient_bytes=0, optimizer_bytes=0), heavy)
+    )
+    result = best(chain, Platform(3, 50), 2, recompute=False)
+    assert result.plan is None or check(result.plan) == ()
+
+
+def test_a_layer_that_fits_nowhere_is_infeasible_wherever_layers_lie() -> None:
+    # 9 bytes of weights, of which 4 may be halved, and a byte kept.
+    chain = Chain(layers=(unit(), unit(weight_bytes=9, optimizer_bytes=4)))
+    assert why(ask(chain, Platform(2, 7), batch=2)).proof.kind == ProofKind.LAYER_TOO_LARGE
+    assert plan_of(ask(chain, Platform(2, 12), batch=2)).stages
+
+
 def test_an_infeasible_step_says_what_would_do() -> None:
     # The heaviest layer: 9 bytes of weights, 3 kept, 2 to work with.
     heavy = unit(weight_bytes=9, saved_bytes=3, workspace_bytes=2)
