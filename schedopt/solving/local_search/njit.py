@@ -7,6 +7,7 @@ the code of those that it calls, and only a change of its own file would be seen
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, TypeVar, cast
 
 import numba
@@ -47,12 +48,21 @@ def njit_entry(function: F) -> F:
     return _compile(function, no_cfunc_wrapper=True)
 
 
+def _without_literals(find: Callable[..., Any], args: tuple[Any, ...], named: Any) -> Any:
+    """Let a call with a number written out be compiled as one with any number."""
+    unliteral = cast(Any, numba.types).unliteral
+    return find(tuple(unliteral(arg) for arg in args), named)
+
+
 def _compile(function: F, **options: bool | str) -> F:
     settings = cast(Any, numba.config)
     before = settings.CACHE_DIR
     settings.CACHE_DIR = str(code_folder(before))
     try:
         njit = cast(Any, numba.njit)
-        return cast(F, njit(cache=True, nogil=True, error_model="numpy", **options)(function))
+        compiled = njit(cache=True, nogil=True, error_model="numpy", **options)(function)
+        if not options.get("inline"):
+            compiled.get_call_template = partial(_without_literals, compiled.get_call_template)
+        return cast(F, compiled)
     finally:
         settings.CACHE_DIR = before
