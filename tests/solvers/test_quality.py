@@ -7,6 +7,7 @@ A search that becomes better lowers them.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from fractions import Fraction
 from functools import cache
@@ -17,8 +18,8 @@ from statistics import geometric_mean
 import pytest
 
 from schedopt import Chain, Platform, Problem, Scope
-from schedopt.bounds import lower_bounds
-from schedopt.result import best_bound
+from schedopt.bounds import load_bound, lower_bounds
+from schedopt.result import Bound, best_bound
 from schedopt.solving.local_search.search import LocalSearch
 from schedopt.solving.local_search.starts import fixed_patterns
 from schedopt.solving.run import Run
@@ -51,11 +52,13 @@ def best_known() -> tuple[tuple[Problem, Fraction], ...]:
     )
 
 
-def searched(problem: Problem, placements: int = PLACEMENTS, seed: int = 0) -> Fraction:
+def searched(
+    problem: Problem, bounds: Iterable[Bound], placements: int = PLACEMENTS, seed: int = 0
+) -> Fraction:
     """Return the best period of the search alone for k = 1, from contiguous plans and its own."""
     problem = replace(problem, scope=replace(problem.scope, max_k=1))
     run = Run(problem, seed=seed, work_limit=placements)
-    for bound in lower_bounds(problem):
+    for bound in bounds:
         run.add_bound(bound)
     run.begin("general")
     starts = cycle([*fixed_patterns(problem), None])
@@ -69,7 +72,8 @@ def searched(problem: Problem, placements: int = PLACEMENTS, seed: int = 0) -> F
 def mean_ratio(placements: int = PLACEMENTS, seed: int = 0) -> float:
     """Return the mean ratio to the best known period."""
     return geometric_mean(
-        float(searched(problem, placements, seed) / best) for problem, best in best_known()
+        float(searched(problem, lower_bounds(problem), placements, seed) / best)
+        for problem, best in best_known()
     )
 
 
@@ -90,11 +94,35 @@ def test_other_seeds_do_as_well(placements: int, most: float, seed: int) -> None
     assert mean_ratio(placements, seed) <= most
 
 
+def with_recompute() -> Iterator[tuple[Problem, Fraction]]:
+    """Yield each third problem with recompute allowed, and the best period known without."""
+    for problem, best in best_known()[::3]:
+        yield replace(problem, scope=replace(problem.scope, recompute=True, memory="peak")), best
+
+
+def recompute_ratio(placements: int = PLACEMENTS) -> float:
+    """Return the mean ratio to the best known period without recompute."""
+    return geometric_mean(
+        float(searched(problem, [load_bound(problem)], placements) / best)
+        for problem, best in with_recompute()
+    )
+
+
+def test_with_recompute_the_search_takes_two_fifths_of_the_best_known_without() -> None:
+    assert recompute_ratio() <= 0.405
+
+
+@pytest.mark.nightly
+def test_with_recompute_a_third_of_the_work_would_be_noticed() -> None:
+    assert recompute_ratio(PLACEMENTS // 3) > 0.405
+
+
+@pytest.mark.nightly
 def test_with_recompute_the_search_is_close_to_what_is_proven() -> None:
     ratios = []
-    for problem, _ in best_known()[::3]:
-        wider = replace(problem, scope=replace(problem.scope, recompute=True, memory="peak"))
-        bound = best_bound(lower_bounds(wider), wider.scope)
+    for problem, _ in with_recompute():
+        bounds = [*lower_bounds(problem)]
+        bound = best_bound(bounds, problem.scope)
         assert bound is not None
-        ratios.append(float(searched(wider) / bound))
+        ratios.append(float(searched(problem, bounds) / bound))
     assert geometric_mean(ratios) <= 1.27
