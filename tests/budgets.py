@@ -1,4 +1,4 @@
-"""How many random examples a test takes, by night and by day.
+"""How many random examples and parameters a test takes, by night and by day.
 
 A test says how many it is worth: ``@trials(2000)``. The profile of Hypothesis, chosen by the
 environment variable HYPOTHESIS_PROFILE, says how many of them are tried: ``fast``, the default,
@@ -9,8 +9,10 @@ those that failed in ``.hypothesis``.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from typing import Any, Final
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 
@@ -47,3 +49,9 @@ def trials(number: int, **others: Any) -> settings:
     """
     fast = max(min(FEWEST, number), number // 10)
     return settings(max_examples=number if PROFILE == "nightly" else fast, **others)
+
+
+def nightly_but(fast: str, names: Iterable[str]) -> list[Any]:
+    """Return parameters of a test, of which all but one are tried by night only."""
+    marks = pytest.mark.nightly
+    return [name if name == fast else pytest.param(name, marks=marks) for name in names]

@@ -1,7 +1,8 @@
-"""Settings of all tests: how many random examples, one core each, and Ctrl-C that is heard."""
+"""Settings of all tests: how many random examples, one core each, Ctrl-C that is heard, garbage."""
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -23,3 +24,11 @@ def _one_core() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "sched_getaffinity", lambda _process: {0}, raising=False)
         yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _imported_for_good() -> None:
+    """Spare the collector of garbage what was imported: each full run would look at all of it."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from schedopt import Chain
-from schedopt.profiling import Model, profile
+from schedopt.profiling import Model, estimate, profile
 from schedopt.profiling.hf import build_model
 
 BATCH = 8
@@ -27,6 +28,18 @@ TINY = {
 def tiny(family: str, dtype: str = "float32") -> Model:
     """Build a small model of a family, of two samples."""
     return build_model(TINY[family], batch=2, seq=8, image=64, dtype=dtype)
+
+
+@cache
+def profiled_tiny(family: str) -> Chain:
+    """Return the profile of a small model with all its layers, made once for all tests."""
+    return profile(tiny(family), warmup=0, repeats=2, min_share=0)
+
+
+@cache
+def estimated_tiny(family: str) -> Chain:
+    """Return the estimate of a small model with all its layers, an operation a nanosecond."""
+    return estimate(lambda: tiny(family), flops=10**9, min_share=0)
 
 
 def profiled(*layers: nn.Module, value: Tensor | None = None, **options: Any) -> Chain:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from schedopt import InputError, Layer
-from schedopt.profiling import Model, estimate, profile
+from schedopt.profiling import Model, estimate
 from schedopt.profiling.faking import FlopClock, is_fake, without_memory
-from tests.profiling.networks import BATCH, tiny
+from tests.profiling.networks import BATCH, estimated_tiny, profiled_tiny, tiny
 
 NANO = 10**9
 BYTES = (
@@ -27,8 +27,7 @@ FAMILIES = ("gpt2", "gpt2-tied", "llama", "bert", "vit", "resnet18")
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_estimate_is_a_profile_but_for_times_and_counters_of_steps(family: str) -> None:
-    measured = profile(tiny(family), warmup=0, repeats=2, min_share=0)
-    estimated = estimate(lambda: tiny(family), flops=NANO, min_share=0)
+    measured, estimated = profiled_tiny(family), estimated_tiny(family)
     assert measured.recipe == estimated.recipe
     assert measured.input_bytes == estimated.input_bytes
     assert measured.same_gpu == estimated.same_gpu
@@ -52,10 +51,8 @@ def test_an_estimate_is_a_profile_but_for_times_and_counters_of_steps(family: st
 
 
 def test_trivial_layers_are_merged_by_what_they_compute_and_move() -> None:
-    every, merged = (
-        estimate(lambda: tiny("gpt2"), flops=NANO, min_share=share).layers for share in (0, 0.05)
-    )
-    assert 1 < len(merged) < len(every)
+    merged = estimate(lambda: tiny("gpt2"), flops=NANO, min_share=0.05).layers
+    assert 1 < len(merged) < len(estimated_tiny("gpt2").layers)
 
 
 def linear(*sizes: int) -> tuple[Layer, ...]:
@@ -77,9 +74,8 @@ def test_a_linear_layer_takes_two_operations_for_each_product() -> None:
 
 
 def test_half_the_rate_takes_twice_the_time_and_halves_add_up() -> None:
-    slow, fast = (
-        estimate(lambda: tiny("gpt2"), flops=rate, min_share=0) for rate in (10**6, 2 * 10**6)
-    )
+    fast = estimated_tiny("gpt2")
+    slow = estimate(lambda: tiny("gpt2"), flops=NANO // 2, min_share=0)
     for layer, other in zip(slow.layers, fast.layers, strict=True):
         assert abs(layer.forward_ns - 2 * other.forward_ns) <= 1
         assert layer.saved_weight_bytes is not None
@@ -111,7 +107,7 @@ def test_the_clock_counts_the_same_with_values(family: str) -> None:
         forward = clock.mark()
         torch.autograd.backward(loss)
         total = clock.mark()
-    layers = estimate(lambda: tiny(family), flops=NANO, min_share=0).layers
+    layers = estimated_tiny(family).layers
     assert sum(layer.forward_ns for layer in layers) == forward
     assert sum(layer.backward_ns for layer in layers) == total - forward
 

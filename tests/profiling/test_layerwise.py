@@ -14,6 +14,7 @@ from schedopt.profiling import Model, as_model, cut_again, load_model, measuring
 from schedopt.profiling.measuring import measure
 
 TINY = "hf:gpt2:layers=2,width=32,heads=2,vocabulary=50"
+NARROW = "hf:resnet18:width=2,classes=5"
 
 
 MODELS: dict[str, Callable[[], Model]] = {
@@ -24,7 +25,7 @@ MODELS: dict[str, Callable[[], Model]] = {
             torch.randn(8, 4),
         )
     ),
-    "batch norm": lambda: load_model("hf:resnet18", image=64, batch=2),
+    "batch norm": lambda: load_model(NARROW, image=64, batch=2),
 }
 BYTES = ("saved", "saved_input", "activation", "parameter", "gradient", "workspace")
 
@@ -86,6 +87,6 @@ def test_a_model_is_cut_again_where_its_chain_was_cut() -> None:
     assert chain.recipe is not None
     pieces = cut_again(load_model(TINY, seq=8), chain.recipe)
     assert [piece.name for piece in pieces] == [layer.name for layer in chain.layers]
-    other = load_model("hf:resnet18", image=64, batch=2)
+    other = load_model(NARROW, image=64, batch=2)
     with pytest.raises(InputError, match="cannot be cut at"):
         cut_again(other, chain.recipe)

@@ -8,10 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from schedopt.profiling import profile
+from schedopt import Chain
+from schedopt.profiling import Model, profile
 from schedopt.profiling.outline import Outline, on_device
 from schedopt.profiling.pieces import Piece
-from tests.profiling.networks import TINY, held_bytes, tiny
+from tests.budgets import nightly_but
+from tests.profiling.networks import TINY, held_bytes, profiled_tiny, tiny
 
 
 def handed_on(pieces: list[Piece], inputs: dict[str, Tensor]) -> list[Tensor | None]:
@@ -34,11 +36,22 @@ def run_stage(stage: list[Piece], received: Tensor | None, inputs: dict[str, Ten
         value = piece.run(value, inputs)
 
 
-@pytest.mark.parametrize("min_share", [0, 0.02])
-@pytest.mark.parametrize("family", [name for name in TINY if name != "gpt2-dropout"])
-def test_every_stage_adds_up(family: str, min_share: float) -> None:
-    given = tiny(family)
-    chain = profile(given, warmup=0, repeats=2, min_share=min_share)
+FAMILIES = [name for name in TINY if name != "gpt2-dropout"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_stage_adds_up(family: str) -> None:
+    assert_stages_add_up(tiny(family), profiled_tiny(family))
+
+
+@pytest.mark.parametrize("family", nightly_but("resnet18", FAMILIES))
+def test_every_stage_of_merged_layers_adds_up(family: str) -> None:
+    chain = profile(tiny(family), warmup=0, repeats=2, min_share=0.02)
+    assert len(chain.layers) < len(profiled_tiny(family).layers)
+    assert_stages_add_up(tiny(family), chain)
+
+
+def assert_stages_add_up(given: Model, chain: Chain) -> None:
     assert chain.recipe is not None
     model = on_device(given, torch.device("cpu"))
     pieces = Outline(model).pieces(chain.recipe.cuts)

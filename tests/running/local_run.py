@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Final, Protocol
 
-import pytest
 import torch
 from torch import Tensor, nn
 
@@ -97,12 +96,6 @@ def place(
     )
     assert check(plan) == ()
     return plan
-
-
-def nightly_but(fast: str, names: Iterable[str]) -> list[Any]:
-    """Return parameters of a test, of which all but one are tried by night only."""
-    marks = pytest.mark.nightly
-    return [name if name == fast else pytest.param(name, marks=marks) for name in names]
 
 
 _FAST: Final = ("general", "three-periodic", "two runs again", "all, too")

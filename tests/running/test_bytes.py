@@ -15,7 +15,8 @@ from schedopt.profiling.saved_tensors import storage_bytes, storage_key
 from schedopt.running.controller import make_meter, weights_bytes
 from schedopt.running.figures import Figures, predict
 from schedopt.simulation import Simulation, simulate
-from tests.running.local_run import LocalRun, kinds_of_plans, nightly_but, place, profile_of, start
+from tests.budgets import nightly_but
+from tests.running.local_run import LocalRun, kinds_of_plans, place, profile_of, start
 
 COUNT = 6
 HF = {

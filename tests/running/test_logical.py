@@ -16,7 +16,7 @@ from schedopt import Chain, Plan
 from schedopt.profiling import Model
 from schedopt.running.reference import emulate
 from schedopt.simulation import simulate
-from tests.budgets import trials
+from tests.budgets import nightly_but, trials
 from tests.profiling.networks import tiny
 from tests.random_plans import valid_plans
 from tests.running.local_run import (
@@ -27,7 +27,6 @@ from tests.running.local_run import (
     assert_nothing_left,
     gradients,
     kinds_of_plans,
-    nightly_but,
     profile_of,
     sequential,
     start,
