@@ -8,6 +8,8 @@ import json
 import re
 import shlex
 import shutil
+import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -23,49 +25,52 @@ SOLVERS = (ROOT / "solvers" / "README.md").read_text()
 TOUR = "\n".join(re.findall(r"```console\n(.*?)```", README, re.DOTALL))
 COMMANDS = re.findall(r"^\$ schedopt (.*)$", TOUR, re.MULTILINE)
 PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+Tour = Mapping[str, subprocess.CompletedProcess[str]]
+LIMITS = {"solve": "1", "compare": "2"}
+"""Seconds, where others would be too many."""
 
 
-def test_the_commands_of_the_tour_run_in_order(tmp_path: Path) -> None:
-    shutil.copytree(ROOT / "instances", tmp_path / "instances")
-    (tmp_path / "graph.txt").write_text(PIPEDREAM)
-    for command in COMMANDS:
-        typed = shlex.split(command)
-        if typed[0] in ("solve", "compare") and "--help" not in typed:
-            typed += ["--time-limit", "1"]
-        done = run(*typed, folder=tmp_path, quick=False)
+@pytest.fixture(scope="module")
+def tour(tmp_path_factory: pytest.TempPathFactory) -> Tour:
+    """Run the commands of the tour in order, in a terminal of 100 columns; return their ends."""
+    folder = tmp_path_factory.mktemp("tour")
+    shutil.copytree(ROOT / "instances", folder / "instances")
+    (folder / "graph.txt").write_text(PIPEDREAM)
+    ends = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", "100")
+        for command in COMMANDS:
+            typed = shlex.split(command)
+            if typed[0] in LIMITS and "--help" not in typed:
+                typed += ["--time-limit", LIMITS[typed[0]]]
+            ends[command] = run(*typed, folder=folder, quick=False)
+    return ends
+
+
+def printed(tour: Tour, name: str) -> list[str]:
+    """Return the lines that the first command of a name prints."""
+    command = next(command for command in tour if command.startswith(name))
+    return tour[command].stdout.splitlines()
+
+
+def test_the_commands_of_the_tour_run_in_order(tour: Tour) -> None:
+    assert len(tour) == len(COMMANDS) >= 30
+    for command, done in tour.items():
         assert done.returncode == (3 if "0.9G" in command else 0), (command, done.stderr)
 
 
-def test_the_tour_is_found() -> None:
-    assert len(COMMANDS) >= 30
-
-
-def test_the_table_of_the_sweep_is_what_is_printed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shutil.copytree(ROOT / "instances", tmp_path / "instances")
-    monkeypatch.setenv("COLUMNS", "100")
-    command = next(command for command in COMMANDS if command.startswith("sweep"))
-    printed = run(*shlex.split(command), "--jobs", "2", folder=tmp_path).stdout
-    rows = [line.rstrip() for line in printed.splitlines()]
+def test_the_table_of_the_sweep_is_what_is_printed(tour: Tour) -> None:
     table = re.findall(r"```text\n( +Step.*?)```", README, re.DOTALL)[0].splitlines()
     assert len(table) == 7
-    assert set(table) <= set(rows)
+    assert set(table) <= {line.rstrip() for line in printed(tour, "sweep")}
 
 
-def test_the_table_of_the_comparison_is_what_is_printed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shutil.copytree(ROOT / "instances", tmp_path / "instances")
-    monkeypatch.setenv("COLUMNS", "100")
+def test_the_table_of_the_comparison_is_what_is_printed(tour: Tour) -> None:
     table = re.findall(r"```text\n( +System.*?)```", README, re.DOTALL)[0].splitlines()
     rows = [line.split() for line in table]
     assert len(rows) == 10
-    command = next(command for command in COMMANDS if command.startswith("compare"))
-    names = ",".join(row[0] for row in rows[1:])
-    few = ("--systems", names, "--time-limit", "2")
-    printed = run(*shlex.split(command), *few, folder=tmp_path).stdout
-    assert all(row in [line.split() for line in printed.splitlines()] for row in rows)
+    shown = [line.split() for line in printed(tour, "compare")]
+    assert all(row in shown for row in rows)
 
 
 def test_the_library_example_runs() -> None:
