@@ -37,17 +37,19 @@ settings.register_profile(
 settings.load_profile(PROFILE)
 
 
-def trials(number: int, **others: Any) -> settings:
+def trials(number: int, by_day: int | None = None, **others: Any) -> settings:
     """Return settings for `number` examples by night, and a tenth of them by day.
 
     Parameters
     ----------
     number : int
         Examples in the profile ``nightly``.
+    by_day : int, optional
+        Examples in the profile ``fast``, where a tenth would be more than all branches need.
     **others
         Further settings of Hypothesis.
     """
-    fast = max(min(FEWEST, number), number // 10)
+    fast = max(min(FEWEST, number), number // 10) if by_day is None else by_day
     return settings(max_examples=number if PROFILE == "nightly" else fast, **others)
 
 

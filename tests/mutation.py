@@ -222,6 +222,8 @@ def _put_in(code: CodeType) -> None:
         one = left.pop()
         changed[one.co_qualname, one.co_firstlineno] = one
         left += [part for part in one.co_consts if isinstance(part, CodeType)]
+    # What is frozen is not listed.
+    gc.unfreeze()
     for function in gc.get_objects():
         if isinstance(function, FunctionType) and function.__code__.co_filename == code.co_filename:
             old = function.__code__

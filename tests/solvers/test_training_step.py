@@ -315,7 +315,9 @@ def test_what_takes_no_time_on_its_own_stage_does_not_lie_there_twice_at_once() 
 def test_a_layer_that_fits_nowhere_is_infeasible_wherever_layers_lie() -> None:
     # 9 bytes of weights, of which 4 may be halved, and a byte kept.
     chain = Chain(layers=(unit(), unit(weight_bytes=9, optimizer_bytes=4)))
-    assert why(ask(chain, Platform(2, 7), batch=2)).proof.kind == ProofKind.LAYER_TOO_LARGE
+    proof = why(ask(chain, Platform(2, 7), batch=2)).proof
+    assert isinstance(proof, Proof)
+    assert proof.kind is ProofKind.LAYER_TOO_LARGE
     assert plan_of(ask(chain, Platform(2, 12), batch=2)).stages
 
 
