@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from time import process_time
 
 import pytest
@@ -83,6 +84,7 @@ def test_1024_gpus_are_a_small_file_that_is_checked_soon() -> None:
     plan = folded_step(config, found, 16, turns)
     began = process_time()
     assert check(plan) == ()
-    assert process_time() - began < 10
+    # Watched by a profiler it takes several times as long.
+    assert process_time() - began < 10 or sys.getprofile() is not None
     text = result_to_json(Result(problem=plan.problem, status="feasible", plan=plan))
     assert len(text) < 5_000_000
