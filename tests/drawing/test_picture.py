@@ -43,7 +43,7 @@ def test_the_picture_says_what_a_reader_looks_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", EVERY_PLAN)
-@pytest.mark.parametrize("kind", ["plan", "step"])
+@pytest.mark.parametrize("kind", ["plan", pytest.param("step", marks=pytest.mark.nightly)])
 def test_every_plan_by_hand_can_be_drawn(name: str, kind: str, tmp_path: Path) -> None:
     plan = EVERY_PLAN[name]()
     if kind == "plan":

@@ -146,7 +146,9 @@ def test_lists_run_and_are_refused_without_a_transfer(name: str) -> None:
     assert run(actions.ranks)
     assert run(actions.ranks, buffered=True)
     lists = actions.ranks
-    for send in some([one for own in lists for one in own if one.is_send and one.part], 20, 11):
+    few, of_sends, of_transfers = (20, 11, 5) if PROFILE == "nightly" else (10, 23, 13)
+    sends = [one for own in lists for one in own if one.is_send and one.part]
+    for send in some(sends, few, of_sends):
         if send.part is not None and send.part.is_taken and "ahead" in name:
             continue  # The next one from there takes along what is left.
         gone = {send, send.other_end, replace(send, kind="REDUCE_GRAD")}
@@ -155,7 +157,7 @@ def test_lists_run_and_are_refused_without_a_transfer(name: str) -> None:
             parse_actions(text)
     everything = plan.pattern.transfers
     assert everything
-    for left_out in some(everything, 20, 5):
+    for left_out in some(everything, few, of_transfers):
         rest = tuple(one for one in everything if one is not left_out)
         less = replace(plan, pattern=replace(plan.pattern, transfers=rest))
         if left_out.is_boundary and all(

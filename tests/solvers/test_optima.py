@@ -8,6 +8,7 @@ import pytest
 
 from schedopt import Problem, check, solve
 from schedopt.bounds import lower_bounds
+from tests.budgets import PROFILE
 from tests.optima import COUNTS, load, make
 
 SOLVERS: dict[str, tuple[str | None, ...]] = {
@@ -24,7 +25,9 @@ SOLVERS: dict[str, tuple[str | None, ...]] = {
     ("group", "solver"), [(group, name) for group, names in SOLVERS.items() for name in names]
 )
 def test_the_optimum_is_found_and_proven(group: str, solver: str | None) -> None:
-    for golden in load(group):
+    # By day each problem is for one solver of its group.
+    turn, of = SOLVERS[group].index(solver), 1 if PROFILE == "nightly" else len(SOLVERS[group])
+    for golden in load(group)[turn % of :: of]:
         result = solve(
             golden.chain,
             golden.platform,
