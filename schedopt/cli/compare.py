@@ -146,7 +146,7 @@ def _print(comparison: Comparison, output: Path | None, as_json: bool) -> None:
 
         print_json(comparison_document(comparison))
         return
-    from schedopt.cli.tables import print_comparison
+    from schedopt.cli.comparison_tables import print_comparison
 
     print_comparison(comparison)
     if output is not None:

@@ -56,7 +56,7 @@ def check_plan(plan: PlanFile, as_json: AsJson = False) -> None:
             typer.echo(str(item))
         typer.echo(f"{plan}: {counted(len(violations), 'violation')}")
     else:
-        from schedopt.cli.tables import print_plan
+        from schedopt.cli.result_tables import print_plan
 
         print_plan(result)
         typer.echo(f"{plan}: valid")
@@ -84,8 +84,8 @@ def show_plan(
 
     schedopt show instances/two-nodes.platform.json
     """
+    from schedopt.cli.platform_tables import print_platform
     from schedopt.cli.printing import print_chart
-    from schedopt.cli.tables import print_platform
     from schedopt.drawing import chart_plan, save_picture
     from schedopt.formats import read_format
     from schedopt.formats.reading import KINDS

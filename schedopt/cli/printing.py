@@ -17,6 +17,8 @@ from rich.table import Table as RichTable
 from schedopt.reporting.tables import Table
 
 if TYPE_CHECKING:
+    from fractions import Fraction
+
     from schedopt.drawing import Chart
 
 READABLE: Final = 24
@@ -101,3 +103,10 @@ def _share(widths: Sequence[int], keys: int, width: int) -> Iterator[list[int]]:
             shown = list(head)
         shown.append(i)
     yield shown
+
+
+def number(value: Fraction | None) -> int | float | None:
+    """Return an exact number for readers: whole, or rounded."""
+    if value is None:
+        return None
+    return int(value) if value.denominator == 1 else float(value)

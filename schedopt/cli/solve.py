@@ -282,11 +282,11 @@ def _naming_files(chain: Path | None, fix: Path | None) -> Iterator[None]:
 def _print(result: Result, output: Path | None, as_json: bool) -> None:
     if as_json:
         from schedopt.cli.printing import print_json
-        from schedopt.cli.tables import summarise
+        from schedopt.cli.result_tables import summarise
 
         print_json(summarise(result))
         return
-    from schedopt.cli.tables import print_result
+    from schedopt.cli.result_tables import print_result
 
     print_result(result)
     if output is not None and result.plan is not None:

@@ -230,7 +230,7 @@ def _short(count: int) -> str:
 
 def _print(sweep: Sweep, output: Path, as_json: bool) -> None:
     from schedopt.cli.printing import print_json
-    from schedopt.cli.tables import print_sweep, summarise_sweep
+    from schedopt.cli.sweep_tables import print_sweep, summarise_sweep
 
     if as_json:
         print_json(summarise_sweep(sweep))

@@ -31,7 +31,7 @@ def chains(tmp_path: Path) -> Path:
 @pytest.fixture
 def threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let runs happen in this process, which takes a tenth of the time."""
-    monkeypatch.setattr("schedopt.cli.bench.make_pool", lambda jobs, dask: ThreadPool())
+    monkeypatch.setattr("schedopt.cli.solvers.make_pool", lambda jobs, dask: ThreadPool())
 
 
 def records(path: Path) -> list[dict[str, object]]:
