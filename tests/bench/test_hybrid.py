@@ -26,16 +26,16 @@ from schedopt.bench.planners import (
 from schedopt.bench.records import Record
 from schedopt.bench.suite import Effort
 from schedopt.families import random_chain
-from schedopt.problem import Problem, training_step, widest_step
+from schedopt.problem import training_step, widest_step
 from schedopt.solvers.uniform_grids import propose
 from schedopt.solving.replicas.arrays import StepData
 from schedopt.solving.replicas.search import StepSearch
-from schedopt.solving.replicas.stages import read_step
 from schedopt.solving.run import Run
 from schedopt.systems.catalogue import find_system
 from schedopt.systems.config import SystemConfig
 from tests.bench.suites import holds, made, measured, one_figure
 from tests.budgets import trials
+from tests.solvers.step_searches import step_data
 from tests.solvers.test_replicated_partitions import trained
 
 BARE: dict[str, Any] = {
@@ -70,15 +70,9 @@ def sized(chain: Chain) -> Chain:
 SIX = replace(sized(random_chain(6, 1).chain), name="six")
 
 
-def step_of(problem: Problem) -> StepData:
-    step = read_step(problem)
-    assert step is not None
-    return step
-
-
 def question(chain: Chain, platform: Platform, count: int, **scope: Any) -> StepData:
     given = Scope(max_k=None, memory="peak", replicas=None, **scope)
-    return step_of(training_step(chain, platform, count, given))
+    return step_data(training_step(chain, platform, count, given))
 
 
 def test_scores_by_hand() -> None:
@@ -133,7 +127,7 @@ def test_no_planner_has_a_shorter_step_than_ours(
     result = solve(chain, platform, batch=12, scope=scope, time_limit=5, workers=1)
     problem = training_step(chain, platform, 12, scope)
     for choose in PLANNERS.values():
-        best = score_all(step_of(problem), choose(problem)).best_ns
+        best = score_all(step_data(problem), choose(problem)).best_ns
         if best is not None:
             assert result.plan is not None
             # A step takes a nanosecond at least.
@@ -162,7 +156,7 @@ def test_searches_of_uniform_stages() -> None:
     # 16 bytes of weights on each GPU, less half the optimizer state, and 6 for a micro-batch.
     chain = Chain(layers=(replace(LAYER, activation_bytes=0),) * 2)
     for room, pipeline, replicas in ((18, 27, 24), (17, 27, None), (10, None, None)):
-        step = step_of(training_step(chain, Platform(2, room), 8, widest_step(chain)))
+        step = step_data(training_step(chain, Platform(2, room), 8, widest_step(chain)))
         found = [search_uniform(step, [count], EFFORT) for count in (1, 2)]
         if pipeline is None:
             assert found == [None, None]
@@ -176,7 +170,7 @@ def test_searches_of_uniform_stages() -> None:
 def test_no_search_of_uniform_stages_is_shorter_than_ours(seed: int, gpus: int) -> None:
     chain = sized(random_chain(10, seed).chain)
     problem = ask(chain, gpus, memory_at(chain, gpus, "tight"))
-    step, patient = step_of(problem), Effort(workers=1, time_limit=60.0)
+    step, patient = step_data(problem), Effort(workers=1, time_limit=60.0)
     search = StepSearch(step, Run(problem))
     for stages in propose(problem):
         search.start(stages)

@@ -14,7 +14,6 @@ from schedopt.account import memory
 from schedopt.solvers.replicated import propose
 from schedopt.solving import solve_problem
 from schedopt.solving.replicas.search import StepSearch
-from schedopt.solving.replicas.stages import read_step
 from schedopt.solving.run import Run
 from tests.budgets import trials
 from tests.layers import layer
@@ -26,6 +25,7 @@ from tests.solvers.every_replicated_plan import (
     replicated_problems,
 )
 from tests.solvers.every_training_step import training_steps
+from tests.solvers.step_searches import step_data
 
 
 def replicate(problem: Problem) -> Result:
@@ -176,8 +176,7 @@ def test_a_step_starts_from_the_stages_of_steady_states(problem: Problem) -> Non
         assert why(solve_problem(problem)).least_memory_bytes
         return
     (stages, depth), *_ = proposed
-    step = read_step(problem)
-    assert step is not None
+    step = step_data(problem)
     search = StepSearch(step, Run(problem))
     search.start(stages, depth)
     assert all((problem.scope.microbatches or 1) % len(stage.gpus) == 0 for stage in stages)

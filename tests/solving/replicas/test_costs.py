@@ -14,9 +14,10 @@ from schedopt.solving.local_search.njit import njit_entry
 from schedopt.solving.replicas.arrays import NEVER, WAITING, Recompute
 from schedopt.solving.replicas.costs import describe_stages, recompute_ns
 from schedopt.solving.replicas.least_spans import behind_link, next_span
-from schedopt.solving.replicas.stages import read_machine, read_recompute, read_step, read_sums
+from schedopt.solving.replicas.stages import read_machine, read_recompute, read_sums
 from schedopt.solving.replicas.step_bound import least_makespan
 from schedopt.solving.run import Run
+from tests.solvers.step_searches import step_data
 
 LAYER = Layer(
     forward_ns=1,
@@ -134,8 +135,7 @@ def layered_costs(shard: int) -> list[int]:
     chain = Chain(layers=(LAYER,) * 2, input_bytes=2)
     scope = replace(widest_step(chain), shard="parameter")
     platform = Platform(4, 99, bandwidth=RATE, duplex="full")
-    step = read_step(training_step(chain, platform, 12, scope))
-    assert step is not None
+    step = step_data(training_step(chain, platform, 12, scope))
     stages = np.array([(0, 2, 2, shard)], dtype=np.int64)
     found = describe_stages(step.sums, step.machine, stages, 12)[:, 0]
     return [int(found[place]) for place in (0, 1, 3, 4, 5, 8)]
@@ -180,6 +180,5 @@ def test_a_step_on_one_gpu_takes_its_work_and_the_update() -> None:
     chain = Chain(layers=(LAYER,) * 2)
     scope = replace(widest_step(chain), recompute=False, shard="none")
     problem = training_step(chain, Platform(1, 100), 4, scope)
-    step = read_step(problem)
-    assert step is not None
+    step = step_data(problem)
     assert least_makespan(step, Run(problem)) == 4 * 6 + 18
