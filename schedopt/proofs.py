@@ -113,6 +113,10 @@ class ProofKind(_Worded):
         "engine_cuts",
         "every cut that {engine} can run was looked at, or cannot be shorter",
     )
+    ENGINE_PATHS = (
+        "engine_paths",
+        "CP-SAT over all cuts that {engine} can run, and paths through its order",
+    )
     NO_ENGINE_CUT = "no_engine_cut", "of all cuts that {engine} can run, none fits"
     NO_SHORT_ENGINE_CUT = (
         "no_short_engine_cut",

@@ -73,6 +73,10 @@ EXPLANATIONS: Final[dict[ProofKind, str]] = {
         "The engine runs its own order, so only the cuts were left to choose: each was laid out, "
         "or a bound showed that it is no shorter."
     ),
+    ProofKind.ENGINE_PATHS: (
+        "The engine runs its own order, so a step takes as long as its longest path of operations "
+        f"that wait for each other. {_SEARCH}cut of which all known paths are shorter."
+    ),
     ProofKind.NO_ENGINE_CUT: "Every cut that the engine can run needs more memory than there is.",
     ProofKind.NO_SHORT_ENGINE_CUT: (
         "Every cut that the engine can run needs more memory than there is, or more time than "

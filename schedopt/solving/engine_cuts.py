@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import accumulate, pairwise
 
+import numpy as np
+import numpy.typing as npt
+
 from schedopt.engine import stage_begins
 from schedopt.problem import Problem
+from schedopt.solving.engine_order import EngineOrder
 from schedopt.stage import Stage
-from schedopt.systems.steps import engine_order
 
+Array = npt.NDArray[np.int64]
 FirstLayers = tuple[int, ...]
 """The first layer of each stage."""
 
@@ -34,6 +38,7 @@ class EngineCuts:
         self.problem, self.ranks, self.chunks = problem, ranks, chunks
         self.count = problem.scope.microbatches
         self.parts = ranks * chunks
+        self.order = EngineOrder(ranks, chunks, self.count)
         chain, platform = problem.chain, problem.platform
         self.places = sorted(stage_begins(chain, problem.scope.engine))
         self.layers = len(chain.layers)
@@ -80,10 +85,7 @@ class EngineCuts:
 
     def round_trip_ns(self, begin: int, number: int) -> int:
         """Return how long a micro-batch takes there and back behind a stage."""
-        size = self.problem.chain.layers[begin - 1].activation_bytes
-        ends = number % self.ranks, (number + 1) % self.ranks
-        transfer_ns = self.problem.platform.transfer_ns
-        return transfer_ns(size, *ends) + transfer_ns(size, *ends[::-1])
+        return sum(self.sent_ns(number, begin))
 
     def may_fit(self, begins: FirstLayers) -> bool:
         """Whether tied layers share a GPU, and weights with what one stage keeps are not too much.
@@ -112,17 +114,49 @@ class EngineCuts:
         first = self.problem.chain.layers[begin].saved_input_bytes or 0
         saved = self.saved[end] - self.saved[begin] + (first if begin else 0)
         # What takes no time at all may come one after the other at one instant.
-        kept = (self.in_flight[number] if work else 1) * saved
+        kept = (self.order.in_flight[number] if work else 1) * saved
         return work, self.weights[end] - self.weights[begin], kept
 
+    def times(self, begins: FirstLayers) -> tuple[Array, Array]:
+        """Return times of operations and transfers of a cut by kind, as in `CriticalPath`, ns."""
+        lengths, sent = np.split(self.times_of([begins])[0], 2)
+        return lengths, sent
+
+    def times_of(self, every: Sequence[FirstLayers]) -> Array:
+        """Return times of all kinds of operations, then of all kinds of transfers, of each cut."""
+        begins = np.array(every, dtype=np.int64)
+        ends = np.append(begins[:, 1:], np.full((len(begins), 1), self.layers), axis=1)
+        ranks = np.arange(self.parts) % self.ranks
+        forth, back = (
+            np.array(self.lengths)[:, ranks[None, :], ends]
+            - (np.array(self.lengths)[:, ranks[None, :], begins])
+        )
+        return np.hstack([forth, back, *self._sent[:, ranks[None, :], ends]])
+
+    def sent_ns(self, number: int, end: int) -> tuple[int, int]:
+        """Return how long transfers take behind a stage that ends at a layer: forth and back."""
+        forth, back = self._sent[:, number % self.ranks, end]
+        return int(forth), int(back)
+
     @cached_property
-    def in_flight(self) -> list[int]:
-        """The most micro-batches that each stage keeps, which the order alone says."""
-        most, held = [0] * self.parts, [0] * self.parts
-        for kind, number, _ in engine_order(self.ranks, self.chunks, self.count):
-            held[number] += 1 if kind == "F" else -1
-            most[number] = max(most[number], held[number])
-        return most
+    def _sent(self) -> Array:
+        """Of each way and rank, by the layer at which its stage ends: (2, P, L + 1)."""
+        layers, transfer_ns = self.problem.chain.layers, self.problem.platform.transfer_ns
+        ends = [(rank, (rank + 1) % self.ranks) for rank in range(self.ranks)]
+        found = [
+            [
+                [0, *(transfer_ns(layer.activation_bytes, *pair[::turn]) for layer in layers)]
+                for pair in ends
+            ]
+            for turn in (1, -1)
+        ]
+        return np.array(found, dtype=np.int64)
+
+    def longest_step(self) -> int:
+        """Return what a step takes in which only one thing runs at a time, ns, or more."""
+        platform, layers = self.problem.platform, self.problem.chain.layers
+        sent = sum(platform.longest_transfer_ns(layer.activation_bytes) for layer in layers)
+        return self.count * (max(row[-1] for row in self.work) + 2 * sent) + 1
 
     def schedule_bound(self, begins: FirstLayers) -> int:
         """Return a length that no step of a cut beats, ns.
@@ -130,67 +164,7 @@ class EngineCuts:
         Transfers wait for those before them that go the same way, and for no others: all of a
         stage take the same time, so that none gains by going before an earlier one.
         """
-        stages = [*self._ends_of(begins)]
-        lengths = [
-            done[number % self.ranks][end] - done[number % self.ranks][begin]
-            for done in self.lengths
-            for number, begin, end in stages
-        ]
-        sent = [
-            self.problem.platform.transfer_ns(
-                self.problem.chain.layers[end - 1].activation_bytes,
-                *(number % self.ranks, (number + 1) % self.ranks)[::turn],
-            )
-            for turn in (1, -1)
-            for number, _, end in stages
-        ]
-        free = [0] * self.ranks
-        arrived = [0] * len(sent)
-        whole = 0
-        done: list[int] = []
-        for rank, what, before, link in self._sequence:
-            begin = free[rank]
-            if link >= 0:
-                arrived[link] = max(arrived[link], done[before]) + sent[link]
-                begin = max(begin, arrived[link])
-            elif before >= 0:
-                begin = max(begin, done[before])
-            free[rank] = begin + lengths[what]
-            done.append(free[rank])
-            # What takes no time begins before the end, too.
-            whole = max(whole, free[rank], begin + 1)
-        return whole
-
-    @cached_property
-    def _sequence(self) -> list[tuple[int, int, int, int]]:
-        """What runs in a step, each behind what it waits for.
-
-        Rank, stage (a backward counts from `parts` on), what it waits for besides its rank, and
-        the link between, counted as the stages before it (those back from `parts` on); -1: none.
-        """
-        own: list[list[tuple[str, int, int]]] = [[] for _ in range(self.ranks)]
-        for turn in engine_order(self.ranks, self.chunks, self.count):
-            own[turn[1] % self.ranks].append(turn)
-        places: dict[tuple[str, int, int], int] = {}
-        sequence: list[tuple[int, int, int, int]] = []
-        todo = [0] * self.ranks
-        while len(sequence) < 2 * self.parts * self.count:
-            for rank, turns in enumerate(own):
-                while todo[rank] < len(turns):
-                    kind, number, i = turns[todo[rank]]
-                    forth, last = kind == "F", number + 1 == self.parts
-                    if forth:
-                        before, link = ("F", number - 1, i), number - 1
-                    else:
-                        before = ("F", number, i) if last else ("B", number + 1, i)
-                        link = -1 if last else self.parts + number
-                    if before not in places and (number or not forth):
-                        break
-                    what = number if forth else self.parts + number
-                    places[turns[todo[rank]]] = len(sequence)
-                    sequence.append((rank, what, places.get(before, -1), link))
-                    todo[rank] += 1
-        return sequence
+        return self.order.makespan(*self.times(begins))
 
     def balanced(self) -> FirstLayers:
         """Return the cut whose longest stage takes least, on GPUs of the speed of the first."""
@@ -217,15 +191,18 @@ class EngineCuts:
         return tuple(begins) if begin == len(done) - 1 else None
 
     def neighbours(self, begins: FirstLayers) -> Iterator[FirstLayers]:
-        """Yield the cuts that differ by one place."""
-        for number in range(1, self.parts):
-            place = bisect_left(self.places, begins[number])
-            for other in (place - 1, place + 1):
-                if other < len(self.places):
-                    moved = (*begins[:number], self.places[other], *begins[number + 1 :])
-                    after = self.layers if number + 1 == self.parts else begins[number + 1]
-                    if begins[number - 1] < moved[number] < after:
-                        yield moved
+        """Yield the cuts in which one stage has a place more, and another one a place less."""
+        first = [bisect_left(self.places, begin) for begin in begins]
+        ends = [*first[1:], len(self.places)]
+        for more in range(self.parts):
+            for less in range(self.parts):
+                if more != less and ends[less] - first[less] > 1:
+                    moved = range(min(more, less) + 1, max(more, less) + 1)
+                    step = 1 if more < less else -1
+                    yield tuple(
+                        self.places[place + step if number in moved else place]
+                        for number, place in enumerate(first)
+                    )
 
     def promising(self, limit: int | None, stopped: Callable[[], bool]) -> Iterator[FirstLayers]:
         """Yield the cuts whose bound lies below a limit and that may fit, until it is stopped."""

@@ -1,0 +1,188 @@
+"""The order in which an engine runs a step, and the paths through it that decide how long it takes.
+
+The order does not depend on where the chain is cut. So the step is the longest of all paths of
+operations and transfers that wait for each other, and each path counts every kind of operation of
+every stage a fixed number of times: for all cuts no step is shorter than any path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from schedopt.systems.steps import engine_order
+
+Array = npt.NDArray[np.int64]
+_NONE: Final = -1
+
+
+@dataclass(frozen=True)
+class CriticalPath:
+    """How often a path has each kind of operation and transfer.
+
+    Parameters
+    ----------
+    operations : (2 S,) tuple
+        Forwards of each stage, then backwards.
+    transfers : (2 S,) tuple
+        From each stage to the next one, then to each stage from the next one.
+    """
+
+    operations: tuple[int, ...]
+    transfers: tuple[int, ...]
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Operations, then transfers."""
+        return (*self.operations, *self.transfers)
+
+
+@dataclass
+class _Arrivals:
+    """The last transfer of a kind: when it ends, and what it and those in front waited for."""
+
+    end_ns: int = 0
+    maker: int = _NONE
+    transfers: int = 0
+
+
+class EngineOrder:
+    """A step of `count` micro-batches: stage s on rank s mod `ranks`, `chunks` on each.
+
+    Transfers of a kind go one after the other, and wait for no others.
+    """
+
+    def __init__(self, ranks: int, chunks: int, count: int) -> None:
+        self.ranks, self.chunks, self.count = ranks, chunks, count
+        self.parts = ranks * chunks
+        own: list[list[tuple[str, int, int]]] = [[] for _ in range(ranks)]
+        for turn in engine_order(ranks, chunks, count):
+            own[turn[1] % ranks].append(turn)
+        self.turns = own
+
+    @cached_property
+    def in_flight(self) -> list[int]:
+        """The most micro-batches that each stage keeps."""
+        return [
+            max(vector[chunk] for vector in self.held_together[rank])
+            for chunk in range(self.chunks)
+            for rank in range(self.ranks)
+        ]
+
+    @cached_property
+    def held_together(self) -> list[list[tuple[int, ...]]]:
+        """For each rank what its stages keep at once, in micro-batches: all that others contain."""
+        return [self._held(rank) for rank in range(self.ranks)]
+
+    def _held(self, rank: int) -> list[tuple[int, ...]]:
+        now, found = [0] * self.chunks, set()
+        for kind, stage, _ in self.turns[rank]:
+            now[stage // self.ranks] += 1 if kind == "F" else -1
+            if kind == "F":
+                found.add(tuple(now))
+        return [
+            one
+            for one in found
+            if not any(
+                other != one and all(a <= b for a, b in zip(one, other, strict=True))
+                for other in found
+            )
+        ]
+
+    @cached_property
+    def sequence(self) -> list[tuple[int, int, int, int]]:
+        """What runs in a step, each behind what it waits for.
+
+        Rank; kind, as in `CriticalPath.operations`; what it waits for besides its rank; and the
+        kind of transfer between, as in `CriticalPath.transfers`; -1: none.
+        """
+        places: dict[tuple[str, int, int], int] = {}
+        sequence: list[tuple[int, int, int, int]] = []
+        todo = [0] * self.ranks
+        while len(sequence) < 2 * self.parts * self.count:
+            for rank, turns in enumerate(self.turns):
+                while todo[rank] < len(turns):
+                    kind, number, i = turns[todo[rank]]
+                    forth, last = kind == "F", number + 1 == self.parts
+                    if forth:
+                        before, link = ("F", number - 1, i), number - 1
+                    else:
+                        before = ("F", number, i) if last else ("B", number + 1, i)
+                        link = _NONE if last else self.parts + number
+                    if before not in places and (number or not forth):
+                        break
+                    what = number if forth else self.parts + number
+                    places[turns[todo[rank]]] = len(sequence)
+                    sequence.append((rank, what, places.get(before, _NONE), link))
+                    todo[rank] += 1
+        return sequence
+
+    def makespan(self, lengths: Array, sent: Array) -> int:
+        """Return how long a step takes in which transfers wait for none of the other way, ns."""
+        from schedopt.solving.engine_makespan import run_in_order
+
+        return int(run_in_order(self._rows, lengths, sent, self.ranks))
+
+    @cached_property
+    def _rows(self) -> Array:
+        return np.array(self.sequence, dtype=np.int64)
+
+    def critical_path(
+        self, lengths: Array, sent: Array, through: tuple[int, range] | None = None
+    ) -> CriticalPath:
+        """Return the longest path, or of those through most of some operations of a rank.
+
+        These are the rank and their places among its own.
+        """
+        rank_through, places = through or (_NONE, range(0))
+        more = 1 + 2 * self.count * int(lengths.sum() + sent.sum())
+        lengths, sent = lengths.tolist(), sent.tolist()
+        free: list[tuple[int, int]] = [(0, _NONE)] * self.ranks
+        arrived = [_Arrivals() for _ in sent]
+        done: list[int] = []
+        came: list[tuple[int, int, int]] = []
+        turn = [0] * self.ranks
+        for number, (rank, what, before, link) in enumerate(self.sequence):
+            begin, (here, transfers) = free[rank][0], (free[rank][1], 0)
+            if link >= 0:
+                last = arrived[link]
+                if last.end_ns < done[before] or last.maker == _NONE:
+                    last.end_ns, last.maker, last.transfers = done[before], before, 0
+                last.end_ns += sent[link]
+                last.transfers += 1
+                if last.end_ns > begin:
+                    begin, here, transfers = last.end_ns, last.maker, last.transfers
+            elif before >= 0 and done[before] > begin:
+                begin, here = done[before], before
+            added = more if rank == rank_through and turn[rank] in places else 0
+            turn[rank] += 1
+            done.append(begin + lengths[what] + added)
+            free[rank] = (done[-1], number)
+            came.append((here, link if transfers else _NONE, transfers))
+        operations, through_links = [0] * len(lengths), [0] * len(sent)
+        at = max(range(len(done)), key=done.__getitem__)
+        while at >= 0:
+            operations[self.sequence[at][1]] += 1
+            at, link, transfers = came[at]
+            if transfers:
+                through_links[link] += transfers
+        return CriticalPath(tuple(operations), tuple(through_links))
+
+    def rank_paths(self, lengths: Array, sent: Array) -> Iterator[CriticalPath]:
+        """Yield for each rank the longest paths through all its operations, or all of some.
+
+        Those from its first backward on, up to its last forward, and between the two.
+        """
+        for rank, turns in enumerate(self.turns):
+            kinds = [kind for kind, _, _ in turns]
+            first_back = kinds.index("B")
+            last_forth = len(kinds) - 1 - kinds[::-1].index("F")
+            for begin in {0, first_back}:
+                for end in {last_forth + 1, len(kinds)}:
+                    if begin < end:
+                        yield self.critical_path(lengths, sent, (rank, range(begin, end)))
