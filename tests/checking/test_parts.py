@@ -22,7 +22,7 @@ def test_one_part_stands_for_random_steps(plan: Plan) -> None:
     assert check(whole(plan)) == ()
 
 
-@trials(2000)
+@trials(2000, by_day=100)
 @given(changed_folded_plans())
 def test_the_same_is_wrong_with_a_part_as_with_all_of_them(plan: Plan) -> None:
     one, other = kinds(plan), kinds(whole(plan))
