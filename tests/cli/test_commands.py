@@ -170,7 +170,7 @@ def test_a_training_step_says_how_long_it_is_and_what_contiguous_stages_take() -
         "--batch",
         "8",
     )
-    done = run("solve", *asked, "--allocation", "general", "--time-limit", "4")
+    done = run("solve", *asked, "--allocation", "general", "--time-limit", "2")
     assert done.returncode == 0
     assert "s for 8 samples, the update of the weights included" in done.stdout
     assert "contiguous stages take at least 1." in done.stdout
