@@ -50,8 +50,9 @@ RISE: Final = 2000
 SHARE_OF_STARTS: Final = 0.25
 """Of the time, for neighbours of balanced cuts."""
 FAR: Final = 1.25
+"""How much longer than the best step a balanced cut may be for its neighbours to be looked at."""
 NEAR: Final = 1.05
-"""How much longer than the best step one may be for its neighbours to be looked at."""
+"""The same for a cut that CP-SAT proposes; and a step so close to its bound is good enough."""
 
 
 def solve(problem: Problem, run: Run) -> None:
@@ -129,9 +130,14 @@ class _Search:
             left = [shape for shape in shapes if shape.is_open]
             if not left:
                 return
-            # By turns the shape that limits the bound, and the one that has the best step so far.
+            shape = min(left, key=lambda shape: shape.low)
+            best = min(left, key=lambda shape: shape.known_ns)
+            # By turns the one that limits the bound, and the one with the best step, while that
+            # may be far from its own bound.
             turns = not turns
-            self._ask(min(left, key=lambda shape: shape.low if turns else shape.known_ns))
+            if turns and NEAR * best.low < best.known_ns:
+                shape = best
+            self._ask(shape)
             least = self._least(shapes)
             if least is not None and least > reported + reported // RISE:
                 reported = least
