@@ -1,4 +1,4 @@
-"""The compiled length of a step that runs in a given order."""
+"""The compiled run of a step in a given order, and its longest path."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ Array = npt.NDArray[np.int64]
 
 
 @njit_entry
-def run_in_order(sequence: Array, lengths: Array, sent: Array, ranks: int) -> int:
-    """Return when the last operation of a sequence ends, each as soon as it can begin.
+def run_in_order(
+    sequence: Array, lengths: Array, sent: Array, added: Array, ranks: int
+) -> tuple[int, Array]:
+    """Run a sequence of operations, each as soon as it can begin.
 
     Parameters
     ----------
@@ -20,23 +22,48 @@ def run_in_order(sequence: Array, lengths: Array, sent: Array, ranks: int) -> in
         As `EngineOrder.sequence`.
     lengths, sent : (2 S,) array
         Times of operations and transfers by kind, ns.
+    added : (N,) array
+        How much longer each operation lasts, ns.
     ranks : int
+
+    Returns
+    -------
+    makespan : int
+    counts : (4 S,) array
+        How often the longest path has each kind of operation, then of transfer.
     """
     free = np.zeros(ranks, dtype=np.int64)
-    arrived = np.zeros(len(sent), dtype=np.int64)
+    last = np.full(ranks, -1, dtype=np.int64)
+    # Of each kind of transfer: when the last one ends, what it and those in front waited for.
+    arrived = np.zeros((3, len(sent)), dtype=np.int64)
     done = np.zeros(len(sequence), dtype=np.int64)
-    whole = 0
+    # Of each operation: what it waited for, and how many transfers of which kind lie between.
+    came = np.zeros((3, len(sequence)), dtype=np.int64)
+    whole, end = 0, 0
     for number in range(len(sequence)):
         rank, what = sequence[number, 0], sequence[number, 1]
         before, link = sequence[number, 2], sequence[number, 3]
-        begin = free[rank]
+        begin, here, transfers = free[rank], last[rank], 0
         if link >= 0:
-            arrived[link] = max(arrived[link], done[before]) + sent[link]
-            begin = max(begin, arrived[link])
-        elif before >= 0:
-            begin = max(begin, done[before])
-        done[number] = begin + lengths[what]
-        free[rank] = done[number]
+            if arrived[0, link] < done[before] or arrived[2, link] == 0:
+                arrived[0, link], arrived[1, link], arrived[2, link] = done[before], before, 0
+            arrived[0, link] += sent[link]
+            arrived[2, link] += 1
+            if arrived[0, link] > begin:
+                begin, here, transfers = arrived[0, link], arrived[1, link], arrived[2, link]
+        elif before >= 0 and done[before] > begin:
+            begin, here = done[before], before
+        done[number] = begin + lengths[what] + added[number]
+        came[0, number], came[1, number], came[2, number] = here, link, transfers
+        free[rank], last[rank] = done[number], number
+        if done[number] > done[end]:
+            end = number
         # What takes no time begins before the end, too.
         whole = max(whole, done[number], begin + 1)
-    return whole
+    counts = np.zeros(len(lengths) + len(sent), dtype=np.int64)
+    while end >= 0:
+        counts[sequence[end, 1]] += 1
+        if came[2, end]:
+            counts[len(lengths) + came[1, end]] += came[2, end]
+        end = came[0, end]
+    return whole, counts

@@ -42,15 +42,6 @@ class CriticalPath:
         return (*self.operations, *self.transfers)
 
 
-@dataclass
-class _Arrivals:
-    """The last transfer of a kind: when it ends, and what it and those in front waited for."""
-
-    end_ns: int = 0
-    maker: int = _NONE
-    transfers: int = 0
-
-
 class EngineOrder:
     """A step of `count` micro-batches: stage s on rank s mod `ranks`, `chunks` on each.
 
@@ -124,13 +115,7 @@ class EngineOrder:
 
     def makespan(self, lengths: Array, sent: Array) -> int:
         """Return how long a step takes in which transfers wait for none of the other way, ns."""
-        from schedopt.solving.engine_makespan import run_in_order
-
-        return int(run_in_order(self._rows, lengths, sent, self.ranks))
-
-    @cached_property
-    def _rows(self) -> Array:
-        return np.array(self.sequence, dtype=np.int64)
+        return self._run(lengths, sent, self._nothing)[0]
 
     def critical_path(
         self, lengths: Array, sent: Array, through: tuple[int, range] | None = None
@@ -139,39 +124,30 @@ class EngineOrder:
 
         These are the rank and their places among its own.
         """
-        rank_through, places = through or (_NONE, range(0))
-        more = 1 + 2 * self.count * int(lengths.sum() + sent.sum())
-        lengths, sent = lengths.tolist(), sent.tolist()
-        free: list[tuple[int, int]] = [(0, _NONE)] * self.ranks
-        arrived = [_Arrivals() for _ in sent]
-        done: list[int] = []
-        came: list[tuple[int, int, int]] = []
-        turn = [0] * self.ranks
-        for number, (rank, what, before, link) in enumerate(self.sequence):
-            begin, (here, transfers) = free[rank][0], (free[rank][1], 0)
-            if link >= 0:
-                last = arrived[link]
-                if last.end_ns < done[before] or last.maker == _NONE:
-                    last.end_ns, last.maker, last.transfers = done[before], before, 0
-                last.end_ns += sent[link]
-                last.transfers += 1
-                if last.end_ns > begin:
-                    begin, here, transfers = last.end_ns, last.maker, last.transfers
-            elif before >= 0 and done[before] > begin:
-                begin, here = done[before], before
-            added = more if rank == rank_through and turn[rank] in places else 0
-            turn[rank] += 1
-            done.append(begin + lengths[what] + added)
-            free[rank] = (done[-1], number)
-            came.append((here, link if transfers else _NONE, transfers))
-        operations, through_links = [0] * len(lengths), [0] * len(sent)
-        at = max(range(len(done)), key=done.__getitem__)
-        while at >= 0:
-            operations[self.sequence[at][1]] += 1
-            at, link, transfers = came[at]
-            if transfers:
-                through_links[link] += transfers
-        return CriticalPath(tuple(operations), tuple(through_links))
+        added = self._nothing
+        if through is not None:
+            rank, places = through
+            added = np.zeros_like(added)
+            own = np.flatnonzero(self._rows[:, 0] == rank)
+            added[own[places.start : places.stop]] = 1 + 2 * self.count * (
+                lengths.sum() + sent.sum()
+            )
+        counts = self._run(lengths, sent, added)[1].tolist()
+        return CriticalPath(tuple(counts[: len(lengths)]), tuple(counts[len(lengths) :]))
+
+    def _run(self, lengths: Array, sent: Array, added: Array) -> tuple[int, Array]:
+        from schedopt.solving.engine_makespan import run_in_order
+
+        makespan, counts = run_in_order(self._rows, lengths, sent, added, self.ranks)
+        return int(makespan), counts
+
+    @cached_property
+    def _rows(self) -> Array:
+        return np.array(self.sequence, dtype=np.int64)
+
+    @cached_property
+    def _nothing(self) -> Array:
+        return np.zeros(len(self.sequence), dtype=np.int64)
 
     def rank_paths(self, lengths: Array, sent: Array) -> Iterator[CriticalPath]:
         """Yield for each rank the longest paths through all its operations, or all of some.
