@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from schedopt.solving.engine_order import CriticalPath
     from schedopt.solving.run import Run
 
-PRECISION: Final = 20_000
+PRECISION: Final = 100_000
 """Units of time in a step. Times are rounded down to them, so that what is refuted is."""
 MEMORY_UNITS: Final = 1 << 20
 """Units of memory of a GPU."""
