@@ -18,17 +18,19 @@ from schedopt.errors import InputError
 from schedopt.platform import Platform
 from schedopt.problem import Allocation, Problem, training_step, widest_step
 from schedopt.solving import solve
+from schedopt.solving.local_search.compilation import COMPILATIONS
 from schedopt.solving.replicas.arrays import StepData
-from schedopt.solving.replicas.search import compile_search
 from schedopt.solving.replicas.stages import read_step
 from schedopt.solving.replicas.step_bound import least_memory
-from schedopt.solving.run import Progress, Run
+from schedopt.solving.run import Progress
 
 BANDWIDTH: Final = "12GB/s"
 LEVELS: Final = ("least", "tight", "medium", "ample")
 """Of memory: see `memory_at`."""
 MICROBATCHES: Final = 4
 """Of a step, for each GPU."""
+NEAR: Final = 1.01
+"""A step over its bound, or over the last one that is found, up to which it counts as near."""
 ALLOCATIONS: Final[dict[str, Allocation]] = {"contiguous": "contiguous", "anywhere": "general"}
 """What our searches are called, and where their stages may lie."""
 
@@ -66,7 +68,7 @@ def hybrid_case(chain: Chain, gpus: int, level: str) -> Case:
         problem = ask(chain, gpus, memory)
         step = _read(problem)
         cases.compile_search()
-        compile_search(Run(problem))
+        COMPILATIONS["replicas"].compile_here()
         figures: dict[str, Any] = {
             "layers": len(chain.layers),
             "memory_bytes": memory,
@@ -159,4 +161,13 @@ def _solve(problem: Problem, allocation: Allocation, effort: Effort) -> dict[str
         "seconds": round(time.perf_counter() - begin, 3),
         "cpu_seconds": round(time.process_time() - used, 3),
         "best_s": round(best[-1][1], 3) if best else None,
+        "near_s": near_s(best),
     }
+
+
+def near_s(found: Sequence[tuple[Fraction, float]]) -> float | None:
+    """Return when the first step was there that is near the last one, seconds."""
+    return next(
+        (round(seconds, 3) for period, seconds in found if period <= NEAR * float(found[-1][0])),
+        None,
+    )

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
-from schedopt.bench.hybrid import ALLOCATIONS, BANDWIDTH, LEVELS, MICROBATCHES
+from schedopt.bench.hybrid import ALLOCATIONS, BANDWIDTH, LEVELS, MICROBATCHES, NEAR
 from schedopt.bench.pictures import draw_hybrid
 from schedopt.bench.planners import PLANNERS
 from schedopt.bench.records import Record, of_family
@@ -32,8 +32,6 @@ GOAL_GAP: Final = 0.04
 GOAL_LARGEST_GAP: Final = 0.20
 GOAL_MEDIAN_S: Final = 1.0
 GOAL_LONGEST_S: Final = 20.0
-NEAR: Final = 1.01
-"""A step over its bound up to which it is counted as near."""
 
 
 def over(row: Row, name: str, reference: str = "contiguous") -> float | None:
@@ -187,6 +185,14 @@ def _summary(records: Records) -> Iterator[str]:
                 f"{row['runs']} steps: contiguous {show(row['contiguous_gap'], '%')} above the "
                 f"bound in the mean, {show(row['contiguous_largest_gap'], '%')} at most; anywhere "
                 f"{show(row['anywhere_over_contiguous'], '.3f')} of that"
+            )
+    for name in ALLOCATIONS:
+        rows = of_family(records, "hybrid")
+        seconds = [near for row in rows if (near := row.get(f"{name}_near_s")) is not None]
+        if seconds:
+            yield (
+                f"{name}, within {NEAR - 1:.0%} of the last step: after {median(seconds):.1f} s in "
+                f"the median, {max(seconds):.1f} s at most"
             )
     for row in comparisons(records):
         if row["group"] == "all":

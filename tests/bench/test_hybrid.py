@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 from itertools import product
 from typing import Any
 
@@ -12,7 +13,15 @@ from hypothesis import strategies as st
 
 from schedopt import Chain, InputError, Layer, Platform, Scope, Stage, solve
 from schedopt.account import memory
-from schedopt.bench.hybrid import LEVELS, ask, cube_root, hybrid_case, hybrid_cases, memory_at
+from schedopt.bench.hybrid import (
+    LEVELS,
+    ask,
+    cube_root,
+    hybrid_case,
+    hybrid_cases,
+    memory_at,
+    near_s,
+)
 from schedopt.bench.hybrid_tables import SUITE, comparisons, misses, nearness, planners
 from schedopt.bench.planners import (
     PLANNERS,
@@ -243,7 +252,18 @@ def test_tables_and_picture_hold_every_problem(records: list[Record], tmp_path: 
     assert "Training steps on stages with replicas: 2 problems" in text
     lines = "\n".join(SUITE.summary(records))
     assert "2 steps: contiguous " in lines
+    assert "contiguous, within 1% of the last step: after " in lines
     assert "PipeDream over ours: " in lines
+
+
+@pytest.mark.parametrize(
+    ("found", "near"),
+    [([], None), ([(200, 0.1), (102, 0.2), (101, 0.3), (100, 9.0)], 0.3), ([(100, 0.1)], 0.1)],
+)
+def test_near_is_the_first_step_within_a_hundredth_of_the_last(
+    found: list[tuple[int, float]], near: float | None
+) -> None:
+    assert near_s([(Fraction(period), seconds) for period, seconds in found]) == near
 
 
 def step_row(**more: Any) -> Record:
