@@ -152,8 +152,10 @@ def _report_published(problem: Problem, count: int, run: Run) -> None:
 def _report_best(plans: Sequence[Plan], problem: Problem, run: Run) -> None:
     """Report the steps of the most promising steady plans."""
     count = problem.scope.microbatches or 1
-    for plan in sorted(plans, key=lambda plan: _guess(plan, count))[:MOST_TRIED]:
-        if run.stopped() and run.best() is not None:
+    if len(plans) > 1:
+        plans = sorted(plans, key=lambda plan: _guess(plan, count))[:MOST_TRIED]
+    for plan in plans:
+        if run.stopped() and (run.best() is not None or problem.scope.period_ns is not None):
             return
         _report(make_step(simulate(plan, count), problem), run)
 

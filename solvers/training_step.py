@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
+from math import inf
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
@@ -30,6 +31,7 @@ from schedopt.solvers.published_steps import report_published
 from schedopt.solvers.step import solve as solve_step
 from schedopt.solvers.uniform_grids import propose as propose_grids
 from schedopt.solving.late_sending import check_sent_late
+from schedopt.solving.local_search.compilation import COMPILATIONS
 from schedopt.solving.registry import load_partitioner
 from schedopt.solving.replicas.arrays import CLOSE
 from schedopt.solving.replicas.layout import lay_out, lay_out_turns
@@ -43,10 +45,20 @@ if TYPE_CHECKING:
     from schedopt.solving.replicas.candidates import Candidates
     from schedopt.solving.replicas.search import StepSearch
 
-SHARE: Final = {"general": 0.5, "contiguous": 0.9}
-"""Of the time, for the search over contiguous stages, by what is allowed."""
+SHARE: Final = 0.9
+"""Of the time, for the search over contiguous stages."""
+SHARE_BEFORE_OTHERS: Final = 0.5
+"""Of that, where stages may lie anywhere, unless it still finds better ones."""
+LEAST_S_OF_GPU: Final = 0.1
+"""For each GPU, without which nothing better is found where stages may lie anywhere."""
 SHARE_OF_LESS: Final = 0.5
 """Of that, for stages that share the optimizer state at most, where they may share more."""
+FIRST_S: Final = 5.0
+"""For a first answer while what searches is compiled."""
+LAYOUT_S: Final = 1e-4
+"""What a stage and micro-batch takes in laying a step out, about, seconds, until it is known."""
+STEPS_OF_PART: Final = 4
+"""That are laid out at least when a part of a fold is searched."""
 REST: Final = 4
 """How much longer than it takes to lay a step out the search goes on before the next one is."""
 PLANNERS: Final = ("piper", "pipedream", "alpa")
@@ -63,32 +75,49 @@ def solve(problem: Problem, run: Run) -> None:
         If the problem is not about a training step on equal GPUs.
     """
     _refuse_unsupported(problem)
-    from schedopt.solving.replicas.search import compile_search
-    from schedopt.solving.replicas.stages import find_fold, read_step
+    from schedopt.solving.replicas.stages import find_fold, read_machine, read_step
     from schedopt.solving.replicas.step_bound import fits
 
-    scope = problem.scope
-    step, anywhere = read_step(problem), scope.allocation == "general"
-    if step is None and not anywhere:
+    scope, compilation, layout_s = problem.scope, COMPILATIONS["replicas"], 0.0
+    alike, anywhere = read_machine(problem) is not None, scope.allocation == "general"
+    if not (alike or anywhere):
         raise InputError(
             "contiguous stages with replicas need equal GPUs, in nodes of one size, with one kind "
             "of links inside nodes and one between them",
             field="platform",
             way_out="Give such a platform, or allow any allocation (Scope.allocation)",
         )
+    if compilation.is_under_way():
+        report_published(problem, run)
+        if alike:
+            narrow = replace(problem, scope=replace(scope, allocation="contiguous"))
+            _search_folds(narrow, run, longest=FIRST_S)
+    if anywhere:
+        COMPILATIONS["local_search"].start()
+    if alike and not compilation.wait(run, late=False):
+        return
+    step = read_step(problem)
     if step is not None:
-        compile_search(run)
         if not problem.scope.split_backward:
             _prove(step, run)
         if fits(step):
             fold = find_fold(problem)
-            # Layers anywhere on as many GPUs are hardly found in the time that is left.
-            part = run.fork(run.workers, SHARE["contiguous" if fold > 1 else scope.allocation])
+            part = run.fork(run.workers, SHARE)
+            others = anywhere and fold == 1 and _has_time_for_others(problem, part)
             if not _search_parts(problem, fold, part):
-                _search_contiguous(step, part)
+                enough = SHARE_BEFORE_OTHERS if others else None
+                layout_s = _search_contiguous(step, part, enough)
     report_published(problem, run)
-    if anywhere and not run.settled():
-        _search_anywhere(problem, run)
+    if anywhere and COMPILATIONS["local_search"].wait(run, late=False):
+        _search_folds(problem, run, layout_s=layout_s)
+
+
+def _has_time_for_others(problem: Problem, run: Run) -> bool:
+    """Whether stages anywhere may be found in the time that contiguous ones would leave."""
+    left, gpus = run.remaining(), len(problem.platform.gpus)
+    if COMPILATIONS["local_search"].is_under_way():
+        return False
+    return left is None or (1 - SHARE_BEFORE_OTHERS) * left > LEAST_S_OF_GPU * gpus
 
 
 def _search_parts(problem: Problem, fold: int, run: Run) -> bool:
@@ -107,16 +136,17 @@ def _search_parts(problem: Problem, fold: int, run: Run) -> bool:
     return bool(search.candidates.best)
 
 
-def _search_contiguous(step: StepData, run: Run) -> None:
+def _search_contiguous(step: StepData, run: Run, enough: float | None) -> float:
     """Search contiguous stages, from those on that others choose.
 
     Where gradients or parameters may be shared, first those that share the optimizer state at most.
+    Return how long a step takes to be laid out, seconds.
     """
     from schedopt.solving.replicas.search import StepSearch
     from schedopt.solving.replicas.stages import read_step
     from schedopt.solving.replicas.step_bound import fits
 
-    search, problem = StepSearch(step, run), step.problem
+    search, problem = StepSearch(step, run, enough=enough), step.problem
     if problem.scope.shard in ("gradient", "parameter"):
         less = read_step(replace(problem, scope=replace(problem.scope, shard="optimizer")))
         if less is not None and fits(less):
@@ -125,24 +155,27 @@ def _search_contiguous(step: StepData, run: Run) -> None:
             search.candidates.take(lighter.candidates)
     for stages, depth in _propose(problem, run):
         search.start(stages, depth)
-    _report_steps(search, run)
+    return _report_steps(search, run)
 
 
-def _report_steps(search: StepSearch, run: Run) -> None:
+def _report_steps(search: StepSearch, run: Run) -> float:
     """Lay out and report the best candidates, not all of them where that takes long.
 
-    Time for the last one is kept.
+    Time for the last one is kept. Return what one took at most, seconds.
     """
-    ended, took = 0.0, 0.0
+    step = search.step
+    ended, took = -inf, LAYOUT_S * step.count * min(len(step.sums.trip) - 1, step.machine.gpus)
+    search.run.clock.shorten(took)
     for candidate in search.improve():
         began = run.clock.seconds()
         if began - ended < REST * took:
             continue
-        _report(lay_out(search.step, candidate, search.candidates.orders(candidate)), run)
+        _report(lay_out(step, candidate, search.candidates.orders(candidate)), run)
         ended = run.clock.seconds()
         search.run.clock.shorten(max(0.0, ended - began - took))
         took = max(took, ended - began)
     _report_others(search.candidates, run)
+    return took
 
 
 def _propose(problem: Problem, run: Run) -> Iterator[tuple[list[Stage], list[int] | None]]:
@@ -243,8 +276,14 @@ def _report_valid(plan: Plan, run: Run) -> None:
         _report(plan, run)
 
 
-def _search_anywhere(problem: Problem, run: Run) -> None:
-    """Search folds of the job: each runs the same step on its part of the GPUs, stages anywhere.
+def _search_folds(
+    problem: Problem, run: Run, *, longest: float | None = None, layout_s: float = 0.0
+) -> None:
+    """Search folds of the job: each runs the same step on its part of the GPUs.
+
+    All of them take at most so many seconds, if `longest` says so. Those are left out that have not
+    the time for a few steps of their part, and for the whole one in the end, which takes
+    `layout_s`.
 
     A fold adds its gradients up with the others; for what happens before that it is a step of one
     GPU a stage, with fewer GPUs and micro-batches and a share of what is sharded.
@@ -262,8 +301,17 @@ def _search_anywhere(problem: Problem, run: Run) -> None:
     for number, fold in enumerate(folds):
         if run.stopped() or run.settled():
             return
-        inner = _fold(problem, fold)
-        part = run.subrun(inner, 1 / (len(folds) - number))
+        left = run.remaining()
+        if left is None:
+            share = 1 / (len(folds) - number)
+        else:
+            needed = layout_s * STEPS_OF_PART / fold**2
+            share = max(0.0, left - layout_s) / left / (len(folds) - number)
+            if share * left < needed:
+                continue
+        inner = _fold(problem, fold, run.period())
+        each = None if longest is None else longest / len(folds)
+        part = run.subrun(inner, share, each)
         part.begin("step")
         solve_step(inner, part)
         best = part.best()
@@ -271,9 +319,14 @@ def _search_anywhere(problem: Problem, run: Run) -> None:
             _report_valid(_unfold(problem, best, fold), run)
 
 
-def _fold(problem: Problem, fold: int) -> Problem:
-    """Return the step of one of several equal parts of the job, without updates."""
+def _fold(problem: Problem, fold: int, best: Fraction | None) -> Problem:
+    """Return the step of one of several equal parts of the job, without updates.
+
+    It is asked to be no longer than the best of the whole, whose normalized period is given, ns.
+    """
     scope = problem.scope
+    count = (scope.microbatches or 1) // fold
+    asked = None if best is None else max(1, int(best * fold))
     sharded = scope.shard != "none"
     layers = tuple(_kept(layer, fold, sharded=sharded) for layer in problem.chain.layers)
     return replace(
@@ -285,10 +338,10 @@ def _fold(problem: Problem, fold: int) -> Problem:
         rule=Rule(),
         scope=replace(
             scope,
-            microbatches=(scope.microbatches or 1) // fold,
+            microbatches=count,
             replicas=1,
             shard="none",
-            period_ns=None,
+            period_ns=asked,
         ),
     )
 

@@ -38,6 +38,8 @@ class Clock:
         self._started: float = now if parent is None else parent._started
         self._deadline = None if time_limit is None else now + time_limit
         self._turn_ends: float | None = None
+        self._latest: float | None = None
+        self._began = self._better = now
         self._stop = threading.Event()
 
     def fork(self, share: float, longest: float | None = None) -> Clock:
@@ -73,6 +75,30 @@ class Clock:
         """End this part of the work earlier, so that what follows has more time."""
         if self._deadline is not None:
             self._deadline -= seconds
+        if self._latest is not None:
+            self._latest -= seconds
+
+    def end_early(self, share: float) -> None:
+        """End this part of the work after a share of its time, unless something better is found.
+
+        Then it goes on as long again as it took to find that.
+        """
+        if self._deadline is not None:
+            self._latest = self._deadline
+            self._deadline = self._began + share * (self._deadline - self._began)
+            self._go_on()
+
+    def note_better(self) -> None:
+        """Note that something better was found just now."""
+        self._better = time.monotonic()
+        self._go_on()
+        if self._parent is not None:
+            self._parent.note_better()
+
+    def _go_on(self) -> None:
+        if self._deadline is not None and self._latest is not None:
+            again = self._better + (self._better - self._began)
+            self._deadline = max(self._deadline, min(self._latest, again))
 
     def seconds(self) -> float:
         """Return the seconds since the whole search began."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from contextlib import nullcontext
 from fractions import Fraction
 from typing import Final
 
@@ -21,7 +20,7 @@ from schedopt.result import Infeasibility, PhaseResult, Result, Status
 from schedopt.rule import Rule
 from schedopt.solving.clock import StopHandle
 from schedopt.solving.incumbent import find_infeasibility
-from schedopt.solving.local_search.compilation import COMPILATION
+from schedopt.solving.local_search.compilation import COMPILATIONS
 from schedopt.solving.options import as_warm_start, check_kind, make_run, refuse_solver
 from schedopt.solving.phases import Phase, has_time, plan_phases, share_time, what_if_phases
 from schedopt.solving.registry import default_scope, load_solver
@@ -30,8 +29,8 @@ from schedopt.stage import Stage
 from schedopt.validation import as_ratio
 from schedopt.version import __version__
 
-COMPILED: Final = "general"
-"""What searches with compiled code."""
+COMPILED: Final = {"general": "local_search", "training_step": "replicas"}
+"""The rooms whose compiled code solvers need first."""
 WITHOUT_PLANS: Final = ("relaxation",)
 """Solvers that prove bounds alone."""
 POLL_S: Final = 0.05
@@ -181,8 +180,8 @@ def solve_problem(
     )
     with stopping_first(run.stop):
         portfolio = _Portfolio(problem, run, solver)
-        with COMPILATION.meanwhile() if COMPILED in portfolio.solvers else nullcontext():
-            return portfolio.solve(plan)
+        portfolio.compile()
+        return portfolio.solve(plan)
 
 
 class _Portfolio:
@@ -197,6 +196,12 @@ class _Portfolio:
         self.proofs = lower_bounds(problem, run.stopped)
         self.results: list[PhaseResult] = []
         self.refusals: list[InputError] = []
+
+    def compile(self) -> None:
+        """Begin to compile what phases need next to those that need nothing."""
+        for name in (name for phase in self.phases for name in phase.solvers):
+            if name in COMPILED:
+                COMPILATIONS[COMPILED[name]].start()
 
     def solve(self, initial: Plan | None) -> Result:
         """Run the phases one after the other, as long as something is open."""

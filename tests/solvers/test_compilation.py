@@ -1,20 +1,24 @@
-"""The process that compiles the search next to a solve."""
+"""The processes that compile searches next to a solve."""
 
 from __future__ import annotations
 
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from subprocess import Popen
 
 import pytest
 
-from schedopt import Chain, Platform, Problem, Scope
+from schedopt import Chain, Platform, Problem, Scope, solve
 from schedopt.solving.local_search import compilation
 from schedopt.solving.local_search import search as search_module
-from schedopt.solving.local_search.compilation import Compilation
+from schedopt.solving.local_search.compilation import COMPILATIONS, Compilation
 from schedopt.solving.run import Run
 from tests.layers import layer
+from tests.solvers.asking import ask, plan_of
 
 PROBLEM = Problem(
     chain=Chain(layers=(layer(1, 2, 1),) * 2),
@@ -24,43 +28,45 @@ PROBLEM = Problem(
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Popen[bytes]]:
+def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[Popen[bytes]]]:
     """Keep no code, and note each process, which only sleeps."""
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(compilation, "CODE", "import time; time.sleep(60)")
     processes: list[Popen[bytes]] = []
     start = compilation._start
 
-    def note() -> Popen[bytes] | None:
-        process = start()
+    def note(_: str) -> Popen[bytes] | None:
+        process = start("import time; time.sleep(60)")
         assert process is not None
         processes.append(process)
         return process
 
     monkeypatch.setattr(compilation, "_start", note)
-    return processes
+    yield processes
+    for process in processes:
+        process.kill()
+        process.wait()
 
 
-def test_one_process_serves_all_solves_and_ends_with_the_last(
-    started: list[Popen[bytes]],
-) -> None:
-    one = Compilation()
+def entry_of(one: Compilation, folder: Path) -> Path:
+    """Return the file that says that all is compiled."""
+    return compilation.code_folder(str(folder)) / "room" / f"{one.entry}-1.py311.1.nbc"
+
+
+def test_one_process_serves_all_solves(started: list[Popen[bytes]]) -> None:
+    one = Compilation("local_search", "some.entry")
     assert not one.is_under_way()
-    with one.meanwhile():
-        with one.meanwhile():
-            assert one.is_under_way()
-        assert one.is_under_way()
-    assert not one.is_under_way()
+    one.start()
+    one.start()
+    assert one.is_under_way()
     assert len(started) == 1
-    assert started[0].poll() is not None
 
 
 def test_where_code_is_kept_no_process_starts(started: list[Popen[bytes]], tmp_path: Path) -> None:
-    room = compilation.code_folder(str(tmp_path)) / "local_search"
-    room.mkdir(parents=True)
-    (room / "annealing.anneal-1.py311.1.nbc").touch()
-    with Compilation().meanwhile():
-        pass
+    one = Compilation("local_search", "some.entry")
+    entry = entry_of(one, tmp_path)
+    entry.parent.mkdir(parents=True)
+    entry.touch()
+    one.start()
     assert started == []
 
 
@@ -70,31 +76,71 @@ def test_without_an_interpreter_nothing_is_compiled_beside(
 ) -> None:
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(sys, "executable", executable)
-    one = Compilation()
-    with one.meanwhile():
-        assert not one.is_under_way()
+    one = Compilation("local_search", "some.entry")
+    one.start()
+    assert not one.is_under_way()
 
 
-def test_the_file_that_says_that_code_is_kept_is_the_one_that_numba_writes() -> None:
-    assert search_module.is_compiled(Run(PROBLEM))
-    assert compilation._is_kept()
+@pytest.mark.parametrize("room", COMPILATIONS)
+def test_the_file_that_says_that_code_is_kept_is_the_one_that_numba_writes(room: str) -> None:
+    assert COMPILATIONS[room].wait(Run(PROBLEM), late=True)
+    assert COMPILATIONS[room].is_kept()
 
 
-def test_a_stop_does_not_wait_for_the_process(
-    started: list[Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+def test_what_another_process_has_compiled_meanwhile_is_not_compiled_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    one, run = Compilation(), Run(PROBLEM)
-    monkeypatch.setattr(search_module, "COMPILATION", one)
-    with one.meanwhile():
-        run.stop()
-        assert not search_module.is_compiled(run)
-        assert started[0].poll() is None
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    one, compiled = Compilation("local_search", "some.entry"), []
+    entry = entry_of(one, tmp_path)
+
+    def compile_here() -> None:
+        compiled.append(one)
+        entry.parent.mkdir(exist_ok=True)
+        time.sleep(0.2)
+        entry.touch()
+
+    monkeypatch.setattr(one, "compile_here", compile_here)
+    both = [threading.Thread(target=one.compile_alone) for _ in range(2)]
+    for thread in both:
+        thread.start()
+    for thread in both:
+        thread.join()
+    assert compiled == [one]
+
+
+def test_a_stop_does_not_wait_for_the_process(started: list[Popen[bytes]]) -> None:
+    one, run = Compilation("local_search", "some.entry"), Run(PROBLEM)
+    one.start()
+    run.stop()
+    assert not one.wait(run, late=True)
+    assert started[0].poll() is None
+
+
+def test_with_a_plan_nobody_waits_beyond_the_limit(started: list[Popen[bytes]]) -> None:
+    one = Compilation("local_search", "some.entry")
+    plan = plan_of(ask(PROBLEM.chain, PROBLEM.platform, solver="even_split"))
+    one.start()
+    run = Run(PROBLEM, time_limit=0.3)
+    run.report(plan)
+    assert not one.wait(run, late=False)
+    # Neither before the limit nor much later: the process would sleep for a minute.
+    assert -20 < (run.remaining() or 0) <= 0
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_without_a_plan_it_is_waited_for_beyond_the_limit(
+    late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search_module, "compile_search", lambda: time.sleep(0.3))
+    run = Run(PROBLEM, time_limit=0.1)
+    assert COMPILATIONS["local_search"].wait(run, late=late)
 
 
 def test_a_search_that_waited_has_a_second_at_least_and_no_more_than_it_had(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(search_module, "LOADING_S", 0.1)
+    monkeypatch.setattr(compilation, "LOADING_S", 0.1)
     monkeypatch.setattr(search_module, "compile_search", lambda: time.sleep(0.4))
     for limit, least, most in ((0.2, 0.0, 0.2), (1.2, 0.3, 1.0), (99.0, 50.0, 98.7)):
         run = Run(PROBLEM, time_limit=limit)
@@ -103,3 +149,21 @@ def test_a_search_that_waited_has_a_second_at_least_and_no_more_than_it_had(
         left = run.remaining()
         assert left is not None
         assert least <= left <= most
+
+
+def test_a_step_is_there_before_its_search_is_compiled(
+    started: list[Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What the process sleeps through would take longer than the limit.
+    one = layer(10**6, 2 * 10**6, 1, weight=8)
+    sized = replace(one, parameter_bytes=2, gradient_bytes=2, optimizer_bytes=4)
+    chain, platform = Chain(layers=(sized,) * 6), Platform(2, 40, bandwidth=10**9)
+    for room in COMPILATIONS:
+        monkeypatch.setitem(COMPILATIONS, room, Compilation(room, "some.entry"))
+    begin = time.monotonic()
+    result = solve(chain, platform, batch=8, time_limit=2)
+    # It goes on a little under load; the processes would sleep for a minute.
+    assert time.monotonic() - begin < 20
+    assert result.plan is not None
+    assert len({gpu for stage in result.plan.stages for gpu in stage.gpus}) == 2
+    assert all(process.poll() is None for process in started)

@@ -29,6 +29,28 @@ PROBLEM = Problem(
 )
 
 
+def test_what_ends_early_goes_on_as_long_again_as_it_took_to_find_something_better(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+    monkeypatch.setattr("schedopt.solving.clock.time.monotonic", lambda: now)
+    clock = Clock(100)
+    part, late = clock.fork(0.9), clock.fork(0.9)
+    part.end_early(0.5)
+    ends = []
+    for now in (10.0, 30.0, 40.0, 44.0, 70.0):
+        part.fork(1).note_better()
+        ends.append(now + (part.remaining() or 0))
+    # Half of 90 s; twice 30; twice 40; twice 44; and no more than all of them.
+    assert ends == [45, 60, 80, 88, 90]
+    assert clock.remaining() == 30
+    now = 20.0
+    late.note_better()
+    now = 30.0
+    late.end_early(0.25)
+    assert now + (late.remaining() or 0) == 40
+
+
 def test_a_turn_and_a_fork_have_shares_of_the_time_that_is_left() -> None:
     clock = Clock(40)
     clock.begin_turn(1 / 2)

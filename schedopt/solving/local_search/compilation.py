@@ -1,4 +1,4 @@
-"""Compiling the search in a process of its own, next to what searches without it.
+"""Compiling the searches in processes of their own, next to what searches without them.
 
 It takes some ten seconds, once on a machine. A thread would hold the interpreter's lock for half of
 them, and could not be ended. What is compiled is kept on disk, and loaded from there.
@@ -11,22 +11,27 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from hashlib import sha256
+from importlib import import_module
 from pathlib import Path
-from typing import Final
+from time import sleep
+from typing import TYPE_CHECKING, Final
 
 from schedopt.solving.clock import Clock
 
-CODE: Final = "from schedopt.solving.local_search.search import compile_search; compile_search()"
-"""What the process runs."""
+if TYPE_CHECKING:
+    from schedopt.solving.run import Run
+
 LOADING_S: Final = 2.0
 """What was compiled before takes less."""
+LEAST_S: Final = 1.0
+"""Of the search, when it had to be compiled."""
+POLL_S: Final = 0.05
+"""How often a stop is looked for."""
 COMPILED_ROOMS: Final = ("local_search", "replicas")
 """Rooms of `schedopt.solving` in which functions are compiled."""
-ENTRY: Final = "annealing.anneal-*.nbc"
-"""The file in which numba keeps the function that is compiled last."""
 
 
 @contextmanager
@@ -60,54 +65,118 @@ def code_folder(chosen: str) -> Path:
 
 
 class Compilation:
-    """The process that compiles, one for all solves of this process that may need it."""
+    """Compiling one search, by a process next to all solves of this process that may need it.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    room : str
+        The room of `schedopt.solving` whose module `search` has `compile_search`, which compiles
+        all of it.
+    entry : str
+        The function that is compiled last, and its module, as numba names files.
+    """
+
+    def __init__(self, room: str, entry: str) -> None:
+        self.room, self.entry = room, entry
         self._lock = threading.Lock()
-        self._solves = 0
         self._process: subprocess.Popen[bytes] | None = None
 
-    @contextmanager
-    def meanwhile(self) -> Iterator[None]:
-        """Compile while something else is done, if it is not; what is not done then is dropped."""
+    def start(self) -> None:
+        """Begin to compile in a process, if it is not done.
+
+        It goes on when this process ends, so that the next one has what is compiled.
+        """
         with self._lock:
-            self._solves += 1
-            if self._process is None and not _is_kept():
-                self._process = _start()
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._solves -= 1
-                if self._process is not None and not self._solves:
-                    self._process.kill()
-                    self._process.wait()
-                    self._process = None
+            if self._process is None and not self.is_kept():
+                self._process = _start(self._code())
 
     def is_under_way(self) -> bool:
         """Whether what is compiled may soon be there."""
         process = self._process
         return process is not None and process.poll() is None
 
+    def is_kept(self) -> bool:
+        """Whether code is there; perhaps not for this processor, or this version of numba."""
+        return next(_folder().glob(f"*/{self.entry}-*.nbc"), None) is not None
 
-COMPILATION: Final = Compilation()
+    def wait(self, run: Run, *, late: bool) -> bool:
+        """Wait until all is compiled and loaded; False if there is no need to, or asked to stop.
+
+        Of the time that the run had for the search at least `LEAST_S` are left for it then, in
+        addition to the limit if need be. `late`: time may even be up; else it may be only where
+        there is no plan yet.
+        """
+        clock = run.clock
+        begin, had = clock.seconds(), clock.remaining()
+
+        def goes_on() -> bool:
+            answered = not late and run.best() is not None and clock.stopped()
+            return not (answered or clock.stop_requested() or run.settled())
+
+        while self.is_under_way() and goes_on():
+            sleep(POLL_S)
+        if not goes_on():
+            return False
+        thread = threading.Thread(target=self.compile_here, daemon=True)
+        thread.start()
+        while thread.is_alive() and goes_on():
+            thread.join(POLL_S)
+        if thread.is_alive() or not goes_on():
+            return False
+        left = clock.remaining()
+        if had is not None and left is not None and clock.seconds() - begin > LOADING_S:
+            clock.extend(max(0.0, min(had, LEAST_S) - left))
+        return True
+
+    def compile_here(self) -> None:
+        """Compile or load all of the search in this thread."""
+        import_module(f"schedopt.solving.{self.room}.search").compile_search()
+
+    def compile_alone(self) -> None:
+        """Compile what no other process compiles, or has compiled by now."""
+        with _alone(_folder() / f"{self.room}.lock"):
+            if not self.is_kept():
+                self.compile_here()
+
+    def _code(self) -> str:
+        return f"from {__name__} import COMPILATIONS as each; each[{self.room!r}].compile_alone()"
 
 
-def _is_kept() -> bool:
-    """Whether code is there; perhaps not for this processor, or this version of numba."""
-    folder = code_folder(os.environ.get("NUMBA_CACHE_DIR", ""))
-    return next(folder.glob(f"*/{ENTRY}"), None) is not None
+COMPILATIONS: Final = {
+    one.room: one
+    for one in (
+        Compilation("local_search", "annealing.anneal"),
+        Compilation("replicas", "least_spans.find_least_spans"),
+    )
+}
+"""By the room that is compiled."""
 
 
-def _start() -> subprocess.Popen[bytes] | None:
-    """Start the process; None where there is no interpreter for it."""
+def _folder() -> Path:
+    return code_folder(os.environ.get("NUMBA_CACHE_DIR", ""))
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Wait until no other process is inside; where files cannot be locked it does not wait."""
+    with ExitStack() as stack:
+        with suppress(ImportError, OSError):
+            import fcntl
+
+            path.parent.mkdir(parents=True, exist_ok=True)
+            fcntl.flock(stack.enter_context(path.open("w")), fcntl.LOCK_EX)
+        yield
+
+
+def _start(code: str) -> subprocess.Popen[bytes] | None:
+    """Start a process; None where there is no interpreter for it."""
     if not sys.executable or getattr(sys, "frozen", False):
         return None
     paths = os.pathsep.join(path for path in sys.path if path)
     nothing = subprocess.DEVNULL
     try:
         return subprocess.Popen(
-            [sys.executable, "-P", "-c", CODE],
+            [sys.executable, "-P", "-c", code],
             env={**os.environ, "PYTHONPATH": paths},
             stdin=nothing,
             stdout=nothing,

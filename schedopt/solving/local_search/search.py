@@ -7,13 +7,11 @@ same number of workers and no time limit goes the same way.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import ceil
-from time import sleep
 from typing import Final
 
 import numpy as np
@@ -27,7 +25,7 @@ from schedopt.platform import Platform
 from schedopt.problem import Problem
 from schedopt.solving.local_search.annealing import Schedule, anneal
 from schedopt.solving.local_search.coding import decode, encode
-from schedopt.solving.local_search.compilation import COMPILATION, LOADING_S
+from schedopt.solving.local_search.compilation import COMPILATIONS, POLL_S
 from schedopt.solving.local_search.state import (
     LONGEST,
     MICRO_BATCHES,
@@ -44,8 +42,6 @@ from schedopt.solving.retiming import compress_shifts
 from schedopt.solving.run import Run
 from schedopt.stage import Stage
 
-LEAST_S: Final = 1.0
-"""Of the search, when it had to be compiled."""
 NARROWED: Final = 0.5
 """How often an annealing leaves out what is allowed, and the best plan does not use."""
 LONGER: Final = 0.05
@@ -60,8 +56,6 @@ SPARED: Final = 0.5
 
 With recompute, and for the sum, such annealings found longer plans in the same time.
 """
-POLL_S: Final = 0.05
-"""How often a stop is looked for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,28 +103,8 @@ DEFAULTS: Final = LocalSearchParams()
 
 
 def is_compiled(run: Run) -> bool:
-    """Wait until the search is compiled; False if nothing is left to find before, or asked for.
-
-    That takes some seconds, once on a machine. Of the time that the run had for the search at
-    least `LEAST_S` are left for it then, in addition to the limit if need be.
-    """
-    clock = run.clock
-    begin, had = clock.seconds(), clock.remaining()
-
-    def is_open() -> bool:
-        return not (clock.stop_requested() or run.settled())
-
-    while COMPILATION.is_under_way() and is_open():
-        sleep(POLL_S)
-    thread = threading.Thread(target=compile_search, daemon=True)
-    if is_open():
-        thread.start()
-    while thread.is_alive() and is_open():
-        thread.join(POLL_S)
-    left = clock.remaining()
-    if had is not None and left is not None and clock.seconds() - begin > LOADING_S:
-        clock.extend(max(0.0, min(had, LEAST_S) - left))
-    return is_open() and not thread.is_alive()
+    """Wait until the search is compiled: see `Compilation.wait`."""
+    return COMPILATIONS["local_search"].wait(run, late=True)
 
 
 def compile_search() -> None:

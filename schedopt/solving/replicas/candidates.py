@@ -78,6 +78,7 @@ class Candidates:
     def __init__(self, step: StepData, run: Run, *, late: bool = True) -> None:
         self.step, self.run, self.late = step, run, late
         self.best: list[Candidate] = []
+        self._noted_ns = NEVER
         self._choices: dict[tuple[int, int, int, int], RecomputeChoice | None] = {}
         self._redone: dict[tuple[int, ...], RecomputeChoice | None] = {}
 
@@ -260,6 +261,9 @@ class Candidates:
                     return
                 del self.best[number]
                 break
+        if CLOSE * candidate.makespan_ns < (CLOSE - 1) * self._noted_ns:
+            self._noted_ns = candidate.makespan_ns
+            self.run.clock.note_better()
         self.best.append(candidate)
         self.best.sort(key=lambda one: one.makespan_ns)
         del self.best[KEPT:]

@@ -10,14 +10,14 @@ import numpy as np
 
 from schedopt.chain import Chain, Layer
 from schedopt.platform import Platform
-from schedopt.problem import Scope, training_step
-from schedopt.solving.local_search.compilation import compiling
+from schedopt.problem import Problem, Scope, training_step
 from schedopt.solving.replicas.arrays import NEVER, Array, Option, StepData
 from schedopt.solving.replicas.candidates import Candidate, Candidates, StageChoice, filled_by_1f1b
 from schedopt.solving.replicas.descent import Descent
 from schedopt.solving.replicas.labels import label_stages
 from schedopt.solving.replicas.stages import read_step
 from schedopt.solving.replicas.step_bound import least_makespan
+from schedopt.solving.replicated_dp import ReplicatedDP
 from schedopt.solving.run import Run
 from schedopt.stage import Stage
 
@@ -33,11 +33,8 @@ CLOSE: Final = 200
 """A least period is found up to this part of itself."""
 
 
-def compile_search(run: Run) -> None:
-    """Search for the step of a chain of two layers, so that everything is compiled.
-
-    That takes some seconds, once on a machine, which the run is given in addition.
-    """
+def compile_search() -> None:
+    """Search for the step of a chain of two layers, and its steady state."""
     layer = Layer(
         forward_ns=1,
         backward_ns=1,
@@ -50,19 +47,33 @@ def compile_search(run: Run) -> None:
     problem = training_step(chain, platform, 2, Scope(replicas=None, recompute=True))
     step = read_step(problem)
     assert step is not None
-    trial = Run(problem)
-    with compiling(run.clock):
-        least_makespan(step, trial)
-        search = StepSearch(step, trial)
-        for candidate in search.improve():
-            search.candidates.orders(candidate)
+    run = Run(problem)
+    search = StepSearch(step, run)
+    for candidate in search.improve():
+        search.candidates.orders(candidate)
+    least_makespan(step, run)
+    steady = ReplicatedDP(Problem(chain=chain, platform=platform), step.machine)
+    steady.stages_at(steady.longest_period(), run)
 
 
 class StepSearch:
-    """Stages with replicas for one training step, on a machine of equal GPUs."""
+    """Stages with replicas for one training step, on a machine of equal GPUs.
 
-    def __init__(self, step: StepData, run: Run, *, late: bool = True) -> None:
-        self.step, self.run = step, run
+    Parameters
+    ----------
+    step : StepData
+    run : Run
+    late : bool
+        See `Candidates`.
+    enough : float, optional
+        When all programmes have proposed stages, changing these ends after such a share of the time
+        of the run, unless it still finds better ones.
+    """
+
+    def __init__(
+        self, step: StepData, run: Run, *, late: bool = True, enough: float | None = None
+    ) -> None:
+        self.step, self.run, self.enough = step, run, enough
         self.candidates = Candidates(step, run, late=late)
         self._seen: set[tuple[StageChoice, ...]] = set()
         self._starts: list[tuple[Sequence[Stage], Sequence[int] | None]] = []
@@ -103,6 +114,8 @@ class StepSearch:
                 yield self.candidates.lighten(self.candidates.best[0])
             if self.candidates.is_over():
                 return
+        if self.enough is not None:
+            self.run.clock.end_early(self.enough)
         yield from Descent(self.candidates).improve()
         if len(self.step.replicas) > 1 and self.candidates.best:
             yield from self._improve_uniform()
