@@ -81,11 +81,13 @@ class Clock:
     def end_early(self, share: float) -> None:
         """End this part of the work after a share of its time, unless something better is found.
 
-        Then it goes on as long again as it took to find that.
+        Then it goes on as long again as it took to find that. Half of the share is left from now
+        on at least, to find something.
         """
         if self._deadline is not None:
-            self._latest = self._deadline
-            self._deadline = self._began + share * (self._deadline - self._began)
+            self._latest, time_s = self._deadline, share * (self._deadline - self._began)
+            again = max(self._began + time_s, time.monotonic() + time_s / 2)
+            self._deadline = min(self._latest, again)
             self._go_on()
 
     def note_better(self) -> None:

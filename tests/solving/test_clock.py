@@ -47,8 +47,14 @@ def test_what_ends_early_goes_on_as_long_again_as_it_took_to_find_something_bett
     now = 20.0
     late.note_better()
     now = 30.0
-    late.end_early(0.25)
+    late.end_early(0.2)
     assert now + (late.remaining() or 0) == 40
+    # The share is up, and twice 20 is soon.
+    now = 39.0
+    late = clock.fork(1)
+    now = 69.0
+    late.end_early(0.4)
+    assert now + (late.remaining() or 0) == pytest.approx(69 + 0.2 * 61)
 
 
 def test_a_turn_and_a_fork_have_shares_of_the_time_that_is_left() -> None:
