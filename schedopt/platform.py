@@ -86,7 +86,8 @@ class Platform(
 ):
     """GPUs, and one link between each pair of them, or a network of nodes.
 
-    In a file ``schedopt.platform/1``.
+    In a file ``schedopt.platform/1``; ``Platform.load("dgx-h100:8")`` makes one that is known by
+    name, of eight nodes.
 
     Parameters
     ----------

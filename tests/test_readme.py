@@ -123,6 +123,7 @@ def test_the_plan_example_is_the_shipped_one_and_valid() -> None:
 @pytest.mark.parametrize(
     "name",
     [
+        "formats.presets",
         "units",
         "platform",
         "solving.portfolio",

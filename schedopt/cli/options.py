@@ -187,8 +187,9 @@ class PlatformOptions:
 
     platform: Annotated[
         Path | None,
-        "FILE: A schedopt.platform/1 file: nodes with GPUs, and the links between them. In place "
-        "of the options from --gpus to --duplex.",
+        "FILE: A schedopt.platform/1 file: nodes with GPUs, and the links between them; or a known "
+        "kind of node with how many: dgx-a100:8, dgx-h100:8, hgx-h200:8, dgx-b200:4, a10g:4x8 (4 "
+        "nodes of 8 GPUs), l4:4x8. In place of the options from --gpus to --duplex.",
     ] = None
     gpus: Annotated[int | None, "P: How many GPUs."] = None
     mem: Annotated[

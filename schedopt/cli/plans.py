@@ -73,8 +73,8 @@ def show_plan(
     """Show what each GPU does when, and its memory over time.
 
     Two periods of the pattern, on the terminal or as a picture (which needs the extra draw). Of a
-    platform: its nodes, and the paths between them. A plan that is over memory is drawn too, with a
-    warning and exit code 5.
+    platform, a file or a preset: its nodes, and the paths between them. A plan that is over memory
+    is drawn too, with a warning and exit code 5.
 
     Examples
     --------
@@ -83,17 +83,21 @@ def show_plan(
     schedopt show plan.json -o plan.svg
 
     schedopt show instances/two-nodes.platform.json
+
+    schedopt show dgx-h100:8
     """
     from schedopt.cli.platform_tables import print_platform
     from schedopt.cli.printing import print_chart
     from schedopt.drawing import chart_plan, save_picture
     from schedopt.formats import read_format
+    from schedopt.formats.presets import names_preset
     from schedopt.formats.reading import KINDS
     from schedopt.simulation import simulate, usual_micro_batches
 
     check_outputs({"--output": output}, picture=output)
     if output is None:
-        kind = read_format(plan)
+        preset = names_preset(str(plan)) and not plan.exists()
+        kind = PLATFORM_FORMAT if preset else read_format(plan)
         if kind == PLATFORM_FORMAT:
             print_platform(Platform.load(plan))
             return

@@ -117,6 +117,8 @@ def solve_chain(
 
     schedopt solve --chain chain.json --platform instances/two-nodes.platform.json
 
+    schedopt solve --chain instances/llama-8b.json --platform dgx-h100:2 --batch 32
+
     schedopt solve --chain chain.json --gpus 8 --mem 80G --for megatron --microbatches 64
     """
     from schedopt.formats import check_writable

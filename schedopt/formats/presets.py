@@ -1,0 +1,111 @@
+"""Platforms by name, ``dgx-h100:8``; `instances/PRESETS.md` has the source of each figure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from schedopt.errors import InputError
+from schedopt.network import MOST_NODES, Link, Network, Node, NodeLink
+from schedopt.platform import Platform
+from schedopt.units import parse_bandwidth, parse_bytes
+from schedopt.validation import as_whole
+
+MOST_ON_A_NODE: Final = 8
+RESERVED: Final = "1G"
+"""Of each GPU, for the driver's context and the buffers of collectives: an assumption."""
+LATENCY_NS: Final = 5_000
+"""Of a link inside a node, and of each hop to or from the switch: an assumption."""
+FORM: Final = re.compile(r"([a-z0-9-]+):([0-9]+)(?:x([0-9]+))?", re.ASCII)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preset:
+    """A kind of node.
+
+    Parameters
+    ----------
+    memory : str
+        Of each GPU.
+    inside, between : str
+        Rate in each direction of the link between two GPUs of a node, and of a node's link to the
+        switch, which all its GPUs share.
+    """
+
+    memory: str
+    inside: str
+    between: str
+
+
+PRESETS: Final[Mapping[str, Preset]] = MappingProxyType(
+    {
+        "dgx-a100": Preset(memory="80G", inside="240GB/s", between="20GB/s"),
+        "dgx-h100": Preset(memory="80G", inside="360GB/s", between="40GB/s"),
+        "hgx-h200": Preset(memory="141G", inside="360GB/s", between="40GB/s"),
+        "dgx-b200": Preset(memory="180G", inside="720GB/s", between="40GB/s"),
+        "a10g": Preset(memory="24G", inside="1.5GB/s", between="1.37GB/s"),
+        "l4": Preset(memory="24G", inside="10.1GB/s", between="2.58GB/s"),
+    }
+)
+
+
+def names_preset(text: str) -> bool:
+    """Whether a text has the form of a preset: NAME:NODES or NAME:NODESxGPUS.
+
+    Examples
+    --------
+    >>> names_preset("l4:4x8"), names_preset("cluster.json")
+    (True, False)
+    """
+    return FORM.fullmatch(text) is not None
+
+
+def make_preset(text: str) -> Platform:
+    """Return the platform that a preset names: so many nodes, of 8 GPUs where it does not say.
+
+    Examples
+    --------
+    >>> platform = make_preset("dgx-a100:2x4")
+    >>> len(platform.gpus), platform.transfer_ns(20_000_000, 0, 4)
+    (8, 1010000)
+    """
+    found = FORM.fullmatch(text)
+    preset = PRESETS.get(found[1]) if found else None
+    if found is None or preset is None:
+        raise InputError(
+            f"there is no preset {found[1] if found else text!r}",
+            way_out=f"Give one of {', '.join(PRESETS)} with a number of nodes, such as "
+            "dgx-h100:8 or l4:4x8, or the path of a platform file",
+            source=text,
+        )
+    try:
+        count = as_whole(int(found[2]), "nodes", low=1, high=MOST_NODES - 1)
+        gpus = as_whole(int(found[3] or MOST_ON_A_NODE), "gpus", low=1, high=MOST_ON_A_NODE)
+        return _build(preset, count, gpus)
+    except InputError as error:
+        raise error.in_file(text) from None
+
+
+def _build(preset: Preset, count: int, gpus: int) -> Platform:
+    inside = Link(
+        bandwidth_bytes_per_s=parse_bandwidth(preset.inside), latency_ns=LATENCY_NS, duplex="full"
+    )
+    nodes = [Node(name=f"node{number}", gpus=gpus, link=inside) for number in range(count)]
+    switch = Node(name="switch", gpus=0)
+    links = [
+        NodeLink(
+            between=(node.name, switch.name),
+            bandwidth_bytes_per_s=parse_bandwidth(preset.between),
+            latency_ns=LATENCY_NS,
+            duplex="full",
+        )
+        for node in nodes
+    ]
+    network = Network(nodes=(*nodes, switch), links=tuple(links)) if count > 1 else None
+    return Platform(
+        Platform(count * gpus, parse_bytes(preset.memory), reserved=RESERVED).gpus,
+        network=network or Network(nodes=tuple(nodes)),
+    )

@@ -1,0 +1,116 @@
+"""Platforms by name: what they hold, where it is from, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from schedopt import Platform
+from schedopt.formats import platform_to_json
+from schedopt.formats.presets import PRESETS
+from tests.cli.commands import run
+from tests.refusals import assert_refused
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "instances" / "PRESETS.md").read_text()
+
+
+def rates(name: str) -> tuple[int, int]:
+    """Return the bytes per second inside a node and between two."""
+    platform = Platform.load(f"{name}:2")
+    inside, between = platform.link_between(0, 7), platform.link_between(0, 8)
+    assert inside is not None
+    assert between is not None
+    assert inside.duplex == between.duplex == "full"
+    return inside.bandwidth_bytes_per_s, between.bandwidth_bytes_per_s
+
+
+@pytest.mark.parametrize(
+    ("name", "memory", "nvlink", "card_bits"),
+    [
+        ("dgx-a100", 80, 600, 200),
+        ("dgx-h100", 80, 900, 400),
+        ("hgx-h200", 141, 900, 400),
+        ("dgx-b200", 180, 1800, 400),
+    ],
+)
+def test_links_are_four_fifths_of_what_the_vendor_says(
+    name: str, memory: int, nvlink: int, card_bits: int
+) -> None:
+    """NVLink is given for both directions together, a card in bits of each."""
+    assert rates(name) == (nvlink * 10**9 // 2 * 4 // 5, card_bits * 10**9 // 8 * 4 // 5)
+    assert {gpu.memory_bytes for gpu in Platform.load(f"{name}:2").gpus} == {memory * 10**9}
+
+
+@pytest.mark.parametrize("name", ["a10g", "l4"])
+def test_links_are_what_was_measured(name: str) -> None:
+    table = json.loads((ROOT / "instances" / "published" / "mist" / "p2p.json").read_text())
+    rows = [dict(zip(table["columns"], row, strict=True)) for row in table["rows"]]
+    for kind, rate in zip(("intra", "inter"), rates(name), strict=True):
+        measured = median(
+            row["gib_per_s"] * 2**30
+            for row in rows
+            if (row["set"], row["link"]) == (name, kind) and row["size_mib"] >= 16
+        )
+        assert rate == pytest.approx(measured, rel=0.01)
+
+
+def test_the_page_has_a_row_for_each() -> None:
+    rows = re.findall(
+        r"^\| `([\w-]+)` \| .* \| (\d+) GB \| ([\d.]+) GB/s \| ([\d.]+) GB/s \|$", PAGE, re.M
+    )
+    said = {name: (f"{memory}G", f"{one}GB/s", f"{other}GB/s") for name, memory, one, other in rows}
+    assert said == {name: (it.memory, it.inside, it.between) for name, it in PRESETS.items()}
+
+
+def test_nodes_are_linked_by_a_switch() -> None:
+    platform = Platform.load("a10g:3x2")
+    assert len(platform.gpus) == 6
+    assert platform.route(0, 5) == (("hop", 0, 3), ("hop", 3, 2))
+    assert platform.route(4, 5) == (("link", 4, 5),)
+    assert platform.gpus[0].usable_bytes == 23 * 10**9
+
+
+def test_one_node_has_no_network() -> None:
+    platform = Platform.load("dgx-h100:1")
+    assert platform.uniform
+    assert len(platform.gpus) == 8
+
+
+def test_a_preset_can_be_written_and_read(tmp_path: Path) -> None:
+    path = tmp_path / "platform.json"
+    path.write_text(platform_to_json(Platform.load("l4:2x4")))
+    assert Platform.load(path) == Platform.load("l4:2x4")
+
+
+def test_a_file_goes_before_a_preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Platform(2, "1G").save("l4:2")
+    assert len(Platform.load("l4:2").gpus) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "rule", "way_out"),
+    [
+        ("dgx-z9:2", "", "there is no preset 'dgx-z9'", "Give one of dgx-a100, dgx-h100"),
+        ("l4:0", "nodes", "0 is out of range", "1 to 511"),
+        ("l4:600", "nodes", "600 is out of range", "1 to 511"),
+        ("l4:2x9", "gpus", "9 is out of range", "1 to 8"),
+        ("l4:2x0", "gpus", "0 is out of range", "1 to 8"),
+    ],
+)
+def test_what_is_no_preset_is_refused(text: str, field: str, rule: str, way_out: str) -> None:
+    assert_refused(lambda: Platform.load(text), field, rule, way_out, source=text)
+
+
+def test_show_prints_a_preset_and_says_which_there_are() -> None:
+    shown = run("show", "dgx-h100:2").stdout
+    assert "360.00 GB/s" in shown
+    assert "node0 - switch - node1" in shown
+    done = run("solve", "--chain", "instances/gpt2-small.json", "--platform", "dgx-z9:2")
+    assert done.returncode == 2
+    assert "Give one of dgx-a100" in done.stderr
