@@ -16,6 +16,7 @@ from schedopt.validation import LARGEST_TOTAL, STRICT, as_rows, as_tuple, check_
 
 CHAIN_FORMAT: Final = "schedopt.chain/1"
 MOST_LAYERS: Final = 4096
+STATE_BYTES: Final = ("parameter_bytes", "gradient_bytes", "optimizer_bytes")
 LARGEST_CHAIN_NS: Final = 2**39
 """The total time of a chain stays below this (about 550 s), so that solvers fit 64 bits."""
 
@@ -42,6 +43,10 @@ class Layer:
         What comes on top where the layer before lies in another stage. Default: 0.
     parameter_bytes, gradient_bytes, optimizer_bytes : int, optional
         Parts of `weight_bytes`. What needs an absent one is refused, never taken as 0.
+    tied_parameter_bytes, tied_gradient_bytes, tied_optimizer_bytes : int, optional
+        Of weights that an earlier layer has and this one uses too: what a copy of them takes. All
+        three or none. They are parts of the three above where `Chain.copied` names the layer, else
+        the earlier layer counts them.
     backward_input_ns, backward_weight_ns : int, optional
         The two halves of the backward (I and W); both or neither. They need not add up to it.
     saved_weight_bytes : int, optional
@@ -68,6 +73,9 @@ class Layer:
     parameter_bytes: int | None = None
     gradient_bytes: int | None = None
     optimizer_bytes: int | None = None
+    tied_parameter_bytes: int | None = None
+    tied_gradient_bytes: int | None = None
+    tied_optimizer_bytes: int | None = None
     backward_input_ns: int | None = None
     backward_weight_ns: int | None = None
     saved_weight_bytes: int | None = None
@@ -85,6 +93,13 @@ class Layer:
                 f"together ({sum(part or 0 for part in parts)})",
                 field="weight_bytes",
                 way_out="It holds everything that lies on the GPU under any schedule",
+            )
+        if len({getattr(self, f"tied_{name}") is None for name in STATE_BYTES}) > 1:
+            raise InputError(
+                "a part of what a copy of tied weights takes is given without the others",
+                field="tied_parameter_bytes",
+                way_out="Give tied_parameter_bytes, tied_gradient_bytes and tied_optimizer_bytes, "
+                "or none",
             )
         if (self.backward_input_ns is None) != (self.backward_weight_ns is None):
             raise InputError(
@@ -178,6 +193,9 @@ class Chain(
         Size of a_0, the input of the first layer for one micro-batch.
     same_gpu : sequence of sequences of int
         Groups of layers (0-based) that must share a GPU, for example because weights are tied.
+    copied : sequence of sequences of int
+        Groups of layers with tied weights of which each has a copy, wherever it lies. The gradients
+        of the copies are added up before an update. See `schedopt.tied_weights`.
     samples : int
         How many samples a micro-batch holds.
     recipe : Recipe, optional
@@ -197,6 +215,7 @@ class Chain(
     name: str = ""
     input_bytes: int = 0
     same_gpu: tuple[tuple[int, ...], ...] = ()
+    copied: tuple[tuple[int, ...], ...] = ()
     samples: int = 1
     recipe: Recipe | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict, hash=False)
@@ -218,7 +237,10 @@ class Chain(
         check_whole(self, "input_bytes")
         check_whole(self, "samples", low=1)
         self._check_totals()
-        self._check_same_gpu()
+        seen: set[int] = set()
+        for name in ("same_gpu", "copied"):
+            self._check_groups(name, seen)
+        self._check_copies()
 
     def _check_totals(self) -> None:
         total = sum(layer.longest_ns for layer in self.layers)
@@ -237,11 +259,24 @@ class Chain(
                     way_out=f"Stay below {LARGEST_TOTAL}; check the unit of the sizes",
                 )
 
-    def _check_same_gpu(self) -> None:
-        as_rows(self, "same_gpu")
-        seen: set[int] = set()
-        for position, group in enumerate(self.same_gpu):
-            where = f"same_gpu[{position}]"
+    def _check_copies(self) -> None:
+        for layer in sorted({layer for _, *others in self.copied for layer in others}):
+            for name in STATE_BYTES:
+                self.require(f"tied_{name}", [layer], needed_by="a copy of tied weights")
+                self.require(name, [layer], needed_by="a copy of tied weights")
+                own, tied = (getattr(self.layers[layer], part) for part in (name, f"tied_{name}"))
+                if tied > own:
+                    raise InputError(
+                        f"{tied} is more than {name} ({own}), of which it is a part",
+                        field=f"layers[{layer}].tied_{name}",
+                        way_out="Count the copy in the layer that has it",
+                    )
+
+    def _check_groups(self, name: str, seen: set[int]) -> None:
+        as_rows(self, name)
+        groups: tuple[tuple[int, ...], ...] = getattr(self, name)
+        for position, group in enumerate(groups):
+            where = f"{name}[{position}]"
             if len(group) < 2 or list(group) != sorted(set(group)):
                 raise InputError(
                     f"{list(group)} is not a group of layers",
@@ -294,8 +329,9 @@ class Chain(
             "input_bytes": self.input_bytes,
             "layers": layers,
         }
-        if self.same_gpu:
-            document["same_gpu"] = self.same_gpu
+        for name in ("same_gpu", "copied"):
+            if groups := getattr(self, name):
+                document[name] = groups
         canonical = json.dumps(document, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
 

@@ -258,6 +258,12 @@ class Problem:
         self._check_horizon()
         every = range(len(self.chain.layers))
         if not self.rule.is_given:
+            if self.chain.copied:
+                raise InputError(
+                    "an update adds up the gradients of copied weights, which no plan says yet",
+                    field="chain.copied",
+                    way_out="Keep tied layers together, or leave updates out (Rule())",
+                )
             for name in ("parameter_bytes", "gradient_bytes"):
                 self.chain.require(name, every, needed_by="a rule with updates")
         for number, stage in enumerate(self.stages):

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from schedopt.chain import Chain, Layer
 from schedopt.errors import InputError
 from schedopt.validation import show
 
+_MEASURED: Final = (
+    "parameter_bytes",
+    "gradient_bytes",
+    "tied_parameter_bytes",
+    "tied_gradient_bytes",
+)
 ELEMENT_BYTES: Final = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 """Of a parameter, by the dtype that a profile records."""
 
@@ -71,23 +77,34 @@ def with_training_state(chain: Chain, name: str) -> Chain:
 
 def _with_state(layer: Layer, position: int, element: int, state: TrainingState) -> Layer:
     parameter, gradient = layer.parameter_bytes or 0, layer.gradient_bytes or 0
-    for name, count in (("parameter_bytes", parameter), ("gradient_bytes", gradient)):
+    for name in _MEASURED:
+        count = getattr(layer, name) or 0
         if count % element:
             raise InputError(
                 f"{count} bytes are no whole number of elements of {element} bytes",
                 field=f"layers[{position}].{name}",
                 way_out="Say how many bytes an element has: mixed-adam:4",
             )
-    trained = gradient // element
+    state_bytes = _state_bytes(parameter, gradient, element, state)
+    changes: dict[str, Any] = dict(state_bytes)
+    if layer.tied_parameter_bytes is not None:
+        shared = layer.tied_parameter_bytes, layer.tied_gradient_bytes or 0
+        of_copy = _state_bytes(*shared, element, state)
+        changes |= {f"tied_{name}": count for name, count in of_copy.items()}
     others = layer.weight_bytes - parameter - gradient - (layer.optimizer_bytes or 0)
-    kept = parameter // element * state.parameter
-    return replace(
-        layer,
-        weight_bytes=others + kept + trained * (state.gradient + state.optimizer),
-        parameter_bytes=kept,
-        gradient_bytes=trained * state.gradient,
-        optimizer_bytes=trained * state.optimizer,
-    )
+    return replace(layer, weight_bytes=others + sum(state_bytes.values()), **changes)
+
+
+def _state_bytes(
+    parameter: int, gradient: int, element: int, state: TrainingState
+) -> dict[str, int]:
+    """Return the bytes of the new state, by field, for bytes of parameters and gradients."""
+    trained = gradient // element
+    return {
+        "parameter_bytes": parameter // element * state.parameter,
+        "gradient_bytes": trained * state.gradient,
+        "optimizer_bytes": trained * state.optimizer,
+    }
 
 
 def _typed_element(text: str) -> int:

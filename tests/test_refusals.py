@@ -57,6 +57,9 @@ REFUSED: dict[Callable[..., object], list[Case]] = {
             ({"same_gpu": groups}, f"same_gpu[{len(groups) - 1}]", "")
             for groups in ([[0]], [[1, 0]], [[0, 0]], [[0, 2]], [[0, 1], [0, 1]])
         ),
+        ({"copied": [[0]]}, "copied[0]", "[0] is not a group of layers"),
+        ({"same_gpu": [[0, 1]], "copied": [[0, 1]]}, "copied[0]", "layer 0 is in two groups"),
+        ({"copied": [[0, 1]]}, "layers[1].tied_parameter_bytes", "absent, and a copy of tied"),
     ],
     partial(Recipe, factory="a:b"): [
         ({"arguments": 3}, "arguments", ""),

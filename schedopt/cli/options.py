@@ -317,16 +317,19 @@ def naming_options(names: Mapping[str, str] = MappingProxyType({})) -> Iterator[
         raise InputError(error.rule, field=field, way_out=error.way_out) from None
 
 
-def load_chain(path: Path, training_state: str | None) -> Chain:
-    """Read a chain, perhaps as it is trained with another state."""
+def load_chain(
+    path: Path, training_state: str | None, tied: Literal["together", "copied"] = "together"
+) -> Chain:
+    """Read a chain, perhaps as it is trained with another state, or with copies of tied weights."""
+    from schedopt.tied_weights import copy_tied_weights
     from schedopt.training_state import with_training_state
 
     chain = Chain.load(path)
-    if training_state is None:
-        return chain
     try:
         with naming_options():
-            return with_training_state(chain, training_state)
+            if training_state is not None:
+                chain = with_training_state(chain, training_state)
+            return copy_tied_weights(chain) if tied == "copied" else chain
     except InputError as error:
         raise (error if error.field.startswith("--") else error.in_file(str(path))) from None
 

@@ -206,7 +206,8 @@ def _print_notes(chain: Chain) -> None:
     for group in chain.same_gpu:
         typer.echo(
             f"Note: layers {', '.join(map(str, group))} share weights and must lie on one GPU; a "
-            f"contiguous plan keeps all between them there too. Untie them if you can{how}."
+            f"contiguous plan keeps all between them there too. Untie them if you can{how}, or "
+            "solve with a copy for each (--tied copied)."
         )
     for name in ("halves", "apart"):
         if name in chain.provenance:

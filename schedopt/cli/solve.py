@@ -68,6 +68,12 @@ def solve_chain(
     ] = None,
     freedoms: FreedomOptions,
     training_state: TrainingStateName = None,
+    tied: Annotated[
+        Literal["together", "copied"] | None,
+        "Layers with tied weights share a GPU (the default), or each has a copy wherever it lies, "
+        "as Megatron-LM does. Not for a --batch: adding up the gradients of the copies is not in a "
+        "plan.",
+    ] = None,
     training: TrainingOptions,
     microbatches: Annotated[
         int | None,
@@ -113,6 +119,8 @@ def solve_chain(
 
     schedopt solve --chain chain.json --gpus 64 --mem 80G --bandwidth 25GB/s --batch 512
 
+    schedopt solve --chain gpt2-tied.json --gpus 4 --mem 8G --allocation contiguous --tied copied
+
     schedopt solve --fix plan.json --bandwidth 6GB/s --max-k 4
 
     schedopt solve --chain chain.json --platform instances/two-nodes.platform.json
@@ -135,7 +143,9 @@ def solve_chain(
     if engine is not None and microbatches is None:
         # Every step of an engine ends with a flush.
         microbatches = 4 * len(platform.gpus)
-    layers = _chain(chain, training_state, fixed, fix)
+    if tied == "copied" and training.batch is not None:
+        refuse_together("--tied copied", "--batch", "which adds up gradients, of copies not yet")
+    layers = _chain(chain, training_state, tied, fixed, fix)
     longest = None if period is None else _longest(period)
     usual = default_scope(solver, fixed=fixed is not None)
     if allocation is not None:
@@ -229,20 +239,25 @@ def _refuse_beside_batch(
 
 
 def _chain(
-    path: Path | None, training_state: str | None, plan: Plan | None, fix: Path | None
+    path: Path | None,
+    training_state: str | None,
+    tied: Literal["together", "copied"] | None,
+    plan: Plan | None,
+    fix: Path | None,
 ) -> Chain:
     """Return the chain of a file, or without one that of a plan; both are the same."""
     if path is None:
         if plan is None:
             raise InputError("not given", field="--chain", way_out="Name a schedopt.chain/1 file")
-        if training_state is not None:
-            raise InputError(
-                "given without a chain",
-                field="--training-state",
-                way_out="Name the chain too (--chain), or leave it out: the plan has its own",
-            )
+        for option, value in (("--training-state", training_state), ("--tied", tied)):
+            if value is not None:
+                raise InputError(
+                    "given without a chain",
+                    field=option,
+                    way_out="Name the chain too (--chain), or leave it out: the plan has its own",
+                )
         return plan.chain
-    chain = load_chain(path, training_state)
+    chain = load_chain(path, training_state, tied or "together")
     if plan is not None and plan.chain.sha256 != chain.sha256:
         raise InputError(
             f"the plan was made for another chain than {path}",

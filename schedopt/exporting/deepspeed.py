@@ -14,6 +14,7 @@ from typing import Final
 
 from schedopt.engine import module_count
 from schedopt.exporting.own_order import describe, micro_batch_size, own_step
+from schedopt.exporting.targets import refuse_copies
 from schedopt.plan import Plan
 from schedopt.units import printable
 
@@ -63,8 +64,10 @@ def export(plan: Plan, microbatches: int) -> dict[str, str]:
     ------
     InputError
         For GPUs with several stages, stages that compute layers again, have replicas or hold
-        nothing but the loss, and for what does not fit in DeepSpeed's own order.
+        nothing but the loss, for copies of tied weights, and for what does not fit in DeepSpeed's
+        own order.
     """
+    refuse_copies(plan, "deepspeed")
     own = own_step(plan, microbatches, "deepspeed")
     chain = plan.chain
     count = module_count(chain) or len(chain.layers)

@@ -55,7 +55,7 @@ def _arguments(plan: Plan, microbatches: int) -> Iterator[str]:
     yield f"--pipeline-model-parallel-size {rank_count(plan)}"
     yield f'--pipeline-model-parallel-layout "{make_layout(plan)}"'
     yield f"--num-layers {find_blocks(plan.chain).count}"
-    if not plan.chain.same_gpu:
+    if not (plan.chain.same_gpu or plan.chain.copied):
         yield "--untie-embeddings-and-output-weights"
     size = micro_batch_size(plan)
     if size is not None:

@@ -69,3 +69,14 @@ def find_target(name: str) -> Target:
 def refused(target: str, rule: str, way_out: str) -> InputError:
     """Return the error for what a target cannot express."""
     return InputError(f"{target} cannot express it: {rule}", field="to", way_out=way_out)
+
+
+def refuse_copies(plan: Plan, target: str) -> None:
+    """Refuse copies of tied weights, for a target that does not add up their gradients."""
+    if plan.chain.copied:
+        told = ", ".join(map(str, plan.chain.copied[0]))
+        raise refused(
+            target,
+            f"layers {told} have copies of the same weights, and it would train each apart",
+            "Export to megatron, which adds up their gradients, or keep tied layers together",
+        )

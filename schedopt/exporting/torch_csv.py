@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from schedopt.actions import make_actions, make_rows
-from schedopt.exporting.targets import refused
+from schedopt.exporting.targets import refuse_copies, refused
 from schedopt.plan import Plan
 
 FILE = "schedule.csv"
@@ -23,7 +23,7 @@ def export(plan: Plan, microbatches: int) -> dict[str, str]:
     Raises
     ------
     InputError
-        For replicas, updates within a step, and recompute.
+        For replicas, updates within a step, recompute, and copies of tied weights.
     """
     return {FILE: csv_text(rows_without_recompute(plan, microbatches, "torch-csv"))}
 
@@ -38,6 +38,7 @@ def rows_without_recompute(
     InputError
         As `export`.
     """
+    refuse_copies(plan, target)
     for number, stage in enumerate(plan.stages):
         if stage.recompute:
             raise refused(

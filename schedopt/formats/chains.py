@@ -26,6 +26,7 @@ def chain_document(chain: Chain) -> dict[str, Any]:
         recipe = first | recipe
     optional = {
         "same_gpu": document["same_gpu"],
+        "copied": document["copied"],
         "samples": chain.samples if chain.samples > 1 else None,
         "recipe": recipe,
         "provenance": dict(chain.provenance),

@@ -70,13 +70,16 @@ def _layers(measured: Measured) -> list[Layer]:
             workspace_bytes=max(
                 0, peaks.forward[position] - saved[position], peaks.backward[position]
             ),
+            tied_parameter_bytes=None if tied is None else tied.parameter_bytes,
+            tied_gradient_bytes=None if tied is None else tied.gradient_bytes,
+            tied_optimizer_bytes=None if tied is None else tied.optimizer_bytes,
             backward_input_ns=first[position] if first else None,
             backward_weight_ns=second[position] if second else None,
             saved_weight_bytes=measured.held[position] if measured.held else None,
             update_ns=state.update_ns,
         )
-        for position, (piece, state) in enumerate(
-            zip(measured.pieces, measured.states, strict=True)
+        for position, (piece, state, tied) in enumerate(
+            zip(measured.pieces, measured.states, measured.tied, strict=True)
         )
     ]
 

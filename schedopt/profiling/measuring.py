@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
 
@@ -37,6 +37,8 @@ from schedopt.profiling.states import (
     measure_states,
     own_parameters,
     step_ns,
+    tied_layers,
+    tied_parameters,
 )
 from schedopt.profiling.tracing import WithLoss
 
@@ -46,7 +48,8 @@ class Measured:
     """What was seen of each layer, in order of the layers.
 
     `recorded` has the storages saved. `halves` and `held`, bytes from the end of I to the end of W,
-    are empty where the backward could not be split. The notes are for the provenance.
+    are empty where the backward could not be split. `tied` says what a copy of the weights takes
+    that a layer shares with an earlier one. The notes are for the provenance.
     """
 
     pieces: list[Piece]
@@ -54,6 +57,7 @@ class Measured:
     timed: list[Sweep]
     peaks: Peaks
     states: list[States]
+    tied: list[States | None]
     halves: list[Halves] = field(default_factory=list)
     held: list[int] = field(default_factory=list)
     notes: dict[str, Any] = field(default_factory=dict)
@@ -177,6 +181,7 @@ def measure(
         held=held,
         peaks=peaks,
         states=_states(model, pieces, optimizer, take),
+        tied=_tied_states(model, pieces, optimizer),
         notes=notes,
     )
 
@@ -246,6 +251,18 @@ def _states(
         with blaming(piece.name, "optimizer step"):
             states.append(measure_states(piece.module, parameters, factory, time_step))
     return states
+
+
+def _tied_states(model: Model, pieces: Sequence[Piece], optimizer: str) -> list[States | None]:
+    """Return what a copy of the weights takes that each layer shares with an earlier one."""
+    factory = model.optimizer or choose_optimizer(optimizer)
+    modules = [piece.module for piece in pieces]
+    later = {layer for _, *others in tied_layers(modules) for layer in others}
+    bare = nn.Identity()
+    return [
+        measure_states(bare, parameters, factory) if layer in later else None
+        for layer, parameters in enumerate(tied_parameters(modules))
+    ]
 
 
 def _copied(value: Any) -> Any:

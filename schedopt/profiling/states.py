@@ -73,6 +73,14 @@ def own_parameters(modules: Sequence[nn.Module]) -> list[list[nn.Parameter]]:
     return owned
 
 
+def tied_parameters(modules: Sequence[nn.Module]) -> list[list[nn.Parameter]]:
+    """Return the parameters of each layer that an earlier layer has: those not its own."""
+    return [
+        [each for each in module.parameters() if all(each is not one for one in own)]
+        for module, own in zip(modules, own_parameters(modules), strict=True)
+    ]
+
+
 def tied_layers(modules: Sequence[nn.Module]) -> tuple[tuple[int, ...], ...]:
     """Return the groups of layers that share parameters, directly or through other layers.
 

@@ -47,8 +47,15 @@ def match_model(model: Model, chain: Chain) -> tuple[list[Piece], list[Boundary]
     Raises
     ------
     InputError
-        If the chain has no recipe, the model has other cuts, a layer fails, or bytes differ.
+        If the chain has no recipe or copies of tied weights, the model has other cuts, a layer
+        fails, or bytes differ.
     """
+    if chain.copied:
+        raise InputError(
+            "runs do not add up the gradients of copied weights",
+            field="chain.copied",
+            way_out="Run synthetic layers, Job(model=None), or keep tied layers together",
+        )
     pieces, boundaries = trace_boundaries(_cut_as_planned(model, chain), model.tensors)
     _check_bytes(chain, pieces, boundaries, model.tensors)
     return pieces, boundaries

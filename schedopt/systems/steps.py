@@ -54,7 +54,7 @@ def published_step(name: str, chain: Chain, platform: Platform, microbatches: in
     InputError
         If the system cannot do the chain, the number of GPUs or that of micro-batches.
     """
-    plain = replace(chain, layers=tuple(map(without_updates, chain.layers)))
+    plain = replace(chain, layers=tuple(map(without_updates, chain.layers)), copied=())
     config = SystemConfig(chain=plain, platform=platform, microbatches=microbatches)
     return replace(find_system(name).plan(config), chain=chain)
 

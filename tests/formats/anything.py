@@ -61,6 +61,8 @@ def layers(draw: st.DrawFn) -> Layer:
     for name in ("saved_bytes", "saved_input_bytes", "workspace_bytes"):
         found[name] = draw(st.none() | sizes)
     if draw(st.booleans()):
+        found |= {f"tied_{name}": draw(sizes) for name in parts}
+    if draw(st.booleans()):
         found |= {"backward_input_ns": draw(times), "backward_weight_ns": draw(times)}
         found["saved_weight_bytes"] = draw(st.none() | sizes)
     return Layer(

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from schedopt import InputError
+from schedopt import Chain, InputError
 from schedopt.profiling.states import step_ns, tied_layers
 from tests.profiling.networks import profiled
 
@@ -32,6 +32,14 @@ def tied() -> list[nn.Module]:
     first, last = nn.Linear(4, 4), nn.Linear(4, 4)
     last.weight = first.weight
     return [first, nn.ReLU(), last]
+
+
+def tied_parts(chain: Chain) -> list[tuple[int | None, int | None, int | None]]:
+    """Return what each layer says that a copy takes."""
+    return [
+        (layer.tied_parameter_bytes, layer.tied_gradient_bytes, layer.tied_optimizer_bytes)
+        for layer in chain.layers
+    ]
 
 
 @pytest.mark.parametrize(
@@ -114,6 +122,8 @@ def test_a_shared_weight_is_counted_at_the_first_layer_and_ties_both_to_a_gpu() 
     own = [(16 + 4) * 4, 0, 4 * 4]
     assert [layer.parameter_bytes for layer in chain.layers] == own
     assert [layer.gradient_bytes for layer in chain.layers] == own
+    # What a copy of the shared one takes at the last layer: Adam has two moments and a counter.
+    assert tied_parts(chain) == [(None,) * 3, (None,) * 3, (64, 64, 2 * 64 + 4)]
     # A module that stands twice is two layers on one GPU.
     layer = nn.Linear(4, 4)
     chain = profiled(layer, nn.ReLU(), layer)
