@@ -109,6 +109,31 @@ def bench_general(
     run_suite(SUITE, lambda _: [cases], effort, output, resume)
 
 
+@suite_command("piper")
+def bench_piper(
+    data: Path = SHIPPED / "planners",
+    output: Path = RESULTS / "piper.jsonl",
+    resume: bool = True,
+) -> None:
+    """Find the best plans by the rule of Piper, with proof.
+
+    Stages, replicas, tensor degrees and a variant of each layer, such as with recompute, from the
+    tables piper/variants.json, edges.json and clusters.json of a folder.
+
+    Examples
+    --------
+    schedopt bench piper
+
+    schedopt bench piper --data tables -o piper.jsonl
+    """
+    from schedopt.bench.piper.suite import SUITE, piper_cases
+    from schedopt.bench.published.tables import Tables
+
+    tables = Tables(data)
+    cases = piper_cases(tables)
+    run_suite(SUITE, lambda _: [cases], None, output, resume, data=tables.digest)
+
+
 @suite_command("running")
 def bench_running(
     chain: Path = SHIPPED / "gpt2-medium.json",
