@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Final, Literal
 from schedopt.errors import InputError
 from schedopt.problem import Problem
 from schedopt.stage import Stage
+from schedopt.stored import find_function
 from schedopt.validation import LARGEST, STRICT, as_tuple, check_choice, check_whole
 
 PLAN_FORMAT: Final = "schedopt.plan/1"
@@ -349,6 +350,11 @@ class Plan(Problem):
             scope=self.scope,
             stages=self.stages if self.scope.allocation == "fixed" else (),
         )
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows."""
+        text: str = find_function("schedopt.reporting.notebook:show_plan")(self)
+        return text
 
 
 def place_in_period(start_ns: int, micro_batch: int, k: int, period_ns: int) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from schedopt.plan import Plan
 from schedopt.platform import Platform
 from schedopt.problem import Problem, Scope
 from schedopt.proofs import Note, Proof, ProofKind, Suggestion
-from schedopt.stored import Stored
+from schedopt.stored import Stored, find_function
 from schedopt.units import format_bytes, format_duration
 from schedopt.validation import STRICT, Ratio, check_ratio
 
@@ -253,6 +253,11 @@ class Result(
         scope = self.problem.scope
         holding = [bound for bound in self.bounds if bound.scope.covers(scope)]
         return max(holding, key=lambda bound: bound.period).proof if holding else ""
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows."""
+        text: str = find_function("schedopt.reporting.notebook:show_result")(self)
+        return text
 
 
 def _percent(gap: Fraction) -> str:

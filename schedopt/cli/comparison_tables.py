@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from schedopt.cli.printing import make_console, print_table
-from schedopt.reporting.tables import Table
-from schedopt.units import counted, format_bytes, format_duration, readable
+from schedopt.reporting.choices import say_too_large, system_table
+from schedopt.units import counted
 
 if TYPE_CHECKING:
     from schedopt.comparing.comparison import Comparison
-    from schedopt.comparing.comparison import Row as SystemRow
-    from schedopt.comparing.measures import Figures
-
-_FIGURES: Final = (
-    *("Step", "Micro- batches/s", "Period", "Memory", "Fits", "GPUs"),
-    *("Sent by one", "Sent by all", "Messages", "Update", "Versions", "Staleness F/B"),
-)
 
 
 def print_comparison(comparison: Comparison) -> None:
@@ -26,14 +18,7 @@ def print_comparison(comparison: Comparison) -> None:
     console.print(f"Chain     {comparison.chain}")
     console.print(f"Platform  {comparison.platform}")
     console.print(f"Step      {counted(comparison.microbatches, 'micro-batch')}")
-    table = Table(
-        title="Systems side by side",
-        columns=("System", *_FIGURES, "Note"),
-        rows=tuple(_system_cells(row, comparison) for row in comparison.rows),
-        left=("System",),
-        words=("Note",),
-    )
-    print_table(console, table)
+    print_table(console, system_table(comparison))
     console.print(_nothing_fits(comparison) + _explain(comparison))
 
 
@@ -43,44 +28,7 @@ def _nothing_fits(comparison: Comparison) -> str:
     if not large or not all(figures.over_bytes for figures, _ in large):
         return ""
     figures, name = min(large, key=lambda pair: pair[0].over_bytes)
-    return f"No plan fits: {name} is the closest, where {_too_large(figures)}.\n"
-
-
-def _system_cells(row: SystemRow, comparison: Comparison) -> tuple[str, ...]:
-    figures = row.figures
-    if figures is None:
-        return (row.system.name, *("-" for _ in _FIGURES), readable(row.note))
-    speed = figures.throughput
-    sent = figures.sent
-    return (
-        row.system.name,
-        format_duration(figures.step_ns),
-        "-" if speed is None else f"{float(speed):.4g}",
-        format_duration(figures.period),
-        format_bytes(figures.most_bytes(comparison.memory)),
-        "no" if figures.over_bytes else "yes",
-        str(figures.gpus_used),
-        format_bytes(_rounded(max(sent))),
-        format_bytes(_rounded(sum(sent, Fraction(0)))),
-        "-" if figures.messages is None else str(max(figures.messages)),
-        str(figures.update_every),
-        "-" if figures.versions is None else str(figures.versions),
-        "-"
-        if figures.versions is None
-        else f"{figures.forward_staleness}/{figures.backward_staleness}",
-        "; ".join(part for part in (_too_large(figures), readable(row.note)) if part),
-    )
-
-
-def _rounded(count: Fraction) -> int:
-    """Return whole bytes, rounded up."""
-    return -(-count.numerator // count.denominator)
-
-
-def _too_large(figures: Figures) -> str:
-    if not figures.over_bytes:
-        return ""
-    return f"GPU {figures.over_gpu} lacks {format_bytes(figures.over_bytes)}"
+    return f"No plan fits: {name} is the closest, where {say_too_large(figures)}.\n"
 
 
 def _explain(comparison: Comparison) -> str:

@@ -6,69 +6,29 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from schedopt.cli.printing import make_console, number, print_table
-from schedopt.reporting.tables import Table
-from schedopt.units import format_bandwidth, format_bytes, format_duration, printable, readable
+from schedopt.reporting.choices import sweep_table
+from schedopt.units import format_bytes, printable, readable
 from schedopt.validation import as_ratio
 
 if TYPE_CHECKING:
-    from schedopt.sweeping import Point, Sweep
     from schedopt.sweeping import Row as PointRow
+    from schedopt.sweeping import Sweep
 
 
 def print_sweep(sweep: Sweep) -> None:
     """Print a row for each point: period, bound, what the step in memory buys, the front."""
-    from schedopt.sweeping.front import compare_points
-
     console = make_console()
     name = printable(sweep.chain_name) or "unnamed"
     console.print(f"Chain     {name}, {sweep.chain_sha256[:12]}")
     console.print(f"Scope     {readable(str(sweep.options.scope))}")
     if sweep.options.reserved_bytes:
         console.print(f"Reserved  {format_bytes(sweep.options.reserved_bytes)} of each GPU")
-    table = Table(
-        title="Period against memory",
-        columns=(
-            *("GPUs", "Memory", "Links", "Period", "Bound", "Gap", "Step buys", "Pareto"),
-            "Note",
-        ),
-        rows=tuple(_point_cells(row) for row in compare_points(sweep.points)),
-        keys=3,
-        words=("Note",),
-    )
-    print_table(console, table)
+    print_table(console, sweep_table(sweep))
     console.print(
         "Step buys: how much shorter the period is than with the memory of the row above.\n"
         "Pareto *: no other point of the same links is as good or better in memory of all GPUs, "
         "number of GPUs and period."
     )
-
-
-def _point_cells(row: PointRow) -> tuple[str, ...]:
-    point = row.point
-    rate = point.bandwidth_bytes_per_s
-    return (
-        str(point.gpus),
-        format_bytes(point.memory_bytes),
-        "free" if rate is None else format_bandwidth(rate),
-        point.status if point.period is None else format_duration(point.period),
-        "" if point.bound is None else format_duration(point.bound),
-        "" if point.gap is None else f"{float(point.gap):.2%}",
-        "" if row.gain is None else f"{float(row.gain):.1%}",
-        "*" if row.pareto else "",
-        _note(point),
-    )
-
-
-def _note(point: Point) -> str:
-    if point.status == "optimal":
-        return "optimal"
-    if point.status == "unknown":
-        return "no plan in time"
-    if point.status == "feasible" or point.least_memory_bytes is None:
-        return ""
-    exact = point.least_memory_bytes == point.proven_memory_bytes
-    needed = format_bytes(point.least_memory_bytes)
-    return f"needs {needed}" if exact else f"a plan exists with {needed}"
 
 
 def summarise_sweep(sweep: Sweep) -> dict[str, Any]:

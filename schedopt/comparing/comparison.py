@@ -12,6 +12,7 @@ from schedopt.comparing.measures import Figures
 from schedopt.platform import Platform
 from schedopt.problem import MemoryReading
 from schedopt.result import Result
+from schedopt.stored import find_function
 from schedopt.systems.catalogue import System
 from schedopt.validation import as_ratio
 
@@ -112,6 +113,11 @@ class Comparison:
         from schedopt.formats import to_text, write_whole
 
         write_whole(path, to_text(comparison_document(self)))
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows."""
+        text: str = find_function("schedopt.reporting.notebook:show_comparison")(self)
+        return text
 
 
 def comparison_document(comparison: Comparison) -> dict[str, Any]:

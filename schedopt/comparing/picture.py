@@ -48,10 +48,11 @@ def save_comparison_picture(comparison: Comparison, path: str | Path) -> None:
     stands behind the number next to the plot. Lines stand at the memories that GPUs have. The same
     comparison always gives the same bytes. Errors are those of `save_figure`.
     """
-    save_figure(lambda: _figure(comparison), path)
+    save_figure(lambda: draw_comparison(comparison), path)
 
 
-def _figure(comparison: Comparison) -> Figure:
+def draw_comparison(comparison: Comparison) -> Figure:
+    """Return the picture of a comparison, as `save_comparison_picture` writes it."""
     from matplotlib.figure import Figure
 
     limits = sorted({gpu.usable_bytes for gpu in comparison.platform.gpus})

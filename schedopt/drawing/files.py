@@ -82,6 +82,11 @@ def save_figure(draw: Callable[[], Figure], path: str | Path) -> None:
 
     suffix = picture_suffix(path)
     check_writable(path)
+    write_whole(path, encode_figure(draw, suffix))
+
+
+def encode_figure(draw: Callable[[], Figure], suffix: str) -> bytes:
+    """Return what is drawn as the bytes of a file: .svg, .png or .pdf."""
     from matplotlib import rc_context
 
     buffer = BytesIO()
@@ -89,4 +94,4 @@ def save_figure(draw: Callable[[], Figure], path: str | Path) -> None:
         figure = draw()
         stamp = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}, ".png": {}}[suffix]
         figure.savefig(buffer, format=suffix[1:], dpi=150, metadata=stamp)
-    write_whole(path, buffer.getvalue())
+    return buffer.getvalue()

@@ -79,10 +79,11 @@ def save_sweep_picture(sweep: Sweep, path: str | Path) -> None:
     two points the plan of the left one still fits, and the bound of the right one still holds. The
     same sweep always gives the same bytes. Errors are those of `save_figure`.
     """
-    save_figure(lambda: _figure(sweep), path)
+    save_figure(lambda: draw_sweep(sweep), path)
 
 
-def _figure(sweep: Sweep) -> Figure:
+def draw_sweep(sweep: Sweep) -> Figure:
+    """Return the picture of a sweep, as `save_sweep_picture` writes it."""
     from matplotlib.figure import Figure
 
     rows = compare_points(sweep.points)

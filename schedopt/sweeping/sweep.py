@@ -15,7 +15,7 @@ from schedopt.problem import Problem, Scope, training_step
 from schedopt.proofs import Proof
 from schedopt.result import Bound, Infeasibility, Result, Status
 from schedopt.stage import Stage
-from schedopt.stored import Stored
+from schedopt.stored import Stored, find_function
 from schedopt.units import counted, format_bandwidth, format_bytes
 from schedopt.validation import STRICT, Ratio, as_tuple, check_choice, check_ratio, check_whole
 from schedopt.version import __version__
@@ -312,3 +312,8 @@ class Sweep(
                     way_out="Keep one of them",
                 )
             seen.add(point.key)
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows."""
+        text: str = find_function("schedopt.reporting.notebook:show_sweep")(self)
+        return text
