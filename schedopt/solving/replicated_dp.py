@@ -29,6 +29,7 @@ from schedopt.solving.replicas.least_spans import (
     find_least_spans,
     name_of_choice,
 )
+from schedopt.solving.replicas.search import compile_step_search
 from schedopt.solving.replicas.stages import read_recompute, read_sums
 from schedopt.solving.run import Run
 from schedopt.solving.stage_chain import StageChain
@@ -40,6 +41,14 @@ MOST_TURNS: Final = 2 * MANY_TURNS
 """Micro-batches after which all replicas of a plan do the same again: it is checked over all."""
 MOST_ENTRIES: Final = 1 << 24
 """Layers times GPUs times numbers of replicas up to which all numbers are looked at."""
+
+
+def compile_search() -> None:
+    """Search for the step of a chain of two layers, and for its steady state."""
+    step = compile_step_search()
+    problem = Problem(chain=step.problem.chain, platform=step.problem.platform)
+    steady = ReplicatedDP(problem, step.machine)
+    steady.stages_at(steady.longest_period(), Run(problem))
 
 
 class _Placed(NamedTuple):

@@ -26,6 +26,8 @@ PROBLEM = Problem(
     scope=Scope(allocation="general"),
 )
 
+COMPILED_WITH = COMPILATIONS["local_search"].compile_all
+
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[Popen[bytes]]]:
@@ -53,7 +55,7 @@ def entry_of(one: Compilation, folder: Path) -> Path:
 
 
 def test_one_process_serves_all_solves(started: list[Popen[bytes]]) -> None:
-    one = Compilation("local_search", "some.entry")
+    one = Compilation("local_search", COMPILED_WITH, "some.entry")
     assert not one.is_under_way()
     one.start()
     one.start()
@@ -62,7 +64,7 @@ def test_one_process_serves_all_solves(started: list[Popen[bytes]]) -> None:
 
 
 def test_where_code_is_kept_no_process_starts(started: list[Popen[bytes]], tmp_path: Path) -> None:
-    one = Compilation("local_search", "some.entry")
+    one = Compilation("local_search", COMPILED_WITH, "some.entry")
     entry = entry_of(one, tmp_path)
     entry.parent.mkdir(parents=True)
     entry.touch()
@@ -76,7 +78,7 @@ def test_without_an_interpreter_nothing_is_compiled_beside(
 ) -> None:
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(sys, "executable", executable)
-    one = Compilation("local_search", "some.entry")
+    one = Compilation("local_search", COMPILED_WITH, "some.entry")
     one.start()
     assert not one.is_under_way()
 
@@ -91,7 +93,7 @@ def test_what_another_process_has_compiled_meanwhile_is_not_compiled_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
-    one, compiled = Compilation("local_search", "some.entry"), []
+    one, compiled = Compilation("local_search", COMPILED_WITH, "some.entry"), []
     entry = entry_of(one, tmp_path)
 
     def compile_here() -> None:
@@ -110,7 +112,7 @@ def test_what_another_process_has_compiled_meanwhile_is_not_compiled_again(
 
 
 def test_a_stop_does_not_wait_for_the_process(started: list[Popen[bytes]]) -> None:
-    one, run = Compilation("local_search", "some.entry"), Run(PROBLEM)
+    one, run = Compilation("local_search", COMPILED_WITH, "some.entry"), Run(PROBLEM)
     one.start()
     run.stop()
     assert not one.wait(run, late=True)
@@ -118,7 +120,7 @@ def test_a_stop_does_not_wait_for_the_process(started: list[Popen[bytes]]) -> No
 
 
 def test_with_a_plan_nobody_waits_beyond_the_limit(started: list[Popen[bytes]]) -> None:
-    one = Compilation("local_search", "some.entry")
+    one = Compilation("local_search", COMPILED_WITH, "some.entry")
     plan = plan_of(ask(PROBLEM.chain, PROBLEM.platform, solver="even_split"))
     one.start()
     run = Run(PROBLEM, time_limit=0.3)
@@ -159,7 +161,8 @@ def test_a_step_is_there_before_its_search_is_compiled(
     sized = replace(one, parameter_bytes=2, gradient_bytes=2, optimizer_bytes=4)
     chain, platform = Chain(layers=(sized,) * 6), Platform(2, 40, bandwidth=10**9)
     for room in COMPILATIONS:
-        monkeypatch.setitem(COMPILATIONS, room, Compilation(room, "some.entry"))
+        never_kept = Compilation(room, COMPILATIONS[room].compile_all, "some.entry")
+        monkeypatch.setitem(COMPILATIONS, room, never_kept)
     begin = time.monotonic()
     result = solve(chain, platform, batch=8, time_limit=2)
     # It goes on a little under load; the processes would sleep for a minute.

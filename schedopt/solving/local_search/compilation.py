@@ -14,12 +14,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from hashlib import sha256
-from importlib import import_module
 from pathlib import Path
 from time import sleep
 from typing import TYPE_CHECKING, Final
 
 from schedopt.solving.clock import Clock
+from schedopt.stored import find_function
 
 if TYPE_CHECKING:
     from schedopt.solving.run import Run
@@ -70,14 +70,15 @@ class Compilation:
     Parameters
     ----------
     room : str
-        The room of `schedopt.solving` whose module `search` has `compile_search`, which compiles
-        all of it.
+        The room of `schedopt.solving` that is compiled.
+    compile_all : str
+        What does it, as "module:function".
     entry : str
         The function that is compiled last, and its module, as numba names files.
     """
 
-    def __init__(self, room: str, entry: str) -> None:
-        self.room, self.entry = room, entry
+    def __init__(self, room: str, compile_all: str, entry: str) -> None:
+        self.room, self.compile_all, self.entry = room, compile_all, entry
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -130,7 +131,7 @@ class Compilation:
 
     def compile_here(self) -> None:
         """Compile or load all of the search in this thread."""
-        import_module(f"schedopt.solving.{self.room}.search").compile_search()
+        find_function(self.compile_all)()
 
     def compile_alone(self) -> None:
         """Compile what no other process compiles, or has compiled by now."""
@@ -145,8 +146,16 @@ class Compilation:
 COMPILATIONS: Final = {
     one.room: one
     for one in (
-        Compilation("local_search", "annealing.anneal"),
-        Compilation("replicas", "least_spans.find_least_spans"),
+        Compilation(
+            "local_search",
+            "schedopt.solving.local_search.search:compile_search",
+            "annealing.anneal",
+        ),
+        Compilation(
+            "replicas",
+            "schedopt.solving.replicated_dp:compile_search",
+            "least_spans.find_least_spans",
+        ),
     )
 }
 """By the room that is compiled."""

@@ -10,14 +10,13 @@ import numpy as np
 
 from schedopt.chain import Chain, Layer
 from schedopt.platform import Platform
-from schedopt.problem import Problem, Scope, training_step
+from schedopt.problem import Scope, training_step
 from schedopt.solving.replicas.arrays import NEVER, Array, Option, StepData
 from schedopt.solving.replicas.candidates import Candidate, Candidates, StageChoice, filled_by_1f1b
 from schedopt.solving.replicas.descent import Descent
 from schedopt.solving.replicas.labels import label_stages
 from schedopt.solving.replicas.stages import read_step
 from schedopt.solving.replicas.step_bound import least_makespan
-from schedopt.solving.replicated_dp import ReplicatedDP
 from schedopt.solving.run import Run
 from schedopt.stage import Stage
 
@@ -33,8 +32,8 @@ CLOSE: Final = 200
 """A least period is found up to this part of itself."""
 
 
-def compile_search() -> None:
-    """Search for the step of a chain of two layers, and its steady state."""
+def compile_step_search() -> StepData:
+    """Search for the step of a chain of two layers, and return it."""
     layer = Layer(
         forward_ns=1,
         backward_ns=1,
@@ -52,8 +51,7 @@ def compile_search() -> None:
     for candidate in search.improve():
         search.candidates.orders(candidate)
     least_makespan(step, run)
-    steady = ReplicatedDP(Problem(chain=chain, platform=platform), step.machine)
-    steady.stages_at(steady.longest_period(), run)
+    return step
 
 
 class StepSearch:
