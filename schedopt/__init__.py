@@ -32,6 +32,7 @@ __all__ = [
     "Plan",
     "Platform",
     "Problem",
+    "Profile",
     "Proof",
     "ProofKind",
     "Recipe",
@@ -43,6 +44,7 @@ __all__ = [
     "Stage",
     "Suggestion",
     "Transfer",
+    "Variant",
     "Violation",
     "__version__",
     "check",
@@ -62,6 +64,7 @@ if TYPE_CHECKING:
     from schedopt.plan import Collective, Operation, Pattern, Plan, Transfer
     from schedopt.platform import Gpu, Platform
     from schedopt.problem import Problem, Scope
+    from schedopt.profile import Profile, Variant
     from schedopt.proofs import Note, Outcome, Proof, ProofKind, Suggestion
     from schedopt.result import Bound, Infeasibility, PhaseResult, Result, Rung
     from schedopt.rule import Rule
@@ -91,6 +94,7 @@ else:
         "Platform": "schedopt.platform",
         "Problem": "schedopt.problem",
         "Scope": "schedopt.problem",
+        "Profile": "schedopt.profile",
         "Note": "schedopt.proofs",
         "Outcome": "schedopt.proofs",
         "Proof": "schedopt.proofs",
@@ -104,6 +108,7 @@ else:
         "Rule": "schedopt.rule",
         "solve": "schedopt.solving",
         "Stage": "schedopt.stage",
+        "Variant": "schedopt.profile",
         "Comparison": "schedopt.comparing.comparison",
         "compare": "schedopt.comparing.builder",
         "__version__": "schedopt.version",

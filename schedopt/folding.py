@@ -102,9 +102,12 @@ def find_twins(platform: Platform, stages: tuple[Stage, ...], fold: int) -> Twin
                 return None
     links = _Pairs(platform, gpus)
     for near in pairwise(stages):
+        lanes = min(stage.tensor for stage in near)
         for i in range(lcm(*(len(stage.gpus) for stage in near))):
             here, there = (stage.gpu(i) for stage in near)
-            if not (links.add(i % fold, here, there) and links.add(i % fold, there, here)):
+            if not (
+                links.add(i % fold, here, there, lanes) and links.add(i % fold, there, here, lanes)
+            ):
                 return None
     return Twins(gpus, {one: twin for one, (_, twin) in links.twins.items()})
 
@@ -117,12 +120,13 @@ class _Pairs:
         self.twins: dict[Resource, tuple[int, Resource]] = {}
         self._own: dict[tuple[int, Resource], Resource] = {}
 
-    def add(self, part: int, source: int, target: int) -> bool:
+    def add(self, part: int, source: int, target: int, lanes: int) -> bool:
         """Note what lies between two GPUs of a part; return whether the first has its like."""
         first = self.gpus[source], self.gpus[target]
         if self.platform.link_between(source, target) != self.platform.link_between(*first):
             return False
-        route, other = self.platform.route(source, target), self.platform.route(*first)
+        route = self.platform.route(source, target, lanes)
+        other = self.platform.route(*first, lanes)
         return len(route) == len(other) and all(
             self.twins.setdefault(one, (part, twin)) == (part, twin)
             and self._own.setdefault((part, twin), one) == one
@@ -134,16 +138,16 @@ def ring(plan: Plan, collective: Collective) -> Ring:
     """Return the ring of a collective."""
     stage = plan.stages[collective.stage]
     field = "parameter_bytes" if collective.tensor == "weights" else "gradient_bytes"
-    layers = plan.chain.layers[stage.first : stage.last + 1]
+    layers = plan.costs.layers[stage.first : stage.last + 1]
     largest = -(-sum(getattr(layer, field) or 0 for layer in layers) // len(stage.gpus))
     order = sorted(range(len(stage.gpus)), key=stage.gpus.__getitem__)
     routes, delays, longest = [], [], 0
     free: dict[Resource, int] = {}
     for replica, following in zip(order, order[1:] + order[:1], strict=True):
         ends = stage.gpus[replica], stage.gpus[following]
-        routes.append(plan.platform.route(*ends))
+        routes.append(plan.platform.route(*ends, stage.tensor))
         delays.append(max((free.get(resource, 0) for resource in routes[-1]), default=0))
-        end = delays[-1] + plan.platform.transfer_ns(largest, *ends)
+        end = delays[-1] + plan.platform.transfer_ns(largest, *ends, stage.tensor)
         free.update(dict.fromkeys(routes[-1], end))
         longest = max(longest, end)
     return Ring(tuple(order), tuple(routes), tuple(delays), longest)

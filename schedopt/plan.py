@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import cached_property
 from typing import Any, ClassVar, Final, Literal
 
+from schedopt.chain import Chain
 from schedopt.errors import InputError
 from schedopt.problem import Problem
 from schedopt.stage import Stage
@@ -332,6 +334,7 @@ class Plan(Problem):
             platform=problem.platform,
             rule=problem.rule,
             scope=problem.scope,
+            variants=problem.variants,
             stages=tuple(stages),
             pattern=pattern,
         )
@@ -348,8 +351,41 @@ class Plan(Problem):
             platform=self.platform,
             rule=self.rule,
             scope=self.scope,
+            variants=self.variants,
             stages=self.stages if self.scope.allocation == "fixed" else (),
         )
+
+    @cached_property
+    def costs(self) -> Chain:
+        """The chain with the figures of each layer in a tensor group of its stage."""
+        if not self.variants:
+            return self.chain
+        layers = list(self.chain.layers)
+        for stage in self.stages:
+            of_group = self.in_group(stage.tensor).layers
+            layers[stage.first : stage.last + 1] = of_group[stage.first : stage.last + 1]
+        return replace(self.chain, layers=tuple(layers))
+
+    @cached_property
+    def first_of_group(self) -> dict[int, int]:
+        """The first GPU of the tensor group of each GPU that has a stage."""
+        return {
+            gpu: first
+            for stage in self.stages
+            for first in stage.gpus
+            for gpu in stage.group(first)
+        }
+
+    def lanes(self, item: Transfer | Collective) -> int:
+        """Return how many GPUs of a group send next to each other.
+
+        Those of the smaller group, where activations and gradients go from one to another, each a
+        part; else all, each what it has of the weights.
+        """
+        own = self.stages[item.stage].tensor
+        if isinstance(item, Transfer) and item.is_boundary:
+            return min(own, self.stages[item.stage + 1].tensor)
+        return own
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows."""

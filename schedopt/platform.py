@@ -256,10 +256,19 @@ class Platform(
             return None if source == target else self.link
         return self.network.link_between(source, target)
 
-    def transfer_ns(self, count: int, source: int, target: int) -> int:
-        """How long `count` bytes take between two GPUs, ns; 0 within a GPU or without links."""
+    def transfer_ns(self, count: int, source: int, target: int, lanes: int = 1) -> int:
+        """How long `count` bytes take between two GPUs, ns; 0 within a GPU or without links.
+
+        With lanes, so many GPUs in a row send as much each to one of as many others, at the same
+        time. Inside a node each pair has a link of its own; between two nodes all share the way.
+        """
         link = self.link_between(source, target)
-        return 0 if link is None else link.transfer_ns(count)
+        if link is None:
+            return 0
+        return link.transfer_ns(count if self._in_one_node(source, target) else lanes * count)
+
+    def _in_one_node(self, source: int, target: int) -> bool:
+        return self.network is None or self.network.node_of[source] == self.network.node_of[target]
 
     def least_transfer_ns(self, count: int) -> int:
         """How long `count` bytes take on the fastest way between two GPUs, ns."""
@@ -269,8 +278,14 @@ class Platform(
         """How long `count` bytes take on the slowest way between two GPUs, ns."""
         return max(0 if link is None else link.transfer_ns(count) for link in self.kinds_of_links)
 
-    def route(self, source: int, target: int) -> tuple[Resource, ...]:
-        """Return the links that a transfer occupies, each for its whole length."""
+    def route(self, source: int, target: int, lanes: int = 1) -> tuple[Resource, ...]:
+        """Return the links that a transfer occupies, each for its whole length.
+
+        With lanes those of all of them: see `transfer_ns`.
+        """
+        if lanes > 1:
+            every = (self.route(source + lane, target + lane) for lane in range(lanes))
+            return tuple(dict.fromkeys(link for route in every for link in route))
         if self.network is not None:
             return self.network.route(source, target)
         if source == target or self.link is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, Literal, Self
 
@@ -10,8 +10,9 @@ from schedopt.chain import Chain
 from schedopt.engine import ENGINES, TITLES, Engine, stage_begins
 from schedopt.errors import InputError
 from schedopt.platform import Platform
+from schedopt.profile import Variant, check_alike
 from schedopt.rule import Rule
-from schedopt.stage import SHARDS, Shard, Stage
+from schedopt.stage import LARGEST_GROUP, SHARDS, Shard, Stage
 from schedopt.validation import STRICT, as_tuple, as_whole, check_choice, check_whole, show
 
 Allocation = Literal["contiguous", "general", "fixed"]
@@ -76,6 +77,9 @@ class Scope:
         may share less. One that shares gradients or parameters runs layer by layer: its layers are
         stages of the plan on the same GPUs, which a forward runs one right behind the other, and a
         backward too, with what it recomputes. Where the allocation is contiguous they count as one.
+    tensor : int or None
+        The most GPUs of a tensor group. None: any for which the problem has a variant. A group lies
+        inside a node.
     """
 
     __pydantic_config__: ClassVar[Any] = STRICT
@@ -92,6 +96,7 @@ class Scope:
     engine: Engine | None = None
     replicas: int | None = 1
     shard: Shard = "none"
+    tensor: int | None = 1
 
     def __post_init__(self) -> None:
         check_choice(self, "allocation", ("contiguous", "general", "fixed"))
@@ -103,6 +108,7 @@ class Scope:
         check_whole(self, "period_ns", low=1, optional=True)
         check_whole(self, "replicas", low=1, high=2**20, optional=True)
         check_choice(self, "shard", SHARDS)
+        check_whole(self, "tensor", low=1, high=LARGEST_GROUP, optional=True)
         if self.replicas != 1 or self.shard != "none":
             self._check_replicas()
         for name in ("split_backward", "recompute"):
@@ -163,11 +169,11 @@ class Scope:
             and (self.period_ns is None or self.period_ns == other.period_ns)
             and (self.engine is None or self.engine == other.engine)
             and self._covers_replicas(other)
+            and _allows_most(self.tensor, other.tensor)
         )
 
     def _covers_replicas(self, other: Scope) -> bool:
-        most, theirs = self.replicas, other.replicas
-        many = most is None or (theirs is not None and theirs <= most)
+        many = _allows_most(self.replicas, other.replicas)
         return many and SHARDS.index(other.shard) <= SHARDS.index(self.shard)
 
     def _covers_length(self, other: Scope) -> bool:
@@ -199,6 +205,9 @@ class Scope:
             words.append(f"a step of {self.microbatches} micro-batches with a flush")
         if self.replicas != 1:
             words.append(self._say_replicas())
+        if self.tensor != 1:
+            most = "any size" if self.tensor is None else f"up to {self.tensor} GPUs"
+            words.append(f"tensor groups of {most}")
         if self.period_ns is not None:
             words.append(f"period at most {self.period_ns} ns")
         if self.engine is not None:
@@ -210,11 +219,21 @@ class Scope:
         most = max(len(stage.gpus) for stage in stages)
         levels = {stage.shard for stage in stages if len(stage.gpus) > 1}
         allowed = SHARDS[: SHARDS.index(self.shard) + 1]
-        return (self.replicas is None or most <= self.replicas) and levels <= {*allowed}
+        large = max(stage.tensor for stage in stages)
+        return (
+            _allows_most(self.replicas, most)
+            and _allows_most(self.tensor, large)
+            and levels <= {*allowed}
+        )
 
     def _say_replicas(self) -> str:
         most = "any number of" if self.replicas is None else f"up to {self.replicas}"
         return f"{most} replicas of a stage{_SHARED[self.shard]}"
+
+
+def _allows_most(most: int | None, other: int | None) -> bool:
+    """Whether what is at most `other` is at most `most`; None: anything."""
+    return most is None or (other is not None and other <= most)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,6 +246,9 @@ class Problem:
     platform : Platform
     rule : Rule
     scope : Scope
+    variants : sequence of Variant
+        What the layers cost in tensor groups of two GPUs and more, smaller groups first, with as
+        many samples; `chain` is what they cost on one GPU.
     stages : sequence of Stage
         The allocation that is given, for the scope *fixed*; else empty. What they recompute is a
         hint where the scope allows recompute.
@@ -238,6 +260,7 @@ class Problem:
     platform: Platform
     rule: Rule = field(default_factory=Rule)
     scope: Scope = field(default_factory=Scope)
+    variants: tuple[Variant, ...] = ()
     stages: tuple[Stage, ...] = ()
 
     def __post_init__(self) -> None:
@@ -254,6 +277,8 @@ class Problem:
                     way_out=f"Give a schedopt.{kind.__name__}",
                 )
         as_tuple(self, "stages", Stage)
+        as_tuple(self, "variants", Variant)
+        self._check_variants()
         self._check_stages()
         self._check_horizon()
         every = range(len(self.chain.layers))
@@ -265,7 +290,7 @@ class Problem:
                     way_out="Keep tied layers together, or leave updates out (Rule())",
                 )
             for name in ("parameter_bytes", "gradient_bytes"):
-                self.chain.require(name, every, needed_by="a rule with updates")
+                self._require(name, every, needed_by="a rule with updates")
         for number, stage in enumerate(self.stages):
             if stage.shard != "none":
                 self._check_shard(number, stage)
@@ -292,7 +317,53 @@ class Problem:
                 way_out="Ask for a batch (solve.batch), or share the optimizer state alone",
             )
         if self.scope.shard != "none":
-            self.chain.require("optimizer_bytes", every, needed_by="a shard of the optimizer state")
+            self._require("optimizer_bytes", every, needed_by="a shard of the optimizer state")
+
+    def _check_variants(self) -> None:
+        before = 1
+        for number, variant in enumerate(self.variants):
+            field = f"variants[{number}]"
+            if variant.tensor <= before:
+                raise InputError(
+                    f"{variant.tensor} comes behind {before}",
+                    field=f"{field}.tensor",
+                    way_out="Give groups of two GPUs and more, smaller ones first",
+                )
+            before = variant.tensor
+            check_alike(self.chain, variant.chain, f"{field}.chain")
+            if variant.chain.samples != self.chain.samples:
+                raise InputError(
+                    f"{variant.chain.samples}, and the chain has {self.chain.samples}",
+                    field=f"{field}.chain.samples",
+                    way_out="Give variants of one size of micro-batches",
+                )
+        for number, stage in enumerate(self.stages):
+            if stage.tensor not in (1, *(variant.tensor for variant in self.variants)):
+                raise InputError(
+                    f"nothing says what the layers cost in groups of {stage.tensor} GPUs",
+                    field=f"stages[{number}].tensor",
+                    way_out="Give a variant of that size (Problem.variants), or another size",
+                )
+
+    def _require(self, name: str, layers: Iterable[int], *, needed_by: str) -> None:
+        """Require a field of layers, whatever the size of their tensor group."""
+        numbers = list(layers)
+        self.chain.require(name, numbers, needed_by=needed_by)
+        for place, variant in enumerate(self.variants):
+            try:
+                variant.chain.require(name, numbers, needed_by=needed_by)
+            except InputError as error:
+                raise error.within(f"variants[{place}].chain") from None
+
+    @property
+    def degrees(self) -> tuple[int, ...]:
+        """The GPUs that a tensor group may have in the scope, ascending."""
+        found = (1, *(variant.tensor for variant in self.variants))
+        return tuple(count for count in found if _allows_most(self.scope.tensor, count))
+
+    def in_group(self, tensor: int) -> Chain:
+        """Return what the layers cost on each GPU of a tensor group of so many."""
+        return next((one.chain for one in self.variants if one.tensor == tensor), self.chain)
 
     @property
     def is_training_step(self) -> bool:
@@ -331,7 +402,7 @@ class Problem:
             )
         # A layer that does not exist is a violation, which the check of a plan reports.
         layers = [layer for layer in stage.layer_range if 0 <= layer < len(self.chain.layers)]
-        self.chain.require("optimizer_bytes", layers, needed_by=f"the shards of stage {number}")
+        self._require("optimizer_bytes", layers, needed_by=f"the shards of stage {number}")
 
     def _check_halves(self) -> None:
         # A layer has both or neither.
@@ -361,7 +432,11 @@ class Problem:
 
 
 def training_step(
-    chain: Chain, platform: Platform, batch: int, scope: Scope | None = None
+    chain: Chain,
+    platform: Platform,
+    batch: int,
+    scope: Scope | None = None,
+    variants: Sequence[Variant] = (),
 ) -> Problem:
     """Return the question for the shortest training step of a batch.
 
@@ -376,6 +451,8 @@ def training_step(
         Samples of a step, a multiple of those of a micro-batch.
     scope : Scope, optional
         What is allowed, for any number of micro-batches. Default: `widest_step`.
+    variants : sequence of Variant
+        As of a `Problem`.
 
     Raises
     ------
@@ -398,7 +475,7 @@ def training_step(
             way_out="Give a smaller batch, or profile the chain with a larger micro-batch",
         )
     if scope is None:
-        scope = widest_step(chain)
+        scope = widest_step(chain, tensor=None if variants else 1)
     if scope.allocation == "fixed" or scope.engine is not None:
         raise InputError(
             "the stages of a training step are searched for",
@@ -410,11 +487,15 @@ def training_step(
         platform=platform,
         rule=Rule.of_flush(count),
         scope=replace(scope, microbatches=count, max_k=None),
+        variants=tuple(variants),
     )
 
 
-def widest_step(chain: Chain) -> Scope:
-    """Return the scope of all that training steps of a chain may do with whole backwards."""
+def widest_step(chain: Chain, tensor: int | None = 1) -> Scope:
+    """Return the scope of all that training steps of a chain may do with whole backwards.
+
+    `tensor` is the most GPUs of a tensor group, as of a `Scope`.
+    """
     known = all(layer.optimizer_bytes is not None for layer in chain.layers)
     return Scope(
         allocation="general",
@@ -423,4 +504,5 @@ def widest_step(chain: Chain) -> Scope:
         recompute=True,
         replicas=None,
         shard="optimizer" if known else "none",
+        tensor=tensor,
     )

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Literal, get_args
 
 from schedopt.errors import InputError
-from schedopt.validation import LARGEST, STRICT, as_numbers, as_rows, check_choice
+from schedopt.validation import LARGEST, STRICT, as_numbers, as_rows, check_choice, check_whole
 
 Shard = Literal["none", "optimizer", "gradient", "parameter"]
 SHARDS: Final[tuple[Shard, ...]] = get_args(Shard)
 """What replicas may share of the state of a stage, each more than the one before."""
+LARGEST_GROUP: Final = 1024
+"""GPUs of a tensor group."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +29,10 @@ class Stage:
     recompute : sequence of (int, int)
         Runs of layers, first and last, that are computed again before the backward. Each keeps
         only its input for a micro-batch in flight.
+    tensor : int
+        t, the GPUs of a tensor group, each of which computes a part of every layer. A replica is
+        then a group, and the GPU in `gpus` the first of t in a row; all of them do the same at the
+        same time, and hold as much.
     shard : {"none", "optimizer", "gradient", "parameter"}
         What is sharded over the replicas (Rajbhandari et al. 2020, ZeRO 1, 2 and 3); each stage of
         a plan has a level of its own. The weights are cut into as many equal chunks as the
@@ -62,6 +68,7 @@ class Stage:
     gpus: tuple[int, ...]
     recompute: tuple[tuple[int, int], ...] = ()
     shard: Shard = "none"
+    tensor: int = 1
 
     def __post_init__(self) -> None:
         # Numbers that name nothing are violations, which the check of a plan reports.
@@ -70,6 +77,7 @@ class Stage:
             object.__setattr__(self, name, numbers)
         as_rows(self, "recompute", low=-LARGEST)
         check_choice(self, "shard", SHARDS)
+        check_whole(self, "tensor", low=1, high=LARGEST_GROUP)
         _check_pair(self.layers, "layers")
         for position, run in enumerate(self.recompute):
             _check_pair(run, f"recompute[{position}]")
@@ -98,8 +106,17 @@ class Stage:
             layer for first, last in self.recompute for layer in range(first, last + 1)
         )
 
+    @property
+    def every_gpu(self) -> tuple[int, ...]:
+        """All GPUs, those of a group behind each other."""
+        return tuple(gpu for first in self.gpus for gpu in self.group(first))
+
+    def group(self, first: int) -> range:
+        """Return the GPUs of a replica, of which one is the first."""
+        return range(first, first + self.tensor)
+
     def gpu(self, micro_batch: int) -> int:
-        """Return the GPU that runs a micro-batch."""
+        """Return the GPU that runs a micro-batch, the first of its group."""
         return self.gpus[micro_batch % len(self.gpus)]
 
 

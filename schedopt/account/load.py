@@ -44,7 +44,14 @@ def load(plan: Plan) -> tuple[GpuLoad, ...]:
         for gpu, time in part.updates():
             busy[gpu] += time
         length *= plan.pattern.fold
-    return tuple(GpuLoad(Fraction(time, length), Fraction(time, length_ns)) for time in busy)
+    of_group = plan.first_of_group
+    return tuple(
+        GpuLoad(
+            Fraction(busy[of_group.get(gpu, gpu)], length),
+            Fraction(busy[of_group.get(gpu, gpu)], length_ns),
+        )
+        for gpu in range(len(busy))
+    )
 
 
 def bubble(plan: Plan) -> Fraction:
@@ -54,7 +61,7 @@ def bubble(plan: Plan) -> Fraction:
 
 def bubble_of(plan: Plan, loads: Sequence[GpuLoad]) -> Fraction:
     """Return the bubble of a plan whose GPUs have these loads."""
-    used = {gpu for stage in plan.stages for gpu in stage.gpus}
+    used = {gpu for stage in plan.stages for gpu in stage.every_gpu}
     return 1 - sum((loads[gpu].share for gpu in used), Fraction(0)) / len(used)
 
 
@@ -63,8 +70,8 @@ def busy_time(plan: Plan) -> dict[Resource, Fraction]:
     part = find_part(plan)
     timeline = Timeline(plan) if part is None else part.timeline
     busy: dict[Resource, int] = defaultdict(int)
-    for _, _, source, _, interval in timeline.transfers():
-        for resource in plan.platform.route(source, interval.gpu):
+    for transfer, _, source, _, interval in timeline.transfers():
+        for resource in timeline.route(transfer, source, interval.gpu):
             busy[resource] += interval.end_ns - interval.start_ns
     length = timeline.length
     if part is not None:
@@ -89,14 +96,17 @@ def traffic(plan: Plan) -> dict[tuple[int, int], Fraction]:
         for i in range(first, first + transfer.covers):
             listed.add((transfer.tensor, transfer.stage, i % timeline.length))
         if source != interval.gpu:
-            sent[source, interval.gpu] += count
+            for lane in range(plan.lanes(transfer)):
+                sent[source + lane, interval.gpu + lane] += count
     for stage, (before, behind) in enumerate(pairwise(plan.stages)):
-        count = plan.chain.layers[before.last].activation_bytes
+        lanes = min(before.tensor, behind.tensor)
+        count = -(-plan.costs.layers[before.last].activation_bytes // lanes)
         for i in range(timeline.length):
             there = before.gpu(i), behind.gpu(i)
             for tensor, ends in (("activation", there), ("gradient", there[::-1])):
                 if there[0] != there[1] and (tensor, stage, i) not in listed:
-                    sent[ends] += count
+                    for lane in range(lanes):
+                        sent[ends[0] + lane, ends[1] + lane] += count
     return {ends: Fraction(count, timeline.length) for ends, count in sent.items()}
 
 

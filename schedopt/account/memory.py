@@ -48,9 +48,10 @@ def memory(plan: Plan) -> tuple[GpuMemory, ...]:
         return memory_of(plan, residencies(plan), Timeline(plan).length_ns)
     first = memory_of(plan, residencies_of(part.timeline), part.timeline.length_ns)
     nothing = GpuMemory(0, 0, {})
+    of_group = plan.first_of_group
     return tuple(
-        _without(first[part.twins[gpu]], part.elsewhere(gpu)) if gpu in part.twins else nothing
-        for gpu in range(len(plan.platform.gpus))
+        _without(first[part.twins[own]], part.elsewhere(own)) if own in part.twins else nothing
+        for own in (of_group.get(gpu, gpu) for gpu in range(len(plan.platform.gpus)))
     )
 
 
@@ -91,10 +92,11 @@ def memory_profile(
 
 
 def _by_gpu(plan: Plan, found: Iterable[Residency]) -> list[list[Residency]]:
-    of_gpu: list[list[Residency]] = [[] for _ in plan.platform.gpus]
+    of_first: dict[int, list[Residency]] = defaultdict(list)
     for residency in found:
-        of_gpu[residency.gpu].append(residency)
-    return of_gpu
+        of_first[residency.gpu].append(residency)
+    first = plan.first_of_group
+    return [of_first[first.get(gpu, gpu)] for gpu in range(len(plan.platform.gpus))]
 
 
 def _gpu_memory(found: list[Residency], period: int) -> GpuMemory:

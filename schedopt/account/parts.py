@@ -89,7 +89,9 @@ class Part:
                 # All chunks but the one that is at home here, or that is copied from there.
                 home = replica if collective.mode == "reduce" else following
                 times = {
-                    size: plan.platform.transfer_ns(size, gpus[replica], gpus[following])
+                    size: plan.platform.transfer_ns(
+                        size, gpus[replica], gpus[following], plan.lanes(collective)
+                    )
                     for size in set(sizes)
                 }
                 time = sum(times[size] for size in sizes)

@@ -31,8 +31,8 @@ def find_buffers(schedule: Schedule) -> Iterator[Buffer]:
         if not transfer.is_boundary or not count or source == run.gpu:
             continue
         kind, stage = reader_of(schedule, transfer)
-        each = plan.chain.layers[plan.stages[transfer.stage].last].activation_bytes
-        for i in range(first, first + count // each):
+        each = plan.costs.layers[plan.stages[transfer.stage].last].activation_bytes
+        for i in range(first, first + transfer.covers):
             read = schedule.at(kind, stage, i)
             if run.end_ns < read.start_ns:
                 yield Buffer(run.gpu, stage, each, run.end_ns, read.start_ns)

@@ -174,7 +174,7 @@ def _of_micro_batch(
 ) -> Iterator[Residency]:
     """Yield what one micro-batch keeps in one stage (Beaumont et al. 2021, section 3.2)."""
     plan = schedule.plan
-    layers = plan.chain.layers
+    layers = plan.costs.layers
     again = set(recomputed(plan, stage))
     forward = schedule.at("F", stage, micro_batch)
     split = schedule.has("I", stage)
@@ -267,7 +267,7 @@ def _workspaces(schedule: Schedule) -> Iterator[Residency]:
         if operation.kind == "U":
             continue
         used = (recomputed if operation.kind == "R" else stage_layers)(plan, operation.stage)
-        count = max(plan.chain.layers[layer].workspace_bytes or 0 for layer in used)
+        count = max(plan.costs.layers[layer].workspace_bytes or 0 for layer in used)
         if count and interval.end_ns > interval.start_ns:
             yield Residency(
                 interval.gpu,

@@ -10,6 +10,7 @@ from typing import Protocol
 from schedopt.account.shard_owners import ShardOwners, part_of
 from schedopt.chain import Layer
 from schedopt.folding import whole
+from schedopt.network import Resource
 from schedopt.plan import Kind, Operation, Plan, Transfer
 
 
@@ -111,7 +112,7 @@ class Timeline:
             for micro_batch in self._micro_batches(transfer.shift):
                 source, target, count = self.ends(transfer, micro_batch)
                 start = self.start_ns(transfer, micro_batch)
-                length = self.plan.platform.transfer_ns(count, source, target)
+                length = self.transfer_ns(transfer, micro_batch)
                 yield transfer, micro_batch, source, count, Interval(start, start + length, target)
 
     def _micro_batches(self, shift: int) -> range:
@@ -131,7 +132,7 @@ class Timeline:
         return Interval(start, start + length, gpu)
 
     def ends(self, transfer: Transfer, micro_batch: int) -> tuple[int, int, int]:
-        """Return source GPU, target GPU and bytes of a transfer."""
+        """Return source GPU, target GPU and bytes of a transfer, of each lane of it."""
         plan = self.plan
         stage = plan.stages[transfer.stage]
         if transfer.is_boundary:
@@ -142,6 +143,15 @@ class Timeline:
             target = stage.gpu(micro_batch + (transfer.target or 0))
         return source, target, transfer_bytes(plan, transfer)
 
+    def transfer_ns(self, transfer: Transfer, micro_batch: int) -> int:
+        """Return how long a transfer takes."""
+        source, target, count = self.ends(transfer, micro_batch)
+        return self.plan.platform.transfer_ns(count, source, target, self.plan.lanes(transfer))
+
+    def route(self, transfer: Transfer, source: int, target: int) -> tuple[Resource, ...]:
+        """Return the links that a transfer occupies."""
+        return self.plan.platform.route(source, target, self.plan.lanes(transfer))
+
     def stage_ns(self, kind: Kind, stage: int, gpu: int) -> int:
         """Return the duration of an operation of one micro-batch, each layer rounded up."""
         key = (kind, stage, gpu)
@@ -149,7 +159,7 @@ class Timeline:
             device = self.plan.platform.gpus[gpu]
             layers = (recomputed if kind == "R" else stage_layers)(self.plan, stage)
             whole = sum(
-                device.duration_ns(layer_ns(self.plan.chain.layers[layer], kind))
+                device.duration_ns(layer_ns(self.plan.costs.layers[layer], kind))
                 for layer in layers
             )
             if kind == "U":
@@ -193,20 +203,20 @@ def replica_of(plan: Plan, operation: Operation) -> int:
 
 
 def transfer_bytes(plan: Plan, transfer: Transfer) -> int:
-    """Return what a transfer carries, bytes.
+    """Return what a transfer carries in each of its lanes, bytes.
 
     Raises
     ------
     InputError
         If it carries what W needs, and a layer does not say how much that is.
     """
-    layers = plan.chain.layers
+    layers = plan.costs.layers
     stage = plan.stages[transfer.stage]
     if transfer.is_boundary:
-        return layers[stage.last].activation_bytes * transfer.covers
+        return -(-layers[stage.last].activation_bytes // plan.lanes(transfer)) * transfer.covers
     if transfer.tensor == "weight_half":
         members = stage_layers(plan, transfer.stage)
-        plan.chain.require("saved_weight_bytes", members, needed_by="sending what W needs")
+        plan.costs.require("saved_weight_bytes", members, needed_by="sending what W needs")
         return sum(layers[layer].saved_weight_bytes or 0 for layer in members)
     name = "gradient_bytes" if transfer.tensor == "weight_gradient" else "parameter_bytes"
     return part_of(stage_bytes(plan, transfer.stage, name), transfer.chunk, transfer.chunks)
@@ -214,5 +224,5 @@ def transfer_bytes(plan: Plan, transfer: Transfer) -> int:
 
 def stage_bytes(plan: Plan, stage: int, name: str) -> int:
     """Return what a field of bytes adds up to in a stage; absent counts as 0."""
-    layers = plan.chain.layers
+    layers = plan.costs.layers
     return sum(getattr(layers[layer], name) or 0 for layer in stage_layers(plan, stage))

@@ -22,6 +22,7 @@ from schedopt.checking.structure import (
     find_missing_references,
     find_parted_layers,
     find_unfit_rules,
+    find_wrong_groups,
     find_wrong_layers,
 )
 from schedopt.checking.timeline import Timeline, lay_out
@@ -35,7 +36,7 @@ from schedopt.problem import Problem
 from schedopt.result import Result
 from schedopt.stage import Stage
 
-_STRUCTURAL: Final = frozenset({"layers", "operations", "transfer", "placement"})
+_STRUCTURAL: Final = frozenset({"layers", "group", "operations", "transfer", "placement"})
 
 
 def check(subject: Plan | Result) -> tuple[Violation, ...]:
@@ -92,7 +93,7 @@ def _check_plan(plan: Plan) -> list[Violation]:
 
 def _check_structure(plan: Plan, laid_out: Plan) -> list[Violation]:
     """Check stages of a plan, and operations and transfers of it or of what stands for it."""
-    found = list(find_wrong_layers(plan))
+    found = [*find_wrong_layers(plan), *find_wrong_groups(plan)]
     if not found:
         found.extend(find_parted_layers(plan))
     found.extend(find_wrong_operations(laid_out))
@@ -143,7 +144,7 @@ def _find_false_declarations(result: Result) -> Iterator[Violation]:
 def _find_other_problem(result: Result) -> Iterator[Violation]:
     plan, problem = result.plan, result.problem
     assert plan is not None
-    for name in ("chain", "platform", "rule"):
+    for name in ("chain", "platform", "rule", "variants"):
         if getattr(plan, name) != getattr(problem, name):
             yield Violation("scope", f"plan.{name}", f"is not the {name} that was asked")
     if not problem.scope.covers(plan.scope):

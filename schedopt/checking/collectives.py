@@ -142,7 +142,9 @@ def _length_ns(timeline: Timeline, collective: Collective, hop: Hop) -> int:
     gpus = timeline.weights_of.stages[collective.stage].gpus
     field = "parameter_bytes" if collective.tensor == "weights" else "gradient_bytes"
     count = timeline.size(collective.stage, field, [hop.chunk])
-    return timeline.plan.platform.transfer_ns(count, gpus[hop.source], gpus[hop.target])
+    plan = timeline.plan
+    lanes = plan.lanes(collective)
+    return plan.platform.transfer_ns(count, gpus[hop.source], gpus[hop.target], lanes)
 
 
 def _find_overlaps(timeline: Timeline, part: Part, rings: list[Ring]) -> Iterator[Violation]:

@@ -83,7 +83,7 @@ def find_repeats(
 def _find_unknown_halves(plan: Plan, position: int) -> Iterator[Violation]:
     stage = plan.stages[position]
     for layer in range(stage.first, stage.last + 1):
-        if plan.chain.layers[layer].backward_input_ns is None:
+        if plan.costs.layers[layer].backward_input_ns is None:
             yield Violation(
                 "operations",
                 f"stage {position}",
@@ -103,7 +103,7 @@ def _find_wrong_updates(
             )
         return
     length = sum(
-        plan.chain.layers[layer].update_ns or 0 for layer in range(stage.first, stage.last + 1)
+        plan.costs.layers[layer].update_ns or 0 for layer in range(stage.first, stage.last + 1)
     )
     if length and not updates:
         yield Violation(

@@ -92,7 +92,7 @@ def _list_early(timeline: Timeline, sent: Name, reader: Name) -> Iterator[Reside
     """Yield what another GPU sends, from its arrival until it is read, if that is not at once."""
     if sent not in timeline.slots:
         return
-    every = timeline.repeat(sent[1], sent[1] + 1)
+    plan, every = timeline.plan, timeline.repeat(sent[1], sent[1] + 1)
     for i in range(every):
         slot = timeline.slot(sent, i)
         if slot is None or not isinstance(slot.item, Transfer):
@@ -101,7 +101,7 @@ def _list_early(timeline: Timeline, sent: Name, reader: Name) -> Iterator[Reside
         _, since = timeline.span(sent, i)
         until, _ = timeline.span(reader, i)
         if source != target and since < until:
-            size = timeline.carried(slot.item) // slot.item.covers
+            size = plan.costs.layers[plan.stages[slot.item.stage].last].activation_bytes
             group = (target, "received", ALL_STAGES, "")
             yield Residency(group, size, since, until, timeline.duration_of(every))
 
@@ -125,7 +125,7 @@ def _sent_until(timeline: Timeline, position: int, i: int, source: int) -> int:
 
 def list_parts(timeline: Timeline, position: int) -> list[Part]:
     """Return what each micro-batch keeps of a stage, equal kinds and ends taken together."""
-    chain, stage = timeline.plan.chain, timeline.plan.stages[position]
+    chain, stage = timeline.plan.costs, timeline.plan.stages[position]
     split = timeline.is_split(position)
     sizes: dict[tuple[str, str, str], int] = {}
 
@@ -168,7 +168,7 @@ def _list_workspaces(timeline: Timeline, position: int) -> Iterator[Residency]:
         if not isinstance(operation, Operation) or operation.kind == "U":
             continue
         layers = _find_runs(stage) if operation.kind == "R" else all_layers
-        size = max(plan.chain.layers[layer].workspace_bytes or 0 for layer in layers)
+        size = max(plan.costs.layers[layer].workspace_bytes or 0 for layer in layers)
         if not size:
             continue
         for first in range(operation.shift, operation.shift + every, plan.pattern.k):

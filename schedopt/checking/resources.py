@@ -46,7 +46,7 @@ def _resources(timeline: Timeline, item: Item, first: int) -> tuple[Resource, ..
     if isinstance(item, Operation):
         gpu = timeline.plan.stages[item.stage].gpu(first + item.replica)
         return (("gpu", gpu, gpu),)
-    return timeline.plan.platform.route(*timeline.ends(item, first))
+    return timeline.plan.platform.route(*timeline.ends(item, first), timeline.plan.lanes(item))
 
 
 def name_resource(timeline: Timeline, resource: Resource) -> str:

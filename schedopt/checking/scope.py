@@ -72,7 +72,7 @@ def _continues(plan: Plan, position: int) -> bool:
     both = plan.stages[position - 1 : position + 1]
     return both[0].gpus == both[1].gpus and all(
         stage.first == stage.last
-        and (stage.shard in _BY_LAYER or not plan.chain.layers[stage.first].has_state)
+        and (stage.shard in _BY_LAYER or not plan.costs.layers[stage.first].has_state)
         for stage in both
     )
 
@@ -127,7 +127,7 @@ def _right_before(plan: Plan, inner: set[int], operation: _Operation) -> _Operat
 
 def _find_descents(plan: Plan) -> Iterator[Violation]:
     for position in range(1, len(plan.stages)):
-        before, here = max(plan.stages[position - 1].gpus), min(plan.stages[position].gpus)
+        before, here = max(plan.stages[position - 1].every_gpu), min(plan.stages[position].gpus)
         apart = (plan.scope.grain == "layer" and here == before) or _continues(plan, position)
         if here <= before and not apart:
             yield Violation(

@@ -26,7 +26,7 @@ def find_missing_references(plan: Plan) -> Iterator[Violation]:
                         f"stage {position}",
                         f"layer {layer} does not exist; layers go from 0 to {layers - 1}",
                     )
-        for gpu in dict.fromkeys(stage.gpus):
+        for gpu in dict.fromkeys(stage.every_gpu):
             if not 0 <= gpu < gpus:
                 yield Violation(
                     "reference",
@@ -102,6 +102,40 @@ def _find_wrong_runs(stage: Stage, place: str) -> Iterator[Violation]:
                 f"ascending order and apart from the others",
             )
         free_from = max(free_from, last + 1)
+
+
+def find_wrong_groups(plan: Plan) -> Iterator[Violation]:
+    """Yield tensor groups that are not alike inside one node, or that overlap."""
+    platform, owners = plan.platform, dict[int, range]()
+    for position, stage in enumerate(plan.stages):
+        for first in dict.fromkeys(stage.gpus):
+            group = stage.group(first)
+            place = f"stage {position}"
+            if platform.network is not None:
+                nodes = {platform.network.node_of[gpu] for gpu in group}
+                if len(nodes) > 1:
+                    yield Violation(
+                        "group",
+                        place,
+                        f"GPUs {group[0]} to {group[-1]} are a tensor group in {len(nodes)} nodes",
+                    )
+            if len({platform.gpus[gpu] for gpu in group}) > 1:
+                yield Violation(
+                    "group",
+                    place,
+                    f"GPUs {group[0]} to {group[-1]} are a tensor group, and differ in memory or "
+                    "speed",
+                )
+            for gpu in group:
+                other = owners.setdefault(gpu, group)
+                if other != group:
+                    yield Violation(
+                        "group",
+                        f"GPU {gpu}",
+                        f"belongs to the tensor group of GPUs {other[0]} to {other[-1]} and to "
+                        f"that of GPUs {group[0]} to {group[-1]}",
+                    )
+                    break
 
 
 def find_parted_layers(plan: Plan) -> Iterator[Violation]:

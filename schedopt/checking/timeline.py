@@ -86,7 +86,9 @@ class Timeline:
                 return max(self.length_on(item, one) for one in self.part.same[gpu])
             return self.length_on(item, gpu)
         source, target = self.ends(item, first)
-        return self.plan.platform.transfer_ns(self.carried(item), source, target)
+        return self.plan.platform.transfer_ns(
+            self.carried(item), source, target, self.plan.lanes(item)
+        )
 
     def length_on(self, operation: Operation, gpu: int) -> int:
         """How long an operation lasts on a GPU, in ns."""
@@ -115,7 +117,7 @@ class Timeline:
             self.plan.stages[stage].recompute if kind == "R" else [self.plan.stages[stage].layers]
         )
         return sum(
-            machine.duration_ns(getattr(self.plan.chain.layers[layer], fields[kind]) or 0)
+            machine.duration_ns(getattr(self.plan.costs.layers[layer], fields[kind]) or 0)
             for first, last in runs
             for layer in range(first, last + 1)
         )
@@ -132,10 +134,11 @@ class Timeline:
         return (here, there) if transfer.tensor == "activation" else (there, here)
 
     def carried(self, transfer: Transfer) -> int:
-        """How many bytes a transfer carries."""
+        """How many bytes a transfer carries, from each GPU of a group that sends."""
         if transfer.is_boundary:
             last = self.plan.stages[transfer.stage].last
-            return self.plan.chain.layers[last].activation_bytes * transfer.covers
+            whole = self.plan.costs.layers[last].activation_bytes
+            return -(-whole // self.plan.lanes(transfer)) * transfer.covers
         if transfer.tensor == "weight_half":
             return self.size(transfer.stage, "saved_weight_bytes")
         part = "parameter_bytes" if transfer.tensor == "weights" else "gradient_bytes"
@@ -169,7 +172,7 @@ class Timeline:
     def size(self, stage: int, part: str, chunks: Iterable[int] | None = None) -> int:
         """Return the bytes that chunks of a stage have of a part of its weights; all by default."""
         first, last = self.plan.stages[stage].layers
-        layers = self.plan.chain.layers[first : last + 1]
+        layers = self.plan.costs.layers[first : last + 1]
         total = sum(getattr(layer, part) or 0 for layer in layers)
         if chunks is None:
             return total

@@ -58,7 +58,7 @@ def _find_wrong_in_stage(
 ) -> Iterator[Violation]:
     stage = plan.stages[position]
     for layer in range(stage.first, stage.last + 1):
-        if transfers and plan.chain.layers[layer].saved_weight_bytes is None:
+        if transfers and plan.costs.layers[layer].saved_weight_bytes is None:
             yield Violation(
                 "transfer",
                 transfers[0][0],

@@ -147,6 +147,7 @@ def summarise(result: Result) -> dict[str, Any]:
                     "gpus": list(stage.gpus),
                     "recompute": [list(run) for run in stage.recompute],
                     "shard": stage.shard,
+                    "tensor": stage.tensor,
                 }
                 for stage in result.plan.stages
             ],

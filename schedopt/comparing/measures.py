@@ -125,7 +125,7 @@ def measure_plan(plan: Plan, microbatches: int, name: str) -> Figures:
         memory_peak_bytes=tuple(need.peak_bytes for need in needs),
         over_bytes=max(0, over),
         over_gpu=-number if over > 0 else None,
-        gpus_used=len({gpu for stage in plan.stages for gpu in stage.gpus}),
+        gpus_used=len({gpu for stage in plan.stages for gpu in stage.every_gpu}),
         sent_exact=tuple(map(as_ratio, sent)),
         messages=None if free else tuple(account.messages(plan).values()),
         simultaneous=None if free else account.simultaneous(plan),

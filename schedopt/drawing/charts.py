@@ -94,7 +94,7 @@ def chart_simulation(simulation: Simulation, report: PlanReport | None = None) -
 
 def name_unused(plan: Plan) -> str:
     """Return the GPUs that have no stage, in words; empty if there are none."""
-    idle = sorted(set(range(len(plan.platform.gpus))) - set(_used(plan)))
+    idle = sorted(set(range(len(plan.platform.gpus))) - set(plan.first_of_group))
     if not idle:
         return ""
     names = ", ".join(map(str, idle[:8])) + (" …" if len(idle) > 8 else "")
@@ -205,11 +205,19 @@ def _gpu_rows(
     for item, number, start, end, _, gpu in runs:
         if isinstance(item, Operation) and start < end:
             boxes[gpu].append(Box(start, end, item.kind, item.stage, number))
-    return tuple(Row(f"GPU {gpu}", _ordered(boxes[gpu]), shares[gpu]) for gpu in _used(plan))
+    return tuple(
+        Row(name_group(plan, gpu), _ordered(boxes[gpu]), shares[gpu]) for gpu in _used(plan)
+    )
+
+
+def name_group(plan: Plan, first: int) -> str:
+    """Return the name of a GPU, or of a tensor group by its first one: GPU 0, GPU 0-3."""
+    last = max(gpu for gpu, other in plan.first_of_group.items() if other == first)
+    return f"GPU {first}" if last == first else f"GPU {first}-{last}"
 
 
 def _used(plan: Plan) -> list[int]:
-    """Return the GPUs that have a stage."""
+    """Return the GPUs that have a stage, of tensor groups the first one."""
     return sorted({gpu for stage in plan.stages for gpu in stage.gpus})
 
 
@@ -217,7 +225,7 @@ def _link_rows(plan: Plan, runs: Iterable[Run], shown: int) -> tuple[Row, ...]:
     boxes: dict[Resource, list[Box]] = defaultdict(list)
     for item, number, start, end, source, gpu in runs:
         if isinstance(item, Transfer) and source is not None and start < end:
-            for resource in plan.platform.route(source, gpu):
+            for resource in plan.platform.route(source, gpu, plan.lanes(item)):
                 boxes[resource].append(Box(start, end, item.tensor, item.stage, number))
     return tuple(
         Row(

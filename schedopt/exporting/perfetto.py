@@ -18,7 +18,7 @@ from schedopt.drawing.trace_events import (
     name_process,
     name_thread,
 )
-from schedopt.plan import Operation, Plan
+from schedopt.plan import Operation, Plan, Transfer
 from schedopt.simulation import Simulation, simulate
 from schedopt.units import printable
 
@@ -71,8 +71,8 @@ def _transfers(step: Simulation) -> Iterator[Event]:
     sent = [
         (resource, event)
         for event in step.events
-        if event.source is not None
-        for resource in platform.route(event.source, event.gpu)
+        if event.source is not None and isinstance(event.item, Transfer)
+        for resource in platform.route(event.source, event.gpu, step.plan.lanes(event.item))
     ]
     tracks = {link: track for track, link in enumerate(sorted({link for link, _ in sent}))}
     if tracks:

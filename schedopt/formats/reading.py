@@ -17,6 +17,7 @@ KINDS: Final = {
     "schedopt.comparison/1": "a comparison",
     "schedopt.plan/1": "a plan",
     "schedopt.platform/1": "a platform",
+    "schedopt.profile/1": "a profile",
     "schedopt.run/1": "a run",
     "schedopt.sweep/1": "a sweep",
 }

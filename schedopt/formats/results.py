@@ -10,6 +10,7 @@ from schedopt.chain import Chain
 from schedopt.errors import InputError, naming_file
 from schedopt.formats.chains import chain_document
 from schedopt.formats.explaining import build, dump_plain
+from schedopt.formats.profiles import variant_document
 from schedopt.formats.reading import read_document
 from schedopt.formats.writing import to_text
 from schedopt.plan import PLAN_FORMAT, Plan
@@ -31,7 +32,8 @@ def result_to_json(result: Result) -> str:
         If the result has no plan, or one for something else than its problem.
     """
     plan = _plan_of(result)
-    answer = dump_plain(plan, Plan, exclude={"chain"})
+    answer = dump_plain(plan, Plan, exclude={"chain", "variants"})
+    answer["variants"] = [variant_document(variant) for variant in plan.variants]
     known = dump_plain(result, Result, exclude={"plan", "problem"})
     document: dict[str, Any] = {
         "format": PLAN_FORMAT,
@@ -41,6 +43,8 @@ def result_to_json(result: Result) -> str:
         **{name: answer[name] for name in _PLAN_FIELDS if name != "chain"},
         **known,
     }
+    if not plan.variants:
+        del document["variants"]
     leave_out_defaults(document)
     for owner in (document, *document["bounds"], document.get("infeasibility", {})):
         if "scope" in owner:
@@ -49,22 +53,23 @@ def result_to_json(result: Result) -> str:
 
 
 def complete_scope(scope: dict[str, Any]) -> None:
-    """Say in a scope, as a document, where None is a value; leave out replicas that are not there.
+    """Say in a scope, as a document, where None is a value; leave out what is not allowed anyway.
 
-    None stands for any k, and for any number of replicas.
+    None stands for any k, any number of replicas, and tensor groups of any size.
     """
-    for name in ("max_k", "replicas"):
+    for name in ("max_k", "replicas", "tensor"):
         scope.setdefault(name, None)
-    for name, usual in (("replicas", 1), ("shard", "none")):
+    for name, usual in (("replicas", 1), ("shard", "none"), ("tensor", 1)):
         if scope.get(name) == usual:
             del scope[name]
 
 
 def leave_out_defaults(plan: dict[str, Any]) -> None:
-    """Take from stages and pattern, as a document, what speaks of replicas or folds if none are."""
+    """Take from stages and pattern, as a document, what speaks of groups or folds that are none."""
     for stage in plan["stages"]:
-        if stage["shard"] == "none":
-            del stage["shard"]
+        for name, usual in (("shard", "none"), ("tensor", 1)):
+            if stage[name] == usual:
+                del stage[name]
     pattern = plan["pattern"]
     if pattern["fold"] == 1:
         del pattern["fold"]
@@ -86,7 +91,7 @@ def _plan_of(result: Result) -> Plan:
             f"a result without a plan ({result.status}) makes no plan file",
             way_out="Look at result.infeasibility and result.ladder",
         )
-    for name in ("chain", "platform", "rule"):
+    for name in ("chain", "platform", "rule", "variants"):
         if getattr(plan, name) != getattr(problem, name):
             raise InputError(
                 f"is not the {name} of the problem",

@@ -65,7 +65,7 @@ def render_page(
     """
     plan, report = step.plan, PlanReport(step.plan)
     script = "\n".join(["'use strict';", *map(_read, SCRIPTS)])
-    few = len({gpu for stage in plan.stages for gpu in stage.gpus}) <= FEW_GPUS
+    few = len({gpu for stage in plan.stages for gpu in stage.every_gpu}) <= FEW_GPUS
     shares = [
         need / gpu.usable_bytes if gpu.usable_bytes else 0.0
         for need, gpu in zip(report.needed_bytes, plan.platform.gpus, strict=True)

@@ -57,11 +57,13 @@ def stage_table(report: PlanReport) -> Table:
     plan, timeline = report.plan, report.timeline
     again = any(stage.recompute for stage in plan.stages)
     sharded = any(stage.shard != "none" for stage in plan.stages)
+    grouped = any(stage.tensor > 1 for stage in plan.stages)
     keys = ("Stage", "GPU", "Layers")
     columns = (
         *(*keys, "Forward", "Backward", "Busy", "In flight"),
         *(("Recompute",) if again else ()),
         *(("Shard",) if sharded else ()),
+        *(("Tensor",) if grouped else ()),
         "Names",
     )
     rows = []
@@ -75,12 +77,13 @@ def stage_table(report: PlanReport) -> Table:
                 format_duration(timeline.stage_ns("F", index, gpu)),
                 format_duration(sum(timeline.stage_ns(half, index, gpu) for half in backward)),
                 f"{float(report.loads[gpu].share):.1%}",
-                str(report.concurrent_activations[index, gpu]),
+                str(report.concurrent_activations[index, plan.first_of_group[gpu]]),
                 *([_recomputed(stage)] if again else []),
                 *([stage.shard] if sharded else []),
+                *([str(stage.tensor)] if grouped else []),
                 layer_names(plan, stage),
             )
-            for gpu in dict.fromkeys(stage.gpus)
+            for gpu in dict.fromkeys(stage.every_gpu)
         ]
     return Table(
         title="Stages",
@@ -119,7 +122,7 @@ def name_numbers(numbers: Collection[int]) -> str:
 def say_fold(plan: Plan) -> str:
     """Return what the parts of a fold are, in words."""
     fold = plan.pattern.fold
-    used = {gpu for stage in plan.stages for gpu in stage.gpus}
+    used = {gpu for stage in plan.stages for gpu in stage.every_gpu}
     each = f"{len(used) // fold} GPUs and {plan.pattern.k // fold} micro-batches"
     return f"{fold} equal parts, each of {each}"
 

@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import Final
 
 from schedopt.account import PlanReport, versions
-from schedopt.drawing import name_shards
+from schedopt.drawing import name_group, name_shards
 from schedopt.plan import Plan
 from schedopt.problem import Scope
 from schedopt.reporting.proofs import explain_proof
@@ -122,7 +122,7 @@ def plan_sentences(result: Result, report: PlanReport) -> Iterator[str]:
     """Yield paragraphs that say what a plan is and does."""
     plan, period = report.plan, result.period
     assert period is not None
-    used = len({gpu for stage in plan.stages for gpu in stage.gpus})
+    used = len({gpu for stage in plan.stages for gpu in stage.every_gpu})
     work = sum(layer.forward_ns + layer.backward_ns for layer in plan.chain.layers)
     name = printable(plan.chain.name) or "The model"
     yield (
@@ -189,7 +189,7 @@ def gpu_sentences(report: PlanReport) -> Iterator[str]:
         limit = plan.platform.gpus[gpu].usable_bytes
         share = float(report.loads[gpu].share)
         yield (
-            f"GPU {gpu} runs {', then '.join(runs)}; it works {share:.1%} of the "
+            f"{name_group(plan, gpu)} runs {', then '.join(runs)}; it works {share:.1%} of the "
             f"time and needs {format_bytes(report.needed_bytes[gpu])} of "
             f"{format_bytes(limit)}."
         )

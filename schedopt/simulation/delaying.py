@@ -100,7 +100,7 @@ class _Links:
         every: dict[int, _Sent] = {}
         for transfer, first, source, _, run in timeline.transfers():
             sent = every.setdefault(id(transfer), _Sent(transfer, len(every)))
-            sent.runs.append((run, plan.platform.route(source, run.gpu)))
+            sent.runs.append((run, timeline.route(transfer, source, run.gpu)))
             if transfer.is_boundary:
                 start = min(self._reads(transfer, first))
                 slack = start - run.end_ns

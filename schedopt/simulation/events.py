@@ -88,5 +88,6 @@ def _occurrences(
         else:
             source, target, sent = timeline.ends(item, first)
             sent = sent // item.covers * count
-            length = timeline.plan.platform.transfer_ns(sent, source, target)
+            lanes = timeline.plan.lanes(item)
+            length = timeline.plan.platform.transfer_ns(sent, source, target, lanes)
             yield Event(item, first, count, target, source, sent, start, start + length)

@@ -182,7 +182,7 @@ def _uses(plan: Plan, event: Event) -> Iterator[Hashable]:
         yield "gpu", event.gpu
         yield "weights", item.stage, event.gpu
     else:
-        yield from plan.platform.route(event.source or 0, event.gpu)
+        yield from plan.platform.route(event.source or 0, event.gpu, plan.lanes(item))
         if item.moves_weights:
             yield "weights", item.stage, event.source
             yield "weights", item.stage, event.gpu

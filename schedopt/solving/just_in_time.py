@@ -80,7 +80,7 @@ class _Starts:
             self.reader[key] = (*reader_of(timeline, transfer), i % k)
             self._follow((*maker_of(timeline, transfer), i % k), key)
             self._follow(key, self.reader[key])
-            for resource in given.platform.route(source, run.gpu):
+            for resource in timeline.route(transfer, source, run.gpu):
                 users[resource].append(key)
         for micro_batch in range(k):
             path = [*self._path(micro_batch)]

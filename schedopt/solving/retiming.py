@@ -55,10 +55,9 @@ class _MicroBatch:
         for transfer in plan.pattern.transfers:
             if (transfer.shift - micro_batch) % plan.pattern.k == 0:
                 key = (transfer.tensor, transfer.stage)
-                source, target, count = timeline.ends(transfer, micro_batch)
                 self.items[key] = transfer
                 self.begin[key] = timeline.start_ns(transfer, micro_batch)
-                self.length[key] = plan.platform.transfer_ns(count, source, target)
+                self.length[key] = timeline.transfer_ns(transfer, micro_batch)
 
     def move(self, moved: dict[Operation | Transfer, int]) -> None:
         """Say by how many periods each item starts later than before."""

@@ -12,6 +12,7 @@ from schedopt.errors import InputError
 from schedopt.plan import Plan
 from schedopt.platform import Platform
 from schedopt.problem import Problem, Scope
+from schedopt.profile import Variant
 from schedopt.rule import Rule
 from schedopt.stage import Stage
 from schedopt.systems.list_scheduler import ListScheduler
@@ -37,12 +38,15 @@ class SystemConfig:
         flush, data parallelism) update once in m.
     bucket_bytes : int
         Gradients that are sent together where a system has buckets.
+    variants : tuple of Variant
+        As of a `Problem`.
     """
 
     chain: Chain
     platform: Platform
     microbatches: int
     bucket_bytes: int = 25 * 2**20
+    variants: tuple[Variant, ...] = ()
 
     def __post_init__(self) -> None:
         check_whole(self, "microbatches", low=1, high=2**20)
@@ -81,7 +85,9 @@ class SystemConfig:
 
     def scheduler(self, rule: Rule, stages: list[Stage], *, ordered: bool = True) -> ListScheduler:
         """Return an empty scheduler of stages under a rule."""
-        problem = Problem(chain=self.chain, platform=self.platform, rule=rule)
+        problem = Problem(
+            chain=self.chain, platform=self.platform, rule=rule, variants=self.variants
+        )
         return ListScheduler(problem, stages, ordered=ordered)
 
     def flushed(self, scheduler: ListScheduler, *, split: bool = False) -> Plan:
@@ -130,7 +136,7 @@ def require_time(scheduler: ListScheduler, layers: Collection[int], name: str, w
     The time is that of a field, and `why` ends the sentence.
     """
     first, last = min(layers), max(layers)
-    if not any(getattr(scheduler.problem.chain.layers[layer], name) for layer in layers):
+    if not any(getattr(scheduler.costs.layers[layer], name) for layer in layers):
         others = f", like that of all layers to {last} of its stage" if last > first else ""
         raise InputError(
             f"0 ns{others}, and {why}",

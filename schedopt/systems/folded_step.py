@@ -81,6 +81,7 @@ def folded_step(
         platform=config.platform,
         rule=rule,
         scope=scope,
+        variants=config.variants,
         stages=tuple(stages),
         pattern=replace(part.pattern, k=config.microbatches, fold=fold),
     )
@@ -122,8 +123,8 @@ class _Ending:
             self.busy["gpu", run.gpu, run.gpu].append((run.start_ns, run.end_ns))
             if item.kind in ("B", "W"):
                 last[item.stage] = max(last[item.stage], run.end_ns)
-        for _, _, source, _, run in timeline.transfers():
-            for resource in self.plan.platform.route(source, run.gpu):
+        for sent, _, source, _, run in timeline.transfers():
+            for resource in timeline.route(sent, source, run.gpu):
                 self.busy[resource].append((run.start_ns, run.end_ns))
         for stage in sorted(range(len(last)), key=last.__getitem__):
             ended = self.apply(stage, last[stage])
@@ -176,7 +177,7 @@ class _Ending:
     def longest_update(self, stage: int) -> int:
         """Return how long the update of the largest share takes on the slowest GPU, ns."""
         plan, one = self.plan, self.plan.stages[stage]
-        layers = plan.chain.layers[one.first : one.last + 1]
+        layers = plan.costs.layers[one.first : one.last + 1]
         slowest = max(
             sum(plan.platform.gpus[gpu].duration_ns(layer.update_ns or 0) for layer in layers)
             for gpu in one.gpus

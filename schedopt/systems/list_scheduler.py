@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Final
 
 from schedopt.account.timeline import Timeline
+from schedopt.chain import Chain
 from schedopt.errors import InputError
 from schedopt.plan import Kind, Operation, Pattern, Plan, Tensor, Transfer, place_in_period
 from schedopt.problem import Problem, Scope
@@ -50,6 +51,11 @@ class ListScheduler:
         self._last_on: dict[int, int] = {}
         self._timeline = Timeline(self.plan(Pattern(k=1, period_total_ns=1, operations=())))
 
+    @property
+    def costs(self) -> Chain:
+        """The chain with the figures of each layer in its stage."""
+        return self._timeline.plan.costs
+
     def plan(self, pattern: Pattern, scope: Scope | None = None) -> Plan:
         """Return the plan of a pattern, in the scope of the problem if no other is given."""
         problem = self.problem
@@ -58,6 +64,7 @@ class ListScheduler:
             platform=problem.platform,
             rule=problem.rule,
             scope=scope or problem.scope,
+            variants=problem.variants,
             stages=self.stages,
             pattern=pattern,
         )
@@ -115,7 +122,7 @@ class ListScheduler:
         layers = range(self.stages[stage].first, self.stages[stage].last + 1)
         if self.problem.rule.is_given:
             return []
-        if not any(self.problem.chain.layers[layer].update_ns for layer in layers):
+        if not any(self.costs.layers[layer].update_ns for layer in layers):
             return []
         self.run("U", stage, micro_batch, after=after)
         return [("U", stage, micro_batch)]
@@ -139,7 +146,7 @@ class ListScheduler:
         distinguishes transfers that are otherwise the same, the weights gathered for F and for B.
         """
         source, target, _ = self._timeline.ends(item, item.shift)
-        route = self.problem.platform.route(source, target)
+        route = self._timeline.route(item, source, target)
         task = Task(item, target, route, self.length_ns(item), list(after), 0, priority)
         names: list[Name | Transfer] = [item]
         if item.is_boundary:
@@ -149,8 +156,7 @@ class ListScheduler:
 
     def length_ns(self, item: Transfer) -> int:
         """Return how long a transfer takes."""
-        source, target, count = self._timeline.ends(item, item.shift)
-        return self.problem.platform.transfer_ns(count, source, target)
+        return self._timeline.transfer_ns(item, item.shift)
 
     def _add(self, task: Task, names: Iterable[Name | Transfer]) -> None:
         if len(self._tasks) >= MOST_EVENTS:

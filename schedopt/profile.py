@@ -1,0 +1,158 @@
+"""A profile: the layers of a model, measured in several tensor groups and micro-batch sizes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+from schedopt.chain import Chain
+from schedopt.errors import InputError
+from schedopt.stage import LARGEST_GROUP
+from schedopt.stored import Stored
+from schedopt.validation import STRICT, as_tuple, check_whole, show
+
+PROFILE_FORMAT: Final = "schedopt.profile/1"
+_ALIKE: Final = {
+    "same_gpu": "ties other layers",
+    "copied": "copies other layers",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """A chain as it was measured in a tensor group.
+
+    Parameters
+    ----------
+    tensor : int
+        t, the GPUs of a group, each of which computes a part of every layer (Shoeybi et al. 2019).
+    chain : Chain
+        What each GPU of a group takes and holds: times with the collectives inside the group, and
+        its own part of weights and activations. `activation_bytes` are those of the whole output,
+        which the GPUs of a group send together, each a part.
+    """
+
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    tensor: int
+    chain: Chain
+
+    def __post_init__(self) -> None:
+        check_whole(self, "tensor", low=1, high=LARGEST_GROUP)
+        if not isinstance(self.chain, Chain):
+            raise InputError(
+                f"{show(self.chain)} is not a Chain", field="chain", way_out="Give a schedopt.Chain"
+            )
+
+
+def check_alike(one: Chain, other: Chain, field: str) -> None:
+    """Require that two chains are the same layers.
+
+    Raises
+    ------
+    InputError
+        Naming the field of `other`, and what differs.
+    """
+    count = len(one.layers)
+    if len(other.layers) != count:
+        raise InputError(
+            f"has {len(other.layers)} layers, and another variant has {count}",
+            field=f"{field}.layers",
+            way_out="Measure the same layers in each variant",
+        )
+    for number, (layer, like) in enumerate(zip(other.layers, one.layers, strict=True)):
+        if layer.name != like.name:
+            raise InputError(
+                f"{show(layer.name)}, and another variant has {show(like.name)} there",
+                field=f"{field}.layers[{number}].name",
+                way_out="Measure the same layers in each variant, in the same order",
+            )
+    for name, what in _ALIKE.items():
+        if getattr(one, name) != getattr(other, name):
+            raise InputError(
+                f"{what} than another variant",
+                field=f"{field}.{name}",
+                way_out="Tie the same layers in each variant",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile(
+    Stored,
+    load="schedopt.formats.profiles:load_profile",
+    text="schedopt.formats.profiles:profile_to_json",
+):
+    """One model as it was measured; ``schedopt.profile/1`` in a file.
+
+    A chain is a profile with one variant, on one GPU, and `Profile.load` reads its file too.
+
+    Parameters
+    ----------
+    variants : sequence of Variant
+        One for each tensor degree and number of samples of a micro-batch (`Chain.samples`). The
+        layers, their names and their ties are the same in all.
+    name : str
+        What a person calls it.
+
+    Raises
+    ------
+    InputError
+        With the field, the rule and the way out.
+    """
+
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    variants: tuple[Variant, ...]
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        as_tuple(self, "variants", Variant)
+        if not self.variants:
+            raise InputError(
+                "a profile has at least one variant", field="variants", way_out="Add one"
+            )
+        if not isinstance(self.name, str):
+            raise InputError(
+                f"{show(self.name)} is not text", field="name", way_out="Put it in quotes"
+            )
+        seen: set[tuple[int, int]] = set()
+        for number, variant in enumerate(self.variants):
+            key = variant.tensor, variant.chain.samples
+            if key in seen:
+                raise InputError(
+                    f"tensor degree {key[0]} with {key[1]} samples is there twice",
+                    field=f"variants[{number}]",
+                    way_out="Keep one of them",
+                )
+            seen.add(key)
+            check_alike(self.variants[0].chain, variant.chain, f"variants[{number}].chain")
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The numbers of samples of a micro-batch, ascending."""
+        return tuple(sorted({variant.chain.samples for variant in self.variants}))
+
+    @property
+    def degrees(self) -> tuple[int, ...]:
+        """The tensor degrees, ascending."""
+        return tuple(sorted({variant.tensor for variant in self.variants}))
+
+    def of_size(self, samples: int) -> tuple[Chain, tuple[Variant, ...]]:
+        """Return the chain on one GPU for a size of micro-batches, and its variants in groups.
+
+        Raises
+        ------
+        InputError
+            If it was not measured on one GPU with such micro-batches.
+        """
+        alike = sorted(
+            (variant for variant in self.variants if variant.chain.samples == samples),
+            key=lambda variant: variant.tensor,
+        )
+        if not alike or alike[0].tensor != 1:
+            raise InputError(
+                f"no variant of {samples} samples is for one GPU (tensor 1)",
+                field="variants",
+                way_out="Measure one, or leave the variants of this size out",
+            )
+        return alike[0].chain, tuple(alike[1:])

@@ -1,0 +1,91 @@
+"""Profiles: files, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from schedopt.chain import Chain
+from schedopt.errors import InputError
+from schedopt.problem import Problem
+from schedopt.profile import Profile, Variant
+from tests.tensor_groups import chain_in_group, two_nodes, variants
+
+
+def profile() -> Profile:
+    """Return a profile of three degrees and two sizes of micro-batches."""
+    return Profile(
+        name="six layers",
+        variants=[
+            Variant(tensor=t, chain=replace(chain_in_group(t), samples=samples))
+            for t in (1, 2, 4)
+            for samples in (1, 2)
+        ],
+    )
+
+
+def test_a_file_holds_all_of_it(tmp_path: Path) -> None:
+    profile().save(tmp_path / "profile.json")
+    assert Profile.load(tmp_path / "profile.json") == profile()
+
+
+def test_a_chain_is_a_profile_of_one_variant(tmp_path: Path) -> None:
+    chain = chain_in_group(1)
+    chain.save(tmp_path / "chain.json")
+    assert Profile.load(tmp_path / "chain.json").variants == (Variant(tensor=1, chain=chain),)
+
+
+def test_of_each_size_there_is_a_chain_and_what_it_costs_in_groups() -> None:
+    found = profile()
+    assert found.sizes == (1, 2)
+    assert found.degrees == (1, 2, 4)
+    chain, groups = found.of_size(2)
+    assert chain == replace(chain_in_group(1), samples=2)
+    assert [variant.tensor for variant in groups] == [2, 4]
+
+
+def test_a_size_that_was_not_measured_on_one_gpu_is_refused() -> None:
+    lacking = Profile(variants=variants())
+    with pytest.raises(InputError, match="no variant of 1 samples is for one GPU"):
+        lacking.of_size(1)
+
+
+@pytest.mark.parametrize(
+    ("second", "field", "rule"),
+    [
+        (chain_in_group(2, layers=5), "variants[1].chain.layers", "5 layers"),
+        (
+            Chain(layers=[replace(layer, name="x") for layer in chain_in_group(2).layers]),
+            "variants[1].chain.layers[0].name",
+            "'x'",
+        ),
+        (
+            replace(chain_in_group(2), same_gpu=[[0, 1]]),
+            "variants[1].chain.same_gpu",
+            "ties other layers",
+        ),
+    ],
+)
+def test_variants_of_other_layers_are_refused(second: Chain, field: str, rule: str) -> None:
+    first = Variant(tensor=1, chain=chain_in_group(1))
+    with pytest.raises(InputError, match=rule) as caught:
+        Profile(variants=[first, Variant(tensor=2, chain=second)])
+    assert caught.value.field == field
+
+
+def test_a_variant_twice_is_refused() -> None:
+    with pytest.raises(InputError, match="tensor degree 2 with 1 samples is there twice"):
+        Profile(variants=[*variants((2,)), *variants((2,))])
+
+
+def test_the_variants_of_a_problem_have_the_samples_of_its_chain() -> None:
+    chain = replace(chain_in_group(1), samples=2)
+    with pytest.raises(InputError, match="1, and the chain has 2"):
+        Problem(chain=chain, platform=two_nodes(), variants=variants())
+
+
+def test_the_variants_of_a_problem_ascend() -> None:
+    with pytest.raises(InputError, match="2 comes behind 4"):
+        Problem(chain=chain_in_group(1), platform=two_nodes(), variants=variants((4, 2)))
