@@ -43,7 +43,7 @@ def two_nodes(gpus: int = 4, memory: int = 100_000) -> Platform:
     return Platform(
         [Gpu(memory_bytes=memory)] * (2 * gpus),
         network=Network(
-            nodes=[Node(name=name, gpus=gpus, link=inside) for name in "ab"],
-            links=[NodeLink(between=("a", "b"), bandwidth_bytes_per_s=2 * 10**8)],
+            nodes=tuple(Node(name=name, gpus=gpus, link=inside) for name in "ab"),
+            links=(NodeLink(between=("a", "b"), bandwidth_bytes_per_s=2 * 10**8),),
         ),
     )

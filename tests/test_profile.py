@@ -18,11 +18,11 @@ def profile() -> Profile:
     """Return a profile of three degrees and two sizes of micro-batches."""
     return Profile(
         name="six layers",
-        variants=[
+        variants=tuple(
             Variant(tensor=t, chain=replace(chain_in_group(t), samples=samples))
             for t in (1, 2, 4)
             for samples in (1, 2)
-        ],
+        ),
     )
 
 
@@ -57,12 +57,12 @@ def test_a_size_that_was_not_measured_on_one_gpu_is_refused() -> None:
     [
         (chain_in_group(2, layers=5), "variants[1].chain.layers", "5 layers"),
         (
-            Chain(layers=[replace(layer, name="x") for layer in chain_in_group(2).layers]),
+            Chain(layers=tuple(replace(layer, name="x") for layer in chain_in_group(2).layers)),
             "variants[1].chain.layers[0].name",
             "'x'",
         ),
         (
-            replace(chain_in_group(2), same_gpu=[[0, 1]]),
+            replace(chain_in_group(2), same_gpu=((0, 1),)),
             "variants[1].chain.same_gpu",
             "ties other layers",
         ),
@@ -71,13 +71,13 @@ def test_a_size_that_was_not_measured_on_one_gpu_is_refused() -> None:
 def test_variants_of_other_layers_are_refused(second: Chain, field: str, rule: str) -> None:
     first = Variant(tensor=1, chain=chain_in_group(1))
     with pytest.raises(InputError, match=rule) as caught:
-        Profile(variants=[first, Variant(tensor=2, chain=second)])
+        Profile(variants=(first, Variant(tensor=2, chain=second)))
     assert caught.value.field == field
 
 
 def test_a_variant_twice_is_refused() -> None:
     with pytest.raises(InputError, match="tensor degree 2 with 1 samples is there twice"):
-        Profile(variants=[*variants((2,)), *variants((2,))])
+        Profile(variants=2 * variants((2,)))
 
 
 def test_the_variants_of_a_problem_have_the_samples_of_its_chain() -> None:

@@ -19,7 +19,7 @@ from schedopt.result import Result
 from schedopt.simulation import simulate
 from schedopt.stage import Stage
 from schedopt.systems.config import SystemConfig
-from schedopt.systems.flush_step import flush_step
+from schedopt.systems.flush_step import Turn, flush_step
 from tests.tensor_groups import chain_in_group, two_nodes, variants
 
 
@@ -29,14 +29,10 @@ def step(*stages: Stage) -> Plan:
         chain=chain_in_group(1), platform=two_nodes(), microbatches=4, variants=variants()
     )
     count = len(stages)
-    turns = [
-        turn
-        for i in range(4)
-        for turn in (
-            *(("F", stage, i) for stage in range(count)),
-            *(("B", stage, i) for stage in reversed(range(count))),
-        )
-    ]
+    turns: list[Turn] = []
+    for i in range(4):
+        turns += [("F", stage, i) for stage in range(count)]
+        turns += [("B", stage, i) for stage in reversed(range(count))]
     return flush_step(config, stages, turns)
 
 
