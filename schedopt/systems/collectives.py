@@ -12,6 +12,8 @@ from schedopt.systems.steady_state import Name
 Before = Callable[[int], Iterable[Name | Transfer]]
 """What a replica must have done before it sends."""
 
+BEHIND: Final = 2
+"""The priority of what follows the turns of a step: other stages still wait for theirs."""
 AT_ONCE: Final = "weights that come for the next operation in no time cannot be told from its own"
 
 
@@ -70,7 +72,7 @@ def reduce_scatter(
             source = (home(stage, chunk, replicas) + 1 + number) % replicas
             ends = source, (source + 1) % replicas
             item = hop("weight_gradient", stage, micro_batch, ends, (chunk, replicas), "reduce")
-            scheduler.send(item, after=[*before(source), *before_hop])
+            scheduler.send(item, after=[*before(source), *before_hop], priority=BEHIND)
             before_hop = [item]
         last += before_hop
     return last
@@ -95,7 +97,7 @@ def all_gather(
             source = (home(stage, chunk, replicas) + number) % replicas
             ends = source, (source + 1) % replicas
             item = hop(tensor, stage, micro_batch, ends, (chunk, replicas))
-            scheduler.send(item, after=before_hop)
+            scheduler.send(item, after=before_hop, priority=BEHIND)
             before_hop = [item]
             every.append(item)
     return every

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schedopt import Chain, Plan, Platform, Stage, check
+from schedopt import Chain, Link, Network, Node, NodeLink, Plan, Platform, Stage, check
 from schedopt.account import busy_time, load, memory, traffic
 from schedopt.errors import InputError
 from schedopt.simulation import simulate
@@ -275,3 +275,40 @@ def test_gradients_may_go_home_behind_each_backward(plan: Plan) -> None:
     assert check(exact) == ()
     step = simulate(plan, plan.pattern.k)
     assert step.makespan_ns <= plan.pattern.period_total_ns
+
+
+def test_stages_send_to_each_other_before_what_is_added_up() -> None:
+    # Four replicas on GPUs 0 to 2 of one node and 3 of the other, where GPU 4 has the first stage.
+    # GPU 0 is the last to end. By then two of the four chunks of 100 ns, which its neighbours add
+    # up, wait for the link between the nodes; its own gradient of 1 ns waits for the first alone.
+    first = layer(1, 1, 0, 1, parameter_bytes=0, gradient_bytes=0)
+    last = layer(1, 10, 800, 1, parameter_bytes=400, gradient_bytes=400, optimizer_bytes=0)
+    inside = Link(bandwidth_bytes_per_s=1000 * BYTE_A_NS, duplex="full")
+    network = Network(
+        nodes=(Node(name="a", gpus=3, link=inside), Node(name="b", gpus=2, link=inside)),
+        links=(NodeLink(between=("a", "b"), bandwidth_bytes_per_s=BYTE_A_NS, duplex="full"),),
+    )
+    config = SystemConfig(
+        chain=Chain(layers=(first, last)),
+        platform=Platform(Platform(5, AMPLE).gpus, network=network),
+        microbatches=4,
+    )
+    stages = Stage(layers=(0, 0), gpus=(4,)), Stage(layers=(1, 1), gpus=(0, 1, 2, 3))
+    order = (1, 2, 3, 0)
+    turns: list[Turn] = [("F", 0, i) for i in order]
+    turns += [(kind, 1, i) for i in order for kind in ("F", "B")]
+    turns += [("B", 0, i) for i in order]
+    plan = flush_step(config, stages, turns)
+    assert check(plan) == ()
+    ends = {
+        operation.shift: operation.start_ns + 10
+        for operation in plan.pattern.operations
+        if (operation.kind, operation.stage) == ("B", 1)
+    }
+    sent = next(
+        transfer.start_ns
+        for transfer in plan.pattern.transfers
+        if transfer.tensor == "gradient" and transfer.shift == 0
+    )
+    assert ends[0] > max(ends[1], ends[2])
+    assert ends[0] < sent < ends[0] + 100
