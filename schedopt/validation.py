@@ -77,6 +77,8 @@ def check_whole(
     value = getattr(owner, name)
     if value is None and optional:
         return
+    if type(value) is int and low <= value <= high:
+        return
     object.__setattr__(owner, name, as_whole(value, name, low=low, high=high))
 
 

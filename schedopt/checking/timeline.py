@@ -9,7 +9,6 @@ from math import lcm
 
 from schedopt.checking.parts import Part
 from schedopt.plan import Operation, Plan, Transfer
-from schedopt.platform import Gpu
 
 Item = Operation | Transfer
 Name = tuple[str, int]
@@ -41,7 +40,7 @@ class Timeline:
     items: tuple[tuple[str, Item], ...]
     slots: Mapping[Name, tuple[Slot | None, ...]]
     part: Part | None = None
-    _lengths: dict[tuple[str, int, Gpu], int] = field(default_factory=dict, repr=False)
+    _lengths: dict[tuple[str | int, ...], int] = field(default_factory=dict, repr=False)
 
     @cached_property
     def by_stage(self) -> tuple[tuple[tuple[str, Item], ...], ...]:
@@ -86,25 +85,24 @@ class Timeline:
                 return max(self.length_on(item, one) for one in self.part.same[gpu])
             return self.length_on(item, gpu)
         source, target = self.ends(item, first)
-        return self.plan.platform.transfer_ns(
-            self.carried(item), source, target, self.plan.lanes(item)
-        )
+        key = item.tensor, item.stage, source, target, item.chunk, item.chunks, item.covers
+        found = self._lengths.get(key)
+        if found is None:
+            found = self._lengths[key] = self.plan.platform.transfer_ns(
+                self.carried(item), source, target, self.plan.lanes(item)
+            )
+        return found
 
     def length_on(self, operation: Operation, gpu: int) -> int:
         """How long an operation lasts on a GPU, in ns."""
-        machine = self.plan.platform.gpus[gpu]
-        key = (operation.kind, operation.stage, machine)
+        key = operation.kind, operation.stage, gpu
         once = self._lengths.get(key)
         if once is None:
             once = self._lengths[key] = self._measure(*key)
-        if operation.kind != "U":
-            return once * operation.covers
-        # An update of a shard takes its share of the whole.
-        whole = self.size(operation.stage, "parameter_bytes")
-        share = self.size(operation.stage, "parameter_bytes", self.home(operation.stage, gpu))
-        return -(-once * share // whole) if whole else once
+        return once if operation.kind == "U" else once * operation.covers
 
-    def _measure(self, kind: str, stage: int, machine: Gpu) -> int:
+    def _measure(self, kind: str, stage: int, gpu: int) -> int:
+        """How long an operation of one micro-batch lasts on a GPU, in ns."""
         fields = {
             "F": "forward_ns",
             "B": "backward_ns",
@@ -116,11 +114,17 @@ class Timeline:
         runs = (
             self.plan.stages[stage].recompute if kind == "R" else [self.plan.stages[stage].layers]
         )
-        return sum(
+        machine = self.plan.platform.gpus[gpu]
+        once = sum(
             machine.duration_ns(getattr(self.plan.costs.layers[layer], fields[kind]) or 0)
             for first, last in runs
             for layer in range(first, last + 1)
         )
+        whole = self.size(stage, "parameter_bytes")
+        if kind != "U" or not whole:
+            return once
+        # An update of a shard takes its share of the whole.
+        return -(-once * self.size(stage, "parameter_bytes", self.home(stage, gpu)) // whole)
 
     def ends(self, transfer: Transfer, micro_batch: int) -> tuple[int, int]:
         """From which GPU to which GPU a transfer goes."""

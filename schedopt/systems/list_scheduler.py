@@ -244,11 +244,8 @@ class ListScheduler:
         last = max(self._tasks, key=lambda task: (task.end_ns, task.start_ns))
         # What takes no time may start at the very end.
         period = max(1, last.end_ns + (last.length_ns == 0))
-        return _pattern(
-            [replace(task.item, start_ns=task.start_ns) for task in self._tasks],
-            microbatches,
-            period,
-        )
+        started = ((task.item, task.start_ns) for task in self._tasks)
+        return _pattern(started, microbatches, period)
 
     def steady(self, k: int, *, fold: bool = False) -> Pattern:
         """Return the pattern of k micro-batches, or a few times k, to which the run settles.
@@ -267,7 +264,8 @@ class ListScheduler:
         """
         found = find_steady_state(self._tasks, k, fold=fold)
         if found is not None:
-            return _pattern(found.items, found.k, found.period_ns)
+            started = ((item, item.start_ns) for item in found.items)
+            return _pattern(started, found.k, found.period_ns)
         raise InputError(
             "the order of this system has not become periodic in the run that was looked at",
             field="microbatches",
@@ -350,11 +348,14 @@ class _Engine:
             heapq.heappush(self.events, (task.end_ns, number))
 
 
-def _pattern(items: Iterable[Operation | Transfer], k: int, period_ns: int) -> Pattern:
+def _pattern(
+    started: Iterable[tuple[Operation | Transfer, int]], k: int, period_ns: int
+) -> Pattern:
+    """Return the pattern of items with the times at which they start, ns."""
     operations: list[Operation] = []
     transfers: list[Transfer] = []
-    for item in items:
-        start, moved = place_in_period(item.start_ns, item.shift, k, period_ns)
+    for item, begins in started:
+        start, moved = place_in_period(begins, item.shift, k, period_ns)
         if isinstance(item, Operation):
             operations.append(replace(item, shift=moved, start_ns=start))
         else:
