@@ -13,12 +13,10 @@ from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
 from math import inf
-from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 from schedopt.account import traffic
 from schedopt.bounds.scopes import contiguous
-from schedopt.chain import Layer
 from schedopt.checking import check
 from schedopt.cuts import NoPartition
 from schedopt.errors import InputError
@@ -26,41 +24,37 @@ from schedopt.plan import Plan
 from schedopt.problem import Problem
 from schedopt.proofs import Proof, ProofKind
 from schedopt.result import Infeasibility
-from schedopt.rule import Rule
+from schedopt.solvers.fold_search import list_folds, needed_s
+from schedopt.solvers.fold_search import propose as propose_folds
 from schedopt.solvers.published_steps import report_published
-from schedopt.solvers.step import solve as solve_step
 from schedopt.solvers.uniform_grids import propose as propose_grids
 from schedopt.solving.late_sending import check_sent_late
 from schedopt.solving.local_search.compilation import COMPILATIONS
 from schedopt.solving.registry import load_partitioner
-from schedopt.solving.replicas.arrays import CLOSE
-from schedopt.solving.replicas.layout import lay_out, lay_out_turns
+from schedopt.solving.replicas.arrays import CLOSE, LAYERED
+from schedopt.solving.replicas.layout import OPERATION_S, lay_out
 from schedopt.solving.requirements import refuse_stages
 from schedopt.solving.run import Run
-from schedopt.stage import Shard, Stage
-from schedopt.systems.steps import without_updates
+from schedopt.stage import Stage
 
 if TYPE_CHECKING:
     from schedopt.solving.replicas.arrays import StepData
-    from schedopt.solving.replicas.candidates import Candidates
+    from schedopt.solving.replicas.candidates import Candidate
     from schedopt.solving.replicas.search import StepSearch
 
 SHARE: Final = 0.9
 """Of the time, for the search over contiguous stages."""
 SHARE_BEFORE_OTHERS: Final = 0.5
 """Of that, where stages may lie anywhere, unless it still finds better ones."""
-LEAST_S_OF_GPU: Final = 0.1
-"""For each GPU, without which nothing better is found where stages may lie anywhere."""
 SHARE_OF_LESS: Final = 0.5
 """Of that, for stages that share the optimizer state at most, where they may share more."""
 FIRST_S: Final = 5.0
 """For a first answer while what searches is compiled."""
-LAYOUT_S: Final = 1e-4
-"""What a stage and micro-batch takes in laying a step out, about, seconds, until it is known."""
-STEPS_OF_PART: Final = 4
-"""That are laid out at least when a part of a fold is searched."""
 REST: Final = 4
-"""How much longer than it takes to lay a step out the search goes on before the next one is."""
+"""How much longer than it takes to lay a step out the search goes on before the next one is.
+
+So much longer it must be able to go on then, too, or only the last one is laid out.
+"""
 PLANNERS: Final = ("piper", "pipedream", "alpa")
 """Partitioners that choose replicas, whose stages the search starts from."""
 PROOF: Final = Proof(ProofKind.TRAINING_STEP)
@@ -78,7 +72,7 @@ def solve(problem: Problem, run: Run) -> None:
     from schedopt.solving.replicas.stages import find_fold, read_machine, read_step
     from schedopt.solving.replicas.step_bound import fits
 
-    scope, compilation, layout_s = problem.scope, COMPILATIONS["replicas"], 0.0
+    scope, compilation = problem.scope, COMPILATIONS["replicas"]
     alike, anywhere = read_machine(problem) is not None, scope.allocation == "general"
     if not (alike or anywhere):
         raise InputError(
@@ -91,7 +85,8 @@ def solve(problem: Problem, run: Run) -> None:
         report_published(problem, run)
         if alike:
             narrow = replace(problem, scope=replace(scope, allocation="contiguous"))
-            _search_folds(narrow, run, longest=FIRST_S)
+            for plan in propose_folds(narrow, run, longest=FIRST_S):
+                _report_valid(plan, run)
     if anywhere:
         COMPILATIONS["local_search"].start()
     if alike and not compilation.wait(run, late=False):
@@ -106,18 +101,22 @@ def solve(problem: Problem, run: Run) -> None:
             others = anywhere and fold == 1 and _has_time_for_others(problem, part)
             if not _search_parts(problem, fold, part):
                 enough = SHARE_BEFORE_OTHERS if others else None
-                layout_s = _search_contiguous(step, part, enough)
+                _search_contiguous(step, part, enough)
     report_published(problem, run)
     if anywhere and COMPILATIONS["local_search"].wait(run, late=False):
-        _search_folds(problem, run, layout_s=layout_s)
+        for plan in propose_folds(problem, run):
+            _report_valid(plan, run)
 
 
 def _has_time_for_others(problem: Problem, run: Run) -> bool:
     """Whether stages anywhere may be found in the time that contiguous ones would leave."""
-    left, gpus = run.remaining(), len(problem.platform.gpus)
+    left, folds = run.remaining(), list_folds(problem)
     if COMPILATIONS["local_search"].is_under_way():
         return False
-    return left is None or (1 - SHARE_BEFORE_OTHERS) * left > LEAST_S_OF_GPU * gpus
+    if left is None:
+        return True
+    each = (1 - SHARE_BEFORE_OTHERS) * left / len(folds)
+    return any(each > needed_s(problem, fold) for fold in folds)
 
 
 def _search_parts(problem: Problem, fold: int, run: Run) -> bool:
@@ -136,11 +135,10 @@ def _search_parts(problem: Problem, fold: int, run: Run) -> bool:
     return bool(search.candidates.best)
 
 
-def _search_contiguous(step: StepData, run: Run, enough: float | None) -> float:
+def _search_contiguous(step: StepData, run: Run, enough: float | None) -> None:
     """Search contiguous stages, from those on that others choose.
 
     Where gradients or parameters may be shared, first those that share the optimizer state at most.
-    Return how long a step takes to be laid out, seconds.
     """
     from schedopt.solving.replicas.search import StepSearch
     from schedopt.solving.replicas.stages import read_step
@@ -155,27 +153,41 @@ def _search_contiguous(step: StepData, run: Run, enough: float | None) -> float:
             search.candidates.take(lighter.candidates)
     for stages, depth in _propose(problem, run):
         search.start(stages, depth)
-    return _report_steps(search, run)
+    _report_steps(search, run)
 
 
-def _report_steps(search: StepSearch, run: Run) -> float:
+def _report_steps(search: StepSearch, run: Run) -> None:
     """Lay out and report the best candidates, not all of them where that takes long.
 
-    Time for the last one is kept. Return what one took at most, seconds.
+    Time for the last one is kept.
     """
-    step = search.step
-    ended, took = -inf, LAYOUT_S * step.count * min(len(step.sums.trip) - 1, step.machine.gpus)
-    search.run.clock.shorten(took)
+    clock, each, kept, ended = search.run.clock, OPERATION_S, 0.0, -inf
     for candidate in search.improve():
-        began = run.clock.seconds()
-        if began - ended < REST * took:
+        operations = _count_operations(search.step, candidate)
+        clock.shorten(each * operations - kept)
+        kept, began, left = each * operations, clock.seconds(), clock.remaining()
+        if began - ended < REST * kept or (left is not None and left < (REST - 1) * kept):
             continue
-        _report(lay_out(step, candidate, search.candidates.orders(candidate)), run)
-        ended = run.clock.seconds()
-        search.run.clock.shorten(max(0.0, ended - began - took))
-        took = max(took, ended - began)
-    _report_others(search.candidates, run)
-    return took
+        _report(lay_out(search.step, candidate, search.candidates.orders(candidate)), run)
+        ended = clock.seconds()
+        each = (ended - began) / operations
+        clock.shorten(each * operations - kept)
+        kept = each * operations
+    clock.shorten(-kept)
+    _report_others(search, run, kept)
+
+
+def _count_operations(step: StepData, candidate: Candidate) -> int:
+    """Return how many operations the plan of a candidate has, about.
+
+    Where a stage runs layer by layer each layer has its own, and each comes with transfers of
+    weights and gradients from and to all replicas.
+    """
+    return step.count * sum(
+        (2 + bool(again.runs))
+        * ((stage.end - stage.first) * stage.replicas if stage.shard >= LAYERED else 1)
+        for stage, again in zip(candidate.stages, candidate.recompute, strict=True)
+    )
 
 
 def _propose(problem: Problem, run: Run) -> Iterator[tuple[list[Stage], list[int] | None]]:
@@ -193,11 +205,15 @@ def _propose(problem: Problem, run: Run) -> Iterator[tuple[list[Stage], list[int
     yield from propose_steady(problem, run)
 
 
-def _report_others(candidates: Candidates, run: Run) -> None:
-    """Report candidates that may be shorter: nodes share links, which the search leaves out."""
-    step = candidates.step
+def _report_others(search: StepSearch, run: Run, each_s: float) -> None:
+    """Report candidates that may be shorter: nodes share links, which the search leaves out.
+
+    All but the first one only where there is time for them.
+    """
+    step, candidates, clock = search.step, search.candidates, search.run.clock
     for number, candidate in enumerate(candidates.best):
-        if number and run.stopped():
+        left = clock.remaining()
+        if number and (clock.stopped() or (left is not None and left < each_s)):
             return
         best = run.period()
         if best is None or candidate.makespan_ns < best * (step.problem.scope.microbatches or 1):
@@ -274,101 +290,3 @@ def _report_valid(plan: Plan, run: Run) -> None:
     plan, violations = check_sent_late(plan)
     if not violations:
         _report(plan, run)
-
-
-def _search_folds(
-    problem: Problem, run: Run, *, longest: float | None = None, layout_s: float = 0.0
-) -> None:
-    """Search folds of the job: each runs the same step on its part of the GPUs.
-
-    All of them take at most so many seconds, if `longest` says so. Those are left out that have not
-    the time for a few steps of their part, and for the whole one in the end, which takes
-    `layout_s`.
-
-    A fold adds its gradients up with the others; for what happens before that it is a step of one
-    GPU a stage, with fewer GPUs and micro-batches and a share of what is sharded.
-    """
-    scope, gpus = problem.scope, problem.platform.gpus
-    # A part of other GPUs, or of a network, would differ from the next one.
-    alike = problem.platform.uniform
-    folds = [
-        fold
-        for fold in range(1, len(gpus) if alike else 2)
-        if len(gpus) % fold == 0
-        and (scope.microbatches or 1) % fold == 0
-        and (scope.replicas is None or fold <= scope.replicas)
-    ]
-    for number, fold in enumerate(folds):
-        if run.stopped() or run.settled():
-            return
-        left = run.remaining()
-        if left is None:
-            share = 1 / (len(folds) - number)
-        else:
-            needed = layout_s * STEPS_OF_PART / fold**2
-            share = max(0.0, left - layout_s) / left / (len(folds) - number)
-            if share * left < needed:
-                continue
-        inner = _fold(problem, fold, run.period())
-        each = None if longest is None else longest / len(folds)
-        part = run.subrun(inner, share, each)
-        part.begin("step")
-        solve_step(inner, part)
-        best = part.best()
-        if best is not None:
-            _report_valid(_unfold(problem, best, fold), run)
-
-
-def _fold(problem: Problem, fold: int, best: Fraction | None) -> Problem:
-    """Return the step of one of several equal parts of the job, without updates.
-
-    It is asked to be no longer than the best of the whole, whose normalized period is given, ns.
-    """
-    scope = problem.scope
-    count = (scope.microbatches or 1) // fold
-    asked = None if best is None else max(1, int(best * fold))
-    sharded = scope.shard != "none"
-    layers = tuple(_kept(layer, fold, sharded=sharded) for layer in problem.chain.layers)
-    return replace(
-        problem,
-        chain=replace(problem.chain, layers=layers),
-        platform=problem.platform.with_gpus(
-            problem.platform.gpus[: len(problem.platform.gpus) // fold]
-        ),
-        rule=Rule(),
-        scope=replace(
-            scope,
-            microbatches=count,
-            replicas=1,
-            shard="none",
-            period_ns=asked,
-        ),
-    )
-
-
-def _kept(layer: Layer, fold: int, *, sharded: bool) -> Layer:
-    """Return a layer with what a replica keeps of its weights at most."""
-    whole = layer.optimizer_bytes or 0
-    home = -(-whole // fold) if sharded else whole
-    return replace(without_updates(layer), weight_bytes=layer.weight_bytes - whole + home)
-
-
-def _unfold(problem: Problem, part: Plan, fold: int) -> Plan:
-    """Return the step of all parts from that of one: micro-batch i goes to part i mod `fold`."""
-    width = len(part.platform.gpus)
-    shard: Shard = "none" if fold == 1 or problem.scope.shard == "none" else "optimizer"
-    stages = [
-        replace(
-            stage,
-            gpus=tuple(gpu + copy * width for gpu in stage.gpus for copy in range(fold)),
-            shard=shard,
-        )
-        for stage in part.stages
-    ]
-    operations = sorted(part.pattern.operations, key=attrgetter("start_ns"))
-    turns = (
-        (operation.kind, operation.stage, operation.shift * fold + copy)
-        for operation in operations
-        for copy in range(fold)
-    )
-    return lay_out_turns(problem, stages, turns)

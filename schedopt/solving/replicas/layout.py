@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from schedopt.plan import Kind, Plan
 from schedopt.problem import Problem
+from schedopt.simulation.delaying import delay_transfers
 from schedopt.solving.replicas.arrays import LAYERED, WAITING
 from schedopt.stage import SHARDS, Stage
 from schedopt.systems.config import SystemConfig
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from schedopt.solving.replicas.arrays import StepData
     from schedopt.solving.replicas.candidates import Candidate, StageChoice
 
+OPERATION_S: Final = 6e-4
+"""What a forward or backward takes in laying a step out and checking it, about, seconds."""
 KINDS: Final[tuple[Kind, ...]] = ("F", "B", "R")
 """By the numbers of `schedopt.solving.replicas.timing`."""
 
@@ -94,5 +97,6 @@ def lay_out_turns(
     if fold > 1:
         plan = folded_step(config, stages, fold, turns, split=split)
     else:
-        plan = flush_step(config, stages, turns, split=split, ahead=ahead)
+        # Sent late, it is checked but once.
+        plan = delay_transfers(flush_step(config, stages, turns, split=split, ahead=ahead))
     return replace(plan, scope=problem.scope)

@@ -1,0 +1,51 @@
+"""The time of the search for training steps: what long layouts leave of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from schedopt import Chain, Plan, Platform, Problem
+from schedopt.problem import training_step, widest_step
+from schedopt.solvers import fold_search
+from schedopt.solvers import training_step as solver
+from schedopt.solving.replicas.layout import lay_out
+from schedopt.solving.run import Run
+from tests.examples import layer
+
+
+def problem_of(count: int) -> Problem:
+    """Return a step of a few layers on four GPUs, none of which holds all of them whole."""
+    sizes = {"parameter_bytes": 4, "gradient_bytes": 4, "optimizer_bytes": 8}
+    chain = Chain(layers=tuple(layer(2 + n, 4, 16, 1, saved_bytes=3, **sizes) for n in range(4)))
+    return training_step(chain, Platform(4, 60, bandwidth=4 * 10**9), count, widest_step(chain))
+
+
+def test_what_takes_long_to_be_laid_out_is_laid_out_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    laid_out: list[Plan] = []
+
+    def note(*given: object) -> Plan:
+        laid_out.append(lay_out(*given))  # type: ignore[arg-type]
+        return laid_out[-1]
+
+    monkeypatch.setattr(solver, "lay_out", note)
+    monkeypatch.setattr(solver, "OPERATION_S", 1000.0)
+    problem = problem_of(8)
+    problem = replace(problem, scope=replace(problem.scope, allocation="contiguous"))
+    run = Run(problem, time_limit=2.0)
+    solver.solve(problem, run)
+    assert run.best() is not None
+    assert len(laid_out) == 1
+
+
+@pytest.mark.parametrize("time_limit", [None, 1.0])
+def test_folds_without_the_time_for_a_few_steps_are_left_out(
+    monkeypatch: pytest.MonkeyPatch, time_limit: float | None
+) -> None:
+    monkeypatch.setattr(fold_search, "OPERATION_S", 1000.0)
+    problem = problem_of(2)
+    run = Run(problem, time_limit=time_limit, work_limit=100)
+    assert any(fold_search.propose(problem, run)) is (time_limit is None)
