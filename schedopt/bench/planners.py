@@ -102,10 +102,10 @@ def _score_at(step: StepData, stages: Sequence[Stage], level: int) -> Score:
     """Simulate the step of stages whose replicas share so much."""
     replicas = [len(stage.gpus) for stage in stages]
     rows = [
-        (stage.first, stage.last + 1, count, level if count > 1 else 0)
+        (stage.first, stage.last + 1, count, level if count > 1 else 0, 0)
         for stage, count in zip(stages, replicas, strict=True)
     ]
-    cost = describe_stages(step.sums, step.machine, np.array(rows, dtype=np.int64), step.count)
+    cost = describe_stages(step.costs, step.machine, np.array(rows, dtype=np.int64), step.count)
     room = [
         _most_kept(step, stage, int(spare)) for stage, spare in zip(stages, cost[4], strict=True)
     ]

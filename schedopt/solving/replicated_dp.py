@@ -104,7 +104,7 @@ class ReplicatedDP:
         """Return a period at which one micro-batch runs after the other in every plan, ns."""
         recompute = self.sums.forward if self.problem.scope.recompute else 0 * self.sums.forward
         works = self.sums.forward + self.sums.backward + recompute
-        trips = np.sort(self.sums.trip)[1 - self.machine.gpus :]
+        trips = np.sort(self.sums.trip[0])[1 - self.machine.gpus :]
         return max(1, int(works[-1] + 2 * trips.sum()))
 
     def descend(

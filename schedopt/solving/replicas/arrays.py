@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -90,9 +90,12 @@ class Sums(NamedTuple):
     `forward`, `backward`, `update`, `weight`, `gradient`, `parameter`, `optimizer` and `saved` have
     an entry for each cut; `received`, what a stage that begins there keeps of its input, and
     `workspace` have one for each layer. `trip` is the time of one transfer at each cut inside a
-    node, `far` that between two, and `joined` says where tied layers forbid a cut. `layered` is
-    about stages that run layer by layer.
+    node, `far` that between two, by the place in `Costs.tensor` of the smaller of the two tensor
+    groups; `least_trip` and `least_far` are the least of those for groups up to that of the stage.
+    `joined` says where tied layers forbid a cut. `layered` is about stages that run layer by layer.
     """
+
+    tensor: int
 
     forward: Array
     backward: Array
@@ -106,6 +109,8 @@ class Sums(NamedTuple):
     workspace: Array
     trip: Array
     far: Array
+    least_trip: Array
+    least_far: Array
     joined: npt.NDArray[np.bool_]
     layered: Layered
 
@@ -128,6 +133,40 @@ class Recompute(NamedTuple):
     prices: Floats
     lengths: Floats
     sizes: Array
+
+
+class Costs(NamedTuple):
+    """`Sums` and `Recompute` of stages in tensor groups, by the place of their size in `tensor`.
+
+    That place is the first axis of all arrays but those that all groups share: `counts`, `joined`,
+    `layered`, which is about groups of one GPU, and what is least whatever the groups, before each
+    cut: `load`, in GPUs times ns, and `head` and `tail`, the forwards and the backwards, ns.
+    """
+
+    tensor: Array
+    forward: Array
+    backward: Array
+    update: Array
+    weight: Array
+    gradient: Array
+    parameter: Array
+    optimizer: Array
+    saved: Array
+    received: Array
+    workspace: Array
+    trip: Array
+    far: Array
+    least_trip: Array
+    least_far: Array
+    prices: Floats
+    lengths: Floats
+    sizes: Array
+    counts: Array
+    joined: npt.NDArray[np.bool_]
+    layered: Layered
+    load: Array
+    head: Array
+    tail: Array
 
 
 class Machine(NamedTuple):
@@ -157,13 +196,30 @@ class Machine(NamedTuple):
 
 
 class Option(NamedTuple):
-    """What a stage may choose: its replicas, and what these share, by its place in `SHARDS`.
+    """What a stage may choose: its replicas, what these share, and its tensor groups.
 
-    `WAITING` is added where it waits for weights and gradients: see `layered`.
+    `shard` is the place of a level in `SHARDS`; `WAITING` is added where the stage waits for
+    weights and gradients: see `layered`.
+    `group` is the place of the size of its tensor groups in `Costs.tensor`.
     """
 
     replicas: int
     shard: int
+    group: int = 0
+
+
+class HasGroup(Protocol):
+    """What has replicas that are tensor groups: an option, or a stage with one."""
+
+    @property
+    def replicas(self) -> int:
+        """How many replicas there are."""
+        ...
+
+    @property
+    def group(self) -> int:
+        """The place of the size of a group in `Costs.tensor`."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -176,8 +232,7 @@ class StepData:
     ----------
     problem : Problem
     machine : Machine
-    sums : Sums
-    again : Recompute
+    costs : Costs
     count : int
         Micro-batches of the step, or of one part of a fold.
     replicas : tuple of int
@@ -189,9 +244,16 @@ class StepData:
 
     problem: Problem
     machine: Machine
-    sums: Sums
-    again: Recompute
+    costs: Costs
     count: int
     replicas: tuple[int, ...]
     options: tuple[Option, ...]
     least_options: tuple[Option, ...]
+
+    def tensor_of(self, stage: HasGroup) -> int:
+        """Return how many GPUs the tensor groups of a stage have."""
+        return int(self.costs.tensor[stage.group])
+
+    def gpus_of(self, stage: HasGroup) -> int:
+        """Return how many GPUs a stage has."""
+        return stage.replicas * self.tensor_of(stage)

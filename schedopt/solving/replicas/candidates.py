@@ -10,7 +10,15 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from schedopt.bounds.recomputation import RecomputeChoice, cheapest_recompute
-from schedopt.solving.replicas.arrays import CLOSE, LAYERED, NEVER, WAITING, Array, StepData
+from schedopt.solving.replicas.arrays import (
+    CLOSE,
+    LAYERED,
+    NEVER,
+    WAITING,
+    Array,
+    Option,
+    StepData,
+)
 from schedopt.solving.replicas.costs import describe_stages
 from schedopt.solving.replicas.layered import choose_redone
 from schedopt.solving.replicas.timing import ORDERS, simulate_step
@@ -23,15 +31,18 @@ KEPT: Final = 8
 
 
 class StageChoice(NamedTuple):
-    """A stage: its layers, the first and the one behind; its replicas, and what these share.
-
-    That is a number as of an `Option`.
-    """
+    """A stage: its layers, the first and the one behind; and the rest as of an `Option`."""
 
     first: int
     end: int
     replicas: int
     shard: int
+    group: int = 0
+
+    @property
+    def option(self) -> Option:
+        """What is chosen beside the layers."""
+        return Option(self.replicas, self.shard, self.group)
 
 
 @dataclass(frozen=True)
@@ -79,7 +90,7 @@ class Candidates:
         self.step, self.run, self.late = step, run, late
         self.best: list[Candidate] = []
         self._noted_ns = NEVER
-        self._choices: dict[tuple[int, int, int, int], RecomputeChoice | None] = {}
+        self._choices: dict[tuple[int, ...], RecomputeChoice | None] = {}
         self._redone: dict[tuple[int, ...], RecomputeChoice | None] = {}
 
     def is_over(self) -> bool:
@@ -137,7 +148,7 @@ class Candidates:
             lighter = sorted(
                 (self._sent(changed), changed)
                 for option in self.step.options
-                if option.replicas == stage.replicas
+                if option[::2] == stage.option[::2]
                 for changed in (stage._replace(shard=option.shard),)
                 if self._sent(changed) < self._sent(stage)
             )
@@ -151,9 +162,10 @@ class Candidates:
 
     def _sent(self, stage: StageChoice) -> int:
         """Return how often the replicas of a stage send its bytes, for gradients and weights."""
-        sums, level = self.step.sums, stage.shard % WAITING
+        costs, level = self.step.costs, stage.shard % WAITING
         weights, gradients = (
-            int(row[stage.end] - row[stage.first]) for row in (sums.parameter, sums.gradient)
+            int(row[stage.group, stage.end] - row[stage.group, stage.first])
+            for row in (costs.parameter, costs.gradient)
         )
         each = self.step.count // stage.replicas
         return {
@@ -196,10 +208,10 @@ class Candidates:
         """Return what a stage recomputes to hold some micro-batches; None if nothing helps."""
         if not self.step.problem.scope.recompute:
             return None
-        key = (stage.first, stage.end, count, spare)
+        key = (stage.first, stage.end, stage.group, count, spare)
         if key not in self._choices:
             self._choices[key] = cheapest_recompute(
-                self.step.problem.chain,
+                self.step.problem.in_group(self.step.tensor_of(stage)),
                 self.step.problem.platform.gpus[0],
                 range(stage.first, stage.end),
                 count,
@@ -209,12 +221,12 @@ class Candidates:
 
     def _redo(self, stage: StageChoice, count: int) -> RecomputeChoice | None:
         """Return the same for a stage that runs layer by layer."""
-        layered = self.step.sums.layered
+        layered = self.step.costs.layered
         if not self.step.problem.scope.recompute:
             return None
         key = (*stage, count)
         if key not in self._redone:
-            redone = choose_redone(layered.layers, *stage, count, self.step.machine.room)
+            redone = choose_redone(layered.layers, *stage[:4], count, self.step.machine.room)
             numbers = stage.first + np.flatnonzero(redone)
             time = layered.layers.forward[numbers].sum()
             if stage.shard >= WAITING:
@@ -278,5 +290,5 @@ class Candidates:
 
     def _cost(self, stages: Sequence[StageChoice]) -> Array:
         rows = np.array(stages, dtype=np.int64)
-        found: Array = describe_stages(self.step.sums, self.step.machine, rows, self.step.count)
+        found: Array = describe_stages(self.step.costs, self.step.machine, rows, self.step.count)
         return found

@@ -1,8 +1,8 @@
 """What a stage costs, compiled: collectives, bytes beside activations, bounds on recompute.
 
 A step has m micro-batches, each of them on one replica of each stage; a stage of R replicas runs
-m / R on each. Options of a stage are pairs (R, z): its replicas, and whether the optimizer state is
-sharded over them (ZeRO-1, Rajbhandari et al. 2020).
+m / R on each. Options of a stage are its replicas R, whether the optimizer state is sharded over
+them (ZeRO-1, Rajbhandari et al. 2020), and the GPUs t of a tensor group, which a replica is.
 """
 
 from __future__ import annotations
@@ -19,11 +19,42 @@ from schedopt.solving.replicas.arrays import (
     PARAMETER,
     WAITING,
     Array,
+    Costs,
     Machine,
     Recompute,
     Sums,
 )
 from schedopt.solving.replicas.layered import redone_ns, row_of
+
+
+@njit_kernel
+def sums_of(costs: Costs, group: int) -> Sums:
+    """Return the sums of stages in one size of tensor groups."""
+    return Sums(
+        costs.tensor[group],
+        costs.forward[group],
+        costs.backward[group],
+        costs.update[group],
+        costs.weight[group],
+        costs.gradient[group],
+        costs.parameter[group],
+        costs.optimizer[group],
+        costs.saved[group],
+        costs.received[group],
+        costs.workspace[group],
+        costs.trip[group],
+        costs.far[group],
+        costs.least_trip[group],
+        costs.least_far[group],
+        costs.joined,
+        costs.layered,
+    )
+
+
+@njit_kernel
+def recompute_of(costs: Costs, group: int) -> Recompute:
+    """Return the bounds on recompute of stages in one size of tensor groups."""
+    return Recompute(costs.counts, costs.prices[group], costs.lengths[group], costs.sizes[group])
 
 
 @njit_kernel
@@ -37,8 +68,10 @@ def sent_ns(count: int, latency: int, bandwidth: int) -> int:
 
 
 @njit_kernel
-def ring_ns(machine: Machine, count: int, replicas: int, far: int, least: bool) -> int:
+def ring_ns(machine: Machine, tensor: int, count: int, replicas: int, far: int, least: bool) -> int:
     """Return how long a chunk takes once round a ring but for one hop, `far` of them from a node.
+
+    The GPUs of a tensor group have rings next to each other, which share the links between nodes.
 
     A ring cuts so many bytes into as many chunks as there are replicas, some of which may be a byte
     longer; `least` asks for the others. Two replicas have one link for both chunks, which these
@@ -48,7 +81,7 @@ def ring_ns(machine: Machine, count: int, replicas: int, far: int, least: bool) 
         return 0
     chunk = count // replicas if least else -(-count // replicas)
     inside = sent_ns(chunk, machine.inside[0], machine.inside[1])
-    between = sent_ns(chunk, machine.between[0], machine.between[1])
+    between = sent_ns(tensor * chunk, machine.between[0], machine.between[1])
     once = (replicas - 1 - far) * inside + far * between
     alone = machine.between[2] if far else machine.inside[2]
     return once if least or replicas > 2 or alone else 2 * once
@@ -75,12 +108,13 @@ def collective_ns(
         return int(update)
     if shard >= LAYERED:
         return layered_collective_ns(sums, machine, first, end, replicas, shard, least)
-    back = replicas - 1 if far else 0
+    back, tensor = replicas - 1 if far else 0, sums.tensor
     sent = sums.gradient[end] - sums.gradient[first]
-    gradient = ring_ns(machine, sent, replicas, far, least)
+    gradient = ring_ns(machine, tensor, sent, replicas, far, least)
     if not shard:
-        return int(gradient + ring_ns(machine, sent, replicas, back, least) + update)
-    weights = ring_ns(machine, sums.parameter[end] - sums.parameter[first], replicas, back, least)
+        return int(gradient + ring_ns(machine, tensor, sent, replicas, back, least) + update)
+    held = sums.parameter[end] - sums.parameter[first]
+    weights = ring_ns(machine, tensor, held, replicas, back, least)
     if least and far:
         # Links carry some chunks while others are updated.
         return int(gradient + weights)
@@ -116,7 +150,7 @@ def layered_collective_ns(
     found -= (sums.update[first] - sums.update[end]) // replicas
     if all_gather:
         for layer in range(first, end):
-            found += ring_ns(machine, layers.parameter[layer], replicas, 0, False)
+            found += ring_ns(machine, 1, layers.parameter[layer], replicas, 0, False)
     return int(found)
 
 
@@ -124,6 +158,12 @@ def layered_collective_ns(
 def in_several_nodes(machine: Machine, first: int, count: int) -> bool:
     """Whether some GPUs in a row lie in more than one node."""
     return first // machine.node != (first + count - 1) // machine.node
+
+
+@njit_kernel
+def is_aligned(machine: Machine, first: int, tensor: int) -> bool:
+    """Whether tensor groups that begin with a GPU, one behind the other, lie inside nodes."""
+    return machine.node == machine.gpus or first % tensor == 0
 
 
 @njit_kernel
@@ -180,19 +220,68 @@ def common_multiple(one: int, other: int) -> int:
 
 
 @njit_kernel
-def links_between(machine: Machine, replicas: int, behind: int, leaves: bool) -> int:
+def links_between(machine: Machine, replicas: int, behind: int, fewer: int) -> int:
     """Return how many links the replicas of two stages have to each other, in turn.
 
-    Each pair has one; where that leaves a node, the GPUs of a node share it.
+    Each pair has one; where that leaves a node, the GPUs of a node share it: `fewer` are then the
+    GPUs of the stage that has fewer, and 0 elsewhere.
     """
-    if not leaves:
+    if not fewer:
         return common_multiple(replicas, behind)
-    return int(max(1, min(replicas, behind) // machine.node))
+    return int(max(1, fewer // machine.node))
+
+
+@njit_kernel
+def describe_stage(
+    costs: Costs,
+    machine: Machine,
+    stages: Array,
+    count: int,
+    number: int,
+    place: int,
+    found: Array,
+) -> None:
+    """Write down what a stage costs whose first GPU is `place`: see `describe_stages`."""
+    first, end, replicas, shard, which = stages[number]
+    sums = sums_of(costs, which)
+    gpus, group = replicas * sums.tensor, replicas * machine.copies
+    workspace = 0
+    for layer in range(first, end):
+        workspace = max(workspace, sums.workspace[layer])
+    row = row_of(sums.layered, replicas, shard)
+    if row < 0:
+        spare = spare_bytes(sums, first, end, group, shard, workspace, machine.room)
+    else:
+        spare = machine.room - sums.layered.taken[row, first, end - first - 1]
+        for kind in range(2):
+            found[kind, number] = sums.layered.late[kind, row, first, end - first - 1]
+        found[8, number] = sums.layered.fetch[row, first]
+    follows, behind, smaller = 0, 0, which
+    if number + 1 < len(stages):
+        follows = stages[number + 1, 2]
+        smaller = min(which, stages[number + 1, 4])
+        behind = follows * costs.tensor[stages[number + 1, 4]]
+    leaves = in_several_nodes(machine, place, gpus + behind)
+    spread = machine.copies > 1 or in_several_nodes(machine, place, gpus)
+    if (row >= 0 and spread) or not is_aligned(machine, place, sums.tensor):
+        found[8, number] = NEVER
+    found[0, number] += sums.forward[end] - sums.forward[first]
+    found[1, number] += sums.backward[end] - sums.backward[first]
+    found[2, number] = sums.far[smaller, end] if leaves else sums.trip[smaller, end]
+    far = group - 1 if spread else 0
+    found[3, number] = collective_ns(sums, machine, first, end, group, shard, far, False)
+    found[4, number] = spare
+    found[5, number] = most_in_flight(sums, row, first, end, spare, count // replicas)
+    found[6, number] = 1
+    if follows:
+        fewer = min(gpus, behind) if leaves else 0
+        found[6, number] = links_between(machine, replicas, follows, fewer)
+    found[7, number] = machine.between[2] if leaves else machine.inside[2]
 
 
 @njit_entry
-def describe_stages(sums: Sums, machine: Machine, stages: Array, count: int) -> Array:
-    """Return what stages cost, from rows of first layer, end, replicas and shard.
+def describe_stages(costs: Costs, machine: Machine, stages: Array, count: int) -> Array:
+    """Return what stages cost, from rows of first layer, end, replicas, shard and group.
 
     They lie on the last GPUs, in their order.
 
@@ -203,37 +292,14 @@ def describe_stages(sums: Sums, machine: Machine, stages: Array, count: int) -> 
         activations; most micro-batches in flight without recompute; of the way to the next stage,
         how many links micro-batches take in turn, and whether each direction has its own; and how
         long the first operation of a step waits for its weights, ns: `NEVER` where what comes for
-        each operation would come from other nodes, too late.
+        each operation would come from other nodes, too late, and where a tensor group would lie in
+        two nodes.
     """
     found = np.zeros((9, len(stages)), dtype=np.int64)
-    place = machine.gpus - stages[:, 2].sum()
+    place = machine.gpus
     for number in range(len(stages)):
-        first, end, replicas, shard = stages[number]
-        workspace = 0
-        for layer in range(first, end):
-            workspace = max(workspace, sums.workspace[layer])
-        group = replicas * machine.copies
-        row = row_of(sums.layered, replicas, shard)
-        if row < 0:
-            spare = spare_bytes(sums, first, end, group, shard, workspace, machine.room)
-        else:
-            spare = machine.room - sums.layered.taken[row, first, end - first - 1]
-            for kind in range(2):
-                found[kind, number] = sums.layered.late[kind, row, first, end - first - 1]
-            found[8, number] = sums.layered.fetch[row, first]
-        follows = stages[number + 1, 2] if number + 1 < len(stages) else 0
-        leaves = in_several_nodes(machine, place, replicas + follows)
-        spread = machine.copies > 1 or in_several_nodes(machine, place, replicas)
-        place += replicas
-        found[0, number] += sums.forward[end] - sums.forward[first]
-        found[1, number] += sums.backward[end] - sums.backward[first]
-        if row >= 0 and spread:
-            found[8, number] = NEVER
-        found[2, number] = sums.far[end] if leaves else sums.trip[end]
-        far = group - 1 if spread else 0
-        found[3, number] = collective_ns(sums, machine, first, end, group, shard, far, False)
-        found[4, number] = spare
-        found[5, number] = most_in_flight(sums, row, first, end, spare, count // replicas)
-        found[6, number] = links_between(machine, replicas, follows, leaves) if follows else 1
-        found[7, number] = machine.between[2] if leaves else machine.inside[2]
+        place -= stages[number, 2] * costs.tensor[stages[number, 4]]
+    for number in range(len(stages)):
+        describe_stage(costs, machine, stages, count, number, place, found)
+        place += stages[number, 2] * costs.tensor[stages[number, 4]]
     return found

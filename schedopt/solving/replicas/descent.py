@@ -25,6 +25,7 @@ class Descent:
     def __init__(self, candidates: Candidates) -> None:
         self.candidates, self.step, self.run = candidates, candidates.step, candidates.run
         self._tried: set[Filled] = set()
+        self._options_near: dict[tuple[int, ...], list[Option]] = {}
 
     def improve(self) -> Iterator[Candidate]:
         """Change the best candidate a little while that helps; yield each best one so far.
@@ -71,34 +72,49 @@ class Descent:
     def _neighbours(self, candidate: Candidate) -> Iterator[Filled]:
         """Yield stages that differ in a cut, in the replicas of two stages or one, or in depth."""
         stages, depth = candidate.stages, candidate.depth
-        spare = self.step.machine.gpus - sum(stage.replicas for stage in stages)
+        spare = self.step.machine.gpus - sum(self.step.gpus_of(stage) for stage in stages)
         for number, stage in enumerate(stages):
             for more in (-1, 1):
                 if depth[number] + more >= 1:
                     yield stages, (*depth[:number], depth[number] + more, *depth[number + 1 :])
-            for option in self._replicas_near(stage.replicas):
-                if option.replicas - stage.replicas <= spare:
-                    changed = stage._replace(replicas=option.replicas, shard=option.shard)
+            for option in self._near(stage):
+                if self.step.gpus_of(option) - self.step.gpus_of(stage) <= spare:
+                    changed = stage._replace(**option._asdict())
                     yield (*stages[:number], changed, *stages[number + 1 :]), depth
         for number, (ahead, behind) in enumerate(pairwise(stages)):
             before, after = stages[:number], stages[number + 2 :]
             for moved in (-2, -1, 1, 2):
                 cut = ahead.end + moved
-                if ahead.first < cut < behind.end and not self.step.sums.joined[cut]:
+                if ahead.first < cut < behind.end and not self.step.costs.joined[cut]:
                     pair = ahead._replace(end=cut), behind._replace(first=cut)
                     yield (*before, *pair, *after), depth
-            for one in self._replicas_near(ahead.replicas):
-                for other in self._replicas_near(behind.replicas):
-                    added = one.replicas + other.replicas - ahead.replicas - behind.replicas
-                    if added <= spare:
+            own = self.step.gpus_of(ahead) + self.step.gpus_of(behind)
+            for one in self._near(ahead):
+                for other in self._near(behind):
+                    if self.step.gpus_of(one) + self.step.gpus_of(other) - own <= spare:
                         pair = (
-                            ahead._replace(replicas=one.replicas, shard=one.shard),
-                            behind._replace(replicas=other.replicas, shard=other.shard),
+                            ahead._replace(**one._asdict()),
+                            behind._replace(**other._asdict()),
                         )
                         yield (*before, *pair, *after), depth
 
-    def _replicas_near(self, replicas: int) -> list[Option]:
-        """Return the options with the next fewer and the next more replicas."""
-        place = self.step.replicas.index(replicas)
-        near = self.step.replicas[max(0, place - 1) : place + 2]
-        return [option for option in self.step.options if option.replicas in near]
+    def _near(self, stage: StageChoice) -> list[Option]:
+        """Return the options with the next fewer and the next more replicas, in groups of any size.
+
+        Of another size those that take about as many GPUs.
+        """
+        if stage.option[::2] not in self._options_near:
+            place = self.step.replicas.index(stage.replicas)
+            counts = self.step.replicas[max(0, place - 1) : place + 2]
+            near = {(count, stage.group) for count in counts}
+            gpus = self.step.gpus_of(stage)
+            for group in {option.group for option in self.step.options} - {stage.group}:
+                known = [option.replicas for option in self.step.options if option.group == group]
+                tensor = int(self.step.costs.tensor[group])
+                fewer = max((n for n in known if n * tensor <= gpus), default=None)
+                more = min((n for n in known if n * tensor >= gpus), default=None)
+                near |= {(count, group) for count in (fewer, more) if count is not None}
+            self._options_near[stage.option[::2]] = [
+                option for option in self.step.options if option[::2] in near
+            ]
+        return self._options_near[stage.option[::2]]

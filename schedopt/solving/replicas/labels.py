@@ -11,14 +11,17 @@ from typing import Final
 import numpy as np
 
 from schedopt.solving.local_search.njit import njit_entry, njit_kernel
-from schedopt.solving.replicas.arrays import NEVER, Array, Machine, Recompute, Sums
+from schedopt.solving.replicas.arrays import NEVER, Array, Costs, Machine, Recompute, Sums
 from schedopt.solving.replicas.costs import (
     collective_ns,
     in_several_nodes,
+    is_aligned,
     links_between,
     most_in_flight,
+    recompute_of,
     spare_bytes,
     stage_recompute_ns,
+    sums_of,
 )
 from schedopt.solving.replicas.layered import one_fits, redone_ns, row_of
 from schedopt.solving.replicas.least_spans import behind_link, next_span
@@ -98,10 +101,116 @@ def keep_label(table: Array, counts: Array, first: int, used: int, label: Array)
     counts[first, used] = kept + 1
 
 
+@njit_kernel
+def extend_labels(
+    costs: Costs,
+    group: int,
+    machine: Machine,
+    options: Array,
+    count: int,
+    period: int,
+    fold: int,
+    weight: float,
+    limit: int,
+    first: int,
+    table: Array,
+    counts: Array,
+    label: Array,
+) -> None:
+    """Keep labels of stages from a layer on, the first of which has one size of tensor groups.
+
+    `label` is room for one.
+    """
+    sums, again = sums_of(costs, group), recompute_of(costs, group)
+    layers, gpus, room = len(sums.forward) - 1, machine.gpus, machine.room
+    before_last = (count - fold) * period if weight < 0 else 0
+    # With fewer or more GPUs what comes from here on, or before, has not the time.
+    fewest = (costs.load[layers] - costs.load[first] + period - 1) // period
+    most = gpus - (costs.load[first] + period - 1) // period
+    workspace = 0
+    for end in range(first + 1, layers + 1):
+        workspace = max(workspace, sums.workspace[end - 1])
+        ahead = sums.forward[end] - sums.forward[first]
+        both = ahead + sums.backward[end] - sums.backward[first]
+        if both > period * gpus:
+            break
+        for number in range(len(options)):
+            replicas, shard, of_group = options[number]
+            if of_group != group:
+                continue
+            own, modulus = count // replicas, replicas * period
+            width, copies = replicas * sums.tensor, replicas * machine.copies
+            row, length = row_of(sums.layered, replicas, shard), end - first - 1
+            forward, work = ahead, both
+            if row >= 0:
+                late = sums.layered.late[:, row, first, length]
+                forward, work = forward + late[0], work + late[0] + late[1]
+            if work > modulus or width > gpus:
+                continue
+            if row < 0:
+                spare = spare_bytes(sums, first, end, copies, shard, workspace, room)
+                left = spare, spare
+                if spare < sums.saved[end] - sums.saved[first]:
+                    continue
+            else:
+                left = (
+                    room - sums.layered.taken[row, first, length],
+                    room - sums.layered.taken_redone[row, first, length],
+                )
+                kept = sums.layered.kept[end] - sums.layered.kept[first]
+                if left[0] < kept and redone_ns(sums.layered, first, end, 1, left[1]) >= NEVER:
+                    if len(again.counts) == 0 or not one_fits(
+                        sums.layered.layers, first, end, replicas, shard, room, False
+                    ):
+                        continue
+                    left = left[0], room - sums.layered.least_redone[row, first, length]
+            near = collective_ns(sums, machine, first, end, copies, shard, 0, False)
+            # All chunks take the slow hops in turn, and the others wait for them.
+            far = collective_ns(sums, machine, first, end, copies, shard, copies - 1, False)
+            for used in range(max(width, fewest), most + 1):
+                place = gpus - used
+                if not is_aligned(machine, place, sums.tensor):
+                    continue
+                several = machine.copies > 1 or in_several_nodes(machine, place, width)
+                if several and row >= 0:
+                    # Weights that come from several nodes for each operation come too late.
+                    continue
+                sync = far if several else near
+                for which in range(counts[end, used - width]):
+                    behind = table[end, used - width, which]
+                    other = options[behind[5], 2] if end < layers else group
+                    follows, smaller = behind[3] * costs.tensor[other], min(group, other)
+                    leaves = in_several_nodes(machine, place, width + follows)
+                    trip = sums.far[smaller, end] if leaves else sums.trip[smaller, end]
+                    full = machine.between[2] if leaves else machine.inside[2]
+                    fewer = min(width, follows) if leaves else 0
+                    shared = links_between(machine, replicas, behind[3], fewer)
+                    span = behind_link(behind[2], trip, full, shared * period)
+                    if span >= NEVER:
+                        continue
+                    span, needed, least = stage_span(
+                        sums, again, row, first, end, left, own, work, span, modulus
+                    )
+                    if span >= NEVER:
+                        continue
+                    if weight < 0:
+                        label[0] = max(span + sync, forward + trip + behind[0])
+                        label[1] = 0
+                    else:
+                        there_and_back = int(weight * (work + 2 * trip))
+                        label[1] = max(own * (work + least), there_and_back + behind[1])
+                        there = int(weight * (forward + trip))
+                        label[0] = max(label[1] + sync, there + behind[0])
+                    if before_last + label[0] > limit:
+                        continue
+                    label[2], label[3], label[4], label[5] = span, replicas, end, number
+                    label[6], label[7] = needed, which
+                    keep_label(table, counts, first, used, label)
+
+
 @njit_entry
 def label_stages(
-    sums: Sums,
-    again: Recompute,
+    costs: Costs,
     machine: Machine,
     options: Array,
     count: int,
@@ -124,88 +233,27 @@ def label_stages(
     counts : (L + 1, P + 1) array
         How many labels each has.
     """
-    layers, gpus, room = len(sums.forward) - 1, machine.gpus, machine.room
+    layers, gpus = len(costs.load) - 1, machine.gpus
     table = np.zeros((layers + 1, gpus + 1, LABELS, COLUMNS), dtype=np.int64)
     counts = np.zeros((layers + 1, gpus + 1), dtype=np.int64)
     label = np.zeros(COLUMNS, dtype=np.int64)
     counts[layers, :] = 1
-    before_last = (count - fold) * period if weight < 0 else 0
-    works = sums.forward + sums.backward
-    total = works[layers]
     for first in range(layers - 1, -1, -1):
-        if sums.joined[first]:
-            continue
-        workspace = 0
-        fewest = (total - works[first] + period - 1) // period
-        most = gpus - (works[first] + period - 1) // period
-        for end in range(first + 1, layers + 1):
-            workspace = max(workspace, sums.workspace[end - 1])
-            if works[end] - works[first] > period * gpus:
-                break
-            for number in range(len(options)):
-                replicas, shard = options[number]
-                own, modulus = count // replicas, replicas * period
-                row, length = row_of(sums.layered, replicas, shard), end - first - 1
-                forward = sums.forward[end] - sums.forward[first]
-                work = works[end] - works[first]
-                if row >= 0:
-                    late = sums.layered.late[:, row, first, length]
-                    forward, work = forward + late[0], work + late[0] + late[1]
-                if work > modulus or replicas > gpus:
-                    continue
-                group = replicas * machine.copies
-                if row < 0:
-                    spare = spare_bytes(sums, first, end, group, shard, workspace, room)
-                    left = spare, spare
-                    if spare < sums.saved[end] - sums.saved[first]:
-                        continue
-                else:
-                    left = (
-                        room - sums.layered.taken[row, first, length],
-                        room - sums.layered.taken_redone[row, first, length],
-                    )
-                    kept = sums.layered.kept[end] - sums.layered.kept[first]
-                    if left[0] < kept and redone_ns(sums.layered, first, end, 1, left[1]) >= NEVER:
-                        if len(again.counts) == 0 or not one_fits(
-                            sums.layered.layers, first, end, replicas, shard, room, False
-                        ):
-                            continue
-                        left = left[0], room - sums.layered.least_redone[row, first, length]
-                near = collective_ns(sums, machine, first, end, group, shard, 0, False)
-                # All chunks take the slow hops in turn, and the others wait for them.
-                far = collective_ns(sums, machine, first, end, group, shard, group - 1, False)
-                for used in range(max(replicas, fewest), most + 1):
-                    place = gpus - used
-                    several = machine.copies > 1 or in_several_nodes(machine, place, replicas)
-                    if several and row >= 0:
-                        # Weights that come from several nodes for each operation come too late.
-                        continue
-                    sync = far if several else near
-                    for which in range(counts[end, used - replicas]):
-                        behind = table[end, used - replicas, which]
-                        leaves = in_several_nodes(machine, place, replicas + behind[3])
-                        trip = sums.far[end] if leaves else sums.trip[end]
-                        full = machine.between[2] if leaves else machine.inside[2]
-                        shared = links_between(machine, replicas, behind[3], leaves)
-                        span = behind_link(behind[2], trip, full, shared * period)
-                        if span >= NEVER:
-                            continue
-                        span, needed, least = stage_span(
-                            sums, again, row, first, end, left, own, work, span, modulus
-                        )
-                        if span >= NEVER:
-                            continue
-                        if weight < 0:
-                            label[0] = max(span + sync, forward + trip + behind[0])
-                            label[1] = 0
-                        else:
-                            both = int(weight * (work + 2 * trip))
-                            label[1] = max(own * (work + least), both + behind[1])
-                            ahead = int(weight * (forward + trip))
-                            label[0] = max(label[1] + sync, ahead + behind[0])
-                        if before_last + label[0] > limit:
-                            continue
-                        label[2], label[3], label[4], label[5] = span, replicas, end, number
-                        label[6], label[7] = needed, which
-                        keep_label(table, counts, first, used, label)
+        if not costs.joined[first]:
+            for group in range(len(costs.tensor)):
+                extend_labels(
+                    costs,
+                    group,
+                    machine,
+                    options,
+                    count,
+                    period,
+                    fold,
+                    weight,
+                    limit,
+                    first,
+                    table,
+                    counts,
+                    label,
+                )
     return table, counts

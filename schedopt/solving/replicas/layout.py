@@ -38,11 +38,12 @@ def lay_out(step: StepData, candidate: Candidate, orders: Sequence[Sequence[int]
     owners: list[range] = []
     ahead: dict[int, int] = {}
     fold, count = step.machine.copies, step.count
-    idle = step.machine.gpus - sum(stage.replicas for stage in candidate.stages)
+    place = fold * (step.machine.gpus - sum(map(step.gpus_of, candidate.stages)))
     for chosen, again in zip(candidate.stages, candidate.recompute, strict=True):
-        first, own = fold * (idle + len(owners)), chosen.replicas
-        gpus = tuple(first + part * own + n for n in range(own) for part in range(fold))
-        found = [*_stages_of(step.problem, chosen, again, gpus)]
+        own, tensor = chosen.replicas, step.tensor_of(chosen)
+        gpus = tuple(place + (part * own + n) * tensor for n in range(own) for part in range(fold))
+        place += fold * step.gpus_of(chosen)
+        found = [*_stages_of(step.problem, chosen, again, gpus, tensor)]
         numbers = range(len(stages), len(stages) + len(found))
         stages += found
         owners += [numbers] * own
@@ -58,13 +59,17 @@ def lay_out(step: StepData, candidate: Candidate, orders: Sequence[Sequence[int]
 
 
 def _stages_of(
-    problem: Problem, chosen: StageChoice, again: RecomputeChoice, gpus: tuple[int, ...]
+    problem: Problem,
+    chosen: StageChoice,
+    again: RecomputeChoice,
+    gpus: tuple[int, ...],
+    tensor: int,
 ) -> Iterator[Stage]:
     """Yield the stages of the plan: one, or where it runs layer by layer one for each."""
     level = SHARDS[chosen.shard % WAITING]
     if chosen.shard < LAYERED:
         layers = chosen.first, chosen.end - 1
-        yield Stage(layers=layers, gpus=gpus, recompute=again.runs, shard=level)
+        yield Stage(layers=layers, gpus=gpus, recompute=again.runs, shard=level, tensor=tensor)
         return
     for number in range(chosen.first, chosen.end):
         runs = tuple(run for run in again.runs if run[0] == number)
@@ -92,6 +97,7 @@ def lay_out_turns(
         chain=problem.chain,
         platform=problem.platform,
         microbatches=problem.scope.microbatches or 1,
+        variants=problem.variants,
     )
     split = problem.scope.split_backward
     if fold > 1:

@@ -171,7 +171,7 @@ def find_least_spans(
                     if span < NEVER and span <= spans[first, used, number]:
                         spans[first, used, number] = span
                         ends[first, used, number] = end
-        trip, full = sums.trip[first], machine.inside[2]
+        trip, full = sums.trip[0, first], machine.inside[2]
         # Then transfers take as long whatever lies in front.
         alike = trip == 0 or (full and trip <= period)
         for used in range(max(1, fewest), most + 1):

@@ -92,11 +92,12 @@ class StepSearch:
 
     def _choose(self, stage: Stage, level: int) -> StageChoice:
         """Return a stage whose replicas share as much as they may, up to a level if possible."""
+        group = self.step.problem.degrees.index(stage.tensor)
         levels = [
-            option.shard for option in self.step.options if option.replicas == len(stage.gpus)
+            option.shard for option in self.step.options if option[::2] == (len(stage.gpus), group)
         ]
         shard = max((one for one in levels if one <= level), default=min(levels))
-        return StageChoice(stage.first, stage.last + 1, len(stage.gpus), shard)
+        return StageChoice(stage.first, stage.last + 1, len(stage.gpus), shard, group)
 
     def improve(self) -> Iterator[Candidate]:
         """Look for stages, fold after fold, until time is up; yield each best one so far.
@@ -174,8 +175,7 @@ class StepSearch:
 
     def _label(self, options: Array, period: int, fold: int, weight: float) -> tuple[Array, Array]:
         found: tuple[Array, Array] = label_stages(
-            self.step.sums,
-            self.step.again,
+            self.step.costs,
             self.step.machine,
             options,
             self.step.count,
@@ -192,9 +192,11 @@ class StepSearch:
         def possible(period: int) -> bool:
             return bool(self._label(options, period, fold, STEADY)[1][0].any())
 
-        work = int(self.step.sums.forward[-1] + self.step.sums.backward[-1])
-        longest = 2 * work + 2 * int(np.maximum(self.step.sums.trip, self.step.sums.far).sum()) + 1
-        low = work // self.step.machine.gpus
+        costs = self.step.costs
+        work = int((costs.forward[:, -1] + costs.backward[:, -1]).max())
+        trips = np.maximum(costs.trip, costs.far).max(axis=(0, 1))
+        longest = 2 * work + 2 * int(trips.sum()) + 1
+        low = int(costs.load[-1]) // self.step.machine.gpus
         high = low + low // 64 + 1
         while not possible(high):
             if high >= longest or self.candidates.is_over():
@@ -212,7 +214,7 @@ class StepSearch:
         self, labels: Array, counts: Array, options: Array
     ) -> Iterator[tuple[tuple[StageChoice, ...], list[int]]]:
         """Yield the stages of all labels of the whole chain, and how deep 1F1B* fills them."""
-        layers = len(self.step.sums.forward) - 1
+        layers = len(self.step.costs.load) - 1
         for used in range(self.step.machine.gpus, 0, -1):
             for which in range(int(counts[0, used])):
                 first, left, number = 0, used, which
@@ -220,8 +222,8 @@ class StepSearch:
                 depth: list[int] = []
                 while first < layers:
                     row = [int(value) for value in labels[first, left, number]]
-                    replicas, shard = (int(value) for value in options[row[5]])
-                    stages.append(StageChoice(first, row[4], replicas, shard))
+                    option = Option(*(int(value) for value in options[row[5]]))
+                    stages.append(StageChoice(first, row[4], *option))
                     depth.append(row[6])
-                    first, left, number = row[4], left - replicas, row[7]
+                    first, left, number = row[4], left - self.step.gpus_of(option), row[7]
                 yield tuple(stages), depth

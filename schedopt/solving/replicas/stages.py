@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -17,6 +17,7 @@ from schedopt.solving.replicas.arrays import (
     LAYERED,
     WAITING,
     Array,
+    Costs,
     Layered,
     Layers,
     Machine,
@@ -44,10 +45,12 @@ def find_fold(problem: Problem) -> int:
     machine, most = read_machine(problem), problem.scope.replicas
     if machine is None:
         return 1
-    unit = 1 if machine.node == machine.gpus else machine.node
+    # Groups of more GPUs fill a node with fewer replicas.
+    width = 1 if machine.node == machine.gpus else machine.node
+    unit = max(1, width // max(_degrees(problem, machine)))
     for fold in problem.replica_counts:
         gpus, rest = divmod(machine.gpus, fold)
-        if not rest and gpus <= MOST_GPUS and gpus % unit == 0:
+        if not rest and gpus <= MOST_GPUS and gpus % width == 0:
             return fold if most is None or fold * unit <= most else 1
     return 1
 
@@ -62,15 +65,18 @@ def read_step(problem: Problem, fold: int = 1) -> StepData | None:
     if machine is None:
         return None
     assert count is not None
-    replicas = problem.replica_counts
+    degrees, whole = _degrees(problem, machine), machine
     if fold > 1:
-        unit = fold if machine.node == machine.gpus else fold * machine.node
-        replicas = tuple(n // fold for n in replicas if n % unit == 0)
         machine = machine._replace(gpus=machine.gpus // fold, copies=fold)
         machine = machine._replace(node=min(machine.node, machine.gpus))
         count //= fold
     options, least = (
-        [Option(n, shard) for n in replicas for shard in choose(problem, n * fold)]
+        [
+            Option(n // fold, shard, group)
+            for group, tensor in enumerate(degrees)
+            for n in _counts(problem, whole, fold, tensor)
+            for shard in choose(problem, n)
+        ]
         for choose in (_shards, _levels)
     )
     if fold > 1:
@@ -78,13 +84,27 @@ def read_step(problem: Problem, fold: int = 1) -> StepData | None:
     return StepData(
         problem=problem,
         machine=machine,
-        sums=read_sums(problem, machine, sorted({*options, *least})),
-        again=read_recompute(problem, count),
+        costs=read_costs(problem, machine, sorted({*options, *least}), count),
         count=count,
-        replicas=replicas,
-        options=tuple(options),
+        replicas=tuple(sorted({option.replicas for option in options})),
+        options=tuple(option for option in options if whole.node % degrees[option.group] == 0),
         least_options=tuple(least),
     )
+
+
+def _degrees(problem: Problem, machine: Machine) -> list[int]:
+    """Return the sizes of tensor groups that a node holds, ascending."""
+    return [tensor for tensor in problem.degrees if tensor <= machine.node]
+
+
+def _counts(problem: Problem, machine: Machine, fold: int, tensor: int) -> Iterator[int]:
+    """Yield the numbers of replicas, of all parts of a fold, for groups of some size."""
+    several = machine.node < machine.gpus
+    for count in problem.replica_counts:
+        own, rest = divmod(count, fold)
+        whole = not (fold > 1 and several) or own * tensor % machine.node == 0
+        if not rest and whole and count * tensor <= machine.gpus:
+            yield count
 
 
 def _levels(problem: Problem, replicas: int) -> Sequence[int]:
@@ -140,13 +160,58 @@ def _describe(link: Link | None) -> tuple[int, int, int]:
     return link.latency_ns, link.bandwidth_bytes_per_s, int(link.duplex == "full")
 
 
-def read_sums(problem: Problem, machine: Machine, options: Sequence[Option] = ()) -> Sums:
-    """Return the sums of a chain on the GPUs of a problem, for options of its stages."""
-    layers, gpu = problem.chain.layers, problem.platform.gpus[0]
+def read_costs(problem: Problem, machine: Machine, options: Sequence[Option], count: int) -> Costs:
+    """Return what stages cost in tensor groups of all sizes, for steps of some micro-batches."""
+    degrees = _degrees(problem, machine)
+    sums = [
+        read_sums(problem, machine, options if tensor == 1 else (), tensor) for tensor in degrees
+    ]
+    again = [read_recompute(problem, count, tensor, len(degrees)) for tensor in degrees]
+    least = {
+        name: _sums(np.min([np.diff(row) for row in rows], axis=0))
+        for name, rows in (
+            ("head", [one.forward for one in sums]),
+            ("tail", [one.backward for one in sums]),
+            ("load", [one.tensor * (one.forward + one.backward) for one in sums]),
+        )
+    }
+    shared = {"tensor", "joined", "layered"}
+    return Costs(
+        tensor=np.array(degrees, dtype=np.int64),
+        joined=sums[0].joined,
+        layered=sums[0].layered,
+        counts=again[0].counts,
+        prices=np.stack([one.prices for one in again]),
+        lengths=np.stack([one.lengths for one in again]),
+        sizes=np.stack([one.sizes for one in again]),
+        **{
+            name: np.stack([getattr(one, name) for one in sums])
+            for name in Sums._fields
+            if name not in shared
+        },
+        **least,
+    )
+
+
+def read_sums(
+    problem: Problem, machine: Machine, options: Sequence[Option] = (), tensor: int = 1
+) -> Sums:
+    """Return the sums of a chain on the GPUs of a problem, for options of its stages.
+
+    In tensor groups of some size.
+    """
+    layers, gpu = problem.in_group(tensor).layers, problem.platform.gpus[0]
+    degrees = _degrees(problem, machine)
     sent = [layer.activation_bytes for layer in layers[:-1]]
     forward = [gpu.duration_ns(layer.forward_ns) for layer in layers]
     saved = [layer.saved for layer in layers]
+    trips, fars = (
+        np.stack([_lanes(sent, lanes, link, shared) for lanes in degrees])
+        for link, shared in ((machine.inside, False), (machine.between, True))
+    )
+    place = degrees.index(tensor) + 1
     return Sums(
+        tensor=tensor,
         forward=_sums(forward),
         backward=_sums(gpu.duration_ns(layer.backward_ns) for layer in layers),
         update=_sums(gpu.duration_ns(layer.update_ns or 0) for layer in layers),
@@ -157,8 +222,10 @@ def read_sums(problem: Problem, machine: Machine, options: Sequence[Option] = ()
         saved=_sums(saved),
         received=np.array([layer.saved_input_bytes or 0 for layer in layers], dtype=np.int64),
         workspace=np.array([layer.workspace_bytes or 0 for layer in layers], dtype=np.int64),
-        trip=_trips(sent, machine.inside),
-        far=_trips(sent, machine.between),
+        trip=trips,
+        far=fars,
+        least_trip=trips[:place].min(axis=0),
+        least_far=fars[:place].min(axis=0),
         joined=_joined(problem),
         layered=_read_layered(problem, machine, options),
     )
@@ -167,7 +234,7 @@ def read_sums(problem: Problem, machine: Machine, options: Sequence[Option] = ()
 def _read_layered(problem: Problem, machine: Machine, options: Sequence[Option]) -> Layered:
     """Return the tables of the options whose stages run layer by layer."""
     chain, gpu = problem.chain, problem.platform.gpus[0]
-    found = [option for option in options if option.shard >= LAYERED]
+    found = [option[:2] for option in options if option.shard >= LAYERED]
     entries = len(found) * len(chain.layers) ** 2
     if entries > MOST_LAYERED:
         raise InputError(
@@ -196,8 +263,11 @@ def _read_layered(problem: Problem, machine: Machine, options: Sequence[Option])
     )
 
 
-def read_recompute(problem: Problem, most: int) -> Recompute:
-    """Return bounds for up to `most` micro-batches in flight; none where the scope forbids it."""
+def read_recompute(problem: Problem, most: int, tensor: int = 1, tables: int = 1) -> Recompute:
+    """Return bounds for up to `most` micro-batches in flight; none where the scope forbids it.
+
+    In tensor groups of some size; so many such tables are made.
+    """
     layers, counts = len(problem.chain.layers), [1]
     if not problem.scope.recompute:
         nothing = np.zeros((0, 1, 1, 1))
@@ -207,8 +277,8 @@ def read_recompute(problem: Problem, most: int) -> Recompute:
         )
     while counts[-1] < most:
         counts.append(min(most, counts[-1] + 1 + counts[-1] // 4))
-    del counts[max(2, MOST_ENTRIES // (layers**2 * PRICES)) :]
-    table = RecomputeTable(problem.chain, problem.platform.gpus[0])
+    del counts[max(2, MOST_ENTRIES // (layers**2 * PRICES * tables)) :]
+    table = RecomputeTable(problem.in_group(tensor), problem.platform.gpus[0])
     table.widen(layers)
     prices = np.zeros((len(counts), PRICES))
     lengths = np.zeros((len(counts), layers, layers, PRICES))
@@ -224,6 +294,12 @@ def _trips(sent: Sequence[int], link: tuple[int, int, int]) -> Array:
     latency, bandwidth, _ = link
     times = [latency - (-count * 10**9 // bandwidth) if bandwidth else 0 for count in sent]
     return np.array([0, *times, 0], dtype=np.int64)
+
+
+def _lanes(sent: Sequence[int], lanes: int, link: tuple[int, int, int], shared: bool) -> Array:
+    """Return how long what is sent takes in some lanes; those between two nodes share the way."""
+    each = [-(-count // lanes) for count in sent]
+    return _trips([lanes * count for count in each] if shared else each, link)
 
 
 def _joined(problem: Problem) -> npt.NDArray[np.bool_]:

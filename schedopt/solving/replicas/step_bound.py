@@ -5,13 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from schedopt.solving.local_search.njit import njit_entry, njit_kernel
-from schedopt.solving.replicas.arrays import NEVER, Array, Machine, Recompute, StepData, Sums
+from schedopt.solving.replicas.arrays import NEVER, Array, Costs, Machine, Recompute, StepData, Sums
 from schedopt.solving.replicas.costs import (
     collective_ns,
     in_several_nodes,
     most_in_flight,
+    recompute_of,
     spare_bytes,
     stage_recompute_ns,
+    sums_of,
 )
 from schedopt.solving.replicas.layered import one_fits, row_of
 from schedopt.solving.run import Run
@@ -40,13 +42,12 @@ def is_possible(step: StepData, makespan: int, room: int | None = None) -> bool:
     """Whether the bound lets a step take so long, ns."""
     machine = step.machine if room is None else step.machine._replace(room=room)
     options = np.array(step.least_options, dtype=np.int64)
-    return bool(step_is_possible(step.sums, step.again, machine, options, step.count, makespan))
+    return bool(step_is_possible(step.costs, machine, options, step.count, makespan))
 
 
 def least_makespan(step: StepData, run: Run) -> int:
     """Return the bound of the step, ns, as far as there is time. Some stages fit."""
-    work = int(step.sums.forward[-1] + step.sums.backward[-1])
-    low, high = 0, max(1, step.count * work // step.machine.gpus)
+    low, high = 0, max(1, step.count * int(step.costs.load[-1]) // step.machine.gpus)
     while not is_possible(step, high) and not run.stopped():
         low, high = high, 2 * high
     while high - low > 1 and not run.stopped():
@@ -97,10 +98,86 @@ def work_and_slots(
     return best
 
 
+@njit_kernel
+def extend_bound(
+    costs: Costs,
+    group: int,
+    machine: Machine,
+    options: Array,
+    count: int,
+    makespan: int,
+    first: int,
+    best: Array,
+) -> None:
+    """Lower the least f, e and q of stages from a layer on, by those in one size of groups."""
+    sums, again = sums_of(costs, group), recompute_of(costs, group)
+    layers, gpus, room = len(sums.forward) - 1, machine.gpus, machine.room
+    ahead, back = costs.head[first], costs.tail[first]
+    workspace = 0
+    for end in range(first + 1, layers + 1):
+        workspace = max(workspace, sums.workspace[end - 1])
+        forward = sums.forward[end] - sums.forward[first]
+        backward = sums.backward[end] - sums.backward[first]
+        work = forward + backward
+        for number in range(len(options)):
+            replicas, shard, which = options[number]
+            own, width = count // replicas, replicas * sums.tensor
+            if which != group or width > gpus or ahead + own * work + back > makespan:
+                continue
+            # A backward needs it beside all that is kept, if it takes time.
+            beside = workspace if backward else 0
+            row = row_of(sums.layered, replicas, shard)
+            if row < 0:
+                spare = spare_bytes(sums, first, end, replicas, shard, beside, room)
+                spare_redone = spare
+                if spare < sums.saved[end] - sums.saved[first]:
+                    continue
+            else:
+                spare = room - sums.layered.least[row, first, end - first - 1]
+                spare_redone = room - sums.layered.least_redone[row, first, end - first - 1]
+                kept = sums.layered.kept[end] - sums.layered.kept[first]
+                if spare < kept and not one_fits(
+                    sums.layered.layers, first, end, replicas, shard, room, True
+                ):
+                    continue
+            near = collective_ns(sums, machine, first, end, replicas, shard, 0, True)
+            # From the last replica that is ready the first chunk takes at most its own node to
+            # a link that leads to another one. There all chunks that wait for this replica go
+            # in turn, and later all of the sum, or of the weights.
+            within = min(-(-machine.node // sums.tensor), replicas - 1)
+            slow = collective_ns(
+                sums, machine, first, end, replicas, shard, replicas - within, True
+            )
+            far = max(near, slow)
+            # With more GPUs behind it, everything is at most as long: equal spans repeat.
+            span_before, held = -1, 0
+            for used in range(width, gpus + 1):
+                f, e, q = best[:, end, used - width]
+                if f >= NEVER:
+                    continue
+                place = gpus - used
+                sync = far if in_several_nodes(machine, place, width) else near
+                # Some transfer is that of the last replica, at best to the next GPU.
+                leaves = in_several_nodes(machine, place + width - 1, 2)
+                trip = sums.least_far[end] if leaves else sums.least_trip[end]
+                span = work + 2 * trip + q
+                if span != span_before:
+                    held = work_and_slots(
+                        sums, again, row, first, end, spare, spare_redone, own, span
+                    )
+                    span_before = span
+                inner = max(held, work + 2 * trip + e)
+                whole = max(inner + sync, forward + trip + f)
+                if ahead + whole > makespan or ahead + inner + back > makespan:
+                    continue
+                best[0, first, used] = min(best[0, first, used], whole)
+                best[1, first, used] = min(best[1, first, used], inner)
+                best[2, first, used] = min(best[2, first, used], span)
+
+
 @njit_entry
 def step_is_possible(
-    sums: Sums,
-    again: Recompute,
+    costs: Costs,
     machine: Machine,
     options: Array,
     count: int,
@@ -112,73 +189,15 @@ def step_is_possible(
     span of a micro-batch without waiting; e, from the first forward to the last backward of a
     stage; f, until all behind it is done, collectives included.
     """
-    layers = len(sums.forward) - 1
-    gpus, room = machine.gpus, machine.room
+    layers = len(costs.load) - 1
+    gpus = machine.gpus
     best = np.full((3, layers + 1, gpus + 1), NEVER, dtype=np.int64)
     best[:, layers, :] = 0
     for first in range(layers - 1, -1, -1):
-        if sums.joined[first]:
+        if costs.joined[first]:
             continue
-        ahead, back = sums.forward[first], sums.backward[first]
-        workspace = 0
-        for end in range(first + 1, layers + 1):
-            workspace = max(workspace, sums.workspace[end - 1])
-            forward = sums.forward[end] - ahead
-            work = forward + sums.backward[end] - back
-            for number in range(len(options)):
-                replicas, shard = options[number]
-                own = count // replicas
-                if replicas > gpus or ahead + own * work + back > makespan:
-                    continue
-                # A backward needs it beside all that is kept, if it takes time.
-                beside = workspace if sums.backward[end] > back else 0
-                row = row_of(sums.layered, replicas, shard)
-                if row < 0:
-                    spare = spare_bytes(sums, first, end, replicas, shard, beside, room)
-                    spare_redone = spare
-                    if spare < sums.saved[end] - sums.saved[first]:
-                        continue
-                else:
-                    spare = room - sums.layered.least[row, first, end - first - 1]
-                    spare_redone = room - sums.layered.least_redone[row, first, end - first - 1]
-                    kept = sums.layered.kept[end] - sums.layered.kept[first]
-                    if spare < kept and not one_fits(
-                        sums.layered.layers, first, end, replicas, shard, room, True
-                    ):
-                        continue
-                near = collective_ns(sums, machine, first, end, replicas, shard, 0, True)
-                # From the last replica that is ready the first chunk takes at most its own node to
-                # a link that leads to another one. There all chunks that wait for this replica go
-                # in turn, and later all of the sum, or of the weights.
-                within = min(machine.node, replicas - 1)
-                slow = collective_ns(
-                    sums, machine, first, end, replicas, shard, replicas - within, True
-                )
-                far = max(near, slow)
-                # With more GPUs behind it, everything is at most as long: equal spans repeat.
-                span_before, held = -1, 0
-                for used in range(replicas, gpus + 1):
-                    f, e, q = best[:, end, used - replicas]
-                    if f >= NEVER:
-                        continue
-                    place = gpus - used
-                    sync = far if in_several_nodes(machine, place, replicas) else near
-                    # Some transfer is that of the last replica, at best to the next GPU.
-                    leaves = in_several_nodes(machine, place + replicas - 1, 2)
-                    trip = sums.far[end] if leaves else sums.trip[end]
-                    span = work + 2 * trip + q
-                    if span != span_before:
-                        held = work_and_slots(
-                            sums, again, row, first, end, spare, spare_redone, own, span
-                        )
-                        span_before = span
-                    inner = max(held, work + 2 * trip + e)
-                    whole = max(inner + sync, forward + trip + f)
-                    if ahead + whole > makespan or ahead + inner + back > makespan:
-                        continue
-                    best[0, first, used] = min(best[0, first, used], whole)
-                    best[1, first, used] = min(best[1, first, used], inner)
-                    best[2, first, used] = min(best[2, first, used], span)
+        for group in range(len(costs.tensor)):
+            extend_bound(costs, group, machine, options, count, makespan, first, best)
         for used in range(1, gpus + 1):
             for which in range(3):
                 best[which, first, used] = min(

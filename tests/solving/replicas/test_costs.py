@@ -14,7 +14,7 @@ from schedopt.solving.local_search.njit import njit_entry
 from schedopt.solving.replicas.arrays import NEVER, WAITING, Recompute
 from schedopt.solving.replicas.costs import describe_stages, recompute_ns
 from schedopt.solving.replicas.least_spans import behind_link, next_span
-from schedopt.solving.replicas.stages import read_machine, read_recompute, read_sums
+from schedopt.solving.replicas.stages import read_costs, read_machine, read_recompute
 from schedopt.solving.replicas.step_bound import least_makespan
 from schedopt.solving.run import Run
 from tests.solvers.step_searches import step_data
@@ -92,9 +92,9 @@ def stage_costs(problem: Problem, replicas: int, shard: int, *, room: int = 99) 
     """Return collectives, bytes left, and most micro-batches in flight of a stage of all layers."""
     machine = read_machine(problem)
     assert machine is not None
-    stages = np.array([(0, len(problem.chain.layers), replicas, shard)], dtype=np.int64)
-    sums = read_sums(problem, machine)
-    found = describe_stages(sums, machine._replace(room=room), stages, 12)
+    stages = np.array([(0, len(problem.chain.layers), replicas, shard, 0)], dtype=np.int64)
+    costs = read_costs(problem, machine, (), 12)
+    found = describe_stages(costs, machine._replace(room=room), stages, 12)
     return [int(value) for value in found[3:6, 0]]
 
 
@@ -136,8 +136,8 @@ def layered_costs(shard: int) -> list[int]:
     scope = replace(widest_step(chain), shard="parameter")
     platform = Platform(4, 99, bandwidth=RATE, duplex="full")
     step = step_data(training_step(chain, platform, 12, scope))
-    stages = np.array([(0, 2, 2, shard)], dtype=np.int64)
-    found = describe_stages(step.sums, step.machine, stages, 12)[:, 0]
+    stages = np.array([(0, 2, 2, shard, 0)], dtype=np.int64)
+    found = describe_stages(step.costs, step.machine, stages, 12)[:, 0]
     return [int(found[place]) for place in (0, 1, 3, 4, 5, 8)]
 
 
