@@ -229,6 +229,12 @@ def _refuse_unsupported(problem: Problem) -> None:
             field="rule.update_every",
             way_out="Ask for a batch (solve.batch), or use the solver step",
         )
+    if problem.degrees != (1,) and scope.shard in ("gradient", "parameter"):
+        raise InputError(
+            "gradients and parameters are not shared in a search over tensor groups",
+            field="scope.shard",
+            way_out="Share the optimizer state at most, or leave tensor groups out (Scope.tensor)",
+        )
     if scope.grain == "layer":
         raise InputError(
             "stages of a training step run as one",

@@ -24,21 +24,32 @@ def load_bound(problem: Problem) -> Bound:
     times the work of all layers; one GPU runs each layer whole, so T / k is also at least the
     longest layer on the fastest GPU (Beaumont et al. 2021, proof of Theorem 5). And of the n P + 1
     longest layers some GPU runs n + 1. Rounding each half of a split backward up takes at least as
-    long as rounding their sum. Replicas share a layer, so that only the work of all counts then.
+    long as rounding their sum. Replicas share a layer, so that only the work of all counts then. In
+    a tensor group all GPUs work on it; of each layer the size of groups counts with the least work.
     """
     split = problem.scope.split_backward
     speeds = sum((gpu.speed for gpu in problem.platform.gpus), Decimal(0))
-    work = [(layer.forward_ns, least_backward(layer, split)) for layer in problem.chain.layers]
-    total = sum(forward + backward for forward, backward in work)
+    total = sum(
+        least_in_groups(problem, lambda layer: layer.forward_ns + least_backward(layer, split))
+    )
     # Where two are equal, the one that says more about the work comes first.
     bounds = [(Fraction(total) / Fraction(speeds), ProofKind.SHARED_WORK)]
-    if problem.scope.replicas == 1:
+    if problem.scope.replicas == 1 and problem.degrees == (1,):
         bounds += [
             (Fraction(longest_layer_ns(problem)), ProofKind.LONGEST_LAYER),
             (Fraction(_crowded_ns(problem)), ProofKind.LONG_LAYERS),
         ]
     value, kind = max(bounds, key=lambda bound: bound[0])
     return Bound(exact=as_ratio(value), scope=widest(problem.scope), proof=Proof(kind))
+
+
+def least_in_groups(problem: Problem, cost: Callable[[Layer], int]) -> list[int]:
+    """Return what each layer costs on all GPUs of a tensor group together, at least."""
+    groups = [(tensor, problem.in_group(tensor).layers) for tensor in problem.degrees]
+    return [
+        min(tensor * cost(layers[number]) for tensor, layers in groups)
+        for number in range(len(problem.chain.layers))
+    ]
 
 
 def longest_layer_ns(problem: Problem) -> int:
@@ -126,7 +137,12 @@ def layers_through_time(problem: Problem) -> int:
     Those behind may begin and end at one instant, one after the other.
     """
     split = problem.scope.split_backward
-    timed = (layer.forward_ns + way_back(layer, split) > 0 for layer in problem.chain.layers)
+    timed = (
+        time > 0
+        for time in least_in_groups(
+            problem, lambda layer: layer.forward_ns + way_back(layer, split)
+        )
+    )
     return max((number + 1 for number, one in enumerate(timed) if one), default=0)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from schedopt.bounds.load import layers_through_time
+from schedopt.bounds.load import layers_through_time, least_in_groups
 from schedopt.bounds.scopes import widest
 from schedopt.chain import Layer
 from schedopt.problem import Problem, Scope
@@ -27,17 +27,21 @@ def memory_proof(problem: Problem) -> Infeasibility | None:
     Replicas may share the optimizer state, of which each then keeps a part. Gradients and
     parameters are whole where a backward runs, and lie at home whatever is shared, so all replicas
     together have all of them; only the input half of a backward may run before there are gradients.
-    A rule with updates keeps at least the last version of the weights.
+    A rule with updates keeps at least the last version of the weights. Of tensor groups the size
+    counts in which a layer needs least, on a GPU or on all of a group.
     """
     gpus = problem.platform.gpus
-    layers = problem.chain.layers
+    groups = [problem.in_group(tensor).layers for tensor in problem.degrees]
     needs = [
-        layer.weight_bytes - _elsewhere(layer, problem.scope, len(gpus)) + layer.saved
-        for layer in layers
+        min(
+            layer.weight_bytes - _elsewhere(layer, problem.scope, len(gpus)) + layer.saved
+            for layer in sizes
+        )
+        for sizes in zip(*groups, strict=True)
     ]
     roomiest = max(range(len(gpus)), key=lambda gpu: gpus[gpu].usable_bytes)
     wide = widest(problem.scope)
-    largest = max(range(len(layers)), key=lambda layer: needs[layer])
+    largest = max(range(len(needs)), key=lambda layer: needs[layer])
     if needs[largest] > gpus[roomiest].usable_bytes:
         return Infeasibility(
             scope=wide,
@@ -73,9 +77,10 @@ def _elsewhere(layer: Layer, scope: Scope, gpus: int) -> int:
 
 def _totals(problem: Problem) -> Iterator[tuple[Scope, int]]:
     """Yield what all GPUs together hold at least, bytes, the widest scope first."""
-    layers, asked = problem.chain.layers, problem.scope
+    asked = problem.scope
     wide = widest(asked)
-    weights, saved = sum(layer.weight_bytes for layer in layers), [layer.saved for layer in layers]
+    weights = sum(least_in_groups(problem, lambda layer: layer.weight_bytes))
+    saved = least_in_groups(problem, lambda layer: layer.saved)
     if asked.recompute:
         yield wide, weights + max(saved)
         return

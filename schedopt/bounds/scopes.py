@@ -34,6 +34,7 @@ def widest(scope: Scope) -> Scope:
         gpu_order="any",
         replicas=scope.replicas,
         shard=scope.shard,
+        tensor=scope.tensor,
     )
 
 

@@ -21,6 +21,7 @@ from ortools.sat.python import cp_model
 from schedopt import Chain, Layer, Platform, Problem
 from schedopt.network import Duplex
 from schedopt.problem import training_step, widest_step
+from schedopt.profile import Variant
 from schedopt.stage import SHARDS, Shard
 from tests.bounds.every_step import kept_bytes, workspace_bytes
 
@@ -33,13 +34,17 @@ DUPLEX: Final[tuple[Duplex, ...]] = ("half", "full")
 
 @dataclass(frozen=True)
 class ReplicatedStage:
-    """Layers with replicas, some of them computed again, which share up to a level of ZeRO."""
+    """Layers with replicas, some of them computed again, which share up to a level of ZeRO.
+
+    The chain is that of their tensor groups.
+    """
 
     chain: Chain
     layers: range
     replicas: int
     level: int = 0
     again: tuple[bool, ...] = ()
+    tensor: int = 1
 
     @property
     def _own(self) -> Sequence[Layer]:
@@ -131,9 +136,10 @@ class ReplicatedStage:
             held + (workspace if length else 0) for length, held, workspace in self.operations
         )
 
-    def trip_ns(self, platform: Platform) -> int:
-        """Return how long a transfer to the next stage takes."""
-        return platform.transfer_ns(self._own[-1].activation_bytes, 0, 1)
+    def trip_ns(self, platform: Platform, following: ReplicatedStage) -> int:
+        """Return how long a transfer to the next stage takes, a part from each GPU of a group."""
+        lanes = min(self.tensor, following.tensor)
+        return platform.transfer_ns(-(-self._own[-1].activation_bytes // lanes), 0, 1)
 
     def behind_ns(self, platform: Platform) -> int:
         """Return how long its collectives and updates take at least behind its last backward.
@@ -192,20 +198,24 @@ def every_way(problem: Problem) -> Iterator[tuple[ReplicatedStage, ...]]:
     count = scope.microbatches or 1
     most = min(gpus, scope.replicas or gpus)
     may = [number for number in range(1, most + 1) if count % number == 0]
+    sizes = [*product(may, problem.degrees)]
     for runs in cuts(problem.chain):
-        for replicas in product(may, repeat=len(runs)):
-            if sum(replicas) <= gpus:
+        for chosen in product(sizes, repeat=len(runs)):
+            if sum(replicas * tensor for replicas, tensor in chosen) <= gpus:
                 yield from product(
-                    *(_sharing(problem, *one) for one in zip(runs, replicas, strict=True))
+                    *(_sharing(problem, run, *one) for run, one in zip(runs, chosen, strict=True))
                 )
 
 
-def _sharing(problem: Problem, layers: range, replicas: int) -> Iterator[ReplicatedStage]:
+def _sharing(
+    problem: Problem, layers: range, replicas: int, tensor: int
+) -> Iterator[ReplicatedStage]:
+    chain = problem.in_group(tensor)
     most = SHARDS.index(problem.scope.shard) if replicas > 1 else 0
     again = (False, True) if problem.scope.recompute else (False,)
     for level in range(most + 1):
         for flags in product(again, repeat=len(layers)):
-            yield ReplicatedStage(problem.chain, layers, replicas, level, flags)
+            yield ReplicatedStage(chain, layers, replicas, level, flags, tensor)
 
 
 def least_step(problem: Problem, at_most: int | None = None) -> int | None:
@@ -231,11 +241,11 @@ def _least_ns(problem: Problem, stages: Sequence[ReplicatedStage]) -> int:
     """Return what no step of stages beats: the work of a replica, the way to it and back."""
     count, platform = problem.scope.microbatches or 1, problem.platform
     ahead = back = least = 0
-    for stage in stages:
+    for stage, following in zip(stages, (*stages[1:], stages[-1]), strict=True):
         forward, backward = stage.total("forward_ns"), stage.total("backward_ns")
         work = count // stage.replicas * (forward + stage.again_ns + backward)
         least = max(least, ahead + work + max(back, stage.behind_ns(platform)))
-        trip = stage.trip_ns(platform)
+        trip = stage.trip_ns(platform, following)
         ahead, back = ahead + forward + trip, back + backward + trip
     return least
 
@@ -275,7 +285,7 @@ class _Step:
 
     def _one_after_the_other(self) -> int:
         total = sum(length for stage in self.stages for length, _, _ in stage.operations)
-        total += 2 * sum(stage.trip_ns(self.platform) for stage in self.stages[:-1])
+        total += 2 * sum(one.trip_ns(self.platform, other) for one, other in pairwise(self.stages))
         return self.count * total + max(stage.behind_ns(self.platform) for stage in self.stages)
 
     def _var(self) -> cp_model.IntVar:
@@ -313,9 +323,8 @@ class _Step:
             return behind
         ends = self._gpu(source, i), self._gpu(target, i)
         resource = ends if link.duplex == "full" else tuple(sorted(ends))
-        return self._run(self.stages[min(source, target)].trip_ns(self.platform), behind, resource)[
-            1
-        ]
+        one, other = (self.stages[number] for number in sorted((source, target)))
+        return self._run(one.trip_ns(self.platform, other), behind, resource)[1]
 
     def _place(self, i: int) -> cp_model.IntVar:
         """Place all that a micro-batch does, and return when it enters."""
@@ -357,29 +366,22 @@ def training_steps(
     gpus: int = 4,
     most: int = 6,
     levels: Sequence[Shard] = SHARDS,
+    degrees: Sequence[int] = (),
 ) -> Problem:
-    """Draw the question for a step of up to so many micro-batches, tight in memory as a rule."""
-    size, time = st.integers(0, 3), st.integers(1, 4)
-    layers = []
-    for _ in range(draw(st.integers(1, longest))):
-        parts = draw(size), draw(size), draw(size)
-        layers.append(
-            Layer(
-                forward_ns=draw(time),
-                backward_ns=draw(time),
-                weight_bytes=sum(parts) + draw(st.integers(0, 1)),
-                activation_bytes=draw(size),
-                saved_bytes=draw(st.integers(0, 5)),
-                saved_input_bytes=draw(st.none() | st.integers(0, 2)),
-                workspace_bytes=draw(st.none() | st.integers(0, 2)),
-                parameter_bytes=parts[0],
-                gradient_bytes=parts[1],
-                optimizer_bytes=parts[2],
-                update_ns=draw(st.none() | size),
-            )
-        )
+    """Draw the question for a step of up to so many micro-batches, tight in memory as a rule.
+
+    In tensor groups of these sizes layers cost anything else.
+    """
+    number = draw(st.integers(1, longest))
+    layers = draw(st.tuples(*[_layers()] * number))
     tied = len(layers) > 2 and draw(st.integers(0, 4)) == 0
-    chain = Chain(layers=tuple(layers), input_bytes=draw(size), same_gpu=((0, 1),) if tied else ())
+    chain = Chain(
+        layers=layers, input_bytes=draw(st.integers(0, 3)), same_gpu=((0, 1),) if tied else ()
+    )
+    variants = tuple(
+        Variant(tensor=tensor, chain=replace(chain, layers=draw(st.tuples(*[_layers()] * number))))
+        for tensor in degrees
+    )
     platform = Platform(draw(st.integers(1, gpus)), draw(st.integers(6, 40)))
     if draw(st.integers(0, 2)):
         rate = draw(st.sampled_from([10**9, 2 * 10**9, 5 * 10**8]))
@@ -395,5 +397,25 @@ def training_steps(
         recompute=draw(st.booleans()),
         replicas=replicas,
         shard=shard,
+        tensor=draw(st.sampled_from([None, *degrees])) if degrees else 1,
     )
-    return training_step(chain, platform, count, scope)
+    return training_step(chain, platform, count, scope, variants)
+
+
+@st.composite
+def _layers(draw: st.DrawFn) -> Layer:
+    size, time = st.integers(0, 3), st.integers(1, 4)
+    parts = draw(size), draw(size), draw(size)
+    return Layer(
+        forward_ns=draw(time),
+        backward_ns=draw(time),
+        weight_bytes=sum(parts) + draw(st.integers(0, 1)),
+        activation_bytes=draw(size),
+        saved_bytes=draw(st.integers(0, 5)),
+        saved_input_bytes=draw(st.none() | st.integers(0, 2)),
+        workspace_bytes=draw(st.none() | st.integers(0, 2)),
+        parameter_bytes=parts[0],
+        gradient_bytes=parts[1],
+        optimizer_bytes=parts[2],
+        update_ns=draw(st.none() | size),
+    )

@@ -48,20 +48,30 @@ from tests.solvers.step_searches import bound_of, searched, step_data, train
 
 def in_parts(problem: Problem, parts: int) -> Problem:
     """Return the same problem in units of a byte that replicas cut evenly."""
-    names = [field.name for field in fields(Layer) if field.name.endswith("_bytes")]
-    layers = []
-    for layer in problem.chain.layers:
-        sizes = {name: getattr(layer, name) for name in names}
-        larger = {name: parts * size for name, size in sizes.items() if size is not None}
-        layers.append(replace(layer, **larger))
-    chain = replace(problem.chain, layers=tuple(layers))
+    problem = replace(
+        problem,
+        chain=_chain_in_parts(problem.chain, parts),
+        variants=tuple(
+            replace(one, chain=_chain_in_parts(one.chain, parts)) for one in problem.variants
+        ),
+    )
     platform, link = problem.platform, problem.platform.link
     gpus = [replace(gpu, memory_bytes=parts * gpu.memory_bytes) for gpu in platform.gpus]
     if link is None:
-        return replace(problem, chain=chain, platform=Platform(gpus))
+        return replace(problem, platform=Platform(gpus))
     faster, latency = parts * link.bandwidth_bytes_per_s, link.latency_ns
     platform = Platform(gpus, bandwidth=faster, latency=latency, duplex=link.duplex)
-    return replace(problem, chain=chain, platform=platform)
+    return replace(problem, platform=platform)
+
+
+def _chain_in_parts(chain: Chain, parts: int) -> Chain:
+    names = [field.name for field in fields(Layer) if field.name.endswith("_bytes")]
+    layers = []
+    for layer in chain.layers:
+        sizes = {name: getattr(layer, name) for name in names}
+        larger = {name: parts * size for name, size in sizes.items() if size is not None}
+        layers.append(replace(layer, **larger))
+    return replace(chain, layers=tuple(layers))
 
 
 @trials(500)

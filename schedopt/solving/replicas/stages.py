@@ -87,7 +87,12 @@ def read_step(problem: Problem, fold: int = 1) -> StepData | None:
         costs=read_costs(problem, machine, sorted({*options, *least}), count),
         count=count,
         replicas=tuple(sorted({option.replicas for option in options})),
-        options=tuple(option for option in options if whole.node % degrees[option.group] == 0),
+        options=tuple(
+            option
+            for option in options
+            # Groups one behind the other lie inside nodes.
+            if whole.node == whole.gpus or whole.node % degrees[option.group] == 0
+        ),
         least_options=tuple(least),
     )
 
