@@ -310,6 +310,12 @@ class Problem:
                 field="scope.replicas",
                 way_out="Give both the same number, neither, or a batch (solve.batch)",
             )
+        if self.degrees != (1,) and not (self.is_training_step or self.stages):
+            raise InputError(
+                "tensor groups are searched for in a training step",
+                field="scope.tensor",
+                way_out="Ask for a batch (solve.batch), or leave groups out (Scope.tensor = 1)",
+            )
         if self.scope.shard in ("gradient", "parameter") and self.rule.is_given:
             raise InputError(
                 "gradients and parameters are shared in a training step",

@@ -95,8 +95,10 @@ def _fold(problem: Problem, fold: int, best: Fraction | None) -> Problem:
             microbatches=count,
             replicas=1,
             shard="none",
+            tensor=1,
             period_ns=asked,
         ),
+        variants=(),
     )
 
 

@@ -84,10 +84,10 @@ def propose(problem: Problem, run: Run) -> Iterator[tuple[list[Stage], list[int]
     machine = read_machine(problem) if problem.platform.uniform else None
     if machine is None:
         return
-    scope = replace(problem.scope, microbatches=None, period_ns=None, max_k=1)
+    scope = replace(problem.scope, microbatches=None, period_ns=None, max_k=1, tensor=1)
     if scope.shard != "none":
         scope = replace(scope, shard="optimizer")
-    steady = replace(problem, rule=Rule(), scope=scope)
+    steady = replace(problem, rule=Rule(), scope=scope, variants=())
     search = ReplicatedDP(steady, machine, problem.replica_counts)
     longest = search.longest_period()
     with compiling(run.clock):

@@ -21,6 +21,7 @@ from schedopt.checking import check
 from schedopt.cuts import NoPartition
 from schedopt.errors import InputError
 from schedopt.plan import Plan
+from schedopt.platform import Platform
 from schedopt.problem import Problem
 from schedopt.proofs import Proof, ProofKind
 from schedopt.result import Infeasibility
@@ -200,9 +201,30 @@ def _propose(problem: Problem, run: Run) -> Iterator[tuple[list[Stage], list[int
     for planner in PLANNERS:
         with suppress(NoPartition):
             yield load_partitioner(planner)(problem), None
-    for stages in propose_grids(problem):
+    for stages in _propose_grids(problem):
         yield stages, None
     yield from propose_steady(problem, run)
+
+
+def _propose_grids(problem: Problem) -> Iterator[list[Stage]]:
+    """Yield uniform grids of tensor groups of each size."""
+    gpus = problem.platform.gpus
+    for tensor in problem.degrees:
+        if len(gpus) % tensor:
+            continue
+        # A group is like one GPU to what lays grids out.
+        alone = replace(
+            problem,
+            chain=problem.in_group(tensor),
+            platform=Platform(gpus[::tensor]),
+            scope=replace(problem.scope, tensor=1),
+            variants=(),
+        )
+        for stages in propose_grids(alone):
+            yield [
+                replace(stage, gpus=tuple(tensor * gpu for gpu in stage.gpus), tensor=tensor)
+                for stage in stages
+            ]
 
 
 def _report_others(search: StepSearch, run: Run, each_s: float) -> None:

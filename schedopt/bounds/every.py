@@ -29,12 +29,13 @@ FURTHER: Final[tuple[Callable[[Problem, Callable[[], bool]], Bound | None], ...]
 def lower_bounds(problem: Problem, stopped: Callable[[], bool] = never_stop) -> Iterator[Bound]:
     """Yield the bounds that hold for a problem, the cheapest first, each above those before it.
 
-    Where the exact programme over cuts finds the optimum itself, only the load is looked at. When
-    `stopped` says so, the load is looked at all the same, and unfinished bounds are left out.
+    Where the exact programme over cuts finds the optimum itself, and in tensor groups, only the
+    load is looked at. When `stopped` says so, it is looked at all the same, and unfinished bounds
+    are left out.
     """
     best = load_bound(problem)
     yield best
-    if _is_plain(problem.scope):
+    if problem.degrees != (1,) or _is_plain(problem.scope):
         return
     for prove in FURTHER:
         try:

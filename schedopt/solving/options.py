@@ -138,7 +138,8 @@ def as_warm_start(initial: Plan, problem: Problem) -> Plan:
         )
     if not problem.scope.allows(initial.stages):
         raise InputError(
-            "the plan to start from has replicas, or shards, that the scope does not allow",
+            "the plan to start from has replicas, shards or tensor groups that the scope does not "
+            "allow",
             field="initial",
             way_out="Start from a plan with one GPU for each stage, or ask for a batch "
             "(solve.batch), which allows replicas",
@@ -155,6 +156,7 @@ def as_warm_start(initial: Plan, problem: Problem) -> Plan:
         platform=problem.platform,
         rule=problem.rule,
         scope=problem.scope,
+        variants=problem.variants,
     )
     plan, _ = check_sent_late(plan)
     violations = check(Result(problem=problem, status="feasible", plan=plan))

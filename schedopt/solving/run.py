@@ -112,7 +112,7 @@ class Run:
         stop: StopHandle | None = None,
         on_progress: Callable[[Progress], None] | None = None,
     ) -> None:
-        self.scope = problem.scope
+        self.scope, self.variants = problem.scope, problem.variants
         self.seed, self.workers, self.work_limit = seed, workers, work_limit
         self.clock = Clock(time_limit, handle=stop)
         self.incumbent = Incumbent(problem.scope, gap)
@@ -192,8 +192,8 @@ class Run:
         InvalidPlanError
             If the check refuses it, or a proven bound lies above its period.
         """
-        if plan.scope != self.scope:
-            plan = replace(plan, scope=self.scope)
+        if plan.scope != self.scope or plan.variants != self.variants:
+            plan = replace(plan, scope=self.scope, variants=self.variants)
         events, period = self.events, plan.pattern.period
         plan, violations = check_sent_late(plan)
         if violations:

@@ -44,6 +44,7 @@ def _suggestions(problem: Problem) -> Iterator[Suggestion]:
     if not scope.recompute and memory_proof(recomputing) is None:
         yield Suggestion.RECOMPUTE
     known = all(layer.optimizer_bytes is not None for layer in problem.chain.layers)
+    known &= problem.degrees == (1,)
     if problem.is_training_step and known and scope.replicas != 1 and scope.shard != SHARDS[-1]:
         yield Suggestion.SHARE_MORE
     if memory_proof(problem) is None:

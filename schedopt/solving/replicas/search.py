@@ -85,17 +85,23 @@ class StepSearch:
         if depth is None:
             depth = filled_by_1f1b([len(stage.gpus) for stage in stages])
         for level in sorted({option.shard for option in self.step.options}):
-            choice = tuple(self._choose(stage, level) for stage in stages)
-            if choice not in self._seen:
+            chosen = [self._choose(stage, level) for stage in stages]
+            choice = tuple(stage for stage in chosen if stage is not None)
+            if len(choice) == len(chosen) and choice not in self._seen:
                 self._seen.add(choice)
                 self.candidates.add(choice, depth)
 
-    def _choose(self, stage: Stage, level: int) -> StageChoice:
-        """Return a stage whose replicas share as much as they may, up to a level if possible."""
+    def _choose(self, stage: Stage, level: int) -> StageChoice | None:
+        """Return a stage whose replicas share as much as they may, up to a level if possible.
+
+        None if there may be no such stage.
+        """
         group = self.step.problem.degrees.index(stage.tensor)
         levels = [
             option.shard for option in self.step.options if option[::2] == (len(stage.gpus), group)
         ]
+        if not levels:
+            return None
         shard = max((one for one in levels if one <= level), default=min(levels))
         return StageChoice(stage.first, stage.last + 1, len(stage.gpus), shard, group)
 
