@@ -168,7 +168,6 @@ class TrainingOptions:
 class ModelOptions:
     """How a model that is built from a config is built; None: as it is usual."""
 
-    batch: Annotated[int | None, "N: Samples of a micro-batch, for hf: models."] = None
     seq: Annotated[int | None, "N: Tokens of a sample, for hf: models."] = None
     image: Annotated[int | None, "N: Pixels of a side, for hf: models."] = None
     dtype: Annotated[

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from schedopt.chain import Chain
 from schedopt.cli.options import (
     ChainOutput,
     ModelOptions,
     OptimizerName,
     naming_options,
+    parse_counts,
     refuse_together,
 )
 from schedopt.cli.progress import progress_bar
 from schedopt.errors import InputError
-from schedopt.units import format_bytes, format_duration, parse_bytes, printable
+from schedopt.profile import Profile
+from schedopt.units import parse_bytes
 
 if TYPE_CHECKING:
-    from schedopt.profiling import Deviation
+    from schedopt.profiling import Estimator, Profiler
 
 
 def profile_model(
@@ -34,6 +36,12 @@ def profile_model(
         ),
     ],
     output: ChainOutput,
+    *,
+    batch: Annotated[
+        str | None,
+        "N,...: Samples of a micro-batch, for hf: models. Several, such as 1,2,4, are measured one "
+        "after the other and written as a profile.",
+    ] = None,
     config: ModelOptions,
     device: Annotated[str, "DEVICE: cpu, cuda, or cuda:1."] = "cpu",
     optimizer: Annotated[
@@ -56,12 +64,16 @@ def profile_model(
         str | None, "RATE: With --fake: floating-point operations a second, such as 300T."
     ] = None,
 ) -> None:
-    """Measure a torch model layer by layer and write it as a chain.
+    """Measure a torch model layer by layer and write it as a chain, or as a profile of chains.
 
     The model is cut wherever exactly one tensor is live. Times are medians after a warm-up; bytes
     are what autograd really saves, what crosses each boundary, and parameters, gradients and
     optimizer state. The update of a layer is a step of the optimizer on its own parameters. Needs
     torch, and transformers for hf: models.
+
+    Several sizes (--batch 1,2,4) are a profile, which is written after each. Started again with the
+    same arguments on the same machine, it goes on behind what the file holds; remove the file to
+    measure all again.
 
     Examples
     --------
@@ -69,12 +81,14 @@ def profile_model(
 
     schedopt profile hf:resnet50 --batch 8 --device cuda --verify -o resnet50.json
 
+    schedopt profile hf:gpt2:tied=no --batch 1,2,4,8 --device cuda -o gpt2.profile.json
+
     schedopt profile hf:llama-8b --dtype bfloat16 --fake --flops 400T -o llama.json
 
     schedopt profile package.module:factory -o chain.json
     """
     from schedopt.formats import check_writable
-    from schedopt.profiling import estimate, load_model, profile, verify_chain
+    from schedopt.profiling import Estimator, Profiler
 
     check_writable(output)
     if fake != (flops is not None):
@@ -85,130 +99,76 @@ def profile_model(
         )
     if fake and (verify or device != "cpu"):
         refuse_together("--verify" if verify else "--device", "--fake", "which runs nothing")
+    sizes = None if batch is None else parse_counts(batch, "--batch", "samples")
+    if sizes is not None and len(sizes) > 1 and verify:
+        refuse_together("--verify", "several sizes (--batch)", "which are not compared")
+    options = config.given()
+    how: Estimator | Profiler
     with naming_options({"model": "MODEL"}):
-        options = vars(config)
         if flops is not None:
             rate = parse_bytes(flops, field="flops")
-            chain = estimate(
-                lambda: load_model(model, **options),
-                flops=rate,
-                optimizer=optimizer,
-                min_share=min_share,
-            )
+            how = Estimator(flops=rate, optimizer=optimizer, min_share=min_share)
         else:
-            loaded = load_model(model, **options)
-            with progress_bar() as show:
-                chain = profile(
-                    loaded,
-                    device=device,
-                    optimizer=optimizer,
-                    warmup=warmup,
-                    repeats=repeats,
-                    min_share=min_share,
-                    whole=verify,
-                    on_progress=lambda done, total: show(done, total, f"measuring {model}"),
-                )
+            how = Profiler(
+                device=device,
+                optimizer=optimizer,
+                warmup=warmup,
+                repeats=repeats,
+                min_share=min_share,
+                whole=verify,
+            )
+        if sizes is None or len(sizes) == 1:
+            given = options if sizes is None else {"batch": sizes[0], **options}
+            _write_chain(model, given, how, output)
+        else:
+            _write_profile(model, options, sizes, how, output)
+
+
+def _write_chain(
+    model: str, options: dict[str, Any], how: Estimator | Profiler, output: Path
+) -> None:
+    from schedopt.cli.profile_tables import print_chain, print_deviations, print_notes
+    from schedopt.profiling import load_model, verify_chain
+
+    with how.session(), progress_bar() as show:
+        chain = how.chain(
+            load_model(model, **options),
+            on_progress=lambda done, total: show(done, total, f"measuring {model}"),
+        )
     chain.save(output)
-    _print(chain)
-    if verify:
-        _print_deviations(verify_chain(chain))
-    _print_notes(chain)
+    print_chain(chain)
+    if "whole" in chain.provenance:
+        print_deviations(verify_chain(chain))
+    print_notes(chain)
     typer.echo(f"Chain written to {output}")
 
 
-def _print(chain: Chain) -> None:
-    from schedopt.cli.printing import make_console, print_table
-    from schedopt.reporting.tables import Table
+def _write_profile(
+    model: str, options: dict[str, Any], sizes: list[int], how: Estimator | Profiler, output: Path
+) -> None:
+    from schedopt.cli.profile_tables import print_notes, print_profile
+    from schedopt.profiling import load_model, profile_variants
 
-    figures = ("Forward", "Backward", "Spread", "Update", "Saved", "Output", "Weights")
-    spreads, layers = _spreads(chain), chain.layers
-    updates = [layer.update_ns for layer in layers if layer.update_ns is not None]
-    rows = tuple(
-        (
-            str(number),
-            printable(layer.name),
-            format_duration(layer.forward_ns),
-            format_duration(layer.backward_ns),
-            f"{spreads[number]:.1%}" if spreads else "",
-            "" if layer.update_ns is None else format_duration(layer.update_ns),
-            format_bytes(layer.saved),
-            format_bytes(layer.activation_bytes),
-            format_bytes(layer.weight_bytes),
+    known = _so_far(output)
+    with progress_bar() as show:
+        profile = profile_variants(
+            lambda: load_model(model, batch=sizes[0], **options),
+            sizes,
+            how,
+            known=known,
+            on_progress=lambda done, total, variant: show(done, total, f"{model}, {variant}"),
+            on_variant=lambda profile: profile.save(output),
         )
-        for number, layer in enumerate(layers)
-    )
-    total = (
-        "all",
-        "",
-        format_duration(sum(layer.forward_ns for layer in layers)),
-        format_duration(sum(layer.backward_ns for layer in layers)),
-        "",
-        format_duration(sum(updates)) if updates else "",
-        format_bytes(sum(layer.saved for layer in layers)),
-        "",
-        format_bytes(sum(layer.weight_bytes for layer in layers)),
-    )
-    columns = ("", "Layer", *figures)
-    table = Table(title=str(chain), columns=columns, rows=rows, words=("Layer",), last=total)
-    print_table(make_console(), table)
+    profile.save(output)
+    kept = [known is not None and variant in known.variants for variant in profile.variants]
+    print_profile(profile, kept)
+    print_notes(profile.variants[0].chain)
+    typer.echo(f"Profile written to {output}")
 
 
-def _spreads(chain: Chain) -> list[float]:
-    """Return the larger spread of forward and backward of each layer; none if not measured."""
-    both = [chain.provenance.get(f"{name}_spread", []) for name in ("forward", "backward")]
-    return [max(pair) for pair in zip(*both, strict=True)]
-
-
-def _print_deviations(deviations: list[Deviation]) -> None:
-    from schedopt.cli.printing import make_console, print_table
-    from schedopt.reporting.tables import Table
-
-    rows = []
-    for deviation in deviations:
-        spread = deviation.spread
-        write = format_bytes if spread is None else format_duration
-        rows.append(
-            (
-                deviation.name,
-                write(deviation.chain),
-                write(deviation.whole),
-                f"{deviation.error:+.2%}",
-                "" if spread is None else f"{spread:.1%}",
-            )
-        )
-    table = Table(
-        title="The sum of the layers, and the whole model as it is",
-        columns=("", "Chain", "Whole", "Chain over whole", "Spread"),
-        rows=tuple(rows),
-        left=("",),
-    )
-    print_table(make_console(), table)
-    times = [deviation for deviation in deviations if deviation.spread is not None]
-    worst = max(times[:2], key=lambda deviation: abs(deviation.chain - deviation.whole))
-    difference = format_duration(abs(worst.chain - worst.whole))
-    typer.echo(f"They differ most in the {worst.name}, by {difference}")
-
-
-def _print_notes(chain: Chain) -> None:
-    """Say what a reader of the table should know."""
-    from schedopt.profiling.verifying import TOLERANCE
-
-    weights = [layer.forward_ns + layer.backward_ns for layer in chain.layers]
-    spreads = _spreads(chain)
-    if spreads and sum(weights):
-        mean = sum(a * b for a, b in zip(spreads, weights, strict=True)) / sum(weights)
-        if mean > TOLERANCE:
-            typer.echo(
-                f"Note: the times spread by {mean:.1%} on average. Measure on an idle machine."
-            )
-    known = chain.recipe is not None and chain.recipe.factory.startswith("hf:")
-    how = " (tied=no)" if known else ""
-    for group in chain.same_gpu:
-        typer.echo(
-            f"Note: layers {', '.join(map(str, group))} share weights and must lie on one GPU; a "
-            f"contiguous plan keeps all between them there too. Untie them if you can{how}, or "
-            "solve with a copy for each (--tied copied)."
-        )
-    for name in ("halves", "apart"):
-        if name in chain.provenance:
-            typer.echo(f"Note: {name}: {chain.provenance[name]}")
+def _so_far(output: Path) -> Profile | None:
+    """Return what a file holds already, if it is a profile or a chain."""
+    try:
+        return Profile.load(output)
+    except InputError:
+        return None

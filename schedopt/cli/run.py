@@ -65,6 +65,7 @@ def run_plan(
         OptimizerName, "The optimizer, unless the factory brings its own."
     ] = "adamw",
     seed: Seed = 0,
+    batch: Annotated[int | None, "N: Samples of a micro-batch, for hf: models."] = None,
     config: ModelOptions,
     compare: Annotated[
         bool, "Train the whole model in one process for a step, and compare the gradients."
@@ -127,7 +128,7 @@ def run_plan(
             device=device,
             seed=seed,
             optimizer=optimizer,
-            options=config.given(),
+            options={**({} if batch is None else {"batch": batch}), **config.given()},
             compare=compare,
             stretch=stretch,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -119,9 +120,12 @@ def describe_model(model: Model, optimizer: str) -> dict[str, Any]:
     dtypes = {
         str(parameter.dtype).removeprefix("torch.") for parameter in model.module.parameters()
     }
+    versions = {"torch": str(torch.__version__)}
+    if model.factory.startswith("hf:"):
+        versions["transformers"] = version("transformers")
     own = getattr(model.optimizer, "__name__", type(model.optimizer).__name__)
     return {
-        "torch": str(torch.__version__),
+        **versions,
         "dtype": ", ".join(sorted(dtypes)),
         "micro_batch": {name: list(value.shape) for name, value in model.tensors.items()},
         "optimizer": optimizer if model.optimizer is None else own,

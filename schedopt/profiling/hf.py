@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Final
 from unittest import mock
 
@@ -12,9 +13,11 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from schedopt.profiling.devices import find_device
-from schedopt.profiling.hf_catalog import Family, Sizes, either, parse_spec, refuse
+from schedopt.profiling.hf_catalog import Family, Sizes, Spec, either, parse_spec, refuse
 from schedopt.profiling.model import Model, require_package
 
+IMAGE: Final = 224
+"""Height and width of an image where nothing is said, pixels."""
 _SEED: Final = 0
 _DTYPES: Final = {
     "float32": torch.float32,
@@ -29,7 +32,7 @@ def build_model(
     *,
     batch: int = 1,
     seq: int | None = None,
-    image: int = 224,
+    image: int = IMAGE,
     dtype: str = "float32",
     device: str = "cpu",
 ) -> Model:
@@ -70,17 +73,35 @@ def build_model(
     """
     known = parse_spec(spec)
     family, sizes = known.family, known.sizes
-    seq = family.tokens if seq is None else seq
-    known.check_inputs(batch, seq, image)
+    shape = _shape(known, batch, seq, image)
     number_type = _find_dtype(dtype)
     place = _find_place(device)
-    shape = (batch, seq) if family.tokens else (batch, 3, image, image)
     # Imports what it needs, so before there is any other default device.
     model_class, config = _configure(family, sizes, shape[-1])
     with _seeded(place), torch.device(place):
         module = _build(family, model_class, config, number_type)
-        inputs = _draw(family, sizes, shape, number_type)
+    inputs = _draw(family, sizes, shape, number_type, place)
     return Model(module=module, inputs=inputs, factory=str(known))
+
+
+def with_batch(model: Model, batch: int) -> Model:
+    """Return a model that `load_model` built, with a micro-batch of so many samples.
+
+    The module is the same one; the inputs are those of a model that is built with this batch.
+    """
+    known = parse_spec(model.factory.removeprefix("hf:"))
+    given = {**model.arguments, "batch": batch}
+    shape = _shape(known, batch, given.get("seq"), given.get("image", IMAGE))
+    place = next(model.module.parameters()).device
+    dtype = _find_dtype(given.get("dtype", "float32"))
+    inputs = _draw(known.family, known.sizes, shape, dtype, place)
+    return replace(model, inputs=inputs, arguments=given)
+
+
+def _shape(known: Spec, batch: int, seq: int | None, image: int) -> tuple[int, ...]:
+    seq = known.family.tokens if seq is None else seq
+    known.check_inputs(batch, seq, image)
+    return (batch, seq) if known.family.tokens else (batch, 3, image, image)
 
 
 def _configure(family: Family, sizes: Sizes, extent: int) -> tuple[Any, Any]:
@@ -113,19 +134,24 @@ def _values_if_any() -> Iterator[None]:
 
 
 def _draw(
-    family: Family, sizes: Sizes, shape: tuple[int, ...], dtype: torch.dtype
+    family: Family,
+    sizes: Sizes,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    place: torch.device,
 ) -> dict[str, Any]:
-    inputs: dict[str, Any]
-    if family.tokens:
-        inputs = {
-            "input_ids": torch.randint(sizes["vocabulary"], shape),
-            "labels": torch.randint(sizes["vocabulary"], shape),
-        }
-    else:
-        inputs = {
-            "pixel_values": torch.randn(shape, dtype=dtype),
-            "labels": torch.randint(sizes["classes"], shape[:1]),
-        }
+    """Return a micro-batch, the same one each time, whatever was drawn for the weights."""
+    with _seeded(place), torch.device(place):
+        if family.tokens:
+            inputs = {
+                "input_ids": torch.randint(sizes["vocabulary"], shape),
+                "labels": torch.randint(sizes["vocabulary"], shape),
+            }
+        else:
+            inputs = {
+                "pixel_values": torch.randn(shape, dtype=dtype),
+                "labels": torch.randint(sizes["classes"], shape[:1]),
+            }
     return {**inputs, **family.constants}
 
 

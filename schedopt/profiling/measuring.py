@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map
 
 from schedopt.errors import InputError
 from schedopt.profiling.devices import Clock, median_ns, spread
-from schedopt.profiling.faking import FlopClock, without_memory
+from schedopt.profiling.faking import without_memory
 from schedopt.profiling.layer_sweeps import (
     Halves,
     Peaks,
@@ -29,6 +29,7 @@ from schedopt.profiling.memory_meter import Meter
 from schedopt.profiling.model import Model
 from schedopt.profiling.outline import Outline
 from schedopt.profiling.pieces import Piece, blaming, try_out
+from schedopt.profiling.roofline import FlopClock, Roofline
 from schedopt.profiling.saved_tensors import Recorder
 from schedopt.profiling.segmenting import choose_cuts
 from schedopt.profiling.states import (
@@ -186,24 +187,46 @@ def measure(
     )
 
 
-def estimate_costs(model: Model, flops: int, optimizer: str, min_share: float) -> Measured:
-    """Measure a model without values, by what it computes at a rate."""
-    # Reading or writing a byte counts as much as 100 operations, as it does on GPUs of today.
-    with FlopClock(flops, bytes_rate=max(1, flops // 100)) as clock:
-        pieces = pieces_worth_having(Outline(model), clock, min_share)
-    with FlopClock(flops) as clock:
-        return measure(model, pieces, clock, optimizer, 0, 1, Counter(0, None))
+def estimate_costs(
+    model: Model,
+    roofline: Roofline,
+    optimizer: str,
+    min_share: float,
+    cuts: Sequence[str] | None = None,
+) -> Measured:
+    """Measure a model without values, by what it computes and moves at given rates.
+
+    An update reads gradients, and reads and writes parameters and optimizer states.
+    """
+    with FlopClock(roofline.with_traffic) as clock:
+        pieces = pieces_worth_having(Outline(model), clock, min_share, cuts)
+    with FlopClock(roofline) as clock:
+        measured = measure(model, pieces, clock, optimizer, 0, 1, Counter(0, None))
+    if roofline.bytes_per_s is not None:
+        measured.states = [
+            replace(state, update_ns=round(roofline.moving_ns(state.moved_bytes)))
+            if state.gradient_bytes
+            else state
+            for state in measured.states
+        ]
+    return measured
 
 
 def measure_apart(
-    model: Model, place: torch.device, clock: Clock, optimizer: str, repeats: int, min_share: float
+    model: Model,
+    place: torch.device,
+    clock: Clock,
+    optimizer: str,
+    repeats: int,
+    min_share: float,
+    cuts: Sequence[str] | None = None,
 ) -> Measured:
     """Measure layer by layer, where all at once do not fit."""
     if place.type == "cuda":
         torch.cuda.empty_cache()
     with without_memory() as mode:
         light = copy_without_values(model, mode, place)
-        measured = estimate_costs(light, 10**12, optimizer, min_share)
+        measured = estimate_costs(light, Roofline(flops=10**12), optimizer, min_share, cuts)
     measured.timed = sweeps_apart(model, measured.pieces, place, clock, repeats)
     measured.halves, measured.held = [], []
     measured.notes |= {
@@ -213,9 +236,14 @@ def measure_apart(
     return measured
 
 
-def pieces_worth_having(outline: Outline, clock: Clock, min_share: float) -> list[Piece]:
-    """Return the layers, trivial ones merged after a look at what they cost."""
+def pieces_worth_having(
+    outline: Outline, clock: Clock, min_share: float, cuts: Sequence[str] | None = None
+) -> list[Piece]:
+    """Return the layers between cuts; without them, trivial ones merged after a look at costs."""
     inputs = outline.model.tensors
+    if cuts is not None:
+        # The last is the end of the model, whatever it is called.
+        return try_out(outline.pieces((*cuts[:-1], outline.cuts[-1])), inputs)
     pieces = try_out(outline.pieces(outline.cuts), inputs)
     if outline.graph is None or not min_share:
         return pieces

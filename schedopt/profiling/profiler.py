@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from schedopt.chain import Chain, Recipe
 from schedopt.errors import InputError
@@ -14,6 +16,133 @@ if TYPE_CHECKING:
 
 MIN_SHARE = 0.001
 """Layers of a traced model with less than this share of the time are merged into a neighbour."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profiler:
+    """Measures models on a device; the parameters are those of `profile`."""
+
+    device: str = "cpu"
+    optimizer: str = "adamw"
+    warmup: int = 3
+    repeats: int = 10
+    min_share: float = MIN_SHARE
+    whole: bool = False
+
+    def __post_init__(self) -> None:
+        _check_count("warmup", self.warmup, 0)
+        _check_count("repeats", self.repeats, 2)
+        _check_share(self.min_share)
+
+    @contextmanager
+    def session(self) -> Iterator[None]:
+        """Make and measure models inside."""
+        yield
+
+    def conditions(self, model: Model) -> dict[str, Any]:
+        """Return where and how a model is measured."""
+        from schedopt.profiling.assembling import describe_run
+        from schedopt.profiling.devices import find_device
+
+        place = find_device(self.device)
+        described = describe_run(model, place, self.optimizer, self.warmup, self.repeats)
+        return {**described, "min_share": self.min_share}
+
+    def chain(
+        self,
+        model: Model,
+        *,
+        cuts: Sequence[str] | None = None,
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> Chain:
+        """Measure a model."""
+        torch = require_torch()
+        from schedopt.profiling.assembling import make_chain
+        from schedopt.profiling.devices import find_device, make_clock
+        from schedopt.profiling.layer_sweeps import training_mode
+        from schedopt.profiling.measuring import (
+            Counter,
+            WholeRun,
+            measure,
+            measure_apart,
+            pieces_worth_having,
+        )
+        from schedopt.profiling.outline import Outline, on_device
+
+        place = find_device(self.device)
+        _check_optimizer(model, self.optimizer)
+        warmup, repeats, share = self.warmup, self.repeats, self.min_share
+        on_gpu = [place] if place.type == "cuda" else []
+        with training_mode(), torch.random.fork_rng(devices=on_gpu):
+            clock = make_clock(place)
+            count = Counter(2 * (1 + warmup + repeats) + 2, on_progress)
+            try:
+                moved = on_device(model, place)
+                pieces = pieces_worth_having(Outline(moved), clock, share, cuts)
+                run = WholeRun(moved, clock) if self.whole else None
+                measured = measure(
+                    moved, pieces, clock, self.optimizer, warmup, repeats, count, run
+                )
+            except InputError as error:
+                if not out_of_memory(error):
+                    raise
+                measured = measure_apart(model, place, clock, self.optimizer, repeats, share, cuts)
+        return make_chain(model, measured, self.conditions(model))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimator:
+    """Works out what models take without running them; the parameters are those of `estimate`."""
+
+    flops: int
+    optimizer: str = "adamw"
+    min_share: float = MIN_SHARE
+
+    def __post_init__(self) -> None:
+        if self.flops < 1:
+            raise InputError(
+                f"{self.flops} is not a rate", field="flops", way_out="Give operations a second"
+            )
+        _check_share(self.min_share)
+
+    @contextmanager
+    def session(self) -> Iterator[None]:
+        """Make models inside without their memory."""
+        require_torch()
+        from schedopt.profiling.faking import without_memory
+        from schedopt.profiling.layer_sweeps import training_mode
+
+        with training_mode(), without_memory():
+            yield
+
+    def conditions(self, model: Model) -> dict[str, Any]:
+        """Return what the times of a model are."""
+        from schedopt.profiling.assembling import describe_model
+
+        return {
+            "source": "estimated",
+            "times": f"floating-point operations at {self.flops} a second",
+            **describe_model(model, self.optimizer),
+            "min_share": self.min_share,
+        }
+
+    def chain(
+        self,
+        model: Model,
+        *,
+        cuts: Sequence[str] | None = None,
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> Chain:
+        """Work out the chain of a model that was made inside of a session."""
+        from schedopt.profiling.assembling import make_chain
+        from schedopt.profiling.measuring import estimate_costs
+        from schedopt.profiling.roofline import Roofline
+
+        _check_optimizer(model, self.optimizer)
+        model.module.zero_grad(set_to_none=True)
+        roofline = Roofline(flops=self.flops)
+        measured = estimate_costs(model, roofline, self.optimizer, self.min_share, cuts)
+        return make_chain(model, measured, self.conditions(model))
 
 
 def profile(
@@ -66,37 +195,15 @@ def profile(
         If the device is missing, the model cannot be traced, or a layer fails, with the layer's
         name and the way out.
     """
-    torch = require_torch()
-    from schedopt.profiling.assembling import describe_run, make_chain
-    from schedopt.profiling.devices import find_device, make_clock
-    from schedopt.profiling.layer_sweeps import training_mode
-    from schedopt.profiling.measuring import (
-        Counter,
-        WholeRun,
-        measure,
-        measure_apart,
-        pieces_worth_having,
+    profiler = Profiler(
+        device=device,
+        optimizer=optimizer,
+        warmup=warmup,
+        repeats=repeats,
+        min_share=min_share,
+        whole=whole,
     )
-    from schedopt.profiling.outline import Outline, on_device
-
-    _check_count("warmup", warmup, 0)
-    _check_count("repeats", repeats, 2)
-    _check_share(min_share)
-    place = find_device(device)
-    _check_optimizer(model, optimizer)
-    with training_mode(), torch.random.fork_rng(devices=[place] if place.type == "cuda" else []):
-        clock = make_clock(place)
-        count = Counter(2 * (1 + warmup + repeats) + 2, on_progress)
-        try:
-            moved = on_device(model, place)
-            pieces = pieces_worth_having(Outline(moved), clock, min_share)
-            run = WholeRun(moved, clock) if whole else None
-            measured = measure(moved, pieces, clock, optimizer, warmup, repeats, count, run)
-        except InputError as error:
-            if not out_of_memory(error):
-                raise
-            measured = measure_apart(model, place, clock, optimizer, repeats, min_share)
-    return make_chain(model, measured, describe_run(model, place, optimizer, warmup, repeats))
+    return profiler.chain(model, on_progress=on_progress)
 
 
 def estimate(
@@ -125,27 +232,9 @@ def estimate(
     InputError
         If the model cannot be made, traced or run in this way.
     """
-    require_torch()
-    from schedopt.profiling.assembling import describe_model, make_chain
-    from schedopt.profiling.faking import without_memory
-    from schedopt.profiling.layer_sweeps import training_mode
-    from schedopt.profiling.measuring import estimate_costs
-
-    if flops < 1:
-        raise InputError(
-            f"{flops} is not a rate", field="flops", way_out="Give operations a second"
-        )
-    _check_share(min_share)
-    with training_mode(), without_memory():
-        model = load()
-        _check_optimizer(model, optimizer)
-        measured = estimate_costs(model, flops, optimizer, min_share)
-        provenance = {
-            "source": "estimated",
-            "times": f"floating-point operations at {flops} a second",
-            **describe_model(model, optimizer),
-        }
-        return make_chain(model, measured, provenance)
+    estimator = Estimator(flops=flops, optimizer=optimizer, min_share=min_share)
+    with estimator.session():
+        return estimator.chain(load())
 
 
 def out_of_memory(error: BaseException | None) -> bool:

@@ -50,6 +50,11 @@ class States:
         """All of it."""
         return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes + self.buffer_bytes
 
+    @property
+    def moved_bytes(self) -> int:
+        """What an update reads and writes: gradients once, parameters and their states twice."""
+        return self.gradient_bytes + 2 * (self.parameter_bytes + self.optimizer_bytes)
+
 
 def choose_optimizer(name: str) -> OptimizerFactory:
     """Return the optimizer of that name; refuse one that is not known."""

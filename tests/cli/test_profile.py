@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from schedopt import Chain
+from schedopt import Chain, Profile
 from tests.cli.commands import printed, run, solve_json
 
 GPT2 = "hf:gpt2:layers=2,width=16,heads=2,vocabulary=31,tied=no"
@@ -91,3 +91,24 @@ def test_shared_weights_are_noted(tmp_path: Path) -> None:
                "--fake", "--flops", "1G", "-o", tmp_path / "chain.json")  # fmt: skip
     assert done.returncode == 0
     assert "share weights and must lie on one GPU" in " ".join(done.stdout.split())
+
+
+SEVERAL = ("profile", GPT2, "--seq", "8", "--fake", "--flops", "1G", "-o", "many.json")
+
+
+def test_several_sizes_are_a_profile_that_goes_on(tmp_path: Path) -> None:
+    first = printed(*SEVERAL, "--batch", "1,2", folder=tmp_path)
+    assert "Profile written to many.json" in first
+    assert "kept" not in first
+    earlier = Profile.load(tmp_path / "many.json")
+    second = printed(*SEVERAL, "--batch", "2,4", folder=tmp_path)
+    assert second.count("kept") == 2
+    profile = Profile.load(tmp_path / "many.json")
+    assert profile.sizes == (1, 2, 4)
+    assert profile.variants[:2] == earlier.variants
+
+
+def test_a_file_of_something_else_is_written_over(tmp_path: Path) -> None:
+    (tmp_path / "many.json").write_text("{}")
+    assert "kept" not in printed(*SEVERAL, "--batch", "1,2", folder=tmp_path)
+    assert Profile.load(tmp_path / "many.json").sizes == (1, 2)

@@ -153,7 +153,10 @@ PROFILE = """
     hf:gpt2 --fake --flops 0                    => --flops:
     hf:gtp2 => MODEL: there is no model hf:gtp2. Did you mean gpt2?
     hf:gpt2:depth=3                             => MODEL: gpt2 has no option 'depth'
-    hf:gpt2 --batch 0                           => batch=0 is too small
+    hf:gpt2 --batch 0                           => --batch: '0' is not a number of samples
+    hf:gpt2 --batch 1,2,1                       => --batch: a size is there twice
+    hf:gpt2 --batch 1,2 --verify                => --verify: given together with several sizes
+    own_models:build --batch 1,2                => --batch: own_models:build makes its own inputs
     hf:gpt2 --dtype int8 => Error: --dtype: 'int8' is not one of 'float32', 'bfloat16'
     hf:gpt2 --optimizer lion                    => Error: --optimizer: 'lion' is not one of 'adamw'
     no_such_module:build                        => no_such_module

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from schedopt import InputError, Layer
 from schedopt.profiling import Model, estimate
-from schedopt.profiling.faking import FlopClock, is_fake, without_memory
+from schedopt.profiling.faking import is_fake, without_memory
+from schedopt.profiling.roofline import FlopClock, Roofline
 from tests.profiling.networks import BATCH, estimated_tiny, profiled_tiny, tiny
 
 NANO = 10**9
@@ -87,7 +88,7 @@ def test_half_the_rate_takes_twice_the_time_and_halves_add_up() -> None:
 
 def test_attention_is_two_products_forward_and_five_backward() -> None:
     query, key, value = (torch.randn(2, 2, 16, 4, requires_grad=True) for _ in range(3))
-    with FlopClock(NANO) as clock:
+    with FlopClock(Roofline(flops=NANO)) as clock:
         start = clock.mark()
         made = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         middle = clock.mark()
@@ -102,7 +103,7 @@ def test_attention_is_two_products_forward_and_five_backward() -> None:
 @pytest.mark.parametrize("family", ["gpt2", "llama", "resnet18"])
 def test_the_clock_counts_the_same_with_values(family: str) -> None:
     model = tiny(family)
-    with FlopClock(NANO) as clock:
+    with FlopClock(Roofline(flops=NANO)) as clock:
         loss = model.module(**model.kwargs).loss
         forward = clock.mark()
         torch.autograd.backward(loss)

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from schedopt.profiling import Model
 from schedopt.profiling.devices import CpuClock
-from schedopt.profiling.faking import FlopClock
 from schedopt.profiling.layer_sweeps import metered_halves, metered_sweep, split_sweep, sweep
 from schedopt.profiling.memory_meter import Meter
 from schedopt.profiling.outline import Outline
 from schedopt.profiling.pieces import Piece, try_out
+from schedopt.profiling.roofline import FlopClock, Roofline
 from tests.profiling.networks import BATCH, TINY, mixed, tiny
 
 FLOAT = 4
@@ -99,7 +99,7 @@ def test_metered_runs_make_the_same_gradients() -> None:
 
 def test_halves_are_one_product_each_but_the_first_layer_has_none_for_its_input() -> None:
     model = layered()
-    with FlopClock(NANO) as clock:
+    with FlopClock(Roofline(flops=NANO)) as clock:
         halves = split_sweep(pieces_of(model), model.tensors, clock)
     first, second = 2 * BATCH * 4 * 6, 2 * BATCH * 6 * 10
     assert (halves.input_ns[:2], halves.weight_ns[:2]) == ([0, second], [first, second])
@@ -112,7 +112,7 @@ def test_behind_a_detached_tensor_there_is_no_backward() -> None:
 
     model = sequence(nn.Linear(4, 6), Detached(), nn.Linear(6, 3))
     pieces = pieces_of(model)
-    with FlopClock(NANO) as clock:
+    with FlopClock(Roofline(flops=NANO)) as clock:
         seen = sweep(pieces, model.tensors, clock)
         halves = split_sweep(pieces, model.tensors, clock)
     product = 2 * BATCH * 6 * 3

@@ -17,7 +17,8 @@ from schedopt.platform import Platform
 from schedopt.problem import Scope
 from schedopt.profiling import estimate
 from schedopt.profiling.factory import load_model
-from schedopt.profiling.faking import FlopClock, without_memory
+from schedopt.profiling.faking import without_memory
+from schedopt.profiling.roofline import FlopClock, Roofline
 from schedopt.profiling.tracing import WithLoss
 
 MODELS: Final = ("resnet18", "resnet50", "vit-b16")
@@ -121,7 +122,7 @@ def module_flops(name: str) -> list[int]:
         model = load_model(f"hf:{name}")
         whole = WithLoss(model.module, model.loss)
         flops: list[int] = []
-        with FlopClock(RATE) as clock:
+        with FlopClock(Roofline(flops=RATE)) as clock:
             last = [clock.mark()]
 
             def note(module: nn.Module, given: object, made: object) -> None:

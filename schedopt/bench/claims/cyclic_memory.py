@@ -17,8 +17,9 @@ from schedopt.account.profile import Level, profile_of
 from schedopt.bench.claims.result import Case, Computed, Picture, Step, Table, announced, table_of
 from schedopt.profiling.devices import make_clock
 from schedopt.profiling.factory import load_model
-from schedopt.profiling.faking import FlopClock, without_memory
+from schedopt.profiling.faking import without_memory
 from schedopt.profiling.model import Model
+from schedopt.profiling.roofline import FlopClock, Roofline
 from schedopt.profiling.saved_tensors import SavedTensor, storage_bytes, storage_key
 from schedopt.profiling.states import tensor_bytes
 from schedopt.profiling.tracing import WithLoss
@@ -74,7 +75,7 @@ def curve_by_flops(load: Callable[[], Model], rate: int) -> Curve:
     with without_memory():
         model = load()
         # Fake tensors look operators up at the first run.
-        with FlopClock(rate) as clock:
+        with FlopClock(Roofline(flops=rate)) as clock:
             return _record(model, clock)
 
 

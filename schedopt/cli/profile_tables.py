@@ -1,0 +1,141 @@
+"""What ``schedopt profile`` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import typer
+
+from schedopt.chain import Chain
+from schedopt.cli.printing import make_console, print_table
+from schedopt.profile import Profile
+from schedopt.reporting.tables import Table
+from schedopt.units import format_bytes, format_duration, printable
+
+if TYPE_CHECKING:
+    from schedopt.profiling import Deviation
+
+
+def print_profile(profile: Profile, kept: Sequence[bool]) -> None:
+    """Print a row for each variant, with what was taken from the file as it was."""
+    rows = []
+    for variant, was_kept in zip(profile.variants, kept, strict=True):
+        chain = variant.chain
+        forward = sum(layer.forward_ns for layer in chain.layers)
+        backward = sum(layer.backward_ns for layer in chain.layers)
+        rows.append(
+            (
+                str(variant.tensor),
+                str(chain.samples),
+                format_duration(forward),
+                format_duration(backward),
+                format_duration((forward + backward) // chain.samples),
+                format_bytes(sum(layer.saved for layer in chain.layers)),
+                format_bytes(sum(layer.weight_bytes for layer in chain.layers)),
+                "kept" if was_kept else "new",
+            )
+        )
+    columns = ("Tensor", "Samples", "Forward", "Backward", "A sample", "Saved", "Weights")
+    table = Table(
+        title=f"{printable(profile.name)}: {len(profile.variants[0].chain.layers)} layers in "
+        f"{len(profile.variants)} variants",
+        columns=(*columns, ""),
+        rows=tuple(rows),
+        words=("",),
+    )
+    print_table(make_console(), table)
+
+
+def print_chain(chain: Chain) -> None:
+    """Print the layers of a chain."""
+    figures = ("Forward", "Backward", "Spread", "Update", "Saved", "Output", "Weights")
+    spreads, layers = _spreads(chain), chain.layers
+    updates = [layer.update_ns for layer in layers if layer.update_ns is not None]
+    rows = tuple(
+        (
+            str(number),
+            printable(layer.name),
+            format_duration(layer.forward_ns),
+            format_duration(layer.backward_ns),
+            f"{spreads[number]:.1%}" if spreads else "",
+            "" if layer.update_ns is None else format_duration(layer.update_ns),
+            format_bytes(layer.saved),
+            format_bytes(layer.activation_bytes),
+            format_bytes(layer.weight_bytes),
+        )
+        for number, layer in enumerate(layers)
+    )
+    total = (
+        "all",
+        "",
+        format_duration(sum(layer.forward_ns for layer in layers)),
+        format_duration(sum(layer.backward_ns for layer in layers)),
+        "",
+        format_duration(sum(updates)) if updates else "",
+        format_bytes(sum(layer.saved for layer in layers)),
+        "",
+        format_bytes(sum(layer.weight_bytes for layer in layers)),
+    )
+    columns = ("", "Layer", *figures)
+    table = Table(title=str(chain), columns=columns, rows=rows, words=("Layer",), last=total)
+    print_table(make_console(), table)
+
+
+def _spreads(chain: Chain) -> list[float]:
+    """Return the larger spread of forward and backward of each layer; none if not measured."""
+    both = [chain.provenance.get(f"{name}_spread", []) for name in ("forward", "backward")]
+    return [max(pair) for pair in zip(*both, strict=True)]
+
+
+def print_deviations(deviations: list[Deviation]) -> None:
+    """Print how far the sum of the layers is from the whole model."""
+    rows = []
+    for deviation in deviations:
+        spread = deviation.spread
+        write = format_bytes if spread is None else format_duration
+        rows.append(
+            (
+                deviation.name,
+                write(deviation.chain),
+                write(deviation.whole),
+                f"{deviation.error:+.2%}",
+                "" if spread is None else f"{spread:.1%}",
+            )
+        )
+    table = Table(
+        title="The sum of the layers, and the whole model as it is",
+        columns=("", "Chain", "Whole", "Chain over whole", "Spread"),
+        rows=tuple(rows),
+        left=("",),
+    )
+    print_table(make_console(), table)
+    times = [deviation for deviation in deviations if deviation.spread is not None]
+    worst = max(times[:2], key=lambda deviation: abs(deviation.chain - deviation.whole))
+    difference = format_duration(abs(worst.chain - worst.whole))
+    typer.echo(f"They differ most in the {worst.name}, by {difference}")
+
+
+def print_notes(chain: Chain) -> None:
+    """Say what a reader of the table should know."""
+    from schedopt.profiling.verifying import TOLERANCE
+
+    weights = [layer.forward_ns + layer.backward_ns for layer in chain.layers]
+    spreads = _spreads(chain)
+    if spreads and sum(weights):
+        mean = sum(a * b for a, b in zip(spreads, weights, strict=True)) / sum(weights)
+        if mean > TOLERANCE:
+            typer.echo(
+                f"Note: the times spread by {mean:.1%} on average. Measure on an idle machine."
+            )
+    known = chain.recipe is not None and chain.recipe.factory.startswith("hf:")
+    how = " (tied=no)" if known else ""
+    for group in chain.same_gpu:
+        typer.echo(
+            f"Note: layers {', '.join(map(str, group))} share weights and must lie on one GPU; a "
+            f"contiguous plan keeps all between them there too. Untie them if you can{how}, or "
+            "solve with a copy for each (--tied copied)."
+        )
+    for name in ("halves", "apart"):
+        if name in chain.provenance:
+            typer.echo(f"Note: {name}: {chain.provenance[name]}")

@@ -1,0 +1,150 @@
+"""What operators take at given rates: floating-point operations, bytes, and links of a group."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+BYTES_OF_AN_OPERATION: Final = 100
+"""Operations that take as long as a byte, on GPUs of today, where only their rate is known."""
+_LOOKUPS: Final = (torch.ops.aten.embedding, torch.ops.aten.gather, torch.ops.aten.index_select)
+"""What reads as much as it returns, whatever it reads from."""
+# The kernels of the CPU, which torch's own count leaves out.
+_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_ATTENTION_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+@dataclass(frozen=True, kw_only=True)
+class Roofline:
+    """The rates that bound an operator (Williams et al. 2009).
+
+    Parameters
+    ----------
+    flops : int
+        Floating-point operations a second.
+    bytes_per_s : int, optional
+        Of the memory. An operator takes at least as long as its tensors take to be read and
+        written. Default: no time at all.
+    link_bytes_per_s, latency_ns : int, optional
+        Of the link between two GPUs of a tensor group, in each direction. Default: no time at all.
+    times : str
+        What they are, for the provenance.
+    """
+
+    flops: int
+    bytes_per_s: int | None = None
+    link_bytes_per_s: int | None = None
+    latency_ns: int = 0
+    times: str = ""
+
+    @property
+    def with_traffic(self) -> Roofline:
+        """The same rates, with one for bytes where there is none."""
+        if self.bytes_per_s is not None:
+            return self
+        bytes_per_s = max(1, self.flops // BYTES_OF_AN_OPERATION)
+        return Roofline(flops=self.flops, bytes_per_s=bytes_per_s)
+
+    def moving_ns(self, count: int) -> Fraction:
+        """Return the time in which bytes are read or written."""
+        return (
+            Fraction(0) if self.bytes_per_s is None else Fraction(count * 10**9, self.bytes_per_s)
+        )
+
+    def all_reduce_ns(self, count: int, degree: int) -> Fraction:
+        """Return the time in which a ring of GPUs adds up bytes that each of them has.
+
+        2 (t - 1) steps, in each of which every GPU sends a t-th (Patarasuk and Yuan 2009).
+        """
+        steps = 2 * (degree - 1)
+        if self.link_bytes_per_s is None:
+            return Fraction(steps * self.latency_ns)
+        part = Fraction(count * 10**9, degree * self.link_bytes_per_s)
+        return steps * (self.latency_ns + part)
+
+
+class FlopClock(TorchDispatchMode):
+    """Tells how long operators take at the rates of a roofline.
+
+    The operations of matrix products, convolutions and attention, forward and backward, are counted
+    while it is entered.
+    """
+
+    def __init__(self, roofline: Roofline) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._roofline = roofline
+        self._time_ns = Fraction(0)
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run an operator and count what it computes."""
+        given = kwargs or {}
+        result = func(*args, **given)
+        roofline = self._roofline
+        computed = Fraction(_count_flops(func, args, given, result) * 10**9, roofline.flops)
+        if roofline.bytes_per_s is not None:
+            moved = _count_bytes(func, (args, given), result)
+            computed = max(computed, roofline.moving_ns(moved))
+        self._time_ns += computed
+        return result
+
+    def mark(self) -> Fraction:
+        """Return the time so far, ns."""
+        return self._time_ns
+
+    def settle(self) -> None:
+        """Do nothing."""
+
+    def between(self, start: Fraction, end: Fraction) -> int:
+        """Return the time between two marks, ns."""
+        return round(end - start)
+
+
+def _count_flops(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
+    name = func._overloadpacket
+    if name in flop_registry:
+        return int(flop_registry[name](*args, **kwargs, out_val=result))
+    if name is _ATTENTION:
+        query, key, value = (tensor.shape for tensor in args[:3])
+        return _pairs(query, key) * int(query[-1] + value[-1])
+    if name is _ATTENTION_BACKWARD:
+        _, query, key, value = (tensor.shape for tensor in args[:4])
+        # The scores again, and the gradients of query and key; those of scores and value.
+        return _pairs(query, key) * int(3 * query[-1] + 2 * value[-1])
+    return 0
+
+
+def _pairs(query: torch.Size, key: torch.Size) -> int:
+    """Return twice the pairs of a query and a key over all samples and heads of the query."""
+    samples, heads, length, _ = query
+    return 2 * samples * heads * length * key[-2]
+
+
+def _count_bytes(func: Any, given: Any, result: Any) -> int:
+    """Return the bytes that an operator reads and writes: none where it only makes a view."""
+    returns = func._schema.returns
+    if returns and all(each.alias_info and not each.alias_info.is_write for each in returns):
+        return 0
+    written = _bytes(result)
+    return 2 * written if func._overloadpacket in _LOOKUPS else _bytes(given) + written
+
+
+def _bytes(values: Any) -> int:
+    """Return the bytes of tensors; of one that repeats its elements, those in its memory."""
+    return sum(
+        min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
+        for tensor in tree_leaves(values)
+        if isinstance(tensor, Tensor)
+    )
