@@ -11,7 +11,11 @@ import pytest
 from schedopt import Chain, Layer, Platform, Problem, Result, Rule, Scope, Stage, check, solve
 from schedopt.problem import training_step, widest_step
 from schedopt.proofs import Proof, ProofKind, Suggestion
+from schedopt.solving.replicas.candidates import Candidates, StageChoice
+from schedopt.solving.replicas.descent import Descent
 from schedopt.solving.replicas.step_bound import least_memory
+from schedopt.solving.run import Run
+from tests.examples import layer
 from tests.refusals import assert_refused
 from tests.solvers.asking import ask, plan_of, why
 from tests.solvers.step_searches import bound_of, searched, step_data, train
@@ -245,3 +249,24 @@ def test_the_search_goes_on_from_a_plan_to_start_from() -> None:
     assert best.period is not None
     assert best.period < start.pattern.period
     assert solve(chain, platform, batch=6, scope=scope, initial=start).period == best.period
+
+
+def test_changes_of_stages_leave_none_empty_and_cut_no_tied_layers() -> None:
+    sizes = {"parameter_bytes": 4, "gradient_bytes": 4, "optimizer_bytes": 8}
+    chain = Chain(layers=(layer(2, 4, 16, **sizes),) * 7, same_gpu=((5, 6),))
+    step = step_data(training_step(chain, Platform(6, 200), 6, widest_step(chain)))
+    candidates = Candidates(step, Run(step.problem))
+    candidate = candidates.add(
+        tuple(StageChoice(n, e, 1, 0) for n, e in ((0, 2), (2, 4), (4, 7))), (1, 1, 1)
+    )
+    assert candidate is not None
+    cuts = set()
+    for changed, depth in Descent(candidates).neighbours(candidate):
+        assert [0, *(one.end for one in changed)] == [*(one.first for one in changed), 7]
+        assert all(one.first < one.end for one in changed)
+        assert sum(one.replicas for one in changed) <= 6
+        assert len(depth) == len(changed) == 3
+        cuts.add(tuple(one.end for one in changed))
+    assert all(6 not in row for row in cuts)
+    # The middle stage goes along where the outer ones lend and borrow a layer.
+    assert {(1, 3, 7), (3, 5, 7)} <= cuts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import combinations, pairwise
 from random import Random
 from typing import Final
 
@@ -48,7 +48,7 @@ class Descent:
     def _descend_from(self, candidate: Candidate) -> None:
         """Take the first change that shortens the step, again and again."""
         while True:
-            for neighbour in self._neighbours(candidate):
+            for neighbour in self.neighbours(candidate):
                 if self.run.stopped():
                     return
                 if neighbour in self._tried:
@@ -64,13 +64,13 @@ class Descent:
     def _shake(self, candidate: Candidate, generator: Random) -> Candidate:
         """Make a few changes at random."""
         for _ in range(generator.randint(2, MOST_SHAKES)):
-            stages, depth = generator.choice([*self._neighbours(candidate)])
+            stages, depth = generator.choice([*self.neighbours(candidate)])
             found = self.candidates.add(stages, depth, deeper=(0,), longest=NEVER)
             candidate = found or candidate
         return candidate
 
-    def _neighbours(self, candidate: Candidate) -> Iterator[Filled]:
-        """Yield stages that differ in a cut, in the replicas of two stages or one, or in depth."""
+    def neighbours(self, candidate: Candidate) -> Iterator[Filled]:
+        """Yield stages that differ in cuts, in the replicas of two stages or one, or in depth."""
         stages, depth = candidate.stages, candidate.depth
         spare = self.step.machine.gpus - sum(self.step.gpus_of(stage) for stage in stages)
         for number, stage in enumerate(stages):
@@ -84,10 +84,8 @@ class Descent:
         for number, (ahead, behind) in enumerate(pairwise(stages)):
             before, after = stages[:number], stages[number + 2 :]
             for moved in (-2, -1, 1, 2):
-                cut = ahead.end + moved
-                if ahead.first < cut < behind.end and not self.step.costs.joined[cut]:
-                    pair = ahead._replace(end=cut), behind._replace(first=cut)
-                    yield (*before, *pair, *after), depth
+                for shifted in self._shift(stages, range(number, number + 1), moved):
+                    yield shifted, depth
             own = self.step.gpus_of(ahead) + self.step.gpus_of(behind)
             for one in self._near(ahead):
                 for other in self._near(behind):
@@ -97,6 +95,26 @@ class Descent:
                             behind._replace(**other._asdict()),
                         )
                         yield (*before, *pair, *after), depth
+        for start, end in combinations(range(len(stages)), 2):
+            for moved in (-1, 1) if end > start + 1 else ():
+                for shifted in self._shift(stages, range(start, end), moved):
+                    yield shifted, depth
+
+    def _shift(
+        self, stages: tuple[StageChoice, ...], cuts: range, moved: int
+    ) -> Iterator[tuple[StageChoice, ...]]:
+        """Yield stages with some cuts in a row moved, if none is left empty.
+
+        So the first stage lends a layer to the last one, or borrows one, and those between go on.
+        """
+        found = [*stages]
+        for number in cuts:
+            cut = stages[number].end + moved
+            found[number] = found[number]._replace(end=cut)
+            found[number + 1] = found[number + 1]._replace(first=cut)
+        allowed = all(stage.first < stage.end for stage in found)
+        if allowed and not any(self.step.costs.joined[found[number].end] for number in cuts):
+            yield tuple(found)
 
     def _near(self, stage: StageChoice) -> list[Option]:
         """Return the options with the next fewer and the next more replicas, in groups of any size.
