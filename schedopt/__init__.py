@@ -41,6 +41,7 @@ __all__ = [
     "Rung",
     "SchedoptError",
     "Scope",
+    "SizeResult",
     "Stage",
     "Suggestion",
     "Transfer",
@@ -66,7 +67,7 @@ if TYPE_CHECKING:
     from schedopt.problem import Problem, Scope
     from schedopt.profile import Profile, Variant
     from schedopt.proofs import Note, Outcome, Proof, ProofKind, Suggestion
-    from schedopt.result import Bound, Infeasibility, PhaseResult, Result, Rung
+    from schedopt.result import Bound, Infeasibility, PhaseResult, Result, Rung, SizeResult
     from schedopt.rule import Rule
     from schedopt.solving import solve
     from schedopt.stage import Stage
@@ -105,6 +106,7 @@ else:
         "PhaseResult": "schedopt.result",
         "Result": "schedopt.result",
         "Rung": "schedopt.result",
+        "SizeResult": "schedopt.result",
         "Rule": "schedopt.rule",
         "solve": "schedopt.solving",
         "Stage": "schedopt.stage",

@@ -58,6 +58,8 @@ def why_not_stages(chain: Chain, stages: Sequence[Stage], engine: Engine) -> str
             return f"stage {number} computes layers again"
         if len(stage.gpus) > 1:
             return f"stage {number} has replicas"
+        if stage.tensor > 1:
+            return f"stage {number} runs in tensor groups"
         if stage.first not in begins:
             return f"stage {number} begins at layer {stage.first}, {_WHOLE[engine]}"
     gpus = [stage.gpus[0] for stage in stages]

@@ -129,6 +129,41 @@ class PhaseResult:
         check_ratio(self, "bound_exact")
 
 
+@dataclass(frozen=True, kw_only=True)
+class SizeResult:
+    """What was found for one size of micro-batches, where several may make a batch.
+
+    Parameters
+    ----------
+    samples : int
+        Of a micro-batch.
+    microbatches : int
+        Of a step.
+    step_ns : int, optional
+        The shortest step found.
+    bound_exact : (int, int)
+        No step with such micro-batches is shorter, ns.
+    infeasible : bool
+        Whether there is no plan with them.
+    """
+
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    samples: int
+    microbatches: int
+    step_ns: int | None = None
+    bound_exact: Ratio = (0, 1)
+    infeasible: bool = False
+
+    def __post_init__(self) -> None:
+        check_ratio(self, "bound_exact")
+
+    @property
+    def bound(self) -> Fraction:
+        """The bound of the step, ns."""
+        return Fraction(*self.bound_exact)
+
+
 Rung = PhaseResult
 """Its old name, for one release."""
 
@@ -163,6 +198,9 @@ class Result(
     seed : int
     version : str
         Of schedopt.
+    sizes : tuple of SizeResult
+        Where micro-batches of several sizes may make the batch: what was found for each, by its
+        samples. The problem, its plan and its bounds are those of the size that is best.
     """
 
     __pydantic_config__: ClassVar[Any] = STRICT
@@ -177,6 +215,7 @@ class Result(
     seconds: float = 0.0
     seed: int = 0
     version: str = ""
+    sizes: tuple[SizeResult, ...] = ()
 
     @property
     def period(self) -> Fraction | None:
@@ -195,6 +234,19 @@ class Result(
         """(period - bound) / bound; None where either is missing or the bound is 0."""
         period, bound = self.period, self.lower_bound
         return (period - bound) / bound if period is not None and bound else None
+
+    @property
+    def gap_of_sizes(self) -> Fraction | None:
+        """The gap to the best step with micro-batches of any size that was asked about.
+
+        None without a plan, or without such sizes.
+        """
+        if self.plan is None or not self.sizes:
+            return None
+        step = Fraction(self.plan.pattern.period_total_ns)
+        bounds = [size.bound for size in self.sizes if not size.infeasible]
+        least = min([step, *bounds])
+        return (step - least) / least if least else None
 
     @property
     def gaps(self) -> dict[str, Fraction]:
@@ -227,6 +279,8 @@ class Result(
             case "feasible" if asked is not None:
                 return f"within the {format_duration(asked)} that were asked"
             case "feasible" if gaps := self.gaps:
+                if self.gap_of_sizes is not None:
+                    gaps = {"micro-batches of any size": self.gap_of_sizes}
                 parts = (
                     (f"within {_percent(gap)} of the best" if gap else "the best")
                     + (f" with {length}" if length else "")

@@ -8,7 +8,6 @@ from typing import Final
 
 from schedopt.errors import InputError
 from schedopt.problem import Problem
-from schedopt.solving.late_sending import check_sent_late
 from schedopt.solving.run import Run
 from schedopt.stage import SHARDS, Shard
 from schedopt.systems.catalogue import find_system
@@ -64,9 +63,7 @@ def report_published(problem: Problem, run: Run) -> None:
                 and (best is None or plan.pattern.period < best)
                 and (asked is None or plan.pattern.period <= asked)
             ):
-                plan, violations = check_sent_late(plan)
-                if not violations:
-                    run.report(plan)
+                run.report_if_valid(plan)
 
 
 def _may_fit(problem: Problem, shard: Shard) -> bool:

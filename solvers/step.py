@@ -31,7 +31,6 @@ from schedopt.solvers.even_split import even_split
 from schedopt.solvers.next_fit import next_fit
 from schedopt.solvers.periodic import best_pattern, prove_impossible
 from schedopt.solving.enumeration import every_allocation
-from schedopt.solving.late_sending import check_sent_late
 from schedopt.solving.models.bisection import bisect_period, query_model
 from schedopt.solving.models.given_allocation import GivenAllocation
 from schedopt.solving.models.order_model import OrderModel
@@ -144,9 +143,7 @@ def _report_published(problem: Problem, count: int, run: Run) -> None:
             return
         with suppress(InputError):
             step = published_step(name, problem.chain, problem.platform, count)
-            plan, violations = check_sent_late(replace(step, scope=problem.scope))
-            if not violations:
-                run.report(plan)
+            run.report_if_valid(replace(step, scope=problem.scope))
 
 
 def _report_best(plans: Sequence[Plan], problem: Problem, run: Run) -> None:

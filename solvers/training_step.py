@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Final
 
 from schedopt.account import traffic
 from schedopt.bounds.scopes import contiguous
-from schedopt.checking import check
 from schedopt.cuts import NoPartition
 from schedopt.errors import InputError
 from schedopt.plan import Plan
@@ -29,7 +28,6 @@ from schedopt.solvers.fold_search import list_folds, needed_s
 from schedopt.solvers.fold_search import propose as propose_folds
 from schedopt.solvers.published_steps import report_published
 from schedopt.solvers.uniform_grids import propose as propose_grids
-from schedopt.solving.late_sending import check_sent_late
 from schedopt.solving.local_search.compilation import COMPILATIONS
 from schedopt.solving.registry import load_partitioner
 from schedopt.solving.replicas.arrays import CLOSE, LAYERED
@@ -290,31 +288,37 @@ def _prove(step: StepData, run: Run) -> None:
 
 
 def _report(plan: Plan, run: Run) -> None:
-    """Report a step, if it is as short as was asked for.
+    """Report a step of ours, if it is of use.
 
-    One that sends more than the best is not reported unless it is shorter by more than 0.1 %. Where
-    a stage takes no time, all its micro-batches may lie there at one instant, which the search does
-    not see; such a step is not reported if it does not fit.
+    Where a stage takes no time, all its micro-batches may lie there at one instant, which the
+    search does not see; such a step is left out if it does not fit.
     """
-    if any(_is_instant(plan, stage) for stage in plan.stages) and check(plan):
-        return
-    asked, best = plan.scope.period_ns, run.best()
-    if asked is not None and plan.pattern.period > asked:
-        return
-    if best is not None and CLOSE * plan.pattern.period > (CLOSE - 1) * best.pattern.period:
-        sent, least = (sum(traffic(one).values()) for one in (plan, best))
-        if sent > least:
-            return
-    run.report(plan)
-
-
-def _is_instant(plan: Plan, stage: Stage) -> bool:
-    layers = plan.chain.layers[stage.first : stage.last + 1]
-    return not any(layer.forward_ns or layer.backward_ns for layer in layers)
+    if any(_is_instant(plan, stage) for stage in plan.stages):
+        _report_valid(plan, run)
+    elif _is_of_use(plan, run):
+        run.report(plan)
 
 
 def _report_valid(plan: Plan, run: Run) -> None:
-    """Report a step that somebody else made, if it is valid."""
-    plan, violations = check_sent_late(plan)
-    if not violations:
-        _report(plan, run)
+    """Report a step, if it is of use and valid."""
+    if _is_of_use(plan, run):
+        run.report_if_valid(plan)
+
+
+def _is_of_use(plan: Plan, run: Run) -> bool:
+    """Whether a step is as short as was asked for.
+
+    One that sends more than the best must be shorter by more than 0.1 %.
+    """
+    asked, best = plan.scope.period_ns, run.best()
+    if asked is not None and plan.pattern.period > asked:
+        return False
+    if best is None or CLOSE * plan.pattern.period <= (CLOSE - 1) * best.pattern.period:
+        return True
+    sent, least = (sum(traffic(one).values()) for one in (plan, best))
+    return sent <= least
+
+
+def _is_instant(plan: Plan, stage: Stage) -> bool:
+    layers = plan.costs.layers[stage.first : stage.last + 1]
+    return not any(layer.forward_ns or layer.backward_ns for layer in layers)

@@ -126,7 +126,7 @@ def test_the_plan_example_is_the_shipped_one_and_valid() -> None:
         "formats.presets",
         "units",
         "platform",
-        "solving.portfolio",
+        "solving.solve",
         "solvers.even_split",
         "solvers.block_partition",
         "families.instance",

@@ -106,7 +106,15 @@ def sending_end(plan: Plan, event: Event, ranks: Mapping[int, int]) -> Action:
 
 
 def _refuse(plan: Plan) -> None:
-    """Refuse weight halves that go to other replicas, and replicas that nothing makes agree."""
+    """Refuse tensor groups, weight halves of other replicas, and replicas that none makes agree."""
+    for number, stage in enumerate(plan.stages):
+        if stage.tensor > 1:
+            raise InputError(
+                f"stage {number} runs in tensor groups of {stage.tensor} GPUs, which are not run "
+                "yet",
+                field=f"stages[{number}].tensor",
+                way_out="Solve without groups (Scope.tensor = 1, --tensor-parallel 1)",
+            )
     for number, transfer in enumerate(plan.pattern.transfers):
         if transfer.tensor not in _SENT:
             raise InputError(

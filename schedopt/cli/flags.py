@@ -26,6 +26,7 @@ OPTIONS: Final = {
     "Scope.replicas": "--replicas",
     "Scope.shard": "--shard",
     "Scope.split_backward": "--split-backward",
+    "Scope.tensor": "--tensor-parallel",
     "import_chain.source": "--from",
     "solve.batch": "--batch",
 }

@@ -17,6 +17,7 @@ from schedopt.effort import GAP, TIME_LIMIT
 from schedopt.errors import InputError
 from schedopt.platform import Gpu, Platform
 from schedopt.problem import MemoryReading, Scope, widest_step
+from schedopt.profile import Profile
 from schedopt.stage import Shard
 
 if TYPE_CHECKING:
@@ -148,12 +149,23 @@ class TrainingOptions:
         "with --batch the default, where the chain knows its size: engines run it beside "
         "pipelines, and it sends no more); gradient (ZeRO-2) or parameter (ZeRO-3), with --batch.",
     ] = None
+    tensor_parallel: Annotated[
+        int | None,
+        "T: The most GPUs of a tensor group, with --batch. Default: any for which the profile has "
+        "a variant.",
+    ] = None
 
     def widen(
         self, scope: Scope, chain: Chain, freedoms: FreedomOptions, usual: int | None = 1
     ) -> Scope:
         """Return a scope with what is allowed to replicas; `usual` is how many without a batch."""
         if self.batch is None:
+            if self.tensor_parallel is not None:
+                raise InputError(
+                    "tensor groups are searched for in a training step",
+                    field="--tensor-parallel",
+                    way_out="Ask for a batch (--batch), or leave it out",
+                )
             most = usual if self.replicas is None else self.replicas
             return replace(scope, replicas=most, shard=self.shard or "none")
         wide = widest_step(chain)
@@ -161,7 +173,7 @@ class TrainingOptions:
             scope = replace(scope, recompute=wide.recompute)
         most = wide.replicas if self.replicas is None else self.replicas
         level = wide.shard if self.shard is None and most != 1 else self.shard or "none"
-        return replace(scope, replicas=most, shard=level)
+        return replace(scope, replicas=most, shard=level, tensor=self.tensor_parallel)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -319,16 +331,47 @@ def naming_options(names: Mapping[str, str] = MappingProxyType({})) -> Iterator[
 def load_chain(
     path: Path, training_state: str | None, tied: Literal["together", "copied"] = "together"
 ) -> Chain:
-    """Read a chain, perhaps as it is trained with another state, or with copies of tied weights."""
+    """Read a chain, perhaps as it is trained with another state, or with copies of tied weights.
+
+    Of a profile the chain on one GPU, if it has one size of micro-batches.
+    """
+    return alone(load_profile(path, training_state, tied), path)
+
+
+def alone(profile: Profile, path: Path) -> Chain:
+    """Return the chain on one GPU of a profile from a file, which has one size of micro-batches."""
+    if len(profile.sizes) > 1:
+        raise InputError(
+            f"micro-batches of {' and '.join(map(str, profile.sizes))} samples, of which one is "
+            "chosen for a batch only",
+            field="variants",
+            way_out="Ask schedopt solve for a batch (--batch), or give a schedopt.chain/1 file",
+            source=str(path),
+        )
+    try:
+        return profile.of_size(profile.sizes[0])[0]
+    except InputError as error:
+        raise error.in_file(str(path)) from None
+
+
+def load_profile(
+    path: Path, training_state: str | None, tied: Literal["together", "copied"] = "together"
+) -> Profile:
+    """Read a chain or a profile, perhaps as it is trained with another state or with copies."""
     from schedopt.tied_weights import copy_tied_weights
     from schedopt.training_state import with_training_state
 
-    chain = Chain.load(path)
+    profile = Profile.load(path)
+
+    def changed(chain: Chain) -> Chain:
+        if training_state is not None:
+            chain = with_training_state(chain, training_state)
+        return copy_tied_weights(chain) if tied == "copied" else chain
+
     try:
         with naming_options():
-            if training_state is not None:
-                chain = with_training_state(chain, training_state)
-            return copy_tied_weights(chain) if tied == "copied" else chain
+            variants = (replace(one, chain=changed(one.chain)) for one in profile.variants)
+            return replace(profile, variants=tuple(variants))
     except InputError as error:
         raise (error if error.field.startswith("--") else error.in_file(str(path))) from None
 

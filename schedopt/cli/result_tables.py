@@ -19,6 +19,7 @@ from schedopt.reporting.tables import (
     ladder_table,
     memory_table,
     say_fold,
+    size_table,
     stage_table,
 )
 from schedopt.result import Infeasibility, Result, best_bound
@@ -51,6 +52,8 @@ def print_result(result: Result) -> None:
             if result.solver in PARTITIONED:
                 ways = CONTIGUOUS
             console.print(f"Try       {f'{MORE_TIME}, ' if stopped else ''}{ways}")
+    if result.sizes:
+        print_table(make_console(), size_table(result))
     if len(result.ladder) > 1:
         print_table(make_console(), ladder_table(result, say_note))
     elif result.status == "unknown" and result.ladder:
@@ -122,6 +125,8 @@ def summarise(result: Result) -> dict[str, Any]:
         "lower_bound_ns": number(best),
         "lower_bound_exact": None if best is None else list(as_ratio(best)),
         "gap": None if gap is None else float(gap),
+        "gap_of_sizes": None if result.gap_of_sizes is None else float(result.gap_of_sizes),
+        "sizes": [asdict(size) for size in result.sizes],
         "bounds": [asdict(bound) | {"proof": str(bound.proof)} for bound in result.bounds],
         "scope": asdict(result.problem.scope),
         "step_ns": None,

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from schedopt.chain import Chain
 from schedopt.cli.options import (
     OF_PLATFORM,
     AsJson,
@@ -19,7 +18,8 @@ from schedopt.cli.options import (
     SearchOptions,
     TrainingOptions,
     TrainingStateName,
-    load_chain,
+    alone,
+    load_profile,
     naming_options,
     refuse_together,
 )
@@ -27,7 +27,8 @@ from schedopt.cli.progress import search_line
 from schedopt.cli.signals import usual_signals
 from schedopt.errors import InputError
 from schedopt.plan import Plan
-from schedopt.problem import Problem, Scope, training_step
+from schedopt.problem import Problem, Scope
+from schedopt.profile import Profile, Variant
 from schedopt.units import format_duration, parse_duration
 
 if TYPE_CHECKING:
@@ -39,7 +40,9 @@ EXITS = {"optimal": 0, "feasible": 0, "infeasible": 3, "unknown": 4}
 def solve_chain(
     *,
     chain: Annotated[
-        Path | None, "FILE: A schedopt.chain/1 file. With --fix it may be left out."
+        Path | None,
+        "FILE: A schedopt.chain/1 file, or a schedopt.profile/1 file: with --batch tensor groups "
+        "and the size of micro-batches are chosen too. With --fix it may be left out.",
     ] = None,
     machine: PlatformOptions,
     allocation: Annotated[
@@ -127,12 +130,14 @@ def solve_chain(
 
     schedopt solve --chain instances/llama-8b.json --platform dgx-h100:2 --batch 32
 
+    schedopt solve --chain profile.json --platform dgx-h100:8 --batch 512 --tensor-parallel 4
+
     schedopt solve --chain chain.json --gpus 8 --mem 80G --for megatron --microbatches 64
     """
     from schedopt.formats import check_writable
     from schedopt.result import Result
-    from schedopt.solving import solve_problem
     from schedopt.solving.registry import DEFAULT_MAX_K, default_scope
+    from schedopt.solving.sizes import solve_sizes, steps_of_sizes
 
     _refuse_contradictions(allocation, fix, max_k, microbatches, solver, engine)
     _refuse_beside_batch(training, fix, max_k, microbatches, engine)
@@ -145,7 +150,10 @@ def solve_chain(
         microbatches = 4 * len(platform.gpus)
     if tied == "copied" and training.batch is not None:
         refuse_together("--tied copied", "--batch", "which adds up gradients, of copies not yet")
-    layers = _chain(chain, training_state, tied, fixed, fix)
+    profile = _profile(chain, training_state, tied, fixed, fix)
+    source = chain or fix
+    assert source is not None
+    layers = alone(profile, source) if training.batch is None else profile.variants[0].chain
     longest = None if period is None else _longest(period)
     usual = default_scope(solver, fixed=fixed is not None)
     if allocation is not None:
@@ -160,17 +168,21 @@ def solve_chain(
             engine=engine,
             **freedoms.fields(usual.memory),
         )
-    with _naming_files(chain or fix, fix), naming_options({}):
+    with _naming_files(source, fix), naming_options({"tensor": "tensor-parallel"}):
         stages = fixed.stages if fixed is not None else ()
         scope = training.widen(scope, layers, freedoms, usual.replicas)
+        if profile.degrees == (1,):
+            scope = _without_groups(scope, training)
         if training.batch is None:
             problem = Problem(chain=layers, platform=platform, scope=scope, stages=stages)
+            problems = [problem]
+            initial = None if fixed is None else still_valid(fixed, problem)
         else:
-            problem = training_step(layers, platform, training.batch, scope)
-        initial = None if fixed is None else still_valid(fixed, problem)
+            problems = steps_of_sizes(profile, platform, training.batch, scope)
+            initial = None
         with search_line() as show, usual_signals():
-            result = solve_problem(
-                problem,
+            result = solve_sizes(
+                problems,
                 solver=solver,
                 work_limit=work_limit,
                 initial=initial,
@@ -238,14 +250,26 @@ def _refuse_beside_batch(
             refuse_together("--batch", option, why)
 
 
-def _chain(
+def _without_groups(scope: Scope, training: TrainingOptions) -> Scope:
+    """Return a scope for a profile that has no tensor groups."""
+    if training.tensor_parallel not in (None, 1):
+        raise InputError(
+            "the chain says nothing of tensor groups",
+            field="--tensor-parallel",
+            way_out="Give a schedopt.profile/1 file with variants of several tensor degrees, or "
+            "leave it out",
+        )
+    return replace(scope, tensor=1)
+
+
+def _profile(
     path: Path | None,
     training_state: str | None,
     tied: Literal["together", "copied"] | None,
     plan: Plan | None,
     fix: Path | None,
-) -> Chain:
-    """Return the chain of a file, or without one that of a plan; both are the same."""
+) -> Profile:
+    """Return what is in a file, or without one the chain of a plan; both are the same."""
     if path is None:
         if plan is None:
             raise InputError("not given", field="--chain", way_out="Name a schedopt.chain/1 file")
@@ -256,16 +280,18 @@ def _chain(
                     field=option,
                     way_out="Name the chain too (--chain), or leave it out: the plan has its own",
                 )
-        return plan.chain
-    chain = load_chain(path, training_state, tied or "together")
-    if plan is not None and plan.chain.sha256 != chain.sha256:
+        return Profile(variants=(Variant(tensor=1, chain=plan.chain),))
+    profile = load_profile(path, training_state, tied or "together")
+    if plan is not None and plan.chain.sha256 not in {
+        variant.chain.sha256 for variant in profile.variants
+    }:
         raise InputError(
             f"the plan was made for another chain than {path}",
             field="chain_sha256",
             way_out="Leave --chain out, or fix a plan of this chain",
             source=str(fix),
         )
-    return chain
+    return profile
 
 
 def _longest(period: str) -> int:

@@ -43,8 +43,9 @@ def result_to_json(result: Result) -> str:
         **{name: answer[name] for name in _PLAN_FIELDS if name != "chain"},
         **known,
     }
-    if not plan.variants:
-        del document["variants"]
+    for name in ("variants", "sizes"):
+        if not document[name]:
+            del document[name]
     leave_out_defaults(document)
     for owner in (document, *document["bounds"], document.get("infeasibility", {})):
         if "scope" in owner:

@@ -138,6 +138,27 @@ def layer_names(plan: Plan, stage: Stage) -> str:
     return printable(" … ".join(dict.fromkeys(name for name in names if name)))
 
 
+def size_table(result: Result) -> Table:
+    """Return a row for each size of micro-batches that was asked about."""
+    return Table(
+        title="Micro-batches",
+        columns=("Samples", "Micro-batches", "Step", "Bound"),
+        rows=tuple(
+            (
+                str(size.samples),
+                str(size.microbatches),
+                "impossible"
+                if size.infeasible
+                else ""
+                if size.step_ns is None
+                else format_duration(size.step_ns),
+                "" if size.infeasible else format_duration(size.bound),
+            )
+            for size in result.sizes
+        ),
+    )
+
+
 def layer_table(plan: Plan) -> Table:
     """Return a row for each layer of the chain, at speed 1."""
     stage_of = {

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from schedopt.solving.options import as_warm_start
-from schedopt.solving.portfolio import solve, solve_problem
+from schedopt.solving.portfolio import solve_problem
 from schedopt.solving.registry import load_solver, solver_names
 from schedopt.solving.run import Progress, Run
+from schedopt.solving.solve import solve
 
 __all__ = [
     "Progress",

@@ -1,31 +1,27 @@
-"""`solve`: one solver after the other, with one freedom more at a time, and what each added."""
+"""One solver after the other, with one freedom more at a time, and what each added."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from fractions import Fraction
 from typing import Final
 
 from schedopt.bounds import lower_bounds, memory_proof
-from schedopt.chain import Chain
 from schedopt.effort import GAP, TIME_LIMIT
 from schedopt.errors import InputError
 from schedopt.interrupts import stopping_first
 from schedopt.plan import Plan
-from schedopt.platform import Platform
-from schedopt.problem import Problem, Scope, training_step
+from schedopt.problem import Problem
 from schedopt.proofs import Note, Outcome
 from schedopt.result import Infeasibility, PhaseResult, Result, Status
-from schedopt.rule import Rule
 from schedopt.solving.clock import StopHandle
 from schedopt.solving.incumbent import find_infeasibility
 from schedopt.solving.local_search.compilation import COMPILATIONS
 from schedopt.solving.options import as_warm_start, check_kind, make_run, refuse_solver
 from schedopt.solving.phases import Phase, has_time, plan_phases, share_time, what_if_phases
-from schedopt.solving.registry import default_scope, load_solver
+from schedopt.solving.registry import load_solver
 from schedopt.solving.run import Progress, Run
-from schedopt.stage import Stage
 from schedopt.validation import as_ratio
 from schedopt.version import __version__
 
@@ -39,115 +35,6 @@ BRIEFLY_S: Final = 4.0
 """The most that is spent on what replicas would give: twice what loading their code may take."""
 SHARE_OF_BOUNDS: Final = 0.1
 """Of the time that is left, for bounds without a search."""
-
-
-def solve(
-    chain: Chain,
-    platform: Platform,
-    *,
-    batch: int | None = None,
-    rule: Rule | None = None,
-    scope: Scope | None = None,
-    stages: Sequence[Stage] = (),
-    solver: str | None = None,
-    time_limit: float | None = TIME_LIMIT,
-    seed: int = 0,
-    workers: int | None = None,
-    work_limit: int | None = None,
-    gap: float = GAP,
-    initial: Plan | Result | None = None,
-    stop: StopHandle | None = None,
-    on_progress: Callable[[Progress], None] | None = None,
-) -> Result:
-    """Find the allocation and the periodic schedule with the least period.
-
-    Prints nothing. Infeasible is a status; only bad input raises. The first Ctrl-C, or a request
-    to end (SIGTERM), ends the search and returns the best so far with its bound, like the time
-    limit.
-
-    Parameters
-    ----------
-    chain : Chain
-    platform : Platform
-    batch : int, optional
-        Find the shortest training step of so many samples instead: gradients are added up over
-        replicas, and weights updated. A scope then says what is allowed; without one, all that
-        `schedopt.problem.widest_step` says.
-    rule : Rule, optional
-        How training uses the weights. Default: `weight_bytes` is everything.
-    scope : Scope, optional
-        The plans that are allowed. Default: any allocation, k up to 2; with stages that are given
-        or one solver by name, what these are for, with k = 1. Memory is read as its true peak.
-    stages : sequence of Stage
-        The allocation, for the scope *fixed*. What they recompute is a hint: where the scope
-        allows recompute, every choice is tried.
-    solver : str, optional
-        One solver by name, instead of those that the scope calls for.
-    time_limit : float, optional
-        Seconds; None: until it is proven, which may be never. Searches share what is left.
-    seed : int
-        Of random choices.
-    workers : int, optional
-        Threads. Default: one for each core that this process may use; at most 8 for each.
-    work_limit : int, optional
-        Placements that the local search of the solver `general` may look at. What ends by it, and
-        not by time, comes out the same for the same seed and workers, however few the cores are.
-    gap : float
-        The search ends when its plan is proven to be longer than the best by at most this part of
-        it; 0: when it is proven optimal.
-    initial : Plan or Result, optional
-        A plan to start from, for the same problem.
-    stop : threading.Event, optional
-        Set by another thread, it ends the search with the best so far.
-    on_progress : callable, optional
-        Called with a `schedopt.solving.Progress` after each report of a solver.
-
-    Returns
-    -------
-    Result
-
-    Raises
-    ------
-    InputError
-        For bad input, or something that the named solver cannot do.
-
-    Examples
-    --------
-    >>> from schedopt import Chain, Layer, Platform, solve
-    >>> layer = Layer(forward_ns=1, backward_ns=2, weight_bytes=4, activation_bytes=1)
-    >>> result = solve(Chain(layers=[layer] * 4), Platform(gpus=2, memory=20))
-    >>> result.status, result.period
-    ('optimal', Fraction(6, 1))
-    """
-    if batch is None:
-        problem = Problem(
-            chain=chain,
-            platform=platform,
-            rule=rule or Rule(),
-            scope=scope or default_scope(solver, fixed=bool(stages)),
-            stages=tuple(stages),
-        )
-    else:
-        if rule is not None or stages:
-            raise InputError(
-                "given with a rule, or with stages",
-                field="batch",
-                way_out="Leave these out: a step of a batch has a rule of its own, and is searched "
-                "for on all stages",
-            )
-        problem = training_step(chain, platform, batch, scope)
-    return solve_problem(
-        problem,
-        solver=solver,
-        time_limit=time_limit,
-        seed=seed,
-        workers=workers,
-        work_limit=work_limit,
-        gap=gap,
-        initial=initial,
-        stop=stop,
-        on_progress=on_progress,
-    )
 
 
 def solve_problem(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 from schedopt.account import fits
+from schedopt.checking import Violation
 from schedopt.errors import InvalidPlanError
 from schedopt.plan import Plan
 from schedopt.problem import Problem, Scope
@@ -192,16 +193,31 @@ class Run:
         InvalidPlanError
             If the check refuses it, or a proven bound lies above its period.
         """
+        plan, violations = self._check(plan)
+        if not violations:
+            self._offer(plan)
+            return
+        events, period = self.events, plan.pattern.period
+        alone = all(violation.kind == "memory" for violation in violations)
+        if alone and fits(plan, buffers=False):
+            events.dropped = min(events.dropped or period, period)
+            return
+        raise InvalidPlanError(f"{events.solver}: {violations[0]} ({len(violations)} in all)")
+
+    def report_if_valid(self, plan: Plan) -> None:
+        """Report a plan that somebody else made; one that is not valid is left out."""
+        plan, violations = self._check(plan)
+        if not violations:
+            self._offer(plan)
+
+    def _check(self, plan: Plan) -> tuple[Plan, Sequence[Violation]]:
+        """Return a plan as one of the scope that was asked, and what is wrong with it."""
         if plan.scope != self.scope or plan.variants != self.variants:
             plan = replace(plan, scope=self.scope, variants=self.variants)
+        return check_sent_late(plan)
+
+    def _offer(self, plan: Plan) -> None:
         events, period = self.events, plan.pattern.period
-        plan, violations = check_sent_late(plan)
-        if violations:
-            alone = all(violation.kind == "memory" for violation in violations)
-            if alone and fits(plan, buffers=False):
-                events.dropped = min(events.dropped or period, period)
-                return
-            raise InvalidPlanError(f"{events.solver}: {violations[0]} ({len(violations)} in all)")
         events.period = min(events.period or period, period)
         self.incumbent.offer(plan, events.solver)
         self._notify()

@@ -10,7 +10,9 @@ import pytest
 
 from schedopt import account
 from schedopt.account.timeline import Timeline
+from schedopt.actions import make_actions
 from schedopt.checking import check
+from schedopt.engine import why_not_stages
 from schedopt.errors import InputError
 from schedopt.formats.results import load_result
 from schedopt.plan import Plan
@@ -134,6 +136,14 @@ def test_a_size_of_groups_that_nothing_is_known_of() -> None:
     with pytest.raises(InputError, match="in groups of 3 GPUs") as caught:
         step(replace(PAIRS, gpus=(0,), tensor=3), FOUR)
     assert caught.value.field == "stages[0].tensor"
+
+
+def test_a_plan_with_groups_is_not_run_or_exported_yet() -> None:
+    plan = step(PAIRS, FOUR)
+    with pytest.raises(InputError, match="tensor groups of 2 GPUs, which are not run yet"):
+        make_actions(plan, 4)
+    stages = (replace(PAIRS, gpus=(0,)), FOUR)
+    assert why_not_stages(plan.chain, stages, "deepspeed") == "stage 0 runs in tensor groups"
 
 
 def test_a_plan_file_holds_groups_and_what_layers_cost_in_them(tmp_path: Path) -> None:

@@ -1,0 +1,150 @@
+"""`solve`, as a program calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from schedopt.chain import Chain
+from schedopt.effort import GAP, TIME_LIMIT
+from schedopt.errors import InputError
+from schedopt.plan import Plan
+from schedopt.platform import Platform
+from schedopt.problem import Problem, Scope, training_step
+from schedopt.profile import Profile
+from schedopt.result import Result
+from schedopt.rule import Rule
+from schedopt.solving.clock import StopHandle
+from schedopt.solving.portfolio import solve_problem
+from schedopt.solving.registry import default_scope
+from schedopt.solving.run import Progress
+from schedopt.solving.sizes import solve_sizes, steps_of_sizes
+from schedopt.stage import Stage
+
+
+def solve(
+    chain: Chain | Profile,
+    platform: Platform,
+    *,
+    batch: int | None = None,
+    rule: Rule | None = None,
+    scope: Scope | None = None,
+    stages: Sequence[Stage] = (),
+    solver: str | None = None,
+    time_limit: float | None = TIME_LIMIT,
+    seed: int = 0,
+    workers: int | None = None,
+    work_limit: int | None = None,
+    gap: float = GAP,
+    initial: Plan | Result | None = None,
+    stop: StopHandle | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Result:
+    """Find the allocation and the periodic schedule with the least period.
+
+    Prints nothing. Infeasible is a status; only bad input raises. The first Ctrl-C, or a request
+    to end (SIGTERM), ends the search and returns the best so far with its bound, like the time
+    limit.
+
+    Parameters
+    ----------
+    chain : Chain or Profile
+        A profile needs a batch: stages then may run in tensor groups, and the micro-batches of any
+        size that divides the batch are looked at.
+    platform : Platform
+    batch : int, optional
+        Find the shortest training step of so many samples instead: gradients are added up over
+        replicas, and weights updated. A scope then says what is allowed; without one, all that
+        `schedopt.problem.widest_step` says.
+    rule : Rule, optional
+        How training uses the weights. Default: `weight_bytes` is everything.
+    scope : Scope, optional
+        The plans that are allowed. Default: any allocation, k up to 2; with stages that are given
+        or one solver by name, what these are for, with k = 1. Memory is read as its true peak.
+    stages : sequence of Stage
+        The allocation, for the scope *fixed*. What they recompute is a hint: where the scope
+        allows recompute, every choice is tried.
+    solver : str, optional
+        One solver by name, instead of those that the scope calls for.
+    time_limit : float, optional
+        Seconds; None: until it is proven, which may be never. Searches share what is left.
+    seed : int
+        Of random choices.
+    workers : int, optional
+        Threads. Default: one for each core that this process may use; at most 8 for each.
+    work_limit : int, optional
+        Placements that the local search of the solver `general` may look at. What ends by it, and
+        not by time, comes out the same for the same seed and workers, however few the cores are.
+    gap : float
+        The search ends when its plan is proven to be longer than the best by at most this part of
+        it; 0: when it is proven optimal.
+    initial : Plan or Result, optional
+        A plan to start from, for the same problem.
+    stop : threading.Event, optional
+        Set by another thread, it ends the search with the best so far.
+    on_progress : callable, optional
+        Called with a `schedopt.solving.Progress` after each report of a solver.
+
+    Returns
+    -------
+    Result
+
+    Raises
+    ------
+    InputError
+        For bad input, or something that the named solver cannot do.
+
+    Examples
+    --------
+    >>> from schedopt import Chain, Layer, Platform, solve
+    >>> layer = Layer(forward_ns=1, backward_ns=2, weight_bytes=4, activation_bytes=1)
+    >>> result = solve(Chain(layers=[layer] * 4), Platform(gpus=2, memory=20))
+    >>> result.status, result.period
+    ('optimal', Fraction(6, 1))
+    """
+    options: dict[str, Any] = {
+        "solver": solver,
+        "time_limit": time_limit,
+        "seed": seed,
+        "workers": workers,
+        "work_limit": work_limit,
+        "gap": gap,
+        "stop": stop,
+        "on_progress": on_progress,
+    }
+    if batch is None:
+        problem = Problem(
+            chain=_alone(chain),
+            platform=platform,
+            rule=rule or Rule(),
+            scope=scope or default_scope(solver, fixed=bool(stages)),
+            stages=tuple(stages),
+        )
+        return solve_problem(problem, initial=initial, **options)
+    if rule is not None or stages:
+        raise InputError(
+            "given with a rule, or with stages",
+            field="batch",
+            way_out="Leave these out: a step of a batch has a rule of its own, and is searched "
+            "for on all stages",
+        )
+    if isinstance(chain, Profile):
+        return solve_sizes(
+            steps_of_sizes(chain, platform, batch, scope), initial=initial, **options
+        )
+    problem = training_step(chain, platform, batch, scope)
+    return solve_problem(problem, initial=initial, **options)
+
+
+def _alone(chain: Chain | Profile) -> Chain:
+    """Return the chain of a profile that has one size of micro-batches, on one GPU."""
+    if not isinstance(chain, Profile):
+        return chain
+    if len(chain.sizes) > 1:
+        raise InputError(
+            f"has micro-batches of {' and '.join(map(str, chain.sizes))} samples",
+            field="chain",
+            way_out="Ask for a batch (solve.batch), which may choose, or give a chain "
+            "(Profile.of_size)",
+        )
+    return chain.of_size(chain.sizes[0])[0]

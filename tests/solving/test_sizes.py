@@ -1,0 +1,130 @@
+"""Steps of a batch over the sizes of micro-batches of a profile."""
+
+from __future__ import annotations
+
+import threading
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from schedopt import Chain, InputError, Layer, Platform, Profile, Result, Variant, check, solve
+from schedopt.problem import training_step
+from schedopt.solving import solve_problem
+from tests.solvers.asking import plan_of
+
+
+def layer(samples: int, tensor: int, weight: int) -> Layer:
+    """Return a layer that is faster for each sample in larger micro-batches, and smaller groups."""
+    return Layer(
+        forward_ns=(20 + 40 * samples * weight) // tensor + 2 * tensor - 2,
+        backward_ns=(40 + 80 * samples * weight) // tensor + 2 * tensor - 2,
+        weight_bytes=1200 // tensor,
+        parameter_bytes=200 // tensor,
+        gradient_bytes=200 // tensor,
+        optimizer_bytes=800 // tensor,
+        activation_bytes=10 * samples,
+        saved_bytes=100 * samples // tensor,
+        update_ns=4 // tensor,
+    )
+
+
+def chain(samples: int, tensor: int) -> Chain:
+    return Chain(
+        layers=tuple(layer(samples, tensor, weight) for weight in (1, 2, 1)),
+        samples=samples,
+        input_bytes=samples,
+    )
+
+
+PROFILE = Profile(
+    variants=tuple(
+        Variant(tensor=tensor, chain=chain(samples, tensor))
+        for tensor in (1, 2)
+        for samples in (1, 2, 4)
+    )
+)
+
+
+def machine(memory: int = 100_000) -> Platform:
+    return Platform(4, memory, bandwidth=10**9)
+
+
+@pytest.fixture(scope="module")
+def answer() -> Result:
+    """Return the answer for a batch of eight samples."""
+    return solve(PROFILE, machine(), batch=8, time_limit=30)
+
+
+def test_the_best_size_is_found(answer: Result) -> None:
+    result = answer
+    steps = {}
+    for samples in PROFILE.sizes:
+        alone, groups = PROFILE.of_size(samples)
+        own = solve_problem(training_step(alone, machine(), 8, variants=groups), time_limit=20)
+        steps[samples] = plan_of(own).pattern.period_total_ns
+    plan = plan_of(result)
+    assert check(result) == ()
+    assert plan.pattern.period_total_ns <= min(steps.values())
+    assert plan.chain.samples * plan.pattern.k == 8
+    assert [size.samples for size in result.sizes] == [1, 2, 4]
+    for size in result.sizes:
+        assert size.microbatches == 8 // size.samples
+        assert size.bound <= steps[size.samples]
+        assert size.step_ns is None or size.step_ns >= plan.pattern.period_total_ns
+
+
+def test_the_gap_is_that_to_the_best_of_all_sizes(answer: Result) -> None:
+    result = answer
+    step = plan_of(result).pattern.period_total_ns
+    least = min([Fraction(step), *(size.bound for size in result.sizes)])
+    assert result.gap_of_sizes == (step - least) / least
+    if result.gap_of_sizes:
+        assert result.status == "feasible"
+        assert "with micro-batches of any size" in result.verdict
+
+
+def test_sizes_that_do_not_divide_the_batch_are_left_out() -> None:
+    result = solve(PROFILE, machine(), batch=6, time_limit=30)
+    assert [size.samples for size in result.sizes] == [1, 2]
+
+
+def test_a_batch_that_no_size_divides() -> None:
+    even = Profile(variants=tuple(one for one in PROFILE.variants if one.chain.samples > 1))
+    with pytest.raises(InputError, match="7 samples are no whole number of micro-batches of 2 or"):
+        solve(even, machine(), batch=7)
+
+
+def test_a_size_without_room_is_told_from_one_with_it() -> None:
+    # Each sample keeps 50 bytes a layer in a pair, beside its weights.
+    result = solve(PROFILE, machine(900), batch=8, time_limit=30)
+    fits = {size.samples: not size.infeasible for size in result.sizes}
+    for samples, possible in fits.items():
+        alone, groups = PROFILE.of_size(samples)
+        own = solve_problem(training_step(alone, machine(900), 8, variants=groups), time_limit=20)
+        assert (own.status != "infeasible") == possible
+
+
+def test_no_size_has_room() -> None:
+    result = solve(PROFILE, machine(100), batch=8, time_limit=30)
+    assert result.status == "infeasible"
+    assert result.infeasibility is not None
+    assert all(size.infeasible for size in result.sizes)
+
+
+def test_a_search_that_is_stopped_ends_for_all_sizes() -> None:
+    stop = threading.Event()
+    stop.set()
+    result = solve(PROFILE, machine(), batch=8, time_limit=60, stop=stop)
+    assert result.seconds < 10
+    assert len(result.sizes) == 3
+
+
+def test_a_profile_of_several_sizes_needs_a_batch() -> None:
+    with pytest.raises(InputError, match="has micro-batches of 1 and 2 and 4 samples"):
+        solve(PROFILE, machine())
+
+
+def test_the_sizes_are_in_the_file(tmp_path: Path, answer: Result) -> None:
+    answer.save(tmp_path / "plan.json")
+    assert Result.load(tmp_path / "plan.json") == answer
