@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import typer
 
@@ -22,6 +22,8 @@ from schedopt.units import parse_bytes
 
 if TYPE_CHECKING:
     from schedopt.profiling import Estimator, Profiler
+
+GpuName: TypeAlias = Literal["a100", "h100", "h200", "b200", "a10g", "l4"]
 
 
 def profile_model(
@@ -57,9 +59,14 @@ def profile_model(
     verify: Annotated[bool, "Run the whole model too, and compare the sum of the chain."] = False,
     fake: Annotated[
         bool,
-        "Take no memory and run nothing: exact bytes, and times from --flops. For models larger "
-        "than the machine.",
+        "Take no memory and run nothing: exact bytes, and times from --on or --flops. For models "
+        "larger than the machine.",
     ] = False,
+    on: Annotated[
+        GpuName | None,
+        "With --fake: times from the roofline of this GPU, its rates for operations and bytes "
+        "(instances/PRESETS.md).",
+    ] = None,
     flops: Annotated[
         str | None, "RATE: With --fake: floating-point operations a second, such as 300T."
     ] = None,
@@ -83,6 +90,8 @@ def profile_model(
 
     schedopt profile hf:gpt2:tied=no --batch 1,2,4,8 --device cuda -o gpt2.profile.json
 
+    schedopt profile hf:llama-8b --dtype bfloat16 --fake --on h100 --batch 1,2,4 -o llama.json
+
     schedopt profile hf:llama-8b --dtype bfloat16 --fake --flops 400T -o llama.json
 
     schedopt profile package.module:factory -o chain.json
@@ -91,12 +100,15 @@ def profile_model(
     from schedopt.profiling import Estimator, Profiler
 
     check_writable(output)
-    if fake != (flops is not None):
+    if fake != ((flops is not None) or (on is not None)):
         raise InputError(
             "go together",
-            field="--fake and --flops",
-            way_out="Give both for a model that is not run, neither for one that is",
+            field="--fake and --on or --flops",
+            way_out="Give --fake --on h100 or --fake --flops RATE for a model that is not run, "
+            "none of them for one that is",
         )
+    if flops is not None and on is not None:
+        refuse_together("--flops", "--on", "which has a rate of its own")
     if fake and (verify or device != "cpu"):
         refuse_together("--verify" if verify else "--device", "--fake", "which runs nothing")
     sizes = None if batch is None else parse_counts(batch, "--batch", "samples")
@@ -105,9 +117,9 @@ def profile_model(
     options = config.given()
     how: Estimator | Profiler
     with naming_options({"model": "MODEL"}):
-        if flops is not None:
-            rate = parse_bytes(flops, field="flops")
-            how = Estimator(flops=rate, optimizer=optimizer, min_share=min_share)
+        if fake:
+            rate = None if flops is None else parse_bytes(flops, field="flops")
+            how = Estimator(flops=rate, on=on, optimizer=optimizer, min_share=min_share)
         else:
             how = Profiler(
                 device=device,

@@ -23,33 +23,74 @@ FORM: Final = re.compile(r"([a-z0-9-]+):([0-9]+)(?:x([0-9]+))?", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
+class GpuKind:
+    """A kind of GPU, as its vendor gives it.
+
+    Parameters
+    ----------
+    memory, bandwidth : str
+        Size and rate of its memory.
+    half, single : str
+        Floating-point operations a second of dense matrix products, in half precision (float16 and
+        bfloat16) on tensor cores and in single precision without them, as torch runs them.
+    """
+
+    memory: str
+    bandwidth: str
+    half: str
+    single: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Preset:
     """A kind of node.
 
     Parameters
     ----------
-    memory : str
-        Of each GPU.
+    gpu : str
+        The kind of its GPUs.
     inside, between : str
         Rate in each direction of the link between two GPUs of a node, and of a node's link to the
         switch, which all its GPUs share.
     """
 
-    memory: str
+    gpu: str
     inside: str
     between: str
 
 
-PRESETS: Final[Mapping[str, Preset]] = MappingProxyType(
+GPUS: Final[Mapping[str, GpuKind]] = MappingProxyType(
     {
-        "dgx-a100": Preset(memory="80G", inside="240GB/s", between="20GB/s"),
-        "dgx-h100": Preset(memory="80G", inside="360GB/s", between="40GB/s"),
-        "hgx-h200": Preset(memory="141G", inside="360GB/s", between="40GB/s"),
-        "dgx-b200": Preset(memory="180G", inside="720GB/s", between="40GB/s"),
-        "a10g": Preset(memory="24G", inside="1.5GB/s", between="1.37GB/s"),
-        "l4": Preset(memory="24G", inside="10.1GB/s", between="2.58GB/s"),
+        "a100": GpuKind(memory="80G", bandwidth="2039GB/s", half="312T", single="19.5T"),
+        "h100": GpuKind(memory="80G", bandwidth="3350GB/s", half="989.4T", single="66.9T"),
+        "h200": GpuKind(memory="141G", bandwidth="4800GB/s", half="989.4T", single="66.9T"),
+        "b200": GpuKind(memory="180G", bandwidth="7700GB/s", half="2250T", single="75T"),
+        "a10g": GpuKind(memory="24G", bandwidth="600GB/s", half="70T", single="31.2T"),
+        "l4": GpuKind(memory="24G", bandwidth="300GB/s", half="121T", single="30.3T"),
     }
 )
+PRESETS: Final[Mapping[str, Preset]] = MappingProxyType(
+    {
+        "dgx-a100": Preset(gpu="a100", inside="240GB/s", between="20GB/s"),
+        "dgx-h100": Preset(gpu="h100", inside="360GB/s", between="40GB/s"),
+        "hgx-h200": Preset(gpu="h200", inside="360GB/s", between="40GB/s"),
+        "dgx-b200": Preset(gpu="b200", inside="720GB/s", between="40GB/s"),
+        "a10g": Preset(gpu="a10g", inside="1.5GB/s", between="1.37GB/s"),
+        "l4": Preset(gpu="l4", inside="10.1GB/s", between="2.58GB/s"),
+    }
+)
+
+
+def link_inside(gpu: str) -> Link:
+    """Return the link between two GPUs of a kind in a node.
+
+    Examples
+    --------
+    >>> link_inside("h100").transfer_ns(360_000_000)
+    1005000
+    """
+    preset = next(preset for preset in PRESETS.values() if preset.gpu == gpu)
+    return _inside(preset)
 
 
 def names_preset(text: str) -> bool:
@@ -90,9 +131,7 @@ def make_preset(text: str) -> Platform:
 
 
 def _build(preset: Preset, count: int, gpus: int) -> Platform:
-    inside = Link(
-        bandwidth_bytes_per_s=parse_bandwidth(preset.inside), latency_ns=LATENCY_NS, duplex="full"
-    )
+    inside = _inside(preset)
     nodes = [Node(name=f"node{number}", gpus=gpus, link=inside) for number in range(count)]
     switch = Node(name="switch", gpus=0)
     links = [
@@ -106,6 +145,11 @@ def _build(preset: Preset, count: int, gpus: int) -> Platform:
     ]
     network = Network(nodes=(*nodes, switch), links=tuple(links)) if count > 1 else None
     return Platform(
-        Platform(count * gpus, parse_bytes(preset.memory), reserved=RESERVED).gpus,
+        Platform(count * gpus, parse_bytes(GPUS[preset.gpu].memory), reserved=RESERVED).gpus,
         network=network or Network(nodes=tuple(nodes)),
     )
+
+
+def _inside(preset: Preset) -> Link:
+    rate = parse_bandwidth(preset.inside)
+    return Link(bandwidth_bytes_per_s=rate, latency_ns=LATENCY_NS, duplex="full")

@@ -13,6 +13,7 @@ from schedopt.profiling.model import Model, require_torch
 
 if TYPE_CHECKING:
     from schedopt.profiling.pieces import Piece
+    from schedopt.profiling.roofline import Roofline
 
 MIN_SHARE = 0.001
 """Layers of a traced model with less than this share of the time are merged into a neighbour."""
@@ -94,12 +95,19 @@ class Profiler:
 class Estimator:
     """Works out what models take without running them; the parameters are those of `estimate`."""
 
-    flops: int
+    flops: int | None = None
+    on: str | None = None
     optimizer: str = "adamw"
     min_share: float = MIN_SHARE
 
     def __post_init__(self) -> None:
-        if self.flops < 1:
+        if (self.flops is None) == (self.on is None):
+            raise InputError(
+                "one of them says how long operations take",
+                field="flops and on",
+                way_out="Give a rate, or the kind of GPU",
+            )
+        if self.flops is not None and self.flops < 1:
             raise InputError(
                 f"{self.flops} is not a rate", field="flops", way_out="Give operations a second"
             )
@@ -121,7 +129,7 @@ class Estimator:
 
         return {
             "source": "estimated",
-            "times": f"floating-point operations at {self.flops} a second",
+            "times": self._roofline(model).times,
             **describe_model(model, self.optimizer),
             "min_share": self.min_share,
         }
@@ -136,13 +144,21 @@ class Estimator:
         """Work out the chain of a model that was made inside of a session."""
         from schedopt.profiling.assembling import make_chain
         from schedopt.profiling.measuring import estimate_costs
-        from schedopt.profiling.roofline import Roofline
 
         _check_optimizer(model, self.optimizer)
         model.module.zero_grad(set_to_none=True)
-        roofline = Roofline(flops=self.flops)
+        roofline = self._roofline(model)
         measured = estimate_costs(model, roofline, self.optimizer, self.min_share, cuts)
         return make_chain(model, measured, self.conditions(model))
+
+    def _roofline(self, model: Model) -> Roofline:
+        from schedopt.profiling.roofline import Roofline, roofline_of
+
+        if self.on is not None:
+            return roofline_of(self.on, model)
+        assert self.flops is not None
+        times = f"floating-point operations at {self.flops} a second"
+        return Roofline(flops=self.flops, times=times)
 
 
 def profile(
@@ -209,21 +225,27 @@ def profile(
 def estimate(
     load: Callable[[], Model],
     *,
-    flops: int,
+    flops: int | None = None,
+    on: str | None = None,
     optimizer: str = "adamw",
     min_share: float = MIN_SHARE,
 ) -> Chain:
     """Work out the chain of a model without running it or taking its memory.
 
-    Everything but the times is that of a run on a CPU; the times are the floating-point
-    operations of matrix products, convolutions and attention at a rate.
+    Everything but the times is that of a run on a CPU. The times are the floating-point operations
+    of matrix products, convolutions and attention at a rate; or those of a kind of GPU, where an
+    operator also takes at least as long as it takes to read and write its tensors, and an update
+    to read and write weights and their states. The peak rates of the GPUs are in
+    `schedopt.formats.presets`; `schedopt.profiling.roofline` says which part of them is reached.
 
     Parameters
     ----------
     load : callable
         Makes the model; called where tensors take no memory.
-    flops : int
+    flops : int, optional
         The rate: floating-point operations a second.
+    on : str, optional
+        The kind of GPU instead, such as ``h100``.
     optimizer, min_share
         As for `profile`.
 
@@ -232,7 +254,7 @@ def estimate(
     InputError
         If the model cannot be made, traced or run in this way.
     """
-    estimator = Estimator(flops=flops, optimizer=optimizer, min_share=min_share)
+    estimator = Estimator(flops=flops, on=on, optimizer=optimizer, min_share=min_share)
     with estimator.session():
         return estimator.chain(load())
 

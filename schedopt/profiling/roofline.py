@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor
@@ -12,7 +12,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-BYTES_OF_AN_OPERATION: Final = 100
+from schedopt.errors import InputError
+from schedopt.formats.presets import GPUS, link_inside
+from schedopt.units import parse_bandwidth, parse_bytes
+
+if TYPE_CHECKING:
+    from schedopt.profiling.model import Model
+
+COMPUTE_PERCENT: Final = 75
+MEMORY_PERCENT: Final = 80
+"""Of what a vendor gives, as large products and copies reach it: an assumption."""
+_RATES: Final = {"torch.float32": "single", "torch.float16": "half", "torch.bfloat16": "half"}
+OPERATIONS_OF_A_BYTE: Final = 100
 """Operations that take as long as a byte, on GPUs of today, where only their rate is known."""
 _LOOKUPS: Final = (torch.ops.aten.embedding, torch.ops.aten.gather, torch.ops.aten.index_select)
 """What reads as much as it returns, whatever it reads from."""
@@ -49,7 +60,7 @@ class Roofline:
         """The same rates, with one for bytes where there is none."""
         if self.bytes_per_s is not None:
             return self
-        bytes_per_s = max(1, self.flops // BYTES_OF_AN_OPERATION)
+        bytes_per_s = max(1, self.flops // OPERATIONS_OF_A_BYTE)
         return Roofline(flops=self.flops, bytes_per_s=bytes_per_s)
 
     def moving_ns(self, count: int) -> Fraction:
@@ -68,6 +79,39 @@ class Roofline:
             return Fraction(steps * self.latency_ns)
         part = Fraction(count * 10**9, degree * self.link_bytes_per_s)
         return steps * (self.latency_ns + part)
+
+
+def roofline_of(gpu: str, model: Model) -> Roofline:
+    """Return the rates at which a kind of GPU runs a model, in the dtype of its parameters.
+
+    Raises
+    ------
+    InputError
+        If the kind is not known, or it does not say how fast that dtype is.
+    """
+    if gpu not in GPUS:
+        raise InputError(
+            f"{gpu!r:.60} is not known", field="on", way_out=f"Choose {' or '.join(GPUS)}"
+        )
+    kind, link = GPUS[gpu], link_inside(gpu)
+    dtypes = {parameter.dtype for parameter in model.module.parameters()}
+    floating = sorted(str(dtype) for dtype in dtypes if dtype.is_floating_point)
+    rates = {_RATES.get(name) for name in floating}
+    rate = rates.pop() if len(rates) == 1 else None
+    if rate is None:
+        names = " and ".join(name.removeprefix("torch.") for name in floating)
+        raise InputError(
+            f"how fast {gpu} computes {names or 'without parameters'} is not known",
+            field="on",
+            way_out="Choose another dtype (float32, bfloat16, float16), or give a rate (flops)",
+        )
+    return Roofline(
+        flops=parse_bytes(getattr(kind, rate)) * COMPUTE_PERCENT // 100,
+        bytes_per_s=parse_bandwidth(kind.bandwidth) * MEMORY_PERCENT // 100,
+        link_bytes_per_s=link.bandwidth_bytes_per_s,
+        latency_ns=link.latency_ns,
+        times=f"roofline of {gpu}, not measured",
+    )
 
 
 class FlopClock(TorchDispatchMode):
@@ -133,11 +177,11 @@ def _pairs(query: torch.Size, key: torch.Size) -> int:
 
 
 def _count_bytes(func: Any, given: Any, result: Any) -> int:
-    """Return the bytes that an operator reads and writes: none where it only makes a view."""
+    """Return the bytes that an operator reads and writes: none where it makes no new tensor."""
     returns = func._schema.returns
-    if returns and all(each.alias_info and not each.alias_info.is_write for each in returns):
-        return 0
     written = _bytes(result)
+    if not written or all(each.alias_info and not each.alias_info.is_write for each in returns):
+        return 0
     return 2 * written if func._overloadpacket in _LOOKUPS else _bytes(given) + written
 
 

@@ -145,8 +145,12 @@ SWEEP = """
     --gpus 2 --mem 1 --dask tcp://h:1 --jobs 1 => --jobs: given together with --dask
 """
 PROFILE = """
-    hf:gpt2 --fake                              => --fake and --flops: go together
-    hf:gpt2 --flops 1T                          => --fake and --flops: go together
+    hf:gpt2 --fake                              => --fake and --on or --flops: go together
+    hf:gpt2 --flops 1T                          => --fake and --on or --flops: go together
+    hf:gpt2 --on h100                           => --fake and --on or --flops: go together
+    hf:gpt2 --fake --on h100 --flops 1T         => --flops: given together with --on
+    hf:gpt2 --fake --on h900                    => Error: --on: 'h900' is not one of 'a100'
+    hf:gpt2 --fake --on h100 --dtype float64 => --on: how fast h100 computes float64 is not known
     hf:gpt2 --fake --flops 1T --verify          => --verify: given together with --fake
     hf:gpt2 --fake --flops 1T --device cuda     => --device: given together with --fake
     hf:gpt2 --fake --flops fast                 => --flops:

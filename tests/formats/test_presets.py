@@ -11,7 +11,7 @@ import pytest
 
 from schedopt import Platform
 from schedopt.formats import platform_to_json
-from schedopt.formats.presets import PRESETS
+from schedopt.formats.presets import GPUS, PRESETS
 from tests.cli.commands import run
 from tests.refusals import assert_refused
 
@@ -64,7 +64,9 @@ def test_the_page_has_a_row_for_each() -> None:
         r"^\| `([\w-]+)` \| .* \| (\d+) GB \| ([\d.]+) GB/s \| ([\d.]+) GB/s \|$", PAGE, re.M
     )
     said = {name: (f"{memory}G", f"{one}GB/s", f"{other}GB/s") for name, memory, one, other in rows}
-    assert said == {name: (it.memory, it.inside, it.between) for name, it in PRESETS.items()}
+    assert said == {
+        name: (GPUS[node.gpu].memory, node.inside, node.between) for name, node in PRESETS.items()
+    }
 
 
 def test_nodes_are_linked_by_a_switch() -> None:
@@ -114,3 +116,14 @@ def test_show_prints_a_preset_and_says_which_there_are() -> None:
     done = run("solve", "--chain", "instances/gpt2-small.json", "--platform", "dgx-z9:2")
     assert done.returncode == 2
     assert "Give one of dgx-a100" in done.stderr
+
+
+def test_the_page_has_the_rates_of_each_kind_of_gpu() -> None:
+    for name, gpu in GPUS.items():
+        (row,) = re.findall(rf"^\| `{name}` \| ([^|]*FLOP/s) \| ([^|]*) \| ([^|]*) \|", PAGE, re.M)
+        said = [gpu.half, gpu.single, gpu.bandwidth]
+        assert [text.replace(" TFLOP/s", "T").replace(" ", "") for text in row] == said
+
+
+def test_each_kind_of_node_has_a_kind_of_gpu() -> None:
+    assert {preset.gpu for preset in PRESETS.values()} == set(GPUS)
