@@ -6,8 +6,10 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
+from schedopt.account import fits
 from schedopt.errors import InputError
 from schedopt.problem import Problem
+from schedopt.solving.replicas.layout import OPERATION_S
 from schedopt.solving.run import Run
 from schedopt.stage import SHARDS, Shard
 from schedopt.systems.catalogue import find_system
@@ -54,6 +56,9 @@ def report_published(problem: Problem, run: Run) -> None:
             return
         if name in WHOLE and not (WHOLE[name] in allowed and _may_fit(problem, WHOLE[name])):
             continue
+        left = run.remaining()
+        if left is not None and left < _needed_s(problem, name):
+            continue
         with suppress(InputError):
             plan = replace(find_system(name).plan(config), scope=scope)
             best, asked = run.period(), scope.period_ns
@@ -62,8 +67,20 @@ def report_published(problem: Problem, run: Run) -> None:
                 and scope.allows(plan.stages)
                 and (best is None or plan.pattern.period < best)
                 and (asked is None or plan.pattern.period <= asked)
+                and fits(plan, buffers=False)
             ):
                 run.report_if_valid(plan)
+
+
+def _needed_s(problem: Problem, name: str) -> float:
+    """Return how long the step of a system takes to be laid out and checked, about, seconds."""
+    layers, gpus = len(problem.chain.layers), len(problem.platform.gpus)
+    count = problem.scope.microbatches or 1
+    if name in PIPELINES:
+        return OPERATION_S * count * 4 * gpus
+    # Layer by layer: operations, what goes home or comes for each, and rings.
+    sent = {"gradient": gpus, "parameter": 3 * gpus}.get(WHOLE[name], 0)
+    return OPERATION_S * layers * (count * (2 + sent) + 2 * gpus**2)
 
 
 def _may_fit(problem: Problem, shard: Shard) -> bool:

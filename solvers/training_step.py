@@ -26,6 +26,7 @@ from schedopt.proofs import Proof, ProofKind
 from schedopt.result import Infeasibility
 from schedopt.solvers.fold_search import list_folds, needed_s
 from schedopt.solvers.fold_search import propose as propose_folds
+from schedopt.solvers.grid_steps import propose as propose_steps
 from schedopt.solvers.published_steps import report_published
 from schedopt.solvers.uniform_grids import propose as propose_grids
 from schedopt.solving.local_search.compilation import COMPILATIONS
@@ -81,6 +82,7 @@ def solve(problem: Problem, run: Run) -> None:
             way_out="Give such a platform, or allow any allocation (Scope.allocation)",
         )
     if compilation.is_under_way():
+        _report_first(problem, run)
         report_published(problem, run)
         if alike:
             narrow = replace(problem, scope=replace(scope, allocation="contiguous"))
@@ -105,6 +107,14 @@ def solve(problem: Problem, run: Run) -> None:
     if anywhere and COMPILATIONS["local_search"].wait(run, late=False):
         for plan in propose_folds(problem, run):
             _report_valid(plan, run)
+
+
+def _report_first(problem: Problem, run: Run) -> None:
+    """Report the step of a grid, which takes no search."""
+    for plan in propose_steps(problem, run.remaining()):
+        _report_valid(plan, run)
+        if run.best() is not None or run.stopped():
+            return
 
 
 def _has_time_for_others(problem: Problem, run: Run) -> bool:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import islice
 
 import pytest
+from hypothesis import given
 
-from schedopt import Chain, Plan, Platform, Problem
+from schedopt import Chain, Plan, Platform, Problem, check
 from schedopt.problem import training_step, widest_step
-from schedopt.solvers import fold_search
+from schedopt.solvers import fold_search, grid_steps
 from schedopt.solvers import training_step as solver
 from schedopt.solving.replicas.layout import lay_out
 from schedopt.solving.run import Run
+from tests.budgets import trials
 from tests.examples import layer
+from tests.solvers.every_training_step import training_steps
 
 
 def problem_of(count: int) -> Problem:
@@ -49,3 +53,13 @@ def test_folds_without_the_time_for_a_few_steps_are_left_out(
     problem = problem_of(2)
     run = Run(problem, time_limit=time_limit, work_limit=100)
     assert any(fold_search.propose(problem, run)) is (time_limit is None)
+
+
+@given(problem=training_steps())
+@trials(100)
+def test_the_step_of_a_grid_is_a_first_answer(problem: Problem) -> None:
+    for plan in islice(grid_steps.propose(problem), 2):
+        assert {len(stage.gpus) for stage in plan.stages} == {len(plan.stages[0].gpus)}
+        # It may lack room for what comes before it is read.
+        assert {violation.kind for violation in check(plan)} <= {"memory"}
+    assert not any(grid_steps.propose(problem, 1e-6))
