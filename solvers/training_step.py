@@ -124,8 +124,8 @@ def _has_time_for_others(problem: Problem, run: Run) -> bool:
         return False
     if left is None:
         return True
-    each = (1 - SHARE_BEFORE_OTHERS) * left / len(folds)
-    return any(each > needed_s(problem, fold) for fold in folds)
+    most = (1 - SHARE_BEFORE_OTHERS) * left
+    return any(most > len(folds) * needed_s(problem, fold) for fold in folds)
 
 
 def _search_parts(problem: Problem, fold: int, run: Run) -> bool:

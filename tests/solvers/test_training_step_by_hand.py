@@ -44,6 +44,14 @@ def test_with_ample_memory_it_is_data_parallelism() -> None:
     assert result.period == Fraction(3 * 18 + 6, 12)
 
 
+def test_on_one_gpu_all_is_done_in_turn() -> None:
+    # 4 micro-batches of 2 layers of 3 ns each, wherever stages may lie.
+    chain = Chain(layers=(unit(),) * 2)
+    result = train(training_step(chain, Platform(1, 1000), 4))
+    assert result.status == "optimal"
+    assert plan_of(result).pattern.period_total_ns == 4 * 2 * 3
+
+
 def test_without_replicas_it_is_a_pipeline() -> None:
     # Two stages of one layer each, 3 ns: the last waits 1 ns, and its last gradient takes 2 more.
     chain = Chain(layers=(unit(weight_bytes=40),) * 2)
