@@ -364,7 +364,8 @@ class Plan(Problem):
         for stage in self.stages:
             of_group = self.in_group(stage.tensor).layers
             layers[stage.first : stage.last + 1] = of_group[stage.first : stage.last + 1]
-        return replace(self.chain, layers=tuple(layers))
+        received = self.in_group(self.stages[0].tensor).input_bytes
+        return replace(self.chain, layers=tuple(layers), input_bytes=received)
 
     @cached_property
     def first_of_group(self) -> dict[int, int]:

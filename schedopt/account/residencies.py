@@ -202,7 +202,7 @@ def _of_micro_batch(
         if layer == plan.stages[stage].first or layer - 1 in again:
             add("activation", layer, layers[layer].saved_input_bytes or 0)
     for first, _ in plan.stages[stage].recompute:
-        received = layers[first - 1].activation_bytes if first else plan.chain.input_bytes
+        received = layers[first - 1].activation_bytes if first else plan.costs.input_bytes
         add("checkpoint", first, received)
     if again:
         redone = schedule.at("R", stage, micro_batch)

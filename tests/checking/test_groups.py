@@ -86,6 +86,14 @@ def test_all_gpus_of_a_group_hold_as_much_and_work_as_long() -> None:
     assert loads[4] == loads[7] != loads[0]
 
 
+def test_a_stage_that_recomputes_keeps_the_input_of_its_group() -> None:
+    plan = step(replace(PAIRS, recompute=((0, 2),)), FOUR)
+    small = replace(plan.variants[0], chain=replace(plan.variants[0].chain, input_bytes=5))
+    plan = replace(plan, variants=(small, *plan.variants[1:]))
+    kept = account.memory(plan)[0].by_kind["checkpoint"]
+    assert kept == 5 * account.concurrent_activations(plan)[0, 0]
+
+
 def test_a_simulation_takes_the_time_of_the_plan() -> None:
     plan = step(PAIRS, FOUR)
     assert simulate(plan, 4).makespan_ns <= plan.pattern.period_total_ns

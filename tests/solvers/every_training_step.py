@@ -379,7 +379,14 @@ def training_steps(
         layers=layers, input_bytes=draw(st.integers(0, 3)), same_gpu=((0, 1),) if tied else ()
     )
     variants = tuple(
-        Variant(tensor=tensor, chain=replace(chain, layers=draw(st.tuples(*[_layers()] * number))))
+        Variant(
+            tensor=tensor,
+            chain=replace(
+                chain,
+                layers=draw(st.tuples(*[_layers()] * number)),
+                input_bytes=draw(st.integers(0, 3)),
+            ),
+        )
         for tensor in degrees
     )
     platform = Platform(draw(st.integers(1, gpus)), draw(st.integers(6, 40)))
