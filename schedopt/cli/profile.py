@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
@@ -44,6 +47,12 @@ def profile_model(
         "N,...: Samples of a micro-batch, for hf: models. Several, such as 1,2,4, are measured one "
         "after the other and written as a profile.",
     ] = None,
+    tensor_parallel: Annotated[
+        str | None,
+        "T,...: GPUs of a tensor group, such as 1,2,4: how each of them fares with its part of "
+        "every layer, for models whose plan says how they are split (hf:llama...). Measured under "
+        "torchrun, with as many processes as the largest group; or with --fake --on.",
+    ] = None,
     config: ModelOptions,
     device: Annotated[str, "DEVICE: cpu, cuda, or cuda:1."] = "cpu",
     optimizer: Annotated[
@@ -78,9 +87,9 @@ def profile_model(
     optimizer state. The update of a layer is a step of the optimizer on its own parameters. Needs
     torch, and transformers for hf: models.
 
-    Several sizes (--batch 1,2,4) are a profile, which is written after each. Started again with the
-    same arguments on the same machine, it goes on behind what the file holds; remove the file to
-    measure all again.
+    Several sizes (--batch 1,2,4) or tensor groups (--tensor-parallel 1,2,4) are a profile, which is
+    written after each. Started again with the same arguments on the same machine, it goes on behind
+    what the file holds; remove the file to measure all again.
 
     Examples
     --------
@@ -90,9 +99,11 @@ def profile_model(
 
     schedopt profile hf:gpt2:tied=no --batch 1,2,4,8 --device cuda -o gpt2.profile.json
 
-    schedopt profile hf:llama-8b --dtype bfloat16 --fake --on h100 --batch 1,2,4 -o llama.json
+    schedopt profile hf:llama-8b --dtype bfloat16 --fake --on h100 -o llama.json
 
-    schedopt profile hf:llama-8b --dtype bfloat16 --fake --flops 400T -o llama.json
+    schedopt profile hf:llama-8b --fake --on h100 --tensor-parallel 1,2,4 --batch 1,2 -o llama.json
+
+    torchrun --nproc-per-node 2 -m schedopt profile hf:llama --tensor-parallel 1,2 -o llama.json
 
     schedopt profile package.module:factory -o chain.json
     """
@@ -112,8 +123,12 @@ def profile_model(
     if fake and (verify or device != "cpu"):
         refuse_together("--verify" if verify else "--device", "--fake", "which runs nothing")
     sizes = None if batch is None else parse_counts(batch, "--batch", "samples")
-    if sizes is not None and len(sizes) > 1 and verify:
-        refuse_together("--verify", "several sizes (--batch)", "which are not compared")
+    degrees = [1]
+    if tensor_parallel is not None:
+        degrees = parse_counts(tensor_parallel, "--tensor-parallel", "GPUs")
+    several = degrees != [1] or (sizes is not None and len(sizes) > 1)
+    if several and verify:
+        refuse_together("--verify", "several variants", "which are not compared")
     options = config.given()
     how: Estimator | Profiler
     with naming_options({"model": "MODEL"}):
@@ -129,11 +144,35 @@ def profile_model(
                 min_share=min_share,
                 whole=verify,
             )
-        if sizes is None or len(sizes) == 1:
+        if not several:
             given = options if sizes is None else {"batch": sizes[0], **options}
             _write_chain(model, given, how, output)
         else:
-            _write_profile(model, options, sizes, how, output)
+            with _processes(how):
+                _write_profile(model, options, sizes or [1], degrees, how, output)
+
+
+@contextmanager
+def _processes(how: Estimator | Profiler) -> Iterator[None]:
+    """Join the other processes, if torchrun started this one; only the first one speaks."""
+    from schedopt.profiling import Profiler
+
+    if not isinstance(how, Profiler) or not torchrun_started():
+        yield
+        return
+    from schedopt.profiling.processes import joined, rank
+
+    with joined(how.device):
+        if rank() == 0:
+            yield
+        else:
+            with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+                yield
+
+
+def torchrun_started() -> bool:
+    """Whether this process is one of several that torchrun started."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
 def _write_chain(
@@ -156,10 +195,16 @@ def _write_chain(
 
 
 def _write_profile(
-    model: str, options: dict[str, Any], sizes: list[int], how: Estimator | Profiler, output: Path
+    model: str,
+    options: dict[str, Any],
+    sizes: list[int],
+    degrees: list[int],
+    how: Estimator | Profiler,
+    output: Path,
 ) -> None:
     from schedopt.cli.profile_tables import print_notes, print_profile
     from schedopt.profiling import load_model, profile_variants
+    from schedopt.profiling.processes import rank
 
     known = _so_far(output)
     with progress_bar() as show:
@@ -167,11 +212,13 @@ def _write_profile(
             lambda: load_model(model, batch=sizes[0], **options),
             sizes,
             how,
+            degrees=degrees,
             known=known,
             on_progress=lambda done, total, variant: show(done, total, f"{model}, {variant}"),
             on_variant=lambda profile: profile.save(output),
         )
-    profile.save(output)
+    if profile != known and rank() == 0:
+        profile.save(output)
     kept = [known is not None and variant in known.variants for variant in profile.variants]
     print_profile(profile, kept)
     print_notes(profile.variants[0].chain)

@@ -12,6 +12,7 @@ from schedopt.errors import InputError
 from schedopt.profiling.model import Model, require_torch
 
 if TYPE_CHECKING:
+    from schedopt.profiling.group_operators import Group
     from schedopt.profiling.pieces import Piece
     from schedopt.profiling.roofline import Roofline
 
@@ -48,6 +49,12 @@ class Profiler:
         place = find_device(self.device)
         described = describe_run(model, place, self.optimizer, self.warmup, self.repeats)
         return {**described, "min_share": self.min_share}
+
+    def group(self, degree: int) -> Group | None:
+        """Return a group of processes; None in those that have no part in it."""
+        from schedopt.profiling.processes import make_group
+
+        return make_group(degree)
 
     def chain(
         self,
@@ -133,6 +140,25 @@ class Estimator:
             **describe_model(model, self.optimizer),
             "min_share": self.min_share,
         }
+
+    def group(self, degree: int) -> Group | None:
+        """Return a group, of which the first GPU is looked at."""
+        from schedopt.formats.presets import MOST_ON_A_NODE
+        from schedopt.profiling.group_operators import Group
+
+        if degree > MOST_ON_A_NODE:
+            raise InputError(
+                f"no node has {degree} GPUs",
+                field="tensor_parallel",
+                way_out=f"Give 1 to {MOST_ON_A_NODE}: 1,2,4",
+            )
+        if degree > 1 and self.on is None:
+            raise InputError(
+                "how long the collectives of a group take is not known",
+                field="tensor_parallel",
+                way_out="Name a GPU, whose links say it: --fake --on h100",
+            )
+        return Group(degree=degree)
 
     def chain(
         self,

@@ -14,6 +14,7 @@ from torch.utils.flop_counter import flop_registry
 
 from schedopt.errors import InputError
 from schedopt.formats.presets import GPUS, link_inside
+from schedopt.profiling.group_operators import COLLECTIVES
 from schedopt.units import parse_bandwidth, parse_bytes
 
 if TYPE_CHECKING:
@@ -25,7 +26,9 @@ MEMORY_PERCENT: Final = 80
 _RATES: Final = {"torch.float32": "single", "torch.float16": "half", "torch.bfloat16": "half"}
 OPERATIONS_OF_A_BYTE: Final = 100
 """Operations that take as long as a byte, on GPUs of today, where only their rate is known."""
-_LOOKUPS: Final = (torch.ops.aten.embedding, torch.ops.aten.gather, torch.ops.aten.index_select)
+_LOOKUPS: Final = tuple(
+    getattr(torch.ops.aten, name) for name in ("embedding", "gather", "index", "index_select")
+)
 """What reads as much as it returns, whatever it reads from."""
 # The kernels of the CPU, which torch's own count leaves out.
 _ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -137,6 +140,9 @@ class FlopClock(TorchDispatchMode):
         given = kwargs or {}
         result = func(*args, **given)
         roofline = self._roofline
+        if func._overloadpacket in COLLECTIVES:
+            self._time_ns += roofline.all_reduce_ns(_bytes(result), args[1])
+            return result
         computed = Fraction(_count_flops(func, args, given, result) * 10**9, roofline.flops)
         if roofline.bytes_per_s is not None:
             moved = _count_bytes(func, (args, given), result)

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 from schedopt.errors import InputError
 from schedopt.profiling.error_format import error_location, without_logging
 from schedopt.profiling.saved_tensors import storage_key
+from schedopt.profiling.tensor_parallel import name_as_whole
 
 if TYPE_CHECKING:
     from schedopt.profiling.model import Loss, Model
@@ -107,6 +108,7 @@ def trace(model: Model) -> fx.GraphModule:
     graph_module = exported.module()
     _clean(graph_module)
     _follow_writes(graph_module.graph)
+    name_as_whole(graph_module.graph)
     placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
     used = [node for node in placeholders if isinstance(node.meta.get("val"), Tensor)]
     for node, name in zip(used, model.tensors, strict=True):
