@@ -55,7 +55,7 @@ REST: Final = 4
 
 So much longer it must be able to go on then, too, or only the last one is laid out.
 """
-PLANNERS: Final = ("piper", "pipedream", "alpa")
+PLANNERS: Final = ("pipedream", "piper", "alpa")
 """Partitioners that choose replicas, whose stages the search starts from."""
 PROOF: Final = Proof(ProofKind.TRAINING_STEP)
 
@@ -153,15 +153,16 @@ def _search_contiguous(step: StepData, run: Run, enough: float | None) -> None:
     from schedopt.solving.replicas.stages import read_step
     from schedopt.solving.replicas.step_bound import fits
 
-    search, problem = StepSearch(step, run, enough=enough), step.problem
+    problem = step.problem
+    search = StepSearch(step, run, enough=enough, proposals=_propose(problem, run))
     if problem.scope.shard in ("gradient", "parameter"):
         less = read_step(replace(problem, scope=replace(problem.scope, shard="optimizer")))
         if less is not None and fits(less):
             lighter = StepSearch(less, run.fork(run.workers, SHARE_OF_LESS))
             _report_steps(lighter, run)
             search.candidates.take(lighter.candidates)
-    for stages, depth in _propose(problem, run):
-        search.start(stages, depth)
+    for stages in _propose_grids(problem):
+        search.start(stages)
     _report_steps(search, run)
 
 
@@ -200,18 +201,16 @@ def _count_operations(step: StepData, candidate: Candidate) -> int:
 
 
 def _propose(problem: Problem, run: Run) -> Iterator[tuple[list[Stage], list[int] | None]]:
-    """Yield the stages that others choose, and those of steady states, as deep as they fill them.
+    """Yield the stages of steady states, as deep as they fill them, and those that others choose.
 
-    Without a depth they are filled as 1F1B does.
+    Without a depth they are filled as 1F1B does. What takes longest to choose comes last.
     """
     from schedopt.solvers.replicated import propose as propose_steady
 
+    yield from propose_steady(problem, run)
     for planner in PLANNERS:
         with suppress(NoPartition):
             yield load_partitioner(planner)(problem), None
-    for stages in _propose_grids(problem):
-        yield stages, None
-    yield from propose_steady(problem, run)
 
 
 def _propose_grids(problem: Problem) -> Iterator[list[Stage]]:

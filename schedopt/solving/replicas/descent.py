@@ -27,17 +27,17 @@ class Descent:
         self._tried: set[Filled] = set()
         self._options_near: dict[tuple[int, ...], list[Option]] = {}
 
-    def improve(self) -> Iterator[Candidate]:
+    def improve(self, most_idle: int = MOST_IDLE) -> Iterator[Candidate]:
         """Change the best candidate a little while that helps; yield each best one so far.
 
         Where nothing helps, a few changes of one of the best at once make a start that is worse,
-        and may end better.
+        and may end better. After so many that do not it ends.
         """
         if not self.candidates.best:
             return
         generator = Random(self.run.seed)
         start, idle = self.candidates.best[0], 0
-        while idle < MOST_IDLE and not self.run.stopped():
+        while idle < most_idle and not self.run.stopped():
             best = self.candidates.best[0]
             self._descend_from(start)
             idle = idle + 1 if self.candidates.best[0] == best else 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -30,6 +30,12 @@ PATIENCE: Final = 1.3
 """How much longer than the best simulated step one may be by the programme to be simulated."""
 CLOSE: Final = 200
 """A least period is found up to this part of itself."""
+
+IDLE_BEFORE_OTHERS: Final = 4
+"""Starts in a row that may end no better before others are asked, which takes them a while."""
+
+Proposal = tuple[Sequence[Stage], Sequence[int] | None]
+"""Stages that somebody else chose, and how deep to fill them; by default as 1F1B does."""
 
 
 def compile_step_search() -> StepData:
@@ -66,15 +72,24 @@ class StepSearch:
     enough : float, optional
         When all programmes have proposed stages, changing these ends after such a share of the time
         of the run, unless it still finds better ones.
+    proposals : iterable of (sequence of Stage, sequence of int or None)
+        What others choose, as `start` takes it; it is asked for behind the programmes and the
+        first changes, for it may take a while to choose.
     """
 
     def __init__(
-        self, step: StepData, run: Run, *, late: bool = True, enough: float | None = None
+        self,
+        step: StepData,
+        run: Run,
+        *,
+        late: bool = True,
+        enough: float | None = None,
+        proposals: Iterable[Proposal] = (),
     ) -> None:
-        self.step, self.run, self.enough = step, run, enough
+        self.step, self.run, self.enough, self.proposals = step, run, enough, proposals
         self.candidates = Candidates(step, run, late=late)
         self._seen: set[tuple[StageChoice, ...]] = set()
-        self._starts: list[tuple[Sequence[Stage], Sequence[int] | None]] = []
+        self._starts: list[Proposal] = []
 
     def start(self, stages: Sequence[Stage], depth: Sequence[int] | None = None) -> None:
         """Try stages that somebody else chose, with and without shards.
@@ -111,9 +126,8 @@ class StepSearch:
         In a fold g the job is g times the same with P / g GPUs, or at least all replicas are
         multiples of g: micro-batches of different residue modulo g never meet.
         """
-        best = NEVER
-        for options, fold, weights in self._passes():
-            self._search_fold(np.array(options, dtype=np.int64), fold, weights)
+        best, descent = NEVER, Descent(self.candidates)
+        for _ in self._propose(descent):
             if self.candidates.best and self.candidates.best[0].makespan_ns < best:
                 best = self.candidates.best[0].makespan_ns
                 yield self.candidates.lighten(self.candidates.best[0])
@@ -121,9 +135,20 @@ class StepSearch:
                 return
         if self.enough is not None:
             self.run.clock.end_early(self.enough)
-        yield from Descent(self.candidates).improve()
+        yield from descent.improve()
         if len(self.step.replicas) > 1 and self.candidates.best:
             yield from self._improve_uniform()
+
+    def _propose(self, descent: Descent) -> Iterator[None]:
+        """Try the stages of one programme after the other, change the best, try all proposals."""
+        for options, fold, weights in self._passes():
+            self._search_fold(np.array(options, dtype=np.int64), fold, weights)
+            yield
+        for _ in descent.improve(most_idle=IDLE_BEFORE_OTHERS):
+            yield
+        for stages, depth in self.proposals:
+            self.start(stages, depth)
+            yield
 
     def _passes(self) -> Iterator[tuple[list[Option], int, Sequence[float]]]:
         """Yield options of stages, their fold and the weights to try: first what takes least."""
