@@ -50,11 +50,10 @@ def report_published(problem: Problem, run: Run) -> None:
     if len(problem.chain.layers) * len(platform.gpus) * count > MOST_PUBLISHED:
         return
     config = SystemConfig(chain=problem.chain, platform=platform, microbatches=count)
-    allowed = SHARDS[: SHARDS.index(scope.shard) + 1]
     for name in (*PIPELINES, *WHOLE):
         if run.stopped() or run.settled():
             return
-        if name in WHOLE and not (WHOLE[name] in allowed and _may_fit(problem, WHOLE[name])):
+        if name in WHOLE and not _is_allowed(problem, name):
             continue
         left = run.remaining()
         if left is not None and left < _needed_s(problem, name):
@@ -78,9 +77,25 @@ def _needed_s(problem: Problem, name: str) -> float:
     count = problem.scope.microbatches or 1
     if name in PIPELINES:
         return OPERATION_S * count * 4 * gpus
-    # Layer by layer: operations, what goes home or comes for each, and rings.
+    # Layer by layer: operations, what goes home or comes for each, and rings, whose transfers
+    # take half as long.
     sent = {"gradient": gpus, "parameter": 3 * gpus}.get(WHOLE[name], 0)
-    return OPERATION_S * layers * (count * (2 + sent) + 2 * gpus**2)
+    return OPERATION_S * layers * (count * (2 + sent) + gpus**2)
+
+
+def published_s(problem: Problem) -> float:
+    """Return how long the pipelines and two of the other systems take, about, seconds.
+
+    Those two are most often the shortest where all layers fit on a GPU.
+    """
+    whole = [name for name in ("zero_1", "dp_by_layer") if _is_allowed(problem, name)]
+    return sum(_needed_s(problem, name) for name in (*PIPELINES, *whole))
+
+
+def _is_allowed(problem: Problem, name: str) -> bool:
+    """Whether a system in which each GPU runs all layers may share so much, and fits."""
+    allowed = SHARDS[: SHARDS.index(problem.scope.shard) + 1]
+    return WHOLE[name] in allowed and _may_fit(problem, WHOLE[name])
 
 
 def _may_fit(problem: Problem, shard: Shard) -> bool:

@@ -27,7 +27,7 @@ from schedopt.result import Infeasibility
 from schedopt.solvers.fold_search import list_folds, needed_s
 from schedopt.solvers.fold_search import propose as propose_folds
 from schedopt.solvers.grid_steps import propose as propose_steps
-from schedopt.solvers.published_steps import report_published
+from schedopt.solvers.published_steps import published_s, report_published
 from schedopt.solvers.uniform_grids import propose as propose_grids
 from schedopt.solving.local_search.compilation import COMPILATIONS
 from schedopt.solving.registry import load_partitioner
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 SHARE: Final = 0.9
 """Of the time, for the search over contiguous stages."""
+MOST_OF_OTHERS: Final = 0.3
+"""Of the time, for the steps of published systems."""
 SHARE_BEFORE_OTHERS: Final = 0.5
 """Of that, where stages may lie anywhere, unless it still finds better ones."""
 SHARE_OF_LESS: Final = 0.5
@@ -99,6 +101,9 @@ def solve(problem: Problem, run: Run) -> None:
         if fits(step):
             fold = find_fold(problem)
             part = run.fork(run.workers, SHARE)
+            left = run.remaining()
+            if left is not None:
+                part.clock.shorten(min(published_s(problem), MOST_OF_OTHERS * left))
             others = anywhere and fold == 1 and _has_time_for_others(problem, part)
             if not _search_parts(problem, fold, part):
                 enough = SHARE_BEFORE_OTHERS if others else None

@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any, Final
 
-from schedopt.bounds import lower_bounds
 from schedopt.errors import InputError
 from schedopt.interrupts import stopping_first
 from schedopt.plan import Plan
@@ -22,10 +22,10 @@ from schedopt.solving.portfolio import solve_problem
 from schedopt.solving.run import Progress
 from schedopt.validation import as_ratio
 
-SHARE_OF_FIRST: Final = 0.5
-"""Of the time, for the size whose work alone takes least."""
-SHARE_OF_LAST: Final = 0.2
-"""Of the time, which must be left for the best size to be searched again."""
+POLL_S: Final = 0.05
+"""How often it is seen whether a search has failed."""
+SHARE: Final = 0.92
+"""Of the time, for each search: laying out is slower next to others than it is alone."""
 
 
 def steps_of_sizes(
@@ -64,8 +64,8 @@ def solve_sizes(
 ) -> Result:
     """Return the best of the answers to steps of one batch, with what was found of the others.
 
-    The size whose work alone takes least comes first. Another one ends as soon as it is proven to
-    have no shorter step. What is left of the time goes to the best.
+    All sizes are searched side by side. One ends as soon as it is proven to have no shorter step
+    than was found for another one.
 
     Parameters
     ----------
@@ -88,15 +88,27 @@ def solve_sizes(
     search = _Sizes(stop, on_progress, options)
     search.initial = initial.plan if isinstance(initial, Result) else initial
     with stopping_first(search.asked.set):
-        return search.solve(sorted(problems, key=_load_ns), time_limit)
+        return search.solve(problems, time_limit)
 
 
-def _load_ns(problem: Problem) -> Fraction:
-    return next(lower_bounds(problem)).period * (problem.scope.microbatches or 1)
+class _Handle:
+    """By which the search of one size is ended: somebody asked, or it cannot help."""
+
+    def __init__(self, sizes: _Sizes) -> None:
+        self.sizes, self.beaten = sizes, threading.Event()
+
+    def is_set(self) -> bool:
+        """Whether the search should end."""
+        given = self.sizes.given
+        asked = self.sizes.asked.is_set() or (given is not None and given.is_set())
+        return asked or self.beaten.is_set()
 
 
 class _Sizes:
-    """The answers so far, by the samples of a micro-batch."""
+    """The searches of all sizes side by side, and what is found, by the samples of a micro-batch.
+
+    One that is proven to have no shorter step than another one has found ends.
+    """
 
     def __init__(
         self,
@@ -105,65 +117,45 @@ class _Sizes:
         options: dict[str, Any],
     ) -> None:
         self.given, self.on_progress, self.options = stop, on_progress, options
-        self.asked, self.beaten = threading.Event(), threading.Event()
+        self.asked = threading.Event()
         self.results: dict[int, Result] = {}
-        self.deadline: float | None = None
         self.initial: Plan | None = None
-
-    def is_set(self) -> bool:
-        """Whether the search at work should end: somebody asked, it is late, or cannot help."""
-        given = self.given is not None and self.given.is_set()
-        late = self.deadline is not None and time.monotonic() >= self.deadline
-        late = late and self._best() is not None
-        return given or late or self.asked.is_set() or self.beaten.is_set()
+        self._steps: dict[int, Fraction] = {}
+        self._telling = threading.Lock()
 
     def solve(self, problems: Sequence[Problem], limit: float | None) -> Result:
         began = time.monotonic()
-        self.deadline = None if limit is None else began + limit
-
-        def left() -> float | None:
-            return None if limit is None else limit - (time.monotonic() - began)
-
-        for number, problem in enumerate(problems):
-            rest, others = left(), len(problems) - number
-            share = SHARE_OF_FIRST if number == 0 and others > 1 else 1 / others
-            if number and (self._has_ended() or (rest is not None and rest <= 0)):
-                break
-            self._attempt(problem, None if rest is None else share * rest)
-        best, rest = self._best(), left()
-        if (
-            best is not None
-            and rest is not None
-            and rest > SHARE_OF_LAST * (limit or 0)
-            and not (self._has_ended() or best.status == "optimal")
-        ):
-            self._attempt(best.problem, rest, best)
+        with ThreadPoolExecutor(len(problems)) as pool:
+            tasks = [pool.submit(self._attempt, problem, limit) for problem in problems]
+            while wait(tasks, timeout=POLL_S, return_when=FIRST_EXCEPTION).not_done:
+                if any(task.done() and task.exception() is not None for task in tasks):
+                    self.asked.set()
+        for task in tasks:
+            task.result()
         return self._answer(problems, time.monotonic() - began)
 
-    def _has_ended(self) -> bool:
-        self.beaten.clear()
-        return self.is_set()
-
-    def _attempt(self, problem: Problem, limit: float | None, start: Result | None = None) -> None:
-        self.beaten.clear()
+    def _attempt(self, problem: Problem, limit: float | None) -> None:
         samples, count = problem.chain.samples, problem.scope.microbatches or 1
         own = self.initial is not None and self.initial.chain.samples == samples
-        best = self._best() if start is None else None
-        shortest = None if best is None else _step_ns(best)
+        handle = _Handle(self)
 
         def watch(progress: Progress) -> None:
-            bound = progress.bound
-            if shortest is not None and bound is not None and bound * count >= shortest:
-                self.beaten.set()
-            if self.on_progress is not None:
-                name = f"{progress.solver}, micro-batches of {samples}"
-                self.on_progress(replace(progress, solver=name))
+            with self._telling:
+                if progress.period is not None:
+                    self._steps[samples] = progress.period * count
+                others = (step for size, step in self._steps.items() if size != samples)
+                bound, shortest = progress.bound, min(others, default=None)
+                if bound is not None and shortest is not None and bound * count >= shortest:
+                    handle.beaten.set()
+                if self.on_progress is not None:
+                    name = f"{progress.solver}, micro-batches of {samples}"
+                    self.on_progress(replace(progress, solver=name))
 
         self.results[samples] = solve_problem(
             problem,
-            time_limit=limit,
-            initial=self.initial if start is None and own else start,
-            stop=self,
+            time_limit=None if limit is None else SHARE * limit,
+            initial=self.initial if own else None,
+            stop=handle,
             on_progress=watch,
             **self.options,
         )
@@ -180,8 +172,6 @@ class _Sizes:
             best = next((one for one in results if one.status != "infeasible"), None) or min(
                 results, key=_least_memory
             )
-            if len(results) < len(problems) and best.status == "infeasible":
-                best = replace(best, status="unknown", infeasibility=None)
         sizes = tuple(sorted(map(self._describe, problems), key=lambda size: size.samples))
         best = replace(best, sizes=sizes, seconds=round(seconds, 6))
         if best.status == "optimal" and best.gap_of_sizes:
@@ -190,15 +180,14 @@ class _Sizes:
 
     def _describe(self, problem: Problem) -> SizeResult:
         samples, count = problem.chain.samples, problem.scope.microbatches or 1
-        result = self.results.get(samples)
-        bound = next(lower_bounds(problem)).period if result is None else result.lower_bound
-        step = None if result is None or result.plan is None else _step_ns(result)
+        result = self.results[samples]
+        bound, step = result.lower_bound, None if result.plan is None else _step_ns(result)
         return SizeResult(
             samples=samples,
             microbatches=count,
             step_ns=step,
             bound_exact=as_ratio((bound or Fraction(0)) * count),
-            infeasible=result is not None and result.status == "infeasible",
+            infeasible=result.status == "infeasible",
         )
 
 
