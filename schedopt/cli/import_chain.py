@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -10,6 +11,9 @@ import typer
 
 from schedopt.chain import Chain
 from schedopt.cli.options import AsJson, ChainOutput, naming_options
+from schedopt.errors import InputError
+from schedopt.platform import Platform
+from schedopt.profile import Profile
 from schedopt.units import counted, format_bytes, format_duration, printable
 
 if TYPE_CHECKING:
@@ -17,9 +21,9 @@ if TYPE_CHECKING:
 
 
 def import_profile(
-    file: Annotated[Path, typer.Argument(help="A published profile.", metavar="FILE")],
+    file: Annotated[Path, typer.Argument(help="A published profile or plan.", metavar="FILE")],
     source: Annotated[
-        Literal["pipedream", "dnn-partitioning", "piper"],
+        Literal["pipedream", "dnn-partitioning", "piper", "superscaler", "sailor"],
         typer.Option("--from", help="The format of the profile."),
     ],
     output: ChainOutput,
@@ -32,17 +36,147 @@ def import_profile(
         int, "N: Copies of the parameters on a GPU: two versions, gradient, momentum."
     ] = 4,
     name: Annotated[str | None, "NAME: Name of the chain. Default: that of the file."] = None,
+    all_degrees: Annotated[
+        bool, "Of piper: all its degrees of tensor parallelism, as a profile."
+    ] = False,
+    model: Annotated[
+        str | None, "NAME: Of superscaler or sailor: which model, where a table has several."
+    ] = None,
+    gpu: Annotated[str | None, "NAME: The same for the kind of GPU."] = None,
+    layers: Annotated[
+        int | None, "N: Layers of the model, where a table has the operators of one."
+    ] = None,
+    plan: Annotated[
+        str | None,
+        "NAME: Of superscaler: import this plan of a table of plans; the table of its operators, "
+        "ops.json, lies beside it.",
+    ] = None,
+    platform: Annotated[
+        Path | None, "FILE: With --plan: the GPUs that it runs on, such as a10g:2x8."
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Turn a published profile (PipeDream, dnn-partitioning, Piper) into a chain.
+    """Turn what others published into a chain, a profile or a plan.
 
-    Example: schedopt import graph.txt --from pipedream -o chain.json
+    PipeDream, dnn-partitioning and Piper have graphs, which become chains. Superscaler (Aceso) and
+    Sailor have tables (schedopt-data/1) of layers in several tensor groups and sizes of
+    micro-batches, which become profiles; plans of Aceso and Megatron-LM become plans that can be
+    checked, simulated and shown.
+
+    Examples
+    --------
+    schedopt import graph.txt --from pipedream -o chain.json
+
+    schedopt import bert32.json --from piper --all-degrees -o profile.json
+
+    schedopt import layers.json --from superscaler --model 1.3B -o profile.json
+
+    schedopt import plans.json --from superscaler --plan NAME --platform l4:2x8 -o plan.json
     """
-    from schedopt.cli.printing import print_json
     from schedopt.formats import check_writable
-    from schedopt.importing import import_chain
 
     check_writable(output)
+    _check_options(source, all_degrees, model or gpu, layers, plan, platform)
+    if plan is not None and platform is not None:
+        _import_plan(file, plan, Platform.load(platform), output, as_json)
+    elif source in ("superscaler", "sailor"):
+        from schedopt.importing import import_profile as read_profile
+
+        with naming_options():
+            found = read_profile(file, source, model=model, gpu=gpu, layers=layers)
+        _write_profile(found.profile, found.notes, output, as_json)
+    elif all_degrees:
+        from schedopt.importing import import_degrees
+
+        profile, notes = import_degrees(file, cuts=cuts, copies=copies, name=name)
+        _write_profile(profile, notes, output, as_json)
+    else:
+        _import_chain(file, source, cuts, copies, name, output, as_json)
+
+
+def _check_options(
+    source: str,
+    all_degrees: bool,
+    lines: str | None,
+    layers: int | None,
+    plan: str | None,
+    platform: Path | None,
+) -> None:
+    """Refuse options that a format does not have."""
+    tables = source in ("superscaler", "sailor")
+    given = {
+        "--all-degrees": all_degrees and source != "piper",
+        "--model and --gpu": lines is not None and not tables,
+        "--layers": layers is not None and source != "superscaler",
+        "--plan": plan is not None and source != "superscaler",
+    }
+    for option, wrong in given.items():
+        if wrong:
+            raise InputError(
+                f"{source} has no such thing", field=option, way_out="Leave it out, or see --help"
+            )
+    if (plan is None) != (platform is None):
+        raise InputError(
+            "go together",
+            field="--plan and --platform",
+            way_out="Name a plan of the table and the GPUs that it runs on, or neither",
+        )
+
+
+def _import_plan(file: Path, plan: str, platform: Platform, output: Path, as_json: bool) -> None:
+    from schedopt.checking import check
+    from schedopt.cli.printing import print_json
+    from schedopt.importing import import_plan
+
+    with naming_options():
+        result = import_plan(file, platform, plan=plan)
+    result.save(output)
+    found = result.plan
+    assert found is not None
+    violations = [str(violation) for violation in check(found)]
+    step_ns = found.pattern.period_total_ns
+    if as_json:
+        document = {"plan": plan, "step_ns": step_ns, "stages": len(found.stages)}
+        print_json({**document, "violations": violations})
+        return
+    typer.echo(
+        f"Plan      {printable(plan)}: {counted(len(found.stages), 'stage')} of "
+        f"{counted(len(found.chain.layers), 'operator')}, a step of "
+        f"{counted(found.pattern.k, 'micro-batch')} in {format_duration(step_ns)}"
+    )
+    for violation in violations:
+        typer.echo(f"Note      {violation}")
+    typer.echo(f"Plan written to {output}")
+
+
+def _write_profile(profile: Profile, notes: Sequence[str], output: Path, as_json: bool) -> None:
+    from schedopt.cli.printing import print_json
+    from schedopt.cli.profile_tables import print_profile
+
+    profile.save(output)
+    if as_json:
+        document = {"name": profile.name, "layers": len(profile.variants[0].chain.layers)}
+        sizes = {"tensor_degrees": list(profile.degrees), "samples": list(profile.sizes)}
+        print_json({**document, **sizes, "notes": list(notes)})
+        return
+    print_profile(profile)
+    for note in notes:
+        typer.echo(f"Note      {note}")
+    typer.echo(f"Profile written to {output}")
+
+
+def _import_chain(
+    file: Path,
+    source: Any,
+    cuts: Literal["order", "articulation"],
+    copies: int,
+    name: str | None,
+    output: Path,
+    as_json: bool,
+) -> None:
+    from schedopt.cli.printing import print_json
+    from schedopt.importing import import_chain
+
     with naming_options({"source": "from"}):
         imported = import_chain(file, source, cuts=cuts, copies=copies, name=name)
     imported.chain.save(output)

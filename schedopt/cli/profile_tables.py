@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from schedopt.profiling import Deviation
 
 
-def print_profile(profile: Profile, kept: Sequence[bool]) -> None:
-    """Print a row for each variant, with what was taken from the file as it was."""
+def print_profile(profile: Profile, kept: Sequence[bool] = ()) -> None:
+    """Print a row for each variant; `kept` says which were taken from the file as they were."""
     rows = []
-    for variant, was_kept in zip(profile.variants, kept, strict=True):
+    for number, variant in enumerate(profile.variants):
         chain = variant.chain
         forward = sum(layer.forward_ns for layer in chain.layers)
         backward = sum(layer.backward_ns for layer in chain.layers)
@@ -33,16 +33,16 @@ def print_profile(profile: Profile, kept: Sequence[bool]) -> None:
                 format_duration((forward + backward) // chain.samples),
                 format_bytes(sum(layer.saved for layer in chain.layers)),
                 format_bytes(sum(layer.weight_bytes for layer in chain.layers)),
-                "kept" if was_kept else "new",
+                *(["kept" if kept[number] else "new"] if kept else ()),
             )
         )
     columns = ("Tensor", "Samples", "Forward", "Backward", "A sample", "Saved", "Weights")
     table = Table(
         title=f"{printable(profile.name)}: {len(profile.variants[0].chain.layers)} layers in "
         f"{len(profile.variants)} variants",
-        columns=(*columns, ""),
+        columns=(*columns, "") if kept else columns,
         rows=tuple(rows),
-        words=("",),
+        words=("",) if kept else (),
     )
     print_table(make_console(), table)
 

@@ -1,11 +1,22 @@
-"""Published profiles, turned into chains: PipeDream, dnn-partitioning, Piper.
+"""What others published: profiles as chains and profiles, and plans as plans of ours.
 
-Each reader turns a file into a `schedopt.importing.graph.Graph`; `linearising` turns that into
-layers.
+PipeDream's, dnn-partitioning's and Piper's readers turn a file into a
+`schedopt.importing.graph.Graph`; `linearising` turns that into layers. Superscaler (Aceso) and
+Sailor have tables.
 """
 
 from __future__ import annotations
 
-from schedopt.importing.chains import SOURCES, Imported, import_chain
+from schedopt.importing.chains import SOURCES, Imported, import_chain, import_degrees
+from schedopt.importing.plans import import_plan
+from schedopt.importing.profiles import ImportedProfile, import_profile
 
-__all__ = ["SOURCES", "Imported", "import_chain"]
+__all__ = [
+    "SOURCES",
+    "Imported",
+    "ImportedProfile",
+    "import_chain",
+    "import_degrees",
+    "import_plan",
+    "import_profile",
+]

@@ -15,7 +15,9 @@ from schedopt.errors import InputError, naming_file
 from schedopt.importing import dnn_partitioning, pipedream, piper
 from schedopt.importing.graph import Graph, Node
 from schedopt.importing.linearising import Group, linearise, merge
+from schedopt.importing.piper import piper_degrees, read_piper
 from schedopt.importing.reading import read_file
+from schedopt.profile import Profile, Variant
 from schedopt.units import format_duration, printable
 from schedopt.validation import as_whole, show
 
@@ -58,6 +60,7 @@ def import_chain(
     cuts: Cuts = "order",
     copies: int = 4,
     name: str | None = None,
+    degree: int = 1,
 ) -> Imported:
     """Turn a published profile into a chain.
 
@@ -78,6 +81,8 @@ def import_chain(
         How many times the parameters lie on the GPU. 4: two versions, gradient, momentum.
     name : str, optional
         Of the chain. Default: that of the file without its endings.
+    degree : int
+        Of tensor parallelism; of these formats *piper* alone has others than 1.
 
     Raises
     ------
@@ -90,7 +95,7 @@ def import_chain(
     with naming_file(path):
         text, digest = read_file(path)
         _check_format(text, source)
-        graph = _READERS[source][0](text)
+        graph = read_piper(text, degree) if source == "piper" else _READERS[source][0](text)
         ordered = linearise(graph)
         groups = merge(ordered) if cuts == "articulation" else ordered
         layers = tuple(_layer(graph, group, copies) for group in groups)
@@ -107,11 +112,36 @@ def import_chain(
                 "cuts": len(groups) - 1,
                 "single_tensor_cuts": _single(groups),
                 "weight_copies": copies,
+                **({"tensor_parallel": degree} if degree > 1 else {}),
                 "dropped": _short(graph.dropped),
                 "absorbed": _short(absorbed),
             },
         )
     return Imported(chain, _notes(graph, ordered, groups, cuts, absorbed))
+
+
+def import_degrees(
+    path: str | Path, *, cuts: Cuts = "order", copies: int = 4, name: str | None = None
+) -> tuple[Profile, tuple[str, ...]]:
+    """Turn a profile of Piper into one with all degrees of tensor parallelism, and its notes.
+
+    The parameters are those of `import_chain`. The time of recomputation is that of the forward, so
+    each degree is one variant. What is sent where a cut meets split tensors is left out.
+    """
+    with naming_file(path):
+        degrees = piper_degrees(read_file(path)[0])
+    chains = [
+        import_chain(path, "piper", cuts=cuts, copies=copies, name=name, degree=degree)
+        for degree in (degrees or [1])
+    ]
+    with naming_file(path):
+        variants = tuple(
+            Variant(tensor=degree, chain=imported.chain)
+            for degree, imported in zip(degrees, chains, strict=True)
+        )
+        profile = Profile(name=chains[0].chain.name, variants=variants)
+    left_out = "Bytes that tensor parallelism adds to edges between stages are left out."
+    return profile, (*chains[0].notes, left_out)
 
 
 def _check_word(field: str, value: object, words: tuple[str, ...]) -> None:

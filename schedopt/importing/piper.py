@@ -13,12 +13,26 @@ from schedopt.units import format_bytes
 EXPECTED: Final = (
     "a JSON object with nodes (id, name, TMPCs) and edges (sourceId, destId, communicationCost)"
 )
+INPUT: Final = "tensor"
+"""What Piper calls a node that stands for what the loader delivers."""
 PLAIN: Final = "vanilla"
 RECOMPUTED: Final = "activation recomp"
 
 
-def read_piper(text: str) -> Graph:
-    """Read the text of a profile; of the degrees of tensor parallelism, the one on one device."""
+def piper_degrees(text: str) -> list[int]:
+    """Return the degrees of tensor parallelism for which every node has figures, ascending."""
+    nodes = parse_json(text).get("nodes").entries()
+    measured = [
+        item.get("TMPCs").require(dict, "an object")
+        for item in nodes
+        if item.get("name").text() != INPUT
+    ]
+    shared = set(measured[0]).intersection(*measured[1:]) if measured else set()
+    return sorted(int(degree) for degree in shared if degree.isascii() and degree.isdigit())
+
+
+def read_piper(text: str, degree: int = 1) -> Graph:
+    """Read the text of a profile, of one degree of tensor parallelism."""
     document = parse_json(text)
     names, items = read_names(document), document.get("nodes").entries()
     edges = []
@@ -32,16 +46,16 @@ def read_piper(text: str) -> Graph:
     nodes = []
     for position, (name, item) in enumerate(zip(names.positions, items, strict=True)):
         sizes = leaving.get(position) or touching.get(position) or [Fraction(0)]
-        nodes.append(_read_node(name, item, max(sizes)))
+        nodes.append(_read_node(name, item, max(sizes), str(degree)))
     return make_graph(nodes, edges, _remarks(nodes, leaving))
 
 
-def _read_node(name: str, item: Item, output: Fraction) -> Node:
+def _read_node(name: str, item: Item, output: Fraction, degree: str) -> Node:
     label = item.get("name").text()
     output_bytes = as_bytes(output, f"{item.path}.communicationCost")
-    if label == "tensor":
+    if label == INPUT:
         return Node(name=name, description=label, output_bytes=output_bytes, is_input=True)
-    device = item.get("TMPCs").get("1")
+    device = item.get("TMPCs").get(degree)
     plain, recomputed = (_configuration(device, kind) for kind in (PLAIN, RECOMPUTED))
     time, longer = (entry.get("timePerSample") for entry in (plain, recomputed))
     forward = longer.exact() - time.exact()

@@ -1,0 +1,236 @@
+"""Plans of others from published tables: Aceso's and Megatron-LM's, as plans of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from schedopt.chain import Chain
+from schedopt.checking import check
+from schedopt.errors import InputError, naming_file
+from schedopt.importing.profiles import chosen, operator_chains
+from schedopt.importing.reading import Item
+from schedopt.importing.tables import Line, read_table, whole
+from schedopt.platform import Platform
+from schedopt.profile import Profile, Variant
+from schedopt.result import Result
+from schedopt.stage import Stage
+from schedopt.systems.config import SystemConfig
+from schedopt.systems.flush_step import Turn, flush_step
+from schedopt.systems.flushes import one_f_one_b_order
+from schedopt.version import __version__
+
+_PLANS: Final = "plan set model layers mbs microbatches gpus stages"
+_OPERATORS: Final = (
+    "set model mbs tp algo op forward_ns backward_ns input_mib output_mib weights_mib "
+    "activations_mib fwd_reserved_mib bwd_reserved_mib"
+)
+OPERATORS_TABLE: Final = "ops.json"
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """A stage as it stands in the table: operators, GPUs, and degrees."""
+
+    place: str
+    first: int
+    last: int
+    gpus: int
+    tensor: int
+    replicas: int
+    recompute: tuple[tuple[int, int], ...]
+
+
+def import_plan(
+    path: str | Path,
+    platform: Platform,
+    *,
+    plan: str | None = None,
+    profile: str | Path | None = None,
+) -> Result:
+    """Turn a plan of a table into one of ours, laid out as a step of 1F1B.
+
+    A layer of the chain is an operator. R replicas that share each micro-batch become R that take
+    turns, with micro-batches of an R-th of the samples: they do the same work.
+
+    Parameters
+    ----------
+    path : path
+        The table of plans.
+    platform : Platform
+        Stages take its GPUs in order.
+    plan : str, optional
+        Which one. Needed where the table has several.
+    profile : path, optional
+        The table of operators. Default: ``ops.json`` in the same folder.
+
+    Raises
+    ------
+    InputError
+        Naming the file, the line, the rule and the way out: also if the plan names operators that
+        the profile lacks, or splits a stage in a way that stages of ours cannot have.
+    """
+    lines = chosen(read_table(path, _PLANS), "plan", plan, "plan")
+    with naming_file(path):
+        if not lines:
+            raise InputError("there are no plans", field="rows", way_out="Is the table complete?")
+        line = lines[0]
+        stages = [_read_stage(item) for item in line["stages"].entries()]
+        replicas = _replicas(stages)
+        samples = whole(line["mbs"], 1)
+        if samples % replicas:
+            raise InputError(
+                f"{replicas} replicas cannot share {samples} samples",
+                field=line["mbs"].path,
+                way_out="Give a multiple",
+            )
+    table = Path(path).with_name(OPERATORS_TABLE) if profile is None else Path(profile)
+    measured = _profile(table, line)
+    with naming_file(table):
+        chain, groups = measured.of_size(samples // replicas)
+    with naming_file(path):
+        made = [*_place(stages, chain, groups, platform)]
+        count = replicas * whole(line["microbatches"], 1)
+        config = SystemConfig(chain=chain, platform=platform, microbatches=count, variants=groups)
+        found = flush_step(config, made, _order(len(made), replicas, count))
+    found = replace(found, scope=replace(found.scope, memory="peak", tensor=None))
+    fits = not check(found)
+    return Result(
+        problem=found.problem,
+        status="feasible" if fits else "unknown",
+        plan=found,
+        solver="imported",
+        version=__version__,
+    )
+
+
+def _profile(table: Path, line: Line) -> Profile:
+    kind, model = line["set"].text(), line["model"].text()
+    lines = chosen(read_table(table, _OPERATORS), "set", kind, "set")
+    with naming_file(table):
+        chains = operator_chains(chosen(lines, "model", model, "model"), whole(line["layers"], 1))
+        return Profile(
+            name=f"{model} on {kind}",
+            variants=tuple(
+                Variant(tensor=tensor, chain=chain) for (tensor, _), chain in sorted(chains.items())
+            ),
+        )
+
+
+def _read_stage(item: Item) -> _Stage:
+    first, end = (whole(value) for value in item.get("ops").entries())
+    lists = {name: _runs(item.get(name)) for name in ("tp", "dp", "recompute")}
+    if end <= first or any(len(values) != end - first for values in lists.values()):
+        raise InputError(
+            f"the lists of a stage are not as long as its operators, {first} to {end}",
+            field=item.path,
+            way_out="Give each operator its degrees",
+        )
+    for name in ("tp", "dp"):
+        if len(set(lists[name])) > 1:
+            raise InputError(
+                f"operators of one stage have degrees {sorted(set(lists[name]))}",
+                field=item.get(name).path,
+                way_out="Import a plan whose stages have one each",
+            )
+    stage = _Stage(
+        place=item.path,
+        first=first,
+        last=end - 1,
+        gpus=whole(item.get("gpus"), 1),
+        tensor=lists["tp"][0],
+        replicas=lists["dp"][0],
+        recompute=tuple(_again(first, lists["recompute"])),
+    )
+    if stage.gpus != stage.tensor * stage.replicas:
+        raise InputError(
+            f"{stage.gpus} GPUs are not {stage.replicas} replicas of {stage.tensor}",
+            field=item.path,
+            way_out="Give as many GPUs as replicas times the tensor degree",
+        )
+    return stage
+
+
+def _runs(item: Item) -> list[int]:
+    """Return the values of a list of runs: a value and how often it comes."""
+    values: list[int] = []
+    for run in item.entries():
+        value, count = (whole(part) for part in run.entries())
+        values += [value] * count
+    return values
+
+
+def _again(first: int, recomputed: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield the runs of operators that are computed again."""
+    begin: int | None = None
+    for number, again in enumerate((*recomputed, 0), first):
+        if again and begin is None:
+            begin = number
+        if not again and begin is not None:
+            yield begin, number - 1
+            begin = None
+
+
+def _replicas(stages: Sequence[_Stage]) -> int:
+    found = {stage.replicas for stage in stages}
+    if len(found) != 1:
+        numbers = " and ".join(str(count) for count in sorted(found))
+        raise InputError(
+            f"stages have {numbers} replicas, and so micro-batches of several sizes"
+            if found
+            else "there are no stages",
+            field="stages",
+            way_out="Import a plan whose stages have as many replicas as each other",
+        )
+    return found.pop()
+
+
+def _place(
+    stages: Sequence[_Stage], chain: Chain, groups: Sequence[Variant], platform: Platform
+) -> Iterator[Stage]:
+    """Yield the stages on GPUs in order."""
+    free, behind = 0, 0
+    degrees = {1, *(variant.tensor for variant in groups)}
+    for stage in stages:
+        if stage.first != behind or stage.last >= len(chain.layers):
+            raise InputError(
+                f"names operators {stage.first} to {stage.last}; the stage before ends at "
+                f"{behind - 1}, and the profile has {len(chain.layers)}",
+                field=stage.place,
+                way_out="Give the profile of the model that the plan is for",
+            )
+        if stage.tensor not in degrees:
+            raise InputError(
+                f"the profile has no tensor degree {stage.tensor} for {chain.samples} samples",
+                field=stage.place,
+                way_out="Add it to the table of operators",
+            )
+        if free + stage.gpus > len(platform.gpus):
+            raise InputError(
+                f"takes GPUs {free} to {free + stage.gpus - 1}, and the platform has "
+                f"{len(platform.gpus)}",
+                field=stage.place,
+                way_out="Give a larger platform",
+            )
+        yield Stage(
+            layers=(stage.first, stage.last),
+            gpus=tuple(range(free, free + stage.gpus, stage.tensor)),
+            tensor=stage.tensor,
+            recompute=stage.recompute,
+        )
+        free, behind = free + stage.gpus, stage.last + 1
+    if behind != len(chain.layers):
+        raise InputError(
+            f"the stages end at operator {behind - 1}, and the profile has {len(chain.layers)}",
+            field="stages",
+            way_out="Give the profile of the model that the plan is for",
+        )
+
+
+def _order(stages: int, replicas: int, microbatches: int) -> Iterator[Turn]:
+    """Yield what each replica runs in a step of 1F1B."""
+    for kind, stage, turn in one_f_one_b_order(stages, microbatches // replicas):
+        for replica in range(replicas):
+            yield kind, stage, turn * replicas + replica

@@ -1,0 +1,304 @@
+"""From tables of published profiles to profiles of ours: Superscaler's (Aceso's) and Sailor's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, Final, Literal, get_args
+
+from schedopt.chain import Chain, Layer
+from schedopt.errors import InputError, naming_file
+from schedopt.importing.reading import Item, as_bytes, as_nanoseconds
+from schedopt.importing.tables import Line, read_table, whole
+from schedopt.profile import Profile, Variant
+from schedopt.validation import show
+
+ProfileSource = Literal["superscaler", "sailor"]
+PROFILE_SOURCES: Final[tuple[ProfileSource, ...]] = get_args(ProfileSource)
+MIB: Final = 2**20
+_PARTS: Final = (
+    "model mbs tp part count forward_ns backward_ns weights_bytes activations_shared_bytes "
+    "input_bytes output_bytes fwd_reserved_max_bytes bwd_reserved_max_bytes"
+)
+_OPERATORS: Final = (
+    "model mbs tp algo op forward_ns backward_ns input_mib output_mib weights_mib activations_mib "
+    "fwd_reserved_mib bwd_reserved_mib"
+)
+_SAILOR: Final = "model gpu mbs tp forward_ns backward_ns update_ns"
+_SAILOR_BYTES: Final = "model tp layer params_bytes act_output_bytes act_input_bytes act_mem_bytes"
+_EARLIER, _INSIDE, _LATER = slice(0, 1), slice(1, 14), slice(14, None)
+"""The operators of Aceso: before the layers, of one layer, and behind them."""
+_HALF: Final = {"gradient": 2, "optimizer": 6}
+"""Bytes for each of the weights in half precision: Megatron-LM keeps gradients, a copy of the
+weights and two moments in single precision, 18 bytes a parameter."""
+_SINGLE: Final = {"gradient": 1, "optimizer": 2, "rest": 2}
+"""The same of weights in single precision; DeepSpeed keeps two more buffers as large, 24 bytes."""
+
+Variants = Mapping[tuple[int, int], Chain]
+"""Chains by degree and samples."""
+
+
+@dataclass(frozen=True)
+class ImportedProfile:
+    """A profile, and notes: what was left out or assumed."""
+
+    profile: Profile
+    notes: tuple[str, ...]
+
+
+def import_profile(
+    path: str | Path,
+    source: ProfileSource,
+    *,
+    model: str | None = None,
+    gpu: str | None = None,
+    layers: int | None = None,
+) -> ImportedProfile:
+    """Turn a table of measured layers into a profile with all its variants.
+
+    Parameters
+    ----------
+    path : path
+        The table. *superscaler*: parts of a model (embedding, layer, head), or its operators.
+        *sailor*: times of all layers; their bytes are in ``bytes.json`` in the same folder.
+    source : {"superscaler", "sailor"}
+    model, gpu : str, optional
+        Which lines. Needed where the table has several.
+    layers : int, optional
+        How many layers the model has, where a table of operators has those of one.
+
+    Raises
+    ------
+    InputError
+        Naming the file, the column or line, the rule and the way out.
+    """
+    if source == "sailor":
+        variants, name, notes = _sailor(Path(path), model, gpu)
+    else:
+        variants, name, notes = _superscaler(Path(path), model, gpu, layers)
+    with naming_file(path):
+        made = tuple(
+            Variant(tensor=tensor, chain=chain) for (tensor, _), chain in sorted(variants.items())
+        )
+        return ImportedProfile(Profile(name=name, variants=made), notes)
+
+
+def chosen(lines: Sequence[Line], column: str, value: str | None, field: str) -> list[Line]:
+    """Return the lines with a value in a column; if none is asked for, there may be one only."""
+    there = list(dict.fromkeys(line[column].text() for line in lines))
+    names = ", ".join(there)
+    if value is None and len(there) > 1:
+        raise InputError(
+            f"the table has several: {names}", field=field, way_out=f"Choose one: {there[0]}"
+        )
+    if value is not None and value not in there:
+        raise InputError(
+            f"the table has no {show(value)}", field=field, way_out=f"Choose one of {names}"
+        )
+    return [line for line in lines if value is None or line[column].text() == value]
+
+
+def _superscaler(
+    path: Path, model: str | None, gpu: str | None, layers: int | None
+) -> tuple[Variants, str, tuple[str, ...]]:
+    lines = read_table(path, "model mbs tp forward_ns backward_ns")
+    of_parts = bool(lines) and "part" in lines[0]
+    lines = read_table(path, _PARTS if of_parts else _OPERATORS)
+    if lines and "set" in lines[0]:
+        lines = chosen(lines, "set", gpu, "gpu")
+    elif gpu is not None:
+        raise InputError(
+            "the table is of one kind of GPU", field="gpu", way_out="Leave it out", source=str(path)
+        )
+    lines = chosen(lines, "model", model, "model")
+    name = lines[0]["model"].text() if lines else ""
+    with naming_file(path):
+        variants = _parts(lines) if of_parts else operator_chains(lines, layers)
+    notes = (
+        "Weights are those in half precision; gradients, a copy of the weights and two moments in "
+        "single precision come on top: 18 bytes a parameter.",
+        "What is saved follows Aceso's rule: dropout counts one and a half times, softmax nothing.",
+        "The head has its own copy of the embedding; that their gradients are added up is left "
+        "out.",
+    )
+    return variants, name, notes
+
+
+def _by_variant(lines: Sequence[Line]) -> dict[tuple[int, int], list[Line]]:
+    found: dict[tuple[int, int], list[Line]] = {}
+    for line in lines:
+        key = whole(line["tp"], 1), whole(line["mbs"], 1)
+        found.setdefault(key, []).append(line)
+    return found
+
+
+def _parts(lines: Sequence[Line]) -> dict[tuple[int, int], Chain]:
+    chains = {}
+    for (tensor, samples), parts in _by_variant(lines).items():
+        layers = []
+        for line in parts:
+            weights = line["weights_bytes"].bytes()
+            workspace = max(line[f"{way}_reserved_max_bytes"].bytes() for way in ("fwd", "bwd"))
+            count = whole(line["count"], 1)
+            for number in range(count):
+                part = line["part"].text()
+                layers.append(
+                    Layer(
+                        name=f"{part}.{number}" if count > 1 else part,
+                        forward_ns=line["forward_ns"].nanoseconds(1),
+                        backward_ns=line["backward_ns"].nanoseconds(1),
+                        activation_bytes=line["output_bytes"].bytes(),
+                        saved_bytes=line["activations_shared_bytes"].bytes(),
+                        workspace_bytes=workspace,
+                        **_state(weights, _HALF),
+                    )
+                )
+        chains[tensor, samples] = Chain(
+            layers=tuple(layers),
+            input_bytes=parts[0]["input_bytes"].bytes(),
+            samples=samples,
+            provenance={"format": "superscaler", "weights_of": "half precision"},
+        )
+    return _with_whole_outputs(chains)
+
+
+def operator_chains(lines: Sequence[Line], layers: int | None) -> dict[tuple[int, int], Chain]:
+    """Return the operators of a model as chains, the degree and the samples as keys.
+
+    Those of one layer are repeated for each.
+    """
+    if layers is None:
+        raise InputError(
+            "the table has the operators of one layer, and does not say how many there are",
+            field="layers",
+            way_out="Give the number of layers",
+        )
+    chains = {}
+    usual = [line for line in lines if whole(line["algo"]) == 0]
+    for (tensor, samples), one in _by_variant(usual).items():
+        numbered = [("", line) for line in one[_EARLIER]]
+        for number in range(layers):
+            numbered += [(f".{number}", line) for line in one[_INSIDE]]
+        numbered += [("", line) for line in one[_LATER]]
+        chains[tensor, samples] = Chain(
+            layers=tuple(_operator(line, behind) for behind, line in numbered),
+            input_bytes=_mebibytes(one[0]["input_mib"]),
+            samples=samples,
+            provenance={"format": "superscaler", "weights_of": "half precision"},
+        )
+    return _with_whole_outputs(chains)
+
+
+def _operator(line: Line, behind: str) -> Layer:
+    name = line["op"].text()
+    share = Fraction(0) if "softmax" in name else Fraction(3, 2) if "dropout" in name else 1
+    saved = line["activations_mib"]
+    workspace = max(_mebibytes(line[f"{way}_reserved_mib"]) for way in ("fwd", "bwd"))
+    return Layer(
+        name=f"{name}{behind}",
+        forward_ns=line["forward_ns"].nanoseconds(1),
+        backward_ns=line["backward_ns"].nanoseconds(1),
+        activation_bytes=_mebibytes(line["output_mib"]),
+        saved_bytes=as_bytes(saved.exact() * MIB * share, saved.path),
+        workspace_bytes=workspace,
+        **_state(_mebibytes(line["weights_mib"]), _HALF),
+    )
+
+
+def _mebibytes(item: Item) -> int:
+    return as_bytes(item.exact() * MIB, item.path)
+
+
+def _state(weights: int, times: Mapping[str, int]) -> dict[str, Any]:
+    return {
+        "parameter_bytes": weights,
+        "gradient_bytes": times["gradient"] * weights,
+        "optimizer_bytes": times["optimizer"] * weights,
+        "weight_bytes": (1 + sum(times.values())) * weights,
+    }
+
+
+def _with_whole_outputs(
+    chains: dict[tuple[int, int], Chain],
+) -> dict[tuple[int, int], Chain]:
+    """Give layers in groups the outputs of one GPU, of which each GPU of a group sends a part."""
+    found = {}
+    for (tensor, samples), chain in chains.items():
+        alone = chains.get((1, samples), chain)
+        if len(alone.layers) == len(chain.layers):
+            layers = [
+                Layer(**{**vars(layer), "activation_bytes": one.activation_bytes})
+                for layer, one in zip(chain.layers, alone.layers, strict=True)
+            ]
+            chain = Chain(**{**_fields(chain), "layers": tuple(layers)})
+        found[tensor, samples] = chain
+    return found
+
+
+def _fields(chain: Chain) -> dict[str, Any]:
+    names = ("input_bytes", "samples", "provenance")
+    return {name: getattr(chain, name) for name in names}
+
+
+def _sailor(
+    path: Path, model: str | None, gpu: str | None
+) -> tuple[Variants, str, tuple[str, ...]]:
+    lines = chosen(read_table(path, _SAILOR), "model", model, "model")
+    lines = chosen(lines, "gpu", gpu, "gpu")
+    beside = path.with_name("bytes.json")
+    sizes: dict[tuple[str, int, int], Line] = {}
+    for line in read_table(beside, _SAILOR_BYTES):
+        key = line["model"].text(), whole(line["tp"], 1), whole(line["layer"])
+        sizes[key] = line
+    name = lines[0]["model"].text() if lines else ""
+    chains = {}
+    for line in lines:
+        tensor, samples = whole(line["tp"], 1), whole(line["mbs"], 1)
+        with naming_file(path):
+            times = [
+                line[column].entries() for column in ("forward_ns", "backward_ns", "update_ns")
+            ]
+            if len({len(each) for each in times}) > 1:
+                raise InputError(
+                    "the lists of a line are not as long as each other",
+                    field=line["forward_ns"].path,
+                    way_out="Give each layer its three times",
+                )
+        if (name, tensor, len(times[0]) - 1) not in sizes or (name, tensor, 0) not in sizes:
+            raise InputError(
+                f"has no bytes of {name} with tensor degree {tensor} for {len(times[0])} layers",
+                field="layer",
+                way_out=f"Add them, or leave the lines out of {path.name}",
+                source=str(beside),
+            )
+        layers = [
+            _sailor_layer(number, three, sizes[name, tensor, number], samples)
+            for number, three in enumerate(zip(*times, strict=True))
+        ]
+        entering = sizes[name, tensor, 0]["act_input_bytes"]
+        chains[tensor, samples] = Chain(
+            layers=tuple(layers),
+            input_bytes=entering.bytes() * samples,
+            samples=samples,
+            provenance={"format": "sailor", "gpu": line["gpu"].text()},
+        )
+    notes = (
+        "Weights, gradients and two moments are in single precision, and two buffers of DeepSpeed "
+        "as large come on top: 24 bytes a parameter.",
+    )
+    return _with_whole_outputs(chains), name, notes
+
+
+def _sailor_layer(number: int, times: tuple[Item, ...], line: Line, samples: int) -> Layer:
+    forward, backward, update = (as_nanoseconds(item.exact(), 1, item.path) for item in times)
+    return Layer(
+        name=f"layer {number}",
+        forward_ns=forward,
+        backward_ns=backward,
+        update_ns=update,
+        activation_bytes=line["act_output_bytes"].bytes() * samples,
+        saved_bytes=line["act_mem_bytes"].bytes() * samples,
+        **_state(line["params_bytes"].bytes(), _SINGLE),
+    )
