@@ -1,9 +1,10 @@
 """The shortest training step on stages with replicas: gradients are added up, weights updated.
 
 Stages are contiguous, each with replicas of its own number, to which micro-batches are dealt in
-turn. A dynamic programme from the end of the chain proposes them, for folds of the whole job and
-several steady periods; the step of each is simulated in several orders and depths, and the best are
-laid out with every transfer of their collectives. The same programme bounds all such steps.
+turn; of a profile a replica may be a tensor group, of a size that each stage has for itself. A
+dynamic programme from the end of the chain proposes them, for folds of the whole job and several
+steady periods; the step of each is simulated in several orders and depths, and the best are laid
+out with every transfer of their collectives. The same programme bounds all such steps.
 """
 
 from __future__ import annotations
