@@ -7,6 +7,7 @@ adds the gradients of all of them up. In a part a stage has one GPU; its stages 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
 from operator import attrgetter
@@ -20,6 +21,7 @@ from schedopt.solvers.step import solve as solve_step
 from schedopt.solving.replicas.layout import OPERATION_S, lay_out_turns
 from schedopt.solving.run import Run
 from schedopt.stage import Shard
+from schedopt.systems.list_scheduler import TooManyTasks
 from schedopt.systems.steps import without_updates
 
 STEPS_OF_PART: Final = 4
@@ -49,7 +51,8 @@ def propose(problem: Problem, run: Run, *, longest: float | None = None) -> Iter
         solve_step(inner, part)
         best = part.best()
         if best is not None:
-            yield _unfold(problem, best, fold)
+            with suppress(TooManyTasks):
+                yield _unfold(problem, best, fold)
 
 
 def list_folds(problem: Problem) -> list[int]:

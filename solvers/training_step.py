@@ -37,6 +37,7 @@ from schedopt.solving.replicas.layout import OPERATION_S, lay_out
 from schedopt.solving.requirements import refuse_stages
 from schedopt.solving.run import Run
 from schedopt.stage import Stage
+from schedopt.systems.list_scheduler import TooManyTasks
 
 if TYPE_CHECKING:
     from schedopt.solving.replicas.arrays import StepData
@@ -184,7 +185,7 @@ def _report_steps(search: StepSearch, run: Run) -> None:
         kept, began, left = each * operations, clock.seconds(), clock.remaining()
         if began - ended < REST * kept or (left is not None and left < (REST - 1) * kept):
             continue
-        _report(lay_out(search.step, candidate, search.candidates.orders(candidate)), run)
+        _report_candidate(search, candidate, run)
         ended = clock.seconds()
         each = (ended - began) / operations
         clock.shorten(each * operations - kept)
@@ -252,7 +253,13 @@ def _report_others(search: StepSearch, run: Run, each_s: float) -> None:
             return
         best = run.period()
         if best is None or candidate.makespan_ns < best * (step.problem.scope.microbatches or 1):
-            _report(lay_out(step, candidate, candidates.orders(candidate)), run)
+            _report_candidate(search, candidate, run)
+
+
+def _report_candidate(search: StepSearch, candidate: Candidate, run: Run) -> None:
+    """Lay a candidate out and report it; one with too many transfers is left out."""
+    with suppress(TooManyTasks):
+        _report(lay_out(search.step, candidate, search.candidates.orders(candidate)), run)
 
 
 def _refuse_unsupported(problem: Problem) -> None:

@@ -25,6 +25,10 @@ _MADE: Final[Mapping[Kind, tuple[Tensor, int]]] = {
 """What is made for a neighbour, and the first of the two stages, counted from that of the maker."""
 
 
+class TooManyTasks(InputError):
+    """What a run has more of than are laid out."""
+
+
 class ListScheduler:
     """A run from an empty pipeline, built operation by operation, and the pattern in it.
 
@@ -160,7 +164,7 @@ class ListScheduler:
 
     def _add(self, task: Task, names: Iterable[Name | Transfer]) -> None:
         if len(self._tasks) >= MOST_EVENTS:
-            raise InputError(
+            raise TooManyTasks(
                 f"the run would have more than {MOST_EVENTS} operations and transfers",
                 field="microbatches",
                 way_out="Use fewer micro-batches or GPUs",

@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 from schedopt import Chain, Layer, Platform, Problem, Result, Rule, Scope, Stage, check, solve
-from schedopt.problem import training_step, widest_step
+from schedopt.problem import Allocation, training_step, widest_step
 from schedopt.proofs import Proof, ProofKind, Suggestion
+from schedopt.solving import solve_problem
 from schedopt.solving.replicas.candidates import Candidates, StageChoice
 from schedopt.solving.replicas.descent import Descent
 from schedopt.solving.replicas.step_bound import least_memory
 from schedopt.solving.run import Run
+from schedopt.systems import list_scheduler
 from tests.examples import layer
 from tests.refusals import assert_refused
 from tests.solvers.asking import ask, plan_of, why
@@ -50,6 +52,19 @@ def test_on_one_gpu_all_is_done_in_turn() -> None:
     result = train(training_step(chain, Platform(1, 1000), 4))
     assert result.status == "optimal"
     assert plan_of(result).pattern.period_total_ns == 4 * 2 * 3
+
+
+@pytest.mark.parametrize("allocation", ["contiguous", "general"])
+def test_what_is_too_long_to_be_laid_out_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, allocation: Allocation
+) -> None:
+    monkeypatch.setattr(list_scheduler, "MOST_EVENTS", 10)
+    chain = Chain(layers=(unit(),) * 2)
+    problem = training_step(chain, Platform(2, 1000), 6)
+    scope = replace(problem.scope, allocation=allocation)
+    result = solve_problem(replace(problem, scope=scope), time_limit=3)
+    assert result.status == "unknown"
+    assert result.lower_bound == Fraction(2 * 3, 2)
 
 
 def test_without_replicas_it_is_a_pipeline() -> None:
