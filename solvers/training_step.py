@@ -59,6 +59,8 @@ REST: Final = 4
 
 So much longer it must be able to go on then, too, or only the last one is laid out.
 """
+MOST_KEPT: Final = 0.75
+"""Of the time, for laying the last one out: a search that has next to none finds bad ones."""
 PLANNERS: Final = ("pipedream", "piper", "alpa")
 """Partitioners that choose replicas, whose stages the search starts from."""
 PROOF: Final = Proof(ProofKind.TRAINING_STEP)
@@ -176,20 +178,23 @@ def _search_contiguous(step: StepData, run: Run, enough: float | None) -> None:
 def _report_steps(search: StepSearch, run: Run) -> None:
     """Lay out and report the best candidates, not all of them where that takes long.
 
-    Time for the last one is kept.
+    Time for the last one is kept, but not all that there is.
     """
     clock, each, kept, ended = search.run.clock, OPERATION_S, 0.0, -inf
+    whole = clock.remaining()
+    most = inf if whole is None else MOST_KEPT * max(0.0, whole)
     for candidate in search.improve():
         operations = _count_operations(search.step, candidate)
-        clock.shorten(each * operations - kept)
-        kept, began, left = each * operations, clock.seconds(), clock.remaining()
-        if began - ended < REST * kept or (left is not None and left < (REST - 1) * kept):
+        needed, began = each * operations, clock.seconds()
+        clock.shorten(min(most, needed) - kept)
+        kept, left = min(most, needed), clock.remaining()
+        if began - ended < REST * needed or (left is not None and left < (REST - 1) * needed):
             continue
         _report_candidate(search, candidate, run)
         ended = clock.seconds()
         each = (ended - began) / operations
-        clock.shorten(each * operations - kept)
-        kept = each * operations
+        clock.shorten(min(most, ended - began) - kept)
+        kept = min(most, ended - began)
     clock.shorten(-kept)
     _report_others(search, run, kept)
 
