@@ -61,6 +61,9 @@ def draw_picture(chart: Chart) -> Figure:
     height = above + body + below
     figure = Figure(figsize=(WIDTH, height))
     left = 0.9
+    # A character is a little more than half as wide as it is high.
+    longest = max((len(f"link {link.name} ") for link in chart.links), default=1)
+    fitting = 72 * left / (0.58 * longest)
     axes = figure.add_axes(
         (left / WIDTH, below / height, TIMELINE / WIDTH, body / height), frameon=False
     )
@@ -80,7 +83,7 @@ def draw_picture(chart: Chart) -> Figure:
     for link in chart.links:
         _draw_row(axes, chart, link, top + 0.15 * link_height, 0.7 * link_height)
         middle = top + 0.5 * link_height
-        small = min(0.85 * size, 66 * link_height)
+        small = min(0.85 * size, 66 * link_height, fitting)
         if small < 4:
             top += link_height
             continue
@@ -231,7 +234,7 @@ def _note(axes: Axes, chart: Chart, number: int, top: float, height: float, size
     memory = chart.memory[number]
     used = f"memory {memory.share:.1%} of {format_bytes(memory.limit_bytes)}{memory.room}"
     bold = "bold" if memory.lacks else "normal"
-    right = 0 if two else 10.5 * size
+    right = 0 if two else 6.8 * size
     _write(axes, chart.length_ns, top + second * height, f"  {used}", size, right, weight=bold)
 
 
