@@ -39,12 +39,15 @@ def steps_of_sizes(
         If none does, or one is not measured on one GPU.
     """
     sizes = [samples for samples in profile.sizes if batch % samples == 0]
+    if len(profile.sizes) == 1:
+        sizes = [*profile.sizes]
     if not sizes:
         raise InputError(
             f"{batch} samples are no whole number of micro-batches of "
             f"{' or '.join(map(str, profile.sizes))}",
             field="batch",
-            way_out=f"Give a multiple of {profile.sizes[0]}, or profile other micro-batches",
+            way_out=f"Give a multiple of {profile.sizes[0]}, or profile the chain with another "
+            "micro-batch",
         )
     found = []
     for samples in sizes:

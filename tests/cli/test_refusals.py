@@ -159,7 +159,7 @@ PROFILE = """
     hf:gpt2:depth=3                             => MODEL: gpt2 has no option 'depth'
     hf:gpt2 --batch 0                           => --batch: '0' is not a number of samples
     hf:gpt2 --batch 1,2,1                       => --batch: a size is there twice
-    hf:gpt2 --batch 1,2 --verify                => --verify: given together with several sizes
+    hf:gpt2 --batch 1,2 --verify                => --verify: given together with several variants
     hf:llama --tensor-parallel 1,x   => --tensor-parallel: 'x' is not a number of GPUs
     hf:llama --tensor-parallel 2,4   => --tensor-parallel: 1, the whole model on one GPU, is missing
     hf:llama --fake --on l4 --tensor-parallel 1,4 => --tensor-parallel: 4 GPUs cannot share 2 key
