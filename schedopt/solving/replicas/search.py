@@ -151,8 +151,11 @@ class StepSearch:
             yield
 
     def _passes(self) -> Iterator[tuple[list[Option], int, Sequence[float]]]:
-        """Yield options of stages, their fold and the weights to try: first what takes least."""
-        folds = [n for n in self.step.replicas if self.step.machine.gpus % n == 0]
+        """Yield options of stages, their fold and the weights to try: first what takes least.
+
+        The more replicas, the fewer stages; and what is much longer than the best is not simulated.
+        """
+        folds = [n for n in reversed(self.step.replicas) if self.step.machine.gpus % n == 0]
         for fold in folds:
             alike = [option for option in self.step.options if option.replicas == fold]
             yield alike, fold, (STEADY, *WEIGHTS)
