@@ -9,6 +9,7 @@ import typer
 from schedopt.cli.bench import bench_app
 from schedopt.cli.commands import Commands
 from schedopt.cli.compare import compare_systems
+from schedopt.cli.doctor import examine
 from schedopt.cli.import_chain import import_profile
 from schedopt.cli.instance import instance_app
 from schedopt.cli.plans import check_plan, export_plan, report_plan, show_plan, simulate_plan
@@ -35,6 +36,7 @@ COMMANDS = (
     ("export", export_plan, ""),
     ("report", report_plan, ""),
     ("run", run_plan, " · 1 also if a rank fails"),
+    ("doctor", examine, ""),
 )
 """Name, function, and exit codes beyond the usual ones."""
 
