@@ -13,7 +13,7 @@ from schedopt.platform import Platform
 from schedopt.problem import Problem, Scope
 from schedopt.proofs import Note, Proof, ProofKind, Suggestion
 from schedopt.stored import Stored, find_function
-from schedopt.units import format_bytes, format_duration
+from schedopt.units import counted, format_bytes, format_duration
 from schedopt.validation import STRICT, Ratio, check_ratio
 
 Status = Literal["optimal", "feasible", "infeasible", "unknown"]
@@ -216,6 +216,20 @@ class Result(
     seed: int = 0
     version: str = ""
     sizes: tuple[SizeResult, ...] = ()
+
+    def __str__(self) -> str:
+        if self.plan is None or self.period is None:
+            return f"No plan for {self.problem.chain}: {self.verdict}"
+        pattern = self.plan.pattern
+        length = f"period {format_duration(self.period)}"
+        if self.plan.is_training_step:
+            samples = pattern.k * self.plan.chain.samples
+            length = f"step {format_duration(pattern.period_total_ns)} for {samples} samples"
+        gpus = len(self.plan.first_of_group)
+        return (
+            f"{self.plan.chain}: {length} with {counted(len(self.plan.stages), 'stage')} on "
+            f"{counted(gpus, 'GPU')}, {self.verdict}"
+        )
 
     @property
     def period(self) -> Fraction | None:

@@ -29,6 +29,14 @@ def test_the_period_is_a_fraction() -> None:
     assert result().period == Fraction(10, 3)
 
 
+def test_a_result_is_a_line() -> None:
+    chain = f"{PLAN.chain}"
+    told = "period 3.33333 ns with 1 stage on 1 GPU, proven within 33.34% of the best with any k"
+    assert str(result(bound(5, 2, max_k=None))) == f"{chain}: {told}"
+    none = Result(problem=PLAN.problem, status="unknown")
+    assert str(none) == f"No plan for {chain}: no plan found, and none proven impossible"
+
+
 def test_the_bound_is_the_largest_that_holds_in_the_scope() -> None:
     found = result(bound(2, 1), bound(5, 2, max_k=None), bound(3, 1, allocation="fixed"))
     assert found.lower_bound == Fraction(5, 2)

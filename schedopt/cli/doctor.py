@@ -7,7 +7,7 @@ import platform
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import Final
+from typing import Any, Final
 
 from schedopt.cli.options import AsJson
 
@@ -127,7 +127,8 @@ def _find_gpus() -> Iterator[Finding]:
         gpu = torch.cuda.get_device_properties(number)
         yield Finding(name=f"GPU {number}", found=f"{gpu.name}, {format_bytes(gpu.total_memory)}")
     if torch.distributed.is_nccl_available():
-        nccl = ".".join(map(str, torch.cuda.nccl.version()))
+        find_nccl: Any = torch.cuda.nccl.version
+        nccl = ".".join(map(str, find_nccl()))
         yield Finding(name="NCCL", found=nccl)
     else:
         yield Finding(name="NCCL", found="none", advice="run takes gloo, which is slower")

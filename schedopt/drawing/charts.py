@@ -25,16 +25,19 @@ Run = tuple[Operation | Transfer, int, int, int, int | None, int]
 """What runs: the item, its first micro-batch, start, end, source GPU of a transfer, GPU."""
 
 
-def chart_plan(result: Result, report: PlanReport | None = None) -> Chart:
+def chart_plan(result: Result | Plan, report: PlanReport | None = None) -> Chart:
     """Return what a picture of a valid plan shows: its pattern, twice.
 
-    A report may be that of the plan. Without a plan this is a ValueError.
+    Of a result it also says what is proven. A report may be that of the plan. Without a plan this
+    is a ValueError.
 
     Raises
     ------
     InputError
         If the plan has a fold or collectives, and is too large to be drawn with all that they do.
     """
+    if isinstance(result, Plan):
+        result = Result(problem=result.problem, status="feasible", plan=result)
     plan = result.plan
     if plan is None:
         raise ValueError("there is no plan to show")

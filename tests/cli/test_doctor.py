@@ -44,7 +44,7 @@ def test_code_that_cannot_be_kept_has_another_place(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "code"))
-    monkeypatch.setattr(doctor.os, "access", lambda *_: False)
+    monkeypatch.setattr("os.access", lambda *_: False)
     found = findings()
     assert found["Search replicas"]["found"] == "not compiled yet"
     assert found["Code kept in"]["found"].startswith(str(tmp_path / "code"))

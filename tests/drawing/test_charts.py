@@ -24,6 +24,12 @@ def shown(boxes: Iterable[Box]) -> list[tuple[str, int, int, int]]:
     return [(box.letter, box.number, box.start_ns, box.end_ns) for box in boxes]
 
 
+def test_a_plan_is_drawn_as_its_result_is_without_bounds() -> None:
+    plan = EXAMPLES["contiguous"]()
+    result = Result(problem=plan.problem, status="feasible", plan=plan)
+    assert chart_plan(plan) == chart_plan(result)
+
+
 def test_two_periods_of_a_plan_by_hand() -> None:
     chart = chart_plan(result_of(EXAMPLES["contiguous"]()))
     assert (chart.length_ns, chart.repeats_from_ns) == (8, 4)
