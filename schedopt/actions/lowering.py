@@ -113,7 +113,7 @@ def _refuse(plan: Plan) -> None:
                 f"stage {number} runs in tensor groups of {stage.tensor} GPUs, which are not run "
                 "yet",
                 field=f"stages[{number}].tensor",
-                way_out="Solve without groups (Scope.tensor = 1, --tensor-parallel 1)",
+                way_out="Solve with groups of one GPU at most (Scope.tensor)",
             )
     for number, transfer in enumerate(plan.pattern.transfers):
         if transfer.tensor not in _SENT:

@@ -10,6 +10,8 @@ from schedopt.errors import InputError, SchedoptError
 from schedopt.proofs import Note, Suggestion, say_suggestions
 
 OPTIONS: Final = {
+    "Estimator.min_share": "--min-share",
+    "Estimator.on": "--on",
     "Job(model=None)": "--synthetic",
     "Job.device": "--device",
     "Platform.bandwidth": "--bandwidth",

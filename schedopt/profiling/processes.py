@@ -51,7 +51,7 @@ def make_group(degree: int) -> Group | None:
             f"{'is 1' if count == 1 else f'are {count}'}",
             field="tensor_parallel",
             way_out=f"Start it as torchrun --nproc-per-node {degree} -m schedopt profile ..., or "
-            "estimate the times (--fake --on h100)",
+            "estimate the times for a kind of GPU (Estimator.on)",
         )
     name = ""
     if degree > 1:

@@ -156,7 +156,7 @@ class Estimator:
             raise InputError(
                 "how long the collectives of a group take is not known",
                 field="tensor_parallel",
-                way_out="Name a GPU, whose links say it: --fake --on h100",
+                way_out="Name a kind of GPU, whose links say it (Estimator.on)",
             )
         return Group(degree=degree)
 

@@ -121,7 +121,7 @@ def _as_part(whole: Chain, part: Chain, tensor: int) -> Chain:
                 f"layer {one.name!r:.60} makes {other.activation_bytes} bytes in a group of "
                 f"{tensor} GPUs, and {one.activation_bytes} on one",
                 field="tensor_parallel",
-                way_out="Merge more layers (--min-share), or leave it out for this model",
+                way_out="Merge more layers (Estimator.min_share), or leave it out for this model",
             )
         layers.append(replace(other, name=one.name, activation_bytes=one.activation_bytes))
     provenance = {**part.provenance, "tensor_parallel": tensor}

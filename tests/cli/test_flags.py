@@ -11,6 +11,7 @@ from typer.main import get_command
 from schedopt import InputError, Platform, Problem, Scope
 from schedopt.cli.app import app
 from schedopt.cli.flags import OPTIONS, SUGGESTIONS, say_note, say_ways, with_options
+from schedopt.profiling.profiler import Estimator
 from schedopt.proofs import Note, Outcome, Suggestion
 from schedopt.running.job import Job
 
@@ -38,11 +39,17 @@ def test_the_options_and_the_fields_are_there() -> None:
     commands = get_command(app).commands  # type: ignore[attr-defined]
     options = {
         name
-        for command in ("solve", "import", "run")
+        for command in ("solve", "import", "run", "profile")
         for option in commands[command].params
         for name in option.opts
     }
-    owners = {"Job": Job, "Platform": Platform, "Problem": Problem, "Scope": Scope}
+    owners = {
+        "Estimator": Estimator,
+        "Job": Job,
+        "Platform": Platform,
+        "Problem": Problem,
+        "Scope": Scope,
+    }
     known_of = {name: {one.name for one in fields(owner)} for name, owner in owners.items()}
     known_of |= {"import_chain": {"source"}, "solve": {"batch"}}
     for name, option in OPTIONS.items():

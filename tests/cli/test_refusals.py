@@ -164,7 +164,7 @@ PROFILE = """
     hf:llama --tensor-parallel 2,4   => --tensor-parallel: 1, the whole model on one GPU, is missing
     hf:llama --fake --on l4 --tensor-parallel 1,4 => --tensor-parallel: 4 GPUs cannot share 2 key
     hf:gpt2 --fake --on l4 --tensor-parallel 1,2  => --tensor-parallel: hf:gpt2 has no plan that
-    hf:llama --fake --flops 1T --tensor-parallel 1,2 => --fake --on h100
+    hf:llama --fake --flops 1T --tensor-parallel 1,2 => whose links say it (--on)
     hf:llama:layers=1 --seq 8 --tensor-parallel 1,2 => Start it as torchrun --nproc-per-node 2
     own_models:build --batch 1,2                => --batch: own_models:build makes its own inputs
     hf:gpt2 --dtype int8 => Error: --dtype: 'int8' is not one of 'float32', 'bfloat16'

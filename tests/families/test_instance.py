@@ -45,6 +45,7 @@ def test_a_fact_has_a_status_and_a_document() -> None:
             "engine": None,
             "replicas": 1,
             "shard": "none",
+            "tensor": 1,
         },
         "source": "here",
     }
