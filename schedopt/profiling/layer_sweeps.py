@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from statistics import median_low
 from typing import Any
 
 import torch
@@ -55,6 +56,18 @@ class Peaks:
 
     forward: list[int]
     backward: list[int]
+
+    @classmethod
+    def median(cls, sweeps: Sequence[Peaks]) -> Peaks:
+        """Return the middle of an odd number of sweeps, layer by layer.
+
+        Threads that send for a tensor group let go of their buffers when they come to it, so that
+        one sweep may see a buffer too many or too few.
+        """
+        return cls(
+            forward=list(map(median_low, zip(*(sweep.forward for sweep in sweeps), strict=True))),
+            backward=list(map(median_low, zip(*(sweep.backward for sweep in sweeps), strict=True))),
+        )
 
 
 Step = tuple[Tensor | None, Tensor]

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
@@ -42,6 +43,9 @@ from schedopt.profiling.states import (
     tied_parameters,
 )
 from schedopt.profiling.tracing import WithLoss
+
+PEAK_SWEEPS: Final = 3
+"""Sweeps for the peak memory in a tensor group, of which the median counts."""
 
 
 @dataclass(kw_only=True)
@@ -171,7 +175,12 @@ def measure(
         halves, held = [], []
         notes["halves"] = f"not measured: {error}"[:300]
     count.step()
-    peaks = metered_sweep(pieces, inputs, Meter([*permanent, *inputs.values()]))
+    peaks = Peaks.median(
+        [
+            metered_sweep(pieces, inputs, Meter([*permanent, *inputs.values()]))
+            for _ in range(PEAK_SWEEPS if dist.is_initialized() else 1)
+        ]
+    )
     count.step()
     take = partial(step_ns, clock=clock, warmup=warmup, repeats=repeats)
     return Measured(

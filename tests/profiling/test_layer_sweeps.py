@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from schedopt.profiling import Model
 from schedopt.profiling.devices import CpuClock
-from schedopt.profiling.layer_sweeps import metered_halves, metered_sweep, split_sweep, sweep
+from schedopt.profiling.layer_sweeps import Peaks, metered_halves, metered_sweep, split_sweep, sweep
 from schedopt.profiling.memory_meter import Meter
 from schedopt.profiling.outline import Outline
 from schedopt.profiling.pieces import Piece, try_out
@@ -187,3 +187,12 @@ def test_all_that_was_taken_is_given_back(name: str) -> None:
     assert gc.isenabled()
     gc.collect()
     assert meter.now == 0
+
+
+def test_the_median_of_sweeps_leaves_out_what_one_of_them_saw() -> None:
+    sweeps = [
+        Peaks(forward=[10, 20], backward=[30, 46]),
+        Peaks(forward=[14, 20], backward=[26, 40]),
+        Peaks(forward=[10, 18], backward=[30, 40]),
+    ]
+    assert Peaks.median(sweeps) == Peaks(forward=[10, 20], backward=[30, 40])
