@@ -62,9 +62,12 @@ def sent_ns(count: int, latency: int, bandwidth: int) -> int:
     """Return how long bytes take over a link, ns; free links take no time."""
     if bandwidth == 0:
         return 0
-    # In two parts, so that nothing overflows.
-    whole, rest = count // bandwidth, count % bandwidth
-    return latency + whole * 1_000_000_000 + -((-rest * 1_000_000_000) // bandwidth)
+    # Three digits at a time, so that nothing overflows.
+    found, rest = count // bandwidth, count % bandwidth
+    for _ in range(3):
+        found = 1000 * found + 1000 * rest // bandwidth
+        rest = 1000 * rest % bandwidth
+    return latency + found + (1 if rest > 0 else 0)
 
 
 @njit_kernel

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,7 @@ from schedopt import Chain, Layer, Platform, Problem
 from schedopt.problem import training_step, widest_step
 from schedopt.solving.local_search.njit import njit_entry
 from schedopt.solving.replicas.arrays import NEVER, WAITING, Recompute
-from schedopt.solving.replicas.costs import describe_stages, recompute_ns
+from schedopt.solving.replicas.costs import describe_stages, recompute_ns, sent_ns
 from schedopt.solving.replicas.least_spans import behind_link, next_span
 from schedopt.solving.replicas.stages import read_costs, read_machine, read_recompute
 from schedopt.solving.replicas.step_bound import least_makespan
@@ -36,6 +38,12 @@ RATE = 10**9
 
 
 @njit_entry
+def time_sent(count: int, bandwidth: int) -> int:
+    """Enter `sent_ns`."""
+    return sent_ns(count, 7, bandwidth)
+
+
+@njit_entry
 def span_behind_link(span: int, trip: int, full: int, modulus: int) -> int:
     """Enter `behind_link`."""
     return behind_link(span, trip, full, modulus)
@@ -51,6 +59,14 @@ def span_behind(span: int, work: int, modulus: int) -> int:
 def recompute_of_both(again: Recompute, which: int, room: int) -> int:
     """Enter `recompute_ns` for two layers."""
     return recompute_ns(again, which, 0, 2, room)
+
+
+@pytest.mark.parametrize("bandwidth", [1, 3, 12 * 10**9, 900 * 10**9, 9 * 10**15])
+@pytest.mark.parametrize("count", [0, 1, 10**9 + 1, 11_999_999_999, 899_999_999_999, 10**13])
+def test_what_is_sent_takes_whole_nanoseconds(count: int, bandwidth: int) -> None:
+    expected = 7 + math.ceil(Fraction(count * 10**9, bandwidth))
+    if expected < 2**63:
+        assert time_sent(count, bandwidth) == expected
 
 
 def question(*layers: Layer, **links: Any) -> Problem:
