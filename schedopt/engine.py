@@ -1,29 +1,44 @@
 """Engines that train pipelines with an order of their own: which stages they can run.
 
-Both end each step with a flush, and run one operation after the other in a fixed order: 1F1B with
-one stage a GPU, interleaved 1F1B with several (Narayanan et al. 2021, figures 3 and 4). Stage s
-lies on the GPU of rank s mod P, and every rank has equally many.
+All end each step with a flush, and run one operation after the other in a fixed order: 1F1B with
+one stage a GPU, interleaved 1F1B with several (Narayanan et al. 2021, figures 3 and 4). Their GPUs
+are a grid: of p pipeline ranks each has d replicas, which are tensor groups of t GPUs; replica j of
+rank r has those from t (d r + j) on, or in another order that is the same in all ranks. Stage s
+lies on rank s mod p, and every rank has equally many.
 
-- *megatron* (Megatron-LM): cuts between the embedding, whole transformer layers and the head.
+- *megatron* (Megatron-LM): cuts between the embedding, whole transformer layers and the head, and
+  recomputes the first R transformer layers of each stage (``--recompute-method block``).
+- *torchtitan*: the same cuts; it recomputes all transformer layers, or none.
 - *deepspeed* (DeepSpeed's PipelineModule): cuts between any layers, one stage a GPU; the loss is no
-  layer of its own.
+  layer of its own. It recomputes all layers, or none.
+- *torch* (torch.distributed.pipelining, with a script of one's own): cuts between any layers; it
+  recomputes all of them, or none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Final, Literal, get_args
 
 from schedopt.chain import Chain
+from schedopt.errors import InputError
 from schedopt.stage import Stage
-from schedopt.transformer_blocks import find_blocks
+from schedopt.transformer_blocks import EMBEDDING, find_blocks
 
-Engine = Literal["megatron", "deepspeed"]
+Engine = Literal["megatron", "torchtitan", "deepspeed", "torch"]
 ENGINES: Final[tuple[Engine, ...]] = get_args(Engine)
-TITLES: Final[dict[Engine, str]] = {"megatron": "Megatron-LM", "deepspeed": "DeepSpeed"}
+TITLES: Final[dict[Engine, str]] = {
+    "megatron": "Megatron-LM",
+    "torchtitan": "torchtitan",
+    "deepspeed": "DeepSpeed",
+    "torch": "torch.distributed.pipelining",
+}
 _WHOLE: Final[dict[Engine, str]] = {
     "megatron": "which parts the embedding, a transformer layer or the head",
+    "torchtitan": "which parts the embedding, a transformer layer or the head",
     "deepspeed": "which belongs to the loss",
+    "torch": "which belongs to the loss",
 }
 LOSS: Final = "loss"
 """What a profile calls layers behind the model."""
@@ -35,11 +50,35 @@ def stage_begins(chain: Chain, engine: Engine) -> frozenset[int]:
     Raises
     ------
     InputError
-        For Megatron-LM, where the names do not tell embedding, transformer layers and head apart.
+        For engines that cut between transformer layers, where the names do not tell embedding,
+        transformer layers and head apart.
     """
-    if engine == "megatron":
+    if engine in ("megatron", "torchtitan"):
         return find_blocks(chain).begins
     return frozenset(range(max(1, module_count(chain))))
+
+
+def recomputable_units(chain: Chain, engine: Engine) -> list[tuple[int, int]]:
+    """Return what an engine recomputes as one, first and last layers, in order.
+
+    Transformer layers, where the names tell them; else every layer before the loss.
+    """
+    begins = sorted(stage_begins(chain, engine))
+    units = [(begin, end - 1) for begin, end in pairwise([*begins, len(chain.layers)])]
+    try:
+        blocks = find_blocks(chain)
+    except InputError:
+        return units
+    return [
+        (first, last)
+        for first, last in units
+        if blocks.spans[first][0] != EMBEDDING and blocks.spans[last][1] != blocks.count
+    ]
+
+
+def may_interleave(engine: Engine) -> bool:
+    """Whether a GPU may have several stages."""
+    return engine != "deepspeed"
 
 
 def module_count(chain: Chain) -> int:
@@ -54,14 +93,46 @@ def why_not_stages(chain: Chain, stages: Sequence[Stage], engine: Engine) -> str
     """Return why an engine cannot run stages; empty if it can."""
     begins = stage_begins(chain, engine)
     for number, stage in enumerate(stages):
-        if stage.recompute:
-            return f"stage {number} computes layers again"
-        if len(stage.gpus) > 1:
-            return f"stage {number} has replicas"
-        if stage.tensor > 1:
-            return f"stage {number} runs in tensor groups"
         if stage.first not in begins:
             return f"stage {number} begins at layer {stage.first}, {_WHOLE[engine]}"
+    return (
+        _why_no_grid(stages)
+        or _why_not_rounds(stages, engine)
+        or _why_not_recompute(chain, stages, engine)
+    )
+
+
+def _why_no_grid(stages: Sequence[Stage]) -> str:
+    """Return why the GPUs of stages are no grid."""
+    first = stages[0]
+    grouped = any(stage.tensor > 1 or len(stage.gpus) > 1 for stage in stages)
+    for number, stage in enumerate(stages):
+        for what, own, others in (
+            ("replicas", len(stage.gpus), len(first.gpus)),
+            ("GPUs in each tensor group", stage.tensor, first.tensor),
+        ):
+            if own != others:
+                return f"stage {number} has {own} {what}, and stage 0 has {others}"
+        if stage.shard != first.shard:
+            return f"stage {number} shares {stage.shard}, and stage 0 {first.shard}"
+        if stage.shard not in ("none", "optimizer"):
+            return f"stage {number} shares more than the optimizer state"
+        size = stage.tensor * len(stage.gpus)
+        places = [gpu - min(stage.gpus) for gpu in stage.gpus]
+        if grouped and (
+            sorted(places) != [*range(0, size, stage.tensor)]
+            or min(stage.gpus) % size
+            or places != [gpu - min(first.gpus) for gpu in first.gpus]
+        ):
+            return (
+                f"the GPUs of stage {number} are not {len(stage.gpus)} groups of {stage.tensor} in "
+                "a row, in the order of those of stage 0"
+            )
+    return ""
+
+
+def _why_not_rounds(stages: Sequence[Stage], engine: Engine) -> str:
+    """Return why stages do not lie on one rank after the other in rounds of all."""
     gpus = [stage.gpus[0] for stage in stages]
     ranks = len(set(gpus))
     if len(gpus) % ranks or gpus != gpus[:ranks] * (len(gpus) // ranks):
@@ -69,8 +140,30 @@ def why_not_stages(chain: Chain, stages: Sequence[Stage], engine: Engine) -> str
             f"stages lie on GPUs {', '.join(map(str, gpus[:12]))}{' …' if len(gpus) > 12 else ''}, "
             "not on one GPU after the other in rounds of all"
         )
-    if engine == "deepspeed" and len(gpus) > ranks:
+    if not may_interleave(engine) and len(gpus) > ranks:
         return "a GPU has several stages"
     if len(gpus) > ranks == 1:
         return "several stages lie on a single GPU"
+    return ""
+
+
+def _why_not_recompute(chain: Chain, stages: Sequence[Stage], engine: Engine) -> str:
+    """Return why an engine cannot recompute what stages do."""
+    if not any(stage.recompute for stage in stages):
+        return ""
+    units = recomputable_units(chain, engine)
+    own = [
+        [unit for unit in units if stage.first <= unit[0] and unit[1] <= stage.last]
+        for stage in stages
+    ]
+    most = max(len(stage.recompute) for stage in stages)
+    if engine != "megatron":
+        most = len(units)
+    for number, (stage, found) in enumerate(zip(stages, own, strict=True)):
+        if sorted(stage.recompute) != found[:most]:
+            each = "all" if engine != "megatron" else f"the first {most}"
+            return (
+                f"stage {number} does not compute {each} of its transformer layers again, each on "
+                "its own"
+            )
     return ""

@@ -63,8 +63,9 @@ class Scope:
         platform lists them. The same where all GPUs and links are alike.
     period_ns : int, optional
         A decision: only plans with T / k at most this are looked for.
-    engine : {"megatron", "deepspeed"}, optional
-        Only steps that this engine runs: its stages, and its own order. See `schedopt.engine`.
+    engine : {"megatron", "torchtitan", "deepspeed", "torch"}, optional
+        Only steps that this engine runs: its stages, and its own order. See `schedopt.engine`. Of a
+        training step these are grids of all GPUs.
     replicas : int or None
         The most GPUs among which a stage deals its micro-batches in turn, the same number to each.
         None: any. Of a training step, one whose rule updates the weights, they divide
@@ -125,10 +126,9 @@ class Scope:
                 field=name,
                 way_out="Allow replicas, or leave it out",
             )
-        if self.allocation == "fixed" or self.engine is not None:
-            given = "stages that are given" if self.engine is None else TITLES[self.engine]
+        if self.allocation == "fixed":
             raise InputError(
-                f"are not searched for {given}",
+                "are not searched for stages that are given",
                 field=name,
                 way_out="Leave one of the two out",
             )
@@ -136,25 +136,23 @@ class Scope:
     def _check_engine(self) -> None:
         check_choice(self, "engine", ENGINES)
         name = TITLES[self.engine or ENGINES[0]]
-        if self.microbatches is None:
-            raise InputError(
-                f"{name} ends each step with a flush, so a step needs a length",
-                field="microbatches",
-                way_out="Give the micro-batches of a step",
-            )
         free = {
             "split_backward": self.split_backward,
-            "recompute": self.recompute,
             "grain": self.grain == "layer",
         }
         for field_name, asked in free.items():
             if asked:
                 raise InputError(
-                    f"{name} runs whole forwards and backwards of whole stages, and "
-                    "chooses itself what it recomputes",
+                    f"{name} runs whole forwards and backwards of whole stages",
                     field=field_name,
                     way_out="Leave it out",
                 )
+        if self.shard not in ("none", "optimizer"):
+            raise InputError(
+                f"in a pipeline {name} shares the optimizer state at most",
+                field="shard",
+                way_out="Share the optimizer state, or leave the engine out",
+            )
 
     def covers(self, other: Scope) -> bool:
         """Whether every plan of `other` is one of this scope, so that its bounds hold there."""
@@ -298,6 +296,13 @@ class Problem:
         if self.scope.split_backward:
             self._check_halves()
         if self.scope.engine is not None:
+            if self.scope.microbatches is None:
+                raise InputError(
+                    f"{TITLES[self.scope.engine]} ends each step with a flush, so a step needs a "
+                    "length",
+                    field="scope.microbatches",
+                    way_out="Give the micro-batches of a step, or a batch (solve.batch)",
+                )
             stage_begins(self.chain, self.scope.engine)
 
     def _check_step(self, every: range) -> None:
@@ -482,11 +487,11 @@ def training_step(
         )
     if scope is None:
         scope = widest_step(chain, tensor=None if variants else 1)
-    if scope.allocation == "fixed" or scope.engine is not None:
+    if scope.allocation == "fixed":
         raise InputError(
             "the stages of a training step are searched for",
-            field="scope.allocation" if scope.engine is None else "scope.engine",
-            way_out="Leave the stages, and the engine, free",
+            field="scope.allocation",
+            way_out="Leave the stages free",
         )
     return Problem(
         chain=chain,

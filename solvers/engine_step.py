@@ -13,44 +13,40 @@ then the bound is what the step would take if no transfer were in the way.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from fractions import Fraction
-from functools import cached_property
-from itertools import islice
+from heapq import heapify, heappop, heappush
 from math import comb
 from typing import Final
 
-import numpy as np
-import numpy.typing as npt
-
 from schedopt.account import fits
+from schedopt.engine import stage_begins
 from schedopt.errors import InputError
 from schedopt.problem import Problem
 from schedopt.proofs import Proof, ProofKind
 from schedopt.result import Infeasibility
-from schedopt.simulation.delaying import delay_transfers
+from schedopt.rule import Rule
 from schedopt.solving.engine_cuts import EngineCuts, FirstLayers
-from schedopt.solving.engine_order import CriticalPath
+from schedopt.solving.engine_grid import Grid, grids_of
+from schedopt.solving.engine_layout import find_fold, is_spelled_out, lay_out_step, seconds_of
+from schedopt.solving.engine_order import EngineOrder
+from schedopt.solving.engine_shape import RISE, EngineShape
 from schedopt.solving.late_sending import check_sent_late
-from schedopt.solving.models.engine_cuts import EngineCutModel
 from schedopt.solving.run import Run
 from schedopt.solving.suggestions import suggest
-from schedopt.systems.steps import engine_step
 
 MOST_CUTS: Final = 2_000
 """Cuts of one shape that are all looked at; for more CP-SAT is asked."""
-BETWEEN: Final = (2, 6, 13, 22, 38)
-"""Where else paths are looked for: between the best cut, 0, and one that CP-SAT proposes, 64."""
-MOST_NEIGHBOURS: Final = 300
-"""Of a cut, whose longest paths are taken at first."""
-SHORT_S: Final = 1.0
-"""How long CP-SAT is asked at first, s."""
-RISE: Final = 2000
-"""A bound is reported when it has risen by such a part of itself."""
-SHARE_OF_STARTS: Final = 0.25
-"""Of the time, for neighbours of balanced cuts."""
-FAR: Final = 1.25
-"""How much longer than the best step a balanced cut may be for its neighbours to be looked at."""
+SHARE_OF_SEARCH: Final = 0.5
+"""Of the time, for neighbours of good cuts."""
+SHARE_OF_PROOF: Final = 0.85
+"""Of what is left then, for CP-SAT; the rest is for laying steps out that take long."""
+FIRST_PENDING: Final = 2
+"""Of the steps that take long, those that are spelled out before CP-SAT looks for shorter ones."""
+CLOSE: Final = 1000
+"""A fold that is longer than its bound by at most such a part is not spelled out."""
+QUICK_S: Final = 0.5
+"""Steps that are laid out in less are laid out at once."""
 NEAR: Final = 1.05
 """The same for a cut that CP-SAT proposes; and a step so close to its bound is good enough."""
 
@@ -76,11 +72,17 @@ def solve(problem: Problem, run: Run) -> None:
             field="scope.allocation",
             way_out="Leave the stages out",
         )
-    if not problem.rule.is_given:
+    if not problem.rule.is_given and problem.rule != Rule.of_flush(scope.microbatches or 1):
         raise InputError(
-            "engine_step takes weight_bytes as all that a flush needs",
+            "engine_step takes weight_bytes as all that a flush needs, or ends with the update",
             field="rule",
-            way_out="Leave the rule out",
+            way_out="Leave the rule out, or give a batch (solve.batch)",
+        )
+    if problem.is_training_step and len(set(problem.platform.gpus)) > 1:
+        raise InputError(
+            "replicas of stages need equal GPUs",
+            field="platform",
+            way_out="Give GPUs that are alike, or leave the engine out (Scope.engine)",
         )
     _Search(problem, run).run_all()
 
@@ -93,38 +95,110 @@ class _Search:
         assert problem.scope.engine is not None
         self.problem, self.run = problem, run
         self.count = problem.scope.microbatches
-        self.seen: set[tuple[int, FirstLayers]] = set()
-        # A step of this length or more is of no use.
+        self.seen: set[tuple[Grid, FirstLayers]] = set()
+        self.orders: dict[tuple[int, int, int], EngineOrder] = {}
+        self.unseen: list[int] = []
+        """What steps on grids that nobody has looked at are not shorter than, ns."""
+        self.pending: list[tuple[int, int, EngineCuts, FirstLayers]] = []
+        """Steps that fit as far as it is known and take long to be laid out: at least so many ns.
+
+        The number tells those apart that are as long.
+        """
         asked = problem.scope.period_ns
-        self.limit = None if asked is None else asked * self.count + 1
+        self._limit = None if asked is None else asked * self.count + 1
         if (known := run.best()) is not None:
-            self.limit = known.pattern.period_total_ns
+            self._limit = known.pattern.period_total_ns
         # The least that another order of transfers might give of a cut that was laid out.
         self.open: int | None = None
 
+    @property
+    def limit(self) -> int | None:
+        """A step of this length or more, ns, is of no use."""
+        limits = [limit for limit in (self._limit, self.run.cutoff()) if limit is not None]
+        return min(limits, default=None)
+
     def run_all(self) -> None:
-        """Look at every shape: first near a balanced cut, then everywhere."""
-        shapes = sorted(map(_Shape, self._shapes()), key=lambda shape: shape.estimate_ns)
-        clock = self.run.fork(self.run.workers, SHARE_OF_STARTS)
+        """Search the shapes, those first that may have the shortest steps; then refute them."""
+        clock = self.run.fork(self.run.workers, SHARE_OF_SEARCH)
+        shapes = self._search(clock)
         for shape in shapes:
-            # Even what is known of a long step takes time, and without a plan there is no answer.
-            if self.limit is not None and (clock.stopped() or self._is_far(shape)):
-                break
-            self._descend(shape, shape.balanced)
-        for shape in shapes:
-            if not self.run.stopped() and self._compare_all(shape.cuts):
+            if not self.run.stopped() and self._compare_all(shape):
                 shape.is_open = False
-        self._refute(shapes)
+        self._lay_out_pending(FIRST_PENDING)
+        self._refute(shapes, self.run.fork(self.run.workers, SHARE_OF_PROOF))
+        self._lay_out_pending()
         self._conclude(shapes)
 
-    def _is_far(self, shape: _Shape) -> bool:
-        """Whether a balanced cut takes so much longer than the best that others hardly beat it."""
-        return self.limit is not None and shape.estimate_ns > FAR * self.limit
+    def _search(self, clock: Run) -> list[EngineShape]:
+        """Go from good cuts of each shape to better ones, the shape with the least bound first.
 
-    def _refute(self, shapes: list[_Shape]) -> None:
+        Return the shapes that may still have better ones.
+        """
+        waiting = [
+            (bound, number, grid) for number, (bound, grid) in enumerate(self._bounded_grids())
+        ]
+        heapify(waiting)
+        tabulated: list[tuple[int, int, EngineShape]] = []
+        searched: list[EngineShape] = []
+        while waiting or tabulated:
+            if self.run.stopped() and self._has_answer():
+                break
+            if tabulated and (not waiting or tabulated[0][0] <= waiting[0][0]):
+                low, _, shape = heappop(tabulated)
+                if not searched and self.limit is None:
+                    # All others are longer.
+                    self._report_bound(low, ProofKind.ENGINE_PATHS)
+                searched.append(shape)
+                if not self._is_late(low) and not (clock.stopped() and self._has_answer()):
+                    for start in shape.starts:
+                        self._descend(shape, start)
+                continue
+            low, number, grid = heappop(waiting)
+            if self._is_late(low):
+                continue
+            shape = self._shape(grid)
+            shape.tabulate()
+            if shape.is_open:
+                heappush(tabulated, (shape.low, number, shape))
+        left = [*searched, *(shape for *_, shape in tabulated)]
+        self.unseen = [low for low, *_ in waiting]
+        return left
+
+    def _has_answer(self) -> bool:
+        return self.run.best() is not None or bool(self.pending) or self._limit is not None
+
+    def _bounded_grids(self) -> Iterator[tuple[int, Grid]]:
+        """Yield grids that may hold the weights, with what no step on them is shorter than, ns."""
+        problem = self.problem
+        assert problem.scope.engine is not None
+        units = len(stage_begins(problem.chain, problem.scope.engine))
+        room = max(gpu.usable_bytes for gpu in problem.platform.gpus)
+        work, weights = {}, {}
+        for tensor in problem.degrees:
+            layers = problem.in_group(tensor).layers
+            work[tensor] = min(
+                sum(gpu.duration_ns(layer.forward_ns + layer.backward_ns) for layer in layers)
+                for gpu in set(problem.platform.gpus)
+            )
+            weights[tensor] = sum(
+                layer.weight_bytes - (layer.optimizer_bytes or 0) for layer in layers
+            )
+        for grid in grids_of(problem, units):
+            if weights[grid.tensor] <= grid.ranks * room:
+                count = (problem.scope.microbatches or 1) // grid.replicas
+                yield count * work[grid.tensor] // grid.ranks, grid
+
+    def _shape(self, grid: Grid) -> EngineShape:
+        """Return a shape, whose order is known where another one has the same."""
+        key = grid.ranks, grid.chunks, grid.replicas
+        cuts = EngineCuts(self.problem, grid, self.orders.get(key))
+        self.orders[key] = cuts.order
+        return EngineShape(cuts)
+
+    def _refute(self, shapes: list[EngineShape], run: Run) -> None:
         """Ask CP-SAT about the shape whose bound is least, again and again."""
         reported, turns = 0, False
-        while not self.run.stopped() and not self.run.settled():
+        while not run.stopped() and not run.settled():
             for shape in shapes:
                 shape.is_open &= not self._is_late(shape.low)
             left = [shape for shape in shapes if shape.is_open]
@@ -137,16 +211,16 @@ class _Search:
             turns = not turns
             if turns and NEAR * best.low < best.known_ns:
                 shape = best
-            self._ask(shape)
+            self._ask(shape, run)
             least = self._least(shapes)
             if least is not None and least > reported + reported // RISE:
                 reported = least
                 self._report_bound(least, ProofKind.ENGINE_PATHS)
 
-    def _ask(self, shape: _Shape) -> None:
+    def _ask(self, shape: EngineShape, run: Run) -> None:
         """Look for a shorter cut of a shape, or refute that there is one."""
         goal = shape.next_goal(self.limit)
-        known, begins = shape.model(self.limit).ask(goal, self.run, shape.most_s)
+        known, begins = shape.model(self.limit, goal).ask(goal, run, shape.most_s)
         if not known:
             shape.give_more_time(goal)
         elif begins is None:
@@ -157,32 +231,41 @@ class _Search:
             if self.limit is None or length < NEAR * self.limit:
                 self._descend(shape, begins)
 
-    def _least(self, shapes: list[_Shape]) -> int | None:
+    def _least(self, shapes: list[EngineShape]) -> int | None:
         """Return what no step is shorter than, ns, as far as it is known; None if there is none."""
-        lengths = [shape.low for shape in shapes if shape.is_open]
+        lengths = [shape.low for shape in shapes if shape.is_open] + self.unseen
         if self.open is not None:
             lengths.append(self.open)
         if (best := self.run.best()) is not None:
             lengths.append(best.pattern.period_total_ns)
+        if (cutoff := self.run.cutoff()) is not None:
+            lengths.append(cutoff)
         return min(lengths, default=None)
+
+    @property
+    def _speaks_of_all(self) -> bool:
+        """Whether no other GPUs, or order of them, are possible: a training step takes all."""
+        return self.problem.platform.uniform or self.problem.is_training_step
 
     def _report_bound(self, least: int, kind: ProofKind) -> None:
         scope = self.problem.scope
-        if self.problem.platform.uniform:
+        if self._speaks_of_all:
             proof = Proof(kind, engine=scope.engine)
             self.run.report_bound(Fraction(least, self.count), scope, proof)
 
-    def _conclude(self, shapes: list[_Shape]) -> None:
+    def _conclude(self, shapes: list[EngineShape]) -> None:
         """Report what is known in the end."""
         scope, best = self.problem.scope, self.run.best()
-        if not self.problem.platform.uniform:
+        if not self._speaks_of_all:
             self.run.leave_out("only the first GPUs were looked at, in the given order")
             return
-        if any(shape.is_open for shape in shapes):
+        if any(shape.is_open for shape in shapes) or not all(map(self._is_late, self.unseen)):
             self.run.leave_out("not every cut was looked at")
             return
         least = self._least(shapes)
-        if best is not None and least is not None:
+        if least is not None and self.run.cutoff() is not None:
+            self._report_bound(least, ProofKind.ENGINE_PATHS)
+        elif best is not None and least is not None:
             self._report_bound(least, ProofKind.ENGINE_CUTS)
         elif self.open is not None:
             self.run.leave_out("another order of transfers might be as short as asked")
@@ -193,21 +276,7 @@ class _Search:
                 Infeasibility(scope=scope, proof=proof, wider=suggest(self.problem))
             )
 
-    def _shapes(self) -> Iterator[EngineCuts]:
-        """Yield the numbers of GPUs and of stages a GPU, those with all GPUs first."""
-        most = len(self.problem.platform.gpus)
-        several = (
-            self.problem.scope.engine == "megatron" and self.problem.scope.allocation == "general"
-        )
-        for ranks in range(most, 0, -1):
-            chunks = 1
-            while (cuts := EngineCuts(self.problem, ranks, chunks)).exist:
-                yield cuts
-                chunks += 1
-                if not several or ranks == 1 or self.count % ranks:
-                    break
-
-    def _descend(self, shape: _Shape, here: FirstLayers) -> None:
+    def _descend(self, shape: EngineShape, here: FirstLayers) -> None:
         """Go from a cut to better neighbours, as long as there are any."""
         cuts = shape.cuts
         length = cuts.schedule_bound(here) if cuts.may_fit(here) else None
@@ -226,156 +295,77 @@ class _Search:
             shape.keep(length, here)
         self._try(cuts, here)
 
-    def _compare_all(self, cuts: EngineCuts) -> bool:
+    def _compare_all(self, shape: EngineShape) -> bool:
         """Lay out all cuts that may be better if they are few; return whether none is left."""
-        if comb(len(cuts.places) - 1, cuts.parts - 1) > MOST_CUTS:
+        cuts = shape.cuts
+        few = comb(len(cuts.places) - 1, cuts.parts - 1) <= MOST_CUTS
+        if not few or self._is_long(cuts.grid):
             return False
         for begins in sorted(cuts.promising(self.limit, self.run.stopped), key=cuts.bound):
             self._try(cuts, begins)
         return not self.run.stopped()
 
+    def _is_long(self, grid: Grid) -> bool:
+        """Whether it takes long to spell out a step on a grid."""
+        return seconds_of(self.problem, grid) > QUICK_S
+
     def _try(self, cuts: EngineCuts, begins: FirstLayers) -> None:
-        """Lay out a step, once, and report it if it is better and fits."""
-        if (cuts.ranks, begins) in self.seen or (self.run.stopped() and self.limit is not None):
+        """Lay out a step, once, and report it if it is better and fits; later if it takes long."""
+        key = cuts.grid, begins
+        if key in self.seen or (self.run.stopped() and self._has_answer()):
             return
         if self._is_late(cuts.bound(begins)) or not cuts.may_fit(begins):
             return
         least = cuts.schedule_bound(begins)
         if self._is_late(least):
             return
-        self.seen.add((cuts.ranks, begins))
-        plan = delay_transfers(engine_step(self.problem, cuts.stages(begins)))
-        length = plan.pattern.period_total_ns
-        if not fits(plan, buffers=False):
+        self.seen.add(key)
+        if not self._is_long(cuts.grid):
+            self._lay_out(cuts, begins, least)
             return
-        has_room = fits(plan) or not check_sent_late(plan)[1]
+        length = None
+        if find_fold(self.problem, cuts.grid) > 1:
+            length = self._lay_out(cuts, begins, least, folded=True)
+        near = length is not None and length - least <= least // CLOSE
+        if is_spelled_out(self.problem, cuts.grid) and not near:
+            heappush(self.pending, (least, len(self.seen), cuts, begins))
+            if self.run.best() is None:
+                self._lay_out_pending(1)
+
+    def _lay_out_pending(self, most: int | None = None) -> None:
+        """Spell out steps that take long, the shortest first, as far as there is time.
+
+        Up to one that is no shorter, or so many.
+        """
+        while self.pending and not self.run.stopped() and most != 0:
+            least, _, cuts, begins = heappop(self.pending)
+            left = self.run.remaining()
+            has_time = left is None or seconds_of(self.problem, cuts.grid) < left
+            if not self._is_late(least) and (has_time or self.run.best() is None):
+                self._lay_out(cuts, begins, least)
+            most = None if most is None else most - 1
+
+    def _lay_out(
+        self, cuts: EngineCuts, begins: FirstLayers, least: int, *, folded: bool = False
+    ) -> int | None:
+        """Lay out a step, and report it if it is better and fits; return its length then, ns."""
+        plan = lay_out_step(self.problem, cuts.grid, cuts.stages(begins), folded=folded)
+        length = plan.pattern.period_total_ns
+        has_room = fits(plan)
+        # Without what waits a fold fits as far as it is known, and looking anew takes long.
+        if not has_room and not folded:
+            if not fits(plan, buffers=False):
+                return None
+            has_room = not check_sent_late(plan)[1]
         if least < length or not has_room:
             self.open = least if self.open is None else min(self.open, least)
-        if has_room and not self._is_late(length):
+        if not has_room:
+            return None
+        if not self._is_late(length):
             self.run.report(plan)
-            self.limit = length
+            self._limit = length
+        return length
 
     def _is_late(self, length: int) -> bool:
         """Whether a step of a length is of no use."""
         return self.limit is not None and length >= self.limit
-
-
-class _Shape:
-    """A number of GPUs and of stages on each, and what is known of its cuts.
-
-    Parameters
-    ----------
-    cuts : EngineCuts
-    """
-
-    def __init__(self, cuts: EngineCuts) -> None:
-        self.cuts = cuts
-        self.is_open = True
-        self.low = max(1, cuts.count * min(row[-1] for row in cuts.work) // cuts.ranks)
-        """No cut has a shorter step, ns."""
-        self.asked = 0
-        self.most_s = SHORT_S
-        self._unknown: int | None = None
-        self._alike = True
-        self._model: EngineCutModel | None = None
-        self._longest = 0
-        self._table: npt.NDArray[np.int64] | None = None
-        self._best: tuple[int, FirstLayers] | None = None
-        self.balanced = cuts.balanced()
-        self.estimate_ns = cuts.bound(self.balanced)
-        """About what a balanced cut takes."""
-
-    @property
-    def known_ns(self) -> int:
-        """The shortest step known, ns; until one was looked at, what nothing is longer than."""
-        return self.cuts.longest_step() if self._best is None else self._best[0]
-
-    @property
-    def best(self) -> tuple[int, FirstLayers]:
-        """The shortest step known, ns, which perhaps does not fit, and its cut."""
-        if self._best is None:
-            self._best = self.cuts.schedule_bound(self.balanced), self.balanced
-        return self._best
-
-    @cached_property
-    def _paths(self) -> dict[CriticalPath, None]:
-        """The paths that are known, and those that are known to the model."""
-        begins = self.best[1]
-        found = dict.fromkeys(self.cuts.order.rank_paths(*self.cuts.times(begins)))
-        for other in islice(self.cuts.neighbours(begins), MOST_NEIGHBOURS):
-            found[self.cuts.order.critical_path(*self.cuts.times(other))] = None
-        return found
-
-    def by_paths(self, every: Sequence[FirstLayers]) -> Iterator[tuple[FirstLayers, int]]:
-        """Yield cuts with what their steps are not shorter than by the paths known, ascending."""
-        if not every:
-            return
-        if self._table is None or len(self._table) < len(self._paths):
-            self._table = np.array([path.counts for path in self._paths], dtype=np.int64)
-        least = (self.cuts.times_of(every) @ self._table.T).max(axis=1)
-        for number in least.argsort(kind="stable"):
-            yield every[number], int(least[number])
-
-    def next_goal(self, limit: int | None) -> int:
-        """Return the step to ask for: at first one below the limit, and then half way."""
-        self.asked += 1
-        high = self.cuts.longest_step() if limit is None else limit - 1
-        if self._unknown is not None:
-            return min(high, self._unknown)
-        if self.asked == 1 or high - self.low <= high // RISE:
-            return high
-        return (self.low + high) // 2
-
-    def model(self, limit: int | None) -> EngineCutModel:
-        """Return the model, made anew where its units have become too coarse."""
-        longest = self.cuts.longest_step() if limit is None else limit
-        if self._model is None or self._longest > 2 * longest:
-            self._longest = longest
-            self._model = EngineCutModel(self.cuts, longest, alike=self._alike)
-            for path in self._paths:
-                self._model.add_path(path)
-        return self._model
-
-    def refuted(self, goal: int) -> None:
-        """Note that no cut has a step so short."""
-        self.low, self._unknown = goal + 1, None
-        self.is_open = goal < self.cuts.longest_step()
-
-    def give_more_time(self, goal: int) -> None:
-        """Ask for less, and longer, where CP-SAT could not tell."""
-        self.most_s *= 2
-        self._unknown = max(self.low, (self.low + goal) // 2)
-
-    def learn(self, begins: FirstLayers) -> int:
-        """Add the longest paths of a cut, and of times between it and the best one.
-
-        Return the longest, ns.
-        """
-        assert self._model is not None
-        times, best = self.cuts.times(begins), self.cuts.times(self.best[1])
-        length = self.cuts.order.makespan(*times)
-        found = [self.cuts.order.critical_path(*times)]
-        for part in BETWEEN:
-            lengths, sent = (
-                part * one + (64 - part) * two for one, two in zip(times, best, strict=True)
-            )
-            found.append(self.cuts.order.critical_path(lengths, sent))
-        new = [path for path in dict.fromkeys(found) if path not in self._paths]
-        for path in new:
-            self._paths[path] = None
-            self._model.add_path(path)
-        self.keep(length, begins)
-        if not new:
-            if self._alike:
-                self._tell_apart()
-            else:
-                self._model.forbid(begins)
-        return length
-
-    def keep(self, length: int, begins: FirstLayers) -> None:
-        """Keep the cut with the shortest step, ns."""
-        self._best = min(self.best, (length, begins))
-
-    def _tell_apart(self) -> None:
-        """Go on with a model in which places have times of their own."""
-        self._alike, self._model, self._unknown = False, None, None

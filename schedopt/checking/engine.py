@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from schedopt.checking.violations import Violation
 from schedopt.engine import TITLES, Engine, why_not_stages
@@ -23,17 +23,32 @@ def find_inexpressible(plan: Plan, engine: Engine) -> Iterator[Violation]:
         yield Violation("scope", "stages", f"{TITLES[engine]} cannot run them: {why}")
         return
     ranks = len({stage.gpus for stage in plan.stages})
-    chunks = len(plan.stages) // ranks
-    if chunks > 1 and plan.pattern.k % ranks:
+    firsts = [stage.gpus[0] for stage in plan.stages[:ranks]]
+    if not plan.rule.is_given and firsts != sorted(firsts):
+        yield Violation(
+            "scope", "stages", f"{TITLES[engine]} numbers the ranks of a pipeline as the GPUs lie"
+        )
+        return
+    chunks, replicas = len(plan.stages) // ranks, len(plan.stages[0].gpus)
+    count, rest = divmod(plan.pattern.k, replicas)
+    if rest:
         yield Violation(
             "scope",
             "pattern.k",
-            f"{plan.pattern.k} micro-batches are no multiple of the {ranks} GPUs, and stages of "
+            f"{plan.pattern.k} micro-batches are no multiple of {replicas} replicas",
+        )
+        return
+    if chunks > 1 and count % ranks:
+        each = " for each replica" if replicas > 1 else ""
+        yield Violation(
+            "scope",
+            "pattern.k",
+            f"{count} micro-batches{each} are no multiple of the {ranks} GPUs, and stages of "
             "a GPU take turns in groups of as many",
         )
         return
     for number, operation in enumerate(plan.pattern.operations):
-        if operation.kind not in ("F", "B", "U") or operation.covers > 1:
+        if operation.kind not in ("F", "B", "R", "U") or operation.covers > 1:
             covers = f" of {operation.covers} micro-batches" if operation.covers > 1 else ""
             what = f"{operation.kind}{covers}"
             yield Violation("scope", f"operations[{number}]", f"{TITLES[engine]} runs no {what}")
@@ -42,20 +57,34 @@ def find_inexpressible(plan: Plan, engine: Engine) -> Iterator[Violation]:
         (operation.kind, operation.stage, operation.shift): operation.start_ns
         for operation in plan.pattern.operations
     }
+    # Of a fold one part stands for all.
+    own = replicas // plan.pattern.fold
     for rank in range(ranks):
-        before: Turn | None = None
-        for turn in _order(rank, ranks, chunks, plan.pattern.k):
-            if turn not in starts:
-                # Other checks name what is missing.
-                break
-            if before is not None and starts[turn] < starts[before]:
-                yield Violation(
-                    "scope",
-                    f"GPU {plan.stages[rank].gpus[0]}",
-                    f"runs {_name(turn)} before {_name(before)}, which {TITLES[engine]} does not",
-                )
-                break
-            before = turn
+        order = _order(rank, ranks, chunks, count)
+        for replica in range(own):
+            turns = ((kind, stage, i * own + replica) for kind, stage, i in order)
+            before: Turn | None = None
+            for turn in _with_recompute(turns, starts):
+                if turn not in starts:
+                    # Other checks name what is missing.
+                    break
+                if before is not None and starts[turn] < starts[before]:
+                    yield Violation(
+                        "scope",
+                        f"GPU {plan.stages[rank].gpus[replica]}",
+                        f"runs {_name(turn)} before {_name(before)}, which {TITLES[engine]} does "
+                        "not",
+                    )
+                    break
+                before = turn
+
+
+def _with_recompute(turns: Iterable[Turn], starts: Mapping[Turn, int]) -> Iterator[Turn]:
+    """Yield turns, with the R of a micro-batch right before its backward where there is one."""
+    for kind, stage, i in turns:
+        if kind == "B" and ("R", stage, i) in starts:
+            yield "R", stage, i
+        yield kind, stage, i
 
 
 def _name(turn: Turn) -> str:

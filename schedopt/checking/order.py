@@ -58,7 +58,7 @@ def needs(timeline: Timeline, name: Name, micro_batch: int) -> tuple[Name, ...]:
         return (_on_replica(timeline, base, stage, int(replica), micro_batch),)
     if kind == "F":
         return _arrival(timeline, ("activation", stage - 1), ("F", stage - 1), micro_batch)
-    if kind in ("activation", "R"):
+    if kind == "activation":
         return (("F", stage),)
     if kind == "gradient":
         return (timeline.backward(stage + 1),)
@@ -68,6 +68,9 @@ def needs(timeline: Timeline, name: Name, micro_batch: int) -> tuple[Name, ...]:
     behind: tuple[Name, ...] = ()
     if stage + 1 < len(timeline.plan.stages):
         behind = _arrival(timeline, ("gradient", stage), timeline.backward(stage + 1), micro_batch)
+    if kind == "R":
+        # Engines recompute inside the backward.
+        return (("F", stage), *(behind if timeline.plan.scope.engine is not None else ()))
     return (("F", stage), *recomputed, *behind)
 
 

@@ -50,7 +50,6 @@ def find_part(plan: Plan) -> Part | None:
     if (
         plan.rule != Rule.of_flush(count)
         or plan.scope.microbatches != count
-        or plan.scope.engine is not None
         or any(transfer.moves_weights for transfer in pattern.transfers)
         or not all(0 <= one.shift < count for one in pattern.collectives)
     ):

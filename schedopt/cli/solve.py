@@ -25,6 +25,7 @@ from schedopt.cli.options import (
 )
 from schedopt.cli.progress import search_line
 from schedopt.cli.signals import usual_signals
+from schedopt.engine import Engine
 from schedopt.errors import InputError
 from schedopt.plan import Plan
 from schedopt.problem import Problem, Scope
@@ -55,12 +56,13 @@ def solve_chain(
         "and platform come from the plan, as far as they are not given.",
     ] = None,
     engine: Annotated[
-        Literal["megatron", "deepspeed"] | None,
+        Engine | None,
         typer.Option(
             "--for",
-            help="Only steps that Megatron-LM or DeepSpeed runs: its own order (1F1B, or "
-            "interleaved 1F1B), cuts where it can cut. --microbatches: by default 4 for each GPU. "
-            "See: schedopt export.",
+            help="Only steps that Megatron-LM, torchtitan, DeepSpeed or a script with "
+            "torch.distributed.pipelining runs: its own order (1F1B, or interleaved 1F1B), cuts "
+            "where it can cut; with --batch also its grids of pipeline ranks, replicas and tensor "
+            "groups. --microbatches: by default 4 for each GPU. See: schedopt export.",
             show_default=False,
         ),
     ] = None,
@@ -140,12 +142,12 @@ def solve_chain(
     from schedopt.solving.sizes import solve_sizes, steps_of_sizes
 
     _refuse_contradictions(allocation, fix, max_k, microbatches, solver, engine)
-    _refuse_beside_batch(training, fix, max_k, microbatches, engine)
+    _refuse_beside_batch(training, fix, max_k, microbatches)
     if output is not None:
         check_writable(output)
     fixed = Result.load(fix).plan if fix is not None else None
     platform = machine.read(fixed.platform if fixed else None)
-    if engine is not None and microbatches is None:
+    if engine is not None and microbatches is None and training.batch is None:
         # Every step of an engine ends with a flush.
         microbatches = 4 * len(platform.gpus)
     if tied == "copied" and training.batch is not None:
@@ -228,7 +230,6 @@ def _refuse_beside_batch(
     fix: Path | None,
     max_k: int | None,
     microbatches: int | None,
-    engine: str | None,
 ) -> None:
     """Refuse options that contradict --batch, or mean nothing without it."""
     if training.batch is None:
@@ -243,7 +244,6 @@ def _refuse_beside_batch(
         "--fix": (fix, "which keeps the stages"),
         "--max-k": (max_k, "which makes one pattern of the whole step"),
         "--microbatches": (microbatches, "which says how many micro-batches a step has, too"),
-        "--for": (engine, "which runs stages without replicas"),
     }
     for option, (value, why) in others.items():
         if value is not None:

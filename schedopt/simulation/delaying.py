@@ -96,6 +96,8 @@ class _Users:
 class _Links:
     def __init__(self, plan: Plan) -> None:
         self.timeline = timeline = Timeline(plan)
+        # Engines recompute inside the backward.
+        self.inside = plan.scope.engine is not None
         self.users: dict[Resource, _Users] = defaultdict(_Users)
         every: dict[int, _Sent] = {}
         for transfer, first, source, _, run in timeline.transfers():
@@ -117,6 +119,8 @@ class _Links:
     def _reads(self, transfer: Transfer, first: int) -> Iterator[int]:
         """Yield when the operations start that read what a transfer carries."""
         kind, stage = reader_of(self.timeline, transfer)
+        if kind == "B" and self.inside and self.timeline.has("R", stage):
+            kind = "R"
         for micro_batch in range(first, first + transfer.covers):
             yield self.timeline.at(kind, stage, micro_batch).start_ns
 

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import pairwise
+from operator import add, mul
 
 import numpy as np
 import numpy.typing as npt
 
+from schedopt.chain import Layer
 from schedopt.engine import stage_begins
+from schedopt.network import Resource
 from schedopt.problem import Problem
+from schedopt.solving.engine_costs import GradientExchange, RedoneLayers, sums
+from schedopt.solving.engine_grid import Grid
 from schedopt.solving.engine_order import EngineOrder
 from schedopt.stage import Stage
 
@@ -21,9 +27,16 @@ FirstLayers = tuple[int, ...]
 
 
 class EngineCuts:
-    """Cuts into stages, stage s on GPU s mod `ranks`, with `chunks` stages on each GPU.
+    """Cuts into stages, stage s on rank s mod p, with v stages on each.
 
     The scope of the problem names an engine and the micro-batches of a step.
+
+    Parameters
+    ----------
+    problem : Problem
+    grid : Grid
+    order : EngineOrder, optional
+        That of the grid, where it is known.
 
     Notes
     -----
@@ -32,29 +45,42 @@ class EngineCuts:
     are not extended.
     """
 
-    def __init__(self, problem: Problem, ranks: int, chunks: int) -> None:
+    def __init__(self, problem: Problem, grid: Grid, order: EngineOrder | None = None) -> None:
         assert problem.scope.microbatches is not None
         assert problem.scope.engine is not None
-        self.problem, self.ranks, self.chunks = problem, ranks, chunks
-        self.count = problem.scope.microbatches
-        self.parts = ranks * chunks
-        self.order = EngineOrder(ranks, chunks, self.count)
-        chain, platform = problem.chain, problem.platform
+        self.problem, self.grid = problem, grid
+        self.ranks, self.chunks, self.parts = grid.ranks, grid.chunks, grid.parts
+        self.count = problem.scope.microbatches // grid.replicas
+        updates = problem.is_training_step
+        self.order = order or EngineOrder(self.ranks, self.chunks, self.count, updates=updates)
+        self.chain = chain = problem.in_group(grid.tensor)
+        platform = problem.platform
         self.places = sorted(stage_begins(chain, problem.scope.engine))
         self.layers = len(chain.layers)
-        self.lengths: list[list[list[int]]] = [
-            [
-                [0, *accumulate(gpu.duration_ns(getattr(layer, name)) for layer in chain.layers)]
-                for gpu in platform.gpus[:ranks]
+        self.gpus = [platform.gpus[grid.gpu(rank)] for rank in range(self.ranks)]
+        rows = {
+            gpu: [
+                sums(gpu.duration_ns(getattr(layer, name)) for layer in chain.layers)
+                for name in ("forward_ns", "backward_ns")
             ]
-            for name in ("forward_ns", "backward_ns")
+            for gpu in dict.fromkeys(self.gpus)
+        }
+        work = {gpu: [*map(add, *both)] for gpu, both in rows.items()}
+        self.lengths: list[list[list[int]]] = [
+            [rows[gpu][way] for gpu in self.gpus] for way in range(2)
         ]
-        self.work: list[list[int]] = [
-            [forward + backward for forward, backward in zip(*both, strict=True)]
-            for both in zip(*self.lengths, strict=True)
-        ]
-        self.weights = [0, *accumulate(layer.weight_bytes for layer in chain.layers)]
-        self.saved = [0, *accumulate(layer.saved for layer in chain.layers)]
+        self.work: list[list[int]] = [work[gpu] for gpu in self.gpus]
+        self.weights = sums(map(self._state_bytes, chain.layers))
+        self.saved = sums(layer.saved for layer in chain.layers)
+        self.workspaces = [layer.workspace_bytes or 0 for layer in chain.layers]
+        self.redone = RedoneLayers(chain, self.gpus[0], grid, problem.scope.engine)
+        self.exchange = GradientExchange(problem, grid, chain) if updates else None
+
+    def _state_bytes(self, layer: Layer) -> int:
+        """Return what a layer holds all the time, or less."""
+        optimizer = layer.optimizer_bytes or 0
+        shared = optimizer - optimizer // self.grid.replicas
+        return layer.weight_bytes - (shared if self.grid.shard != "none" else 0)
 
     @property
     def exist(self) -> bool:
@@ -63,8 +89,17 @@ class EngineCuts:
 
     def stages(self, begins: FirstLayers) -> list[Stage]:
         """Return the stages of a cut."""
+        grid = self.grid
         return [
-            Stage(layers=(begin, end - 1), gpus=(number % self.ranks,))
+            Stage(
+                layers=(begin, end - 1),
+                gpus=tuple(
+                    grid.gpu(number % self.ranks, replica) for replica in range(grid.replicas)
+                ),
+                recompute=self.redone.runs(begin, end),
+                shard=grid.shard,
+                tensor=grid.tensor,
+            )
             for number, begin, end in self._ends_of(begins)
         ]
 
@@ -83,6 +118,20 @@ class EngineCuts:
                 arrival += work[rank] + self.round_trip_ns(begins[rank + 1], rank)
         return best
 
+    def link_bound(self) -> int:
+        """Return how long the busiest link carries what all pipelines send between stages, ns."""
+        route, grid = self.problem.platform.route, self.grid
+        loads: Counter[Resource] = Counter()
+        ends = self.places[1:]
+        for rank, stages in Counter(n % self.ranks for n in range(self.parts - 1)).items():
+            behind = (rank + 1) % self.ranks
+            ahead, back = self.sent[:, rank, ends].min(axis=1).tolist()
+            for replica in range(grid.replicas):
+                pair = grid.gpu(rank, replica), grid.gpu(behind, replica)
+                loads.update(dict.fromkeys(route(*pair, grid.tensor), stages * ahead))
+                loads.update(dict.fromkeys(route(*pair[::-1], grid.tensor), stages * back))
+        return self.count * max(loads.values(), default=0)
+
     def round_trip_ns(self, begin: int, number: int) -> int:
         """Return how long a micro-batch takes there and back behind a stage."""
         return sum(self.sent_ns(number, begin))
@@ -100,9 +149,40 @@ class EngineCuts:
         for rank in range(self.ranks):
             own = needs[rank :: self.ranks]
             weights, most = sum(need[1] for need in own), max(need[2] for need in own)
-            if weights + most > self.problem.platform.gpus[rank].usable_bytes:
+            if weights + most > self.gpus[rank].usable_bytes:
                 return False
+        return self._holds_together(begins, needs)
+
+    def _holds_together(self, begins: FirstLayers, needs: Sequence[tuple[int, int, int]]) -> bool:
+        """Whether each rank has room for what its stages hold as each backward runs.
+
+        Where nothing takes time, only one micro-batch of a stage need be there at once.
+        """
+        ends = (*begins[1:], self.layers)
+        kept = [self.kept_bytes(begin, end) for begin, end in zip(begins, ends, strict=True)]
+        running = [*map(self._running_bytes, begins, ends)]
+        for rank in range(self.ranks):
+            own = slice(rank, None, self.ranks)
+            room = self.gpus[rank].usable_bytes - sum(need[1] for need in needs[own])
+            if not all(need[0] for need in needs[own]):
+                continue
+            for vector, chunk in self.order.held_at_backwards[rank]:
+                held = sum(map(mul, vector, kept[own]))
+                if held + running[own][chunk] > room:
+                    return False
         return True
+
+    def _running_bytes(self, begin: int, end: int) -> int:
+        """Return what a backward needs beside what is kept, bytes.
+
+        Or the recompute before it, while the gradient waits.
+        """
+        most = max(self.workspaces[begin:end])
+        runs = self.redone.runs(begin, end)
+        if runs and self.redone.again_ns(begin, end) and end < self.layers and self.ranks > 1:
+            redone = max(max(self.workspaces[first : last + 1]) for first, last in runs)
+            most = max(most, redone + self.chain.layers[end - 1].activation_bytes)
+        return int(self.redone.returned_bytes(begin, end)) + most
 
     def _rank_of(self, layer: int, begins: FirstLayers) -> int:
         return (bisect_left(begins, layer + 1) - 1) % self.ranks
@@ -111,15 +191,21 @@ class EngineCuts:
         """Return what a stage takes: work, ns; weights and what it keeps in flight, bytes."""
         done = self.work[number % self.ranks]
         work = done[end] - done[begin]
-        first = self.problem.chain.layers[begin].saved_input_bytes or 0
-        saved = self.saved[end] - self.saved[begin] + (first if begin else 0)
         # What takes no time at all may come one after the other at one instant.
-        kept = (self.order.in_flight[number] if work else 1) * saved
+        in_flight = self.order.in_flight[number] if work else 1
+        kept = in_flight * self.kept_bytes(begin, end)
+        work += int(self.redone.again_ns(begin, end))
         return work, self.weights[end] - self.weights[begin], kept
+
+    def kept_bytes(self, begin: int, end: int) -> int:
+        """Return what a stage keeps of a micro-batch in flight, bytes."""
+        first = self.chain.layers[begin].saved_input_bytes or 0
+        kept = self.saved[end] - self.saved[begin] + (first if begin else 0)
+        return kept - int(self.redone.spared_bytes(begin, end))
 
     def times(self, begins: FirstLayers) -> tuple[Array, Array]:
         """Return times of operations and transfers of a cut by kind, as in `CriticalPath`, ns."""
-        lengths, sent = np.split(self.times_of([begins])[0], 2)
+        lengths, sent = np.split(self.times_of([begins])[0], [-2 * self.parts])
         return lengths, sent
 
     def times_of(self, every: Sequence[FirstLayers]) -> Array:
@@ -131,32 +217,45 @@ class EngineCuts:
             np.array(self.lengths)[:, ranks[None, :], ends]
             - (np.array(self.lengths)[:, ranks[None, :], begins])
         )
-        return np.hstack([forth, back, *self._sent[:, ranks[None, :], ends]])
+        back += self.redone.again_ns(begins, ends)
+        kinds = [forth, back]
+        if self.exchange is not None:
+            kinds.append(self.exchange.times_ns(ranks[None, :], begins, ends))
+        return np.hstack([*kinds, *self.sent[:, ranks[None, :], ends]])
 
     def sent_ns(self, number: int, end: int) -> tuple[int, int]:
         """Return how long transfers take behind a stage that ends at a layer: forth and back."""
-        forth, back = self._sent[:, number % self.ranks, end]
+        forth, back = self.sent[:, number % self.ranks, end]
         return int(forth), int(back)
 
     @cached_property
-    def _sent(self) -> Array:
+    def sent(self) -> Array:
         """Of each way and rank, by the layer at which its stage ends: (2, P, L + 1)."""
-        layers, transfer_ns = self.problem.chain.layers, self.problem.platform.transfer_ns
-        ends = [(rank, (rank + 1) % self.ranks) for rank in range(self.ranks)]
+        layers, transfer_ns = self.chain.layers, self.problem.platform.transfer_ns
+        grid, lanes = self.grid, self.grid.tensor
+        ahead = [(grid.gpu(rank), grid.gpu((rank + 1) % self.ranks)) for rank in range(self.ranks)]
+        back = [(target, source) for source, target in ahead]
+        each = [-(-layer.activation_bytes // lanes) for layer in layers]
         found = [
             [
-                [0, *(transfer_ns(layer.activation_bytes, *pair[::turn]) for layer in layers)]
-                for pair in ends
+                [0, *(transfer_ns(size, source, target, lanes) for size in each)]
+                for source, target in way
             ]
-            for turn in (1, -1)
+            for way in (ahead, back)
         ]
         return np.array(found, dtype=np.int64)
 
     def longest_step(self) -> int:
         """Return what a step takes in which only one thing runs at a time, ns, or more."""
-        platform, layers = self.problem.platform, self.problem.chain.layers
+        platform, layers = self.problem.platform, self.chain.layers
         sent = sum(platform.longest_transfer_ns(layer.activation_bytes) for layer in layers)
-        return self.count * (max(row[-1] for row in self.work) + 2 * sent) + 1
+        work = max(row[-1] for row in self.work) + int(self.redone.again_ns(0, self.layers))
+        last = 0
+        if self.exchange is not None:
+            every = np.arange(self.ranks)
+            first, end = np.zeros_like(every), np.full_like(every, self.layers)
+            last = int(self.exchange.times_ns(every, first, end).max())
+        return self.count * (work + 2 * sent) + self.grid.replicas * last + 1
 
     def schedule_bound(self, begins: FirstLayers) -> int:
         """Return a length that no step of a cut beats, ns.

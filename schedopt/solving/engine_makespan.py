@@ -20,7 +20,7 @@ def run_in_order(
     ----------
     sequence : (N, 4) array
         As `EngineOrder.sequence`.
-    lengths, sent : (2 S,) array
+    lengths, sent : (2 S,) or (3 S,), and (2 S,) array
         Times of operations and transfers by kind, ns.
     added : (N,) array
         How much longer each operation lasts, ns.
@@ -29,7 +29,7 @@ def run_in_order(
     Returns
     -------
     makespan : int
-    counts : (4 S,) array
+    counts : array
         How often the longest path has each kind of operation, then of transfer.
     """
     free = np.zeros(ranks, dtype=np.int64)
@@ -58,8 +58,8 @@ def run_in_order(
         free[rank], last[rank] = done[number], number
         if done[number] > done[end]:
             end = number
-        # What takes no time begins before the end, too.
-        whole = max(whole, done[number], begin + 1)
+        # An operation that takes no time begins before the end, too.
+        whole = max(whole, done[number], begin + 1 if what < len(sent) else 0)
     counts = np.zeros(len(lengths) + len(sent), dtype=np.int64)
     while end >= 0:
         counts[sequence[end, 1]] += 1

@@ -7,7 +7,7 @@ every stage a fixed number of times: for all cuts no step is shorter than any pa
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -18,6 +18,10 @@ import numpy.typing as npt
 from schedopt.systems.steps import engine_order
 
 Array = npt.NDArray[np.int64]
+Turn = tuple[str, int, int]
+"""Kind, stage and micro-batch of an operation."""
+ROUNDS: Final = 4
+"""Micro-batches for each rank, after which a rank holds again what it held before."""
 _NONE: Final = -1
 
 
@@ -27,8 +31,8 @@ class CriticalPath:
 
     Parameters
     ----------
-    operations : (2 S,) tuple
-        Forwards of each stage, then backwards.
+    operations : (2 S,) or (3 S,) tuple
+        Forwards of each stage, then backwards, then what follows its last backward.
     transfers : (2 S,) tuple
         From each stage to the next one, then to each stage from the next one.
     """
@@ -45,16 +49,44 @@ class CriticalPath:
 class EngineOrder:
     """A step of `count` micro-batches: stage s on rank s mod `ranks`, `chunks` on each.
 
-    Transfers of a kind go one after the other, and wait for no others.
+    Transfers of a kind go one after the other, and wait for no others. `updates`: behind its last
+    backward each stage adds gradients up and applies them, one after the other stage of its rank.
     """
 
-    def __init__(self, ranks: int, chunks: int, count: int) -> None:
-        self.ranks, self.chunks, self.count = ranks, chunks, count
+    def __init__(self, ranks: int, chunks: int, count: int, *, updates: bool = False) -> None:
+        self.ranks, self.chunks, self.count, self.updates = ranks, chunks, count, updates
         self.parts = ranks * chunks
-        own: list[list[tuple[str, int, int]]] = [[] for _ in range(ranks)]
-        for turn in engine_order(ranks, chunks, count):
-            own[turn[1] % ranks].append(turn)
-        self.turns = own
+
+    @cached_property
+    def turns(self) -> list[list[Turn]]:
+        """What each rank runs."""
+        return self._turns(self.count)
+
+    def _turns(self, count: int) -> list[list[Turn]]:
+        own: list[list[Turn]] = [[] for _ in range(self.ranks)]
+        for turn in engine_order(self.ranks, self.chunks, count):
+            own[turn[1] % self.ranks].append(turn)
+        return own
+
+    @cached_property
+    def _short(self) -> list[list[Turn]]:
+        """The same of a step with so many micro-batches that what each rank holds comes again."""
+        return self._turns(min(self.count, ROUNDS * self.ranks))
+
+    @cached_property
+    def ends(self) -> list[tuple[Array, Array]]:
+        """Of each rank, by stage: its Fs before its first B, and its Bs behind its last F."""
+        found = []
+        for turns in self._short:
+            kinds = [kind for kind, _, _ in turns]
+            first, last = kinds.index("B"), len(kinds) - kinds[::-1].index("F")
+            found.append((self._count(turns[:first]), self._count(turns[last:])))
+        return found
+
+    def _count(self, turns: Sequence[Turn]) -> Array:
+        """Return how many turns each stage of a rank has."""
+        stages = [stage // self.ranks for _, stage, _ in turns]
+        return np.bincount(np.array(stages, dtype=np.int64), minlength=self.chunks)
 
     @cached_property
     def in_flight(self) -> list[int]:
@@ -71,26 +103,33 @@ class EngineOrder:
         return [self._held(rank) for rank in range(self.ranks)]
 
     def _held(self, rank: int) -> list[tuple[int, ...]]:
-        now, found = [0] * self.chunks, set()
-        for kind, stage, _ in self.turns[rank]:
+        return undominated({vector for vector, _ in self.held_at_backwards[rank]})
+
+    @cached_property
+    def held_at_backwards(self) -> list[list[tuple[tuple[int, ...], int]]]:
+        """For each rank what its stages hold as a backward begins, and the place of its stage.
+
+        In micro-batches; all that others contain for the same stage.
+        """
+        return [[*self._at_backwards(rank)] for rank in range(self.ranks)]
+
+    def _at_backwards(self, rank: int) -> Iterator[tuple[tuple[int, ...], int]]:
+        now = [0] * self.chunks
+        found: list[set[tuple[int, ...]]] = [set() for _ in now]
+        for kind, stage, _ in self._short[rank]:
+            if kind == "B":
+                found[stage // self.ranks].add(tuple(now))
             now[stage // self.ranks] += 1 if kind == "F" else -1
-            if kind == "F":
-                found.add(tuple(now))
-        return [
-            one
-            for one in found
-            if not any(
-                other != one and all(a <= b for a, b in zip(one, other, strict=True))
-                for other in found
-            )
-        ]
+        for chunk, vectors in enumerate(found):
+            yield from ((vector, chunk) for vector in undominated(vectors))
 
     @cached_property
     def sequence(self) -> list[tuple[int, int, int, int]]:
         """What runs in a step, each behind what it waits for.
 
-        Rank; kind, as in `CriticalPath.operations`; what it waits for besides its rank; and the
-        kind of transfer between, as in `CriticalPath.transfers`; -1: none.
+        Rank, or P more for what follows its last backwards; kind, as in
+        `CriticalPath.operations`; what it waits for besides its rank; and the kind of transfer
+        between, as in `CriticalPath.transfers`; -1: none.
         """
         places: dict[tuple[str, int, int], int] = {}
         sequence: list[tuple[int, int, int, int]] = []
@@ -111,6 +150,12 @@ class EngineOrder:
                     places[turns[todo[rank]]] = len(sequence)
                     sequence.append((rank, what, places.get(before, _NONE), link))
                     todo[rank] += 1
+        if self.updates:
+            ended = {stage: place for (kind, stage, _), place in places.items() if kind == "B"}
+            sequence += [
+                (self.ranks + stage % self.ranks, 2 * self.parts + stage, ended[stage], _NONE)
+                for stage in reversed(range(self.parts))
+            ]
         return sequence
 
     def makespan(self, lengths: Array, sent: Array) -> int:
@@ -138,7 +183,8 @@ class EngineOrder:
     def _run(self, lengths: Array, sent: Array, added: Array) -> tuple[int, Array]:
         from schedopt.solving.engine_makespan import run_in_order
 
-        makespan, counts = run_in_order(self._rows, lengths, sent, added, self.ranks)
+        threads = self.ranks * (2 if self.updates else 1)
+        makespan, counts = run_in_order(self._rows, lengths, sent, added, threads)
         return int(makespan), counts
 
     @cached_property
@@ -162,3 +208,15 @@ class EngineOrder:
                 for end in {last_forth + 1, len(kinds)}:
                     if begin < end:
                         yield self.critical_path(lengths, sent, (rank, range(begin, end)))
+
+
+def undominated(vectors: set[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """Return the vectors that no other one contains."""
+    return [
+        one
+        for one in vectors
+        if not any(
+            other != one and all(a <= b for a, b in zip(one, other, strict=True))
+            for other in vectors
+        )
+    ]

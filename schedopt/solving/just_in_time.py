@@ -80,6 +80,10 @@ class _Starts:
             self.reader[key] = (*reader_of(timeline, transfer), i % k)
             self._follow((*maker_of(timeline, transfer), i % k), key)
             self._follow(key, self.reader[key])
+            again = ("R", transfer.stage, i % k)
+            if transfer.tensor == "gradient" and given.scope.engine and again in self.run:
+                # Engines recompute inside the backward.
+                self._follow(key, again)
             for resource in timeline.route(transfer, source, run.gpu):
                 users[resource].append(key)
         for micro_batch in range(k):
@@ -114,6 +118,8 @@ class _Starts:
             if ("R", stage, i) in self.run:
                 yield ("F", stage, i), ("R", stage, i)
                 yield ("R", stage, i), back
+                if self.given.scope.engine and stage + 1 < len(stages):
+                    yield ("B", stage + 1, i), ("R", stage, i)
             if back[0] == "I":
                 yield back, ("W", stage, i)
 

@@ -21,7 +21,7 @@ from schedopt.solving.local_search.compilation import COMPILATIONS
 from schedopt.solving.options import as_warm_start, check_kind, make_run, refuse_solver
 from schedopt.solving.phases import Phase, has_time, plan_phases, share_time, what_if_phases
 from schedopt.solving.registry import load_solver
-from schedopt.solving.run import Progress, Run
+from schedopt.solving.run import Progress, Run, no_cutoff
 from schedopt.validation import as_ratio
 from schedopt.version import __version__
 
@@ -49,8 +49,9 @@ def solve_problem(
     initial: Plan | Result | None = None,
     stop: StopHandle | None = None,
     on_progress: Callable[[Progress], None] | None = None,
+    cutoff: Callable[[], int | None] = no_cutoff,
 ) -> Result:
-    """Solve a problem: see `solve` for parameters and errors."""
+    """Solve a problem: see `solve` for parameters and errors, and `Run` for `cutoff`."""
     refuse_solver(problem, solver)
     plan = initial.plan if isinstance(initial, Result) else initial
     check_kind(solver, str, "solver", "Give the name of a solver")
@@ -64,6 +65,7 @@ def solve_problem(
         gap=gap,
         stop=stop,
         on_progress=on_progress,
+        cutoff=cutoff,
     )
     with stopping_first(run.stop):
         portfolio = _Portfolio(problem, run, solver)

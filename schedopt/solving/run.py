@@ -70,6 +70,10 @@ class Events:
     claimant: str = ""
 
 
+def no_cutoff() -> None:
+    """Say that steps of any length are of use."""
+
+
 class Run:
     """What a solver is given with its problem, and where it reports.
 
@@ -90,6 +94,9 @@ class Run:
         By which another thread may end it.
     on_progress : callable, optional
         Called with a `Progress` after each report.
+    cutoff : callable, optional
+        Says from which length on, ns, a step is of no use, since a shorter one is known of another
+        problem; None: none is known.
 
     Attributes
     ----------
@@ -112,12 +119,14 @@ class Run:
         gap: Fraction = Fraction(0),
         stop: StopHandle | None = None,
         on_progress: Callable[[Progress], None] | None = None,
+        cutoff: Callable[[], int | None] = no_cutoff,
     ) -> None:
         self.scope, self.variants = problem.scope, problem.variants
         self.seed, self.workers, self.work_limit = seed, workers, work_limit
         self.clock = Clock(time_limit, handle=stop)
         self.incumbent = Incumbent(problem.scope, gap)
         self.events = Events()
+        self.cutoff = cutoff
         self._on_progress, self._notifying = on_progress, threading.Lock()
 
     def begin(self, solver: str, share: float = 1.0) -> Events:

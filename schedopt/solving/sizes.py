@@ -146,8 +146,7 @@ class _Sizes:
             with self._telling:
                 if progress.period is not None:
                     self._steps[samples] = progress.period * count
-                others = (step for size, step in self._steps.items() if size != samples)
-                bound, shortest = progress.bound, min(others, default=None)
+                bound, shortest = progress.bound, self._shortest_of_others(samples)
                 if bound is not None and shortest is not None and bound * count >= shortest:
                     handle.beaten.set()
                 if self.on_progress is not None:
@@ -160,8 +159,14 @@ class _Sizes:
             initial=self.initial if own else None,
             stop=handle,
             on_progress=watch,
+            cutoff=lambda: self._shortest_of_others(samples),
             **self.options,
         )
+
+    def _shortest_of_others(self, samples: int) -> int | None:
+        """Return the shortest step that is known with micro-batches of another size, ns."""
+        steps = [step for size, step in [*self._steps.items()] if size != samples]
+        return int(min(steps)) if steps else None
 
     def _best(self) -> Result | None:
         found = [result for result in self.results.values() if result.plan is not None]

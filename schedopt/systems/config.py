@@ -8,6 +8,7 @@ from typing import Final
 
 from schedopt.chain import Chain
 from schedopt.cuts import balanced_cuts, stages_in_order
+from schedopt.engine import Engine
 from schedopt.errors import InputError
 from schedopt.plan import Plan
 from schedopt.platform import Platform
@@ -40,6 +41,8 @@ class SystemConfig:
         Gradients that are sent together where a system has buckets.
     variants : tuple of Variant
         As of a `Problem`.
+    engine : Engine, optional
+        That runs the step: its recompute is a part of the backward, and so waits for the gradient.
     """
 
     chain: Chain
@@ -47,6 +50,7 @@ class SystemConfig:
     microbatches: int
     bucket_bytes: int = 25 * 2**20
     variants: tuple[Variant, ...] = ()
+    engine: Engine | None = None
 
     def __post_init__(self) -> None:
         check_whole(self, "microbatches", low=1, high=2**20)
@@ -88,7 +92,9 @@ class SystemConfig:
         problem = Problem(
             chain=self.chain, platform=self.platform, rule=rule, variants=self.variants
         )
-        return ListScheduler(problem, stages, ordered=ordered)
+        return ListScheduler(
+            problem, stages, ordered=ordered, redone_inside=self.engine is not None
+        )
 
     def flushed(self, scheduler: ListScheduler, *, split: bool = False) -> Plan:
         """Return the plan of a step of m micro-batches, from an empty pipeline to a flush."""
@@ -99,6 +105,7 @@ class SystemConfig:
             split_backward=split,
             recompute=any(stage.recompute for stage in scheduler.stages),
             max_k=None,
+            engine=self.engine,
         )
         return scheduler.plan(scheduler.step(self.microbatches), scope)
 

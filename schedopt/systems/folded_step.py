@@ -75,6 +75,7 @@ def folded_step(
         split_backward=split,
         recompute=any(stage.recompute for stage in stages),
         max_k=None,
+        engine=config.engine,
     )
     plan = Plan(
         chain=config.chain,
@@ -98,7 +99,8 @@ def _part_of_step(
     for kind, stage, i in with_recompute(alone, turns):
         scheduler.run(kind, stage, i)
     scheduler.settle()
-    return delay_transfers(scheduler.plan(scheduler.step(part.microbatches)))
+    scope = Scope(microbatches=part.microbatches, max_k=None, engine=config.engine)
+    return delay_transfers(scheduler.plan(scheduler.step(part.microbatches), scope))
 
 
 @dataclass

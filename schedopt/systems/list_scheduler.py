@@ -44,12 +44,21 @@ class ListScheduler:
     ordered : bool
         Whether each GPU runs its operations in the order in which they are added. Otherwise the
         one of least priority of those that could start, and of those the one added first.
+    redone_inside : bool
+        Whether recompute is a part of the backward, and so waits for the gradient.
     """
 
-    def __init__(self, problem: Problem, stages: Sequence[Stage], *, ordered: bool = True) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        stages: Sequence[Stage],
+        *,
+        ordered: bool = True,
+        redone_inside: bool = False,
+    ) -> None:
         self.problem = problem
         self.stages = tuple(stages)
-        self.ordered = ordered
+        self.ordered, self.redone_inside = ordered, redone_inside
         self._tasks: list[Task] = []
         self._named: dict[Name | Transfer, int] = {}
         self._last_on: dict[int, int] = {}
@@ -195,15 +204,21 @@ class ListScheduler:
             yield self._arrival(("activation", stage - 1, i), ("F", stage - 1, i))
         elif item.kind == "R":
             yield "F", stage, i
+            if self.redone_inside:
+                yield from self._gradient(stage, i)
         elif item.kind == "W" and not item.replica:
             yield "I", stage, i
         elif item.kind in ("B", "I"):
             yield "F", stage, i
             if ("R", stage, i) in self._named:
                 yield "R", stage, i
-            if stage + 1 < len(self.stages):
-                behind = "I" if ("I", stage + 1, i) in self._named else "B"
-                yield self._arrival(("gradient", stage, i), (behind, stage + 1, i))
+            yield from self._gradient(stage, i)
+
+    def _gradient(self, stage: int, i: int) -> Iterator[Name]:
+        """Yield what brings the gradient of a micro-batch to a stage."""
+        if stage + 1 < len(self.stages):
+            behind = "I" if ("I", stage + 1, i) in self._named else "B"
+            yield self._arrival(("gradient", stage, i), (behind, stage + 1, i))
 
     def _arrival(self, transfer: Name, maker: Name) -> Name:
         return transfer if transfer in self._named else maker

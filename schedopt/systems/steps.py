@@ -12,7 +12,7 @@ from schedopt.problem import Problem
 from schedopt.stage import Stage
 from schedopt.systems.catalogue import find_system
 from schedopt.systems.config import SystemConfig
-from schedopt.systems.flush_step import Turn
+from schedopt.systems.flush_step import Turn, with_recompute
 from schedopt.systems.flushes import interleaved_order, one_f_one_b_order
 from schedopt.systems.list_scheduler import ListScheduler
 
@@ -36,9 +36,10 @@ def engine_step(problem: Problem, stages: Sequence[Stage]) -> Plan:
     """
     count = problem.scope.microbatches
     assert count is not None
-    scheduler = ListScheduler(problem, stages)
+    scheduler = ListScheduler(problem, stages, redone_inside=True)
     ranks = len({stage.gpus for stage in stages})
-    for kind, stage, i in engine_order(ranks, len(stages) // ranks, count):
+    turns = engine_order(ranks, len(stages) // ranks, count)
+    for kind, stage, i in with_recompute(stages, turns):
         scheduler.run(kind, stage, i)
     scheduler.settle()
     return scheduler.plan(scheduler.step(count), problem.scope)

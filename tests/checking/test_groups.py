@@ -151,7 +151,9 @@ def test_a_plan_with_groups_is_not_run_or_exported_yet() -> None:
     with pytest.raises(InputError, match="tensor groups of 2 GPUs, which are not run yet"):
         make_actions(plan, 4)
     stages = (replace(PAIRS, gpus=(0,)), FOUR)
-    assert why_not_stages(plan.chain, stages, "deepspeed") == "stage 0 runs in tensor groups"
+    assert why_not_stages(plan.chain, stages, "deepspeed") == (
+        "stage 1 has 4 GPUs in each tensor group, and stage 0 has 2"
+    )
 
 
 def test_a_plan_file_holds_groups_and_what_layers_cost_in_them(tmp_path: Path) -> None:

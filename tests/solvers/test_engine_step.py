@@ -28,7 +28,9 @@ from schedopt.engine import Engine, why_not_stages
 from schedopt.proofs import Suggestion
 from schedopt.solvers import engine_step as engine_step_solver
 from schedopt.solving.engine_cuts import EngineCuts
+from schedopt.solving.engine_grid import Grid
 from schedopt.solving.engine_order import EngineOrder
+from schedopt.solving.engine_shape import EngineShape
 from schedopt.solving.late_sending import check_sent_late
 from schedopt.solving.run import Run
 from schedopt.systems.steps import engine_step
@@ -39,10 +41,10 @@ from tests.strategies import platforms
 from tests.transformers import transformers
 
 LAYER = layer(1, 2, 1, weight=4, sent=1)
-ENGINES: list[Engine] = ["megatron", "deepspeed"]
+ENGINES: list[Engine] = ["megatron", "deepspeed", "torch"]
 
 
-def asked(engine: Engine, count: int, **more: Any) -> Scope:
+def asked(engine: Engine, count: int | None, **more: Any) -> Scope:
     return Scope(
         **{"allocation": "general", "max_k": None} | more, engine=engine, microbatches=count
     )
@@ -124,7 +126,7 @@ def test_no_step_beats_what_is_said_of_its_cut(
     ranks = len(platform.gpus) if len(platform.gpus) > 1 or chunks == 1 else 1
     chunks = chunks if ranks > 1 else 1
     problem = Problem(chain=chain, platform=platform, scope=asked("megatron", ranks * rounds))
-    cuts = EngineCuts(problem, ranks, chunks)
+    cuts = EngineCuts(problem, Grid(ranks=ranks, chunks=chunks))
     if not cuts.exist:
         return
     for begins in cuts.promising(None, lambda: False):
@@ -144,7 +146,7 @@ def cuts_of_a_shape(draw: st.DrawFn) -> tuple[EngineCuts, list[tuple[int, ...]]]
     count = ranks * draw(st.integers(1, 3))
     chain = draw(transformers(most=5))
     problem = Problem(chain=chain, platform=platform, scope=asked("megatron", count))
-    cuts = EngineCuts(problem, ranks, chunks)
+    cuts = EngineCuts(problem, Grid(ranks=ranks, chunks=chunks))
     assume(cuts.exist)
     ways = st.sets(
         st.sampled_from(cuts.places[1:]), min_size=cuts.parts - 1, max_size=cuts.parts - 1
@@ -283,9 +285,8 @@ def test_the_check_refuses_another_order() -> None:
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "no number of micro-batches": ({"microbatches": None}, "microbatches"),
     "split": ({"split_backward": True}, "split_backward"),
-    "recompute": ({"recompute": True}, "recompute"),
+    "gradients shared": ({"replicas": 2, "shard": "gradient"}, "shard"),
     "layers apart": ({"grain": "layer"}, "grain"),
     "unknown": ({"engine": "slurm"}, "engine"),
 }
@@ -321,7 +322,9 @@ def test_other_solvers_do_not_look_at_engines() -> None:
         solve(plan.chain, plan.platform, scope=plan.scope, solver="step")
     with pytest.raises(InputError, match="engine_step needs an engine"):
         solve(plan.chain, plan.platform, solver="engine_step")
-    rule = Rule(update_every=4, forward_reads="delay", delay=0)
+    with pytest.raises(InputError, match="so a step needs a length"):
+        Problem(chain=plan.chain, platform=plan.platform, scope=asked("deepspeed", None))
+    rule = Rule(update_every=4, forward_reads="delay", delay=1)
     known = replace(LAYER, parameter_bytes=1, gradient_bytes=1)
     chain = Chain(layers=(known,) * 3)
     with pytest.raises(InputError, match="takes weight_bytes as all"):
@@ -344,6 +347,8 @@ def test_no_further_shape_is_looked_at_when_time_is_up(monkeypatch: pytest.Monke
         return schedule_bound(cuts, begins)
 
     monkeypatch.setattr(EngineCuts, "schedule_bound", counted)
+    # Without what says that the first shape has the shortest steps.
+    monkeypatch.setattr(EngineShape, "tabulate", lambda shape: None)
     scope = asked("megatron", 8)
     problem = Problem(chain=transformer(8), platform=Platform(gpus=4, memory=1000), scope=scope)
     engine_step_solver.solve(problem, Run(problem))

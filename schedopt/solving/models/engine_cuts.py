@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
+from operator import sub
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 from schedopt.solving.cp_sat import solve_model
+from schedopt.solving.engine_places import PlaceCosts
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
@@ -14,6 +18,7 @@ if TYPE_CHECKING:
 
     from schedopt.solving.engine_cuts import EngineCuts, FirstLayers
     from schedopt.solving.engine_order import CriticalPath
+    from schedopt.solving.engine_table import Array
     from schedopt.solving.run import Run
 
 PRECISION: Final = 100_000
@@ -34,18 +39,30 @@ class EngineCutModel:
         About how long a step takes.
     alike : bool
         Take all places but the first and the last one for the least of them: only how many a stage
-        has then counts, which is easier to refute.
+        has then counts, which is easier to refute. There are three places at least.
+    splits : sequence of (N, v) array
+        Where all are alike, for each rank how many places its stages may have besides.
     """
 
-    def __init__(self, cuts: EngineCuts, longest_ns: int, *, alike: bool) -> None:
+    def __init__(
+        self, cuts: EngineCuts, longest_ns: int, *, alike: bool, splits: Sequence[Array] = ()
+    ) -> None:
         from ortools.sat.python import cp_model as cp
 
-        self.cuts, self.alike = cuts, alike
+        self.cuts, self.alike, self.splits = cuts, alike, splits
         self.unit_ns = max(1, longest_ns // PRECISION)
         self.model = cp.CpModel()
         self.ends = [*cuts.places[1:], cuts.layers]
         self.goal = self.model.new_int_var(0, 2 * PRECISION + 2, "goal")
+        self.costs = PlaceCosts.of(cuts)
+        self._lengths = [
+            [np.diff(np.array(row)[[*cuts.places, cuts.layers]]) for row in rows]
+            for rows in cuts.lengths
+        ]
+        self._exchange = np.array(self.costs.exchange)
+        self._trips = cuts.sent[:, :, self.ends[:-1]]
         self.begins = self._place_stages()
+        self.redone = self._count_redone()
         self._fit()
 
     def _place_stages(self) -> list[LinearExpr | cp_model.IntVar | int]:
@@ -53,13 +70,17 @@ class EngineCutModel:
         parts, places = self.cuts.parts, len(self.ends)
         self.begun: list[list[cp_model.IntVar]] = []
         if self.alike:
-            begins = [
-                self.model.new_int_var(number, places - parts + number, f"begin{number}")
-                for number in range(1, parts)
+            ends = {0, parts - 1}
+            self.counts = [
+                self.model.new_int_var(int(number not in ends), places - 2, f"count{number}")
+                for number in range(parts)
             ]
-            for one, other in pairwise(begins):
-                self.model.add(one < other)
-            return [0, *begins, places]
+            self.model.add(sum(self.counts) == places - 2)
+            for rank, splits in enumerate(self.splits):
+                self.model.add_allowed_assignments(
+                    self.counts[rank :: self.cuts.ranks], splits.tolist()
+                )
+            return [0, *(1 + sum(self.counts[:number]) for number in range(1, parts)), places]
         never, always = (self.model.new_constant(value) for value in (0, 1))
         for number in range(parts):
             first, last = (number, places - parts + number) if number else (0, 0)
@@ -74,37 +95,64 @@ class EngineCutModel:
         self.begun.append([never] * places)
         return [places - sum(row) for row in self.begun]
 
-    def _sum(self, costs: Sequence[Sequence[int]]) -> LinearExpr | int:
-        """Return the sum of what each place costs in its stage, costs[stage][place], or less."""
+    def _count_redone(self) -> Sequence[LinearExpr | cp_model.IntVar | int]:
+        """Return how many places each stage recomputes: as many as it may, the first ones."""
+        costs, most, parts = self.costs, self.cuts.grid.redone, range(self.cuts.parts)
+        if not any(costs.may_redo):
+            return [0 for _ in parts]
+        self.again_ns, self.returned, self.spared = (
+            choose(value for value, may in zip(row, costs.may_redo, strict=True) if may)
+            for choose, row in (
+                (min, costs.again),
+                (min, costs.saved),
+                (max, map(sub, costs.saved, costs.saved_redone)),
+            )
+        )
+        if self.alike and not all(costs.may_redo[1:-1]):
+            # Places that may not are not told apart: then any number of them, at no cost.
+            self.again_ns = self.returned = 0
+            self.spared = max(0, self.spared)
+            redone = [self.model.new_int_var(0, min(most, len(self.ends)), "redone") for _ in parts]
+            for number, own in zip(parts, redone, strict=True):
+                self.model.add(own <= self._in_stage(number, [1] * len(self.ends)))
+            return redone
+        counts = [self._in_stage(number, [*map(int, costs.may_redo)]) for number in parts]
+        if most >= len(self.ends):
+            return counts
+        redone = [self.model.new_int_var(0, most, "redone") for _ in counts]
+        for own, count in zip(redone, counts, strict=True):
+            self.model.add_min_equality(own, [count, most])
+        return redone
+
+    def _in_stage(self, number: int, row: Sequence[int]) -> LinearExpr | int:
+        """Return the sum of what each place costs that a stage has, row[place], or less."""
         parts = self.cuts.parts
         if self.alike:
-            total: LinearExpr | int = costs[0][0] + costs[-1][-1]
-            for number in range(parts):
-                least = min(costs[number][1:-1], default=0)
-                ends = int(number == 0) + int(number + 1 == parts)
-                total += least * (self.begins[number + 1] - self.begins[number] - ends)
-            return total
+            alone = (row[0] if number == 0 else 0) + (row[-1] if number + 1 == parts else 0)
+            return alone + min(row[1:-1]) * self.counts[number]
         return sum(
-            (costs[number][place] - (costs[number - 1][place] if number else 0)) * begun
-            for number, row in enumerate(self.begun[:-1])
-            for place, begun in enumerate(row)
+            cost * (here - behind)
+            for cost, here, behind in zip(
+                row, self.begun[number], self.begun[number + 1], strict=True
+            )
         )
+
+    def _sum(self, costs: Sequence[Sequence[int]]) -> LinearExpr | int:
+        """Return the sum of what each place costs in its stage, costs[stage][place], or less."""
+        return sum(self._in_stage(number, row) for number, row in enumerate(costs))
 
     def add_path(self, path: CriticalPath) -> None:
         """Let no step be shorter than a path."""
-        cuts, parts = self.cuts, self.cuts.parts
-        costs = []
+        cuts, parts, unit = self.cuts, self.cuts.parts, self.unit_ns
+        total, costs = self._sent(path), []
         for number in range(parts):
-            forth, back = (done[number % cuts.ranks] for done in cuts.lengths)
-            ahead, behind = path.operations[number], path.operations[parts + number]
-            costs.append(
-                [
-                    (ahead * (forth[end] - forth[begin]) + behind * (back[end] - back[begin]))
-                    // self.unit_ns
-                    for begin, end in zip(cuts.places, self.ends, strict=True)
-                ]
-            )
-        self.model.add(self._sum(costs) + self._sent(path) <= self.goal)
+            forth, back = (rows[number % cuts.ranks] for rows in self._lengths)
+            ahead, behind, *last = path.operations[number::parts]
+            row = ahead * forth + behind * back + sum(last) * self._exchange
+            costs.append((row // unit).tolist())
+            if behind and any(self.costs.may_redo):
+                total += behind * self.again_ns // unit * self.redone[number]
+        self.model.add(self._sum(costs) + total <= self.goal)
 
     def _sent(self, path: CriticalPath) -> LinearExpr | int:
         """Return what the transfers of a path take at least, units of time."""
@@ -115,14 +163,8 @@ class EngineCutModel:
             if not any(both):
                 continue
             # By the place that comes last in the stage; any but the last one of all.
-            taken = [
-                sum(
-                    count * sent
-                    for count, sent in zip(both, cuts.sent_ns(number, end), strict=True)
-                )
-                // self.unit_ns
-                for end in self.ends[:-1]
-            ]
+            forth, back = self._trips[:, number % cuts.ranks]
+            taken = ((both[0] * forth + both[1] * back) // self.unit_ns).tolist()
             least = min(taken)
             total += least
             if not self.alike:
@@ -136,36 +178,43 @@ class EngineCutModel:
         return total
 
     def _fit(self) -> None:
-        """Fit weights, and what the stages of a GPU keep at once, into its memory."""
-        cuts = self.cuts
-        for rank in range(cuts.ranks):
-            room = cuts.problem.platform.gpus[rank].usable_bytes
-            unit = max(1, room // MEMORY_UNITS)
-            for vector in cuts.order.held_together[rank]:
-                costs = [
-                    [
-                        cost // unit
-                        for cost in self._bytes(
-                            vector[number // cuts.ranks] if number % cuts.ranks == rank else None
-                        )
-                    ]
-                    for number in range(cuts.parts)
-                ]
-                self.model.add(self._sum(costs) <= room // unit)
-
-    def _bytes(self, kept: int | None) -> Iterator[int]:
-        """Yield what each place needs, with so many micro-batches; nothing in another GPU's stage.
+        """Fit weights, and what the stages of a GPU hold as a backward begins, into its memory.
 
         Where nothing takes time, micro-batches may come one after the other at one instant.
         """
-        cuts = self.cuts
-        for begin, end in zip(cuts.places, self.ends, strict=True):
-            if kept is None:
-                yield 0
-                continue
-            saved = cuts.saved[end] - cuts.saved[begin]
-            lasts = cuts.work[0][end] > cuts.work[0][begin]
-            yield cuts.weights[end] - cuts.weights[begin] + (kept if lasts else 0) * saved
+        cuts, costs = self.cuts, self.costs
+        for rank in range(cuts.ranks):
+            room = cuts.gpus[rank].usable_bytes
+            unit = max(1, room // MEMORY_UNITS)
+            for vector, chunk in cuts.order.held_at_backwards[rank]:
+                held: LinearExpr | int = 0
+                for number in range(rank, cuts.parts, cuts.ranks):
+                    count = vector[number // cuts.ranks]
+                    held += self._in_stage(
+                        number,
+                        [
+                            (weights + count * saved) // unit
+                            for weights, saved in zip(costs.weights, costs.saved, strict=True)
+                        ],
+                    )
+                    if any(costs.may_redo):
+                        back = self.returned if number // cuts.ranks == chunk else 0
+                        held += (back - count * self.spared) // unit * self.redone[number]
+                running = chunk * cuts.ranks + rank
+                held += (self._awaited(running) + self._workspace(running)) // unit
+                self.model.add(held <= room // unit)
+
+    def _workspace(self, number: int) -> int:
+        """Return what a stage needs while it runs, bytes."""
+        inside = self.alike and 0 < number < self.cuts.parts - 1
+        return min(self.costs.workspace[1:-1] if inside else self.costs.workspace)
+
+    def _awaited(self, number: int) -> int:
+        """Return what the recompute of a stage holds of the gradient that it waits for, bytes."""
+        costs = self.costs
+        inside = 0 < number < self.cuts.parts - 1
+        redoes = self.alike and all(costs.may_redo[1:-1]) and min(costs.again[1:-1]) > 0
+        return min(costs.awaited[1:-1]) if inside and redoes else 0
 
     def forbid(self, begins: FirstLayers) -> None:
         """Leave one cut out."""

@@ -98,6 +98,7 @@ def lay_out_turns(
         platform=problem.platform,
         microbatches=problem.scope.microbatches or 1,
         variants=problem.variants,
+        engine=problem.scope.engine,
     )
     split = problem.scope.split_backward
     if fold > 1:

@@ -1,0 +1,140 @@
+"""Grids of GPUs as engines use them: pipeline ranks, replicas and tensor groups of equal size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from schedopt.engine import may_interleave
+from schedopt.problem import Problem
+from schedopt.stage import Shard
+
+MOST_CHUNKS: Final = 5
+"""Stages of a rank that are tried where replicas, tensor groups and recompute are free too."""
+ALL: Final = 1 << 20
+"""More layers than a stage has: all of them are recomputed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """How an engine uses P = p d t GPUs.
+
+    Parameters
+    ----------
+    ranks : int
+        p, of the pipeline: stage s is on rank s mod p.
+    chunks : int
+        v, the stages of each rank.
+    replicas : int
+        d, of each stage. Replica j of rank r has the GPUs from t (d r + j) on.
+    tensor : int
+        t, the GPUs of a tensor group, which a replica is.
+    shard : {"none", "optimizer"}
+        What replicas share.
+    redone : int
+        How many layers are recomputed in each stage at most, the first ones.
+    """
+
+    ranks: int
+    chunks: int
+    replicas: int = 1
+    tensor: int = 1
+    shard: Shard = "none"
+    redone: int = 0
+
+    @property
+    def parts(self) -> int:
+        """How many stages there are."""
+        return self.ranks * self.chunks
+
+    def gpu(self, rank: int, replica: int = 0) -> int:
+        """Return the first GPU of a replica."""
+        return self.tensor * (self.replicas * rank + replica)
+
+
+def grids_of(problem: Problem, units: int) -> Iterator[Grid]:
+    """Yield the grids on which an engine may run the steps of a problem.
+
+    `units` is how many parts of the chain the engine does not cut. A training step takes all GPUs;
+    one without updates has a stage for each GPU, or several, and those with most GPUs come first.
+    """
+    if problem.is_training_step:
+        yield from _training_grids(problem, units)
+        return
+    for ranks in range(min(units, len(problem.platform.gpus)), 0, -1):
+        most = units // ranks if _interleaves(problem, ranks, 1) else 1
+        for chunks in range(1, most + 1):
+            for redone in _recompute(problem, units, ranks * chunks):
+                yield Grid(ranks=ranks, chunks=chunks, redone=redone)
+
+
+def _training_grids(problem: Problem, units: int) -> Iterator[Grid]:
+    gpus = len(problem.platform.gpus)
+    for tensor in problem.degrees:
+        for replicas in problem.replica_counts:
+            ranks, rest = divmod(gpus, tensor * replicas)
+            if rest or ranks == 0 or ranks > units or not _lies_in_nodes(problem, tensor):
+                continue
+            for chunks in range(1, MOST_CHUNKS + 1):
+                parts = ranks * chunks
+                several = chunks > 1
+                if parts > units or (several and not _interleaves(problem, ranks, replicas)):
+                    break
+                for redone in _recompute(problem, units, parts):
+                    for shard in _shards(problem, replicas):
+                        yield Grid(
+                            ranks=ranks,
+                            chunks=chunks,
+                            replicas=replicas,
+                            tensor=tensor,
+                            shard=shard,
+                            redone=redone,
+                        )
+
+
+def _lies_in_nodes(problem: Problem, tensor: int) -> bool:
+    """Whether tensor groups one behind the other lie inside nodes."""
+    network = problem.platform.network
+    return network is None or all(node.gpus % tensor == 0 for node in network.nodes)
+
+
+def _interleaves(problem: Problem, ranks: int, replicas: int) -> bool:
+    """Whether GPUs may have several stages."""
+    scope = problem.scope
+    assert scope.microbatches is not None
+    assert scope.engine is not None
+    return (
+        may_interleave(scope.engine)
+        and scope.allocation == "general"
+        and ranks > 1
+        and scope.microbatches // replicas % ranks == 0
+    )
+
+
+def _recompute(problem: Problem, units: int, parts: int) -> list[int]:
+    """Return how many layers of a stage to recompute: in Megatron-LM some, else all or none."""
+    if not problem.scope.recompute:
+        return [0]
+    if problem.scope.engine != "megatron":
+        return [0, ALL]
+    each = -(-units // parts)
+    return sorted({0, 1, 2, -(-each // 2), each, ALL} - {each + 1})
+
+
+def _shards(problem: Problem, replicas: int) -> tuple[Shard, ...]:
+    """Return what replicas may share, less what is never better.
+
+    The shares of an optimizer state are smaller, and updated sooner; in place of summed gradients
+    weights go round.
+    """
+    if replicas == 1 or problem.scope.shard == "none":
+        return ("none",)
+    chains = (problem.in_group(tensor) for tensor in problem.degrees)
+    if any(
+        (layer.parameter_bytes or 0) > (layer.gradient_bytes or 0)
+        for chain in chains
+        for layer in chain.layers
+    ):
+        return ("none", "optimizer")
+    return ("optimizer",)

@@ -1,0 +1,77 @@
+"""The plan of a step on an engine's grid, with every transfer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Final
+
+from schedopt.plan import Plan
+from schedopt.problem import Problem
+from schedopt.simulation.delaying import delay_transfers
+from schedopt.solving.engine_grid import Grid
+from schedopt.solving.replicas.layout import OPERATION_S, lay_out_turns
+from schedopt.stage import Stage
+from schedopt.systems.flush_step import Turn
+from schedopt.systems.steps import engine_order, engine_step
+
+MOST_OPERATIONS: Final = 20_000
+"""Of a plan that is spelled out where it may be a fold."""
+
+
+def lay_out_step(
+    problem: Problem, grid: Grid, stages: Sequence[Stage], *, folded: bool = False
+) -> Plan:
+    """Return the step of an engine on the stages of a grid.
+
+    As a fold it takes less time, but what its replicas send has all their links for itself, and so
+    waits for activations.
+    """
+    if not problem.is_training_step:
+        return delay_transfers(engine_step(problem, stages))
+    fold = find_fold(problem, grid) if folded else 1
+    own, count = grid.replicas // fold, (problem.scope.microbatches or 1) // fold
+    # The GPUs of a part lie in a row.
+    placed = [
+        replace(
+            stage,
+            gpus=tuple(stage.gpus[part * own + n] for n in range(own) for part in range(fold)),
+        )
+        for stage in stages
+    ]
+    return lay_out_turns(problem, placed, _turns(grid, own, count), fold=fold)
+
+
+def seconds_of(problem: Problem, grid: Grid, *, folded: bool = False) -> float:
+    """Return how long it takes to lay a step out and to check it, about."""
+    fold = find_fold(problem, grid) if folded else 1
+    return OPERATION_S * _count_operations(problem, grid) / fold
+
+
+def is_spelled_out(problem: Problem, grid: Grid) -> bool:
+    """Whether a step is small enough to be spelled out, or cannot be a fold."""
+    return _count_operations(problem, grid) <= MOST_OPERATIONS or find_fold(problem, grid) == 1
+
+
+def find_fold(problem: Problem, grid: Grid) -> int:
+    """Return of how many parts with nodes of their own a step is a fold at most; 1: it is none."""
+    network, own = problem.platform.network, 1
+    if not problem.is_training_step:
+        return 1
+    if network is not None:
+        sizes = {node.gpus for node in network.nodes if node.gpus}
+        if len(sizes) > 1:
+            return 1
+        own = max(1, sizes.pop() // grid.tensor)
+    return grid.replicas // own if grid.replicas % own == 0 else 1
+
+
+def _count_operations(problem: Problem, grid: Grid) -> int:
+    return (2 + (grid.redone > 0)) * grid.parts * (problem.scope.microbatches or 1)
+
+
+def _turns(grid: Grid, replicas: int, count: int) -> Iterator[Turn]:
+    """Yield what each GPU of a part runs, one after the other."""
+    for kind, stage, i in engine_order(grid.ranks, grid.chunks, count // replicas):
+        for replica in range(replicas):
+            yield kind, stage, i * replicas + replica

@@ -1,0 +1,79 @@
+"""What the parts of a chain cost that an engine does not cut."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from schedopt.solving.engine_cuts import EngineCuts
+
+
+@dataclass(frozen=True)
+class PlaceCosts:
+    """What each part between two places to cut adds to a stage at least, on any rank.
+
+    Parameters
+    ----------
+    forward, backward, again : sequence of int
+        Times of an operation, and of recompute, where it may be recomputed, ns.
+    exchange : sequence of int
+        What follows the last backward of its stage, ns.
+    weights, workspace : sequence of int
+        All the time, and while it runs, bytes.
+    saved, saved_redone : sequence of int
+        Of a micro-batch in flight, and if it is recomputed, bytes. 0 of what takes no time:
+        micro-batches may come one after the other at one instant.
+    awaited : sequence of int
+        What a recompute holds of the gradient that it waits for, where a stage ends with it, bytes.
+    may_redo : sequence of bool
+        Whether it may be recomputed.
+    """
+
+    forward: Sequence[int]
+    backward: Sequence[int]
+    again: Sequence[int]
+    exchange: Sequence[int]
+    weights: Sequence[int]
+    workspace: Sequence[int]
+    saved: Sequence[int]
+    saved_redone: Sequence[int]
+    awaited: Sequence[int]
+    may_redo: Sequence[bool]
+
+    @classmethod
+    def of(cls, cuts: EngineCuts) -> PlaceCosts:
+        """Return the costs of a chain on a grid."""
+        begins = np.array(cuts.places)
+        ends = np.append(begins[1:], cuts.layers)
+        forward, backward, work = (
+            np.min([np.array(row)[ends] - np.array(row)[begins] for row in rows], axis=0)
+            for rows in (*cuts.lengths, cuts.work)
+        )
+        weights, saved = (
+            np.array(row)[ends] - np.array(row)[begins] for row in (cuts.weights, cuts.saved)
+        )
+        lasts = work > 0
+        exchange = np.zeros_like(begins)
+        if cuts.exchange is not None:
+            exchange = cuts.exchange.least_ns(begins, ends)
+        return cls(
+            forward=forward.tolist(),
+            backward=backward.tolist(),
+            again=cuts.redone.each_ns(begins, ends).tolist(),
+            exchange=exchange.tolist(),
+            weights=weights.tolist(),
+            workspace=[
+                min(cuts.workspaces[begin:end]) for begin, end in zip(begins, ends, strict=True)
+            ],
+            saved=np.where(lasts, saved, 0).tolist(),
+            saved_redone=np.where(lasts, saved - cuts.redone.each_spared(begins, ends), 0).tolist(),
+            awaited=[
+                cuts.chain.layers[end - 1].activation_bytes if cuts.ranks > 1 else 0
+                for end in ends.tolist()
+            ],
+            may_redo=cuts.redone.may_redo(begins).tolist(),
+        )

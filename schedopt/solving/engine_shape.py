@@ -1,0 +1,168 @@
+"""One grid of an engine, and what is known of the steps on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from itertools import islice
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from schedopt.solving.engine_cuts import EngineCuts, FirstLayers
+from schedopt.solving.engine_order import CriticalPath
+from schedopt.solving.engine_table import RankTable, make_table
+from schedopt.solving.models.engine_cuts import EngineCutModel
+
+BETWEEN: Final = (2, 6, 13, 22, 38)
+"""Where else paths are looked for: between the best cut, 0, and one that CP-SAT proposes, 64."""
+MOST_NEIGHBOURS: Final = 300
+"""Of a cut, whose longest paths are taken at first."""
+SHORT_S: Final = 1.0
+"""How long CP-SAT is asked at first, s."""
+RISE: Final = 2000
+"""A bound is reported when it has risen by such a part of itself."""
+
+
+class EngineShape:
+    """A number of GPUs and of stages on each, and what is known of its cuts.
+
+    Parameters
+    ----------
+    cuts : EngineCuts
+    """
+
+    def __init__(self, cuts: EngineCuts) -> None:
+        self.cuts = cuts
+        self.is_open = True
+        self.low = max(1, cuts.count * min(row[-1] for row in cuts.work) // cuts.ranks)
+        """No cut has a shorter step, ns."""
+        self.asked = 0
+        self.most_s = SHORT_S
+        self._unknown: int | None = None
+        self._alike = len(cuts.places) > 2
+        self._model: EngineCutModel | None = None
+        self._longest = 0
+        self._path_counts: npt.NDArray[np.int64] | None = None
+        self._table = RankTable(0)
+        self._best: tuple[int, FirstLayers] | None = None
+        self.balanced = cuts.balanced()
+        self.starts = [self.balanced]
+        self.estimate_ns = cuts.bound(self.balanced)
+        """About what a balanced cut takes."""
+
+    def tabulate(self) -> None:
+        """Raise the bound by what links and ranks take, and start from the layers they then have.
+
+        Nothing is known of the ranks where GPUs differ.
+        """
+        self.low = max(self.low, self.cuts.link_bound())
+        if len(set(self.cuts.gpus)) > 1:
+            return
+        self._table = table = make_table(self.cuts)
+        if table.bound_ns is None:
+            self.is_open = False
+            return
+        self.low = max(self.low, table.bound_ns)
+        if table.begins is not None:
+            self.starts.append(table.begins)
+
+    @property
+    def known_ns(self) -> int:
+        """The shortest step known, ns; until one was looked at, what nothing is longer than."""
+        return self.cuts.longest_step() if self._best is None else self._best[0]
+
+    @property
+    def best(self) -> tuple[int, FirstLayers]:
+        """The shortest step known, ns, which perhaps does not fit, and its cut."""
+        if self._best is None:
+            self._best = self.cuts.schedule_bound(self.balanced), self.balanced
+        return self._best
+
+    @cached_property
+    def _paths(self) -> dict[CriticalPath, None]:
+        """The paths that are known, and those that are known to the model."""
+        begins = self.best[1]
+        found = dict.fromkeys(self.cuts.order.rank_paths(*self.cuts.times(begins)))
+        for other in islice(self.cuts.neighbours(begins), MOST_NEIGHBOURS):
+            found[self.cuts.order.critical_path(*self.cuts.times(other))] = None
+        return found
+
+    def by_paths(self, every: Sequence[FirstLayers]) -> Iterator[tuple[FirstLayers, int]]:
+        """Yield cuts with what their steps are not shorter than by the paths known, ascending."""
+        if not every:
+            return
+        if self._path_counts is None or len(self._path_counts) < len(self._paths):
+            self._path_counts = np.array([path.counts for path in self._paths], dtype=np.int64)
+        least = (self.cuts.times_of(every) @ self._path_counts.T).max(axis=1)
+        for number in least.argsort(kind="stable"):
+            yield every[number], int(least[number])
+
+    def next_goal(self, limit: int | None) -> int:
+        """Return the step to ask for: at first one below the limit, and then half way."""
+        self.asked += 1
+        high = self.cuts.longest_step() if limit is None else limit - 1
+        if self._unknown is not None:
+            return min(high, self._unknown)
+        if self.asked == 1 or high - self.low <= high // RISE:
+            return high
+        return (self.low + high) // 2
+
+    def model(self, limit: int | None, goal: int) -> EngineCutModel:
+        """Return the model, made anew where its units have become too coarse, or for each goal.
+
+        The latter where it knows which layers ranks can have for a goal.
+        """
+        longest = self.cuts.longest_step() if limit is None else limit
+        splits = self._table.within(goal) if self._alike else []
+        if splits or self._model is None or self._longest > 2 * longest:
+            self._longest = longest
+            self._model = EngineCutModel(self.cuts, longest, alike=self._alike, splits=splits)
+            for path in self._paths:
+                self._model.add_path(path)
+        return self._model
+
+    def refuted(self, goal: int) -> None:
+        """Note that no cut has a step so short."""
+        self.low, self._unknown = goal + 1, None
+        self.is_open = goal < self.cuts.longest_step()
+
+    def give_more_time(self, goal: int) -> None:
+        """Ask for less, and longer, where CP-SAT could not tell."""
+        self.most_s *= 2
+        self._unknown = max(self.low, (self.low + goal) // 2)
+
+    def learn(self, begins: FirstLayers) -> int:
+        """Add the longest paths of a cut, and of times between it and the best one.
+
+        Return the longest, ns.
+        """
+        assert self._model is not None
+        times, best = self.cuts.times(begins), self.cuts.times(self.best[1])
+        length = self.cuts.order.makespan(*times)
+        found = [self.cuts.order.critical_path(*times)]
+        for part in BETWEEN:
+            lengths, sent = (
+                part * one + (64 - part) * two for one, two in zip(times, best, strict=True)
+            )
+            found.append(self.cuts.order.critical_path(lengths, sent))
+        new = [path for path in dict.fromkeys(found) if path not in self._paths]
+        for path in new:
+            self._paths[path] = None
+            self._model.add_path(path)
+        self.keep(length, begins)
+        if not new:
+            if self._alike:
+                self._tell_apart()
+            else:
+                self._model.forbid(begins)
+        return length
+
+    def keep(self, length: int, begins: FirstLayers) -> None:
+        """Keep the cut with the shortest step, ns."""
+        self._best = min(self.best, (length, begins))
+
+    def _tell_apart(self) -> None:
+        """Go on with a model in which places have times of their own."""
+        self._alike, self._model, self._unknown = False, None, None

@@ -1,0 +1,280 @@
+"""A bound on the steps of an engine's grid: what each rank takes for any number of layers.
+
+The middle of the chain is taken for layers all alike, each as short and small as any of them; what
+comes before and behind stands for itself. Of each rank every split over its stages is looked at:
+whether it fits, and how long the way of a micro-batch to the rank, its operations, and the way back
+are at least. The least step is the one within which all ranks together can have all layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import comb
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from schedopt.solving.engine_places import PlaceCosts
+
+if TYPE_CHECKING:
+    from schedopt.solving.engine_cuts import EngineCuts, FirstLayers
+
+Array = npt.NDArray[np.int64]
+NEVER: Final = 1 << 60
+"""Longer than any step, ns."""
+MOST_SPLITS: Final = 400_000
+"""Of a rank that are looked at."""
+
+
+@dataclass(frozen=True)
+class RankTable:
+    """What the ranks of a grid take for numbers of layers.
+
+    Parameters
+    ----------
+    bound_ns : int or None
+        No step is shorter; None: nothing fits.
+    begins : tuple of int or None
+        The first layers of stages that come near, where the layers are alike.
+    splits : tuple of ((N, v) array, (N,) array)
+        For each rank how many layers of the middle its stages may have, and how long a step then
+        is at least, ns. Empty where too many are possible.
+    """
+
+    bound_ns: int | None
+    begins: FirstLayers | None = None
+    splits: tuple[tuple[Array, Array], ...] = ()
+
+    def within(self, longest_ns: int) -> list[Array]:
+        """Return for each rank the splits with which a step may be so short."""
+        return [splits[steps <= longest_ns] for splits, steps in self.splits]
+
+
+class _Unit(NamedTuple):
+    """What a part of the chain costs that is not cut: ns, and bytes, or less."""
+
+    forward: int
+    backward: int
+    again: int
+    exchange: int
+    weights: int
+    kept: int
+    kept_redone: int
+
+
+@lru_cache(maxsize=16)
+def _splits(chunks: int, most: int) -> Array:
+    """Return all ways to give up to some layers to the stages of a rank: (N, chunks)."""
+    rows = np.zeros((1, 0), dtype=np.int64)
+    for _ in range(chunks):
+        free = most - rows.sum(axis=1) + 1
+        first = np.repeat(np.cumsum(free) - free, free)
+        own = np.arange(free.sum()) - first
+        rows = np.column_stack([np.repeat(rows, free, axis=0), own])
+    return rows
+
+
+def make_table(cuts: EngineCuts) -> RankTable:
+    """Return the table of a grid of equal GPUs."""
+    count = len(cuts.places)
+    middle = count - 2
+    own = cuts.chunks
+    # Each stage has a layer at least, those at the ends perhaps what lies there alone.
+    needed = max(0, cuts.parts - 2)
+    most = middle - max(0, needed - own)
+    if middle < max(1, needed):
+        return RankTable(0)
+    if most < 0 or comb(most + own, own) > MOST_SPLITS:
+        return RankTable(_work(cuts) // cuts.ranks)
+    return _Table(cuts, most).solve()
+
+
+def _work(cuts: EngineCuts) -> int:
+    return cuts.count * min(row[-1] for row in cuts.work)
+
+
+class _Table:
+    """The splits of one rank after the other."""
+
+    def __init__(self, cuts: EngineCuts, most: int) -> None:
+        self.cuts, self.most = cuts, most
+        costs = PlaceCosts.of(cuts)
+        units = [
+            _Unit(*row)
+            for row in zip(
+                costs.forward,
+                costs.backward,
+                costs.again,
+                costs.exchange,
+                costs.weights,
+                costs.saved,
+                costs.saved_redone,
+                strict=True,
+            )
+        ]
+        self.first, self.last = units[0], units[-1]
+        self.middle_count = len(units) - 2
+        self.middle = _Unit(*map(min, zip(*units[1:-1], strict=True)))
+        self.workspaces = min(costs.workspace), min(costs.workspace[1:-1])
+        """Of any part, and of one of the middle."""
+        # Behind a recompute that takes no time nothing waits.
+        self.awaited = min(costs.awaited[1:-1]) if self.middle.again else 0
+        self.redone = min(cuts.grid.redone, self.middle_count)
+        self.again, self.returned = self.middle.again, self.middle.kept
+        if not all(costs.may_redo[1:-1]):
+            # Which ones a stage recomputes does not follow from how many it has.
+            self.again = self.returned = self.awaited = 0
+            least = min(self.middle.kept, self.middle.kept_redone)
+            self.middle = self.middle._replace(kept_redone=least)
+        if not any(costs.may_redo):
+            self.redone = 0
+        parts, ranks = cuts.parts, cuts.ranks
+        self.ahead, self.back = (
+            [int(row[1:-1].min(initial=NEVER)) for row in way] for way in cuts.sent
+        )
+        hops = [number % ranks for number in range(parts - 1)]
+        self.all_ahead = sum(self.ahead[rank] for rank in hops)
+        self.all_back = sum(self.back[rank] for rank in hops)
+
+    def solve(self) -> RankTable:
+        """Return the least step in which all ranks together can have all layers."""
+        values = np.full((self.cuts.ranks, self.middle_count + 1), NEVER, dtype=np.int64)
+        chosen = np.zeros(
+            (self.cuts.ranks, self.middle_count + 1, self.cuts.chunks), dtype=np.int64
+        )
+        found = [self._steps(rank) for rank in range(self.cuts.ranks)]
+        for rank, (splits, steps) in enumerate(found):
+            order = np.argsort(steps, kind="stable")[::-1]
+            totals = splits.sum(axis=1)
+            values[rank, totals[order]] = steps[order]
+            chosen[rank, totals[order]] = splits[order]
+        bound = self._least(values)
+        if bound is None:
+            return RankTable(None)
+        return RankTable(bound, self._layout(values, chosen, bound), tuple(found))
+
+    def _least(self, values: Array) -> int | None:
+        """Return the least step by which ranks can have all layers."""
+        steps = np.unique(values[values < NEVER])
+        numbers = np.arange(values.shape[1])
+        low, high = 0, len(steps)
+        while low < high:
+            between = (low + high) // 2
+            has = np.where(values <= steps[between], numbers, -1).max(axis=1)
+            if (has >= 0).all() and has.sum() >= self.middle_count:
+                high = between
+            else:
+                low = between + 1
+        return int(steps[low]) if low < len(steps) else None
+
+    def _layout(self, values: Array, chosen: Array, bound: int) -> FirstLayers | None:
+        """Return stages by which each rank comes near the bound and all layers have a place."""
+        ranks, whole = values.shape[0], self.middle_count
+        # The least sum of steps of the first ranks, by the layers that they have.
+        least = np.full(whole + 1, NEVER, dtype=np.int64)
+        least[0] = 0
+        taken = np.zeros((ranks, whole + 1), dtype=np.int64)
+        for rank in range(ranks):
+            found = np.full(whole + 1, NEVER, dtype=np.int64)
+            for number in np.flatnonzero(values[rank] <= bound).tolist():
+                sums = least[: whole + 1 - number] + values[rank, number]
+                better = sums < found[number:]
+                found[number:][better] = sums[better]
+                taken[rank, number:][better] = number
+            least = np.minimum(found, NEVER)
+        if least[whole] >= NEVER:
+            return None
+        counts = np.zeros(self.cuts.parts, dtype=np.int64)
+        left = whole
+        for rank in reversed(range(ranks)):
+            given = int(taken[rank, left])
+            counts[rank::ranks] = chosen[rank, given]
+            left -= given
+        counts[0] += 1
+        counts[-1] += 1
+        begins = np.concatenate([[0], np.cumsum(counts)[:-1]])
+        return tuple(self.cuts.places[place] for place in begins)
+
+    def _steps(self, rank: int) -> tuple[Array, Array]:
+        """Return the splits of a rank that fit, and how long a step is with each, ns."""
+        cuts, middle, count = self.cuts, self.middle, self.cuts.count
+        is_first, is_last = rank == 0, rank + 1 == cuts.ranks
+        layers = _splits(cuts.chunks, self.most)
+        least = np.ones(cuts.chunks, dtype=np.int64)
+        least[0] -= is_first
+        least[-1] = 0 if is_last else least[-1]
+        layers = layers[(layers >= least).all(axis=1)]
+        again = np.minimum(layers, self.redone)
+        layers, again = self._fitting(rank, layers, again)
+        forward, backward, exchange = (
+            getattr(middle, name) * layers for name in ("forward", "backward", "exchange")
+        )
+        backward = backward + self.again * again
+        for place, unit in self._ends(rank):
+            forward[:, place] += unit.forward
+            backward[:, place] += unit.backward
+            exchange[:, place] += unit.exchange
+        before, behind = cuts.order.ends[rank]
+        late = count * forward - before * forward
+        early = count * backward - behind * backward
+        recomputes = self.again * min(1, self.redone)
+        hop_ahead, hop_back = sum(self.ahead[:rank]), sum(self.back[:rank])
+        come = go = 0
+        if rank:
+            come = self.first.forward + (rank - 1) * middle.forward + hop_ahead
+            go = self.first.backward + (rank - 1) * (middle.backward + recomputes) + hop_back
+            go += self.first.exchange
+        last = np.maximum(go, exchange[:, 0])
+        ahead = self.middle_count * middle.forward + self.all_ahead
+        back = self.middle_count * middle.backward + self.all_back + self.first.exchange
+        for unit in (self.first, self.last):
+            ahead += unit.forward
+            back += unit.backward
+        others = np.minimum(self.redone, self.middle_count - layers.sum(axis=1))
+        all_back = back + self.again * (again.sum(axis=1) + others)
+        turn = turn_ahead = 0
+        between = cuts.ranks - 2 - rank
+        if not is_last:
+            turn = self.last.backward + between * (middle.backward + recomputes)
+            turn += sum(self.back[rank : cuts.ranks - 1])
+            turn_ahead = self.last.forward + between * middle.forward
+            turn_ahead += sum(self.ahead[rank : cuts.ranks - 1])
+        whole = count * (forward + backward).sum(axis=1)
+        steps = come + whole + last
+        steps = np.maximum(steps, ahead + turn + (late + count * backward).sum(axis=1) + last)
+        ending = turn_ahead + all_back
+        steps = np.maximum(steps, come + (count * forward + early).sum(axis=1) + ending)
+        if before.sum() < count * cuts.chunks:
+            steps = np.maximum(steps, ahead + turn + (late + early).sum(axis=1) + ending)
+        # Behind the last backward of a stage each stage before it has one for every rank.
+        for place in range(1, cuts.chunks):
+            left = cuts.ranks * backward[:, :place].sum(axis=1)
+            sent = exchange[:, : place + 1].sum(axis=1)
+            steps = np.maximum(steps, come + whole - left + sent)
+        return layers, steps
+
+    def _ends(self, rank: int) -> list[tuple[int, _Unit]]:
+        """Return what a rank has beside the middle, with the place of its stage."""
+        found = [(0, self.first)] if rank == 0 else []
+        return found + ([(-1, self.last)] if rank + 1 == self.cuts.ranks else [])
+
+    def _fitting(self, rank: int, layers: Array, again: Array) -> tuple[Array, Array]:
+        """Return the splits that fit."""
+        middle = self.middle
+        weights = middle.weights * layers.sum(axis=1)
+        kept = middle.kept * (layers - again) + middle.kept_redone * again
+        for place, unit in self._ends(rank):
+            weights = weights + unit.weights
+            kept[:, place] += min(unit.kept, unit.kept_redone)
+        room = self.cuts.gpus[rank].usable_bytes - weights
+        any_part, inner = self.workspaces
+        fits = np.ones(len(layers), dtype=np.bool_)
+        for vector, chunk in self.cuts.order.held_at_backwards[rank]:
+            held = kept @ np.array(vector, dtype=np.int64) + self.returned * again[:, chunk]
+            if chunk * self.cuts.ranks + rank + 1 < self.cuts.parts:
+                held += np.where(again[:, chunk] > 0, self.awaited, 0)
+            held += np.where(layers[:, chunk] > 0, max(any_part, inner), any_part)
+            fits &= held <= room
+        return layers[fits], again[fits]

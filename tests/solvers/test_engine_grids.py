@@ -1,0 +1,261 @@
+"""Training steps as engines run them, against every grid, cut and recompute of small problems."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import combinations
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from schedopt import Chain, InputError, Layer, Platform, Problem, Scope, Stage, check, solve
+from schedopt.engine import ENGINES, Engine, recomputable_units, stage_begins, why_not_stages
+from schedopt.plan import Plan
+from schedopt.problem import training_step
+from schedopt.profile import Variant
+from schedopt.solving.engine_cuts import EngineCuts
+from schedopt.solving.engine_grid import ALL, Grid, grids_of
+from schedopt.solving.engine_layout import lay_out_step
+from schedopt.solving.engine_order import ROUNDS, EngineOrder
+from schedopt.solving.engine_shape import EngineShape
+from schedopt.solving.portfolio import solve_problem
+from schedopt.stage import Shard
+from tests.budgets import trials
+from tests.tensor_groups import two_nodes
+
+SMALL = st.integers(0, 6)
+
+
+@st.composite
+def trained(draw: st.DrawFn, *, most: int = 3) -> tuple[Chain, tuple[Variant, ...]]:
+    """Draw a transformer with all that an update needs, perhaps in tensor groups of two too."""
+    names = ["embed", *(f"layers.{n}" for n in range(draw(st.integers(1, most)))), "head"]
+    alike = draw(st.booleans())
+    rows = [draw(st.tuples(*[SMALL] * 7)) for _ in names]
+
+    def chain(tensor: int) -> Chain:
+        layers = []
+        for number, name in enumerate(names):
+            inner = 1 if alike and 0 < number < len(names) - 1 else number
+            forward, backward, weight, optimizer, sent, saved, update = rows[inner]
+            layers.append(
+                Layer(
+                    name=name,
+                    forward_ns=1 + forward,
+                    backward_ns=1 + backward,
+                    weight_bytes=2 * weight + optimizer,
+                    parameter_bytes=weight,
+                    gradient_bytes=weight,
+                    optimizer_bytes=optimizer,
+                    activation_bytes=sent,
+                    saved_bytes=saved // tensor,
+                    workspace_bytes=1,
+                    update_ns=update,
+                )
+            )
+        return Chain(layers=tuple(layers), input_bytes=1)
+
+    variants = (Variant(tensor=2, chain=chain(2)),) if draw(st.booleans()) else ()
+    return chain(1), variants
+
+
+@st.composite
+def steps(draw: st.DrawFn, engine: Engine | None = None) -> Problem:
+    """Draw the question for a training step that an engine runs."""
+    chain, variants = draw(trained())
+    if draw(st.booleans()):
+        platform = Platform(
+            draw(st.integers(1, 4)),
+            draw(st.integers(10, 120)),
+            bandwidth=draw(st.sampled_from([None, 10**9, 3 * 10**8])),
+            duplex=draw(st.sampled_from(["half", "full"])),
+        )
+    else:
+        platform = two_nodes(draw(st.integers(1, 2)), draw(st.integers(10, 120)))
+    scope = Scope(
+        allocation=draw(st.sampled_from(["general", "general", "contiguous"])),
+        max_k=None,
+        memory="peak",
+        recompute=draw(st.booleans()),
+        replicas=draw(st.sampled_from([None, None, 1, 2])),
+        engine=engine or draw(st.sampled_from(ENGINES)),
+        tensor=None if variants else 1,
+    )
+    if scope.replicas != 1:
+        shards: list[Shard] = ["none", "optimizer"]
+        scope = replace(scope, shard=draw(st.sampled_from(shards)))
+    return training_step(chain, platform, draw(st.sampled_from([1, 2, 3, 4, 6])), scope, variants)
+
+
+def every_plan(problem: Problem) -> Iterator[tuple[Grid, Plan]]:
+    """Yield the step of each grid, cut and number of recomputed layers that an engine runs.
+
+    Of each grid the shortest comes last.
+    """
+    scope, gpus = problem.scope, len(problem.platform.gpus)
+    assert scope.engine is not None
+    places = sorted(stage_begins(problem.chain, scope.engine))
+    units = recomputable_units(problem.chain, scope.engine)
+    shards: list[Shard] = ["none", "optimizer"]
+    for tensor in problem.degrees:
+        for replicas in problem.replica_counts:
+            ranks, rest = divmod(gpus, tensor * replicas)
+            if rest or not ranks:
+                continue
+            for chunks in range(1, len(places) // ranks + 1):
+                for redone in range(len(units) + 1) if scope.recompute else [0]:
+                    for shard in shards[: 1 + (scope.shard != "none" and replicas > 1)]:
+                        grid = Grid(
+                            ranks=ranks,
+                            chunks=chunks,
+                            replicas=replicas,
+                            tensor=tensor,
+                            shard=shard,
+                            redone=redone,
+                        )
+                        plans = [
+                            plan
+                            for begins in combinations(places[1:], grid.parts - 1)
+                            for plan in laid_out(problem, grid, (0, *begins))
+                        ]
+                        plans.sort(key=lambda plan: -plan.pattern.period_total_ns)
+                        yield from ((grid, plan) for plan in plans)
+
+
+def laid_out(problem: Problem, grid: Grid, begins: tuple[int, ...]) -> Iterator[Plan]:
+    """Yield the step of a cut if the check takes it."""
+    scope, layers = problem.scope, len(problem.chain.layers)
+    assert scope.engine is not None
+    units = recomputable_units(problem.chain, scope.engine)
+    stages = [
+        Stage(
+            layers=(begin, end - 1),
+            gpus=tuple(grid.gpu(number % grid.ranks, n) for n in range(grid.replicas)),
+            recompute=tuple(u for u in units if begin <= u[0] and u[1] < end)[: grid.redone],
+            shard=grid.shard,
+            tensor=grid.tensor,
+        )
+        for number, (begin, end) in enumerate(zip(begins, (*begins[1:], layers), strict=True))
+    ]
+    count = (scope.microbatches or 1) // grid.replicas
+    several = grid.chunks > 1
+    if why_not_stages(problem.chain, stages, scope.engine) or (several and count % grid.ranks):
+        return
+    if several and scope.allocation == "contiguous":
+        return
+    plan = lay_out_step(problem, grid, stages)
+    if not check(plan):
+        yield plan
+
+
+@trials(300, by_day=40)
+@given(steps())
+def test_equal_to_trying_every_grid_and_cut(problem: Problem) -> None:
+    result = solve_problem(problem, time_limit=None, gap=0, workers=1)
+    assert check(result) == ()
+    lengths = {grid: plan.pattern.period_total_ns for grid, plan in every_plan(problem)}
+    count = problem.scope.microbatches or 1
+    if not lengths:
+        assert result.plan is None
+        return
+    assert result.lower_bound is not None
+    assert result.lower_bound * count <= min(lengths.values())
+    # What is shared takes no longer, but for shares that are rounded up.
+    searched = [
+        length
+        for grid, length in lengths.items()
+        if grid.shard == problem.scope.shard or grid.replicas == 1
+    ]
+    if searched:
+        assert result.plan is not None
+        assert result.plan.pattern.period_total_ns <= min(searched)
+
+
+@trials(200, by_day=30)
+@given(steps())
+def test_no_plan_beats_what_is_said_of_its_grid(problem: Problem) -> None:
+    """The tables of ranks, what links carry, and the longest path of a cut."""
+    lows: dict[Grid, int | None] = {}
+    for grid, plan in every_plan(problem):
+        cuts = EngineCuts(problem, grid)
+        begins = tuple(stage.first for stage in plan.stages)
+        length = plan.pattern.period_total_ns
+        assert cuts.may_fit(begins)
+        assert cuts.schedule_bound(begins) <= length
+        if grid not in lows:
+            shape = EngineShape(cuts)
+            shape.tabulate()
+            lows[grid] = shape.low if shape.is_open else None
+        low = lows[grid]
+        assert low is not None
+        assert low <= length
+
+
+@trials(100)
+@given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 6))
+def test_what_ranks_hold_is_known_from_the_first_rounds(
+    ranks: int, chunks: int, rounds: int
+) -> None:
+    assume(chunks == 1 or ranks > 1)
+    count = ranks * (ROUNDS + rounds)
+    order = EngineOrder(ranks, chunks, count)
+    whole = [[0] * chunks for _ in range(ranks)]
+    for rank, turns in enumerate(order.turns):
+        for kind, stage, _ in turns:
+            if kind == "B":
+                held = whole[rank]
+                assert any(
+                    place == stage // ranks
+                    and all(a <= b for a, b in zip(held, vector, strict=True))
+                    for vector, place in order.held_at_backwards[rank]
+                )
+            whole[rank][stage // ranks] += 1 if kind == "F" else -1
+
+
+def test_engines_recompute_some_layers_or_all_or_none() -> None:
+    chain = transformer(8)
+    platform = Platform(2, 10**6)
+    found = {}
+    for engine in ENGINES:
+        scope = Scope(allocation="general", recompute=True, engine=engine, memory="peak")
+        problem = training_step(chain, platform, 2, scope)
+        found[engine] = {grid.redone for grid in grids_of(problem, 10) if grid.ranks == 2}
+    assert found["megatron"] >= {0, 1, 2, ALL}
+    assert found["torch"] == found["torchtitan"] == found["deepspeed"] == {0, ALL}
+
+
+def transformer(count: int) -> Chain:
+    """Return a transformer that is trained with Adam."""
+    layer = Layer(
+        forward_ns=10,
+        backward_ns=20,
+        weight_bytes=16,
+        parameter_bytes=2,
+        gradient_bytes=2,
+        optimizer_bytes=12,
+        activation_bytes=4,
+        saved_bytes=40,
+        update_ns=1,
+    )
+    names = ["embed", *(f"layers.{n}" for n in range(count)), "head"]
+    return Chain(layers=tuple(replace(layer, name=name) for name in names), input_bytes=4)
+
+
+def test_a_batch_is_solved_for_an_engine() -> None:
+    scope = Scope(
+        allocation="general",
+        memory="peak",
+        recompute=True,
+        replicas=None,
+        shard="optimizer",
+        engine="megatron",
+    )
+    result = solve(transformer(6), Platform(4, 400, bandwidth=10**9), batch=8, scope=scope)
+    assert result.plan is not None
+    assert result.plan.scope.engine == "megatron"
+    assert len({len(stage.gpus) for stage in result.plan.stages}) == 1
+    assert "as Megatron-LM runs it" in str(result.plan.scope)
+    with pytest.raises(InputError, match="optimizer state at most"):
+        replace(scope, shard="parameter")
