@@ -39,6 +39,12 @@ CONFIG = {{
 }}
 """For the configuration of DeepSpeed."""
 
+TOPOLOGY = {topology}
+"""For deepspeed.runtime.pipe.topology.PipeModelDataParallelTopology."""
+
+RECOMPUTE = {recompute}
+"""For PipelineModule: activation_checkpoint_interval. 1: every layer; 0: none."""
+
 
 class PlannedPipelineModule(PipelineModule):
     """A pipeline that is cut at `PARTS`; everything else is that of PipelineModule."""
@@ -63,15 +69,24 @@ def export(plan: Plan, microbatches: int) -> dict[str, str]:
     Raises
     ------
     InputError
-        For GPUs with several stages, stages that compute layers again, have replicas or hold
-        nothing but the loss, for copies of tied weights, and for what does not fit in DeepSpeed's
-        own order.
+        For GPUs with several stages, stages that compute some layers again or hold nothing but the
+        loss, for GPUs that are no grid of ranks, replicas and tensor groups, for copies of tied
+        weights, for a training step in another order, and for what does not fit in its own.
     """
     refuse_copies(plan, "deepspeed")
     own = own_step(plan, microbatches, "deepspeed")
     chain = plan.chain
     count = module_count(chain) or len(chain.layers)
-    config = {"gradient_accumulation_steps": microbatches}
+    first = plan.stages[0]
+    replicas = len(first.gpus)
+    config: dict[str, object] = {"gradient_accumulation_steps": microbatches // replicas}
+    if first.shard == "optimizer":
+        config["zero_optimization"] = {"stage": 1}
+    topology = {
+        "num_pp": len(plan.stages),
+        "num_mp": first.tensor,
+        "num_dp": replicas,
+    }
     size = micro_batch_size(plan)
     if size is not None:
         config["train_micro_batch_size_per_gpu"] = size
@@ -84,6 +99,8 @@ def export(plan: Plan, microbatches: int) -> dict[str, str]:
             f"    {printable(layer.name or f'layer {number}')!r},"
             for number, layer in enumerate(chain.layers[:count])
         ),
+        topology=repr(topology),
+        recompute=int(any(stage.recompute for stage in plan.stages)),
         config="\n".join(f'    "{name}": {value},' for name, value in config.items()),
     )
     return {FILE: text}

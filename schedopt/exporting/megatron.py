@@ -3,7 +3,8 @@
 They stand in an array of bash, to be passed to ``pretrain_gpt.py``. The layout has a letter for the
 embedding (E), each transformer layer (t) and the head with the loss (L), ``|`` between stages and
 ``t*3`` for ``ttt``; stage s is on rank s mod P. So placement is round robin, each rank has equally
-many stages, and the final norm is always with the head.
+many stages, and the final norm is always with the head. Of each stage the first
+``--recompute-num-layers`` transformer layers are recomputed.
 
 References
 ----------
@@ -29,8 +30,9 @@ def export(plan: Plan, microbatches: int) -> dict[str, str]:
     Raises
     ------
     InputError
-        For stages that part a transformer layer, lie elsewhere than in rounds of all GPUs,
-        compute layers again or have replicas, and for what does not fit in Megatron's own order.
+        For stages that part a transformer layer, lie elsewhere than in rounds of all GPUs, or
+        recompute what Megatron does not; for GPUs that are no grid of ranks, replicas and tensor
+        groups; for a training step in another order; and for what does not fit in its own.
     """
     own = own_step(plan, microbatches, "megatron")
     lines = [f"# {line}" for line in describe(plan, own, "megatron")]
@@ -45,22 +47,39 @@ def export(plan: Plan, microbatches: int) -> dict[str, str]:
             f"# Set --global-batch-size to {microbatches} times --micro-batch-size, for each "
             "data-parallel copy."
         )
-    else:
+    elif plan.rule.is_given:
         lines.append("# With n data-parallel copies multiply --global-batch-size by n.")
+    else:
+        lines.append(f"# Start it on {_world_size(plan)} GPUs.")
     arguments = (f"    {line}" for line in _arguments(plan, microbatches))
     return {FILE: "\n".join([*lines, "PIPELINE_ARGS=(", *arguments, ")"]) + "\n"}
 
 
 def _arguments(plan: Plan, microbatches: int) -> Iterator[str]:
+    first = plan.stages[0]
+    if first.tensor > 1:
+        yield f"--tensor-model-parallel-size {first.tensor}"
     yield f"--pipeline-model-parallel-size {rank_count(plan)}"
     yield f'--pipeline-model-parallel-layout "{make_layout(plan)}"'
     yield f"--num-layers {find_blocks(plan.chain).count}"
     if not (plan.chain.same_gpu or plan.chain.copied):
         yield "--untie-embeddings-and-output-weights"
+    if first.shard == "optimizer":
+        yield "--use-distributed-optimizer"
+    redone = max(len(stage.recompute) for stage in plan.stages)
+    if redone:
+        yield "--recompute-granularity full"
+        yield "--recompute-method block"
+        yield f"--recompute-num-layers {redone}"
     size = micro_batch_size(plan)
     if size is not None:
         yield f"--micro-batch-size {size}"
         yield f"--global-batch-size {size * microbatches}"
+
+
+def _world_size(plan: Plan) -> int:
+    """Return how many GPUs have a stage."""
+    return len({gpu for stage in plan.stages for gpu in stage.every_gpu})
 
 
 def make_layout(plan: Plan) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from schedopt.account import memory
+from schedopt.checking import check
 from schedopt.checking.engine import find_inexpressible
 from schedopt.engine import TITLES, Engine, why_not_stages
 from schedopt.errors import InputError
@@ -12,6 +14,7 @@ from schedopt.exporting.targets import refused
 from schedopt.plan import Plan
 from schedopt.problem import Problem, Scope
 from schedopt.simulation import simulate
+from schedopt.stage import Stage
 from schedopt.systems.steps import engine_step
 from schedopt.units import format_bytes, format_duration, printable
 from schedopt.version import __version__
@@ -33,6 +36,15 @@ def own_step(plan: Plan, microbatches: int, engine: Engine) -> Plan:
         raise refused(engine, error.rule, error.way_out) from None
     if why:
         raise refused(engine, why, way_out)
+    if not plan.rule.is_given:
+        return _training_step(plan, microbatches, engine, way_out)
+    first = plan.stages[0]
+    if len(first.gpus) > 1 or first.tensor > 1:
+        raise refused(
+            engine,
+            "stages have replicas or tensor groups, and no update adds their gradients up",
+            "Solve for a batch (solve.batch)",
+        )
     ranks = rank_count(plan)
     if len(plan.stages) > ranks and microbatches % ranks:
         below = microbatches // ranks * ranks
@@ -42,13 +54,7 @@ def own_step(plan: Plan, microbatches: int, engine: Engine) -> Plan:
             "in groups of as many micro-batches",
             f"Give {below or ranks} micro-batches",
         )
-    scope = Scope(
-        allocation="general",
-        max_k=None,
-        microbatches=microbatches,
-        memory=plan.scope.memory,
-        engine=engine,
-    )
+    scope = _scope(plan, microbatches, engine)
     problem = Problem(chain=plan.chain, platform=plan.platform, scope=scope)
     own = engine_step(problem, plan.stages)
     for gpu, need in enumerate(memory(own)):
@@ -60,6 +66,35 @@ def own_step(plan: Plan, microbatches: int, engine: Engine) -> Plan:
                 f"and has {format_bytes(room)}",
                 way_out,
             )
+    return own
+
+
+def _scope(plan: Plan, microbatches: int, engine: Engine) -> Scope:
+    return Scope(
+        allocation="general",
+        max_k=None,
+        microbatches=microbatches,
+        memory=plan.scope.memory,
+        recompute=any(stage.recompute for stage in plan.stages),
+        engine=engine,
+    )
+
+
+def _training_step(plan: Plan, microbatches: int, engine: Engine, way_out: str) -> Plan:
+    """Return a training step as it is, which must be in the order of the engine."""
+    if microbatches != plan.pattern.k:
+        raise refused(
+            engine,
+            f"the plan updates its weights after {plan.pattern.k} micro-batches, not after "
+            f"{microbatches}",
+            f"Give {plan.pattern.k} micro-batches, or solve for another batch",
+        )
+    scope = replace(
+        plan.scope, microbatches=microbatches, engine=engine, allocation="general", max_k=None
+    )
+    own = replace(plan, scope=scope)
+    if wrong := check(own):
+        raise refused(engine, str(wrong[0]), way_out)
     return own
 
 
@@ -86,11 +121,18 @@ def describe(plan: Plan, own: Plan, engine: Engine) -> Iterator[str]:
     for rank in range(ranks):
         stages = plan.stages[rank::ranks]
         layers = ", ".join(f"{stage.first}-{stage.last}" for stage in stages)
-        yield f"Rank {rank} is GPU {stages[0].gpus[0]} of the plan: layers {layers}."
+        yield f"Rank {rank} is {_name_gpus(stages[0])} of the plan: layers {layers}."
+
+
+def _name_gpus(stage: Stage) -> str:
+    every = sorted(stage.every_gpu)
+    return f"GPU {every[0]}" if len(every) == 1 else f"GPUs {every[0]} to {every[-1]}"
 
 
 def micro_batch_size(plan: Plan) -> int | None:
-    """Return the samples of a micro-batch, where the chain says."""
+    """Return the samples of a micro-batch, where the chain says, or a batch was asked for."""
     recipe = plan.chain.recipe
+    if not plan.rule.is_given:
+        return plan.chain.samples
     found = None if recipe is None else recipe.arguments.get("batch")
     return found if isinstance(found, int) and found > 0 else None

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 from schedopt.actions import gpu_ranks
 from schedopt.errors import InputError
-from schedopt.exporting.own_order import micro_batch_size
+from schedopt.exporting.own_order import micro_batch_size, own_step
 from schedopt.exporting.targets import refused
 from schedopt.exporting.torch_csv import FILE, csv_text, rows_without_recompute
 from schedopt.plan import Plan
+from schedopt.problem import Problem, Scope
+from schedopt.stage import Stage
+from schedopt.systems.steps import engine_step
 from schedopt.transformer_blocks import EMBEDDING, find_blocks
 
 _SCHEDULES = {"loop": "PipelineScheduleMulti", "v": "ZBVZeroBubble"}
@@ -33,15 +36,26 @@ def apply(config):
     """Set the pipeline of a Trainer.Config and return it."""
     parallelism = config.parallelism
     parallelism.pipeline_parallel_degree = {ranks}
-    parallelism.module_fqns_per_model_part = [
+{degrees}    parallelism.module_fqns_per_model_part = [
 {parts}    ]
     parallelism.pipeline_parallel_schedule = "{schedule}"
     parallelism.pipeline_parallel_schedule_csv = str(Path(__file__).with_name("{csv}"))
     size = {size}
     parallelism.pipeline_parallel_microbatch_size = size
     config.training.local_batch_size = {microbatches} * size
-    return config
+{recompute}    return config
 '''
+_DEGREES = """\
+    parallelism.data_parallel_replicate_degree = {replicate}
+    parallelism.data_parallel_shard_degree = {shard}
+    parallelism.fsdp_reshard_after_forward = "never"
+    parallelism.tensor_parallel_degree = {tensor}
+"""
+_RECOMPUTE = """\
+    from torchtitan.distributed.activation_checkpoint import FullAC
+
+    config.activation_checkpoint = FullAC.Config()
+"""
 
 
 def export(plan: Plan, microbatches: int) -> dict[str, str]:
@@ -51,8 +65,17 @@ def export(plan: Plan, microbatches: int) -> dict[str, str]:
     ------
     InputError
         For a single GPU, another placement than a loop or a V, stages that are no runs of whole
-        modules of a decoder, weights that stages share, and all that `torch_csv` refuses.
+        modules of a decoder, weights that stages share, and all that `torch_csv` refuses; for a
+        training step that is not in the order of torchtitan.
     """
+    degrees, recompute, size = "", "", micro_batch_size(plan)
+    if not plan.rule.is_given:
+        own_step(plan, microbatches, "torchtitan")
+        degrees = _describe_degrees(plan.stages[0])
+        again = any(stage.recompute for stage in plan.stages)
+        recompute = _RECOMPUTE if again else "    config.activation_checkpoint = None\n"
+        plan = _one_pipeline(plan)
+        microbatches = plan.pattern.k
     rows = rows_without_recompute(plan, microbatches, "torchtitan")
     _check_tied(plan)
     parts = _parts(plan, microbatches)
@@ -65,10 +88,37 @@ def export(plan: Plan, microbatches: int) -> dict[str, str]:
         gpus=", ".join(map(str, gpus)),
         parts="".join(f"        {names!r},\n" for names in parts),
         schedule=_SCHEDULES[style],
-        size=micro_batch_size(plan) or "parallelism.pipeline_parallel_microbatch_size",
+        size=size or "parallelism.pipeline_parallel_microbatch_size",
         csv=FILE,
+        degrees=degrees,
+        recompute=recompute,
     )
     return {"pipeline.py": module, FILE: csv_text(rows[ranks[gpu]] for gpu in gpus)}
+
+
+def _describe_degrees(stage: Stage) -> str:
+    """Return what torchtitan is told of the replicas and tensor groups of all stages."""
+    replicas = len(stage.gpus)
+    shared = stage.shard != "none"
+    return _DEGREES.format(
+        replicate=1 if shared else replicas,
+        shard=replicas if shared else 1,
+        tensor=stage.tensor,
+    )
+
+
+def _one_pipeline(plan: Plan) -> Plan:
+    """Return what one replica of each stage runs, whose recompute is a part of its backwards."""
+    first = plan.stages[0]
+    scope = Scope(
+        allocation="general",
+        max_k=None,
+        microbatches=plan.pattern.k // len(first.gpus),
+        engine="torchtitan",
+    )
+    chain = next((one.chain for one in plan.variants if one.tensor == first.tensor), plan.chain)
+    stages = [Stage(layers=stage.layers, gpus=stage.gpus[:1]) for stage in plan.stages]
+    return engine_step(Problem(chain=chain, platform=plan.platform, scope=scope), stages)
 
 
 def _placement(plan: Plan, microbatches: int) -> tuple[list[int], str]:

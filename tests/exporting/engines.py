@@ -14,6 +14,7 @@ from schedopt import Chain, InputError, Plan, Platform, Problem, Scope, Stage, s
 from schedopt.engine import Engine
 from schedopt.exporting import find_target
 from schedopt.solving.engine_cuts import EngineCuts
+from schedopt.solving.engine_grid import Grid
 from schedopt.systems.steps import engine_step
 from tests.examples import layer
 from tests.transformers import transformers
@@ -32,8 +33,8 @@ def engine_plans(draw: st.DrawFn, engine: Engine) -> Plan:
     count = ranks * draw(st.integers(1, 2))
     scope = Scope(allocation="general", max_k=None, microbatches=count, engine=engine)
     problem = Problem(chain=chain, platform=Platform(gpus, 10**9), scope=scope)
-    shapes = [EngineCuts(problem, ranks, many) for many in range(chunks, 0, -1)]
-    shapes.append(EngineCuts(problem, 1, 1))
+    shapes = [EngineCuts(problem, Grid(ranks=ranks, chunks=many)) for many in range(chunks, 0, -1)]
+    shapes.append(EngineCuts(problem, Grid(ranks=1, chunks=1)))
     cuts = next(shape for shape in shapes if shape.exist)
     begins = draw(st.sampled_from([*cuts.promising(None, lambda: False)]))
     return engine_step(problem, cuts.stages(begins))

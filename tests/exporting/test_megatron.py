@@ -148,10 +148,12 @@ def test_stages_that_it_cannot_run_are_refused() -> None:
         "on GPUs 0, 1, 1, 0, not": cut(plan, (0, 0, 0), (1, 2, 1), (3, 3, 1), (4, 4, 0)),
         "on GPUs 0, 1, 0, not": cut(plan, (0, 0, 0), (1, 2, 1), (3, 4, 0)),
         "several stages lie on a single GPU": cut(plan, (0, 2, 0), (3, 4, 0)),
-        "stage 0 computes layers again": replace(
+        "stage 0 does not compute the first 1 of its transformer layers again": replace(
             plan, stages=(replace(first, recompute=((0, 0),)), second)
         ),
-        "stage 0 has replicas": replace(plan, stages=(replace(first, gpus=(0, 1)), second)),
+        "stage 1 has 1 replicas, and stage 0 has 2": replace(
+            plan, stages=(replace(first, gpus=(0, 1)), second)
+        ),
     }
     for why, bad in refused.items():
         told = refusal("megatron", bad, 2)
