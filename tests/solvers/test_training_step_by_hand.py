@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from schedopt import Chain, Layer, Platform, Problem, Result, Rule, Scope, Stage, check, solve
+from schedopt.engine import Engine
 from schedopt.problem import Allocation, training_step, widest_step
 from schedopt.proofs import Proof, ProofKind, Suggestion
 from schedopt.solving import solve_problem
@@ -199,7 +200,6 @@ def test_what_no_training_step_can_be(
         ({"replicas": 1, "shard": "optimizer"}, "shard", "only replicas share", "Allow replicas"),
         ({"shard": "weights"}, "shard", "'weights' is not known", "Choose none"),
         ({"allocation": "fixed"}, "replicas", "stages that are given", "Leave one of the two out"),
-        ({"engine": "megatron", "microbatches": 2}, "replicas", "Megatron-LM", "Leave one of the"),
     ],
 )
 def test_scopes_without_replicas(
@@ -208,9 +208,12 @@ def test_scopes_without_replicas(
     assert_refused(lambda: Scope(**{"replicas": 2, **changes}), field, rule, way_out)
 
 
+@pytest.mark.parametrize("engine", [None, "megatron"])
 @pytest.mark.parametrize(("updated", "count"), [(None, 4), (2, None), (2, 4)])
-def test_replicas_need_a_step_with_an_update(updated: int | None, count: int | None) -> None:
-    scope = Scope(replicas=2, microbatches=count, max_k=None)
+def test_replicas_need_a_step_with_an_update(
+    updated: int | None, count: int | None, engine: Engine | None
+) -> None:
+    scope = Scope(replicas=2, microbatches=count, max_k=None, engine=engine)
     chain, rule = Chain(layers=(unit(),)), Rule()
     if updated is not None:
         rule = Rule(update_every=updated, forward_reads="delay")
