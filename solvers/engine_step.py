@@ -121,9 +121,6 @@ class _Search:
         """Search the shapes, those first that may have the shortest steps; then refute them."""
         clock = self.run.fork(self.run.workers, SHARE_OF_SEARCH)
         shapes = self._search(clock)
-        for shape in shapes:
-            if not self.run.stopped() and self._compare_all(shape):
-                shape.is_open = False
         self._lay_out_pending(FIRST_PENDING)
         self._refute(shapes, self.run.fork(self.run.workers, SHARE_OF_PROOF))
         self._lay_out_pending()
@@ -196,7 +193,7 @@ class _Search:
         return EngineShape(cuts)
 
     def _refute(self, shapes: list[EngineShape], run: Run) -> None:
-        """Ask CP-SAT about the shape whose bound is least, again and again."""
+        """Compare the cuts of the shape whose bound is least, or ask CP-SAT, again and again."""
         reported, turns = 0, False
         while not run.stopped() and not run.settled():
             for shape in shapes:
@@ -211,7 +208,10 @@ class _Search:
             turns = not turns
             if turns and NEAR * best.low < best.known_ns:
                 shape = best
-            self._ask(shape, run)
+            if self._compare_all(shape):
+                shape.is_open = False
+            else:
+                self._ask(shape, run)
             least = self._least(shapes)
             if least is not None and least > reported + reported // RISE:
                 reported = least

@@ -25,6 +25,7 @@ from schedopt.platform import Platform
 from schedopt.problem import Problem
 from schedopt.proofs import Proof, ProofKind
 from schedopt.result import Infeasibility
+from schedopt.solvers.engine_steps import report_engine_steps
 from schedopt.solvers.fold_search import list_folds, needed_s
 from schedopt.solvers.fold_search import propose as propose_folds
 from schedopt.solvers.grid_steps import propose as propose_steps
@@ -48,6 +49,8 @@ SHARE: Final = 0.9
 """Of the time, for the search over contiguous stages."""
 MOST_OF_OTHERS: Final = 0.3
 """Of the time, for the steps of published systems."""
+SHARE_OF_ENGINES: Final = 0.2
+"""Of the time, for the steps that engines can run, and half of what is left beside."""
 SHARE_BEFORE_OTHERS: Final = 0.5
 """Of that, where stages may lie anywhere, unless it still finds better ones."""
 SHARE_OF_LESS: Final = 0.5
@@ -108,10 +111,12 @@ def solve(problem: Problem, run: Run) -> None:
             left = run.remaining()
             if left is not None:
                 part.clock.shorten(min(published_s(problem), MOST_OF_OTHERS * left))
+                part.clock.shorten(SHARE_OF_ENGINES * left)
             others = anywhere and fold == 1 and _has_time_for_others(problem, part)
             if not _search_parts(problem, fold, part):
                 enough = SHARE_BEFORE_OTHERS if others else None
                 _search_contiguous(step, part, enough)
+    report_engine_steps(problem, run)
     report_published(problem, run)
     if anywhere and COMPILATIONS["local_search"].wait(run, late=False):
         for plan in propose_folds(problem, run):

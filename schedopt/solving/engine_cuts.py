@@ -5,9 +5,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import pairwise
 from operator import add, mul
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,25 @@ from schedopt.stage import Stage
 Array = npt.NDArray[np.int64]
 FirstLayers = tuple[int, ...]
 """The first layer of each stage."""
+
+
+class _StageCosts(NamedTuple):
+    """What a stage costs, wherever it lies.
+
+    Parameters
+    ----------
+    again_ns : int
+        Its recompute of a micro-batch.
+    kept_bytes : int
+        What it keeps of a micro-batch in flight.
+    running_bytes : int
+        What its backward needs beside what is kept, or the recompute before it, while the gradient
+        waits.
+    """
+
+    again_ns: int
+    kept_bytes: int
+    running_bytes: int
 
 
 class EngineCuts:
@@ -75,6 +95,7 @@ class EngineCuts:
         self.workspaces = [layer.workspace_bytes or 0 for layer in chain.layers]
         self.redone = RedoneLayers(chain, self.gpus[0], grid, problem.scope.engine)
         self.exchange = GradientExchange(problem, grid, chain) if updates else None
+        self.costs = cache(self._costs)
 
     def _state_bytes(self, layer: Layer) -> int:
         """Return what a layer holds all the time, or less."""
@@ -158,9 +179,8 @@ class EngineCuts:
 
         Where nothing takes time, only one micro-batch of a stage need be there at once.
         """
-        ends = (*begins[1:], self.layers)
-        kept = [self.kept_bytes(begin, end) for begin, end in zip(begins, ends, strict=True)]
-        running = [*map(self._running_bytes, begins, ends)]
+        costs = [*map(self.costs, begins, (*begins[1:], self.layers))]
+        kept = [cost.kept_bytes for cost in costs]
         for rank in range(self.ranks):
             own = slice(rank, None, self.ranks)
             room = self.gpus[rank].usable_bytes - sum(need[1] for need in needs[own])
@@ -168,40 +188,37 @@ class EngineCuts:
                 continue
             for vector, chunk in self.order.held_at_backwards[rank]:
                 held = sum(map(mul, vector, kept[own]))
-                if held + running[own][chunk] > room:
+                if held + costs[own][chunk].running_bytes > room:
                     return False
         return True
 
-    def _running_bytes(self, begin: int, end: int) -> int:
-        """Return what a backward needs beside what is kept, bytes.
-
-        Or the recompute before it, while the gradient waits.
-        """
+    def _costs(self, begin: int, end: int) -> _StageCosts:
+        """Return what a stage costs."""
+        redone, saved_input = self.redone, self.chain.layers[begin].saved_input_bytes or 0
+        again = int(redone.again_ns(begin, end))
+        kept = self.saved[end] - self.saved[begin] + (saved_input if begin else 0)
         most = max(self.workspaces[begin:end])
-        runs = self.redone.runs(begin, end)
-        if runs and self.redone.again_ns(begin, end) and end < self.layers and self.ranks > 1:
-            redone = max(max(self.workspaces[first : last + 1]) for first, last in runs)
-            most = max(most, redone + self.chain.layers[end - 1].activation_bytes)
-        return int(self.redone.returned_bytes(begin, end)) + most
+        runs = redone.runs(begin, end)
+        if runs and again and end < self.layers and self.ranks > 1:
+            largest = max(max(self.workspaces[first : last + 1]) for first, last in runs)
+            most = max(most, largest + self.chain.layers[end - 1].activation_bytes)
+        return _StageCosts(
+            again_ns=again,
+            kept_bytes=kept - int(redone.spared_bytes(begin, end)),
+            running_bytes=int(redone.returned_bytes(begin, end)) + most,
+        )
 
     def _rank_of(self, layer: int, begins: FirstLayers) -> int:
         return (bisect_left(begins, layer + 1) - 1) % self.ranks
 
     def needs(self, number: int, begin: int, end: int) -> tuple[int, int, int]:
         """Return what a stage takes: work, ns; weights and what it keeps in flight, bytes."""
-        done = self.work[number % self.ranks]
+        done, costs = self.work[number % self.ranks], self.costs(begin, end)
         work = done[end] - done[begin]
         # What takes no time at all may come one after the other at one instant.
         in_flight = self.order.in_flight[number] if work else 1
-        kept = in_flight * self.kept_bytes(begin, end)
-        work += int(self.redone.again_ns(begin, end))
-        return work, self.weights[end] - self.weights[begin], kept
-
-    def kept_bytes(self, begin: int, end: int) -> int:
-        """Return what a stage keeps of a micro-batch in flight, bytes."""
-        first = self.chain.layers[begin].saved_input_bytes or 0
-        kept = self.saved[end] - self.saved[begin] + (first if begin else 0)
-        return kept - int(self.redone.spared_bytes(begin, end))
+        kept = in_flight * costs.kept_bytes
+        return work + costs.again_ns, self.weights[end] - self.weights[begin], kept
 
     def times(self, begins: FirstLayers) -> tuple[Array, Array]:
         """Return times of operations and transfers of a cut by kind, as in `CriticalPath`, ns."""

@@ -15,12 +15,14 @@ from schedopt.engine import ENGINES, Engine, recomputable_units, stage_begins, w
 from schedopt.plan import Plan
 from schedopt.problem import training_step
 from schedopt.profile import Variant
+from schedopt.solvers.engine_steps import report_engine_steps
 from schedopt.solving.engine_cuts import EngineCuts
 from schedopt.solving.engine_grid import ALL, Grid, grids_of
 from schedopt.solving.engine_layout import lay_out_step
 from schedopt.solving.engine_order import ROUNDS, EngineOrder
 from schedopt.solving.engine_shape import EngineShape
 from schedopt.solving.portfolio import solve_problem
+from schedopt.solving.run import Run
 from schedopt.stage import Shard
 from tests.budgets import trials
 from tests.tensor_groups import two_nodes
@@ -171,6 +173,23 @@ def test_equal_to_trying_every_grid_and_cut(problem: Problem) -> None:
     if searched:
         assert result.plan is not None
         assert result.plan.pattern.period_total_ns <= min(searched)
+
+
+@trials(100, by_day=20)
+@given(steps())
+def test_no_engine_is_ahead_of_steps_of_any_kind(problem: Problem) -> None:
+    asked = solve_problem(problem, time_limit=None, gap=0, workers=1)
+    free = replace(problem, scope=replace(problem.scope, engine=None))
+    run = Run(free)
+    run.begin("training_step")
+    report_engine_steps(free, run)
+    if asked.plan is None:
+        return
+    best = run.best()
+    assert best is not None
+    assert check(best) == ()
+    assert best.scope == free.scope
+    assert best.pattern.period <= asked.plan.pattern.period
 
 
 @trials(200, by_day=30)
