@@ -210,8 +210,8 @@ class _Search:
                 shape = best
             if self._compare_all(shape):
                 shape.is_open = False
-            else:
-                self._ask(shape, run)
+                continue
+            self._ask(shape, run)
             least = self._least(shapes)
             if least is not None and least > reported + reported // RISE:
                 reported = least
