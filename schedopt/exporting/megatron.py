@@ -1,23 +1,18 @@
 """The arguments of Megatron-LM that cut a model as a plan does.
 
-They stand in an array of bash, to be passed to ``pretrain_gpt.py``. The layout has a letter for the
-embedding (E), each transformer layer (t) and the head with the loss (L), ``|`` between stages and
-``t*3`` for ``ttt``; stage s is on rank s mod P. So placement is round robin, each rank has equally
-many stages, and the final norm is always with the head. Of each stage the first
-``--recompute-num-layers`` transformer layers are recomputed.
-
-References
-----------
-Megatron Core developer guide, *Custom pipeline model parallel layout*.
+They stand in an array of bash, to be passed to ``pretrain_gpt.py``. The layout
+(`schedopt.megatron_layout`) says what lies on each stage; stage s is on rank s mod P. So placement
+is round robin, each rank has equally many stages, and the final norm is always with the head. Of
+each stage the first ``--recompute-num-layers`` transformer layers are recomputed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import groupby
 from typing import Final
 
 from schedopt.exporting.own_order import describe, micro_batch_size, own_step, rank_count
+from schedopt.megatron_layout import LayoutChunk, write_layout
 from schedopt.plan import Plan
 from schedopt.transformer_blocks import EMBEDDING, find_blocks
 
@@ -85,12 +80,11 @@ def _world_size(plan: Plan) -> int:
 def make_layout(plan: Plan) -> str:
     """Return the layout of stages that lie between whole transformer layers."""
     blocks = find_blocks(plan.chain)
-    letters = {EMBEDDING: "E", blocks.count: "L"}
-    parts = []
+    chunks = []
     for stage in plan.stages:
-        row = [letters.get(place, "t") for place in blocks.places(*stage.layers)]
-        runs = ((letter, len(list(run))) for letter, run in groupby(row))
-        parts.append(
-            "".join(letter if count == 1 else f"{letter}*{count}" for letter, count in runs)
+        places = blocks.places(*stage.layers)
+        embedding, loss = EMBEDDING in places, blocks.count in places
+        chunks.append(
+            LayoutChunk(embedding=embedding, layers=len(places) - embedding - loss, loss=loss)
         )
-    return "|".join(parts)
+    return write_layout(chunks)
