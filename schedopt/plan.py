@@ -110,6 +110,10 @@ class Transfer:
         For all but activations and their gradients, whose ends follow from the stages: which
         replicas, counted from that of micro-batch i, so that the GPUs are
         ``gpus[(i + source) % R]`` and ``gpus[(i + target) % R]``.
+    source_stage : int, optional
+        For a weight gradient that is added to that of a copy (`Chain.copied`): the stage whose
+        replica sends what its own backwards have added to the gradient of the layers that both
+        stages have, whole. Without it source and target are replicas of the same stage.
     chunk, chunks : int
         Which of how many equal parts of the stage's weights.
     mode : {"copy", "reduce"}
@@ -126,6 +130,7 @@ class Transfer:
     start_ns: int
     source: int | None = None
     target: int | None = None
+    source_stage: int | None = None
     chunk: int = 0
     chunks: int = 1
     mode: Mode = "copy"
@@ -160,6 +165,22 @@ class Transfer:
             )
         if self.tensor == "weights" and self.mode == "reduce":
             raise InputError("weights are copied, never added", field="mode", way_out="Use copy")
+        if self.source_stage is not None:
+            self._check_source_stage()
+
+    def _check_source_stage(self) -> None:
+        check_whole(self, "source_stage", high=_MOST)
+        if (
+            self.tensor != "weight_gradient"
+            or self.mode != "reduce"
+            or self.chunks != 1
+            or self.source_stage == self.stage
+        ):
+            raise InputError(
+                "only the gradient of a copy comes from another stage, whole, to be added",
+                field="source_stage",
+                way_out="Leave it out, or give a weight_gradient that is reduced in one chunk",
+            )
 
     @property
     def is_boundary(self) -> bool:
@@ -175,6 +196,8 @@ class Transfer:
         part = f", chunk {self.chunk} of {self.chunks}" if self.chunks > 1 else ""
         ends = f", replica {self.source:+} to {self.target:+}" if not self.is_boundary else ""
         name = self.tensor.replace("_", " ")
+        if self.source_stage is not None:
+            name += f" of stage {self.source_stage} to that"
         return f"{name} of stage {self.stage}, shift {self.shift}{part}{ends}"
 
 
@@ -380,12 +403,14 @@ class Plan(Problem):
     def lanes(self, item: Transfer | Collective) -> int:
         """Return how many GPUs of a group send next to each other.
 
-        Those of the smaller group, where activations and gradients go from one to another, each a
-        part; else all, each what it has of the weights.
+        Those of the smaller group, where something goes from one to another, each a part; else
+        all, each what it has of the weights.
         """
         own = self.stages[item.stage].tensor
         if isinstance(item, Transfer) and item.is_boundary:
             return min(own, self.stages[item.stage + 1].tensor)
+        if isinstance(item, Transfer) and item.source_stage is not None:
+            return min(own, self.stages[item.source_stage].tensor)
         return own
 
     def _repr_html_(self) -> str:

@@ -281,11 +281,11 @@ class Problem:
         self._check_horizon()
         every = range(len(self.chain.layers))
         if not self.rule.is_given:
-            if self.chain.copied:
+            if self.chain.copied and self.rule != Rule.of_flush(self.rule.update_every or 1):
                 raise InputError(
-                    "an update adds up the gradients of copied weights, which no plan says yet",
+                    "the gradients of copied weights are added up in steps that end with a flush",
                     field="chain.copied",
-                    way_out="Keep tied layers together, or leave updates out (Rule())",
+                    way_out="Keep tied layers together, or take a rule of flushes (Rule.of_flush)",
                 )
             for name in ("parameter_bytes", "gradient_bytes"):
                 self._require(name, every, needed_by="a rule with updates")

@@ -248,6 +248,7 @@ class Suggestion(_Worded):
     RECOMPUTE = "recompute", "recompute (Scope.recompute)"
     REPLICAS = "replicas", "replicas (Scope.replicas)"
     SHARE_MORE = "share_more", "replicas that share more of their state (Scope.shard)"
+    COPIES = "copies", "a copy of tied weights in each layer that uses them (copy_tied_weights)"
     TRAINING_STEP = "training_step", "a training step (solve.batch)"
     PEAK_MEMORY = "peak_memory", "memory read as its peak (Scope.memory)"
     ANY_ALLOCATION = "any_allocation", "any allocation (Scope.allocation)"

@@ -92,13 +92,11 @@ def test_a_layer_that_does_not_say_what_a_copy_takes_is_refused() -> None:
         replace(CHAIN, same_gpu=(), copied=((0, 3),))
 
 
-def test_updates_of_copies_are_refused() -> None:
+def test_updates_of_copies_but_at_a_flush_are_refused() -> None:
+    asked = Problem(chain=copy_tied_weights(CHAIN), platform=Platform(2, 1000))
+    assert replace(asked, rule=Rule.of_flush(4)).rule.update_every == 4
     with pytest.raises(InputError, match=r"chain\.copied: .*Keep tied layers together"):
-        Problem(
-            chain=copy_tied_weights(CHAIN),
-            platform=Platform(2, 1000),
-            rule=Rule(update_every=4, delay=0),
-        )
+        replace(asked, rule=Rule(update_every=4))
 
 
 def test_megatron_alone_adds_up_the_gradients_of_copies() -> None:
@@ -132,7 +130,6 @@ def test_the_option_copies_or_says_why_not(tmp_path: Path) -> None:
     assert "6 ns" in printed("solve", "--fix", plan)
     assert "6 ns" in printed("solve", "--fix", plan, "--chain", file, "--tied", "copied")
     refused = {
-        ("--tied", "copied", "--batch", "4"): "--tied copied: given together with --batch",
         ("--tied", "apart"): "--tied",
     }
     for options, message in refused.items():

@@ -9,6 +9,7 @@ from itertools import accumulate, product
 from schedopt.account.shard_owners import ShardOwners
 from schedopt.account.timeline import Interval, Schedule, replica_of
 from schedopt.plan import Kind
+from schedopt.tied_weights import exchanging_stages
 
 Place = tuple[int, int, int | None]
 """Stage, GPU and chunk of weights; None for the whole stage."""
@@ -162,10 +163,17 @@ class _LastEvents:
             if transfer.tensor == "weight_gradient" or (
                 transfer.tensor == "weights" and not scattered
             ):
-                self._keep(transfer.tensor, transfer.stage, run, transfer.chunk, i)
+                chunk = transfer.chunk if transfer.source_stage is None else None
+                self._keep(transfer.tensor, transfer.stage, run, chunk, i)
         for stage in range(len(schedule.plan.stages)):
             for i, run in gradient_runs(schedule, stage):
                 self._keep("own", stage, run, None, i)
+        # On one GPU the gradients of copies are added up where they lie.
+        stages = schedule.plan.stages
+        for source, target in exchanging_stages(schedule.plan.chain, stages):
+            for i, run in gradient_runs(schedule, source):
+                if run.gpu in stages[target].gpus:
+                    self._keep("own", target, run, None, i)
 
     def _keep(self, name: str, stage: int, run: Interval, chunk: int | None, i: int) -> None:
         key = (name, stage, run.gpu, chunk, i // self.every)

@@ -17,7 +17,7 @@ class ShardOwners:
         without = plan.rule.is_given
         self.chunks = [len(stage.gpus) if without else 1 for stage in plan.stages]
         for transfer in plan.pattern.transfers:
-            if transfer.tensor in ("weights", "weight_gradient"):
+            if transfer.moves_weights and transfer.source_stage is None:
                 self.chunks[transfer.stage] = transfer.chunks
         for collective in plan.pattern.collectives:
             self.chunks[collective.stage] = len(plan.stages[collective.stage].gpus)

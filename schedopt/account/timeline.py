@@ -12,6 +12,7 @@ from schedopt.chain import Layer
 from schedopt.folding import whole
 from schedopt.network import Resource
 from schedopt.plan import Kind, Operation, Plan, Transfer
+from schedopt.tied_weights import shared_gradient_bytes
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,8 @@ class Timeline:
             ends = [stage.gpu(micro_batch), plan.stages[transfer.stage + 1].gpu(micro_batch)]
             source, target = ends if transfer.tensor == "activation" else ends[::-1]
         else:
-            source = stage.gpu(micro_batch + (transfer.source or 0))
+            sender = stage if transfer.source_stage is None else plan.stages[transfer.source_stage]
+            source = sender.gpu(micro_batch + (transfer.source or 0))
             target = stage.gpu(micro_batch + (transfer.target or 0))
         return source, target, transfer_bytes(plan, transfer)
 
@@ -218,8 +220,20 @@ def transfer_bytes(plan: Plan, transfer: Transfer) -> int:
         members = stage_layers(plan, transfer.stage)
         plan.costs.require("saved_weight_bytes", members, needed_by="sending what W needs")
         return sum(layers[layer].saved_weight_bytes or 0 for layer in members)
+    if transfer.source_stage is not None:
+        return _copy_bytes(plan, transfer.source_stage, transfer.stage, plan.lanes(transfer))
     name = "gradient_bytes" if transfer.tensor == "weight_gradient" else "parameter_bytes"
     return part_of(stage_bytes(plan, transfer.stage, name), transfer.chunk, transfer.chunks)
+
+
+def _copy_bytes(plan: Plan, source: int, target: int, lanes: int) -> int:
+    """Return the gradient that two stages have copies of, bytes a lane: parts of tensor groups."""
+    runs = [plan.stages[number].layer_range for number in (source, target)]
+    most = max(
+        stage.tensor * shared_gradient_bytes(plan.in_group(stage.tensor), *runs)
+        for stage in (plan.stages[source], plan.stages[target])
+    )
+    return -(-most // lanes)
 
 
 def stage_bytes(plan: Plan, stage: int, name: str) -> int:

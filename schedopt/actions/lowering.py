@@ -116,6 +116,12 @@ def _refuse(plan: Plan) -> None:
                 way_out="Solve with groups of one GPU at most (Scope.tensor)",
             )
     for number, transfer in enumerate(plan.pattern.transfers):
+        if transfer.source_stage is not None:
+            raise InputError(
+                "the gradients of copies of tied weights are not added up yet where a plan is run",
+                field=f"pattern.transfers[{number}].source_stage",
+                way_out="Keep tied layers together (without copy_tied_weights)",
+            )
         if transfer.tensor not in _SENT:
             raise InputError(
                 f"{transfer.tensor} is not sent yet where a plan is run",

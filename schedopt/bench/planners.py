@@ -18,6 +18,7 @@ from schedopt.solvers.uniform_grids import propose
 from schedopt.solving.registry import load_partitioner
 from schedopt.solving.replicas.arrays import LAYERED, NEVER, StepData
 from schedopt.solving.replicas.candidates import filled_by_1f1b
+from schedopt.solving.replicas.copies import NO_COPIES
 from schedopt.solving.replicas.costs import describe_stages
 from schedopt.solving.replicas.search import StepSearch
 from schedopt.solving.replicas.step_bound import fits
@@ -131,6 +132,7 @@ def _score_at(step: StepData, stages: Sequence[Stage], level: int) -> Score:
             cost[2],
             cost[6],
             cost[7],
+            NO_COPIES,
             step.count,
             order,
             NEVER,

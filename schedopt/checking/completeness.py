@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from math import lcm
 
+from schedopt.checking.copies import find_wrong_copies
 from schedopt.checking.violations import Violation
 from schedopt.plan import Operation, Plan, Transfer
 
@@ -177,8 +178,6 @@ def _find_wrong_weight_tensors(
     plan: Plan, position: int, listed: Sequence[tuple[str, Transfer]]
 ) -> Iterator[Violation]:
     m, k = plan.rule.update_every, plan.pattern.k
-    stage = plan.stages[position]
-    first_place, first = listed[0]
     if m is None:
         for place, _ in listed:
             yield Violation(
@@ -188,22 +187,29 @@ def _find_wrong_weight_tensors(
     if k % m:
         yield Violation(
             "transfer",
-            first_place,
+            listed[0][0],
             f"weights move in a period of {k} micro-batches, which is no multiple of the {m} of "
             f"an update",
         )
-    for place, transfer in listed:
+    own = [(place, transfer) for place, transfer in listed if transfer.source_stage is None]
+    for place, transfer in own:
+        first_place, first = own[0]
         if transfer.chunks != first.chunks:
             yield Violation(
                 "transfer",
                 place,
                 f"{transfer.chunks} chunks, but {first.chunks} in {first_place}, of one stage",
             )
+    for place, transfer in listed:
+        yield from find_wrong_copies(plan, place, transfer)
         assert transfer.source is not None
         assert transfer.target is not None
-        for i in range(transfer.shift, transfer.shift + lcm(k, len(stage.gpus)), k):
-            gpu = stage.gpu(i + transfer.source)
-            if gpu == stage.gpu(i + transfer.target):
+        target = plan.stages[position]
+        source = target if transfer.source_stage is None else plan.stages[transfer.source_stage]
+        every = lcm(k, len(source.gpus), len(target.gpus))
+        for i in range(transfer.shift, transfer.shift + every, k):
+            gpu = source.gpu(i + transfer.source)
+            if gpu == target.gpu(i + transfer.target):
                 yield Violation("transfer", place, f"from GPU {gpu} to itself, micro-batch {i}")
                 break
 

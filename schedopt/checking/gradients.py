@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from schedopt.checking.buffers import Buffers
 from schedopt.checking.timeline import Item, Timeline, name_item, on_replica
 from schedopt.checking.violations import Violation
 from schedopt.plan import Operation, Transfer
-
-Event = Callable[[int], None]
 
 # At one instant: ends and arrivals, then updates, then what starts.
 _ARRIVE: Final = 0
@@ -20,7 +19,6 @@ _UPDATE: Final = 1
 _SEND_GRADIENT: Final = 2
 _START_UPDATE: Final = 3
 _SEND_WEIGHTS: Final = 4
-_MOST_NAMED: Final = 4
 _EVERY_GPU: Final = -1
 
 
@@ -54,64 +52,13 @@ def replay_gradients(timeline: Timeline, stage: int, replayed: int, checked: int
     return History(replay.made, replay.parts, tuple(replay.violations.values()))
 
 
-@dataclass
-class _Replay:
-    """The buffers of one stage while time goes on.
-
-    A buffer is a set of micro-batches of one mini-batch, kept as the bits of an integer. A chunk is
-    updated where it is at home; where nothing is sharded that is everywhere.
-    """
-
-    timeline: Timeline
-    stage: int
-    replayed: int
-    checked: int
-    made: dict[int, dict[int, int]] = field(default_factory=dict)
-    parts: dict[tuple[int, int], dict[int, int]] = field(default_factory=dict)
-    newest: dict[tuple[int, int], int] = field(default_factory=dict)
-    buffers: dict[tuple[int, int], list[int]] = field(default_factory=dict)
-    coming: set[tuple[int, int, int]] = field(default_factory=set)
-    received: set[tuple[int, int, int]] = field(default_factory=set)
-    there: dict[tuple[int, int], int] = field(default_factory=dict)
-    updating: set[tuple[int, int]] = field(default_factory=set)
-    violations: dict[tuple[str, str, str], Violation] = field(default_factory=dict)
-    queue: list[tuple[int, int, int, Event]] = field(default_factory=list)
-    pushed: int = 0
-
-    def __post_init__(self) -> None:
-        plan = self.timeline.plan
-        assert plan.rule.update_every is not None
-        self.m = plan.rule.update_every
-        self.whole = (1 << self.m) - 1
-        self.gpus = tuple(dict.fromkeys(plan.stages[self.stage].gpus))
-        shard = plan.stages[self.stage].shard
-        self.sharded, self.scattered = shard != "none", shard == "parameter"
-        self.at_home = shard in ("gradient", "parameter")
-        items = self.timeline.by_stage[self.stage]
-        self.transfers = [
-            (place, item)
-            for place, item in items
-            if isinstance(item, Transfer)
-            and item.moves_weights
-            # What is gathered is not what makes a version.
-            and not (self.scattered and item.tensor == "weights")
-        ]
-        self.updates = [
-            (place, item)
-            for place, item in items
-            if isinstance(item, Operation) and item.kind == "U"
-        ]
-        self.chunks = self.timeline.chunks[self.stage]
-        self.home = {gpu: sorted(self.timeline.home(self.stage, gpu)) for gpu in self.gpus}
-        for gpu in self.gpus:
-            self.made[gpu] = {}
-            for chunk in self.home[gpu] if self.scattered else range(self.chunks):
-                self.parts[gpu, chunk] = {}
-                self.newest[gpu, chunk] = 0
+class _Replay(Buffers):
+    """The events of one stage, in the order of their times."""
 
     def run(self) -> None:
         k = self.timeline.plan.pattern.k
         self.push_own()
+        self.push_copies()
         moving: list[tuple[str, Item]] = [*self.updates, *self.transfers]
         for place, item in moving:
             rank, begin = self._begin(item)
@@ -141,40 +88,47 @@ class _Replay:
                     add = partial(self.add_own, places[id(slot.item)], i, replica)
                     self.push(self.timeline.span(name, i)[1], _ARRIVE, add)
 
+    def push_copies(self) -> None:
+        """Await the gradients of copies that are made on GPUs of this stage."""
+        for partner, made in self.copies.items():
+            for gpu in self.gpus:
+                for end, i in made.get(gpu, ()):
+                    add = partial(
+                        self.add, f"stage {partner}", i, gpu, self.wanted.bits([i], partner)
+                    )
+                    self.push(end, _ARRIVE, add)
+
     def _begin(self, item: Operation | Transfer) -> tuple[int, Callable[..., None]]:
         if isinstance(item, Operation):
             return _START_UPDATE, self.start_update
         if item.tensor == "weights":
             return _SEND_WEIGHTS, self.send_weights
+        if item.source_stage is not None:
+            return _SEND_GRADIENT, self.send_copy
         return _SEND_GRADIENT, self.send_gradient
-
-    def push(self, time: int, rank: int, event: Event) -> None:
-        heapq.heappush(self.queue, (time, rank, self.pushed, event))
-        self.pushed += 1
-
-    def report(self, kind: str, place: str, topic: str, micro_batch: int, message: str) -> None:
-        if micro_batch < self.checked:
-            self.violations.setdefault((kind, place, topic), Violation(kind, place, message))
-
-    def buffer(self, gpu: int, mini_batch: int) -> list[int]:
-        return self.buffers.setdefault((gpu, mini_batch), [0] * self.chunks)
 
     def add_own(self, place: str, micro_batch: int, replica: int, time: int) -> None:
         gpu = self.timeline.plan.stages[self.stage].gpu(micro_batch + replica)
-        mini_batch, position = divmod(micro_batch, self.m)
+        self.add(place, micro_batch, gpu, self.wanted.bits([micro_batch]), time)
+
+    def add(self, place: str, first: int, gpu: int, bits: int, time: int) -> None:
+        """Add gradients of the mini-batch of a micro-batch to all chunks on a GPU."""
+        mini_batch = first // self.m
         buffer = self.buffer(gpu, mini_batch)
-        if any(chunk >> position & 1 for chunk in buffer):
+        again = 0
+        for chunk in range(self.chunks):
+            again |= buffer[chunk] & bits
+            buffer[chunk] |= bits
+            self.update_soon(gpu, chunk, mini_batch, time)
+        if again:
+            twice = self.wanted.describe(again, mini_batch)
             self.report(
                 "gradient",
                 place,
                 "twice",
-                micro_batch,
-                f"counts micro-batch {micro_batch} at {time} ns, though the gradient on GPU {gpu} "
-                f"has it already",
+                first,
+                f"counts {twice} at {time} ns, though the gradient on GPU {gpu} has it already",
             )
-        for chunk in range(self.chunks):
-            buffer[chunk] |= 1 << position
-            self.update_soon(gpu, chunk, mini_batch, time)
 
     def update_soon(self, gpu: int, chunk: int, mini_batch: int, time: int) -> None:
         if self.updates or chunk not in self.home[gpu]:
@@ -254,20 +208,37 @@ class _Replay:
         mini_batch = first // self.m
         carried = self.buffer(source, mini_batch)[item.chunk]
         if not carried:
-            self.report(
-                "gradient",
-                place,
-                "empty",
-                first,
-                f"{name_item(item, first)} starts at {time} ns, when GPU {source} has nothing of "
-                f"mini-batch {mini_batch}",
-            )
+            self.report_empty(place, item, first, source, time)
             return
         if self.at_home and item.chunk not in self.home[source]:
             self.buffer(source, mini_batch)[item.chunk] = 0
         end = time + self.timeline.length(item, first)
         arrive = partial(self.receive_gradient, place, item, first, target, carried)
         self.push(end, _ARRIVE, arrive)
+
+    def send_copy(self, place: str, item: Transfer, first: int, time: int) -> None:
+        """Send what a copy has made by then on a GPU, without what came there."""
+        source, target = self.timeline.ends(item, first)
+        mini_batch = first // self.m
+        assert item.source_stage is not None
+        made = [
+            i
+            for end, i in self.copies[item.source_stage].get(source, ())
+            if end <= time and i // self.m == mini_batch
+        ]
+        if not made:
+            self.report_empty(place, item, first, source, time)
+            return
+        bits = self.wanted.bits(made, item.source_stage)
+        end = time + self.timeline.length(item, first)
+        self.push(end, _ARRIVE, partial(self.receive_copy, place, item, first, target, bits))
+
+    def receive_copy(
+        self, place: str, item: Transfer, first: int, target: int, bits: int, time: int
+    ) -> None:
+        for chunk in range(self.chunks):
+            self.report_late(place, item, first, target, chunk, time)
+        self.add(place, first, target, bits, time)
 
     def receive_gradient(
         self, place: str, item: Transfer, first: int, target: int, carried: int, time: int
@@ -276,29 +247,46 @@ class _Replay:
         buffer = self.buffer(target, mini_batch)
         own = buffer[item.chunk]
         what = f"{name_item(item, first)} reaches GPU {target} at {time} ns"
+        self.report_late(place, item, first, target, item.chunk, time)
+        if item.mode == "reduce":
+            if own & carried:
+                twice = self.wanted.describe(own & carried, mini_batch)
+                self.report("gradient", place, "twice", first, f"{what} and counts {twice} twice")
+            buffer[item.chunk] = own | carried
+        else:
+            if own & ~carried:
+                lost = self.wanted.describe(own & ~carried, mini_batch)
+                self.report("gradient", place, "lost", first, f"{what} and overwrites {lost}")
+            buffer[item.chunk] = carried
+        self.update_soon(target, item.chunk, mini_batch, time)
+
+    def report_empty(self, place: str, item: Transfer, first: int, source: int, time: int) -> None:
+        self.report(
+            "gradient",
+            place,
+            "empty",
+            first,
+            f"{name_item(item, first)} starts at {time} ns, when GPU {source} has nothing of "
+            f"mini-batch {first // self.m}",
+        )
+
+    def report_late(
+        self, place: str, item: Transfer, first: int, target: int, chunk: int, time: int
+    ) -> None:
+        """Report a gradient of a chunk that comes after its mini-batch was applied."""
         applied: dict[int, int] = {}
-        if item.chunk in self.home[target]:
-            applied = self.parts[target, item.chunk] if self.sharded else self.made[target]
-        if mini_batch + 1 in applied:
-            made = applied[mini_batch + 1]
+        if chunk in self.home[target]:
+            applied = self.parts[target, chunk] if self.sharded else self.made[target]
+        version = first // self.m + 1
+        if version in applied:
             self.report(
                 "gradient",
                 place,
                 "late",
                 first,
-                f"{what}, {time - made} ns after version {mini_batch + 1} came there",
+                f"{name_item(item, first)} reaches GPU {target} at {time} ns, "
+                f"{time - applied[version]} ns after version {version} came there",
             )
-        if item.mode == "reduce":
-            if own & carried:
-                twice = self.describe(own & carried, mini_batch)
-                self.report("gradient", place, "twice", first, f"{what} and counts {twice} twice")
-            buffer[item.chunk] = own | carried
-        else:
-            if own & ~carried:
-                lost = self.describe(own & ~carried, mini_batch)
-                self.report("gradient", place, "lost", first, f"{what} and overwrites {lost}")
-            buffer[item.chunk] = carried
-        self.update_soon(target, item.chunk, mini_batch, time)
 
     def send_weights(self, place: str, item: Transfer, first: int, time: int) -> None:
         source, target = self.timeline.ends(item, first)
@@ -332,45 +320,3 @@ class _Replay:
         self.received.add(key)
         arrived = partial(self.make, place, target, item.chunk, mini_batch, first)
         self.push(time, _UPDATE, arrived)
-
-    def describe(self, bits: int, mini_batch: int) -> str:
-        numbers = [n + mini_batch * self.m for n in range(self.m) if bits >> n & 1]
-        named = ", ".join(map(str, numbers[:_MOST_NAMED]))
-        more = f" and {len(numbers) - _MOST_NAMED} more" if len(numbers) > _MOST_NAMED else ""
-        return f"micro-batch{'es' if len(numbers) > 1 else ''} {named}{more}"
-
-    def describe_gap(self, gpu: int, mini_batch: int) -> str:
-        """Say what a mini-batch lacks that is at home on a GPU; nothing if it is whole."""
-        for chunk in self.home[gpu]:
-            held = self.buffer(gpu, mini_batch)[chunk]
-            if held != self.whole:
-                missing = self.describe(self.whole & ~held, mini_batch)
-                part = f"chunk {chunk} of " if self.chunks > 1 else ""
-                return f"{part}mini-batch {mini_batch} lacks {missing}"
-        return ""
-
-    def find_lost(self) -> None:
-        for gpu in self.gpus:
-            mine = [chunk for place, chunk in self.parts if place == gpu]
-            for mini_batch in range(self.checked // self.m):
-                lost = [chunk for chunk in mine if mini_batch + 1 not in self.parts[gpu, chunk]]
-                if lost:
-                    place = f"stage {self.stage}, GPU {gpu}, mini-batch {mini_batch}"
-                    reasons = ", and ".join(self.explain_loss(gpu, lost, mini_batch))
-                    self.report(
-                        "gradient",
-                        place,
-                        "never",
-                        mini_batch * self.m,
-                        f"never becomes version {mini_batch + 1} there: {reasons}",
-                    )
-                    break
-
-    def explain_loss(self, gpu: int, lost: list[int], mini_batch: int) -> Iterator[str]:
-        at_home = any(chunk in self.home[gpu] for chunk in lost)
-        if at_home:
-            yield self.describe_gap(gpu, mini_batch) or f"mini-batch {mini_batch} is whole"
-        if at_home and self.updates:
-            yield "no U applies it"
-        if not at_home or any(item.tensor == "weights" for _, item in self.transfers):
-            yield "its weights do not come"

@@ -35,12 +35,12 @@ def find_missing_references(plan: Plan) -> Iterator[Violation]:
                 )
     for name in ("operations", "transfers", "collectives"):
         for position, item in enumerate(getattr(plan.pattern, name)):
-            if item.stage >= len(plan.stages):
+            named = {item.stage, getattr(item, "source_stage", None) or 0}
+            for stage in sorted(one for one in named if one >= len(plan.stages)):
                 yield Violation(
                     "reference",
                     f"{name}[{position}]",
-                    f"stage {item.stage} does not exist; stages go from 0 to "
-                    f"{len(plan.stages) - 1}",
+                    f"stage {stage} does not exist; stages go from 0 to {len(plan.stages) - 1}",
                 )
 
 

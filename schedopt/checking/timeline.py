@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import lcm
 
+from schedopt.checking.copies import copied_bytes
 from schedopt.checking.parts import Part
 from schedopt.plan import Operation, Plan, Transfer
 
@@ -85,7 +86,8 @@ class Timeline:
                 return max(self.length_on(item, one) for one in self.part.same[gpu])
             return self.length_on(item, gpu)
         source, target = self.ends(item, first)
-        key = item.tensor, item.stage, source, target, item.chunk, item.chunks, item.covers
+        copy = -1 if item.source_stage is None else item.source_stage
+        key = item.tensor, item.stage, copy, source, target, item.chunk, item.chunks, item.covers
         found = self._lengths.get(key)
         if found is None:
             found = self._lengths[key] = self.plan.platform.transfer_ns(
@@ -130,8 +132,12 @@ class Timeline:
         """From which GPU to which GPU a transfer goes."""
         stage = self.plan.stages[transfer.stage]
         if transfer.source is not None and transfer.target is not None:
-            return stage.gpu(micro_batch + transfer.source), stage.gpu(
-                micro_batch + transfer.target
+            sender = stage
+            if transfer.source_stage is not None:
+                sender = self.plan.stages[transfer.source_stage]
+            return (
+                sender.gpu(micro_batch + transfer.source),
+                stage.gpu(micro_batch + transfer.target),
             )
         here = stage.gpu(micro_batch)
         there = self.plan.stages[transfer.stage + 1].gpu(micro_batch)
@@ -145,6 +151,9 @@ class Timeline:
             return -(-whole // self.plan.lanes(transfer)) * transfer.covers
         if transfer.tensor == "weight_half":
             return self.size(transfer.stage, "saved_weight_bytes")
+        if transfer.source_stage is not None:
+            whole = copied_bytes(self.plan, transfer.source_stage, transfer.stage)
+            return -(-whole // self.plan.lanes(transfer))
         part = "parameter_bytes" if transfer.tensor == "weights" else "gradient_bytes"
         return _cut(self.size(transfer.stage, part), transfer.chunk, transfer.chunks)
 
@@ -162,7 +171,7 @@ class Timeline:
         for collective in self.weights_of.pattern.collectives:
             found[collective.stage] = len(self.weights_of.stages[collective.stage].gpus)
         for _, item in self.items:
-            if isinstance(item, Transfer) and item.moves_weights:
+            if isinstance(item, Transfer) and item.moves_weights and item.source_stage is None:
                 found[item.stage] = item.chunks
         return tuple(found)
 
@@ -186,7 +195,25 @@ class Timeline:
         """Return the stages on which the GPUs of an item depend."""
         if isinstance(item, Transfer) and item.is_boundary:
             return (item.stage, item.stage + 1)
+        if isinstance(item, Transfer) and item.source_stage is not None:
+            return (item.stage, item.source_stage)
         return (item.stage,)
+
+    def own_gradients(self, stage: int, replayed: int) -> dict[int, list[tuple[int, int]]]:
+        """Return when each GPU of a stage has made the gradient of which micro-batch, ns.
+
+        None where gradients go home behind each backward, so that no GPU keeps its own.
+        """
+        one = self.plan.stages[stage]
+        found: dict[int, list[tuple[int, int]]] = {gpu: [] for gpu in one.gpus}
+        if one.shard in ("gradient", "parameter"):
+            return found
+        for replica in range(len(one.gpus)):
+            name = (on_replica("W" if self.is_split(stage) else "B", replica), stage)
+            for i in range(replayed):
+                if self.slot(name, i) is not None:
+                    found[one.gpu(i + replica)].append((self.span(name, i)[1], i))
+        return found
 
     def repeat(self, *stages: int) -> int:
         """Return after how many micro-batches stages run on the same GPUs at the same phase."""
@@ -267,7 +294,10 @@ def name_place(name: Name, micro_batch: int) -> str:
 def name_item(item: Item, first: int) -> str:
     """Write what runs: ``B of stage 2, micro-batch 5``."""
     kind = item.kind if isinstance(item, Operation) else item.tensor.replace("_", " ")
-    text = f"{kind} of stage {item.stage}, micro-batch"
+    text = kind
+    if isinstance(item, Transfer) and item.source_stage is not None:
+        text += f" of stage {item.source_stage} to that"
+    text += f" of stage {item.stage}, micro-batch"
     text += f" {first}" if item.covers == 1 else f"es {first} to {first + item.covers - 1}"
     if isinstance(item, Transfer) and not item.is_boundary:
         text += f", chunk {item.chunk} of {item.chunks}" if item.chunks > 1 else ""

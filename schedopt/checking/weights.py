@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import chain, product
 from typing import Final
 
+from schedopt.checking.copies import find_partners
 from schedopt.checking.gathers import Shard, follow_gathers
 from schedopt.checking.gradients import History, replay_gradients
 from schedopt.checking.residencies import Residency, list_gradients
@@ -40,7 +41,7 @@ def follow_weights(timeline: Timeline) -> Followed:
     entering = plan.rule.forward_reads == "entry"
     shared = open_window(timeline, everywhere) if entering else None
     for stage in everywhere:
-        window = shared or open_window(timeline, [stage])
+        window = shared or open_window(timeline, [stage, *find_partners(plan, stage)])
         if window.replayed * _count_items(timeline, stage) > MOST_REPLAYED:
             violations.append(_refuse(stage, window))
             unknown.add(stage)

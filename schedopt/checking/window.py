@@ -60,10 +60,11 @@ def open_window(timeline: Timeline, stages: range | list[int]) -> Window:
 
 
 def _list_moments(timeline: Timeline, stage: int) -> Iterator[tuple[int, int]]:
-    k, every = timeline.plan.pattern.k, timeline.repeat(stage)
+    k = timeline.plan.pattern.k
     for _, item in timeline.by_stage[stage]:
         if not isinstance(item, Operation) and item.is_boundary:
             continue
+        every = timeline.repeat(*timeline.stages_of(item))
         for first in range(item.shift, item.shift + every, k):
             start = timeline.start(item, first)
             for moment in (start, start + timeline.length(item, first)):

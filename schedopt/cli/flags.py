@@ -41,6 +41,7 @@ SUGGESTIONS: Final = {
     Suggestion.RECOMPUTE: "--recompute",
     Suggestion.REPLICAS: "--replicas",
     Suggestion.SHARE_MORE: "--shard parameter",
+    Suggestion.COPIES: "--tied copied",
     Suggestion.TRAINING_STEP: "--batch",
     Suggestion.PEAK_MEMORY: "--memory peak",
     Suggestion.ANY_ALLOCATION: "--allocation general",

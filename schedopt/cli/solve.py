@@ -76,8 +76,8 @@ def solve_chain(
     tied: Annotated[
         Literal["together", "copied"] | None,
         "Layers with tied weights share a GPU (the default), or each has a copy wherever it lies, "
-        "as Megatron-LM does. Not for a --batch: adding up the gradients of the copies is not in a "
-        "plan.",
+        "as Megatron-LM does. In the step of a --batch the gradients of the copies are added up; "
+        "their stages share the optimizer state at most.",
     ] = None,
     training: TrainingOptions,
     microbatches: Annotated[
@@ -124,7 +124,7 @@ def solve_chain(
 
     schedopt solve --chain chain.json --gpus 64 --mem 80G --bandwidth 25GB/s --batch 512
 
-    schedopt solve --chain gpt2-tied.json --gpus 4 --mem 8G --allocation contiguous --tied copied
+    schedopt solve --chain gpt2-tied.json --gpus 4 --mem 8G --batch 16 --tied copied
 
     schedopt solve --fix plan.json --bandwidth 6GB/s --max-k 4
 
@@ -150,8 +150,6 @@ def solve_chain(
     if engine is not None and microbatches is None and training.batch is None:
         # Every step of an engine ends with a flush.
         microbatches = 4 * len(platform.gpus)
-    if tied == "copied" and training.batch is not None:
-        refuse_together("--tied copied", "--batch", "which adds up gradients, of copies not yet")
     profile = _profile(chain, training_state, tied, fixed, fix)
     source = chain or fix
     assert source is not None

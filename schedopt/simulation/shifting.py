@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import groupby, pairwise
+from itertools import groupby, pairwise, product
 from typing import Final
 
 from schedopt.plan import Operation, Plan, Transfer
@@ -184,7 +184,8 @@ def _uses(plan: Plan, event: Event) -> Iterator[Hashable]:
     else:
         yield from plan.platform.route(event.source or 0, event.gpu, plan.lanes(item))
         if item.moves_weights:
-            yield "weights", item.stage, event.source
+            source = item.stage if item.source_stage is None else item.source_stage
+            yield "weights", source, event.source
             yield "weights", item.stage, event.gpu
     yield from _tensors(event)
 
@@ -249,8 +250,9 @@ def _instant(plan: Plan, events: list[Event]) -> list[Event]:
         for key in (*_tensors(event), *_halves(event)):
             sharing[key].append(number)
         if getattr(event.item, "tensor", "") != "weight_half":
-            for micro_batch in covered:
-                sharing["stage", event.item.stage, micro_batch].append(number)
+            stages = {event.item.stage, getattr(event.item, "source_stage", None)} - {None}
+            for stage, micro_batch in product(stages, covered):
+                sharing["stage", stage, micro_batch].append(number)
 
     for key, numbers in sharing.items():
         ordered = sorted(numbers, key=lambda n: (_place(events[n]), _leaves(events[n], key)))

@@ -9,6 +9,7 @@ from schedopt.bounds import load_bound, longest_layer_ns, memory_proof, stage_lo
 from schedopt.problem import Problem
 from schedopt.proofs import Suggestion
 from schedopt.stage import SHARDS
+from schedopt.tied_weights import can_copy
 
 
 def suggest(problem: Problem) -> tuple[Suggestion, ...]:
@@ -45,8 +46,11 @@ def _suggestions(problem: Problem) -> Iterator[Suggestion]:
         yield Suggestion.RECOMPUTE
     known = all(layer.optimizer_bytes is not None for layer in problem.chain.layers)
     known &= problem.degrees == (1,)
-    if problem.is_training_step and known and scope.replicas != 1 and scope.shard != SHARDS[-1]:
+    most = "optimizer" if problem.chain.copied else SHARDS[-1]
+    if problem.is_training_step and known and scope.replicas != 1 and scope.shard != most:
         yield Suggestion.SHARE_MORE
+    if scope.allocation != "fixed" and can_copy(problem.chain):
+        yield Suggestion.COPIES
     if memory_proof(problem) is None:
         if scope.memory == "sum" and (scope.allocation == "general" or scope.grain == "layer"):
             yield Suggestion.PEAK_MEMORY

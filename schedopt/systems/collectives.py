@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import repeat
 from typing import Final, Literal
 
+from schedopt.chain import Chain
+from schedopt.errors import InputError
 from schedopt.plan import Tensor, Transfer
+from schedopt.stage import Stage
 from schedopt.systems.list_scheduler import ListScheduler
 from schedopt.systems.steady_state import Name
+from schedopt.tied_weights import exchanging_stages
 
 Before = Callable[[int], Iterable[Name | Transfer]]
 """What a replica must have done before it sends."""
@@ -26,11 +32,13 @@ def hop(
     mode: Literal["copy", "reduce"] = "copy",
     *,
     reading: int = 0,
+    source_stage: int | None = None,
 ) -> Transfer:
     """Return a transfer between two replicas, counted from that of the micro-batch.
 
     A part is a chunk and their number. Weights that are sent for several operations of a
-    micro-batch are told apart by `reading`, the number of those before it.
+    micro-batch are told apart by `reading`, the number of those before it. The gradient of a copy
+    comes from a `source_stage`.
     """
     (source, target), (chunk, chunks) = ends, part
     return Transfer(
@@ -40,6 +48,7 @@ def hop(
         start_ns=reading,
         source=source,
         target=target,
+        source_stage=source_stage,
         chunk=chunk,
         chunks=chunks,
         mode=mode,
@@ -121,11 +130,61 @@ def all_reduce(
     return [[item for item in arrivals if item.target == r] for r in range(replicas)]
 
 
+def exchange_copies(
+    scheduler: ListScheduler, last: Mapping[tuple[int, int], Name]
+) -> dict[tuple[int, int], list[Name | Transfer]]:
+    """Add the gradients of copies of tied weights up, before replicas add up theirs.
+
+    Each replica sends what its own backwards have made of a copy to one replica of each other
+    stage that has one, whole; on one GPU both are added up where they lie. So each stage has all
+    gradients of all copies once, and its replicas then add them up with their own.
+
+    `last` names for each stage and GPU the operation after which its own gradient is whole. Return
+    for each stage and GPU what comes to it.
+    """
+    stages, came = scheduler.stages, defaultdict[tuple[int, int], list[Name | Transfer]](list)
+    for source, target in exchanging_stages(scheduler.problem.chain, stages):
+        for number in (source, target):
+            _refuse_gone_home(stages[number], number)
+        for replica, gpu in enumerate(stages[source].gpus):
+            made, others = last[source, gpu], stages[target].gpus
+            if gpu in others:
+                came[target, gpu].append(made)
+                continue
+            to = replica % len(others)
+            item = hop(
+                "weight_gradient", target, 0, (replica, to), mode="reduce", source_stage=source
+            )
+            scheduler.send(item, after=[made], priority=BEHIND)
+            came[target, others[to]].append(item)
+    return came
+
+
+def refuse_copies(chain: Chain) -> None:
+    """Refuse copies of tied weights, for a step that updates layer by layer."""
+    if chain.copied:
+        raise InputError(
+            "each layer is updated apart, and the gradients of copies are added up before",
+            field="chain.copied",
+            way_out="Keep tied layers together, or choose another system",
+        )
+
+
+def _refuse_gone_home(stage: Stage, number: int) -> None:
+    if stage.shard in ("gradient", "parameter"):
+        raise InputError(
+            "its gradients go home behind each backward, and those of copies are added up whole",
+            field=f"stages[{number}].shard",
+            way_out="Share the optimizer state at most, or keep tied layers together",
+        )
+
+
 def apply_gradients(
     scheduler: ListScheduler,
     stage: int,
     last: Sequence[Name],
     gone_home: Sequence[Sequence[Name | Transfer]] | None = None,
+    came: Sequence[Sequence[Name | Transfer]] | None = None,
 ) -> None:
     """Add the gradients of a step up, update, and take the weights to where they are kept.
 
@@ -133,21 +192,22 @@ def apply_gradients(
     its own gradient is whole. Where nothing is sharded each replica gets the sum and updates;
     otherwise each updates what is at home there, and the weights go from there to the others,
     unless the parameters are sharded too. `gone_home` has for each replica what it must wait for
-    where gradients are at home by then.
+    where gradients are at home by then, and `came` what comes to it of copies in other stages.
     """
     shard = scheduler.stages[stage].shard
+    whole = [[own, *items] for own, items in zip(last, came or repeat(()), strict=False)]
     summed: Sequence[Sequence[Name | Transfer]]
     if gone_home is not None:
         summed = gone_home
     elif shard == "none":
-        summed = all_reduce(scheduler, stage, 0, lambda replica: [last[replica]])
+        summed = all_reduce(scheduler, stage, 0, whole.__getitem__)
     else:
-        added = reduce_scatter(scheduler, stage, 0, lambda replica: [last[replica]])
+        added = reduce_scatter(scheduler, stage, 0, whole.__getitem__)
         summed = [[item for item in added if item.target == r] for r in range(len(last))]
     made: list[list[Name | Transfer]] = []
-    for own, items in zip(last, summed, strict=True):
-        whole: list[Name | Transfer] = [own, *items]
-        made.append([*scheduler.update(stage, own[2], after=whole)] or whole)
+    for own, before, items in zip(last, whole, summed, strict=True):
+        needed = [*before, *items]
+        made.append([*scheduler.update(stage, own[2], after=needed)] or needed)
     if shard in ("optimizer", "gradient"):
         at_home = [made[home(stage, chunk, len(made))] for chunk in range(len(made))]
         all_gather(scheduler, stage, 0, at_home.__getitem__, "weights")

@@ -12,7 +12,7 @@ from math import floor
 from typing import Final
 
 from schedopt.plan import Kind, Plan, Transfer
-from schedopt.systems.collectives import apply_gradients, hop, last_backwards
+from schedopt.systems.collectives import apply_gradients, hop, last_backwards, refuse_copies
 from schedopt.systems.config import SystemConfig
 from schedopt.systems.data_parallel import list_buckets, on_all_gpus
 from schedopt.systems.gradient_exchange import Exchange, choose_exchange
@@ -34,6 +34,7 @@ def plan(config: SystemConfig) -> Plan:
         As overlapped data parallelism. A layer that does not say what its W needs reduces, and so
         do all where one does not say how long the halves of its backward take.
     """
+    refuse_copies(config.chain)
     buckets = list_buckets(config.chain, 1)
     exchanges = choose_exchange(config.chain, len(config.platform.gpus), config.microbatches)
     halves = config.chain.has_halves

@@ -10,7 +10,7 @@ from typing import Final
 from schedopt.errors import InputError
 from schedopt.plan import Kind, Plan, Transfer
 from schedopt.stage import Stage
-from schedopt.systems.collectives import AT_ONCE, apply_gradients, home, hop
+from schedopt.systems.collectives import AT_ONCE, apply_gradients, exchange_copies, home, hop
 from schedopt.systems.config import SystemConfig, require_time
 from schedopt.systems.steady_state import Name
 
@@ -39,11 +39,12 @@ def flush_step(
     """Return a step of turns, after which each stage applies the gradients of its replicas.
 
     Each stage has GPUs, recompute and a shard level of its own. Micro-batch i runs on replica i mod
-    R, and the replicas add their gradients up behind their last backwards, in rings. Where nothing
-    is sharded all of them get the sum, and all update. Otherwise each updates what is at home
-    there; an all-gather then takes the weights to the others, but where parameters are sharded:
-    there they come from home for each operation. A GPU that begins an operation begins to fetch
-    the weights of the next one, and not further ahead, so that it has copies for two.
+    R, and the replicas add their gradients up behind their last backwards, in rings, after those of
+    copies of tied weights in other stages (`exchange_copies`). Where nothing is sharded all of them
+    get the sum, and all update. Otherwise each updates what is at home there; an all-gather then
+    takes the weights to the others, but where parameters are sharded: there they come from home for
+    each operation. A GPU that begins an operation begins to fetch the weights of the next one, and
+    not further ahead, so that it has copies for two.
 
     Gradients that are kept at home only may go there straight behind each backward. Then a GPU has
     at most those of the last two operations: the next one waits until others are at home. Updates
@@ -244,12 +245,15 @@ class _FlushStep:
 
     def finish(self) -> None:
         """Add what follows the last backwards of each stage."""
+        came = exchange_copies(self.scheduler, self.last)
         for number in reversed(range(len(self.stages))):
-            whole = [self.last[number, gpu] for gpu in self.stages[number].gpus]
+            gpus = self.stages[number].gpus
+            whole = [self.last[number, gpu] for gpu in gpus]
             gone_home: list[list[Name | Transfer]] | None = None
             if number in self.ahead:
                 gone_home = [
                     [*self.ran[gpu][-1:], *self.gone_home[number, replica]]
-                    for replica, gpu in enumerate(self.stages[number].gpus)
+                    for replica, gpu in enumerate(gpus)
                 ]
-            apply_gradients(self.scheduler, number, whole, gone_home)
+            of_copies = [came.get((number, gpu), []) for gpu in gpus]
+            apply_gradients(self.scheduler, number, whole, gone_home, of_copies)

@@ -19,6 +19,7 @@ from schedopt.simulation.delaying import delay_transfers
 from schedopt.stage import Stage
 from schedopt.systems.config import SystemConfig
 from schedopt.systems.flush_step import Turn, with_recompute
+from schedopt.tied_weights import exchanging_stages
 
 _APART: Final = "the parts of a fold have GPUs and links of their own that are alike"
 
@@ -56,6 +57,12 @@ def folded_step(
         If the parts are not alike, or share GPUs or links; if stages shard more than their
         optimizer state; or if the chain lacks what a stage with replicas needs.
     """
+    if exchanging_stages(config.chain, stages):
+        raise InputError(
+            "stages have copies of the same weights, whose gradients a fold does not add up",
+            field="chain.copied",
+            way_out="Keep tied layers together, or take no fold",
+        )
     twins = find_twins(config.platform, tuple(stages), fold)
     if twins is None or config.microbatches % fold:
         raise InputError(_APART, field="fold", way_out="Take other stages, or no fold")

@@ -12,7 +12,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from schedopt.plan import Kind, Plan, Transfer
-from schedopt.systems.collectives import AT_ONCE, apply_gradients, hop, last_backwards
+from schedopt.systems.collectives import (
+    AT_ONCE,
+    apply_gradients,
+    hop,
+    last_backwards,
+    refuse_copies,
+)
 from schedopt.systems.config import SystemConfig, require_time
 from schedopt.systems.data_parallel import course, list_buckets, on_all_gpus, replicated_step
 from schedopt.systems.list_scheduler import ListScheduler
@@ -45,6 +51,7 @@ def parameter(config: SystemConfig) -> Plan:
     gather for the next one, and not further ahead. An operation waits for all that its GPU
     receives and sends on in the gathering, as in a collective. Refused as data parallelism.
     """
+    refuse_copies(config.chain)
     stages = on_all_gpus(config, list_buckets(config.chain, 1), "parameter")
     scheduler = config.scheduler(config.flush_rule(replicated=True), stages)
     operations: list[tuple[Kind, int, int]] = [

@@ -13,12 +13,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise, product
 from math import lcm
-from typing import Final
+from typing import Any, Final
 
 from hypothesis import strategies as st
 from ortools.sat.python import cp_model
 
 from schedopt import Chain, Layer, Platform, Problem
+from schedopt.chain import STATE_BYTES
 from schedopt.network import Duplex
 from schedopt.problem import training_step, widest_step
 from schedopt.profile import Variant
@@ -347,8 +348,27 @@ class _Step:
                 self.model.add(whole <= start)
                 self._hold(number, i, begun, done, stage.redone_bytes)
             self.model.add(self.makespan >= done + stage.behind_ns(self.platform))
+            for other in self._with_copies(number):
+                behind = self.stages[other].behind_ns(self.platform)
+                self.model.add(self.makespan >= done + self._copy_ns() + behind)
             end = done
         return forwards[0][0]
+
+    def _with_copies(self, number: int) -> list[int]:
+        """Return the other stage that has a copy of what this one has: the first or the last."""
+        others = {0: len(self.stages) - 1, len(self.stages) - 1: 0}
+        other = others.get(number, number)
+        return [other] if other != number and self._copied_bytes() else []
+
+    def _copied_bytes(self) -> int:
+        """Return the gradient that the first and the last layer both have, if they do."""
+        first, *_, last = self.stages[0].chain.layers
+        if not self.stages[0].chain.copied:
+            return 0
+        return min(first.gradient_bytes or 0, last.tied_gradient_bytes or 0)
+
+    def _copy_ns(self) -> int:
+        return self.platform.transfer_ns(self._copied_bytes(), 0, 1)
 
     def _hold(
         self, number: int, i: int, start: cp_model.IntVar, end: cp_model.IntVar, size: int
@@ -367,17 +387,25 @@ def training_steps(
     most: int = 6,
     levels: Sequence[Shard] = SHARDS,
     degrees: Sequence[int] = (),
+    copied: bool = False,
 ) -> Problem:
     """Draw the question for a step of up to so many micro-batches, tight in memory as a rule.
 
-    In tensor groups of these sizes layers cost anything else.
+    In tensor groups of these sizes layers cost anything else. If `copied` the first and the last
+    layer have copies of tied weights.
     """
-    number = draw(st.integers(1, longest))
+    number = draw(st.integers(2 if copied else 1, longest))
     layers = draw(st.tuples(*[_layers()] * number))
-    tied = len(layers) > 2 and draw(st.integers(0, 4)) == 0
+    tied = not copied and len(layers) > 2 and draw(st.integers(0, 4)) == 0
     chain = Chain(
         layers=layers, input_bytes=draw(st.integers(0, 3)), same_gpu=((0, 1),) if tied else ()
     )
+    if copied:
+        last: dict[str, Any] = {
+            f"tied_{name}": draw(st.integers(0, getattr(layers[-1], name))) for name in STATE_BYTES
+        }
+        last_layer = replace(layers[-1], **last)
+        chain = replace(chain, layers=(*layers[:-1], last_layer), copied=((0, number - 1),))
     variants = tuple(
         Variant(
             tensor=tensor,

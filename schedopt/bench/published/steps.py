@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from schedopt.solving.replicas.arrays import NEVER
+from schedopt.solving.replicas.copies import NO_COPIES
 from schedopt.solving.replicas.timing import STRICT, simulate_step
 
 
@@ -36,6 +37,7 @@ def one_f_one_b_ns(
         zeros + round(message),
         ones,
         ones,
+        NO_COPIES,
         microbatches,
         STRICT,
         NEVER,

@@ -141,6 +141,8 @@ class Costs(NamedTuple):
     That place is the first axis of all arrays but those that all groups share: `counts`, `joined`,
     `layered`, which is about groups of one GPU, and what is least whatever the groups, before each
     cut: `load`, in GPUs times ns, and `head` and `tail`, the forwards and the backwards, ns.
+    `copies` has a row for each two layers with copies of the same weights: both, and how long the
+    gradient of one takes to the other at least, if that lies in another stage, ns.
     """
 
     tensor: Array
@@ -167,6 +169,7 @@ class Costs(NamedTuple):
     load: Array
     head: Array
     tail: Array
+    copies: Array
 
 
 class Machine(NamedTuple):
@@ -219,6 +222,20 @@ class HasGroup(Protocol):
     @property
     def group(self) -> int:
         """The place of the size of a group in `Costs.tensor`."""
+        ...
+
+
+class StageOption(HasGroup, Protocol):
+    """What is a run of layers, with an option."""
+
+    @property
+    def first(self) -> int:
+        """The first layer."""
+        ...
+
+    @property
+    def end(self) -> int:
+        """The layer behind the last one."""
         ...
 
 

@@ -19,6 +19,7 @@ from schedopt.solving.replicas.arrays import (
     Option,
     StepData,
 )
+from schedopt.solving.replicas.copies import copy_trips
 from schedopt.solving.replicas.costs import describe_stages
 from schedopt.solving.replicas.layered import choose_redone
 from schedopt.solving.replicas.timing import ORDERS, simulate_step
@@ -259,6 +260,7 @@ class Candidates:
             cost[2],
             cost[6],
             cost[7],
+            copy_trips(self.step, stages),
             self.step.count,
             order,
             limit,

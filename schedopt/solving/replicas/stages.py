@@ -26,6 +26,7 @@ from schedopt.solving.replicas.arrays import (
     StepData,
     Sums,
 )
+from schedopt.solving.replicas.copies import least_copy_trips, trip_ns
 from schedopt.solving.replicas.layered import tabulate
 from schedopt.stage import SHARDS
 
@@ -40,10 +41,11 @@ MOST_GPUS: Final = 128
 def find_fold(problem: Problem) -> int:
     """Return the least fold whose parts have few enough GPUs to be laid out soon; 1 if none has.
 
-    A part has nodes of its own, so that no other one sends over their links.
+    A part has nodes of its own, so that no other one sends over their links. What stages with
+    copies of tied weights send each other is not said of all parts at once.
     """
     machine, most = read_machine(problem), problem.scope.replicas
-    if machine is None:
+    if machine is None or problem.chain.copied:
         return 1
     # Groups of more GPUs fill a node with fewer replicas.
     width = 1 if machine.node == machine.gpus else machine.node
@@ -136,6 +138,9 @@ def _shards(problem: Problem, replicas: int) -> Sequence[int]:
     most = SHARDS.index(problem.scope.shard)
     if levels[-1] < LAYERED:
         return levels
+    if problem.chain.copied:
+        # Gradients of copies are added up whole, before any of them go home.
+        return [level for level in levels if level < LAYERED]
     timed = all(layer.forward_ns for layer in problem.chain.layers if layer.has_state)
     most = most if timed else LAYERED
     return [*levels[:-1], *range(LAYERED, most + 1), most + WAITING]
@@ -186,6 +191,7 @@ def read_costs(problem: Problem, machine: Machine, options: Sequence[Option], co
         joined=sums[0].joined,
         layered=sums[0].layered,
         counts=again[0].counts,
+        copies=least_copy_trips(problem, machine, degrees),
         prices=np.stack([one.prices for one in again]),
         lengths=np.stack([one.lengths for one in again]),
         sizes=np.stack([one.sizes for one in again]),
@@ -296,8 +302,7 @@ def read_recompute(problem: Problem, most: int, tensor: int = 1, tables: int = 1
 
 
 def _trips(sent: Sequence[int], link: tuple[int, int, int]) -> Array:
-    latency, bandwidth, _ = link
-    times = [latency - (-count * 10**9 // bandwidth) if bandwidth else 0 for count in sent]
+    times = [trip_ns(count, link) for count in sent]
     return np.array([0, *times, 0], dtype=np.int64)
 
 

@@ -119,6 +119,12 @@ def extend_bound(
         forward = sums.forward[end] - sums.forward[first]
         backward = sums.backward[end] - sums.backward[first]
         work = forward + backward
+        # The gradient of a copy goes to a later stage, which does not wait for less.
+        apart = 0
+        for copy in range(len(costs.copies)):
+            one, other, time = costs.copies[copy]
+            if first <= one < end <= other:
+                apart = max(apart, time)
         for number in range(len(options)):
             replicas, shard, which = options[number]
             own, width = count // replicas, replicas * sums.tensor
@@ -141,6 +147,7 @@ def extend_bound(
                 ):
                     continue
             near = collective_ns(sums, machine, first, end, replicas, shard, 0, True)
+            near = max(near, apart)
             # From the last replica that is ready the first chunk takes at most its own node to
             # a link that leads to another one. There all chunks that wait for this replica go
             # in turn, and later all of the sum, or of the weights.

@@ -74,6 +74,7 @@ def simulate_step(
     trip: Array,
     links: Array,
     full: Array,
+    copies: Array,
     count: int,
     order: int,
     limit: int,
@@ -88,6 +89,9 @@ def simulate_step(
     trip, links, full : (S,) array
         Time of a transfer to the next stage, ns; how many links there are, which micro-batches take
         in turn; and whether each direction has them for itself, 1, or both share them, 0.
+    copies : (N, 3) array
+        From which stage to which one the gradient of a copy goes when the last backward has ended
+        there, before the collectives here; and how long it takes, ns.
     count : int
         m, a multiple of all replicas.
     order : int
@@ -119,6 +123,9 @@ def simulate_step(
         if stage:
             before = trip[stage - 1] + backward[stage - 1] + tail[stage - 1]
             tail[stage] = max(tail[stage], before)
+        for copy in range(len(copies)):
+            if copies[copy, 0] == stage:
+                tail[stage] = max(tail[stage], copies[copy, 2] + sync[copies[copy, 1]])
     gpus = base[stages]
     stage_of = np.zeros(gpus, dtype=np.int64)
     for stage in range(stages):
@@ -137,6 +144,7 @@ def simulate_step(
     waiting = np.arange(gpus)
     pending = base[1]
     heap = np.zeros((2 * count * stages + 2 * gpus + 1, 2), dtype=np.int64)
+    last = np.zeros(stages, dtype=np.int64)
     size, now, makespan = 0, 0, 0
     for gpu in range(gpus):
         stage = stage_of[gpu]
@@ -198,7 +206,7 @@ def simulate_step(
                 ended[kind, gpu] += 1
                 busy[gpu] = False
                 if kind == BACKWARD and ended[kind, gpu] == count // replicas[stage]:
-                    makespan = max(makespan, now + sync[stage])
+                    last[stage] = now
                 target = stage + 1 if kind == FORWARD else stage - 1
                 if kind != AGAIN and 0 <= target < stages:
                     cut = min(stage, target)
@@ -221,6 +229,12 @@ def simulate_step(
                 pending += 1
     if ended[BACKWARD].sum() < stages * count:
         return NEVER, orders
+    ready = last.copy()
+    for copy in range(len(copies)):
+        source, target, time = copies[copy]
+        ready[target] = max(ready[target], last[source] + time)
+    for stage in range(stages):
+        makespan = max(makespan, ready[stage] + sync[stage])
     return makespan, orders
 
 

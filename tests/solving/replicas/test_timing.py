@@ -24,6 +24,7 @@ def simulate(
     trip: int = 0,
     full: bool = False,
     limit: int = NEVER,
+    copies: Sequence[tuple[int, int, int]] = (),
 ) -> tuple[int, list[str]]:
     """Simulate stages of (replicas, F, B, most in flight); an order is written ``F0 F1 B0 B1``."""
 
@@ -43,6 +44,7 @@ def simulate(
         array([trip] * (len(stages) - 1)),
         array(links),
         array([int(full)] * len(stages)),
+        np.array(copies, dtype=np.int64).reshape(-1, 3),
         count,
         order,
         limit,
