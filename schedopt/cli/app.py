@@ -12,8 +12,9 @@ from schedopt.cli.compare import compare_systems
 from schedopt.cli.doctor import examine
 from schedopt.cli.import_chain import import_profile
 from schedopt.cli.instance import instance_app
-from schedopt.cli.plans import check_plan, export_plan, report_plan, show_plan, simulate_plan
+from schedopt.cli.plans import check_plan, export_plan, show_plan, simulate_plan
 from schedopt.cli.profile import profile_model
+from schedopt.cli.report import report_files
 from schedopt.cli.run import run_plan
 from schedopt.cli.solve import solve_chain
 from schedopt.cli.sweep import sweep_chain
@@ -34,7 +35,7 @@ COMMANDS = (
     ("show", show_plan, ""),
     ("simulate", simulate_plan, ""),
     ("export", export_plan, ""),
-    ("report", report_plan, ""),
+    ("report", report_files, ""),
     ("run", run_plan, " · 1 also if a rank fails"),
     ("doctor", examine, ""),
 )

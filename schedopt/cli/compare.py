@@ -142,7 +142,7 @@ def show_and_advise(show: Callable[[int, int, str], None]) -> Callable[[int, int
 def _print(comparison: Comparison, output: Path | None, as_json: bool) -> None:
     if as_json:
         from schedopt.cli.printing import print_json
-        from schedopt.comparing.comparison import comparison_document
+        from schedopt.comparing.files import comparison_document
 
         print_json(comparison_document(comparison))
         return

@@ -1,4 +1,4 @@
-"""The commands that read a plan: check, show, simulate, export and report."""
+"""The commands that read a plan: check, show, simulate and export."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from schedopt.cli.options import (
     check_outputs,
     naming_options,
 )
-from schedopt.cli.progress import progress_bar
 from schedopt.errors import InputError
 from schedopt.exporting.targets import TARGETS, find_target
 from schedopt.plan import PLAN_FORMAT, Plan
@@ -198,58 +197,6 @@ def export_plan(
         files = target.export(loaded, micro_batches(loaded, microbatches))
     for path in _write_files(files, output):
         typer.echo(f"Written: {path}")
-
-
-def report_plan(
-    plan: PlanFile,
-    output: Annotated[Path, "FILE: Where to write the page (.html)."],
-    compare_with: Annotated[
-        list[Path] | None,
-        "PLAN: A plan for the same chain to compare it with, such as the one in use now. May be "
-        "given more than once.",
-    ] = None,
-    microbatches: Microbatches = None,
-) -> None:
-    """Write one page about a plan that can be sent: no other file, no network is needed to read it.
-
-    The plan in words, what runs when and what lies in memory, the stages with their layers, the
-    bound and what it means, how the plan was found, what people do without a search on the same
-    GPUs, and how to run it. It opens in any browser.
-
-    Examples
-    --------
-    schedopt report plan.json -o report.html
-
-    schedopt report plan.json -o report.html --compare-with now.plan.json --microbatches 32
-    """
-    from schedopt.comparing.baselines import named_baseline, usual_baselines
-    from schedopt.comparing.measures import measure_plan
-    from schedopt.drawing.charts import MOST_DRAWN
-    from schedopt.folding import whole
-    from schedopt.formats import check_writable, write_whole
-    from schedopt.reporting.page import render_page
-    from schedopt.simulation import simulate
-
-    check_writable(output)
-    result, loaded = load_valid(plan)
-    with naming_options():
-        # Its page draws all that it does.
-        loaded = whole(loaded, MOST_DRAWN)
-    others = [(path.name, load_valid(path)[1]) for path in compare_with or ()]
-    count = micro_batches(loaded, microbatches)
-    with progress_bar() as show:
-        show(0, 3, "the step")
-        with naming_options():
-            step = simulate(loaded, count)
-        show(1, 3, "what it is compared with")
-        named = [named_baseline(name, other, loaded, count) for name, other in others]
-        baselines = [*named, *usual_baselines(loaded, count)]
-        ours = measure_plan(loaded, count, plan.name)
-        show(2, 3, "the page")
-        # Without the folders of whoever writes it.
-        page = render_page(result, file=plan.name, step=step, ours=ours, baselines=baselines)
-    write_whole(output, page)
-    typer.echo(f"Page written to {output} ({format_bytes(len(page.encode()))})")
 
 
 def load_valid(path: Path) -> tuple[Result, Plan]:

@@ -140,6 +140,9 @@ def sweep_chain(
             on_point=show,
         )
     sweep = outcome.sweep
+    if sweep.points:
+        # An older file that had every point gets the chain.
+        sweep.save(output)
     if plans is not None:
         _write_plans(sweep, layers, plans)
     if plot is not None and sweep.points:

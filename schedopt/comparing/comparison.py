@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from schedopt.chain import Chain
 from schedopt.comparing.measures import Figures
 from schedopt.platform import Platform
 from schedopt.problem import MemoryReading
 from schedopt.result import Result
-from schedopt.stored import find_function
+from schedopt.stored import Stored, find_function
 from schedopt.systems.catalogue import System
-from schedopt.validation import as_ratio
 
 COMPARISON_FORMAT: Final = "schedopt.comparison/1"
 
@@ -59,8 +58,14 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class Comparison(
+    Stored,
+    load="schedopt.comparing.files:load_comparison",
+    text="schedopt.comparing.files:comparison_to_json",
+):
     """Systems side by side.
+
+    In a file ``schedopt.comparison/1``, with the plans. Those of what is loaded are not checked.
 
     Parameters
     ----------
@@ -102,71 +107,10 @@ class Comparison:
 
         return replace(self, rows=tuple(sorted(self.rows, key=key)))
 
-    def save(self, path: str | Path) -> None:
-        """Write it to a ``schedopt.comparison/1`` file, whole or not at all.
-
-        Raises
-        ------
-        InputError
-            If the path cannot be written.
-        """
-        from schedopt.formats import to_text, write_whole
-
-        write_whole(path, to_text(comparison_document(self)))
-
     def _repr_html_(self) -> str:
         """Return what a notebook shows."""
         text: str = find_function("schedopt.reporting.notebook:show_comparison")(self)
         return text
-
-
-def comparison_document(comparison: Comparison) -> dict[str, Any]:
-    """Return a comparison as a JSON document.
-
-    Times in ns, memory in bytes, all of them whole or as numerator and denominator.
-    """
-    from schedopt.formats.explaining import dump_plain
-
-    return {
-        "format": COMPARISON_FORMAT,
-        "version": comparison.version,
-        "chain_name": comparison.chain.name,
-        "chain_sha256": comparison.chain.sha256,
-        "platform": dump_plain(comparison.platform, Platform),
-        "microbatches": comparison.microbatches,
-        "bucket_bytes": comparison.bucket_bytes,
-        "memory": comparison.memory,
-        "rows": [_row(row, comparison) for row in comparison.rows],
-        "missing": list(comparison.missing),
-    }
-
-
-def _row(row: Row, comparison: Comparison) -> dict[str, Any]:
-    document: dict[str, Any] = {
-        "system": row.system.name,
-        "title": row.system.title,
-        "source": row.system.source,
-        "outcome": row.outcome,
-        "note": row.note,
-    }
-    result, figures = row.result, row.figures
-    if result is not None:
-        bound = result.lower_bound
-        document |= {
-            "status": result.status,
-            "lower_bound_exact": None if bound is None else list(as_ratio(bound)),
-        }
-    if figures is None or result is None or result.plan is None:
-        return document
-    pattern, throughput = result.plan.pattern, figures.throughput
-    return document | {
-        **asdict(figures),
-        "throughput_exact": None if throughput is None else list(as_ratio(throughput)),
-        "most_memory_bytes": figures.most_bytes(comparison.memory),
-        "sent_most_exact": list(as_ratio(max(figures.sent))),
-        "sent_all_exact": list(as_ratio(sum(figures.sent, Fraction(0)))),
-        "pattern": {"k": pattern.k, "period_total_ns": pattern.period_total_ns},
-    }
 
 
 def save_plans(comparison: Comparison, folder: str | Path) -> None:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any, ClassVar
 
 from schedopt import account
 from schedopt.account.timeline import Timeline
 from schedopt.checking import check
-from schedopt.errors import InvalidPlanError
+from schedopt.errors import InputError, InvalidPlanError
 from schedopt.plan import Plan
 from schedopt.problem import MemoryReading
 from schedopt.simulation import simulate
-from schedopt.validation import Ratio, as_ratio
+from schedopt.validation import STRICT, Ratio, as_ratio, check_ratio, check_whole, show
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +53,8 @@ class Figures:
         The most updates between the version that F or B reads and the one updated.
     """
 
+    __pydantic_config__: ClassVar[Any] = STRICT
+
     period_exact: Ratio
     microbatches: int
     update_every: int
@@ -67,6 +70,18 @@ class Figures:
     versions: int | None
     forward_staleness: int | None
     backward_staleness: int | None
+
+    def __post_init__(self) -> None:
+        check_ratio(self, "period_exact")
+        for number, exact in enumerate(self.sent_exact):
+            if len(exact) != 2 or not exact[1]:
+                raise InputError(
+                    f"{show(exact)} is not a fraction",
+                    field=f"sent_exact[{number}]",
+                    way_out="Give numerator and denominator",
+                )
+        check_whole(self, "microbatches", low=1)
+        check_whole(self, "step_ns")
 
     @property
     def period(self) -> Fraction:

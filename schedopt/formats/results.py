@@ -29,6 +29,17 @@ def result_to_json(result: Result) -> str:
     Raises
     ------
     InputError
+        As `result_document`.
+    """
+    return to_text({"format": PLAN_FORMAT, **result_document(result)})
+
+
+def result_document(result: Result) -> dict[str, Any]:
+    """Return a result with its plan as a JSON document without its format.
+
+    Raises
+    ------
+    InputError
         If the result has no plan, or one for something else than its problem.
     """
     plan = _plan_of(result)
@@ -36,7 +47,6 @@ def result_to_json(result: Result) -> str:
     answer["variants"] = [variant_document(variant) for variant in plan.variants]
     known = dump_plain(result, Result, exclude={"plan", "problem"})
     document: dict[str, Any] = {
-        "format": PLAN_FORMAT,
         "status": known.pop("status"),
         "chain": chain_document(plan.chain),
         "chain_sha256": plan.chain.sha256,
@@ -50,7 +60,7 @@ def result_to_json(result: Result) -> str:
     for owner in (document, *document["bounds"], document.get("infeasibility", {})):
         if "scope" in owner:
             complete_scope(owner["scope"])
-    return to_text(document)
+    return document
 
 
 def complete_scope(scope: dict[str, Any]) -> None:
@@ -106,10 +116,17 @@ def load_result(path: str | Path) -> Result:
     """Read a plan with what is known about it. It is not checked."""
     document = read_document(path, PLAN_FORMAT)
     with naming_file(path):
-        return _result(document)
+        return result_from_document(document)
 
 
-def _result(document: dict[str, Any]) -> Result:
+def result_from_document(document: dict[str, Any]) -> Result:
+    """Return the result that a JSON document without its format holds, which is taken apart.
+
+    Raises
+    ------
+    InputError
+        Naming the field.
+    """
     sha256 = document.pop("chain_sha256", None)
     if sha256 is None:
         raise InputError("is missing", field="chain_sha256", way_out="Write the plan again")

@@ -2,6 +2,11 @@
 
 const SPACE = "\u00a0";  // Between a number and its unit, which stay on one line.
 
+function decodeView(view) {
+  const more = { stages: view.stages, until: view.length_ns };
+  return { ...view, rows: view.rows.map(row => ({ ...decodeRow(row), ...more })) };
+}
+
 function decodeRow(row) {
   const count = row.boxes.length / 3;
   const start = new Float64Array(count), end = new Float64Array(count);

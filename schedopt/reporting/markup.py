@@ -15,11 +15,13 @@ _UNIT: Final = re.compile(r"(?<=[0-9]) (?=(?:s|ms|us|ns|B|KB|MB|GB|TB)\b)")
 
 
 def escape(text: str) -> str:
-    """Return text that says the same in HTML, also within the quotes of an attribute.
+    """Return text that says the same in HTML, also within the quotes of an attribute."""
+    return html.escape(unbroken(text))
 
-    A number and its unit stay on one line.
-    """
-    return _UNIT.sub("\N{NO-BREAK SPACE}", html.escape(printable(text)))
+
+def unbroken(text: str) -> str:
+    """Return text of printable letters in which a number and its unit stay on one line."""
+    return _UNIT.sub("\N{NO-BREAK SPACE}", printable(text))
 
 
 def paragraphs(texts: Iterable[str]) -> str:

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from base64 import b64encode
 from collections.abc import Iterator, Sequence
-from hashlib import sha256
-from importlib.resources import files
-from string import Template
 from typing import Any, Final
 
 from schedopt.account import PlanReport
 from schedopt.comparing.baselines import Baseline
 from schedopt.comparing.measures import Figures
 from schedopt.drawing import chart_plan, chart_simulation, name_unused
-from schedopt.drawing.chart import LETTERS
-from schedopt.drawing.looks import COLOURS, NAMES, SENT, hatch
-from schedopt.plan import Kind, Plan, Tensor
+from schedopt.plan import Plan
 from schedopt.reporting.commands import commands
 from schedopt.reporting.markup import (
     described,
-    embedded,
     escape,
     folded,
     listed,
@@ -35,13 +28,13 @@ from schedopt.reporting.tables import (
     say_best,
     stage_table,
 )
-from schedopt.reporting.timeline import encode_chart
+from schedopt.reporting.templates import fill_template, shown_in
+from schedopt.reporting.timeline import encode_view
 from schedopt.reporting.words import (
     WORDS,
     bound_sentences,
     first_figures,
     gpu_sentences,
-    name_layers,
     plan_sentences,
     scope_items,
     title_of,
@@ -49,9 +42,7 @@ from schedopt.reporting.words import (
 from schedopt.result import Result
 from schedopt.simulation import Simulation
 from schedopt.units import format_bytes, format_duration, printable, readable
-from schedopt.version import __version__
 
-SCRIPTS: Final = ("data.js", "painting.js", "timeline.js")
 FEW_GPUS: Final = 8
 """Up to this many GPUs are shown at once; the rows of more are folded away."""
 
@@ -64,19 +55,18 @@ def render_page(
     `file` is that of the plan, for the commands; `ours` is what the plan costs.
     """
     plan, report = step.plan, PlanReport(step.plan)
-    script = "\n".join(["'use strict';", *map(_read, SCRIPTS)])
     few = len({gpu for stage in plan.stages for gpu in stage.every_gpu}) <= FEW_GPUS
     shares = [
         need / gpu.usable_bytes if gpu.usable_bytes else 0.0
         for need, gpu in zip(report.needed_bytes, plan.platform.gpus, strict=True)
     ]
-    return Template(_read("report.html")).substitute(
+    return fill_template(
+        "report.html",
+        "plan.js",
+        data={"views": page_views(result, step, report)},
+        shown=shown_in([plan]),
         title=escape(title_of(plan)),
         verdict=escape(_verdict(result)),
-        digest=b64encode(sha256(script.encode()).digest()).decode(),
-        style=_read("report.css"),
-        script=script,
-        data=embedded(page_data(result, step, report)),
         figures="\n".join(
             f"<div><dt>{escape(figure.name)}</dt><dd><strong>{escape(figure.value)}</strong> "
             f"{escape(figure.meaning)}</dd></div>"
@@ -85,7 +75,6 @@ def render_page(
         plan=paragraphs(plan_sentences(result, report)),
         gpus=folded("What each GPU runs", listed(gpu_sentences(report)), open_=few),
         step=paragraphs(_step_sentences(step)),
-        legend="\n".join(_legend(plan)),
         memory=table(memory_table(report), bars=shares),
         memory_words=paragraphs(_memory_sentences(plan)),
         stages=table(stage_table(report)),
@@ -101,56 +90,26 @@ def render_page(
             for line, text in commands(plan, file, step)
         ),
         words=described(WORDS),
-        version=escape(__version__),
         sha256=plan.chain.sha256,
     )
 
 
-def page_data(result: Result, step: Simulation, report: PlanReport | None = None) -> dict[str, Any]:
-    """Return what the script of a page draws, as a JSON document."""
+def page_views(
+    result: Result, step: Simulation, report: PlanReport | None = None
+) -> list[dict[str, Any]]:
+    """Return what the script of a page draws, as JSON documents.
+
+    The step, and the pattern unless that is this very step.
+    """
     plan = step.plan
-    shown = _shown(plan)
-    return {
-        "views": list(_views(result, step, report)),
-        "stages": [name_layers(plan, stage) for stage in plan.stages],
-        "names": {what: NAMES[what] for what in shown},
-        "letters": {what: LETTERS.get(what, what) for what in shown},
-        "hatches": {what: hatch(what)[:1] for what in shown},
-        "colours": list(COLOURS),
-        "sent": {what: SENT[what][0] for what in shown if what in SENT},
-    }
-
-
-def _views(result: Result, step: Simulation, report: PlanReport | None) -> Iterator[dict[str, Any]]:
-    """Yield the step, and the pattern unless that is this very step."""
-    planned = step.plan.scope.microbatches
+    planned = plan.scope.microbatches
     title = f"A step of {step.microbatches} micro-batches"
-    yield {"title": title, **encode_chart(chart_simulation(step, report))}
-    as_planned = step.makespan_ns == step.plan.pattern.period_total_ns
+    views = [encode_view(title, chart_simulation(step, report), plan)]
+    as_planned = step.makespan_ns == plan.pattern.period_total_ns
     if planned != step.microbatches or not as_planned:
         title = "The repeating pattern" if planned is None else "The planned step"
-        yield {"title": title, **encode_chart(chart_plan(result, report))}
-
-
-def _read(name: str) -> str:
-    return files("schedopt.reporting").joinpath(name).read_text(encoding="utf-8")
-
-
-def _shown(plan: Plan) -> list[Kind | Tensor]:
-    """Return what runs and is sent in a plan, in the order of the field."""
-    pattern = plan.pattern
-    there = {*(operation.kind for operation in pattern.operations)}
-    sent = {transfer.tensor for transfer in pattern.transfers}
-    sent |= {collective.tensor for collective in pattern.collectives}
-    return [what for what in NAMES if what in there or what in sent]
-
-
-def _legend(plan: Plan) -> Iterator[str]:
-    for what in _shown(plan):
-        yield (
-            f'<li><canvas width="32" height="18" data-what="{what}" aria-hidden="true">'
-            f"</canvas><b>{LETTERS.get(what, what)}</b> {escape(NAMES[what])}</li>"
-        )
+        views.append(encode_view(title, chart_plan(result, report), plan))
+    return views
 
 
 def _verdict(result: Result) -> str:

@@ -89,7 +89,7 @@ function paintRow(canvas, row, view, time, sizes, palette, chosen) {
   const from = firstAbove(row.end, time.from), to = firstAbove(row.start, time.to);
   if ((to - from) * NARROW > width) paintShares(context, row, time, scale, sizes, palette, from, to, width);
   else paintBoxes(context, row, view, time, scale, sizes, palette, from, to, chosen);
-  if (row.memory) paintMemory(context, row.memory, time, scale, sizes, palette, width);
+  if (row.memory) paintMemory(context, row, time, scale, sizes, palette, width);
 }
 
 function paintBoxes(context, row, view, time, scale, sizes, palette, from, to, chosen) {
@@ -149,12 +149,13 @@ function paintShares(context, row, time, scale, sizes, palette, from, to, width)
 }
 
 // The most bytes in each pixel, with the limit as a dashed line.
-function paintMemory(context, memory, time, scale, sizes, palette, width) {
+function paintMemory(context, row, time, scale, sizes, palette, width) {
+  const memory = row.memory, until = Math.min(row.until, time.to);
   const top = sizes.lane + sizes.gap, most = new Float64Array(Math.ceil(width));
   const highest = 1.06 * Math.max(memory.limit, memory.peak, 1);
   let i = Math.max(0, firstAbove(memory.time, time.from) - 1);
-  for (; i < memory.time.length && memory.time[i] < time.to; i++) {
-    const ends = i + 1 < memory.time.length ? memory.time[i + 1] : time.to;
+  for (; i < memory.time.length && memory.time[i] < until; i++) {
+    const ends = i + 1 < memory.time.length ? memory.time[i + 1] : until;
     const begin = Math.max(0, Math.floor((memory.time[i] - time.from) * scale));
     const end = Math.min(most.length, Math.max(begin + 1, Math.ceil((ends - time.from) * scale)));
     for (let x = begin; x < end; x++) most[x] = Math.max(most[x], memory.most[i]);

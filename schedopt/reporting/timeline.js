@@ -2,7 +2,6 @@
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const chart = document.getElementById("chart"), tip = document.getElementById("tip");
-const views = data.views.map(view => ({ ...view, rows: view.rows.map(decodeRow) }));
 const seen = new Set();  // Rows that are on the screen.
 const watcher = new IntersectionObserver(entries => {
   for (const entry of entries) {
@@ -12,7 +11,7 @@ const watcher = new IntersectionObserver(entries => {
   repaint();
 }, { rootMargin: "200px" });
 
-let view, time, sizes, palette, rows, axis, chosen = null, waiting = false;
+let views = [], view, time, sizes, palette, rows, axis, chosen = null, waiting = false;
 
 function begin(number) {
   view = views[number];
@@ -26,7 +25,7 @@ function begin(number) {
   axis = document.createElement("canvas");
   axis.style.height = "34px";
   axis.setAttribute("aria-hidden", "true");
-  chart.replaceChildren(line("row axis", "", axis), ...view.rows.map(lineOf));
+  chart.replaceChildren(line("row axis", "", axis), ...view.rows.flatMap(linesOf));
   rows = [...chart.querySelectorAll(".row:not(.axis)")];
   rows.forEach(row => watcher.observe(row));
   document.querySelectorAll("#views button").forEach((button, i) => {
@@ -52,20 +51,29 @@ function line(name, text, canvas) {
   return whole;
 }
 
+// The line of a row, below the name of the plan where another one begins.
+function linesOf(row, number) {
+  const before = number ? view.rows[number - 1].owner : "";
+  if (!row.owner || row.owner === before) return [lineOf(row, number)];
+  const heading = document.createElement("h3");
+  heading.textContent = row.owner;
+  return [heading, lineOf(row, number)];
+}
+
 function lineOf(row, number) {
   const canvas = document.createElement("canvas");
   const held = row.memory ? `most ${sayBytes(row.memory.peak)} of ${sayBytes(row.memory.limit)}` : "";
   canvas.style.height = sizes.lane + (row.memory ? sizes.gap + sizes.memory : 0) + "px";
   canvas.setAttribute("role", "img");
   const name = row.memory ? row.name : `Link ${row.name}`;
-  canvas.setAttribute("aria-label", `${name}: works ${sayShare(row.busy)} of the time${held && ", memory at " + held}`);
+  canvas.setAttribute("aria-label", `${row.owner ? row.owner + ", " : ""}${name}: works ${sayShare(row.busy)} of the time${held && ", memory at " + held}`);
   const whole = line(row.memory ? "row" : "row link", `${name}, ${sayShare(row.busy)} busy\n${held}`, canvas);
   whole.dataset.row = number;
   return whole;
 }
 
 function repaint() {
-  if (waiting) return;
+  if (waiting || !views.length) return;
   waiting = true;
   requestAnimationFrame(() => { waiting = false; paint(seen); });
 }
@@ -108,7 +116,7 @@ function sayBox(number, box) {
     ? `micro-batch i${row.number[box] < 0 ? "" : "+"}${row.number[box]}` : `micro-batch ${row.number[box]}`;
   const name = data.names[what][0].toUpperCase() + data.names[what].slice(1);
   const where = row.memory ? `on ${row.name}` : `over link ${row.name}`;
-  return `${name}, stage ${stage} with ${data.stages[stage]}, ${which}, ${where}\n` +
+  return `${name}, stage ${stage} with ${row.stages[stage]}, ${which}, ${where}\n` +
     `from ${sayTime(row.start[box])} to ${sayTime(row.end[box])}, ${sayTime(length)} long`;
 }
 
@@ -244,13 +252,21 @@ document.getElementById("whole").addEventListener("click", () => show(0, view.le
 document.getElementById("links").addEventListener("change", event => {
   chart.classList.toggle("nolinks", !event.target.checked);
 });
-views.forEach((each, i) => {
-  const button = document.createElement("button");
-  button.type = "button";
-  button.textContent = each.title;
-  button.addEventListener("click", () => begin(i));
-  document.getElementById("views").append(button, " ");
-});
+
+// What is drawn from now on, the first of it at once.
+function showViews(decoded) {
+  views = decoded;
+  document.getElementById("views").replaceChildren(...views.map((each, i) => {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.textContent = each.title;
+    button.addEventListener("click", () => begin(i));
+    return button;
+  }));
+  document.getElementById("timeline").hidden = !views.length;
+  document.getElementById("links").parentNode.hidden = views.every(each => each.rows.every(row => row.memory));
+  if (views.length) begin(0);
+}
 
 function recolour() {
   palette = readPalette();
@@ -268,7 +284,7 @@ addEventListener("beforeprint", () => {
   document.documentElement.dataset.print = "yes";
   for (const fold of document.querySelectorAll("details:not([open])")) { fold.open = true; folded.push(fold); }
   recolour();
-  paint(new Set(rows.keys()));
+  if (views.length) paint(new Set(rows.keys()));
 });
 addEventListener("afterprint", () => {
   delete document.documentElement.dataset.print;
@@ -276,8 +292,4 @@ addEventListener("afterprint", () => {
   recolour();
 });
 
-document.getElementById("timeline").hidden = false;
-document.getElementById("links").parentNode.hidden = views.every(each => each.rows.every(row => row.memory));
-begin(0);
-recolour();
-new ResizeObserver(repaint).observe(chart);
+new ResizeObserver(() => { if (views.length) repaint(); }).observe(chart);

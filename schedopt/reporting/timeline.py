@@ -6,6 +6,14 @@ from typing import Any
 
 from schedopt.drawing import Chart
 from schedopt.drawing.chart import Box, MemoryRow, Row
+from schedopt.plan import Plan
+from schedopt.reporting.words import name_layers
+
+
+def encode_view(title: str, chart: Chart, plan: Plan) -> dict[str, Any]:
+    """Return one timeline of a plan as a JSON document."""
+    stages = [name_layers(plan, stage) for stage in plan.stages]
+    return {"title": title, "stages": stages, **encode_chart(chart)}
 
 
 def encode_chart(chart: Chart) -> dict[str, Any]:

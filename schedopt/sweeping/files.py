@@ -10,6 +10,7 @@ from typing import Any
 from schedopt.chain import Chain
 from schedopt.checking import check
 from schedopt.errors import InputError, naming_file
+from schedopt.formats.chains import chain_document
 from schedopt.formats.explaining import build, dump_plain
 from schedopt.formats.reading import read_document
 from schedopt.formats.results import complete_scope, leave_out_defaults
@@ -21,8 +22,10 @@ from schedopt.version import __version__
 
 def sweep_to_json(sweep: Sweep) -> str:
     """Return the text of a ``schedopt.sweep/1`` file."""
-    document = dump_plain(sweep, Sweep)
+    document = dump_plain(sweep, Sweep, exclude={"chain"})
     complete_scope(document["options"]["scope"])
+    if sweep.chain is not None:
+        document["chain"] = chain_document(sweep.chain)
     for point in document["points"]:
         if "pattern" in point:
             leave_out_defaults(point)
@@ -52,14 +55,12 @@ def resume_sweep(path: str | Path, chain: Chain, options: Options) -> Sweep:
         valid.
     """
     if not Path(path).exists():
-        return Sweep(
-            chain_name=chain.name, chain_sha256=chain.sha256, options=options, version=__version__
-        )
+        return Sweep.of(chain, options)
     sweep = load_sweep(path)
     with naming_file(path):
         _check_same(sweep, chain, options)
         _check_plans(sweep, chain)
-    return replace(sweep, points=propagate_monotone(sweep.points), version=__version__)
+    return replace(sweep, points=propagate_monotone(sweep.points), chain=chain, version=__version__)
 
 
 def _check_same(sweep: Sweep, chain: Chain, options: Options) -> None:

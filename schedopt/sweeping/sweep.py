@@ -289,6 +289,8 @@ class Sweep(
     options : Options
     points : tuple of Point
         One for each cell, as `schedopt.sweeping.propagate_monotone` leaves them.
+    chain : Chain, optional
+        What the plans of the points are for. Older files lack it.
     version : str
         Of schedopt, that wrote it last.
     """
@@ -299,10 +301,17 @@ class Sweep(
     chain_sha256: str
     options: Options
     points: tuple[Point, ...] = ()
+    chain: Chain | None = None
     version: str = ""
 
     def __post_init__(self) -> None:
         as_tuple(self, "points")
+        if self.chain is not None and self.chain.sha256 != self.chain_sha256:
+            raise InputError(
+                "does not belong to the chain in the sweep",
+                field="chain_sha256",
+                way_out="The points are for another chain, or it was edited: sweep again",
+            )
         seen = set()
         for position, point in enumerate(self.points):
             if point.key in seen:
@@ -312,6 +321,17 @@ class Sweep(
                     way_out="Keep one of them",
                 )
             seen.add(point.key)
+
+    @classmethod
+    def of(cls, chain: Chain, options: Options) -> Sweep:
+        """Return a sweep of a chain, without points."""
+        return cls(
+            chain_name=chain.name,
+            chain_sha256=chain.sha256,
+            options=options,
+            chain=chain,
+            version=__version__,
+        )
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows."""

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from schedopt.cli.compare import show_and_advise
+from schedopt.formats.chains import chain_document
 from schedopt.systems import catalogue
 from schedopt.systems.catalogue import SYSTEMS, System
 from tests.cli.commands import printed, run
@@ -83,7 +84,10 @@ def test_everything_is_written(chain: Path) -> None:
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     document = json.loads(done.stdout)
-    assert document == json.loads((folder / "c.json").read_text())
+    written = json.loads((folder / "c.json").read_text())
+    assert written.pop("chain") == chain_document(CHAIN)
+    assert [row.pop("plan", None) is None for row in written["rows"]] == [False, False, True]
+    assert document == written
     assert [row["system"] for row in document["rows"]] == ["alone", "schedopt", "halves"]
     assert [row.get("period_exact") for row in document["rows"]] == [[6, 1], [6, 1], None]
     assert (document["microbatches"], document["rows"][0]["step_ns"]) == (3, 18)

@@ -197,6 +197,11 @@ PLANS = """
     report plan.json -o missing/page.html           => missing/page.html: cannot be written
     report plan.json -o x.html --microbatches 0     => --microbatches: 0 is out of range
     report plan.json -o x.html --compare-with nodes.plan.json   => for another chain
+    report plan.json plan.json -o x.html            => plan.json: is a second file. Give one
+    report plan.json gpt2.json -o x.html => gpt2.json: format: is another kind of file than plan
+    report gpt2.json -o x.html => gpt2.json: format: 'schedopt.chain/1' is not supported here. Give
+    report points.json -o x.html --compare-with plan.json => --compare-with: given without a plan
+    report systems.json -o x.html --microbatches 3 => --microbatches: given with a comparison, whose
     export plan.json --to paper -o out => Error: --to: 'paper' is not known. Choose torch-csv
     export plan.json --to torch-csv --microbatches 0 -o out     => Error: --microbatches: 0
     export plan.json --to torch-csv -o .            => is a folder
@@ -367,6 +372,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (made / "bits.json").write_text(nodes.read_text().replace("1GB/s", "1Gbit/s"))
     (made / "empty.json").write_text("{}")
     (made / "other.json").write_text('{"format": "x/1"}')
+    (made / "points.json").write_text('{"format": "schedopt.sweep/1"}')
+    (made / "systems.json").write_text('{"format": "schedopt.comparison/1"}')
     (made / "own_models.py").write_text(FACTORY)
     (made / "small.txt").write_text(PIPEDREAM)
     (made / "bad.txt").write_text(PIPEDREAM.replace("time=1.5", "time=-1.5"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -14,14 +15,8 @@ import pytest
 
 from schedopt import InputError, InvalidPlanError, Plan, Platform, Problem, Result, check, compare
 from schedopt.comparing import builder
-from schedopt.comparing.comparison import (
-    Comparison,
-    Order,
-    Outcome,
-    Row,
-    comparison_document,
-    save_plans,
-)
+from schedopt.comparing.comparison import Comparison, Order, Outcome, Row, save_plans
+from schedopt.comparing.files import comparison_document
 from schedopt.comparing.measures import Figures
 from schedopt.comparing.picture import save_comparison_picture
 from schedopt.problem import MemoryReading
@@ -302,8 +297,12 @@ def test_an_interrupt_of_a_search_keeps_its_best_and_ends() -> None:
 def test_a_file_is_exact_and_names_everything(tmp_path: Path) -> None:
     found = compare(CHAIN, PLATFORM, systems=[*names, "schedopt"])
     found.save(tmp_path / "c.json")
-    document = json.loads((tmp_path / "c.json").read_text(), parse_float=_refuse)
-    assert document == json.loads(json.dumps(comparison_document(found)))
+    document = json.loads((tmp_path / "c.json").read_text())
+    shown = json.loads(json.dumps(comparison_document(found)), parse_float=_refuse)
+    plans = {row["system"] for row in document["rows"] if row.pop("plan", None)}
+    assert plans == {*names, "schedopt"} - {"halves"}
+    assert len(document.pop("chain")["layers"]) == len(CHAIN.layers)
+    assert document == shown
     assert document["format"] == "schedopt.comparison/1"
     assert document["chain_sha256"] == CHAIN.sha256
     by_name = {row["system"]: row for row in document["rows"]}
@@ -313,6 +312,56 @@ def test_a_file_is_exact_and_names_everything(tmp_path: Path) -> None:
     assert (there["sent_most_exact"], there["sent_all_exact"]) == ([3, 1], [6, 1])
     assert by_name["stale"]["outcome"] == "too large"
     assert by_name["schedopt"]["lower_bound_exact"] == [6, 1]
+
+
+def test_a_file_comes_back_with_its_plans(tmp_path: Path) -> None:
+    found = compare(CHAIN, PLATFORM, systems=[*names, "schedopt"])
+    found.save(tmp_path / "c.json")
+    again = Comparison.load(tmp_path / "c.json")
+    bare = [replace(each, rows=()) for each in (found, again)]
+    assert bare[0] == bare[1]
+    for one, other in zip(found.rows, again.rows, strict=True):
+        assert (one.system.name, one.figures, one.note, one.outcome) == (
+            *(other.system.name, other.figures, other.note, other.outcome),
+        )
+        assert one.result == other.result
+        assert (other.result is None) == (one.system.name == "halves")
+
+
+Change = Callable[[dict[str, Any]], object]
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (lambda file: file.pop("chain"), r"chain: is missing: an older version .* Compare again"),
+        (lambda file: file.pop("memory"), "memory: is missing"),
+        (lambda file: file.update(memory="most"), "memory: .*most.* is not known"),
+        (lambda file: file["chain"].update(input_bytes=7), "chain_sha256: does not belong to"),
+        (lambda file: file["rows"][0].pop("note"), r"rows\[0\]\.note: is missing"),
+        (
+            lambda file: file["rows"][0].update(sent_exact=[]),
+            r"rows\[0\]\.sent_exact: has 0 entries",
+        ),
+        (
+            lambda file: file["rows"][0].update(sent_exact=[[1, 0], [0, 1]]),
+            r"rows\[0\]\.sent_exact\[0\]: .* is not a fraction",
+        ),
+        (
+            lambda file: file["rows"][0]["plan"].pop("stages"),
+            r"rows\[0\]\.plan\.stages: a plan has",
+        ),
+        (lambda file: file["rows"].insert(0, 3), r"rows\[0\]: 3 is not an object"),
+    ],
+)
+def test_a_file_that_is_not_whole_is_refused(change: Change, error: str, tmp_path: Path) -> None:
+    path = tmp_path / "c.json"
+    compare(CHAIN, PLATFORM, systems=["alone"]).save(path)
+    document = json.loads(path.read_text())
+    change(document)
+    path.write_text(json.dumps(document))
+    with pytest.raises(InputError, match=rf"c\.json: {error}"):
+        Comparison.load(path)
 
 
 def _refuse(text: str) -> Any:

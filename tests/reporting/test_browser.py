@@ -10,12 +10,17 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
-from schedopt import Chain, Layer, Platform, Scope, solve
+from schedopt import Chain, Layer, Platform, Scope, compare, solve
 from schedopt.comparing.measures import measure_plan
+from schedopt.reporting.comparison_entries import explore_comparison
+from schedopt.reporting.explorer import render_explorer
 from schedopt.reporting.page import render_page
+from schedopt.reporting.sweep_entries import explore_sweeps
 from schedopt.simulation import simulate
+from schedopt.sweeping import run_sweep
 from tests.examples import EXAMPLES
 from tests.reporting.pages import page_of
+from tests.sweeping.helpers import CHAIN, FAST, SLOW, ThreadPool, cells, empty
 
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
@@ -67,6 +72,26 @@ def opened(browser: Browser, file: Path) -> Iterator[Open]:
         context.close()
     assert complaints == []
     assert len(asked) == len(contexts)
+
+
+@pytest.fixture(scope="module")
+def points(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the page of four points: 10 and 12 bytes on two and four GPUs."""
+    asked = cells([2, 4], [SLOW, FAST])
+    sweep = run_sweep(empty(), CHAIN, asked, ThreadPool()).sweep
+    path = tmp_path_factory.mktemp("pages") / "points.html"
+    path.write_text(render_explorer(explore_sweeps([("s", sweep)], 4)).text, encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def systems(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the page of three systems, of which one has no plan."""
+    names = ["gpipe", "one_gpu", "chimera"]
+    found = compare(CHAIN, Platform(2, 14), systems=names, microbatches=4)
+    path = tmp_path_factory.mktemp("pages") / "systems.html"
+    path.write_text(render_explorer(explore_comparison(found)).text, encoding="utf-8")
+    return path
 
 
 def colours(page: Page, row: int) -> set[tuple[int, int, int]]:
@@ -210,6 +235,98 @@ def test_paper_has_every_row_in_light_colours(opened: Open, tmp_path: Path) -> N
     assert (tmp_path / "page.pdf").read_bytes()[:4] == b"%PDF"
     assert page.evaluate("window.during") == ["rgb(255, 255, 255)", 0]
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 24, 29)"
+
+
+def figures(page: Page) -> dict[str, list[str]]:
+    """Return the figures of what is chosen, by their names."""
+    rows = page.locator("#figures tr").all()
+    texts = [[cell.inner_text() for cell in row.locator("th, td").all()] for row in rows]
+    return {row[0]: row[1:] for row in texts}
+
+
+def slide(page: Page, side: int, axis: int, place: int) -> None:
+    page.locator(f"#pick-{side} [data-axis='{axis}']").fill(str(place))
+
+
+def test_sliders_move_among_points(opened: Open, points: Path) -> None:
+    page = opened(points)
+    # The fastest: four GPUs, each with one of the four layers.
+    assert figures(page)[""] == ["4 GPUs of 10\u00a0B, free transfers"]
+    assert page.locator(".row:not(.axis)").count() == 4
+    slide(page, 0, 0, 0)
+    slide(page, 0, 1, 0)
+    found = figures(page)
+    assert found[""] == ["2 GPUs of 10\u00a0B, free transfers"]
+    assert (found["Period"], found["Bound"]) == (["12\u00a0ns"], ["12\u00a0ns"])
+    assert shown(page) == "Shown: 0 ns to 48 ns (48 ns of 48 ns)"
+    slide(page, 0, 1, 1)
+    assert figures(page)["Period"] == ["6\u00a0ns"]
+    assert "can have a period of less than 6" in page.inner_text("#plan-0")
+    assert page.locator("#pick-1").is_hidden()
+    assert page.locator("#map [data-entry]").count() == 4
+    page.locator("#map [data-entry='0']").dispatch_event("click")
+    assert figures(page)[""] == ["2 GPUs of 10\u00a0B, free transfers"]
+    page.locator("#all tbody button").nth(1).click()
+    assert figures(page)[""] == ["2 GPUs of 12\u00a0B, free transfers"]
+    assert page.locator("#all tr.picked").count() == 1
+
+
+def test_two_plans_stand_side_by_side_over_one_time(opened: Open, points: Path) -> None:
+    page = opened(points)
+    page.check("#beside")
+    for side, place in enumerate((1, 0)):
+        slide(page, side, 0, 0)
+        slide(page, side, 1, place)
+    names = ["2 GPUs of 12\u00a0B, free transfers", "2 GPUs of 10\u00a0B, free transfers"]
+    assert figures(page)[""] == names
+    assert figures(page)["Period"] == ["6\u00a0ns", "12\u00a0ns"]
+    assert page.inner_text("#verdict") == f"{names[0]} is 2.000 times as fast as {names[1]}."
+    headings = page.locator("#chart h3").all_inner_texts()
+    assert [text[: -len(", 24\u00a0ns")] for text in headings] == [
+        f"First: {names[0]}",
+        f"Second: {names[1]}",
+    ]
+    assert page.locator(".row:not(.axis)").count() == 4
+    assert shown(page) == "Shown: 0 ns to 48 ns (48 ns of 48 ns)"
+    page.locator("#chart").evaluate("chart => chart.scrollIntoView()")
+    # GPU 0 of the first is through by then, that of the second is not.
+    assert point(page, 0, 47 / 48) == "GPU 0 idles at 47 ns"
+    assert point(page, 2, 47 / 48).startswith("Backward, stage 0 with layers 0-1, micro-batch 3")
+    page.check("[name=target][value='1']")
+    page.locator("#map [data-entry='3']").dispatch_event("click")
+    assert figures(page)[""] == [names[0], "4 GPUs of 12\u00a0B, free transfers"]
+
+
+def test_systems_are_picked_by_name(opened: Open, systems: Path) -> None:
+    page = opened(systems)
+    page.select_option("#pick-0 select", label="gpipe")
+    page.select_option("#pick-1 select", label="chimera")
+    assert figures(page)[""] == ["gpipe", "chimera"]
+    assert figures(page)["Step"][1] == "-"
+    assert page.locator(".row:not(.axis)").count() == 2
+    assert page.inner_text("#lacking").startswith("chimera: No plan: ")
+    page.select_option("#pick-0 select", label="chimera")
+    assert page.locator("#timeline").is_hidden()
+    page.uncheck("#beside")
+    page.select_option("#pick-0 select", label="one_gpu")
+    assert page.locator(".row:not(.axis)").count() == 1
+    assert page.locator("#timeline").is_visible()
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+@pytest.mark.parametrize("dark", [False, True])
+def test_pages_of_several_plans_fit_the_screen(
+    opened: Open, points: Path, systems: Path, width: int, dark: bool
+) -> None:
+    for path in (points, systems):
+        page = opened(path, width=width, dark=dark)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        box = page.locator("#map").bounding_box()
+        assert box is not None
+        assert width * 0.6 < box["width"] <= width
+        ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert ground == ("rgb(20, 24, 29)" if dark else "rgb(255, 255, 255)")
+        assert len(colours(page, 0)) > 3
 
 
 def test_a_plan_of_64_gpus_and_512_micro_batches_opens_at_once(

@@ -14,7 +14,7 @@ from hypothesis import assume, given
 from schedopt import Chain, Layer, Plan, Platform, Result, Scope, check, solve
 from schedopt.account import memory, versions
 from schedopt.comparing.baselines import Baseline
-from schedopt.reporting.page import page_data
+from schedopt.reporting.page import page_views
 from schedopt.simulation import simulate
 from schedopt.units import format_bytes, format_duration
 from tests.budgets import trials
@@ -107,7 +107,7 @@ def test_what_files_say_is_text() -> None:
     assert "img" not in [tag for tag, _ in reader.attributes]
     assert text.count("<script") == text.count("</script") == 2
     assert "alert(1)" in reader.words
-    assert EVIL[:30] in reader.data["stages"][0]
+    assert EVIL[:30] in reader.data["views"][0]["stages"][0]
     assert "\u202e" not in text
 
 
@@ -204,8 +204,9 @@ def test_a_plan_that_shards_weights_has_lines_that_run_it(plan: Plan) -> None:
 
 def test_templates_and_scripts_lie_in_the_package() -> None:
     names = {item.name for item in files("schedopt.reporting").iterdir()}
-    assert names >= {"report.html", "report.css", "data.js", "painting.js", "timeline.js"}
-    for name in ("data.js", "painting.js", "timeline.js"):
+    scripts = {"data.js", "painting.js", "timeline.js", "plan.js", "explorer.js"}
+    assert names >= {"report.html", "explorer.html", "timeline.html", "report.css", *scripts}
+    for name in scripts:
         script = files("schedopt.reporting").joinpath(name).read_text()
         # Text only: nothing that a file says can become an element.
         assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval", script)
@@ -228,5 +229,5 @@ def test_a_plan_that_is_a_step_is_drawn_once() -> None:
     assert result.plan is not None
     for count, views in ((4, ["A step of 4 micro-batches"]), (8, None)):
         step = simulate(result.plan, count)
-        found = [view["title"] for view in page_data(result, step)["views"]]
+        found = [view["title"] for view in page_views(result, step)]
         assert found == (views or ["A step of 8 micro-batches", "The planned step"])

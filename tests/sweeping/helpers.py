@@ -34,9 +34,7 @@ def cells(gpus: list[int], memories: list[int]) -> list[Cell]:
 
 
 def empty(options: Options | None = None, chain: Chain = CHAIN) -> Sweep:
-    return Sweep(
-        chain_name=chain.name, chain_sha256=chain.sha256, options=options or Options(), version="0"
-    )
+    return Sweep.of(chain, options or Options())
 
 
 def point(memory: int, period: int | None = None, bound: int | None = None, **more: Any) -> Point:

@@ -41,6 +41,23 @@ def test_any_k_and_no_time_limit_come_back(tmp_path: Path) -> None:
     assert Sweep.load(tmp_path / "sweep.json") == wanted
 
 
+def test_a_file_of_before_gets_its_chain(sweep: Sweep, tmp_path: Path) -> None:
+    path = tmp_path / "sweep.json"
+    replace(sweep, chain=None).save(path)
+    assert "chain" not in json.loads(path.read_text())
+    assert resume_sweep(path, CHAIN, sweep.options).chain == CHAIN
+
+
+def test_a_file_with_another_chain_is_refused(sweep: Sweep, tmp_path: Path) -> None:
+    path = tmp_path / "sweep.json"
+    sweep.save(path)
+    document = json.loads(path.read_text())
+    document["chain"]["layers"][0]["forward_ns"] += 1
+    path.write_text(json.dumps(document))
+    with pytest.raises(InputError, match=r"sweep\.json: chain_sha256: does not belong"):
+        Sweep.load(path)
+
+
 def test_a_file_is_gone_on_with(sweep: Sweep, tmp_path: Path) -> None:
     path = tmp_path / "sweep.json"
     assert resume_sweep(path, CHAIN, sweep.options).points == ()

@@ -1,0 +1,4 @@
+// The page of one plan.
+
+showViews(data.views.map(decodeView));
+recolour();

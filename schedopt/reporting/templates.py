@@ -1,0 +1,85 @@
+"""Pages that are complete in themselves: their template, style and scripts put together."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from hashlib import sha256
+from importlib.resources import files
+from string import Template
+from typing import Any, Final
+
+from schedopt.drawing.chart import LETTERS
+from schedopt.drawing.looks import COLOURS, NAMES, SENT, hatch
+from schedopt.plan import Kind, Plan, Tensor
+from schedopt.reporting.markup import embedded, escape
+from schedopt.version import __version__
+
+SCRIPTS: Final = ("data.js", "painting.js", "timeline.js")
+"""Those of each page with a timeline, in order; its own comes last."""
+
+
+def fill_template(
+    template: str,
+    script: str,
+    *,
+    data: Mapping[str, Any],
+    shown: Sequence[Kind | Tensor],
+    **parts: str,
+) -> str:
+    """Return a page with a timeline.
+
+    Parameters
+    ----------
+    template, script : str
+        Files of this room.
+    data : mapping
+        What the script gets, as a JSON document, beside what boxes look like.
+    shown : sequence of str
+        What runs and is sent in the timelines, in the order of the legend.
+    **parts : str
+        HTML by the name of its place in the template.
+    """
+    code = "\n".join(["'use strict';", *map(_read, (*SCRIPTS, script))])
+    return Template(_read(template)).substitute(
+        digest=b64encode(sha256(code.encode()).digest()).decode(),
+        style=_read("report.css"),
+        script=code,
+        data=embedded({**data, **_looks(shown)}),
+        timeline=Template(_read("timeline.html")).substitute(legend="\n".join(_legend(shown))),
+        version=escape(__version__),
+        **parts,
+    )
+
+
+def _read(name: str) -> str:
+    return files("schedopt.reporting").joinpath(name).read_text(encoding="utf-8")
+
+
+def shown_in(plans: Collection[Plan]) -> list[Kind | Tensor]:
+    """Return what runs and is sent in plans, in the order of the field."""
+    patterns = [plan.pattern for plan in plans]
+    there = {
+        *(operation.kind for pattern in patterns for operation in pattern.operations),
+        *(transfer.tensor for pattern in patterns for transfer in pattern.transfers),
+        *(collective.tensor for pattern in patterns for collective in pattern.collectives),
+    }
+    return [what for what in NAMES if what in there]
+
+
+def _looks(shown: Sequence[Kind | Tensor]) -> dict[str, Any]:
+    return {
+        "names": {what: NAMES[what] for what in shown},
+        "letters": {what: LETTERS.get(what, what) for what in shown},
+        "hatches": {what: hatch(what)[:1] for what in shown},
+        "colours": list(COLOURS),
+        "sent": {what: SENT[what][0] for what in shown if what in SENT},
+    }
+
+
+def _legend(shown: Sequence[Kind | Tensor]) -> Iterator[str]:
+    for what in shown:
+        yield (
+            f'<li><canvas width="32" height="18" data-what="{what}" aria-hidden="true">'
+            f"</canvas><b>{LETTERS.get(what, what)}</b> {escape(NAMES[what])}</li>"
+        )
