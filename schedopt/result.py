@@ -306,6 +306,8 @@ class Result(
             case "infeasible":
                 why = self.infeasibility
                 return f"{self._proven('' if why is None else why.proof)} infeasible"
+            case "unknown" if self.plan is not None:
+                return "does not fit into the memory"
             case "unknown":
                 return "no plan found, and none proven impossible"
 

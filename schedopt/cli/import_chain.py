@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from schedopt.chain import Chain
-from schedopt.cli.options import AsJson, ChainOutput, naming_options
+from schedopt.cli.import_launch import LaunchOptions, import_launch_file
+from schedopt.cli.options import AsJson, ChainOutput, PlatformOptions, naming_options
 from schedopt.errors import InputError
 from schedopt.platform import Platform
 from schedopt.profile import Profile
@@ -21,10 +22,22 @@ if TYPE_CHECKING:
 
 
 def import_profile(
-    file: Annotated[Path, typer.Argument(help="A published profile or plan.", metavar="FILE")],
+    *,
+    file: Annotated[
+        Path, typer.Argument(help="A published profile or plan, or a launch file.", metavar="FILE")
+    ],
     source: Annotated[
-        Literal["pipedream", "dnn-partitioning", "piper", "superscaler", "sailor"],
-        typer.Option("--from", help="The format of the profile."),
+        Literal[
+            "pipedream",
+            "dnn-partitioning",
+            "piper",
+            "superscaler",
+            "sailor",
+            "megatron-args",
+            "torchtitan-toml",
+            "deepspeed-json",
+        ],
+        typer.Option("--from", help="The format of the file."),
     ],
     output: ChainOutput,
     cuts: Annotated[
@@ -49,19 +62,25 @@ def import_profile(
     plan: Annotated[
         str | None,
         "NAME: Of superscaler: import this plan of a table of plans; the table of its operators, "
-        "ops.json, lies beside it.",
+        "ops.json, lies beside it. Name the GPUs that it runs on too.",
     ] = None,
-    platform: Annotated[
-        Path | None, "FILE: With --plan: the GPUs that it runs on, such as a10g:2x8."
-    ] = None,
+    launch: LaunchOptions,
+    machine: PlatformOptions,
     as_json: AsJson = False,
 ) -> None:
-    """Turn what others published into a chain, a profile or a plan.
+    """Turn what others published, or what you run now, into a chain, a profile or a plan.
 
     PipeDream, dnn-partitioning and Piper have graphs, which become chains. Superscaler (Aceso) and
     Sailor have tables (schedopt-data/1) of layers in several tensor groups and sizes of
     micro-batches, which become profiles; plans of Aceso and Megatron-LM become plans that can be
     checked, simulated and shown.
+
+    The launch file of an engine becomes a plan for a chain or profile of the model (--chain) on the
+    GPUs that it runs on, laid out in the engine's own order: the arguments of Megatron-LM
+    (megatron-args: a script, or a flag a line), the configuration of torchtitan (torchtitan-toml)
+    or DeepSpeed (deepspeed-json), and what schedopt export writes for them. What changes the step
+    or the memory in a way that plans do not have is refused, and so is what is not known. A plan
+    that does not fit is written too, and it says by how much.
 
     Examples
     --------
@@ -72,13 +91,23 @@ def import_profile(
     schedopt import layers.json --from superscaler --model 1.3B -o profile.json
 
     schedopt import plans.json --from superscaler --plan NAME --platform l4:2x8 -o plan.json
+
+    schedopt import pretrain.sh --from megatron-args --chain profile.json --platform dgx-h100:2 -o
+    now.plan.json
+
+    schedopt import ds.json --from deepspeed-json --chain chain.json --gpus 8 --mem 40G --stages 4
+    -o now.plan.json
     """
     from schedopt.formats import check_writable
+    from schedopt.importing.launches import LAUNCH_SOURCES
 
     check_writable(output)
-    _check_options(source, all_degrees, model or gpu, layers, plan, platform)
-    if plan is not None and platform is not None:
-        _import_plan(file, plan, Platform.load(platform), output, as_json)
+    _check_options(source, all_degrees, model or gpu, layers, plan, machine)
+    launch.check(source)
+    if source in LAUNCH_SOURCES:
+        import_launch_file(file, source, launch, machine, output, as_json=as_json)
+    elif plan is not None:
+        _import_plan(file, plan, machine.read(), output, as_json)
     elif source in ("superscaler", "sailor"):
         from schedopt.importing import import_profile as read_profile
 
@@ -100,9 +129,11 @@ def _check_options(
     lines: str | None,
     layers: int | None,
     plan: str | None,
-    platform: Path | None,
+    machine: PlatformOptions,
 ) -> None:
     """Refuse options that a format does not have."""
+    from schedopt.importing.launches import LAUNCH_SOURCES
+
     tables = source in ("superscaler", "sailor")
     given = {
         "--all-degrees": all_degrees and source != "piper",
@@ -115,7 +146,8 @@ def _check_options(
             raise InputError(
                 f"{source} has no such thing", field=option, way_out="Leave it out, or see --help"
             )
-    if (plan is None) != (platform is None):
+    placed = any(value is not None for value in vars(machine).values())
+    if source not in LAUNCH_SOURCES and (plan is not None) != placed:
         raise InputError(
             "go together",
             field="--plan and --platform",

@@ -226,7 +226,7 @@ def _load_drawable(path: Path) -> tuple[Result, Plan, int]:
     plan = result.plan
     assert plan is not None
     if violations:
-        typer.echo(f"{path}: over memory: {_say_over(plan)}. See: schedopt check {path}", err=True)
+        typer.echo(f"{path}: over memory: {say_over(plan)}. See: schedopt check {path}", err=True)
     return result, plan, 5 if violations else 0
 
 
@@ -247,7 +247,7 @@ def _refuse(path: Path, violations: Sequence[Violation]) -> NoReturn:
     raise typer.Exit(5)
 
 
-def _say_over(plan: Plan) -> str:
+def say_over(plan: Plan) -> str:
     """Return which GPU needs the most too much, and how many others do."""
     from schedopt.account import memory
 

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
-from schedopt import Chain
-from tests.cli.commands import printed, run
+from schedopt import Chain, Result
+from schedopt.account import memory
+from schedopt.units import format_duration
+from tests.cli.commands import GPT2, printed, run
 from tests.importing.files import DNN, FILES, PIPEDREAM
 
 
@@ -61,3 +64,86 @@ def test_options_reach_the_chain(tmp_path: Path) -> None:
     written = Chain.load(chain)
     assert (written.name, len(written.layers)) == ("mine", 2)
     assert written.provenance["weight_copies"] == 2
+
+
+MEGATRON = """\
+ARGS=(
+    --num-layers 12 --hidden-size 768
+    --untie-embeddings-and-output-weights
+    --pipeline-model-parallel-size 4
+    --micro-batch-size 1 --global-batch-size 16
+    --overlap-grad-reduce
+)
+"""
+MACHINE = ("--chain", GPT2, "--gpus", "4", "--bandwidth", "12GB/s")
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Path:
+    path = tmp_path / "run.sh"
+    path.write_text(MEGATRON)
+    return path
+
+
+def test_what_is_run_now_is_a_plan_with_what_it_costs(tmp_path: Path, launch: Path) -> None:
+    plan = tmp_path / "now.plan.json"
+    typed = ("import", launch, "--from", "megatron-args", *MACHINE)
+    shown = printed(*typed, "--mem", "16G", "-o", plan).splitlines()
+    assert (
+        shown[0] == "Plan      Megatron-LM: 4 stages on 4 pipeline ranks, 1 replica of 1 GPU each"
+    )
+    step = Result.load(plan).plan
+    assert step is not None
+    assert shown[1] == (
+        f"Step      {format_duration(step.pattern.period_total_ns)} for 16 samples in 16 "
+        "micro-batches, the update of the weights included"
+    )
+    assert re.fullmatch(
+        r"Bound     \S+ s: no plan on these GPUs has a shorter step with such micro-batches; at "
+        r"most \d+\.\d% of the step can be saved",
+        shown[2],
+    )
+    assert re.fullmatch(
+        r"Memory    fits: GPU \d has the least room, and needs \S+ GB of its 16\.00 GB", shown[3]
+    )
+    assert shown[4:6] == [
+        "Note      Sent as the plan says, behind the last backward and as soon as links are free: "
+        "--overlap-grad-reduce",
+        "Note      Taken as it was when the chain was measured: --hidden-size",
+    ]
+    assert shown[6] == f"Plan written to {plan}"
+    solve = f"schedopt solve --chain {GPT2} --gpus 4 --mem 16G --bandwidth 12GB/s --batch 16"
+    assert shown[7].startswith(f"Solve     {solve} -o ")
+    assert run("check", plan).returncode == 0
+
+
+def test_what_does_not_fit_is_written_and_told(tmp_path: Path, launch: Path) -> None:
+    plan = tmp_path / "now.plan.json"
+    typed = ("import", launch, "--from", "megatron-args", *MACHINE)
+    shown = printed(*typed, "--mem", "1G", "-o", plan)
+    assert re.search(
+        r"^Memory    does not fit: GPU \d needs \S+ [GM]B more than its 1.00 GB",
+        shown,
+        re.MULTILINE,
+    )
+    assert run("check", plan).returncode == 5
+    document = json.loads(printed(*typed, "--mem", "1G", "-o", plan, "--json"))
+    loaded = Result.load(plan)
+    assert loaded.status == "unknown"
+    assert loaded.plan is not None
+    needs = [need.peak_bytes for need in memory(loaded.plan)]
+    worst = max(range(4), key=needs.__getitem__)
+    assert document["memory_bytes"] == needs
+    assert (document["binding_gpu"], document["over_bytes"]) == (worst, needs[worst] - 10**9)
+    assert (document["fits"], document["engine"]) == (False, "megatron")
+
+
+def test_options_of_deepspeed(tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text('{"train_batch_size": 8, "gradient_accumulation_steps": 8}')
+    plan = tmp_path / "now.plan.json"
+    typed = ("import", tmp_path / "ds.json", "--from", "deepspeed-json", *MACHINE, "--mem", "16G")
+    printed(*typed, "--stages", "4", "--partition", "uniform", "-o", plan)
+    loaded = Result.load(plan).plan
+    assert loaded is not None
+    # 26 modules before the loss, which is two layers of the chain.
+    assert [stage.layers for stage in loaded.stages] == [(0, 6), (7, 13), (14, 19), (20, 27)]

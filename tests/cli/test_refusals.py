@@ -211,6 +211,17 @@ PLANS = """
     import bad.txt --from pipedream -o c.json => line 2.forward_compute_time: -1.5 is negative
     import small.txt --from pipedream -o c.json --copies 0      => --copies: 0 is out of range
     import none --from piper -o no/chain.json       => cannot be written
+    import run.sh --from megatron-args --gpus 4 --mem 9G -o p.json => --chain: megatron-args says no
+    import run.sh --from megatron-args --chain gpt2.json -o p.json => --gpus: not given
+    import none --from megatron-args --chain gpt2.json --gpus 4 --mem 9G -o p.json => none: no such
+    import run.sh --from megatron-args --chain gpt2.json --gpus 6 --mem 9G -o p.json => run.sh: --pi
+    import run.sh --from megatron-args --chain chain.json --gpus 4 --mem 9G -o p.json => layers: the
+    import run.sh --from megatron-args --chain four.json --gpus 4 --mem 9G -o p.json => four.json: v
+    import run.sh --from megatron-args --chain gpt2.json --gpus 4 --mem 9G --stages 2 -o p.json => -
+    import run.sh --from megatron-args --chain gpt2.json --gpus 4 --mem 9G --ignore x -o p.json => -
+    import small.txt --from piper --chain gpt2.json -o c.json => --chain: piper has no such thing
+    import small.txt --from piper --gpus 4 -o c.json => --plan and --platform: go together
+    import ds.json --from deepspeed-json --chain gpt2.json --gpus 4 --mem 9G --partition x -o p => -
     run two.plan.json --model m:f --microbatches 0  => --microbatches: 0 is out of range
     run two.plan.json --model m:f --steps 0         => --steps: 0 is out of range
     run two.plan.json --model m:f --seed 1180591620717411303424 => --seed: a number of 22 digits is
@@ -376,6 +387,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (made / "systems.json").write_text('{"format": "schedopt.comparison/1"}')
     (made / "own_models.py").write_text(FACTORY)
     (made / "small.txt").write_text(PIPEDREAM)
+    (made / "run.sh").write_text(
+        "--pipeline-model-parallel-size 4 --micro-batch-size 1 "
+        "--untie-embeddings-and-output-weights"
+    )
+    (made / "ds.json").write_text('{"train_batch_size": 4}')
     (made / "bad.txt").write_text(PIPEDREAM.replace("time=1.5", "time=-1.5"))
     CHAIN.save(made / "chain.json")
     result_of(EXAMPLES["contiguous"]()).save(made / "plan.json")

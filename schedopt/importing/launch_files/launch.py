@@ -1,0 +1,56 @@
+"""What a launch file says of a step, whichever engine reads it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from schedopt.engine import Engine
+from schedopt.stage import Shard
+from schedopt.systems.flush_step import Turn
+
+Layers = tuple[int, int]
+"""First and last layer, or what is computed again as one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """A step of an engine on p pipeline ranks of d replicas, which are tensor groups of t GPUs.
+
+    Parameters
+    ----------
+    engine : {"megatron", "torchtitan", "deepspeed"}
+    stages : tuple of (int, int)
+        First and last layer of each.
+    ranks, replicas, tensor : int
+        p, d and t. Stage s lies on rank s mod p, or where `homes` says.
+    samples : int
+        Of a micro-batch.
+    microbatches : int
+        Of a step, for each replica.
+    shard : {"none", "optimizer", "gradient", "parameter"}
+    recompute : tuple of tuple of (int, int)
+        For each stage the runs of layers that are computed again.
+    rows : tuple of tuple of Turn, optional
+        What each rank runs, in order, for each replica. None: as the engine does by itself.
+    homes : tuple of int, optional
+        The rank of each stage.
+    notes : tuple of str
+        What was left out or assumed.
+    """
+
+    engine: Engine
+    stages: tuple[Layers, ...]
+    ranks: int
+    replicas: int
+    tensor: int
+    samples: int
+    microbatches: int
+    shard: Shard = "none"
+    recompute: tuple[tuple[Layers, ...], ...] = ()
+    rows: tuple[tuple[Turn, ...], ...] | None = None
+    homes: tuple[int, ...] | None = None
+    notes: tuple[str, ...] = field(default=())
+
+    def home(self, stage: int) -> int:
+        """Return the rank of a stage."""
+        return stage % self.ranks if self.homes is None else self.homes[stage]

@@ -1,0 +1,289 @@
+"""The arguments of Megatron-LM: sizes, layout, batch, recompute and the distributed optimizer.
+
+References
+----------
+megatron.core 0.16: ``transformer_block.get_num_layers_to_build`` for the layers of a chunk;
+Megatron-LM, ``megatron/training/arguments.py`` for which arguments exclude each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Final
+
+from schedopt.chain import Chain
+from schedopt.engine import recomputable_units
+from schedopt.errors import InputError
+from schedopt.importing.launch_files.launch import Launch, Layers
+from schedopt.importing.launch_files.settings import Settings
+from schedopt.importing.launch_files.shell import read_flags
+from schedopt.importing.launch_files.splitting import chunks_of, stages_of_chunks, units_within
+from schedopt.megatron_layout import LayoutChunk, read_layout
+from schedopt.transformer_blocks import find_blocks
+
+LAYOUT: Final = "pipeline-model-parallel-layout"
+RANKS: Final = "pipeline-model-parallel-size"
+TENSOR: Final = "tensor-model-parallel-size"
+IN_CHUNK: Final = "num-layers-per-virtual-pipeline-stage"
+CHUNKS: Final = "num-virtual-stages-per-pipeline-rank"
+FIRST: Final = "decoder-first-pipeline-num-layers"
+LAST: Final = "decoder-last-pipeline-num-layers"
+EMBEDDED: Final = "account-for-embedding-in-pipeline-split"
+WITH_LOSS: Final = "account-for-loss-in-pipeline-split"
+GROUP: Final = "microbatch-group-size-per-virtual-pipeline-stage"
+GRANULARITY: Final = "recompute-granularity"
+METHOD: Final = "recompute-method"
+REDONE: Final = "recompute-num-layers"
+UNTIED: Final = "untie-embeddings-and-output-weights"
+SHARED: Final = "use-distributed-optimizer"
+SWITCHES: Final = frozenset({EMBEDDED, WITH_LOSS, UNTIED, SHARED, "recompute-activations"})
+"""Flags without a value."""
+
+
+def read_megatron(text: str, chain: Chain, gpus: int, ignored: Collection[str] = ()) -> Launch:
+    """Return what the arguments of Megatron-LM say of a step on so many GPUs.
+
+    Parameters
+    ----------
+    text : str
+        A script, a command line, a flag a line, or YAML.
+    chain : Chain
+        Of the model, with micro-batches of any size.
+    gpus : int
+    ignored : collection of str
+        Flags to leave out.
+
+    Raises
+    ------
+    InputError
+        For flags that contradict each other, that Megatron-LM or the chain do not allow, or that
+        change the step or the memory in a way that a plan cannot.
+    """
+    settings = Settings(read_flags(text, SWITCHES), ignored, prefix="--")
+    settings.check_ignored()
+    ranks, tensor = settings.whole(RANKS, 1), settings.whole(TENSOR, 1)
+    replicas = _replicas(settings, gpus, ranks, tensor)
+    _check_model(settings, chain)
+    chunks = _chunks(settings, chain, ranks)
+    try:
+        stages = stages_of_chunks(chain, chunks)
+    except InputError as error:
+        if error.field:
+            raise
+        settings.refuse(LAYOUT if settings.has(LAYOUT) else RANKS, error.rule, error.way_out)
+    samples = settings.whole("micro-batch-size")
+    count = _microbatches(settings, samples, replicas, ranks, len(stages))
+    recompute = _recompute(settings, chain, stages)
+    shared = settings.flag(SHARED) and replicas > 1
+    return Launch(
+        engine="megatron",
+        stages=stages,
+        ranks=ranks,
+        replicas=replicas,
+        tensor=tensor,
+        samples=samples,
+        microbatches=count,
+        shard="optimizer" if shared else "none",
+        recompute=recompute,
+        notes=settings.refuse_others("megatron"),
+    )
+
+
+def _replicas(settings: Settings, gpus: int, ranks: int, tensor: int) -> int:
+    """Return how many replicas a stage has, the GPUs that are left."""
+    replicas, rest = divmod(gpus, ranks * tensor)
+    if rest or not replicas:
+        settings.refuse(
+            RANKS,
+            f"{ranks} (pipeline) x {tensor} (tensor) are {ranks * tensor} GPUs, and the platform "
+            f"has {gpus}, no multiple of that",
+            "Name the GPUs that it runs on, or other sizes",
+        )
+    nodes, each = settings.get("nnodes"), settings.get("nproc-per-node")
+    if isinstance(nodes, str) and isinstance(each, str) and nodes.isdigit() and each.isdigit():
+        started = int(nodes) * int(each)
+        if started != gpus:
+            settings.refuse(
+                "nproc-per-node",
+                f"{each} processes on {nodes} nodes are started, and the platform has {gpus} GPUs",
+                "Name the GPUs that it runs on",
+            )
+    return replicas
+
+
+def _check_model(settings: Settings, chain: Chain) -> None:
+    """Require the layers and the ties of the chain."""
+    blocks = find_blocks(chain)
+    count = settings.whole("num-layers", blocks.count)
+    if count != blocks.count:
+        settings.refuse(
+            "num-layers",
+            f"{count}, and the chain has {blocks.count} transformer layers",
+            "Give the chain of the model that the file is for",
+        )
+    tied = bool(chain.same_gpu or chain.copied)
+    if settings.flag(UNTIED) == tied:
+        settings.refuse(
+            UNTIED,
+            "it is given, and layers of the chain are tied"
+            if tied
+            else "it is not given, and no layers of the chain are tied",
+            "Give the chain of the model that the file is for: schedopt profile notes tied weights",
+        )
+
+
+def _chunks(settings: Settings, chain: Chain, ranks: int) -> Sequence[LayoutChunk]:
+    """Return what lies on each chunk."""
+    for other in (IN_CHUNK, CHUNKS, FIRST, LAST, EMBEDDED, WITH_LOSS):
+        settings.refuse_together(other, LAYOUT, "which says what lies on each stage")
+    settings.refuse_together(IN_CHUNK, CHUNKS, "which says the same in another way")
+    for one in (FIRST, LAST):
+        for other in (EMBEDDED, WITH_LOSS, IN_CHUNK):
+            settings.refuse_together(one, other, "which is for ranks with equally many layers")
+    layout = settings.get(LAYOUT)
+    if layout is not None:
+        try:
+            return read_layout(layout, ranks=ranks)
+        except InputError as error:
+            settings.refuse(LAYOUT, error.rule, error.way_out)
+    return chunks_of(_layers_of_chunks(settings, find_blocks(chain).count, ranks))
+
+
+def _layers_of_chunks(settings: Settings, layers: int, ranks: int) -> list[int]:
+    """Return the transformer layers of each chunk, by Megatron-LM's rules without a layout."""
+    embedded, with_loss = settings.flag(EMBEDDED), settings.flag(WITH_LOSS)
+    counted = layers + embedded + with_loss
+    own: list[int | None] = [None] * ranks
+    if settings.has(FIRST):
+        own[0] = settings.whole(FIRST)
+    if settings.has(LAST):
+        own[-1] = settings.whole(LAST)
+    left, others = counted - sum(count or 0 for count in own), own.count(None)
+    if left < 0 or (left % others if others else left):
+        settings.refuse(
+            FIRST if settings.has(FIRST) else LAST if settings.has(LAST) else RANKS,
+            f"{left} layers{_say_ends(embedded, with_loss)} are left for {others} ranks, and "
+            "Megatron-LM gives each as many"
+            if left >= 0
+            else f"the first and the last rank have more than all {layers} layers",
+            "Give a number of ranks that divides them, or a layout "
+            "(--pipeline-model-parallel-layout)",
+        )
+    sizes = [left // others if count is None else count for count in own]
+    chunks = _count_chunks(settings, ranks, sizes)
+    for rank, size in enumerate(sizes):
+        if size % chunks:
+            settings.refuse(
+                CHUNKS,
+                f"rank {rank} has {size} layers{_say_ends(embedded, with_loss)}, which are no "
+                f"multiple of {chunks} virtual stages",
+                "Give a number that divides them, or a layout (--pipeline-model-parallel-layout)",
+            )
+    counts = [sizes[rank] // chunks for _ in range(chunks) for rank in range(ranks)]
+    counts[0] -= embedded
+    counts[-1] -= with_loss
+    if min(counts[0], counts[-1]) < 0:
+        settings.refuse(RANKS, "too few layers for so many ranks", "Give fewer ranks")
+    return counts
+
+
+def _say_ends(embedded: bool, with_loss: bool) -> str:
+    """Say what counts as a layer."""
+    ends = [name for name, is_one in (("embedding", embedded), ("loss", with_loss)) if is_one]
+    return f", {' and '.join(ends)} counted," if ends else ""
+
+
+def _count_chunks(settings: Settings, ranks: int, sizes: Sequence[int]) -> int:
+    """Return how many virtual stages a rank has."""
+    chunks = settings.whole(CHUNKS, 1)
+    if settings.has(IN_CHUNK):
+        each = settings.whole(IN_CHUNK)
+        chunks, rest = divmod(sizes[0], each)
+        if rest or not chunks:
+            settings.refuse(
+                IN_CHUNK,
+                f"{sizes[0]} layers of a rank are no multiple of {each}",
+                "Give a number that divides them",
+            )
+    if chunks > 1 and ranks == 1:
+        settings.refuse(
+            IN_CHUNK if settings.has(IN_CHUNK) else CHUNKS,
+            "there is one pipeline rank",
+            f"Give several ({settings.name(RANKS)}), or leave it out",
+        )
+    return chunks
+
+
+def _microbatches(settings: Settings, samples: int, replicas: int, ranks: int, stages: int) -> int:
+    """Return the micro-batches of a step for each replica."""
+    batch = settings.whole("global-batch-size", samples * replicas)
+    count, rest = divmod(batch, samples * replicas)
+    if rest:
+        settings.refuse(
+            "global-batch-size",
+            f"{batch} samples are no multiple of {samples} in a micro-batch for each of "
+            f"{replicas} replicas",
+            f"Give {max(1, count) * samples * replicas} or another multiple",
+        )
+    if stages == ranks:
+        settings.get(GROUP)
+        return count
+    if count % ranks:
+        below = count // ranks * ranks
+        settings.refuse(
+            "global-batch-size",
+            f"{count} micro-batches for each replica are no multiple of {ranks} ranks, whose "
+            "virtual stages take turns in groups of as many",
+            f"Give {(below or ranks) * samples * replicas}, or leave virtual stages out",
+        )
+    size = settings.whole(GROUP, ranks)
+    if size != ranks:
+        settings.refuse(
+            GROUP,
+            f"{size} micro-batches in a group, and plans have groups of {ranks}, the ranks",
+            "Leave it out",
+        )
+    return count
+
+
+def _recompute(
+    settings: Settings, chain: Chain, stages: Sequence[Layers]
+) -> tuple[tuple[Layers, ...], ...]:
+    """Return what each stage computes again."""
+    if settings.flag("recompute-activations"):
+        settings.refuse_together("recompute-activations", GRANULARITY, "which says it too")
+        _refuse_selective(settings, "recompute-activations")
+    if not settings.has(GRANULARITY):
+        for name in (METHOD, REDONE):
+            if settings.has(name) and GRANULARITY not in settings.values:
+                settings.refuse(
+                    name,
+                    f"without {settings.name(GRANULARITY)} nothing is computed again",
+                    "Add it, or leave this out",
+                )
+        return tuple(() for _ in stages)
+    if settings.word(GRANULARITY, ("full", "selective"), "full") == "selective":
+        _refuse_selective(settings, GRANULARITY)
+    if not settings.has(METHOD):
+        settings.refuse(METHOD, "is not given", "Write block or uniform")
+    method = settings.word(METHOD, ("block", "uniform"), "block")
+    size = settings.whole(REDONE, 1)
+    units = recomputable_units(chain, "megatron")
+    runs = []
+    for stage in stages:
+        own = [*units_within(units, stage)]
+        if method == "block":
+            runs.append(tuple(own[:size]))
+        else:
+            groups = [own[begin : begin + size] for begin in range(0, len(own), size)]
+            runs.append(tuple((group[0][0], group[-1][1]) for group in groups))
+    return tuple(runs)
+
+
+def _refuse_selective(settings: Settings, name: str) -> None:
+    settings.refuse(
+        name,
+        "parts of a layer are computed again, and the chain has times and bytes of whole layers",
+        f"Measure the chain with it and say --ignore {name}, or recompute whole layers "
+        "(--recompute-granularity full)",
+    )

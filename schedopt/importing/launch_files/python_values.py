@@ -1,0 +1,97 @@
+"""Values that a Python file assigns, read without running it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from schedopt.errors import InputError
+
+
+class Code(str):
+    """An expression whose value is not known without running the file."""
+
+    __slots__ = ()
+
+    @property
+    def file(self) -> str | None:
+        """The file that ``Path(__file__).with_name("NAME")`` in it names."""
+        for node in ast.walk(ast.parse(self)):
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and node.func.attr == "with_name"
+                and isinstance(node.args[0], ast.Constant)
+            ):
+                return Path(str(node.args[0].value)).name
+        return None
+
+
+def read_assignments(text: str) -> dict[str, Any]:
+    """Return what a file assigns to names and attributes, in modules and functions, the last each.
+
+    A name that stands for an attribute, such as ``parallelism = config.parallelism``, is spelled
+    out; what is no constant, list or product of these is `Code`.
+
+    Raises
+    ------
+    InputError
+        If it is no Python.
+    """
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError) as error:
+        raise InputError(
+            f"it is no Python: {error}", way_out="Give the file as schedopt export wrote it"
+        ) from None
+    values: dict[str, Any] = {}
+    aliases: dict[str, str] = {}
+    for target, expression in _assignments(tree):
+        name = _dotted(target, aliases)
+        if name is None:
+            continue
+        told = _dotted(expression, aliases)
+        if told is not None and "." in told and told not in values:
+            aliases[name] = told
+        else:
+            values[name] = _value(expression, values, aliases)
+    return values
+
+
+def _assignments(tree: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Yield targets with what is assigned to them, in the order of the text."""
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        for statement in body if isinstance(body, list) else []:
+            if isinstance(statement, ast.Assign):
+                for target in statement.targets:
+                    yield target, statement.value
+            elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
+                yield statement.target, statement.value
+
+
+def _dotted(node: ast.expr, aliases: dict[str, str]) -> str | None:
+    """Return the name of a name or an attribute; None of anything else."""
+    if isinstance(node, ast.Name):
+        return aliases.get(node.id, node.id)
+    if isinstance(node, ast.Attribute):
+        inner = _dotted(node.value, aliases)
+        return None if inner is None else f"{inner}.{node.attr}"
+    return None
+
+
+def _value(node: ast.expr, values: dict[str, Any], aliases: dict[str, str]) -> Any:
+    """Return a value, of which whole numbers may be products."""
+    name = _dotted(node, aliases)
+    if name is not None and name in values:
+        return values[name]
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+        factors = [_value(side, values, aliases) for side in (node.left, node.right)]
+        if all(type(factor) is int for factor in factors):
+            return factors[0] * factors[1]
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError, RecursionError, MemoryError):
+        return Code(ast.unparse(node))

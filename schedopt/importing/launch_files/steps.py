@@ -1,0 +1,209 @@
+"""The step that a launch file starts, laid out as its engine runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
+
+from schedopt.bounds.load import load_bound
+from schedopt.checking import check
+from schedopt.errors import InputError
+from schedopt.importing.launch_files.launch import Launch
+from schedopt.plan import Plan
+from schedopt.platform import Platform
+from schedopt.problem import Problem, Scope, training_step, widest_step
+from schedopt.profile import Profile
+from schedopt.result import Result
+from schedopt.solving.engine_grid import Grid
+from schedopt.solving.engine_layout import is_spelled_out, lay_out_step
+from schedopt.solving.replicas.layout import lay_out_turns
+from schedopt.stage import Stage
+from schedopt.systems.flush_step import Turn
+from schedopt.version import __version__
+
+SOLVER: Final = "imported"
+
+
+def lay_out(launch: Launch, profile: Profile, platform: Platform) -> Result:
+    """Return the step of a launch file as a plan; whether it fits is the status.
+
+    It ends with the sum of the gradients and the update, where the chain says what these take; a
+    chain that does not has steps of one replica.
+
+    Raises
+    ------
+    InputError
+        If the profile lacks the size of micro-batches or the tensor groups, or the plan would not
+        be valid for another reason than memory.
+    """
+    problem = _problem(launch, profile, platform)
+    _check_groups(launch, problem)
+    _check_ties(launch, problem)
+    plan = _lay_out_layers(launch, problem) if launch.shard in ("gradient", "parameter") else None
+    plan = plan or _lay_out_stages(launch, problem)
+    found = check(plan)
+    if plan.scope.engine and any(violation.kind == "scope" for violation in found):
+        # Solvers for the engine look at fewer plans than it runs.
+        plan = replace(plan, scope=replace(plan.scope, engine=None))
+        found = check(plan)
+    wrong = [violation for violation in found if violation.kind != "memory"]
+    if wrong:
+        raise InputError(
+            f"as a plan of this chain it is not valid: {wrong[0]}",
+            way_out="Give the chain of the model that the file is for",
+        )
+    asked = plan.problem
+    # What holds for all plans holds for those of an engine.
+    every = replace(asked, scope=replace(asked.scope, engine=None))
+    return Result(
+        problem=asked,
+        status="unknown" if found else "feasible",
+        plan=plan,
+        bounds=(load_bound(every),),
+        solver=SOLVER,
+        version=__version__,
+    )
+
+
+def _problem(launch: Launch, profile: Profile, platform: Platform) -> Problem:
+    """Return the question whose answer the step is: how long a step of its batch must take."""
+    if launch.samples not in profile.sizes:
+        raise InputError(
+            f"none is for micro-batches of {launch.samples} samples, as the file has them, but for "
+            f"{' and '.join(map(str, profile.sizes))}",
+            field="variants",
+            way_out=f"Profile the model with --batch {launch.samples}",
+        )
+    chain, variants = profile.of_size(launch.samples)
+    count = launch.replicas * launch.microbatches
+    shared = launch.shard in ("gradient", "parameter")
+    if not chain.knows_gradients or chain.copied:
+        if launch.replicas > 1 or launch.tensor > 1:
+            why = (
+                "copies of tied weights, whose gradients no plan adds up yet"
+                if chain.copied
+                else "no gradient_bytes"
+            )
+            raise InputError(
+                f"the chain has {why}, and the file {launch.replicas} replicas in tensor groups "
+                f"of {launch.tensor}",
+                field="layers",
+                way_out="Profile the model with schedopt profile, and without tied weights",
+            )
+        scope = Scope(
+            allocation="general",
+            max_k=None,
+            memory="peak",
+            recompute=True,
+            microbatches=count,
+            engine=launch.engine,
+        )
+        return Problem(chain=chain, platform=platform, scope=scope)
+    scope = widest_step(chain, tensor=None if variants else 1)
+    scope = replace(scope, engine=None if shared else launch.engine)
+    if shared:
+        scope = replace(scope, shard=launch.shard)
+    if any(kind in ("I", "W") for row in launch.rows or () for kind, *_ in row):
+        scope = replace(scope, engine=None, split_backward=True)
+    return training_step(chain, platform, count * chain.samples, scope, variants)
+
+
+def _check_groups(launch: Launch, problem: Problem) -> None:
+    """Require what the layers cost in tensor groups, and that groups lie inside nodes."""
+    if launch.tensor not in problem.degrees:
+        raise InputError(
+            f"none of {launch.samples} samples is for tensor groups of {launch.tensor}, as the "
+            "file has them",
+            field="variants",
+            way_out=f"Profile the model with --tensor-parallel 1,{launch.tensor} and --batch "
+            f"{launch.samples}",
+        )
+    if launch.shard == "optimizer":
+        problem.chain.require(
+            "optimizer_bytes",
+            range(len(problem.chain.layers)),
+            needed_by="a shard of the optimizer state",
+        )
+
+
+def _check_ties(launch: Launch, problem: Problem) -> None:
+    """Require that tied layers share a rank, or have copies."""
+    for group in problem.chain.same_gpu:
+        ranks = {
+            launch.home(number)
+            for number, (first, last) in enumerate(launch.stages)
+            if any(first <= layer <= last for layer in group)
+        }
+        if len(ranks) > 1:
+            layers, told = (" and ".join(map(str, sorted(found))) for found in (group, ranks))
+            raise InputError(
+                f"layers {layers} have the same weights, and lie on ranks {told} by the file",
+                field="layers",
+                way_out="Give each a copy of them, as engines do: --tied copied, or "
+                "schedopt.tied_weights.copy_tied_weights",
+            )
+
+
+def _lay_out_stages(launch: Launch, problem: Problem) -> Plan:
+    """Return the step on its stages, in the order of the engine or of the file."""
+    grid = Grid(
+        ranks=launch.ranks,
+        chunks=len(launch.stages) // launch.ranks,
+        replicas=launch.replicas,
+        tensor=launch.tensor,
+        shard=launch.shard,
+        redone=max(map(len, launch.recompute), default=0),
+    )
+    stages = [
+        Stage(
+            layers=layers,
+            gpus=tuple(
+                grid.gpu(launch.home(number), replica) for replica in range(launch.replicas)
+            ),
+            recompute=again,
+            shard=launch.shard,
+            tensor=launch.tensor,
+        )
+        for number, (layers, again) in enumerate(zip(launch.stages, launch.recompute, strict=True))
+    ]
+    if launch.rows is None:
+        folded = not is_spelled_out(problem, grid)
+        return lay_out_step(problem, grid, stages, folded=folded)
+    return lay_out_turns(problem, stages, _of_replicas(launch, launch.rows))
+
+
+def _of_replicas(launch: Launch, rows: tuple[tuple[Turn, ...], ...]) -> Iterator[Turn]:
+    """Yield what each GPU runs, replica j the micro-batches j, d + j, 2d + j and so on."""
+    for row in rows:
+        for kind, stage, i in row:
+            for replica in range(launch.replicas):
+                yield kind, stage, i * launch.replicas + replica
+
+
+def _lay_out_layers(launch: Launch, problem: Problem) -> Plan:
+    """Return the step of replicas that share gradients or parameters: it runs layer by layer.
+
+    Gradients go home behind each backward. Of the layers the next one's weights are fetched while
+    one runs.
+    """
+    again = {run for runs in launch.recompute for run in runs}
+    redone = {layer for first, last in again for layer in range(first, last + 1)}
+    gpus = tuple(range(0, launch.replicas * launch.tensor, launch.tensor))
+    stages = [
+        Stage(
+            layers=(number, number),
+            gpus=gpus,
+            recompute=((number, number),) if number in redone else (),
+            shard=launch.shard if layer.has_state else "none",
+            tensor=launch.tensor,
+        )
+        for number, layer in enumerate(problem.chain.layers)
+    ]
+    numbers = range(len(stages))
+    ahead = {number: 1 for number in numbers if stages[number].shard == launch.shard}
+    row: list[Turn] = []
+    for i in range(launch.microbatches):
+        row += [("F", stage, i) for stage in numbers]
+        row += [("B", stage, i) for stage in reversed(numbers)]
+    return lay_out_turns(problem, stages, _of_replicas(launch, (tuple(row),)), ahead=ahead)

@@ -1,0 +1,356 @@
+"""Arguments of Megatron-LM, by its own rules."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from schedopt import Platform
+from schedopt.checking import check
+from schedopt.importing import ImportedLaunch, import_launch
+from schedopt.importing.launch_files.settings import vocabulary
+from schedopt.importing.launch_files.shell import read_flags
+from tests.importing.launching import layers_of, profile, read, rows_of, transformer
+from tests.refusals import assert_refused
+
+UNTIED = "--untie-embeddings-and-output-weights --micro-batch-size 1"
+"""What the chain of the tests asks for. It has layers 0 (embedding), 1 to 8, and 9 (head)."""
+
+
+def megatron(folder: Path, text: str, gpus: int = 4, **options: object) -> ImportedLaunch:
+    return read(folder, "megatron-args", f"{UNTIED} {text}", gpus, **options)  # type: ignore[arg-type]
+
+
+SPLITS = {
+    "--pipeline-model-parallel-size 4": [(0, 2), (3, 4), (5, 6), (7, 9)],
+    "--pipeline-model-parallel-size 1": [(0, 9)],
+    "--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2 "
+    "--global-batch-size 4": [(0, 2), (3, 4), (5, 6), (7, 9)],
+    "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1 "
+    "--global-batch-size 4": [(0, 1), *((n, n) for n in range(2, 8)), (8, 9)],
+    "--pipeline-model-parallel-size 4 --decoder-first-pipeline-num-layers 1 "
+    "--decoder-last-pipeline-num-layers 3": [(0, 1), (2, 3), (4, 5), (6, 9)],
+    "--pipeline-model-parallel-size 4 --decoder-last-pipeline-num-layers 2":
+        [(0, 2), (3, 4), (5, 6), (7, 9)],
+    "--pipeline-model-parallel-size 2 --account-for-embedding-in-pipeline-split "
+    "--account-for-loss-in-pipeline-split": [(0, 4), (5, 9)],
+    # A rank has 5 of ten, embedding and loss counted: 4 and the embedding, 4 and the loss.
+    '--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout "Et*5|t*3L"':
+        [(0, 5), (6, 9)],
+    '--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout "E|(t*4|)*2,L" '
+    "--global-batch-size 4": [(0, 0), (1, 4), (5, 8), (9, 9)],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", SPLITS)
+def test_layers_are_split_as_megatron_does(tmp_path: Path, text: str) -> None:
+    found = megatron(tmp_path, text, int(text.split()[1]))
+    assert layers_of(found) == SPLITS[text]
+    assert check(found.result) == ()
+
+
+def test_uneven_virtual_stages(tmp_path: Path) -> None:
+    text = (
+        "--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2 "
+        "--decoder-first-pipeline-num-layers 2 --global-batch-size 2"
+    )
+    # Rank 0 has 2 layers and rank 1 six, half of them in each chunk.
+    found = megatron(tmp_path, text, 2)
+    assert layers_of(found) == [(0, 1), (2, 4), (5, 5), (6, 9)]
+
+
+def test_interleaved_order_by_hand(tmp_path: Path) -> None:
+    text = (
+        "--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2 "
+        "--global-batch-size 4"
+    )
+    plan = megatron(tmp_path, text, 2).result.plan
+    assert plan is not None
+    assert [stage.gpus for stage in plan.stages] == [(0,), (1,), (0,), (1,)]
+    # Warm-up: 2 (p - r - 1) + (v - 1) p forwards, 4 on rank 0 and 2 on rank 1; groups of p = 2.
+    first = "F0.0 F0.1 F2.0 F2.1 F0.2 B2.0 F0.3 B2.1 F2.2 B0.0 F2.3 B0.1 B2.2 B2.3 B0.2 B0.3"
+    second = "F1.0 F1.1 F3.0 B3.0 F3.1 B3.1 F1.2 B1.0 F1.3 B1.1 F3.2 B3.2 F3.3 B3.3 B1.2 B1.3"
+    told = [[f"{kind}{stage}.{i}" for kind, stage, i in row] for row in rows_of(plan)]
+    assert told == [first.split(), second.split()]
+
+
+def test_degrees_batch_and_optimizer(tmp_path: Path) -> None:
+    text = (
+        "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --global-batch-size 12 "
+        "--use-distributed-optimizer"
+    )
+    found = megatron(tmp_path, text, 8)
+    plan = found.result.plan
+    assert plan is not None
+    # Tensor groups in a row, then replicas, then ranks: tp-cp-ep-dp-pp.
+    assert [stage.gpus for stage in plan.stages] == [(0, 2), (4, 6)]
+    assert {stage.tensor for stage in plan.stages} == {2}
+    assert {stage.shard for stage in plan.stages} == {"optimizer"}
+    assert (plan.pattern.k, found.launch.microbatches) == (12, 6)
+    assert plan.scope.engine == "megatron"
+
+
+def test_without_a_batch_each_replica_has_one_micro_batch(tmp_path: Path) -> None:
+    assert megatron(tmp_path, "", 4).launch.microbatches == 1
+
+
+RECOMPUTED = {
+    "--recompute-method block --recompute-num-layers 1": [((1, 1),), ((5, 5),)],
+    "--recompute-method block --recompute-num-layers 9": [
+        tuple((n, n) for n in range(1, 5)), tuple((n, n) for n in range(5, 9)),
+    ],
+    "--recompute-method uniform": [
+        tuple((n, n) for n in range(1, 5)), tuple((n, n) for n in range(5, 9)),
+    ],
+    # The engine's own plans have no runs of several layers; the step is laid out all the same.
+    "--recompute-method uniform --recompute-num-layers 3": [((1, 3), (4, 4)), ((5, 7), (8, 8))],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", RECOMPUTED)
+def test_recompute(tmp_path: Path, text: str) -> None:
+    found = megatron(
+        tmp_path,
+        f"--pipeline-model-parallel-size 2 --recompute-granularity full {text} "
+        "--global-batch-size 4",
+        2,
+    )
+    plan = found.result.plan
+    assert plan is not None
+    assert [stage.recompute for stage in plan.stages] == RECOMPUTED[text]
+    assert (plan.scope.engine is None) == ("num-layers 3" in text)
+    assert check(found.result) == ()
+
+
+def test_what_does_not_fit_is_imported(tmp_path: Path) -> None:
+    found = megatron(tmp_path, "--pipeline-model-parallel-size 4", 4, memory=100)
+    assert found.result.status == "unknown"
+    assert {violation.kind for violation in check(found.result)} == {"memory"}
+    assert found.result.verdict == "does not fit into the memory"
+
+
+def test_a_chain_without_gradients_has_a_step_without_the_update(tmp_path: Path) -> None:
+    chain = transformer()
+    bare = [
+        replace(layer, parameter_bytes=None, gradient_bytes=None, optimizer_bytes=None, update_ns=0)
+        for layer in chain.layers
+    ]
+    own = profile(replace(chain, layers=tuple(bare)))
+    found = megatron(tmp_path, "--pipeline-model-parallel-size 4", 4, of=own)
+    assert found.result.plan is not None
+    assert found.result.plan.rule.is_given
+    assert_refused(
+        lambda: megatron(tmp_path, "--pipeline-model-parallel-size 2", 4, of=own),
+        "layers",
+        "no gradient_bytes, and the file 2 replicas",
+        "Profile the model",
+    )
+
+
+def test_what_is_left_out_is_told(tmp_path: Path) -> None:
+    text = "--overlap-grad-reduce --bf16 --lr 1e-4 --save out --pipeline-model-parallel-size 4"
+    found = megatron(tmp_path, text)
+    assert [note.rpartition(": ")[2] for note in found.notes] == ["--overlap-grad-reduce", "--bf16"]
+
+
+def test_ignored_flags_are_left_out(tmp_path: Path) -> None:
+    text = "--pipeline-model-parallel-size 4 --my-flag 3 --recompute-granularity selective"
+    ignored = ("--my-flag", "recompute-granularity")
+    assert megatron(tmp_path, text, ignored=ignored).result.plan is not None
+
+
+P2 = "--pipeline-model-parallel-size 2"
+P4 = "--pipeline-model-parallel-size 4"
+REFUSED = [
+    ("--pipeline-model-parallel-size 3", "pipeline-model-parallel-size",
+     "3 (pipeline) x 1 (tensor) are 3 GPUs, and the platform has 4, no multiple of that"),
+    ("--tensor-model-parallel-size 8", "pipeline-model-parallel-size", "1 (pipeline) x 8"),
+    ("--pipeline-model-parallel-size two", "pipeline-model-parallel-size",
+     "'two' is not a whole number"),
+    ("--pipeline-model-parallel-size $PP", "pipeline-model-parallel-size", "'$PP' is not a whole"),
+    ("--pipeline-model-parallel-size 0", "pipeline-model-parallel-size", "0 is out of range"),
+    (f"{P4} --num-layers 12", "num-layers", "12, and the chain has 8 transformer layers"),
+    (f"{P2} {P4}", "pipeline-model-parallel-size", "it stands there twice, with '2' and '4'"),
+    (f"{P4} --nproc-per-node 8 --nnodes 2", "nproc-per-node",
+     "8 processes on 2 nodes are started, and the platform has 4 GPUs"),
+    (f"{P4} --pipeline-model-parallel-layout Et|tL", "pipeline-model-parallel-layout",
+     "2 chunks are no multiple of 4 pipeline ranks"),
+    (f"{P2} --pipeline-model-parallel-layout Et*4x|t*4L", "pipeline-model-parallel-layout",
+     "character 5: 'x' is not known"),
+    (f"{P2} --pipeline-model-parallel-layout Et*4|t*3L", "pipeline-model-parallel-layout",
+     "it has 7 transformer layers, and the chain 8"),
+    (f"{P2} --pipeline-model-parallel-layout Et*4|t*4mL", "pipeline-model-parallel-layout",
+     "chunk 1 predicts a further token (m), and the chain has no such layer"),
+    (f"{P2} --pipeline-model-parallel-layout Et*4||t*4|L", "pipeline-model-parallel-layout",
+     "chunk 1 is empty"),
+    (f"{P2} --pipeline-model-parallel-layout Et*4|t*4L --num-virtual-stages-per-pipeline-rank 2",
+     "num-virtual-stages-per-pipeline-rank",
+     "given together with --pipeline-model-parallel-layout"),
+    (f"{P2} --num-virtual-stages-per-pipeline-rank 2 --num-layers-per-virtual-pipeline-stage 2",
+     "num-layers-per-virtual-pipeline-stage", "given together with --num-virtual-stages-per"),
+    (f"{P2} --decoder-first-pipeline-num-layers 3 --account-for-loss-in-pipeline-split",
+     "decoder-first-pipeline-num-layers", "given together with --account-for-loss"),
+    (f"{P4} --decoder-first-pipeline-num-layers 3", "decoder-first-pipeline-num-layers",
+     "5 layers are left for 3 ranks, and Megatron-LM gives each as many"),
+    (f"{P2} --decoder-first-pipeline-num-layers 7 --decoder-last-pipeline-num-layers 7",
+     "decoder-first-pipeline-num-layers", "the first and the last rank have more than all 8"),
+    (f"{P4} --account-for-loss-in-pipeline-split", "pipeline-model-parallel-size",
+     "9 layers, loss counted, are left for 4 ranks"),
+    (f"{P2} --num-virtual-stages-per-pipeline-rank 3", "num-virtual-stages-per-pipeline-rank",
+     "rank 0 has 4 layers, which are no multiple of 3 virtual stages"),
+    (f"{P2} --num-layers-per-virtual-pipeline-stage 3", "num-layers-per-virtual-pipeline-stage",
+     "4 layers of a rank are no multiple of 3"),
+    ("--num-virtual-stages-per-pipeline-rank 2", "num-virtual-stages-per-pipeline-rank",
+     "there is one pipeline rank"),
+    (f"{P4} --num-virtual-stages-per-pipeline-rank 2 --global-batch-size 6", "global-batch-size",
+     "6 micro-batches for each replica are no multiple of 4 ranks"),
+    (f"{P2} --global-batch-size 5", "global-batch-size", "5 samples are no multiple of 1 in a"),
+    (f"{P4} --num-virtual-stages-per-pipeline-rank 2 --global-batch-size 8 "
+     "--microbatch-group-size-per-virtual-pipeline-stage 8",
+     "microbatch-group-size-per-virtual-pipeline-stage", "8 micro-batches in a group"),
+    (f"{P4} --recompute-num-layers 2", "recompute-num-layers", "without --recompute-granularity"),
+    (f"{P4} --recompute-granularity full", "recompute-method", "is not given"),
+    (f"{P4} --recompute-granularity some", "recompute-granularity", "'some' is not known here"),
+    (f"{P4} --recompute-granularity selective", "recompute-granularity",
+     "parts of a layer are computed again"),
+    (f"{P4} --recompute-activations", "recompute-activations", "parts of a layer"),
+    (f"{P2} --context-parallel-size 2", "context-parallel-size",
+     "'2': a sequence is shared by several GPUs"),
+    (f"{P2} --expert-model-parallel-size 2", "expert-model-parallel-size", "experts lie apart"),
+    (f"{P2} --use-tp-pp-dp-mapping", "use-tp-pp-dp-mapping", "replicas of a rank do not lie"),
+    (f"{P2} --use-megatron-fsdp", "use-megatron-fsdp", "shares more among replicas"),
+    (f"{P2} --rampup-batch-size 8 8 100", "rampup-batch-size", "the batch grows"),
+    (f"{P2} --mtp-num-layers 1", "mtp-num-layers", "predict a further token"),
+    (f"{P2} --my-flag 3", "my-flag", "it is not known of it whether it changes the step"),
+    (f"{P2} --my-flag --other x", "my-flag", "or the memory; nor of --other"),
+    (f'{P2} --lr "3', "line 1", "a quote that begins before the end of line 1 never ends"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "flag", "rule"), REFUSED)
+def test_refused(tmp_path: Path, text: str, flag: str, rule: str) -> None:
+    field = flag if flag.startswith("line") else f"--{flag}"
+    assert_refused(lambda: megatron(tmp_path, text), field, rule, source=tmp_path / "run.sh")
+
+
+def test_what_the_profile_lacks_is_refused(tmp_path: Path) -> None:
+    assert_refused(
+        lambda: read(tmp_path, "megatron-args", f"{UNTIED} --tensor-model-parallel-size 4"),
+        "variants",
+        "none of 1 samples is for tensor groups of 4",
+        "Profile the model with --tensor-parallel 1,4 and --batch 1",
+    )
+    text = "--untie-embeddings-and-output-weights --micro-batch-size 2"
+    assert_refused(lambda: read(tmp_path, "megatron-args", text), "variants", "micro-batches of 2")
+
+
+def test_tied_weights_of_the_chain_and_the_file_agree(tmp_path: Path) -> None:
+    assert_refused(
+        lambda: read(tmp_path, "megatron-args", "--micro-batch-size 1"),
+        "--untie-embeddings-and-output-weights",
+        "it is not given, and no layers of the chain are tied",
+        source=tmp_path / "run.sh",
+    )
+    tied = profile(transformer(same_gpu=((0, 9),)))
+    assert_refused(
+        lambda: megatron(tmp_path, "", of=tied),
+        "--untie-embeddings-and-output-weights",
+        "it is given, and layers of the chain are tied",
+        source=tmp_path / "run.sh",
+    )
+    assert read(tmp_path, "megatron-args", "--micro-batch-size 1", of=tied).result.plan is not None
+    text = f"--micro-batch-size 1 {P4}"
+    assert_refused(
+        lambda: read(tmp_path, "megatron-args", text, of=tied),
+        "layers",
+        "layers 0 and 9 have the same weights, and lie on ranks 0 and 3 by the file",
+        "--tied copied",
+    )
+    copies = profile(transformer(copied=((0, 9),)))
+    assert check(read(tmp_path, "megatron-args", text, of=copies).result) == ()
+
+
+SCRIPT = r"""#!/bin/bash
+# It's a comment with --a-flag and a quote "
+export CUDA_DEVICE_MAX_CONNECTIONS=1
+PP=${PP:-4}   # ranks
+TP=2; MBS=3
+NODES=2
+WORLD=$((8 * $NODES))
+OLD_ARGS="
+    --num-layers 24 \
+    --hidden-size 1024
+"
+ARGS=(
+    --pipeline-model-parallel-size $PP
+    --tensor-model-parallel-size "${TP}"
+    --micro-batch-size=$MBS
+    --global-batch-size $((MBS * WORLD / 2))
+    --pipeline-model-parallel-layout "Et*3|(t*3|)*6,t*3L"
+    --use-distributed-optimizer
+    --data-path 0.5 one 0.5 two
+    --save "$OUT/model"
+    --bf16)
+torchrun --nproc_per_node 8 --nnodes $NODES pretrain_gpt.py "${ARGS[@]}" $OLD_ARGS \
+    --use-mcore-models
+"""
+
+
+def test_scripts_are_read_as_bash_does() -> None:
+    assert read_flags(SCRIPT, {"bf16"}) == {
+        "num-layers": "24",
+        "hidden-size": "1024",
+        "pipeline-model-parallel-size": "4",
+        "tensor-model-parallel-size": "2",
+        "micro-batch-size": "3",
+        "global-batch-size": "24",
+        "pipeline-model-parallel-layout": "Et*3|(t*3|)*6,t*3L",
+        "use-distributed-optimizer": True,
+        "data-path": "0.5",
+        "save": "$OUT/model",
+        "bf16": True,
+        "nproc-per-node": "8",
+        "nnodes": "2",
+        "use-mcore-models": True,
+    }
+
+
+def test_a_flag_a_line_and_yaml_say_the_same() -> None:
+    lines = (
+        "--pipeline-model-parallel-size 4\n--pipeline-model-parallel-layout Et|(t|)*2L\n--bf16\n"
+    )
+    yaml = """\
+# A configuration
+language_model:
+  pipeline_model_parallel_size: 4  # ranks
+  pipeline_model_parallel_layout: 'Et|(t|)*2L'
+  bf16: true
+  fp16: false
+  rampup_batch_size: null
+"""
+    assert read_flags(lines) == read_flags(yaml)
+
+
+def test_a_file_without_flags_is_refused() -> None:
+    for text in ("", "hello world", "a: b: c\n- 3"):
+        assert_refused(partial(read_flags, text), "", "there are no flags in it")
+
+
+def test_no_setting_is_both_read_and_left_out() -> None:
+    """What is refused says why; nothing stands in two groups."""
+    for engine in ("megatron", "torchtitan", "deepspeed"):
+        known = vocabulary(engine)
+        names = [name for kind in known.left_out for name in kind.names]
+        assert len(names) == len(set(names))
+        assert not set(names) & set(known.refused)
+        assert all(refusal.why for refusal in known.refused.values())
+
+
+def test_the_platform_says_how_many_gpus(tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(f"{UNTIED} {P4}")
+    found = import_launch(path, "megatron-args", profile(), Platform(8, 10**6))
+    assert found.launch.replicas == 2

@@ -1,0 +1,97 @@
+"""What `schedopt export` writes for an engine is read back as the same plan."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from schedopt import Problem, Stage
+from schedopt.checking import check
+from schedopt.engine import Engine, recomputable_units, stage_begins, why_not_stages
+from schedopt.plan import Plan
+from schedopt.problem import training_step, widest_step
+from schedopt.solving.engine_grid import Grid, grids_of
+from schedopt.solving.engine_layout import lay_out_step
+from tests.budgets import trials
+from tests.exporting.test_grids import grid_plan
+from tests.importing.launching import SOURCES, read_back
+from tests.solvers.test_engine_grids import steps
+
+
+@st.composite
+def engine_steps(draw: st.DrawFn, engine: Engine) -> Plan:
+    """Draw a training step on some grid, cut anywhere."""
+    drawn: Problem = draw(steps(engine))
+    assume(drawn.is_training_step)
+    chain = drawn.chain
+    scope = replace(
+        widest_step(chain, tensor=None if drawn.variants else 1),
+        engine=engine,
+    )
+    batch = (drawn.scope.microbatches or 1) * chain.samples
+    problem = training_step(chain, drawn.platform, batch, scope, drawn.variants)
+    begins = sorted(stage_begins(chain, engine))
+    grids = [*grids_of(problem, len(begins))]
+    if engine == "torchtitan":
+        # One rank is no pipeline there, and is not exported.
+        grids = [grid for grid in grids if grid.ranks > 1]
+    assume(grids)
+    grid: Grid = draw(st.sampled_from(grids))
+    others = begins[1:]
+    cuts = draw(
+        st.lists(
+            st.sampled_from(others) if others else st.nothing(),
+            min_size=grid.parts - 1,
+            max_size=grid.parts - 1,
+            unique=True,
+        )
+    )
+    firsts = [0, *sorted(cuts)]
+    units = recomputable_units(chain, engine)
+    stages = []
+    for number, (first, end) in enumerate(
+        zip(firsts, [*firsts[1:], len(chain.layers)], strict=True)
+    ):
+        own = [unit for unit in units if first <= unit[0] and unit[1] < end]
+        gpus = tuple(grid.gpu(number % grid.ranks, one) for one in range(grid.replicas))
+        stages.append(
+            Stage(
+                layers=(first, end - 1),
+                gpus=gpus,
+                recompute=tuple(own[: grid.redone]),
+                shard=grid.shard,
+                tensor=grid.tensor,
+            )
+        )
+    assume(not why_not_stages(chain, stages, engine))
+    plan = lay_out_step(problem, grid, stages)
+    assume(not check(plan))
+    return plan
+
+
+@pytest.mark.parametrize("engine", SOURCES)
+@given(data=st.data())
+@trials(300)
+def test_what_is_exported_is_read_back(engine: Engine, data: st.DataObject) -> None:
+    plan = data.draw(engine_steps(engine))
+    with TemporaryDirectory() as folder:
+        found = read_back(Path(folder), plan, engine)
+    assert found.result.plan == plan
+    assert found.result.status == "feasible"
+    assert check(found.result) == ()
+
+
+@pytest.mark.parametrize("redone", [0, 1])
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_a_grid_of_all_kinds_is_read_back(tmp_path: Path, chunks: int, redone: int) -> None:
+    plan = grid_plan("megatron", chunks=chunks, redone=redone)
+    found = read_back(tmp_path, plan, "megatron")
+    assert found.result.plan == plan
+    launch = found.launch
+    assert (launch.ranks, launch.replicas, launch.tensor) == (2, 2, 2)
+    assert (launch.samples, launch.microbatches, launch.shard) == (1, 4, "optimizer")

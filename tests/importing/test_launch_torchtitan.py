@@ -1,0 +1,304 @@
+"""Configurations of torchtitan, by its own rules."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from schedopt.checking import check
+from schedopt.importing import ImportedLaunch
+from schedopt.importing.launch_files.schedules import LOOPED, engine_rows, rows_of
+from schedopt.systems.steps import engine_order
+from tests.importing.launching import layers_of, profile, read, transformer
+from tests.importing.launching import rows_of as rows_of_plan
+from tests.refusals import assert_refused
+
+NONE = "[activation_checkpoint]\nmode = 'none'\n"
+
+
+def titan(
+    folder: Path,
+    parallelism: str,
+    gpus: int = 4,
+    *,
+    training: str = "local_batch_size = 4",
+    rest: str = NONE,
+    **options: object,
+) -> ImportedLaunch:
+    """Return what a configuration says; lines are parted by semicolons."""
+    lines = (f"[training]\n{training}", f"[parallelism]\n{parallelism}", rest)
+    text = "\n".join(lines).replace("; ", "\n")
+    return read(folder, "torchtitan-toml", text, gpus, **options)  # type: ignore[arg-type]
+
+
+PP = "pipeline_parallel_degree"
+FQNS = (
+    "module_fqns_per_model_part = [['tok_embeddings', 'layers.0'], "
+    "['layers.1', 'layers.2', 'layers.3', 'layers.4', 'layers.5', 'layers.6', 'layers.7'], "
+    "[], ['norm', 'output']]"
+)
+# The chain has layers 0 (embedding), 1 to 8, and 9 (head). Embedding and head count as a layer
+# each: 10 in all, of which the first stages have one more where it does not go up.
+SPLITS = {
+    f"{PP} = 2": [(0, 4), (5, 9)],
+    f"{PP} = 4": [(0, 2), (3, 5), (6, 7), (8, 9)],
+    f"{PP} = 2; pipeline_parallel_schedule = 'Interleaved1F1B'": [(0, 2), (3, 5), (6, 7), (8, 9)],
+    f"{PP} = 2; pipeline_parallel_schedule = 'Interleaved1F1B'; "
+    "pipeline_parallel_layers_per_stage = 2; pipeline_parallel_first_stage_less_layers = 0; "
+    "pipeline_parallel_last_stage_less_layers = 0": [(0, 2), (3, 4), (5, 6), (7, 9)],
+    f"{PP} = 2; pipeline_parallel_layers_per_stage = 5": [(0, 4), (5, 9)],
+    f"{PP} = 2; pipeline_parallel_first_stage_less_layers = 2": [(0, 4), (5, 9)],
+    f"{PP} = 2; pipeline_parallel_last_stage_less_layers = 4": [(0, 6), (7, 9)],
+    f"{PP} = 2; {FQNS.replace('[], ', '')}".replace("['norm', 'output']]", "]").replace(
+        "'layers.7'], ]", "'layers.7', 'norm', 'lm_head']]"
+    ): [(0, 1), (2, 9)],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("parallelism", SPLITS)
+def test_layers_are_split_as_torchtitan_does(tmp_path: Path, parallelism: str) -> None:
+    found = titan(tmp_path, parallelism, 4 if "= 4; " in parallelism else int(parallelism[27]))
+    assert layers_of(found) == SPLITS[parallelism]
+    assert check(found.result) == ()
+
+
+def test_degrees(tmp_path: Path) -> None:
+    found = titan(tmp_path, f"{PP} = 2; tensor_parallel_degree = 2", 8)
+    plan = found.result.plan
+    assert plan is not None
+    # What is left shares the optimizer state: beside a pipeline weights are not fetched again.
+    assert [stage.gpus for stage in plan.stages] == [(0, 2), (4, 6)]
+    assert {(stage.tensor, stage.shard) for stage in plan.stages} == {(2, "optimizer")}
+    assert plan.pattern.k == 8
+    copies = "data_parallel_replicate_degree = 4; data_parallel_shard_degree = 1"
+    assert titan(tmp_path, f"{PP} = 2; {copies}", 8).launch.shard == "none"
+
+
+def test_sizes_of_micro_batches_and_passes(tmp_path: Path) -> None:
+    found = titan(
+        tmp_path,
+        f"{PP} = 2; pipeline_parallel_microbatch_size = 1",
+        training="local_batch_size = 2; global_batch_size = 8",
+    )
+    # Two replicas, two micro-batches in a pass, two passes; then the weights are updated.
+    assert (found.launch.replicas, found.launch.microbatches) == (2, 4)
+    assert found.result.plan is not None
+    first = rows_of_plan(found.result.plan)[0]
+    assert [f"{kind}{i // 2}" for kind, _, i in first] == [
+        *("F0", "F1", "B0", "B1"),
+        *("F2", "F3", "B2", "B3"),
+    ]
+    assert check(found.result) == ()
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "shard"),
+    [
+        ("", "parameter"),
+        ("fsdp_reshard_after_forward = 'always'", "parameter"),
+        ("fsdp_reshard_after_forward = 'never'", "gradient"),
+        ("data_parallel_replicate_degree = 4; data_parallel_shard_degree = 1", "none"),
+    ],
+)
+def test_without_a_pipeline_replicas_share_by_layers(
+    tmp_path: Path, parallelism: str, shard: str
+) -> None:
+    found = titan(tmp_path, parallelism, training="local_batch_size = 1; global_batch_size = 8")
+    plan = found.result.plan
+    assert plan is not None
+    assert {stage.shard for stage in plan.stages} == {shard}
+    assert {stage.gpus for stage in plan.stages} == {(0, 1, 2, 3)}
+    assert plan.pattern.k == 8
+    assert check(found.result) == ()
+
+
+ONE_RANK = tuple((n, n) for n in range(1, 9))
+
+
+@pytest.mark.parametrize(
+    ("rest", "again"),
+    [
+        ("[activation_checkpoint]\nmode = 'full'", ONE_RANK),
+        # The default: every second layer.
+        ("", ONE_RANK[1::2]),
+        ("[activation_checkpoint]\nmode = 'selective'\nselective_ac_option = '3'", ONE_RANK[2::3]),
+        (NONE, ()),
+    ],
+)
+def test_activation_checkpointing(
+    tmp_path: Path, rest: str, again: tuple[tuple[int, int], ...]
+) -> None:
+    found = titan(tmp_path, f"{PP} = 2", 2, rest=rest)
+    plan = found.result.plan
+    assert plan is not None
+    own = [unit for unit in ONE_RANK if unit[0] <= 4], [unit for unit in ONE_RANK if unit[0] > 4]
+    step = {8: 1, 4: 2, 2: 3, 0: 9}[len(again)]
+    # Each rank counts its own layers.
+    assert [stage.recompute for stage in plan.stages] == [
+        tuple(row[step - 1 :: step]) for row in own
+    ]
+    assert check(found.result) == ()
+
+
+def test_gpipe_runs_all_forwards_first(tmp_path: Path) -> None:
+    found = titan(tmp_path, f"{PP} = 2; pipeline_parallel_schedule = 'GPipe'", 2)
+    assert found.result.plan is not None
+    rows = rows_of_plan(found.result.plan)
+    assert [kind for kind, *_ in rows[0]] == ["F"] * 4 + ["B"] * 4
+    assert found.result.plan.scope.engine is None
+    assert check(found.result) == ()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("schedule", LOOPED)
+@pytest.mark.parametrize(("ranks", "count"), [(2, 4), (2, 6), (3, 3), (3, 2), (4, 10), (4, 5)])
+def test_orders_are_those_of_torch(schedule: str, ranks: int, count: int) -> None:
+    from torch.distributed.pipelining.schedules import get_schedule_class
+
+    rows = rows_of(schedule, ranks, 2, count)
+    if rows is None:
+        rows = engine_rows(ranks, 2, [*engine_order(ranks, 2, count)])
+    for rank in range(ranks):
+        # What the class makes of its stages in __init__ needs a process group; the order does not.
+        made = object.__new__(get_schedule_class(schedule))
+        made.__dict__ |= {
+            "_stages": [rank, rank + ranks],
+            "n_local_stages": 2,
+            "pp_group_size": ranks,
+            "_n_microbatches": count,
+            "microbatches_per_round": count // max(1, count // ranks),
+        }
+        actions = made._calculate_single_rank_operations(rank)
+        own = [str(action) for action in actions if action is not None]
+        assert [f"{stage}{kind}{i}" for kind, stage, i in rows[rank]] == own
+
+
+CSV = f"{PP} = 2; pipeline_parallel_schedule = 'PipelineScheduleMulti'; "
+CSV += "pipeline_parallel_schedule_csv = 'rows.csv'"
+ROWS = "0F0,0F1,,0B0,0B1\n1F0,1B0,1F1,1B1\n"
+
+
+def test_rows_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text(ROWS)
+    found = titan(tmp_path, CSV, 2, training="local_batch_size = 2")
+    plan = found.result.plan
+    assert plan is not None
+    # These are the rows of 1F1B.
+    assert (found.launch.rows, plan.scope.engine) == (None, "torchtitan")
+    (tmp_path / "rows.csv").write_text(ROWS.replace("1B0,1F1", "1F1,1B0"))
+    other = titan(tmp_path, CSV, 2, training="local_batch_size = 2")
+    assert other.result.plan is not None
+    assert [kind for kind, *_ in rows_of_plan(other.result.plan)[1]] == ["F", "F", "B", "B"]
+    assert other.result.plan.scope.engine is None
+    assert check(other.result) == ()
+
+
+@pytest.mark.parametrize(
+    ("rows", "field", "rule"),
+    [
+        ("0F0,0F1,0B0,0B1\n", "", "it has 1 rows, and there are 2 pipeline ranks"),
+        (ROWS.replace("0F1", "0SEND_F1"), "line 1", "'0SEND_F1' is no operation"),
+        (ROWS.replace(",0B1", ""), "line 1", "stage 0 runs F for micro-batch 1"),
+        (ROWS.replace("0B1", "0B0"), "line 1", "stage 0 runs BBF for micro-batch 0"),
+        (ROWS.replace("1F1", "2F1"), "", "it names stage 2 and micro-batch 1, and there are 2"),
+        (ROWS.replace("1B1", "1B1,0F0"), "line 2", "stage 0 runs on rank 0 too"),
+    ],
+)
+def test_bad_rows_are_refused(tmp_path: Path, rows: str, field: str, rule: str) -> None:
+    (tmp_path / "rows.csv").write_text(rows)
+    assert_refused(
+        lambda: titan(tmp_path, CSV, 2, training="local_batch_size = 2"),
+        field,
+        rule,
+        source=tmp_path / "rows.csv",
+    )
+
+
+REFUSED = [
+    (f"{PP} = 3", f"parallelism.{PP}",
+     "3 (pipeline) x 1 (replicate) x 1 (shard) x 1 (tensor) are 3 GPUs, and the platform"),
+    (f"{PP} = 2; data_parallel_shard_degree = 1", f"parallelism.{PP}",
+     "2 (pipeline) x 1 (replicate) x 1 (shard) x 1 (tensor) are 2 GPUs, and the platform has 4"),
+    (f"{PP} = '2x'", f"parallelism.{PP}", "'2x' is not a whole number"),
+    ("data_parallel_replicate_degree = 2", "parallelism.data_parallel_replicate_degree",
+     "2 beside parallelism.data_parallel_shard_degree 2: copies of shards"),
+    ("data_parallel_shard_degree = 0", "parallelism.data_parallel_shard_degree", "0 is no degree"),
+    (f"{PP} = 2; fsdp_reshard_after_forward = 'always'", "parallelism.fsdp_reshard_after_forward",
+     "'always' fetches the weights for each micro-batch"),
+    (f"{PP} = 4; pipeline_parallel_schedule = 'ZBVZeroBubble'",
+     "parallelism.pipeline_parallel_schedule", "'ZBVZeroBubble' is not known here"),
+    (f"{PP} = 4; pipeline_parallel_schedule = 'PipelineScheduleMulti'",
+     "parallelism.pipeline_parallel_schedule", "has no order of its own"),
+    (f"{PP} = 4; pipeline_parallel_layers_per_stage = 4",
+     "parallelism.pipeline_parallel_layers_per_stage", "it makes 3 stages on 4 ranks"),
+    (f"{PP} = 4; pipeline_parallel_layers_per_stage = 1; "
+     "pipeline_parallel_first_stage_less_layers = 0; pipeline_parallel_last_stage_less_layers = 0",
+     "parallelism.pipeline_parallel_layers_per_stage", "it makes 8 stages on 4 ranks"),
+    (f"{PP} = 4; pipeline_parallel_first_stage_less_layers = 5", f"parallelism.{PP}",
+     "counted as 5 and 1, are too few for 4 stages"),
+    (f"{PP} = 4; {FQNS}", "parallelism.module_fqns_per_model_part", "chunk 2 is empty"),
+    (f"{PP} = 2; {FQNS}", "parallelism.module_fqns_per_model_part", "chunk 2 is empty"),
+    (f"{PP} = 4; {FQNS.replace(', [], ', ', ')}", "parallelism.module_fqns_per_model_part",
+     "3 parts are no multiple of 4 pipeline ranks"),
+    (f"{PP} = 4; {FQNS.replace('layers.3', 'layers.4')}",
+     "parallelism.module_fqns_per_model_part", "the layers of part 1 do not follow layer 0"),
+    (f"{PP} = 4; {FQNS}; pipeline_parallel_layers_per_stage = 2",
+     "parallelism.pipeline_parallel_layers_per_stage", "given together with"),
+    (f"{PP} = 4; context_parallel_degree = 2", "parallelism.context_parallel_degree",
+     "2: a sequence is shared"),
+    (f"{PP} = 4; new_thing = 2", "parallelism.new_thing", "it is not known of it"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("parallelism", "field", "rule"), REFUSED)
+def test_refused(tmp_path: Path, parallelism: str, field: str, rule: str) -> None:
+    assert_refused(lambda: titan(tmp_path, parallelism), field, rule, source=tmp_path / "job.toml")
+
+
+@pytest.mark.parametrize(
+    ("rest", "field", "rule"),
+    [
+        ("[activation_checkpoint]\nmode = 'selective'\nselective_ac_option = 'op'",
+         "activation_checkpoint.selective_ac_option", "operations are chosen"),
+        ("[activation_checkpoint]\nmode = 'memory_budget'", "activation_checkpoint.mode",
+         "the compiler chooses"),
+        ("[optimizer]\nearly_step_in_backward = true", "optimizer.early_step_in_backward",
+         "updated within the backward"),
+        ("[fault_tolerance]\nenable = true", "fault_tolerance.enable", "train on without"),
+        ("[new]\nthing = 1", "new.thing", "it is not known of it"),
+        ("[x", "", "it is no TOML"),
+    ],
+)  # fmt: skip
+def test_other_sections_are_refused(tmp_path: Path, rest: str, field: str, rule: str) -> None:
+    assert_refused(
+        lambda: titan(tmp_path, f"{PP} = 4", rest=rest), field, rule, source=tmp_path / "job.toml"
+    )
+
+
+@pytest.mark.parametrize(
+    ("training", "field", "rule"),
+    [
+        ("local_batch_size = 4; global_batch_size = 6", "training.global_batch_size",
+         "6 samples are no multiple of 4 on each of 1 replicas"),
+        ("local_batch_size = 3", "training.local_batch_size",
+         "3 samples are no multiple of 2 in a micro-batch"),
+    ],
+)  # fmt: skip
+def test_batches_are_refused(tmp_path: Path, training: str, field: str, rule: str) -> None:
+    parallelism = f"{PP} = 4; pipeline_parallel_microbatch_size = 2"
+    assert_refused(
+        lambda: titan(tmp_path, parallelism, training=training),
+        field,
+        rule,
+        source=tmp_path / "job.toml",
+    )
+
+
+def test_python_that_assigns_nothing_is_refused(tmp_path: Path) -> None:
+    def of(text: str) -> ImportedLaunch:
+        return read(tmp_path, "torchtitan-toml", text, file="job.py", of=profile(transformer()))
+
+    for text, rule in (("x = 1", "nothing is assigned"), ("x = = 1", "it is no Python")):
+        assert_refused(partial(of, text), "", rule, source=tmp_path / "job.py")
