@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import lcm
 from pathlib import Path
 from typing import Final
 
@@ -25,7 +26,7 @@ from schedopt.version import __version__
 _PLANS: Final = "plan set model layers mbs microbatches gpus stages"
 _OPERATORS: Final = (
     "set model mbs tp algo op forward_ns backward_ns input_mib output_mib weights_mib "
-    "activations_mib fwd_reserved_mib bwd_reserved_mib"
+    "activations_mib"
 )
 OPERATORS_TABLE: Final = "ops.json"
 
@@ -53,7 +54,8 @@ def import_plan(
     """Turn a plan of a table into one of ours, laid out as a step of 1F1B.
 
     A layer of the chain is an operator. R replicas that share each micro-batch become R that take
-    turns, with micro-batches of an R-th of the samples: they do the same work.
+    turns, with micro-batches of an R-th of the samples: they do the same work. Where stages have
+    different numbers of replicas, those with fewer run several such micro-batches in turn.
 
     Parameters
     ----------
@@ -174,17 +176,10 @@ def _again(first: int, recomputed: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def _replicas(stages: Sequence[_Stage]) -> int:
-    found = {stage.replicas for stage in stages}
-    if len(found) != 1:
-        numbers = " and ".join(str(count) for count in sorted(found))
-        raise InputError(
-            f"stages have {numbers} replicas, and so micro-batches of several sizes"
-            if found
-            else "there are no stages",
-            field="stages",
-            way_out="Import a plan whose stages have as many replicas as each other",
-        )
-    return found.pop()
+    """Return how many micro-batches of ours are one of theirs."""
+    if not stages:
+        raise InputError("there are no stages", field="stages", way_out="Is the table complete?")
+    return lcm(*(stage.replicas for stage in stages))
 
 
 def _place(

@@ -7,11 +7,11 @@ from functools import cache, partial
 from statistics import mean
 from typing import Final
 
-from schedopt.bench.published.mist_memory import stashed_mib
 from schedopt.bench.published.mist_tables import MIB, NAMES, Mist, MistPlan
 from schedopt.bench.published.prediction import Predicted, Prediction
 from schedopt.bench.published.steps import blocked_ns, in_flight, one_f_one_b_ns
 from schedopt.bench.published.tables import Tables
+from schedopt.importing.kept import stashed_bytes
 
 STATES: Final = 9
 """Over the bytes of a weight in half precision: gradient, copy and moments in single precision."""
@@ -134,7 +134,12 @@ def _of_stages(plan: MistPlan) -> Iterator[Prediction]:
     for number, stage in enumerate(plan.stages):
         row = f"{plan.name}, stage {number}"
         states = STATES * MIB * stage.weights_mib
-        stashed = MIB * stashed_mib(stage, first=not number, last=number + 1 == len(plan.stages))
+        stashed = stashed_bytes(
+            stage.operators,
+            stage.again,
+            first=not number,
+            last=number + 1 == len(plan.stages),
+        )
         held = in_flight(len(plan.stages), number, count)
         figures = (
             ("c0", "allocated_bytes", states),

@@ -12,6 +12,7 @@ import numpy as np
 
 from schedopt.bench.published.tables import Line, Tables
 from schedopt.errors import InputError
+from schedopt.importing.kept import Operator
 
 NAMES: Final = tuple(
     f"mist/{name}" for name in ("ops", "p2p", "collectives", "plans", "measurements")
@@ -55,6 +56,14 @@ class PlanStage:
     again: Sequence[bool]
     replicas: Sequence[int]
     gpus: range
+
+    @property
+    def operators(self) -> list[Operator]:
+        """What each operator reads and makes."""
+        return [
+            Operator(op["op"], round(MIB * op["input_mib"]), round(MIB * op["activations_mib"]))
+            for op in self.ops
+        ]
 
     @property
     def forward_ns(self) -> float:

@@ -37,7 +37,7 @@ class Tables:
 
     def has(self, *names: str) -> bool:
         """Whether there are tables of these names, such as "mist/ops"."""
-        return all(self._path(name).is_file() for name in names)
+        return all(self.path(name).is_file() for name in names)
 
     @cached_property
     def digest(self) -> str:
@@ -69,7 +69,7 @@ class Tables:
                     "is not a column of this table",
                     field=column,
                     way_out="Name it so, in the units that its name ends in",
-                    source=str(self._path(name)),
+                    source=str(self.path(name)),
                 )
         return lines
 
@@ -87,10 +87,11 @@ class Tables:
 
     def _load(self, name: str) -> tuple[list[Line], Sequence[str]]:
         if name not in self._read:
-            self._read[name] = _read(self._path(name))
+            self._read[name] = _read(self.path(name))
         return self._read[name]
 
-    def _path(self, name: str) -> Path:
+    def path(self, name: str) -> Path:
+        """Return the file of a table."""
         return self.folder / f"{name}.json"
 
 

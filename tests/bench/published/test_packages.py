@@ -8,12 +8,9 @@ from collections import defaultdict
 from importlib import import_module
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
 import pytest
 
-from schedopt.bench.published.mist_memory import stashed_mib
-from schedopt.bench.published.mist_tables import PlanStage
 from schedopt.bench.published.prediction import Prediction
 from schedopt.bench.published.suite import PACKAGES, load_tests
 from schedopt.bench.published.tables import Tables
@@ -56,54 +53,6 @@ def test_every_test_has_rows() -> None:
     missing = {*load_tests()} - found
     assert not missing
     assert found <= {*load_tests()}
-
-
-def op(name: str, activations: float, *, enters: float = 4.0) -> dict[str, Any]:
-    return {"op": name, "activations_mib": activations, "input_mib": enters, "output_mib": 4.0}
-
-
-LAYER = [
-    op("enc-1st-layernorm", 4),
-    op("enc-attention-qkv", 12),
-    op("enc-attention-score", 64),
-    op("enc-attention-softmax", 64),
-    op("enc-attention-dropout", 96),
-    op("enc-attention-context", 4),
-    op("enc-attention-dense", 4),
-    op("enc-post-attention-dropout", 6),
-    op("enc-2nd-layernorm", 4),
-    op("enc-MLP-GEMM-1", 16),
-    op("enc-MLP-gelu", 16),
-    op("enc-MLP-GEMM-2", 4),
-    op("enc-post-MLP-dropout", 6),
-]
-"""Of a hidden state of 4 MiB, with scores of 64 MiB."""
-
-
-def stage(*again: int) -> PlanStage:
-    redone = [number in again for number in range(len(LAYER))]
-    return PlanStage(LAYER, redone, [1] * len(LAYER), range(1))
-
-
-def test_what_a_layer_keeps() -> None:
-    # Its input, what the norm makes, queries keys and values, softmax, dropout and its mask, what
-    # the scores give; two masks of dropout; the second norm's input and output, both products.
-    attention = 4 + 4 + 12 + 64 + 64 + 32 + 4
-    rest = 2 + 4 + 4 + 16 + 16 + 2
-    assert stashed_mib(stage(), first=False, last=True) == attention + rest
-    # A stage keeps what it sends, too.
-    assert stashed_mib(stage(), first=False, last=False) == attention + rest + 4
-    # What enters the first stage are tokens.
-    assert stashed_mib(stage(), first=True, last=True) == attention + rest - 4
-
-
-def test_recompute_keeps_what_enters_its_run() -> None:
-    # Scores, softmax, dropout and context again: queries, keys and values enter, and the input of
-    # the layer goes past; what comes out is kept by the next product.
-    kept = 4 + 4 + 12 + 4 + 2 + 4 + 4 + 16 + 16 + 2
-    assert stashed_mib(stage(2, 3, 4, 5), first=False, last=True) == kept
-    # All of it again: the input alone.
-    assert stashed_mib(stage(*range(13)), first=False, last=True) == 4
 
 
 @pytest.fixture
