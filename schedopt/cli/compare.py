@@ -22,6 +22,7 @@ from schedopt.cli.options import (
     load_chain,
     naming_options,
 )
+from schedopt.cli.plans import load_measurable
 from schedopt.cli.progress import progress_bar
 from schedopt.cli.signals import usual_signals
 from schedopt.units import parse_bytes
@@ -51,6 +52,11 @@ def compare_systems(
     training_state: TrainingStateName = None,
     memory: Memory = "peak",
     recompute: Recompute = False,
+    compare_with: Annotated[
+        list[Path] | None,
+        "PLAN: Put this plan for the same chain and platform beside them, such as what you run now "
+        "(see schedopt import). May be given more than once.",
+    ] = None,
     sort: Annotated[
         Literal["throughput", "memory", "name"],
         "The order of the rows; systems that fit always come first.",
@@ -74,6 +80,9 @@ def compare_systems(
 
     schedopt compare --chain chain.json --gpus 8 --mem 24G --bandwidth 25GB/s --training-state
     mixed-adam --plot systems.svg --plans plans
+
+    schedopt compare --chain chain.json --gpus 8 --mem 24G --bandwidth 25GB/s --compare-with
+    now.plan.json
     """
     from schedopt.comparing.builder import compare
     from schedopt.comparing.comparison import save_plans
@@ -82,11 +91,12 @@ def compare_systems(
 
     platform = machine.read()
     layers = load_chain(chain, training_state)
+    others = {_name(path): load_measurable(path) for path in compare_with or ()}
     names = None if systems is None else [name.strip() for name in systems.split(",")]
     check_outputs({"--plot": plot, "--output": output}, picture=plot)
     if plans is not None:
         make_folder(plans)
-    with naming_options({**OF_PLATFORM, "bucket_bytes": "bucket"}):
+    with naming_options({**OF_PLATFORM, "bucket_bytes": "bucket", "plans": "compare-with"}):
         bucket_bytes = None if bucket is None else parse_bytes(bucket, field="bucket")
         with progress_bar() as show, usual_signals():
             comparison = compare(
@@ -97,6 +107,7 @@ def compare_systems(
                 bucket_bytes=bucket_bytes,
                 memory=memory,
                 recompute=recompute,
+                plans=others,
                 on_progress=show_and_advise(show),
                 **vars(search),
             ).ordered(sort)
@@ -114,6 +125,11 @@ def compare_systems(
         )
         raise typer.Exit(130)
     raise typer.Exit(0 if any(row.outcome == "fits" for row in comparison.rows) else 3)
+
+
+def _name(path: Path) -> str:
+    """Return what the row of a plan is called: its file, without the endings."""
+    return path.name.removesuffix(".json").removesuffix(".plan")
 
 
 def show_and_advise(show: Callable[[int, int, str], None]) -> Callable[[int, int, str], None]:

@@ -52,7 +52,9 @@ TrainingStateName: TypeAlias = Annotated[
 ]
 OptimizerName: TypeAlias = Literal["adamw", "adam", "sgd"]
 Microbatches: TypeAlias = Annotated[
-    int | None, "M: Micro-batches of one step. Default: 4 for each GPU that has a stage."
+    int | None,
+    "M: Micro-batches of one step. Default: 4 for each GPU that has a stage; those of a training "
+    "step.",
 ]
 Jobs: TypeAlias = Annotated[
     int | None,

@@ -208,6 +208,15 @@ def load_valid(path: Path) -> tuple[Result, Plan]:
     return result, result.plan
 
 
+def load_measurable(path: Path) -> Plan:
+    """Read a plan that is valid, or needs too much memory; else end with exit code 5."""
+    result, violations = _load_checked(path)
+    if any(violation.kind != "memory" for violation in violations):
+        _refuse(path, violations)
+    assert result.plan is not None
+    return result.plan
+
+
 def micro_batches(plan: Plan, asked: int | None) -> int:
     """Return how many micro-batches a step has: what was asked for, or what is usual."""
     from schedopt.simulation import usual_micro_batches

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from schedopt.cli.options import Microbatches, naming_options
-from schedopt.cli.plans import load_valid, micro_batches
+from schedopt.cli.plans import load_measurable, load_valid, micro_batches
 from schedopt.cli.progress import progress_bar
 from schedopt.errors import InputError, naming_file
 from schedopt.plan import PLAN_FORMAT
@@ -34,8 +34,8 @@ def report_files(
     output: Annotated[Path, "FILE: Where to write the page (.html)."],
     compare_with: Annotated[
         list[Path] | None,
-        "PLAN: A plan for the same chain to compare a plan with, such as the one in use now. May "
-        "be given more than once.",
+        "PLAN: A plan for the same chain to compare a plan with, such as the one in use now (see "
+        "schedopt import), also one that does not fit. May be given more than once.",
     ] = None,
     microbatches: Microbatches = None,
 ) -> None:
@@ -109,7 +109,7 @@ def _plan_page(
     with naming_options():
         # Its page draws all that it does.
         plan = whole(plan, MOST_DRAWN)
-    others = [(path.name, load_valid(path)[1]) for path in compare_with]
+    others = [(path.name, load_measurable(path)) for path in compare_with]
     count = micro_batches(plan, microbatches)
     progress(0, 3, "the step")
     with naming_options():

@@ -10,11 +10,13 @@ from schedopt.comparing.measures import Figures, measure_plan
 from schedopt.errors import InputError
 from schedopt.plan import Plan
 from schedopt.problem import Problem, Scope
+from schedopt.profile import check_alike
 from schedopt.solvers.one_f_one_b_star import solve
 from schedopt.solving.incumbent import find_infeasibility
 from schedopt.solving.registry import load_partitioner
 from schedopt.solving.run import Run
 from schedopt.stage import Stage
+from schedopt.units import format_bytes
 
 USUAL: Final = {
     "even_split": "Equal numbers of layers, 1F1B*",
@@ -50,16 +52,40 @@ def usual_baselines(plan: Plan, microbatches: int) -> Iterator[Baseline]:
 
 
 def named_baseline(name: str, other: Plan, plan: Plan, microbatches: int) -> Baseline:
-    """Return the other plan, that of a file, as a baseline; refuse one for another chain."""
+    """Return the other plan, that of a file, as a baseline, for as many samples.
+
+    It is for the same chain, or for the same layers with micro-batches of another size. One that
+    does not fit into the memory is a baseline too, and the note says what it lacks.
+
+    Raises
+    ------
+    InputError
+        For a plan of another chain.
+    """
     if other.chain.sha256 != plan.chain.sha256:
+        _require_other_size(name, other, plan)
+    count = -(-microbatches * plan.chain.samples // other.chain.samples)
+    figures = measure_plan(other, count, name)
+    notes = [] if other.platform == plan.platform else [f"on {other.platform}"]
+    if figures.over_bytes:
+        notes.append(f"GPU {figures.over_gpu} lacks {format_bytes(figures.over_bytes)}")
+    return Baseline(name=name, figures=figures, note="; ".join(notes))
+
+
+def _require_other_size(name: str, other: Plan, plan: Plan) -> None:
+    """Require the same layers with micro-batches of another size."""
+    try:
+        check_alike(plan.chain, other.chain, "chain")
+        alike = other.chain.samples != plan.chain.samples
+    except InputError:
+        alike = False
+    if not alike:
         raise InputError(
             "the plan to compare with is for another chain",
             field="chain_sha256",
             way_out="Compare with a plan for the same chain",
             source=name,
         )
-    note = "" if other.platform == plan.platform else f"on {other.platform}"
-    return Baseline(name=name, figures=measure_plan(other, microbatches, name), note=note)
 
 
 def _baseline(name: str, plan: Plan, stages: Sequence[Stage], microbatches: int) -> Baseline:

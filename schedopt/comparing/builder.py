@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import monotonic
+from types import MappingProxyType
 
 from schedopt.chain import Chain
 from schedopt.comparing.comparison import LEAST_STEP, OURS, Comparison, Row
@@ -40,6 +41,7 @@ def compare(
     seed: int = 0,
     workers: int | None = None,
     gap: float = GAP,
+    plans: Mapping[str, Plan] = MappingProxyType({}),
     on_progress: Callable[[int, int, str], None] = lambda done, total, name: None,
 ) -> Comparison:
     """Put every system and our best plans on the same GPUs, and look at what each costs.
@@ -72,6 +74,9 @@ def compare(
         Threads of the search for our plans.
     gap : float
         How close to the best they need to be: see `schedopt.solve`.
+    plans : mapping of str to Plan
+        Other plans to put beside them, with a name for each: for this chain on this platform,
+        such as what is run now (`schedopt.importing.import_launch`).
     on_progress : callable, optional
         Called with the number of rows done, the number of all, and the name of the row in work.
 
@@ -106,7 +111,9 @@ def compare(
         recompute=recompute,
     )
     search = _Search(scope=scope, time_limit=time_limit, seed=seed, workers=workers, gap=gap)
-    rows = _Rows(config, chosen, search, on_progress).fill()
+    _check_plans(plans, config)
+    rows = _Rows(config, chosen, search, on_progress).fill(plans)
+    done = {row.system.name for row in rows}
     return Comparison(
         chain=chain,
         platform=platform,
@@ -114,7 +121,7 @@ def compare(
         memory=memory,
         bucket_bytes=config.bucket_bytes,
         rows=tuple(rows),
-        missing=tuple(system.name for system in chosen[len(rows) :]),
+        missing=tuple(system.name for system in chosen if system.name not in done),
         version=__version__,
     ).ordered("throughput")
 
@@ -141,6 +148,28 @@ def _chosen(names: Sequence[str] | None) -> list[System]:
     return [system for name, system in known.items() if name in wanted]
 
 
+def _check_plans(plans: Mapping[str, Plan], config: SystemConfig) -> None:
+    """Require that other plans have names of their own, the chain and the platform."""
+    for name, plan in plans.items():
+        for known in (*catalogue.SYSTEMS, *OURS):
+            if name == known.name:
+                raise InputError(
+                    f"{show(name)} is the name of a system",
+                    field="plans",
+                    way_out="Give it another name",
+                )
+        for field, own, asked in (
+            ("chain", plan.chain.sha256, config.chain.sha256),
+            ("platform", plan.platform, config.platform),
+        ):
+            if own != asked:
+                raise InputError(
+                    f"{show(name)} is a plan for another {field}",
+                    field="plans",
+                    way_out=f"Give a plan for this {field}",
+                )
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Search:
     """How our plans are searched for: that of least period in this scope, within `time_limit`."""
@@ -165,14 +194,22 @@ class _Rows:
         self.config, self.chosen, self.search = config, chosen, search
         self.on_progress = on_progress
         self.done: list[Row] = []
+        self.total = len(chosen)
 
     def _show(self, words: str) -> None:
-        self.on_progress(len(self.done), len(self.chosen), words)
+        self.on_progress(len(self.done), self.total, words)
 
-    def fill(self) -> list[Row]:
+    def fill(self, plans: Mapping[str, Plan]) -> list[Row]:
         """Return a row for each, or for those before somebody asked to stop."""
+        self.total += len(plans)
         try:
             with raising_stopped():
+                for name, plan in plans.items():
+                    self._show(name)
+                    system = System(name=name, title="a plan of yours", constructor="", source="")
+                    result = _result(system, plan, self.search.scope.memory)
+                    count = self.config.microbatches
+                    self.done.append(_measured(system, result, count, count))
                 for system in self.chosen:
                     if system not in OURS:
                         self._show(system.name)
@@ -266,17 +303,21 @@ def _as_step(plan: Plan, problem: Problem) -> Plan:
 def _row(system: System, config: SystemConfig, memory: MemoryReading) -> Row:
     try:
         plan, count = _made(system, config)
-        plan = replace(plan, scope=replace(plan.scope, memory=memory))
-        result = Result(
-            problem=plan.problem,
-            status="feasible",
-            plan=plan,
-            solver=system.name,
-            version=__version__,
-        )
-        return _measured(system, result, config.microbatches, count)
+        return _measured(system, _result(system, plan, memory), config.microbatches, count)
     except InputError as error:
         return _impossible(system, error)
+
+
+def _result(system: System, plan: Plan, memory: MemoryReading) -> Result:
+    """Return a plan that nobody searched for, in a reading of memory."""
+    plan = replace(plan, scope=replace(plan.scope, memory=memory))
+    return Result(
+        problem=plan.problem,
+        status="feasible",
+        plan=plan,
+        solver=system.name,
+        version=__version__,
+    )
 
 
 def _made(system: System, config: SystemConfig) -> tuple[Plan, int]:

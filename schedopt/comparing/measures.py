@@ -51,6 +51,8 @@ class Figures:
         given.
     forward_staleness, backward_staleness : int, optional
         The most updates between the version that F or B reads and the one updated.
+    samples : int
+        Of a micro-batch.
     """
 
     __pydantic_config__: ClassVar[Any] = STRICT
@@ -70,6 +72,7 @@ class Figures:
     versions: int | None
     forward_staleness: int | None
     backward_staleness: int | None
+    samples: int = 1
 
     def __post_init__(self) -> None:
         check_ratio(self, "period_exact")
@@ -92,6 +95,11 @@ class Figures:
     def step_of_one(self) -> Fraction:
         """The time of a step for each of its micro-batches, ns."""
         return Fraction(self.step_ns, self.microbatches)
+
+    @property
+    def step_of_sample(self) -> Fraction:
+        """The time of a step for each of its samples, ns."""
+        return self.step_of_one / self.samples
 
     @property
     def throughput(self) -> Fraction | None:
@@ -147,6 +155,7 @@ def measure_plan(plan: Plan, microbatches: int, name: str) -> Figures:
         versions=versions,
         forward_staleness=forward,
         backward_staleness=backward,
+        samples=plan.chain.samples,
     )
 
 

@@ -287,24 +287,28 @@ def _comparison_cells(baseline: Baseline, ours: Figures, reading: MemoryReading)
     yield format_duration(figures.step_ns)
     yield str(figures.microbatches)
     yield format_bytes(figures.most_bytes(reading))
-    yield "yes"
+    yield "no" if figures.over_bytes else "yes"
     yield "-" if figures is ours else _times(ours, figures)
     yield baseline.note
 
 
 def _times(ours: Figures, other: Figures) -> str:
-    """Say how a step of ours compares, for each of its micro-batches."""
-    if not ours.step_of_one or not other.step_of_one:
+    """Say how a step of ours compares, for each of its samples."""
+    if not ours.step_of_sample or not other.step_of_sample:
         return "-"
-    return f"{float(other.step_of_one / ours.step_of_one):.2f} times as fast"
+    return f"{float(other.step_of_sample / ours.step_of_sample):.2f} times as fast"
 
 
 def say_best(ours: Figures, baselines: Sequence[Baseline]) -> str:
     """Return in a sentence how the plan compares with the best baseline that fits."""
-    fitting = [(row.figures, row.name) for row in baselines if row.figures is not None]
+    fitting = [
+        (row.figures, row.name)
+        for row in baselines
+        if row.figures is not None and not row.figures.over_bytes
+    ]
     if not fitting:
         return "None of what it is compared with fits into the memory of the GPUs."
-    best, name = min(fitting, key=lambda pair: pair[0].step_of_one)
+    best, name = min(fitting, key=lambda pair: pair[0].step_of_sample)
     return (
         f"In a step of {ours.microbatches} micro-batches this plan is {_times(ours, best)} as the "
         f"best of the others, {printable(name)}."

@@ -227,8 +227,10 @@ def simulate(plan: Plan, microbatches: int, *, timing: Timing = "asap") -> Simul
 def usual_micro_batches(plan: Plan) -> int:
     """Return how many micro-batches a step has by default: 4 for each GPU with a stage.
 
-    Rounded up to whole periods and updates.
+    Rounded up to whole periods and updates. A training step has those that it was planned for.
     """
+    if plan.is_training_step:
+        return plan.pattern.k
     used = {gpu for stage in plan.stages for gpu in stage.gpus}
     every = lcm(plan.pattern.k, plan.rule.update_every or 1)
     return -(-4 * len(used) // every) * every

@@ -118,6 +118,7 @@ COMPARE = """
     --gpus 2 --mem 1 --time-limit 0         => --time-limit: 0 is not a time limit
     --gpus 2 --mem 1 --training-state x     => --training-state: 'x' is not
     --gpus 2 --mem 1 --plot x.gif           => .gif is no
+    --gpus 2 --mem 1 --compare-with plan.json => --compare-with: 'plan' is a plan for another chain
     --gpus 2 --mem 1 --plans chain.json     => chain.json: cannot be made
     --gpus 2 --mem 1 -o no/c.json           => no/c.json: cannot be written
     --gpus 2 --mem 1 -o c.svg --plot c.svg => --plot and --output: c.svg is named twice. Name a file
@@ -434,6 +435,11 @@ def test_an_invalid_plan_is_not_used(line: str, broken: str, folder: Path, tmp_p
         document["platform"]["gpus"][0]["memory_bytes"] = 509
     (tmp_path / "bad.json").write_text(json.dumps(document))
     done = run(*line.split(), folder=tmp_path)
+    if broken == "memory" and "--compare-with" in line:
+        # What is run now may need more memory than there is.
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "GPU 0 lacks" in (tmp_path / "out").read_text()
+        return
     assert done.returncode == 5
     assert "See: schedopt check bad.json" in done.stderr
     assert not (tmp_path / "out").exists()

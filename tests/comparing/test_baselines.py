@@ -106,6 +106,38 @@ def test_a_named_plan_is_of_the_same_chain_and_says_where_it_runs() -> None:
     baseline = named_baseline("now.json", other, plan, 4)
     assert baseline.figures == measure_plan(other, 4, "now.json")
     assert baseline.note == f"on {other.platform}"
+    small = replace(other, platform=Platform(gpus=3, memory=2))
+    lacking = named_baseline("now.json", small, plan, 4)
+    # Layers 2 and 3, and what one micro-batch keeps of them: 4 bytes.
+    assert other.stages[2].layers == (2, 3)
+    assert lacking.note == f"on {small.platform}; GPU 2 lacks 2 B"
+    ours = measure_plan(plan, 4, "ours")
+    assert comparison_table(ours, [lacking], "sum").rows[1][5] == "no"
+    assert say_best(ours, [lacking]).startswith("None of what it is compared with fits")
     different = replace(plan, chain=replace(UNEVEN, input_bytes=7))
     with pytest.raises(InputError, match=r"now.json: chain_sha256: .* another chain"):
         named_baseline("now.json", plan, different, 4)
+
+
+def test_a_named_plan_may_have_micro_batches_of_another_size() -> None:
+    """Two samples take less than twice as long as one; a step has as many of them."""
+    twice = replace(
+        UNEVEN,
+        layers=tuple(replace(one, forward_ns=2 * one.forward_ns - 1) for one in UNEVEN.layers),
+        samples=2,
+    )
+    plan = best(UNEVEN, Platform(gpus=1, memory=100)).plan
+    other = best(twice, Platform(gpus=1, memory=100)).plan
+    assert plan is not None
+    assert other is not None
+    baseline = named_baseline("now.json", other, plan, 4)
+    assert baseline.figures is not None
+    assert (baseline.figures.microbatches, baseline.figures.samples) == (2, 2)
+    # Four samples: 4 (4 + 8 + 3 * 3) ns, and 2 (7 + 8 + 3 * (1 + 2)) ns.
+    ours = measure_plan(plan, 4, "ours")
+    assert (ours.step_ns, baseline.figures.step_ns) == (84, 48)
+    assert comparison_table(ours, [baseline], "sum").rows[1][6] == "0.57 times as fast"
+    renamed = replace(twice.layers[0], name="other")
+    strange = replace(other, chain=replace(twice, layers=(renamed, *twice.layers[1:])))
+    with pytest.raises(InputError, match="another chain"):
+        named_baseline("now.json", strange, plan, 4)

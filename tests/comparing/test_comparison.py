@@ -189,6 +189,31 @@ def test_those_that_fit_come_first(by: Order, expected: list[str]) -> None:
     assert [row.system.name for row in found.ordered(by).rows] == expected
 
 
+def test_a_plan_of_ones_own_is_a_row_like_the_others() -> None:
+    alone = rows(compare(CHAIN, PLATFORM, systems=["alone"]))["alone"].result
+    assert alone is not None
+    assert alone.plan is not None
+    found = compare(CHAIN, PLATFORM, systems=["alone"], plans={"now": alone.plan})
+    assert figures(found, "now") == figures(found, "alone")
+    assert found.missing == ()
+    assert comparison_document(found)["rows"][1]["title"] == "a plan of yours"
+    # Too large here, in a platform with less memory.
+    small = Platform(2, 29, bandwidth="1GB/s")
+    plan = replace(alone.plan, platform=small)
+    assert rows(compare(CHAIN, small, systems=["alone"], plans={"now": plan}))["now"].outcome == (
+        "too large"
+    )
+    for name, platform, rule in (
+        ("now", PLATFORM, "'now' is a plan for another platform"),
+        ("schedopt", small, "'schedopt' is the name of a system"),
+    ):
+        with pytest.raises(InputError, match=rule):
+            compare(CHAIN, platform, systems=["alone"], plans={name: plan})
+    other = replace(plan, chain=replace(CHAIN, input_bytes=CHAIN.input_bytes + 1))
+    with pytest.raises(InputError, match="'now' is a plan for another chain"):
+        compare(CHAIN, small, systems=["alone"], plans={"now": other})
+
+
 def test_what_a_system_cannot_do_is_a_row() -> None:
     found = compare(CHAIN, PLATFORM, systems=["halves"])
     assert found.rows[0].outcome == "impossible"

@@ -23,6 +23,7 @@ from schedopt.simulation import Simulation, Timing, simulate, usual_micro_batche
 from schedopt.systems.catalogue import find_system
 from tests.budgets import trials
 from tests.examples import EXAMPLES, layer, op, planned, send, stages, timed
+from tests.exporting.test_grids import grid_plan
 from tests.random_plans import valid_plans
 from tests.sharded_plans import sharded_plans
 from tests.shards import EVERY_PLAN, sharded
@@ -339,6 +340,7 @@ def test_a_step_in_which_one_gpu_ends_before_another_begins_has_no_steady_state(
 
 def test_the_usual_step_has_four_micro_batches_for_each_gpu() -> None:
     assert usual_micro_batches(EXAMPLES["contiguous"]()) == 12
+    assert usual_micro_batches(grid_plan("megatron")) == 8
     for build in EXAMPLES.values():
         plan = build()
         assert usual_micro_batches(plan) % (plan.rule.update_every or 1) == 0
