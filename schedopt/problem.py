@@ -32,9 +32,16 @@ LARGEST_HORIZON_NS: Final = 2**47
 """What all layers and transfers may take in all, on the slowest GPU (about 39 hours)."""
 
 
+USUAL_MAX_K: Final = 2
+"""The longest pattern that is looked for on any allocation where nothing else is said."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Scope:
     """The plans that are allowed: what a bound and the word *optimal* speak of.
+
+    Each field defaults to the narrowest: neighbouring layers, patterns of one micro-batch, memory
+    as a sum. `Scope.usual` is what `schedopt.solve` takes where no scope is given.
 
     All of them have one micro-batch for each operation and transfer, and one GPU for each stage
     unless `replicas` says more. Plans of other kinds can be written down, checked and run; no bound
@@ -117,6 +124,20 @@ class Scope:
                 raise InputError("neither True nor False", field=name)
         if self.engine is not None:
             self._check_engine()
+
+    @classmethod
+    def usual(cls, **changes: Any) -> Scope:
+        """Return the scope of `schedopt.solve` without one, with some fields changed.
+
+        Any allocation, patterns of up to two micro-batches, memory as its true peak.
+
+        Examples
+        --------
+        >>> Scope.usual(recompute=True).allocation
+        'general'
+        """
+        usual: dict[str, Any] = {"allocation": "general", "max_k": USUAL_MAX_K, "memory": "peak"}
+        return cls(**usual | changes)
 
     def _check_replicas(self) -> None:
         name = "shard" if self.replicas == 1 else "replicas"

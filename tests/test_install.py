@@ -61,7 +61,7 @@ def test_a_wheel_holds_all_that_is_read_at_run_time(tmp_path: Path) -> None:
     with build("build_wheel", tmp_path) as wheel:
         held = set(wheel.namelist())
     room = ROOT / "schedopt"
-    read = (".py", ".typed", ".html", ".css", ".js", ".toml")
+    read = (".py", ".typed", ".html", ".css", ".js", ".toml", ".ipynb")
     files = [*room.rglob("*"), *(room / "solvers").iterdir()]
     wanted = {str(path.relative_to(ROOT)) for path in files if path.suffix in read}
     assert {"schedopt/py.typed", "schedopt/solvers/contiguous.py"} <= wanted <= held

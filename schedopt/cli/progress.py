@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from schedopt.units import format_duration
-
 if TYPE_CHECKING:
     from schedopt.solving import Progress
 
@@ -50,12 +48,4 @@ def search_line() -> Iterator[Callable[[Progress], None] | None]:
     with Line(*columns, console=console, transient=True) as line:
         task = line.add_task("solving", total=None)
 
-        def show(progress: Progress) -> None:
-            parts = [progress.solver]
-            for name, value in (("best", progress.period), ("bound", progress.bound)):
-                parts.append(f"{name} {'none' if value is None else format_duration(value)}")
-            if progress.period is not None and progress.bound:
-                parts.append(f"gap {float(progress.period / progress.bound - 1):.2%}")
-            line.update(task, description=", ".join(parts))
-
-        yield show
+        yield lambda progress: line.update(task, description=str(progress))

@@ -28,7 +28,7 @@ from schedopt.cli.signals import usual_signals
 from schedopt.engine import Engine
 from schedopt.errors import InputError
 from schedopt.plan import Plan
-from schedopt.problem import Problem, Scope
+from schedopt.problem import USUAL_MAX_K, Problem, Scope
 from schedopt.profile import Profile, Variant
 from schedopt.units import format_duration, parse_duration
 
@@ -138,7 +138,7 @@ def solve_chain(
     """
     from schedopt.formats import check_writable
     from schedopt.result import Result
-    from schedopt.solving.registry import DEFAULT_MAX_K, default_scope
+    from schedopt.solving.registry import default_scope
     from schedopt.solving.sizes import solve_sizes, steps_of_sizes
 
     _refuse_contradictions(allocation, fix, max_k, microbatches, solver, engine)
@@ -157,7 +157,7 @@ def solve_chain(
     longest = None if period is None else _longest(period)
     usual = default_scope(solver, fixed=fixed is not None)
     if allocation is not None:
-        longest_pattern = DEFAULT_MAX_K if allocation == "general" else 1
+        longest_pattern = USUAL_MAX_K if allocation == "general" else 1
         usual = replace(usual, allocation=allocation, max_k=longest_pattern)
     with naming_options({**OF_PLATFORM, "engine": "for"}):
         scope = Scope(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Callable
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from schedopt.account import PlanReport
@@ -21,7 +22,41 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from schedopt.comparing.comparison import Comparison
+    from schedopt.solving import Progress
     from schedopt.sweeping import Sweep
+
+
+def show_progress() -> Callable[[Progress], None]:
+    """Return what shows, in a notebook, how far a search is: best plan, bound and gap as they come.
+
+    It needs IPython, which notebooks have.
+
+    Examples
+    --------
+    In a cell of a notebook::
+
+        from schedopt.reporting.notebook import show_progress
+
+        solve(chain, platform, on_progress=show_progress())
+    """
+    from IPython.display import HTML, display
+
+    place = display(HTML(""), display_id=True)
+    drawn: Plan | None = None
+    stages, due = "", 0.0
+
+    def show(progress: Progress) -> None:
+        nonlocal drawn, stages, due
+        begin = monotonic()
+        if progress.plan is not None and progress.plan is not drawn and begin >= due:
+            drawn = progress.plan
+            stages = table(alike_together(stage_table(PlanReport(drawn))))
+            # A tenth of the time at most, which is that of the search.
+            due = monotonic() + 9 * (monotonic() - begin)
+        said = f"{progress.seconds:.1f} s: {progress}"
+        place.update(HTML(f"{paragraphs([said])}\n{stages}"))
+
+    return show
 
 
 def show_result(result: Result) -> str:

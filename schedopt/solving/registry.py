@@ -135,8 +135,6 @@ ANY_ALLOCATION: Final = frozenset({"general", "general_cpsat", "packing", "relax
 
 SUM_ALONE: Final = frozenset({"packing"})
 """Those that read memory as a sum alone."""
-DEFAULT_MAX_K: Final = 2
-"""The longest pattern of a general allocation where nothing is said."""
 
 
 def default_scope(solver: str | None, *, fixed: bool) -> Scope:
@@ -147,9 +145,9 @@ def default_scope(solver: str | None, *, fixed: bool) -> Scope:
     can: what a GPU holds follows from the order of its own operations, so that a plan which fits
     still fits when times drift.
     """
-    reading: MemoryReading = "sum" if solver in SUM_ALONE else "peak"
     if solver is None and not fixed:
-        return Scope(allocation="general", max_k=DEFAULT_MAX_K, memory=reading)
+        return Scope.usual()
+    reading: MemoryReading = "sum" if solver in SUM_ALONE else "peak"
     free: Allocation = "general" if solver in ANY_ALLOCATION else "contiguous"
     most = None if solver == "replicated" else 1
     return Scope(allocation="fixed" if fixed else free, memory=reading, replicas=most)

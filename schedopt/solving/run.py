@@ -18,6 +18,7 @@ from schedopt.result import Bound, Infeasibility
 from schedopt.solving.clock import Clock, StopHandle
 from schedopt.solving.incumbent import Incumbent
 from schedopt.solving.late_sending import check_sent_late
+from schedopt.units import format_duration
 from schedopt.validation import as_ratio
 
 
@@ -34,6 +35,8 @@ class Progress:
         The best so far, ns.
     settled : bool
         Whether nothing is left to find: see `Run.settled`.
+    plan : Plan or None
+        The best so far.
     """
 
     solver: str
@@ -41,6 +44,15 @@ class Progress:
     period: Fraction | None
     bound: Fraction | None
     settled: bool
+    plan: Plan | None = None
+
+    def __str__(self) -> str:
+        parts = [self.solver]
+        for name, value in (("best", self.period), ("bound", self.bound)):
+            parts.append(f"{name} {'none' if value is None else format_duration(value)}")
+        if self.period is not None and self.bound:
+            parts.append(f"gap {float(self.period / self.bound - 1):.2%}")
+        return ", ".join(parts)
 
 
 @dataclass
@@ -260,5 +272,5 @@ class Run:
         if self._on_progress is not None:
             # Of solvers that run side by side one after the other.
             with self._notifying:
-                known = (self.period(), self.bound(), self.settled())
+                known = (self.period(), self.bound(), self.settled(), self.best())
                 self._on_progress(Progress(self.events.solver, self.clock.seconds(), *known))

@@ -59,8 +59,9 @@ def solve(
     rule : Rule, optional
         How training uses the weights. Default: `weight_bytes` is everything.
     scope : Scope, optional
-        The plans that are allowed. Default: any allocation, k up to 2; with stages that are given
-        or one solver by name, what these are for, with k = 1. Memory is read as its true peak.
+        The plans that are allowed. Default: `Scope.usual`, any allocation with k up to 2; with
+        stages that are given or one solver by name, what these are for, with k = 1. Memory is read
+        as its true peak. To allow more: ``Scope.usual(recompute=True)``.
     stages : sequence of Stage
         The allocation, for the scope *fixed*. What they recompute is a hint: where the scope
         allows recompute, every choice is tried.

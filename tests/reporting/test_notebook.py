@@ -6,11 +6,13 @@ import sys
 from base64 import b64decode
 from dataclasses import replace
 from html.parser import HTMLParser
+from types import ModuleType
 from xml.etree import ElementTree
 
 import pytest
 
 from schedopt import Chain, Platform, Scope, compare, solve
+from schedopt.reporting.notebook import show_progress
 from tests.layers import layer
 from tests.sweeping.test_picture import SEVERAL
 
@@ -87,3 +89,32 @@ def test_without_matplotlib_there_are_tables(monkeypatch: pytest.MonkeyPatch) ->
     shown = result._repr_html_()
     assert not read(shown).pictures
     assert "pip install matplotlib" in shown
+
+
+def test_progress_shows_the_best_plan_and_its_bound_as_they_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shown: list[str] = []
+
+    class Place:
+        def update(self, content: str) -> None:
+            shown.append(content)
+
+    def display(content: str, *, display_id: bool) -> Place:
+        assert display_id
+        shown.append(content)
+        return Place()
+
+    module = ModuleType("IPython.display")
+    vars(module).update(HTML=str, display=display)
+    monkeypatch.setitem(sys.modules, "IPython", ModuleType("IPython"))
+    monkeypatch.setitem(sys.modules, "IPython.display", module)
+    result = solve(CHAIN, PLATFORM, scope=Scope(), on_progress=show_progress())
+    assert shown[0] == ""
+    assert len(shown) > 2
+    for content in shown:
+        read(content)
+    assert result.period == 6
+    assert "best 6\N{NO-BREAK SPACE}ns, bound 6\N{NO-BREAK SPACE}ns, gap 0.00%" in shown[-1]
+    assert "Stages" in shown[-1]
+    assert "&lt;b&gt;&amp;" in shown[-1]
