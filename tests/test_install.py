@@ -1,11 +1,13 @@
-"""What an installed schedopt is to type checkers, from a folder of somebody else."""
+"""What an installed schedopt is to people and type checkers, from a folder of somebody else."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
 import sys
+import tarfile
 import venv
+from importlib.util import find_spec
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -24,15 +26,25 @@ contiguous()
 
 def build(hook: str, folder: Path) -> ZipFile:
     """Return the wheel that a hook of setuptools makes of a copy, since it leaves files there."""
-    source = folder / "source"
-    for name in ("schedopt", "solvers"):
-        shutil.copytree(ROOT / name, source / name, symlinks=True)
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
-    code = f"import setuptools.build_meta as backend; backend.{hook}({str(folder)!r})"
-    subprocess.run([sys.executable, "-c", code], cwd=source, check=True, capture_output=True)
+    call_backend(hook, copy_source(folder), folder)
     (wheel,) = folder.glob("*.whl")
     return ZipFile(wheel)
+
+
+def copy_source(folder: Path) -> Path:
+    source = folder / "source"
+    ignored = shutil.ignore_patterns("__pycache__")
+    for name in ("schedopt", "solvers"):
+        shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=ignored)
+    names = ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md", "GLOSSARY.md")
+    for name in (*names, "constraints.txt"):
+        shutil.copy(ROOT / name, source)
+    return source
+
+
+def call_backend(hook: str, source: Path, folder: Path) -> None:
+    code = f"import setuptools.build_meta as backend; backend.{hook}({str(folder)!r})"
+    subprocess.run([sys.executable, "-c", code], cwd=source, check=True, capture_output=True)
 
 
 @pytest.mark.nightly
@@ -65,3 +77,59 @@ def test_a_wheel_holds_all_that_is_read_at_run_time(tmp_path: Path) -> None:
     files = [*room.rglob("*"), *(room / "solvers").iterdir()]
     wanted = {str(path.relative_to(ROOT)) for path in files if path.suffix in read}
     assert {"schedopt/py.typed", "schedopt/solvers/contiguous.py"} <= wanted <= held
+
+
+@pytest.mark.nightly
+def test_a_wheel_from_the_sdist_works_where_nothing_of_the_checkout_is(tmp_path: Path) -> None:
+    call_backend("build_sdist", copy_source(tmp_path), tmp_path)
+    (sdist,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(sdist) as packed:
+        packed.extractall(tmp_path / "unpacked", filter="data")
+    (source,) = (tmp_path / "unpacked").iterdir()
+    assert {path.name for path in source.iterdir()} >= {"CHANGELOG.md", "LICENSE", "README.md"}
+    assert not (source / "schedopt" / "solvers").is_symlink()
+    call_backend("build_wheel", source, tmp_path)
+    (built,) = tmp_path.glob("*.whl")
+    venv.create(tmp_path / "venv", with_pip=True)
+    (packages,) = (tmp_path / "venv").glob("lib/*/site-packages")
+    # What it needs comes from here, so that no network is needed; the package itself does not.
+    needed = {str(Path(find_spec(name).origin or "").parents[1]) for name in ("numpy", "typer")}  # type: ignore[union-attr]
+    (packages / "needed.pth").write_text("\n".join(sorted(needed)))
+    python = str(tmp_path / "venv" / "bin" / "python")
+    install = [
+        python,
+        "-m",
+        "pip",
+        "install",
+        "--no-deps",
+        "--no-index",
+        "--force-reinstall",
+        str(built),
+    ]
+    subprocess.run(install, check=True, capture_output=True)
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    command = str(tmp_path / "venv" / "bin" / "schedopt")
+    environment = {"NUMBA_CACHE_DIR": str(tmp_path / "code"), "PATH": "/usr/bin:/bin"}
+    given = ("--gpus", "2", "--mem", "1G")
+    for line in (
+        ("instance", "uniform", "--layers", "8", "-o", "chain.json"),
+        ("solve", "--chain", "chain.json", *given, "-o", "plan.json", "--time-limit", "5"),
+        ("check", "plan.json"),
+        ("report", "plan.json", "-o", "plan.html"),
+        ("sweep", "--chain", "chain.json", *given, "-o", "sweep.json"),
+        ("report", "sweep.json", "-o", "sweep.html"),
+        ("--show-completion", "bash"),
+        ("doctor",),
+    ):
+        done = subprocess.run(
+            [command, *line], cwd=outside, env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, (line, done.stderr)
+    where = (
+        "import schedopt, schedopt.solvers.contiguous as c; print(schedopt.__file__, c.__file__)"
+    )
+    done = subprocess.run(
+        [python, "-c", where], cwd=outside, env={}, capture_output=True, text=True, check=True
+    )
+    assert all(path.startswith(str(packages)) for path in done.stdout.split())

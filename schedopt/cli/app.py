@@ -46,7 +46,6 @@ app = Commands(
     help="Optimal allocations and periodic schedules for training that does not fit one GPU.",
     epilog=EXIT_CODES,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

@@ -71,7 +71,7 @@ def _find_all() -> Iterator[Finding]:
         known = installed[extra]
         yield Finding(
             name=f"Extra {extra}",
-            found=f"{package} {known}" if known else f"no {package}, so no {purpose}",
+            found=f"{package} {known}" if known else f"{package} is missing, for {purpose}",
             advice="" if known else f'pip install "schedopt[{extra}]"',
         )
     if installed["torch"]:

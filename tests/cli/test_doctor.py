@@ -35,7 +35,7 @@ def test_what_is_not_there_has_a_way_to_it(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(doctor, "version", nothing)
     found = findings()
-    assert found["Extra draw"]["found"] == "no matplotlib, so no pictures"
+    assert found["Extra draw"]["found"] == "matplotlib is missing, for pictures"
     assert found["Extra draw"]["advice"] == 'pip install "schedopt[draw]"'
     assert "GPUs" not in found
 
