@@ -9,7 +9,6 @@ out with every transfer of their collectives. The same programme bounds all such
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
@@ -18,10 +17,8 @@ from typing import TYPE_CHECKING, Final
 
 from schedopt.account import traffic
 from schedopt.bounds.scopes import contiguous
-from schedopt.cuts import NoPartition
 from schedopt.errors import InputError
 from schedopt.plan import Plan
-from schedopt.platform import Platform
 from schedopt.problem import Problem
 from schedopt.proofs import Proof, ProofKind
 from schedopt.result import Infeasibility
@@ -30,9 +27,8 @@ from schedopt.solvers.fold_search import list_folds, needed_s
 from schedopt.solvers.fold_search import propose as propose_folds
 from schedopt.solvers.grid_steps import propose as propose_steps
 from schedopt.solvers.published_steps import published_s, report_published
-from schedopt.solvers.uniform_grids import propose as propose_grids
+from schedopt.solvers.step_proposals import propose_grids, propose_stages
 from schedopt.solving.local_search.compilation import COMPILATIONS
-from schedopt.solving.registry import load_partitioner
 from schedopt.solving.replicas.arrays import CLOSE, LAYERED
 from schedopt.solving.replicas.layout import OPERATION_S, lay_out
 from schedopt.solving.requirements import refuse_stages
@@ -64,8 +60,6 @@ So much longer it must be able to go on then, too, or only the last one is laid 
 """
 MOST_KEPT: Final = 0.75
 """Of the time, for laying the last one out: a search that has next to none finds bad ones."""
-PLANNERS: Final = ("pipedream", "piper", "alpa")
-"""Partitioners that choose replicas, whose stages the search starts from."""
 PROOF: Final = Proof(ProofKind.TRAINING_STEP)
 
 
@@ -101,7 +95,7 @@ def solve(problem: Problem, run: Run) -> None:
         COMPILATIONS["local_search"].start()
     if alike and not compilation.wait(run, late=False):
         return
-    step = read_step(problem)
+    step, search = read_step(problem), None
     if step is not None:
         if not problem.scope.split_backward:
             _prove(step, run)
@@ -115,12 +109,16 @@ def solve(problem: Problem, run: Run) -> None:
             others = anywhere and fold == 1 and _has_time_for_others(problem, part)
             if not _search_parts(problem, fold, part):
                 enough = SHARE_BEFORE_OTHERS if others else None
-                _search_contiguous(step, part, enough)
+                search = _search_contiguous(step, part, enough)
     report_engine_steps(problem, run)
     report_published(problem, run)
     if anywhere and COMPILATIONS["local_search"].wait(run, late=False):
         for plan in propose_folds(problem, run):
             _report_valid(plan, run)
+    if search is not None and not (search.is_through or run.stopped()):
+        # What others did not need.
+        search.resume(run.fork(run.workers, 1.0))
+        _report_steps(search, run)
 
 
 def _report_first(problem: Problem, run: Run) -> None:
@@ -153,13 +151,24 @@ def _search_parts(problem: Problem, fold: int, run: Run) -> bool:
     step = read_step(problem, fold) if fold > 1 else None
     if step is None or not step.replicas:
         return False
-    search = StepSearch(step, run)
+    search = StepSearch(step, run, enough_ns=_enough_ns(problem, run))
     _report_steps(search, run)
     return bool(search.candidates.best)
 
 
-def _search_contiguous(step: StepData, run: Run, enough: float | None) -> None:
-    """Search contiguous stages, from those on that others choose.
+def _enough_ns(problem: Problem, run: Run) -> int:
+    """Return up to which length no contiguous step can be shorter by more than the gap, ns.
+
+    0 where one may take longer than by the search, which leaves the links between nodes out.
+    """
+    bound = run.bound(contiguous(problem))
+    if bound is None or not problem.platform.uniform:
+        return 0
+    return int(bound * (problem.scope.microbatches or 1) * (1 + run.incumbent.gap))
+
+
+def _search_contiguous(step: StepData, run: Run, enough: float | None) -> StepSearch:
+    """Search contiguous stages, from those on that others choose; return the search.
 
     Where gradients or parameters may be shared, first those that share the optimizer state at most.
     """
@@ -168,16 +177,23 @@ def _search_contiguous(step: StepData, run: Run, enough: float | None) -> None:
     from schedopt.solving.replicas.step_bound import fits
 
     problem = step.problem
-    search = StepSearch(step, run, enough=enough, proposals=_propose(problem, run))
+    search = StepSearch(
+        step,
+        run,
+        enough=enough,
+        proposals=propose_stages(problem, run),
+        enough_ns=_enough_ns(problem, run),
+    )
     if problem.scope.shard in ("gradient", "parameter"):
         less = read_step(replace(problem, scope=replace(problem.scope, shard="optimizer")))
         if less is not None and fits(less):
             lighter = StepSearch(less, run.fork(run.workers, SHARE_OF_LESS))
             _report_steps(lighter, run)
             search.candidates.take(lighter.candidates)
-    for stages in _propose_grids(problem):
+    for stages in propose_grids(problem):
         search.start(stages)
     _report_steps(search, run)
+    return search
 
 
 def _report_steps(search: StepSearch, run: Run) -> None:
@@ -215,40 +231,6 @@ def _count_operations(step: StepData, candidate: Candidate) -> int:
         * ((stage.end - stage.first) * stage.replicas if stage.shard >= LAYERED else 1)
         for stage, again in zip(candidate.stages, candidate.recompute, strict=True)
     )
-
-
-def _propose(problem: Problem, run: Run) -> Iterator[tuple[list[Stage], list[int] | None]]:
-    """Yield the stages of steady states, as deep as they fill them, and those that others choose.
-
-    Without a depth they are filled as 1F1B does. What takes longest to choose comes last.
-    """
-    from schedopt.solvers.replicated import propose as propose_steady
-
-    yield from propose_steady(problem, run)
-    for planner in PLANNERS:
-        with suppress(NoPartition):
-            yield load_partitioner(planner)(problem), None
-
-
-def _propose_grids(problem: Problem) -> Iterator[list[Stage]]:
-    """Yield uniform grids of tensor groups of each size."""
-    gpus = problem.platform.gpus
-    for tensor in problem.degrees:
-        if len(gpus) % tensor:
-            continue
-        # A group is like one GPU to what lays grids out.
-        alone = replace(
-            problem,
-            chain=problem.in_group(tensor),
-            platform=Platform(gpus[::tensor]),
-            scope=replace(problem.scope, tensor=1),
-            variants=(),
-        )
-        for stages in propose_grids(alone):
-            yield [
-                replace(stage, gpus=tuple(tensor * gpu for gpu in stage.gpus), tensor=tensor)
-                for stage in stages
-            ]
 
 
 def _report_others(search: StepSearch, run: Run, each_s: float) -> None:

@@ -84,18 +84,24 @@ def filled_by_1f1b(replicas: Sequence[int]) -> list[int]:
 class Candidates:
     """What was simulated for a step, the best first.
 
-    `late`: where nothing is found yet, the search goes on when its time is up.
+    `late`: where nothing is found yet, the search goes on when its time is up. It ends when a step
+    takes no longer than `enough_ns`.
     """
 
-    def __init__(self, step: StepData, run: Run, *, late: bool = True) -> None:
-        self.step, self.run, self.late = step, run, late
+    def __init__(self, step: StepData, run: Run, *, late: bool = True, enough_ns: int = 0) -> None:
+        self.step, self.run, self.late, self.enough_ns = step, run, late, enough_ns
         self.best: list[Candidate] = []
         self._noted_ns = NEVER
         self._choices: dict[tuple[int, ...], RecomputeChoice | None] = {}
         self._redone: dict[tuple[int, ...], RecomputeChoice | None] = {}
 
     def is_over(self) -> bool:
-        """Whether to end: time is up, and nothing must still be found; or when asked."""
+        """Whether to end: time is up, or the best is good enough."""
+        best = self.best[0].makespan_ns if self.best else NEVER
+        return self._is_late() or best <= self.enough_ns
+
+    def _is_late(self) -> bool:
+        """Whether time is up, and nothing must still be found; or it was asked to end."""
         run = self.run
         waits = self.late and not self.best
         return run.clock.stop_requested() or (not waits and run.stopped())
@@ -118,7 +124,7 @@ class Candidates:
         Return the best of these candidates, of those up to a longest makespan. By default that is
         what is worth keeping.
         """
-        cost = self._cost(stages)
+        cost = self.cost(stages)
         if cost[8].max() >= NEVER:
             return None
         found: Candidate | None = None
@@ -131,7 +137,7 @@ class Candidates:
             tried.add(filled)
             recompute, depth = filled
             for order in ORDERS:
-                if self.is_over():
+                if self._is_late():
                     return found
                 makespan, _ = self._simulate(stages, cost, recompute, depth, order, limit)
                 if makespan < NEVER and makespan <= limit:
@@ -284,13 +290,14 @@ class Candidates:
 
     def orders(self, candidate: Candidate) -> list[list[int]]:
         """Return what each GPU runs: see `simulate_step`."""
-        cost = self._cost(candidate.stages)
+        cost = self.cost(candidate.stages)
         rows = self._simulate(
             candidate.stages, cost, candidate.recompute, candidate.depth, candidate.order
         )[1]
         return [row[row >= 0].tolist() for row in rows]
 
-    def _cost(self, stages: Sequence[StageChoice]) -> Array:
+    def cost(self, stages: Sequence[StageChoice]) -> Array:
+        """Return what stages cost: see `describe_stages`."""
         rows = np.array(stages, dtype=np.int64)
         found: Array = describe_stages(self.step.costs, self.step.machine, rows, self.step.count)
         return found

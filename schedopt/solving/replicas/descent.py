@@ -23,7 +23,8 @@ class Descent:
     """Changes of the candidates that there are."""
 
     def __init__(self, candidates: Candidates) -> None:
-        self.candidates, self.step, self.run = candidates, candidates.step, candidates.run
+        self.candidates, self.step = candidates, candidates.step
+        self._generator = Random(candidates.run.seed)
         self._tried: set[Filled] = set()
         self._options_near: dict[tuple[int, ...], list[Option]] = {}
 
@@ -35,21 +36,20 @@ class Descent:
         """
         if not self.candidates.best:
             return
-        generator = Random(self.run.seed)
         start, idle = self.candidates.best[0], 0
-        while idle < most_idle and not self.run.stopped():
+        while idle < most_idle and not self.candidates.is_over():
             best = self.candidates.best[0]
             self._descend_from(start)
             idle = idle + 1 if self.candidates.best[0] == best else 0
             if not idle:
                 yield self.candidates.lighten(self.candidates.best[0])
-            start = self._shake(generator.choice(self.candidates.best), generator)
+            start = self._shake(self._generator.choice(self.candidates.best))
 
     def _descend_from(self, candidate: Candidate) -> None:
         """Take the first change that shortens the step, again and again."""
         while True:
             for neighbour in self.neighbours(candidate):
-                if self.run.stopped():
+                if self.candidates.is_over():
                     return
                 if neighbour in self._tried:
                     continue
@@ -61,10 +61,10 @@ class Descent:
             else:
                 return
 
-    def _shake(self, candidate: Candidate, generator: Random) -> Candidate:
+    def _shake(self, candidate: Candidate) -> Candidate:
         """Make a few changes at random."""
-        for _ in range(generator.randint(2, MOST_SHAKES)):
-            stages, depth = generator.choice([*self.neighbours(candidate)])
+        for _ in range(self._generator.randint(2, MOST_SHAKES)):
+            stages, depth = self._generator.choice([*self.neighbours(candidate)])
             found = self.candidates.add(stages, depth, deeper=(0,), longest=NEVER)
             candidate = found or candidate
         return candidate

@@ -75,6 +75,8 @@ class StepSearch:
     proposals : iterable of (sequence of Stage, sequence of int or None)
         What others choose, as `start` takes it; it is asked for behind the programmes and the
         first changes, for it may take a while to choose.
+    enough_ns : int
+        A makespan up to which the search ends.
     """
 
     def __init__(
@@ -85,9 +87,16 @@ class StepSearch:
         late: bool = True,
         enough: float | None = None,
         proposals: Iterable[Proposal] = (),
+        enough_ns: int = 0,
     ) -> None:
-        self.step, self.run, self.enough, self.proposals = step, run, enough, proposals
-        self.candidates = Candidates(step, run, late=late)
+        self.step, self.run, self.enough, self.proposals = step, run, enough, iter(proposals)
+        self.candidates = Candidates(step, run, late=late, enough_ns=enough_ns)
+        self.is_through = False
+        self._descent = Descent(self.candidates)
+        self._passes = [*self._list_passes()]
+        self._uniform = [n for n in step.replicas if step.machine.gpus % n == 0]
+        if len(step.replicas) == 1:
+            self._uniform = []
         self._seen: set[tuple[StageChoice, ...]] = set()
         self._starts: list[Proposal] = []
 
@@ -120,14 +129,19 @@ class StepSearch:
         shard = max((one for one in levels if one <= level), default=min(levels))
         return StageChoice(stage.first, stage.last + 1, len(stage.gpus), shard, group)
 
+    def resume(self, run: Run) -> None:
+        """Take more time: `improve` goes on where it was cut short, unless it `is_through`."""
+        self.run = self.candidates.run = run
+        self.enough = None
+
     def improve(self) -> Iterator[Candidate]:
         """Look for stages, fold after fold, until time is up; yield each best one so far.
 
         In a fold g the job is g times the same with P / g GPUs, or at least all replicas are
         multiples of g: micro-batches of different residue modulo g never meet.
         """
-        best, descent = NEVER, Descent(self.candidates)
-        for _ in self._propose(descent):
+        best = self.candidates.best[0].makespan_ns if self.candidates.best else NEVER
+        for _ in self._propose():
             if self.candidates.best and self.candidates.best[0].makespan_ns < best:
                 best = self.candidates.best[0].makespan_ns
                 yield self.candidates.lighten(self.candidates.best[0])
@@ -135,22 +149,26 @@ class StepSearch:
                 return
         if self.enough is not None:
             self.run.clock.end_early(self.enough)
-        yield from descent.improve()
-        if len(self.step.replicas) > 1 and self.candidates.best:
+        yield from self._descent.improve()
+        if self._uniform and self.candidates.best:
             yield from self._improve_uniform()
+        self.is_through = not self.candidates.is_over()
 
-    def _propose(self, descent: Descent) -> Iterator[None]:
+    def _propose(self) -> Iterator[None]:
         """Try the stages of one programme after the other, change the best, try all proposals."""
-        for options, fold, weights in self._passes():
+        while self._passes:
+            options, fold, weights = self._passes[0]
             self._search_fold(np.array(options, dtype=np.int64), fold, weights)
+            if not self.candidates.is_over():
+                del self._passes[0]
             yield
-        for _ in descent.improve(most_idle=IDLE_BEFORE_OTHERS):
+        for _ in self._descent.improve(most_idle=IDLE_BEFORE_OTHERS):
             yield
         for stages, depth in self.proposals:
             self.start(stages, depth)
             yield
 
-    def _passes(self) -> Iterator[tuple[list[Option], int, Sequence[float]]]:
+    def _list_passes(self) -> Iterator[tuple[list[Option], int, Sequence[float]]]:
         """Yield options of stages, their fold and the weights to try: first what takes least.
 
         The more replicas, the fewer stages; and what is much longer than the best is not simulated.
@@ -170,10 +188,11 @@ class StepSearch:
         With so few choices the descent ends elsewhere, now and then at a shorter step.
         """
         best = self.candidates.best[0]
-        for count in (n for n in self.step.replicas if self.step.machine.gpus % n == 0):
+        while self._uniform:
+            count = self._uniform[0]
             options = tuple(option for option in self.step.options if option.replicas == count)
             uniform = replace(self.step, replicas=(count,), options=options)
-            search = StepSearch(uniform, self.run, late=False)
+            search = StepSearch(uniform, self.run, late=False, enough_ns=self.candidates.enough_ns)
             for stages, depth in self._starts:
                 if {len(stage.gpus) for stage in stages} == {count}:
                     search.start(stages, depth)
@@ -182,7 +201,10 @@ class StepSearch:
             if self.candidates.best[0] != best:
                 best = self.candidates.best[0]
                 yield self.candidates.lighten(best)
-        yield from Descent(self.candidates).improve()
+            if self.candidates.is_over():
+                return
+            del self._uniform[0]
+        yield from self._descent.improve()
 
     def _search_fold(self, options: Array, fold: int, weights: Sequence[float]) -> None:
         period = self._least_period(options, fold)
