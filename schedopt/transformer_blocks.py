@@ -1,4 +1,4 @@
-"""Embedding, transformer layers and head of a chain, known by the names of its layers."""
+"""Embedding, transformer layers, what predicts further tokens, and head: by the names of layers."""
 
 from __future__ import annotations
 
@@ -23,13 +23,22 @@ class Blocks:
     ----------
     spans : tuple of (int, int)
         For each layer of the chain the first and the last place that it belongs to: `EMBEDDING`,
-        the number of a transformer layer, or their count, which is the head with what is behind.
+        the number of a transformer layer, their count, which are the layers that predict further
+        tokens, if there are any, or `head`, which is the head with what is behind.
     count : int
         Transformer layers.
+    predictors : int
+        Layers that predict a further token each (multi-token prediction).
     """
 
     spans: tuple[tuple[int, int], ...]
     count: int
+    predictors: int = 0
+
+    @property
+    def head(self) -> int:
+        """The place of the head."""
+        return self.count + (self.predictors > 0)
 
     @property
     def begins(self) -> frozenset[int]:
@@ -47,7 +56,12 @@ class Blocks:
 
 @lru_cache(maxsize=16)
 def _find(names: tuple[str, ...]) -> Blocks:
-    ends = [tuple(map(_numbered, _paths(name))) for name in names]
+    behind = [_predictors_of(name) for name in names]
+    predictors = len(set().union(*behind))
+    ends = [
+        (None, None) if further else tuple(map(_numbered, _paths(name)))
+        for name, further in zip(names, behind, strict=True)
+    ]
     lists = sorted({found[0] for pair in ends for found in pair if found is not None})
     if len(lists) != 1:
         told = ", ".join(f"{one}.N" for one in lists[:3])
@@ -60,7 +74,9 @@ def _find(names: tuple[str, ...]) -> Blocks:
     count = max(map(max, filter(None, numbers))) + 1
     spans: list[tuple[int, int]] = []
     for number, found in enumerate(numbers):
-        outside = EMBEDDING if number < inside[0] else count
+        outside = EMBEDDING if number < inside[0] else count + (predictors > 0)
+        if behind[number]:
+            outside = count
         spans.append((min(found), max(found)) if found else (outside, outside))
     # A layer that reaches out of a block counts as the block, unless nothing else is out there.
     if not inside[0]:
@@ -72,7 +88,15 @@ def _find(names: tuple[str, ...]) -> Blocks:
             _refuse("nothing comes behind the last of them, so there is no head")
         spans[-1] = (spans[-1][0], count)
     _check_order(spans, names)
-    return Blocks(tuple(spans), count)
+    if behind[-1]:
+        _refuse("nothing comes behind what predicts further tokens, so there is no head")
+    return Blocks(tuple(spans), count, predictors)
+
+
+def _predictors_of(name: str) -> set[int]:
+    """Return which layers that predict a further token a layer is part of: under ``mtp``."""
+    paths = [path for path in _paths(name) if "mtp" in path.split(".")]
+    return {found[1] if (found := _numbered(path)) else 0 for path in paths}
 
 
 def find_blocks(chain: Chain) -> Blocks:
@@ -81,7 +105,8 @@ def find_blocks(chain: Chain) -> Blocks:
     Names are those that a profile gives: the path of a module, perhaps with a range of what lies
     below it (``transformer.h.3: ln_1 to attn``). Transformer layers are what is numbered in one
     list, here ``transformer.h``; before them lies the embedding, behind them the head. A layer that
-    runs from a transformer layer into the final norm counts as the transformer layer.
+    runs from a transformer layer into the final norm counts as the transformer layer. A layer
+    between the last of them and the head with ``mtp`` in its path predicts a further token.
 
     Raises
     ------

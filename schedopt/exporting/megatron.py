@@ -83,8 +83,8 @@ def make_layout(plan: Plan) -> str:
     chunks = []
     for stage in plan.stages:
         places = blocks.places(*stage.layers)
-        embedding, loss = EMBEDDING in places, blocks.count in places
-        chunks.append(
-            LayoutChunk(embedding=embedding, layers=len(places) - embedding - loss, loss=loss)
-        )
+        embedding, loss = EMBEDDING in places, blocks.head in places
+        mtp = blocks.predictors if blocks.count in places and blocks.predictors else 0
+        layers = len(places) - embedding - loss - (mtp > 0)
+        chunks.append(LayoutChunk(embedding=embedding, layers=layers, mtp=mtp, loss=loss))
     return write_layout(chunks)

@@ -150,6 +150,12 @@ def _parts(plan: Plan, microbatches: int) -> list[list[str]]:
         blocks = find_blocks(plan.chain)
     except InputError as error:
         raise refused("torchtitan", error.rule, error.way_out) from None
+    if blocks.predictors:
+        raise refused(
+            "torchtitan",
+            "its decoder has no layers that predict further tokens",
+            "Export for megatron, or leave them out of the model",
+        )
     for number, stage in enumerate(plan.stages):
         if stage.first not in blocks.begins:
             raise refused(
@@ -158,7 +164,7 @@ def _parts(plan: Plan, microbatches: int) -> list[list[str]]:
                 "or the head",
                 _way_out(microbatches),
             )
-    names = {EMBEDDING: ["tok_embeddings"], blocks.count: ["norm", "lm_head"]}
+    names = {EMBEDDING: ["tok_embeddings"], blocks.head: ["norm", "lm_head"]}
     return [
         [
             name

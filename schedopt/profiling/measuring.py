@@ -30,7 +30,8 @@ from schedopt.profiling.memory_meter import Meter
 from schedopt.profiling.model import Model
 from schedopt.profiling.outline import Outline
 from schedopt.profiling.pieces import Piece, blaming, try_out
-from schedopt.profiling.roofline import FlopClock, Roofline
+from schedopt.profiling.rates import Roofline
+from schedopt.profiling.roofline import FlopClock
 from schedopt.profiling.saved_tensors import Recorder
 from schedopt.profiling.segmenting import choose_cuts
 from schedopt.profiling.states import (

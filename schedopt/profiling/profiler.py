@@ -14,7 +14,7 @@ from schedopt.profiling.model import Model, require_torch
 if TYPE_CHECKING:
     from schedopt.profiling.group_operators import Group
     from schedopt.profiling.pieces import Piece
-    from schedopt.profiling.roofline import Roofline
+    from schedopt.profiling.rates import Roofline
 
 MIN_SHARE = 0.001
 """Layers of a traced model with less than this share of the time are merged into a neighbour."""
@@ -178,7 +178,8 @@ class Estimator:
         return make_chain(model, measured, self.conditions(model))
 
     def _roofline(self, model: Model) -> Roofline:
-        from schedopt.profiling.roofline import Roofline, roofline_of
+        from schedopt.profiling.rates import Roofline
+        from schedopt.profiling.roofline import roofline_of
 
         if self.on is not None:
             return roofline_of(self.on, model)
@@ -262,7 +263,7 @@ def estimate(
     of matrix products, convolutions and attention at a rate; or those of a kind of GPU, where an
     operator also takes at least as long as it takes to read and write its tensors, and an update
     to read and write weights and their states. The peak rates of the GPUs are in
-    `schedopt.formats.presets`; `schedopt.profiling.roofline` says which part of them is reached.
+    `schedopt.formats.presets`; `schedopt.profiling.rates` says which part of them is reached.
 
     Parameters
     ----------

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import torch
 from torch import Tensor
@@ -13,19 +12,17 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from schedopt.errors import InputError
-from schedopt.formats.presets import GPUS, link_inside
 from schedopt.profiling.group_operators import COLLECTIVES
-from schedopt.units import parse_bandwidth, parse_bytes
+from schedopt.profiling.rates import Roofline, find_rates
 
 if TYPE_CHECKING:
     from schedopt.profiling.model import Model
 
-COMPUTE_PERCENT: Final = 75
-MEMORY_PERCENT: Final = 80
-"""Of what a vendor gives, as large products and copies reach it: an assumption."""
-_RATES: Final = {"torch.float32": "single", "torch.float16": "half", "torch.bfloat16": "half"}
-OPERATIONS_OF_A_BYTE: Final = 100
-"""Operations that take as long as a byte, on GPUs of today, where only their rate is known."""
+_RATES: Final[dict[str, Literal["half", "single"]]] = {
+    "torch.float32": "single",
+    "torch.float16": "half",
+    "torch.bfloat16": "half",
+}
 _LOOKUPS: Final = tuple(
     getattr(torch.ops.aten, name) for name in ("embedding", "gather", "index", "index_select")
 )
@@ -33,55 +30,6 @@ _LOOKUPS: Final = tuple(
 # The kernels of the CPU, which torch's own count leaves out.
 _ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _ATTENTION_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-
-
-@dataclass(frozen=True, kw_only=True)
-class Roofline:
-    """The rates that bound an operator (Williams et al. 2009).
-
-    Parameters
-    ----------
-    flops : int
-        Floating-point operations a second.
-    bytes_per_s : int, optional
-        Of the memory. An operator takes at least as long as its tensors take to be read and
-        written. Default: no time at all.
-    link_bytes_per_s, latency_ns : int, optional
-        Of the link between two GPUs of a tensor group, in each direction. Default: no time at all.
-    times : str
-        What they are, for the provenance.
-    """
-
-    flops: int
-    bytes_per_s: int | None = None
-    link_bytes_per_s: int | None = None
-    latency_ns: int = 0
-    times: str = ""
-
-    @property
-    def with_traffic(self) -> Roofline:
-        """The same rates, with one for bytes where there is none."""
-        if self.bytes_per_s is not None:
-            return self
-        bytes_per_s = max(1, self.flops // OPERATIONS_OF_A_BYTE)
-        return Roofline(flops=self.flops, bytes_per_s=bytes_per_s)
-
-    def moving_ns(self, count: int) -> Fraction:
-        """Return the time in which bytes are read or written."""
-        return (
-            Fraction(0) if self.bytes_per_s is None else Fraction(count * 10**9, self.bytes_per_s)
-        )
-
-    def all_reduce_ns(self, count: int, degree: int) -> Fraction:
-        """Return the time in which a ring of GPUs adds up bytes that each of them has.
-
-        2 (t - 1) steps, in each of which every GPU sends a t-th (Patarasuk and Yuan 2009).
-        """
-        steps = 2 * (degree - 1)
-        if self.link_bytes_per_s is None:
-            return Fraction(steps * self.latency_ns)
-        part = Fraction(count * 10**9, degree * self.link_bytes_per_s)
-        return steps * (self.latency_ns + part)
 
 
 def roofline_of(gpu: str, model: Model) -> Roofline:
@@ -92,11 +40,7 @@ def roofline_of(gpu: str, model: Model) -> Roofline:
     InputError
         If the kind is not known, or it does not say how fast that dtype is.
     """
-    if gpu not in GPUS:
-        raise InputError(
-            f"{gpu!r:.60} is not known", field="on", way_out=f"Choose {' or '.join(GPUS)}"
-        )
-    kind, link = GPUS[gpu], link_inside(gpu)
+    half = find_rates(gpu, "half")
     dtypes = {parameter.dtype for parameter in model.module.parameters()}
     floating = sorted(str(dtype) for dtype in dtypes if dtype.is_floating_point)
     rates = {_RATES.get(name) for name in floating}
@@ -108,13 +52,7 @@ def roofline_of(gpu: str, model: Model) -> Roofline:
             field="on",
             way_out="Choose another dtype (float32, bfloat16, float16), or give a rate (flops)",
         )
-    return Roofline(
-        flops=parse_bytes(getattr(kind, rate)) * COMPUTE_PERCENT // 100,
-        bytes_per_s=parse_bandwidth(kind.bandwidth) * MEMORY_PERCENT // 100,
-        link_bytes_per_s=link.bandwidth_bytes_per_s,
-        latency_ns=link.latency_ns,
-        times=f"roofline of {gpu}, not measured",
-    )
+    return half if rate == "half" else find_rates(gpu, rate)
 
 
 class FlopClock(TorchDispatchMode):

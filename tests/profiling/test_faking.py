@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from schedopt import InputError, Layer
 from schedopt.profiling import Model, estimate
 from schedopt.profiling.faking import is_fake, without_memory
-from schedopt.profiling.roofline import FlopClock, Roofline
+from schedopt.profiling.rates import Roofline
+from schedopt.profiling.roofline import FlopClock
 from tests.profiling.networks import BATCH, estimated_tiny, profiled_tiny, tiny
 
 NANO = 10**9

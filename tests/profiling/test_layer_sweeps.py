@@ -13,7 +13,8 @@ from schedopt.profiling.layer_sweeps import Peaks, metered_halves, metered_sweep
 from schedopt.profiling.memory_meter import Meter
 from schedopt.profiling.outline import Outline
 from schedopt.profiling.pieces import Piece, try_out
-from schedopt.profiling.roofline import FlopClock, Roofline
+from schedopt.profiling.rates import Roofline
+from schedopt.profiling.roofline import FlopClock
 from tests.profiling.networks import BATCH, TINY, mixed, tiny
 
 FLOAT = 4

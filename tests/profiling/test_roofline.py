@@ -11,7 +11,8 @@ from torch import nn
 from schedopt import Chain, InputError
 from schedopt.formats.presets import GPUS
 from schedopt.profiling import Model, estimate
-from schedopt.profiling.roofline import FlopClock, Roofline, roofline_of
+from schedopt.profiling.rates import Roofline
+from schedopt.profiling.roofline import FlopClock, roofline_of
 from tests.profiling.networks import tiny
 
 NANO = 10**9

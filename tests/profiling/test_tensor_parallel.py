@@ -17,7 +17,7 @@ from schedopt.profiling import Estimator, Model, Profiler, load_model, profile_v
 from schedopt.profiling.group_operators import Group
 from schedopt.profiling.hf import build_model
 from schedopt.profiling.measuring import estimate_costs
-from schedopt.profiling.roofline import Roofline
+from schedopt.profiling.rates import Roofline
 from schedopt.profiling.tensor_parallel import check_split, split, split_cross_entropy
 from tests.profiling.networks import TINY
 

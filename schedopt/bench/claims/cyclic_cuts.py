@@ -18,7 +18,8 @@ from schedopt.problem import Scope
 from schedopt.profiling import estimate
 from schedopt.profiling.factory import load_model
 from schedopt.profiling.faking import without_memory
-from schedopt.profiling.roofline import FlopClock, Roofline
+from schedopt.profiling.rates import Roofline
+from schedopt.profiling.roofline import FlopClock
 from schedopt.profiling.tracing import WithLoss
 
 MODELS: Final = ("resnet18", "resnet50", "vit-b16")

@@ -19,7 +19,8 @@ from schedopt.profiling.devices import make_clock
 from schedopt.profiling.factory import load_model
 from schedopt.profiling.faking import without_memory
 from schedopt.profiling.model import Model
-from schedopt.profiling.roofline import FlopClock, Roofline
+from schedopt.profiling.rates import Roofline
+from schedopt.profiling.roofline import FlopClock
 from schedopt.profiling.saved_tensors import SavedTensor, storage_bytes, storage_key
 from schedopt.profiling.states import tensor_bytes
 from schedopt.profiling.tracing import WithLoss

@@ -1,0 +1,372 @@
+"""The chain of a decoder from its shape alone: work and bytes of each layer by formulas.
+
+No model is built, so that also those are described that no package here can trace. Each product,
+attention and pass over memory takes what a roofline says (Williams et al. 2009), whichever of its
+operations and bytes takes longer. Activations are in half precision and cut over the tensor group
+in all of a layer (sequence parallelism), kernels are fused as in Megatron-LM with Transformer
+Engine, and attention keeps no scores (FlashAttention-2, Dao 2023).
+
+What is left out, since shapes do not say it: collectives of tensor groups, which recipes overlap
+with products, the exchange between experts, and that some experts get more tokens than others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Final, NamedTuple
+
+from schedopt.chain import Chain, Layer
+from schedopt.errors import InputError
+from schedopt.profiling.rates import Roofline
+from schedopt.validation import check_whole
+
+HALF: Final = 2
+"""Bytes of an activation and of a parameter."""
+GRADIENT: Final = 4
+"""Bytes of the gradient of a parameter, added up in single precision."""
+STATE: Final = 12
+"""Bytes of Adam for a parameter: a copy in single precision, and two moments."""
+LOGITS: Final = 6
+"""Bytes of a logit that the loss reads and writes each way: in half and in single precision."""
+ATTENTION_BACK: Final = Fraction(5, 2)
+"""Backward over forward of attention: scores again, then four products in place of two."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attention:
+    """What attention costs, whatever it is made of.
+
+    Parameters
+    ----------
+    products : sequence of (int, int)
+        Inputs and outputs of each projection of a token.
+    queries : int
+        Values of all heads that are compared for a query and a key.
+    values : int
+        Values of all heads that are added up for a query and a key.
+    kept : int
+        Values of a token that are kept for the backward beside the input: queries, keys, values,
+        output, and what low ranks lie between.
+    keys : int, optional
+        With how many keys a query is compared at most. Default: all up to its own.
+    """
+
+    products: tuple[tuple[int, int], ...]
+    queries: int
+    values: int
+    kept: int
+    keys: int | None = None
+
+    @classmethod
+    def grouped(cls, hidden: int, heads: int, kv_heads: int, head: int) -> Attention:
+        """Return attention whose keys and values several heads share (Ainslie et al. 2023)."""
+        width, shared = heads * head, kv_heads * head
+        return cls(
+            products=((hidden, width + 2 * shared), (width, hidden)),
+            queries=width,
+            values=width,
+            kept=2 * width + 2 * shared,
+        )
+
+    @classmethod
+    def latent(
+        cls, hidden: int, heads: int, ranks: tuple[int, int], head: tuple[int, int, int]
+    ) -> Attention:
+        """Return attention through low ranks (DeepSeek-V2, 2024, section 2.1 and appendix C).
+
+        `ranks` are those of queries and of keys and values; `head` has what a head compares
+        without and with its position, and what it adds up.
+        """
+        (rank, shared), (plain, turned, value) = ranks, head
+        width, added = heads * (plain + turned), heads * value
+        return cls(
+            products=(
+                (hidden, rank + shared + turned),
+                (rank, width),
+                (shared, heads * (plain + value)),
+                (added, hidden),
+            ),
+            queries=width,
+            values=added,
+            kept=rank + shared + turned + 2 * width + 2 * added,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experts:
+    """Feed-forward networks of which a token goes through some.
+
+    Parameters
+    ----------
+    count, active, shared : int
+        How many there are, how many a token is sent to, and how many take every token.
+    ffn : int
+        Values inside of each.
+    """
+
+    count: int
+    active: int
+    shared: int
+    ffn: int
+
+    def __post_init__(self) -> None:
+        for name in ("count", "active", "ffn"):
+            check_whole(self, name, low=1)
+        check_whole(self, "shared")
+        if self.active > self.count:
+            raise InputError(
+                f"{self.active} are more than all {self.count}",
+                field="active",
+                way_out="Give the experts that one token is sent to",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoder:
+    """The shape of a decoder with gated feed-forward networks (SwiGLU) and a head of its own.
+
+    Parameters
+    ----------
+    layers, hidden, ffn, vocabulary : int
+    attention : Attention
+    experts : Experts, optional
+    dense : int
+        Layers, the first ones, whose feed-forward network is that of `ffn` all the same.
+    predictors : int
+        Layers behind the last one that predict a further token each (multi-token prediction,
+        DeepSeek-V3, 2024, section 2.2): a layer that takes two hidden states, and the head again.
+    name : str
+    """
+
+    layers: int
+    hidden: int
+    ffn: int
+    vocabulary: int
+    attention: Attention
+    experts: Experts | None = None
+    dense: int = 0
+    predictors: int = 0
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "hidden", "vocabulary"):
+            check_whole(self, name, low=1)
+        for name in ("ffn", "dense", "predictors"):
+            check_whole(self, name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """A micro-batch, and the GPUs that share it.
+
+    Parameters
+    ----------
+    sequence : int
+        Tokens of a sample.
+    samples : int
+    tensor, context, expert : int
+        GPUs that share each layer, each sequence, and the experts of each layer.
+    """
+
+    sequence: int
+    samples: int = 1
+    tensor: int = 1
+    context: int = 1
+    expert: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("sequence", "samples", "tensor", "context", "expert"):
+            check_whole(self, name, low=1)
+
+    @property
+    def tokens(self) -> Fraction:
+        """Tokens of a GPU."""
+        return Fraction(self.sequence * self.samples, self.context)
+
+    @property
+    def split(self) -> Fraction:
+        """The part of a layer, for all tokens of its GPU, that is a GPU's own work."""
+        return self.tokens / self.tensor
+
+
+class _Product(NamedTuple):
+    """A product of a token's values with weights.
+
+    `tokens` is how many pass through it, of one of the micro-batch; `copies` how many products
+    with weights of their own share them.
+    """
+
+    inputs: int
+    outputs: int
+    tokens: int = 1
+    copies: int = 1
+
+    @property
+    def weights(self) -> int:
+        return self.inputs * self.outputs * self.copies
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Part:
+    """What one layer of the chain is made of.
+
+    Parameters
+    ----------
+    products : sequence of _Product
+    shared : sequence of _Product
+        Those whose weights lie on GPUs that share the experts.
+    attention : int
+        Operations of attention for a token of a micro-batch.
+    touched : int
+        Bytes of a token that passes between products read and write.
+    kept : int
+        Bytes of a token that are kept for the backward.
+    looked_up : int
+        Weights of which a token reads a row alone.
+    """
+
+    products: tuple[_Product, ...] = ()
+    shared: tuple[_Product, ...] = ()
+    attention: int = 0
+    touched: int = 0
+    kept: int = 0
+    looked_up: int = 0
+
+
+def make_chain(decoder: Decoder, batch: Batch, rates: Roofline) -> Chain:
+    """Return the chain of a micro-batch as each GPU of a tensor group runs and holds it.
+
+    Its layers are the embedding, the transformer layers, those that predict further tokens, and
+    the head with the loss. Weights are trained with Adam, 18 bytes a parameter.
+    """
+    return Chain(
+        layers=tuple(_layers(decoder, batch, rates)),
+        name=decoder.name,
+        input_bytes=_whole(8 * batch.tokens),
+        samples=batch.samples,
+        provenance={"source": "estimated", "times": rates.times, "dtype": "bfloat16"},
+    )
+
+
+def _layers(decoder: Decoder, batch: Batch, rates: Roofline) -> Iterator[Layer]:
+    hidden, vocabulary = decoder.hidden, decoder.vocabulary
+    sent = HALF * hidden
+    embedding = _Part(looked_up=hidden * vocabulary, touched=2 * sent, kept=8)
+    yield _layer("embedding", embedding, batch, rates, sent)
+    for number in range(decoder.layers):
+        with_experts = decoder.experts is not None and number >= decoder.dense
+        part = _block(decoder, batch, with_experts=with_experts)
+        yield _layer(f"layers.{number}", part, batch, rates, sent)
+    for number in range(decoder.predictors):
+        block = _block(decoder, batch, with_experts=decoder.experts is not None)
+        # Two hidden states go through norms into it, and all that are made go on to the head.
+        part = replace(
+            block,
+            products=(_Product(2 * hidden, hidden), *block.products),
+            touched=block.touched + 4 * sent,
+            kept=block.kept + 4 * sent,
+        )
+        yield _layer(f"mtp.{number}", part, batch, rates, (2 + number) * sent)
+    heads = 1 + decoder.predictors
+    head = _Part(
+        products=(_Product(hidden, vocabulary, tokens=heads),),
+        touched=heads * (2 * sent + LOGITS * vocabulary),
+        kept=heads * (2 * sent + 4 * vocabulary),
+    )
+    yield _layer("head", head, batch, rates, 0)
+
+
+def _block(decoder: Decoder, batch: Batch, *, with_experts: bool) -> _Part:
+    """Return a transformer layer."""
+    hidden, attention = decoder.hidden, decoder.attention
+    keys = Fraction(batch.sequence + 1, 2)
+    if attention.keys is not None:
+        keys = min(keys, Fraction(attention.keys))
+    compared = 2 * keys * (attention.queries + attention.values)
+    # Two norms and two sums read and write hidden states; norms keep input and output.
+    touched = HALF * (10 * hidden + 2 * attention.queries)
+    kept = HALF * (4 * hidden + attention.kept)
+    own = [_Product(*product) for product in attention.products]
+    shared: list[_Product] = []
+    if with_experts:
+        assert decoder.experts is not None
+        found = decoder.experts
+        ffn, active = found.ffn, found.active
+        own.append(_Product(hidden, found.count))
+        shared += [
+            _Product(hidden, 2 * ffn, tokens=active, copies=found.count),
+            _Product(ffn, hidden, tokens=active, copies=found.count),
+        ]
+        if found.shared:
+            own += [
+                _Product(hidden, 2 * found.shared * ffn),
+                _Product(found.shared * ffn, hidden),
+            ]
+        inside = (active + found.shared) * ffn
+        # Tokens are sorted by expert, and back.
+        touched += HALF * 2 * (1 + active) * hidden
+        kept += HALF * active * hidden
+    else:
+        inside = decoder.ffn
+        own += [_Product(hidden, 2 * inside), _Product(inside, hidden)]
+    # Gate and input go in, their product comes out; all three are kept.
+    touched += HALF * 3 * inside
+    kept += HALF * 3 * inside
+    return _Part(
+        products=tuple(own),
+        shared=tuple(shared),
+        attention=_whole(compared),
+        touched=touched,
+        kept=kept,
+    )
+
+
+def _layer(name: str, part: _Part, batch: Batch, rates: Roofline, sent: int) -> Layer:
+    """Return a layer of the chain; `sent` are the bytes of a token that go on from it."""
+    products = sum(
+        (
+            _product_ns(product, batch, rates, holders)
+            for row, holders in (
+                (part.products, batch.tensor),
+                (part.shared, batch.tensor * batch.expert),
+            )
+            for product in row
+        ),
+        start=Fraction(0),
+    )
+    attention = batch.split * part.attention * 10**9 / rates.flops
+    touched = rates.moving_ns(_whole(batch.split * part.touched))
+    weights = part.looked_up + sum(product.weights for product in part.products)
+    experts = sum(product.weights for product in part.shared)
+    parameters = _whole(
+        Fraction(weights, batch.tensor) + Fraction(experts, batch.tensor * batch.expert)
+    )
+    return Layer(
+        name=name,
+        forward_ns=_whole(products + attention + touched),
+        # Of a product the gradients of input and weights, each a product as large.
+        backward_ns=_whole(2 * products + ATTENTION_BACK * attention + 2 * touched),
+        weight_bytes=(HALF + GRADIENT + STATE) * parameters,
+        activation_bytes=_whole(batch.split * sent),
+        saved_bytes=_whole(batch.split * part.kept),
+        parameter_bytes=HALF * parameters,
+        gradient_bytes=GRADIENT * parameters,
+        optimizer_bytes=STATE * parameters,
+        update_ns=_whole(rates.moving_ns(2 * (HALF + STATE) * parameters)),
+    )
+
+
+def _product_ns(product: _Product, batch: Batch, rates: Roofline, holders: int) -> Fraction:
+    """Return how long the forward of a product takes on a GPU, ns."""
+    tokens = batch.split * product.tokens
+    computed = 2 * tokens * product.inputs * product.outputs * 10**9 / rates.flops
+    moved = HALF * (
+        tokens * (product.inputs + product.outputs) + Fraction(product.weights, holders)
+    )
+    return max(computed, rates.moving_ns(_whole(moved)))
+
+
+def _whole(amount: Fraction | int) -> int:
+    return -(-amount.numerator // amount.denominator)
