@@ -296,6 +296,33 @@ def test_batches_are_refused(tmp_path: Path, training: str, field: str, rule: st
     )
 
 
+PYTHON = """\
+from pathlib import Path
+
+def apply(config):
+    parallelism = config.parallelism
+    parallelism.pipeline_parallel_degree = 2
+    csv = Path(__file__).with_name("rows.csv")
+    parallelism.pipeline_parallel_schedule = "PipelineScheduleMulti"
+    parallelism.pipeline_parallel_schedule_csv = str(csv)
+    size = 1
+    parallelism.pipeline_parallel_microbatch_size = size
+    config.training.local_batch_size = 2 * size
+    config.activation_checkpoint = FullAC.Config()
+    return config
+"""
+
+
+def test_python_is_read_without_running_it(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text(ROWS)
+    found = read(tmp_path, "torchtitan-toml", PYTHON, 2, file="pipeline.py")
+    again = "[activation_checkpoint]\nmode = 'full'"
+    like = titan(tmp_path, CSV, 2, training="local_batch_size = 2", rest=again)
+    assert found.result.plan == like.result.plan
+    assert found.launch.microbatches == 2
+    assert len(found.launch.recompute[0]) == 4
+
+
 def test_python_that_assigns_nothing_is_refused(tmp_path: Path) -> None:
     def of(text: str) -> ImportedLaunch:
         return read(tmp_path, "torchtitan-toml", text, file="job.py", of=profile(transformer()))

@@ -91,6 +91,8 @@ def _value(node: ast.expr, values: dict[str, Any], aliases: dict[str, str]) -> A
         factors = [_value(side, values, aliases) for side in (node.left, node.right)]
         if all(type(factor) is int for factor in factors):
             return factors[0] * factors[1]
+    if isinstance(node, ast.Call) and ast.unparse(node.func) == "str" and len(node.args) == 1:
+        return _value(node.args[0], values, aliases)
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError, RecursionError, MemoryError):
