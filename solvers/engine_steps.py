@@ -23,13 +23,19 @@ MOST_SHARED: Final = "optimizer"
 """An engine's pipeline shares no more."""
 
 
-def report_engine_steps(problem: Problem, run: Run) -> None:
-    """Report the best steps that engines can run, as far as they are shorter than what is known."""
+def report_engine_steps(problem: Problem, run: Run, most_s: float | None = None) -> None:
+    """Report the best steps that engines can run, as far as they are shorter than what is known.
+
+    In so many seconds at most, if `most_s` says so.
+    """
     if len(set(problem.platform.gpus)) > 1:
         return
     engines = _engines(problem)
     longest = max(LEAST_S, run.clock.seconds()) if run.remaining() is None else None
     all_engines = run.fork(run.workers, SHARE)
+    left = all_engines.remaining()
+    if left is not None and most_s is not None:
+        all_engines.clock.shorten(max(0.0, left - most_s))
     for number, engine in enumerate(engines):
         if run.stopped() or run.settled():
             return

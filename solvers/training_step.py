@@ -95,7 +95,10 @@ def solve(problem: Problem, run: Run) -> None:
         COMPILATIONS["local_search"].start()
     if alike and not compilation.wait(run, late=False):
         return
-    step, search = read_step(problem), None
+    step, search, engines_s = read_step(problem), None, None
+    if anywhere and (left := run.remaining()) is not None:
+        # Stages anywhere are searched behind them.
+        engines_s = SHARE_OF_ENGINES * left
     if step is not None:
         if not problem.scope.split_backward:
             _prove(step, run)
@@ -110,7 +113,7 @@ def solve(problem: Problem, run: Run) -> None:
             if not _search_parts(problem, fold, part):
                 enough = SHARE_BEFORE_OTHERS if others else None
                 search = _search_contiguous(step, part, enough)
-    report_engine_steps(problem, run)
+    report_engine_steps(problem, run, engines_s)
     report_published(problem, run)
     if anywhere and COMPILATIONS["local_search"].wait(run, late=False):
         for plan in propose_folds(problem, run):

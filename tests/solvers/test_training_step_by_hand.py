@@ -85,7 +85,9 @@ def test_replicas_are_as_uneven_as_the_work() -> None:
     result = best(chain, Platform(3, 60), 4, recompute=False)
     assert [len(stage.gpus) for stage in plan_of(result).stages] == [1, 2]
     # The second stage gets its two first micro-batches at 1 and 2 ns and has 12 ns of work on each.
+    # When it is through with the first of its two last, the first stage has 2 ns for either.
     assert plan_of(result).pattern.period_total_ns == 1 + 2 * 6 + 2 + 2
+    assert result.status == "optimal"
 
 
 def test_tied_layers_are_never_cut_apart() -> None:

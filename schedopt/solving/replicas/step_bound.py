@@ -99,17 +99,42 @@ def work_and_slots(
 
 
 @njit_kernel
+def after_starts(
+    counts: Array, ends: Array, spans: Array, replicas: int, forward: int, backward: int
+) -> tuple[int, int]:
+    """Return the least e and f of what follows a stage, from the first micro-batch that it sends.
+
+    Its replicas, of one of some `counts`, cannot all begin at once where those in front are fewer:
+    by the first forward of the last one, each has a micro-batch, and the stage in front has run as
+    many. So it goes when backwards end. `ends` and `spans` are f and e, and what a replica takes
+    with its collectives and without, of each number of replicas.
+    """
+    least_span, least_end = NEVER, NEVER
+    for place in range(len(counts)):
+        if spans[0, place] >= NEVER:
+            continue
+        more = -(-counts[place] // replicas) - 1
+        span = max(spans[0, place], spans[1, place] + more * max(forward, backward))
+        least_span = min(least_span, span)
+        least_end = min(least_end, max(ends[0, place], ends[1, place] + more * forward))
+    return least_span, least_end
+
+
+@njit_kernel
 def extend_bound(
     costs: Costs,
     group: int,
     machine: Machine,
     options: Array,
+    counts: Array,
     count: int,
     makespan: int,
     first: int,
     best: Array,
+    ends: Array,
+    spans: Array,
 ) -> None:
-    """Lower the least f, e and q of stages from a layer on, by those in one size of groups."""
+    """Lower the least of stages from a layer on, by those in one size of groups."""
     sums, again = sums_of(costs, group), recompute_of(costs, group)
     layers, gpus, room = len(sums.forward) - 1, machine.gpus, machine.room
     ahead, back = costs.head[first], costs.tail[first]
@@ -159,9 +184,17 @@ def extend_bound(
             # With more GPUs behind it, everything is at most as long: equal spans repeat.
             span_before, held = -1, 0
             for used in range(width, gpus + 1):
-                f, e, q = best[:, end, used - width]
-                if f >= NEVER:
+                q = best[end, used - width]
+                if q >= NEVER:
                     continue
+                e, f = after_starts(
+                    counts,
+                    ends[:, :, end, used - width],
+                    spans[:, :, end, used - width],
+                    replicas,
+                    forward,
+                    backward,
+                )
                 place = gpus - used
                 sync = far if in_several_nodes(machine, place, width) else near
                 # Some transfer is that of the last replica, at best to the next GPU.
@@ -177,9 +210,12 @@ def extend_bound(
                 whole = max(inner + sync, forward + trip + f)
                 if ahead + whole > makespan or ahead + inner + back > makespan:
                     continue
-                best[0, first, used] = min(best[0, first, used], whole)
-                best[1, first, used] = min(best[1, first, used], inner)
-                best[2, first, used] = min(best[2, first, used], span)
+                best[first, used] = min(best[first, used], span)
+                mine = np.searchsorted(counts, replicas)
+                ends[0, mine, first, used] = min(ends[0, mine, first, used], whole)
+                ends[1, mine, first, used] = min(ends[1, mine, first, used], held + sync)
+                spans[0, mine, first, used] = min(spans[0, mine, first, used], inner)
+                spans[1, mine, first, used] = min(spans[1, mine, first, used], held)
 
 
 @njit_entry
@@ -193,21 +229,34 @@ def step_is_possible(
     """Whether the bound lets a step of `count` micro-batches take so long.
 
     From the end of the chain, for each first layer and number of GPUs, the least each of: q, the
-    span of a micro-batch without waiting; e, from the first forward to the last backward of a
-    stage; f, until all behind it is done, collectives included.
+    span of a micro-batch without waiting; and for each number of replicas of the stage in front e,
+    from the first forward to the last backward of the stage, and of any one of its replicas; and f,
+    until all behind the first forward is done, collectives included, and all behind that of any one
+    of its replicas that waits for this one.
     """
     layers = len(costs.load) - 1
     gpus = machine.gpus
-    best = np.full((3, layers + 1, gpus + 1), NEVER, dtype=np.int64)
-    best[:, layers, :] = 0
+    counts = np.unique(options[:, 0])
+    best = np.full((layers + 1, gpus + 1), NEVER, dtype=np.int64)
+    ends = np.full((2, len(counts), layers + 1, gpus + 1), NEVER, dtype=np.int64)
+    spans = np.full((2, len(counts), layers + 1, gpus + 1), NEVER, dtype=np.int64)
+    best[layers, :] = 0
+    # Behind the chain there is nothing to wait for.
+    ends[:, 0, layers, :] = 0
+    spans[:, 0, layers, :] = 0
     for first in range(layers - 1, -1, -1):
         if costs.joined[first]:
             continue
         for group in range(len(costs.tensor)):
-            extend_bound(costs, group, machine, options, count, makespan, first, best)
+            extend_bound(
+                costs, group, machine, options, counts, count, makespan, first, best, ends, spans
+            )
         for used in range(1, gpus + 1):
-            for which in range(3):
-                best[which, first, used] = min(
-                    best[which, first, used], best[which, first, used - 1]
-                )
-    return bool(best[0, 0, gpus] <= makespan)
+            best[first, used] = min(best[first, used], best[first, used - 1])
+            for place in range(len(counts)):
+                for row in (ends, spans):
+                    for which in range(2):
+                        row[which, place, first, used] = min(
+                            row[which, place, first, used], row[which, place, first, used - 1]
+                        )
+    return bool(ends[0, :, 0, gpus].min() <= makespan)
