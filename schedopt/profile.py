@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+import json
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final
 
 from schedopt.chain import Chain
@@ -43,6 +45,26 @@ class Variant:
             raise InputError(
                 f"{show(self.chain)} is not a Chain", field="chain", way_out="Give a schedopt.Chain"
             )
+
+
+def of_one_size(model: Chain | Profile) -> tuple[Chain, tuple[Variant, ...]]:
+    """Return what there is of a model with one size of micro-batches: see `Profile.of_size`.
+
+    Raises
+    ------
+    InputError
+        If there are several sizes.
+    """
+    if not isinstance(model, Profile):
+        return model, ()
+    if len(model.sizes) > 1:
+        raise InputError(
+            f"has micro-batches of {' and '.join(map(str, model.sizes))} samples",
+            field="chain",
+            way_out="Choose one (Profile.with_size), or ask for a batch (solve.batch), which "
+            "chooses",
+        )
+    return model.of_size(model.sizes[0])
 
 
 def check_alike(one: Chain, other: Chain, field: str) -> None:
@@ -136,6 +158,31 @@ class Profile(
     def degrees(self) -> tuple[int, ...]:
         """The tensor degrees, ascending."""
         return tuple(sorted({variant.tensor for variant in self.variants}))
+
+    @property
+    def sha256(self) -> str:
+        """What identifies it: of a chain on one GPU that of the chain."""
+        keys = sorted((one.tensor, one.chain.samples, one.chain.sha256) for one in self.variants)
+        if len(keys) == 1 and keys[0][0] == 1:
+            return keys[0][2]
+        return hashlib.sha256(json.dumps(keys).encode()).hexdigest()
+
+    def with_size(self, samples: int) -> Profile:
+        """Return only what was measured with micro-batches of some size.
+
+        Raises
+        ------
+        InputError
+            If nothing was.
+        """
+        alike = tuple(one for one in self.variants if one.chain.samples == samples)
+        if not alike:
+            raise InputError(
+                f"there are no micro-batches of {show(samples)} samples",
+                field="samples",
+                way_out=f"Choose {' or '.join(map(str, self.sizes))}",
+            )
+        return replace(self, variants=alike)
 
     def of_size(self, samples: int) -> tuple[Chain, tuple[Variant, ...]]:
         """Return the chain on one GPU for a size of micro-batches, and its variants in groups.

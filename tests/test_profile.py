@@ -10,7 +10,7 @@ import pytest
 from schedopt.chain import Chain
 from schedopt.errors import InputError
 from schedopt.problem import Problem
-from schedopt.profile import Profile, Variant
+from schedopt.profile import Profile, Variant, of_one_size
 from tests.tensor_groups import chain_in_group, two_nodes, variants
 
 
@@ -50,6 +50,26 @@ def test_a_size_that_was_not_measured_on_one_gpu_is_refused() -> None:
     lacking = Profile(variants=variants())
     with pytest.raises(InputError, match="no variant of 1 samples is for one GPU"):
         lacking.of_size(1)
+
+
+def test_one_size_can_be_chosen() -> None:
+    two = profile().with_size(2)
+    assert (two.sizes, two.degrees, two.name) == ((2,), (1, 2, 4), "six layers")
+    assert of_one_size(two) == profile().of_size(2)
+    assert of_one_size(chain_in_group(1)) == (chain_in_group(1), ())
+    with pytest.raises(InputError, match="samples: there are no micro-batches of 3 samples"):
+        profile().with_size(3)
+    with pytest.raises(InputError, match="chain: has micro-batches of 1 and 2 samples"):
+        of_one_size(profile())
+
+
+def test_what_identifies_a_profile_is_what_was_measured() -> None:
+    assert Profile(variants=profile().variants[:1]).sha256 == profile().variants[0].chain.sha256
+    assert profile().sha256 == replace(profile(), variants=profile().variants[::-1]).sha256
+    sizes = {profile().with_size(samples).sha256 for samples in (1, 2)}
+    assert len({profile().sha256, *sizes}) == 3
+    in_a_group = Profile(variants=(Variant(tensor=2, chain=chain_in_group(1)),))
+    assert in_a_group.sha256 != chain_in_group(1).sha256
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,12 @@ from schedopt.cli.options import (
     Memory,
     PlatformOptions,
     Recompute,
+    Samples,
     SearchOptions,
     TrainingStateName,
+    alone,
     check_outputs,
-    load_chain,
+    load_profile,
     naming_options,
 )
 from schedopt.cli.plans import load_measurable
@@ -37,6 +39,7 @@ PATIENCE_S: Final = 30
 def compare_systems(
     *,
     chain: ChainFile,
+    samples: Samples = None,
     machine: PlatformOptions,
     microbatches: Annotated[
         int | None, "M: Micro-batches of one step. Default: 4 for each GPU."
@@ -72,7 +75,8 @@ def compare_systems(
     """Put every system that people train with and our best plans side by side.
 
     Which parallelism should I use on these GPUs? Each system is a plan of the same kind, timed,
-    weighed and checked by the same model. Our plans share the time limit.
+    weighed and checked by the same model. Our plans share the time limit. Of a profile, our step
+    may have tensor groups; everything else runs on single GPUs.
 
     Examples
     --------
@@ -83,6 +87,8 @@ def compare_systems(
 
     schedopt compare --chain chain.json --gpus 8 --mem 24G --bandwidth 25GB/s --compare-with
     now.plan.json
+
+    schedopt compare --chain profile.json --samples 2 --platform dgx-a100:2
     """
     from schedopt.comparing.builder import compare
     from schedopt.comparing.comparison import save_plans
@@ -90,7 +96,9 @@ def compare_systems(
     from schedopt.formats import make_folder
 
     platform = machine.read()
-    layers = load_chain(chain, training_state)
+    profile = load_profile(chain, training_state, samples=samples)
+    # One size of micro-batches, as it is on one GPU.
+    alone(profile, chain)
     others = {_name(path): load_measurable(path) for path in compare_with or ()}
     names = None if systems is None else [name.strip() for name in systems.split(",")]
     check_outputs({"--plot": plot, "--output": output}, picture=plot)
@@ -100,7 +108,7 @@ def compare_systems(
         bucket_bytes = None if bucket is None else parse_bytes(bucket, field="bucket")
         with progress_bar() as show, usual_signals():
             comparison = compare(
-                layers,
+                profile,
                 platform,
                 microbatches=microbatches,
                 systems=names,

@@ -31,7 +31,11 @@ OF_PLATFORM: Final[Mapping[str, str]] = MappingProxyType(
 PlanFile: TypeAlias = Annotated[
     Path, typer.Argument(help="A schedopt.plan/1 file.", metavar="PLAN")
 ]
-ChainFile: TypeAlias = Annotated[Path, "FILE: A schedopt.chain/1 file."]
+ChainFile: TypeAlias = Annotated[Path, "FILE: A schedopt.chain/1 or schedopt.profile/1 file."]
+Samples: TypeAlias = Annotated[
+    int | None,
+    "N: Of a profile with several sizes of micro-batches, that of N samples.",
+]
 ChainOutput: TypeAlias = Annotated[Path, "FILE: Where to write the chain."]
 PictureOutput: TypeAlias = Annotated[
     Path | None, "FILE: Draw a picture instead: .svg, .png or .pdf."
@@ -330,24 +334,15 @@ def naming_options(names: Mapping[str, str] = MappingProxyType({})) -> Iterator[
         raise InputError(error.rule, field=field, way_out=error.way_out) from None
 
 
-def load_chain(
-    path: Path, training_state: str | None, tied: Literal["together", "copied"] = "together"
-) -> Chain:
-    """Read a chain, perhaps as it is trained with another state, or with copies of tied weights.
-
-    Of a profile the chain on one GPU, if it has one size of micro-batches.
-    """
-    return alone(load_profile(path, training_state, tied), path)
-
-
 def alone(profile: Profile, path: Path) -> Chain:
     """Return the chain on one GPU of a profile from a file, which has one size of micro-batches."""
     if len(profile.sizes) > 1:
+        *most, last = map(str, profile.sizes)
         raise InputError(
-            f"micro-batches of {' and '.join(map(str, profile.sizes))} samples, of which one is "
-            "chosen for a batch only",
+            f"micro-batches of {', '.join(most)} and {last} samples",
             field="variants",
-            way_out="Ask schedopt solve for a batch (--batch), or give a schedopt.chain/1 file",
+            way_out=f"Choose one (--samples {last}), or ask schedopt solve for a batch (--batch), "
+            "which chooses",
             source=str(path),
         )
     try:
@@ -357,9 +352,15 @@ def alone(profile: Profile, path: Path) -> Chain:
 
 
 def load_profile(
-    path: Path, training_state: str | None, tied: Literal["together", "copied"] = "together"
+    path: Path,
+    training_state: str | None = None,
+    tied: Literal["together", "copied"] = "together",
+    samples: int | None = None,
 ) -> Profile:
-    """Read a chain or a profile, perhaps as it is trained with another state or with copies."""
+    """Read a chain or a profile, perhaps as it is trained with another state or with copies.
+
+    With `samples` only what was measured with micro-batches of that size.
+    """
     from schedopt.tied_weights import copy_tied_weights
     from schedopt.training_state import with_training_state
 
@@ -372,6 +373,8 @@ def load_profile(
 
     try:
         with naming_options():
+            if samples is not None:
+                profile = profile.with_size(samples)
             variants = (replace(one, chain=changed(one.chain)) for one in profile.variants)
             return replace(profile, variants=tuple(variants))
     except InputError as error:

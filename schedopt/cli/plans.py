@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
+from schedopt.chain import CHAIN_FORMAT, Chain
 from schedopt.cli.options import (
     AsJson,
     Microbatches,
@@ -20,6 +21,7 @@ from schedopt.errors import InputError
 from schedopt.exporting.targets import TARGETS, find_target
 from schedopt.plan import PLAN_FORMAT, Plan
 from schedopt.platform import PLATFORM_FORMAT, Platform
+from schedopt.profile import PROFILE_FORMAT, Profile
 from schedopt.units import counted, format_bytes, format_duration
 from schedopt.validation import show
 
@@ -65,14 +67,18 @@ def check_plan(plan: PlanFile, as_json: AsJson = False) -> None:
 
 def show_plan(
     plan: Annotated[
-        Path, typer.Argument(help="A schedopt.plan/1 or schedopt.platform/1 file.", metavar="FILE")
+        Path,
+        typer.Argument(
+            help="A schedopt.plan/1, platform/1, chain/1 or profile/1 file.", metavar="FILE"
+        ),
     ],
     output: PictureOutput = None,
 ) -> None:
     """Show what each GPU does when, and its memory over time.
 
     Two periods of the pattern, on the terminal or as a picture (which needs the extra draw). Of a
-    platform, a file or a preset: its nodes, and the paths between them. A plan that is over memory
+    platform, a file or a preset: its nodes, and the paths between them. Of a chain its layers, of a
+    profile its variants. A plan that is over memory
     is drawn too, with a warning and exit code 5.
 
     Examples
@@ -87,6 +93,7 @@ def show_plan(
     """
     from schedopt.cli.platform_tables import print_platform
     from schedopt.cli.printing import print_chart
+    from schedopt.cli.profile_tables import print_chain, print_profile
     from schedopt.drawing import chart_plan, save_picture
     from schedopt.formats import read_format
     from schedopt.formats.presets import names_preset
@@ -100,11 +107,18 @@ def show_plan(
         if kind == PLATFORM_FORMAT:
             print_platform(Platform.load(plan))
             return
+        if kind == CHAIN_FORMAT:
+            print_chain(Chain.load(plan))
+            return
+        if kind == PROFILE_FORMAT:
+            print_profile(Profile.load(plan))
+            return
         if kind not in KINDS:
             raise InputError(
                 "is missing" if kind is None else f"{show(kind)} is not supported here",
                 field="format",
-                way_out=f"Give a {PLAN_FORMAT} or a {PLATFORM_FORMAT} file",
+                way_out="Give a file of the format "
+                f"{PLAN_FORMAT}, {PLATFORM_FORMAT}, {CHAIN_FORMAT} or {PROFILE_FORMAT}",
                 source=str(plan),
             )
     result, loaded, code = _load_drawable(plan)

@@ -15,6 +15,7 @@ from schedopt.cli.options import (
     AsJson,
     FreedomOptions,
     PlatformOptions,
+    Samples,
     SearchOptions,
     TrainingOptions,
     TrainingStateName,
@@ -45,6 +46,7 @@ def solve_chain(
         "FILE: A schedopt.chain/1 file, or a schedopt.profile/1 file: with --batch tensor groups "
         "and the size of micro-batches are chosen too. With --fix it may be left out.",
     ] = None,
+    samples: Samples = None,
     machine: PlatformOptions,
     allocation: Annotated[
         Literal["contiguous", "general"] | None,
@@ -150,7 +152,7 @@ def solve_chain(
     if engine is not None and microbatches is None and training.batch is None:
         # Every step of an engine ends with a flush.
         microbatches = 4 * len(platform.gpus)
-    profile = _profile(chain, training_state, tied, fixed, fix)
+    profile = _profile(chain, training_state, tied, samples, fixed, fix)
     source = chain or fix
     assert source is not None
     layers = alone(profile, source) if training.batch is None else profile.variants[0].chain
@@ -264,6 +266,7 @@ def _profile(
     path: Path | None,
     training_state: str | None,
     tied: Literal["together", "copied"] | None,
+    samples: int | None,
     plan: Plan | None,
     fix: Path | None,
 ) -> Profile:
@@ -271,7 +274,8 @@ def _profile(
     if path is None:
         if plan is None:
             raise InputError("not given", field="--chain", way_out="Name a schedopt.chain/1 file")
-        for option, value in (("--training-state", training_state), ("--tied", tied)):
+        given = {"--training-state": training_state, "--tied": tied, "--samples": samples}
+        for option, value in given.items():
             if value is not None:
                 raise InputError(
                     "given without a chain",
@@ -279,7 +283,7 @@ def _profile(
                     way_out="Name the chain too (--chain), or leave it out: the plan has its own",
                 )
         return Profile(variants=(Variant(tensor=1, chain=plan.chain),))
-    profile = load_profile(path, training_state, tied or "together")
+    profile = load_profile(path, training_state, tied or "together", samples)
     if plan is not None and plan.chain.sha256 not in {
         variant.chain.sha256 for variant in profile.variants
     }:

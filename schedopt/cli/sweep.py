@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from schedopt.chain import Chain
 from schedopt.cli.options import (
     OF_PLATFORM,
     AsJson,
@@ -17,10 +16,13 @@ from schedopt.cli.options import (
     Dask,
     FreedomOptions,
     Jobs,
+    Samples,
     Seed,
     TrainingOptions,
+    alone,
     check_outputs,
     check_time_limit,
+    load_profile,
     make_pool,
     naming_options,
     parse_counts,
@@ -32,12 +34,14 @@ from schedopt.problem import Scope
 from schedopt.units import parse_bandwidth, parse_bytes, parse_duration
 
 if TYPE_CHECKING:
+    from schedopt.profile import Profile
     from schedopt.sweeping import Cell, Sweep
 
 
 def sweep_chain(
     *,
     chain: ChainFile,
+    samples: Samples = None,
     gpus: Annotated[str, "P,P: How many GPUs: 4,8."],
     mem: Annotated[
         str, "SIZES: Memory of a GPU: sizes, 8G,16G, or ranges from:to:step, 8G:32G:4G."
@@ -97,7 +101,8 @@ def sweep_chain(
     if training.batch is not None and max_k is not None:
         refuse_together("--batch", "--max-k", "which makes one pattern of the whole step")
     cells = _cells(gpus, mem, bandwidth)
-    layers = Chain.load(chain)
+    profile = load_profile(chain, samples=samples)
+    layers = alone(profile, chain)
     delay = parse_duration(latency, field="--latency")
     if delay and all(cell.bandwidth_bytes_per_s is None for cell in cells):
         raise InputError(
@@ -124,16 +129,16 @@ def sweep_chain(
         machines = [cell.platform(options) for cell in cells]
     for machine in machines:
         # Of a step the scope says how long it is.
-        options = replace(options, scope=options.ask(layers, machine).scope)
+        options = replace(options, scope=options.ask(profile, machine).scope)
     check_outputs({"--plot": plot}, picture=plot)
-    known = resume_sweep(output, layers, options)
+    known = resume_sweep(output, profile, options)
     check_writable(output)
     if plans is not None:
         make_folder(plans)
     with naming_options(), progress_bar() as show:
         outcome = run_sweep(
             known,
-            layers,
+            profile,
             cells,
             make_pool(jobs, dask),
             save=lambda sweep: sweep.save(output),
@@ -144,7 +149,7 @@ def sweep_chain(
         # An older file that had every point gets the chain.
         sweep.save(output)
     if plans is not None:
-        _write_plans(sweep, layers, plans)
+        _write_plans(sweep, profile, plans)
     if plot is not None and sweep.points:
         from schedopt.sweeping.picture import save_sweep_picture
 
@@ -213,7 +218,7 @@ def _sizes(text: str) -> list[int]:
     return list(sizes)
 
 
-def _write_plans(sweep: Sweep, chain: Chain, folder: Path) -> None:
+def _write_plans(sweep: Sweep, chain: Profile, folder: Path) -> None:
     """Write each plan under a name such as 4x16G-12G.plan.json."""
     for point in sweep.points:
         if point.pattern is not None:

@@ -16,6 +16,7 @@ from schedopt.interrupts import Stopped, interrupts, raising_stopped
 from schedopt.plan import Plan
 from schedopt.platform import Platform
 from schedopt.problem import MemoryReading, Problem, Scope, training_step, widest_step
+from schedopt.profile import Profile, Variant, of_one_size
 from schedopt.result import Result
 from schedopt.simulation import simulate
 from schedopt.solving import Progress, as_warm_start, solve_problem
@@ -29,7 +30,7 @@ from schedopt.version import __version__
 
 
 def compare(
-    chain: Chain,
+    chain: Chain | Profile,
     platform: Platform,
     *,
     microbatches: int | None = None,
@@ -51,7 +52,9 @@ def compare(
 
     Parameters
     ----------
-    chain : Chain
+    chain : Chain or Profile
+        A profile has one size of micro-batches; of the plans only our step may have its tensor
+        groups.
     platform : Platform
     microbatches : int, optional
         m, of a step. Default: 4 for each GPU. A system whose updates need a multiple of another
@@ -91,6 +94,7 @@ def compare(
     InvalidPlanError
         If a plan is refused by the check for another reason than memory.
     """
+    chain, variants = of_one_size(chain)
     # Refuses anything but a chain and a platform.
     Problem(chain=chain, platform=platform)
     if microbatches is None:
@@ -112,7 +116,7 @@ def compare(
     )
     search = _Search(scope=scope, time_limit=time_limit, seed=seed, workers=workers, gap=gap)
     _check_plans(plans, config)
-    rows = _Rows(config, chosen, search, on_progress).fill(plans)
+    rows = _Rows(config, variants, chosen, search, on_progress).fill(plans)
     done = {row.system.name for row in rows}
     return Comparison(
         chain=chain,
@@ -187,11 +191,13 @@ class _Rows:
     def __init__(
         self,
         config: SystemConfig,
+        variants: Sequence[Variant],
         chosen: Sequence[System],
         search: _Search,
         on_progress: Callable[[int, int, str], None],
     ) -> None:
         self.config, self.chosen, self.search = config, chosen, search
+        self.variants = tuple(variants)
         self.on_progress = on_progress
         self.done: list[Row] = []
         self.total = len(chosen)
@@ -244,7 +250,7 @@ class _Rows:
         try:
             problem = Problem(chain=config.chain, platform=config.platform, scope=scope)
             if system is LEAST_STEP:
-                problem = _step_problem(problem, count)
+                problem = _step_problem(problem, self.variants, count)
                 start = _shortest(self.done, problem)
             result = solve_problem(
                 problem,
@@ -266,13 +272,18 @@ class _Rows:
         return Row(system=system, result=result, note=_why_none(result))
 
 
-def _step_problem(problem: Problem, count: int) -> Problem:
-    """Return the question for our step: with replicas where the chain says what these send."""
+def _step_problem(problem: Problem, variants: tuple[Variant, ...], count: int) -> Problem:
+    """Return the question for our step: with replicas where the chain says what these send.
+
+    And with tensor groups, where there are variants for them.
+    """
     chain, wide = problem.chain, widest_step(problem.chain)
     if not chain.knows_gradients:
         return replace(problem, scope=replace(problem.scope, max_k=None, microbatches=count))
     scope = replace(problem.scope, max_k=None, replicas=wide.replicas, shard=wide.shard)
-    return training_step(chain, problem.platform, count * chain.samples, scope)
+    if variants:
+        scope = replace(scope, tensor=None)
+    return training_step(chain, problem.platform, count * chain.samples, scope, variants)
 
 
 def _shortest(known: Sequence[Row], problem: Problem) -> tuple[str, Plan] | None:

@@ -11,7 +11,7 @@ from schedopt.errors import InputError
 from schedopt.plan import Plan
 from schedopt.platform import Platform
 from schedopt.problem import Problem, Scope, training_step
-from schedopt.profile import Profile
+from schedopt.profile import Profile, of_one_size
 from schedopt.result import Result
 from schedopt.rule import Rule
 from schedopt.solving.clock import StopHandle
@@ -115,7 +115,7 @@ def solve(
     }
     if batch is None:
         problem = Problem(
-            chain=_alone(chain),
+            chain=of_one_size(chain)[0],
             platform=platform,
             rule=rule or Rule(),
             scope=scope or default_scope(solver, fixed=bool(stages)),
@@ -135,17 +135,3 @@ def solve(
         )
     problem = training_step(chain, platform, batch, scope)
     return solve_problem(problem, initial=initial, **options)
-
-
-def _alone(chain: Chain | Profile) -> Chain:
-    """Return the chain of a profile that has one size of micro-batches, on one GPU."""
-    if not isinstance(chain, Profile):
-        return chain
-    if len(chain.sizes) > 1:
-        raise InputError(
-            f"has micro-batches of {' and '.join(map(str, chain.sizes))} samples",
-            field="chain",
-            way_out="Ask for a batch (solve.batch), which may choose, or give a chain "
-            "(Profile.of_size)",
-        )
-    return chain.of_size(chain.sizes[0])[0]

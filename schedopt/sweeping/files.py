@@ -15,6 +15,7 @@ from schedopt.formats.explaining import build, dump_plain
 from schedopt.formats.reading import read_document
 from schedopt.formats.results import complete_scope, leave_out_defaults
 from schedopt.formats.writing import to_text
+from schedopt.profile import Profile
 from schedopt.sweeping.propagation import propagate_monotone
 from schedopt.sweeping.sweep import SWEEP_FORMAT, Options, Sweep
 from schedopt.version import __version__
@@ -45,7 +46,7 @@ def load_sweep(path: str | Path) -> Sweep:
         return build(Sweep, document)
 
 
-def resume_sweep(path: str | Path, chain: Chain, options: Options) -> Sweep:
+def resume_sweep(path: str | Path, chain: Chain | Profile, options: Options) -> Sweep:
     """Return the sweep of a file to continue, an empty one if there is no such file.
 
     Raises
@@ -63,7 +64,7 @@ def resume_sweep(path: str | Path, chain: Chain, options: Options) -> Sweep:
     return replace(sweep, points=propagate_monotone(sweep.points), chain=chain, version=__version__)
 
 
-def _check_same(sweep: Sweep, chain: Chain, options: Options) -> None:
+def _check_same(sweep: Sweep, chain: Chain | Profile, options: Options) -> None:
     way_out = "Write to another file"
     if sweep.chain_sha256 != chain.sha256:
         raise InputError(
@@ -96,7 +97,7 @@ def _said(value: object) -> str:
     return "none" if value is None else json.dumps(value)
 
 
-def _check_plans(sweep: Sweep, chain: Chain) -> None:
+def _check_plans(sweep: Sweep, chain: Chain | Profile) -> None:
     """Refuse plans that were edited, since others start from them."""
     for position, point in enumerate(sweep.points):
         plan = point.plan(chain, sweep.options)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from schedopt.chain import Chain
 from schedopt.errors import InputError
+from schedopt.profile import Profile
 from schedopt.sweeping.pools import Pool
 from schedopt.sweeping.propagation import best_below, propagate_monotone
 from schedopt.sweeping.queue import Queue
@@ -35,7 +36,7 @@ class Outcome:
 
 def run_sweep(
     sweep: Sweep,
-    chain: Chain,
+    chain: Chain | Profile,
     cells: Iterable[Cell],
     pool: Pool,
     *,
@@ -51,7 +52,7 @@ def run_sweep(
     ----------
     sweep : Sweep
         What is known already, of the same chain.
-    chain : Chain
+    chain : Chain or Profile
     cells : iterable of Cell
     pool : Pool
         Where, not entered yet.

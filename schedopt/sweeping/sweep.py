@@ -12,6 +12,7 @@ from schedopt.network import Duplex
 from schedopt.plan import Pattern, Plan
 from schedopt.platform import MOST_GPUS, Platform
 from schedopt.problem import Problem, Scope, training_step
+from schedopt.profile import Profile, of_one_size
 from schedopt.proofs import Proof
 from schedopt.result import Bound, Infeasibility, Result, Status
 from schedopt.stage import Stage
@@ -80,10 +81,11 @@ class Options:
                 way_out="Sweep contiguous or general",
             )
 
-    def ask(self, chain: Chain, platform: Platform) -> Problem:
-        """Return the question of a point."""
+    def ask(self, model: Chain | Profile, platform: Platform) -> Problem:
+        """Return the question of a point; of a profile, a step may have its tensor groups."""
+        chain, variants = of_one_size(model)
         if self.batch is not None:
-            return training_step(chain, platform, self.batch, self.scope)
+            return training_step(chain, platform, self.batch, self.scope, variants)
         return Problem(chain=chain, platform=platform, scope=self.scope)
 
 
@@ -239,14 +241,14 @@ class Point(Cell):
         period, bound = self.period, self.bound
         return (period - bound) / bound if period is not None and bound else None
 
-    def plan(self, chain: Chain, options: Options) -> Plan | None:
+    def plan(self, chain: Chain | Profile, options: Options) -> Plan | None:
         """Return the plan, on the platform of this cell."""
         if self.pattern is None:
             return None
         problem = options.ask(chain, self.platform(options))
         return Plan.answering(problem, self.stages, self.pattern)
 
-    def result(self, chain: Chain, options: Options) -> Result:
+    def result(self, chain: Chain | Profile, options: Options) -> Result:
         """Return the answer to the problem of this cell."""
         problem = options.ask(chain, self.platform(options))
         scope = problem.scope
@@ -278,7 +280,7 @@ class Point(Cell):
 class Sweep(
     Stored, load="schedopt.sweeping.files:load_sweep", text="schedopt.sweeping.files:sweep_to_json"
 ):
-    """The points that are known of one chain.
+    """The points that are known of one chain, or of a profile with one size of micro-batches.
 
     In a file ``schedopt.sweep/1``. The plans of what is loaded are not checked.
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from schedopt.chain import Chain
+from schedopt.profile import Profile
 from schedopt.result import Result
 from schedopt.solving import solve_problem
 from schedopt.sweeping.sweep import Cell, Options, Point
@@ -21,7 +22,7 @@ S = TypeVar("S")
 class Task:
     """A point to solve, as it is sent to a process; it starts from one with less memory."""
 
-    chain: Chain
+    chain: Chain | Profile
     options: Options
     cell: Cell
     start: Point | None = None
