@@ -7,7 +7,7 @@ only there, exactly one carried tensor is live. These are the dominators of the 
 
 What cannot be made twice is carried, too: random numbers, and memory that a carried tensor is
 written into or that outlives the step. It counts as made where it is first used, so a model can be
-cut before it.
+cut before it. A submodule that is kept whole is an operator that brings its parameters along.
 """
 
 from __future__ import annotations
@@ -129,7 +129,9 @@ def _carried(module: fx.GraphModule) -> dict[fx.Node, list[fx.Node]]:
     parameters = {name for name, _ in module.named_parameters(remove_duplicate=False)}
     inputs = [node for node in nodes if node.op == "placeholder"]
     weights = [node for node in nodes if node.op == "get_attr" and node.target in parameters]
-    below = _below_all(nodes, inputs) & _below_all(nodes, weights)
+    # Submodules that are kept whole bring their parameters along.
+    kept = [node for node in nodes if node.op == "call_module"]
+    below = _below_all(nodes, inputs) & _below_all(nodes, [*weights, *kept])
     carried = below - {*inputs, *weights}
     made: dict[fx.Node, list[fx.Node]] = {}
     while (once := _made_once(nodes, carried)) is not None:
@@ -155,7 +157,8 @@ def _below_all(nodes: Sequence[fx.Node], sources: Sequence[fx.Node]) -> set[fx.N
 
 def _made_once(nodes: Sequence[fx.Node], carried: set[fx.Node]) -> fx.Node | None:
     """Return the first node that no two segments may run, though it is not carried yet."""
-    lasting = {key for node in nodes if node.op != "call_function" for key in storages(node)}
+    own = ("call_function", "call_module")
+    lasting = {key for node in nodes if node.op not in own for key in storages(node)}
     filled = {
         key for node in carried if (owner := written(node)) is not None for key in storages(owner)
     }

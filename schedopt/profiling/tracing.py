@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from functools import partial
 from io import StringIO
@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from schedopt.errors import InputError
 from schedopt.profiling.error_format import error_location, without_logging
+from schedopt.profiling.kept_whole import find_untraceable, keeping, put_back
 from schedopt.profiling.saved_tensors import storage_key
 from schedopt.profiling.tensor_parallel import name_as_whole
 
@@ -24,10 +25,12 @@ if TYPE_CHECKING:
 
 _AFTER: Final = "after"
 BREAK: Final = (
-    "Remove control flow that depends on values of tensors, or list the parts in an nn.Sequential"
+    "Move control flow that depends on values of tensors into a submodule that returns one tensor "
+    "of one shape, which is kept whole; or list the parts in an nn.Sequential"
 )
 BREAKS: Final = (
     "DataDependentOutputException",
+    "DynamicOutputShapeException",
     "GuardOnDataDependentSymNode",
     "Unsupported",
     "UserError",
@@ -84,28 +87,30 @@ def no_tensor(output: object) -> InputError:
 def trace(model: Model) -> fx.GraphModule:
     """Return the forward and the loss of a model as a graph, which shares its parameters.
 
+    A submodule whose way depends on values is kept whole, where it returns one tensor of one shape.
     Placeholders have the names of `Model.tensors`, in that order.
     """
     whole = WithLoss(model.module, model.loss)
-    try:
-        with (
-            _as_in_a_run(),
-            without_logging(),
-            redirect_stdout(StringIO()),
-            redirect_stderr(StringIO()),
-        ):
-            exported = torch.export.export(whole, model.args, model.kwargs, strict=False)
-    except InputError as error:
-        raise InputError(error.rule, field="model", way_out=error.way_out) from error
-    except Exception as error:
-        kind = type(error).__name__
-        reason = str(error).strip().partition("\n")[0].rstrip(".")
-        raise InputError(
-            f"it cannot be traced{error_location(error, ' at ')}: {kind}: {reason}"[:400],
-            field="model",
-            way_out=BREAK if kind in BREAKS else FAILURE,
-        ) from error
-    graph_module = exported.module()
+    kept: list[str] = []
+    while True:
+        try:
+            graph_module = _export(whole, model, kept)
+            break
+        except InputError as error:
+            raise InputError(error.rule, field="model", way_out=error.way_out) from error
+        except Exception as error:
+            kind = type(error).__name__
+            name = ""
+            if kind in BREAKS:
+                name = find_untraceable(error, whole, model.args, model.kwargs)
+            if not name or name in kept:
+                reason = str(error).strip().partition("\n")[0].rstrip(".")
+                raise InputError(
+                    f"it cannot be traced{error_location(error, ' at ')}: {kind}: {reason}"[:400],
+                    field="model",
+                    way_out=BREAK if kind in BREAKS else FAILURE,
+                ) from error
+            kept = [*(one for one in kept if not one.startswith(f"{name}.")), name]
     _clean(graph_module)
     _follow_writes(graph_module.graph)
     name_as_whole(graph_module.graph)
@@ -113,6 +118,21 @@ def trace(model: Model) -> fx.GraphModule:
     used = [node for node in placeholders if isinstance(node.meta.get("val"), Tensor)]
     for node, name in zip(used, model.tensors, strict=True):
         node.meta["input"] = name
+    return graph_module
+
+
+def _export(whole: WithLoss, model: Model, kept: Sequence[str]) -> fx.GraphModule:
+    """Return a graph in which each submodule that is kept whole is one operator."""
+    with (
+        _as_in_a_run(),
+        without_logging(),
+        redirect_stdout(StringIO()),
+        redirect_stderr(StringIO()),
+        keeping(whole, kept, model.args, model.kwargs),
+    ):
+        exported = torch.export.export(whole, model.args, model.kwargs, strict=False)
+        graph_module: fx.GraphModule = exported.module()
+        put_back(graph_module, whole)
     return graph_module
 
 

@@ -266,7 +266,7 @@ def several(self: Two, x: Tensor) -> Any:
 @pytest.mark.parametrize(
     ("model", "told"),
     [
-        (two(branching), "cannot be traced at test_segmenting.py:[0-9]+: .* Remove control flow"),
+        (two(branching), "cannot be traced at test_segmenting.py:[0-9]+: .* Move control flow"),
         (two(without_weights), "the loss depends on no parameter"),
         (
             two(chained, torch.zeros(8, 5, dtype=DOUBLE)),
