@@ -148,9 +148,9 @@ def simulate_plan(
     output: PictureOutput = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run a plan for one step: warm-up, steady state, drain.
+    """Run a plan for one step, from an empty pipeline to an empty one (a flush).
 
-    The pipeline is empty before and after (a flush). Prints how long the step takes, the idle
+    Prints how long the step takes, the idle
     time of the GPUs (the bubble) and the memory of each GPU over time. A plan that is over memory
     is run too, with a warning and exit code 5.
 

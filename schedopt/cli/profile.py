@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import typer
 
+from schedopt.chain import Chain
 from schedopt.cli.options import (
     ChainOutput,
     ModelOptions,
@@ -66,6 +67,11 @@ def profile_model(
         "cut.",
     ] = 0.001,
     verify: Annotated[bool, "Run the whole model too, and compare the sum of the chain."] = False,
+    strict: Annotated[
+        bool,
+        "End with exit code 5 where times spread by more than 5% on average, since the machine was "
+        "busy. The file is written all the same.",
+    ] = False,
     fake: Annotated[
         bool,
         "Take no memory and run nothing: exact bytes, and times from --on or --flops. For models "
@@ -146,10 +152,28 @@ def profile_model(
             )
         if not several:
             given = options if sizes is None else {"batch": sizes[0], **options}
-            _write_chain(model, given, how, output)
+            chains = [_write_chain(model, given, how, output)]
         else:
             with _processes(how):
-                _write_profile(model, options, sizes or [1], degrees, how, output)
+                profile = _write_profile(model, options, sizes or [1], degrees, how, output)
+                chains = [variant.chain for variant in profile.variants]
+    if strict:
+        refuse_spreads(chains, output)
+
+
+def refuse_spreads(chains: Iterable[Chain], output: Path) -> None:
+    """End with exit code 5 if times spread too much to be relied on."""
+    from schedopt.cli.profile_tables import mean_spread
+    from schedopt.profiling.verifying import TOLERANCE
+
+    most = max(map(mean_spread, chains))
+    if most > TOLERANCE:
+        typer.echo(
+            f"Error: --strict: the times in {output} spread by {most:.1%} on average, more than "
+            f"{TOLERANCE:.0%}. Measure on an idle machine, or with more --repeats",
+            err=True,
+        )
+        raise typer.Exit(5)
 
 
 @contextmanager
@@ -177,7 +201,7 @@ def torchrun_started() -> bool:
 
 def _write_chain(
     model: str, options: dict[str, Any], how: Estimator | Profiler, output: Path
-) -> None:
+) -> Chain:
     from schedopt.cli.profile_tables import print_chain, print_deviations, print_notes
     from schedopt.profiling import load_model, verify_chain
 
@@ -192,6 +216,7 @@ def _write_chain(
         print_deviations(verify_chain(chain))
     print_notes(chain)
     typer.echo(f"Chain written to {output}")
+    return chain
 
 
 def _write_profile(
@@ -201,7 +226,7 @@ def _write_profile(
     degrees: list[int],
     how: Estimator | Profiler,
     output: Path,
-) -> None:
+) -> Profile:
     from schedopt.cli.profile_tables import print_notes, print_profile
     from schedopt.profiling import load_model, profile_variants
     from schedopt.profiling.processes import rank
@@ -223,6 +248,7 @@ def _write_profile(
     print_profile(profile, kept)
     print_notes(profile.variants[0].chain)
     typer.echo(f"Profile written to {output}")
+    return profile
 
 
 def _so_far(output: Path) -> Profile | None:

@@ -82,6 +82,15 @@ def print_chain(chain: Chain) -> None:
     print_table(make_console(), table)
 
 
+def mean_spread(chain: Chain) -> float:
+    """Return the mean of the spreads of layers, weighted by their times; 0 if not measured."""
+    weights = [layer.forward_ns + layer.backward_ns for layer in chain.layers]
+    spreads = _spreads(chain)
+    if not spreads or not sum(weights):
+        return 0.0
+    return sum(a * b for a, b in zip(spreads, weights, strict=True)) / sum(weights)
+
+
 def _spreads(chain: Chain) -> list[float]:
     """Return the larger spread of forward and backward of each layer; none if not measured."""
     both = [chain.provenance.get(f"{name}_spread", []) for name in ("forward", "backward")]
@@ -120,14 +129,11 @@ def print_notes(chain: Chain) -> None:
     """Say what a reader of the table should know."""
     from schedopt.profiling.verifying import TOLERANCE
 
-    weights = [layer.forward_ns + layer.backward_ns for layer in chain.layers]
-    spreads = _spreads(chain)
-    if spreads and sum(weights):
-        mean = sum(a * b for a, b in zip(spreads, weights, strict=True)) / sum(weights)
-        if mean > TOLERANCE:
-            typer.echo(
-                f"Note: the times spread by {mean:.1%} on average. Measure on an idle machine."
-            )
+    if mean_spread(chain) > TOLERANCE:
+        typer.echo(
+            f"Note: the times spread by {mean_spread(chain):.1%} on average. Measure on an idle "
+            "machine."
+        )
     known = chain.recipe is not None and chain.recipe.factory.startswith("hf:")
     how = " (tied=no)" if known else ""
     for group in chain.same_gpu:

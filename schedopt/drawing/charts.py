@@ -162,9 +162,10 @@ def _step_facts(simulation: Simulation) -> Iterator[str]:
     )
     yield f"Period of the pattern {format_duration(period)}; {measured}"
     if phases := list(_phases(simulation)):
-        yield ", ".join(
+        said = ", ".join(
             f"{span.name} {format_duration(span.end_ns - span.start_ns)}" for span in phases
-        ).capitalize()
+        )
+        yield said[0].upper() + said[1:]
     if simulation.timing == "asap":
         yield "Everything starts as soon as the order of the pattern allows"
     else:
@@ -177,9 +178,9 @@ def _phases(simulation: Simulation) -> Iterator[Span]:
         return
     begin, end = phases.steady_from_ns, phases.steady_to_ns
     named = (
-        (0, begin, "warm-up"),
-        (begin, end, "steady state"),
-        (end, simulation.makespan_ns, "drain"),
+        (0, begin, "starting"),
+        (begin, end, "all GPUs in use"),
+        (end, simulation.makespan_ns, "finishing"),
     )
     yield from (Span(*span) for span in named if span[0] < span[1])
 

@@ -128,8 +128,9 @@ def _step_sentences(step: Simulation) -> Iterator[str]:
     if phases is not None:
         warm, drain = phases.steady_from_ns, step.makespan_ns - phases.steady_to_ns
         parts = (
-            f" The pipeline fills for {format_duration(warm)} (warm-up) and empties for "
-            f"{format_duration(drain)} (drain)."
+            f" After {format_duration(warm)} every GPU has begun, and {format_duration(drain)} "
+            "before the end the first of them is through. Memory may go on rising behind the "
+            "start, until as many micro-batches are under way as the plan keeps."
         )
     yield (
         f"A step of {step.microbatches} micro-batches takes {format_duration(step.makespan_ns)} "

@@ -1,4 +1,4 @@
-"""A pattern unrolled to a finite step: warm-up, steady state, drain, makespan and memory."""
+"""A pattern unrolled to a finite step, from an empty pipeline to an empty one."""
 
 from __future__ import annotations
 

@@ -28,8 +28,8 @@ Timing = Literal["asap", "pattern"]
 class Phases:
     """Where the steady state of a step begins and ends, ns.
 
-    From when every GPU that has a stage has begun (before, in the *warm-up*, the pipeline fills) to
-    when the first of them is through (after, in the *drain*, it empties).
+    From when every GPU that has a stage has begun to when the first of them is through. Memory may
+    go on rising behind the start, until as many micro-batches are under way as the plan keeps.
     """
 
     steady_from_ns: int

@@ -50,7 +50,7 @@ def test_simulate_prints_a_step(plan: Path) -> None:
     shown = printed("simulate", plan, "--microbatches", "4", "--timing", "pattern")
     # The last micro-batch starts 12 ns after the first, which takes 20.
     assert "4 micro-batches in 32 ns, 8 ns each" in shown
-    assert "Warm-up 6 ns" in shown
+    assert "Starting 6 ns, all GPUs in use" in shown
     assert "at the times of the pattern" in shown
 
 

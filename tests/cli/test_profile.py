@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import typer
 
 from schedopt import Chain, Profile
+from schedopt.cli.profile import refuse_spreads
 from tests.cli.commands import printed, run, solve_json
 
 GPT2 = "hf:gpt2:layers=2,width=16,heads=2,vocabulary=31,tied=no"
@@ -112,3 +116,19 @@ def test_a_file_of_something_else_is_written_over(tmp_path: Path) -> None:
     (tmp_path / "many.json").write_text("{}")
     assert "kept" not in printed(*SEVERAL, "--batch", "1,2", folder=tmp_path)
     assert Profile.load(tmp_path / "many.json").sizes == (1, 2)
+
+
+@pytest.mark.parametrize(("spread", "code"), [(0.04, 0), (0.2, 5)])
+def test_strict_ends_with_an_error_where_times_spread(
+    spread: float, code: int, measured: tuple[Path, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    chain = Chain.load(measured[0])
+    spreads = [spread] * len(chain.layers)
+    found = {"forward_spread": spreads, "backward_spread": [0.01] * len(chain.layers)}
+    chain = replace(chain, provenance={**chain.provenance, **found})
+    ends = pytest.raises(typer.Exit) if code else nullcontext()
+    with ends as caught:
+        refuse_spreads([chain], Path("chain.json"))
+    told = capsys.readouterr().err
+    assert ("chain.json spread by 20.0% on average, more than 5%" in told) == bool(code)
+    assert caught is None or caught.value.exit_code == code

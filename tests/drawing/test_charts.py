@@ -70,7 +70,7 @@ def test_a_step_of_a_plan_by_hand() -> None:
     ]  # fmt: skip
     # From GPU 2 on nothing is in the way of micro-batch 1: 14, 15, 17, 18, 20.
     assert chart.length_ns == chart.repeats_from_ns == 20
-    assert [span.name for span in chart.spans] == ["warm-up", "steady state", "drain"]
+    assert [span.name for span in chart.spans] == ["starting", "all GPUs in use", "finishing"]
     assert [chart.labels(box)[0] for box in chart.gpus[2].boxes[:2]] == ["F2:0", "B2:0"]
 
 
