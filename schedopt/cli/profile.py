@@ -32,7 +32,7 @@ GpuName: TypeAlias = Literal["a100", "h100", "h200", "b200", "a10g", "l4"]
 
 def profile_model(
     model: Annotated[
-        str,
+        str | None,
         typer.Argument(
             help="hf:NAME, such as hf:resnet50, or with options as in hf:gpt2:tied=no,layers=6, "
             "built from a config with random weights; or package.module:factory, a function "
@@ -40,9 +40,9 @@ def profile_model(
             "and, for runs, data.",
             metavar="MODEL",
         ),
-    ],
-    output: ChainOutput,
+    ] = None,
     *,
+    output: ChainOutput,
     batch: Annotated[
         str | None,
         "N,...: Samples of a micro-batch, for hf: models. Several, such as 1,2,4, are measured one "
@@ -67,6 +67,11 @@ def profile_model(
         "cut.",
     ] = 0.001,
     verify: Annotated[bool, "Run the whole model too, and compare the sum of the chain."] = False,
+    links: Annotated[
+        bool,
+        "Instead of a model, measure bandwidth and latency between the processes that torchrun "
+        "started, one for each GPU, and write a platform.",
+    ] = False,
     strict: Annotated[
         bool,
         "End with exit code 5 where times spread by more than 5% on average, since the machine was "
@@ -111,12 +116,23 @@ def profile_model(
 
     torchrun --nproc-per-node 2 -m schedopt profile hf:llama --tensor-parallel 1,2 -o llama.json
 
+    torchrun --nproc-per-node 8 -m schedopt profile --links --device cuda -o machine.json
+
     schedopt profile package.module:factory -o chain.json
     """
     from schedopt.formats import check_writable
     from schedopt.profiling import Estimator, Profiler
 
     check_writable(output)
+    if links:
+        _write_links(model, device, output, warmup=warmup, repeats=repeats)
+        return
+    if model is None:
+        raise InputError(
+            "not given",
+            field="MODEL",
+            way_out="Name a model, such as hf:gpt2; or measure links (--links)",
+        )
     if fake != ((flops is not None) or (on is not None)):
         raise InputError(
             "go together",
@@ -159,6 +175,34 @@ def profile_model(
                 chains = [variant.chain for variant in profile.variants]
     if strict:
         refuse_spreads(chains, output)
+
+
+def _write_links(
+    model: str | None, device: str, output: Path, *, warmup: int, repeats: int
+) -> None:
+    """Measure the links between the processes that torchrun started; the first one speaks."""
+    if model is not None:
+        refuse_together("--links", "a model", "which is measured by itself")
+    if not torchrun_started():
+        raise InputError(
+            "needs a process for each GPU",
+            field="--links",
+            way_out="Start it as torchrun --nproc-per-node 8 -m schedopt profile --links "
+            "--device cuda -o machine.json",
+        )
+    from schedopt.profiling.model import require_torch
+
+    require_torch()
+    from schedopt.cli.profile_tables import print_links
+    from schedopt.profiling.links import measure_links
+    from schedopt.profiling.processes import joined, rank
+
+    with joined(device):
+        found = measure_links(device, warmup=warmup, repeats=repeats)
+        if rank() == 0:
+            found.platform().save(output)
+            print_links(found)
+            typer.echo(f"Platform written to {output}")
 
 
 def refuse_spreads(chains: Iterable[Chain], output: Path) -> None:

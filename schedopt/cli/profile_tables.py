@@ -11,10 +11,11 @@ from schedopt.chain import Chain
 from schedopt.cli.printing import make_console, print_table
 from schedopt.profile import Profile
 from schedopt.reporting.tables import Table
-from schedopt.units import format_bytes, format_duration, printable
+from schedopt.units import format_bandwidth, format_bytes, format_duration, printable
 
 if TYPE_CHECKING:
     from schedopt.profiling import Deviation
+    from schedopt.profiling.links import MeasuredLinks
 
 
 def print_profile(profile: Profile, kept: Sequence[bool] = ()) -> None:
@@ -80,6 +81,35 @@ def print_chain(chain: Chain) -> None:
     columns = ("", "Layer", *figures)
     table = Table(title=str(chain), columns=columns, rows=rows, words=("Layer",), last=total)
     print_table(make_console(), table)
+
+
+def print_links(found: MeasuredLinks) -> None:
+    """Print a row for each pair that was measured, and the options that say the same."""
+    inside = [node.inside for node in found.nodes if node.inside is not None]
+    rows = [
+        (
+            place,
+            f"{link.ranks[0]}, {link.ranks[1]}",
+            format_bandwidth(link.bandwidth_bytes_per_s),
+            format_duration(link.latency_ns),
+            link.duplex,
+            f"{link.spread:.1%}",
+        )
+        for place, links in (("inside a node", inside), ("between nodes", found.between))
+        for link in links
+    ]
+    columns = ("Link", "Ranks", "Bandwidth", "Latency", "Duplex", "Spread")
+    table = Table(title="Links", columns=columns, rows=tuple(rows), left=("Ranks", "Duplex"))
+    print_table(make_console(), table)
+    if len(found.nodes) == 1:
+        (link,) = inside
+        typer.echo(
+            f"The same as options: --bandwidth {link.bandwidth_bytes_per_s} --latency "
+            f"{link.latency_ns} --duplex {link.duplex}"
+        )
+    typer.echo(
+        "Nothing is reserved of the memory: add what the framework takes to the file (reserved)."
+    )
 
 
 def mean_spread(chain: Chain) -> float:

@@ -170,6 +170,9 @@ PROFILE = """
     hf:gpt2 --fake --on l4 --tensor-parallel 1,2  => --tensor-parallel: hf:gpt2 has no plan that
     hf:llama --fake --flops 1T --tensor-parallel 1,2 => whose links say it (--on)
     hf:llama:layers=1 --seq 8 --tensor-parallel 1,2 => Start it as torchrun --nproc-per-node 2
+    --links                                     => --links: needs a process for each GPU. Start it
+    hf:gpt2 --links                             => --links: given together with a model
+    --repeats 3                                 => MODEL: not given. Name a model, such as hf:gpt2
     own_models:build --batch 1,2                => --batch: own_models:build makes its own inputs
     hf:gpt2 --dtype int8 => Error: --dtype: 'int8' is not one of 'float32', 'bfloat16'
     hf:gpt2 --optimizer lion                    => Error: --optimizer: 'lion' is not one of 'adamw'
